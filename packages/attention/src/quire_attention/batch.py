@@ -1,0 +1,55 @@
+"""The inputs of one forward pass, as the runner builds them and every model reads them.
+
+Shape legend: T tokens of this step, S sequences (requests) of this step, B blocks in the widest block table.
+Tokens of a sequence stand next to each other, sequences in the order of the scheduler's entries.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+__all__ = ["AttentionMetadata", "ForwardBatch"]
+
+
+@dataclass(slots=True, kw_only=True)
+class AttentionMetadata:
+    """Where the keys and values of one KV cache group are. Layers of the group share it within a step.
+
+    Host lists repeat what the scheduler already knew, so that no backend has to read a device tensor back.
+    """
+
+    query_start_loc: Tensor
+    """[S + 1] int32: first token of each sequence in this step, then T."""
+    seq_lens: Tensor
+    """[S] int32: tokens of each sequence once this step's are written, the computed ones included."""
+    block_table: Tensor
+    """[S, B] int32: block ids in token order; entries past the sequence are 0, the null block."""
+    slot_mapping: Tensor
+    """[T] int64: slot of each token, block id * block_size + offset."""
+    block_size: int
+    query_lens: list[int]
+    """Host copy: tokens of each sequence in this step."""
+    kv_lens: list[int]
+    """Host copy of `seq_lens`."""
+
+
+@dataclass(slots=True, kw_only=True)
+class ForwardBatch:
+    """Everything `forward` gets."""
+
+    input_ids: Tensor
+    """[T] int64."""
+    positions: Tensor
+    """[T] int64: position of each token in its sequence."""
+    attention: tuple[AttentionMetadata, ...]
+    """Per KV cache group."""
+    group_of_layer: tuple[int, ...]
+    """Per layer: index into `attention`."""
+    kv_caches: tuple[Tensor, ...]
+    """Per layer: the layer's cache, in the shape that the attention backend asked for."""
+
+    def of_layer(self, layer: int) -> tuple[Tensor, AttentionMetadata]:
+        """The cache and the metadata of one layer."""
+        return self.kv_caches[layer], self.attention[self.group_of_layer[layer]]

@@ -1,0 +1,101 @@
+"""The shared vocabulary of Quire: value types, enums, Protocols and errors. Standard library only."""
+
+from quire_interfaces.device import Drafter, Executor, LinearMethod, LogitsProcessor, Tensor
+from quire_interfaces.errors import (
+    CheckpointError,
+    ConfigError,
+    ContextLengthError,
+    EngineDeadError,
+    ModelNotFoundError,
+    OverloadedError,
+    QuireError,
+    RequestAbortedError,
+    RequestError,
+)
+from quire_interfaces.kv_cache import (
+    NULL_BLOCK_ID,
+    AllBlocksCleared,
+    BlockAllocator,
+    BlockRemoved,
+    BlockStored,
+    CachedPrefix,
+    FullAttentionSpec,
+    KVCacheEvent,
+    KVCacheGroup,
+    KVCachePlan,
+    KVCacheSpec,
+    KVCacheUsage,
+    PrefixCacheMiss,
+    SlidingWindowSpec,
+)
+from quire_interfaces.policy import AdmissionRule, PauseState, Scheduler, SchedulingPolicy
+from quire_interfaces.request import FinishReason, Request, RequestStatus
+from quire_interfaces.sampling_params import MAX_LOGPROBS, SamplingParams
+from quire_interfaces.settings import Settings, at_least, between, one_of, setting
+from quire_interfaces.step import (
+    EngineCoreOutput,
+    ModelRunnerOutput,
+    NewRow,
+    SchedulerOutput,
+    SchedulerStats,
+    TokenLogprobs,
+)
+from quire_interfaces.text import Detokenizer, RenderedPrompt, Renderer, TextDelta, Tokenizer
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "MAX_LOGPROBS",
+    "NULL_BLOCK_ID",
+    "AdmissionRule",
+    "AllBlocksCleared",
+    "BlockAllocator",
+    "BlockRemoved",
+    "BlockStored",
+    "CachedPrefix",
+    "CheckpointError",
+    "ConfigError",
+    "ContextLengthError",
+    "Detokenizer",
+    "Drafter",
+    "EngineCoreOutput",
+    "EngineDeadError",
+    "Executor",
+    "FinishReason",
+    "FullAttentionSpec",
+    "KVCacheEvent",
+    "KVCacheGroup",
+    "KVCachePlan",
+    "KVCacheSpec",
+    "KVCacheUsage",
+    "LinearMethod",
+    "LogitsProcessor",
+    "ModelNotFoundError",
+    "ModelRunnerOutput",
+    "NewRow",
+    "OverloadedError",
+    "PauseState",
+    "PrefixCacheMiss",
+    "QuireError",
+    "RenderedPrompt",
+    "Renderer",
+    "Request",
+    "RequestAbortedError",
+    "RequestError",
+    "RequestStatus",
+    "SamplingParams",
+    "Scheduler",
+    "SchedulerOutput",
+    "SchedulerStats",
+    "SchedulingPolicy",
+    "Settings",
+    "SlidingWindowSpec",
+    "Tensor",
+    "TextDelta",
+    "TokenLogprobs",
+    "Tokenizer",
+    "at_least",
+    "between",
+    "one_of",
+    "setting",
+]

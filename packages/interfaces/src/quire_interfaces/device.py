@@ -1,0 +1,64 @@
+"""Seams of the tensor side. This module is free of torch: `Tensor` stands for `torch.Tensor`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from concurrent.futures import Future
+from typing import Any, Protocol
+
+from quire_interfaces.step import ModelRunnerOutput, SchedulerOutput
+
+__all__ = ["Drafter", "Executor", "LinearMethod", "LogitsProcessor", "Tensor"]
+
+Tensor = Any
+
+
+class Executor(Protocol):
+    """Runs steps on the device(s), in order."""
+
+    def execute(self, output: SchedulerOutput) -> Future[ModelRunnerOutput]:
+        """Start a step. Steps run strictly in the order of the calls. The future raises what the step raised; a step
+        that raised left the rows' token history as it was before."""
+
+    def close(self) -> None:
+        """Finish running steps and give all memory back. Idempotent."""
+
+
+class Drafter(Protocol):
+    """Proposes tokens that probably follow."""
+
+    def propose(self, token_ids: Sequence[int], max_tokens: int) -> list[int]:
+        """Up to `max_tokens` tokens likely to follow the sequence `token_ids`; empty when it has no idea.
+        Must be deterministic and must not change anything visible."""
+
+
+class LogitsProcessor(Protocol):
+    """Changes the logits of one request before sampling."""
+
+    def __call__(self, token_ids: Sequence[int], num_prompt_tokens: int, logits: Tensor) -> Tensor:
+        """Args:
+            token_ids: Prompt and output so far.
+            num_prompt_tokens: How many of them are the prompt.
+            logits: [vocab_size] float32, may be changed in place.
+
+        Returns:
+            [vocab_size] float32. An exception fails this request only.
+        """
+
+
+class LinearMethod(Protocol):
+    """How a linear layer stores its weight and multiplies with it: plain, int8 weight-only, ...
+
+    A method is stateless; the layer owns the tensors it makes.
+    """
+
+    name: str
+
+    def make_weights(self, weight: Tensor, bias: Tensor | None) -> dict[str, Tensor]:
+        """Turn a loaded weight [out_features, in_features] (and bias [out_features]) into what `apply` needs."""
+
+    def apply(self, weights: dict[str, Tensor], x: Tensor) -> Tensor:
+        """x [num_tokens, in_features] -> [num_tokens, out_features], dtype of x."""
+
+    def weight_bytes(self, out_features: int, in_features: int, dtype_bytes: int) -> int:
+        """Bytes that `make_weights` keeps for a weight of this shape, without the bias."""

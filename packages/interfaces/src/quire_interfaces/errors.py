@@ -1,0 +1,99 @@
+"""The one error tree of Quire. Every error a user can meet says what was wrong, with which value, and what to do.
+
+    QuireError
+    ├── ConfigError              a setting, flag or combination of settings that cannot work (start-up)
+    ├── CheckpointError          a model folder that is missing, incomplete or not understood (start-up)
+    ├── RequestError             this one request is wrong; the engine is fine      -> HTTP 400
+    │   ├── ContextLengthError   prompt (plus max_tokens) does not fit the context  -> HTTP 400
+    │   └── ModelNotFoundError   no such model is served                            -> HTTP 404
+    ├── OverloadedError          a bounded queue is full; try again later           -> HTTP 429
+    ├── RequestAbortedError      the request was cancelled before it finished
+    └── EngineDeadError          the engine process is gone; carries the cause      -> HTTP 503
+
+`assert` is for our own bugs only; bad input never reaches one.
+"""
+
+from __future__ import annotations
+
+__all__ = [
+    "CheckpointError",
+    "ConfigError",
+    "ContextLengthError",
+    "EngineDeadError",
+    "ModelNotFoundError",
+    "OverloadedError",
+    "QuireError",
+    "RequestAbortedError",
+    "RequestError",
+]
+
+
+class QuireError(Exception):
+    """Root of the tree; catch this to catch everything Quire raises on purpose."""
+
+
+class ConfigError(QuireError):
+    """A setting or a combination of settings cannot work.
+
+    Args:
+        message: What was wrong, with the value, and what to do.
+        field: Name of the setting, if it is one setting.
+    """
+
+    def __init__(self, message: str, *, field: str | None = None) -> None:
+        super().__init__(message)
+        self.field = field
+
+
+class CheckpointError(QuireError):
+    """A model folder is missing, incomplete or not understood."""
+
+
+class RequestError(QuireError):
+    """One request is wrong; the engine and all other requests are fine.
+
+    Args:
+        message: What was wrong, with the value, and what to do.
+        param: The request field at fault, as the API names it ("temperature", "messages[2].content").
+        code: A machine-readable reason in snake_case.
+    """
+
+    def __init__(self, message: str, *, param: str | None = None, code: str = "invalid_request") -> None:
+        super().__init__(message)
+        self.param = param
+        self.code = code
+
+
+class ContextLengthError(RequestError):
+    """The prompt, or prompt plus requested output, does not fit the model's context."""
+
+    def __init__(self, message: str, *, param: str | None = "prompt") -> None:
+        super().__init__(message, param=param, code="context_length_exceeded")
+
+
+class ModelNotFoundError(RequestError):
+    """The named model is not served here."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message, param="model", code="model_not_found")
+
+
+class OverloadedError(QuireError):
+    """A bounded queue is full.
+
+    Args:
+        message: Which queue, its bound, and what to do.
+        retry_after_s: Honest estimate of when it is worth trying again, in seconds.
+    """
+
+    def __init__(self, message: str, *, retry_after_s: float = 1.0) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
+
+
+class RequestAbortedError(QuireError):
+    """The request was cancelled before it finished."""
+
+
+class EngineDeadError(QuireError):
+    """The engine process is gone; the message carries its own cause and remedy."""

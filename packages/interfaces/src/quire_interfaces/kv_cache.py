@@ -1,0 +1,217 @@
+"""The vocabulary of the paged KV cache: what a layer keeps per token, how layers form groups, and the cache's events.
+
+A *block* is a fixed number of token slots; block ids are shared by all groups (one pool). Block 0 is the null block:
+never handed out, a placeholder in block tables where no KV is kept (for example before a sliding window).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import NamedTuple, Protocol
+
+from quire_interfaces.request import Request
+
+__all__ = [
+    "NULL_BLOCK_ID",
+    "AllBlocksCleared",
+    "BlockAllocator",
+    "BlockRemoved",
+    "BlockStored",
+    "CachedPrefix",
+    "FullAttentionSpec",
+    "KVCacheEvent",
+    "KVCacheGroup",
+    "KVCachePlan",
+    "KVCacheSpec",
+    "KVCacheUsage",
+    "PrefixCacheMiss",
+    "SlidingWindowSpec",
+]
+
+NULL_BLOCK_ID = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KVCacheSpec:
+    """What one layer keeps per block. Layers with equal specs can share a group."""
+
+    block_size: int
+    """Token slots in a block."""
+
+    @property
+    def block_bytes(self) -> int:
+        """Bytes of one block of one layer."""
+        raise NotImplementedError(f"{type(self).__name__} does not say how many bytes a block takes")
+
+    def max_blocks(self, num_tokens: int) -> int:
+        """Blocks of this layer's group that a request of `num_tokens` tokens holds at most."""
+        return -(-num_tokens // self.block_size)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FullAttentionSpec(KVCacheSpec):
+    """Keys and values of every token."""
+
+    num_kv_heads: int
+    head_dim: int
+    dtype_bytes: int
+
+    @property
+    def block_bytes(self) -> int:
+        return 2 * self.block_size * self.num_kv_heads * self.head_dim * self.dtype_bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SlidingWindowSpec(FullAttentionSpec):
+    """Keys and values of the last `sliding_window` tokens (a token sees itself and sliding_window - 1 before it)."""
+
+    sliding_window: int
+
+    def max_blocks(self, num_tokens: int) -> int:
+        # The window may begin in the middle of a block, hence one more; while a prefill chunk is computed the blocks
+        # of the chunk itself are held too, which the coordinator adds.
+        return min(-(-num_tokens // self.block_size), -(-(self.sliding_window - 1) // self.block_size) + 1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KVCacheGroup:
+    """Layers that share one block table."""
+
+    spec: KVCacheSpec
+    layer_names: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KVCachePlan:
+    """The cache as allocated: the same plan is read by the block pool and by the runner.
+
+    Each tensor holds `num_blocks` blocks; layer i of every group uses tensor i (block ids are unique across groups, so
+    layers of different groups can share a tensor without meeting).
+    """
+
+    groups: tuple[KVCacheGroup, ...]
+    num_blocks: int
+    """Including the null block."""
+    tensor_block_bytes: tuple[int, ...]
+    """Bytes of one block in each tensor; as many as the largest group has layers."""
+
+    @property
+    def total_bytes(self) -> int:
+        return self.num_blocks * sum(self.tensor_block_bytes)
+
+
+class CachedPrefix(NamedTuple):
+    """The longest prefix of a request that the cache holds; valid until the allocator is next changed."""
+
+    num_tokens: int
+    block_ids: tuple[list[int], ...]
+    """Per group, null blocks included."""
+
+
+class KVCacheUsage(NamedTuple):
+    num_free_blocks: int
+    """Blocks that can be handed out now (cached but unused ones included)."""
+    num_total_blocks: int
+    """Without the null block."""
+
+
+class PrefixCacheMiss(NamedTuple):
+    """Why the cached prefix of a request ended where it did."""
+
+    num_hit_tokens: int
+    reason: str
+    """One of: "full_hit", "never_stored", "evicted", "different_salt", "partial_block", "disabled", "not_readable"."""
+    detail: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KVCacheEvent:
+    """Something that happened to the prefix index. `sequence_number` grows by one per event and never repeats."""
+
+    sequence_number: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BlockStored(KVCacheEvent):
+    """Full blocks became findable."""
+
+    block_hashes: list[bytes]
+    parent_block_hash: bytes | None
+    token_ids: list[int]
+    block_size: int
+    extra_keys: list[tuple[str, ...] | None] = field(default_factory=list)
+    """Per block: media, adapter, salt and prompt-embedding keys, None when the tokens alone identify it."""
+    group: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BlockRemoved(KVCacheEvent):
+    """Blocks are no longer findable (evicted)."""
+
+    block_hashes: list[bytes]
+    group: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AllBlocksCleared(KVCacheEvent):
+    """The prefix index was emptied."""
+
+
+class BlockAllocator(Protocol):
+    """What the scheduler may ask of the KV cache. Requests are known by their `request_id`.
+
+    The caller must `free` each request it allocated for exactly once per allocation period (finish or preemption).
+    """
+
+    @property
+    def num_groups(self) -> int: ...
+
+    def find_cached_prefix(self, request: Request) -> CachedPrefix:
+        """Longest cached prefix of the request's known tokens, at most num_tokens - 1 (one token must be computed).
+
+        Extends `request.block_hashes` to all whole blocks of known tokens; changes nothing else (no reference is
+        taken until `allocate`). Returns zero tokens when `request.reads_prefix_cache` is False.
+        """
+
+    def allocate(
+        self, request: Request, num_new_tokens: int, cached: CachedPrefix | None = None, num_lookahead_tokens: int = 0
+    ) -> tuple[list[int], ...] | None:
+        """Give the request slots for `num_new_tokens` tokens after `request.num_computed_tokens`.
+
+        Args:
+            cached: Result of `find_cached_prefix` in this same step, on the first allocation of a request: its blocks
+                are taken (reference counted) first, and the new tokens follow `cached.num_tokens`.
+            num_lookahead_tokens: Further slots to reserve, for tokens drafted on the device.
+
+        Returns:
+            Per group, the blocks appended to the request's block table by this call (cached ones included on the first
+            allocation; empty lists when the last block still had room), or None when there are not enough free blocks:
+            then nothing was changed.
+        """
+
+    def cache_blocks(self, request: Request, num_computed_tokens: int) -> None:
+        """Make the whole blocks among the first `num_computed_tokens` *known* tokens findable.
+
+        Called when these tokens' KV is certain to be computed by the steps already handed out. Idempotent.
+        """
+
+    def free(self, request: Request) -> None:
+        """Drop the request's references; its cached blocks stay findable until they are evicted. Last blocks first
+        become evictable, so that shared beginnings live longest. No-op for a request that holds nothing."""
+
+    def block_ids(self, request_id: str) -> tuple[list[int], ...]:
+        """The request's block table per group, in token order. KeyError when it holds nothing."""
+
+    def num_slots(self, request_id: str) -> int:
+        """Tokens that fit in the blocks the request holds; 0 when it holds nothing."""
+
+    def usage(self) -> KVCacheUsage: ...
+
+    def reset_prefix_cache(self) -> bool:
+        """Forget all cached blocks. False, and no change, while any block is in use."""
+
+    def take_events(self) -> list[KVCacheEvent]:
+        """Events since the last call, in order of `sequence_number`; empty when events are switched off."""
+
+    def explain_miss(self, request: Request) -> PrefixCacheMiss:
+        """Why the request's cached prefix ends where it does; may be slow (only on demand)."""

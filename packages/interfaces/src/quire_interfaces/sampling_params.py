@@ -1,0 +1,150 @@
+"""How one request wants its tokens chosen. Names and meanings follow the OpenAI API and vLLM.
+
+Knows ranges and contradictions; knows no tokenizer (token ids are checked against the vocabulary by the engine client).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, fields
+from typing import Any
+
+from quire_interfaces.errors import RequestError
+
+__all__ = ["MAX_LOGPROBS", "SamplingParams"]
+
+MAX_LOGPROBS = 64
+"""Upper bound on logprobs and prompt_logprobs; a server may set a smaller one."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplingParams:
+    """Sampling parameters of one request.
+
+    Order of application: allowed_token_ids, bad words, minimum tokens, logit bias and penalties on the raw logits;
+    then temperature, min_p, top_k, top_p; then the draw. temperature == 0 is greedy and ignores the last four.
+
+    Raises:
+        RequestError: with `param` set, when a value is out of range or two values contradict each other.
+    """
+
+    n: int = 1
+    """Independent completions of the same prompt, 1 to 128."""
+    temperature: float = 1.0
+    """0 to 100; 0 is greedy."""
+    top_p: float = 1.0
+    """Keep the smallest set of tokens whose probability reaches this; in (0, 1]."""
+    top_k: int = 0
+    """Keep the k most likely tokens; 0 or -1 keeps all."""
+    min_p: float = 0.0
+    """Keep tokens at least this likely relative to the most likely one; in [0, 1]."""
+    repetition_penalty: float = 1.0
+    """Divides positive and multiplies negative logits of tokens in prompt and output; > 0 (CTRL, section 4.1)."""
+    presence_penalty: float = 0.0
+    """Subtracted once from the logit of each token in the output; -2 to 2."""
+    frequency_penalty: float = 0.0
+    """Subtracted per occurrence from the logit of each token in the output; -2 to 2."""
+    logit_bias: dict[int, float] | None = None
+    """Added to the logits of these token ids; each -100 to 100."""
+    allowed_token_ids: tuple[int, ...] | None = None
+    """Only these token ids may be sampled; not empty."""
+    bad_words_token_ids: tuple[tuple[int, ...], ...] = ()
+    """Token sequences that may not be completed."""
+    max_tokens: int | None = None
+    """Most tokens to generate; None means up to the context's end."""
+    min_tokens: int = 0
+    """No stop token (eos or stop_token_ids) is sampled before this many tokens."""
+    stop: tuple[str, ...] = ()
+    """Strings that end the output, wherever token borders fall."""
+    stop_token_ids: tuple[int, ...] = ()
+    """Token ids that end the output, besides the model's own."""
+    include_stop_str_in_output: bool = False
+    """Keep the stop string (or the stop token's text) in the output."""
+    ignore_eos: bool = False
+    """Go on past the model's end-of-sequence tokens."""
+    seed: int | None = None
+    """Same seed, same tokens, whatever else is in the batch; None draws a fresh one."""
+    logprobs: int | None = None
+    """Log probabilities of this many most likely tokens, and of the sampled one; 0 gives the sampled one only."""
+    prompt_logprobs: int | None = None
+    """The same for each prompt token but the first."""
+    skip_special_tokens: bool = True
+    """Leave special tokens out of the text."""
+    detokenize: bool = True
+    """Produce text; off for token-only clients (stop strings then cannot be used)."""
+    extra_args: dict[str, Any] | None = None
+    """For custom logits processors; the engine does not look inside."""
+
+    def __post_init__(self) -> None:
+        for spec in fields(self):
+            value = getattr(self, spec.name)
+            if isinstance(value, float) and not math.isfinite(value):
+                raise _wrong(spec.name, value, "be a finite number")
+        _range("n", self.n, 1, 128, whole=True)
+        _range("temperature", self.temperature, 0, 100)
+        if not 0 < _number("top_p", self.top_p) <= 1:
+            raise _wrong("top_p", self.top_p, "be above 0 and at most 1")
+        _range("top_k", self.top_k, -1, 2**31, whole=True)
+        _range("min_p", self.min_p, 0, 1)
+        if _number("repetition_penalty", self.repetition_penalty) <= 0:
+            raise _wrong("repetition_penalty", self.repetition_penalty, "be above 0")
+        _range("presence_penalty", self.presence_penalty, -2, 2)
+        _range("frequency_penalty", self.frequency_penalty, -2, 2)
+        _range("min_tokens", self.min_tokens, 0, 2**31, whole=True)
+        for name in ("logprobs", "prompt_logprobs"):
+            if getattr(self, name) is not None:
+                _range(name, getattr(self, name), 0, MAX_LOGPROBS, whole=True)
+        if self.seed is not None:
+            _range("seed", self.seed, -(2**63), 2**63 - 1, whole=True)
+        self._check_max_tokens()
+        self._check_token_lists()
+        self._check_stop()
+
+    def _check_max_tokens(self) -> None:
+        if self.max_tokens is None:
+            return
+        _range("max_tokens", self.max_tokens, 1, 2**31, whole=True)
+        if self.min_tokens > self.max_tokens:
+            raise _wrong("min_tokens", self.min_tokens, f"not exceed max_tokens ({self.max_tokens})")
+
+    def _check_token_lists(self) -> None:
+        for token_id, bias in (self.logit_bias or {}).items():
+            _range("logit_bias", token_id, 0, 2**31, whole=True)
+            _range("logit_bias", bias, -100, 100)
+        if self.allowed_token_ids is not None and len(self.allowed_token_ids) == 0:
+            raise _wrong("allowed_token_ids", [], "name at least one token; leave it out to allow all")
+        for name in ("allowed_token_ids", "stop_token_ids"):
+            for token_id in getattr(self, name) or ():
+                _range(name, token_id, 0, 2**31, whole=True)
+        for words in self.bad_words_token_ids:
+            if len(words) == 0:
+                raise _wrong("bad_words_token_ids", [], "hold no empty sequence")
+
+    def _check_stop(self) -> None:
+        for text in self.stop:
+            if not isinstance(text, str) or text == "":
+                raise _wrong("stop", text, "hold non-empty strings")
+        if self.stop and not self.detokenize:
+            raise _wrong("stop", list(self.stop), "be left out when detokenize is false; use stop_token_ids")
+
+    @property
+    def greedy(self) -> bool:
+        """Whether the most likely token is always taken."""
+        return self.temperature == 0
+
+
+def _wrong(param: str, value: Any, must: str) -> RequestError:
+    return RequestError(f"{param} must {must}, got {value!r}", param=param)
+
+
+def _number(param: str, value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+        raise _wrong(param, value, "be a finite number")
+    return value
+
+
+def _range(param: str, value: Any, low: float, high: float, *, whole: bool = False) -> None:
+    if whole and (isinstance(value, bool) or not isinstance(value, int)):
+        raise _wrong(param, value, "be a whole number")
+    if not low <= _number(param, value) <= high:
+        raise _wrong(param, value, f"be from {low} to {high}")

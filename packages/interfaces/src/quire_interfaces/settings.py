@@ -1,0 +1,92 @@
+"""How a component declares its configuration: a frozen, keyword-only dataclass whose fields explain themselves.
+
+    @dataclass(frozen=True, slots=True, kw_only=True)
+    class SchedulerConfig(Settings):
+        max_num_seqs: int = setting(256, help="Requests that may run at the same time.", unit="requests",
+                                    check=at_least(1), flag="--max-num-seqs")
+
+The command line, the YAML file and the environment are filled from these declarations; this module knows none of them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from quire_interfaces.errors import ConfigError
+
+__all__ = ["Settings", "at_least", "between", "one_of", "setting"]
+
+Check = Callable[[Any], str | None]
+"""Returns None when the value is fine, else the end of the sentence "NAME must ..."."""
+
+
+def setting(
+    default: Any,
+    *,
+    help: str,
+    unit: str = "",
+    check: Check | None = None,
+    flag: str | None = None,
+) -> Any:
+    """Declare one field of a configuration.
+
+    Args:
+        default: Value when nobody says otherwise (immutable, or None meaning "decided from the rest").
+        help: One sentence: what the field does.
+        unit: Unit of the value ("tokens", "seconds", "bytes"), empty for none.
+        check: Returns what the value must be when it is not; None values are not checked.
+        flag: Command-line flag; None derives `--field-name` from the field's name.
+    """
+    metadata = {"help": help, "unit": unit, "check": check, "flag": flag}
+    return dataclasses.field(default=default, metadata=metadata)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """Base of every configuration dataclass: runs each field's check when an instance is made.
+
+    Raises:
+        ConfigError: naming the field, the value and what it must be.
+    """
+
+    def __post_init__(self) -> None:
+        for spec in dataclasses.fields(self):
+            check = spec.metadata.get("check")
+            value = getattr(self, spec.name)
+            if check is None or value is None:
+                continue
+            complaint = check(value)
+            if complaint is not None:
+                raise ConfigError(f"{spec.name} must {complaint}, got {value!r}", field=spec.name)
+
+
+def at_least(minimum: float) -> Check:
+    """Check for a number not below `minimum`."""
+
+    def check(value: Any) -> str | None:
+        ok = isinstance(value, (int, float)) and not isinstance(value, bool) and value >= minimum
+        return None if ok else f"be a number of at least {minimum}"
+
+    return check
+
+
+def between(low: float, high: float) -> Check:
+    """Check for a number in the closed range [`low`, `high`]."""
+
+    def check(value: Any) -> str | None:
+        ok = isinstance(value, (int, float)) and not isinstance(value, bool) and low <= value <= high
+        return None if ok else f"be a number from {low} to {high}"
+
+    return check
+
+
+def one_of(*choices: Any) -> Check:
+    """Check for membership in `choices`."""
+
+    def check(value: Any) -> str | None:
+        return None if value in choices else f"be one of {', '.join(map(str, choices))}"
+
+    return check

@@ -1,0 +1,120 @@
+"""What crosses between scheduler and runner in one step, and what comes out of it. Pure data, no behaviour.
+
+A *row* is the permanent place of a running request in the runner, `0 <= row < max_num_seqs`, given out by the
+scheduler. Lists in `SchedulerOutput` that say "per entry" run in parallel: entry i speaks of the request in `rows[i]`.
+Steps are executed in the order of `step_id`; a runner may assume that.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from quire_interfaces.request import FinishReason
+from quire_interfaces.sampling_params import SamplingParams
+
+__all__ = ["EngineCoreOutput", "ModelRunnerOutput", "NewRow", "SchedulerOutput", "SchedulerStats", "TokenLogprobs"]
+
+
+@dataclass(slots=True, kw_only=True)
+class NewRow:
+    """Everything the runner needs to know about a request that enters (or, after preemption, re-enters) a row."""
+
+    row: int
+    request_id: str
+    token_ids: list[int]
+    """Prompt, followed by tokens already generated if the request was preempted."""
+    num_prompt_tokens: int
+    num_computed_tokens: int
+    """Tokens whose KV is already in the blocks (prefix cache)."""
+    block_ids: tuple[list[int], ...]
+    """All blocks it holds, per KV cache group, in token order."""
+    sampling_params: SamplingParams
+    seed: int
+    stop_token_ids: frozenset[int] = frozenset()
+
+
+@dataclass(slots=True, kw_only=True)
+class SchedulerOutput:
+    """The plan of one step. May be empty (no entries) when only rows are freed."""
+
+    step_id: int
+    rows: list[int]
+    """Per entry: the row."""
+    request_ids: list[str]
+    """Per entry: the request's id (for errors and logs; rows are what the runner indexes with)."""
+    num_computed_tokens: list[int]
+    """Per entry: position of the first token computed in this step."""
+    num_scheduled_tokens: list[int]
+    """Per entry: tokens computed in this step, draft tokens included; at least 1."""
+    samples: list[bool]
+    """Per entry: whether the step reaches the end of the known tokens, so that a token is sampled."""
+    total_num_scheduled_tokens: int = 0
+    new_rows: list[NewRow] = field(default_factory=list)
+    """Rows to fill before the step; each is also an entry. A row listed here may have been freed by this same output."""
+    new_block_ids: dict[int, tuple[list[int], ...]] = field(default_factory=dict)
+    """Row -> blocks to append to its block table, per group; rows of `new_rows` are not listed."""
+    draft_token_ids: dict[int, list[int]] = field(default_factory=dict)
+    """Row -> draft tokens, which follow the last known token; counted in `num_scheduled_tokens`."""
+    freed_rows: list[int] = field(default_factory=list)
+    """Rows whose request finished or was preempted since the last step; freed before `new_rows` are filled."""
+
+
+@dataclass(slots=True)
+class TokenLogprobs:
+    """Log probabilities at one position: the sampled (or given) token first, then the most likely ones, best first."""
+
+    token_ids: list[int]
+    logprobs: list[float]
+    rank: int
+    """Rank of the first entry's token in the whole vocabulary, 1 is the most likely."""
+
+
+@dataclass(slots=True, kw_only=True)
+class ModelRunnerOutput:
+    """What one step produced. Dictionaries are keyed by row and hold only rows that asked."""
+
+    step_id: int
+    sampled_token_ids: list[list[int]]
+    """Per entry: accepted draft tokens followed by the bonus token; empty where `samples` was False."""
+    logprobs: dict[int, list[TokenLogprobs]] = field(default_factory=dict)
+    """Row -> one per sampled token."""
+    prompt_logprobs: dict[int, list[TokenLogprobs]] = field(default_factory=dict)
+    """Row -> prompt positions finished in this step, in order (position 0 has none)."""
+    draft_token_ids: dict[int, list[int]] = field(default_factory=dict)
+    """Row -> proposal for the next step."""
+    failed_rows: dict[int, str] = field(default_factory=dict)
+    """Row -> why this request cannot go on (its own fault, e.g. a logits processor that raised)."""
+
+
+@dataclass(slots=True)
+class EngineCoreOutput:
+    """News of one request after one step, on its way to the client."""
+
+    request_id: str
+    new_token_ids: list[int]
+    finish_reason: FinishReason | None = None
+    stop_token_id: int | None = None
+    """The token that ended the output, when finish_reason is STOP."""
+    logprobs: list[TokenLogprobs] | None = None
+    prompt_logprobs: list[TokenLogprobs] | None = None
+    num_cached_tokens: int = 0
+    """Prompt tokens that were not computed because the prefix cache had them."""
+    error: str | None = None
+
+
+@dataclass(slots=True, kw_only=True)
+class SchedulerStats:
+    """Counters and gauges at the end of a step. Counters (`num_..._total`) only grow."""
+
+    num_running: int = 0
+    num_waiting: int = 0
+    kv_cache_usage: float = 0.0
+    """Used share of the KV cache blocks, 0 to 1."""
+    num_prompt_tokens_total: int = 0
+    num_generation_tokens_total: int = 0
+    num_preemptions_total: int = 0
+    prefix_cache_query_tokens_total: int = 0
+    prefix_cache_hit_tokens_total: int = 0
+    num_draft_tokens_total: int = 0
+    num_accepted_tokens_total: int = 0
+    num_drafts_total: int = 0
