@@ -62,8 +62,13 @@ class Scheduler(Protocol):
         """End these requests now, wherever they are; their rows and blocks are free at once for the next `schedule`.
         Returns the ids that were alive. Unknown ids are ignored. No `EngineCoreOutput` is produced for them."""
 
-    def schedule(self) -> SchedulerOutput | None:
-        """Plan the next step and advance the requests in it. None when there is nothing to compute or to free."""
+    def schedule(self, only: frozenset[str] | None = None) -> SchedulerOutput | None:
+        """Plan the next step and advance the requests in it. None when there is nothing to compute or to free.
+
+        Args:
+            only: Request ids: the step may hold only these (the engine bisects a failing step with it, after
+                `discard_step`); None allows all.
+        """
 
     def update(self, output: SchedulerOutput, result: ModelRunnerOutput) -> list[EngineCoreOutput]:
         """Take in what a step produced: append tokens, verify drafts, finish requests. Returns news per request."""
