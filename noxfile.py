@@ -1,0 +1,103 @@
+"""Every task of the workspace: `uv run nox -l` lists them, `uv run nox -s NAME` runs one.
+
+Sessions run in the environment that `uv run` keeps in step with the workspace; only the `alone-*` sessions make a clean
+environment of their own, to prove that a package works with nothing but what it declares.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import tomllib
+from pathlib import Path
+
+import nox
+
+ROOT = Path(__file__).parent
+MEMBERS = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["uv"]["workspace"]["members"]
+PACKAGES = {Path(member).name: member for member in MEMBERS}
+TYPED = ["interfaces", "kv-cache", "scheduler", "renderers", "engine", "observability", "spec-decode", "server"]
+ALONE_TOOLS = ["pytest", "pytest-asyncio", "pytest-timeout", "hypothesis"]
+
+nox.options.default_venv_backend = "none"
+nox.options.sessions = ["lint", "imports", "types", "tests"]
+
+
+def python(session: nox.Session, *args: str, **env: str) -> None:
+    session.run(sys.executable, *args, env={**os.environ, **env}, external=True)
+
+
+@nox.session
+def serve(session: nox.Session) -> None:
+    """Serve a model: `nox -s serve -- MODEL --port 8000`."""
+    python(session, "-m", "quire_server.cli", "serve", *session.posargs)
+
+
+@nox.session
+def tests(session: nox.Session) -> None:
+    """Lint, floors, types, then every test of every package."""
+    lint(session)
+    imports(session)
+    types(session)
+    # Two workers with one thread each: torch's own threads would fight over small machines.
+    python(session, "-m", "pytest", "-n", "2", "--dist", "worksteal", *session.posargs, OMP_NUM_THREADS="1")
+
+
+def _package_tests(name: str, member: str) -> None:
+    @nox.session(name=f"tests-{name}")
+    def run(session: nox.Session) -> None:
+        python(session, "-m", "pytest", member, *session.posargs)
+
+    @nox.session(name=f"alone-{name}", venv_backend="uv")
+    def alone(session: nox.Session) -> None:
+        project = tomllib.loads((ROOT / member / "pyproject.toml").read_text())
+        groups = project.get("dependency-groups", {})
+        if "tests" in groups:
+            session.install("--group", f"{member}/pyproject.toml:tests", "-c", "requirements.lock")
+        session.install(f"./{member}", *ALONE_TOOLS, "-c", "requirements.lock")
+        session.run("python", "-m", "pytest", "--confcutdir", member, member, *session.posargs)
+
+
+for _name, _member in PACKAGES.items():
+    _package_tests(_name, _member)
+
+
+@nox.session
+def lint(session: nox.Session) -> None:
+    """Style and formatting."""
+    python(session, "-m", "ruff", "check", ".")
+    python(session, "-m", "ruff", "format", "--check", ".")
+
+
+@nox.session
+def types(session: nox.Session) -> None:
+    """Strict types of the public packages."""
+    sources = [f"{PACKAGES[name]}/src" for name in TYPED]
+    python(session, "-m", "mypy", *sources)
+
+
+@nox.session
+def imports(session: nox.Session) -> None:
+    """Who may import whom (the contracts stand in pyproject.toml)."""
+    session.run("lint-imports", external=True)
+
+
+@nox.session
+def examples(session: nox.Session) -> None:
+    """Run the examples and every README's python blocks."""
+    python(session, "-m", "pytest", "tests/test_readme_examples.py", "tests/test_examples.py", *session.posargs)
+
+
+@nox.session
+def bench(session: nox.Session) -> None:
+    """Benchmarks: `nox -s bench -- throughput --help`."""
+    python(session, "-m", "quire_server.cli", "bench", *session.posargs)
+
+
+@nox.session
+def lock(session: nox.Session) -> None:
+    """Write requirements.lock anew from the resolution (hashes, no index addresses)."""
+    session.run(
+        "uv", "export", "--quiet", "--all-packages", "--all-groups", "--no-emit-workspace", "--no-annotate",
+        "--no-header", "--output-file", "requirements.lock", external=True,
+    )  # fmt: skip

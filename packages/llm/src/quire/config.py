@@ -1,0 +1,257 @@
+"""The one tree of settings: every component's configuration side by side, filled from command line, file, environment.
+
+A component declares its fields (`quire_interfaces.setting`); this module finds them, names their flags, converts text to
+values and remembers where each value came from. Two components that declare the same flag mean the same setting and are
+filled together. Knows no argparse and no server: front ends add their own section.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import json
+import types
+import typing
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from quire_engine import EngineConfig
+from quire_interfaces import ConfigError, Settings, at_least, between, one_of, setting
+from quire_kv_cache import KVCacheConfig
+from quire_renderers import RendererConfig
+from quire_runner.config import RunnerConfig
+from quire_scheduler import SchedulerConfig
+from quire_spec_decode import SpecDecodeConfig
+
+__all__ = [
+    "ConfigField",
+    "ModelSettings",
+    "Origin",
+    "QuireConfig",
+    "Sections",
+    "build_sections",
+    "config_fields",
+    "parse_text",
+    "unknown_name_error",
+]
+
+Sections = Mapping[str, type[Settings]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelSettings(Settings):
+    """Which model, and in which form its weights are held."""
+
+    model: str | None = setting(
+        None, help="Folder of a Hugging Face checkpoint, or its hub name; empty serves the embedded demo model."
+    )
+    tokenizer: str | None = setting(None, help="Folder with another tokenizer than the model's own.")
+    revision: str | None = setting(None, help="Branch, tag or commit of a hub model.")
+    dtype: str = setting(
+        "auto",
+        help="Type of weights and activations; auto takes the checkpoint's.",
+        check=one_of("auto", "float32", "bfloat16", "float16", "float", "half"),
+    )
+    quantization: str | None = setting(None, help="Linear method that stores the weights: int8_weight_only, or none.")
+    max_model_len: int | None = setting(
+        None, help="Longest sequence, prompt and output together; empty takes the model's.", unit="tokens", check=at_least(1)
+    )
+    attention_backend: str | None = setting(None, help="Attention backend by name; empty chooses the best available.")
+    kv_cache_memory_bytes: int | None = setting(
+        None, help="Memory for the KV cache; empty derives it from the free memory.", unit="bytes", check=at_least(1)
+    )
+    num_gpu_blocks_override: int | None = setting(
+        None, help="Exact number of KV cache blocks, instead of a size in bytes.", unit="blocks", check=at_least(2)
+    )
+    gpu_memory_utilization: float = setting(
+        0.5, help="Share of the free memory that weights and KV cache together may take.", check=between(0.01, 1)
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QuireConfig:
+    """Settings of a whole engine."""
+
+    model: ModelSettings = field(default_factory=ModelSettings)
+    kv_cache: KVCacheConfig = field(default_factory=KVCacheConfig)
+    scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
+    runner: RunnerConfig = field(default_factory=RunnerConfig)
+    engine: EngineConfig = field(default_factory=EngineConfig)
+    speculative: SpecDecodeConfig = field(default_factory=SpecDecodeConfig)
+    renderer: RendererConfig = field(default_factory=RendererConfig)
+
+    @staticmethod
+    def sections() -> dict[str, type[Settings]]:
+        """Section name -> configuration class."""
+        hints = typing.get_type_hints(QuireConfig)
+        return {spec.name: hints[spec.name] for spec in dataclasses.fields(QuireConfig)}
+
+    @classmethod
+    def of(cls, **values: Any) -> QuireConfig:
+        """A configuration from plain keyword values, e.g. `QuireConfig.of(model="...", max_num_seqs=8)`.
+
+        Raises:
+            ConfigError: for an unknown name (with the nearest known one) or a value that fails its check.
+        """
+        built, _ = build_sections(cls.sections(), [("argument", values)])
+        return cls(**built)
+
+    def to_dict(self) -> dict[str, dict[str, Any]]:
+        """Section -> field -> value; plain data, for the engine process."""
+        return {spec.name: dataclasses.asdict(getattr(self, spec.name)) for spec in dataclasses.fields(self)}
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Mapping[str, Any]]) -> QuireConfig:
+        """Inverse of `to_dict`; lists become tuples again where the field holds one."""
+        sections = cls.sections()
+        return cls(**{name: sections[name](**_tuples(sections[name], values)) for name, values in data.items()})
+
+
+class ConfigField(NamedTuple):
+    """One setting as a user sees it."""
+
+    name: str
+    """As in YAML and as a keyword, e.g. "max_num_seqs"."""
+    flag: str
+    """As on the command line, e.g. "--max-num-seqs"."""
+    owners: tuple[tuple[str, str], ...]
+    """(section, field name) of every component that reads it."""
+    type: Any
+    default: Any
+    help: str
+    unit: str
+
+    @property
+    def env(self) -> str:
+        """Environment variable, e.g. "QUIRE_MAX_NUM_SEQS"."""
+        return "QUIRE_" + self.name.upper()
+
+
+class Origin(NamedTuple):
+    """Where a value came from."""
+
+    value: Any
+    source: str
+
+
+def config_fields(sections: Sections) -> dict[str, ConfigField]:
+    """All settings of these sections by name, in the order of declaration."""
+    found: dict[str, ConfigField] = {}
+    for section, owner in sections.items():
+        hints = typing.get_type_hints(owner)
+        for spec in dataclasses.fields(owner):
+            flag = spec.metadata.get("flag") or "--" + spec.name.replace("_", "-")
+            name = flag.removeprefix("--").replace("-", "_")
+            here = (section, spec.name)
+            if name in found:
+                found[name] = found[name]._replace(owners=(*found[name].owners, here))
+                continue
+            help_text, unit = spec.metadata.get("help", ""), spec.metadata.get("unit", "")
+            default = None if spec.default is dataclasses.MISSING else spec.default
+            found[name] = ConfigField(name, flag, (here,), hints[spec.name], default, help_text, unit)
+    return found
+
+
+def build_sections(
+    sections: Sections, sources: list[tuple[str, Mapping[str, Any]]]
+) -> tuple[dict[str, Settings], dict[str, Origin]]:
+    """Make every section's configuration from several sources; later sources win.
+
+    Args:
+        sections: Section name -> configuration class.
+        sources: (where from, name -> value) in rising priority; text values are converted to the field's type.
+
+    Returns:
+        Section name -> configuration, and name -> where its value came from (defaults included).
+
+    Raises:
+        ConfigError: unknown name (with the nearest known one), unreadable text, or a value that fails its check.
+    """
+    fields = config_fields(sections)
+    origins = {name: Origin(spec.default, "default") for name, spec in fields.items()}
+    for source, values in sources:
+        for raw_name, value in values.items():
+            name = raw_name.removeprefix("--").replace("-", "_")
+            if name not in fields:
+                raise unknown_name_error(raw_name, fields, source)
+            if isinstance(value, str):
+                value = parse_text(fields[name], value)
+            elif isinstance(value, list):
+                value = tuple(value)
+            origins[name] = Origin(value, source)
+    arguments: dict[str, dict[str, Any]] = {section: {} for section in sections}
+    for name, origin in origins.items():
+        if origin.source != "default":
+            for section, field_name in fields[name].owners:
+                arguments[section][field_name] = origin.value
+    return {section: owner(**arguments[section]) for section, owner in sections.items()}, origins
+
+
+def unknown_name_error(name: str, fields: Mapping[str, ConfigField], source: str) -> ConfigError:
+    """The error for a setting nobody declares, with the nearest name."""
+    nearest = difflib.get_close_matches(name.removeprefix("--").replace("-", "_"), fields, n=1, cutoff=0.5)
+    hint = f"; did you mean {nearest[0]!r}?" if nearest else "; `quire explain` lists all settings"
+    return ConfigError(f"unknown setting {name!r} ({source}){hint}", field=name)
+
+
+def parse_text(spec: ConfigField, text: str) -> Any:
+    """Text from a command line, environment or file, as the type of the field.
+
+    Whole numbers may carry a suffix: k, m, g, t are powers of 1000, Ki, Mi, Gi, Ti (or K, M, G, T) of 1024.
+
+    Raises:
+        ConfigError: naming the flag, the text and what was expected.
+    """
+    kinds = [kind for kind in _alternatives(spec.type) if kind is not type(None)]
+    optional = len(kinds) < len(_alternatives(spec.type))
+    if optional and text.lower() in ("", "none", "null"):
+        return None
+    kind = kinds[0]
+    try:
+        return _convert(kind, text)
+    except (ValueError, KeyError) as error:
+        expected = getattr(kind, "__name__", str(kind))
+        raise ConfigError(f"{spec.flag} expects {expected}, got {text!r}", field=spec.name) from error
+
+
+def _convert(kind: Any, text: str) -> Any:
+    origin = typing.get_origin(kind) or kind
+    if origin is bool:
+        return {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}[text.lower()]
+    if origin is int:
+        return _whole_number(text)
+    if origin is float:
+        return float(text)
+    if origin is tuple:
+        (item, *_) = typing.get_args(kind)
+        return tuple(_convert(item, part.strip()) for part in text.split(",") if part.strip())
+    if origin is dict:
+        value = json.loads(text)
+        if not isinstance(value, dict):
+            raise ValueError("not a JSON object")
+        return value
+    return text
+
+
+def _whole_number(text: str) -> int:
+    powers = {"k": 1000, "m": 1000**2, "g": 1000**3, "t": 1000**4}
+    binary = {"K": 1024, "M": 1024**2, "G": 1024**3, "T": 1024**4}
+    body = text.strip().removesuffix("i") if text.strip()[-2:-1] in binary else text.strip()
+    scale = powers.get(body[-1:]) or binary.get(body[-1:])
+    if scale is None:
+        return int(body)
+    value = float(body[:-1]) * scale
+    if value != int(value):
+        raise ValueError("not a whole number")
+    return int(value)
+
+
+def _alternatives(hint: Any) -> tuple[Any, ...]:
+    if typing.get_origin(hint) in (typing.Union, types.UnionType):
+        return typing.get_args(hint)
+    return (hint,)
+
+
+def _tuples(owner: type[Settings], values: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: tuple(value) if isinstance(value, list) else value for name, value in values.items()}
