@@ -166,6 +166,10 @@ class BlockAllocator(Protocol):
     @property
     def num_groups(self) -> int: ...
 
+    @property
+    def max_request_tokens(self) -> int:
+        """Most tokens whose KV one request can hold when it has the whole cache to itself."""
+
     def find_cached_prefix(self, request: Request) -> CachedPrefix:
         """Longest cached prefix of the request's known tokens, at most num_tokens - 1 (one token must be computed).
 
@@ -174,7 +178,11 @@ class BlockAllocator(Protocol):
         """
 
     def allocate(
-        self, request: Request, num_new_tokens: int, cached: CachedPrefix | None = None, num_lookahead_tokens: int = 0
+        self,
+        request: Request,
+        num_new_tokens: int,
+        cached: CachedPrefix | None = None,
+        num_lookahead_tokens: int = 0,
     ) -> tuple[list[int], ...] | None:
         """Give the request slots for `num_new_tokens` tokens after `request.num_computed_tokens`.
 

@@ -33,6 +33,10 @@ class AdmissionRule(Protocol):
     name: str
     """Shown as the reason why a request waits."""
 
+    holds_queue: bool
+    """True: while one request is refused, nobody behind it is admitted (a resource all compete for, so that the first
+    in the order is not starved). False: the requests behind it may pass (a reason of this request alone)."""
+
     def admits(self, request: Request) -> bool:
         """Whether the resource is there now. Must not change anything."""
 
