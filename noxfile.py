@@ -16,7 +16,16 @@ import nox
 ROOT = Path(__file__).parent
 MEMBERS = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["uv"]["workspace"]["members"]
 PACKAGES = {Path(member).name: member for member in MEMBERS}
-TYPED = ["interfaces", "kv-cache", "scheduler", "renderers", "engine", "observability", "spec-decode", "server"]
+TYPED = [
+    "interfaces",
+    "kv-cache",
+    "scheduler",
+    "renderers",
+    "engine",
+    "observability",
+    "spec-decode",
+    "server",
+]
 ALONE_TOOLS = ["pytest", "pytest-asyncio", "pytest-timeout", "hypothesis"]
 
 nox.options.default_venv_backend = "none"

@@ -93,6 +93,6 @@ class Scheduler(Protocol):
     def pause(self, state: PauseState) -> None: ...
 
     def reset_prefix_cache(self, *, preempt_running: bool = False) -> bool:
-        """Forget all cached blocks; with `preempt_running`, running requests are preempted first so that it succeeds."""
+        """Forget all cached blocks; with `preempt_running`, running requests are preempted first."""
 
     def stats(self) -> SchedulerStats: ...

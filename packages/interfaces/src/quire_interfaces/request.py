@@ -60,7 +60,7 @@ class Request:
     """Prefix cache isolation: only requests with the same salt share blocks."""
     tenant: str | None = None
     cache_extra_keys: tuple[tuple[int, int, str], ...] = ()
-    """(first token, end token, key): content that token ids do not identify, e.g. a media hash; part of block hashes."""
+    """(first token, end token, key): content that token ids do not identify, e.g. a media hash; in block hashes."""
     reads_prefix_cache: bool = True
     """False when every prompt position must be computed (prompt_logprobs)."""
 

@@ -12,7 +12,14 @@ from dataclasses import dataclass, field
 from quire_interfaces.request import FinishReason
 from quire_interfaces.sampling_params import SamplingParams
 
-__all__ = ["EngineCoreOutput", "ModelRunnerOutput", "NewRow", "SchedulerOutput", "SchedulerStats", "TokenLogprobs"]
+__all__ = [
+    "EngineCoreOutput",
+    "ModelRunnerOutput",
+    "NewRow",
+    "SchedulerOutput",
+    "SchedulerStats",
+    "TokenLogprobs",
+]
 
 
 @dataclass(slots=True, kw_only=True)
@@ -50,7 +57,7 @@ class SchedulerOutput:
     """Per entry: whether the step reaches the end of the known tokens, so that a token is sampled."""
     total_num_scheduled_tokens: int = 0
     new_rows: list[NewRow] = field(default_factory=list)
-    """Rows to fill before the step; each is also an entry. A row listed here may have been freed by this same output."""
+    """Rows to fill before the step; each is also an entry. A row may be listed here and in `freed_rows`."""
     new_block_ids: dict[int, tuple[list[int], ...]] = field(default_factory=dict)
     """Row -> blocks to append to its block table, per group; rows of `new_rows` are not listed."""
     draft_token_ids: dict[int, list[int]] = field(default_factory=dict)

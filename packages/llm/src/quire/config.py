@@ -1,7 +1,7 @@
-"""The one tree of settings: every component's configuration side by side, filled from command line, file, environment.
+"""The one tree of settings: every component's configuration, filled from command line, file and environment.
 
-A component declares its fields (`quire_interfaces.setting`); this module finds them, names their flags, converts text to
-values and remembers where each value came from. Two components that declare the same flag mean the same setting and are
+A component declares its fields (`quire_interfaces.setting`); this module finds them, names their flags, converts text
+to values and remembers where each value came from. Two components that declare the same flag mean the same setting and are
 filled together. Knows no argparse and no server: front ends add their own section.
 """
 
@@ -44,7 +44,8 @@ class ModelSettings(Settings):
     """Which model, and in which form its weights are held."""
 
     model: str | None = setting(
-        None, help="Folder of a Hugging Face checkpoint, or its hub name; empty serves the embedded demo model."
+        None,
+        help="Folder of a Hugging Face checkpoint, or its hub name; empty serves the embedded demo model.",
     )
     tokenizer: str | None = setting(None, help="Folder with another tokenizer than the model's own.")
     revision: str | None = setting(None, help="Branch, tag or commit of a hub model.")
@@ -55,17 +56,28 @@ class ModelSettings(Settings):
     )
     quantization: str | None = setting(None, help="Linear method that stores the weights: int8_weight_only, or none.")
     max_model_len: int | None = setting(
-        None, help="Longest sequence, prompt and output together; empty takes the model's.", unit="tokens", check=at_least(1)
+        None,
+        help="Longest sequence, prompt and output together; empty takes the model's.",
+        unit="tokens",
+        check=at_least(1),
     )
     attention_backend: str | None = setting(None, help="Attention backend by name; empty chooses the best available.")
     kv_cache_memory_bytes: int | None = setting(
-        None, help="Memory for the KV cache; empty derives it from the free memory.", unit="bytes", check=at_least(1)
+        None,
+        help="Memory for the KV cache; empty derives it from the free memory.",
+        unit="bytes",
+        check=at_least(1),
     )
     num_gpu_blocks_override: int | None = setting(
-        None, help="Exact number of KV cache blocks, instead of a size in bytes.", unit="blocks", check=at_least(2)
+        None,
+        help="Exact number of KV cache blocks, instead of a size in bytes.",
+        unit="blocks",
+        check=at_least(2),
     )
     gpu_memory_utilization: float = setting(
-        0.5, help="Share of the free memory that weights and KV cache together may take.", check=between(0.01, 1)
+        0.5,
+        help="Share of the free memory that weights and KV cache together may take.",
+        check=between(0.01, 1),
     )
 
 

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-
 from quire_interfaces import ConfigError
+
 from quire_testkit.tokenizers import write_tokenizer
 
 __all__ = ["FAMILIES", "SIZES", "checkpoint_config", "make_checkpoint", "parameter_shapes"]
@@ -145,7 +145,12 @@ def make_checkpoint(
 
 
 def _write_weights(
-    folder: Path, config: dict[str, Any], dtype: str, seed: int, max_shard_bytes: int, progress: Progress | None
+    folder: Path,
+    config: dict[str, Any],
+    dtype: str,
+    seed: int,
+    max_shard_bytes: int,
+    progress: Progress | None,
 ) -> None:
     code, item_bytes = _DTYPES[dtype]
     shapes = list(parameter_shapes(config))

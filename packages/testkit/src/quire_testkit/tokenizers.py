@@ -1,4 +1,4 @@
-"""A real byte-level BPE tokenizer for random checkpoints, trained on text made here, stretched to any vocabulary size."""
+"""A real byte-level BPE tokenizer for random checkpoints: trained on text made here, stretched to any vocabulary."""
 
 from __future__ import annotations
 
@@ -6,9 +6,8 @@ import json
 import random
 from pathlib import Path
 
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-
 from quire_interfaces import ConfigError
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 __all__ = ["CHATML_TEMPLATE", "sample_text", "write_tokenizer"]
 
@@ -24,13 +23,13 @@ CHATML_TEMPLATE = """\
 {%- endif -%}
 """
 
-_WORDS = (
-    "the a of to and in is that it was for on are with as at be this have from or one had by word but not what all "
-    "were we when your can said there use an each which she do how their if will up other about out many then them "
-    "these so some her would make like him into time has look two more write go see number no way could people my "
-    "than first water been call who oil its now find long down day did get come made may part page quire gathers "
-    "blocks tokens cache paper sheets folded together bound reader engine model serves request answer number"
-).split()
+_WORDS = tuple(
+    """the a of to and in is that it was for on are with as at be this have from or one had by word but not what all
+    were we when your can said there use an each which she do how their if will up other about out many then them
+    these so some her would make like him into time has look two more write go see number no way could people my
+    than first water been call who oil its now find long down day did get come made may part page quire gathers
+    blocks tokens cache paper sheets folded together bound reader engine model serves request answer""".split()
+)
 
 
 def sample_text(num_words: int, seed: int = 0) -> str:
