@@ -6,7 +6,8 @@ Tokens of a sequence stand next to each other, sequences in the order of the sch
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 from torch import Tensor
 
@@ -33,6 +34,9 @@ class AttentionMetadata:
     """Host copy: tokens of each sequence in this step."""
     kv_lens: list[int]
     """Host copy of `seq_lens`."""
+    derived: dict[Any, Any] = field(default_factory=dict)
+    """What the attention backend worked out from the fields above, for the other layers of this step. A backend fills
+    it on first use; whoever changes the metadata in place empties it."""
 
 
 @dataclass(slots=True, kw_only=True)

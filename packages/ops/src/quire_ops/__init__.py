@@ -1,5 +1,25 @@
 """Every tensor op: typed signature, torch reference, backend table."""
 
+from quire_ops.backends import ENTRY_POINT_GROUP, bind, builtin_table, op_report, op_table
+from quire_ops.declarations import OPS, PagedLayout, kv_cache_shape
+from quire_ops.table import Op, OpBackend, OpChoice, OpFunction, OpRequest, OpTable, SizeRule
+
 __version__ = "0.1.0"
 
-__all__: list[str] = []
+__all__ = [
+    "ENTRY_POINT_GROUP",
+    "OPS",
+    "Op",
+    "OpBackend",
+    "OpChoice",
+    "OpFunction",
+    "OpRequest",
+    "OpTable",
+    "PagedLayout",
+    "SizeRule",
+    "bind",
+    "builtin_table",
+    "kv_cache_shape",
+    "op_report",
+    "op_table",
+]

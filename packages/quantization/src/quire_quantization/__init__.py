@@ -1,5 +1,7 @@
 """Linear methods: plain and quantized weights."""
 
+from quire_quantization.methods import Int8WeightOnlyLinear, PlainLinear, linear_method, linear_method_names
+
 __version__ = "0.1.0"
 
-__all__: list[str] = []
+__all__ = ["Int8WeightOnlyLinear", "PlainLinear", "linear_method", "linear_method_names"]

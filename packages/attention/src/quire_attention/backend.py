@@ -1,0 +1,172 @@
+"""Attention backends: the contract, what a backend declares about itself, and those of this package.
+
+Knows how keys and values get into the paged cache and how queries read them; does not know blocks' owners, requests or
+networks. The kernels are ops (`write_kv_cache`, `paged_attention`) of `quire_ops`.
+
+Shape legend: T tokens of the step, Hq query heads, Hkv key-value heads, D head dimension.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from quire_interfaces import ConfigError
+from quire_ops import OpFunction, OpTable, kv_cache_shape
+from torch import Tensor
+
+from quire_attention.batch import AttentionMetadata
+
+__all__ = ["AttentionAbilities", "AttentionBackend", "AttentionRequest", "OpsAttentionBackend"]
+
+_CACHE_DTYPES = frozenset({torch.float32, torch.bfloat16, torch.float16})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttentionRequest:
+    """What a model and its cache need from an attention backend."""
+
+    device: str = "cpu"
+    dtype: torch.dtype = torch.float32
+    """Compute dtype."""
+    cache_dtype: torch.dtype | None = None
+    """Dtype of the cache; None for the compute dtype."""
+    head_dim: int
+    num_heads: int
+    num_kv_heads: int
+    block_size: int | None = None
+    """None while it is not decided yet."""
+    sliding_window: bool = False
+    soft_cap: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttentionAbilities:
+    """What a backend can do, as data."""
+
+    devices: frozenset[str] = frozenset({"cpu"})
+    dtypes: frozenset[torch.dtype] = _CACHE_DTYPES
+    cache_dtypes: frozenset[torch.dtype] = _CACHE_DTYPES
+    block_sizes: frozenset[int] | None = None
+    """None for any."""
+    head_dims: frozenset[int] | None = None
+    """None for any."""
+    sliding_window: bool = True
+    soft_cap: bool = True
+
+    def refusal(self, request: AttentionRequest) -> str | None:
+        """Why a backend of these abilities cannot serve `request`, or None when it can."""
+        cache_dtype = request.cache_dtype or request.dtype
+        refusals = (
+            (request.device not in self.devices, f"does not run on {request.device}"),
+            (request.dtype not in self.dtypes, f"does not compute in {request.dtype}"),
+            (cache_dtype not in self.cache_dtypes, f"does not read a {cache_dtype} cache"),
+            (
+                self.block_sizes is not None
+                and request.block_size is not None
+                and request.block_size not in self.block_sizes,
+                f"does not take block size {request.block_size}, only {_listed(self.block_sizes)}",
+            ),
+            (
+                self.head_dims is not None and request.head_dim not in self.head_dims,
+                f"does not take head dimension {request.head_dim}, only {_listed(self.head_dims)}",
+            ),
+            (request.sliding_window and not self.sliding_window, "has no sliding window"),
+            (request.soft_cap and not self.soft_cap, "has no soft cap"),
+        )
+        return next((reason for refused, reason in refusals if refused), None)
+
+
+class AttentionBackend(Protocol):
+    """Writes keys and values of a step into a layer's paged cache and attends over it. Holds no state of any step."""
+
+    name: str
+    abilities: AttentionAbilities
+
+    def kv_cache_shape(
+        self, num_blocks: int, block_size: int, num_kv_heads: int, head_dim: int
+    ) -> tuple[int, ...]:
+        """Shape of a layer's cache. Its first dimension is `num_blocks`, and a block's bytes follow each other, so
+        that layers of different shapes can share memory by block id."""
+
+    def write(self, key: Tensor, value: Tensor, kv_cache: Tensor, metadata: AttentionMetadata) -> None:
+        """Store the keys and values [T, Hkv, D] of this step's tokens in their slots. Changes only `kv_cache`."""
+
+    def forward(
+        self,
+        query: Tensor,
+        kv_cache: Tensor,
+        metadata: AttentionMetadata,
+        *,
+        scale: float,
+        sliding_window: int | None = None,
+        soft_cap: float | None = None,
+    ) -> Tensor:
+        """Attention of this step's tokens over what their sequences have in the cache, the step's own tokens included
+        (`write` comes first). A sequence's result does not depend on the other sequences of the step.
+
+        Args:
+            query: [T, Hq, D].
+            scale: Factor of the scores, usually D ** -0.5.
+            sliding_window: A token sees itself and the `sliding_window` - 1 tokens before it.
+            soft_cap: c in score -> c * tanh(score / c).
+
+        Returns:
+            [T, Hq, D], dtype of `query`.
+        """
+
+
+class OpsAttentionBackend:
+    """An attention backend made of two ops of one op backend."""
+
+    def __init__(self, name: str, table: OpTable, *, abilities: AttentionAbilities | None = None) -> None:
+        """Args:
+            name: The op backend that serves `write_kv_cache` and `paged_attention`; also the name of this backend.
+            table: Where the ops are found.
+
+        Raises:
+            ConfigError: There is no such op backend.
+        """
+        self.name = name
+        self.abilities = abilities or AttentionAbilities()
+        self._write = _find(table, "write_kv_cache", name)
+        self._attend = _find(table, "paged_attention", name)
+
+    def kv_cache_shape(
+        self, num_blocks: int, block_size: int, num_kv_heads: int, head_dim: int
+    ) -> tuple[int, ...]:
+        """[num_blocks, block_size, 2, num_kv_heads, head_dim]."""
+        return kv_cache_shape(num_blocks, block_size, num_kv_heads, head_dim)
+
+    def write(self, key: Tensor, value: Tensor, kv_cache: Tensor, metadata: AttentionMetadata) -> None:
+        """See `AttentionBackend.write`."""
+        self._write(key, value, kv_cache, metadata.slot_mapping)
+
+    def forward(
+        self,
+        query: Tensor,
+        kv_cache: Tensor,
+        metadata: AttentionMetadata,
+        *,
+        scale: float,
+        sliding_window: int | None = None,
+        soft_cap: float | None = None,
+    ) -> Tensor:
+        """See `AttentionBackend.forward`."""
+        out: Tensor = self._attend(
+            query, kv_cache, metadata, scale=scale, sliding_window=sliding_window, soft_cap=soft_cap
+        )
+        return out
+
+
+def _find(table: OpTable, op: str, name: str) -> OpFunction:
+    for backend in table.backends(op):
+        if backend.name == name:
+            return backend.function
+    choices = ", ".join(backend.name for backend in table.backends(op))
+    raise ConfigError(f"op {op!r} has no backend {name!r}; choose one of {choices}")
+
+
+def _listed(values: frozenset[int]) -> str:
+    return ", ".join(map(str, sorted(values)))

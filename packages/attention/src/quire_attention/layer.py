@@ -1,0 +1,48 @@
+"""The attention of one layer, as networks use it."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from quire_attention.backend import AttentionBackend
+from quire_attention.batch import ForwardBatch
+
+__all__ = ["Attention"]
+
+
+class Attention:
+    """Writes a layer's new keys and values into its cache, then attends over it. Holds no tensors."""
+
+    __slots__ = ("_backend", "_layer", "_scale", "_sliding_window", "_soft_cap")
+
+    def __init__(
+        self,
+        backend: AttentionBackend,
+        layer: int,
+        *,
+        scale: float,
+        sliding_window: int | None = None,
+        soft_cap: float | None = None,
+    ) -> None:
+        """Args:
+            layer: Index of the layer: which cache of the batch is its own.
+            scale: Factor of the scores, usually head_dim ** -0.5.
+        """
+        self._backend = backend
+        self._layer = layer
+        self._scale = scale
+        self._sliding_window = sliding_window
+        self._soft_cap = soft_cap
+
+    def __call__(self, query: Tensor, key: Tensor, value: Tensor, batch: ForwardBatch) -> Tensor:
+        """query [T, Hq, D], key and value [T, Hkv, D] -> [T, Hq, D]."""
+        kv_cache, metadata = batch.of_layer(self._layer)
+        self._backend.write(key, value, kv_cache, metadata)
+        return self._backend.forward(
+            query,
+            kv_cache,
+            metadata,
+            scale=self._scale,
+            sliding_window=self._sliding_window,
+            soft_cap=self._soft_cap,
+        )

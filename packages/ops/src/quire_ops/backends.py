@@ -1,0 +1,69 @@
+"""Which backends there are: the two of this package as data, and those of other packages by entry point.
+
+A package adds backends with an entry point of the group `quire.ops` that names a function without arguments, which
+returns `OpBackend` records. A backend that cannot work on this machine is still returned, with `unavailable` saying why.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cache
+from importlib.metadata import entry_points
+
+import torch
+from quire_interfaces import ConfigError
+
+from quire_ops import reference, torch_attention, torch_ops
+from quire_ops.declarations import OPS
+from quire_ops.table import OpBackend, OpChoice, OpFunction, OpRequest, OpTable, SizeRule
+
+__all__ = ["ENTRY_POINT_GROUP", "bind", "builtin_table", "op_report", "op_table"]
+
+ENTRY_POINT_GROUP = "quire.ops"
+
+_FLOATS = frozenset({torch.float32, torch.bfloat16, torch.float16})
+_EVEN_HEAD = {"head_dim": SizeRule(minimum=2, multiple_of=2)}
+
+
+def builtin_table() -> OpTable:
+    """A table with the backends of this package only."""
+    table = OpTable(OPS)
+    for op in OPS:
+        function = getattr(reference, op.name)
+        table.add(OpBackend(op=op.name, name="reference", function=function, priority=-100))
+        module = torch_attention if op.name == "paged_attention" else torch_ops
+        sizes = _EVEN_HEAD if op.name == "rotary_embedding" else {}
+        fused = getattr(module, op.name)
+        table.add(OpBackend(op=op.name, name="torch", function=fused, dtypes=_FLOATS, sizes=sizes))
+    return table
+
+
+@cache
+def op_table() -> OpTable:
+    """The table of this process: the backends of this package and those of every installed package.
+
+    Raises:
+        ConfigError: An installed package's entry point cannot be loaded; the message names it.
+    """
+    table = builtin_table()
+    for entry_point in entry_points(group=ENTRY_POINT_GROUP):
+        try:
+            backends = list(entry_point.load()())
+        except Exception as error:
+            raise ConfigError(
+                f"entry point {entry_point.name!r} of group {ENTRY_POINT_GROUP!r} ({entry_point.value}) failed: "
+                f"{type(error).__name__}: {error}; repair or uninstall that package"
+            ) from error
+        for backend in backends:
+            table.add(backend)
+    return table
+
+
+def bind(op: str, request: OpRequest, *, backend: str | None = None) -> OpFunction:
+    """The function that serves `op` for `request` in this process. See `OpTable.bind`."""
+    return op_table().bind(op, request, backend=backend)
+
+
+def op_report(request: OpRequest, *, backends: Mapping[str, str] | None = None) -> list[OpChoice]:
+    """Which backend each op gets for `request` in this process, and why not the others. See `OpTable.report`."""
+    return op_table().report(request, backends=backends)

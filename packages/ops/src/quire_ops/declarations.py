@@ -1,0 +1,106 @@
+"""Every op, declared once: arguments, shapes, dtypes and meaning. No code of any op is here.
+
+Shape legend: T tokens, S sequences, N any number of rows, I inputs, O outputs, Hq query heads, Hkv key-value heads
+(Hq is a multiple of Hkv), D head dimension, B blocks in the widest block table.
+
+The paged cache of one layer is one tensor [num_blocks, block_size, 2, Hkv, D]: for each token slot its key, then its
+value. Blocks come first, so layers of different shapes can share memory by block id; slots are evenly spaced, so
+blocks that follow each other are one strided run of tokens.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+from torch import Tensor
+
+from quire_ops.table import Op
+
+__all__ = ["OPS", "PagedLayout", "kv_cache_shape"]
+
+
+class PagedLayout(Protocol):
+    """Where the tokens of a step's sequences are in the paged cache. Host lists repeat the device tensors."""
+
+    block_table: Tensor
+    """[S, B] int32."""
+    query_start_loc: Tensor
+    """[S + 1] int32."""
+    slot_mapping: Tensor
+    """[T] int64."""
+    block_size: int
+    query_lens: list[int]
+    """Tokens of each sequence in this step; they are the last ones of the sequence."""
+    kv_lens: list[int]
+    """Tokens of each sequence, this step's included."""
+    derived: dict[Any, Any]
+    """What a backend worked out from the rest; kept for the other layers of the same step."""
+
+
+def kv_cache_shape(num_blocks: int, block_size: int, num_kv_heads: int, head_dim: int) -> tuple[int, ...]:
+    """Shape of the paged cache of one layer."""
+    return (num_blocks, block_size, 2, num_kv_heads, head_dim)
+
+
+OPS: tuple[Op, ...] = (
+    Op(
+        name="linear",
+        signature="(x [N, I], weight [O, I], bias [O] | None) -> [N, O]; all of one dtype",
+        description="x @ weight.T + bias",
+    ),
+    Op(
+        name="int8_linear",
+        signature="(x [N, I], weight [O, I] int8, scale [O] of x's dtype, bias [O] | None) -> [N, O], dtype of x",
+        description="x @ (weight * scale[:, None]).T + bias: weight-only, symmetric, one scale per output",
+    ),
+    Op(
+        name="embedding",
+        signature="(ids [T] int64, weight [vocab, I]) -> [T, I], dtype of weight",
+        description="Row `ids[t]` of the weight for each token",
+    ),
+    Op(
+        name="rms_norm",
+        signature="(x [..., I], weight [I], eps: float) -> like x",
+        description="x / sqrt(mean(x^2) + eps) * weight over the last dimension (Zhang & Sennrich 2019, eq. 4)",
+    ),
+    Op(
+        name="add_rms_norm",
+        signature="(x [N, I], residual [N, I], weight [I], eps: float) -> (normed [N, I], total [N, I])",
+        description="total = x + residual; normed = rms_norm(total). May write total over residual",
+    ),
+    Op(
+        name="rotary_embedding",
+        signature="(x [T, H, D], cos [T, 1, D], sin [T, 1, D]) -> like x; cos and sin of x's dtype",
+        description=(
+            "Rotate the pairs (i, i + D/2) of each head (Su et al. 2021, sec. 3.4.2, half-split order). cos holds each "
+            "cosine twice; sin holds the negated sines, then the sines"
+        ),
+    ),
+    Op(
+        name="silu_and_mul",
+        signature="(gate [N, I], up [N, I]) -> like gate; may write over gate",
+        description="gate * sigmoid(gate) * up (SwiGLU, Shazeer 2020)",
+    ),
+    Op(
+        name="gelu_and_mul",
+        signature="(gate [N, I], up [N, I]) -> like gate; may write over gate",
+        description="gelu(gate) * up with the tanh approximation (GEGLU, Shazeer 2020)",
+    ),
+    Op(
+        name="write_kv_cache",
+        signature="(key [T, Hkv, D], value [T, Hkv, D], kv_cache [num_blocks, block_size, 2, Hkv, D], "
+        "slot_mapping [T] int64) -> None",
+        description="Write key and value of token t into slot `slot_mapping[t]`, cast to the dtype of the cache",
+    ),
+    Op(
+        name="paged_attention",
+        signature="(query [T, Hq, D], kv_cache [num_blocks, block_size, 2, Hkv, D], layout: PagedLayout, *, "
+        "scale: float, sliding_window: int | None, soft_cap: float | None) -> [T, Hq, D], dtype of query",
+        description=(
+            "Causal softmax attention of this step's tokens (prefill chunks and decodes mixed) over the paged keys and "
+            "values of their own sequence. Query head h reads key-value head h // (Hq / Hkv). sliding_window W: a "
+            "token sees itself and the W - 1 before it. soft_cap c: scores become c * tanh(score / c). Slots that no "
+            "token of the step may see are never read"
+        ),
+    ),
+)

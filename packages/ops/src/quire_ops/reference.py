@@ -1,0 +1,117 @@
+"""The reference backend: what each op means, in plain torch, slowly and in float64 where rounding matters.
+
+Shapes and dtypes are declared in `declarations.py`. These functions are the specification that every other backend is
+tested against; they are never meant to be fast. Results are cast to the dtype of the main input at the very end.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from quire_ops.declarations import PagedLayout
+
+__all__ = [
+    "add_rms_norm",
+    "embedding",
+    "gelu_and_mul",
+    "int8_linear",
+    "linear",
+    "paged_attention",
+    "rms_norm",
+    "rotary_embedding",
+    "silu_and_mul",
+    "write_kv_cache",
+]
+
+
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """Op `linear`."""
+    out = x.double() @ weight.double().T
+    if bias is not None:
+        out = out + bias.double()
+    return out.to(x.dtype)
+
+
+def int8_linear(x: Tensor, weight: Tensor, scale: Tensor, bias: Tensor | None) -> Tensor:
+    """Op `int8_linear`."""
+    return linear(x, weight.double() * scale.double()[:, None], bias)
+
+
+def embedding(ids: Tensor, weight: Tensor) -> Tensor:
+    """Op `embedding`."""
+    return torch.stack([weight[token] for token in ids.tolist()]) if len(ids) else weight[:0]
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """Op `rms_norm`."""
+    wide = x.double()
+    mean_square = (wide * wide).mean(dim=-1, keepdim=True)
+    return (wide / torch.sqrt(mean_square + eps) * weight.double()).to(x.dtype)
+
+
+def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    """Op `add_rms_norm`."""
+    total = (x.double() + residual.double()).to(x.dtype)
+    return rms_norm(total, weight, eps), total
+
+
+def rotary_embedding(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Op `rotary_embedding`."""
+    half = x.shape[-1] // 2
+    first, second = x[..., :half].double(), x[..., half:].double()
+    cosine, sine = cos[..., :half].double(), sin[..., half:].double()
+    return torch.cat([first * cosine - second * sine, second * cosine + first * sine], dim=-1).to(x.dtype)
+
+
+def silu_and_mul(gate: Tensor, up: Tensor) -> Tensor:
+    """Op `silu_and_mul`."""
+    wide = gate.double()
+    return (wide * torch.sigmoid(wide) * up.double()).to(gate.dtype)
+
+
+def gelu_and_mul(gate: Tensor, up: Tensor) -> Tensor:
+    """Op `gelu_and_mul`."""
+    wide = gate.double()
+    inner = math.sqrt(2.0 / math.pi) * (wide + 0.044715 * wide**3)
+    return (0.5 * wide * (1.0 + torch.tanh(inner)) * up.double()).to(gate.dtype)
+
+
+def write_kv_cache(key: Tensor, value: Tensor, kv_cache: Tensor, slot_mapping: Tensor) -> None:
+    """Op `write_kv_cache`."""
+    block_size = kv_cache.shape[1]
+    for token, slot in enumerate(slot_mapping.tolist()):
+        kv_cache[slot // block_size, slot % block_size, 0] = key[token].to(kv_cache.dtype)
+        kv_cache[slot // block_size, slot % block_size, 1] = value[token].to(kv_cache.dtype)
+
+
+def paged_attention(
+    query: Tensor,
+    kv_cache: Tensor,
+    layout: PagedLayout,
+    *,
+    scale: float,
+    sliding_window: int | None = None,
+    soft_cap: float | None = None,
+) -> Tensor:
+    """Op `paged_attention`: one query token at a time, over exactly the tokens that it may see."""
+    out = torch.empty_like(query)
+    group_size = query.shape[1] // kv_cache.shape[3]
+    tables = layout.block_table.tolist()
+    token = 0
+    for blocks, query_len, kv_len in zip(tables, layout.query_lens, layout.kv_lens, strict=True):
+        for position in range(kv_len - query_len, kv_len):
+            begin = 0 if sliding_window is None else max(0, position + 1 - sliding_window)
+            seen = [divmod(p, layout.block_size) for p in range(begin, position + 1)]
+            slots = torch.stack([kv_cache[blocks[block], offset] for block, offset in seen]).double()  # [L, 2, Hkv, D]
+            keys = slots[:, 0].repeat_interleave(group_size, dim=1)  # [L, Hq, D]
+            values = slots[:, 1].repeat_interleave(group_size, dim=1)
+            scores = torch.einsum("hd,lhd->hl", query[token].double(), keys) * scale
+            if soft_cap is not None:
+                scores = soft_cap * torch.tanh(scores / soft_cap)
+            weights = torch.softmax(scores, dim=-1)
+            out[token] = torch.einsum("hl,lhd->hd", weights, values).to(query.dtype)
+            token += 1
+    return out

@@ -1,0 +1,71 @@
+"""The torch backend: each op through torch's own fused operators. Shapes and dtypes are in `declarations.py`.
+
+Paged attention has its own module, `torch_attention.py`.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+__all__ = [
+    "add_rms_norm",
+    "embedding",
+    "gelu_and_mul",
+    "int8_linear",
+    "linear",
+    "rms_norm",
+    "rotary_embedding",
+    "silu_and_mul",
+    "write_kv_cache",
+]
+
+linear = F.linear
+embedding = F.embedding
+
+
+def int8_linear(x: Tensor, weight: Tensor, scale: Tensor, bias: Tensor | None) -> Tensor:
+    """Op `int8_linear`, the weight widened in pieces so that the wide copy stays in the processor's cache."""
+    rows = max(1, 1 << 19) // weight.shape[1] + 1
+    out = torch.cat([F.linear(x, piece.to(x.dtype)) for piece in weight.split(rows)], dim=-1)
+    out *= scale
+    if bias is not None:
+        out += bias
+    return out
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """Op `rms_norm`."""
+    return F.rms_norm(x, weight.shape, weight, eps)
+
+
+def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    """Op `add_rms_norm`; the sum is written over `residual`."""
+    residual += x
+    return F.rms_norm(residual, weight.shape, weight, eps), residual
+
+
+def rotary_embedding(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Op `rotary_embedding`: with the signs already in `sin`, the rotation is one roll by half a head."""
+    return torch.addcmul(x * cos, x.roll(x.shape[-1] // 2, -1), sin)
+
+
+def silu_and_mul(gate: Tensor, up: Tensor) -> Tensor:
+    """Op `silu_and_mul`; written over `gate`."""
+    return F.silu(gate, inplace=True).mul_(up)
+
+
+def gelu_and_mul(gate: Tensor, up: Tensor) -> Tensor:
+    """Op `gelu_and_mul`."""
+    return F.gelu(gate, approximate="tanh").mul_(up)
+
+
+def write_kv_cache(key: Tensor, value: Tensor, kv_cache: Tensor, slot_mapping: Tensor) -> None:
+    """Op `write_kv_cache`: two scatters into the cache seen as [slots, 2, Hkv, D]."""
+    num_blocks, block_size, _, num_kv_heads, head_dim = kv_cache.shape
+    slots = kv_cache.view(num_blocks * block_size, 2, num_kv_heads, head_dim)
+    if key.dtype != kv_cache.dtype:
+        key, value = key.to(kv_cache.dtype), value.to(kv_cache.dtype)
+    slots[:, 0].index_copy_(0, slot_mapping, key)
+    slots[:, 1].index_copy_(0, slot_mapping, value)
