@@ -1,0 +1,51 @@
+"""What every member of the workspace must have."""
+
+from __future__ import annotations
+
+import ast
+import re
+import tomllib
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+MEMBERS = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["uv"]["workspace"]["members"]
+
+
+@pytest.mark.parametrize("member", MEMBERS)
+def test_member_is_complete(member: str) -> None:
+    folder = ROOT / member
+    project = tomllib.loads((folder / "pyproject.toml").read_text())["project"]
+    (package,) = (folder / "src").glob("*/__init__.py")
+    names = {
+        target.id: node.value
+        for node in ast.parse(package.read_text()).body
+        if isinstance(node, (ast.Assign, ast.AnnAssign))
+        for target in (node.targets if isinstance(node, ast.Assign) else [node.target])
+        if isinstance(target, ast.Name)
+    }
+    version = names["__version__"]
+    assert isinstance(version, ast.Constant)
+    assert version.value == project["version"], "the module and pyproject.toml disagree on the version"
+    assert "__all__" in names
+    assert (package.parent / "py.typed").is_file()
+    assert f"## {project['version']}" in (folder / "CHANGELOG.md").read_text()
+    assert list((folder / "tests").glob("test_*.py")), "no tests"
+    readme = (folder / "README.md").read_text()
+    assert re.search(r"```(python|sh)\n", readme), "the README has no example"
+
+
+@pytest.mark.parametrize("member", MEMBERS)
+def test_siblings_are_required_as_ranges(member: str) -> None:
+    project = tomllib.loads((ROOT / member / "pyproject.toml").read_text())["project"]
+    for requirement in project["dependencies"]:
+        if requirement.startswith("quire"):
+            assert re.fullmatch(r"[a-z-]+>=\d+\.\d+(\.\d+)?,<\d+", requirement), requirement
+
+
+def test_pins_name_no_index() -> None:
+    text = (ROOT / "requirements.lock").read_text()
+    assert "http://" not in text
+    assert "https://" not in text
+    assert text.count("--hash=sha256:") > 100
