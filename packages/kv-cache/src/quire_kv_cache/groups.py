@@ -1,0 +1,115 @@
+"""What differs between kinds of KV cache groups: which cached blocks a hit needs, and when a block is no longer read.
+
+A new kind (chunked-local, MLA, state space) is one `GroupPolicy` and one entry in `GROUP_POLICIES`; the manager and the
+coordinator know groups only through it.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from typing import Protocol
+
+from quire_interfaces import ConfigError, FullAttentionSpec, KVCacheSpec, SlidingWindowSpec
+
+__all__ = ["GROUP_POLICIES", "NEVER", "FullAttentionGroup", "GroupPolicy", "SlidingWindowGroup", "make_group_policy"]
+
+NEVER = sys.maxsize
+
+
+class GroupPolicy(Protocol):
+    """The rules of one KV cache group. Stateless: everything it decides follows from its arguments."""
+
+    def longest_prefix(self, index: Mapping[bytes, int], block_hashes: Sequence[bytes], max_blocks: int) -> int:
+        """Most blocks n <= max_blocks such that a request can go on after its first n blocks: every block from
+        `first_read_block(n * block_size)` to n is in `index`."""
+
+    def first_read_block(self, num_computed_tokens: int) -> int:
+        """Blocks before this one are read by no token from position `num_computed_tokens` on."""
+
+    def next_release(self, first_read_block: int) -> int:
+        """Smallest position whose `first_read_block` is greater than this one, or NEVER."""
+
+    def max_blocks(self, num_tokens: int, max_step_tokens: int) -> int:
+        """Blocks a request of `num_tokens` tokens holds at most when a step computes at most `max_step_tokens`."""
+
+
+class FullAttentionGroup:
+    """Every token reads all tokens before it."""
+
+    __slots__ = ("block_size",)
+
+    def __init__(self, spec: KVCacheSpec) -> None:
+        self.block_size = spec.block_size
+
+    def longest_prefix(self, index: Mapping[bytes, int], block_hashes: Sequence[bytes], max_blocks: int) -> int:
+        for i in range(max_blocks):
+            if block_hashes[i] not in index:
+                return i
+        return max_blocks
+
+    def first_read_block(self, num_computed_tokens: int) -> int:
+        return 0
+
+    def next_release(self, first_read_block: int) -> int:
+        return NEVER
+
+    def max_blocks(self, num_tokens: int, max_step_tokens: int) -> int:
+        return -(-num_tokens // self.block_size)
+
+
+class SlidingWindowGroup:
+    """A token reads itself and the `sliding_window - 1` tokens before it."""
+
+    __slots__ = ("block_size", "num_tokens_before")
+
+    def __init__(self, spec: SlidingWindowSpec) -> None:
+        if spec.sliding_window < 1:
+            raise ConfigError(
+                f"sliding_window must be at least 1 token, got {spec.sliding_window}", field="sliding_window"
+            )
+        self.block_size = spec.block_size
+        self.num_tokens_before = spec.sliding_window - 1
+
+    def longest_prefix(self, index: Mapping[bytes, int], block_hashes: Sequence[bytes], max_blocks: int) -> int:
+        # From the end: the last run of present blocks that is long enough, or that reaches the beginning.
+        end = max_blocks
+        first_needed = self.first_read_block(end * self.block_size)
+        i = end - 1
+        while i >= first_needed:
+            if block_hashes[i] not in index:
+                end = i
+                first_needed = self.first_read_block(end * self.block_size)
+            i -= 1
+        return end
+
+    def first_read_block(self, num_computed_tokens: int) -> int:
+        return max(num_computed_tokens - self.num_tokens_before, 0) // self.block_size
+
+    def next_release(self, first_read_block: int) -> int:
+        return (first_read_block + 1) * self.block_size + self.num_tokens_before
+
+    def max_blocks(self, num_tokens: int, max_step_tokens: int) -> int:
+        # A step reads the window before its first token and writes its own tokens, from any slot of a block.
+        num_read_and_written = self.num_tokens_before + max_step_tokens
+        return min(-(-num_tokens // self.block_size), -(-(num_read_and_written - 1) // self.block_size) + 1)
+
+
+GROUP_POLICIES: dict[type[KVCacheSpec], Callable[..., GroupPolicy]] = {
+    FullAttentionSpec: FullAttentionGroup,
+    SlidingWindowSpec: SlidingWindowGroup,
+}
+"""Spec type -> its policy; a spec of a subclass gets the policy of its nearest base."""
+
+
+def make_group_policy(spec: KVCacheSpec) -> GroupPolicy:
+    """The policy of a spec.
+
+    Raises:
+        ConfigError: no policy is known for this kind of spec.
+    """
+    for kind in type(spec).__mro__:
+        if kind in GROUP_POLICIES:
+            return GROUP_POLICIES[kind](spec)
+    known = ", ".join(kind.__name__ for kind in GROUP_POLICIES)
+    raise ConfigError(f"no KV cache group policy for {type(spec).__name__}; known are {known} and their subclasses")

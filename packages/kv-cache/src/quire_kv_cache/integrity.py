@@ -1,0 +1,72 @@
+"""Everything that must be true of the cache between two calls, checked the slow way."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+
+from quire_interfaces import NULL_BLOCK_ID
+
+from quire_kv_cache.block_pool import BlockPool
+from quire_kv_cache.request_blocks import RequestBlocks
+
+__all__ = ["check_integrity"]
+
+
+def check_integrity(pool: BlockPool, requests: Mapping[str, RequestBlocks], block_size: int) -> None:
+    """Compare references, free list, prefix indexes and block tables with each other.
+
+    Raises:
+        AssertionError: naming the block or request at fault.
+    """
+    _check_references(pool, requests)
+    _check_indexes(pool)
+    for request_id, held in requests.items():
+        _check_tables(pool, request_id, held, block_size)
+
+
+def _check_references(pool: BlockPool, requests: Mapping[str, RequestBlocks]) -> None:
+    counted = Counter(block for held in requests.values() for table in held.tables for block in table)
+    del counted[NULL_BLOCK_ID]
+    free = pool.free_block_ids()
+    assert len(free) == pool.num_free, f"{len(free)} blocks are in the free list, {pool.num_free} are counted"
+    is_free = set(free)
+    assert len(is_free) == len(free), "a block is in the free list twice"
+    assert pool.ref_counts[NULL_BLOCK_ID] == 0, "the null block is referenced"
+    assert pool.block_hashes[NULL_BLOCK_ID] is None, "the null block has content"
+    for block in range(1, pool.num_blocks):
+        held = counted[block]
+        references = pool.ref_counts[block]
+        assert references == held, f"block {block}: {references} references, but {held} block tables hold it"
+        assert (block in is_free) == (held == 0), f"block {block}: held {held} times, free: {block in is_free}"
+        assert held <= 1 or pool.block_hashes[block] is not None, f"block {block} is shared, but has no content"
+
+
+def _check_indexes(pool: BlockPool) -> None:
+    found: dict[int, tuple[int, bytes]] = {}
+    for group, index in enumerate(pool.indexes):
+        assert index.twins.keys() <= index.blocks.keys(), f"group {group}: twins of a hash that is not findable"
+        for block_hash, block in index.blocks.items():
+            twins = index.twins.get(block_hash)
+            assert twins is None or twins, f"group {group}: empty twins of {block_hash.hex()}"
+            for member in (block, *(twins or ())):
+                assert member not in found, f"block {member} is in the prefix index twice"
+                found[member] = (group, block_hash)
+    for block, content in enumerate(pool.block_hashes):
+        expected = None if content is None else (pool.block_groups[block], content)
+        assert found.get(block) == expected, f"block {block}: index says {found.get(block)}, block says {expected}"
+
+
+def _check_tables(pool: BlockPool, request_id: str, held: RequestBlocks, block_size: int) -> None:
+    lengths = {len(table) for table in held.tables}
+    expected = held.num_slots // block_size
+    assert lengths == {expected}, f"{request_id}: tables of {lengths} blocks, expected {expected}"
+    for group, (table, first) in enumerate(zip(held.tables, held.first_blocks, strict=True)):
+        where = f"{request_id}, group {group}"
+        assert not any(table[:first]), f"{where}: a block before the first read one is held"
+        assert all(table[first:]), f"{where}: a block that is read is null"
+        kept = [block for block in table if block != NULL_BLOCK_ID]
+        assert len(set(kept)) == len(kept), f"{where}: a block stands in the table twice"
+        for block in kept:
+            of_group = pool.block_hashes[block] is None or pool.block_groups[block] == group
+            assert of_group, f"{where}: block {block} holds content of group {pool.block_groups[block]}"

@@ -1,0 +1,364 @@
+"""The KV cache as the scheduler sees it: block tables of requests, shared prefixes, eviction.
+
+Knows token ids only to hash them, and blocks only as integers; it knows no tensors and no device. Not thread-safe: one
+owner, the scheduler's loop, makes all calls.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from quire_interfaces import (
+    NULL_BLOCK_ID,
+    CachedPrefix,
+    ConfigError,
+    KVCacheEvent,
+    KVCachePlan,
+    KVCacheUsage,
+    PrefixCacheMiss,
+    Request,
+)
+
+from quire_kv_cache.block_pool import BlockPool
+from quire_kv_cache.config import KVCacheConfig
+from quire_kv_cache.coordinator import prefix_block_ids, shared_prefix_blocks
+from quire_kv_cache.errors import AllocatorMisuseError
+from quire_kv_cache.events import EventLog
+from quire_kv_cache.groups import NEVER, make_group_policy
+from quire_kv_cache.hashing import BlockHasher, block_extra_keys
+from quire_kv_cache.integrity import check_integrity
+from quire_kv_cache.miss import PrefixHistory, explain_miss
+from quire_kv_cache.request_blocks import RequestBlocks
+
+__all__ = ["KVCacheManager", "PrefixCacheStats"]
+
+
+class PrefixCacheStats(NamedTuple):
+    """Counters since the start; they only grow. Requests that re-enter after preemption are not counted again: their
+    hits are on their own blocks and would flatter the rate."""
+
+    num_requests: int
+    """Requests that were looked up and then allocated for."""
+    num_query_tokens: int
+    """Their known tokens."""
+    num_hit_tokens: int
+    """Those of them that were found."""
+    num_evicted_hashes: int
+    """Block contents that stopped being findable because their block was needed."""
+
+
+class KVCacheManager:
+    """The paged KV cache's bookkeeping; implements `quire_interfaces.BlockAllocator`.
+
+    Block allocation follows PagedAttention (Kwon et al. 2023, arXiv:2309.06180, section 4); blocks are shared by
+    content hash and evicted least recently used first.
+
+    Args:
+        plan: Groups and number of blocks, as from `plan_kv_cache`.
+        config: Settings; `config.block_size` must be the plan's.
+
+    Raises:
+        ConfigError: plan and config disagree, or a group is of an unknown kind.
+    """
+
+    def __init__(self, plan: KVCachePlan, config: KVCacheConfig | None = None) -> None:
+        config = config or KVCacheConfig()
+        for group in plan.groups:
+            if group.spec.block_size != config.block_size:
+                raise ConfigError(
+                    f"block_size is {config.block_size}, but the plan was made for {group.spec.block_size}: "
+                    "make plan and cache from the same settings",
+                    field="block_size",
+                )
+        if not plan.groups:
+            raise ConfigError("the plan has no KV cache groups: there is nothing to allocate blocks for")
+        self.config = config
+        self.block_size = config.block_size
+        self._policies = tuple(make_group_policy(group.spec) for group in plan.groups)
+        self._pool = BlockPool(plan.num_blocks, len(plan.groups), self._on_evict)
+        self._hasher = BlockHasher(config.prefix_caching_hash_algo, config.block_size)
+        self._requests: dict[str, RequestBlocks] = {}
+        self._events = EventLog(config.kv_cache_event_buffer_size) if config.enable_kv_cache_events else None
+        self._history = PrefixHistory(max(plan.num_blocks, 1024))
+        self._stats = PrefixCacheStats(0, 0, 0, 0)
+
+    @property
+    def num_groups(self) -> int:
+        return len(self._policies)
+
+    @property
+    def null_block_id(self) -> int:
+        """The placeholder in block tables where no KV is kept."""
+        return NULL_BLOCK_ID
+
+    @property
+    def prefix_cache_stats(self) -> PrefixCacheStats:
+        return self._stats
+
+    def find_cached_prefix(self, request: Request) -> CachedPrefix:
+        """Longest cached prefix; see `BlockAllocator`. With prefix caching off nothing is hashed or found.
+
+        Raises:
+            RequestError: a token id is not an integer from 0 to 2**32 - 1.
+        """
+        num_blocks = self._num_hit_blocks(request)
+        indexes = self._pool.indexes
+        tables = prefix_block_ids(self._policies, indexes, request.block_hashes, num_blocks, self.block_size)
+        return CachedPrefix(num_blocks * self.block_size, tables)
+
+    def _num_hit_blocks(self, request: Request) -> int:
+        if not self.config.enable_prefix_caching:
+            return 0
+        self._hasher.extend(request)
+        if not request.reads_prefix_cache:
+            return 0
+        max_blocks = max(request.num_tokens - 1, 0) // self.block_size
+        return shared_prefix_blocks(self._policies, self._pool.indexes, request.block_hashes, max_blocks)
+
+    def allocate(
+        self, request: Request, num_new_tokens: int, cached: CachedPrefix | None = None, num_lookahead_tokens: int = 0
+    ) -> tuple[list[int], ...] | None:
+        """Give the request slots; see `BlockAllocator`.
+
+        Blocks that no token from `request.num_computed_tokens` on reads are given back first (sliding windows), which
+        is sound with steps in flight because steps run in order.
+
+        Raises:
+            AllocatorMisuseError: a negative count, or a `cached` that is stale or not for a first allocation.
+        """
+        held = self._requests.get(request.request_id)
+        if held is None:
+            return self._allocate_first(request, num_new_tokens, cached, num_lookahead_tokens)
+        start = request.num_computed_tokens
+        num_slots = start + num_new_tokens + num_lookahead_tokens
+        if cached is None and num_slots <= held.num_slots and start < held.release_at:
+            return tuple([[] for _ in held.tables])
+        _check_counts(num_new_tokens, num_lookahead_tokens)
+        if cached is not None and cached.num_tokens:
+            raise AllocatorMisuseError(f"request {request.request_id!r} already holds blocks: it cannot take a prefix")
+        return self._grow(request, held, num_slots)
+
+    def _allocate_first(
+        self, request: Request, num_new_tokens: int, cached: CachedPrefix | None, num_lookahead_tokens: int
+    ) -> tuple[list[int], ...] | None:
+        _check_counts(num_new_tokens, num_lookahead_tokens)
+        size, pool = self.block_size, self._pool
+        if cached is None:
+            cached = CachedPrefix(0, tuple([[] for _ in self._policies]))
+        num_hit_blocks = cached.num_tokens // size
+        if num_hit_blocks:
+            self._check_fresh(request, cached)
+            start = cached.num_tokens
+        else:
+            start = request.num_computed_tokens
+        num_blocks = max(-(-(start + num_new_tokens + num_lookahead_tokens) // size), num_hit_blocks)
+        num_new_blocks = num_blocks - num_hit_blocks
+        num_revived = sum(pool.num_unreferenced(table) for table in cached.block_ids)
+        if num_new_blocks * len(self._policies) + num_revived > pool.num_free:
+            return None
+        for table in cached.block_ids:
+            pool.touch(table)
+        first_blocks = [policy.first_read_block(cached.num_tokens) for policy in self._policies]
+        held = RequestBlocks(tuple([list(table) for table in cached.block_ids]), first_blocks, num_hit_blocks * size)
+        held.num_cached_blocks = num_hit_blocks
+        held.cache_at = (num_hit_blocks + 1) * size if self.config.enable_prefix_caching else NEVER
+        self._append(held, num_new_blocks)
+        self._set_release_at(held)
+        self._requests[request.request_id] = held
+        self._count_query(request, cached.num_tokens)
+        return tuple([list(table) for table in held.tables])
+
+    def _grow(self, request: Request, held: RequestBlocks, num_slots: int) -> tuple[list[int], ...] | None:
+        pool = self._pool
+        num_new_blocks = max(-(-(num_slots - held.num_slots) // self.block_size), 0)
+        # Computed tokens beyond the known ones may be drafts of a step in flight and be taken back; the position after
+        # the known tokens is the earliest that the next step can begin at.
+        position = min(request.num_computed_tokens, request.num_tokens)
+        outdated = self._outdated(held, position) if position >= held.release_at else []
+        num_needed = num_new_blocks * len(self._policies)
+        if num_needed > pool.num_free and num_needed > pool.num_free + pool.num_released_by(
+            block for _, _, blocks in outdated for block in blocks
+        ):
+            return None
+        for group, first, blocks in outdated:
+            pool.release(reversed(blocks))
+            held.tables[group][first : first + len(blocks)] = [NULL_BLOCK_ID] * len(blocks)
+            held.first_blocks[group] = first + len(blocks)
+        if outdated:
+            self._set_release_at(held)
+        return self._append(held, num_new_blocks)
+
+    def _outdated(self, held: RequestBlocks, position: int) -> list[tuple[int, int, list[int]]]:
+        """(group, first block, block ids) of what no token from `position` on reads."""
+        outdated = []
+        for group, policy in enumerate(self._policies):
+            first = held.first_blocks[group]
+            blocks = held.tables[group][first : policy.first_read_block(position)]
+            if blocks:
+                outdated.append((group, first, blocks))
+        return outdated
+
+    def _set_release_at(self, held: RequestBlocks) -> None:
+        held.release_at = min(
+            policy.next_release(first) for policy, first in zip(self._policies, held.first_blocks, strict=True)
+        )
+
+    def _append(self, held: RequestBlocks, num_blocks: int) -> tuple[list[int], ...]:
+        taken = tuple([self._pool.take(num_blocks) for _ in held.tables])
+        for table, blocks in zip(held.tables, taken, strict=True):
+            table.extend(blocks)
+        held.num_slots += num_blocks * self.block_size
+        return taken
+
+    def _check_fresh(self, request: Request, cached: CachedPrefix) -> None:
+        """A prefix found before the last change may name blocks that now hold other content."""
+        block_hashes, block_groups = self._pool.block_hashes, self._pool.block_groups
+        for group, table in enumerate(cached.block_ids):
+            for block, expected in zip(table, request.block_hashes, strict=False):
+                if block != NULL_BLOCK_ID and (block_hashes[block] != expected or block_groups[block] != group):
+                    raise AllocatorMisuseError(
+                        f"the cached prefix of request {request.request_id!r} is stale: block {block} holds other "
+                        "content now; call find_cached_prefix again before allocate"
+                    )
+
+    def _count_query(self, request: Request, num_hit_tokens: int) -> None:
+        if request.num_cached_tokens < 0:
+            request.num_cached_tokens = min(num_hit_tokens, request.num_prompt_tokens)
+        if self.config.enable_prefix_caching and request.reads_prefix_cache and request.num_preemptions == 0:
+            stats = self._stats
+            self._stats = stats._replace(
+                num_requests=stats.num_requests + 1,
+                num_query_tokens=stats.num_query_tokens + request.num_tokens,
+                num_hit_tokens=stats.num_hit_tokens + num_hit_tokens,
+            )
+
+    def cache_blocks(self, request: Request, num_computed_tokens: int) -> None:
+        """Make whole blocks of computed, known tokens findable; see `BlockAllocator`. No-op without blocks.
+
+        Raises:
+            AllocatorMisuseError: more tokens than are known or fit the request's blocks.
+        """
+        held = self._requests.get(request.request_id)
+        if held is None or num_computed_tokens < held.cache_at:
+            return
+        if num_computed_tokens > request.num_tokens or num_computed_tokens > held.num_slots:
+            raise AllocatorMisuseError(
+                f"request {request.request_id!r}: {num_computed_tokens} tokens cannot be computed, "
+                f"{request.num_tokens} are known and {held.num_slots} fit its blocks"
+            )
+        self._hasher.extend(request)
+        start, end = held.num_cached_blocks, num_computed_tokens // self.block_size
+        if start == 0:
+            self._history.remember_salt(request.cache_salt)
+        for group, table in enumerate(held.tables):
+            self._store(request, group, table, max(start, held.first_blocks[group]), end)
+        held.num_cached_blocks = end
+        held.cache_at = (end + 1) * self.block_size
+
+    def _store(self, request: Request, group: int, table: list[int], start: int, end: int) -> None:
+        pool, hashes = self._pool, request.block_hashes
+        news = [i for i in range(start, end) if pool.store(table[i], hashes[i], group)]
+        if self._events is None or not news:
+            return
+        first = previous = news[0]
+        for i in news[1:]:
+            if i != previous + 1:
+                self._record_stored(request, group, first, previous + 1)
+                first = i
+            previous = i
+        self._record_stored(request, group, first, previous + 1)
+
+    def _record_stored(self, request: Request, group: int, start: int, end: int) -> None:
+        assert self._events is not None
+        size, hashes = self.block_size, request.block_hashes
+        self._events.stored(
+            block_hashes=hashes[start:end],
+            parent_block_hash=hashes[start - 1] if start else None,
+            token_ids=request.token_ids(start * size, end * size),
+            block_size=size,
+            extra_keys=block_extra_keys(start, end, size, request.cache_salt, request.cache_extra_keys),
+            group=group,
+        )
+
+    def free(self, request: Request) -> None:
+        """Drop the request's references, last blocks first; see `BlockAllocator`."""
+        held = self._requests.pop(request.request_id, None)
+        if held is None:
+            return
+        if len(held.tables) == 1:
+            self._pool.release(reversed(held.tables[0]))
+            return
+        # Groups side by side, so that no group's beginning becomes older than another group's end.
+        for blocks in zip(*(reversed(table) for table in held.tables), strict=True):
+            self._pool.release(blocks)
+
+    def block_ids(self, request_id: str) -> tuple[list[int], ...]:
+        """A copy of the request's block table per group; see `BlockAllocator`."""
+        return tuple([list(table) for table in self._requests[request_id].tables])
+
+    def num_slots(self, request_id: str) -> int:
+        """Tokens that fit in the blocks the request holds; see `BlockAllocator`."""
+        held = self._requests.get(request_id)
+        return 0 if held is None else held.num_slots
+
+    def fits(self, num_tokens: int) -> bool:
+        """Whether a request of this length, computed at once, could run if it had the whole cache to itself."""
+        return -(-num_tokens // self.block_size) * len(self._policies) < self._pool.num_blocks
+
+    def usage(self) -> KVCacheUsage:
+        """Free and total blocks; see `BlockAllocator`."""
+        return KVCacheUsage(self._pool.num_free, self._pool.num_blocks - 1)
+
+    def reset_prefix_cache(self) -> bool:
+        """Forget all cached blocks; see `BlockAllocator`."""
+        if self._requests:
+            return False
+        for index in self._pool.indexes:
+            self._history.remember_gone(index.blocks, "the prefix cache was reset")
+        self._pool.clear_index()
+        if self._events is not None:
+            self._events.cleared()
+        return True
+
+    def take_events(self) -> list[KVCacheEvent]:
+        """Events since the last call; see `BlockAllocator`."""
+        return [] if self._events is None else self._events.take()
+
+    def events_since(self, sequence_number: int) -> list[KVCacheEvent]:
+        """Replay: the events from this number on that are still kept (`kv_cache_event_buffer_size`), taken or not.
+
+        When the first one's number is greater than the one asked for, the events between are lost.
+        """
+        return [] if self._events is None else self._events.since(sequence_number)
+
+    def explain_miss(self, request: Request) -> PrefixCacheMiss:
+        """Why the request's cached prefix ends where it does; see `BlockAllocator`. Not for the request's sender: it
+        can tell that another tenant's salt has the same beginning."""
+        if not self.config.enable_prefix_caching:
+            return PrefixCacheMiss(0, "disabled", "prefix caching is off (enable_prefix_caching)")
+        num_blocks = self._num_hit_blocks(request)
+        if not request.reads_prefix_cache:
+            detail = "the request needs every prompt position computed (prompt logprobs)"
+            return PrefixCacheMiss(0, "not_readable", detail)
+        return explain_miss(request, num_blocks, self._policies, self._pool.indexes, self._hasher, self._history)
+
+    def check_integrity(self) -> None:
+        """Check that references, free list, prefix index and block tables agree (slow; for tests and debugging).
+
+        Raises:
+            AssertionError: naming the block or request at fault.
+        """
+        check_integrity(self._pool, self._requests, self.block_size)
+
+    def _on_evict(self, group: int, block_hashes: list[bytes]) -> None:
+        self._history.remember_gone(block_hashes, "its block was needed for other tokens")
+        self._stats = self._stats._replace(num_evicted_hashes=self._stats.num_evicted_hashes + len(block_hashes))
+        if self._events is not None:
+            self._events.removed(block_hashes, group)
+
+
+def _check_counts(num_new_tokens: int, num_lookahead_tokens: int) -> None:
+    if num_new_tokens < 0 or num_lookahead_tokens < 0:
+        raise AllocatorMisuseError(
+            f"cannot allocate {num_new_tokens} new and {num_lookahead_tokens} lookahead tokens: neither may be negative"
+        )
