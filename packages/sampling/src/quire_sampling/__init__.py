@@ -1,5 +1,22 @@
-"""Logits to token ids and log probabilities."""
+"""Logits to token ids and log probabilities. See `Sampler` for the order of operations."""
+
+from quire_sampling.config import SamplingConfig
+from quire_sampling.logprobs import prompt_logprobs, token_logprobs
+from quire_sampling.output import SamplerOutput
+from quire_sampling.rng import uniform
+from quire_sampling.sampler import Sampler
+from quire_sampling.state import SamplingState
+from quire_sampling.top import top_tokens
 
 __version__ = "0.1.0"
 
-__all__: list[str] = []
+__all__ = [
+    "Sampler",
+    "SamplerOutput",
+    "SamplingConfig",
+    "SamplingState",
+    "prompt_logprobs",
+    "token_logprobs",
+    "top_tokens",
+    "uniform",
+]

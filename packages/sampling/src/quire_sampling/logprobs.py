@@ -1,0 +1,89 @@
+"""Log probabilities of the raw logits: before bias, penalties, masks and temperature, as OpenAI and vLLM do it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from quire_interfaces import TokenLogprobs
+from torch import Tensor
+
+from quire_sampling.blocks import block_max, block_sum
+from quire_sampling.top import top_tokens
+
+__all__ = ["LogprobTensors", "prompt_logprobs", "token_logprobs"]
+
+_CHUNK_ROWS = 32
+
+
+class LogprobTensors(NamedTuple):
+    """Log probabilities still on the device: `token_*` [N] of the given token, `top_*` [N, k] of the best ones."""
+
+    token_ids: Tensor
+    token_logprobs: Tensor
+    ranks: Tensor
+    top_ids: Tensor
+    top_logprobs: Tensor
+
+    def to_host(self, num_top: Sequence[int]) -> list[TokenLogprobs]:
+        """One object per row; row i gets the `num_top[i]` best tokens (at most k)."""
+        token_ids, logprobs, ranks = self.token_ids.tolist(), self.token_logprobs.tolist(), self.ranks.tolist()
+        top_ids, top_logprobs = self.top_ids.tolist(), self.top_logprobs.tolist()
+        return [
+            TokenLogprobs(
+                token_ids=[token_ids[i], *top_ids[i][:k]],
+                logprobs=[logprobs[i], *top_logprobs[i][:k]],
+                rank=ranks[i],
+            )
+            for i, k in enumerate(num_top)
+        ]
+
+
+def token_logprobs(logits: Tensor, token_ids: Tensor, k: int) -> LogprobTensors:
+    """Log-softmax at the given tokens and at the k most likely ones.
+
+    Args:
+        logits: [N, V] float32; not changed.
+        token_ids: [N] int64.
+        k: From 0 to V.
+
+    Returns:
+        Tensors on the device. Equal logits are ordered by lower id, in `top_ids` and in `ranks` (1 is the best).
+        A token of logit -inf has log probability -inf.
+    """
+    maxima = block_max(logits)
+    peak = maxima.amax(-1, keepdim=True)
+    normalizer = peak + block_sum((logits - peak).exp_()).sum(-1, keepdim=True).log()  # float64 [N, 1]
+    ids = token_ids.unsqueeze(1)
+    own = logits.gather(1, ids)
+    ties_before = (logits == own) & (torch.arange(logits.shape[1], device=logits.device) < ids)
+    ranks = ((logits > own) | ties_before).sum(-1) + 1
+    if k > 0:
+        top_values, top_ids = top_tokens(logits, k, maxima)
+    else:
+        top_values, top_ids = logits[:, :0], token_ids.new_empty((len(logits), 0))
+    own_logprobs = (own - normalizer).squeeze(1).to(torch.float32)
+    return LogprobTensors(token_ids, own_logprobs, ranks, top_ids, (top_values - normalizer).to(torch.float32))
+
+
+def prompt_logprobs(logits: Tensor, next_token_ids: Tensor, k: int) -> list[TokenLogprobs]:
+    """Log probabilities of prompt tokens: logits of position i judge the token at i + 1.
+
+    Works in pieces of 32 positions, so that the memory beyond the logits stays bounded.
+
+    Args:
+        logits: [N, V] float32 (other floats are converted piece by piece); not changed.
+        next_token_ids: [N] int64, the prompt's token after each position.
+        k: How many of the most likely tokens, at most V.
+
+    Returns:
+        One per position, in order.
+    """
+    k = min(k, logits.shape[1])
+    result: list[TokenLogprobs] = []
+    for start in range(0, len(logits), _CHUNK_ROWS):
+        piece = logits[start : start + _CHUNK_ROWS].to(torch.float32)
+        ids = next_token_ids[start : start + _CHUNK_ROWS].to(torch.int64)
+        result += token_logprobs(piece, ids, k).to_host([k] * len(piece))
+    return result

@@ -1,0 +1,215 @@
+"""What the sampler knows about each row for as long as a request lives in it.
+
+Numbers are tensors on the device, indexed by row; lists of tokens are index tensors made once, in `set_row`; sets and
+dictionaries on the host say which rows need which work, so that a step in which nobody wants a thing does not touch
+it. Knows nothing of tokens sampled so far: these are the runner's `token_ids`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from quire_interfaces import LogitsProcessor, RequestError, SamplingParams
+from torch import Tensor
+
+from quire_sampling.config import SamplingConfig
+
+__all__ = ["BadWords", "MinTokens", "SamplingState", "TokenValues"]
+
+
+class TokenValues(NamedTuple):
+    """logit_bias of one row: `values` [M] float32 to add at `ids` [M] int64."""
+
+    ids: Tensor
+    values: Tensor
+
+
+class BadWords(NamedTuple):
+    """bad words of one row: `prefixes` [W, L] int64, right-aligned with -1 for "anything"; `last` [W] int64."""
+
+    prefixes: Tensor
+    last: Tensor
+
+
+class MinTokens(NamedTuple):
+    """No token of `stop_ids` [M] int64 among the first `count` output tokens."""
+
+    count: int
+    stop_ids: Tensor
+
+
+class SamplingState:
+    """Persistent sampling state of `max_num_seqs` rows. The runner writes it, the `Sampler` reads it.
+
+    Args:
+        max_num_seqs: Number of rows.
+        vocab_size: Length of a row of logits.
+        device: Where logits will be.
+        logits_processors: By name, those a request may choose: `extra_args={"logits_processors": ["name"]}`.
+        always: Names of the processors that run for every request, before the chosen ones.
+        config: Limits.
+    """
+
+    def __init__(
+        self,
+        max_num_seqs: int,
+        vocab_size: int,
+        device: torch.device | str = "cpu",
+        *,
+        logits_processors: Mapping[str, LogitsProcessor] | None = None,
+        always: Sequence[str] = (),
+        config: SamplingConfig | None = None,
+    ) -> None:
+        self.max_num_seqs = max_num_seqs
+        self.vocab_size = vocab_size
+        self.device = torch.device(device)
+        self.config = config or SamplingConfig()
+        self.registry: dict[str, LogitsProcessor] = dict(logits_processors or {})
+        self.always = tuple(self._known(name) for name in always)
+
+        def full(value: float, dtype: torch.dtype) -> Tensor:
+            return torch.full((max_num_seqs,), value, dtype=dtype, device=self.device)
+
+        self.seeds = full(0, torch.int64)
+        self.num_prompt_tokens = full(0, torch.int64)
+        self.temperature = full(1, torch.float32)
+        self.top_k = full(vocab_size, torch.int64)
+        self.top_p = full(1, torch.float64)
+        self.min_p = full(0, torch.float64)
+        self.repetition_penalty = full(1, torch.float32)
+        self.presence_penalty = full(0, torch.float32)
+        self.frequency_penalty = full(0, torch.float32)
+
+        self.random: set[int] = set()
+        """Rows that draw; all others are greedy."""
+        self.filtered: set[int] = set()
+        """Rows that draw with top_k, top_p or min_p."""
+        self.penalized: set[int] = set()
+        self.allowed: dict[int, Tensor] = {}
+        self.bad_words: dict[int, BadWords] = {}
+        self.min_tokens: dict[int, MinTokens] = {}
+        self.bias: dict[int, TokenValues] = {}
+        self.processors: dict[int, tuple[str, ...]] = {}
+        self.num_logprobs: dict[int, int] = {}
+        """Rows that want logprobs -> how many besides the sampled token's."""
+
+    def set_row(
+        self,
+        row: int,
+        params: SamplingParams,
+        *,
+        seed: int,
+        num_prompt_tokens: int,
+        stop_token_ids: Collection[int] = (),
+    ) -> None:
+        """Put a request into a row, whatever was there before.
+
+        Args:
+            row: From 0 to max_num_seqs - 1.
+            params: The request's parameters.
+            seed: The request's seed, any integer (taken modulo 2**64).
+            num_prompt_tokens: Length of the prompt; token positions from there on are outputs. After a preemption
+                this is still the length of the original prompt.
+            stop_token_ids: All tokens that would end the request: what min_tokens keeps from being sampled. Ids
+                outside the vocabulary are left out, they cannot be sampled anyway.
+
+        Raises:
+            RequestError: a token id outside the vocabulary, more logprobs than allowed, or an unknown logits
+                processor. The row is then clear.
+        """
+        self.clear_row(row)
+        try:
+            self._set_lists(row, params, stop_token_ids)
+        except RequestError:
+            self.clear_row(row)
+            raise
+        self.seeds[row] = (seed + 2**63) % 2**64 - 2**63
+        self.num_prompt_tokens[row] = num_prompt_tokens
+        if not params.greedy:
+            self._set_draw(row, params)
+        penalties = (params.repetition_penalty, params.presence_penalty, params.frequency_penalty)
+        if penalties != (1, 0, 0):
+            self.penalized.add(row)
+            self.repetition_penalty[row], self.presence_penalty[row], self.frequency_penalty[row] = penalties
+
+    def clear_row(self, row: int) -> None:
+        """Forget the request in this row. Clearing an empty row does nothing."""
+        for rows in (self.random, self.filtered, self.penalized):
+            rows.discard(row)
+        tables: tuple[dict[int, Any], ...] = (
+            self.allowed, self.bad_words, self.min_tokens, self.bias, self.processors, self.num_logprobs,
+        )  # fmt: skip
+        for table in tables:
+            table.pop(row, None)
+
+    def _set_draw(self, row: int, params: SamplingParams) -> None:
+        self.random.add(row)
+        self.temperature[row] = params.temperature
+        top_k = params.top_k if 0 < params.top_k < self.vocab_size else self.vocab_size
+        if top_k < self.vocab_size or params.top_p < 1 or params.min_p > 0:
+            self.filtered.add(row)
+            self.top_k[row], self.top_p[row], self.min_p[row] = top_k, params.top_p, params.min_p
+
+    def _set_lists(self, row: int, params: SamplingParams, stop_token_ids: Collection[int]) -> None:
+        if params.allowed_token_ids is not None:
+            self.allowed[row] = self._ids("allowed_token_ids", sorted(set(params.allowed_token_ids)))
+        if params.bad_words_token_ids:
+            self.bad_words[row] = self._bad_words(params.bad_words_token_ids)
+        stop_ids = sorted(i for i in set(stop_token_ids) if 0 <= i < self.vocab_size)
+        if params.min_tokens > 0 and stop_ids:
+            self.min_tokens[row] = MinTokens(params.min_tokens, self._ids("stop_token_ids", stop_ids))
+        if params.logit_bias:
+            values = torch.tensor(list(params.logit_bias.values()), dtype=torch.float32, device=self.device)
+            self.bias[row] = TokenValues(self._ids("logit_bias", list(params.logit_bias)), values)
+        names = self.always + self._chosen(params)
+        if names:
+            self.processors[row] = names
+        for name in ("logprobs", "prompt_logprobs"):
+            wanted = getattr(params, name)
+            if wanted is not None and wanted > self.config.max_logprobs:
+                raise RequestError(
+                    f"{name} must be at most {self.config.max_logprobs} on this server, got {wanted}; ask for fewer "
+                    f"or raise max_logprobs",
+                    param=name,
+                )
+        if params.logprobs is not None:
+            self.num_logprobs[row] = min(params.logprobs, self.vocab_size)
+
+    def _chosen(self, params: SamplingParams) -> tuple[str, ...]:
+        names = (params.extra_args or {}).get("logits_processors", ())
+        if not isinstance(names, (list, tuple)):
+            raise RequestError(
+                f"extra_args.logits_processors must be a list of names, got {names!r}",
+                param="extra_args.logits_processors",
+            )
+        return tuple(self._known(name) for name in names)
+
+    def _known(self, name: Any) -> str:
+        if not isinstance(name, str) or name not in self.registry:
+            known = ", ".join(sorted(self.registry)) or "none"
+            raise RequestError(
+                f"there is no logits processor {name!r}; registered: {known}", param="extra_args.logits_processors"
+            )
+        return name
+
+    def _bad_words(self, words: Sequence[Sequence[int]]) -> BadWords:
+        for word in words:
+            self._check("bad_words_token_ids", word)
+        width = max(len(word) for word in words) - 1
+        prefixes = [[-1] * (width + 1 - len(word)) + list(word[:-1]) for word in words]
+        prefix_tensor = torch.tensor(prefixes, dtype=torch.int64, device=self.device).reshape(len(words), width)
+        return BadWords(prefix_tensor, torch.tensor([word[-1] for word in words], device=self.device))
+
+    def _ids(self, param: str, ids: Sequence[int]) -> Tensor:
+        self._check(param, ids)
+        return torch.tensor(ids, dtype=torch.int64, device=self.device)
+
+    def _check(self, param: str, ids: Sequence[int]) -> None:
+        for token_id in ids:
+            if not 0 <= token_id < self.vocab_size:
+                raise RequestError(
+                    f"{param} must hold token ids below the vocabulary size {self.vocab_size}, got {token_id}",
+                    param=param,
+                )
