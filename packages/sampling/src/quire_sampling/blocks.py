@@ -20,19 +20,14 @@ BLOCK = 64
 def block_max(x: Tensor) -> Tensor:
     """x [N, V] -> [N, C], the maximum of each block; NaN wherever a block holds one."""
     full, rest = _split(x)
-    parts = [full.amax(-1)] if full.shape[1] else []
-    if rest.shape[1]:
-        parts.append(rest.amax(-1, keepdim=True))
-    return parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
+    return torch.cat([full.amax(-1), rest.amax(-1)], dim=1) if rest.shape[1] else full.amax(-1)
 
 
 def block_sum(x: Tensor) -> Tensor:
     """x [N, V] float32 -> [N, C] float64; summed in float32 inside a block."""
     full, rest = _split(x)
-    parts = [full.sum(-1)] if full.shape[1] else []
-    if rest.shape[1]:
-        parts.append(rest.sum(-1, keepdim=True))
-    return (parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)).to(torch.float64)
+    sums = torch.cat([full.sum(-1), rest.sum(-1)], dim=1) if rest.shape[1] else full.sum(-1)
+    return sums.to(torch.float64)
 
 
 def take_blocks(x: Tensor, blocks: Tensor, fill: float) -> tuple[Tensor, Tensor]:
@@ -55,5 +50,9 @@ def take_blocks(x: Tensor, blocks: Tensor, fill: float) -> tuple[Tensor, Tensor]
 
 
 def _split(x: Tensor) -> tuple[Tensor, Tensor]:
-    cut = x.shape[1] // BLOCK * BLOCK
-    return x[:, :cut].unflatten(1, (-1, BLOCK)) if cut else x[:, :0].unsqueeze(1)[:, :0], x[:, cut:]
+    """Views of x: the full blocks [N, V // 64, 64], and the short one [N, 1, V % 64] or nothing [N, 0, 0]."""
+    num_rows, vocab_size = x.shape
+    cut = vocab_size // BLOCK * BLOCK
+    return x[:, :cut].view(num_rows, cut // BLOCK, BLOCK), x[:, cut:].view(
+        num_rows, int(cut < vocab_size), vocab_size - cut
+    )

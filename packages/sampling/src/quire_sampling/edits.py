@@ -9,7 +9,7 @@ from torch import Tensor
 
 from quire_sampling.state import BadWords, MinTokens, SamplingState, TokenValues
 
-__all__ = ["allow_only_", "apply_processors_", "block_bad_words_", "block_stop_ids_", "edit_row_"]
+__all__ = ["add_bias_", "allow_only_", "apply_processors_", "block_bad_words_", "block_stop_ids_", "edit_row_"]
 
 
 def edit_row_(state: SamplingState, row: int, logits: Tensor, history: Tensor, position: Tensor) -> None:
@@ -56,9 +56,9 @@ def block_bad_words_(logits: Tensor, words: BadWords, history: Tensor, position:
 
 
 def block_stop_ids_(logits: Tensor, min_tokens: MinTokens, output_position: Tensor) -> None:
-    """Set the stop tokens to -inf while fewer than `min_tokens.count` tokens are out."""
+    """Set the stop tokens to -inf while fewer than `min_tokens.num_tokens` tokens are out."""
     stop_logits = logits[min_tokens.stop_ids]
-    logits[min_tokens.stop_ids] = torch.where(output_position < min_tokens.count, -torch.inf, stop_logits)
+    logits[min_tokens.stop_ids] = torch.where(output_position < min_tokens.num_tokens, -torch.inf, stop_logits)
 
 
 def apply_processors_(state: SamplingState, row: int, logits: Tensor, history: Tensor, position: int) -> str | None:

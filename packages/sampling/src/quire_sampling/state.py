@@ -34,9 +34,9 @@ class BadWords(NamedTuple):
 
 
 class MinTokens(NamedTuple):
-    """No token of `stop_ids` [M] int64 among the first `count` output tokens."""
+    """No token of `stop_ids` [M] int64 among the first `num_tokens` output tokens."""
 
-    count: int
+    num_tokens: int
     stop_ids: Tensor
 
 
