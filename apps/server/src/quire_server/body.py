@@ -1,0 +1,87 @@
+"""From the bytes of a request body to a checked model. Every fault becomes a RequestError that names the field."""
+
+from __future__ import annotations
+
+import reprlib
+from typing import Any, TypeVar
+
+import msgspec
+from pydantic import BaseModel, ValidationError
+from starlette.requests import Request
+
+from quire_interfaces import RequestError
+from quire_server.errors import HTTPError
+
+__all__ = ["parse_body", "read_body"]
+
+Model = TypeVar("Model", bound=BaseModel)
+
+
+async def read_body(request: Request, max_bytes: int) -> bytes:
+    """The whole body.
+
+    Raises:
+        HTTPError: 413 above `max_bytes` (noticed before it is all read), 415 for another content type than JSON.
+    """
+    kind = request.headers.get("content-type", "application/json").split(";")[0].strip().lower()
+    if kind != "application/json" and not kind.endswith("+json"):
+        raise HTTPError(415, f"the content type must be application/json, got {kind!r}", code="unsupported_media_type")
+    too_large = HTTPError(
+        413, f"the request body is larger than {max_bytes} bytes (--max-body-bytes)", code="body_too_large"
+    )
+    declared = request.headers.get("content-length", "0")
+    if declared.isdigit() and int(declared) > max_bytes:
+        raise too_large
+    parts, size = [], 0
+    async for part in request.stream():
+        size += len(part)
+        if size > max_bytes:
+            raise too_large
+        parts.append(part)
+    return b"".join(parts)
+
+
+def parse_body(data: bytes, model: type[Model]) -> Model:
+    """JSON to a checked model.
+
+    Raises:
+        RequestError: not JSON (NaN and infinity are not), not an object, or a field of the wrong type, named in `param`.
+    """
+    try:
+        value = msgspec.json.decode(data)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise RequestError(f"the request body is not valid JSON: {error}", param="body", code="invalid_json") from None
+    except RecursionError:
+        raise RequestError("the request body is nested too deeply", param="body", code="invalid_json") from None
+    if not isinstance(value, dict):
+        raise RequestError(
+            f"the request body must be a JSON object, got {type(value).__name__}", param="body", code="invalid_json"
+        )
+    try:
+        return model.model_validate(value)
+    except ValidationError as error:
+        raise _field_error(error, model) from None
+    except RecursionError:
+        raise RequestError("the request body is nested too deeply", param="body", code="invalid_json") from None
+
+
+def _field_error(error: ValidationError, model: type[BaseModel]) -> RequestError:
+    first = error.errors(include_url=False, include_context=False)[0]
+    place = first["loc"]
+    name = str(place[0]) if place else "body"
+    if name == "prompt" and first["type"] != "missing":
+        message = "must be text, a list of token ids, a list of texts or a list of lists of token ids (from 0 to 2**31)"
+        return RequestError(f"prompt {message}, got {_shown(first['input'])}", param="prompt")
+    if name == "stop":
+        return RequestError(f"stop must be text or a list of texts, got {_shown(first['input'])}", param="stop")
+    # Elements of a list keep their index; names of union members, which pydantic appends, are left out.
+    path = name + "".join(f"[{step}]" for step in place[1:] if isinstance(step, int))
+    path += "".join(f".{step}" for step in place[1:] if isinstance(step, str) and "[" not in step)
+    if first["type"] == "missing":
+        return RequestError(f"{path} is required", param=path)
+    return RequestError(f"{path}: {first['msg'].lower()}, got {_shown(first['input'])}", param=path)
+
+
+def _shown(value: Any) -> str:
+    """A short form whose cost does not grow with the value."""
+    return reprlib.repr(value)

@@ -1,0 +1,83 @@
+"""From our error tree to HTTP: status codes and OpenAI error bodies. Knows no route."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import msgspec
+from starlette.responses import Response
+
+from quire_interfaces import (
+    ContextLengthError,
+    EngineDeadError,
+    ModelNotFoundError,
+    OverloadedError,
+    QuireError,
+    RequestError,
+)
+
+__all__ = ["HTTPError", "error_body", "error_response", "status_of"]
+
+_TYPES = {
+    400: "invalid_request_error",
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    405: "invalid_request_error",
+    413: "invalid_request_error",
+    415: "invalid_request_error",
+    429: "rate_limit_error",
+    503: "service_unavailable_error",
+}
+
+
+class HTTPError(QuireError):
+    """A refusal that is about HTTP itself (credentials, size, content type), not about a field."""
+
+    def __init__(self, status: int, message: str, *, code: str | None = None, param: str | None = None) -> None:
+        super().__init__(message)
+        self.status = status
+        self.code = code
+        self.param = param
+
+
+def status_of(error: BaseException) -> int:
+    """The HTTP status of an error; 500 for what is not in our tree."""
+    if isinstance(error, HTTPError):
+        return error.status
+    if isinstance(error, ModelNotFoundError):
+        return 404
+    if isinstance(error, (RequestError, ContextLengthError)):
+        return 400
+    if isinstance(error, OverloadedError):
+        return 429
+    if isinstance(error, EngineDeadError):
+        return 503
+    return 500
+
+
+def error_body(error: BaseException) -> dict[str, Any]:
+    """The OpenAI error object. The text of an unexpected error stays in the log: it may hold what is not the client's."""
+    status = status_of(error)
+    message = str(error) if isinstance(error, QuireError) else "internal error; the server's log has the details"
+    return {
+        "error": {
+            "message": message,
+            "type": _TYPES.get(status, "internal_error"),
+            "param": getattr(error, "param", None),
+            "code": getattr(error, "code", None),
+        }
+    }
+
+
+def error_response(error: BaseException) -> Response:
+    """A whole response, with Retry-After where it helps."""
+    headers = {}
+    if isinstance(error, OverloadedError):
+        headers["Retry-After"] = str(max(1, math.ceil(error.retry_after_s)))
+    status = status_of(error)
+    if status == 401:
+        headers["WWW-Authenticate"] = "Bearer"
+    content = msgspec.json.encode(error_body(error))
+    return Response(content, status, headers=headers, media_type="application/json")

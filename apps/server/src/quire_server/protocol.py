@@ -1,0 +1,244 @@
+"""The request bodies of the text routes, as pydantic models: the OpenAI fields and vLLM's extensions, by their names.
+
+Knows types and which fields belong together; ranges are checked by `SamplingParams`, which speaks the same names. Knows
+no engine and no web framework. Unknown fields are accepted and ignored, as OpenAI-compatible servers do.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from quire_interfaces import RequestError, SamplingParams
+
+__all__ = [
+    "ChatCompletionRequest",
+    "CompletionRequest",
+    "DetokenizeRequest",
+    "SamplingFields",
+    "StreamOptions",
+    "TokenizeRequest",
+]
+
+TokenId = Annotated[int, Field(ge=0, lt=2**31)]
+Count = Annotated[int, Field(ge=1, lt=2**31)]
+
+
+class Body(BaseModel):
+    """Strict types ("12" is not a number), no NaN or infinity."""
+
+    model_config = ConfigDict(strict=True, allow_inf_nan=False, extra="ignore")
+
+
+class StreamOptions(Body):
+    include_usage: bool = False
+    continuous_usage_stats: bool = False
+
+
+class SamplingFields(Body):
+    """What chat and plain completions have in common."""
+
+    model: str | None = None
+    n: int | None = None
+    best_of: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    logit_bias: dict[str, float] | None = None
+    allowed_token_ids: list[TokenId] | None = None
+    bad_words: list[str] | None = None
+    min_tokens: int | None = None
+    stop: str | list[str] | None = None
+    stop_token_ids: list[TokenId] | None = None
+    include_stop_str_in_output: bool = False
+    ignore_eos: bool = False
+    seed: int | None = None
+    prompt_logprobs: int | None = None
+    skip_special_tokens: bool = True
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    priority: int = 0
+    cache_salt: str | None = Field(default=None, min_length=1, max_length=1024)
+    return_token_ids: bool = False
+    add_special_tokens: bool | None = None
+    request_id: str | None = Field(default=None, min_length=1, max_length=256)
+    user: str | None = None
+    logits_processors: list[str] | None = None
+    response_format: dict[str, Any] | None = None
+
+    def max_tokens_wanted(self) -> int | None:
+        """The bound on output tokens, whichever field carries it."""
+        raise NotImplementedError(f"{type(self).__name__} does not say which field bounds its output")
+
+    def logprobs_wanted(self) -> int | None:
+        """How many log probabilities per token, None for none."""
+        raise NotImplementedError(f"{type(self).__name__} does not say which field asks for log probabilities")
+
+    def check_supported(self) -> None:
+        """Refuse what is understood but not served.
+
+        Raises:
+            RequestError: naming the field and what to do instead.
+        """
+        if self.best_of is not None and self.best_of != (self.n or 1):
+            raise RequestError(
+                f"best_of ({self.best_of}) must equal n ({self.n or 1}): ranking of candidates is not supported; "
+                "ask for n completions with logprobs and rank them yourself",
+                param="best_of",
+            )
+        if self.stream_options is not None and not self.stream:
+            raise RequestError("stream_options is only allowed with stream=true", param="stream_options")
+        kind = (self.response_format or {}).get("type", "text")
+        if kind != "text":
+            raise RequestError(
+                f"response_format type {kind!r} is not supported yet; leave response_format out and describe the "
+                "wanted form in the prompt",
+                param="response_format",
+            )
+
+    def to_sampling_params(
+        self, defaults: dict[str, Any], bad_words_token_ids: tuple[tuple[int, ...], ...] = ()
+    ) -> SamplingParams:
+        """As the engine takes it.
+
+        Args:
+            defaults: Values for fields the request leaves out (from generation_config.json).
+            bad_words_token_ids: `bad_words`, tokenized.
+
+        Raises:
+            RequestError: a value out of range or a contradiction, with `param` set.
+        """
+        values: dict[str, Any] = {
+            name: defaults[name] for name in ("temperature", "top_p", "top_k", "min_p", "repetition_penalty") if name in defaults
+        }
+        for name in _SAME_NAME:
+            value = getattr(self, name)
+            if value is not None:
+                values[name] = tuple(value) if isinstance(value, list) else value
+        if self.stop is not None:
+            values["stop"] = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
+        if self.logit_bias is not None:
+            values["logit_bias"] = {_token_id("logit_bias", key): bias for key, bias in self.logit_bias.items()}
+        if self.logits_processors is not None:
+            values["extra_args"] = {"logits_processors": self.logits_processors}
+        return SamplingParams(
+            **values,
+            max_tokens=self.max_tokens_wanted(),
+            logprobs=self.logprobs_wanted(),
+            bad_words_token_ids=bad_words_token_ids,
+        )
+
+
+_SAME_NAME = (
+    "n", "temperature", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty",
+    "allowed_token_ids", "min_tokens", "stop_token_ids", "include_stop_str_in_output", "ignore_eos", "seed",
+    "prompt_logprobs", "skip_special_tokens",
+)  # fmt: skip
+
+
+def _token_id(param: str, key: str) -> int:
+    if not (key.isascii() and key.isdigit() and len(key) < 10):
+        raise RequestError(f"{param} keys must be token ids, got {key!r}", param=param)
+    return int(key)
+
+
+class CompletionRequest(SamplingFields):
+    """Body of POST /v1/completions."""
+
+    prompt: str | list[TokenId] | list[str] | list[list[TokenId]]
+    max_tokens: int | None = 16
+    logprobs: int | None = None
+    echo: bool = False
+    suffix: str | None = None
+
+    def max_tokens_wanted(self) -> int | None:
+        return self.max_tokens
+
+    def logprobs_wanted(self) -> int | None:
+        return self.logprobs
+
+    def prompts(self) -> list[str | list[int]]:
+        """One entry per prompt.
+
+        Raises:
+            RequestError: no prompt at all.
+        """
+        if isinstance(self.prompt, str):
+            return [self.prompt]
+        if not self.prompt:
+            raise RequestError("prompt must not be empty; give text or at least one token id", param="prompt")
+        if isinstance(self.prompt[0], int):
+            return [self.prompt]  # type: ignore[list-item]
+        return list(self.prompt)  # type: ignore[arg-type]
+
+    def check_supported(self) -> None:
+        super().check_supported()
+        if self.suffix:
+            raise RequestError(
+                "suffix is not supported; put a fill-in-the-middle prompt in the model's own format into prompt",
+                param="suffix",
+            )
+
+
+class ChatCompletionRequest(SamplingFields):
+    """Body of POST /v1/chat/completions."""
+
+    messages: list[dict[str, Any]] = Field(min_length=1)
+    max_tokens: int | None = None
+    max_completion_tokens: int | None = None
+    logprobs: bool | None = None
+    top_logprobs: int | None = None
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
+    add_generation_prompt: bool = True
+    continue_final_message: bool = False
+    chat_template: str | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    echo: Literal[False] = False
+
+    def max_tokens_wanted(self) -> int | None:
+        return self.max_completion_tokens if self.max_completion_tokens is not None else self.max_tokens
+
+    def logprobs_wanted(self) -> int | None:
+        return (self.top_logprobs or 0) if self.logprobs else None
+
+    def check_supported(self) -> None:
+        super().check_supported()
+        if self.top_logprobs is not None and not self.logprobs:
+            raise RequestError("top_logprobs needs logprobs=true", param="top_logprobs")
+        if self.tool_choice not in (None, "none", "auto"):
+            raise RequestError(
+                f"tool_choice {self.tool_choice!r} is not supported yet; use 'auto' or 'none'", param="tool_choice"
+            )
+        if self.continue_final_message and self.add_generation_prompt and "add_generation_prompt" in self.model_fields_set:
+            raise RequestError(
+                "add_generation_prompt and continue_final_message exclude each other; set one of them to false",
+                param="continue_final_message",
+            )
+
+
+class TokenizeRequest(Body):
+    """Body of POST /tokenize: a prompt, or messages."""
+
+    model: str | None = None
+    prompt: str | None = None
+    messages: list[dict[str, Any]] | None = None
+    tools: list[dict[str, Any]] | None = None
+    add_special_tokens: bool | None = None
+    add_generation_prompt: bool = True
+    continue_final_message: bool = False
+    chat_template_kwargs: dict[str, Any] | None = None
+    return_token_strs: bool = False
+
+
+class DetokenizeRequest(Body):
+    """Body of POST /detokenize."""
+
+    model: str | None = None
+    tokens: list[TokenId]
