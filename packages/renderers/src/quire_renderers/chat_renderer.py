@@ -1,0 +1,138 @@
+"""Prompts and conversations to token ids: the renderer a server talks to.
+
+Joins the chat template, the tokenizer and the segment cache; each is in its own module.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from quire_interfaces import ContextLengthError, RenderedPrompt, RequestError, Tokenizer
+
+from quire_renderers.chat_template import ChatTemplates, Conversation
+from quire_renderers.config import RendererConfig
+from quire_renderers.messages import prepare_messages, prepare_tools
+from quire_renderers.segment_cache import CachingEncoder, SegmentCacheStats
+from quire_renderers.template_sandbox import TemplateSandbox
+from quire_renderers.tokenizer_files import TokenizerFiles
+
+__all__ = ["ChatRenderer"]
+
+
+class ChatRenderer:
+    """`quire_interfaces.Renderer`. Thread-safe: an event loop should render long texts (above about 20,000
+    characters) in a worker thread, where tokenizing releases the GIL.
+
+    Args:
+        tokenizer: The model's tokenizer.
+        chat_template: A template that replaces the model's own; None takes those of the checkpoint folder.
+        config: Limits and cache size.
+        vocab_size: The model's vocabulary (rows of its embedding), against which prompt ids are checked; None takes the
+            tokenizer's.
+    """
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        chat_template: str | None = None,
+        config: RendererConfig | None = None,
+        *,
+        vocab_size: int | None = None,
+    ) -> None:
+        self.tokenizer = tokenizer
+        self.config = config or RendererConfig()
+        self.vocab_size = tokenizer.vocab_size if vocab_size is None else vocab_size
+        self._encoder = CachingEncoder(tokenizer, max_bytes=self.config.segment_cache_bytes)
+        files = getattr(tokenizer, "files", None)
+        named: Mapping[str, str] = {}
+        special_tokens: dict[str, str] = {}
+        if isinstance(files, TokenizerFiles):
+            named = files.chat_templates
+            special_tokens = {name: spec.content for name, spec in files.named_tokens.items()}
+        if chat_template is not None:
+            named = {"default": chat_template}
+        self.has_chat_template = bool(named)
+        sandbox = TemplateSandbox(max_chars=self.config.max_prompt_chars, timeout_s=self.config.template_timeout_s)
+        self._templates = ChatTemplates(named, special_tokens, sandbox)
+
+    @property
+    def cache_stats(self) -> SegmentCacheStats:
+        """How the segment cache does."""
+        return self._encoder.stats
+
+    def render_prompt(self, prompt: str | Sequence[int], *, add_special_tokens: bool = True) -> RenderedPrompt:
+        """A completion prompt, as text or as token ids.
+
+        Raises:
+            ContextLengthError: the text is longer than max_prompt_chars.
+            RequestError: naming "prompt": neither text nor ids of the vocabulary.
+        """
+        if isinstance(prompt, str):
+            return self._encode(prompt, add_special_tokens, "prompt")
+        if not isinstance(prompt, Sequence) or isinstance(prompt, (bytes, bytearray)):
+            raise RequestError(f"prompt must be text or token ids, got {type(prompt).__name__}", param="prompt")
+        return RenderedPrompt(token_ids=self._checked_ids(prompt))
+
+    def render_chat(
+        self,
+        messages: Sequence[dict[str, Any]],
+        *,
+        tools: Sequence[dict[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        chat_template: str | None = None,
+        chat_template_kwargs: dict[str, Any] | None = None,
+        add_special_tokens: bool = False,
+    ) -> RenderedPrompt:
+        """A conversation (OpenAI message dictionaries) through the chat template.
+
+        Raises:
+            ContextLengthError: the text is longer than max_prompt_chars.
+            RequestError: naming the message or keyword at fault; a template's own raise_exception becomes one too.
+        """
+        if chat_template_kwargs is not None and not isinstance(chat_template_kwargs, Mapping):
+            given = type(chat_template_kwargs).__name__
+            raise RequestError(f"chat_template_kwargs must be an object, got {given}", param="chat_template_kwargs")
+        conversation = Conversation(
+            prepare_messages(messages),
+            prepare_tools(tools),
+            add_generation_prompt=add_generation_prompt,
+            continue_final_message=continue_final_message,
+            extra=chat_template_kwargs,
+        )
+        text = self._templates.render(conversation, chat_template)
+        return self._encode(text, add_special_tokens, "messages")
+
+    def _encode(self, text: str, add_special_tokens: bool, param: str) -> RenderedPrompt:
+        if len(text) > self.config.max_prompt_chars:
+            raise ContextLengthError(
+                f"{param} has {len(text)} characters, more than the limit of {self.config.max_prompt_chars}; shorten it",
+                param=param,
+            )
+        try:
+            encoded = self._encoder.encode(text, add_special_tokens=add_special_tokens)
+        except UnicodeEncodeError as error:
+            found = text[error.start]
+            raise RequestError(
+                f"{param} holds {found!r} at character {error.start}: half of a surrogate pair is no text", param=param
+            ) from error
+        return RenderedPrompt(
+            token_ids=encoded.token_ids, text=text, num_reused_tokens=encoded.num_reused_tokens
+        )
+
+    def _checked_ids(self, prompt: Sequence[Any]) -> list[int]:
+        token_ids = list(prompt)
+        if not token_ids:
+            raise RequestError("prompt must hold at least one token id, got none", param="prompt")
+        if set(map(type, token_ids)) != {int} or min(token_ids) < 0 or max(token_ids) >= self.vocab_size:
+            self._complain(token_ids)
+        return token_ids
+
+    def _complain(self, token_ids: list[Any]) -> None:
+        for index, token_id in enumerate(token_ids):
+            if type(token_id) is not int or not 0 <= token_id < self.vocab_size:
+                raise RequestError(
+                    f"prompt[{index}] must be a token id from 0 to {self.vocab_size - 1}, got {token_id!r:.100}",
+                    param=f"prompt[{index}]",
+                )

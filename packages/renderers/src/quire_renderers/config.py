@@ -1,0 +1,33 @@
+"""Settings of the chat renderer: limits and the size of its cache."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from quire_interfaces import Settings, at_least, setting
+
+__all__ = ["RendererConfig"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RendererConfig(Settings):
+    """How much one request may ask of the renderer, and how much memory the renderer may keep."""
+
+    segment_cache_bytes: int = setting(
+        32 * 2**20,
+        help="Memory for tokenized parts of earlier prompts; 0 tokenizes every prompt whole.",
+        unit="bytes",
+        check=at_least(0),
+    )
+    max_prompt_chars: int = setting(
+        4_000_000,
+        help="Longest prompt text, rendered by a template or given; longer ones are refused unread.",
+        unit="characters",
+        check=at_least(1),
+    )
+    template_timeout_s: float = setting(
+        5.0,
+        help="Longest time one run of a chat template may take.",
+        unit="seconds",
+        check=at_least(0.001),
+    )

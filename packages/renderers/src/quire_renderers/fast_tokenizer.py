@@ -1,0 +1,177 @@
+"""A tokenizer.json, through the `tokenizers` library.
+
+Knows the library and the settings of tokenizer_config.json that change what is encoded; the text side of decoding is
+in token_pieces.py.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import tokenizers
+from quire_interfaces import CheckpointError
+
+from quire_renderers.segments import SegmentBorders
+from quire_renderers.token_pieces import TokenPieces, pieces_from_decoder
+from quire_renderers.tokenizer_files import AddedTokenSpec, TokenizerFiles
+
+__all__ = ["FastTokenizer"]
+
+logger = logging.getLogger(__name__)
+
+
+class FastTokenizer:
+    """`quire_interfaces.Tokenizer` over a `tokenizers.Tokenizer`. Thread-safe; encoding releases the GIL.
+
+    Args:
+        backend: The library's tokenizer; owned (and changed) by this object from now on.
+        files: What the files beside it say.
+    """
+
+    def __init__(self, backend: tokenizers.Tokenizer, files: TokenizerFiles) -> None:
+        self.files = files
+        self._backend = backend
+        backend.no_truncation()
+        backend.no_padding()
+        if files.settings.get("split_special_tokens"):
+            backend.encode_special_tokens = True
+        _add_missing_tokens(backend, files)
+        added = backend.get_added_tokens_decoder()
+        self.vocab_size = _vocab_size(backend, added)
+        self.bos_token_id = self._named_id("bos_token")
+        self.eos_token_ids = _eos_token_ids(files, self._named_id("eos_token"))
+        special_ids = {token_id for token_id, token in added.items() if token.special}
+        tokens = [backend.id_to_token(token_id) for token_id in range(self.vocab_size)]
+        decoder = json.loads(backend.decoder.__getstate__()) if backend.decoder is not None else None
+        self.pieces: TokenPieces | None = pieces_from_decoder(tokens, special_ids, decoder)
+        self.borders = SegmentBorders([] if backend.encode_special_tokens else map(_spec, added.values()))
+        self._prefix_ids, self._suffix_ids = self._special_ids_around()
+
+    @classmethod
+    def from_file(cls, path: Path, files: TokenizerFiles) -> FastTokenizer:
+        """Load a tokenizer.json.
+
+        Raises:
+            CheckpointError: the library cannot read the file.
+        """
+        try:
+            backend = tokenizers.Tokenizer.from_file(str(path))
+        except Exception as error:  # the library raises bare Exception
+            raise CheckpointError(f"{path} is not a tokenizer this version of tokenizers reads: {error}") from error
+        return cls(backend, files)
+
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        """Token ids of `text`; added tokens written in the text are recognized."""
+        token_ids = self.encode_segment(text)
+        return self.wrap_special_tokens(token_ids) if add_special_tokens else token_ids
+
+    def encode_segment(self, text: str) -> list[int]:
+        """See `SupportsSegments`."""
+        ids: list[int] = self._backend.encode(text, add_special_tokens=False).ids
+        return ids
+
+    def wrap_special_tokens(self, token_ids: list[int]) -> list[int]:
+        """See `SupportsSegments`."""
+        return [*self._prefix_ids, *token_ids, *self._suffix_ids]
+
+    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+        """Text of `token_ids`; ids outside the vocabulary add nothing."""
+        if self.pieces is not None:
+            return self.pieces.decode(token_ids, skip_special_tokens=skip_special_tokens)
+        inside = [token_id for token_id in token_ids if 0 <= token_id < self.vocab_size]
+        text: str = self._backend.decode(inside, skip_special_tokens=skip_special_tokens)
+        return text
+
+    def token_text(self, token_id: int) -> str:
+        """See `quire_interfaces.Tokenizer`."""
+        return self.token_bytes(token_id).decode("utf-8", "replace")
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """See `quire_interfaces.Tokenizer`."""
+        if self.pieces is not None:
+            return self.pieces.piece_bytes(token_id)
+        return self.decode([token_id], skip_special_tokens=False).encode()
+
+    def _named_id(self, name: str) -> int | None:
+        spec = self.files.named_tokens.get(name)
+        if spec is None:
+            return None
+        token_id: int | None = self._backend.token_to_id(spec.content)
+        return token_id
+
+    def _special_ids_around(self) -> tuple[list[int], list[int]]:
+        """What add_special_tokens puts before and after a text."""
+        settings = self.files.settings
+        if "add_bos_token" in settings or "add_eos_token" in settings:
+            bos, eos = self._named_id("bos_token"), self._named_id("eos_token")
+            prefix = [bos] if settings.get("add_bos_token") and bos is not None else []
+            suffix = [eos] if settings.get("add_eos_token") and eos is not None else []
+            return prefix, suffix
+        encoding = self._backend.encode("a", add_special_tokens=True)
+        mask: list[int] = encoding.special_tokens_mask
+        inside = [i for i, special in enumerate(mask) if not special]
+        if not inside:
+            return list(encoding.ids), []
+        return list(encoding.ids[: inside[0]]), list(encoding.ids[inside[-1] + 1 :])
+
+
+def _spec(token: Any) -> AddedTokenSpec:
+    return AddedTokenSpec(
+        content=token.content,
+        special=token.special,
+        normalized=token.normalized,
+        lstrip=token.lstrip,
+        rstrip=token.rstrip,
+        single_word=token.single_word,
+    )
+
+
+def _library_token(spec: AddedTokenSpec, *, special: bool) -> tokenizers.AddedToken:
+    return tokenizers.AddedToken(
+        spec.content,
+        special=special,
+        normalized=spec.normalized,
+        lstrip=spec.lstrip,
+        rstrip=spec.rstrip,
+        single_word=spec.single_word,
+    )
+
+
+def _add_missing_tokens(backend: tokenizers.Tokenizer, files: TokenizerFiles) -> None:
+    """Tokens that only the files beside tokenizer.json know, in the order of their ids."""
+    present = {token.content for token in backend.get_added_tokens_decoder().values()}
+    special = {spec.content for spec in (*files.named_tokens.values(), *files.extra_special_tokens)}
+    for token_id, spec in sorted(files.added_tokens.items()):
+        if spec.content in present:
+            continue
+        present.add(spec.content)
+        token = _library_token(spec, special=spec.special or spec.content in special)
+        backend.add_tokens([token])
+        if backend.token_to_id(spec.content) != token_id:
+            logger.warning(
+                "%s gives %r the id %d, but with tokenizer.json it is %s; going on with the latter",
+                files.folder / "tokenizer_config.json", spec.content, token_id, backend.token_to_id(spec.content),
+            )
+    for spec in (*files.named_tokens.values(), *files.extra_special_tokens):
+        if spec.content not in present:
+            present.add(spec.content)
+            backend.add_special_tokens([_library_token(spec, special=True)])
+
+
+def _vocab_size(backend: tokenizers.Tokenizer, added: dict[int, Any]) -> int:
+    # Ids may have holes, so the count of tokens is only a lower bound.
+    size = int(backend.get_vocab_size(with_added_tokens=True))
+    if backend.id_to_token(size - 1) is None or backend.id_to_token(size) is not None:
+        size = max(backend.get_vocab(with_added_tokens=True).values(), default=-1) + 1
+    return max(size, max(added, default=-1) + 1)
+
+
+def _eos_token_ids(files: TokenizerFiles, eos_token_id: int | None) -> tuple[int, ...]:
+    ids = list(files.model_eos_token_ids)
+    if eos_token_id is not None:
+        ids.append(eos_token_id)
+    return tuple(dict.fromkeys(ids))

@@ -1,0 +1,143 @@
+"""OpenAI message dictionaries made ready for templates: checked, copied, plain.
+
+Knows the shapes of the chat completions API; knows no template and no tokenizer.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from quire_interfaces import RequestError
+
+__all__ = ["plain_value", "prepare_messages", "prepare_tools"]
+
+_MAX_DEPTH = 64
+_TEXT_PARTS = ("text", "input_text", "output_text", "refusal")
+
+
+def prepare_messages(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Copy messages into the form templates expect.
+
+    Keys that are None are left out, lists of text parts become one string, tool-call arguments given as a JSON string
+    become the object they describe (and stay the string when they do not parse).
+
+    Raises:
+        RequestError: naming the message.
+    """
+    if isinstance(messages, (str, bytes, Mapping)) or not isinstance(messages, Sequence):
+        raise RequestError(f"messages must be a list, got {type(messages).__name__}", param="messages")
+    if not messages:
+        raise RequestError("messages must hold at least one message, got none", param="messages")
+    return [_prepare_message(message, f"messages[{index}]") for index, message in enumerate(messages)]
+
+
+def prepare_tools(tools: Sequence[dict[str, Any]] | None) -> list[dict[str, Any]] | None:
+    """Copy tool definitions; an empty list is no tools.
+
+    Raises:
+        RequestError: naming the tool.
+    """
+    if tools is None:
+        return None
+    if isinstance(tools, (str, bytes, Mapping)) or not isinstance(tools, Sequence):
+        raise RequestError(f"tools must be a list, got {type(tools).__name__}", param="tools")
+    for index, tool in enumerate(tools):
+        if not isinstance(tool, Mapping):
+            raise RequestError(f"tools[{index}] must be an object, got {type(tool).__name__}", param=f"tools[{index}]")
+    return [plain_value(tool, f"tools[{index}]") for index, tool in enumerate(tools)] or None
+
+
+def plain_value(value: Any, where: str, depth: int = 0) -> Any:
+    """A deep copy made of exact JSON types only, so that a template meets no methods but theirs.
+
+    Raises:
+        RequestError: something in it is no JSON, or it is nested too deeply.
+    """
+    if value is None or type(value) in (str, int, float, bool):
+        return value
+    if depth >= _MAX_DEPTH:
+        raise RequestError(f"{where} is nested more than {_MAX_DEPTH} levels deep; flatten it", param=where)
+    if isinstance(value, str):
+        return str.__str__(value)
+    if isinstance(value, Mapping):
+        return {
+            str(key): plain_value(item, f"{where}.{key}", depth + 1) for key, item in value.items()
+        }
+    if isinstance(value, (list, tuple)):
+        return [plain_value(item, f"{where}[{index}]", depth + 1) for index, item in enumerate(value)]
+    raise RequestError(f"{where} must be JSON, got {type(value).__name__}", param=where)
+
+
+def _prepare_message(message: Any, where: str) -> dict[str, Any]:
+    if not isinstance(message, Mapping):
+        raise RequestError(f"{where} must be an object with a role, got {type(message).__name__}", param=where)
+    role = message.get("role")
+    if not isinstance(role, str) or not role:
+        raise RequestError(f"{where}.role must be a non-empty string, got {role!r}", param=f"{where}.role")
+    prepared: dict[str, Any] = {}
+    for key, value in message.items():
+        if value is None:
+            continue
+        if key == "content":
+            prepared[key] = _content(value, f"{where}.content")
+        elif key == "tool_calls":
+            prepared[key] = _tool_calls(value, f"{where}.tool_calls")
+        else:
+            prepared[str(key)] = plain_value(value, f"{where}.{key}")
+    return prepared
+
+
+def _content(value: Any, where: str) -> str:
+    if isinstance(value, str):
+        return str(value)
+    if not isinstance(value, (list, tuple)):
+        raise RequestError(f"{where} must be a string or a list of parts, got {type(value).__name__}", param=where)
+    texts = []
+    for index, part in enumerate(value):
+        at = f"{where}[{index}]"
+        if isinstance(part, str):
+            texts.append(part)
+            continue
+        kind = part.get("type") if isinstance(part, Mapping) else type(part).__name__
+        if kind not in _TEXT_PARTS:
+            raise RequestError(
+                f"{at} is of type {kind!r}, and this model takes text only; send parts of type 'text'",
+                param=at,
+                code="unsupported_content_type",
+            )
+        text = part.get("refusal" if kind == "refusal" else "text")
+        if not isinstance(text, str):
+            raise RequestError(f"{at}.text must be a string, got {type(text).__name__}", param=f"{at}.text")
+        texts.append(text)
+    return "".join(texts)
+
+
+def _tool_calls(value: Any, where: str) -> list[Any]:
+    if not isinstance(value, (list, tuple)):
+        raise RequestError(f"{where} must be a list, got {type(value).__name__}", param=where)
+    calls = []
+    for index, call in enumerate(value):
+        at = f"{where}[{index}]"
+        if not isinstance(call, Mapping):
+            raise RequestError(f"{at} must be an object, got {type(call).__name__}", param=at)
+        call = plain_value(call, at)
+        holder = call.get("function") if isinstance(call.get("function"), dict) else call
+        if isinstance(holder.get("arguments"), str):
+            holder["arguments"] = _parsed_arguments(holder["arguments"])
+        calls.append(call)
+    return calls
+
+
+def _parsed_arguments(text: str) -> Any:
+    """What a model said may be no JSON: then the template gets the string, and the conversation can go on."""
+    try:
+        parsed = json.loads(text, parse_constant=_refuse_constant) if text.strip() else {}
+    except (ValueError, RecursionError):
+        return text
+    return parsed if isinstance(parsed, dict) else text
+
+
+def _refuse_constant(name: str) -> Any:
+    raise ValueError(f"{name} is no JSON")

@@ -1,0 +1,70 @@
+"""From a checkpoint folder to a tokenizer: which file is there decides which library reads it.
+
+Knows the order of preference; knows nothing of what the readers do.
+"""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+from quire_interfaces import CheckpointError, Tokenizer
+
+from quire_renderers.fast_tokenizer import FastTokenizer
+from quire_renderers.sentencepiece_tokenizer import SentencePieceTokenizer
+from quire_renderers.tokenizer_files import TokenizerFiles, read_tokenizer_files
+
+__all__ = ["load_tokenizer"]
+
+logger = logging.getLogger(__name__)
+
+_SENTENCEPIECE_NAMES = ("tokenizer.model", "spiece.model", "sentencepiece.bpe.model")
+_OTHER_NAMES = ("vocab.json", "vocab.txt", "tekken.json", "tokenizer.tiktoken", "tokenizer_config.json")
+
+
+def load_tokenizer(folder: Path | str) -> Tokenizer:
+    """Load the tokenizer of a checkpoint folder in the Hugging Face format.
+
+    tokenizer.json is read by `tokenizers`, a sentencepiece model by `sentencepiece`; only what neither reads goes to
+    `transformers`, if it is installed, and a log line says so.
+
+    Args:
+        folder: The checkpoint folder.
+
+    Returns:
+        A thread-safe tokenizer with eos_token_ids from generation_config.json (else config.json) and its own eos token.
+
+    Raises:
+        CheckpointError: nothing readable is there.
+    """
+    folder = Path(folder)
+    if not folder.is_dir():
+        raise CheckpointError(f"{folder} is not a folder; give the folder that holds tokenizer.json")
+    files = read_tokenizer_files(folder)
+    if (folder / "tokenizer.json").is_file():
+        return FastTokenizer.from_file(folder / "tokenizer.json", files)
+    for name in _SENTENCEPIECE_NAMES:
+        if (folder / name).is_file():
+            return SentencePieceTokenizer.from_file(folder / name, files)
+    if any((folder / name).is_file() for name in _OTHER_NAMES):
+        return _through_transformers(folder, files)
+    raise CheckpointError(
+        f"{folder} holds no tokenizer: expected tokenizer.json or one of {', '.join(_SENTENCEPIECE_NAMES)}; "
+        "fetch the tokenizer files of the checkpoint, or serve with token ids only"
+    )
+
+
+def _through_transformers(folder: Path, files: TokenizerFiles) -> Tokenizer:
+    """The slow way, for formats that `transformers` alone can convert (vocab.json with merges.txt, tekken, tiktoken)."""
+    remedy = "convert it to tokenizer.json (save_pretrained of a fast tokenizer) or install transformers"
+    try:
+        from transformers import AutoTokenizer  # heavy: only this rare path pays for it
+    except ImportError as error:
+        raise CheckpointError(f"{folder} has a tokenizer that only transformers reads; {remedy}") from error
+    logger.warning("%s has no tokenizer.json and no sentencepiece model: reading it through transformers", folder)
+    try:
+        loaded = AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
+        backend = loaded.backend_tokenizer
+    except Exception as error:  # every kind of error comes out of there
+        raise CheckpointError(f"{folder}: transformers cannot read the tokenizer either: {error}; {remedy}") from error
+    return FastTokenizer(backend, files)
