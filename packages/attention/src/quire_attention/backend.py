@@ -168,5 +168,5 @@ def _find(table: OpTable, op: str, name: str) -> OpFunction:
     raise ConfigError(f"op {op!r} has no backend {name!r}; choose one of {choices}")
 
 
-def _listed(values: frozenset[int]) -> str:
-    return ", ".join(map(str, sorted(values)))
+def _listed(values: frozenset[int] | None) -> str:
+    return ", ".join(map(str, sorted(values or ())))

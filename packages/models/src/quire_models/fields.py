@@ -1,0 +1,98 @@
+"""Checked reading of a JSON object: every field by name, with its type and range, and errors that name the file."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from quire_interfaces import CheckpointError
+
+__all__ = ["Fields", "read_json"]
+
+_REQUIRED: Any = object()
+
+
+class Fields:
+    """One JSON object. A field that is missing or null takes its default; without a default it is an error."""
+
+    __slots__ = ("_values", "source")
+
+    def __init__(self, values: Mapping[str, Any], source: str) -> None:
+        """Args:
+            source: Where the object comes from, for messages: a file, or a file and a key.
+        """
+        self._values = values
+        self.source = source
+
+    def get(self, name: str) -> Any:
+        """The value as it is; None when missing or null."""
+        return self._values.get(name)
+
+    def integer(self, name: str, *, default: Any = _REQUIRED, minimum: int | None = None) -> int:
+        """A whole number."""
+        value = self._given(name, default)
+        if value is default:
+            return value  # type: ignore[no-any-return]
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or value != int(value):
+            raise self._wrong(name, value, "a whole number")
+        if minimum is not None and value < minimum:
+            raise self._wrong(name, value, f"at least {minimum}")
+        return int(value)
+
+    def number(self, name: str, *, default: Any = _REQUIRED, minimum: float | None = None) -> float:
+        """A finite number."""
+        value = self._given(name, default)
+        if value is default:
+            return value  # type: ignore[no-any-return]
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+            raise self._wrong(name, value, "a number")
+        if minimum is not None and value < minimum:
+            raise self._wrong(name, value, f"at least {minimum}")
+        return float(value)
+
+    def flag(self, name: str, *, default: bool) -> bool:
+        """true or false."""
+        value = self._given(name, default)
+        if not isinstance(value, bool):
+            raise self._wrong(name, value, "true or false")
+        return value
+
+    def text(self, name: str, *, default: Any = _REQUIRED) -> str:
+        """A string."""
+        value = self._given(name, default)
+        if value is default:
+            return value  # type: ignore[no-any-return]
+        if not isinstance(value, str):
+            raise self._wrong(name, value, "a string")
+        return value
+
+    def _given(self, name: str, default: Any) -> Any:
+        value = self._values.get(name)
+        if value is not None:
+            return value
+        if default is _REQUIRED:
+            raise CheckpointError(f"{self.source}: {name} is missing; it must be given for this architecture")
+        return default
+
+    def _wrong(self, name: str, value: Any, wanted: str) -> CheckpointError:
+        return CheckpointError(f"{self.source}: {name} must be {wanted}, is {value!r}")
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The JSON object in a file.
+
+    Raises:
+        CheckpointError: No such file, not readable, not JSON, or not an object.
+    """
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise CheckpointError(f"cannot read {path}: {error.strerror or error}") from error
+    except (UnicodeDecodeError, json.JSONDecodeError) as error:
+        raise CheckpointError(f"{path} is not JSON: {error}; download the file again") from error
+    if not isinstance(values, dict):
+        raise CheckpointError(f"{path} must hold a JSON object, holds {type(values).__name__}")
+    return values

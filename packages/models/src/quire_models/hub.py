@@ -1,0 +1,65 @@
+"""From a model's name to a folder: local folders as they are, names of the Hugging Face hub downloaded. Free of torch."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from quire_interfaces import CheckpointError
+
+__all__ = ["HUB_FILE_PATTERNS", "resolve_model"]
+
+HUB_FILE_PATTERNS = (
+    "*.json",
+    "*.safetensors",
+    "*.model",
+    "*.jinja",
+    "*.txt",
+)
+"""What is downloaded: configuration, tokenizer, chat template and safetensors weights."""
+
+_HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*|[A-Za-z0-9][\w.-]*")
+
+
+def resolve_model(name_or_path: str | Path, revision: str | None = None) -> Path:
+    """The folder of a model.
+
+    Args:
+        name_or_path: A folder, or the name of a model on the Hugging Face hub ("owner/name"), which is downloaded into
+            the hub's own cache (or found there, without network).
+        revision: Branch, tag or commit on the hub; a local folder has none.
+
+    Raises:
+        CheckpointError: No such folder, and not a hub name or not to be had: the message says what to do.
+    """
+    path = Path(name_or_path).expanduser()
+    if path.is_dir():
+        if revision is not None:
+            raise CheckpointError(f"{str(name_or_path)!r} is a local folder, which has no revision {revision!r}")
+        return path
+    name = str(name_or_path)
+    if not _HUB_NAME.fullmatch(name):
+        raise CheckpointError(f"{name!r} is neither a folder here nor the name of a model on the hub (owner/name)")
+    return _download(name, revision)
+
+
+def _download(name: str, revision: str | None) -> Path:
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import LocalEntryNotFoundError
+
+    patterns = list(HUB_FILE_PATTERNS)
+    try:
+        return Path(snapshot_download(name, revision=revision, allow_patterns=patterns))
+    except LocalEntryNotFoundError as error:
+        cause = "it is not in the hub's cache here, and the hub cannot be reached"
+        raise CheckpointError(_advice(name, revision, cause)) from error
+    except Exception as error:  # the hub client raises its own, httpx's and OSErrors alike
+        raise CheckpointError(_advice(name, revision, f"{type(error).__name__}: {error}")) from error
+
+
+def _advice(name: str, revision: str | None, cause: str) -> str:
+    at = f" at revision {revision!r}" if revision else ""
+    return (
+        f"cannot get model {name!r}{at} from the hub: {cause}. Check the name and the network (a gated model needs "
+        "HF_TOKEN), or download it elsewhere and pass its folder; there is no folder of this name here"
+    )

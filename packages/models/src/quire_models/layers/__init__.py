@@ -1,0 +1,1 @@
+"""Layers that the networks are made of."""

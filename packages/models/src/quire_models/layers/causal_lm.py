@@ -1,0 +1,100 @@
+"""What every decoder-only network has around its layers: embedding, the stack, the final norm, the LM head.
+
+Shape legend: T tokens of the step, N rows that need logits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+import torch
+from quire_attention import AttentionBackend, ForwardBatch
+from torch import Tensor
+
+from quire_models.config import ModelConfig
+from quire_models.layers.linear import Embedding, LMHead
+from quire_models.layers.norm import AddRMSNorm
+from quire_models.layers.rotary import RotaryTable
+from quire_models.layers.scope import Parameter, Scope
+
+__all__ = ["CausalLM", "DecoderLayer"]
+
+
+class DecoderLayer(Protocol):
+    """One layer of the stack."""
+
+    def __call__(
+        self, x: Tensor, residual: Tensor | None, cos: Tensor, sin: Tensor, batch: ForwardBatch
+    ) -> tuple[Tensor, Tensor]:
+        """(x, residual) [T, hidden_size] each -> the same for the next layer; their sum is the residual stream.
+        `residual` is None in the first layer, and may be written over."""
+
+
+class CausalLM:
+    """A decoder-only network. Holds weights only; the cache comes with the batch.
+
+    Single device. Not an autograd module: it serves.
+    """
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        scope: Scope,
+        make_layer: Callable[[ModelConfig, int, Scope], DecoderLayer],
+    ) -> None:
+        """Args:
+            scope: What layers get from outside; collects the parameters.
+            make_layer: (config, index of the layer, scope of the layer) -> the layer.
+        """
+        self.config = config
+        self._scope = scope
+        body = scope / "model"
+        self.embed_tokens = Embedding(body / "embed_tokens", config.vocab_size, config.hidden_size)
+        self.layers = [make_layer(config, i, body / "layers" / str(i)) for i in range(config.num_layers)]
+        self.norm = AddRMSNorm(body / "norm", config.hidden_size, config.rms_norm_eps)
+        tied_to = self.embed_tokens if config.tie_word_embeddings else None
+        self.lm_head = LMHead(scope / "lm_head", config.vocab_size, config.hidden_size, tied_to=tied_to)
+        self.rotary = RotaryTable(config.rope, config.head_dim, dtype=scope.dtype, device=scope.device)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Compute dtype."""
+        return self._scope.dtype
+
+    @property
+    def device(self) -> torch.device:
+        """Where the weights are."""
+        return self._scope.device
+
+    @property
+    def attention_backend(self) -> AttentionBackend:
+        """The backend that all layers use; it says what shape the caches have."""
+        return self._scope.attention_backend
+
+    @property
+    def parameters(self) -> list[Parameter]:
+        """What the checkpoint has to bring."""
+        return self._scope.parameters
+
+    def finish_loading(self) -> None:
+        """Give the loaded parameters to their layers. Once, after all parameters have their tensor."""
+        for finish in self._scope.finishers:
+            finish()
+        self._scope.finishers.clear()
+
+    @torch.inference_mode()
+    def forward(self, batch: ForwardBatch) -> Tensor:
+        """[T] tokens -> hidden states [T, hidden_size] after the final norm; writes the step's keys and values."""
+        cos, sin = self.rotary(batch.positions)
+        x = self.embed_tokens(batch.input_ids)
+        residual: Tensor | None = None
+        for layer in self.layers:
+            x, residual = layer(x, residual, cos, sin, batch)
+        assert residual is not None
+        return self.norm(x, residual)[0]
+
+    @torch.inference_mode()
+    def compute_logits(self, hidden: Tensor) -> Tensor:
+        """Hidden states [N, hidden_size] -> logits [N, vocab_size] float32."""
+        return self.lm_head(hidden)

@@ -1,0 +1,77 @@
+"""Linear layers and the embedding."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from quire_models.layers.scope import Parameter, Scope
+
+__all__ = ["Embedding", "LMHead", "Linear"]
+
+
+class Linear:
+    """x [N, in_features] -> [N, out_features], through the linear method of the scope."""
+
+    __slots__ = ("_apply", "_bias", "_method", "_weight", "_weights")
+
+    def __init__(self, scope: Scope, in_features: int, out_features: int, *, bias: bool = False) -> None:
+        self._method = scope.linear_method
+        self._apply = self._method.apply
+        self._weight = scope.parameter("weight", out_features, in_features)
+        self._bias = scope.parameter("bias", out_features) if bias else None
+        self._weights: dict[str, Tensor] = {}
+        scope.when_loaded(self._finish)
+
+    def _finish(self) -> None:
+        bias = None if self._bias is None else self._bias.take()
+        self._weights = self._method.make_weights(self._weight.take(), bias)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        out: Tensor = self._apply(self._weights, x)
+        return out
+
+
+class Embedding:
+    """ids [T] -> [T, size]."""
+
+    __slots__ = ("_embedding", "_parameter", "weight")
+
+    def __init__(self, scope: Scope, vocab_size: int, size: int) -> None:
+        self._embedding = scope.op("embedding")
+        self._parameter = scope.parameter("weight", vocab_size, size)
+        self.weight: Tensor
+        scope.when_loaded(self._finish)
+
+    def _finish(self) -> None:
+        self.weight = self._parameter.take()
+
+    def __call__(self, ids: Tensor) -> Tensor:
+        out: Tensor = self._embedding(ids, self.weight)
+        return out
+
+
+class LMHead:
+    """hidden [N, size] -> logits [N, vocab_size] float32. Never quantized; may share the embedding's weight."""
+
+    __slots__ = ("_embedding", "_method", "_parameter", "_weights")
+
+    def __init__(self, scope: Scope, vocab_size: int, size: int, *, tied_to: Embedding | None = None) -> None:
+        self._method = scope.plain_method
+        self._embedding = tied_to
+        self._parameter: Parameter | None = None
+        if tied_to is None:
+            self._parameter = scope.parameter("weight", vocab_size, size)
+        self._weights: dict[str, Tensor] = {}
+        scope.when_loaded(self._finish)
+
+    def _finish(self) -> None:
+        if self._embedding is not None:
+            weight = self._embedding.weight
+        else:
+            assert self._parameter is not None
+            weight = self._parameter.take()
+        self._weights = self._method.make_weights(weight, None)
+
+    def __call__(self, hidden: Tensor) -> Tensor:
+        logits: Tensor = self._method.apply(self._weights, hidden)
+        return logits.float()

@@ -1,0 +1,89 @@
+"""Rotary position embedding: frequencies of every kind, and the cosines and sines of a step.
+
+A token's angles depend on its position only, never on how the prompt was cut into chunks.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from quire_models.rope_config import RopeConfig
+
+__all__ = ["RotaryTable", "inverse_frequencies"]
+
+
+class RotaryTable:
+    """positions [T] -> cosines and signed sines, [T, 1, head_dim] each, as op `rotary_embedding` takes them."""
+
+    def __init__(self, rope: RopeConfig, head_dim: int, *, dtype: torch.dtype, device: torch.device) -> None:
+        self._rope = rope
+        self._dtype = dtype
+        self._scale = rope.attention_factor
+        self._exponents = (torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim).to(device)  # [D/2]
+        self._inverse = inverse_frequencies(rope, head_dim).to(device)  # [D/2]
+        self._head_dim = head_dim
+
+    def __call__(self, positions: Tensor) -> tuple[Tensor, Tensor]:
+        inverse = self._inverse if self._rope.kind != "dynamic" else self._dynamic(positions)
+        angles = positions.float()[:, None] * inverse  # [T, D/2]
+        cos, sin = angles.cos(), angles.sin()
+        if self._scale != 1.0:
+            cos, sin = cos * self._scale, sin * self._scale
+        cosines = torch.cat((cos, cos), dim=-1).to(self._dtype)
+        sines = torch.cat((-sin, sin), dim=-1).to(self._dtype)
+        return cosines[:, None], sines[:, None]
+
+    def _dynamic(self, positions: Tensor) -> Tensor:
+        """[T, D/2]: inverse frequencies with the base of the length at which each token was last (NTK-aware, "dynamic").
+
+        Up to the original context the base is the model's own; a later token takes the base of a sequence that ends
+        with it, so that neither chunks nor what follows changes what is in the cache.
+        """
+        rope, dim = self._rope, self._head_dim
+        length = (positions + 1).clamp_min(rope.original_max_position_embeddings).float()
+        stretch = rope.factor * length / rope.original_max_position_embeddings - (rope.factor - 1.0)
+        base = rope.theta * stretch ** (dim / (dim - 2))  # [T]
+        return 1.0 / base[:, None] ** self._exponents
+
+
+def inverse_frequencies(rope: RopeConfig, head_dim: int) -> Tensor:
+    """[head_dim / 2] float32: radians per position of each pair of dimensions (Su et al. 2021, sec. 3.2.2).
+
+    Linear: positions divided by the factor (Chen et al. 2023). llama3: long wavelengths divided, short ones kept, a
+    smooth passage between (Llama 3.1). yarn: "NTK by parts" (Peng et al. 2023, sec. 3.2). Dynamic depends on the
+    position: here is its beginning.
+    """
+    exponents = torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim
+    plain = 1.0 / rope.theta**exponents
+    if rope.kind == "linear":
+        return plain / rope.factor
+    if rope.kind == "llama3":
+        return _llama3(rope, plain)
+    if rope.kind == "yarn":
+        return _yarn(rope, plain, head_dim)
+    return plain
+
+
+def _llama3(rope: RopeConfig, plain: Tensor) -> Tensor:
+    rotations = rope.original_max_position_embeddings * plain / (2 * math.pi)  # in the original context
+    kept = (rotations - rope.low_freq_factor) / (rope.high_freq_factor - rope.low_freq_factor)
+    kept = kept.clamp(0.0, 1.0)
+    return kept * plain + (1 - kept) * plain / rope.factor
+
+
+def _yarn(rope: RopeConfig, plain: Tensor, head_dim: int) -> Tensor:
+    def dimension(rotations: float) -> float:
+        """The pair that turns `rotations` times in the original context."""
+        wavelength = rope.original_max_position_embeddings / (rotations * 2 * math.pi)
+        return head_dim * math.log(wavelength) / (2 * math.log(rope.theta))
+
+    low, high = dimension(rope.beta_fast), dimension(rope.beta_slow)
+    if rope.truncate:
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, head_dim - 1)
+    width = high - low if high != low else 0.001  # a ramp of no width would divide by zero
+    interpolated = ((torch.arange(head_dim // 2, dtype=torch.float32) - low) / width).clamp(0.0, 1.0)
+    return interpolated * plain / rope.factor + (1 - interpolated) * plain

@@ -1,0 +1,77 @@
+"""How networks make their layers: a scope knows the layer's full name and everything a layer needs from outside.
+
+Knows names, parameters and the chosen ops; does not know files or how checkpoints are read (`weights.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from quire_attention import AttentionBackend
+from quire_interfaces import LinearMethod
+from quire_ops import OpRequest, bind
+from torch import Tensor
+
+__all__ = ["Parameter", "Scope"]
+
+
+@dataclass(slots=True)
+class Parameter:
+    """A tensor that the checkpoint has to bring."""
+
+    name: str
+    shape: tuple[int, ...]
+    tensor: Tensor | None = None
+
+    def take(self) -> Tensor:
+        """The loaded tensor; the parameter lets go of it, so that a layer may replace it by another form."""
+        assert self.tensor is not None, f"{self.name} is not loaded"
+        tensor, self.tensor = self.tensor, None
+        return tensor
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scope:
+    """What layers get from outside, and where they stand in the network."""
+
+    dtype: torch.dtype
+    device: torch.device
+    linear_method: LinearMethod
+    plain_method: LinearMethod
+    """For layers that are never quantized (the LM head)."""
+    attention_backend: AttentionBackend
+    prefix: str = ""
+    parameters: list[Parameter] = field(default_factory=list)
+    """Every parameter of the network, in the order in which layers were made; shared by all scopes of a network."""
+    finishers: list[Callable[[], None]] = field(default_factory=list)
+    """Called once all parameters are loaded, in the order in which layers were made."""
+
+    def __truediv__(self, name: str) -> Scope:
+        """The scope of a part: scope / "mlp"."""
+        return Scope(
+            dtype=self.dtype,
+            device=self.device,
+            linear_method=self.linear_method,
+            plain_method=self.plain_method,
+            attention_backend=self.attention_backend,
+            prefix=f"{self.prefix}{name}.",
+            parameters=self.parameters,
+            finishers=self.finishers,
+        )
+
+    def parameter(self, name: str, *shape: int) -> Parameter:
+        """Declare a parameter that the checkpoint has to bring."""
+        parameter = Parameter(self.prefix + name, shape)
+        self.parameters.append(parameter)
+        return parameter
+
+    def when_loaded(self, finish: Callable[[], None]) -> None:
+        """Call `finish` once all parameters are loaded."""
+        self.finishers.append(finish)
+
+    def op(self, name: str, **sizes: int) -> Callable[..., Any]:
+        """The op that serves on this device in this dtype."""
+        return bind(name, OpRequest(device=self.device.type, dtype=self.dtype, sizes=sizes))

@@ -1,0 +1,59 @@
+"""Llama (Touvron et al. 2023; Llama 3: Grattafiori et al. 2024): grouped-query attention, rotary positions, SwiGLU.
+
+Shape legend: T tokens of the step, Hq query heads, Hkv key-value heads, D head dimension.
+"""
+
+from __future__ import annotations
+
+from quire_attention import Attention, ForwardBatch
+from torch import Tensor
+
+from quire_models.config import ModelConfig
+from quire_models.layers.causal_lm import CausalLM
+from quire_models.layers.decoder import PreNormDecoderLayer
+from quire_models.layers.linear import Linear
+from quire_models.layers.scope import Scope
+
+__all__ = ["LlamaAttention", "LlamaForCausalLM", "make_llama_layer"]
+
+
+class LlamaAttention:
+    """Causal self-attention; every projection may have a bias."""
+
+    def __init__(self, config: ModelConfig, layer: int, scope: Scope) -> None:
+        hidden, query, kv = config.hidden_size, config.query_size, config.kv_size
+        self.q_proj = Linear(scope / "q_proj", hidden, query, bias=config.qkv_bias)
+        self.k_proj = Linear(scope / "k_proj", hidden, kv, bias=config.qkv_bias)
+        self.v_proj = Linear(scope / "v_proj", hidden, kv, bias=config.qkv_bias)
+        self.o_proj = Linear(scope / "o_proj", query, hidden, bias=config.attention_out_bias)
+        self.head_dim = config.head_dim
+        self.rotate = scope.op("rotary_embedding", head_dim=config.head_dim)
+        self.attend = Attention(
+            scope.attention_backend,
+            layer,
+            scale=config.head_dim**-0.5,
+            sliding_window=config.sliding_windows[layer],
+        )
+
+    def __call__(self, x: Tensor, cos: Tensor, sin: Tensor, batch: ForwardBatch) -> Tensor:
+        """x [T, hidden_size] -> [T, hidden_size]."""
+        num_tokens = x.shape[0]
+        query = self.q_proj(x).view(num_tokens, -1, self.head_dim)  # [T, Hq, D]
+        key = self.k_proj(x).view(num_tokens, -1, self.head_dim)  # [T, Hkv, D]
+        value = self.v_proj(x).view(num_tokens, -1, self.head_dim)
+        query, key = self.rotate(query, cos, sin), self.rotate(key, cos, sin)
+        attended = self.attend(query, key, value, batch)
+        return self.o_proj(attended.view(num_tokens, -1))
+
+
+def make_llama_layer(config: ModelConfig, layer: int, scope: Scope) -> PreNormDecoderLayer:
+    """One decoder layer with `LlamaAttention`."""
+    attention = LlamaAttention(config, layer, scope / "self_attn")
+    return PreNormDecoderLayer(config, scope, attention, first=layer == 0)
+
+
+class LlamaForCausalLM(CausalLM):
+    """The Llama network."""
+
+    def __init__(self, config: ModelConfig, scope: Scope) -> None:
+        super().__init__(config, scope, make_llama_layer)

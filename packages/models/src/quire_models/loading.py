@@ -1,0 +1,98 @@
+"""From a checkpoint folder to a network that can run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from quire_attention import AttentionBackend, AttentionRequest, select_attention_backend
+from quire_interfaces import CheckpointError, ConfigError
+from quire_ops import OpRequest
+from quire_quantization import linear_method as find_linear_method
+
+from quire_models.config import DTYPE_BYTES, ModelConfig
+from quire_models.layers.causal_lm import CausalLM
+from quire_models.layers.scope import Scope
+from quire_models.registry import model_class
+from quire_models.weights import Progress, load_weights
+
+__all__ = ["build_model", "load_model", "resolve_dtype"]
+
+
+def resolve_dtype(dtype: str | torch.dtype, config: ModelConfig) -> torch.dtype:
+    """The torch dtype for a name: "float32", "bfloat16", "float16", or "auto" for the checkpoint's own.
+
+    Raises:
+        ConfigError: Another name.
+    """
+    name = str(dtype).removeprefix("torch.")
+    name = config.dtype if name == "auto" else name
+    if name not in DTYPE_BYTES:
+        raise ConfigError(f"dtype must be auto or one of {', '.join(DTYPE_BYTES)}, got {name!r}", field="dtype")
+    return getattr(torch, name)  # type: ignore[no-any-return]
+
+
+def build_model(
+    config: ModelConfig,
+    *,
+    dtype: str | torch.dtype = "auto",
+    device: str = "cpu",
+    linear_method: str = "plain",
+    attention_backend: AttentionBackend | str | None = None,
+) -> CausalLM:
+    """The network without weights: `parameters` says what it needs. See `load_model` for the arguments."""
+    torch_dtype = resolve_dtype(dtype, config)
+    request = OpRequest(device=torch.device(device).type, dtype=torch_dtype)
+    if attention_backend is None or isinstance(attention_backend, str):
+        attention_backend = select_attention_backend(
+            AttentionRequest(
+                device=request.device,
+                dtype=torch_dtype,
+                head_dim=config.head_dim,
+                num_heads=config.num_heads,
+                num_kv_heads=config.num_kv_heads,
+                sliding_window=any(window is not None for window in config.sliding_windows),
+            ),
+            attention_backend,
+        ).backend
+    scope = Scope(
+        dtype=torch_dtype,
+        device=torch.device(device),
+        linear_method=find_linear_method(linear_method, request),
+        plain_method=find_linear_method("plain", request),
+        attention_backend=attention_backend,
+    )
+    model: CausalLM = model_class(config.architecture)(config, scope)
+    return model
+
+
+def load_model(
+    config: ModelConfig,
+    folder: str | Path,
+    *,
+    dtype: str | torch.dtype = "auto",
+    device: str = "cpu",
+    linear_method: str = "plain",
+    attention_backend: AttentionBackend | str | None = None,
+    progress: Progress | None = None,
+) -> CausalLM:
+    """Build the network of `config` and fill it from the checkpoint in `folder`.
+
+    Args:
+        dtype: Compute dtype; "auto" for the checkpoint's. Weights of this dtype are mapped, not copied.
+        device: As torch names it.
+        linear_method: How linear layers keep their weights: "plain" or "int8".
+        attention_backend: A backend, or the name of one; None for the best that can serve.
+        progress: Called as tensors are placed with (bytes so far, bytes of all).
+
+    Raises:
+        ConfigError: A choice that does not exist or cannot serve.
+        CheckpointError: Weights that cannot be read or do not fit the configuration.
+    """
+    if not Path(folder).is_dir():
+        raise CheckpointError(f"model folder {str(folder)!r} does not exist or is not a folder")
+    model = build_model(
+        config, dtype=dtype, device=device, linear_method=linear_method, attention_backend=attention_backend
+    )
+    load_weights(model, folder, progress)
+    return model

@@ -1,0 +1,1 @@
+"""The qwen3 network."""

@@ -1,0 +1,62 @@
+"""Qwen3 (Yang et al. 2025): each query and key head is RMS-normalised before it is rotated, and no bias by default.
+
+Shape legend: T tokens of the step, Hq query heads, Hkv key-value heads, D head dimension.
+"""
+
+from __future__ import annotations
+
+from quire_attention import Attention, ForwardBatch
+from torch import Tensor
+
+from quire_models.config import ModelConfig
+from quire_models.layers.causal_lm import CausalLM
+from quire_models.layers.decoder import PreNormDecoderLayer
+from quire_models.layers.linear import Linear
+from quire_models.layers.norm import RMSNorm
+from quire_models.layers.scope import Scope
+
+__all__ = ["Qwen3Attention", "Qwen3ForCausalLM"]
+
+
+class Qwen3Attention:
+    """Causal self-attention with normalised queries and keys."""
+
+    def __init__(self, config: ModelConfig, layer: int, scope: Scope) -> None:
+        hidden, query, kv = config.hidden_size, config.query_size, config.kv_size
+        self.q_proj = Linear(scope / "q_proj", hidden, query, bias=config.qkv_bias)
+        self.k_proj = Linear(scope / "k_proj", hidden, kv, bias=config.qkv_bias)
+        self.v_proj = Linear(scope / "v_proj", hidden, kv, bias=config.qkv_bias)
+        self.o_proj = Linear(scope / "o_proj", query, hidden, bias=config.attention_out_bias)
+        self.q_norm = RMSNorm(scope / "q_norm", config.head_dim, config.rms_norm_eps)
+        self.k_norm = RMSNorm(scope / "k_norm", config.head_dim, config.rms_norm_eps)
+        self.head_dim = config.head_dim
+        self.rotate = scope.op("rotary_embedding", head_dim=config.head_dim)
+        self.attend = Attention(
+            scope.attention_backend,
+            layer,
+            scale=config.head_dim**-0.5,
+            sliding_window=config.sliding_windows[layer],
+        )
+
+    def __call__(self, x: Tensor, cos: Tensor, sin: Tensor, batch: ForwardBatch) -> Tensor:
+        """x [T, hidden_size] -> [T, hidden_size]."""
+        num_tokens = x.shape[0]
+        query = self.q_norm(self.q_proj(x).view(num_tokens, -1, self.head_dim))  # [T, Hq, D]
+        key = self.k_norm(self.k_proj(x).view(num_tokens, -1, self.head_dim))  # [T, Hkv, D]
+        value = self.v_proj(x).view(num_tokens, -1, self.head_dim)
+        query, key = self.rotate(query, cos, sin), self.rotate(key, cos, sin)
+        attended = self.attend(query, key, value, batch)
+        return self.o_proj(attended.view(num_tokens, -1))
+
+
+def make_qwen3_layer(config: ModelConfig, layer: int, scope: Scope) -> PreNormDecoderLayer:
+    """One decoder layer with `Qwen3Attention`."""
+    attention = Qwen3Attention(config, layer, scope / "self_attn")
+    return PreNormDecoderLayer(config, scope, attention, first=layer == 0)
+
+
+class Qwen3ForCausalLM(CausalLM):
+    """The Qwen3 network."""
+
+    def __init__(self, config: ModelConfig, scope: Scope) -> None:
+        super().__init__(config, scope, make_qwen3_layer)

@@ -1,0 +1,141 @@
+"""Rotary position embedding as a checkpoint declares it: every spelling, one record. Free of torch.
+
+Knows the two spellings of config.json (`rope_parameters`, and the older top-level `rope_theta` with `rope_scaling`);
+does not know how frequencies are computed (`layers/rotary.py`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from quire_interfaces import CheckpointError
+
+from quire_models.fields import Fields
+
+__all__ = ["ROPE_KINDS", "RopeConfig", "parse_rope"]
+
+ROPE_KINDS = ("default", "linear", "dynamic", "llama3", "yarn")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RopeConfig:
+    """Rotary embedding of a whole model. Fields that a kind does not use keep their defaults."""
+
+    kind: str = "default"
+    """One of `ROPE_KINDS`."""
+    theta: float = 10000.0
+    """Base of the frequencies."""
+    factor: float = 1.0
+    """How many times the context was extended."""
+    original_max_position_embeddings: int = 0
+    """Context of pre-training, in tokens (dynamic, llama3, yarn)."""
+    low_freq_factor: float = 1.0
+    """llama3."""
+    high_freq_factor: float = 4.0
+    """llama3."""
+    beta_fast: float = 32.0
+    """yarn: rotations above which a dimension is left as it is."""
+    beta_slow: float = 1.0
+    """yarn: rotations below which a dimension is fully interpolated."""
+    attention_factor: float = 1.0
+    """yarn: factor of cosines and sines."""
+    truncate: bool = True
+    """yarn: round the ramp's ends to whole dimensions."""
+
+    def context_length(self, max_position_embeddings: int) -> int:
+        """Tokens that the model can hold, given config.json's `max_position_embeddings`.
+
+        Linear and dynamic scaling extend it by their factor; yarn extends the original context, which a checkpoint may
+        already have written into `max_position_embeddings`; llama3 always has.
+        """
+        if self.kind in ("linear", "dynamic"):
+            return int(max_position_embeddings * self.factor)
+        if self.kind == "yarn":
+            return max(max_position_embeddings, int(self.original_max_position_embeddings * self.factor))
+        return max_position_embeddings
+
+
+def parse_rope(config: Fields, *, max_position_embeddings: int) -> RopeConfig:
+    """The rotary embedding of a config.json.
+
+    Raises:
+        CheckpointError: An unknown kind, or a field that its kind needs is missing or wrong.
+    """
+    theta = config.number("rope_theta", default=10000.0, minimum=0.0)
+    spelled = "rope_parameters" if config.get("rope_parameters") is not None else "rope_scaling"
+    raw = config.get(spelled)
+    if raw is None:
+        return RopeConfig(theta=theta)
+    if not isinstance(raw, Mapping):
+        raise CheckpointError(f"{config.source}: {spelled} must be an object, is {raw!r}")
+    rope = Fields(raw, f"{config.source}: {spelled}")
+    theta = rope.number("rope_theta", default=theta, minimum=0.0)
+    kind = rope.get("rope_type") or rope.get("type") or "default"
+    if kind not in ROPE_KINDS:
+        raise CheckpointError(
+            f"{config.source}: {spelled} has the rope type {kind!r}; Quire computes {', '.join(ROPE_KINDS)}"
+        )
+    if rope.number("partial_rotary_factor", default=1.0) != 1.0:
+        raise CheckpointError(f"{rope.source}: partial_rotary_factor other than 1 is not supported by these families")
+    return _of_kind(kind, theta, rope, max_position_embeddings)
+
+
+def _of_kind(kind: str, theta: float, rope: Fields, max_position_embeddings: int) -> RopeConfig:
+    if kind == "default":
+        return RopeConfig(theta=theta)
+    if kind == "yarn" and rope.get("factor") is None:
+        original = rope.integer("original_max_position_embeddings", default=max_position_embeddings, minimum=1)
+        factor = max_position_embeddings / original
+    else:
+        factor = rope.number("factor", minimum=1.0)
+    if kind == "linear":
+        return RopeConfig(kind=kind, theta=theta, factor=factor)
+    if kind == "dynamic":
+        return RopeConfig(
+            kind=kind, theta=theta, factor=factor, original_max_position_embeddings=max_position_embeddings
+        )
+    original = rope.integer("original_max_position_embeddings", default=max_position_embeddings, minimum=1)
+    if kind == "llama3":
+        low = rope.number("low_freq_factor", minimum=0.0)
+        high = rope.number("high_freq_factor", minimum=0.0)
+        if high <= low:
+            raise CheckpointError(
+                f"{rope.source}: high_freq_factor ({high}) must be greater than low_freq_factor ({low})"
+            )
+        return RopeConfig(
+            kind=kind,
+            theta=theta,
+            factor=factor,
+            original_max_position_embeddings=original,
+            low_freq_factor=low,
+            high_freq_factor=high,
+        )
+    return RopeConfig(
+        kind=kind,
+        theta=theta,
+        factor=factor,
+        original_max_position_embeddings=original,
+        beta_fast=rope.number("beta_fast", default=32.0) or 32.0,
+        beta_slow=rope.number("beta_slow", default=1.0) or 1.0,
+        attention_factor=_yarn_attention_factor(rope, factor),
+        truncate=rope.flag("truncate", default=True),
+    )
+
+
+def _yarn_attention_factor(rope: Fields, factor: float) -> float:
+    """Given, or from `mscale` and `mscale_all_dim`, or 0.1 ln(factor) + 1 (YaRN, Peng et al. 2023, sec. 3.4)."""
+    given: Any = rope.get("attention_factor")
+    if given is not None:
+        return rope.number("attention_factor", minimum=0.0)
+
+    def scale(weight: float) -> float:
+        return 0.1 * weight * math.log(factor) + 1.0 if factor > 1.0 else 1.0
+
+    mscale = rope.number("mscale", default=0.0)
+    mscale_all_dim = rope.number("mscale_all_dim", default=0.0)
+    if mscale and mscale_all_dim:
+        return scale(mscale) / scale(mscale_all_dim)
+    return scale(1.0)

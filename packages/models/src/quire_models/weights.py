@@ -1,0 +1,130 @@
+"""Reading checkpoints: which file has which tensor, and each tensor into its parameter.
+
+Files are mapped: a tensor of the wanted dtype on the CPU is a view of its file, nothing is copied. Knows safetensors
+files and names; does not know networks beyond their list of parameters.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import torch
+from quire_interfaces import CheckpointError
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from quire_models.fields import read_json
+from quire_models.layers.causal_lm import CausalLM
+
+__all__ = ["Progress", "checkpoint_files", "load_weights"]
+
+Progress = Callable[[int, int], None]
+"""(bytes of checkpoint tensors placed so far, bytes of all) -> None."""
+
+SINGLE_FILE = "model.safetensors"
+INDEX_FILE = "model.safetensors.index.json"
+
+IGNORED_SUFFIXES = (
+    ".rotary_emb.inv_freq",  # older checkpoints stored the frequencies, which follow from config.json
+    ".attn.masked_bias",
+)
+
+
+def load_weights(model: CausalLM, folder: str | Path, progress: Progress | None = None) -> None:
+    """Fill every parameter of `model` from the safetensors files in `folder`.
+
+    Args:
+        progress: Called after each tensor.
+
+    Raises:
+        CheckpointError: No safetensors files, unreadable ones, or weights that are missing, superfluous or of the wrong
+            shape: all of them are listed in one message.
+    """
+    folder = Path(folder)
+    parameters = {parameter.name: parameter for parameter in model.parameters}
+    ignored = {"lm_head.weight"} if model.config.tie_word_embeddings else set()
+    total = _total_bytes(checkpoint_files(folder))
+    done = 0
+    wrong: list[str] = []
+    extra: list[str] = []
+    for name, tensor in _tensors(folder):
+        done += tensor.nbytes
+        if name in parameters:
+            parameter = parameters[name]
+            if tuple(tensor.shape) != parameter.shape:
+                wrong.append(f"{name} is {list(tensor.shape)}, should be {list(parameter.shape)}")
+            else:
+                parameter.tensor = _placed(tensor, model)
+        elif name not in ignored and not name.endswith(IGNORED_SUFFIXES):
+            extra.append(name)
+        if progress is not None:
+            progress(done, total)
+    wrong_names = {line.split(" ", 1)[0] for line in wrong}
+    missing = [name for name, p in parameters.items() if p.tensor is None and name not in wrong_names]
+    if missing or extra or wrong:
+        raise CheckpointError(_complaint(folder, missing, extra, wrong))
+    model.finish_loading()
+
+
+def checkpoint_files(folder: Path) -> list[Path]:
+    """The safetensors files of a checkpoint, in order of name.
+
+    Raises:
+        CheckpointError: There are none, or the index names files that are not there.
+    """
+    index = folder / INDEX_FILE
+    if index.is_file():
+        weight_map = read_json(index).get("weight_map")
+        if not isinstance(weight_map, dict) or not all(isinstance(name, str) for name in weight_map.values()):
+            raise CheckpointError(f"{index} has no weight_map of names to files; download the file again")
+        files = [folder / name for name in sorted(set(weight_map.values()))]
+        absent = [file.name for file in files if not file.is_file()]
+        if absent:
+            raise CheckpointError(
+                f"{folder} lacks {len(absent)} of the {len(files)} files that {INDEX_FILE} names: {', '.join(absent)}; "
+                "download the checkpoint again"
+            )
+        return files
+    if (folder / SINGLE_FILE).is_file():
+        return [folder / SINGLE_FILE]
+    pickles = sorted(path.name for path in folder.glob("*.bin"))
+    if pickles:
+        raise CheckpointError(
+            f"{folder} has its weights as {', '.join(pickles)}, a format that runs code when it is read; convert it: "
+            "load it with transformers and call save_pretrained(folder), which writes safetensors"
+        )
+    raise CheckpointError(f"{folder} has no weights: neither {SINGLE_FILE} nor {INDEX_FILE}")
+
+
+def _total_bytes(files: list[Path]) -> int:
+    return sum(file.stat().st_size for file in files)
+
+
+def _tensors(folder: Path) -> Iterator[tuple[str, Tensor]]:
+    """Name and mapped tensor of everything in the checkpoint."""
+    for file in checkpoint_files(folder):
+        try:
+            with safe_open(file, framework="pt", device="cpu") as reader:
+                for name in reader.keys():  # noqa: SIM118 (not a dict)
+                    yield name, reader.get_tensor(name)
+        except (SafetensorError, OSError) as error:
+            raise CheckpointError(f"cannot read {file}: {error}; download the file again") from error
+
+
+def _placed(tensor: Tensor, model: CausalLM) -> Tensor:
+    """The tensor itself where dtype and device are right, else a converted copy."""
+    if not tensor.is_floating_point():
+        raise CheckpointError(
+            f"the checkpoint has weights of dtype {tensor.dtype}, which is a quantized format; use the unquantized one"
+        )
+    return tensor.to(device=model.device, dtype=model.dtype)
+
+
+def _complaint(folder: Path, missing: list[str], extra: list[str], wrong: list[str]) -> str:
+    parts = [
+        f"{len(names)} {kind}: {', '.join(names)}"
+        for kind, names in (("missing", missing), ("not known", extra), ("of the wrong shape", wrong))
+        if names
+    ]
+    return f"the weights in {folder} do not fit its config.json ({'; '.join(parts)}); use files of one checkpoint"

@@ -1,0 +1,96 @@
+"""A little driver: builds `ForwardBatch` by hand and runs networks over a paged cache, the way a runner would."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, field
+
+import torch
+from quire_attention import AttentionMetadata, ForwardBatch
+from quire_models import CausalLM
+from torch import Tensor
+
+
+@dataclass
+class Sequence:
+    token_ids: list[int]
+    blocks: list[int]
+    num_computed: int = 0
+    logits: list[Tensor] = field(default_factory=list)
+    """[vocab] per computed token."""
+
+
+class PagedDriver:
+    """Sequences on one cache; blocks consecutive or shuffled, the cache poisoned with NaN first."""
+
+    def __init__(
+        self, model: CausalLM, *, num_blocks: int, block_size: int, shuffle: bool, cache_dtype: torch.dtype | None = None
+    ) -> None:
+        config = model.config
+        self.model = model
+        self.block_size = block_size
+        shape = model.attention_backend.kv_cache_shape(num_blocks, block_size, config.num_kv_heads, config.head_dim)
+        dtype = cache_dtype or model.dtype
+        self.caches = tuple(torch.full(shape, float("nan"), dtype=dtype) for _ in range(config.num_layers))
+        self.free = list(range(1, num_blocks))
+        if shuffle:
+            random.Random(num_blocks).shuffle(self.free)
+
+    def add(self, token_ids: list[int]) -> Sequence:
+        return Sequence(list(token_ids), [])
+
+    def step(self, *parts: tuple[Sequence, int]) -> None:
+        """Compute the next tokens of each sequence: (sequence, how many)."""
+        input_ids, positions, slots = [], [], []
+        for seq, count in parts:
+            end = seq.num_computed + count
+            while len(seq.blocks) * self.block_size < end:
+                seq.blocks.append(self.free.pop(0))
+            for position in range(seq.num_computed, end):
+                input_ids.append(seq.token_ids[position])
+                positions.append(position)
+                block = seq.blocks[position // self.block_size]
+                slots.append(block * self.block_size + position % self.block_size)
+        metadata = self._metadata(parts, slots)
+        layers = self.model.config.num_layers
+        batch = ForwardBatch(
+            input_ids=torch.tensor(input_ids),
+            positions=torch.tensor(positions),
+            attention=(metadata,),
+            group_of_layer=(0,) * layers,
+            kv_caches=self.caches,
+        )
+        logits = self.model.compute_logits(self.model.forward(batch))
+        row = 0
+        for seq, count in parts:
+            seq.logits.extend(logits[row : row + count])
+            seq.num_computed += count
+            row += count
+
+    def _metadata(self, parts: tuple[tuple[Sequence, int], ...], slots: list[int]) -> AttentionMetadata:
+        query_lens = [count for _, count in parts]
+        kv_lens = [seq.num_computed + count for seq, count in parts]
+        widest = max(len(seq.blocks) for seq, _ in parts)
+        table = [seq.blocks + [0] * (widest - len(seq.blocks)) for seq, _ in parts]
+        starts = [0]
+        for count in query_lens:
+            starts.append(starts[-1] + count)
+        return AttentionMetadata(
+            query_start_loc=torch.tensor(starts, dtype=torch.int32),
+            seq_lens=torch.tensor(kv_lens, dtype=torch.int32),
+            block_table=torch.tensor(table, dtype=torch.int32),
+            slot_mapping=torch.tensor(slots),
+            block_size=self.block_size,
+            query_lens=query_lens,
+            kv_lens=kv_lens,
+        )
+
+    def greedy(self, seq: Sequence, num_tokens: int) -> list[int]:
+        """Decode alone: `num_tokens` tokens after the computed prompt."""
+        out: list[int] = []
+        for _ in range(num_tokens):
+            token = int(seq.logits[-1].argmax())
+            out.append(token)
+            seq.token_ids.append(token)
+            self.step((seq, 1))
+        return out
