@@ -166,9 +166,9 @@ class BlockAllocator(Protocol):
     @property
     def num_groups(self) -> int: ...
 
-    @property
-    def max_request_tokens(self) -> int:
-        """Most tokens whose KV one request can hold when it has the whole cache to itself."""
+    def max_request_tokens(self, max_step_tokens: int) -> int:
+        """Most tokens that one request can have computed when it has the whole cache to itself and a step computes at
+        most `max_step_tokens` of them (sliding-window groups hold a step's tokens beside their window)."""
 
     def find_cached_prefix(self, request: Request) -> CachedPrefix:
         """Longest cached prefix of the request's known tokens, at most num_tokens - 1 (one token must be computed).

@@ -305,6 +305,19 @@ class KVCacheManager:
         """Whether a request of this length, computed at once, could run if it had the whole cache to itself."""
         return -(-num_tokens // self.block_size) * len(self._policies) < self._pool.num_blocks
 
+    def max_request_tokens(self, max_step_tokens: int) -> int:
+        """Longest request that can run alone in the cache; see `BlockAllocator`."""
+        num_blocks, size = self._pool.num_blocks - 1, self.block_size
+        # Between what surely fits and what no block table could hold; blocks needed grow with the tokens.
+        low, high = num_blocks // len(self._policies) * size, num_blocks * size
+        while low < high:
+            middle = (low + high + 1) // 2
+            if sum(policy.max_blocks(middle, max_step_tokens) for policy in self._policies) <= num_blocks:
+                low = middle
+            else:
+                high = middle - 1
+        return low
+
     def usage(self) -> KVCacheUsage:
         """Free and total blocks; see `BlockAllocator`."""
         return KVCacheUsage(self._pool.num_free, self._pool.num_blocks - 1)
