@@ -1,5 +1,56 @@
-"""The device side of a step: permanent rows, inputs, forward, sampling."""
+"""The device side of a step: permanent rows, inputs, forward, sampling.
+
+Importing this package loads neither torch nor numpy: names are looked up on first use (PEP 562), so that a planning
+process can read `RunnerConfig` and `quire_runner.memory` alone.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from quire_runner.config import RunnerConfig
+    from quire_runner.executor import RunnerExecutor
+    from quire_runner.kv_cache import allocate_kv_caches
+    from quire_runner.memory import activation_bytes, row_bytes
+    from quire_runner.rows import Rows
+    from quire_runner.runner import LogitsTap, ModelRunner, Network
 
 __version__ = "0.1.0"
 
-__all__: list[str] = []
+__all__ = [
+    "LogitsTap",
+    "ModelRunner",
+    "Network",
+    "Rows",
+    "RunnerConfig",
+    "RunnerExecutor",
+    "activation_bytes",
+    "allocate_kv_caches",
+    "row_bytes",
+]
+
+_MODULE_OF = {
+    "LogitsTap": "runner",
+    "ModelRunner": "runner",
+    "Network": "runner",
+    "Rows": "rows",
+    "RunnerConfig": "config",
+    "RunnerExecutor": "executor",
+    "activation_bytes": "memory",
+    "allocate_kv_caches": "kv_cache",
+    "row_bytes": "memory",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _MODULE_OF:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(importlib.import_module(f"{__name__}.{_MODULE_OF[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -1,0 +1,53 @@
+"""The runner's configuration. Free of torch: dtypes and devices are names here."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from quire_interfaces.settings import Settings, at_least, one_of, setting
+
+__all__ = ["DTYPE_BYTES", "RunnerConfig"]
+
+DTYPE_BYTES = {"float32": 4, "float": 4, "bfloat16": 2, "float16": 2, "half": 2}
+"""Bytes of one element of each dtype that a network or a KV cache may have."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunnerConfig(Settings):
+    """What the runner needs to know besides the network and the KV cache plan."""
+
+    device: str = setting("cpu", help="Device that runs the steps, as torch names it.")
+    dtype: str = setting(
+        "auto",
+        help="Type of activations and of the KV cache; auto takes the network's own.",
+        check=one_of("auto", *DTYPE_BYTES),
+    )
+    max_num_seqs: int = setting(
+        256, help="Requests that may run at the same time: rows.", unit="requests", check=at_least(1)
+    )
+    max_model_len: int = setting(
+        2048, help="Longest sequence, prompt and output together.", unit="tokens", check=at_least(1)
+    )
+    max_num_batched_tokens: int = setting(
+        2048, help="Most tokens computed in one step.", unit="tokens", check=at_least(1)
+    )
+    num_speculative_tokens: int = setting(
+        0, help="Most draft tokens proposed per request and step.", unit="tokens", check=at_least(0)
+    )
+    num_threads: int | None = setting(
+        None,
+        help="Threads that torch's operators use on the CPU; None leaves torch's own choice.",
+        unit="threads",
+        check=at_least(1),
+    )
+    logits_chunk_tokens: int = setting(
+        256,
+        help="Prompt positions whose logits are computed at once for prompt_logprobs; bounds their memory.",
+        unit="tokens",
+        check=at_least(1),
+    )
+
+    @property
+    def row_len(self) -> int:
+        """Token slots of a row: the longest sequence, the token sampled at its end, and drafts beyond it."""
+        return self.max_model_len + self.num_speculative_tokens + 1

@@ -1,0 +1,96 @@
+"""Allocation of the KV cache from its plan: one flat tensor per plan tensor, viewed once per layer.
+
+Knows bytes and shapes; which block belongs to whom is the block pool's business. All memory begins as zeros: slots
+that were never written are still read by padded kernels, and whatever they hold must be finite.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from math import prod
+
+import numpy as np
+import torch
+from quire_interfaces.errors import ConfigError
+from quire_interfaces.kv_cache import FullAttentionSpec, KVCachePlan
+from torch import Tensor
+
+__all__ = ["CacheShape", "allocate_kv_caches"]
+
+CacheShape = Callable[[int, int, int, int], tuple[int, ...]]
+"""(num_blocks, block_size, num_kv_heads, head_dim) -> the shape that the attention backend asks for."""
+
+
+def allocate_kv_caches(
+    plan: KVCachePlan, *, dtype: torch.dtype, device: torch.device | str, cache_shape: CacheShape
+) -> dict[str, Tensor]:
+    """Allocate the plan's tensors and view them per layer.
+
+    Args:
+        plan: Groups, number of blocks, and bytes per block of each tensor.
+        dtype: Dtype of keys and values; its size must be the one the plan was made with.
+        device: Where the cache lives.
+        cache_shape: The attention backend's shape of one layer's cache.
+
+    Returns:
+        Layer name -> the layer's cache, in the backend's shape. Layers of different groups may share memory: their
+        blocks have different ids.
+
+    Raises:
+        ConfigError: the plan does not fit dtype or backend.
+    """
+    storages = [_zeros(plan.num_blocks * size, device) for size in plan.tensor_block_bytes]
+    caches: dict[str, Tensor] = {}
+    for group in plan.groups:
+        spec = group.spec
+        if not isinstance(spec, FullAttentionSpec):
+            raise ConfigError(
+                f"the runner has no cache layout for {type(spec).__name__} (layers {group.layer_names[0]!r}, ...); "
+                "use a model whose layers all use full or sliding-window attention"
+            )
+        if spec.dtype_bytes != dtype.itemsize:
+            raise ConfigError(
+                f"the KV cache was planned with {spec.dtype_bytes}-byte elements but the runner uses {dtype} "
+                f"({dtype.itemsize} bytes); plan and run with the same dtype",
+                field="dtype",
+            )
+        shape = tuple(cache_shape(plan.num_blocks, spec.block_size, spec.num_kv_heads, spec.head_dim))
+        if prod(shape) * dtype.itemsize != plan.num_blocks * spec.block_bytes:
+            raise ConfigError(
+                f"the attention backend's cache shape {shape} takes {prod(shape) * dtype.itemsize} bytes, but the "
+                f"plan has {plan.num_blocks * spec.block_bytes} for a layer; plan with the backend's own layout"
+            )
+        for name, storage, block_bytes in zip(group.layer_names, storages, plan.tensor_block_bytes, strict=False):
+            caches[name] = _view(storage, block_bytes, spec.block_bytes, shape, plan.num_blocks, dtype)
+    return caches
+
+
+def _zeros(num_bytes: int, device: torch.device | str) -> Tensor:
+    if torch.device(device).type == "cpu":
+        # numpy asks the system for zero pages, which cost nothing until they are touched: a large cache does not
+        # delay the start.
+        return torch.from_numpy(np.zeros(num_bytes, dtype=np.uint8))
+    return torch.zeros(num_bytes, dtype=torch.uint8, device=device)
+
+
+def _view(
+    storage: Tensor,
+    tensor_block_bytes: int,
+    block_bytes: int,
+    shape: tuple[int, ...],
+    num_blocks: int,
+    dtype: torch.dtype,
+) -> Tensor:
+    elements = storage.view(dtype)
+    if tensor_block_bytes == block_bytes:
+        return elements.view(shape)
+    # A layer with smaller blocks than its tensor: every block keeps its own place, the rest of it stays unused. This
+    # needs blocks as the outermost dimension, otherwise blocks of two groups would meet.
+    if shape[0] != num_blocks:
+        raise ConfigError(
+            f"layers with {block_bytes} and {tensor_block_bytes} bytes per block cannot share a tensor in the cache "
+            f"shape {shape}; use an attention backend whose shape begins with the number of blocks ({num_blocks})"
+        )
+    strides = [tensor_block_bytes // dtype.itemsize]
+    inner = [prod(shape[i + 1 :]) for i in range(1, len(shape))]
+    return elements.as_strided(shape, (*strides, *inner))

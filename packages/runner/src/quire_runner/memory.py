@@ -1,0 +1,67 @@
+"""How many bytes the runner takes besides weights and KV cache, for the planner. Free of torch and numpy.
+
+The figures are upper bounds made from shapes, not measurements: they are used before anything is loaded.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from quire_runner.config import DTYPE_BYTES, RunnerConfig
+
+__all__ = ["NetworkShape", "activation_bytes", "row_bytes"]
+
+LOGITS_COPIES = 3
+"""The network's logits, the sampler's float32 working copy, and one temporary (probabilities or sort keys)."""
+
+
+class NetworkShape(Protocol):
+    """What `activation_bytes` reads of a network's configuration; `quire_models.ModelConfig` has these fields."""
+
+    @property
+    def vocab_size(self) -> int: ...
+    @property
+    def hidden_size(self) -> int: ...
+    @property
+    def intermediate_size(self) -> int: ...
+    @property
+    def num_attention_heads(self) -> int: ...
+    @property
+    def num_key_value_heads(self) -> int: ...
+    @property
+    def head_dim(self) -> int: ...
+
+
+def activation_bytes(network: NetworkShape, config: RunnerConfig, *, dtype_bytes: int | None = None) -> int:
+    """Largest number of bytes alive at once within a step: either in a layer of the full token budget, or at the
+    logits of a step in which every row samples (drafts included).
+
+    Args:
+        network: Shape of the network.
+        config: Token budget, rows and dtype.
+        dtype_bytes: Bytes of an activation's element; None takes the configured dtype's, and 4 where that is "auto".
+    """
+    num_tokens = config.max_num_batched_tokens
+    element = dtype_bytes or DTYPE_BYTES.get(config.dtype, 4)
+    query = network.num_attention_heads * network.head_dim
+    key_value = 2 * network.num_key_value_heads * network.head_dim
+    # Residual, normed input and output of a sub-layer stay alive around its inner activations.
+    stream = 3 * network.hidden_size
+    attention = 2 * query + key_value
+    mlp = 3 * network.intermediate_size
+    layer = num_tokens * (stream + max(attention, mlp)) * element
+    num_logit_rows = min(config.max_num_seqs * (1 + config.num_speculative_tokens), num_tokens)
+    num_logit_rows = max(num_logit_rows, min(config.logits_chunk_tokens, num_tokens))
+    logits = LOGITS_COPIES * num_logit_rows * network.vocab_size * 4
+    return max(layer, num_tokens * stream * element + logits)
+
+
+def row_bytes(config: RunnerConfig, *, block_sizes: tuple[int, ...]) -> int:
+    """Bytes of the persistent rows: token ids and one block table per KV cache group, int32 each.
+
+    Args:
+        config: Rows and their length.
+        block_sizes: Block size of each KV cache group.
+    """
+    blocks = sum(-(-config.row_len // size) for size in block_sizes)
+    return 4 * config.max_num_seqs * (config.row_len + blocks)

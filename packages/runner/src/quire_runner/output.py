@@ -1,0 +1,70 @@
+"""Turns what the sampler chose into a `ModelRunnerOutput`: drafts are verified, lengths move on, failures are named."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import replace
+
+from quire_interfaces.step import ModelRunnerOutput, SchedulerOutput
+from quire_sampling import SamplerOutput
+from quire_spec_decode import accept_drafts
+
+from quire_runner.inputs import HostPlan
+from quire_runner.rows import Rows
+
+__all__ = ["build_output", "without_entries"]
+
+
+def build_output(
+    output: SchedulerOutput, plan: HostPlan, rows: Rows, sampled: SamplerOutput, result: ModelRunnerOutput
+) -> None:
+    """Fill `result` with the tokens of every sampling entry, and count them as known.
+
+    Args:
+        output: What was asked.
+        plan: The step's layout.
+        rows: Their `num_tokens` move on.
+        sampled: One token per logit row.
+        result: Gets `sampled_token_ids`, `logprobs` and `failed_rows`.
+    """
+    token_ids: list[int] = sampled.token_ids.tolist()
+    failed = sampled.failed_rows()
+    logprobs = sampled.logprobs()
+    begin = 0
+    for entry, end in enumerate(plan.logits.entry_ends):
+        if end == begin:
+            continue
+        row = output.rows[entry]
+        tokens = token_ids[begin:end]
+        if end - begin > 1:
+            tokens = accept_drafts(tokens, output.draft_token_ids[row])
+        stop = begin + len(tokens)
+        if row in failed and not _failed_at_rejected(sampled, row, begin, stop):
+            result.failed_rows[row] = failed[row]
+        else:
+            result.sampled_token_ids[entry] = tokens
+            rows.num_tokens[row] = int(plan.logits.positions[begin]) + 1 + len(tokens)
+            if begin in logprobs:
+                result.logprobs[row] = [logprobs[i] for i in range(begin, stop)]
+        begin = end
+
+
+def _failed_at_rejected(sampled: SamplerOutput, row: int, begin: int, stop: int) -> bool:
+    """Whether the row's logits were bad only behind a rejected draft, where the request never goes."""
+    return row not in sampled.processor_errors and bool(sampled.peaks[begin:stop].isfinite().all())
+
+
+def without_entries(output: SchedulerOutput, dropped: Collection[int]) -> SchedulerOutput:
+    """The same step without the entries of some rows."""
+    keep = [i for i, row in enumerate(output.rows) if row not in dropped]
+    num_scheduled = [output.num_scheduled_tokens[i] for i in keep]
+    return replace(
+        output,
+        rows=[output.rows[i] for i in keep],
+        request_ids=[output.request_ids[i] for i in keep],
+        num_computed_tokens=[output.num_computed_tokens[i] for i in keep],
+        num_scheduled_tokens=num_scheduled,
+        samples=[output.samples[i] for i in keep],
+        total_num_scheduled_tokens=sum(num_scheduled),
+        draft_token_ids={row: ids for row, ids in output.draft_token_ids.items() if row not in dropped},
+    )

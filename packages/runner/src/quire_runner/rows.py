@@ -1,0 +1,194 @@
+"""`Rows`: what the runner remembers of every running request, in permanent places on the device.
+
+A row holds token ids (prompt first, sampled tokens follow as they are made), a block table per KV cache group, and
+the sampling parameters. It is filled once, extended by what is new, and freed; nothing is rebuilt per step. Lengths
+are kept on the host, where the scheduler's numbers come from.
+
+Shape legend: R rows (max_num_seqs), L token slots of a row, W block slots of a row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from quire_interfaces.kv_cache import KVCacheGroup, SlidingWindowSpec
+from quire_interfaces.step import NewRow, SchedulerOutput
+from quire_sampling import SamplingState
+from torch import Tensor
+
+from quire_runner.config import RunnerConfig
+
+__all__ = ["BlockTable", "Rows"]
+
+
+class BlockTable:
+    """Block ids of every row for one KV cache group.
+
+    Args:
+        max_num_seqs: R.
+        width: W, blocks of the longest row.
+        group: The group; its block size, and the sliding window if it has one.
+        device: Where the table lives.
+    """
+
+    __slots__ = ("block_size", "num_blocks", "sliding_window", "table", "width")
+
+    def __init__(self, max_num_seqs: int, width: int, group: KVCacheGroup, device: torch.device) -> None:
+        self.block_size = group.spec.block_size
+        self.sliding_window = group.spec.sliding_window if isinstance(group.spec, SlidingWindowSpec) else None
+        self.width = width
+        self.table: Tensor = torch.zeros(max_num_seqs, width, dtype=torch.int32, device=device)
+        """[R, W] block ids in token order, the null block where there is none."""
+        self.num_blocks: NDArray[np.int64] = np.zeros(max_num_seqs, dtype=np.int64)
+        """[R] blocks of each row."""
+
+    def fill(self, row: int, block_ids: Sequence[int]) -> None:
+        """Give an empty row its blocks."""
+        if len(block_ids) > self.width:
+            raise ValueError(f"{len(block_ids)} blocks do not fit a row of {self.width} blocks")
+        if block_ids:
+            self.table[row, : len(block_ids)] = torch.tensor(block_ids, dtype=torch.int32)
+        self.num_blocks[row] = len(block_ids)
+
+    def append(self, new_block_ids: dict[int, Sequence[int]]) -> None:
+        """Append blocks to several rows with one write to the device."""
+        places: list[int] = []
+        values: list[int] = []
+        for row, block_ids in new_block_ids.items():
+            if not block_ids:
+                continue
+            begin = int(self.num_blocks[row])
+            end = begin + len(block_ids)
+            if end > self.width:
+                raise ValueError(f"row {row} would hold {end} blocks, it has room for {self.width}")
+            places.extend(range(row * self.width + begin, row * self.width + end))
+            values.extend(block_ids)
+            self.num_blocks[row] = end
+        if places:
+            device = self.table.device
+            index = torch.tensor(places, dtype=torch.int64).to(device)
+            self.table.view(-1)[index] = torch.tensor(values, dtype=torch.int32).to(device)
+
+    def clear(self, row: int) -> None:
+        """Empty a row."""
+        self.table[row, : int(self.num_blocks[row])] = 0
+        self.num_blocks[row] = 0
+
+
+class Rows:
+    """The persistent state of all rows. The runner is the only writer.
+
+    Args:
+        config: Number of rows and their length.
+        groups: KV cache groups, in the order of the scheduler's block id tuples.
+        sampling: Sampling parameters per row; filled and cleared together with the row.
+        device: Where token ids and block tables live.
+    """
+
+    __slots__ = (
+        "_max_model_len",
+        "block_tables",
+        "num_prompt_tokens",
+        "num_tokens",
+        "prompt_logprobs",
+        "row_len",
+        "sampling",
+        "token_ids",
+    )
+
+    def __init__(
+        self, config: RunnerConfig, groups: Sequence[KVCacheGroup], sampling: SamplingState, device: torch.device
+    ) -> None:
+        self._max_model_len = config.max_model_len
+        self.row_len = config.row_len
+        self.sampling = sampling
+        self.token_ids: Tensor = _zero_int32(config.max_num_seqs, config.row_len, device)
+        """[R, L] prompt, output, then drafts of the current step."""
+        self.num_tokens: NDArray[np.int64] = np.zeros(config.max_num_seqs, dtype=np.int64)
+        """[R] token ids that are certain: later entries of `token_ids` mean nothing."""
+        self.num_prompt_tokens: NDArray[np.int64] = np.zeros(config.max_num_seqs, dtype=np.int64)
+        """[R]"""
+        self.prompt_logprobs: dict[int, int] = {}
+        """Row -> how many of the most likely tokens; only rows that asked."""
+        self.block_tables = tuple(
+            BlockTable(config.max_num_seqs, -(-config.row_len // group.spec.block_size), group, device)
+            for group in groups
+        )
+
+    def apply(self, output: SchedulerOutput) -> dict[int, str]:
+        """Free, fill and extend rows as the scheduler says. Freeing an empty row and filling a full one are fine, so
+        that a step which failed later on can be followed by any other.
+
+        Returns:
+            Row -> why it could not be filled (the request's own fault); these rows are empty.
+        """
+        for row in output.freed_rows:
+            self.free(row)
+        failed: dict[int, str] = {}
+        for new in output.new_rows:
+            try:
+                self.fill(new)
+            except Exception as error:
+                # Whatever a request's parameters do to the code that takes them in, it is that request's failure.
+                self.free(new.row)
+                failed[new.row] = f"{type(error).__name__}: {error}"
+        if output.new_block_ids:
+            for group, table in enumerate(self.block_tables):
+                table.append({row: ids[group] for row, ids in output.new_block_ids.items() if row not in failed})
+        return failed
+
+    def fill(self, new: NewRow) -> None:
+        """Put a request in its row.
+
+        Raises:
+            ValueError: it does not fit.
+        """
+        self.free(new.row)
+        num_tokens = len(new.token_ids)
+        if num_tokens > self._max_model_len:
+            raise ValueError(f"{num_tokens} tokens do not fit a context of {self._max_model_len} tokens")
+        self.token_ids[new.row, :num_tokens] = torch.from_numpy(np.asarray(new.token_ids, dtype=np.int32))
+        self.num_tokens[new.row] = num_tokens
+        self.num_prompt_tokens[new.row] = new.num_prompt_tokens
+        for table, block_ids in zip(self.block_tables, new.block_ids, strict=True):
+            table.fill(new.row, block_ids)
+        if new.sampling_params.prompt_logprobs is not None:
+            self.prompt_logprobs[new.row] = new.sampling_params.prompt_logprobs
+        self.sampling.set_row(
+            new.row,
+            new.sampling_params,
+            seed=new.seed,
+            num_prompt_tokens=new.num_prompt_tokens,
+            stop_token_ids=new.stop_token_ids,
+        )
+
+    def write_next(self, rows: NDArray[np.int64], positions: NDArray[np.int64], token_ids: Tensor) -> None:
+        """Put sampled tokens behind the positions they were sampled from, where the next step gathers them. Whether
+        they are certain is said by `num_tokens`, which this does not change.
+
+        Args:
+            rows: [N].
+            positions: [N] position of the token whose successor was sampled.
+            token_ids: [N], on the device.
+        """
+        index = torch.from_numpy(rows * self.row_len + positions + 1).to(self.token_ids.device)
+        self.token_ids.view(-1)[index] = token_ids.to(torch.int32)
+
+    def free(self, row: int) -> None:
+        """Empty a row."""
+        self.num_tokens[row] = 0
+        self.num_prompt_tokens[row] = 0
+        self.prompt_logprobs.pop(row, None)
+        self.sampling.clear_row(row)
+        for table in self.block_tables:
+            table.clear(row)
+
+
+def _zero_int32(num_rows: int, row_len: int, device: torch.device) -> Tensor:
+    if device.type == "cpu":
+        # Zero pages from the system: rows that are never filled to their end take no memory.
+        return torch.from_numpy(np.zeros((num_rows, row_len), dtype=np.int32))
+    return torch.zeros(num_rows, row_len, dtype=torch.int32, device=device)

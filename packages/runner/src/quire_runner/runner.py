@@ -1,0 +1,226 @@
+"""`ModelRunner`: one step on the device, from the scheduler's plan to sampled tokens.
+
+Knows rows, inputs, network and sampler, and the order in which they act. Knows no request beyond its row, no text, no
+queue, and nothing of how blocks are given out. The code is the same for every device; nothing waits for the device
+before the sampled tokens are read.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from typing import Protocol
+
+import torch
+from quire_attention.batch import ForwardBatch
+from quire_interfaces.device import Drafter, LogitsProcessor
+from quire_interfaces.errors import ConfigError
+from quire_interfaces.kv_cache import KVCachePlan
+from quire_interfaces.step import ModelRunnerOutput, SchedulerOutput
+from quire_sampling import Sampler, SamplingConfig, SamplingState
+from torch import Tensor
+
+from quire_runner.config import RunnerConfig
+from quire_runner.inputs import HostPlan, forward_batch, plan_step, to_device, write_drafts
+from quire_runner.kv_cache import CacheShape, allocate_kv_caches
+from quire_runner.output import build_output, without_entries
+from quire_runner.prompt_logprobs import step_prompt_logprobs
+from quire_runner.rows import Rows
+
+__all__ = ["LogitsTap", "ModelRunner", "Network"]
+
+_logger = logging.getLogger(__name__)
+
+LogitsTap = Callable[[list[int], list[int], Tensor], None]
+"""(rows, positions, logits [N, vocab_size] float32): called once per step that samples, before the sampler changes the
+logits; a tap that keeps them must copy. Logits n say what follows the token at `positions[n]` of `rows[n]`."""
+
+
+class Network(Protocol):
+    """What the runner asks of a network; every network of `quire_models` is one."""
+
+    def forward(self, batch: ForwardBatch) -> Tensor:
+        """Hidden states [T, hidden_size] of the step's tokens; writes their keys and values into the KV caches."""
+
+    def compute_logits(self, hidden: Tensor) -> Tensor:
+        """[N, hidden_size] -> [N, vocab_size] float32."""
+
+
+class ModelRunner:
+    """Runs steps, in order, on one device. Not thread-safe: one thread at a time.
+
+    Args:
+        network: The network, on the device, weights loaded.
+        plan: The KV cache; allocated here.
+        config: Rows, lengths, threads.
+        vocab_size: Width of the logits.
+        cache_shape: The attention backend's shape of a layer's KV cache.
+        cache_dtype: Dtype of keys and values; None takes the configured one.
+        layer_names: Names of the layers in the network's order. None reads them from the plan, which is possible while
+            it has one group.
+        drafter: Proposes draft tokens after each step; None drafts nothing.
+        logits_processors: Name -> processor that requests may ask for.
+        always_processors: Names of those that run for every request.
+        sampling_config: Limits of the sampler.
+        on_logits: Sees the logits of every step, for tests and tools.
+
+    Raises:
+        ConfigError: the plan does not fit the network or the dtype.
+    """
+
+    def __init__(
+        self,
+        network: Network,
+        plan: KVCachePlan,
+        config: RunnerConfig,
+        *,
+        vocab_size: int,
+        cache_shape: CacheShape,
+        cache_dtype: torch.dtype | None = None,
+        layer_names: Sequence[str] | None = None,
+        drafter: Drafter | None = None,
+        logits_processors: Mapping[str, LogitsProcessor] | None = None,
+        always_processors: Sequence[str] = (),
+        sampling_config: SamplingConfig | None = None,
+        on_logits: LogitsTap | None = None,
+    ) -> None:
+        self._config = config
+        self._device = torch.device(config.device)
+        if config.num_threads is not None:
+            torch.set_num_threads(config.num_threads)
+        names = _layer_names(plan, layer_names)
+        group_of = {name: i for i, group in enumerate(plan.groups) for name in group.layer_names}
+        dtype = cache_dtype or _configured_dtype(config, network)
+        caches = allocate_kv_caches(plan, dtype=dtype, device=self._device, cache_shape=cache_shape)
+        self._group_of_layer = tuple(group_of[name] for name in names)
+        self._kv_caches = tuple(caches[name] for name in names)
+        self._network: Network | None = network
+        state = SamplingState(
+            config.max_num_seqs,
+            vocab_size,
+            self._device,
+            logits_processors=logits_processors,
+            always=always_processors,
+            config=sampling_config,
+        )
+        self._rows = Rows(config, plan.groups, state, self._device)
+        self._sampler = Sampler(state)
+        self._drafter = drafter
+        self._on_logits = on_logits
+
+    @property
+    def rows(self) -> Rows:
+        """The persistent rows; for tools and tests, read only."""
+        return self._rows
+
+    def execute(self, output: SchedulerOutput) -> ModelRunnerOutput:
+        """Run one step.
+
+        Rows are freed, filled and extended first, and stay so even if the step then fails; token history changes only
+        after everything that can fail has been done.
+
+        Raises:
+            RuntimeError: the step is impossible (a step before it failed), or the network raised it.
+            Exception: whatever the network raises.
+        """
+        with torch.inference_mode():
+            failed = self._rows.apply(output)
+            step = without_entries(output, failed) if failed else output
+            result = self._run(step) if step.rows else ModelRunnerOutput(step_id=output.step_id, sampled_token_ids=[])
+        if failed:
+            by_row = dict(zip(step.rows, result.sampled_token_ids, strict=True))
+            result.sampled_token_ids = [by_row.get(row, []) for row in output.rows]
+            result.failed_rows |= failed
+        return result
+
+    def close(self) -> None:
+        """Give the KV cache and the network back. Idempotent; `execute` must not follow."""
+        self._kv_caches = ()
+        self._network = None
+
+    def _run(self, output: SchedulerOutput) -> ModelRunnerOutput:
+        network = self._network
+        if network is None:
+            raise RuntimeError("the runner is closed")
+        plan = plan_step(output, self._rows)
+        if plan.num_drafts is not None:
+            write_drafts(output, plan, self._rows)
+        batch = forward_batch(plan, self._rows, self._group_of_layer, self._kv_caches)
+        hidden = network.forward(batch)
+        result = ModelRunnerOutput(step_id=output.step_id, sampled_token_ids=[[] for _ in output.rows])
+        if self._rows.prompt_logprobs:
+            chunk = self._config.logits_chunk_tokens
+            result.prompt_logprobs = step_prompt_logprobs(plan, self._rows, hidden, network.compute_logits, chunk)
+        if len(plan.logits.rows):
+            self._sample(network, output, plan, hidden, result)
+        return result
+
+    def _sample(
+        self, network: Network, output: SchedulerOutput, plan: HostPlan, hidden: Tensor, result: ModelRunnerOutput
+    ) -> None:
+        wanted = plan.logits
+        if len(wanted.rows) < hidden.shape[0]:
+            hidden = hidden.index_select(0, to_device(wanted.token_index, hidden.device))
+        logits = network.compute_logits(hidden)
+        rows = wanted.rows.tolist()
+        if self._on_logits is not None:
+            self._on_logits(rows, wanted.positions.tolist(), logits)
+        positions = to_device(wanted.positions, logits.device)
+        sampled = self._sampler.sample(logits, rows, positions, self._rows.token_ids)
+        self._rows.write_next(wanted.rows, wanted.positions, sampled.token_ids)
+        build_output(output, plan, self._rows, sampled, result)
+        if self._drafter is not None:
+            result.draft_token_ids = self._propose(output, result)
+
+    def _propose(self, output: SchedulerOutput, result: ModelRunnerOutput) -> dict[int, list[int]]:
+        assert self._drafter is not None
+        proposals: dict[int, list[int]] = {}
+        for row, tokens in zip(output.rows, result.sampled_token_ids, strict=True):
+            # An error of a custom processor at a rejected draft could not be told from a real one, so requests that
+            # have any get no drafts.
+            if not tokens or row in self._rows.sampling.processors:
+                continue
+            num_tokens = int(self._rows.num_tokens[row])
+            # A draft at the last position of the context would leave no place for the token after it.
+            room = min(self._config.num_speculative_tokens, self._config.max_model_len - num_tokens - 1)
+            if room < 1:
+                continue
+            try:
+                # An array is a sequence of token ids, and drafters that read its buffer spare the conversion.
+                drafts = self._drafter.propose(self._rows.token_ids[row, :num_tokens].cpu().numpy(), room)
+            except Exception:
+                # A guess that fails costs speed, never an answer.
+                _logger.exception("the drafter failed; row %d goes on without drafts", row)
+                continue
+            if drafts:
+                proposals[row] = drafts[:room]
+        return proposals
+
+
+def _layer_names(plan: KVCachePlan, layer_names: Sequence[str] | None) -> tuple[str, ...]:
+    planned = [name for group in plan.groups for name in group.layer_names]
+    if layer_names is None:
+        if len(plan.groups) > 1:
+            raise ConfigError(
+                f"the KV cache has {len(plan.groups)} groups, which do not tell the order of the layers; "
+                "pass layer_names in the network's order"
+            )
+        return tuple(planned)
+    if sorted(planned) != sorted(layer_names):
+        odd = sorted(set(planned) ^ set(layer_names)) or sorted(planned)
+        raise ConfigError(
+            f"the KV cache plan and the network speak of different layers: {', '.join(odd[:5])}; "
+            "plan the cache from this network's own kv_cache_specs"
+        )
+    return tuple(layer_names)
+
+
+def _configured_dtype(config: RunnerConfig, network: Network) -> torch.dtype:
+    if config.dtype != "auto":
+        dtype: torch.dtype = getattr(torch, config.dtype)
+        return dtype
+    if isinstance(network, torch.nn.Module):
+        for parameter in network.parameters():
+            if parameter.is_floating_point():
+                return parameter.dtype
+    raise ConfigError("dtype is 'auto' but the network does not tell its own; name a dtype", field="dtype")
