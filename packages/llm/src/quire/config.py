@@ -1,8 +1,8 @@
 """The one tree of settings: every component's configuration, filled from command line, file and environment.
 
 A component declares its fields (`quire_interfaces.setting`); this module finds them, names their flags, converts text
-to values and remembers where each value came from. Two components that declare the same flag mean the same setting and are
-filled together. Knows no argparse and no server: front ends add their own section.
+to values and remembers where each value came from. Two components that declare the same flag mean the same setting
+and are filled together. Knows no argparse and no server: front ends add their own section.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from quire_engine import EngineConfig
-from quire_interfaces import ConfigError, Settings, at_least, between, one_of, setting
+from quire_interfaces import MAX_LOGPROBS, ConfigError, Settings, at_least, between, one_of, setting
 from quire_kv_cache import KVCacheConfig
 from quire_renderers import RendererConfig
 from quire_runner.config import RunnerConfig
@@ -37,6 +37,18 @@ __all__ = [
 ]
 
 Sections = Mapping[str, type[Settings]]
+
+DERIVED = frozenset(
+    {
+        ("runner", "dtype"),
+        ("runner", "max_model_len"),
+        ("runner", "max_num_batched_tokens"),
+        ("runner", "max_num_seqs"),
+        ("runner", "num_speculative_tokens"),
+        ("scheduler", "num_speculative_tokens"),
+    }
+)
+"""(section, field) that `quire.assemble` computes from the model and the rest; no user sets them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,6 +85,12 @@ class ModelSettings(Settings):
         help="Exact number of KV cache blocks, instead of a size in bytes.",
         unit="blocks",
         check=at_least(2),
+    )
+    max_logprobs: int = setting(
+        20,
+        help="Most log probabilities per token that a request may ask for.",
+        unit="tokens",
+        check=between(0, MAX_LOGPROBS),
     )
     gpu_memory_utilization: float = setting(
         0.5,
@@ -153,6 +171,8 @@ def config_fields(sections: Sections) -> dict[str, ConfigField]:
     for section, owner in sections.items():
         hints = typing.get_type_hints(owner)
         for spec in dataclasses.fields(owner):
+            if (section, spec.name) in DERIVED:
+                continue
             flag = spec.metadata.get("flag") or "--" + spec.name.replace("_", "-")
             name = flag.removeprefix("--").replace("-", "_")
             here = (section, spec.name)

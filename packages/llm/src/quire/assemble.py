@@ -1,0 +1,158 @@
+"""The one place where the parts are put together: settings in, a scheduler and an executor out.
+
+Importing this module loads no torch; `build_parts` does, so that only the process that computes pays for it. Read it to
+see what an engine is made of; `examples/assemble_your_own.py` does the same by hand.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from quire_engine import EngineInfo, EngineParts
+from quire_interfaces import LogitsProcessor
+from quire_kv_cache import KVCacheManager
+from quire_models.config import ModelConfig
+from quire_models.hub import resolve_model
+from quire_renderers import ChatRenderer, load_tokenizer
+from quire_scheduler import Scheduler
+from quire_spec_decode import make_drafter
+
+from quire.config import QuireConfig
+from quire.plan import MemoryPlan, make_plan
+
+__all__ = ["FACTORY", "build_parts", "build_renderer", "engine_factory", "model_folder"]
+
+FACTORY = "quire.assemble:engine_factory"
+"""What the engine process calls."""
+
+Report = Callable[[str, float], None]
+"""Called with (stage, fraction of the stage that is done)."""
+
+
+def model_folder(config: QuireConfig) -> Path:
+    """Folder of the configured model: as it is, downloaded from the hub, or the embedded demo model's.
+
+    Raises:
+        CheckpointError: there is no such model; the message says what to do.
+    """
+    if config.model.model is None:
+        from quire_demo_model import checkpoint_path
+
+        return Path(checkpoint_path())
+    return resolve_model(config.model.model, config.model.revision)
+
+
+def build_renderer(config: QuireConfig, folder: Path, model: ModelConfig, chat_template: str | None = None) -> ChatRenderer:
+    """Tokenizer and chat template of a model folder. Raises CheckpointError when there is no usable tokenizer."""
+    tokenizer = load_tokenizer(Path(config.model.tokenizer) if config.model.tokenizer else folder)
+    return ChatRenderer(tokenizer, chat_template, config.renderer, vocab_size=model.vocab_size)
+
+
+def build_parts(
+    config: QuireConfig,
+    *,
+    report: Report | None = None,
+    logits_processors: Mapping[str, LogitsProcessor] | None = None,
+    on_logits: Any = None,
+) -> EngineParts:
+    """Plan memory, load the weights, and join scheduler and runner.
+
+    Args:
+        config: Settings.
+        report: Sees the progress.
+        logits_processors: Name -> processor that requests may ask for.
+        on_logits: Sees the logits of every step (`quire_runner.LogitsTap`).
+
+    Raises:
+        ConfigError: settings that cannot work together, or too little memory.
+        CheckpointError: a model that is missing or not understood.
+    """
+    start = time.perf_counter()
+    report = report or (lambda stage, fraction: None)
+    folder = model_folder(config)
+    model = ModelConfig.from_path(folder)
+    plan = make_plan(config, model)
+    report("importing torch", 0.0)
+    from quire_models import load_model
+    from quire_runner import ModelRunner, RunnerExecutor
+    from quire_sampling import SamplingConfig
+
+    imported = time.perf_counter()
+    network = load_model(
+        model,
+        folder,
+        dtype=plan.dtype,
+        device=config.runner.device,
+        linear_method=plan.linear_method,
+        attention_backend=config.model.attention_backend,
+        progress=lambda done, total: report("loading weights", done / max(1, total)),
+    )
+    loaded = time.perf_counter()
+    drafter = make_drafter(config.speculative)
+    num_drafts = 0 if drafter is None else config.speculative.num_speculative_tokens
+    scheduler_config = dataclasses.replace(
+        config.scheduler, max_model_len=plan.max_model_len, num_speculative_tokens=num_drafts
+    )
+    runner_config = dataclasses.replace(
+        config.runner,
+        dtype=plan.dtype,
+        max_model_len=plan.max_model_len,
+        max_num_seqs=scheduler_config.max_num_seqs,
+        max_num_batched_tokens=scheduler_config.max_num_batched_tokens,
+        num_speculative_tokens=num_drafts,
+    )
+    runner = ModelRunner(
+        network,
+        plan.kv_plan,
+        runner_config,
+        vocab_size=model.vocab_size,
+        cache_shape=network.attention_backend.kv_cache_shape,
+        layer_names=list(model.kv_cache_specs(plan.block_size, 1)),
+        drafter=drafter,
+        logits_processors=logits_processors,
+        sampling_config=SamplingConfig(max_logprobs=config.model.max_logprobs),
+        on_logits=on_logits,
+    )
+    allocator = KVCacheManager(plan.kv_plan, config.kv_cache)
+    timings = {"import": imported - start, "weights": loaded - imported, "cache": time.perf_counter() - loaded}
+    return EngineParts(
+        scheduler=Scheduler(scheduler_config, allocator),
+        executor=RunnerExecutor(runner, threaded=config.engine.depth > 0),
+        info=_info(config, folder, model, plan, network.attention_backend.name, timings),
+        check_integrity=allocator.check_integrity,
+    )
+
+
+def _info(
+    config: QuireConfig, folder: Path, model: ModelConfig, plan: MemoryPlan, attention: str, timings: dict[str, float]
+) -> EngineInfo:
+    choices = {
+        "attention": attention,
+        "weights": f"{plan.linear_method}, {plan.dtype}",
+        "scheduling": "asynchronous, one step ahead" if config.engine.depth else "synchronous",
+        "speculation": config.speculative.method,
+        "prefix caching": config.kv_cache.prefix_caching_hash_algo if config.kv_cache.enable_prefix_caching else "off",
+    }
+    return EngineInfo(
+        model=config.model.model or "quire-demo",
+        max_model_len=plan.max_model_len,
+        vocab_size=model.vocab_size,
+        num_blocks=plan.kv_plan.num_blocks - 1,
+        block_size=plan.block_size,
+        max_num_seqs=config.scheduler.max_num_seqs,
+        dtype=plan.dtype,
+        device=config.runner.device,
+        memory_bytes=dict(plan.ledger_bytes),
+        choices=choices,
+        timings_s=timings,
+        extra={"folder": str(folder), "max_concurrency": plan.max_concurrency, "notes": list(plan.notes)},
+    )
+
+
+def engine_factory(data: dict[str, Any], report: Report) -> EngineParts:
+    """`build_parts` from plain data, for the engine process (`QuireConfig.to_dict`)."""
+    return build_parts(QuireConfig.from_dict(data), report=report)

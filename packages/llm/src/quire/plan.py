@@ -1,0 +1,193 @@
+"""The memory plan: what an engine will take, byte by byte, before anything is loaded. Free of torch.
+
+`quire plan` prints it and start-up allocates by it, so that the two cannot disagree. Knows config.json and settings;
+opens no weight file.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from pathlib import Path
+
+from quire_interfaces import ConfigError, KVCachePlan
+from quire_kv_cache import max_concurrency, plan_kv_cache
+from quire_models.config import DTYPE_BYTES, ModelConfig
+from quire_models.ledger import weight_ledger
+from quire_runner.memory import activation_bytes, row_bytes
+
+from quire.config import QuireConfig
+
+__all__ = ["MemoryPlan", "available_memory_bytes", "format_bytes", "make_plan", "resolved_dtype"]
+
+_DTYPE_ALIASES = {"float": "float32", "half": "float16"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryPlan:
+    """The ledger and what it buys."""
+
+    dtype: str
+    """Of weights, activations and KV cache."""
+    linear_method: str
+    max_model_len: int
+    ledger_bytes: dict[str, int]
+    """What -> bytes, in the order of a start-up; "KV cache" is the last."""
+    kv_plan: KVCachePlan
+    block_size: int
+    max_concurrency: float
+    """Requests of max_model_len tokens that fit at the same time."""
+    free_bytes: int
+    """Memory that was free when the plan was made."""
+    notes: tuple[str, ...]
+    """What was chosen and why."""
+
+    @property
+    def total_bytes(self) -> int:
+        return sum(self.ledger_bytes.values())
+
+    @property
+    def num_kv_tokens(self) -> int:
+        """Tokens the KV cache holds (one group's worth; the null block is not counted)."""
+        return (self.kv_plan.num_blocks - 1) * self.block_size
+
+
+def resolved_dtype(asked: str, checkpoint: str) -> str:
+    """The dtype to run in: as asked, or the checkpoint's for "auto"."""
+    return checkpoint if asked == "auto" else _DTYPE_ALIASES.get(asked, asked)
+
+
+def make_plan(config: QuireConfig, model: ModelConfig, *, free_bytes: int | None = None) -> MemoryPlan:
+    """Plan memory for a model.
+
+    Args:
+        config: Settings.
+        model: The network, from config.json.
+        free_bytes: Memory that may be planned with; None reads what is free now.
+
+    Raises:
+        ConfigError: it cannot fit; the message has the numbers and what to change.
+    """
+    free = available_memory_bytes() if free_bytes is None else free_bytes
+    dtype = resolved_dtype(config.model.dtype, model.dtype)
+    method = config.model.quantization or "plain"
+    max_model_len, notes = _max_model_len(config, model)
+    scheduler = config.scheduler
+    runner = dataclasses.replace(
+        config.runner, dtype=dtype, max_model_len=max_model_len,
+        max_num_batched_tokens=scheduler.max_num_batched_tokens, max_num_seqs=scheduler.max_num_seqs,
+    )  # fmt: skip
+    specs = model.kv_cache_specs(config.kv_cache.block_size, DTYPE_BYTES[dtype])
+    one_block = plan_kv_cache(specs, num_blocks=1 + len(specs))
+    ledger = {f"weights: {part}": size for part, size in weight_ledger(model, dtype, method).items()}
+    ledger["activations"] = activation_bytes(model, runner)
+    ledger["rows"] = row_bytes(runner, block_sizes=tuple(group.spec.block_size for group in one_block.groups))
+    before_kv = sum(ledger.values())
+    step_tokens = min(scheduler.max_num_batched_tokens, max_model_len)
+    # What one request of the full length needs, from a cache of a known size (see `max_concurrency`).
+    per_request = -(-(one_block.num_blocks - 1) / max_concurrency(one_block, max_model_len, max_step_tokens=step_tokens))
+    block_bytes = sum(one_block.tensor_block_bytes)
+    num_blocks, why = _num_blocks(config, free, before_kv, round(per_request), block_bytes)
+    notes.append(why)
+    plan = plan_kv_cache(specs, num_blocks=max(num_blocks, 1 + len(one_block.groups)))
+    if plan.num_blocks - 1 < per_request:
+        _refuse(plan, config, max_model_len, round(per_request), block_bytes)
+    ledger["KV cache"] = plan.total_bytes
+    return MemoryPlan(
+        dtype=dtype,
+        linear_method=method,
+        max_model_len=max_model_len,
+        ledger_bytes=ledger,
+        kv_plan=plan,
+        block_size=config.kv_cache.block_size,
+        max_concurrency=max_concurrency(plan, max_model_len),
+        free_bytes=free,
+        notes=tuple(notes),
+    )
+
+
+def _max_model_len(config: QuireConfig, model: ModelConfig) -> tuple[int, list[str]]:
+    asked = config.model.max_model_len
+    if asked is None:
+        return model.max_model_len, [f"max_model_len {model.max_model_len}: the model's context"]
+    if asked > model.max_model_len:
+        raise ConfigError(
+            f"max_model_len {asked} is more than the model's context of {model.max_model_len} tokens; "
+            "lower it, or add rope scaling to the checkpoint's config.json",
+            field="max_model_len",
+        )
+    return asked, [f"max_model_len {asked}: as asked (the model's context is {model.max_model_len})"]
+
+
+def _num_blocks(
+    config: QuireConfig, free: int, before_kv: int, per_request: int, block_bytes: int
+) -> tuple[int, str]:
+    settings = config.model
+    if settings.num_gpu_blocks_override is not None:
+        return settings.num_gpu_blocks_override, f"KV cache of {settings.num_gpu_blocks_override} blocks: as asked"
+    if settings.kv_cache_memory_bytes is not None:
+        size = settings.kv_cache_memory_bytes
+        return size // block_bytes, f"KV cache of {format_bytes(size)}: as asked"
+    share = settings.gpu_memory_utilization
+    room = int(free * share) - before_kv
+    enough = 1 + per_request * config.scheduler.max_num_seqs
+    if room // block_bytes >= enough:
+        return enough, f"KV cache of {enough} blocks: enough for max_num_seqs requests of max_model_len tokens"
+    return max(room // block_bytes, 0), (
+        f"KV cache of {format_bytes(max(room, 0))}: what is left of {share:.0%} of {format_bytes(free)} free memory "
+        f"after {format_bytes(before_kv)} for weights and activations"
+    )
+
+
+def _refuse(plan: KVCachePlan, config: QuireConfig, max_model_len: int, per_request: int, block_bytes: int) -> None:
+    fits = (plan.num_blocks - 1) * config.kv_cache.block_size * max_model_len // (per_request * config.kv_cache.block_size)
+    raise ConfigError(
+        f"one request of max_model_len={max_model_len} tokens needs {format_bytes(per_request * block_bytes)} of KV "
+        f"cache, but only {format_bytes((plan.num_blocks - 1) * block_bytes)} are left for it: set --max-model-len to "
+        f"about {max(1, fits)}, raise --gpu-memory-utilization, or give --kv-cache-memory-bytes",
+        field="max_model_len",
+    )
+
+
+def available_memory_bytes() -> int:
+    """Memory that new allocations can take now: the machine's, or the control group's where that is less.
+
+    Raises:
+        ConfigError: the system does not say; give --kv-cache-memory-bytes then.
+    """
+    found = []
+    try:
+        for line in Path("/proc/meminfo").read_text().splitlines():
+            if line.startswith("MemAvailable:"):
+                found.append(int(line.split()[1]) * 1024)
+    except OSError:
+        pass
+    try:
+        limit = Path("/sys/fs/cgroup/memory.max").read_text().strip()
+        if limit.isdigit():
+            found.append(int(limit) - int(Path("/sys/fs/cgroup/memory.current").read_text()))
+    except OSError:
+        pass
+    if not found:
+        found = _sysconf_bytes()
+    if not found:
+        raise ConfigError("cannot tell how much memory is free; give --kv-cache-memory-bytes")
+    return max(0, min(found))
+
+
+def _sysconf_bytes() -> list[int]:
+    import os
+
+    try:
+        return [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2]
+    except (AttributeError, ValueError, OSError):
+        return []
+
+
+def format_bytes(size: float) -> str:
+    """Bytes for people, e.g. "1.19 GB"."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if abs(size) < 1000:
+            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.2f} {unit}"
+        size /= 1000
+    return f"{size:.2f} TB"
