@@ -16,25 +16,16 @@ import torch
 from torch import Tensor
 
 from quire_sampling.blocks import block_sum, take_blocks
+from quire_sampling.nucleus import Filters, keep_nucleus_
 from quire_sampling.top import top_tokens
 
-__all__ = ["MAX_PRUNED_TOP_K", "Filters", "draw", "draw_filtered", "greedy", "weights_"]
+__all__ = ["SMALL_TOP_K", "draw", "draw_among_top", "draw_filtered", "greedy", "weights_"]
 
-MAX_PRUNED_TOP_K = 1024
-"""Up to this top_k only the top_k candidates are looked at; it is also the last try before a full sort."""
+SMALL_TOP_K = 256
+"""Up to this top_k, `draw_among_top` is the faster way."""
 _FIRST_TRY = 64
+_CHUNK_ROWS = 8  # bounds the memory of the way through the whole vocabulary
 _LEAST_TEMPERATURE = 1e-6  # float32 division must not meet a denormal; the result is greedy long before
-
-
-class Filters(NamedTuple):
-    """Per row [N]: what to keep. Neutral values: top_k = V, top_p = 1, min_p = 0."""
-
-    top_k: Tensor
-    top_p: Tensor
-    min_p: Tensor
-
-    def take(self, index: Tensor) -> Filters:
-        return Filters(self.top_k[index], self.top_p[index], self.min_p[index])
 
 
 def greedy(logits: Tensor, maxima: Tensor) -> Tensor:
@@ -80,82 +71,65 @@ def draw(weights: Tensor, u: Tensor) -> Tensor:
     return _pick(values, inner, inner_target, ids).clamp(max=weights.shape[1] - 1)
 
 
-def draw_filtered(logits: Tensor, maxima: Tensor, temperature: Tensor, filters: Filters, u: Tensor) -> Tensor:
-    """Draw among the tokens that `filters` keep.
-
-    Rows with top_k up to 1024 look at that many candidates. The others try 64, then 1024 candidates, and only where
-    these provably do not hold all kept tokens is the whole row sorted. Which way a row goes depends on this row alone.
+def draw_among_top(logits: Tensor, maxima: Tensor, temperature: Tensor, filters: Filters, u: Tensor, k: int) -> Tensor:
+    """Draw where every row has a small top_k: only the k largest tokens are looked at.
 
     Args:
         logits: [N, V] float32; not changed.
         maxima: [N, C], `block_max(logits)`.
         temperature: [N] float32, above 0.
-        filters: What to keep.
+        filters: What to keep; no top_k above `k`.
         u: [N] float64 in [0, 1).
+        k: From 1 to V.
 
     Returns:
         [N] int64. Rows with NaN or with nothing but -inf give a token id in range, nothing more.
     """
-    num_rows, vocab_size = logits.shape
-    tokens = torch.zeros(num_rows, dtype=torch.int64, device=logits.device)
-    small = filters.top_k <= MAX_PRUNED_TOP_K
-    rows = small.nonzero().squeeze(1)
-    if len(rows):
-        k = min(int(filters.top_k[rows].max()), vocab_size)
-        tokens[rows] = _draw_pruned(logits, maxima, temperature, filters, u, rows, k, None)[0]
-    rows = (~small).nonzero().squeeze(1)
-    if not len(rows):
-        return tokens
-    total = torch.zeros(num_rows, dtype=torch.float64, device=logits.device)
-    total[rows] = block_sum(weights_(logits[rows], maxima[rows], temperature[rows])).sum(-1)
-    for k in (_FIRST_TRY, MAX_PRUNED_TOP_K):
-        drawn, complete = _draw_pruned(logits, maxima, temperature, filters, u, rows, min(k, vocab_size), total)
-        tokens[rows] = drawn
-        rows = rows[~complete]
-        if not len(rows):
-            return tokens
-    tokens[rows] = _draw_sorted(logits[rows], temperature[rows], filters.take(rows), u[rows])
+    candidates = _candidates(logits, maxima, temperature, k)
+    return _draw_candidates(candidates, _keep(candidates.weights, filters, None), u)
+
+
+def draw_filtered(logits: Tensor, maxima: Tensor, temperature: Tensor, filters: Filters, u: Tensor) -> Tensor:
+    """Draw where top_k is large or absent, so that top_p and min_p alone say how many tokens are kept.
+
+    Usually a few tokens hold most of the weight: 64 candidates are tried first. Rows for which they provably do not
+    hold all kept tokens go through the whole vocabulary. Which way a row goes depends on this row alone.
+
+    Args and result are those of `draw_among_top`.
+    """
+    vocab_size = logits.shape[1]
+    k = min(_FIRST_TRY, vocab_size)
+    candidates = _candidates(logits, maxima, temperature, k)
+    weights = weights_(logits.clone(), maxima, temperature)
+    total = block_sum(weights).sum(-1)
+    below_min_p = candidates.weights[:, -1] < filters.min_p
+    only_top_p = (filters.min_p == 0) & (filters.top_k >= vocab_size)
+    complete = only_top_p & (candidates.weights.sum(-1) >= filters.top_p * total)
+    mass = torch.where(below_min_p, torch.nan, total)
+    tokens = _draw_candidates(candidates, _keep(candidates.weights, filters, mass), u)
+    rest = (~(complete | below_min_p)).nonzero().squeeze(1)
+    for start in range(0, len(rest), _CHUNK_ROWS):
+        chunk = rest[start : start + _CHUNK_ROWS]
+        kept = keep_nucleus_(weights[chunk], logits[chunk], filters.take(chunk))
+        tokens[chunk] = draw(kept, u[chunk])
     return tokens
 
 
-def _draw_pruned(
-    logits: Tensor,
-    maxima: Tensor,
-    temperature: Tensor,
-    filters: Filters,
-    u: Tensor,
-    rows: Tensor,
-    k: int,
-    total: Tensor | None,
-) -> tuple[Tensor, Tensor]:
-    """Draw for `rows` among their k largest tokens: (tokens, whether all kept tokens were among them).
-
-    `total` is the weight of the whole row; None says that every row's top_k is at most k.
-    """
-    values, ids = top_tokens(logits[rows], k, maxima[rows])
-    weights = weights_(values, values[:, :1], temperature[rows]).to(torch.float64)
-    filters = filters.take(rows)
-    if total is None or k == logits.shape[1]:
-        mass, complete = None, torch.ones_like(rows, dtype=torch.bool)
-    else:
-        row_total = total[rows]
-        below_min_p = weights[:, -1] < filters.min_p
-        unbounded = (filters.min_p == 0) & (filters.top_k >= logits.shape[1]) & (filters.top_p < 1)
-        complete = below_min_p | (unbounded & (weights.sum(-1) >= filters.top_p * row_total))
-        mass = torch.where(below_min_p, torch.nan, row_total)
-    weights = _keep(weights, filters, mass)
-    order = ids.argsort(dim=-1)
-    ids, weights = ids.gather(1, order), weights.gather(1, order)
-    cumulative = weights.cumsum(-1)
-    return _pick(weights, cumulative, u[rows].unsqueeze(1) * cumulative[:, -1:], ids), complete
+class _Candidates(NamedTuple):
+    weights: Tensor  # [N, K] float64, sorted descending, the first one 1
+    ids: Tensor  # [N, K] int64
 
 
-def _draw_sorted(logits: Tensor, temperature: Tensor, filters: Filters, u: Tensor) -> Tensor:
-    """The way without shortcuts: sort whole rows. logits [N, V] is changed."""
-    values, ids = logits.sort(dim=-1, descending=True, stable=True)
-    weights = weights_(values, values[:, :1], temperature)
-    kept = _keep(weights.to(torch.float64), filters, None)
-    return draw(torch.zeros_like(logits).scatter_(1, ids, kept.to(torch.float32)), u)
+def _candidates(logits: Tensor, maxima: Tensor, temperature: Tensor, k: int) -> _Candidates:
+    values, ids = top_tokens(logits, k, maxima)
+    return _Candidates(weights_(values, values[:, :1], temperature).to(torch.float64), ids)
+
+
+def _draw_candidates(candidates: _Candidates, kept: Tensor, u: Tensor) -> Tensor:
+    order = candidates.ids.argsort(dim=-1)
+    ids, kept = candidates.ids.gather(1, order), kept.gather(1, order)
+    cumulative = kept.cumsum(-1)
+    return _pick(kept, cumulative, u.unsqueeze(1) * cumulative[:, -1:], ids)
 
 
 def _keep(weights: Tensor, filters: Filters, mass: Tensor | None) -> Tensor:

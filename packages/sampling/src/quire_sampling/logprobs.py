@@ -14,7 +14,7 @@ from quire_sampling.top import top_tokens
 
 __all__ = ["LogprobTensors", "prompt_logprobs", "token_logprobs"]
 
-_CHUNK_ROWS = 32
+_CHUNK_ROWS = 8
 
 
 class LogprobTensors(NamedTuple):
@@ -52,25 +52,43 @@ def token_logprobs(logits: Tensor, token_ids: Tensor, k: int) -> LogprobTensors:
         Tensors on the device. Equal logits are ordered by lower id, in `top_ids` and in `ranks` (1 is the best).
         A token of logit -inf has log probability -inf.
     """
+    chunks = [
+        _chunk_logprobs(logits[start : start + _CHUNK_ROWS], token_ids[start : start + _CHUNK_ROWS], k)
+        for start in range(0, len(logits), _CHUNK_ROWS)
+    ]
+    return LogprobTensors(*map(torch.cat, zip(*chunks, strict=True)))
+
+
+def _chunk_logprobs(logits: Tensor, token_ids: Tensor, k: int) -> LogprobTensors:
     maxima = block_max(logits)
     peak = maxima.amax(-1, keepdim=True)
     normalizer = peak + block_sum((logits - peak).exp_()).sum(-1, keepdim=True).log()  # float64 [N, 1]
     ids = token_ids.unsqueeze(1)
     own = logits.gather(1, ids)
-    ties_before = (logits == own) & (torch.arange(logits.shape[1], device=logits.device) < ids)
-    ranks = ((logits > own) | ties_before).sum(-1) + 1
     if k > 0:
         top_values, top_ids = top_tokens(logits, k, maxima)
     else:
         top_values, top_ids = logits[:, :0], token_ids.new_empty((len(logits), 0))
-    own_logprobs = (own - normalizer).squeeze(1).to(torch.float32)
-    return LogprobTensors(token_ids, own_logprobs, ranks, top_ids, (top_values - normalizer).to(torch.float32))
+    return LogprobTensors(
+        token_ids,
+        (own - normalizer).squeeze(1).to(torch.float32),
+        _ranks(logits, own, ids),
+        top_ids,
+        (top_values - normalizer).to(torch.float32),
+    )
+
+
+def _ranks(logits: Tensor, own: Tensor, ids: Tensor) -> Tensor:
+    """1 + number of tokens before this one in the order (larger logit, lower id): [N] int64."""
+    is_lower = torch.arange(logits.shape[1], device=logits.device) < ids
+    before = (logits > own) | ((logits == own) & is_lower)
+    return block_sum(before.to(torch.float32)).sum(-1).to(torch.int64) + 1  # float sums are the fast ones, and exact
 
 
 def prompt_logprobs(logits: Tensor, next_token_ids: Tensor, k: int) -> list[TokenLogprobs]:
     """Log probabilities of prompt tokens: logits of position i judge the token at i + 1.
 
-    Works in pieces of 32 positions, so that the memory beyond the logits stays bounded.
+    Works in pieces of 8 positions, so that the memory beyond the logits stays bounded.
 
     Args:
         logits: [N, V] float32 (other floats are converted piece by piece); not changed.
@@ -85,5 +103,5 @@ def prompt_logprobs(logits: Tensor, next_token_ids: Tensor, k: int) -> list[Toke
     for start in range(0, len(logits), _CHUNK_ROWS):
         piece = logits[start : start + _CHUNK_ROWS].to(torch.float32)
         ids = next_token_ids[start : start + _CHUNK_ROWS].to(torch.int64)
-        result += token_logprobs(piece, ids, k).to_host([k] * len(piece))
+        result += _chunk_logprobs(piece, ids, k).to_host([k] * len(piece))
     return result

@@ -8,22 +8,31 @@ temperature, min_p, top_k, top_p and the draw.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from enum import Enum, auto
 
 import torch
 from torch import Tensor
 
 from quire_sampling.blocks import block_max
-from quire_sampling.draw import Filters, draw, draw_filtered, greedy, weights_
+from quire_sampling.draw import SMALL_TOP_K, draw, draw_among_top, draw_filtered, greedy, weights_
 from quire_sampling.edits import apply_processors_, edit_row_
 from quire_sampling.logprobs import token_logprobs
+from quire_sampling.nucleus import Filters
 from quire_sampling.output import SamplerOutput
-from quire_sampling.penalties import apply_penalties_
+from quire_sampling.penalties import Penalties, apply_penalties_
 from quire_sampling.rng import uniform
 from quire_sampling.state import SamplingState
 
 __all__ = ["Sampler"]
 
-_PENALTY_CHUNK_ROWS = 64  # bounds the [rows, V] table of counts
+
+class _Kind(Enum):
+    """How a row's token is chosen."""
+
+    GREEDY = auto()
+    UNFILTERED = auto()
+    AMONG_TOP = auto()
+    FILTERED = auto()
 
 
 class Sampler:
@@ -56,10 +65,13 @@ class Sampler:
         rows = list(rows)
         if logits.shape != (len(rows), state.vocab_size):
             raise ValueError(f"logits must be [{len(rows)}, {state.vocab_size}], got {list(logits.shape)}")
-        logits = logits.to(torch.float32)
+        logits = logits.to(torch.float32).contiguous()
         row_index = torch.tensor(rows, dtype=torch.int64, device=logits.device)
         wanted = [i for i, row in enumerate(rows) if row in state.num_logprobs] if state.num_logprobs else []
-        raw = logits[wanted].clone() if wanted else None
+        raw = None
+        if wanted:
+            # A copy, unless nothing will write to the logits.
+            raw = logits if len(wanted) == len(rows) and self._only_reads(rows) else logits[wanted]
         errors = self._edit(logits, rows, row_index, positions, token_ids)
         maxima = block_max(logits)
         tokens = self._choose(logits, maxima, rows, row_index, positions)
@@ -71,69 +83,77 @@ class Sampler:
             output.logprob_tensors = token_logprobs(raw, output.token_ids[wanted], max(output.num_logprobs))
         return output
 
+    def _only_reads(self, rows: list[int]) -> bool:
+        """Whether sampling for `rows` leaves the logits as they are."""
+        state = self.state
+        return not any(row in state.random or row in state.penalized or row in state.edited for row in rows)
+
     def _edit(
         self, logits: Tensor, rows: list[int], row_index: Tensor, positions: Tensor, token_ids: Tensor
     ) -> dict[int, str]:
         """Everything that changes raw logits; returns the rows whose custom processors failed."""
         state = self.state
         errors: dict[int, str] = {}
-        edited = state.allowed.keys() | state.bad_words.keys() | state.min_tokens.keys() | state.bias.keys()
-        edited |= state.processors.keys()
-        if edited:
+        if state.edited:
             for i, row in enumerate(rows):
-                if row not in edited:
+                if row not in state.edited:
                     continue
                 edit_row_(state, row, logits[i], token_ids[row], positions[i])
                 if row in state.processors and row not in errors:
                     error = apply_processors_(state, row, logits[i], token_ids[row], int(positions[i]))
                     if error is not None:
                         errors[row] = error
-        if state.penalized:
-            penalized = [i for i, row in enumerate(rows) if row in state.penalized]
-            for start in range(0, len(penalized), _PENALTY_CHUNK_ROWS):
-                chunk = torch.tensor(penalized[start : start + _PENALTY_CHUNK_ROWS], device=logits.device)
-                self._penalize(logits, chunk, row_index[chunk], positions[chunk], token_ids)
+        penalized = [i for i, row in enumerate(rows) if row in state.penalized] if state.penalized else []
+        if penalized:
+            which = torch.tensor(penalized, device=logits.device)
+            index = row_index[which]
+            penalties = Penalties(state.repetition_penalty, state.presence_penalty, state.frequency_penalty)
+            apply_penalties_(
+                logits,
+                which,
+                token_ids,
+                index,
+                positions[which],
+                state.num_prompt_tokens[index],
+                penalties.take(index),
+            )
         return errors
 
-    def _penalize(self, logits: Tensor, chunk: Tensor, row_index: Tensor, positions: Tensor, token_ids: Tensor) -> None:
-        state = self.state
-        part = logits[chunk]
-        apply_penalties_(
-            part,
-            token_ids[row_index],
-            positions,
-            state.num_prompt_tokens[row_index],
-            state.repetition_penalty[row_index],
-            state.presence_penalty[row_index],
-            state.frequency_penalty[row_index],
-        )
-        logits[chunk] = part
-
     def _choose(self, logits: Tensor, maxima: Tensor, rows: list[int], row_index: Tensor, positions: Tensor) -> Tensor:
-        """Greedy, unfiltered and filtered rows each go their own way; the usual batch is of one kind only."""
-        state = self.state
-        kinds: tuple[list[int], list[int], list[int]] = ([], [], [])
+        """Each kind of row goes its own way; the usual batch is of one kind only."""
+        kinds: dict[_Kind, list[int]] = {}
         for i, row in enumerate(rows):
-            kinds[0 if row not in state.random else 2 if row in state.filtered else 1].append(i)
+            kinds.setdefault(self._kind(row), []).append(i)
+        if len(kinds) == 1:
+            return self._choose_kind(next(iter(kinds)), logits, maxima, rows, row_index, positions)
         tokens = torch.zeros(len(rows), dtype=torch.int64, device=logits.device)
-        for kind, members in enumerate(kinds):
-            if not members:
-                continue
-            whole = len(members) == len(rows)
+        for kind, members in kinds.items():
             index = torch.tensor(members, device=logits.device)
-            part = logits if whole else logits[index]
-            part_maxima = maxima if whole else maxima[index]
-            if kind == 0:
-                tokens[index] = greedy(part, part_maxima)
-            else:
-                tokens[index] = self._draw(part, part_maxima, row_index[index], positions[index], kind == 2)
+            kind_rows = [rows[i] for i in members]
+            tokens[index] = self._choose_kind(
+                kind, logits[index], maxima[index], kind_rows, row_index[index], positions[index]
+            )
         return tokens
 
-    def _draw(self, logits: Tensor, maxima: Tensor, row_index: Tensor, positions: Tensor, filtered: bool) -> Tensor:
+    def _kind(self, row: int) -> _Kind:
+        if row not in self.state.random:
+            return _Kind.GREEDY
+        top_k = self.state.filtered.get(row)
+        if top_k is None:
+            return _Kind.UNFILTERED
+        return _Kind.AMONG_TOP if top_k <= SMALL_TOP_K else _Kind.FILTERED
+
+    def _choose_kind(
+        self, kind: _Kind, logits: Tensor, maxima: Tensor, rows: list[int], row_index: Tensor, positions: Tensor
+    ) -> Tensor:
         state = self.state
+        if kind is _Kind.GREEDY:
+            return greedy(logits, maxima)
         u = uniform(state.seeds[row_index], positions + 1 - state.num_prompt_tokens[row_index])
         temperature = state.temperature[row_index]
-        if not filtered:
+        if kind is _Kind.UNFILTERED:
             return draw(weights_(logits, maxima, temperature), u)
         filters = Filters(state.top_k[row_index], state.top_p[row_index], state.min_p[row_index])
+        if kind is _Kind.AMONG_TOP:
+            return draw_among_top(logits, maxima, temperature, filters, u, max(state.filtered[r] for r in rows))
         return draw_filtered(logits, maxima, temperature, filters, u)

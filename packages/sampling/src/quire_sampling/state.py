@@ -84,9 +84,11 @@ class SamplingState:
 
         self.random: set[int] = set()
         """Rows that draw; all others are greedy."""
-        self.filtered: set[int] = set()
-        """Rows that draw with top_k, top_p or min_p."""
+        self.filtered: dict[int, int] = {}
+        """Rows that draw with top_k, top_p or min_p -> top_k (vocab_size for none)."""
         self.penalized: set[int] = set()
+        self.edited: set[int] = set()
+        """Rows with an entry in any of the next five tables."""
         self.allowed: dict[int, Tensor] = {}
         self.bad_words: dict[int, BadWords] = {}
         self.min_tokens: dict[int, MinTokens] = {}
@@ -136,10 +138,10 @@ class SamplingState:
 
     def clear_row(self, row: int) -> None:
         """Forget the request in this row. Clearing an empty row does nothing."""
-        for rows in (self.random, self.filtered, self.penalized):
+        for rows in (self.random, self.penalized, self.edited):
             rows.discard(row)
         tables: tuple[dict[int, Any], ...] = (
-            self.allowed, self.bad_words, self.min_tokens, self.bias, self.processors, self.num_logprobs,
+            self.filtered, self.allowed, self.bad_words, self.min_tokens, self.bias, self.processors, self.num_logprobs,
         )  # fmt: skip
         for table in tables:
             table.pop(row, None)
@@ -149,7 +151,7 @@ class SamplingState:
         self.temperature[row] = params.temperature
         top_k = params.top_k if 0 < params.top_k < self.vocab_size else self.vocab_size
         if top_k < self.vocab_size or params.top_p < 1 or params.min_p > 0:
-            self.filtered.add(row)
+            self.filtered[row] = top_k
             self.top_k[row], self.top_p[row], self.min_p[row] = top_k, params.top_p, params.min_p
 
     def _set_lists(self, row: int, params: SamplingParams, stop_token_ids: Collection[int]) -> None:
@@ -166,6 +168,8 @@ class SamplingState:
         names = self.always + self._chosen(params)
         if names:
             self.processors[row] = names
+        if any(row in t for t in (self.allowed, self.bad_words, self.min_tokens, self.bias, self.processors)):
+            self.edited.add(row)
         for name in ("logprobs", "prompt_logprobs"):
             wanted = getattr(params, name)
             if wanted is not None and wanted > self.config.max_logprobs:
