@@ -1,5 +1,19 @@
 """Continuous batching scheduler: token budget, admission, preemption, pause states."""
 
+from quire_scheduler.config import SchedulerConfig
+from quire_scheduler.policies import FCFSPolicy, PriorityPolicy
+from quire_scheduler.rows import RowPool
+from quire_scheduler.rules import FreeRowRule, MaxRunningPerTenantRule
+from quire_scheduler.scheduler import Scheduler
+
 __version__ = "0.1.0"
 
-__all__: list[str] = []
+__all__ = [
+    "FCFSPolicy",
+    "FreeRowRule",
+    "MaxRunningPerTenantRule",
+    "PriorityPolicy",
+    "RowPool",
+    "Scheduler",
+    "SchedulerConfig",
+]

@@ -1,0 +1,66 @@
+"""The scheduler's settings. Field names and flags are vLLM's where the meaning is the same."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from quire_interfaces import ConfigError, Settings, at_least, one_of, setting
+
+__all__ = ["SchedulerConfig"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SchedulerConfig(Settings):
+    """How much a step may compute, how many requests run and wait, and in which order.
+
+    Raises:
+        ConfigError: A value is out of range, or two values contradict each other.
+    """
+
+    max_num_batched_tokens: int = setting(
+        2048, help="Most tokens computed in one step, prompts and outputs together.", unit="tokens", check=at_least(1)
+    )
+    max_num_seqs: int = setting(
+        256, help="Most requests that run at the same time (rows of the runner).", unit="requests", check=at_least(1)
+    )
+    max_model_len: int | None = setting(
+        None, help="Context length: prompt and output together; None sets no bound.", unit="tokens", check=at_least(2)
+    )
+    policy: str = setting(
+        "fcfs",
+        help="Order of requests: by arrival, or by priority (lower first) and then arrival.",
+        check=one_of("fcfs", "priority"),
+        flag="--scheduling-policy",
+    )
+    enable_chunked_prefill: bool = setting(True, help="Whether a prompt may be computed in parts over several steps.")
+    long_prefill_token_threshold: int = setting(
+        0, help="Most prompt tokens of one request in one step; 0 sets no bound.", unit="tokens", check=at_least(0)
+    )
+    max_queued_requests: int = setting(
+        1024,
+        help="Most requests that wait; a further one is answered with an overload error.",
+        unit="requests",
+        check=at_least(1),
+    )
+    num_speculative_tokens: int = setting(
+        0, help="Most draft tokens verified per request and step; 0 ignores drafts.", unit="tokens", check=at_least(0)
+    )
+
+    def __post_init__(self) -> None:
+        # dataclass(slots=True) makes a second class, which the zero-argument super() would not know.
+        Settings.__post_init__(self)
+        if self.enable_chunked_prefill:
+            return
+        if self.max_model_len is None or self.max_num_batched_tokens < self.max_model_len:
+            raise ConfigError(
+                f"enable_chunked_prefill=False computes each prompt in one step, so max_num_batched_tokens "
+                f"({self.max_num_batched_tokens}) must be at least max_model_len ({self.max_model_len}); "
+                f"raise the first, lower the second, or switch chunked prefill on",
+                field="max_num_batched_tokens",
+            )
+        if self.long_prefill_token_threshold:
+            raise ConfigError(
+                f"long_prefill_token_threshold ({self.long_prefill_token_threshold}) needs chunked prefill; "
+                f"set it to 0 or switch enable_chunked_prefill on",
+                field="long_prefill_token_threshold",
+            )

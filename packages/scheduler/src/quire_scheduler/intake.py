@@ -1,0 +1,94 @@
+"""What is checked when a request arrives: that it can run at all, and that there is room in the queue."""
+
+from __future__ import annotations
+
+from collections import deque
+
+from quire_interfaces import ContextLengthError, OverloadedError, Request, RequestError
+
+__all__ = ["QueueBound", "token_limit"]
+
+
+def token_limit(request: Request, *, max_model_len: int | None, max_request_tokens: int) -> int:
+    """Number of known tokens at which a request ends for length.
+
+    The last token of a request is never computed, so it needs no slot. A request whose client asked for no particular
+    length may be cut by the size of the KV cache; one that asked for more than fits is refused.
+
+    Args:
+        request: A new request.
+        max_model_len: Context length in tokens, or None.
+        max_request_tokens: What the whole KV cache holds, in tokens of one request.
+
+    Raises:
+        RequestError: The prompt is empty, max_tokens is below 1, or the KV cache can never hold it.
+        ContextLengthError: The prompt fills the context.
+    """
+    num_prompt = request.num_prompt_tokens
+    if num_prompt == 0:
+        raise RequestError("the prompt has no tokens; give at least one", param="prompt")
+    if request.max_tokens < 1:
+        raise RequestError(f"max_tokens must be at least 1, got {request.max_tokens}", param="max_tokens")
+    if max_model_len is not None and num_prompt >= max_model_len:
+        raise ContextLengthError(
+            f"the prompt has {num_prompt} tokens, but the context holds {max_model_len} and one of them must be left "
+            f"for the output; shorten the prompt"
+        )
+    limit = num_prompt + request.max_tokens
+    if max_model_len is not None:
+        limit = min(limit, max_model_len)
+    asked = request.sampling_params.max_tokens is not None
+    needed = limit - 1 if asked else num_prompt
+    if needed > max_request_tokens:
+        raise RequestError(
+            f"{num_prompt} prompt tokens and {limit - num_prompt} output tokens need {needed} slots in the KV cache, "
+            f"which holds {max_request_tokens} tokens in all; shorten the prompt, lower max_tokens, or give the server "
+            f"a larger KV cache",
+            param="max_tokens" if num_prompt <= max_request_tokens else "prompt",
+            code="kv_cache_too_small",
+        )
+    return min(limit, max_request_tokens + 1)
+
+
+class QueueBound:
+    """Refuses requests when too many wait, and estimates when it is worth trying again.
+
+    The scheduler reads no clock: the arrival times of the requests are the clock. A place in the queue becomes free
+    whenever a running request ends, so the recent rate of endings says how fast the queue falls.
+
+    Args:
+        max_queued_requests: Most requests that may wait.
+    """
+
+    def __init__(self, max_queued_requests: int) -> None:
+        self._max_queued = max_queued_requests
+        self._now_s = 0.0
+        self._ended_s: deque[float] = deque(maxlen=64)
+
+    def ended(self) -> None:
+        """A request ended."""
+        self._ended_s.append(self._now_s)
+
+    def check(self, request: Request, num_waiting: int) -> None:
+        """Let the request pass, or not.
+
+        Raises:
+            OverloadedError: `num_waiting` has reached the bound.
+        """
+        self._now_s = max(self._now_s, request.arrival_time_s)
+        if num_waiting < self._max_queued:
+            return
+        retry_after_s = self._retry_after_s()
+        raise OverloadedError(
+            f"{num_waiting} requests wait already, as many as max_queued_requests ({self._max_queued}) allows; "
+            f"try again in {retry_after_s:.0f} s",
+            retry_after_s=retry_after_s,
+        )
+
+    def _retry_after_s(self) -> float:
+        """Time in which an eighth of the queue (at least one place) will be free; 1 to 60 s, 1 s when unknown."""
+        if not self._ended_s:
+            return 1.0
+        span_s = self._now_s - self._ended_s[0]
+        places = max(1, self._max_queued // 8)
+        return min(60.0, max(1.0, places * span_s / len(self._ended_s)))
