@@ -1,5 +1,52 @@
-"""The step loop, its process and its client: requests in, tokens out."""
+"""The step loop, its process and its client: requests in, tokens out.
+
+Joins a scheduler and an executor through the Protocols of `quire_interfaces`. Imports neither torch nor any
+implementation of either side: they are handed in, or named for the engine process to import.
+"""
+
+from quire_engine.async_engine import AsyncEngine
+from quire_engine.client import EngineClient, StreamingClient
+from quire_engine.config import EngineConfig
+from quire_engine.core import EngineCore, EngineParts, StepResult
+from quire_engine.core_loop import CoreLoop, Inbox
+from quire_engine.inproc_client import InprocClient
+from quire_engine.input_processor import InputProcessor
+from quire_engine.listener import EngineListener, NullListener
+from quire_engine.llm_engine import LLMEngine
+from quire_engine.messages import AddRequest, EngineInfo, pack_token_ids, unpack_token_ids
+from quire_engine.output_processor import DetokenizerFactory, RequestProcessor
+from quire_engine.outputs import CompletionOutput, Logprob, OutputKind, RequestOutput
+from quire_engine.process_client import ProcessClient
+from quire_engine.streams import OutputStream, RequestMetrics
 
 __version__ = "0.1.0"
 
-__all__: list[str] = []
+__all__ = [
+    "AddRequest",
+    "AsyncEngine",
+    "CompletionOutput",
+    "CoreLoop",
+    "DetokenizerFactory",
+    "EngineClient",
+    "EngineConfig",
+    "EngineCore",
+    "EngineInfo",
+    "EngineListener",
+    "EngineParts",
+    "Inbox",
+    "InprocClient",
+    "InputProcessor",
+    "LLMEngine",
+    "Logprob",
+    "NullListener",
+    "OutputKind",
+    "OutputStream",
+    "ProcessClient",
+    "RequestMetrics",
+    "RequestOutput",
+    "RequestProcessor",
+    "StepResult",
+    "StreamingClient",
+    "pack_token_ids",
+    "unpack_token_ids",
+]

@@ -1,0 +1,178 @@
+"""The asynchronous front: a prompt and parameters in, a stream of `RequestOutput` out.
+
+Puts together the input processor, a client and the output processors. Knows no HTTP and no chat templates.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import AsyncIterator, Iterable, Sequence
+
+from quire_interfaces import (
+    FinishReason,
+    PauseState,
+    RenderedPrompt,
+    RequestError,
+    SamplingParams,
+    SchedulerStats,
+    Tokenizer,
+)
+
+from quire_engine.client import StreamingClient
+from quire_engine.input_processor import InputProcessor
+from quire_engine.messages import AddRequest, EngineInfo
+from quire_engine.output_processor import DetokenizerFactory, RequestProcessor
+from quire_engine.outputs import OutputKind, RequestOutput
+from quire_engine.streams import OutputStream
+
+__all__ = ["AsyncEngine"]
+
+
+class AsyncEngine:
+    """Generates. All calls from one event loop.
+
+    Args:
+        client: Where the core is; must be ready (`await client.ready()`).
+        tokenizer: For the text of logprobs and the end tokens; None for token-only use.
+        make_detokenizer: None gives no text (and no stop strings).
+        eos_token_ids: Tokens that end an output; None takes the tokenizer's.
+    """
+
+    def __init__(
+        self,
+        client: StreamingClient,
+        *,
+        tokenizer: Tokenizer | None = None,
+        make_detokenizer: DetokenizerFactory | None = None,
+        eos_token_ids: Iterable[int] | None = None,
+    ) -> None:
+        if client.info is None:
+            raise RuntimeError("the client is not ready: await client.ready() before making an AsyncEngine")
+        self.client = client
+        self.info: EngineInfo = client.info
+        self._tokenizer = tokenizer
+        self._make_detokenizer = make_detokenizer
+        if eos_token_ids is None:
+            eos_token_ids = tokenizer.eos_token_ids if tokenizer is not None else ()
+        self._input_processor = InputProcessor(self.info, eos_token_ids)
+        self._streams: dict[str, OutputStream] = {}
+        self._auto_ids = itertools.count()
+
+    def generate(
+        self,
+        prompt: RenderedPrompt | Sequence[int],
+        params: SamplingParams,
+        *,
+        request_id: str | None = None,
+        priority: int = 0,
+        cache_salt: str | None = None,
+        tenant: str | None = None,
+        kind: OutputKind = OutputKind.DELTA,
+    ) -> AsyncIterator[RequestOutput]:
+        """Check the request now, run it when iterated. Closing the iterator early aborts it within one engine step.
+
+        Args:
+            prompt: Token ids, or a rendered prompt.
+            params: How to choose tokens, how many, when to stop.
+            request_id: The caller's name for it, unique among those in flight; None makes one.
+            priority: Lower runs first, under the priority policy.
+            cache_salt: Only requests with the same salt share cached prefixes.
+            tenant: Whose request it is, for fair sharing.
+            kind: What each output holds.
+
+        Raises:
+            RequestError, ContextLengthError: here, about the request itself.
+            RequestError, OverloadedError, EngineDeadError: from the iterator, by the engine.
+        """
+        if params.stop and self._make_detokenizer is None:
+            raise RequestError("stop strings need text, but this engine has no detokenizer", param="stop")
+        if isinstance(prompt, RenderedPrompt):
+            text, token_ids = prompt.text, prompt.token_ids
+        else:
+            text, token_ids = None, list(prompt)
+        request_id = request_id if request_id is not None else f"request-{next(self._auto_ids)}"
+        if request_id in self._streams:
+            raise RequestError(f"request id {request_id!r} is in use", param="request_id", code="duplicate_request_id")
+        messages = self._input_processor.process(
+            request_id, token_ids, params, priority=priority, cache_salt=cache_salt, tenant=tenant
+        )
+        processor = RequestProcessor(
+            request_id,
+            text,
+            token_ids,
+            [each.request_id for each in messages],
+            params,
+            tokenizer=self._tokenizer,
+            make_detokenizer=self._make_detokenizer,
+            kind=kind,
+        )
+        return self._run(request_id, messages, processor)
+
+    async def _run(
+        self, request_id: str, messages: list[AddRequest], processor: RequestProcessor
+    ) -> AsyncIterator[RequestOutput]:
+        client = self.client
+        if request_id in self._streams:
+            raise RequestError(f"request id {request_id!r} is in use", param="request_id", code="duplicate_request_id")
+        stream = client.open(messages, n=len(messages))
+        self._streams[request_id] = stream
+        try:
+            for message in messages:
+                metrics = client.metrics_of(message.request_id)
+                assert metrics is not None
+                processor.metrics.append(metrics)
+            async for news in stream:
+                output = processor.process(news)
+                aborts = processor.take_aborts()
+                if aborts:
+                    client.abort(aborts, FinishReason.STOP)
+                if output is not None:
+                    yield output
+                if processor.finished:
+                    break
+        finally:
+            stream.close()
+            if self._streams.get(request_id) is stream:
+                del self._streams[request_id]
+
+    def abort(self, request_ids: str | Iterable[str]) -> None:
+        """End requests by the caller's names; their iterators end with FinishReason.ABORT. Unknown ones are ignored."""
+        for request_id in [request_ids] if isinstance(request_ids, str) else list(request_ids):
+            stream = self._streams.get(request_id)
+            if stream is not None:
+                self.client.abort(stream.alive)
+
+    def num_requests(self) -> int:
+        """Requests being iterated."""
+        return len(self._streams)
+
+    async def stats(self) -> SchedulerStats:
+        return await self.client.stats()
+
+    async def pause(self, state: PauseState = PauseState.ALL_HELD) -> None:
+        """Hold new requests, or all, until `resume`."""
+        await self.client.pause(state)
+
+    async def resume(self) -> None:
+        await self.client.resume()
+
+    async def is_paused(self) -> bool:
+        return await self.client.is_paused()
+
+    async def reset_prefix_cache(self, *, preempt_running: bool = False) -> bool:
+        """Forget all cached blocks; whether it worked."""
+        return await self.client.reset_prefix_cache(preempt_running=preempt_running)
+
+    async def check_integrity(self) -> str | None:
+        """None when the engine's bookkeeping is consistent, else what is wrong."""
+        return await self.client.check_integrity()
+
+    def check_health(self) -> None:
+        """Raises:
+        EngineDeadError: the engine is gone.
+        """
+        self.client.check_health()
+
+    async def shutdown(self, drain_s: float | None = None) -> None:
+        """Let requests in flight finish within `drain_s` seconds (None: as configured), then stop the engine."""
+        await self.client.shutdown(drain_s)

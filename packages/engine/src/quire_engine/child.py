@@ -1,0 +1,204 @@
+"""The engine process, started by `EngineProcess`, spoken to over ZMQ.
+
+It reads its `ChildSpec` from standard input, builds the engine with the factory named there, says `EngineReady` or
+`EngineFailed`, and serves. Standard input stays open as a lifeline: when the parent dies, it ends, and so does this
+process. Interrupts and SIGTERM are the parent's business and are ignored here.
+"""
+
+from __future__ import annotations
+
+import gc
+import importlib
+import os
+import signal
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from typing import Any, cast
+
+import msgspec
+import zmq
+from quire_interfaces import ConfigError, QuireError
+
+from quire_engine.config import EngineConfig
+from quire_engine.core import EngineCore, EngineParts
+from quire_engine.core_loop import CoreLoop
+from quire_engine.messages import (
+    ClientMessage,
+    CoreMessage,
+    EngineFailed,
+    EngineProgress,
+    EngineReady,
+    decode_client_message,
+    encode_message,
+)
+
+__all__ = ["ChildSpec", "EngineFactory", "describe_failure", "load_factory", "main"]
+
+LINGER_MS = 5000
+
+EngineFactory = Callable[[dict[str, Any], Callable[[str, float], None]], EngineParts]
+"""Builds an engine from plain data; reports its progress as (stage, fraction)."""
+
+
+class ChildSpec(msgspec.Struct, kw_only=True):
+    """What the parent tells the child."""
+
+    factory: str
+    """An `EngineFactory` as "module:function"."""
+    factory_config: dict[str, Any]
+    config: EngineConfig
+    to_core: str
+    """Address the child pulls client messages from."""
+    from_core: str
+    """Address the child pushes core messages to."""
+    sys_path: list[str] = []
+    """Further places to import the factory from."""
+
+
+class ZmqInbox:
+    """An `Inbox` over a ZMQ pull socket."""
+
+    def __init__(self, socket: zmq.Socket[bytes]) -> None:
+        self._socket = socket
+
+    def receive(self, timeout_s: float) -> list[ClientMessage]:
+        messages: list[ClientMessage] = []
+        if timeout_s > 0 and not self._socket.poll(int(timeout_s * 1000)):
+            return messages
+        while True:
+            try:
+                messages.append(decode_client_message(self._socket.recv(zmq.NOBLOCK)))
+            except zmq.Again:
+                return messages
+
+
+def load_factory(path: str) -> EngineFactory:
+    """The function named "module:function".
+
+    Raises:
+        ConfigError: there is no such function.
+    """
+    module_name, _, name = path.partition(":")
+    try:
+        factory = getattr(importlib.import_module(module_name), name)
+    except (ValueError, AttributeError, ModuleNotFoundError) as error:
+        if isinstance(error, ModuleNotFoundError) and error.name not in (module_name, *_parents(module_name)):
+            raise  # the module is there, but something it needs is not
+        raise ConfigError(
+            f"the engine factory {path!r} cannot be found ({error}); it must be 'module:function', importable",
+            field="factory",
+        ) from None
+    return cast(EngineFactory, factory)
+
+
+def _parents(module_name: str) -> list[str]:
+    parts = module_name.split(".")
+    return [".".join(parts[:end]) for end in range(1, len(parts))]
+
+
+def describe_failure(error: BaseException) -> tuple[str, str]:
+    """(cause, remedy) of an engine that could not start."""
+    cause = f"{type(error).__name__}: {error}"
+    if isinstance(error, QuireError):
+        return cause, ""  # these say themselves what to do
+    if isinstance(error, ImportError):
+        return cause, "Install the missing package into the environment of this Python, or check its version."
+    if isinstance(error, MemoryError) or "out of memory" in str(error).lower():
+        return cause, "Give the engine less to hold (smaller KV cache, fewer sequences, smaller dtype) or more memory."
+    if isinstance(error, OSError):
+        return cause, "Check that the path exists and may be read."
+    frame = traceback.extract_tb(error.__traceback__)[-1:]
+    where = f" (in {frame[0].name}, {os.path.basename(frame[0].filename)}:{frame[0].lineno})" if frame else ""
+    return cause + where, "The engine process printed a full traceback; please report it."
+
+
+def main() -> int:
+    """Serve until told to stop; the exit status."""
+    start_s = time.monotonic()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
+    spec = _read_spec()
+    sys.path.extend(path for path in spec.sys_path if path not in sys.path)
+    context = zmq.Context(io_threads=1)
+    inbox_socket = _connect(context, zmq.PULL, spec.to_core, spec.config)
+    send_socket = _connect(context, zmq.PUSH, spec.from_core, spec.config)
+
+    def send(message: CoreMessage) -> None:
+        send_socket.send(encode_message(message))
+
+    try:
+        core = _build(spec, send, start_s)
+        if core is None:
+            return 1
+        CoreLoop(core, ZmqInbox(inbox_socket), send).run()
+    except Exception:
+        traceback.print_exc()
+        sys.stderr.flush()
+        send_socket.close(linger=LINGER_MS)
+        inbox_socket.close(linger=0)
+        context.term()
+        os._exit(1)  # a hanging device would keep a normal exit waiting
+    finally:
+        inbox_socket.close(linger=0)
+        send_socket.close(linger=LINGER_MS)
+        context.term()
+    return 0
+
+
+def _build(spec: ChildSpec, send: Callable[[CoreMessage], None], start_s: float) -> EngineCore | None:
+    def report(stage: str, fraction: float) -> None:
+        send(EngineProgress(stage=stage, fraction=min(1.0, max(0.0, float(fraction)))))
+
+    try:
+        parts = load_factory(spec.factory)(spec.factory_config, report)
+        core = EngineCore(parts, spec.config)
+    except (Exception, SystemExit) as error:
+        if not isinstance(error, QuireError):
+            traceback.print_exc()
+        cause, remedy = describe_failure(error)
+        send(EngineFailed(cause=cause, remedy=remedy))
+        return None
+    parts.info.timings_s.setdefault("engine_process", time.monotonic() - start_s)
+    # What was made while loading stays for good: keep the collector from walking it again and again.
+    gc.collect()
+    gc.freeze()
+    send(EngineReady(info=parts.info))
+    return core
+
+
+def _read_spec() -> ChildSpec:
+    lifeline = os.dup(0)  # not inherited by processes that the factory starts
+    null = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(null, 0)
+    os.close(null)
+    length = int.from_bytes(_read_exactly(lifeline, 8), "little")
+    spec = msgspec.msgpack.decode(_read_exactly(lifeline, length), type=ChildSpec)
+
+    def watch() -> None:
+        while os.read(lifeline, 4096):
+            pass
+        os._exit(1)
+
+    threading.Thread(target=watch, name="quire-lifeline", daemon=True).start()
+    return spec
+
+
+def _read_exactly(fd: int, length: int) -> bytes:
+    data = b""
+    while len(data) < length:
+        piece = os.read(fd, length - len(data))
+        if not piece:
+            raise SystemExit("the parent process went away before it said what to start")
+        data += piece
+    return data
+
+
+def _connect(context: zmq.Context[Any], kind: int, address: str, config: EngineConfig) -> zmq.Socket[bytes]:
+    socket: zmq.Socket[bytes] = context.socket(kind)
+    socket.set_hwm(config.max_queued_messages)
+    socket.setsockopt(zmq.LINGER, LINGER_MS)
+    socket.connect(address)
+    return socket

@@ -1,0 +1,425 @@
+"""The client's side of an engine core: requests in, streams of outputs back, control calls.
+
+`StreamingClient` is everything that does not depend on where the core runs; `InprocClient` and `ProcessClient` add the
+transport. Knows asyncio and the messages; knows no text, no tokenizer and no HTTP.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import time
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from typing import Any, Protocol
+
+import msgspec
+from quire_interfaces import (
+    EngineCoreOutput,
+    EngineDeadError,
+    FinishReason,
+    OverloadedError,
+    PauseState,
+    RequestError,
+    SamplingParams,
+    SchedulerStats,
+)
+
+from quire_engine.config import EngineConfig
+from quire_engine.listener import EngineListener, NullListener
+from quire_engine.messages import (
+    AbortRequests,
+    AddRequest,
+    ClientMessage,
+    CoreMessage,
+    EngineFailed,
+    EngineInfo,
+    EngineProgress,
+    EngineReady,
+    EngineStopped,
+    Outputs,
+    Shutdown,
+    UtilityCall,
+    UtilityReply,
+    pack_token_ids,
+)
+from quire_engine.streams import InFlight, OutputStream, RequestMetrics
+
+__all__ = ["EngineClient", "StreamingClient"]
+
+
+class EngineClient(Protocol):
+    """What a front end may ask of an engine, wherever the engine runs. All calls from one event loop."""
+
+    async def ready(self) -> EngineInfo:
+        """Wait until the engine takes requests.
+
+        Raises:
+            EngineDeadError: it could not start; the message says its own cause and remedy.
+        """
+
+    def open(self, requests: Sequence[AddRequest], *, n: int = 1) -> OutputStream:
+        """Send requests that share one stream (the n completions of a prompt). Ids must never have been used before.
+
+        Raises:
+            OverloadedError: too many requests are in flight.
+            RequestError: an id is in use, or a request holds something that cannot be sent.
+            EngineDeadError: there is no engine.
+        """
+
+    def abort(self, request_ids: Iterable[str], reason: FinishReason = FinishReason.ABORT) -> None:
+        """End requests before the engine's next step; their streams end with `reason`. Unknown ids are ignored."""
+
+    async def stats(self) -> SchedulerStats:
+        """Counters and gauges of this moment."""
+
+    async def pause(self, state: PauseState = PauseState.ALL_HELD) -> None:
+        """Hold new requests, or all."""
+
+    async def resume(self) -> None:
+        """Undo `pause`."""
+
+    async def is_paused(self) -> bool: ...
+
+    async def reset_prefix_cache(self, *, preempt_running: bool = False) -> bool:
+        """Forget all cached blocks; whether it worked (it does not while blocks are in use)."""
+
+    async def check_integrity(self) -> str | None:
+        """None when the engine's bookkeeping is consistent, else what is wrong."""
+
+    def check_health(self) -> None:
+        """Raises:
+        EngineDeadError: the engine is gone.
+        """
+
+    async def shutdown(self, drain_s: float | None = None) -> None:
+        """Stop the engine: requests in flight get `drain_s` seconds (None: as configured) to finish. Idempotent."""
+
+
+class StreamingClient:
+    """An `EngineClient` without its transport: subclasses send messages and hand in what comes back."""
+
+    def __init__(self, config: EngineConfig | None = None, listener: EngineListener | None = None) -> None:
+        self.config = config or EngineConfig()
+        self.listener: EngineListener = listener or NullListener()
+        self.info: EngineInfo | None = None
+        self.on_progress: Callable[[str, float], None] | None = None
+        """Called with (stage, fraction) while the engine starts."""
+        self.last_stats = SchedulerStats()
+        self._requests: dict[str, InFlight] = {}
+        self._calls: dict[int, asyncio.Future[Any]] = {}
+        self._call_ids = itertools.count(1)
+        self._dead: EngineDeadError | None = None
+        self._ready: asyncio.Future[EngineInfo] | None = None
+        self._stopped: asyncio.Future[None] | None = None
+        self._is_stopping = False
+        self._finish_times_s: list[float] = []
+
+    # Transport, given by subclasses.
+
+    def _send(self, message: ClientMessage) -> None:
+        raise NotImplementedError(f"{type(self).__name__} must say how messages reach the core")
+
+    async def _close_transport(self, timeout_s: float) -> None:
+        raise NotImplementedError(f"{type(self).__name__} must say how its transport ends")
+
+    # Requests.
+
+    def open(self, requests: Sequence[AddRequest], *, n: int = 1) -> OutputStream:
+        self.check_health()
+        self._check_room(requests)
+        stream = OutputStream([each.request_id for each in requests], self._reader_left)
+        sent: list[str] = []
+        try:
+            for request in requests:
+                self._send(request)
+                sent.append(request.request_id)
+                self._requests[request.request_id] = InFlight(request, stream, self._new_metrics(request, n), [])
+        except Exception as error:
+            self.abort(sent)
+            if isinstance(error, (TypeError, msgspec.MsgspecError)):
+                raise RequestError(f"the request cannot be sent to the engine: {error}") from None
+            raise
+        return stream
+
+    async def generate(
+        self,
+        request_id: str,
+        prompt_token_ids: Sequence[int],
+        sampling_params: SamplingParams,
+        *,
+        seed: int,
+        max_tokens: int,
+        stop_token_ids: frozenset[int] = frozenset(),
+        priority: int = 0,
+        cache_salt: str | None = None,
+    ) -> AsyncIterator[EngineCoreOutput]:
+        """One request from start to end; leaving the iteration early aborts it. Raises like `open`."""
+        request = AddRequest(
+            request_id=request_id,
+            prompt=pack_token_ids(prompt_token_ids),
+            sampling_params=sampling_params,
+            seed=seed,
+            max_tokens=max_tokens,
+            stop_token_ids=stop_token_ids,
+            priority=priority,
+            cache_salt=cache_salt,
+            arrival_time_s=time.monotonic(),
+        )
+        stream = self.open([request])
+        try:
+            async for output in stream:
+                yield output
+        finally:
+            stream.close()
+
+    def abort(self, request_ids: Iterable[str], reason: FinishReason = FinishReason.ABORT) -> None:
+        gone: list[str] = []
+        for request_id in request_ids:
+            entry = self._requests.pop(request_id, None)
+            if entry is not None:
+                gone.append(request_id)
+                self._finished(entry, reason)
+                entry.stream.push(EngineCoreOutput(request_id, [], finish_reason=reason))
+        if gone and self._dead is None:
+            self._send(AbortRequests(request_ids=gone))
+
+    def num_requests(self) -> int:
+        """Requests in flight, by this client's count."""
+        return len(self._requests)
+
+    def _reader_left(self, request_ids: list[str]) -> None:
+        self.abort(request_ids)
+
+    def _check_room(self, requests: Sequence[AddRequest]) -> None:
+        bound = self.config.max_requests_in_flight
+        if len(self._requests) + len(requests) > bound:
+            raise OverloadedError(
+                f"{len(self._requests)} requests are in flight and max_requests_in_flight is {bound}: "
+                "try again later, or raise the bound",
+                retry_after_s=self.retry_after_s(),
+            )
+        for request in requests:
+            if request.request_id in self._requests:
+                raise RequestError(
+                    f"request id {request.request_id!r} is in use; give each request its own", param="request_id"
+                )
+
+    def retry_after_s(self) -> float:
+        """When a place may be free: the mean time between the last finished requests, at least a tenth of a second."""
+        times = self._finish_times_s
+        if len(times) < 2:
+            return 1.0
+        return min(60.0, max(0.1, (times[-1] - times[0]) / (len(times) - 1)))
+
+    @staticmethod
+    def _new_metrics(request: AddRequest, n: int) -> RequestMetrics:
+        return RequestMetrics(
+            arrival_time_s=request.arrival_time_s or time.monotonic(),
+            num_prompt_tokens=len(request.prompt) // 4,
+            max_tokens=request.max_tokens,
+            n=n,
+        )
+
+    # What comes back.
+
+    def _on_message(self, message: CoreMessage) -> None:
+        if isinstance(message, Outputs):
+            self._on_outputs(message)
+        elif isinstance(message, UtilityReply):
+            self._on_reply(message)
+        elif isinstance(message, EngineProgress):
+            if self.on_progress is not None:
+                self.on_progress(message.stage, message.fraction)
+        elif isinstance(message, EngineReady):
+            self.info = message.info
+            if self._ready is not None and not self._ready.done():
+                self._ready.set_result(message.info)
+        elif isinstance(message, EngineFailed):
+            self._on_failed(message)
+        else:
+            self._on_stopped(message)
+
+    def _on_outputs(self, message: Outputs) -> None:
+        now = time.monotonic()
+        requests = self._requests
+        for request_id in message.started:
+            entry = requests.get(request_id)
+            if entry is not None:
+                self._started(entry.metrics, message.started_time_s)
+        for output in message.outputs:
+            entry = requests.get(output.request_id)
+            if entry is None:  # aborted here while the step ran there
+                continue
+            if output.new_token_ids:
+                self._count_tokens(entry, output.new_token_ids, now)
+            if output.num_cached_tokens > entry.metrics.num_cached_tokens:
+                entry.metrics.num_cached_tokens = output.num_cached_tokens
+            if output.finish_reason is not None:
+                del requests[output.request_id]
+                self._finished(entry, output.finish_reason)
+            entry.stream.push(output)
+        for rejected in message.rejected:
+            entry = requests.pop(rejected.request_id, None)
+            if entry is not None:
+                self.listener.on_rejected()
+                entry.stream.fail(rejected.to_error())
+        if message.num_step_tokens or message.stats is not None:
+            self.last_stats = message.stats or self.last_stats
+            self.listener.on_step(message.num_step_tokens, message.stats)
+
+    @staticmethod
+    def _started(metrics: RequestMetrics, time_s: float) -> None:
+        if metrics.scheduled_time_s == 0.0:
+            metrics.scheduled_time_s = time_s
+        else:
+            metrics.num_preemptions += 1
+
+    def _count_tokens(self, entry: InFlight, token_ids: list[int], now: float) -> None:
+        metrics = entry.metrics
+        if metrics.num_generation_tokens == 0:
+            metrics.first_token_time_s = now
+            self.listener.on_first_token(now - metrics.arrival_time_s)
+        else:
+            self.listener.on_tokens(now - metrics.last_token_time_s, len(token_ids))
+        metrics.last_token_time_s = now
+        metrics.num_generation_tokens += len(token_ids)
+        if self.config.max_restarts:
+            entry.token_ids.extend(token_ids)
+
+    def _finished(self, entry: InFlight, reason: FinishReason) -> None:
+        now = time.monotonic()
+        entry.metrics.finished_time_s = now
+        self._finish_times_s.append(now)
+        if len(self._finish_times_s) > 64:
+            del self._finish_times_s[:32]
+        self.listener.on_finished(entry.metrics, reason)
+
+    def metrics_of(self, request_id: str) -> RequestMetrics | None:
+        """Times and counts of a request in flight; the same object goes on being updated after it has finished."""
+        entry = self._requests.get(request_id)
+        return None if entry is None else entry.metrics
+
+    # Life and death.
+
+    async def ready(self) -> EngineInfo:
+        self.check_health()
+        if self.info is not None:
+            return self.info
+        if self._ready is None:
+            self._ready = asyncio.get_running_loop().create_future()
+        try:
+            return await asyncio.wait_for(asyncio.shield(self._ready), self.config.startup_timeout_s)
+        except TimeoutError:
+            self._die(
+                EngineDeadError(
+                    f"the engine was not ready within startup_timeout_s={self.config.startup_timeout_s:g}: "
+                    "look at what it printed, or give it more time"
+                )
+            )
+            await self._close_transport(0.0)
+            raise self._dead_error() from None
+
+    def check_health(self) -> None:
+        if self._dead is not None:
+            raise self._dead_error()
+
+    @property
+    def is_dead(self) -> bool:
+        """Whether the engine is gone (failed, or shut down)."""
+        return self._dead is not None
+
+    async def shutdown(self, drain_s: float | None = None) -> None:
+        drain_s = self.config.shutdown_timeout_s if drain_s is None else drain_s
+        if self._dead is None and not self._is_stopping:
+            self._is_stopping = True
+            self._stopped = asyncio.get_running_loop().create_future()
+            self._send(Shutdown(drain_s=drain_s))
+            # The core needs a little longer than the drain: a step may be running when the time is over.
+            await asyncio.wait([self._stopped], timeout=drain_s + 10.0)
+        self._die(EngineDeadError("the engine was shut down"))
+        await self._close_transport(5.0)
+
+    def _on_failed(self, message: EngineFailed) -> None:
+        text = message.cause if not message.remedy else f"{message.cause}\n{message.remedy}"
+        self._die(EngineDeadError(text))
+
+    def _on_stopped(self, message: EngineStopped) -> None:
+        for request_id in list(self._requests):  # the drain's time was over before they finished
+            entry = self._requests.pop(request_id)
+            self._finished(entry, FinishReason.ABORT)
+            entry.stream.push(EngineCoreOutput(request_id, [], finish_reason=FinishReason.ABORT))
+        if self._stopped is not None and not self._stopped.done():
+            self._stopped.set_result(None)
+
+    def _die(self, error: EngineDeadError) -> None:
+        """Every stream and call ends with the error; the first one wins."""
+        if self._dead is not None:
+            return
+        self._dead = error
+        entries = list(self._requests.values())
+        self._requests.clear()
+        for entry in entries:
+            self._finished(entry, FinishReason.ERROR)
+            entry.stream.fail(self._dead_error())
+        waiting = [*self._calls.values(), *([self._ready] if self._ready is not None else [])]
+        for future in waiting:
+            if not future.done():
+                future.set_exception(self._dead_error())
+                future.exception()  # read once: nobody may be waiting any more
+        self._calls.clear()
+
+    def _dead_error(self) -> EngineDeadError:
+        # A fresh instance each time: an exception object collects the tracebacks of all who raise it.
+        return EngineDeadError(str(self._dead))
+
+    # Control calls.
+
+    async def stats(self) -> SchedulerStats:
+        return msgspec.convert(await self._call("stats"), SchedulerStats)
+
+    async def ping(self) -> float:
+        """Round trip to the step loop, in seconds."""
+        start = time.monotonic()
+        await self._call("ping")
+        return time.monotonic() - start
+
+    async def pause(self, state: PauseState = PauseState.ALL_HELD) -> None:
+        await self._call("pause", state=int(state))
+
+    async def resume(self) -> None:
+        await self._call("pause", state=int(PauseState.RUNNING))
+
+    async def is_paused(self) -> bool:
+        return bool(await self._call("is_paused"))
+
+    async def reset_prefix_cache(self, *, preempt_running: bool = False) -> bool:
+        return bool(await self._call("reset_prefix_cache", preempt_running=preempt_running))
+
+    async def check_integrity(self) -> str | None:
+        result = await self._call("check_integrity")
+        return None if result is None else str(result)
+
+    async def _call(self, method: str, **arguments: Any) -> Any:
+        self.check_health()
+        call_id = next(self._call_ids)
+        future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        self._calls[call_id] = future
+        try:
+            self._send(UtilityCall(call_id=call_id, method=method, arguments=arguments))
+            return await asyncio.wait_for(future, self.config.call_timeout_s)
+        except TimeoutError:
+            raise EngineDeadError(
+                f"the engine did not answer {method!r} within call_timeout_s={self.config.call_timeout_s:g}: "
+                "a step takes very long, or the engine hangs"
+            ) from None
+        finally:
+            self._calls.pop(call_id, None)
+
+    def _on_reply(self, message: UtilityReply) -> None:
+        future = self._calls.get(message.call_id)
+        if future is None or future.done():
+            return
+        if message.error is not None:
+            future.set_exception(RequestError(message.error))
+        else:
+            future.set_result(message.result)

@@ -1,0 +1,78 @@
+"""The engine's own settings: pipeline depth, bounds of queues, deadlines. Knows no model and no scheduler setting."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from quire_interfaces import Settings, at_least, one_of, setting
+
+__all__ = ["EngineConfig"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineConfig(Settings):
+    """How the step loop, its process and its client behave."""
+
+    async_scheduling: bool = setting(
+        True,
+        help="Plan the next step while the device runs this one; stopping is then noticed one step late.",
+        check=one_of(True, False),
+    )
+    stream_interval: int = setting(
+        1,
+        help="Send tokens of a request to the client in groups of this many; the first and the last go at once.",
+        unit="tokens",
+        check=at_least(1),
+    )
+    max_requests_in_flight: int = setting(
+        4096,
+        help="Requests the client hands to the engine at a time (each of n completions counts); more are refused.",
+        unit="requests",
+        check=at_least(1),
+    )
+    max_queued_messages: int = setting(
+        65536,
+        help="Messages that may wait on the way to the engine process, and steps that may wait on the way back.",
+        unit="messages",
+        check=at_least(16),
+    )
+    startup_timeout_s: float = setting(
+        1800.0, help="The engine must be ready within this time.", unit="seconds", check=at_least(0.1)
+    )
+    shutdown_timeout_s: float = setting(
+        30.0,
+        help="On shutdown, requests in flight get this long to finish; then they are aborted.",
+        unit="seconds",
+        check=at_least(0),
+    )
+    step_timeout_s: float = setting(
+        600.0, help="A step that takes longer than this means the device hangs.", unit="seconds", check=at_least(0.1)
+    )
+    call_timeout_s: float = setting(
+        60.0,
+        help="Control calls (pause, statistics, cache reset) must be answered within this time.",
+        unit="seconds",
+        check=at_least(0.1),
+    )
+    max_restarts: int = setting(
+        0,
+        help="How often an engine process that died is started again; its requests go on where they were.",
+        unit="restarts",
+        check=at_least(0),
+    )
+    max_failed_steps: int = setting(
+        64,
+        help="After this many failed steps without one success between them, the device is taken for broken.",
+        unit="steps",
+        check=at_least(2),
+    )
+    forward_output: bool = setting(
+        True,
+        help="Repeat what the engine process prints on this process's standard error.",
+        check=one_of(True, False),
+    )
+
+    @property
+    def depth(self) -> int:
+        """Steps that may be planned ahead of the one the device runs."""
+        return 1 if self.async_scheduling else 0

@@ -1,0 +1,243 @@
+"""The step loop's body: plan, execute, take in, with up to one step planned ahead of the device.
+
+Knows the order of calls between a `Scheduler` and an `Executor`, and what to do when a step raises. Knows no sockets,
+no processes, no text, and no feature of either side.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Iterable
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import Any
+
+from quire_interfaces import (
+    EngineCoreOutput,
+    EngineDeadError,
+    Executor,
+    FinishReason,
+    ModelRunnerOutput,
+    PauseState,
+    Request,
+    Scheduler,
+    SchedulerOutput,
+    SchedulerStats,
+)
+
+from quire_engine.config import EngineConfig
+from quire_engine.messages import EngineInfo
+from quire_engine.quarantine import Quarantine
+
+__all__ = ["EngineCore", "EngineParts", "StepResult"]
+
+
+@dataclass(slots=True, kw_only=True)
+class EngineParts:
+    """What a factory hands over: the two sides of an engine, put together."""
+
+    scheduler: Scheduler
+    executor: Executor
+    info: EngineInfo
+    check_integrity: Callable[[], None] | None = None
+    """Raises when the bookkeeping of the parts contradicts itself; for tests and debugging."""
+
+
+@dataclass(slots=True)
+class StepResult:
+    """What one call of `EngineCore.step` brought."""
+
+    outputs: list[EngineCoreOutput] = field(default_factory=list)
+    started: list[str] = field(default_factory=list)
+    """Requests that entered a row with a step planned in this call."""
+    started_time_s: float = 0.0
+    num_tokens: int = 0
+    """Tokens computed by the step that was taken in; 0 when none was."""
+    did_something: bool = False
+
+
+class EngineCore:
+    """Runs requests, step by step. Not thread-safe: one thread calls everything.
+
+    Args:
+        parts: The scheduler and the executor; owned by the core from now on.
+        config: Depth of the pipeline and deadlines.
+    """
+
+    def __init__(self, parts: EngineParts, config: EngineConfig | None = None) -> None:
+        self.parts = parts
+        self.config = config or EngineConfig()
+        self._scheduler = parts.scheduler
+        self._executor = parts.executor
+        self._in_flight: deque[tuple[SchedulerOutput, Future[ModelRunnerOutput]]] = deque()
+        self._quarantine = Quarantine()
+        self._alive: set[str] = set()
+        self._num_failed_steps = 0
+        self._probe_next = True
+        self._closed = False
+
+    @property
+    def info(self) -> EngineInfo:
+        return self.parts.info
+
+    def add_request(self, request: Request) -> None:
+        """Queue a request.
+
+        Raises:
+            OverloadedError: the scheduler's queue is full.
+            RequestError: the request can never run.
+        """
+        self._scheduler.add_request(request)
+        self._alive.add(request.request_id)
+
+    def abort_requests(self, request_ids: Iterable[str], reason: FinishReason = FinishReason.ABORT) -> list[str]:
+        """End requests now, without further output. Returns the ids that were alive."""
+        gone = self._scheduler.abort_requests(list(request_ids), reason)
+        self._forget(gone)
+        return gone
+
+    def abort_all(self) -> list[str]:
+        """End every request. Returns their ids."""
+        return self.abort_requests(sorted(self._alive))
+
+    def has_requests(self) -> bool:
+        """Whether any request is not finished."""
+        return self._scheduler.has_requests()
+
+    def has_work(self) -> bool:
+        """Whether `step` could do something now."""
+        return bool(self._in_flight) or self._scheduler.has_work()
+
+    def stats(self) -> SchedulerStats:
+        return self._scheduler.stats()
+
+    def pause(self, state: PauseState) -> None:
+        """Hold new requests, or all, or none (resume). A step in flight is still taken in by the next `step`."""
+        self._scheduler.pause(state)
+
+    def reset_prefix_cache(self, *, preempt_running: bool = False) -> bool:
+        """Forget all cached blocks; whether it worked. Steps in flight must be taken in before: see `settle`."""
+        return self._scheduler.reset_prefix_cache(preempt_running=preempt_running)
+
+    def step(self) -> StepResult:
+        """Plan steps up to the depth, then wait for the oldest one and take in what it produced.
+
+        Raises:
+            EngineDeadError: the device hangs, or fails whatever it is given.
+        """
+        result = StepResult()
+        if self._quarantine:
+            self._step_in_quarantine(result)
+            return result
+        while len(self._in_flight) <= self.config.depth and self._launch(None, result):
+            pass
+        if self._in_flight:
+            self._take_in(result)
+        return result
+
+    def settle(self) -> StepResult:
+        """Take in every step in flight and plan no new one."""
+        result = StepResult()
+        while self._in_flight:
+            self._take_in(result)
+        return result
+
+    def close(self) -> None:
+        """Abort what is left, let steps in flight end, and give the executor's memory back. Idempotent."""
+        if self._closed:
+            return
+        self._closed = True
+        for _, future in self._in_flight:
+            future.cancel()
+        self._in_flight.clear()
+        self._executor.close()
+
+    def _launch(self, only: frozenset[str] | None, result: StepResult) -> bool:
+        now = time.monotonic()
+        output = self._scheduler.schedule(only)
+        if output is None:
+            return False
+        result.did_something = True
+        if output.new_rows:
+            result.started_time_s = now
+            result.started.extend([row.request_id for row in output.new_rows])
+        try:
+            future = self._executor.execute(output)
+        except Exception as error:  # treated like a step that raised later
+            future = Future()
+            future.set_exception(error)
+        self._in_flight.append((output, future))
+        return True
+
+    def _take_in(self, result: StepResult) -> bool:
+        """Wait for the oldest step. Whether it succeeded."""
+        output, future = self._in_flight.popleft()
+        result.did_something = True
+        try:
+            produced = future.result(timeout=self.config.step_timeout_s)
+        except TimeoutError as error:
+            if not future.done():
+                raise EngineDeadError(
+                    f"step {output.step_id} took longer than step_timeout_s={self.config.step_timeout_s:g}: "
+                    "the device hangs, or the limit is too small for this machine"
+                ) from None
+            self._step_failed(output, error, result)
+            return False
+        except Exception as error:
+            self._step_failed(output, error, result)
+            return False
+        self._num_failed_steps = 0
+        outputs = self._scheduler.update(output, produced)
+        result.num_tokens += output.total_num_scheduled_tokens
+        result.outputs.extend(outputs)
+        self._forget([news.request_id for news in outputs if news.finish_reason is not None])
+        if self._quarantine:
+            self._quarantine.step_succeeded(output)
+        return True
+
+    def _forget(self, request_ids: list[str]) -> None:
+        if request_ids:
+            self._alive.difference_update(request_ids)
+            if self._quarantine:
+                self._quarantine.clear(request_ids)
+
+    def _step_failed(self, output: SchedulerOutput, error: Exception, result: StepResult) -> None:
+        self._num_failed_steps += 1
+        # Steps planned on top of the failed one computed with tokens that never came: newest first, undo them all.
+        while self._in_flight:
+            later, future = self._in_flight.pop()
+            self._wait(later, future)
+            self._scheduler.discard_step(later)
+        self._scheduler.discard_step(output)
+        cause = f"{type(error).__name__}: {error}"
+        if self._num_failed_steps >= self.config.max_failed_steps:
+            raise EngineDeadError(
+                f"{self._num_failed_steps} steps failed one after another, the last with {cause}. "
+                "The device is taken for broken; look for its own messages above"
+            ) from error
+        culprit = self._quarantine.step_failed(output) if output.request_ids else None
+        if culprit is not None and self.abort_requests([culprit], FinishReason.ERROR):
+            message = f"the model could not compute this request: {cause}"
+            result.outputs.append(EngineCoreOutput(culprit, [], finish_reason=FinishReason.ERROR, error=message))
+
+    def _wait(self, output: SchedulerOutput, future: Future[Any]) -> None:
+        try:
+            future.exception(timeout=self.config.step_timeout_s)
+        except TimeoutError:
+            raise EngineDeadError(
+                f"step {output.step_id} took longer than step_timeout_s={self.config.step_timeout_s:g}"
+            ) from None
+
+    def _step_in_quarantine(self, result: StepResult) -> None:
+        """Suspects and everybody else take turns, one step at a time, never together."""
+        group = self._quarantine.group
+        others = frozenset(self._alive - self._quarantine.suspects)
+        turns = (group, others) if self._probe_next else (others, group)
+        self._probe_next = not self._probe_next
+        for only in turns:
+            if only and self._launch(only, result):
+                self._take_in(result)
+                return
+        # Nobody can run (held, or out of blocks): let the group go, or waiting for it would be forever.
+        self._quarantine.clear(group)

@@ -1,0 +1,238 @@
+"""The loop around an `EngineCore`: messages in, steps, messages out, until it is told to stop.
+
+Knows the messages and their meaning. Knows no sockets: where messages come from and go to is handed in, so the same
+loop runs in a process of its own and in a thread.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from quire_interfaces import (
+    EngineCoreOutput,
+    EngineDeadError,
+    OverloadedError,
+    PauseState,
+    QuireError,
+    RequestError,
+)
+
+from quire_engine.core import EngineCore, StepResult
+from quire_engine.messages import (
+    AbortRequests,
+    AddRequest,
+    ClientMessage,
+    CoreMessage,
+    EngineFailed,
+    EngineStopped,
+    Outputs,
+    RequestRejected,
+    UtilityCall,
+    UtilityReply,
+    merge_outputs,
+)
+
+__all__ = ["UTILITIES", "CoreLoop", "Inbox"]
+
+STATS_INTERVAL_S = 0.1
+IDLE_WAIT_S = 1.0
+HELD_WAIT_S = 0.02
+"""How long to wait for messages when requests are there but none can run (a rule may admit one any moment)."""
+
+
+class Inbox(Protocol):
+    """Where a core loop gets its messages from."""
+
+    def receive(self, timeout_s: float) -> list[ClientMessage]:
+        """All messages that are there; waits up to `timeout_s` for the first one. Empty after the timeout."""
+
+
+class CoreLoop:
+    """Serves one core until a `Shutdown` message has been carried out or the core fails.
+
+    Args:
+        core: Owned by the loop; closed at the end.
+        inbox: Messages from the client.
+        send: Takes a message to the client; may block while the client is behind (then the core is, too).
+    """
+
+    def __init__(self, core: EngineCore, inbox: Inbox, send: Callable[[CoreMessage], None]) -> None:
+        self._core = core
+        self._inbox = inbox
+        self._send = send
+        self._stream_interval = core.config.stream_interval
+        self._held: dict[str, EngineCoreOutput] = {}
+        self._has_streamed: set[str] = set()
+        self._pause_state = PauseState.RUNNING
+        self._drain_deadline_s: float | None = None
+        self._next_stats_s = 0.0
+        self._stats_stale = False
+        self._idle_step = False
+
+    def run(self) -> None:
+        """Serve. Returns after a `Shutdown`; every other end is an exception.
+
+        Raises:
+            EngineDeadError: the core cannot go on; an `EngineFailed` message was sent before.
+        """
+        try:
+            while not self._is_drained():
+                for message in self._inbox.receive(self._wait_s()):
+                    self._handle(message)
+                if self._core.has_work():
+                    result = self._core.step()
+                    self._idle_step = not result.did_something
+                    self._publish(result)
+                elif self._stats_stale:
+                    self._publish(StepResult())
+            self._stop()
+        except Exception as error:
+            cause = str(error) if isinstance(error, EngineDeadError) else f"{type(error).__name__}: {error}"
+            self._send(EngineFailed(cause=cause, remedy="Start the engine again; report the cause if it stays."))
+            raise
+
+    def _wait_s(self) -> float:
+        if self._core.has_work() and not self._idle_step:
+            return 0.0
+        self._idle_step = False
+        if self._stats_stale:
+            return 0.0
+        if self._core.has_requests():
+            return HELD_WAIT_S
+        return IDLE_WAIT_S
+
+    def _is_drained(self) -> bool:
+        if self._drain_deadline_s is None:
+            return False
+        return not self._core.has_requests() or time.monotonic() >= self._drain_deadline_s
+
+    def _stop(self) -> None:
+        self._publish(self._core.settle())
+        num_aborted = len(self._core.abort_all())
+        self._core.close()
+        self._send(EngineStopped(num_aborted=num_aborted))
+
+    def _handle(self, message: ClientMessage) -> None:
+        if isinstance(message, AddRequest):
+            self._add(message)
+        elif isinstance(message, AbortRequests):
+            self._core.abort_requests(message.request_ids)
+            for request_id in message.request_ids:
+                self._held.pop(request_id, None)
+                self._has_streamed.discard(request_id)
+            self._stats_stale = True
+        elif isinstance(message, UtilityCall):
+            self._call(message)
+        else:
+            self._drain_deadline_s = time.monotonic() + message.drain_s
+            if self._pause_state != PauseState.RUNNING:  # held requests would never finish
+                self._pause(PauseState.RUNNING)
+
+    def _add(self, message: AddRequest) -> None:
+        try:
+            if self._drain_deadline_s is not None:
+                raise OverloadedError("the engine is shutting down and takes no new requests", retry_after_s=5.0)
+            self._core.add_request(message.to_request())
+        except QuireError as error:
+            self._reject(message.request_id, error)
+        except (TypeError, ValueError) as error:  # a malformed request is its own error, never the engine's
+            self._reject(message.request_id, RequestError(f"{type(error).__name__}: {error}"))
+
+    def _reject(self, request_id: str, error: QuireError) -> None:
+        self._send(Outputs(rejected=[RequestRejected.from_error(request_id, error)]))
+
+    def _call(self, message: UtilityCall) -> None:
+        utility = UTILITIES.get(message.method)
+        try:
+            if utility is None:
+                raise RequestError(f"no utility {message.method!r}; there are {', '.join(sorted(UTILITIES))}")
+            result = utility(self, **message.arguments)
+        except Exception as error:  # the caller's problem, not the engine's
+            self._send(UtilityReply(call_id=message.call_id, error=f"{type(error).__name__}: {error}"))
+            return
+        self._send(UtilityReply(call_id=message.call_id, result=result))
+
+    def _publish(self, result: StepResult) -> None:
+        outputs = result.outputs if self._stream_interval == 1 else self._group(result.outputs)
+        now = time.monotonic()
+        stats = None
+        if self._stats_stale or now >= self._next_stats_s or not self._core.has_requests():
+            stats = self._core.stats()
+            self._next_stats_s = now + STATS_INTERVAL_S
+            self._stats_stale = False
+        if outputs or result.started or result.num_tokens or stats is not None:
+            self._send(
+                Outputs(
+                    outputs=outputs,
+                    started=result.started,
+                    started_time_s=result.started_time_s,
+                    num_step_tokens=result.num_tokens,
+                    stats=stats,
+                )
+            )
+
+    def _group(self, outputs: list[EngineCoreOutput]) -> list[EngineCoreOutput]:
+        """Hold tokens back until `stream_interval` of them are there; the first and the last go at once."""
+        ready: list[EngineCoreOutput] = []
+        for news in outputs:
+            request_id = news.request_id
+            held = self._held.pop(request_id, None)
+            if held is not None:
+                news = merge_outputs(held, news)
+            finished = news.finish_reason is not None
+            is_first = request_id not in self._has_streamed
+            if finished or is_first or len(news.new_token_ids) >= self._stream_interval:
+                ready.append(news)
+                if finished:
+                    self._has_streamed.discard(request_id)
+                elif news.new_token_ids:
+                    self._has_streamed.add(request_id)
+            else:
+                self._held[request_id] = news
+        return ready
+
+    # Utilities: what a UtilityCall may name.
+
+    def _ping(self) -> float:
+        return time.monotonic()
+
+    def _stats(self) -> Any:
+        return self._core.stats()
+
+    def _pause(self, state: int = PauseState.ALL_HELD) -> None:
+        self._pause_state = PauseState(state)
+        self._core.pause(self._pause_state)
+        if self._pause_state == PauseState.ALL_HELD:
+            self._publish(self._core.settle())
+
+    def _is_paused(self) -> bool:
+        return self._pause_state != PauseState.RUNNING
+
+    def _reset_prefix_cache(self, preempt_running: bool = False) -> bool:
+        self._publish(self._core.settle())
+        return self._core.reset_prefix_cache(preempt_running=preempt_running)
+
+    def _check_integrity(self) -> str | None:
+        """None when all is well, else what is wrong."""
+        self._publish(self._core.settle())
+        check = self._core.parts.check_integrity
+        if check is None:
+            return "this engine was assembled without an integrity check"
+        try:
+            check()
+        except Exception as error:
+            return f"{type(error).__name__}: {error}"
+        return None
+
+
+UTILITIES: dict[str, Callable[..., Any]] = {
+    "check_integrity": CoreLoop._check_integrity,
+    "is_paused": CoreLoop._is_paused,
+    "pause": CoreLoop._pause,
+    "ping": CoreLoop._ping,
+    "reset_prefix_cache": CoreLoop._reset_prefix_cache,
+    "stats": CoreLoop._stats,
+}
+"""Control calls by name."""

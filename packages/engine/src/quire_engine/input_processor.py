@@ -1,0 +1,133 @@
+"""From a prompt and sampling parameters to messages for the core: everything resolved, everything checked.
+
+Knows the model's limits (context, vocabulary, end tokens); knows no tokenizer and no transport.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import os
+import time
+from collections.abc import Iterable, Sequence
+
+from quire_interfaces import ContextLengthError, RequestError, SamplingParams
+
+from quire_engine.messages import AddRequest, EngineInfo, pack_token_ids
+
+__all__ = ["InputProcessor"]
+
+
+class InputProcessor:
+    """Makes the core's requests.
+
+    Args:
+        info: The engine's limits.
+        eos_token_ids: Tokens that end an output unless `ignore_eos`.
+    """
+
+    def __init__(self, info: EngineInfo, eos_token_ids: Iterable[int] = ()) -> None:
+        self._info = info
+        self._eos_token_ids = frozenset(eos_token_ids)
+        self._sequence = itertools.count()
+
+    def process(
+        self,
+        request_id: str,
+        prompt_token_ids: Sequence[int],
+        params: SamplingParams,
+        *,
+        priority: int = 0,
+        cache_salt: str | None = None,
+        tenant: str | None = None,
+    ) -> list[AddRequest]:
+        """One message per completion asked for. Completion i draws with seed + i; only the first computes prompt
+        logprobs.
+
+        Raises:
+            ContextLengthError: prompt and output do not fit the context.
+            RequestError: a token id is outside the vocabulary, or the prompt is empty.
+        """
+        prompt = pack_token_ids(prompt_token_ids)
+        self._check_prompt(prompt_token_ids)
+        self._check_params(params)
+        max_tokens = self._max_tokens(len(prompt_token_ids), params)
+        seed = int.from_bytes(os.urandom(8), "little", signed=True) if params.seed is None else params.seed
+        stop_token_ids = frozenset(params.stop_token_ids)
+        if not params.ignore_eos:
+            stop_token_ids |= self._eos_token_ids
+        others = params
+        if params.n > 1 and params.prompt_logprobs is not None:
+            others = dataclasses.replace(params, prompt_logprobs=None)
+        arrival_time_s = time.monotonic()
+        # Internal ids never repeat, whatever callers name their requests: late news of an aborted request then
+        # cannot be taken for news of its namesake.
+        sequence = next(self._sequence)
+        return [
+            AddRequest(
+                request_id=f"{request_id}/{sequence}.{index}",
+                prompt=prompt,
+                sampling_params=params if index == 0 else others,
+                seed=_wrap(seed + index),
+                max_tokens=max_tokens,
+                stop_token_ids=stop_token_ids,
+                priority=priority,
+                cache_salt=cache_salt,
+                tenant=tenant,
+                arrival_time_s=arrival_time_s,
+            )
+            for index in range(params.n)
+        ]
+
+    def _max_tokens(self, num_prompt_tokens: int, params: SamplingParams) -> int:
+        context = self._info.max_model_len
+        room = context - num_prompt_tokens
+        if room < 1:
+            raise ContextLengthError(
+                f"the prompt has {num_prompt_tokens} tokens, but this model's context is {context} tokens and at "
+                "least one must be left for the output: shorten the prompt"
+            )
+        if params.max_tokens is not None and params.max_tokens > room:
+            raise ContextLengthError(
+                f"the prompt has {num_prompt_tokens} tokens and max_tokens is {params.max_tokens}, together "
+                f"{num_prompt_tokens + params.max_tokens}, but this model's context is {context} tokens: shorten the "
+                f"prompt, or ask for at most {room} tokens",
+                param="max_tokens",
+            )
+        if params.min_tokens > room:
+            raise ContextLengthError(
+                f"the prompt has {num_prompt_tokens} tokens and min_tokens is {params.min_tokens}, but this model's "
+                f"context is {context} tokens: ask for at most {room} tokens",
+                param="min_tokens",
+            )
+        return room if params.max_tokens is None else params.max_tokens
+
+    def _check_prompt(self, token_ids: Sequence[int]) -> None:
+        if len(token_ids) == 0:
+            raise RequestError("the prompt has no tokens; give at least one", param="prompt")
+        if max(token_ids) >= self._info.vocab_size:
+            self._check_ids("prompt", token_ids)
+
+    def _check_params(self, params: SamplingParams) -> None:
+        if params.logit_bias:
+            self._check_ids("logit_bias", params.logit_bias)
+        if params.allowed_token_ids is not None:
+            self._check_ids("allowed_token_ids", params.allowed_token_ids)
+        self._check_ids("stop_token_ids", params.stop_token_ids)
+        for words in params.bad_words_token_ids:
+            self._check_ids("bad_words_token_ids", words)
+
+    def _check_ids(self, param: str, token_ids: Iterable[int]) -> None:
+        vocab_size = self._info.vocab_size
+        for token_id in token_ids:
+            if not 0 <= token_id < vocab_size:
+                raise RequestError(
+                    f"{param} holds token id {token_id}, but this model's vocabulary has the ids 0 to {vocab_size - 1}",
+                    param=param,
+                    code="token_id_out_of_vocabulary",
+                )
+
+
+def _wrap(seed: int) -> int:
+    """Into the signed 64-bit range."""
+    return (seed + 2**63) % 2**64 - 2**63

@@ -1,0 +1,44 @@
+"""Who wants to know what happens, for metrics. Called on the client's event loop, so it must be quick."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from quire_interfaces import FinishReason, SchedulerStats
+
+from quire_engine.streams import RequestMetrics
+
+__all__ = ["EngineListener", "NullListener"]
+
+
+class EngineListener(Protocol):
+    """Hears of steps and requests as their news reach the client. Times are seconds."""
+
+    def on_step(self, num_tokens: int, stats: SchedulerStats | None) -> None:
+        """A step was taken in (`num_tokens` computed, 0 when only statistics came); stats come from time to time."""
+
+    def on_first_token(self, time_to_first_token_s: float) -> None:
+        """A request's first token arrived."""
+
+    def on_tokens(self, interval_s: float, num_tokens: int) -> None:
+        """Further tokens of a request arrived, `interval_s` after the ones before."""
+
+    def on_finished(self, metrics: RequestMetrics, reason: FinishReason) -> None:
+        """A request ended, in whatever way."""
+
+    def on_rejected(self) -> None:
+        """The engine refused a request."""
+
+
+class NullListener:
+    """Does not care."""
+
+    def on_step(self, num_tokens: int, stats: SchedulerStats | None) -> None: ...
+
+    def on_first_token(self, time_to_first_token_s: float) -> None: ...
+
+    def on_tokens(self, interval_s: float, num_tokens: int) -> None: ...
+
+    def on_finished(self, metrics: RequestMetrics, reason: FinishReason) -> None: ...
+
+    def on_rejected(self) -> None: ...

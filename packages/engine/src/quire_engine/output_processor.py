@@ -1,0 +1,231 @@
+"""From the core's outputs to what a caller reads: text, stop strings, logprobs with token text, n completions merged.
+
+Knows one request at a time, through the `Detokenizer` and `Tokenizer` Protocols; knows no transport. What must be told
+to the core (a stop string ended a completion early) is left in `RequestProcessor.take_aborts`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from quire_interfaces import (
+    Detokenizer,
+    EngineCoreOutput,
+    FinishReason,
+    SamplingParams,
+    TextDelta,
+    Tokenizer,
+    TokenLogprobs,
+)
+
+from quire_engine.outputs import CompletionOutput, Logprob, OutputKind, RequestOutput
+from quire_engine.streams import RequestMetrics
+
+__all__ = ["DetokenizerFactory", "RequestProcessor"]
+
+DetokenizerFactory = Callable[[Sequence[int], SamplingParams], Detokenizer]
+"""Makes the detokenizer of one completion from (prompt token ids, sampling parameters)."""
+
+
+class CompletionProcessor:
+    """One completion: turns core outputs into deltas."""
+
+    def __init__(
+        self, index: int, params: SamplingParams, detokenizer: Detokenizer | None, tokenizer: Tokenizer | None
+    ) -> None:
+        self.index = index
+        self.finished = False
+        self.num_tokens = 0
+        self._params = params
+        self._detokenizer = detokenizer
+        self._tokenizer = tokenizer
+
+    def process(self, output: EngineCoreOutput) -> CompletionOutput:
+        """The delta. When it is finished although `output` is not, a stop string ended it."""
+        token_ids = output.new_token_ids
+        reason = output.finish_reason
+        stop_reason: int | str | None = None
+        text, offsets = "", []
+        if self._detokenizer is not None:
+            delta = self._detokenize(token_ids, output)
+            text, offsets = delta.text, delta.text_offsets
+            if delta.stop_string is not None:
+                token_ids = token_ids[: delta.num_stop_tokens]
+                reason, stop_reason = FinishReason.STOP, delta.stop_string
+        if reason is FinishReason.STOP and stop_reason is None and output.stop_token_id in self._params.stop_token_ids:
+            stop_reason = output.stop_token_id
+        self.num_tokens += len(token_ids)
+        self.finished = reason is not None
+        result = CompletionOutput(
+            index=self.index,
+            text=text,
+            token_ids=token_ids,
+            finish_reason=reason,
+            stop_reason=stop_reason,
+            error=output.error,
+        )
+        if self._params.logprobs is not None:
+            result.text_offsets = offsets
+            positions = (output.logprobs or [])[: len(token_ids)]
+            result.logprobs = [with_text(each, self._tokenizer) for each in positions]
+        return result
+
+    def _detokenize(self, token_ids: list[int], output: EngineCoreOutput) -> TextDelta:
+        assert self._detokenizer is not None
+        hides_last = (
+            output.stop_token_id is not None
+            and bool(token_ids)
+            and token_ids[-1] == output.stop_token_id
+            and not self._params.include_stop_str_in_output
+        )
+        delta = self._detokenizer.add(token_ids[:-1] if hides_last else token_ids)
+        if delta.stop_string is None and output.finish_reason is not None:
+            rest = self._detokenizer.finish()
+            delta.text += rest.text
+            if rest.stop_string is not None:
+                delta.stop_string = rest.stop_string
+                delta.num_stop_tokens = len(token_ids) - hides_last
+        if hides_last and len(delta.text_offsets) == len(token_ids) - 1:
+            delta.text_offsets.append(delta.text_offsets[-1] if delta.text_offsets else 0)
+        return delta
+
+
+def with_text(position: TokenLogprobs, tokenizer: Tokenizer | None) -> list[Logprob]:
+    """Log probabilities of one position, with the text of each token when there is a tokenizer."""
+    entries: list[Logprob] = []
+    for place, (token_id, logprob) in enumerate(zip(position.token_ids, position.logprobs, strict=True)):
+        entry = Logprob(token_id, logprob, position.rank if place == 0 else place)
+        if tokenizer is not None:
+            entry.decoded_token = tokenizer.token_text(token_id)
+            entry.token_bytes = tokenizer.token_bytes(token_id)
+        entries.append(entry)
+    return entries
+
+
+class RequestProcessor:
+    """One request with its n completions.
+
+    Args:
+        request_id: The caller's name for it.
+        prompt: The prompt's text, if there is one.
+        prompt_token_ids: The prompt.
+        core_ids: The core's request id of each completion, by index.
+        params: The caller's.
+        tokenizer: For the text of logprobs; None leaves it empty.
+        make_detokenizer: None gives no text.
+        kind: What each output holds.
+    """
+
+    def __init__(
+        self,
+        request_id: str,
+        prompt: str | None,
+        prompt_token_ids: list[int],
+        core_ids: Sequence[str],
+        params: SamplingParams,
+        *,
+        tokenizer: Tokenizer | None = None,
+        make_detokenizer: DetokenizerFactory | None = None,
+        kind: OutputKind = OutputKind.DELTA,
+    ) -> None:
+        self.metrics: list[RequestMetrics] = []
+        self._request_id = request_id
+        self._prompt = prompt
+        self._prompt_token_ids = prompt_token_ids
+        self._params = params
+        self._tokenizer = tokenizer
+        self._kind = kind
+        self._aborts: list[str] = []
+        self._num_cached_tokens = 0
+        self._prompt_logprobs: list[list[Logprob] | None] = [None]
+        self._has_prompt_logprobs = False
+        detokenizes = params.detokenize and make_detokenizer is not None
+        self._completions = {
+            core_id: CompletionProcessor(
+                index,
+                params,
+                make_detokenizer(prompt_token_ids, params) if detokenizes and make_detokenizer else None,
+                tokenizer,
+            )
+            for index, core_id in enumerate(core_ids)
+        }
+        self._whole = [_empty(index, params) for index in range(len(core_ids))]
+
+    @property
+    def finished(self) -> bool:
+        """Whether all completions have ended."""
+        return all(each.finished for each in self._completions.values())
+
+    def take_aborts(self) -> list[str]:
+        """Core ids whose completion ended here (by a stop string) while the core goes on; they must be aborted."""
+        aborts, self._aborts = self._aborts, []
+        return aborts
+
+    def process(self, output: EngineCoreOutput) -> RequestOutput | None:
+        """Take in news of one completion. None when there is nothing to tell the caller yet."""
+        completion = self._completions[output.request_id]
+        if completion.finished:
+            return None
+        new_prompt_logprobs = self._take_prompt_logprobs(output)
+        self._num_cached_tokens = max(self._num_cached_tokens, output.num_cached_tokens)
+        delta = completion.process(output)
+        if delta.finished and output.finish_reason is None:
+            self._aborts.append(output.request_id)
+        if self._kind is OutputKind.DELTA:
+            if not (delta.token_ids or delta.text or delta.finished or new_prompt_logprobs):
+                return None
+            return self._output([delta], new_prompt_logprobs)
+        _append(self._whole[delta.index], delta)
+        if self._kind is OutputKind.FINAL_ONLY and not self.finished:
+            return None
+        prompt_logprobs = self._prompt_logprobs if self._has_prompt_logprobs else None
+        return self._output([_copy(each) for each in self._whole], prompt_logprobs)
+
+    def _output(
+        self, outputs: list[CompletionOutput], prompt_logprobs: list[list[Logprob] | None] | None
+    ) -> RequestOutput:
+        return RequestOutput(
+            request_id=self._request_id,
+            prompt=self._prompt,
+            prompt_token_ids=self._prompt_token_ids,
+            outputs=outputs,
+            finished=self.finished,
+            num_cached_tokens=self._num_cached_tokens,
+            prompt_logprobs=prompt_logprobs,
+            num_generation_tokens=sum(each.num_tokens for each in self._completions.values()),
+            metrics=self.metrics,
+        )
+
+    def _take_prompt_logprobs(self, output: EngineCoreOutput) -> list[list[Logprob] | None] | None:
+        """New ones, once the prompt is complete: callers get them in one piece."""
+        if self._params.prompt_logprobs is None or self._has_prompt_logprobs:
+            return None
+        self._prompt_logprobs.extend(with_text(each, self._tokenizer) for each in output.prompt_logprobs or ())
+        self._has_prompt_logprobs = len(self._prompt_logprobs) >= len(self._prompt_token_ids)
+        return self._prompt_logprobs if self._has_prompt_logprobs else None
+
+
+def _empty(index: int, params: SamplingParams) -> CompletionOutput:
+    return CompletionOutput(index=index, logprobs=None if params.logprobs is None else [])
+
+
+def _append(whole: CompletionOutput, delta: CompletionOutput) -> None:
+    whole.text += delta.text
+    whole.token_ids.extend(delta.token_ids)
+    whole.text_offsets.extend(delta.text_offsets)
+    if whole.logprobs is not None and delta.logprobs is not None:
+        whole.logprobs.extend(delta.logprobs)
+    whole.finish_reason, whole.stop_reason, whole.error = delta.finish_reason, delta.stop_reason, delta.error
+
+
+def _copy(whole: CompletionOutput) -> CompletionOutput:
+    return CompletionOutput(
+        index=whole.index,
+        text=whole.text,
+        token_ids=list(whole.token_ids),
+        logprobs=None if whole.logprobs is None else list(whole.logprobs),
+        text_offsets=list(whole.text_offsets),
+        finish_reason=whole.finish_reason,
+        stop_reason=whole.stop_reason,
+        error=whole.error,
+    )

@@ -1,0 +1,81 @@
+"""What a caller gets back: `RequestOutput` with one `CompletionOutput` per completion. Plain data."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass, field
+
+from quire_interfaces import FinishReason
+
+from quire_engine.streams import RequestMetrics
+
+__all__ = ["CompletionOutput", "Logprob", "OutputKind", "RequestOutput"]
+
+
+class OutputKind(enum.Enum):
+    """What each `RequestOutput` of a request holds."""
+
+    DELTA = "delta"
+    """Only what is new since the one before."""
+    CUMULATIVE = "cumulative"
+    """Everything so far."""
+    FINAL_ONLY = "final_only"
+    """Everything, once, at the end."""
+
+
+@dataclass(slots=True)
+class Logprob:
+    """The log probability of one token at one position."""
+
+    token_id: int
+    logprob: float
+    rank: int
+    """1 is the most likely token of the vocabulary."""
+    decoded_token: str = ""
+    """The token as text; invalid UTF-8 as U+FFFD."""
+    token_bytes: bytes = b""
+    """The exact bytes it adds to the text."""
+
+
+@dataclass(slots=True, kw_only=True)
+class CompletionOutput:
+    """One completion (of n). In a delta, text, token_ids, logprobs and text_offsets hold only what is new."""
+
+    index: int
+    text: str = ""
+    token_ids: list[int] = field(default_factory=list)
+    """The token that ended the output is included, its text is not (unless include_stop_str_in_output)."""
+    logprobs: list[list[Logprob]] | None = None
+    """Per token: the chosen token first, then the most likely ones, best first. None when not asked for."""
+    text_offsets: list[int] = field(default_factory=list)
+    """Per token: where its text begins in the whole output; only when logprobs were asked for."""
+    finish_reason: FinishReason | None = None
+    stop_reason: int | str | None = None
+    """The stop string, or the id of the stop token the caller named; None for the model's own end token."""
+    error: str | None = None
+    """With FinishReason.ERROR: why."""
+
+    @property
+    def finished(self) -> bool:
+        return self.finish_reason is not None
+
+
+@dataclass(slots=True, kw_only=True)
+class RequestOutput:
+    """News of one request, or all of it: see `OutputKind`."""
+
+    request_id: str
+    prompt: str | None
+    prompt_token_ids: list[int]
+    outputs: list[CompletionOutput]
+    """Completions that have news (all of them when cumulative), by index."""
+    finished: bool
+    """Whether all completions have ended."""
+    num_cached_tokens: int = 0
+    """Prompt tokens that the prefix cache had."""
+    prompt_logprobs: list[list[Logprob] | None] | None = None
+    """Per prompt token (None for the first), when asked for; in a delta, only with the first output that has them."""
+    num_generation_tokens: int = 0
+    """Output tokens of all completions so far."""
+    metrics: list[RequestMetrics] = field(default_factory=list)
+    """Times and counts, one per completion."""

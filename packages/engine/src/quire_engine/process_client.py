@@ -1,0 +1,280 @@
+"""An engine client whose core runs in a process of its own: ZMQ transport, supervision, restart.
+
+The process that uses this never imports the engine's heavy parts: they are named as "module:function" and imported by
+the child. One receive and one decode per engine step serve all streams.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import shutil
+import tempfile
+from collections.abc import Iterable
+from typing import Any
+
+import msgspec
+import zmq
+from quire_interfaces import EngineCoreOutput, EngineDeadError, FinishReason, OverloadedError
+
+from quire_engine.child import ChildSpec
+from quire_engine.client import StreamingClient
+from quire_engine.config import EngineConfig
+from quire_engine.listener import EngineListener
+from quire_engine.messages import (
+    AbortRequests,
+    AddRequest,
+    ClientMessage,
+    CoreMessage,
+    EngineInfo,
+    EngineReady,
+    decode_core_message,
+    encode_message,
+)
+from quire_engine.process import EngineProcess, explain_exit
+
+__all__ = ["ProcessClient"]
+
+RECEIVE_BATCH = 64
+"""Messages taken per turn of the event loop, so that a flood leaves room for everything else."""
+LAST_WORDS_S = 0.3
+"""After the process's end, how long its last message may still be on its way."""
+
+
+class ProcessClient(StreamingClient):
+    """Starts and speaks to an engine process. Use it like any `EngineClient`.
+
+    `start` returns at once, so that the caller can import its own libraries while the engine loads; then `await
+    ready()`.
+
+    Args:
+        factory: `EngineFactory` as "module:function", imported and called in the child.
+        factory_config: Plain data handed to it.
+        config: The engine's settings.
+        listener: Hears of steps and requests.
+        sys_path: Further places from which the child may import.
+    """
+
+    def __init__(
+        self,
+        factory: str,
+        factory_config: dict[str, Any],
+        config: EngineConfig | None = None,
+        listener: EngineListener | None = None,
+        *,
+        sys_path: Iterable[str] = (),
+    ) -> None:
+        super().__init__(config, listener)
+        self._factory = factory
+        self._factory_config = factory_config
+        self._sys_path = list(sys_path)
+        self._context: zmq.Context[Any] | None = None
+        self._sender: zmq.Socket[bytes] | None = None
+        self._receiver: zmq.Socket[bytes] | None = None
+        self._folder: str | None = None
+        self._process: EngineProcess | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._exited: asyncio.Event | None = None
+        self._reader_fd = -1
+        self._unsent_aborts: list[str] = []
+        self._resume_ids: list[str] = []
+        self.num_restarts = 0
+
+    @property
+    def pid(self) -> int | None:
+        """The engine process's id."""
+        return None if self._process is None else self._process.pid
+
+    def start(self) -> None:
+        """Start the process; does not wait for it.
+
+        Raises:
+            ConfigError: `factory_config` is no plain data.
+        """
+        self._context = zmq.Context(io_threads=1)
+        self._sender = self._context.socket(zmq.PUSH)
+        self._receiver = self._context.socket(zmq.PULL)
+        for socket in (self._sender, self._receiver):
+            socket.set_hwm(self.config.max_queued_messages)
+            socket.setsockopt(zmq.LINGER, 0)
+        to_core, from_core = self._bind()
+        spec = ChildSpec(
+            factory=self._factory,
+            factory_config=self._factory_config,
+            config=self.config,
+            to_core=to_core,
+            from_core=from_core,
+            sys_path=self._sys_path,
+        )
+        self._process = EngineProcess(spec, forward_output=self.config.forward_output, on_exit=self._on_exit_in_thread)
+        self._process.start()
+
+    def _bind(self) -> tuple[str, str]:
+        assert self._sender is not None
+        assert self._receiver is not None
+        if not zmq.has("ipc"):
+            to_core = f"tcp://127.0.0.1:{self._sender.bind_to_random_port('tcp://127.0.0.1')}"
+            from_core = f"tcp://127.0.0.1:{self._receiver.bind_to_random_port('tcp://127.0.0.1')}"
+            return to_core, from_core
+        self._folder = tempfile.mkdtemp(prefix="quire-")  # readable by this user only
+        if len(self._folder) > 80:  # a socket's path must stay under 107 bytes
+            os.rmdir(self._folder)
+            self._folder = tempfile.mkdtemp(prefix="quire-", dir="/tmp")
+        to_core, from_core = f"ipc://{self._folder}/in", f"ipc://{self._folder}/out"
+        self._sender.bind(to_core)
+        self._receiver.bind(from_core)
+        return to_core, from_core
+
+    async def ready(self) -> EngineInfo:
+        if self._process is None:
+            self.start()
+        self._attach()
+        return await super().ready()
+
+    def _attach(self) -> None:
+        """Listen on the running event loop."""
+        if self._loop is None:
+            self._loop = asyncio.get_running_loop()
+            self._exited = asyncio.Event()
+        if self._reader_fd < 0 and self._receiver is not None:
+            self._reader_fd = self._receiver.getsockopt(zmq.FD)
+            self._loop.add_reader(self._reader_fd, self._on_readable)
+            self._loop.call_soon(self._on_readable)
+            assert self._process is not None
+            if self._process.returncode is not None:
+                self._loop.call_soon(self._on_exit, self._process)
+
+    def _on_readable(self) -> None:
+        # The descriptor is edge-triggered: read until there is nothing left, or come back.
+        for _ in range(RECEIVE_BATCH):
+            if self._receiver is None:
+                return
+            try:
+                data = self._receiver.recv(zmq.NOBLOCK)
+            except zmq.Again:
+                return
+            try:
+                self._on_message(decode_core_message(data))
+            except msgspec.MsgspecError as error:
+                self._die(EngineDeadError(f"the engine process sent something unreadable: {error}"))
+        assert self._loop is not None
+        self._loop.call_soon(self._on_readable)
+
+    def _on_message(self, message: CoreMessage) -> None:
+        super()._on_message(message)
+        if isinstance(message, EngineReady) and self._resume_ids:
+            self._resume()
+
+    def _send(self, message: ClientMessage) -> None:
+        if self._sender is None:
+            raise EngineDeadError("the engine was not started: await ready() first")
+        if self._unsent_aborts:
+            late, self._unsent_aborts = self._unsent_aborts, []
+            self._send(AbortRequests(request_ids=late))
+        try:
+            self._sender.send(encode_message(message), zmq.NOBLOCK)
+        except zmq.Again:
+            if isinstance(message, AbortRequests):
+                self._unsent_aborts.extend(message.request_ids)
+                return
+            raise OverloadedError(
+                f"{self.config.max_queued_messages} messages (max_queued_messages) wait for the engine",
+                retry_after_s=self.retry_after_s(),
+            ) from None
+
+    # The process's end.
+
+    def _on_exit_in_thread(self, process: EngineProcess) -> None:
+        if self._loop is not None:
+            with contextlib.suppress(RuntimeError):  # the loop is closed: nobody is waiting
+                self._loop.call_soon_threadsafe(self._on_exit, process)
+
+    def _on_exit(self, process: EngineProcess) -> None:
+        if process is not self._process:
+            return
+        self._on_readable()
+        assert self._loop is not None
+        if self._dead is not None or self._is_stopping:
+            self._gone(process)
+        else:
+            self._loop.call_later(LAST_WORDS_S, self._gone, process)
+
+    def _gone(self, process: EngineProcess) -> None:
+        if process is not self._process or self._exited is None or self._exited.is_set():
+            return
+        self._on_readable()
+        assert process.returncode is not None
+        cause = explain_exit(process.returncode, process.last_lines())
+        may_restart = self.info is not None and self._dead is None and not self._is_stopping
+        if may_restart and self.num_restarts < self.config.max_restarts:
+            self._restart(cause)
+            return
+        self._exited.set()
+        self._die(EngineDeadError(cause))
+        if self._stopped is not None and not self._stopped.done():
+            self._stopped.set_result(None)
+
+    def _on_failed(self, message: Any) -> None:
+        # A core that failed while it ran ends its process next; if a restart is left, that is what counts.
+        if self.info is not None and self.num_restarts < self.config.max_restarts and not self._is_stopping:
+            return
+        super()._on_failed(message)
+
+    def _restart(self, cause: str) -> None:
+        """Start a new process; requests in flight go on in it after the tokens they already have."""
+        self.num_restarts += 1
+        for future in self._calls.values():
+            if not future.done():
+                future.set_exception(EngineDeadError(f"the engine is being restarted: {cause}"))
+        self._close_sockets()
+        if self._process is not None:
+            self._process.close()
+        self._give_up_repeaters(cause)
+        self._resume_ids = list(self._requests)
+        self.start()
+        self._attach()
+
+    def _give_up_repeaters(self, cause: str) -> None:
+        """A request that was there at two deaths may be what kills the process: fail it, save the others."""
+        for request_id, entry in list(self._requests.items()):
+            entry.num_deaths += 1
+            if entry.num_deaths >= 2:
+                del self._requests[request_id]
+                self._finished(entry, FinishReason.ERROR)
+                entry.stream.push(EngineCoreOutput(request_id, [], finish_reason=FinishReason.ERROR, error=cause))
+
+    def _resume(self) -> None:
+        resume_ids, self._resume_ids = self._resume_ids, []
+        for request_id in resume_ids:
+            entry = self._requests.get(request_id)
+            if entry is not None:
+                message: AddRequest = entry.request.resumed(list(entry.token_ids))
+                self._send(message)
+
+    # The end.
+
+    async def _close_transport(self, timeout_s: float) -> None:
+        process = self._process
+        if process is not None:
+            loop = asyncio.get_running_loop()
+            if timeout_s == 0 or not await loop.run_in_executor(None, process.wait, timeout_s):
+                process.kill()
+                await loop.run_in_executor(None, process.wait, 10.0)
+            process.close()
+        self._close_sockets()
+
+    def _close_sockets(self) -> None:
+        if self._reader_fd >= 0 and self._loop is not None:
+            self._loop.remove_reader(self._reader_fd)
+            self._reader_fd = -1
+        for socket in (self._sender, self._receiver):
+            if socket is not None:
+                socket.close(linger=0)
+        self._sender = self._receiver = None
+        if self._context is not None:
+            self._context.term()
+            self._context = None
+        if self._folder is not None:
+            shutil.rmtree(self._folder, ignore_errors=True)
+            self._folder = None
