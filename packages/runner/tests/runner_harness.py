@@ -68,6 +68,10 @@ class TinyNetwork(nn.Module):
         self.fail = fail
         self.num_forwards = 0
 
+    @property
+    def dtype(self) -> torch.dtype:
+        return torch.float64
+
     def specs(self, block_size: int) -> dict[str, KVCacheSpec]:
         shape = {"block_size": block_size, "num_kv_heads": NUM_HEADS, "head_dim": HEAD_DIM, "dtype_bytes": 4}
         return {
@@ -247,7 +251,9 @@ class Engine:
         if not self._in_flight:
             return False
         output, future = self._in_flight.popleft()
-        for news in self.scheduler.update(output, future.result(timeout=30)):
+        self._failed = output
+        result = future.result(timeout=30)
+        for news in self.scheduler.update(output, result):
             self._take(news)
         return True
 
@@ -259,6 +265,14 @@ class Engine:
         assert not self.scheduler.has_requests()
         self.manager.check_integrity()
         return self.outcomes
+
+    def discard_in_flight(self) -> None:
+        """After a step raised: let the later ones end and discard them all, newest first."""
+        while self._in_flight:
+            output, future = self._in_flight.pop()
+            future.exception(timeout=30)
+            self.scheduler.discard_step(output)
+        self.scheduler.discard_step(self._failed)
 
     def close(self) -> None:
         self.executor.close()

@@ -76,7 +76,7 @@ class RunnerExecutor:
                 pending = set(self._in_flight)
             if wait(pending, timeout=self._close_timeout_s).not_done:
                 raise EngineDeadError(
-                    f"a step was still running {self._close_timeout_s} s after close; end the process to free its memory"
+                    f"a step still ran {self._close_timeout_s} s after close; end the process to free its memory"
                 )
         self._runner.close()
 

@@ -25,9 +25,9 @@ class NetworkShape(Protocol):
     @property
     def intermediate_size(self) -> int: ...
     @property
-    def num_attention_heads(self) -> int: ...
+    def num_heads(self) -> int: ...
     @property
-    def num_key_value_heads(self) -> int: ...
+    def num_kv_heads(self) -> int: ...
     @property
     def head_dim(self) -> int: ...
 
@@ -43,8 +43,8 @@ def activation_bytes(network: NetworkShape, config: RunnerConfig, *, dtype_bytes
     """
     num_tokens = config.max_num_batched_tokens
     element = dtype_bytes or DTYPE_BYTES.get(config.dtype, 4)
-    query = network.num_attention_heads * network.head_dim
-    key_value = 2 * network.num_key_value_heads * network.head_dim
+    query = network.num_heads * network.head_dim
+    key_value = 2 * network.num_kv_heads * network.head_dim
     # Residual, normed input and output of a sub-layer stay alive around its inner activations.
     stream = 3 * network.hidden_size
     attention = 2 * query + key_value

@@ -23,7 +23,7 @@ def build_output(
     Args:
         output: What was asked.
         plan: The step's layout.
-        rows: Their `num_tokens` move on.
+        rows: Their `num_tokens` move on, and `failed` grows.
         sampled: One token per logit row.
         result: Gets `sampled_token_ids`, `logprobs` and `failed_rows`.
     """
@@ -40,7 +40,7 @@ def build_output(
             tokens = accept_drafts(tokens, output.draft_token_ids[row])
         stop = begin + len(tokens)
         if row in failed and not _failed_at_rejected(sampled, row, begin, stop):
-            result.failed_rows[row] = failed[row]
+            result.failed_rows[row] = rows.failed[row] = failed[row]
         else:
             result.sampled_token_ids[entry] = tokens
             rows.num_tokens[row] = int(plan.logits.positions[begin]) + 1 + len(tokens)

@@ -91,6 +91,7 @@ class Rows:
     __slots__ = (
         "_max_model_len",
         "block_tables",
+        "failed",
         "num_prompt_tokens",
         "num_tokens",
         "prompt_logprobs",
@@ -111,6 +112,9 @@ class Rows:
         """[R] token ids that are certain: later entries of `token_ids` mean nothing."""
         self.num_prompt_tokens: NDArray[np.int64] = np.zeros(config.max_num_seqs, dtype=np.int64)
         """[R]"""
+        self.failed: dict[int, str] = {}
+        """Row -> why its request cannot go on. It stays here until the row is freed: steps that were planned before
+        the scheduler heard of the failure must leave the row alone."""
         self.prompt_logprobs: dict[int, int] = {}
         """Row -> how many of the most likely tokens; only rows that asked."""
         self.block_tables = tuple(
@@ -118,27 +122,23 @@ class Rows:
             for group in groups
         )
 
-    def apply(self, output: SchedulerOutput) -> dict[int, str]:
+    def apply(self, output: SchedulerOutput) -> None:
         """Free, fill and extend rows as the scheduler says. Freeing an empty row and filling a full one are fine, so
-        that a step which failed later on can be followed by any other.
-
-        Returns:
-            Row -> why it could not be filled (the request's own fault); these rows are empty.
+        that a step which failed later on can be followed by any other. A row that cannot be filled is the request's
+        own fault: it is left empty and listed in `failed`.
         """
         for row in output.freed_rows:
             self.free(row)
-        failed: dict[int, str] = {}
         for new in output.new_rows:
             try:
                 self.fill(new)
             except Exception as error:
                 # Whatever a request's parameters do to the code that takes them in, it is that request's failure.
                 self.free(new.row)
-                failed[new.row] = f"{type(error).__name__}: {error}"
+                self.failed[new.row] = f"{type(error).__name__}: {error}"
         if output.new_block_ids:
             for group, table in enumerate(self.block_tables):
-                table.append({row: ids[group] for row, ids in output.new_block_ids.items() if row not in failed})
-        return failed
+                table.append({row: ids[group] for row, ids in output.new_block_ids.items() if row not in self.failed})
 
     def fill(self, new: NewRow) -> None:
         """Put a request in its row.
@@ -181,6 +181,7 @@ class Rows:
         """Empty a row."""
         self.num_tokens[row] = 0
         self.num_prompt_tokens[row] = 0
+        self.failed.pop(row, None)
         self.prompt_logprobs.pop(row, None)
         self.sampling.clear_row(row)
         for table in self.block_tables:

@@ -17,6 +17,7 @@ from quire_interfaces.device import Drafter, LogitsProcessor
 from quire_interfaces.errors import ConfigError
 from quire_interfaces.kv_cache import KVCachePlan
 from quire_interfaces.step import ModelRunnerOutput, SchedulerOutput
+from quire_models import CausalLM
 from quire_sampling import Sampler, SamplingConfig, SamplingState
 from torch import Tensor
 
@@ -39,6 +40,10 @@ logits; a tap that keeps them must copy. Logits n say what follows the token at 
 class Network(Protocol):
     """What the runner asks of a network; every network of `quire_models` is one."""
 
+    @property
+    def dtype(self) -> torch.dtype:
+        """Compute dtype."""
+
     def forward(self, batch: ForwardBatch) -> Tensor:
         """Hidden states [T, hidden_size] of the step's tokens; writes their keys and values into the KV caches."""
 
@@ -55,7 +60,6 @@ class ModelRunner:
         config: Rows, lengths, threads.
         vocab_size: Width of the logits.
         cache_shape: The attention backend's shape of a layer's KV cache.
-        cache_dtype: Dtype of keys and values; None takes the configured one.
         layer_names: Names of the layers in the network's order. None reads them from the plan, which is possible while
             it has one group.
         drafter: Proposes draft tokens after each step; None drafts nothing.
@@ -76,7 +80,6 @@ class ModelRunner:
         *,
         vocab_size: int,
         cache_shape: CacheShape,
-        cache_dtype: torch.dtype | None = None,
         layer_names: Sequence[str] | None = None,
         drafter: Drafter | None = None,
         logits_processors: Mapping[str, LogitsProcessor] | None = None,
@@ -90,7 +93,7 @@ class ModelRunner:
             torch.set_num_threads(config.num_threads)
         names = _layer_names(plan, layer_names)
         group_of = {name: i for i, group in enumerate(plan.groups) for name in group.layer_names}
-        dtype = cache_dtype or _configured_dtype(config, network)
+        dtype = network.dtype if config.dtype == "auto" else getattr(torch, config.dtype)
         caches = allocate_kv_caches(plan, dtype=dtype, device=self._device, cache_shape=cache_shape)
         self._group_of_layer = tuple(group_of[name] for name in names)
         self._kv_caches = tuple(caches[name] for name in names)
@@ -108,6 +111,34 @@ class ModelRunner:
         self._drafter = drafter
         self._on_logits = on_logits
 
+    @classmethod
+    def for_model(
+        cls,
+        model: CausalLM,
+        plan: KVCachePlan,
+        config: RunnerConfig,
+        *,
+        drafter: Drafter | None = None,
+        logits_processors: Mapping[str, LogitsProcessor] | None = None,
+        always_processors: Sequence[str] = (),
+        sampling_config: SamplingConfig | None = None,
+        on_logits: LogitsTap | None = None,
+    ) -> ModelRunner:
+        """A runner for a network of `quire_models`, which says itself what the constructor asks about networks."""
+        return cls(
+            model,
+            plan,
+            config,
+            vocab_size=model.config.vocab_size,
+            cache_shape=model.attention_backend.kv_cache_shape,
+            layer_names=tuple(model.config.kv_cache_specs(block_size=1, dtype_bytes=1)),
+            drafter=drafter,
+            logits_processors=logits_processors,
+            always_processors=always_processors,
+            sampling_config=sampling_config,
+            on_logits=on_logits,
+        )
+
     @property
     def rows(self) -> Rows:
         """The persistent rows; for tools and tests, read only."""
@@ -124,13 +155,15 @@ class ModelRunner:
             Exception: whatever the network raises.
         """
         with torch.inference_mode():
-            failed = self._rows.apply(output)
-            step = without_entries(output, failed) if failed else output
+            rows = self._rows
+            rows.apply(output)
+            dropped = {row: rows.failed[row] for row in output.rows if row in rows.failed} if rows.failed else {}
+            step = without_entries(output, dropped) if dropped else output
             result = self._run(step) if step.rows else ModelRunnerOutput(step_id=output.step_id, sampled_token_ids=[])
-        if failed:
+        if dropped:
             by_row = dict(zip(step.rows, result.sampled_token_ids, strict=True))
             result.sampled_token_ids = [by_row.get(row, []) for row in output.rows]
-            result.failed_rows |= failed
+            result.failed_rows |= dropped
         return result
 
     def close(self) -> None:
@@ -213,14 +246,3 @@ def _layer_names(plan: KVCachePlan, layer_names: Sequence[str] | None) -> tuple[
             "plan the cache from this network's own kv_cache_specs"
         )
     return tuple(layer_names)
-
-
-def _configured_dtype(config: RunnerConfig, network: Network) -> torch.dtype:
-    if config.dtype != "auto":
-        dtype: torch.dtype = getattr(torch, config.dtype)
-        return dtype
-    if isinstance(network, torch.nn.Module):
-        for parameter in network.parameters():
-            if parameter.is_floating_point():
-                return parameter.dtype
-    raise ConfigError("dtype is 'auto' but the network does not tell its own; name a dtype", field="dtype")
