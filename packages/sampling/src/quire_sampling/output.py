@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 
 from quire_interfaces import TokenLogprobs
@@ -31,8 +32,8 @@ class SamplerOutput:
     """Per logit row: the request row."""
     peaks: Tensor
     """[N] float32, largest logit after all edits; says which rows failed."""
-    processor_errors: dict[int, str] = field(default_factory=dict)
-    """Row -> message."""
+    edit_errors: dict[int, str] = field(default_factory=dict)
+    """Logit row -> why its custom logits processors failed."""
     logprob_indices: list[int] = field(default_factory=list)
     """Logit rows that `logprob_tensors` speaks of."""
     num_logprobs: list[int] = field(default_factory=list)
@@ -46,14 +47,27 @@ class SamplerOutput:
             return {}
         return dict(zip(self.logprob_indices, self.logprob_tensors.to_host(self.num_logprobs), strict=True))
 
-    def failed_rows(self) -> dict[int, str]:
-        """Request row -> why its request cannot go on. Waits for the device."""
-        failed = dict(self.processor_errors)
+    @property
+    def processor_errors(self) -> dict[int, str]:
+        """Request row -> why its custom logits processors failed at its first bad logit row. Does not wait."""
+        return self._by_request(self.edit_errors)
+
+    def failures(self) -> dict[int, str]:
+        """Logit row (index into `token_ids`) -> why no token could be sampled there. Waits for the device.
+
+        A logit row behind a rejected draft does not count: the request never goes there.
+        """
+        failed = dict(self.edit_errors)
         if bool(self.peaks.isfinite().all()):
             return failed
-        for row, peak in zip(self.rows, self.peaks.tolist(), strict=True):
-            if peak == -float("inf"):
-                failed.setdefault(row, _NOTHING_LEFT)
-            elif peak != peak or peak == float("inf"):
-                failed.setdefault(row, _NOT_FINITE)
+        for index, peak in enumerate(self.peaks.tolist()):
+            if not math.isfinite(peak):
+                failed.setdefault(index, _NOTHING_LEFT if peak == -math.inf else _NOT_FINITE)
         return failed
+
+    def failed_rows(self) -> dict[int, str]:
+        """Request row -> the message of its first failed logit row. Waits for the device."""
+        return self._by_request(self.failures())
+
+    def _by_request(self, failures: dict[int, str]) -> dict[int, str]:
+        return {self.rows[index]: failures[index] for index in sorted(failures, reverse=True)}

@@ -91,7 +91,7 @@ class Sampler:
     def _edit(
         self, logits: Tensor, rows: list[int], row_index: Tensor, positions: Tensor, token_ids: Tensor
     ) -> dict[int, str]:
-        """Everything that changes raw logits; returns the rows whose custom processors failed."""
+        """Everything that changes raw logits; returns the logit rows whose custom processors failed."""
         state = self.state
         errors: dict[int, str] = {}
         if state.edited:
@@ -99,10 +99,10 @@ class Sampler:
                 if row not in state.edited:
                     continue
                 edit_row_(state, row, logits[i], token_ids[row], positions[i])
-                if row in state.processors and row not in errors:
+                if row in state.processors:
                     error = apply_processors_(state, row, logits[i], token_ids[row], int(positions[i]))
                     if error is not None:
-                        errors[row] = error
+                        errors[i] = error
         penalized = [i for i, row in enumerate(rows) if row in state.penalized] if state.penalized else []
         if penalized:
             which = torch.tensor(penalized, device=logits.device)
