@@ -251,8 +251,8 @@ CoreMessage = Outputs | UtilityReply | EngineProgress | EngineReady | EngineFail
 """Core to client."""
 
 _encoder = msgspec.msgpack.Encoder()
-_client_decoder = msgspec.msgpack.Decoder(ClientMessage)
-_core_decoder = msgspec.msgpack.Decoder(CoreMessage)
+_client_decoder: msgspec.msgpack.Decoder[ClientMessage] = msgspec.msgpack.Decoder(ClientMessage)
+_core_decoder: msgspec.msgpack.Decoder[CoreMessage] = msgspec.msgpack.Decoder(CoreMessage)
 
 
 def encode_message(message: ClientMessage | CoreMessage) -> bytes:

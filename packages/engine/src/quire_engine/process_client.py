@@ -138,7 +138,7 @@ class ProcessClient(StreamingClient):
             self._loop = asyncio.get_running_loop()
             self._exited = asyncio.Event()
         if self._reader_fd < 0 and self._receiver is not None:
-            self._reader_fd = self._receiver.getsockopt(zmq.FD)
+            self._reader_fd = int(self._receiver.getsockopt(zmq.FD))
             self._loop.add_reader(self._reader_fd, self._on_readable)
             self._loop.call_soon(self._on_readable)
             assert self._process is not None
