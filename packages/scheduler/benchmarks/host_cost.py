@@ -1,0 +1,91 @@
+"""Host cost of a decode step: `schedule()` and `update()` for many running requests, prefix caching on.
+
+    python packages/scheduler/benchmarks/host_cost.py [--num-seqs 256] [--depth 0]
+
+Prints the median and the 99th percentile in milliseconds. Needs quire-kv-cache. The runner's part is a list of made-up
+tokens, built outside the measured time.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import time
+from collections import deque
+
+from quire_interfaces import FullAttentionSpec, ModelRunnerOutput, Request, SamplingParams, SchedulerOutput
+from quire_kv_cache import KVCacheConfig, KVCacheManager, plan_kv_cache
+from quire_scheduler import Scheduler, SchedulerConfig
+
+STEPS_TO_START = 200
+"""More steps than all prefills take: the first requests decode meanwhile, and must not end before the last ones."""
+
+
+def make_scheduler(num_seqs: int, num_prompt: int, num_steps: int) -> Scheduler:
+    """A scheduler with `num_seqs` requests in its queue, and a cache that holds them all."""
+    spec = FullAttentionSpec(block_size=16, num_kv_heads=1, head_dim=1, dtype_bytes=1)
+    max_tokens = num_steps + STEPS_TO_START
+    num_blocks = 1 + num_seqs * (-(-(num_prompt + max_tokens) // 16) + 1)
+    cache = KVCacheManager(plan_kv_cache({"layer": spec}, num_blocks=num_blocks), KVCacheConfig())
+    config = SchedulerConfig(max_num_seqs=num_seqs, max_num_batched_tokens=max(2048, num_seqs))
+    scheduler = Scheduler(config, cache)
+    for i in range(num_seqs):
+        # Different lengths, so that block borders do not all fall into the same step.
+        prompt = [1000 * i + j for j in range(num_prompt + i % 16)]
+        params = SamplingParams(max_tokens=max_tokens)
+        scheduler.add_request(
+            Request(
+                request_id=f"request-{i}",
+                prompt_token_ids=prompt,
+                sampling_params=params,
+                seed=i,
+                stop_token_ids=frozenset({2}),
+                max_tokens=max_tokens,
+            )
+        )
+    return scheduler
+
+
+def result_of(output: SchedulerOutput) -> ModelRunnerOutput:
+    """A token for each entry that samples."""
+    tokens = [[7] if samples else [] for samples in output.samples]
+    return ModelRunnerOutput(step_id=output.step_id, sampled_token_ids=tokens)
+
+
+def measure(num_seqs: int, num_prompt: int, num_steps: int, depth: int) -> list[float]:
+    """Seconds of host time per step in which all requests decode."""
+    scheduler = make_scheduler(num_seqs, num_prompt, num_steps)
+    flying: deque[tuple[SchedulerOutput, ModelRunnerOutput]] = deque()
+    times_s: list[float] = []
+    while len(times_s) < num_steps:
+        start_s = time.perf_counter()
+        output = scheduler.schedule()
+        middle_s = time.perf_counter()
+        assert output is not None
+        flying.append((output, result_of(output)))
+        if len(flying) <= depth:
+            continue
+        landing = flying.popleft()
+        update_start_s = time.perf_counter()
+        scheduler.update(*landing)
+        end_s = time.perf_counter()
+        if output.total_num_scheduled_tokens == num_seqs == len(output.rows):
+            times_s.append(middle_s - start_s + end_s - update_start_s)
+    return times_s
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--num-seqs", type=int, default=256)
+    parser.add_argument("--num-prompt-tokens", type=int, default=512)
+    parser.add_argument("--num-steps", type=int, default=1000)
+    parser.add_argument("--depth", type=int, default=0, help="steps in flight when the next is scheduled")
+    args = parser.parse_args()
+    gc.freeze()
+    times_s = sorted(measure(args.num_seqs, args.num_prompt_tokens, args.num_steps, args.depth))
+    median_ms, p99_ms = (1e3 * times_s[int(len(times_s) * q)] for q in (0.5, 0.99))
+    print(f"{args.num_seqs} decodes, depth {args.depth}: median {median_ms:.3f} ms, p99 {p99_ms:.3f} ms per step")
+
+
+if __name__ == "__main__":
+    main()

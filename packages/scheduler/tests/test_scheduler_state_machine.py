@@ -1,0 +1,238 @@
+"""Anything may happen at any time, and still every request gets the tokens it would get alone, and ends."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Any
+
+import hypothesis.strategies as st
+from hypothesis import HealthCheck, settings
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from quire_interfaces import (
+    FinishReason,
+    FullAttentionSpec,
+    KVCacheGroup,
+    KVCachePlan,
+    ModelRunnerOutput,
+    PauseState,
+    Request,
+    RequestError,
+    SchedulerOutput,
+    SlidingWindowSpec,
+)
+from quire_kv_cache import KVCacheConfig, KVCacheManager
+from quire_scheduler import MaxRunningPerTenantRule, Scheduler, SchedulerConfig
+from quire_testkit.conformance.scheduler import Told, expected_of, make_request
+from quire_testkit.fake_runner import FakeRunner
+
+NUM_TOKEN_IDS = 6  # few, so that stop tokens and equal prefixes are frequent
+
+
+def make_cache(num_blocks: int, block_size: int, windows: tuple[int | None, ...]) -> KVCacheManager:
+    groups = []
+    for index, window in enumerate(windows):
+        shape = {"block_size": block_size, "num_kv_heads": 1, "head_dim": 1, "dtype_bytes": 1}
+        spec = FullAttentionSpec(**shape) if window is None else SlidingWindowSpec(**shape, sliding_window=window)
+        groups.append(KVCacheGroup(spec=spec, layer_names=(f"layer{index}",)))
+    plan = KVCachePlan(groups=tuple(groups), num_blocks=num_blocks + 1, tensor_block_bytes=(1,))
+    return KVCacheManager(plan, KVCacheConfig(block_size=block_size))
+
+
+class SchedulerMachine(RuleBasedStateMachine):
+    @initialize(
+        num_rows=st.integers(1, 4),
+        budget=st.integers(1, 12),
+        threshold=st.integers(0, 5),
+        num_drafts=st.sampled_from([0, 0, 1, 3]),
+        policy=st.sampled_from(["fcfs", "priority"]),
+        chunked=st.booleans(),
+        block_size=st.sampled_from([1, 2, 4]),
+        num_blocks=st.integers(3, 24),
+        windows=st.sampled_from([(None,), (None,), (None, 3), (2,)]),
+        tenant_share=st.integers(0, 2),
+    )
+    def start(self, num_rows: int, budget: int, block_size: int, num_blocks: int, **options: Any) -> None:
+        windows: tuple[int | None, ...] = options["windows"]
+        chunked = options["chunked"]
+        max_model_len = 24
+        self.config = SchedulerConfig(
+            max_num_seqs=num_rows,
+            max_num_batched_tokens=budget if chunked else max_model_len,
+            long_prefill_token_threshold=options["threshold"] if chunked else 0,
+            enable_chunked_prefill=chunked,
+            max_model_len=max_model_len,
+            num_speculative_tokens=options["num_drafts"],
+            policy=options["policy"],
+        )
+        self.cache = make_cache(num_blocks, block_size, windows)
+        share = options["tenant_share"]
+        self.scheduler = Scheduler(self.config, self.cache, rules=[MaxRunningPerTenantRule(share)] if share else ())
+        self.runner = FakeRunner(
+            num_rows=num_rows,
+            block_sizes=[block_size] * len(windows),
+            sliding_windows=windows,
+            num_blocks=num_blocks + 1,
+            num_token_ids=NUM_TOKEN_IDS,
+            max_model_len=max_model_len,
+            num_draft_tokens=options["num_drafts"],
+            draft_accuracy=0.7,
+        )
+        self.requests: dict[str, Request] = {}
+        self.told: dict[str, Told] = {}
+        self.aborted: set[str] = set()
+        self.flying: deque[tuple[SchedulerOutput, ModelRunnerOutput]] = deque()
+
+    @rule(
+        prompt=st.lists(st.integers(0, 1), min_size=1, max_size=14),
+        max_tokens=st.integers(1, 9),
+        stop=st.lists(st.integers(0, NUM_TOKEN_IDS - 1), max_size=2),
+        min_tokens=st.integers(0, 3),
+        priority=st.integers(-1, 1),
+        prompt_logprobs=st.sampled_from([None, None, 0]),
+        logprobs=st.sampled_from([None, None, 1]),
+        tenant=st.sampled_from([None, "a"]),
+    )
+    def add(self, prompt: list[int], max_tokens: int, stop: list[int], min_tokens: int, **options: Any) -> None:
+        number = len(self.requests)
+        request = make_request(
+            f"r{number}",
+            prompt,
+            max_tokens=max_tokens,
+            stop_token_ids=stop,
+            min_tokens=min(min_tokens, max_tokens),
+            arrival_time_s=number / 2,
+            seed=number % 2,
+            **options,
+        )
+        needed = len(prompt) + max_tokens - 1
+        try:
+            self.scheduler.add_request(request)
+        except RequestError:
+            assert needed > self.cache.max_request_tokens(self.config.max_num_batched_tokens)
+            return
+        self.requests[request.request_id] = request
+        self.told[request.request_id] = Told()
+
+    @rule()
+    @precondition(lambda self: len(self.flying) < 3)
+    def schedule(self) -> None:
+        could = self.scheduler.has_work()
+        output = self.scheduler.schedule()
+        assert could or output is None
+        if output is not None:
+            assert output.total_num_scheduled_tokens <= self.config.max_num_batched_tokens
+            self.flying.append((output, self.runner.execute(output)))
+
+    @rule()
+    @precondition(lambda self: self.flying)
+    def land(self) -> None:
+        for news in self.scheduler.update(*self.flying.popleft()):
+            told = self.told[news.request_id]
+            assert told.finish_reason is None
+            assert news.request_id not in self.aborted
+            told.token_ids += news.new_token_ids
+            told.logprobs += news.logprobs or []
+            told.prompt_logprobs += news.prompt_logprobs or []
+            told.finish_reason = news.finish_reason
+            told.stop_token_id = news.stop_token_id
+            told.error = news.error
+
+    @rule(data=st.data(), reason=st.sampled_from([FinishReason.ABORT, FinishReason.STOP]))
+    @precondition(lambda self: self.requests)
+    def abort(self, data: st.DataObject, reason: FinishReason) -> None:
+        request_id = data.draw(st.sampled_from(sorted(self.requests)))
+        alive = not self.requests[request_id].is_finished
+        assert self.scheduler.abort_requests([request_id], reason) == ([request_id] if alive else [])
+        if alive:
+            self.aborted.add(request_id)
+
+    @rule(data=st.data())
+    @precondition(lambda self: self.requests)
+    def break_a_request(self, data: st.DataObject) -> None:
+        self.runner.fail_on[data.draw(st.sampled_from(sorted(self.requests)))] = "broken"
+
+    @rule(data=st.data())
+    def a_step_raises(self, data: st.DataObject) -> None:
+        if not self.requests:
+            return
+        only = data.draw(st.none() | st.frozensets(st.sampled_from(sorted(self.requests))))
+        output = self.scheduler.schedule(only)
+        if output is None:
+            return
+        assert only is None or only.issuperset(output.request_ids)
+        if not output.request_ids:
+            self.flying.append((output, self.runner.execute(output)))
+            return
+        self.runner.raise_on.add(data.draw(st.sampled_from(output.request_ids)))
+        try:
+            self.runner.execute(output)
+        except RuntimeError:
+            self.scheduler.discard_step(output)
+        else:
+            raise AssertionError("the step did not raise")
+        self.runner.raise_on.clear()
+
+    @rule(state=st.sampled_from(PauseState))
+    def pause(self, state: PauseState) -> None:
+        self.scheduler.pause(state)
+
+    @rule(preempt=st.booleans())
+    def reset_prefix_cache(self, preempt: bool) -> None:
+        running, _ = self.scheduler.num_requests()
+        assert self.scheduler.reset_prefix_cache(preempt_running=preempt) or (running and not preempt)
+
+    @invariant()
+    def books_are_right(self) -> None:
+        if not hasattr(self, "cache"):
+            return
+        self.cache.check_integrity()
+        running, waiting = self.scheduler.num_requests()
+        assert running <= self.config.max_num_seqs
+        assert sum(self.scheduler.waiting_reasons().values()) == waiting
+        assert self.scheduler.has_requests() == bool(running + waiting)
+        for request in self.requests.values():
+            # A finished request keeps its count, but what is still on the device is of no more interest.
+            assert (
+                request.is_finished
+                or 0 <= request.num_computed_tokens <= request.num_tokens + request.num_in_flight_tokens
+            )
+
+    def teardown(self) -> None:
+        if not hasattr(self, "scheduler"):
+            return
+        self.scheduler.pause(PauseState.RUNNING)
+        for _ in range(3000):
+            self.schedule()
+            if not self.flying:
+                break
+            self.land()
+        assert not self.scheduler.has_requests(), self.scheduler.waiting_reasons()
+        assert self.runner.num_filled_rows == 0
+        assert self.cache.usage().num_free_blocks == self.cache.usage().num_total_blocks
+        for request_id, request in self.requests.items():
+            self.check_told(request, self.told[request_id])
+
+    def check_told(self, request: Request, told: Told) -> None:
+        expected = expected_of(request, num_token_ids=NUM_TOKEN_IDS)
+        expected = expected[: self.config.max_model_len - request.num_prompt_tokens]
+        assert told.token_ids == expected[: len(told.token_ids)]
+        if request.request_id in self.aborted:
+            return
+        if told.finish_reason == FinishReason.ERROR:
+            assert self.runner.fail_on[request.request_id] == told.error
+            return
+        assert told.token_ids == expected
+        assert told.finish_reason == (FinishReason.STOP if told.stop_token_id is not None else FinishReason.LENGTH)
+        if request.sampling_params.logprobs is not None:
+            assert [entry.token_ids[0] for entry in told.logprobs] == expected
+        if request.sampling_params.prompt_logprobs is not None:
+            assert [entry.token_ids[0] for entry in told.prompt_logprobs] == request.prompt_token_ids[1:]
+
+
+SchedulerMachine.TestCase.settings = settings(
+    max_examples=60,
+    stateful_step_count=40,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
+)
+TestSchedulerMachine = SchedulerMachine.TestCase
