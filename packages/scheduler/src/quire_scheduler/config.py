@@ -2,11 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
-from quire_interfaces import ConfigError, Settings, at_least, one_of, setting
+from quire_interfaces import ConfigError, Settings, one_of, setting
 
 __all__ = ["SchedulerConfig"]
+
+
+def _whole(minimum: int) -> Callable[[Any], str | None]:
+    def check(value: Any) -> str | None:
+        fine = isinstance(value, int) and not isinstance(value, bool) and value >= minimum
+        return None if fine else f"be a whole number of at least {minimum}"
+
+    return check
+
+
+def _boolean(value: Any) -> str | None:
+    return None if isinstance(value, bool) else "be true or false"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -18,13 +32,13 @@ class SchedulerConfig(Settings):
     """
 
     max_num_batched_tokens: int = setting(
-        2048, help="Most tokens computed in one step, prompts and outputs together.", unit="tokens", check=at_least(1)
+        2048, help="Most tokens computed in one step, prompts and outputs together.", unit="tokens", check=_whole(1)
     )
     max_num_seqs: int = setting(
-        256, help="Most requests that run at the same time (rows of the runner).", unit="requests", check=at_least(1)
+        256, help="Most requests that run at the same time (rows of the runner).", unit="requests", check=_whole(1)
     )
     max_model_len: int | None = setting(
-        None, help="Context length: prompt and output together; None sets no bound.", unit="tokens", check=at_least(2)
+        None, help="Context length: prompt and output together; None sets no bound.", unit="tokens", check=_whole(2)
     )
     policy: str = setting(
         "fcfs",
@@ -32,18 +46,20 @@ class SchedulerConfig(Settings):
         check=one_of("fcfs", "priority"),
         flag="--scheduling-policy",
     )
-    enable_chunked_prefill: bool = setting(True, help="Whether a prompt may be computed in parts over several steps.")
+    enable_chunked_prefill: bool = setting(
+        True, help="Whether a prompt may be computed in parts over several steps.", check=_boolean
+    )
     long_prefill_token_threshold: int = setting(
-        0, help="Most prompt tokens of one request in one step; 0 sets no bound.", unit="tokens", check=at_least(0)
+        0, help="Most prompt tokens of one request in one step; 0 sets no bound.", unit="tokens", check=_whole(0)
     )
     max_queued_requests: int = setting(
         1024,
         help="Most requests that wait; a further one is answered with an overload error.",
         unit="requests",
-        check=at_least(1),
+        check=_whole(1),
     )
     num_speculative_tokens: int = setting(
-        0, help="Most draft tokens verified per request and step; 0 ignores drafts.", unit="tokens", check=at_least(0)
+        0, help="Most draft tokens verified per request and step; 0 ignores drafts.", unit="tokens", check=_whole(0)
     )
 
     def __post_init__(self) -> None:

@@ -1,0 +1,79 @@
+"""Draft tokens are scheduled tokens: fewer steps, the same output."""
+
+from __future__ import annotations
+
+import pytest
+from quire_testkit.conformance.scheduler import expected_of, make_request
+
+
+@pytest.mark.parametrize("depth", [0, 1])
+def test_right_drafts_save_steps(make_driver, depth):
+    request = make_request("a", range(5), max_tokens=21)
+    driver = make_driver(num_speculative_tokens=4, draft_accuracy=1.0, depth=depth)
+    driver.add(request)
+    driver.run()
+    assert driver.told["a"].token_ids == expected_of(request)
+    # One token from the prompt, then five per step; the last step only frees the row.
+    assert len([step for step in driver.steps if step.rows]) == 1 + 4
+    stats = driver.scheduler.stats()
+    assert (stats.num_drafts_total, stats.num_draft_tokens_total, stats.num_accepted_tokens_total) == (4, 16, 16)
+
+
+def test_wrong_drafts_cost_no_tokens(make_driver):
+    request = make_request("a", range(5), max_tokens=10)
+    driver = make_driver(num_speculative_tokens=3, draft_accuracy=0.0)
+    driver.add(request)
+    driver.run()
+    assert driver.told["a"].token_ids == expected_of(request)
+    assert driver.scheduler.stats().num_accepted_tokens_total == 0
+    assert driver.scheduler.stats().num_draft_tokens_total > 0
+
+
+def test_drafts_stop_short_of_the_end(make_driver):
+    driver = make_driver(num_speculative_tokens=8, draft_accuracy=1.0)
+    driver.add(make_request("a", range(5), max_tokens=4))
+    driver.run()
+    assert [step.num_scheduled_tokens for step in driver.steps if step.rows] == [[5], [3]]
+
+
+def test_a_stop_token_among_the_drafts_drops_the_rest(make_driver):
+    free_running = make_request("free", range(5), max_tokens=12)
+    stop = expected_of(free_running)[3]
+    request = make_request("a", range(5), max_tokens=12, stop_token_ids=[stop], logprobs=0)
+    driver = make_driver(num_speculative_tokens=6, draft_accuracy=1.0)
+    driver.add(request)
+    driver.run()
+    told = driver.told["a"]
+    assert told.token_ids == expected_of(request)
+    assert [entry.token_ids[0] for entry in told.logprobs] == told.token_ids
+    assert told.stop_token_id == stop
+
+
+def test_drafts_share_the_budget(make_driver):
+    driver = make_driver(num_speculative_tokens=4, draft_accuracy=1.0, max_num_batched_tokens=6)
+    requests = [make_request(f"r{i}", [i], max_tokens=20, seed=i) for i in range(3)]
+    driver.add(*requests)
+    driver.run()
+    assert max(step.total_num_scheduled_tokens for step in driver.steps) == 6
+    for request in requests:
+        assert driver.told[request.request_id].token_ids == expected_of(request)
+
+
+def test_nobody_is_preempted_for_drafts(make_driver):
+    # The blocks are just enough for both without drafts.
+    driver = make_driver(num_blocks=4, num_speculative_tokens=7, draft_accuracy=0.0)
+    requests = [make_request(f"r{i}", range(i, i + 4), max_tokens=5, seed=i) for i in range(2)]
+    driver.add(*requests)
+    driver.run()
+    assert driver.scheduler.stats().num_preemptions_total == 0
+    assert driver.scheduler.stats().num_drafts_total > 0
+
+
+def test_drafts_are_ignored_unless_asked_for(make_driver):
+    driver = make_driver(num_speculative_tokens=0)
+    driver.runner._num_draft_tokens = 3
+    request = make_request("a", range(5), max_tokens=6)
+    driver.add(request)
+    driver.run()
+    assert all(not step.draft_token_ids for step in driver.steps)
+    assert driver.told["a"].token_ids == expected_of(request)
