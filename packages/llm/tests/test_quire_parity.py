@@ -126,15 +126,11 @@ def run(folder: Path, network: Any, situation: Situation, prompt: list[int]) -> 
     )
     cache = KVCacheManager(plan, KVCacheConfig(block_size=situation.block_size))
     scheduler = Scheduler(
-        SchedulerConfig(
-            max_num_seqs=32, max_model_len=MAX_MODEL_LEN, long_prefill_token_threshold=situation.chunk
-        ),
+        SchedulerConfig(max_num_seqs=32, max_model_len=MAX_MODEL_LEN, long_prefill_token_threshold=situation.chunk),
         cache,
     )
     info = EngineInfo(max_model_len=MAX_MODEL_LEN, vocab_size=model.vocab_size)
-    parts = EngineParts(
-        scheduler=scheduler, executor=RunnerExecutor(recorder, threaded=situation.depth > 0), info=info
-    )
+    parts = EngineParts(scheduler=scheduler, executor=RunnerExecutor(recorder, threaded=situation.depth > 0), info=info)
     core = EngineCore(parts, EngineConfig(async_scheduling=situation.depth > 0))
     if situation.is_warm:
         core.add_request(request("earlier", prompt, SamplingParams(temperature=0), seed=1, max_tokens=1))
@@ -174,7 +170,9 @@ def run(folder: Path, network: Any, situation: Situation, prompt: list[int]) -> 
     }
 
 
-def request(name: str, prompt: list[int], params: SamplingParams, *, seed: int, max_tokens: int = NUM_OUTPUT) -> Request:
+def request(
+    name: str, prompt: list[int], params: SamplingParams, *, seed: int, max_tokens: int = NUM_OUTPUT
+) -> Request:
     return Request(
         request_id=name, prompt_token_ids=list(prompt), sampling_params=params, seed=seed, max_tokens=max_tokens
     )

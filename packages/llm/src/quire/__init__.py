@@ -1,5 +1,72 @@
-"""LLM inference and serving: the public Python API."""
+"""Quire: LLM inference and serving. The public Python API.
+
+Names are loaded on first use (PEP 562): `import quire` costs next to nothing, and only `LLM` ever loads torch.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from quire.async_llm import AsyncLLM
+    from quire.config import QuireConfig
+    from quire.llm import LLM
+    from quire.plan import MemoryPlan, make_plan
+    from quire_engine import CompletionOutput, Logprob, OutputKind, RequestOutput
+    from quire_interfaces import (
+        CheckpointError,
+        ConfigError,
+        ContextLengthError,
+        EngineDeadError,
+        OverloadedError,
+        QuireError,
+        RequestError,
+        SamplingParams,
+    )
 
 __version__ = "0.1.0"
 
-__all__: list[str] = []
+__all__ = [
+    "LLM",
+    "AsyncLLM",
+    "CheckpointError",
+    "CompletionOutput",
+    "ConfigError",
+    "ContextLengthError",
+    "EngineDeadError",
+    "Logprob",
+    "MemoryPlan",
+    "OutputKind",
+    "OverloadedError",
+    "QuireConfig",
+    "QuireError",
+    "RequestError",
+    "RequestOutput",
+    "SamplingParams",
+    "make_plan",
+]
+
+_MODULE_OF = {
+    "LLM": "quire.llm",
+    "AsyncLLM": "quire.async_llm",
+    "MemoryPlan": "quire.plan",
+    "QuireConfig": "quire.config",
+    "make_plan": "quire.plan",
+    "CompletionOutput": "quire_engine",
+    "Logprob": "quire_engine",
+    "OutputKind": "quire_engine",
+    "RequestOutput": "quire_engine",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(importlib.import_module(_MODULE_OF.get(name, "quire_interfaces")), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -46,7 +46,9 @@ def model_folder(config: QuireConfig) -> Path:
     return resolve_model(config.model.model, config.model.revision)
 
 
-def build_renderer(config: QuireConfig, folder: Path, model: ModelConfig, chat_template: str | None = None) -> ChatRenderer:
+def build_renderer(
+    config: QuireConfig, folder: Path, model: ModelConfig, chat_template: str | None = None
+) -> ChatRenderer:
     """Tokenizer and chat template of a model folder. Raises CheckpointError when there is no usable tokenizer."""
     tokenizer = load_tokenizer(Path(config.model.tokenizer) if config.model.tokenizer else folder)
     return ChatRenderer(tokenizer, chat_template, config.renderer, vocab_size=model.vocab_size)

@@ -84,14 +84,15 @@ def make_plan(config: QuireConfig, model: ModelConfig, *, free_bytes: int | None
     ledger["rows"] = row_bytes(runner, block_sizes=tuple(group.spec.block_size for group in one_block.groups))
     before_kv = sum(ledger.values())
     step_tokens = min(scheduler.max_num_batched_tokens, max_model_len)
-    # What one request of the full length needs, from a cache of a known size (see `max_concurrency`).
-    per_request = -(-(one_block.num_blocks - 1) / max_concurrency(one_block, max_model_len, max_step_tokens=step_tokens))
+    # Blocks of one request of the full length: what a cache of a known size holds, the other way round.
+    concurrency = max_concurrency(one_block, max_model_len, max_step_tokens=step_tokens)
+    per_request = round((one_block.num_blocks - 1) / concurrency)
     block_bytes = sum(one_block.tensor_block_bytes)
-    num_blocks, why = _num_blocks(config, free, before_kv, round(per_request), block_bytes)
+    num_blocks, why = _num_blocks(config, free, before_kv, per_request, block_bytes)
     notes.append(why)
     plan = plan_kv_cache(specs, num_blocks=max(num_blocks, 1 + len(one_block.groups)))
     if plan.num_blocks - 1 < per_request:
-        _refuse(plan, config, max_model_len, round(per_request), block_bytes)
+        _refuse(plan, max_model_len, per_request, block_bytes)
     ledger["KV cache"] = plan.total_bytes
     return MemoryPlan(
         dtype=dtype,
@@ -119,9 +120,7 @@ def _max_model_len(config: QuireConfig, model: ModelConfig) -> tuple[int, list[s
     return asked, [f"max_model_len {asked}: as asked (the model's context is {model.max_model_len})"]
 
 
-def _num_blocks(
-    config: QuireConfig, free: int, before_kv: int, per_request: int, block_bytes: int
-) -> tuple[int, str]:
+def _num_blocks(config: QuireConfig, free: int, before_kv: int, per_request: int, block_bytes: int) -> tuple[int, str]:
     settings = config.model
     if settings.num_gpu_blocks_override is not None:
         return settings.num_gpu_blocks_override, f"KV cache of {settings.num_gpu_blocks_override} blocks: as asked"
@@ -139,8 +138,8 @@ def _num_blocks(
     )
 
 
-def _refuse(plan: KVCachePlan, config: QuireConfig, max_model_len: int, per_request: int, block_bytes: int) -> None:
-    fits = (plan.num_blocks - 1) * config.kv_cache.block_size * max_model_len // (per_request * config.kv_cache.block_size)
+def _refuse(plan: KVCachePlan, max_model_len: int, per_request: int, block_bytes: int) -> None:
+    fits = (plan.num_blocks - 1) * max_model_len // per_request
     raise ConfigError(
         f"one request of max_model_len={max_model_len} tokens needs {format_bytes(per_request * block_bytes)} of KV "
         f"cache, but only {format_bytes((plan.num_blocks - 1) * block_bytes)} are left for it: set --max-model-len to "

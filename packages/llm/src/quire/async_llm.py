@@ -1,0 +1,210 @@
+"""`AsyncLLM`: a whole engine behind an asyncio front. Renderer and text in this process, the engine in its own.
+
+This process never imports torch. The server is built on it; so can be any asyncio program.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from quire_engine import (
+    AsyncEngine,
+    EngineInfo,
+    EngineListener,
+    OutputKind,
+    ProcessClient,
+    RequestOutput,
+)
+from quire_interfaces import PauseState, RenderedPrompt, SamplingParams, SchedulerStats, Tokenizer
+from quire_models.config import ModelConfig
+from quire_renderers import ChatRenderer, IncrementalDetokenizer
+
+from quire.assemble import FACTORY, build_renderer, model_folder
+from quire.config import QuireConfig
+
+__all__ = ["AsyncLLM", "make_detokenizer_factory"]
+
+GENERATION_FIELDS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+
+
+class AsyncLLM:
+    """Make it with `start`, then `await ready()` before anything else.
+
+    Args:
+        config: Settings of the whole engine.
+        listener: Hears of steps and requests, for metrics.
+        chat_template: Replaces the checkpoint's own template.
+        factory: The engine as "module:function" with its plain-data configuration; None runs `config`. For engines of
+            another make, and for tests without weights.
+    """
+
+    def __init__(
+        self,
+        config: QuireConfig,
+        *,
+        listener: EngineListener | None = None,
+        chat_template: str | None = None,
+        factory: tuple[str, dict[str, Any]] | None = None,
+    ) -> None:
+        self.config = config
+        self._chat_template = chat_template
+        name, data = factory or (FACTORY, config.to_dict())
+        self._client = ProcessClient(name, data, config.engine, listener)
+        self._engine: AsyncEngine | None = None
+        self._renderer: ChatRenderer | None = None
+        self._model_config: ModelConfig | None = None
+        self.folder = Path()
+        """Folder of the served checkpoint."""
+        self.generation_defaults: dict[str, Any] = {}
+        """Sampling fields that generation_config.json sets."""
+
+    @classmethod
+    def start(cls, config: QuireConfig, **arguments: Any) -> AsyncLLM:
+        """Start the engine process and return at once; arguments as for the class."""
+        llm = cls(config, **arguments)
+        llm._client.start()
+        return llm
+
+    def on_progress(self, listener: Callable[[str, float], None]) -> None:
+        """`listener` is called with (stage, fraction) while the engine starts."""
+        self._client.on_progress = listener
+
+    async def ready(self) -> EngineInfo:
+        """Load tokenizer and template here while the engine loads there; wait for both.
+
+        Raises:
+            CheckpointError, ConfigError: the model or a setting is wrong.
+            EngineDeadError: the engine could not start; the message carries its own cause and remedy.
+        """
+        if self._engine is not None:
+            return self._engine.info
+        try:
+            self.folder = model_folder(self.config)
+            self._model_config = ModelConfig.from_path(self.folder)
+            self._renderer = build_renderer(self.config, self.folder, self._model_config, self._chat_template)
+            self.generation_defaults = read_generation_defaults(self.folder)
+        except BaseException:
+            await self._client.shutdown(0.0)
+            raise
+        info = await self._client.ready()
+        tokenizer = self._renderer.tokenizer
+        eos_token_ids = dict.fromkeys((*self._model_config.eos_token_ids, *tokenizer.eos_token_ids))
+        self._engine = AsyncEngine(
+            self._client,
+            tokenizer=tokenizer,
+            make_detokenizer=make_detokenizer_factory(tokenizer),
+            eos_token_ids=eos_token_ids,
+        )
+        return info
+
+    @property
+    def engine(self) -> AsyncEngine:
+        """The front that `generate` uses."""
+        if self._engine is None:
+            raise RuntimeError("the engine is not ready: await ready() first")
+        return self._engine
+
+    @property
+    def engine_info(self) -> EngineInfo:
+        return self.engine.info
+
+    @property
+    def model_config(self) -> ModelConfig:
+        if self._model_config is None:
+            raise RuntimeError("the engine is not ready: await ready() first")
+        return self._model_config
+
+    @property
+    def renderer(self) -> ChatRenderer:
+        if self._renderer is None:
+            raise RuntimeError("the engine is not ready: await ready() first")
+        return self._renderer
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        return self.renderer.tokenizer
+
+    @property
+    def engine_pid(self) -> int | None:
+        """Process id of the engine."""
+        return self._client.pid
+
+    def generate(
+        self,
+        prompt: str | Sequence[int] | RenderedPrompt,
+        params: SamplingParams,
+        *,
+        request_id: str | None = None,
+        priority: int = 0,
+        cache_salt: str | None = None,
+        tenant: str | None = None,
+        kind: OutputKind = OutputKind.DELTA,
+    ) -> AsyncIterator[RequestOutput]:
+        """Check the request now, run it when iterated; closing the iterator early aborts it. See
+        `quire_engine.AsyncEngine.generate` for arguments and errors; text is tokenized here."""
+        if not isinstance(prompt, RenderedPrompt):
+            prompt = self.renderer.render_prompt(prompt)
+        return self.engine.generate(
+            prompt,
+            params,
+            request_id=request_id,
+            priority=priority,
+            cache_salt=cache_salt,
+            tenant=tenant,
+            kind=kind,
+        )
+
+    def abort(self, request_ids: str | Iterable[str]) -> None:
+        self.engine.abort(request_ids)
+
+    async def stats(self) -> SchedulerStats:
+        return await self.engine.stats()
+
+    async def pause(self, state: PauseState = PauseState.ALL_HELD) -> None:
+        await self.engine.pause(state)
+
+    async def resume(self) -> None:
+        await self.engine.resume()
+
+    async def reset_prefix_cache(self, *, preempt_running: bool = False) -> bool:
+        return await self.engine.reset_prefix_cache(preempt_running=preempt_running)
+
+    async def check_integrity(self) -> str | None:
+        return await self.engine.check_integrity()
+
+    def check_health(self) -> None:
+        """Raises EngineDeadError when the engine is gone."""
+        self._client.check_health()
+
+    async def shutdown(self, drain_s: float | None = None) -> None:
+        """Let requests in flight finish within `drain_s` seconds (None: as configured), then stop. Idempotent."""
+        await self._client.shutdown(drain_s)
+
+
+def make_detokenizer_factory(tokenizer: Tokenizer) -> Callable[[Sequence[int], SamplingParams], Any]:
+    """What the engine's output side makes its detokenizers with."""
+
+    def make(prompt_token_ids: Sequence[int], params: SamplingParams) -> IncrementalDetokenizer:
+        return IncrementalDetokenizer(
+            tokenizer,
+            prompt_token_ids,
+            skip_special_tokens=params.skip_special_tokens,
+            stop=params.stop,
+            include_stop_str_in_output=params.include_stop_str_in_output,
+            min_tokens=params.min_tokens,
+        )
+
+    return make
+
+
+def read_generation_defaults(folder: Path) -> dict[str, Any]:
+    """Sampling fields of generation_config.json; empty when there is none or it asks for greedy decoding by
+    do_sample=false without saying more."""
+    path = folder / "generation_config.json"
+    if not path.is_file():
+        return {}
+    values = json.loads(path.read_text())
+    return {name: values[name] for name in GENERATION_FIELDS if values.get(name) is not None}

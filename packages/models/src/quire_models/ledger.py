@@ -1,0 +1,55 @@
+"""What a network's weights take, from its configuration alone. Free of torch: planners use it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from quire_interfaces import ConfigError
+from quire_models.config import DTYPE_BYTES, ModelConfig
+
+__all__ = ["WEIGHT_BYTES", "num_parameters", "weight_ledger"]
+
+WEIGHT_BYTES: dict[str, Callable[[int, int, int], int]] = {
+    "plain": lambda out_features, in_features, dtype_bytes: out_features * in_features * dtype_bytes,
+    "int8": lambda out_features, in_features, dtype_bytes: out_features * (in_features + dtype_bytes),
+}
+"""Linear method -> bytes of a weight, as `LinearMethod.weight_bytes` says (a test holds the two together)."""
+
+
+def weight_ledger(config: ModelConfig, dtype: str, linear_method: str = "plain") -> dict[str, int]:
+    """Part of the network -> bytes of its weights.
+
+    Args:
+        config: The network.
+        dtype: What it runs in: "float32", "bfloat16" or "float16".
+        linear_method: How linear layers keep their weights; embedding, norms and LM head keep theirs as they are.
+
+    Raises:
+        ConfigError: there is no such method.
+    """
+    if linear_method not in WEIGHT_BYTES:
+        raise ConfigError(
+            f"there is no linear method {linear_method!r}; choose one of {', '.join(WEIGHT_BYTES)}",
+            field="quantization",
+        )
+    element, linear = DTYPE_BYTES[dtype], WEIGHT_BYTES[linear_method]
+    hidden, layers = config.hidden_size, config.num_layers
+    query, kv = config.num_query_size, config.num_kv_size
+    attention = linear(query, hidden, element) + 2 * linear(kv, hidden, element) + linear(hidden, query, element)
+    attention += element * ((query + 2 * kv) * config.qkv_bias + hidden * config.attention_out_bias)
+    inner = config.intermediate_size
+    mlp = 2 * linear(inner, hidden, element) + linear(hidden, inner, element)
+    mlp += element * (2 * inner + hidden) * config.mlp_bias
+    norms = layers * (2 * hidden + 2 * config.head_dim * config.qk_norm) + hidden
+    return {
+        "embedding": config.vocab_size * hidden * element,
+        "attention": layers * attention,
+        "MLP": layers * mlp,
+        "norms": norms * element,
+        "LM head": 0 if config.tie_word_embeddings else config.vocab_size * hidden * element,
+    }
+
+
+def num_parameters(config: ModelConfig) -> int:
+    """Weights of the network, a tied LM head counted once."""
+    return sum(weight_ledger(config, "float32").values()) // 4
