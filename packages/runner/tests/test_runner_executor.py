@@ -1,0 +1,98 @@
+"""The executor, inline and threaded, and the suite itself on a second implementation."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import pytest
+from quire_attention.batch import ForwardBatch
+from quire_interfaces import EngineDeadError, Executor
+from quire_runner import RunnerExecutor
+from quire_testkit.conformance.executor import ExecutorSuite
+from quire_testkit.fake_runner import FakeExecutor, FakeRunner
+from runner_harness import Engine, TinyNetwork
+
+
+class TestInline(ExecutorSuite):
+    def make_executor(self) -> Executor:
+        return Engine().executor
+
+
+class TestThreaded(ExecutorSuite):
+    def make_executor(self) -> Executor:
+        return Engine(depth=1).executor
+
+
+class TestFake(ExecutorSuite):
+    """The suite must not be a description of one implementation."""
+
+    def make_executor(self) -> Executor:
+        return FakeExecutor(FakeRunner(num_rows=4, block_sizes=(self.block_size,), num_token_ids=16))
+
+
+suite = ExecutorSuite()
+
+
+def slow_engine(seconds: float) -> Engine:
+    return Engine(TinyNetwork(fail=lambda batch: time.sleep(seconds)), depth=1)
+
+
+def test_a_threaded_step_does_not_block_the_caller() -> None:
+    engine = slow_engine(0.3)
+    begin = time.monotonic()
+    future = engine.executor.execute(suite.prefill(0, [0], [1, 2]))
+    assert time.monotonic() - begin < 0.2
+    assert future.result(timeout=10).step_id == 0
+    engine.close()
+
+
+def test_an_inline_step_is_done_when_execute_returns_and_runs_in_the_caller() -> None:
+    threads: list[threading.Thread] = []
+    engine = Engine(TinyNetwork(fail=lambda batch: threads.append(threading.current_thread())))
+    assert engine.executor.execute(suite.prefill(0, [0], [1, 2])).done()
+    assert threads == [threading.current_thread()]
+    engine.close()
+
+
+def test_close_waits_for_running_steps() -> None:
+    engine = slow_engine(0.2)
+    futures = [engine.executor.execute(suite.prefill(i, [i], [1, 2])) for i in range(2)]
+    engine.executor.close()
+    assert all(future.done() and future.exception() is None for future in futures)
+
+
+def test_close_has_a_deadline() -> None:
+    release = threading.Event()
+
+    def hang(batch: ForwardBatch) -> None:
+        release.wait(30)
+
+    engine = Engine(TinyNetwork(fail=hang), depth=1)
+    executor = RunnerExecutor(engine.runner, threaded=True, close_timeout_s=0.1)
+    future = executor.execute(suite.prefill(0, [0], [1, 2]))
+    try:
+        with pytest.raises(EngineDeadError, match=r"still ran 0\.1 s after close"):
+            executor.close()
+    finally:
+        release.set()
+    assert future.result(timeout=10).step_id == 0
+
+
+def test_the_number_of_steps_in_flight_is_bounded() -> None:
+    engine = slow_engine(0.2)
+    executor = RunnerExecutor(engine.runner, threaded=True, max_in_flight=2)
+    futures = [executor.execute(suite.prefill(i, [i], [1, 2])) for i in range(2)]
+    with pytest.raises(EngineDeadError, match="bound is 2"):
+        executor.execute(suite.prefill(2, [2], [1, 2]))
+    assert [future.result(timeout=10).step_id for future in futures] == [0, 1]
+    assert executor.execute(suite.prefill(3, [3], [1, 2])).result(timeout=10).step_id == 3
+    executor.close()
+
+
+def test_close_gives_the_cache_back() -> None:
+    engine = Engine()
+    engine.executor.execute(suite.prefill(0, [0], [1, 2]))
+    engine.close()
+    with pytest.raises(RuntimeError, match="the runner is closed"):
+        engine.runner.execute(suite.prefill(1, [1], [1, 2]))
