@@ -34,7 +34,7 @@ def weight_ledger(config: ModelConfig, dtype: str, linear_method: str = "plain")
         )
     element, linear = DTYPE_BYTES[dtype], WEIGHT_BYTES[linear_method]
     hidden, layers = config.hidden_size, config.num_layers
-    query, kv = config.num_query_size, config.num_kv_size
+    query, kv = config.query_size, config.kv_size
     attention = linear(query, hidden, element) + 2 * linear(kv, hidden, element) + linear(hidden, query, element)
     attention += element * ((query + 2 * kv) * config.qkv_bias + hidden * config.attention_out_bias)
     inner = config.intermediate_size
