@@ -107,7 +107,7 @@ class ChatRenderer:
     def _encode(self, text: str, add_special_tokens: bool, param: str) -> RenderedPrompt:
         if len(text) > self.config.max_prompt_chars:
             raise ContextLengthError(
-                f"{param} has {len(text)} characters, more than the limit of {self.config.max_prompt_chars}; shorten it",
+                f"{param} has {len(text)} characters, the limit is {self.config.max_prompt_chars}; shorten it",
                 param=param,
             )
         try:
@@ -117,9 +117,7 @@ class ChatRenderer:
             raise RequestError(
                 f"{param} holds {found!r} at character {error.start}: half of a surrogate pair is no text", param=param
             ) from error
-        return RenderedPrompt(
-            token_ids=encoded.token_ids, text=text, num_reused_tokens=encoded.num_reused_tokens
-        )
+        return RenderedPrompt(token_ids=encoded.token_ids, text=text, num_reused_tokens=encoded.num_reused_tokens)
 
     def _checked_ids(self, prompt: Sequence[Any]) -> list[int]:
         token_ids = list(prompt)

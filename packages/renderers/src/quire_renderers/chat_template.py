@@ -139,7 +139,8 @@ class ChatTemplates:
                 self._compiled.move_to_end(source)
                 return template
         if not isinstance(source, str) or len(source) > _MAX_TEMPLATE_CHARS:
-            raise RequestError(f"chat_template must be a text of at most {_MAX_TEMPLATE_CHARS} characters", param="chat_template")
+            message = f"chat_template must be a text of at most {_MAX_TEMPLATE_CHARS} characters"
+            raise RequestError(message, param="chat_template")
         try:
             template = self._sandbox.compile_template(source)
         except jinja2.TemplateSyntaxError as error:
@@ -161,7 +162,8 @@ class ChatTemplates:
             message = f"the chat template refuses these messages: {error}"
             raise RequestError(message, param="messages", code="chat_template_refused") from error
         except TemplateLimitError as error:
-            raise RequestError(f"the chat template was stopped: {error}", param="messages", code="chat_template_limit") from error
+            message = f"the chat template was stopped: {error}"
+            raise RequestError(message, param="messages", code="chat_template_limit") from error
         except jinja2.TemplateError as error:
             raise RequestError(f"the chat template failed: {error}", param="messages") from error
         except Exception as error:  # a template is a program: it can fail in every way a program can

@@ -36,7 +36,16 @@ class IncrementalDetokenizer:
         RequestError: an empty stop string.
     """
 
-    __slots__ = ("_include_stop", "_matcher", "_min_tokens", "_num_chars", "_num_tokens", "_stopped", "_stream", "_withheld")
+    __slots__ = (
+        "_include_stop",
+        "_matcher",
+        "_min_tokens",
+        "_num_chars",
+        "_num_tokens",
+        "_stopped",
+        "_stream",
+        "_withheld",
+    )
 
     def __init__(
         self,

@@ -104,13 +104,11 @@ class FastTokenizer:
         return token_id
 
     def _special_ids_around(self) -> tuple[list[int], list[int]]:
-        """What add_special_tokens puts before and after a text."""
-        settings = self.files.settings
-        if "add_bos_token" in settings or "add_eos_token" in settings:
-            bos, eos = self._named_id("bos_token"), self._named_id("eos_token")
-            prefix = [bos] if settings.get("add_bos_token") and bos is not None else []
-            suffix = [eos] if settings.get("add_eos_token") and eos is not None else []
-            return prefix, suffix
+        """What add_special_tokens puts before and after a text.
+
+        The post-processor of tokenizer.json alone decides, as in transformers: add_bos_token and add_eos_token of
+        tokenizer_config.json are leftovers of a time before it.
+        """
         encoding = self._backend.encode("a", add_special_tokens=True)
         mask: list[int] = encoding.special_tokens_mask
         inside = [i for i, special in enumerate(mask) if not special]
@@ -154,7 +152,10 @@ def _add_missing_tokens(backend: tokenizers.Tokenizer, files: TokenizerFiles) ->
         if backend.token_to_id(spec.content) != token_id:
             logger.warning(
                 "%s gives %r the id %d, but with tokenizer.json it is %s; going on with the latter",
-                files.folder / "tokenizer_config.json", spec.content, token_id, backend.token_to_id(spec.content),
+                files.folder / "tokenizer_config.json",
+                spec.content,
+                token_id,
+                backend.token_to_id(spec.content),
             )
     for spec in (*files.named_tokens.values(), *files.extra_special_tokens):
         if spec.content not in present:

@@ -62,9 +62,7 @@ def plain_value(value: Any, where: str, depth: int = 0) -> Any:
     if isinstance(value, str):
         return str.__str__(value)
     if isinstance(value, Mapping):
-        return {
-            str(key): plain_value(item, f"{where}.{key}", depth + 1) for key, item in value.items()
-        }
+        return {str(key): plain_value(item, f"{where}.{key}", depth + 1) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
         return [plain_value(item, f"{where}[{index}]", depth + 1) for index, item in enumerate(value)]
     raise RequestError(f"{where} must be JSON, got {type(value).__name__}", param=where)

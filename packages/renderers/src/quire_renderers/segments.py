@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from itertools import pairwise
 from typing import Protocol, runtime_checkable
 
 from quire_renderers.tokenizer_files import AddedTokenSpec
@@ -40,13 +41,9 @@ class SegmentBorders:
         """Parts whose tokens, one after another, are the tokens of `text`."""
         if self._pattern is None:
             return [text] if text else []
-        cuts = [0]
-        uncut = self._uncut
-        for match in self._pattern.finditer(text):
-            if not uncut or match.group() not in uncut:
-                cuts.append(match.start())
-        cuts.append(len(text))
-        return [text[start:end] for start, end in zip(cuts, cuts[1:], strict=False) if end > start]
+        matches = self._pattern.finditer(text)
+        starts = [match.start() for match in matches if match.group() not in self._uncut]
+        return [text[start:end] for start, end in pairwise([0, *starts, len(text)]) if end > start]
 
     def leading(self, part: str) -> str | None:
         """The added token a part begins with, if it does."""

@@ -21,7 +21,8 @@ import jinja2
 import jinja2.ext
 from jinja2 import nodes
 from jinja2.parser import Parser
-from jinja2.sandbox import ImmutableSandboxedEnvironment, SecurityError
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+from jinja2.exceptions import SecurityError
 
 __all__ = ["TemplateLimitError", "TemplateSandbox"]
 
@@ -47,7 +48,7 @@ class _Generation(jinja2.ext.Extension):
 class _Namespace(jinja2.utils.Namespace):
     """jinja2's namespace() without underscore names, which would reach its own internals."""
 
-    def __init__(*args: Any, **kwargs: Any) -> None:  # noqa: N805  (so that a template may pass self=...)
+    def __init__(*args: Any, **kwargs: Any) -> None:  # a template may pass self=...
         self, *rest = args
         attrs = dict(*rest, **kwargs)
         for name in attrs:
@@ -184,7 +185,7 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
     def _check_arguments(self, values: Iterable[Any]) -> None:
         for value in values:
             if type(value) is int and value > self._max_chars:
-                raise self._too_large(f"a call with the number {value}" if value < 2**63 else "a call with a huge number")
+                raise self._too_large(f"a call with the number {value}" if value < 2**63 else "a huge number")
 
     def _check_product(self, left: Any, right: Any) -> None:
         for value, times in ((left, right), (right, left)):
@@ -222,7 +223,8 @@ def _add_guards(tree: nodes.Template) -> None:
 
 def _guarded_concat(node: nodes.Concat) -> nodes.Call:
     call = nodes.Call(nodes.EnvironmentAttribute("concat"), node.nodes, [], None, None)
-    return call.set_lineno(node.lineno)
+    call.set_lineno(node.lineno)
+    return call
 
 
 def _tojson(

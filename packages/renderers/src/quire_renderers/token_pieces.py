@@ -85,9 +85,7 @@ class TokenPieces:
             return text[1:]
         return text
 
-    def _strip_first(
-        self, parts: list[str | bytes], token_ids: Sequence[int], skip_special_tokens: bool
-    ) -> None:
+    def _strip_first(self, parts: list[str | bytes], token_ids: Sequence[int], skip_special_tokens: bool) -> None:
         assert self.first_pieces is not None
         inside = [i for i in token_ids if 0 <= i < len(self.pieces)]
         for position, token_id in enumerate(inside):
@@ -164,9 +162,7 @@ def byte_fallback_value(token: str) -> int | None:
     return None
 
 
-def _metaspace_pieces(
-    tokens: Sequence[str | None], special: frozenset[int], step: dict[str, Any]
-) -> TokenPieces:
+def _metaspace_pieces(tokens: Sequence[str | None], special: frozenset[int], step: dict[str, Any]) -> TokenPieces:
     mark = step.get("replacement", SPACE_MARK)
     pieces: list[str | bytes] = [(token or "").replace(mark, " ") for token in tokens]
     if step.get("prepend_scheme", "always") == "never":

@@ -55,7 +55,7 @@ def load_tokenizer(folder: Path | str) -> Tokenizer:
 
 
 def _through_transformers(folder: Path, files: TokenizerFiles) -> Tokenizer:
-    """The slow way, for formats that `transformers` alone can convert (vocab.json with merges.txt, tekken, tiktoken)."""
+    """The slow way, for formats that `transformers` alone can convert (vocab.json, tekken, tiktoken)."""
     remedy = "convert it to tokenizer.json (save_pretrained of a fast tokenizer) or install transformers"
     try:
         from transformers import AutoTokenizer  # heavy: only this rare path pays for it

@@ -1,0 +1,140 @@
+"""Encoding and decoding against the makers' own libraries."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import sentencepiece
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from quire_interfaces import Tokenizer
+from quire_renderers import load_tokenizer
+
+FAST_KINDS = [
+    "byte_level",
+    "byte_level_blanks",
+    "byte_fallback_prepend",
+    "byte_fallback_metaspace",
+    "unigram",
+    "wordpiece",
+]
+ODD = ["<|im_start|>", "<|im_end|>", "<s>", "</s>", "[INST]", "<mask>", "<think>", " ", "  ", "\n", "fox jumps", "e\u0301"]
+texts = st.lists(st.one_of(st.sampled_from(ODD), st.text(max_size=8)), max_size=12).map("".join)
+quick = settings(
+    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture], derandomize=True
+)
+
+
+@pytest.fixture(scope="module", params=FAST_KINDS)
+def both(request: pytest.FixtureRequest, tokenizer_folder: Callable[[str], Path]) -> tuple[Tokenizer, object]:
+    transformers = pytest.importorskip("transformers")
+    folder = tokenizer_folder(request.param)
+    return load_tokenizer(folder), transformers.AutoTokenizer.from_pretrained(str(folder))
+
+
+@quick
+@given(text=texts, add_special_tokens=st.booleans())
+def test_encode_equals_transformers(both, text, add_special_tokens):
+    ours, oracle = both
+    expected = oracle.encode(text, add_special_tokens=add_special_tokens)
+    assert ours.encode(text, add_special_tokens=add_special_tokens) == expected
+
+
+@quick
+@given(text=texts, skip=st.booleans())
+def test_decode_of_encoded_text_equals_transformers(both, text, skip):
+    ours, oracle = both
+    token_ids = oracle.encode(text)
+    assert ours.decode(token_ids, skip_special_tokens=skip) == oracle.decode(token_ids, skip_special_tokens=skip)
+
+
+@quick
+@given(data=st.data(), skip=st.booleans())
+def test_decode_of_random_byte_level_ids_equals_transformers(tokenizer_folder, data, skip):
+    transformers = pytest.importorskip("transformers")
+    folder = tokenizer_folder("byte_level")
+    ours = load_tokenizer(folder)
+    oracle = transformers.AutoTokenizer.from_pretrained(str(folder))
+    token_ids = data.draw(st.lists(st.integers(0, ours.vocab_size - 1), max_size=40))
+    assert ours.decode(token_ids, skip_special_tokens=skip) == oracle.decode(token_ids, skip_special_tokens=skip)
+
+
+def test_vocab_size_and_named_ids_equal_transformers(both):
+    ours, oracle = both
+    assert ours.vocab_size == len(oracle)
+    assert ours.bos_token_id == oracle.bos_token_id
+    assert ours.eos_token_ids == (() if oracle.eos_token_id is None else (oracle.eos_token_id,))
+
+
+@pytest.mark.parametrize("kind", ["sentencepiece_bpe", "sentencepiece_unigram"])
+@quick
+@given(text=st.one_of(st.text(max_size=30), st.lists(st.sampled_from(["the", " fox", "  ", "你好", "\n"])).map("".join)))
+def test_sentencepiece_equals_its_library(tokenizer_folder, kind, text):
+    folder = tokenizer_folder(kind)
+    ours = load_tokenizer(folder)
+    library = sentencepiece.SentencePieceProcessor(model_file=str(folder / "tokenizer.model"))
+    plain = text.replace("\x00", "").replace("<", "")
+    token_ids = library.encode(plain)
+    assert ours.encode(plain, add_special_tokens=False) == token_ids
+    assert ours.encode(plain) == [library.bos_id(), *token_ids]
+    if library.unk_id() not in token_ids:
+        assert ours.decode(token_ids) == library.decode(token_ids)
+
+
+def test_sentencepiece_puts_the_dummy_prefix_at_the_start_of_the_text_only(tokenizer_folder):
+    ours = load_tokenizer(tokenizer_folder("sentencepiece_bpe"))
+    text = "<|im_start|>the fox<|im_end|> the dog"
+    token_ids = ours.encode(text, add_special_tokens=False)
+    assert ours.decode(token_ids, skip_special_tokens=False) == text
+    assert ours.decode(token_ids) == "the fox the dog"
+
+
+def test_round_trip_of_each_tokenizer(any_folder):
+    ours = load_tokenizer(any_folder)
+    assert ours.decode(ours.encode("the quick brown fox")) == "the quick brown fox"
+
+
+def test_token_bytes_joined_are_the_text(any_folder):
+    ours = load_tokenizer(any_folder)
+    if any_folder.name.startswith("wordpiece"):
+        assert ours.token_bytes(ours.encode("fox", add_special_tokens=False)[0])
+        return
+    token_ids = ours.encode("the fox, 42", add_special_tokens=False)
+    joined = b"".join(map(ours.token_bytes, token_ids)).decode()
+    assert joined.removeprefix(" ") == "the fox, 42"
+    assert [ours.token_bytes(i) for i in (-1, ours.vocab_size, 10**9)] == [b"", b"", b""]
+    assert ours.token_text(ours.vocab_size) == ""
+
+
+def test_invalid_utf8_is_shown_as_replacement_character(tokenizer_folder):
+    for kind, byte_token in (("byte_level", "Ä"), ("byte_fallback_prepend", "<0xC4>")):
+        ours = load_tokenizer(tokenizer_folder(kind))
+        token_id = ours._backend.token_to_id(byte_token)
+        assert ours.token_bytes(token_id) == b"\xc4"
+        assert ours.token_text(token_id) == "\ufffd"
+
+
+def test_ids_outside_the_vocabulary_have_no_text(any_folder):
+    ours = load_tokenizer(any_folder)
+    token_ids = ours.encode("the fox")
+    assert ours.decode([-5, *token_ids, ours.vocab_size + 3, 2**40]) == ours.decode(token_ids)
+
+
+def test_encode_from_many_threads(any_folder):
+    ours = load_tokenizer(any_folder)
+    samples = [f"the quick fox {i} <|im_end|> 你好 {'dog ' * i}" for i in range(20)]
+    expected = [ours.encode(text) for text in samples]
+    found: list[list[list[int]]] = []
+
+    def work() -> None:
+        found.append([ours.encode(text) for text in samples])
+
+    threads = [threading.Thread(target=work) for _ in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert found == [expected] * 6
