@@ -174,8 +174,9 @@ class FakeRunner:
         self._check_kv = check_kv
         self._kv: dict[tuple[int, int], int] = {}
         self._last_step_id = -1
-        self._maybe_empty: set[int] = set()
-        """Rows that a step which raised named as freed or new: they may be freed (again) while empty."""
+        self._unsettled: set[int] = set()
+        """Rows of steps that raised, until they are freed or filled anew."""
+        self._has_raised = False
 
     @property
     def num_filled_rows(self) -> int:
@@ -186,10 +187,7 @@ class FakeRunner:
         """Check and run one step."""
         _check(output.step_id > self._last_step_id, f"step {output.step_id} after step {self._last_step_id}")
         self._last_step_id = output.step_id
-        poisoned = sorted(self.raise_on.intersection(output.request_ids))
-        if poisoned:
-            self._maybe_empty.update(output.freed_rows, (new.row for new in output.new_rows))
-            raise RuntimeError(f"request {poisoned[0]} broke the step")
+        self._raise_if_broken(output)
         self._check_shape(output)
         self._free(output.freed_rows)
         for new in output.new_rows:
@@ -201,6 +199,18 @@ class FakeRunner:
             for row_number in output.rows:
                 self._read_back(row_number)
         return self._results(output, starts_of_drafts)
+
+    def _raise_if_broken(self, output: SchedulerOutput) -> None:
+        """Raise, before anything is changed, for a step with a poisoned request, or one built on a step that raised."""
+        new = {new.row for new in output.new_rows}
+        poisoned = sorted(self.raise_on.intersection(output.request_ids))
+        orphans = sorted(self._unsettled.intersection(output.rows) - new)
+        if poisoned or orphans:
+            self._has_raised = True
+            self._unsettled.update(output.rows, output.freed_rows)
+            if poisoned:
+                raise RuntimeError(f"request {poisoned[0]} broke the step")
+            raise RuntimeError(f"row {orphans[0]} goes on from a step that raised")
 
     def _check_shape(self, output: SchedulerOutput) -> None:
         """What can be said of a plan without knowing the rows."""
@@ -222,12 +232,16 @@ class FakeRunner:
 
     def _free(self, rows: list[int]) -> None:
         for number in rows:
-            _check(self._rows[number] is not None or number in self._maybe_empty, f"row {number} is freed while empty")
+            # A step that raised, or one planned after it, may be taken back, and then names its freed rows again.
+            _check(self._rows[number] is not None or self._has_raised, f"row {number} is freed while empty")
             self._rows[number] = None
-        self._maybe_empty.difference_update(rows)
+        self._unsettled.difference_update(rows)
 
     def _fill(self, new: NewRow) -> None:
-        _check(self._rows[new.row] is None, f"row {new.row} is filled while in use")
+        # A step that was to free the row may have raised while the one that fills it was planned already.
+        free = self._rows[new.row] is None or new.row in self._unsettled
+        _check(free, f"row {new.row} is filled while in use")
+        self._unsettled.discard(new.row)
         num_tokens = len(new.token_ids)
         _check(0 < new.num_prompt_tokens <= num_tokens, f"{new.num_prompt_tokens} prompt tokens of {num_tokens}")
         _check(0 <= new.num_computed_tokens < num_tokens, f"{new.num_computed_tokens} computed of {num_tokens}")
