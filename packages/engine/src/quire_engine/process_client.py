@@ -11,6 +11,7 @@ import contextlib
 import os
 import shutil
 import tempfile
+from collections import deque
 from collections.abc import Iterable
 from typing import Any
 
@@ -23,7 +24,6 @@ from quire_engine.client import StreamingClient
 from quire_engine.config import EngineConfig
 from quire_engine.listener import EngineListener
 from quire_engine.messages import (
-    AbortRequests,
     AddRequest,
     ClientMessage,
     CoreMessage,
@@ -38,6 +38,7 @@ __all__ = ["ProcessClient"]
 
 RECEIVE_BATCH = 64
 """Messages taken per turn of the event loop, so that a flood leaves room for everything else."""
+RETRY_SEND_S = 0.01
 LAST_WORDS_S = 0.3
 """After the process's end, how long its last message may still be on its way."""
 
@@ -77,7 +78,7 @@ class ProcessClient(StreamingClient):
         self._loop: asyncio.AbstractEventLoop | None = None
         self._exited: asyncio.Event | None = None
         self._reader_fd = -1
-        self._unsent_aborts: list[str] = []
+        self._unsent: deque[bytes] = deque()
         self._resume_ids: list[str] = []
         self.num_restarts = 0
 
@@ -167,21 +168,37 @@ class ProcessClient(StreamingClient):
             self._resume()
 
     def _send(self, message: ClientMessage) -> None:
-        if self._sender is None:
+        if self._process is None:
             raise EngineDeadError("the engine was not started: await ready() first")
-        if self._unsent_aborts:
-            late, self._unsent_aborts = self._unsent_aborts, []
-            self._send(AbortRequests(request_ids=late))
-        try:
-            self._sender.send(encode_message(message), zmq.NOBLOCK)
-        except zmq.Again:
-            if isinstance(message, AbortRequests):
-                self._unsent_aborts.extend(message.request_ids)
-                return
+        data = encode_message(message)
+        if not self._unsent and self._try_send(data):
+            return
+        # The engine is behind, or is just being restarted: what waits here goes out later, in order.
+        if len(self._unsent) >= self.config.max_queued_messages and isinstance(message, AddRequest):
             raise OverloadedError(
-                f"{self.config.max_queued_messages} messages (max_queued_messages) wait for the engine",
+                f"{len(self._unsent)} messages (max_queued_messages) wait for the engine",
                 retry_after_s=self.retry_after_s(),
-            ) from None
+            )
+        self._unsent.append(data)
+        if len(self._unsent) == 1 and self._loop is not None:
+            self._loop.call_later(RETRY_SEND_S, self._send_waiting)
+
+    def _try_send(self, data: bytes) -> bool:
+        if self._sender is None:
+            return False
+        try:
+            self._sender.send(data, zmq.NOBLOCK)
+        except zmq.Again:
+            return False
+        return True
+
+    def _send_waiting(self) -> None:
+        while self._unsent:
+            if not self._try_send(self._unsent[0]):
+                if self._dead is None and self._loop is not None:
+                    self._loop.call_later(RETRY_SEND_S, self._send_waiting)
+                return
+            self._unsent.popleft()
 
     # The process's end.
 
@@ -231,6 +248,7 @@ class ProcessClient(StreamingClient):
         if self._process is not None:
             self._process.close()
         self._give_up_repeaters(cause)
+        self._unsent.clear()  # requests among them are started again with the others
         self._resume_ids = list(self._requests)
         self.start()
         self._attach()

@@ -1,0 +1,304 @@
+"""The engine process: start-up failures explain themselves, deaths are noticed, orphans do not stay."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+from quire_engine import EngineConfig, ProcessClient
+from quire_engine.child import describe_failure, load_factory
+from quire_engine.process import explain_exit
+from quire_interfaces import ConfigError, EngineDeadError, FinishReason, OverloadedError, RequestError
+from quire_testkit.conformance.engine_client import collect, make_message
+from quire_testkit.fake_engine import FACTORY
+from quire_testkit.fake_runner import expected_output
+
+
+async def start(
+    factory_config: dict[str, Any] | None = None, *, factory: str = FACTORY, **settings: Any
+) -> ProcessClient:
+    client = ProcessClient(factory, factory_config or {}, EngineConfig(forward_output=False, **settings))
+    await client.ready()
+    return client
+
+
+async def wait_for_end(pid: int, seconds: float = 5.0) -> bool:
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        try:
+            os.kill(pid, 0)
+        except ProcessLookupError:
+            return True
+        await asyncio.sleep(0.02)
+    return False
+
+
+@pytest.mark.parametrize(
+    ("factory", "config", "told"),
+    [
+        ("quire_testkit.nowhere:f", {}, "ConfigError.*quire_testkit.nowhere:f.*module:function"),
+        ("quire_testkit.fake_engine:nothing", {}, "ConfigError.*nothing"),
+        ("no colon", {}, "ConfigError.*no colon"),
+        (FACTORY, {"fault": "the moon"}, "RuntimeError: asked to fail: the moon.*fake_engine_factory"),
+        (FACTORY, {"num_blokcs": 3}, "ConfigError.*num_blokcs"),
+        (FACTORY, {"block_size": 3}, "ConfigError.*block_size"),
+        (FACTORY, {"fault": "exit"}, "(?s)exit status 7.*exits at the start as asked"),
+    ],
+)
+async def test_a_failed_start_says_the_childs_own_cause(factory: str, config: dict[str, Any], told: str) -> None:
+    begin = time.monotonic()
+    client = ProcessClient(factory, config, EngineConfig(forward_output=False))
+    with pytest.raises(EngineDeadError, match=told):
+        await client.ready()
+    assert time.monotonic() - begin < 10
+    with pytest.raises(EngineDeadError, match=told):
+        client.check_health()
+    await client.shutdown()
+
+
+async def test_a_start_that_takes_too_long_is_given_up() -> None:
+    client = ProcessClient(FACTORY, {"fault": "hang"}, EngineConfig(startup_timeout_s=1.0))
+    client.start()
+    pid = client.pid
+    with pytest.raises(EngineDeadError, match="startup_timeout_s=1"):
+        await client.ready()
+    assert pid is not None
+    assert await wait_for_end(pid)
+    await client.shutdown()
+
+
+async def test_a_start_that_failed_before_anybody_waited() -> None:
+    client = ProcessClient(FACTORY, {"fault": "early"}, EngineConfig(forward_output=False))
+    client.start()
+    time.sleep(1.5)
+    with pytest.raises(EngineDeadError, match="asked to fail: early"):
+        await client.ready()
+    await client.shutdown()
+
+
+async def test_progress_is_told_and_start_returns_at_once() -> None:
+    seen: list[tuple[str, float]] = []
+    client = ProcessClient(FACTORY, {}, EngineConfig(forward_output=False))
+    client.on_progress = lambda stage, fraction: seen.append((stage, fraction))
+    begin = time.monotonic()
+    client.start()
+    assert time.monotonic() - begin < 0.5
+    info = await client.ready()
+    assert await client.ready() == info
+    assert seen == [("pretending to load", 0.5)]
+    assert info.model == "fake"
+    assert info.timings_s["engine_process"] > 0
+    await client.shutdown()
+
+
+async def test_a_death_at_run_time_is_noticed_within_a_second() -> None:
+    client = await start({"step_time_s": 0.005})
+    stream = client.open([make_message("r", [1], 900)])
+    async for _ in stream:
+        break
+    call = asyncio.create_task(client.ping())
+    assert client.pid is not None
+    os.kill(client.pid, signal.SIGKILL)
+    begin = time.monotonic()
+    with pytest.raises(EngineDeadError, match=r"SIGKILL.*out of memory"):
+        await collect(stream)
+    assert time.monotonic() - begin < 1.0
+    with suppress(EngineDeadError):  # it may have been answered before
+        await call
+    with pytest.raises(EngineDeadError, match="SIGKILL"):
+        client.open([make_message("late", [1], 2)])
+    with pytest.raises(EngineDeadError, match="SIGKILL"):
+        await client.stats()
+    await client.shutdown()
+
+
+async def test_requests_go_on_after_a_restart_with_the_same_tokens() -> None:
+    client = await start({"step_time_s": 0.003}, max_restarts=2)
+    tasks = [asyncio.create_task(collect(client.open([make_message(f"r{i}", [i, i], 150, seed=i)]))) for i in range(12)]
+    late = None
+    await asyncio.sleep(0.15)
+    first_pid = client.pid
+    assert first_pid is not None
+    os.kill(first_pid, signal.SIGKILL)
+    await asyncio.sleep(0.05)
+    late = asyncio.create_task(collect(client.open([make_message("late", [9], 40, seed=9)])))
+    for i, task in enumerate(tasks):
+        result = await task
+        assert result[f"r{i}"] == (expected_output([i, i], 150, request_seed=i), FinishReason.LENGTH)
+    assert (await late)["late"][0] == expected_output([9], 40, request_seed=9)
+    assert client.num_restarts == 1
+    assert client.pid != first_pid
+    assert await client.check_integrity() is None
+    await client.shutdown()
+
+
+async def test_a_request_that_kills_the_process_twice_is_given_up() -> None:
+    client = await start({"step_time_s": 0.002}, max_restarts=3)
+    fine = client.open([make_message("fine", [3], 100, seed=3)])
+    async for _ in fine:
+        break
+    killer = await collect(client.open([make_message("exit", [4], 100)]))
+    assert killer["exit"] == ([], FinishReason.ERROR)
+    # Who was there at both deaths is suspected, too; who comes later is served.
+    await collect(fine)
+    later = await collect(client.open([make_message("later", [5], 100, seed=5)]))
+    assert later["later"][0] == expected_output([5], 100, request_seed=5)
+    assert client.num_restarts == 2
+    await client.shutdown()
+
+
+async def test_restarts_are_bounded() -> None:
+    client = await start(max_restarts=1)
+    assert client.pid is not None
+    os.kill(client.pid, signal.SIGKILL)
+    async with asyncio.timeout(10):
+        while client.num_restarts == 0:
+            await asyncio.sleep(0.01)
+        await collect(client.open([make_message("a", [1], 2)]))
+        os.kill(client.pid, signal.SIGKILL)
+        while not client.is_dead:
+            await asyncio.sleep(0.01)
+    with pytest.raises(EngineDeadError, match="SIGKILL"):
+        client.check_health()
+    await client.shutdown()
+
+
+async def test_a_hanging_step_ends_the_engine() -> None:
+    client = await start(step_timeout_s=0.5)
+    with pytest.raises(EngineDeadError, match=r"step_timeout_s=0\.5"):
+        await collect(client.open([make_message("hang", [1], 2)]))
+    await client.shutdown()
+
+
+async def test_a_device_that_fails_everything_ends_the_engine() -> None:
+    client = await start(max_failed_steps=4)
+    streams = [client.open([make_message(f"raise{i}", [i], 5)]) for i in range(8)]
+    results = await asyncio.gather(*map(collect, streams), return_exceptions=True)
+    dead = [result for result in results if isinstance(result, EngineDeadError)]
+    assert dead
+    assert "broke the step" in str(dead[0])
+    await client.shutdown()
+
+
+async def test_the_child_ignores_interrupts() -> None:
+    client = await start()
+    assert client.pid is not None
+    os.kill(client.pid, signal.SIGINT)
+    os.kill(client.pid, signal.SIGTERM)
+    assert (await collect(client.open([make_message("r", [1], 3)])))["r"][1] == FinishReason.LENGTH
+    await client.shutdown()
+
+
+async def test_what_cannot_be_sent_is_refused() -> None:
+    client = await start()
+    with pytest.raises(RequestError, match="cannot be sent"):
+        client.open([make_message("odd", [1], 3, extra_args={"x": object()})])
+    assert client.num_requests() == 0
+    assert (await collect(client.open([make_message("odd", [1], 3)])))["odd"][1] == FinishReason.LENGTH
+    with pytest.raises(RequestError, match="no utility 'explode'"):
+        await client._call("explode")
+    await client.shutdown()
+
+
+async def test_requests_during_a_drain_are_refused() -> None:
+    client = await start({"step_time_s": 0.01})
+    first = asyncio.create_task(collect(client.open([make_message("first", [1], 60)])))
+    await asyncio.sleep(0.05)
+    stopping = asyncio.create_task(client.shutdown(10.0))
+    await asyncio.sleep(0.05)
+    with pytest.raises(OverloadedError, match="shutting down"):
+        await collect(client.open([make_message("second", [1], 2)]))
+    await stopping
+    assert (await first)["first"][1] == FinishReason.LENGTH
+
+
+PARENT = """
+    import asyncio, sys
+    from quire_engine import ProcessClient
+    from quire_testkit.fake_engine import FACTORY
+
+    async def main():
+        client = ProcessClient(FACTORY, {"step_time_s": 0.01})
+        await client.ready()
+        print(client.pid, flush=True)
+        await asyncio.sleep(60)
+
+    asyncio.run(main())
+"""
+
+
+async def test_the_child_dies_with_its_parent(tmp_path: Path) -> None:
+    parent = subprocess.Popen([sys.executable, "-c", textwrap.dedent(PARENT)], stdout=subprocess.PIPE, text=True)
+    with parent:
+        assert parent.stdout is not None
+        pid = int(parent.stdout.readline())
+        os.kill(pid, 0)
+        parent.kill()
+        assert await wait_for_end(pid)
+
+
+def test_nothing_stays_in_the_temporary_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+
+    async def run() -> None:
+        client = await start()
+        assert list(tmp_path.iterdir())
+        await client.shutdown()
+
+    asyncio.run(run())
+    assert not list(tmp_path.iterdir())
+
+
+def test_long_temporary_folders_are_avoided(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    long = tmp_path / ("x" * 100)
+    long.mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(long))
+
+    async def run() -> None:
+        client = await start()
+        assert (await collect(client.open([make_message("r", [1], 3)])))["r"][1] == FinishReason.LENGTH
+        await client.shutdown()
+
+    asyncio.run(run())
+    assert not list(long.iterdir())
+
+
+def test_sys_path_of_the_child(tmp_path: Path) -> None:
+    (tmp_path / "my_factory.py").write_text(
+        "from quire_testkit.fake_engine import fake_engine_factory as make\nprint('hello from my factory')\n"
+    )
+
+    async def run() -> None:
+        client = ProcessClient("my_factory:make", {"num_blocks": 7}, EngineConfig(), sys_path=[str(tmp_path)])
+        assert (await client.ready()).num_blocks == 7
+        await client.shutdown()
+
+    asyncio.run(run())
+
+
+def test_failures_and_exits_are_explained() -> None:
+    assert "Install the missing package" in describe_failure(ImportError("no module x"))[1]
+    assert "smaller KV cache" in describe_failure(MemoryError())[1]
+    assert describe_failure(ConfigError("max_num_seqs must be ..."))[1] == ""
+    assert "path" in describe_failure(FileNotFoundError("x"))[1]
+    assert "SIGSEGV" in explain_exit(-signal.SIGSEGV, "")
+    assert "printed nothing" in explain_exit(2, "")
+    assert "signal 99" in explain_exit(-99, "lines")
+
+
+def test_a_factorys_own_missing_import_is_not_taken_for_a_missing_factory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "needs_more.py").write_text("import quire_no_such_module\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with pytest.raises(ModuleNotFoundError, match="quire_no_such_module"):
+        load_factory("needs_more:make")
