@@ -11,7 +11,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
-from quire_interfaces import LogitsProcessor, RequestError, SamplingParams
+from quire_interfaces import ConfigError, LogitsProcessor, RequestError, SamplingParams
 from torch import Tensor
 
 from quire_sampling.config import SamplingConfig
@@ -50,6 +50,9 @@ class SamplingState:
         logits_processors: By name, those a request may choose: `extra_args={"logits_processors": ["name"]}`.
         always: Names of the processors that run for every request, before the chosen ones.
         config: Limits.
+
+    Raises:
+        ConfigError: `always` names a processor that is not in `logits_processors`.
     """
 
     def __init__(
@@ -67,7 +70,10 @@ class SamplingState:
         self.device = torch.device(device)
         self.config = config or SamplingConfig()
         self.registry: dict[str, LogitsProcessor] = dict(logits_processors or {})
-        self.always = tuple(self._known(name) for name in always)
+        for name in always:
+            if name not in self.registry:
+                raise ConfigError(f"there is no logits processor {name!r} to run always; {self._choices()}")
+        self.always = tuple(always)
 
         def full(value: float, dtype: torch.dtype) -> Tensor:
             return torch.full((max_num_seqs,), value, dtype=dtype, device=self.device)
@@ -192,11 +198,13 @@ class SamplingState:
 
     def _known(self, name: Any) -> str:
         if not isinstance(name, str) or name not in self.registry:
-            known = ", ".join(sorted(self.registry)) or "none"
             raise RequestError(
-                f"there is no logits processor {name!r}; registered: {known}", param="extra_args.logits_processors"
+                f"there is no logits processor {name!r}; {self._choices()}", param="extra_args.logits_processors"
             )
         return name
+
+    def _choices(self) -> str:
+        return f"registered: {', '.join(sorted(self.registry)) or 'none'}"
 
     def _bad_words(self, words: Sequence[Sequence[int]]) -> BadWords:
         for word in words:

@@ -53,17 +53,18 @@ class NgramDrafter:
         if max_tokens < 1 or length <= self.min_n:
             return []
         text = _as_bytes(token_ids)
-        # Most steps have no match at all: the shortest suffix settles that in one search.
-        start = _last_match(text, length, self.min_n)
-        if start is None:
-            return []
-        for n in range(min(self.max_n, length - 1), self.min_n, -1):
-            longer = _last_match(text, length, n)
-            if longer is not None:
-                start = longer
+        # Where a longer suffix occurs, the shorter one does too: each search goes on where the last one stopped.
+        follows = None
+        end = length - 1
+        for n in range(self.min_n, min(self.max_n, length - 1) + 1):
+            at = _last_match(text, n, end)
+            if at is None:
                 break
-        period = length - start
-        return [int(token_ids[start + i % period]) for i in range(max_tokens)]
+            follows = end = at
+        if follows is None:
+            return []
+        period = length - follows
+        return [int(token_ids[follows + i % period]) for i in range(max_tokens)]
 
 
 def _as_bytes(token_ids: Sequence[int]) -> bytes:
@@ -71,15 +72,13 @@ def _as_bytes(token_ids: Sequence[int]) -> bytes:
         view = memoryview(token_ids)  # type: ignore[arg-type]
     except TypeError:
         return array("i", token_ids).tobytes()
-    if view.format == "i" and view.contiguous:
-        return view.tobytes()
-    return array("i", view.tolist()).tobytes()
+    return view.tobytes() if view.format == "i" else array("i", view.tolist()).tobytes()
 
 
-def _last_match(text: bytes, length: int, n: int) -> int | None:
-    """Index of the token after the last earlier occurrence of the last n tokens (it may overlap them), or None."""
-    suffix = text[(length - n) * _WIDTH :]
-    end = (length - 1) * _WIDTH
+def _last_match(text: bytes, n: int, end: int) -> int | None:
+    """Where the last occurrence of the last n tokens that ends at or before token `end` ends; None if there is none."""
+    suffix = text[len(text) - n * _WIDTH :]
+    end *= _WIDTH
     while (at := text.rfind(suffix, 0, end)) >= 0:
         if at % _WIDTH == 0:
             return at // _WIDTH + n

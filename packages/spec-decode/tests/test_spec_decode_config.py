@@ -1,0 +1,45 @@
+"""Settings of speculative decoding, and the drafter they make."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+from quire_interfaces import ConfigError
+from quire_spec_decode import NgramDrafter, SpecDecodeConfig, make_drafter
+
+
+def test_default_is_none() -> None:
+    assert make_drafter(SpecDecodeConfig()) is None
+
+
+def test_ngram() -> None:
+    config = SpecDecodeConfig(method="ngram", num_speculative_tokens=5, prompt_lookup_min=1, prompt_lookup_max=3)
+    drafter = make_drafter(config)
+    assert isinstance(drafter, NgramDrafter)
+    assert (drafter.min_n, drafter.max_n) == (1, 3)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("method", "eagle"),
+        ("num_speculative_tokens", 0),
+        ("num_speculative_tokens", 2.5),
+        ("prompt_lookup_min", 0),
+        ("prompt_lookup_min", 5),  # above the default maximum
+        ("prompt_lookup_max", 65),
+        ("prompt_lookup_max", "4"),
+    ],
+)
+def test_what_cannot_work_is_refused_by_name(field: str, value: object) -> None:
+    with pytest.raises(ConfigError) as refused:
+        SpecDecodeConfig(**{field: value})  # type: ignore[arg-type]
+    assert refused.value.field == field
+    assert repr(value) in str(refused.value)
+
+
+def test_needs_neither_torch_nor_numpy() -> None:
+    check = "import sys, quire_spec_decode; assert not {'torch', 'numpy'} & set(sys.modules)"
+    assert subprocess.run([sys.executable, "-c", check], timeout=60).returncode == 0
