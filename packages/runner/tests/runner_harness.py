@@ -26,6 +26,7 @@ from quire_interfaces import (
     SlidingWindowSpec,
 )
 from quire_kv_cache import KVCacheConfig, KVCacheManager, plan_kv_cache
+from quire_models import CausalLM, ModelConfig, build_model
 from quire_runner import ModelRunner, RunnerConfig, RunnerExecutor
 from quire_sampling import Sampler, SamplingState
 from quire_scheduler import Scheduler, SchedulerConfig
@@ -144,6 +145,44 @@ def _attend(query: Tensor, key: Tensor, value: Tensor, q_start: int, k_start: in
     scores = torch.einsum("qhd,khd->hqk", query, key) * HEAD_DIM**-0.5
     weights = scores.masked_fill(~seen, -torch.inf).softmax(-1)
     return torch.einsum("hqk,khd->qhd", weights, value).reshape(len(query), WIDTH)
+
+
+FAMILIES: dict[str, dict[str, Any]] = {
+    "llama": {"architectures": ["LlamaForCausalLM"]},
+    "mistral": {"architectures": ["MistralForCausalLM"], "sliding_window": 9},
+    "qwen2": {
+        "architectures": ["Qwen2ForCausalLM"],
+        "use_sliding_window": True,
+        "sliding_window": 7,
+        "max_window_layers": 1,
+    },
+    "qwen3": {"architectures": ["Qwen3ForCausalLM"], "head_dim": 16},
+}
+
+
+def random_model(family: str, **overrides: Any) -> CausalLM:
+    """A network of quire_models with random weights."""
+    config = ModelConfig.from_dict(
+        {
+            "vocab_size": 101,
+            "hidden_size": 32,
+            "intermediate_size": 48,
+            "num_hidden_layers": 3,
+            "num_attention_heads": 4,
+            "num_key_value_heads": 2,
+            "max_position_embeddings": 256,
+            "tie_word_embeddings": False,
+            **FAMILIES[family],
+            **overrides,
+        }
+    )
+    model = build_model(config, dtype="float32")
+    generator = torch.Generator().manual_seed(3)
+    for parameter in model.parameters:
+        scale = parameter.shape[-1] ** -0.5 * 1.5 if len(parameter.shape) > 1 else 1.0
+        parameter.tensor = torch.randn(parameter.shape, generator=generator) * scale
+    model.finish_loading()
+    return model
 
 
 def make_request(

@@ -87,6 +87,25 @@ def test_logits_that_are_nan_fail_their_own_request(depth: int) -> None:
         assert outcomes[request.request_id].token_ids == reference_tokens(network, request)
 
 
+def test_nan_behind_a_rejected_draft_fails_nobody() -> None:
+    class Overflows(TinyNetwork):
+        def forward(self, batch: ForwardBatch) -> torch.Tensor:
+            hidden = super().forward(batch)
+            return torch.where((batch.input_ids == 66)[:, None], torch.nan, hidden)
+
+    class Guesses66:
+        def propose(self, token_ids: Sequence[int], max_tokens: int) -> list[int]:
+            return [66] * max_tokens
+
+    request = make_request("r", range(5), bad_words_token_ids=((66,),))
+    engine = Engine(Overflows(), num_speculative_tokens=2, drafter=Guesses66())
+    outcome = engine.run(request)["r"]
+    engine.close()
+    assert engine.scheduler.stats().num_draft_tokens_total > 0
+    assert outcome.error is None
+    assert outcome.token_ids == reference_tokens(engine.network, request)
+
+
 def test_a_step_that_raises_leaves_token_history_as_it_was() -> None:
     broken = False
 

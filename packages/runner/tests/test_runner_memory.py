@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import random
 from dataclasses import dataclass
+from itertools import accumulate
 
 import pytest
-from quire_interfaces import ConfigError
-from quire_runner import RunnerConfig, activation_bytes, row_bytes
-from runner_harness import HYBRID, Engine, TinyNetwork
+from quire_interfaces import ConfigError, NewRow, SamplingParams
+from quire_kv_cache import plan_kv_cache
+from quire_runner import ModelRunner, RunnerConfig, activation_bytes, row_bytes
+from quire_testkit.conformance.executor import ExecutorSuite
+from runner_harness import HYBRID, Engine, TinyNetwork, random_model
+from torch.profiler import ProfilerActivity, profile
 
 
 @dataclass
@@ -32,8 +37,10 @@ def test_row_bytes_are_the_bytes_of_the_rows(windows: tuple[int | None, ...]) ->
 
 
 def test_activations_of_a_long_step_are_those_of_its_widest_layer() -> None:
-    config = RunnerConfig(max_num_batched_tokens=4096, max_num_seqs=1, logits_chunk_tokens=1, dtype="bfloat16")
-    mlp, stream = 3 * 256, 3 * 64
+    config = RunnerConfig(
+        max_num_batched_tokens=4096, max_num_seqs=1, max_model_len=16, logits_chunk_tokens=1, dtype="bfloat16"
+    )
+    mlp, stream = 3 * 256, 3 * 64 + 2 * 16
     assert activation_bytes(Shape(), config) == 4096 * (stream + mlp) * 2
 
 
@@ -51,6 +58,39 @@ def test_many_sampling_rows_are_bound_by_their_logits() -> None:
 def test_halving_the_dtype_halves_a_layer() -> None:
     config = RunnerConfig(max_num_batched_tokens=4096, max_num_seqs=1, logits_chunk_tokens=1)
     assert activation_bytes(Shape(), config, dtype_bytes=4) == 2 * activation_bytes(Shape(), config, dtype_bytes=2)
+
+
+@pytest.mark.parametrize(
+    ("step_tokens", "context", "wide"), [(256, 256, 512), (64, 2048, 512), (256, 256, 4096)], ids=str
+)
+def test_a_prefill_step_stays_within_the_figure(step_tokens: int, context: int, wide: int) -> None:
+    """The last chunk of a long prompt in scattered blocks, as torch's own allocation log has it."""
+    fields = {"hidden_size": 256, "intermediate_size": wide, "num_attention_heads": 4, "num_key_value_heads": 2}
+    model = random_model("llama", num_hidden_layers=2, max_position_embeddings=4096, **fields)
+    plan = plan_kv_cache(model.config.kv_cache_specs(16, 4), num_blocks=300)
+    config = RunnerConfig(
+        max_num_seqs=1, max_model_len=context, max_num_batched_tokens=step_tokens, logits_chunk_tokens=1
+    )
+    runner = ModelRunner.for_model(model, plan, config)
+    blocks = list(range(1, 300))
+    random.Random(0).shuffle(blocks)
+    request = NewRow(
+        row=0,
+        request_id="r",
+        token_ids=[1] * context,
+        num_prompt_tokens=context,
+        num_computed_tokens=context - step_tokens,
+        block_ids=(blocks[: context // 16],),
+        sampling_params=SamplingParams(),
+        seed=0,
+    )
+    step = ExecutorSuite().entries(0, [0], context - step_tokens, step_tokens, new_rows=[request])
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as log:
+        runner.execute(step)
+    events = [e for e in log.profiler.kineto_results.events() if e.name() == "[memory]"]
+    peak = max(accumulate(e.nbytes() for e in sorted(events, key=lambda e: e.start_ns())))
+    figure = activation_bytes(model.config, config, dtype_bytes=4)
+    assert peak <= figure < 2 * peak
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,11 @@ __all__ = ["NetworkShape", "activation_bytes", "row_bytes"]
 LOGITS_COPIES = 3
 """The network's logits, the sampler's float32 working copy, and one temporary (probabilities or sort keys)."""
 
+MASKED_QUERIES = 512
+"""Queries that attention masks at once, as booleans and in the compute dtype."""
+
+SLOT_BYTES = 8
+
 
 class NetworkShape(Protocol):
     """What `activation_bytes` reads of a network's configuration; `quire_models.ModelConfig` has these fields."""
@@ -45,11 +50,14 @@ def activation_bytes(network: NetworkShape, config: RunnerConfig, *, dtype_bytes
     element = dtype_bytes or DTYPE_BYTES.get(config.dtype, 4)
     query = network.num_heads * network.head_dim
     key_value = 2 * network.num_kv_heads * network.head_dim
-    # Residual, normed input and output of a sub-layer stay alive around its inner activations.
-    stream = 3 * network.hidden_size
+    # Residual, normed input and output of a sub-layer stay alive around its inner activations, and so do the rotations.
+    stream = 3 * network.hidden_size + 2 * network.head_dim
     attention = 2 * query + key_value
     mlp = 3 * network.intermediate_size
-    layer = num_tokens * (stream + max(attention, mlp)) * element
+    # An attention backend gathers one sequence's keys and values, lays them out anew, and masks a piece of its queries.
+    mask = min(num_tokens, MASKED_QUERIES) * (1 + element)
+    context = config.max_model_len * (2 * key_value * element + mask + SLOT_BYTES)
+    layer = max(num_tokens * (stream + attention) * element + context, num_tokens * (stream + mlp) * element)
     num_logit_rows = min(config.max_num_seqs * (1 + config.num_speculative_tokens), num_tokens)
     num_logit_rows = max(num_logit_rows, min(config.logits_chunk_tokens, num_tokens))
     logits = LOGITS_COPIES * num_logit_rows * network.vocab_size * 4

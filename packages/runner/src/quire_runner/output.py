@@ -30,6 +30,11 @@ def build_output(
     token_ids: list[int] = sampled.token_ids.tolist()
     failed = sampled.failed_rows()
     logprobs = sampled.logprobs()
+    if plan.num_drafts is None and not failed and not logprobs and len(token_ids) == len(output.rows):
+        # Decodes and finished prompts only, the step of every day.
+        result.sampled_token_ids = [[token_id] for token_id in token_ids]
+        rows.num_tokens[plan.logits.rows] = plan.logits.positions + 2
+        return
     begin = 0
     for entry, end in enumerate(plan.logits.entry_ends):
         if end == begin:
