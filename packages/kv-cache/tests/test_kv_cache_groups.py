@@ -5,13 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from quire_interfaces import ConfigError, FullAttentionSpec, KVCacheSpec, SlidingWindowSpec
 from quire_kv_cache.coordinator import prefix_block_ids, shared_prefix_blocks
 from quire_kv_cache.groups import FullAttentionGroup, GroupPolicy, SlidingWindowGroup, make_group_policy
 from quire_kv_cache.prefix_index import PrefixIndex
 
+PRESENT = st.sets(st.integers(0, 11)) | st.sets(st.integers(0, 11), max_size=3).map(lambda gone: set(range(12)) - gone)
+"""Blocks a group has: any, or all but a few."""
 HASHES = [bytes([i]) for i in range(12)]
 
 
@@ -30,9 +32,10 @@ def goes_on_after(window: int | None, block_size: int, present: set[int], num_bl
     return all(position // block_size in present for position in range(first, end))
 
 
+@settings(deadline=None)
 @given(
     block_size=st.sampled_from([1, 2, 4]),
-    groups=st.lists(st.tuples(st.none() | st.integers(1, 20), st.sets(st.integers(0, 11))), min_size=1, max_size=4),
+    groups=st.lists(st.tuples(st.none() | st.integers(1, 20), PRESENT), min_size=1, max_size=4),
     max_blocks=st.integers(0, 12),
 )
 def test_longest_prefix_is_the_longest(
@@ -56,6 +59,17 @@ def test_longest_prefix_is_the_longest(
         assert table == [0] * first + [1 + number * 100 + block for block in range(first, found)]
 
 
+def test_a_later_groups_cut_is_put_to_the_earlier_ones() -> None:
+    # The window group can go on after 3 blocks (block 2 is there); the full one cuts to 2, where the window is gone.
+    policies = [make(4, 4), make(None, 4)]
+    indexes = [PrefixIndex(), PrefixIndex()]
+    for number, (index, blocks) in enumerate(zip(indexes, ([0, 2], [0, 1]), strict=True)):
+        for block in blocks:
+            index.insert(HASHES[block], 1 + number * 100 + block)
+    assert shared_prefix_blocks(policies, indexes, HASHES, 3) == 1
+
+
+@settings(deadline=None)
 @given(window=st.integers(1, 40), block_size=st.sampled_from([1, 2, 4, 16]), position=st.integers(0, 200))
 def test_window_reads_from_here_on(window: int, block_size: int, position: int) -> None:
     policy = make(window, block_size)
@@ -66,6 +80,7 @@ def test_window_reads_from_here_on(window: int, block_size: int, position: int) 
     assert policy.first_read_block(at - 1) == first
 
 
+@settings(deadline=None)
 @given(
     window=st.integers(1, 20),
     block_size=st.sampled_from([1, 2, 4]),

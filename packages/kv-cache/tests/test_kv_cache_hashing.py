@@ -12,7 +12,7 @@ from typing import Any
 import cbor2
 import pytest
 import xxhash
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from quire_interfaces import ConfigError, RequestError
 from quire_kv_cache import BlockHasher, hash_blocks
@@ -52,6 +52,7 @@ def test_algorithms_do_not_meet() -> None:
     assert len({hash_blocks(range(4), 4, algorithm=algorithm)[0] for algorithm in ALGORITHMS}) == 4
 
 
+@settings(deadline=None)
 @given(
     algorithm=st.sampled_from(ALGORITHMS),
     block_size=st.sampled_from([1, 2, 4]),
@@ -73,6 +74,7 @@ def test_extending_in_pieces_equals_hashing_at_once(
     assert request.block_hashes == whole
 
 
+@settings(deadline=None)
 @given(
     algorithm=st.sampled_from(ALGORITHMS),
     first=st.tuples(

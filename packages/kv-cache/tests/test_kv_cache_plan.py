@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from quire_interfaces import ConfigError, FullAttentionSpec, KVCacheSpec, SlidingWindowSpec
 from quire_kv_cache import max_concurrency, plan_kv_cache
@@ -51,6 +51,7 @@ def test_a_tensor_is_as_wide_as_its_widest_layer() -> None:
     assert set(plan.tensor_block_bytes) == {sliding(32, heads=8).block_bytes}
 
 
+@settings(deadline=None)
 @given(
     kinds=st.lists(st.sampled_from([full(), full(heads=1), sliding(64), sliding(100)]), min_size=1, max_size=30),
     num_blocks=st.integers(40, 100),

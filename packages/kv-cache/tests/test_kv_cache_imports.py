@@ -1,0 +1,63 @@
+"""Importing is cheap and brings no tensor library; the public names are the documented ones; the README runs."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import quire_kv_cache
+
+README = Path(__file__).parents[1] / "README.md"
+
+
+def python(code: str) -> str:
+    run = subprocess.run([sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, timeout=60)
+    assert run.returncode == 0, run.stderr
+    return run.stdout
+
+
+def test_import_loads_only_what_it_needs() -> None:
+    loaded = python("import quire_kv_cache, sys; print(*sys.modules)").split()
+    assert "quire_kv_cache.manager" in loaded
+    ours = {name.split(".")[0] for name in loaded if name.startswith("quire_") or name == "quire"}
+    assert ours == {"quire_kv_cache", "quire_interfaces"}
+    assert not {"torch", "numpy", "cbor2", "msgspec", "pydantic"} & set(loaded)
+
+
+def test_cbor_is_loaded_on_demand() -> None:
+    code = (
+        "import quire_kv_cache as k, sys; k.hash_blocks([1], 1, algorithm='sha256_cbor'); print('cbor2' in sys.modules)"
+    )
+    assert python(code).strip() == "True"
+
+
+def test_import_is_quick() -> None:
+    code = "import time; a = time.process_time(); import quire_kv_cache; print(time.process_time() - a)"
+    # Processor time, best of three: the machine may be busy. The bar is 0.08 s together with the scheduler.
+    assert min(float(python(code)) for _ in range(3)) < 0.06
+
+
+def test_public_names_are_there() -> None:
+    assert sorted(quire_kv_cache.__all__, key=lambda name: (name[0].islower(), name)) == [
+        "AllocatorMisuseError",
+        "BlockHasher",
+        "GROUP_POLICIES",
+        "GroupPolicy",
+        "KVCacheConfig",
+        "KVCacheManager",
+        "PrefixCacheStats",
+        "hash_blocks",
+        "max_concurrency",
+        "plan_kv_cache",
+    ]
+    for name in quire_kv_cache.__all__:
+        assert hasattr(quire_kv_cache, name)
+
+
+def test_readme_example_runs() -> None:
+    blocks = re.findall(r"```python\n(.*?)```", README.read_text(), re.DOTALL)
+    assert blocks
+    for block in blocks:
+        python(block)

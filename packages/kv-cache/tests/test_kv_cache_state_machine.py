@@ -1,0 +1,338 @@
+"""Random traffic against a simulated memory.
+
+The model knows nothing of hashes, reference counts or free lists. It keeps, for every slot of every block, which
+content was last written there, and before each step checks that every slot the step reads still holds what this request
+(or one with the same beginning) wrote. A block shared wrongly, evicted while in use or given back too early is found
+here, whatever the cause. What is findable is followed through the events; the longest prefix is searched by trying all.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from quire_interfaces import (
+    AllBlocksCleared,
+    BlockRemoved,
+    BlockStored,
+    CachedPrefix,
+    FullAttentionSpec,
+    KVCacheSpec,
+    Request,
+    SlidingWindowSpec,
+)
+from quire_kv_cache import KVCacheConfig, KVCacheManager, plan_kv_cache
+from quire_testkit.conformance.block_allocator import make_request
+
+WINDOWS: list[tuple[int | None, ...]] = [(None,), (1,), (3,), (6,), (None, 5), (4, None, 7), (None, None), (2, 9)]
+BASES = [[0] * 40, [0, 1] * 20, [0] * 9 + [1] * 31]
+"""Prompts begin with one of these, so that beginnings meet often."""
+
+
+@dataclass
+class Sequence:
+    """A request, and what the device knows of it that the scheduler does not."""
+
+    request: Request
+    tokens: list[int]
+    """All true tokens, those of steps in flight included."""
+    device_computed: int = 0
+    results: list[tuple[int, list[int]]] = field(default_factory=list)
+    """Per step in flight: drafts it rejects, tokens it gives."""
+    table: tuple[list[int], ...] = ()
+    """The block table as the runner has it: appended to, never corrected."""
+
+
+class CacheMachine(RuleBasedStateMachine):
+    @initialize(
+        block_size=st.sampled_from([1, 2, 4]),
+        windows=st.sampled_from(WINDOWS),
+        num_usable=st.integers(4, 40),
+        algorithm=st.sampled_from(["sha256", "xxhash", "xxhash_cbor"]),
+    )
+    def start(self, block_size: int, windows: tuple[int | None, ...], num_usable: int, algorithm: str) -> None:
+        self.size, self.windows, self.num_usable = block_size, windows, num_usable
+        specs: dict[str, KVCacheSpec] = {}
+        for i, window in enumerate(windows):
+            common = {"block_size": block_size, "num_kv_heads": 1, "head_dim": i + 1, "dtype_bytes": 1}
+            specs[str(i)] = (
+                FullAttentionSpec(**common) if window is None else SlidingWindowSpec(**common, sliding_window=window)
+            )
+        config = KVCacheConfig(block_size=block_size, prefix_caching_hash_algo=algorithm, enable_kv_cache_events=True)
+        self.manager = KVCacheManager(plan_kv_cache(specs, num_blocks=num_usable + 1), config)
+        assert [getattr(g.spec, "sliding_window", None) for g in plan_kv_cache(specs, num_blocks=99).groups] == list(
+            windows
+        )
+        self.waiting: list[Sequence] = []
+        self.running: list[Sequence] = []
+        self.num_requests = 0
+        self.memory: dict[tuple[int, int], Any] = {}
+        self.contents: dict[Any, int] = {}
+        self.findable: set[tuple[int, bytes]] = set()
+        self.content_of_hash: dict[bytes, Any] = {}
+        self.next_event = 0
+
+    # What the slots hold
+
+    def identities(self, sequence: Sequence, tokens: list[int]) -> list[int]:
+        """Per position, a number for everything its KV depends on: the tokens and media before it, and the salt."""
+        request = sequence.request
+        numbers = []
+        last: Any = ("salt", request.cache_salt)
+        for position, token in enumerate(tokens):
+            media = tuple((key, position - a) for a, b, key in request.cache_extra_keys if a <= position < b)
+            last = self.contents.setdefault((last, token, media), len(self.contents))
+            numbers.append(last)
+        return numbers
+
+    def first_read(self, window: int | None, position: int) -> int:
+        return 0 if window is None else max(position - window + 1, 0)
+
+    def check_readable(self, sequence: Sequence, position: int) -> None:
+        """Everything that a token at `position` reads, other than itself, is in its place."""
+        numbers = self.identities(sequence, sequence.tokens[:position])
+        held = self.manager.block_ids(sequence.request.request_id)
+        for group, window in enumerate(self.windows):
+            for past in range(self.first_read(window, position), position):
+                block = sequence.table[group][past // self.size]
+                assert block == held[group][past // self.size] != 0
+                assert self.memory[block, past % self.size] == (group, numbers[past])
+
+    def execute(self, sequence: Sequence, tokens: list[int]) -> None:
+        """Compute `tokens` at the device's position; only the last ones may be drafts that are not true."""
+        start = sequence.device_computed
+        self.check_readable(sequence, start)
+        numbers = self.identities(sequence, sequence.tokens[:start] + tokens)
+        for group in range(len(self.windows)):
+            for position in range(start, start + len(tokens)):
+                block = sequence.table[group][position // self.size]
+                assert block != 0
+                self.memory[block, position % self.size] = (group, numbers[position])
+
+    # What allocation owes us
+
+    def needed_and_free(
+        self, sequence: Sequence, start: int, num_slots: int, cached: CachedPrefix | None
+    ) -> tuple[int, int]:
+        request = sequence.request
+        used: set[int] = set()
+        num_held_blocks = 0
+        for other in self.running:
+            tables = self.manager.block_ids(other.request.request_id)
+            for group, table in enumerate(tables):
+                first = 0
+                if other is sequence:
+                    earliest = min(start, request.num_tokens)
+                    first = self.first_read(self.windows[group], earliest) // self.size
+                    num_held_blocks = len(table)
+                used.update(table[first:])
+        if cached is not None:
+            num_held_blocks = cached.num_tokens // self.size
+            used.update(block for table in cached.block_ids for block in table)
+        num_free = self.num_usable - len(used - {0})
+        needed = max(-(-num_slots // self.size) - num_held_blocks, 0) * len(self.windows)
+        return needed, num_free
+
+    def allocate(self, sequence: Sequence, num_new: int, lookahead: int, cached: CachedPrefix | None = None) -> bool:
+        request = sequence.request
+        start = request.num_computed_tokens if cached is None else cached.num_tokens
+        needed, num_free = self.needed_and_free(sequence, start, start + num_new + lookahead, cached)
+        before = None if cached else self.manager.block_ids(request.request_id)
+        blocks = self.manager.allocate(request, num_new, cached, lookahead)
+        assert (blocks is None) == (needed > num_free)
+        if blocks is None:
+            if before is not None:
+                assert self.manager.block_ids(request.request_id) == before
+            return False
+        if cached is None:
+            sequence.table = tuple(old + new for old, new in zip(sequence.table, blocks, strict=True))
+        else:
+            sequence.table = blocks
+        assert self.manager.num_slots(request.request_id) >= start + num_new + lookahead
+        return True
+
+    # Traffic
+
+    @rule(
+        base=st.sampled_from(BASES),
+        num_base=st.integers(0, 24),
+        tail=st.lists(st.integers(0, 2), max_size=4),
+        salt=st.sampled_from([None, None, None, "s"]),
+        keys=st.sampled_from([(), (), (), ((3, 6, "cat"),), ((3, 6, "dog"),), ((0, 100, "adapter"),)]),
+        reads=st.sampled_from([True, True, True, False]),
+    )
+    def add(self, base: list[int], num_base: int, tail: list[int], salt: Any, keys: Any, reads: bool) -> None:
+        tokens = base[:num_base] + tail or [0]
+        self.num_requests += 1
+        request = make_request(
+            f"r{self.num_requests}", tokens, cache_salt=salt, cache_extra_keys=keys, reads_prefix_cache=reads
+        )
+        self.waiting.append(Sequence(request, tokens))
+
+    @precondition(lambda self: self.waiting)
+    @rule(data=st.data(), chunk=st.integers(1, 30), lookahead=st.integers(0, 3))
+    def admit(self, data: st.DataObject, chunk: int, lookahead: int) -> None:
+        sequence = data.draw(st.sampled_from(self.waiting))
+        request = sequence.request
+        cached = self.manager.find_cached_prefix(request)
+        assert cached.num_tokens == self.longest_findable(request)
+        num_new = min(chunk, request.num_tokens - cached.num_tokens)
+        if not self.allocate(sequence, num_new, lookahead, cached):
+            return
+        self.waiting.remove(sequence)
+        self.running.append(sequence)
+        request.num_computed_tokens = sequence.device_computed = cached.num_tokens
+        self.launch(sequence, num_new, [], data.draw(st.integers(0, 2)))
+
+    @precondition(lambda self: self.running)
+    @rule(
+        data=st.data(),
+        chunk=st.integers(1, 30),
+        drafts=st.lists(st.integers(0, 2), max_size=3),
+        lookahead=st.integers(0, 2),
+    )
+    def step(self, data: st.DataObject, chunk: int, drafts: list[int], lookahead: int) -> None:
+        """One more step for one request, while up to one step before it is in flight."""
+        sequence = data.draw(st.sampled_from(self.running))
+        request = sequence.request
+        num_left = request.num_tokens - request.num_computed_tokens
+        if len(sequence.results) == 2:
+            return
+        if sequence.results:
+            drafts, num_new = [], 1
+        elif num_left > 1:
+            drafts, num_new = [], min(chunk, num_left)
+        else:
+            num_new = 1 + len(drafts)
+        if not self.allocate(sequence, num_new, lookahead):
+            return
+        # The scheduler may be wrong about where this step begins; it begins nowhere before the known tokens' end.
+        self.check_readable(sequence, min(request.num_computed_tokens, request.num_tokens))
+        self.launch(sequence, num_new, drafts, data.draw(st.integers(0, 2)))
+
+    def launch(self, sequence: Sequence, num_new: int, drafts: list[int], bonus: int) -> None:
+        request = sequence.request
+        start = sequence.device_computed
+        num_true = num_new - len(drafts)
+        true_tokens = sequence.tokens[start : start + num_true]
+        assert len(true_tokens) == num_true
+        self.execute(sequence, true_tokens + drafts)
+        request.num_computed_tokens += num_new
+        num_accepted = next((i for i, draft in enumerate(drafts) if draft == bonus), len(drafts))
+        sequence.device_computed = start + num_true + num_accepted
+        if sequence.device_computed - num_accepted == len(sequence.tokens):
+            given_tokens = [*drafts[:num_accepted], bonus]
+            sequence.tokens = sequence.tokens + given_tokens
+            sequence.results.append((len(drafts) - num_accepted, given_tokens))
+        self.cache(sequence)
+
+    def cache(self, sequence: Sequence) -> None:
+        request = sequence.request
+        num_certain = min(request.num_computed_tokens, request.num_tokens)
+        # Not after each step: whatever was left out has to come with the next call.
+        if num_certain % 3 != self.num_requests % 3:
+            self.manager.cache_blocks(request, num_certain)
+        self.follow_events()
+
+    @precondition(lambda self: any(sequence.results for sequence in self.running))
+    @rule(data=st.data())
+    def take_result(self, data: st.DataObject) -> None:
+        sequence = data.draw(st.sampled_from([sequence for sequence in self.running if sequence.results]))
+        num_rejected, tokens = sequence.results.pop(0)
+        sequence.request.num_computed_tokens -= num_rejected
+        sequence.request.output_token_ids.extend(tokens)
+        self.cache(sequence)
+
+    @precondition(lambda self: self.running)
+    @rule(data=st.data(), preempt=st.booleans())
+    def leave(self, data: st.DataObject, preempt: bool) -> None:
+        sequence = data.draw(st.sampled_from(self.running))
+        request = sequence.request
+        self.running.remove(sequence)
+        self.manager.free(request)
+        assert self.manager.num_slots(request.request_id) == 0
+        if preempt:
+            sequence.tokens = request.token_ids(0, request.num_tokens)
+            sequence.results.clear()
+            request.num_computed_tokens = sequence.device_computed = 0
+            request.num_preemptions += 1
+            self.waiting.append(sequence)
+
+    @rule()
+    def reset(self) -> None:
+        assert self.manager.reset_prefix_cache() == (not self.running)
+
+    @precondition(lambda self: self.waiting)
+    @rule(data=st.data())
+    def explain(self, data: st.DataObject) -> None:
+        request = data.draw(st.sampled_from(self.waiting)).request
+        miss = self.manager.explain_miss(request)
+        assert miss.num_hit_tokens == self.manager.find_cached_prefix(request).num_tokens
+        whole = (request.num_tokens - 1) // self.size * self.size
+        assert (miss.reason == "not_readable") == (not request.reads_prefix_cache)
+        if request.reads_prefix_cache:
+            assert (miss.reason in ("full_hit", "partial_block")) == (miss.num_hit_tokens == whole)
+
+    # What is findable
+
+    def follow_events(self) -> None:
+        for event in self.manager.take_events():
+            assert event.sequence_number == self.next_event
+            self.next_event += 1
+            if isinstance(event, BlockStored):
+                self.follow_stored(event)
+            elif isinstance(event, BlockRemoved):
+                for block_hash in event.block_hashes:
+                    self.findable.remove((event.group, block_hash))
+            else:
+                assert isinstance(event, AllBlocksCleared)
+                self.findable.clear()
+
+    def follow_stored(self, event: BlockStored) -> None:
+        parent = event.parent_block_hash
+        assert len(event.token_ids) == len(event.block_hashes) * self.size
+        for i, block_hash in enumerate(event.block_hashes):
+            tokens = tuple(event.token_ids[i * self.size : (i + 1) * self.size])
+            content = (parent, tokens, event.extra_keys[i])
+            assert self.content_of_hash.setdefault(block_hash, content) == content
+            assert (event.group, block_hash) not in self.findable
+            self.findable.add((event.group, block_hash))
+            parent = block_hash
+
+    def longest_findable(self, request: Request) -> int:
+        self.follow_events()
+        if not request.reads_prefix_cache:
+            return 0
+        longest = 0
+        for end in range(0, request.num_tokens, self.size):
+            if all(
+                (group, request.block_hashes[position // self.size]) in self.findable
+                for group, window in enumerate(self.windows)
+                for position in range(self.first_read(window, end), end)
+            ):
+                longest = end
+        return longest
+
+    @invariant()
+    def is_whole(self) -> None:
+        self.manager.check_integrity()
+        self.follow_events()
+        usage = self.manager.usage()
+        assert usage.num_total_blocks == self.num_usable
+        tables = [self.manager.block_ids(sequence.request.request_id) for sequence in self.running]
+        held = {block for groups in tables for table in groups for block in table} - {0}
+        assert usage.num_free_blocks == self.num_usable - len(held)
+
+    def teardown(self) -> None:
+        if hasattr(self, "manager"):
+            for sequence in self.running:
+                self.manager.free(sequence.request)
+            self.manager.check_integrity()
+            assert self.manager.usage().num_free_blocks == self.num_usable
+
+
+CacheMachine.TestCase.settings = settings(max_examples=80, stateful_step_count=40, deadline=None)
+test_random_traffic = CacheMachine.TestCase
