@@ -67,7 +67,12 @@ class PieceStream:
         if not piece:
             return ""
         text = self._decoder.decode(piece.encode() if isinstance(piece, str) else piece)
-        self._pending = bool(self._decoder.getstate()[0])
+        waiting = self._decoder.getstate()[0]
+        if len(waiting) == 2 and waiting[0] == 0xED and waiting[1] >= 0xA0:
+            # Half of a UTF-16 pair can never become a character, but CPython's decoder waits for its third byte.
+            text += self._decoder.decode(b"", True)
+            waiting = b""
+        self._pending = bool(waiting)
         return text
 
     def _push_first(self, token_id: int, piece: str | bytes) -> str:
