@@ -86,10 +86,10 @@ class AsyncLLM:
             self._model_config = ModelConfig.from_path(self.folder)
             self._renderer = build_renderer(self.config, self.folder, self._model_config, self._chat_template)
             self.generation_defaults = read_generation_defaults(self.folder)
+            info = await self._client.ready()
         except BaseException:
             await self._client.shutdown(0.0)
             raise
-        info = await self._client.ready()
         tokenizer = self._renderer.tokenizer
         eos_token_ids = dict.fromkeys((*self._model_config.eos_token_ids, *tokenizer.eos_token_ids))
         self._engine = AsyncEngine(

@@ -1,0 +1,88 @@
+"""The settings tree: names, sources, conversions, errors."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from quire.config import DERIVED, QuireConfig, build_sections, config_fields, parse_text
+from quire_interfaces import ConfigError
+
+SECTIONS = QuireConfig.sections()
+FIELDS = config_fields(SECTIONS)
+
+
+def test_later_sources_win_and_are_remembered() -> None:
+    sources = [("file", {"max_num_seqs": 8, "block_size": 32}), ("command line", {"--max-num-seqs": "4"})]
+    built, origins = build_sections(SECTIONS, sources)
+    config = QuireConfig(**built)  # type: ignore[arg-type]
+    assert config.scheduler.max_num_seqs == 4
+    assert config.kv_cache.block_size == 32
+    assert origins["max_num_seqs"] == (4, "command line")
+    assert origins["block_size"] == (32, "file")
+    assert origins["dtype"] == ("auto", "default")
+
+
+def test_one_flag_fills_every_owner() -> None:
+    assert {section for section, _ in FIELDS["max_model_len"].owners} == {"model", "scheduler"}
+    config = QuireConfig.of(max_model_len=777)
+    assert config.model.max_model_len == config.scheduler.max_model_len == 777
+
+
+@pytest.mark.parametrize(
+    ("name", "nearest"),
+    [("max_num_seq", "max_num_seqs"), ("blocksize", "block_size"), ("--max-modellen", "max_model_len")],
+)
+def test_unknown_name_tells_the_nearest(name: str, nearest: str) -> None:
+    with pytest.raises(ConfigError, match=nearest):
+        QuireConfig.of(**{name: 1})
+
+
+def test_bad_value_names_the_field() -> None:
+    with pytest.raises(ConfigError, match="max_num_seqs must be a whole number of at least 1, got 0"):
+        QuireConfig.of(max_num_seqs=0)
+
+
+@pytest.mark.parametrize(
+    ("text", "value"), [("4096", 4096), ("4k", 4000), ("4K", 4096), ("4Ki", 4096), ("1.5k", 1500), ("2M", 2 << 20)]
+)
+def test_whole_numbers_take_suffixes(text: str, value: int) -> None:
+    assert parse_text(FIELDS["max_num_seqs"], text) == value
+
+
+@pytest.mark.parametrize("text", ["", "k", "1.2", "four", "1.0001k", "0x10"])
+def test_what_is_no_whole_number_is_refused(text: str) -> None:
+    with pytest.raises(ConfigError, match="--max-num-seqs expects int"):
+        parse_text(FIELDS["max_num_seqs"], text)
+
+
+def test_optional_fields_take_none() -> None:
+    assert parse_text(FIELDS["max_model_len"], "none") is None
+    assert parse_text(FIELDS["enable_prefix_caching"], "false") is False
+
+
+def test_every_field_explains_itself() -> None:
+    for section, owner in SECTIONS.items():
+        for name, spec in config_fields({section: owner}).items():
+            assert spec.help.endswith("."), f"{section}.{name} has no help"
+            assert spec.flag.startswith("--")
+
+
+def test_derived_fields_exist_and_are_not_offered() -> None:
+    for section, name in DERIVED:
+        assert name in SECTIONS[section].__dataclass_fields__
+        assert (section, name) not in [owner for spec in FIELDS.values() for owner in spec.owners]
+
+
+@given(
+    st.builds(
+        QuireConfig.of,
+        max_num_seqs=st.integers(1, 9999),
+        block_size=st.sampled_from([1, 8, 16, 32, 64, 128, 256]),
+        dtype=st.sampled_from(["auto", "float32", "bfloat16"]),
+        max_model_len=st.none() | st.integers(2, 10**6),
+    )
+)
+def test_plain_data_round_trip(config: QuireConfig) -> None:
+    assert QuireConfig.from_dict(config.to_dict()) == config

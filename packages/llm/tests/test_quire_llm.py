@@ -1,0 +1,157 @@
+"""`LLM` and `AsyncLLM` on a tiny random checkpoint: what a caller sees."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from quire import LLM, AsyncLLM, ContextLengthError, QuireConfig, RequestError, SamplingParams
+from quire_interfaces import EngineDeadError
+from quire_testkit.checkpoints import make_checkpoint
+
+README = Path(__file__).resolve().parents[1] / "README.md"
+GREEDY = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_checkpoint(tmp_path_factory.mktemp("model") / "tiny", like="qwen3", dtype="float32")
+
+
+@pytest.fixture(scope="module")
+def llm(folder: Path) -> Iterator[LLM]:
+    with LLM(folder, max_model_len=128, max_num_seqs=8, num_threads=1, max_queued_requests=4) as made:
+        yield made
+
+
+def test_one_and_many_prompts_of_every_kind(llm: LLM) -> None:
+    ids = llm.tokenizer.encode("the quire gathers")
+    (alone,) = llm.generate("the quire gathers", GREEDY, use_tqdm=False)
+    outputs = llm.generate(
+        ["the quire gathers", ids, {"prompt": "the quire gathers"}, {"prompt_token_ids": ids}], GREEDY, use_tqdm=False
+    )
+    assert [output.outputs[0].token_ids for output in outputs] == [alone.outputs[0].token_ids] * 4
+    assert alone.outputs[0].text == llm.tokenizer.decode(alone.outputs[0].token_ids)
+
+
+def test_more_prompts_than_the_queue_holds_come_back_in_order(llm: LLM) -> None:
+    prompts = [[number + 3, number + 4] for number in range(40)]
+    params = [SamplingParams(temperature=0, max_tokens=1 + number % 5, ignore_eos=True) for number in range(40)]
+    outputs = llm.generate(prompts, params, use_tqdm=True)
+    assert [output.prompt_token_ids for output in outputs] == prompts
+    assert [len(output.outputs[0].token_ids) for output in outputs] == [1 + number % 5 for number in range(40)]
+
+
+def test_seed_fixes_the_tokens_whatever_else_runs(llm: LLM) -> None:
+    params = SamplingParams(temperature=1.0, seed=7, max_tokens=12, ignore_eos=True)
+    (alone,) = llm.generate([[5, 6, 7]], params, use_tqdm=False)
+    crowd = llm.generate([[9], [5, 6, 7], [8] * 40, [1, 2]], params, use_tqdm=False)
+    assert crowd[1].outputs[0].token_ids == alone.outputs[0].token_ids
+
+
+def test_n_completions_differ_and_repeat(llm: LLM) -> None:
+    params = SamplingParams(n=3, temperature=1.0, seed=1, max_tokens=12, ignore_eos=True)
+    first, second = (llm.generate([[5, 6]], params, use_tqdm=False)[0] for _ in range(2))
+    tokens = [tuple(completion.token_ids) for completion in first.outputs]
+    assert len(set(tokens)) == 3
+    assert tokens == [tuple(completion.token_ids) for completion in second.outputs]
+
+
+def test_chat_renders_the_template(llm: LLM) -> None:
+    (output,) = llm.chat([{"role": "user", "content": "hello"}], GREEDY, use_tqdm=False)
+    assert output.prompt == "<|im_start|>user\nhello<|im_end|>\n<|im_start|>assistant\n"
+
+
+def test_speculation_changes_nothing(llm: LLM, folder: Path) -> None:
+    prompts = [[7, 8, 9] * 6, [4] * 20, list(range(30, 50))]
+    mixed = [GREEDY, SamplingParams(temperature=0.8, seed=3, max_tokens=40, ignore_eos=True), GREEDY]
+    plain = llm.generate(prompts, mixed, use_tqdm=False)
+    with LLM(folder, max_model_len=128, speculative_method="ngram", prompt_lookup_min=1, num_threads=1) as drafting:
+        drafted = drafting.generate(prompts, mixed, use_tqdm=False)
+        assert drafting.stats().num_accepted_tokens_total > 0
+    assert [o.outputs[0].token_ids for o in drafted] == [o.outputs[0].token_ids for o in plain]
+
+
+def test_int8_weights_serve(folder: Path) -> None:
+    with LLM(folder, max_model_len=128, quantization="int8", num_threads=1) as small:
+        (output,) = small.generate([[5, 6, 7]], GREEDY, use_tqdm=False)
+        assert len(output.outputs[0].token_ids) == 8
+        assert "int8" in small.engine.info.choices["weights"]
+
+
+def test_custom_logits_processor(folder: Path) -> None:
+    def only_77(token_ids: object, num_prompt_tokens: int, logits: object) -> object:
+        logits[:77] = float("-inf")  # type: ignore[index]
+        logits[78:] = float("-inf")  # type: ignore[index]
+        return logits
+
+    with LLM(folder, max_model_len=64, logits_processors={"only_77": only_77}, num_threads=1) as llm:  # type: ignore[dict-item]
+        params = SamplingParams(max_tokens=3, ignore_eos=True, extra_args={"logits_processors": ["only_77"]})
+        (output,) = llm.generate([[5]], params, use_tqdm=False)
+        assert output.outputs[0].token_ids == [77, 77, 77]
+
+
+@pytest.mark.parametrize(
+    ("prompt", "params", "message"),
+    [
+        ([5000], GREEDY, "5000"),
+        ([], GREEDY, "at least one token"),
+        ({"text": "x"}, GREEDY, "'prompt' or 'prompt_token_ids'"),
+        ([1] * 125, GREEDY, "context is 128"),
+        ([1], SamplingParams(logprobs=21), "at most 20"),
+        ([1], SamplingParams(logit_bias={4000: 1.0}), "4000"),
+    ],
+)
+def test_bad_requests_name_the_fault_and_leave_the_engine_usable(
+    llm: LLM, prompt: object, params: SamplingParams, message: str
+) -> None:
+    with pytest.raises((RequestError, ContextLengthError), match=re.escape(message)):
+        llm.generate([[1, 2], prompt], params, use_tqdm=False)  # type: ignore[list-item]
+    assert not llm.engine.has_unfinished_requests()
+    assert len(llm.generate([[1, 2]], GREEDY, use_tqdm=False)[0].outputs[0].token_ids) == 8
+
+
+async def test_async_llm_streams_without_torch_here(folder: Path) -> None:
+    llm = AsyncLLM.start(QuireConfig.of(model=str(folder), max_model_len=128, num_threads=1))
+    try:
+        info = await llm.ready()
+        assert info.max_model_len == 128
+
+        async def collect(prompt: list[int]) -> list[int]:
+            outputs = [output async for output in llm.generate(prompt, GREEDY)]
+            assert outputs[-1].finished
+            return [token for output in outputs for token in output.outputs[0].token_ids]
+
+        alone = await collect([5, 6, 7])
+        together = await asyncio.gather(*(collect([5, 6, 7]) for _ in range(5)), collect([9] * 30))
+        assert together[:5] == [alone] * 5
+        assert await llm.check_integrity() is None
+    finally:
+        await llm.shutdown()
+    with pytest.raises(EngineDeadError):
+        llm.check_health()
+
+
+async def test_engine_that_cannot_start_says_why(folder: Path) -> None:
+    llm = AsyncLLM.start(QuireConfig.of(model=str(folder), max_model_len=128, attention_backend="abacus"))
+    with pytest.raises(EngineDeadError, match="there is no attention backend 'abacus'"):
+        await llm.ready()
+
+
+def test_the_front_loads_no_torch() -> None:
+    code = (
+        "import sys, quire; quire.AsyncLLM, quire.QuireConfig, quire.make_plan; "
+        "sys.exit(bool({'torch', 'transformers', 'numpy'} & set(sys.modules)))"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_readme_example_runs(tmp_path: Path) -> None:
+    (block,) = re.findall(r"```python\n(.*?)```", README.read_text(), re.DOTALL)
+    subprocess.run([sys.executable, "-c", block], check=True, cwd=tmp_path)

@@ -1,0 +1,87 @@
+"""The memory plan: right to the byte where the engine allocates, quick, and free of torch."""
+
+from __future__ import annotations
+
+import resource
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from quire.assemble import build_parts
+from quire.config import QuireConfig
+from quire.plan import make_plan
+from quire_interfaces import ConfigError
+from quire_models.config import ModelConfig
+from quire_testkit.checkpoints import checkpoint_config, make_checkpoint
+
+GB = 10**9
+
+
+def big_model() -> ModelConfig:
+    return ModelConfig.from_dict(checkpoint_config("qwen3", "0.6b"))
+
+
+def test_weights_are_the_files_size(tmp_path: Path) -> None:
+    for like in ("llama", "mistral", "qwen2", "qwen3"):
+        folder = make_checkpoint(tmp_path / like, like=like, tie_word_embeddings=False)
+        plan = make_plan(QuireConfig(), ModelConfig.from_path(folder))
+        weights = sum(size for what, size in plan.ledger_bytes.items() if what.startswith("weights"))
+        file = (folder / "model.safetensors").stat().st_size
+        assert 0 <= file - weights < 16_384  # the header
+
+
+def test_cache_is_allocated_as_planned(tmp_path: Path) -> None:
+    folder = make_checkpoint(tmp_path / "model")
+    config = QuireConfig.of(model=str(folder), max_model_len=256, kv_cache_memory_bytes=1_000_000)
+    plan = make_plan(config, ModelConfig.from_path(folder))
+    parts = build_parts(config)
+    caches = parts.executor._runner._kv_caches  # type: ignore[attr-defined]
+    assert sum(cache.nbytes for cache in caches) == plan.ledger_bytes["KV cache"] <= 1_000_000
+    assert parts.info.num_blocks == plan.kv_plan.num_blocks - 1
+    assert parts.scheduler._allocator.usage().num_total_blocks == parts.info.num_blocks  # type: ignore[attr-defined]
+    parts.executor.close()
+
+
+def test_qwen3_06b_ledger() -> None:
+    config = QuireConfig.of(max_model_len=4096, max_num_seqs=32, kv_cache_memory_bytes="4G")
+    plan = make_plan(config, big_model(), free_bytes=20 * GB)
+    assert sum(v for k, v in plan.ledger_bytes.items() if k.startswith("weights")) == 1_192_099_840
+    # 28 layers x 2 x 8 heads x 128 x 2 bytes = 114,688 bytes per token.
+    assert plan.ledger_bytes["KV cache"] == plan.kv_plan.num_blocks * 16 * 114_688
+    assert plan.max_concurrency == pytest.approx(plan.num_kv_tokens / 4096, rel=1e-3)
+
+
+def test_cache_stops_growing_when_it_is_enough() -> None:
+    plan = make_plan(QuireConfig.of(max_model_len=128, max_num_seqs=2), big_model(), free_bytes=200 * GB)
+    assert plan.kv_plan.num_blocks == 1 + 2 * 8
+    assert any("enough" in note for note in plan.notes)
+
+
+def test_too_little_memory_says_what_fits() -> None:
+    with pytest.raises(
+        ConfigError, match=r"one request of max_model_len=40960 .* set --max-model-len to about (\d+)"
+    ) as error:
+        make_plan(QuireConfig(), big_model(), free_bytes=8 * GB)
+    fits = int(str(error.value).split("about ")[1].split(",")[0])
+    make_plan(QuireConfig.of(max_model_len=fits), big_model(), free_bytes=8 * GB)
+
+
+def test_longer_than_the_model_is_refused() -> None:
+    with pytest.raises(ConfigError, match="more than the model's context of 40960"):
+        make_plan(QuireConfig.of(max_model_len=40961), big_model())
+
+
+def test_planning_loads_no_torch_and_is_quick(tmp_path: Path) -> None:
+    folder = make_checkpoint(tmp_path / "model")
+    code = (
+        "import sys; from quire import QuireConfig, make_plan; from quire_models.config import ModelConfig; "
+        f"make_plan(QuireConfig(), ModelConfig.from_path({str(folder)!r})); "
+        "sys.exit('torch' in sys.modules or 'transformers' in sys.modules)"
+    )
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    subprocess.run([sys.executable, "-c", code], check=True)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    # Processor time, because other tests run beside this one.
+    assert after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime < 2
