@@ -26,6 +26,7 @@ from quire_testkit.fake_runner import expected_output
 async def start(
     factory_config: dict[str, Any] | None = None, *, factory: str = FACTORY, **settings: Any
 ) -> ProcessClient:
+    settings.setdefault("max_restarts", 0)
     client = ProcessClient(factory, factory_config or {}, EngineConfig(forward_output=False, **settings))
     await client.ready()
     return client

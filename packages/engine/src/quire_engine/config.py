@@ -55,8 +55,9 @@ class EngineConfig(Settings):
         check=at_least(0.1),
     )
     max_restarts: int = setting(
-        0,
-        help="How often an engine process that died is started again; its requests go on where they were.",
+        3,
+        help="How often within an hour an engine process that died is started again; its requests go on where they "
+        "were.",
         unit="restarts",
         check=at_least(0),
     )

@@ -11,6 +11,7 @@ import contextlib
 import os
 import shutil
 import tempfile
+import time
 from collections import deque
 from collections.abc import Iterable
 from typing import Any
@@ -39,6 +40,7 @@ __all__ = ["ProcessClient"]
 RECEIVE_BATCH = 64
 """Messages taken per turn of the event loop, so that a flood leaves room for everything else."""
 RETRY_SEND_S = 0.01
+RESTART_WINDOW_S = 3600.0
 LAST_WORDS_S = 0.3
 """After the process's end, how long its last message may still be on its way."""
 
@@ -80,6 +82,7 @@ class ProcessClient(StreamingClient):
         self._reader_fd = -1
         self._unsent: deque[bytes] = deque()
         self._resume_ids: list[str] = []
+        self._restart_times_s: list[float] = []
         self.num_restarts = 0
 
     @property
@@ -224,7 +227,7 @@ class ProcessClient(StreamingClient):
         assert process.returncode is not None
         cause = explain_exit(process.returncode, process.last_lines())
         may_restart = self.info is not None and self._dead is None and not self._is_stopping
-        if may_restart and self.num_restarts < self.config.max_restarts:
+        if may_restart and self._has_restarts_left():
             self._restart(cause)
             return
         self._exited.set()
@@ -234,13 +237,19 @@ class ProcessClient(StreamingClient):
 
     def _on_failed(self, message: Any) -> None:
         # A core that failed while it ran ends its process next; if a restart is left, that is what counts.
-        if self.info is not None and self.num_restarts < self.config.max_restarts and not self._is_stopping:
+        if self.info is not None and self._has_restarts_left() and not self._is_stopping:
             return
         super()._on_failed(message)
+
+    def _has_restarts_left(self) -> bool:
+        horizon = time.monotonic() - RESTART_WINDOW_S
+        self._restart_times_s = [when for when in self._restart_times_s if when >= horizon]
+        return len(self._restart_times_s) < self.config.max_restarts
 
     def _restart(self, cause: str) -> None:
         """Start a new process; requests in flight go on in it after the tokens they already have."""
         self.num_restarts += 1
+        self._restart_times_s.append(time.monotonic())
         for future in self._calls.values():
             if not future.done():
                 future.set_exception(EngineDeadError(f"the engine is being restarted: {cause}"))

@@ -1,0 +1,81 @@
+"""Requests are resolved and checked before the core sees them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from quire_engine import EngineInfo, InputProcessor, unpack_token_ids
+from quire_interfaces import ContextLengthError, RequestError, SamplingParams
+
+INFO = EngineInfo(max_model_len=100, vocab_size=50)
+
+
+def process(prompt: list[int], **params: Any) -> list[Any]:
+    return InputProcessor(INFO, eos_token_ids=[2, 3]).process("r", prompt, SamplingParams(**params))
+
+
+def test_what_is_left_open_is_resolved() -> None:
+    (message,) = process([5, 6, 7], stop_token_ids=(9,))
+    assert unpack_token_ids(message.prompt) == [5, 6, 7]
+    assert message.max_tokens == 97
+    assert message.stop_token_ids == {2, 3, 9}
+    assert message.arrival_time_s > 0
+    assert process([1], ignore_eos=True)[0].stop_token_ids == frozenset()
+
+
+def test_seeds() -> None:
+    assert [each.seed for each in process([1], n=3, seed=5)] == [5, 6, 7]
+    assert [each.seed for each in process([1], n=2, seed=2**63 - 1)] == [2**63 - 1, -(2**63)]
+    assert process([1])[0].seed != process([1])[0].seed
+
+
+def test_internal_ids_never_repeat() -> None:
+    processor = InputProcessor(INFO)
+    seen = {each.request_id for _ in range(3) for each in processor.process("same", [1], SamplingParams(n=2))}
+    assert len(seen) == 6
+
+
+def test_only_the_first_completion_computes_prompt_logprobs() -> None:
+    messages = process([1, 2], n=3, prompt_logprobs=1, logprobs=4)
+    assert [each.sampling_params.prompt_logprobs for each in messages] == [1, None, None]
+    assert [each.sampling_params.logprobs for each in messages] == [4, 4, 4]
+
+
+@pytest.mark.parametrize(
+    ("prompt", "params", "told", "param"),
+    [
+        ([1] * 100, {}, "100 tokens.*100 tokens", "prompt"),
+        ([1] * 90, {"max_tokens": 11}, "90.*11.*101.*100.*at most 10", "max_tokens"),
+        ([1] * 90, {"min_tokens": 11}, "min_tokens is 11", "min_tokens"),
+    ],
+)
+def test_what_does_not_fit_the_context(prompt: list[int], params: dict[str, Any], told: str, param: str) -> None:
+    with pytest.raises(ContextLengthError, match=told) as caught:
+        process(prompt, **params)
+    assert caught.value.param == param
+
+
+@pytest.mark.parametrize(
+    ("prompt", "params", "param"),
+    [
+        ([], {}, "prompt"),
+        ([1, 50], {}, "prompt"),
+        ([-1], {}, "prompt"),
+        ([1.5], {}, "prompt"),
+        (["1"], {}, "prompt"),
+        ([1], {"logit_bias": {50: 1.0}}, "logit_bias"),
+        ([1], {"allowed_token_ids": (1, 99)}, "allowed_token_ids"),
+        ([1], {"stop_token_ids": (50,)}, "stop_token_ids"),
+        ([1], {"bad_words_token_ids": ((1, 77),)}, "bad_words_token_ids"),
+    ],
+)
+def test_what_is_outside_the_vocabulary(prompt: list[Any], params: dict[str, Any], param: str) -> None:
+    with pytest.raises(RequestError) as caught:
+        process(prompt, **params)
+    assert caught.value.param == param
+
+
+def test_the_last_of_vocabulary_and_context_is_fine() -> None:
+    (message,) = process([49] * 99, max_tokens=1)
+    assert message.max_tokens == 1
