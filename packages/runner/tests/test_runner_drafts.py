@@ -125,6 +125,24 @@ def test_a_drafter_that_raises_costs_no_request(caplog: pytest.LogCaptureFixture
     assert "goes on without drafts" in caplog.text
 
 
+def test_drafters_get_a_plain_sequence_of_the_known_tokens() -> None:
+    seen: list[list[int]] = []
+
+    class Looks:
+        def propose(self, token_ids: Sequence[int], max_tokens: int) -> list[int]:
+            assert isinstance(token_ids, Sequence)
+            assert all(type(token) is int for token in token_ids)
+            assert 1 <= max_tokens <= 2
+            seen.append(list(token_ids))
+            return []
+
+    engine = Engine(num_speculative_tokens=2, drafter=Looks())
+    request = make_request("r", range(5))
+    tokens = [*request.prompt_token_ids, *engine.run(request)["r"].token_ids]
+    engine.close()
+    assert seen == [tokens[:n] for n in range(6, len(tokens) + 1)]
+
+
 def test_requests_with_custom_processors_get_no_drafts() -> None:
     def reverse(token_ids: Sequence[int], num_prompt_tokens: int, logits: Any) -> Any:
         return logits.flip(0)

@@ -112,7 +112,7 @@ def _logit_rows(
     if num_drafts is None:
         counts = samples
         entries = np.flatnonzero(samples)
-        back = 1
+        back: Ints | int = 1
     else:
         counts = samples * (1 + num_drafts)
         entries = np.repeat(np.arange(len(rows)), counts)

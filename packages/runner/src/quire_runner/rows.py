@@ -9,6 +9,7 @@ Shape legend: R rows (max_num_seqs), L token slots of a row, W block slots of a 
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Sequence
 
 import numpy as np
@@ -176,6 +177,11 @@ class Rows:
         """
         index = torch.from_numpy(rows * self.row_len + positions + 1).to(self.token_ids.device)
         self.token_ids.view(-1)[index] = token_ids.to(torch.int32)
+
+    def history(self, row: int) -> array[int]:
+        """The certain tokens of a row, on the host: an array of C integers, which drafters can search as bytes."""
+        tokens = self.token_ids[row, : int(self.num_tokens[row])]
+        return array("i", tokens.cpu().numpy().tobytes())
 
     def free(self, row: int) -> None:
         """Empty a row."""

@@ -219,8 +219,7 @@ class ModelRunner:
             if room < 1:
                 continue
             try:
-                # An array is a sequence of token ids, and drafters that read its buffer spare the conversion.
-                drafts = self._drafter.propose(self._rows.token_ids[row, :num_tokens].cpu().numpy(), room)
+                drafts = self._drafter.propose(self._rows.history(row), room)
             except Exception:
                 # A guess that fails costs speed, never an answer.
                 _logger.exception("the drafter failed; row %d goes on without drafts", row)
