@@ -44,10 +44,10 @@ def test_without_chunking_a_prompt_waits_until_it_fits_whole(make_driver):
 @pytest.mark.parametrize("depth", [0, 1, 2])
 def test_no_step_computes_what_nobody_asked_for(make_driver, depth):
     driver = make_driver(depth=depth)
-    driver.add(make_request("a", range(5), max_tokens=6))
+    driver.add(make_request("a", range(5), max_tokens=6), make_request("b", range(5), max_tokens=16, seed=1))
     driver.run()
     # The last token is sampled, but never computed; no step goes beyond it, however many are in flight.
-    assert sum(step.total_num_scheduled_tokens for step in driver.steps) == 5 + 6 - 1
+    assert sum(step.total_num_scheduled_tokens for step in driver.steps) == (5 + 6 - 1) + (5 + 16 - 1)
 
 
 def test_the_context_ends_the_output(make_driver):
