@@ -63,9 +63,11 @@ def test_tokens_in_flight_survive_preemption(make_driver, depth):
 
 def test_no_row_is_filled_in_the_step_of_a_preemption(make_driver):
     """The blocks that a preemption frees are for the one that needed them, not for whoever waits."""
-    driver = make_driver(num_blocks=6, max_num_seqs=2)
-    requests = [make_request(f"r{i}", range(i, i + 8), max_tokens=12, seed=i) for i in range(2)]
-    driver.add(*requests, make_request("small", [1], max_tokens=2))
+    driver = make_driver(num_blocks=6, max_num_seqs=2, policy="priority")
+    requests = [make_request(f"r{i}", range(i, i + 8), max_tokens=12, seed=i, priority=2 * i) for i in range(2)]
+    driver.add(*requests)
+    driver.step()
+    driver.add(make_request("small", [1], max_tokens=2, priority=1))  # before the one that will be preempted
     while not driver.scheduler.stats().num_preemptions_total:
         assert driver.step()
     assert driver.steps[-1].new_rows == []
