@@ -110,13 +110,9 @@ class ChatRenderer:
                 f"{param} has {len(text)} characters, the limit is {self.config.max_prompt_chars}; shorten it",
                 param=param,
             )
-        try:
-            encoded = self._encoder.encode(text, add_special_tokens=add_special_tokens)
-        except UnicodeEncodeError as error:
-            found = text[error.start]
-            raise RequestError(
-                f"{param} holds {found!r} at character {error.start}: half of a surrogate pair is no text", param=param
-            ) from error
+        if not text.isascii():
+            _check_surrogates(text, param)
+        encoded = self._encoder.encode(text, add_special_tokens=add_special_tokens)
         return RenderedPrompt(token_ids=encoded.token_ids, text=text, num_reused_tokens=encoded.num_reused_tokens)
 
     def _checked_ids(self, prompt: Sequence[Any]) -> list[int]:
@@ -134,3 +130,14 @@ class ChatRenderer:
                     f"prompt[{index}] must be a token id from 0 to {self.vocab_size - 1}, got {token_id!r:.100}",
                     param=f"prompt[{index}]",
                 )
+
+
+def _check_surrogates(text: str, param: str) -> None:
+    """JSON can spell half of a surrogate pair (an escape alone); the tokenizer libraries fail on it in other ways."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        found = text[error.start]
+        raise RequestError(
+            f"{param} holds {found!r} at character {error.start}: half of a surrogate pair is no text", param=param
+        ) from error

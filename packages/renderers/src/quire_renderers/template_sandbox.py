@@ -122,7 +122,7 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
             raise TemplateLimitError(f"the template ran longer than {self._timeout_s:g} s")
         return ""
 
-    def concat(self, *values: Any) -> str:
+    def join_values(self, *values: Any) -> str:
         """The `~` operator of compiled templates."""
         texts = [str(value) for value in values]
         self._check_chars(sum(map(len, texts)))
@@ -145,7 +145,8 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
         """Refuse calls that pad or multiply strings beyond the limit."""
         self.tick()
         self._check_arguments((*args, *kwargs.values()))
-        owner, name = getattr(obj, "__self__", None), getattr(obj, "__name__", "")
+        method = getattr(obj, "__wrapped__", obj)  # jinja2's sandbox wraps str.format
+        owner, name = getattr(method, "__self__", None), getattr(method, "__name__", "")
         if isinstance(owner, str):
             if name in _FORMAT_METHODS:
                 self._check_format(owner)
@@ -207,7 +208,7 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
 
 
 def _add_guards(tree: nodes.Template) -> None:
-    """Put `tick()` at the head of every loop and macro body, and route `~` through `concat()`."""
+    """Put `tick()` at the head of every loop and macro body, and route `~` through `join_values()`."""
     for node in tree.find_all((nodes.For, nodes.Macro, nodes.CallBlock)):
         assert isinstance(node, (nodes.For, nodes.Macro, nodes.CallBlock))
         tick = nodes.Call(nodes.EnvironmentAttribute("tick"), [], [], None, None)
@@ -222,7 +223,7 @@ def _add_guards(tree: nodes.Template) -> None:
 
 
 def _guarded_concat(node: nodes.Concat) -> nodes.Call:
-    call = nodes.Call(nodes.EnvironmentAttribute("concat"), node.nodes, [], None, None)
+    call = nodes.Call(nodes.EnvironmentAttribute("join_values"), node.nodes, [], None, None)
     call.set_lineno(node.lineno)
     return call
 
