@@ -85,3 +85,12 @@ def test_the_estimate_is_bounded(make_driver):
     with pytest.raises(OverloadedError) as caught:
         driver.add(make_request("d", [1], arrival_time_s=1e6))
     assert caught.value.retry_after_s == 60.0
+
+
+def test_token_ids_that_the_cache_cannot_hash_fail_alone(make_driver):
+    driver = make_driver(prefix_cache=True)
+    driver.add(make_request("bad", [1, -2, 3, 4, 5, 6]), make_request("good", range(6)))
+    driver.run()
+    assert driver.told["bad"].finish_reason == "error"
+    assert "-2" in driver.told["bad"].error
+    assert driver.told["good"].finish_reason == "length"

@@ -266,7 +266,11 @@ class Scheduler:
         if len(self._running) and self._allocator.usage().num_free_blocks < state.num_blocks_wanted:
             self._out_of_blocks = True
             return 0
-        cached = self._allocator.find_cached_prefix(request)
+        try:
+            cached = self._allocator.find_cached_prefix(request)
+        except RequestError as error:  # token ids that cannot be hashed
+            self._fail(state, str(error))
+            return 0
         num_left = state.num_tokens - cached.num_tokens
         num_new = self._chunk(num_left, budget)
         if num_new == 0:
