@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import textwrap
 import time
 from contextlib import suppress
@@ -247,16 +249,19 @@ async def test_the_child_dies_with_its_parent(tmp_path: Path) -> None:
         assert await wait_for_end(pid)
 
 
-def test_nothing_stays_in_the_temporary_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+def test_nothing_stays_in_the_temporary_folder(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> None:
+    # Not tmp_path: it may be too long for a socket.
+    folder = Path(tempfile.mkdtemp(prefix="quire-test-"))
+    request.addfinalizer(lambda: shutil.rmtree(folder, ignore_errors=True))
+    monkeypatch.setattr("tempfile.tempdir", str(folder))
 
     async def run() -> None:
         client = await start()
-        assert list(tmp_path.iterdir())
+        assert list(folder.iterdir())
         await client.shutdown()
 
     asyncio.run(run())
-    assert not list(tmp_path.iterdir())
+    assert not list(folder.iterdir())
 
 
 def test_long_temporary_folders_are_avoided(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

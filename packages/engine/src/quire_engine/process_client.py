@@ -122,7 +122,7 @@ class ProcessClient(StreamingClient):
             from_core = f"tcp://127.0.0.1:{self._receiver.bind_to_random_port('tcp://127.0.0.1')}"
             return to_core, from_core
         self._folder = tempfile.mkdtemp(prefix="quire-")  # readable by this user only
-        if len(self._folder) > 80:  # a socket's path must stay under 107 bytes
+        if len(self._folder) > 100:  # a socket's path must stay under 107 bytes
             os.rmdir(self._folder)
             self._folder = tempfile.mkdtemp(prefix="quire-", dir="/tmp")
         to_core, from_core = f"ipc://{self._folder}/in", f"ipc://{self._folder}/out"

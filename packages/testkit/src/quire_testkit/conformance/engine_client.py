@@ -116,7 +116,6 @@ class EngineClientSuite:
             assert [token for piece in pieces for token in piece] == expected_output([1, 2, 3], 20, request_seed=0)
             # A reader that falls behind gets larger pieces, never smaller ones.
             assert all(len(piece) >= stream_interval for piece in pieces[1:-1])
-            assert len(pieces) >= 2
 
     async def test_a_slow_reader_loses_nothing(self) -> None:
         async with self.running() as client:

@@ -1,0 +1,227 @@
+"""The engine's Prometheus metrics: hears what an engine client reports, answers scrapes.
+
+Names are `PREFIX:name` with the names that dashboards of this field rely on, so that the prefix "vllm" serves them as
+they are. Knows no engine, no web framework: `EngineMetrics` has the methods of `quire_engine.EngineListener`, and
+whoever serves `/metrics` calls `exposition`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from typing import Protocol
+
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.registry import Collector
+from quire_interfaces import ConfigError, FinishReason, SchedulerStats
+
+from quire_observability.histogram import Histogram
+
+__all__ = ["CONTENT_TYPE", "EngineMetrics", "RequestTimes"]
+
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+"""Of what `EngineMetrics.exposition` returns."""
+
+_LATENCY_BOUNDS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 25, 50, 100, 250, 1000)
+_TOKEN_BOUNDS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000, 20000, 50000, 100000, 200000, 500000)
+_STEP_BOUNDS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768)
+_SMALL_BOUNDS = (0, 1, 2, 5, 10, 20, 50, 128)
+
+_HISTOGRAMS: dict[str, tuple[str, tuple[float, ...]]] = {
+    "time_to_first_token_seconds": ("From arrival to the first token.", _LATENCY_BOUNDS_S),
+    "inter_token_latency_seconds": ("Between consecutive tokens of a request.", _LATENCY_BOUNDS_S),
+    "request_time_per_output_token_seconds": ("A request's mean time per token after the first.", _LATENCY_BOUNDS_S),
+    "e2e_request_latency_seconds": ("From arrival to the end.", _LATENCY_BOUNDS_S),
+    "request_queue_time_seconds": ("Waiting before the first step.", _LATENCY_BOUNDS_S),
+    "request_prefill_time_seconds": ("From the first step to the first token.", _LATENCY_BOUNDS_S),
+    "request_decode_time_seconds": ("From the first to the last token.", _LATENCY_BOUNDS_S),
+    "request_inference_time_seconds": ("From the first step to the last token.", _LATENCY_BOUNDS_S),
+    "request_prompt_tokens": ("Prompt tokens per request.", _TOKEN_BOUNDS),
+    "request_generation_tokens": ("Output tokens per request.", _TOKEN_BOUNDS),
+    "request_params_n": ("Completions asked for.", _SMALL_BOUNDS),
+    "request_params_max_tokens": ("Output tokens allowed.", _TOKEN_BOUNDS),
+    "request_num_preemptions": ("How often a request lost its place.", _SMALL_BOUNDS),
+    "iteration_tokens_total": ("Tokens computed per step.", _STEP_BOUNDS),
+}
+
+_COUNTERS = {
+    "prompt_tokens": ("num_prompt_tokens_total", "Prompt tokens of requests that reached their first output token."),
+    "prompt_tokens_cached": ("prefix_cache_hit_tokens_total", "Prompt tokens the prefix cache had."),
+    "generation_tokens": ("num_generation_tokens_total", "Output tokens."),
+    "num_preemptions": ("num_preemptions_total", "Requests that lost their place and were recomputed."),
+    "prefix_cache_queries": ("prefix_cache_query_tokens_total", "Tokens looked up in the prefix cache."),
+    "prefix_cache_hits": ("prefix_cache_hit_tokens_total", "Tokens found in the prefix cache."),
+    "spec_decode_num_drafts": ("num_drafts_total", "Drafts verified."),
+    "spec_decode_num_draft_tokens": ("num_draft_tokens_total", "Draft tokens verified."),
+    "spec_decode_num_accepted_tokens": ("num_accepted_tokens_total", "Draft tokens accepted."),
+}
+"""Metric -> (field of `SchedulerStats`, help)."""
+
+_GAUGES = {
+    "num_requests_running": ("num_running", "Requests in a row."),
+    "num_requests_waiting": ("num_waiting", "Requests in the queue."),
+    "kv_cache_usage_perc": ("kv_cache_usage", "Used share of the KV cache, 1 is full."),
+}
+
+
+class RequestTimes(Protocol):
+    """What is read of a request that ended (`quire_engine.RequestMetrics`). Times in seconds, 0.0 is "never"."""
+
+    arrival_time_s: float
+    scheduled_time_s: float
+    first_token_time_s: float
+    last_token_time_s: float
+    finished_time_s: float
+    num_prompt_tokens: int
+    num_generation_tokens: int
+    num_preemptions: int
+    max_tokens: int
+    n: int
+
+
+class EngineMetrics(Collector):
+    """All metrics of one engine. One thread reports; scrapes may come from another.
+
+    Args:
+        prefix: First part of the names: "quire", or "vllm" for existing dashboards.
+        registry: Where to register; None makes one of its own.
+        labels: Labels of every sample, e.g. {"model_name": "demo", "engine": "0"}.
+
+    Raises:
+        ConfigError: the prefix or a label's name is none that Prometheus allows.
+    """
+
+    def __init__(
+        self, prefix: str = "quire", registry: CollectorRegistry | None = None, labels: dict[str, str] | None = None
+    ) -> None:
+        if not re.fullmatch(r"[a-zA-Z_][a-zA-Z0-9_]*", prefix):
+            raise ConfigError(
+                f"metrics_prefix must be letters, digits and underscores, not beginning with a digit, got {prefix!r}",
+                field="metrics_prefix",
+            )
+        self._prefix = prefix
+        self._label_names: list[str] = []
+        self._label_values: list[str] = []
+        self.set_labels(**(labels or {}))
+        self._stats = SchedulerStats()
+        self._histograms = {name: Histogram(bounds) for name, (_, bounds) in _HISTOGRAMS.items()}
+        self._time_to_first_token = self._histograms["time_to_first_token_seconds"]
+        self._inter_token_latency = self._histograms["inter_token_latency_seconds"]
+        self._iteration_tokens = self._histograms["iteration_tokens_total"]
+        self._num_finished = dict.fromkeys(FinishReason, 0)
+        self._num_rejected = 0
+        self._cache_config: dict[str, str] = {}
+        self.registry = registry if registry is not None else CollectorRegistry()
+        self.registry.register(self)
+
+    def set_labels(self, **labels: str) -> None:
+        """Labels of every sample from now on (the model's name may be known only after the start).
+
+        Raises:
+            ConfigError: a name that Prometheus does not allow.
+        """
+        for name in labels:
+            if not re.fullmatch(r"[a-zA-Z_][a-zA-Z0-9_]*", name) or name.startswith("__"):
+                raise ConfigError(f"{name!r} is no label name: use letters, digits and underscores", field="labels")
+        self._label_names, self._label_values = list(labels), list(labels.values())
+
+    def set_cache_config(self, **values: object) -> None:
+        """What `cache_config_info` says, e.g. block_size=16, num_gpu_blocks=4096."""
+        self._cache_config = {name: str(value) for name, value in values.items()}
+
+    # Reports, as `quire_engine.EngineListener` makes them.
+
+    def on_step(self, num_tokens: int, stats: SchedulerStats | None) -> None:
+        """A step computed `num_tokens` (0: no step); stats come from time to time."""
+        if num_tokens:
+            self._iteration_tokens.observe(num_tokens)
+        if stats is not None:
+            self._stats = stats
+
+    def on_first_token(self, time_to_first_token_s: float) -> None:
+        """A request's first token arrived."""
+        self._time_to_first_token.observe(time_to_first_token_s)
+
+    def on_tokens(self, interval_s: float, num_tokens: int) -> None:
+        """Further tokens arrived together, `interval_s` after the ones before."""
+        self._inter_token_latency.observe(interval_s / num_tokens, num_tokens)
+
+    def on_finished(self, metrics: RequestTimes, reason: FinishReason) -> None:
+        """A request (one of its n completions) ended."""
+        self._num_finished[reason] += 1
+        observe = self._observe
+        observe("request_prompt_tokens", metrics.num_prompt_tokens)
+        observe("request_generation_tokens", metrics.num_generation_tokens)
+        observe("request_params_n", metrics.n)
+        observe("request_params_max_tokens", metrics.max_tokens)
+        observe("request_num_preemptions", metrics.num_preemptions)
+        observe("e2e_request_latency_seconds", metrics.finished_time_s - metrics.arrival_time_s)
+        if metrics.scheduled_time_s == 0.0:
+            return
+        observe("request_queue_time_seconds", metrics.scheduled_time_s - metrics.arrival_time_s)
+        if metrics.first_token_time_s == 0.0:
+            return
+        decode_s = metrics.last_token_time_s - metrics.first_token_time_s
+        observe("request_prefill_time_seconds", metrics.first_token_time_s - metrics.scheduled_time_s)
+        observe("request_decode_time_seconds", decode_s)
+        observe("request_inference_time_seconds", metrics.last_token_time_s - metrics.scheduled_time_s)
+        if metrics.num_generation_tokens > 1:
+            observe("request_time_per_output_token_seconds", decode_s / (metrics.num_generation_tokens - 1))
+
+    def on_rejected(self) -> None:
+        """The engine refused a request."""
+        self._num_rejected += 1
+
+    def _observe(self, name: str, value: float) -> None:
+        self._histograms[name].observe(value)
+
+    # Scrapes.
+
+    def exposition(self) -> bytes:
+        """Everything in the registry, in Prometheus's text format (`CONTENT_TYPE`)."""
+        return generate_latest(self.registry)
+
+    def describe(self) -> Iterable[Metric]:
+        """Nothing beforehand: names are made when they are collected."""
+        return ()
+
+    def collect(self) -> Iterator[Metric]:
+        """All metrics as of now."""
+        stats = self._stats
+        for name, (field, text) in _GAUGES.items():
+            yield self._gauge(name, text, getattr(stats, field))
+        for name, (field, text) in _COUNTERS.items():
+            yield self._counter(name, text, getattr(stats, field))
+        yield self._counter("admission_rejections", "Requests the engine refused.", self._num_rejected)
+        yield self._request_success()
+        for name, (text, _) in _HISTOGRAMS.items():
+            family = HistogramMetricFamily(self._name(name), text, labels=self._label_names)
+            histogram = self._histograms[name]
+            family.add_metric(self._label_values, buckets=histogram.buckets(), sum_value=histogram.sum)
+            yield family
+        if self._cache_config:
+            names = [*self._label_names, *self._cache_config]
+            info = GaugeMetricFamily(self._name("cache_config_info"), "Settings of the KV cache.", labels=names)
+            info.add_metric([*self._label_values, *self._cache_config.values()], 1)
+            yield info
+
+    def _request_success(self) -> CounterMetricFamily:
+        names = [*self._label_names, "finished_reason"]
+        family = CounterMetricFamily(self._name("request_success"), "Requests that ended, by reason.", labels=names)
+        for reason, count in self._num_finished.items():
+            family.add_metric([*self._label_values, reason.value], count)
+        return family
+
+    def _gauge(self, name: str, text: str, value: float) -> GaugeMetricFamily:
+        family = GaugeMetricFamily(self._name(name), text, labels=self._label_names)
+        family.add_metric(self._label_values, value)
+        return family
+
+    def _counter(self, name: str, text: str, value: float) -> CounterMetricFamily:
+        family = CounterMetricFamily(self._name(name), text, labels=self._label_names)
+        family.add_metric(self._label_values, value)
+        return family
+
+    def _name(self, name: str) -> str:
+        return f"{self._prefix}:{name}"

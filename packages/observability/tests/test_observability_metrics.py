@@ -1,0 +1,237 @@
+"""What is reported can be scraped, under the names that dashboards rely on."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from prometheus_client import CollectorRegistry, Counter
+from prometheus_client.parser import text_string_to_metric_families
+from quire_interfaces import ConfigError, FinishReason, SchedulerStats
+from quire_observability import EngineMetrics, Histogram
+
+README = Path(__file__).resolve().parents[1] / "README.md"
+
+DASHBOARD_SAMPLES = """
+num_requests_running num_requests_waiting kv_cache_usage_perc prefix_cache_queries_total prefix_cache_hits_total
+prompt_tokens_total prompt_tokens_cached_total generation_tokens_total iteration_tokens_total_bucket
+request_success_total num_preemptions_total admission_rejections_total time_to_first_token_seconds_bucket
+inter_token_latency_seconds_bucket request_time_per_output_token_seconds_bucket e2e_request_latency_seconds_bucket
+request_queue_time_seconds_sum request_inference_time_seconds_sum request_prefill_time_seconds_count
+request_decode_time_seconds_count request_prompt_tokens_bucket request_generation_tokens_bucket
+request_params_n_bucket request_params_max_tokens_bucket request_num_preemptions_bucket
+spec_decode_num_drafts_total spec_decode_num_draft_tokens_total spec_decode_num_accepted_tokens_total
+cache_config_info
+""".split()
+
+
+def samples(metrics: EngineMetrics) -> dict[tuple[str, frozenset[tuple[str, str]]], float]:
+    """(sample name, labels) -> value, as a scraper reads them."""
+    found: dict[tuple[str, frozenset[tuple[str, str]]], float] = {}
+    for family in text_string_to_metric_families(metrics.exposition().decode()):
+        for sample in family.samples:
+            key = (sample.name, frozenset(sample.labels.items()))
+            assert key not in found, f"{key} twice"
+            found[key] = sample.value
+    return found
+
+
+def value(metrics: EngineMetrics, name: str, **labels: str) -> float:
+    return samples(metrics)[name, frozenset(labels.items())]
+
+
+def request(**changes: Any) -> SimpleNamespace:
+    fields = {
+        "arrival_time_s": 100.0,
+        "scheduled_time_s": 100.5,
+        "first_token_time_s": 102.0,
+        "last_token_time_s": 104.0,
+        "finished_time_s": 104.25,
+        "num_prompt_tokens": 11,
+        "num_generation_tokens": 5,
+        "num_preemptions": 1,
+        "max_tokens": 64,
+        "n": 2,
+    }
+    return SimpleNamespace(**(fields | changes))
+
+
+@pytest.mark.parametrize("prefix", ["quire", "vllm"])
+def test_all_names_are_there_from_the_start(prefix: str) -> None:
+    metrics = EngineMetrics(prefix)
+    metrics.set_cache_config(block_size=16, num_gpu_blocks=100)
+    names = {name for name, _ in samples(metrics)}
+    assert {f"{prefix}:{name}" for name in DASHBOARD_SAMPLES} <= names
+    assert all(name.startswith(f"{prefix}:") for name in names)
+    assert value(metrics, f"{prefix}:cache_config_info", block_size="16", num_gpu_blocks="100") == 1
+
+
+def test_statistics_become_gauges_and_counters() -> None:
+    metrics = EngineMetrics()
+    stats = SchedulerStats(
+        num_running=3,
+        num_waiting=4,
+        kv_cache_usage=0.25,
+        num_prompt_tokens_total=50,
+        num_generation_tokens_total=60,
+        num_preemptions_total=7,
+        prefix_cache_query_tokens_total=80,
+        prefix_cache_hit_tokens_total=9,
+        num_draft_tokens_total=11,
+        num_accepted_tokens_total=10,
+        num_drafts_total=5,
+    )
+    metrics.on_step(0, stats)
+    metrics.on_step(33, None)
+    expected = {
+        "num_requests_running": 3,
+        "num_requests_waiting": 4,
+        "kv_cache_usage_perc": 0.25,
+        "prompt_tokens_total": 50,
+        "generation_tokens_total": 60,
+        "num_preemptions_total": 7,
+        "prefix_cache_queries_total": 80,
+        "prefix_cache_hits_total": 9,
+        "spec_decode_num_draft_tokens_total": 11,
+        "spec_decode_num_accepted_tokens_total": 10,
+        "spec_decode_num_drafts_total": 5,
+        "iteration_tokens_total_count": 1,
+        "iteration_tokens_total_sum": 33,
+    }
+    for name, number in expected.items():
+        assert value(metrics, f"quire:{name}") == number
+
+
+def test_a_finished_request_is_taken_apart() -> None:
+    metrics = EngineMetrics()
+    metrics.on_finished(request(), FinishReason.STOP)
+    metrics.on_finished(request(num_generation_tokens=1), FinishReason.LENGTH)
+    expected = {
+        "request_queue_time_seconds_sum": 1.0,
+        "request_prefill_time_seconds_sum": 3.0,
+        "request_decode_time_seconds_sum": 4.0,
+        "request_inference_time_seconds_sum": 7.0,
+        "e2e_request_latency_seconds_sum": 8.5,
+        "request_time_per_output_token_seconds_sum": 0.5,
+        "request_time_per_output_token_seconds_count": 1,
+        "request_prompt_tokens_sum": 22,
+        "request_generation_tokens_sum": 6,
+        "request_params_n_sum": 4,
+        "request_params_max_tokens_sum": 128,
+        "request_num_preemptions_sum": 2,
+    }
+    for name, number in expected.items():
+        assert value(metrics, f"quire:{name}") == pytest.approx(number)
+    assert value(metrics, "quire:request_success_total", finished_reason="stop") == 1
+    assert value(metrics, "quire:request_success_total", finished_reason="length") == 1
+    assert value(metrics, "quire:request_success_total", finished_reason="abort") == 0
+
+
+def test_requests_that_never_ran_have_no_times() -> None:
+    metrics = EngineMetrics()
+    metrics.on_finished(request(scheduled_time_s=0.0, first_token_time_s=0.0), FinishReason.ABORT)
+    metrics.on_finished(request(first_token_time_s=0.0), FinishReason.ERROR)
+    assert value(metrics, "quire:request_queue_time_seconds_count") == 1
+    assert value(metrics, "quire:request_prefill_time_seconds_count") == 0
+    assert value(metrics, "quire:e2e_request_latency_seconds_count") == 2
+
+
+def test_token_times_and_refusals() -> None:
+    metrics = EngineMetrics()
+    metrics.on_first_token(0.3)
+    metrics.on_tokens(0.4, 4)
+    metrics.on_tokens(2.0, 1)
+    metrics.on_rejected()
+    assert value(metrics, "quire:time_to_first_token_seconds_bucket", le="0.25") == 0
+    assert value(metrics, "quire:time_to_first_token_seconds_bucket", le="0.5") == 1
+    assert value(metrics, "quire:inter_token_latency_seconds_count") == 5
+    assert value(metrics, "quire:inter_token_latency_seconds_sum") == pytest.approx(2.4)
+    assert value(metrics, "quire:inter_token_latency_seconds_bucket", le="0.1") == 4
+    assert value(metrics, "quire:admission_rejections_total") == 1
+
+
+def test_labels_are_on_every_sample() -> None:
+    metrics = EngineMetrics(labels={"model_name": 'a "quoted"\nname', "engine": "0"})
+    metrics.set_cache_config(block_size=1)
+    for _, labels in samples(metrics):
+        assert dict(labels)["model_name"] == 'a "quoted"\nname'
+    metrics.set_labels(model_name="other")
+    assert value(metrics, "quire:num_requests_running", model_name="other") == 0
+
+
+@pytest.mark.parametrize("prefix", ["", "1st", "a-b", "a:b", "a b"])
+def test_wrong_prefixes_are_refused(prefix: str) -> None:
+    with pytest.raises(ConfigError, match="metrics_prefix"):
+        EngineMetrics(prefix)
+
+
+@pytest.mark.parametrize("label", ["a-b", "__name__", "ä"])
+def test_wrong_labels_are_refused(label: str) -> None:
+    with pytest.raises(ConfigError, match="no label name"):
+        EngineMetrics(labels={label: "x"})
+
+
+def test_a_registry_can_be_shared() -> None:
+    registry = CollectorRegistry()
+    Counter("http_requests", "of the server", registry=registry).inc()
+    metrics = EngineMetrics(registry=registry)
+    names = {name for name, _ in samples(metrics)}
+    assert {"http_requests_total", "quire:num_requests_running"} <= names
+
+
+@given(st.lists(st.tuples(st.floats(0, 2000), st.integers(1, 5)), max_size=50))
+def test_histograms_count_right(observations: list[tuple[float, int]]) -> None:
+    bounds = (0.5, 1, 10, 100, 1000)
+    histogram = Histogram(bounds)
+    for number, count in observations:
+        histogram.observe(number, count)
+    all_numbers = [number for number, count in observations for _ in range(count)]
+    expected = [(str(float(bound)), sum(number <= bound for number in all_numbers)) for bound in bounds]
+    assert histogram.buckets() == [*expected, ("+Inf", len(all_numbers))]
+    assert histogram.count == len(all_numbers)
+    assert histogram.sum == pytest.approx(sum(all_numbers))
+
+
+@pytest.mark.parametrize("bounds", [(), (1, 1), (2, 1)])
+def test_wrong_bounds_are_refused(bounds: tuple[float, ...]) -> None:
+    with pytest.raises(ValueError, match="ascending"):
+        Histogram(bounds)
+
+
+def test_scrapes_while_reports_come() -> None:
+    metrics = EngineMetrics()
+    stop = threading.Event()
+
+    def report() -> None:
+        while not stop.is_set():
+            metrics.on_tokens(0.01, 2)
+            metrics.on_step(5, SchedulerStats(num_running=1))
+
+    thread = threading.Thread(target=report)
+    thread.start()
+    try:
+        counts = [value(metrics, "quire:inter_token_latency_seconds_count") for _ in range(30)]
+    finally:
+        stop.set()
+        thread.join()
+    assert counts == sorted(counts)
+
+
+@pytest.mark.parametrize("block", re.findall(r"```python\n(.*?)```", README.read_text(), re.DOTALL))
+def test_the_readme_example_runs(block: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", block + "\nimport sys; assert 'torch' not in sys.modules"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 0, done.stderr
+    assert 'quire:num_requests_running{model_name="demo"} 1.0' in done.stdout
