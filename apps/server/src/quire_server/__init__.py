@@ -1,4 +1,4 @@
-"""The OpenAI-compatible server, the command line and the chat page."""
+"""The OpenAI-compatible server, the command line and the chat page. Nothing is imported until it is used."""
 
 __version__ = "0.1.0"
 

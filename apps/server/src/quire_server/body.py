@@ -7,9 +7,9 @@ from typing import Any, TypeVar
 
 import msgspec
 from pydantic import BaseModel, ValidationError
+from quire_interfaces import RequestError
 from starlette.requests import Request
 
-from quire_interfaces import RequestError
 from quire_server.errors import HTTPError
 
 __all__ = ["parse_body", "read_body"]

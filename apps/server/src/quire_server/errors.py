@@ -6,8 +6,6 @@ import math
 from typing import Any
 
 import msgspec
-from starlette.responses import Response
-
 from quire_interfaces import (
     ContextLengthError,
     EngineDeadError,
@@ -16,6 +14,7 @@ from quire_interfaces import (
     QuireError,
     RequestError,
 )
+from starlette.responses import Response
 
 __all__ = ["HTTPError", "error_body", "error_response", "status_of"]
 
@@ -58,7 +57,7 @@ def status_of(error: BaseException) -> int:
 
 
 def error_body(error: BaseException) -> dict[str, Any]:
-    """The OpenAI error object. The text of an unexpected error stays in the log: it may hold what is not the client's."""
+    """The OpenAI error object. The text of an unexpected error stays in the log."""
     status = status_of(error)
     message = str(error) if isinstance(error, QuireError) else "internal error; the server's log has the details"
     return {

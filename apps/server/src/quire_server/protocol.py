@@ -9,7 +9,6 @@ from __future__ import annotations
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
-
 from quire_interfaces import RequestError, SamplingParams
 
 __all__ = [
@@ -114,7 +113,9 @@ class SamplingFields(Body):
             RequestError: a value out of range or a contradiction, with `param` set.
         """
         values: dict[str, Any] = {
-            name: defaults[name] for name in ("temperature", "top_p", "top_k", "min_p", "repetition_penalty") if name in defaults
+            name: defaults[name]
+            for name in ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+            if name in defaults
         }
         for name in _SAME_NAME:
             value = getattr(self, name)
@@ -216,7 +217,11 @@ class ChatCompletionRequest(SamplingFields):
             raise RequestError(
                 f"tool_choice {self.tool_choice!r} is not supported yet; use 'auto' or 'none'", param="tool_choice"
             )
-        if self.continue_final_message and self.add_generation_prompt and "add_generation_prompt" in self.model_fields_set:
+        if (
+            self.continue_final_message
+            and self.add_generation_prompt
+            and "add_generation_prompt" in self.model_fields_set
+        ):
             raise RequestError(
                 "add_generation_prompt and continue_final_message exclude each other; set one of them to false",
                 param="continue_final_message",

@@ -1,0 +1,171 @@
+"""The ASGI app: routes joined to the served engine. Everything a route needs comes through `ServerContext`."""
+
+from __future__ import annotations
+
+import importlib.resources
+import logging
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from fastapi import FastAPI
+from pydantic import BaseModel
+from quire import __version__
+from quire_interfaces import EngineDeadError, QuireError
+from quire_observability import CONTENT_TYPE
+from starlette.middleware.cors import CORSMiddleware
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, JSONResponse, Response
+from starlette.types import ASGIApp
+
+from quire_server.chat import chat_completions
+from quire_server.completions import completions
+from quire_server.context import ClientGoneError, ServerContext
+from quire_server.errors import HTTPError, error_response
+from quire_server.guard import Guard
+from quire_server.protocol import ChatCompletionRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
+from quire_server.tokenization import detokenize, tokenize
+
+__all__ = ["make_app"]
+
+_logger = logging.getLogger(__name__)
+
+Handler = Callable[[ServerContext, Request], Awaitable[Response]]
+
+
+def make_app(context: ServerContext) -> ASGIApp:
+    """The whole HTTP surface of one served engine."""
+    app = FastAPI(title="Quire", version=__version__, docs_url=None, redoc_url=None, root_path=context.config.root_path)
+    for path, handler, body in (
+        ("/v1/chat/completions", chat_completions, ChatCompletionRequest),
+        ("/v1/completions", completions, CompletionRequest),
+        ("/tokenize", tokenize, TokenizeRequest),
+        ("/detokenize", detokenize, DetokenizeRequest),
+    ):
+        _post(app, context, path, handler, body)
+    for path, get in (
+        ("/health", health),
+        ("/version", version),
+        ("/v1/models", models),
+        ("/metrics", metrics),
+        ("/", page),
+    ):
+        _get(app, context, path, get)
+    for status in (404, 405):
+        app.add_exception_handler(status, _not_routed)
+    inner: ASGIApp = app
+    if context.config.allowed_origins:
+        inner = CORSMiddleware(
+            app, allow_origins=context.config.allowed_origins, allow_methods=["*"], allow_headers=["*"]
+        )
+    return Guard(inner, context.config.api_key)
+
+
+def _post(app: FastAPI, context: ServerContext, path: str, handler: Handler, body: type[BaseModel]) -> None:
+    async def checked(context: ServerContext, request: Request) -> Response:
+        if context.is_draining:
+            raise HTTPError(503, "the server is shutting down; send the request to another one", code="draining")
+        return await handler(context, request)
+
+    async def endpoint(request: Request) -> Response:
+        return await _answered(checked, context, request)
+
+    # The body is parsed by the handler, faster and with errors that name the field; the schema is still shown.
+    schema = body.model_json_schema(ref_template="#/components/schemas/{model}")
+    definitions = schema.pop("$defs", {})
+    app.add_api_route(
+        path,
+        endpoint,
+        methods=["POST"],
+        response_model=None,
+        openapi_extra={"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}},
+        responses={"4XX": {"description": "The request is wrong; the error names the field."}},
+    )
+    _add_schemas(app, definitions)
+
+
+def _add_schemas(app: FastAPI, definitions: dict[str, Any]) -> None:
+    inner = app.openapi
+
+    def openapi() -> dict[str, Any]:
+        result = inner()
+        result.setdefault("components", {}).setdefault("schemas", {}).update(definitions)
+        return result
+
+    if definitions:
+        app.openapi = openapi  # type: ignore[method-assign]
+
+
+def _get(app: FastAPI, context: ServerContext, path: str, handler: Handler) -> None:
+    async def endpoint(request: Request) -> Response:
+        return await _answered(handler, context, request)
+
+    app.add_api_route(path, endpoint, methods=["GET"], response_model=None)
+
+
+async def _answered(handler: Handler, context: ServerContext, request: Request) -> Response:
+    """The handler's response, or the error body of what it raised."""
+    try:
+        return await handler(context, request)
+    except QuireError as error:
+        return error_response(error)
+    except ClientGoneError:
+        return Response(status_code=499)  # nobody reads it
+    except Exception as error:
+        _logger.exception("%s %s failed", request.method, request.url.path)
+        return error_response(error)
+
+
+async def _not_routed(request: Request, error: Exception) -> Response:
+    status = getattr(error, "status_code", 404)
+    if status == 405:
+        message = f"{request.method} is not allowed on {request.url.path}"
+    else:
+        message = f"there is no route {request.method} {request.url.path}; GET /openapi.json lists them"
+    response = error_response(HTTPError(status, message, code="method_not_allowed" if status == 405 else "not_found"))
+    response.headers.update(getattr(error, "headers", None) or {})
+    return response
+
+
+async def health(context: ServerContext, request: Request) -> Response:
+    """200 with an empty body while the engine lives and takes requests."""
+    if context.is_draining:
+        raise HTTPError(503, "the server is shutting down", code="draining")
+    try:
+        context.llm.check_health()
+    except EngineDeadError as error:
+        return error_response(error)
+    return Response()
+
+
+async def version(context: ServerContext, request: Request) -> Response:
+    return JSONResponse({"version": __version__})
+
+
+async def models(context: ServerContext, request: Request) -> Response:
+    """The served model under each of its names."""
+    info = context.llm.engine_info
+    data = [
+        {
+            "id": name,
+            "object": "model",
+            "created": context.started_s,
+            "owned_by": "quire",
+            "root": info.model,
+            "parent": None,
+            "max_model_len": info.max_model_len,
+        }
+        for name in context.model_names
+    ]
+    return JSONResponse({"object": "list", "data": data})
+
+
+async def metrics(context: ServerContext, request: Request) -> Response:
+    """Prometheus text."""
+    stats = await context.llm.stats()
+    context.metrics.on_step(0, stats)
+    return Response(context.metrics.exposition(), media_type=CONTENT_TYPE)
+
+
+async def page(context: ServerContext, request: Request) -> Response:
+    """The chat page."""
+    return HTMLResponse(importlib.resources.files("quire_server").joinpath("chat.html").read_text(encoding="utf-8"))

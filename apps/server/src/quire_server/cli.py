@@ -1,0 +1,260 @@
+"""The `quire` command. Only argparse is imported until a subcommand runs, so that each starts quickly."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import typing
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from quire.config import ConfigField, Origin, Sections
+    from quire_interfaces import Settings
+
+__all__ = ["main"]
+
+COMMANDS: dict[str, tuple[str, Callable[[list[str]], int]]] = {}
+"""Name -> what it does in a few words, and the function that runs it with the arguments after the name."""
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run a command line; the exit status."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    from quire_interfaces import QuireError
+
+    try:
+        if not arguments or arguments[0] in ("-h", "--help", "help"):
+            print(usage())
+            return 0
+        name, *rest = arguments
+        if name in ("--version", "-V"):
+            name = "version"
+        if name in COMMANDS:
+            return COMMANDS[name][1](rest)
+        return _run_plugin(name, rest)
+    except QuireError as error:
+        print(f"quire: {error}", file=sys.stderr)
+        return 1
+    except BrokenPipeError:
+        return 0
+    except KeyboardInterrupt:
+        return 130
+
+
+def usage() -> str:
+    """The list of commands."""
+    lines = [f"  {name:<12}{text}" for name, (text, _) in COMMANDS.items()]
+    lines += [f"  {name:<12}(from an installed package; quire {name} --help)" for name in sorted(_plugins())]
+    return "usage: quire COMMAND ...\n\n" + "\n".join(lines) + "\n\n`quire COMMAND --help` says more."
+
+
+def command(name: str, text: str) -> Callable[[Callable[[list[str]], int]], Callable[[list[str]], int]]:
+    def register(function: Callable[[list[str]], int]) -> Callable[[list[str]], int]:
+        COMMANDS[name] = (text, function)
+        return function
+
+    return register
+
+
+@command("serve", "serve a model over the OpenAI API, with a chat page")
+def run_serve(arguments: list[str]) -> int:
+    sections = server_sections()
+    parser = argparse.ArgumentParser(
+        "quire serve", description="Serve a model; without MODEL, the embedded demo model.", allow_abbrev=False
+    )
+    parser.add_argument("MODEL", nargs="?", help="checkpoint folder or hub name")
+    built, _ = settings_from(parser, arguments, sections)
+    from quire.config import QuireConfig
+
+    from quire_server.config import ServerConfig
+    from quire_server.serve import serve
+
+    server = built.pop("server")
+    assert isinstance(server, ServerConfig)
+    return serve(QuireConfig(**built), server)  # type: ignore[arg-type]
+
+
+@command("plan", "print the memory ledger of a model, from config.json alone")
+def run_plan(arguments: list[str]) -> int:
+    from quire.config import QuireConfig
+
+    parser = argparse.ArgumentParser("quire plan", allow_abbrev=False)
+    parser.add_argument("MODEL", nargs="?", help="checkpoint folder or hub name (default: the demo model)")
+    parser.add_argument("--json", action="store_true", dest="as_json", help="machine-readable")
+    built, _ = settings_from(parser, arguments, QuireConfig.sections())
+    from quire_server.plan_report import print_plan
+
+    return print_plan(QuireConfig(**built), as_json=parser.as_json)  # type: ignore[arg-type,attr-defined]
+
+
+@command("explain", "say value, source and effect of a setting; without a name, list all")
+def run_explain(arguments: list[str]) -> int:
+    parser = argparse.ArgumentParser("quire explain", allow_abbrev=False)
+    parser.add_argument("FIELD", nargs="?", help="name of a setting, e.g. max_num_seqs")
+    sections = server_sections()
+    _, origins = settings_from(parser, arguments, sections, positional_is_model=False)
+    from quire.config import config_fields, unknown_name_error
+
+    fields = config_fields(sections)
+    wanted = parser.positional  # type: ignore[attr-defined]
+    if wanted is None:
+        for name, spec in fields.items():
+            print(f"{name:<34}{origins[name].value!r:<20} {spec.help}")
+        return 0
+    name = wanted.removeprefix("--").replace("-", "_")
+    if name not in fields:
+        raise unknown_name_error(wanted, fields, "quire explain")
+    _print_field(fields[name], origins[name])
+    return 0
+
+
+def _print_field(spec: ConfigField, origin: Origin) -> None:
+    unit = f" {spec.unit}" if spec.unit and origin.value is not None else ""
+    print(f"{spec.name}: {spec.help}")
+    print(f"  value    {origin.value!r}{unit} (from {origin.source})")
+    print(f"  default  {spec.default!r}")
+    print(f"  set by   {spec.flag}, {spec.env}, or {spec.name}: in a --config file")
+    print(f"  read by  {', '.join(f'{section}.{field}' for section, field in spec.owners)}")
+
+
+@command("ops", "say which backend each tensor op got on this machine, and why")
+def run_ops(arguments: list[str]) -> int:
+    parser = argparse.ArgumentParser("quire ops")
+    parser.add_argument("--dtype", default="bfloat16")
+    parser.add_argument("--device", default="cpu")
+    args = parser.parse_args(arguments)
+    from quire_server.ops_report import print_ops
+
+    return print_ops(device=args.device, dtype=args.dtype)
+
+
+@command("version", "print the version")
+def run_version(arguments: list[str]) -> int:
+    from quire import __version__
+
+    print(f"quire {__version__}")
+    return 0
+
+
+def _plugins() -> dict[str, Any]:
+    from importlib.metadata import entry_points
+
+    return {point.name: point for point in entry_points(group="quire.commands")}
+
+
+def _run_plugin(name: str, arguments: list[str]) -> int:
+    plugins = _plugins()
+    if name not in plugins:
+        import difflib
+
+        nearest = difflib.get_close_matches(name, [*COMMANDS, *plugins], n=1)
+        hint = f"; did you mean {nearest[0]!r}?" if nearest else ""
+        print(f"quire: there is no command {name!r}{hint}\n\n{usage()}", file=sys.stderr)
+        return 2
+    parser = argparse.ArgumentParser("quire")
+    plugins[name].load()(parser.add_subparsers(dest="command", required=True))
+    args = parser.parse_args([name, *arguments])
+    return int(args.run(args))
+
+
+def server_sections() -> Sections:
+    """The engine's settings and the server's."""
+    from quire.config import QuireConfig
+
+    from quire_server.config import ServerConfig
+
+    return {**QuireConfig.sections(), "server": ServerConfig}
+
+
+def settings_from(
+    parser: argparse.ArgumentParser,
+    arguments: list[str],
+    sections: Sections,
+    *,
+    positional_is_model: bool = True,
+) -> tuple[dict[str, Settings], dict[str, Origin]]:
+    """Settings from a --config file, the environment and the command line; the later win.
+
+    Raises:
+        ConfigError: unknown names (with the nearest known one) and bad values.
+    """
+    from quire.config import build_sections, config_fields, unknown_name_error
+
+    fields = config_fields(sections)
+    parser.add_argument("--config", metavar="FILE", help="YAML file with settings by name")
+    parser.add_argument("--speculative-config", metavar="JSON", help="speculation as one JSON object, as in vLLM")
+    for spec in fields.values():
+        _add_flag(parser, spec)
+    args, unknown = parser.parse_known_args(arguments)
+    for argument in unknown:
+        if argument.startswith("-"):
+            raise unknown_name_error(argument.split("=")[0], fields, "command line")
+    if unknown:
+        parser.error(f"unexpected argument {unknown[0]!r}")
+    given = {name: _flat(value) for name, value in vars(args).items() if name in fields and value is not None}
+    given |= _speculative(args.speculative_config)
+    positional = getattr(args, "MODEL", None) if positional_is_model else getattr(args, "FIELD", None)
+    if positional_is_model and positional is not None:
+        given["model"] = positional
+    parser.positional = positional  # type: ignore[attr-defined]
+    parser.as_json = getattr(args, "as_json", False)  # type: ignore[attr-defined]
+    environment = {name: os.environ[spec.env] for name, spec in fields.items() if spec.env in os.environ}
+    sources: list[tuple[str, Mapping[str, Any]]] = [("environment", environment), ("command line", given)]
+    if args.config is not None:
+        sources.insert(0, (args.config, _read_yaml(args.config)))
+    return build_sections(sections, sources)
+
+
+def _add_flag(parser: argparse.ArgumentParser, spec: ConfigField) -> None:
+    kinds = [kind for kind in typing.get_args(spec.type) or (spec.type,) if kind is not type(None)]
+    text = spec.help.replace("%", "%%") + f" (default: {spec.default})".replace("%", "%%")
+    if spec.type is bool:
+        parser.add_argument(spec.flag, dest=spec.name, action=argparse.BooleanOptionalAction, default=None, help=text)
+    elif any((typing.get_origin(kind) or kind) is tuple for kind in (*kinds, spec.type)):
+        parser.add_argument(spec.flag, dest=spec.name, nargs="+", action="append", metavar="VALUE", help=text)
+    else:
+        parser.add_argument(spec.flag, dest=spec.name, metavar=(spec.unit or "value").upper().split()[0], help=text)
+
+
+def _flat(value: Any) -> Any:
+    if isinstance(value, list):
+        return tuple(item for part in value for item in part)
+    return value
+
+
+def _speculative(text: str | None) -> dict[str, Any]:
+    if text is None:
+        return {}
+    import json
+
+    from quire_interfaces import ConfigError
+
+    try:
+        values = json.loads(text)
+    except ValueError as error:
+        raise ConfigError(f"--speculative-config is not JSON: {error}", field="speculative_config") from None
+    if not isinstance(values, dict):
+        raise ConfigError(f"--speculative-config must be a JSON object, got {text}", field="speculative_config")
+    return {("speculative_method" if name == "method" else name): value for name, value in values.items()}
+
+
+def _read_yaml(path: str) -> dict[str, Any]:
+    import yaml
+    from quire_interfaces import ConfigError
+
+    try:
+        with open(path, encoding="utf-8") as file:
+            values = yaml.safe_load(file)
+    except (OSError, yaml.YAMLError) as error:
+        raise ConfigError(f"cannot read the settings file {path}: {error}", field="config") from None
+    if values is None:
+        return {}
+    if not isinstance(values, dict):
+        raise ConfigError(f"{path} must hold settings as 'name: value', got a {type(values).__name__}", field="config")
+    return {str(name): value for name, value in values.items()}
+
+
+if __name__ == "__main__":
+    sys.exit(main())

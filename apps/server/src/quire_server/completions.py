@@ -1,0 +1,185 @@
+"""POST /v1/completions: prompts as text or token ids in, continuations out, whole or as a stream of events."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import secrets
+import time
+from collections.abc import AsyncGenerator, AsyncIterator
+from dataclasses import dataclass
+
+import msgspec
+from msgspec import UNSET
+from quire import OutputKind, RequestOutput
+from quire_engine import CompletionOutput, Logprob
+from quire_interfaces import FinishReason, RenderedPrompt, RequestError, SamplingParams
+from starlette.requests import Request
+from starlette.responses import Response
+
+from quire_server.body import parse_body, read_body
+from quire_server.chat import raise_failed
+from quire_server.context import ServerContext, in_thread_when_long, unless_disconnected
+from quire_server.logprobs import completion_logprobs, prompt_logprobs
+from quire_server.protocol import CompletionRequest
+from quire_server.responses import Completion, CompletionChoice, Usage, sse
+from quire_server.streaming import EventStream, after, merge
+
+__all__ = ["completions"]
+
+
+async def completions(context: ServerContext, request: Request) -> Response:
+    """Serve one request; errors of the tree become error bodies in the app."""
+    body = parse_body(await read_body(request, context.config.max_body_bytes), CompletionRequest)
+    model = context.resolve_model(body.model)
+    only_echo = body.max_tokens == 0
+    if only_echo:
+        if not body.echo:
+            raise RequestError("max_tokens must be at least 1 unless echo is true, got 0", param="max_tokens")
+        body.max_tokens = 1  # one token is computed and dropped
+    params = context.sampling_params(body)
+    if body.echo and params.logprobs is not None and params.prompt_logprobs is None:
+        params = dataclasses.replace(params, prompt_logprobs=params.logprobs)
+    answer = _Answer(
+        f"cmpl-{secrets.token_hex(12)}",
+        int(time.time()),
+        model,
+        body,
+        params,
+        await _render(context, body),
+        context,
+        only_echo,
+    )
+    # Every prompt is checked before the first one runs.
+    sources = [
+        context.llm.generate(
+            prompt,
+            params,
+            priority=body.priority,
+            cache_salt=body.cache_salt,
+            kind=OutputKind.DELTA if body.stream else OutputKind.FINAL_ONLY,
+        )
+        for prompt in answer.prompts
+    ]
+    if not body.stream:
+        finals = await unless_disconnected(request, asyncio.gather(*(anext(source) for source in sources)))
+        return Response(msgspec.json.encode(answer.whole(list(finals))), media_type="application/json")
+    outputs = merge(sources)
+    first = await unless_disconnected(request, anext(outputs))
+    return EventStream(answer.events(first, outputs))
+
+
+async def _render(context: ServerContext, body: CompletionRequest) -> list[RenderedPrompt]:
+    prompts = body.prompts()
+    if len(prompts) > context.config.max_prompts_per_request:
+        raise RequestError(
+            f"prompt holds {len(prompts)} prompts, this server takes {context.config.max_prompts_per_request} at most "
+            "(--max-prompts-per-request)",
+            param="prompt",
+        )
+    special = body.add_special_tokens if body.add_special_tokens is not None else True
+    renderer = context.llm.renderer
+
+    def render() -> list[RenderedPrompt]:
+        return [renderer.render_prompt(prompt, add_special_tokens=special) for prompt in prompts]
+
+    return await in_thread_when_long(sum(map(len, prompts)), render)
+
+
+@dataclass(slots=True)
+class _Answer:
+    """What all pieces of one answer have in common. Choice `index` is prompt * n + completion."""
+
+    id: str
+    created: int
+    model: str
+    body: CompletionRequest
+    params: SamplingParams
+    prompts: list[RenderedPrompt]
+    context: ServerContext
+    only_echo: bool
+
+    def whole(self, finals: list[RequestOutput]) -> Completion:
+        for final in finals:
+            raise_failed(final)
+        choices = [
+            self._choice(number, output, final, is_first=True)
+            for number, final in enumerate(finals)
+            for output in final.outputs
+        ]
+        return self._completion(choices, self._usage(dict(enumerate(finals))))
+
+    def _completion(self, choices: list[CompletionChoice], usage: Usage | msgspec.UnsetType) -> Completion:
+        return Completion(id=self.id, created=self.created, model=self.model, choices=choices, usage=usage)
+
+    def _usage(self, latest: dict[int, RequestOutput]) -> Usage:
+        return Usage.of(
+            sum(len(prompt.token_ids) for prompt in self.prompts),
+            0 if self.only_echo else sum(output.num_generation_tokens for output in latest.values()),
+            sum(output.num_cached_tokens for output in latest.values()),
+        )
+
+    def _choice(
+        self, number: int, output: CompletionOutput, final: RequestOutput, *, is_first: bool
+    ) -> CompletionChoice:
+        prompt = self.prompts[number]
+        if self.only_echo:
+            output = dataclasses.replace(
+                output, text="", token_ids=[], logprobs=None if output.logprobs is None else [], text_offsets=[]
+            )
+            output.finish_reason = FinishReason.LENGTH if output.finished else None
+        echoes = self.body.echo and is_first
+        echoed_text = self._prompt_text(prompt) if self.body.echo else ""
+        positions = final.prompt_logprobs
+        choice = CompletionChoice(
+            index=number * self.params.n + output.index,
+            text=echoed_text + output.text if echoes else output.text,
+            logprobs=completion_logprobs(
+                output,
+                text_offset=len(echoed_text),
+                echoed=positions if echoes else None,
+                echoed_tokens=self._prompt_tokens(prompt, positions) if echoes else None,
+            ),
+            finish_reason=output.finish_reason,
+            stop_reason=output.stop_reason if output.finished else UNSET,
+        )
+        if positions is not None and self.body.prompt_logprobs is not None:
+            choice.prompt_logprobs = prompt_logprobs(positions)
+        if self.body.return_token_ids:
+            choice.token_ids = output.token_ids
+            if is_first:
+                choice.prompt_token_ids = prompt.token_ids
+        return choice
+
+    def _prompt_text(self, prompt: RenderedPrompt) -> str:
+        if prompt.text is None:
+            prompt.text = self.context.llm.tokenizer.decode(prompt.token_ids, skip_special_tokens=False)
+        return prompt.text
+
+    def _prompt_tokens(self, prompt: RenderedPrompt, positions: list[list[Logprob] | None] | None) -> list[str] | None:
+        if positions is None:
+            return None
+        return [self.context.llm.tokenizer.token_text(token_id) for token_id in prompt.token_ids]
+
+    async def events(
+        self, first: tuple[int, RequestOutput], rest: AsyncIterator[tuple[int, RequestOutput]]
+    ) -> AsyncGenerator[bytes, None]:
+        """One element per engine step and prompt."""
+        options = self.body.stream_options
+        continuous = options is not None and options.include_usage and options.continuous_usage_stats
+        latest: dict[int, RequestOutput] = {}
+        begun: set[int] = set()
+        async with contextlib.aclosing(after(first, rest)) as outputs:
+            async for number, output in outputs:
+                raise_failed(output)
+                latest[number] = output
+                events = []
+                for each in output.outputs:
+                    index = number * self.params.n + each.index
+                    choice = self._choice(number, each, output, is_first=index not in begun)
+                    begun.add(index)
+                    events.append(sse(self._completion([choice], self._usage(latest) if continuous else UNSET)))
+                yield b"".join(events)
+        if options is not None and options.include_usage:
+            yield sse(self._completion([], self._usage(latest)))

@@ -1,0 +1,47 @@
+"""The server's own settings. Flags carry vLLM's names where the meaning is the same."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from quire_interfaces import Settings, at_least, between, one_of, setting
+
+__all__ = ["ServerConfig"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerConfig(Settings):
+    """Address, names, credentials and bounds of the HTTP server."""
+
+    host: str = setting("127.0.0.1", help="Address to listen on; 0.0.0.0 for every interface.")
+    port: int = setting(8000, help="Port to listen on; 0 takes a free one.", check=between(0, 65535))
+    served_model_name: tuple[str, ...] | None = setting(
+        None, help="Names that requests may ask for, the first one is shown; empty takes the model's own."
+    )
+    api_key: tuple[str, ...] = setting(
+        (), help="Keys, one of which every request but /health must carry; also from QUIRE_API_KEY, comma-separated."
+    )
+    chat_template: str | None = setting(None, help="File with a chat template, or the template itself.")
+    trust_request_chat_template: bool = setting(
+        False, help="Whether a request may bring its own chat template (it runs in a sandbox)."
+    )
+    metrics_prefix: str = setting(
+        "quire", help="Prefix of the metric names; vllm gives the names that existing dashboards use."
+    )
+    root_path: str = setting("", help="Path prefix that a reverse proxy strips.")
+    allowed_origins: tuple[str, ...] = setting(
+        (), help="Web origins that may call this server from a browser; * for all."
+    )
+    max_body_bytes: int = setting(
+        32 << 20, help="Largest request body; a larger one is refused unread.", unit="bytes", check=at_least(1024)
+    )
+    max_prompts_per_request: int = setting(
+        1024, help="Most prompts in one completion request.", unit="prompts", check=at_least(1)
+    )
+    banner: bool = setting(True, help="Print what was started, and why it was chosen so.", flag="--banner")
+    access_log: bool = setting(False, help="Log every request.")
+    uvicorn_log_level: str = setting(
+        "warning",
+        help="How much the HTTP server logs.",
+        check=one_of("critical", "error", "warning", "info", "debug", "trace"),
+    )

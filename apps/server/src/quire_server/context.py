@@ -1,0 +1,121 @@
+"""What every route needs: the engine, the names it is served under, the limits. One per server, passed explicitly."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from quire import AsyncLLM
+from quire_interfaces import ModelNotFoundError, RequestError, SamplingParams
+from quire_observability import EngineMetrics
+from starlette.requests import Request
+
+from quire_server.config import ServerConfig
+from quire_server.protocol import SamplingFields
+
+__all__ = ["ClientGoneError", "ServerContext", "in_thread_when_long", "unless_disconnected"]
+
+LONG_TEXT_CHARS = 20_000
+"""Texts longer than this are rendered in a worker thread, so that the event loop goes on."""
+
+Result = TypeVar("Result")
+
+
+class ClientGoneError(Exception):
+    """The client closed the connection; nobody will read an answer."""
+
+
+@dataclass(slots=True)
+class ServerContext:
+    """The served engine and its limits."""
+
+    llm: AsyncLLM
+    config: ServerConfig
+    metrics: EngineMetrics
+    model_names: tuple[str, ...]
+    started_s: int = field(default_factory=lambda: int(time.time()))
+    is_draining: bool = False
+    """On SIGTERM: running requests finish, new ones are refused."""
+
+    @property
+    def max_logprobs(self) -> int:
+        return self.llm.config.model.max_logprobs
+
+    def resolve_model(self, name: str | None) -> str:
+        """The name to answer with.
+
+        Raises:
+            ModelNotFoundError: another model than the served one was asked for.
+        """
+        if name is None or name in self.model_names:
+            return name or self.model_names[0]
+        raise ModelNotFoundError(
+            f"the model {name!r} is not served here; served: {', '.join(repr(known) for known in self.model_names)}"
+        )
+
+    def sampling_params(self, body: SamplingFields) -> SamplingParams:
+        """The request's parameters, with the checkpoint's defaults.
+
+        Raises:
+            RequestError: naming the field.
+        """
+        body.check_supported()
+        if body.priority and self.llm.config.scheduler.policy != "priority":
+            raise RequestError(
+                "priority needs a server started with --scheduling-policy priority; leave it out", param="priority"
+            )
+        params = body.to_sampling_params(self.llm.generation_defaults, self._bad_words(body.bad_words))
+        for name in ("logprobs", "prompt_logprobs"):
+            asked = getattr(params, name)
+            if asked is not None and asked > self.max_logprobs:
+                shown = "top_logprobs" if name == "logprobs" and hasattr(body, "top_logprobs") else name
+                raise RequestError(
+                    f"{shown} must be at most {self.max_logprobs} on this server (--max-logprobs), got {asked}",
+                    param=shown,
+                )
+        return params
+
+    def _bad_words(self, words: list[str] | None) -> tuple[tuple[int, ...], ...]:
+        sequences: dict[tuple[int, ...], None] = {}
+        for word in words or ():
+            if not word.strip():
+                raise RequestError("bad_words must hold words, not only white space", param="bad_words")
+            # A word at the start of a line and one after a space are different tokens.
+            for text in (word, " " + word.lstrip()):
+                sequences[tuple(self.llm.tokenizer.encode(text, add_special_tokens=False))] = None
+        return tuple(sequences)
+
+
+async def in_thread_when_long(num_chars: int, work: Callable[[], Result]) -> Result:
+    """Run `work` here when it is short, in a worker thread when the text is long."""
+    if num_chars < LONG_TEXT_CHARS:
+        return work()
+    return await asyncio.to_thread(work)
+
+
+async def unless_disconnected(request: Request, work: Awaitable[Result]) -> Result:
+    """Wait for `work`, and cancel it when the client goes away. The body must have been read before.
+
+    Raises:
+        ClientGoneError: the client closed the connection first.
+    """
+
+    async def watch() -> None:
+        while (await request.receive())["type"] != "http.disconnect":
+            pass
+
+    working: asyncio.Future[Any] = asyncio.ensure_future(work)
+    watching = asyncio.ensure_future(watch())
+    try:
+        await asyncio.wait((working, watching), return_when=asyncio.FIRST_COMPLETED)
+        if working.done():
+            return working.result()  # type: ignore[no-any-return]
+        raise ClientGoneError
+    finally:
+        for task in (working, watching):
+            if not task.done():
+                task.cancel()
+        await asyncio.gather(working, watching, return_exceptions=True)

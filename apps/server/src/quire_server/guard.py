@@ -1,0 +1,67 @@
+"""The ASGI layer around all routes: credentials and request ids."""
+
+from __future__ import annotations
+
+import hmac
+import secrets
+from urllib.parse import parse_qs
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from quire_server.errors import HTTPError, error_response
+
+__all__ = ["Guard"]
+
+PUBLIC_PATHS = frozenset({"/health"})
+
+
+class Guard:
+    """Wraps the app.
+
+    Args:
+        app: The routes.
+        api_keys: When there are any, every request but to `PUBLIC_PATHS` must carry one: as a bearer token, or, for the
+            chat page, which a browser opens without headers, as `/?key=KEY`.
+    """
+
+    def __init__(self, app: ASGIApp, api_keys: tuple[str, ...]) -> None:
+        self._app = app
+        self._keys = [key.encode() for key in api_keys]
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            if scope["type"] == "websocket":
+                await send({"type": "websocket.close", "code": 1008})
+                return
+            await self._app(scope, receive, send)
+            return
+        headers = Headers(scope=scope)
+        request_id = headers.get("x-request-id") or secrets.token_hex(8)
+
+        async def send_with_id(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                MutableHeaders(scope=message)["x-request-id"] = request_id[:256]
+            await send(message)
+
+        if self._keys and scope["path"] not in PUBLIC_PATHS and scope["method"] != "OPTIONS":
+            refusal = self._key_refusal(scope, headers)
+            if refusal is not None:
+                await error_response(refusal)(scope, receive, send_with_id)
+                return
+        await self._app(scope, receive, send_with_id)
+
+    def _key_refusal(self, scope: Scope, headers: Headers) -> HTTPError | None:
+        kind, _, given = headers.get("authorization", "").partition(" ")
+        if kind.lower() != "bearer":
+            given = ""
+        if not given and scope["path"] == "/":
+            given = parse_qs(scope["query_string"].decode("latin-1")).get("key", [""])[0]
+        # All keys are compared, whichever fits, so that the time tells nothing.
+        matches = [hmac.compare_digest(given.encode(), key) for key in self._keys]
+        if any(matches):
+            return None
+        what = "is wrong" if given else "is missing"
+        return HTTPError(
+            401, f"the API key {what}; send the header 'Authorization: Bearer KEY'", code="invalid_api_key"
+        )

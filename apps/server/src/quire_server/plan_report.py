@@ -1,0 +1,49 @@
+"""How `quire plan` shows a memory plan."""
+
+from __future__ import annotations
+
+import json
+import time
+
+from quire.assemble import model_folder
+from quire.config import QuireConfig
+from quire.plan import format_bytes, make_plan
+from quire_models.config import ModelConfig
+
+__all__ = ["print_plan"]
+
+
+def print_plan(config: QuireConfig, *, as_json: bool) -> int:
+    """Print the ledger and what it buys."""
+    start = time.perf_counter()
+    folder = model_folder(config)
+    model = ModelConfig.from_path(folder)
+    plan = make_plan(config, model)
+    if as_json:
+        figures = {
+            "model": str(config.model.model or folder.name),
+            "architecture": model.architecture,
+            "dtype": plan.dtype,
+            "linear_method": plan.linear_method,
+            "max_model_len": plan.max_model_len,
+            "ledger_bytes": plan.ledger_bytes,
+            "total_bytes": plan.total_bytes,
+            "free_bytes": plan.free_bytes,
+            "num_blocks": plan.kv_plan.num_blocks,
+            "block_size": plan.block_size,
+            "num_kv_tokens": plan.num_kv_tokens,
+            "max_concurrency": plan.max_concurrency,
+            "notes": plan.notes,
+        }
+        print(json.dumps(figures, indent=2))
+        return 0
+    print(f"{config.model.model or 'the demo model'}: {model.architecture}, {plan.dtype}, weights {plan.linear_method}")
+    for what, size in plan.ledger_bytes.items():
+        print(f"  {what:<24}{format_bytes(size):>12}")
+    print(f"  {'together':<24}{format_bytes(plan.total_bytes):>12}   of {format_bytes(plan.free_bytes)} free")
+    print(f"The KV cache holds {plan.num_kv_tokens} tokens in {plan.kv_plan.num_blocks} blocks of {plan.block_size}:")
+    print(f"  {plan.max_concurrency:.1f} requests of {plan.max_model_len} tokens at the same time")
+    for note in plan.notes:
+        print(f"  note: {note}")
+    print(f"planned in {time.perf_counter() - start:.2f} s; nothing was loaded")
+    return 0

@@ -1,0 +1,191 @@
+"""From settings to a listening server: the engine process starts first, the web stack meanwhile."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+import socket
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from quire import AsyncLLM, QuireConfig
+from quire_engine import EngineInfo
+from quire_interfaces import ConfigError
+from quire_observability import EngineMetrics
+
+from quire_server.config import ServerConfig
+
+if TYPE_CHECKING:
+    import uvicorn
+
+__all__ = ["serve"]
+
+
+def serve(config: QuireConfig, server: ServerConfig, *, factory: tuple[str, dict[str, Any]] | None = None) -> int:
+    """Serve until SIGTERM or Ctrl-C; running requests finish first. Returns the exit status.
+
+    Args:
+        config: Settings of the engine.
+        server: Settings of the HTTP side.
+        factory: Another engine than the configured one; see `AsyncLLM`.
+
+    Raises:
+        QuireError: the port is taken, the model is wrong, or the engine could not start.
+    """
+    start_s = time.monotonic()
+    listening = bind(server)
+    metrics = EngineMetrics(prefix=server.metrics_prefix)
+    llm = AsyncLLM.start(config, listener=metrics, chat_template=read_template(server.chat_template), factory=factory)
+    try:
+        import uvloop
+
+        run = uvloop.run
+    except ImportError:  # not there on every platform
+        run = asyncio.run
+    return run(_serve(llm, server, metrics, listening, start_s))
+
+
+async def _serve(
+    llm: AsyncLLM, server: ServerConfig, metrics: EngineMetrics, listening: socket.socket, start_s: float
+) -> int:
+    stopping = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stopping.set)
+    # The engine loads in its own process while this one imports its libraries.
+    import uvicorn
+
+    from quire_server.app import make_app
+    from quire_server.context import ServerContext
+
+    stopped = asyncio.ensure_future(stopping.wait())
+    try:
+        with _progress(llm):
+            ready = asyncio.ensure_future(llm.ready())
+            await asyncio.wait((ready, stopped), return_when=asyncio.FIRST_COMPLETED)
+            if not ready.done():
+                ready.cancel()
+                return 0
+            info = ready.result()
+        names = server.served_model_name or (info.model,)
+        context = ServerContext(llm=llm, config=server, metrics=metrics, model_names=names)
+        metrics.set_labels(model_name=names[0], engine="0")
+        metrics.set_cache_config(block_size=info.block_size, num_gpu_blocks=info.num_blocks, cache_dtype=info.dtype)
+        http = _HTTPServer(
+            uvicorn.Config(
+                make_app(context),
+                http="httptools",
+                ws="none",
+                lifespan="off",
+                log_level=server.uvicorn_log_level,
+                access_log=server.access_log,
+                server_header=False,
+                timeout_keep_alive=75,
+                timeout_graceful_shutdown=max(1, int(llm.config.engine.shutdown_timeout_s)),
+            )
+        )
+        running = asyncio.ensure_future(http.serve(sockets=[listening]))
+        if server.banner:
+            print(banner(info, server, listening, time.monotonic() - start_s), flush=True)
+        await asyncio.wait((running, stopped), return_when=asyncio.FIRST_COMPLETED)
+        context.is_draining = True
+        http.should_exit = True
+        await running
+        return 0
+    finally:
+        stopped.cancel()
+        listening.close()
+        await llm.shutdown(0.0)
+
+
+class _HTTPServer:
+    """`uvicorn.Server` that leaves signals to us: its own handling would end the process by signal, not status 0."""
+
+    def __new__(cls, config: uvicorn.Config) -> Any:
+        import uvicorn
+
+        class Server(uvicorn.Server):
+            @contextlib.contextmanager
+            def capture_signals(self) -> Iterator[None]:
+                yield
+
+        return Server(config)
+
+
+def bind(server: ServerConfig) -> socket.socket:
+    """Take the address before anything else is started.
+
+    Raises:
+        ConfigError: it is taken or not ours.
+    """
+    family = socket.AF_INET6 if ":" in server.host else socket.AF_INET
+    listening = socket.socket(family, socket.SOCK_STREAM)
+    listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listening.bind((server.host, server.port))
+    except OSError as error:
+        listening.close()
+        raise ConfigError(
+            f"cannot listen on {server.host}:{server.port}: {error.strerror or error}; choose another --port or "
+            "--host, or stop the program that uses it",
+            field="port",
+        ) from None
+    return listening
+
+
+def read_template(value: str | None) -> str | None:
+    """A chat template from a file's name, or given as it is.
+
+    Raises:
+        ConfigError: it looks like a file's name and there is no such file.
+    """
+    if value is None or "{%" in value or "{{" in value:
+        return value
+    path = Path(value)
+    if not path.is_file():
+        raise ConfigError(f"there is no chat template file {value!r}", field="chat_template")
+    return path.read_text(encoding="utf-8")
+
+
+@contextlib.contextmanager
+def _progress(llm: AsyncLLM) -> Iterator[None]:
+    """A progress bar on a terminal while the engine starts."""
+    if not sys.stderr.isatty():
+        yield
+        return
+    from rich.console import Console
+    from rich.progress import Progress
+
+    with Progress(console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("starting the engine", total=1.0)
+        llm.on_progress(lambda stage, fraction: bar.update(task, description=stage, completed=fraction))
+        yield
+
+
+def banner(info: EngineInfo, server: ServerConfig, listening: socket.socket, seconds: float) -> str:
+    """What was started, and why it was chosen so."""
+    from quire.plan import format_bytes
+
+    host, port = listening.getsockname()[:2]
+    shown = f"[{host}]" if ":" in host else host
+    address = f"http://{'127.0.0.1' if host == '0.0.0.0' else shown}:{port}"
+    weights = sum(size for what, size in info.memory_bytes.items() if what.startswith("weights"))
+    cache = info.memory_bytes.get("KV cache", 0)
+    lines = {
+        "chat page": f"{address}/",
+        "OpenAI API": f"{address}/v1",
+        "model": f"{info.model} ({info.dtype} on {info.device}, context {info.max_model_len} tokens)",
+        "memory": f"{format_bytes(weights)} weights + {format_bytes(cache)} KV cache "
+        f"= {info.num_blocks} blocks of {info.block_size} tokens",
+        "concurrency": f"up to {info.max_num_seqs} requests at a time; the KV cache holds "
+        f"{info.extra.get('max_concurrency', 0):.1f} of full length",
+        **info.choices,
+        "access": "API key required" if server.api_key else "no API key: anyone who reaches the address may use it",
+        "ready after": f"{seconds:.1f} s",
+    }
+    notes = [f"  note: {note}" for note in info.extra.get("notes", [])]
+    return "\n".join(["Quire", *(f"  {name + ':':<18}{value}" for name, value in lines.items()), *notes])
