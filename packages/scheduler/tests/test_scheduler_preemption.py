@@ -93,3 +93,17 @@ def test_the_policy_orders_the_queue(make_driver):
     driver.run()
     order = [new.request_id for step in driver.steps for new in step.new_rows]
     assert order == ["r4", "r1", "r3", "r2", "r0"]
+
+
+def test_no_work_while_everything_is_in_flight_or_out_of_blocks(make_driver):
+    driver = make_driver(num_blocks=3, num_speculative_tokens=1)
+    driver.add(make_request("a", range(8), max_tokens=4), make_request("b", range(8), max_tokens=4, seed=1))
+    output = driver.scheduler.schedule()
+    assert output.request_ids == ["a"]
+    assert not driver.scheduler.has_work()
+    assert driver.scheduler.schedule() is None
+    driver._flying.append((output, driver.runner.execute(output)))
+    driver.land()
+    assert driver.scheduler.has_work()
+    driver.run()
+    assert all(told.finish_reason == FinishReason.LENGTH for told in driver.told.values())
