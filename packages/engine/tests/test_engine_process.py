@@ -88,6 +88,16 @@ async def test_a_start_that_failed_before_anybody_waited() -> None:
     await client.shutdown()
 
 
+async def test_shutdown_while_it_still_loads() -> None:
+    client = ProcessClient(FACTORY, {"fault": "hang"}, EngineConfig())
+    client.start()
+    begin = time.monotonic()
+    await client.shutdown()
+    assert time.monotonic() - begin < 2
+    assert client.pid is not None
+    assert await wait_for_end(client.pid)
+
+
 async def test_progress_is_told_and_start_returns_at_once() -> None:
     seen: list[tuple[str, float]] = []
     client = ProcessClient(FACTORY, {}, EngineConfig(forward_output=False))

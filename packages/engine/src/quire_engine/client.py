@@ -47,6 +47,10 @@ from quire_engine.streams import InFlight, OutputStream, RequestMetrics
 __all__ = ["EngineClient", "StreamingClient"]
 
 
+STOP_GRACE_S = 5.0
+"""Beyond the drain's time, how long a shutdown waits for the core before it ends it."""
+
+
 class EngineClient(Protocol):
     """What a front end may ask of an engine, wherever the engine runs. All calls from one event loop."""
 
@@ -330,14 +334,16 @@ class StreamingClient:
 
     async def shutdown(self, drain_s: float | None = None) -> None:
         drain_s = self.config.shutdown_timeout_s if drain_s is None else drain_s
-        if self._dead is None and not self._is_stopping:
-            self._is_stopping = True
-            self._stopped = asyncio.get_running_loop().create_future()
-            self._send(Shutdown(drain_s=drain_s))
+        is_up = self.info is not None and self._dead is None
+        if is_up:
+            if self._stopped is None:
+                self._is_stopping = True
+                self._stopped = asyncio.get_running_loop().create_future()
+            self._send(Shutdown(drain_s=drain_s))  # a second one may shorten the time
             # The core needs a little longer than the drain: a step may be running when the time is over.
-            await asyncio.wait([self._stopped], timeout=drain_s + 10.0)
+            await asyncio.wait([self._stopped], timeout=drain_s + STOP_GRACE_S)
         self._die(EngineDeadError("the engine was shut down"))
-        await self._close_transport(5.0)
+        await self._close_transport(STOP_GRACE_S if is_up else 0.0)
 
     def _on_failed(self, message: EngineFailed) -> None:
         text = message.cause if not message.remedy else f"{message.cause}\n{message.remedy}"

@@ -131,6 +131,7 @@ class ProcessClient(StreamingClient):
         return to_core, from_core
 
     async def ready(self) -> EngineInfo:
+        self.check_health()
         if self._process is None:
             self.start()
         self._attach()

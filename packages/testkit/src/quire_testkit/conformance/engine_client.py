@@ -316,3 +316,23 @@ class EngineClientSuite:
         await asyncio.sleep(0.05)
         await client.shutdown(10.0)
         assert (await task)["held"][1] == FinishReason.LENGTH
+
+    async def test_a_second_shutdown_may_shorten_the_first(self) -> None:
+        client = self.make_client(FakeEngineConfig(step_time_s=0.01), EngineConfig())
+        await client.ready()
+        task = asyncio.create_task(collect(client.open([make_message("long", [1], 900)])))
+        await asyncio.sleep(0.05)
+        start = time.monotonic()
+        first = asyncio.create_task(client.shutdown(60.0))
+        await asyncio.sleep(0.05)
+        assert not first.done()
+        await client.shutdown(0.0)
+        await first
+        assert time.monotonic() - start < 5
+        assert (await task)["long"][1] == FinishReason.ABORT
+
+    async def test_shutdown_before_the_start(self) -> None:
+        client = self.make_client(FakeEngineConfig(), EngineConfig())
+        await client.shutdown()
+        with pytest.raises(EngineDeadError, match="shut down"):
+            await client.ready()
