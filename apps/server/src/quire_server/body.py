@@ -45,7 +45,7 @@ def parse_body(data: bytes, model: type[Model]) -> Model:
     """JSON to a checked model.
 
     Raises:
-        RequestError: not JSON (NaN and infinity are not), not an object, or a field of the wrong type, named in `param`.
+        RequestError: not JSON (NaN and infinity are not), not an object, or a wrong field, named in `param`.
     """
     try:
         value = msgspec.json.decode(data)
