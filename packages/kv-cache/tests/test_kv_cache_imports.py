@@ -34,9 +34,11 @@ def test_cbor_is_loaded_on_demand() -> None:
 
 
 def test_import_is_quick() -> None:
-    code = "import time; a = time.process_time(); import quire_kv_cache; print(time.process_time() - a)"
-    # Processor time, best of three: the machine may be busy. The bar is 0.08 s together with the scheduler.
-    assert min(float(python(code)) for _ in range(3)) < 0.06
+    code = (
+        "import quire_interfaces, time; a = time.process_time(); import quire_kv_cache; print(time.process_time() - a)"
+    )
+    # Processor time, and one good run is enough: other work on the machine slows an import, nothing quickens it.
+    assert any(float(python(code)) < 0.03 for _ in range(10))
 
 
 def test_public_names_are_there() -> None:

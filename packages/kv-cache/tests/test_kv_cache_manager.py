@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import sys
+
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from quire_interfaces import (
     NULL_BLOCK_ID,
     CachedPrefix,
@@ -25,10 +29,10 @@ def sliding(window: int) -> SlidingWindowSpec:
     return SlidingWindowSpec(block_size=4, num_kv_heads=1, head_dim=8, dtype_bytes=2, sliding_window=window)
 
 
-def make_manager(*specs: KVCacheSpec, num_usable: int = 20, **settings: bool) -> KVCacheManager:
+def make_manager(*specs: KVCacheSpec, num_usable: int = 20, **options: bool) -> KVCacheManager:
     layers = {f"layers.{i}": spec for i, spec in enumerate(specs or (full(),))}
     plan = plan_kv_cache(layers, num_blocks=num_usable + 1)
-    return KVCacheManager(plan, KVCacheConfig(block_size=4, **settings))
+    return KVCacheManager(plan, KVCacheConfig(block_size=4, **options))
 
 
 def test_plan_and_settings_must_agree() -> None:
@@ -260,14 +264,31 @@ def test_statistics_leave_out_who_cannot_hit() -> None:
         assert manager.prefix_cache_stats == (0, 0, 0, 0)
 
 
-def test_fits_says_what_can_ever_run() -> None:
+def test_longest_request_of_full_attention() -> None:
     manager = make_manager(num_usable=5)
-    assert manager.fits(20)
-    assert not manager.fits(21)
-    assert manager.allocate(make_request("a", range(20)), 20) is not None
-    both = make_manager(full(), sliding(100), num_usable=5)
-    assert both.fits(8)
-    assert not both.fits(9)
+    assert manager.max_request_tokens(1) == manager.max_request_tokens(1000) == 20
+    assert make_manager(full(), sliding(100), num_usable=5).max_request_tokens(1) == 8
+    with pytest.raises(AllocatorMisuseError, match="max_step_tokens=0"):
+        manager.max_request_tokens(0)
+
+
+def test_windows_alone_bound_no_request() -> None:
+    assert make_manager(sliding(8), num_usable=4).max_request_tokens(6) == sys.maxsize
+    # 7 tokens before the step's own: 13 in a row touch at most four blocks, 14 can touch five.
+    assert make_manager(sliding(8), num_usable=4).max_request_tokens(7) == 16
+
+
+@settings(deadline=None, max_examples=50)
+@given(window=st.integers(1, 12), num_usable=st.integers(2, 12), step=st.integers(1, 12), with_full=st.booleans())
+def test_the_longest_request_runs(window: int, num_usable: int, step: int, with_full: bool) -> None:
+    manager = make_manager(*([full()] if with_full else []), sliding(window), num_usable=num_usable)
+    length = min(manager.max_request_tokens(step), 200)
+    request = make_request("a", range(length))
+    while request.num_computed_tokens < length:
+        num_new = min(step, length - request.num_computed_tokens)
+        assert manager.allocate(request, num_new) is not None
+        request.num_computed_tokens += num_new
+        manager.cache_blocks(request, request.num_computed_tokens)
 
 
 def test_lookups_switched_off_hash_nothing() -> None:

@@ -70,6 +70,7 @@ def test_the_missing_window_is_named() -> None:
     # The window group never stored block 0, so nothing shorter than 12 tokens can be gone on after.
     miss = explain(manager, range(9))
     assert (miss.num_hit_tokens, miss.reason) == (0, "never_stored")
+    assert "tokens 0 to 3" in miss.detail
     assert "group 1" in miss.detail
     assert explain(manager, range(17)).reason == "full_hit"
 

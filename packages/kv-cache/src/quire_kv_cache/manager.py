@@ -6,6 +6,7 @@ owner, the scheduler's loop, makes all calls.
 
 from __future__ import annotations
 
+import sys
 from typing import NamedTuple
 
 from quire_interfaces import (
@@ -301,15 +302,18 @@ class KVCacheManager:
         held = self._requests.get(request_id)
         return 0 if held is None else held.num_slots
 
-    def fits(self, num_tokens: int) -> bool:
-        """Whether a request of this length, computed at once, could run if it had the whole cache to itself."""
-        return -(-num_tokens // self.block_size) * len(self._policies) < self._pool.num_blocks
-
     def max_request_tokens(self, max_step_tokens: int) -> int:
-        """Longest request that can run alone in the cache; see `BlockAllocator`."""
-        num_blocks, size = self._pool.num_blocks - 1, self.block_size
-        # Between what surely fits and what no block table could hold; blocks needed grow with the tokens.
-        low, high = num_blocks // len(self._policies) * size, num_blocks * size
+        """Longest request that can run alone in the cache; see `BlockAllocator`. `sys.maxsize` when every group keeps
+        a window only and the windows fit: then nothing bounds the length.
+
+        Raises:
+            AllocatorMisuseError: `max_step_tokens` is below 1.
+        """
+        if max_step_tokens < 1:
+            raise AllocatorMisuseError(f"a step computes at least 1 token, got max_step_tokens={max_step_tokens}")
+        num_blocks = self._pool.num_blocks - 1
+        # Blocks needed grow with the tokens: halve the range between what fits and what may not.
+        low, high = 0, sys.maxsize
         while low < high:
             middle = (low + high + 1) // 2
             if sum(policy.max_blocks(middle, max_step_tokens) for policy in self._policies) <= num_blocks:

@@ -99,6 +99,11 @@ class BlockAllocatorSuite:
         assert allocator.num_groups == 1
         assert allocator.num_slots("nobody") == 0
 
+    def test_longest_request_fills_the_cache(self) -> None:
+        allocator = self.make_allocator(num_usable_blocks=7, block_size=BLOCK)
+        assert allocator.max_request_tokens(1) == 7 * BLOCK
+        assert allocator.allocate(make_request("a", range(7 * BLOCK)), 7 * BLOCK) is not None
+
     def test_allocates_whole_blocks_and_reports_slots(self) -> None:
         allocator = self.make_allocator(num_usable_blocks=7, block_size=BLOCK)
         request = make_request("a", range(5))
