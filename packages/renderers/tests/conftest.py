@@ -13,7 +13,9 @@ import pytest
 import sentencepiece
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
-WORDS = "the quick brown fox jumps over a lazy dog; naïve café — 你好 世界! x = f(y) + 42, Grüße 🙂 ok\n\tdef".split(" ")
+WORDS = "the quick brown fox jumps over a lazy dog; naïve café — 你好 世界! x = f(y) + 42, Grüße 🙂 ok\n\tdef".split(
+    " "
+)
 CHATML = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
 
 

@@ -19,7 +19,9 @@ def tokenizer(tokenizer_folder):
 
 @pytest.fixture(scope="module")
 def renderer(tokenizer):
-    return ChatRenderer(tokenizer, "{{ messages[0].content }}", RendererConfig(max_prompt_chars=20_000, template_timeout_s=0.3))
+    return ChatRenderer(
+        tokenizer, "{{ messages[0].content }}", RendererConfig(max_prompt_chars=20_000, template_timeout_s=0.3)
+    )
 
 
 @pytest.mark.parametrize(
@@ -67,7 +69,9 @@ def test_bad_tools(renderer, tools):
         renderer.render_chat([USER], tools=tools)
 
 
-@pytest.mark.parametrize("name", ["messages", "tools", "add_generation_prompt", "continue_final_message", "_x", "a b", ""])
+@pytest.mark.parametrize(
+    "name", ["messages", "tools", "add_generation_prompt", "continue_final_message", "_x", "a b", ""]
+)
 def test_reserved_template_kwargs(renderer, name):
     with pytest.raises(RequestError) as caught:
         renderer.render_chat([USER], chat_template_kwargs={name: 1})

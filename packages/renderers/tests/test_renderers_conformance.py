@@ -11,7 +11,10 @@ from quire_testkit.conformance.detokenizer import DetokenizerSuite
 from quire_testkit.conformance.renderer import RendererSuite
 from quire_testkit.conformance.tokenizer import TokenizerSuite
 
-TEMPLATE = "{% for m in messages %}<|im_start|>{{ m.role }}:{{ m.content }}{% if not loop.last %}<|im_end|>{% endif %}{% endfor %}"
+TEMPLATE = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}:{{ m.content }}"
+    "{% if not loop.last %}<|im_end|>{% endif %}{% endfor %}"
+)
 
 
 @pytest.fixture(scope="class", autouse=True)

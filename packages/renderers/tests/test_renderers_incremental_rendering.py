@@ -14,7 +14,22 @@ from quire_renderers.segment_cache import CachingEncoder
 thorough = settings(
     max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture], derandomize=True
 )
-BITS = ["the fox", " jumps", "  ", "\n", "é", "e\u0301", "你好", "Ａ", "x=1", "<", "|im_end|>", "[INST]", "<mask>", "fox jumps"]
+BITS = [
+    "the fox",
+    " jumps",
+    "  ",
+    "\n",
+    "é",
+    "e\u0301",
+    "你好",
+    "Ａ",
+    "x=1",
+    "<",
+    "|im_end|>",
+    "[INST]",
+    "<mask>",
+    "fox jumps",
+]
 BITS += ["<|im_start|>", "<|im_end|>", "<|im_end|>", "<|endoftext|>", "<s>", "</s>", "<think>", "</think>", "<unk>"]
 
 CHATML = """\

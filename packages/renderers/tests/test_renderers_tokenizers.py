@@ -21,7 +21,20 @@ FAST_KINDS = [
     "unigram",
     "wordpiece",
 ]
-ODD = ["<|im_start|>", "<|im_end|>", "<s>", "</s>", "[INST]", "<mask>", "<think>", " ", "  ", "\n", "fox jumps", "e\u0301"]
+ODD = [
+    "<|im_start|>",
+    "<|im_end|>",
+    "<s>",
+    "</s>",
+    "[INST]",
+    "<mask>",
+    "<think>",
+    " ",
+    "  ",
+    "\n",
+    "fox jumps",
+    "e\u0301",
+]
 texts = st.lists(st.one_of(st.sampled_from(ODD), st.text(max_size=8)), max_size=12).map("".join)
 quick = settings(
     max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture], derandomize=True
@@ -71,7 +84,9 @@ def test_vocab_size_and_named_ids_equal_transformers(both):
 
 @pytest.mark.parametrize("kind", ["sentencepiece_bpe", "sentencepiece_unigram"])
 @quick
-@given(text=st.one_of(st.text(max_size=30), st.lists(st.sampled_from(["the", " fox", "  ", "你好", "\n"])).map("".join)))
+@given(
+    text=st.one_of(st.text(max_size=30), st.lists(st.sampled_from(["the", " fox", "  ", "你好", "\n"])).map("".join))
+)
 def test_sentencepiece_equals_its_library(tokenizer_folder, kind, text):
     folder = tokenizer_folder(kind)
     ours = load_tokenizer(folder)

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import sys
 import threading
-from array import array
 from collections import OrderedDict
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -22,7 +21,7 @@ from quire_renderers.segments import SupportsSegments
 
 __all__ = ["CachingEncoder", "Encoded", "SegmentCacheStats"]
 
-# An OrderedDict slot, its link, the array object: measured at about this much per entry on CPython 3.11 to 3.13.
+# An OrderedDict slot, its link and the tuple object, about this much per entry on CPython.
 _ENTRY_OVERHEAD_BYTES = 250
 
 
@@ -57,7 +56,8 @@ class CachingEncoder:
         self._cut: SupportsSegments | None = tokenizer if cut else None  # type: ignore[assignment]
         self._max_bytes = max_bytes
         self._lock = threading.Lock()
-        self._entries: OrderedDict[str, array[int]] = OrderedDict()
+        self._entries: OrderedDict[str, tuple[int, ...]] = OrderedDict()
+        self._ids: dict[int, int] = {}
         self._used_bytes = 0
         self._num_hits = 0
         self._num_misses = 0
@@ -79,9 +79,10 @@ class CachingEncoder:
             return Encoded(self._tokenizer.encode(text, add_special_tokens=add_special_tokens), 0)
         segments = self._cut.borders.split(text)
         found = self._look_up(segments)
-        missing = {text: array("I") for text, ids in zip(segments, found, strict=True) if ids is None}
-        for segment in missing:
-            missing[segment] = array("I", self._cut.encode_segment(segment))
+        missing: dict[str, tuple[int, ...]] = {}
+        for segment, ids in zip(segments, found, strict=True):
+            if ids is None and segment not in missing:
+                missing[segment] = self._shared(self._cut.encode_segment(segment))
         self._store(missing)
         token_ids: list[int] = []
         num_reused_tokens, unbroken = 0, True
@@ -98,7 +99,12 @@ class CachingEncoder:
         wrapped = self._cut.wrap_special_tokens(token_ids)
         return Encoded(wrapped, num_reused_tokens)
 
-    def _look_up(self, segments: list[str]) -> list[array[int] | None]:
+    def _shared(self, token_ids: list[int]) -> tuple[int, ...]:
+        """The ids with one int object per value, so that a kept token takes a pointer and is joined without a copy."""
+        shared = self._ids.setdefault
+        return tuple([shared(token_id, token_id) for token_id in token_ids])
+
+    def _look_up(self, segments: list[str]) -> list[tuple[int, ...] | None]:
         entries = self._entries
         with self._lock:
             found = [entries.get(segment) for segment in segments]
@@ -111,7 +117,7 @@ class CachingEncoder:
             self._num_hits += len(found) - num_missing
         return found
 
-    def _store(self, missing: dict[str, array[int]]) -> None:
+    def _store(self, missing: dict[str, tuple[int, ...]]) -> None:
         with self._lock:
             for segment, ids in missing.items():
                 size = _entry_bytes(segment, ids)
@@ -124,5 +130,5 @@ class CachingEncoder:
                 self._used_bytes -= _entry_bytes(segment, ids)
 
 
-def _entry_bytes(segment: str, ids: array[int]) -> int:
-    return sys.getsizeof(segment) + ids.itemsize * len(ids) + _ENTRY_OVERHEAD_BYTES
+def _entry_bytes(segment: str, ids: tuple[int, ...]) -> int:
+    return sys.getsizeof(segment) + 8 * len(ids) + _ENTRY_OVERHEAD_BYTES

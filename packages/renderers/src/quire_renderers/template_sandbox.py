@@ -20,9 +20,9 @@ from typing import Any
 import jinja2
 import jinja2.ext
 from jinja2 import nodes
+from jinja2.exceptions import SecurityError
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
-from jinja2.exceptions import SecurityError
 
 __all__ = ["TemplateLimitError", "TemplateSandbox"]
 

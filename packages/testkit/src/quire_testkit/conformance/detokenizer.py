@@ -1,8 +1,8 @@
 """What every `Detokenizer` must do, as tests to inherit.
 
-    class TestMyDetokenizer(DetokenizerSuite):
-        def make_tokenizer(self): return ...
-        def make_detokenizer(self, tokenizer, **options): return MyDetokenizer(tokenizer, **options)
+class TestMyDetokenizer(DetokenizerSuite):
+    def make_tokenizer(self): return ...
+    def make_detokenizer(self, tokenizer, **options): return MyDetokenizer(tokenizer, **options)
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """What every `Renderer` must do, as tests to inherit.
 
-    class TestMyRenderer(RendererSuite):
-        def make_renderer(self): return MyRenderer(...)
+class TestMyRenderer(RendererSuite):
+    def make_renderer(self): return MyRenderer(...)
 """
 
 from __future__ import annotations

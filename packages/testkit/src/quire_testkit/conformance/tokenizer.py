@@ -1,7 +1,7 @@
 """What every `Tokenizer` must do, as tests to inherit.
 
-    class TestMyTokenizer(TokenizerSuite):
-        def make_tokenizer(self): return MyTokenizer(...)
+class TestMyTokenizer(TokenizerSuite):
+    def make_tokenizer(self): return MyTokenizer(...)
 """
 
 from __future__ import annotations
