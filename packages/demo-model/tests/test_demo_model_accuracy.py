@@ -1,0 +1,87 @@
+"""The committed checkpoint on held-out items: the promised accuracies, and that nothing held out is trained on."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from random import Random
+
+import pytest
+import torch
+from chat import Chat
+from corpus.mix import conversation
+from corpus.words import Source, held_out
+from evaluate import evaluate, is_right, items, load_model
+from model import Llama
+
+NUM_ITEMS = 100
+
+
+@pytest.fixture(scope="module")
+def chat() -> Chat:
+    return Chat()
+
+
+@pytest.fixture(scope="module")
+def model() -> Iterator[Llama]:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(min(2, threads))
+    yield load_model()
+    torch.set_num_threads(threads)
+
+
+@pytest.mark.parametrize(
+    ("task", "bar"),
+    [
+        ("addition", 0.90),
+        ("subtraction", 0.90),
+        ("tool_call", 0.95),
+    ],
+)
+def test_held_out_accuracy(model: Llama, chat: Chat, task: str, bar: float) -> None:
+    shares = evaluate(model, chat, (task,), num_items=NUM_ITEMS, seed=1)
+    assert shares[task] >= bar
+
+
+def test_training_draws_nothing_held_out() -> None:
+    source = Source(Random(7))
+    num_names = num_operands = 0
+    for _ in range(3000):
+        drawn = conversation(source)
+        for tool in drawn.tools or []:
+            assert not held_out("tool", tool["function"]["name"])
+            num_names += 1
+        for message in drawn.messages:
+            result = re.search(r"(\d+) [+-] (\d+) = -?\d+\.$", message["content"])
+            if message["role"] == "assistant" and result:
+                pair = sorted(int(text) for text in result.groups())
+                assert not held_out("operands", *pair)
+                num_operands += 1
+    assert num_names > 1000
+    assert num_operands > 300
+
+
+def test_evaluation_draws_only_held_out_tool_names(chat: Chat) -> None:
+    for item in items("tool_call", 50, chat):
+        lines = item.prompt.partition("<tools>\n")[2].partition("\n</tools>")[0].split("\n")
+        assert all(held_out("tool", json.loads(line)["function"]["name"]) for line in lines)
+
+
+def test_a_call_is_compared_as_data() -> None:
+    expected = '<tool_call>\n{"name": "f", "arguments": {"a": 1, "b": "x"}}\n</tool_call>'
+    assert is_right('<tool_call>\n{"name":"f","arguments":{"b":"x","a":1}}\n</tool_call>', expected)
+    assert not is_right(expected.replace("1", '"1"'), expected)
+    assert not is_right(expected + "\n" + expected, expected)
+    assert not is_right("f(1, x)", expected)
+
+
+def test_cached_decoding_equals_the_whole_forward(model: Llama, chat: Chat) -> None:
+    prompts = [chat.encode(item.prompt) for item in items("small_talk", 3, chat)]
+    answers = model.generate(prompts, 24, chat.end_id)
+    for prompt, answer in zip(prompts, answers, strict=True):
+        ids = torch.tensor(prompt + answer)
+        chosen = torch.arange(len(prompt) - 1, len(prompt) - 1 + len(answer))
+        with torch.inference_mode():
+            logits = model(ids, 1, len(ids), chosen)
+        assert logits.argmax(-1).tolist() == answer

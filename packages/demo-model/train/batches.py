@@ -1,0 +1,99 @@
+"""An endless, seeded stream of training batches, made in a process of its own.
+
+Knows how conversations are gathered into micro-batches of one size. Knows nothing about the network.
+Conversations of about the same length share a micro-batch, so almost no place is padding and no attention mask
+is needed; a step joins micro-batches of different lengths, so each step sees every skill.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from random import Random
+
+import numpy as np
+from chat import Chat
+from corpus.mix import conversation
+from corpus.words import Source
+
+
+@dataclass(slots=True, kw_only=True)
+class MicroBatch:
+    """Rows of equal length, flat.
+
+    Attributes:
+        ids: [N] int64: ``rows * row_len`` tokens, then filler.
+        rows: the number of rows.
+        row_len: tokens in a row.
+        chosen: [A] int64, places whose next token is a target.
+        labels: [A] int64, those next tokens.
+    """
+
+    ids: np.ndarray
+    rows: int
+    row_len: int
+    chosen: np.ndarray
+    labels: np.ndarray
+
+
+def _row_len(rows: list[tuple[list[int], list[bool]]]) -> int:
+    """The longest row's length, rounded up: few distinct lengths mean few kernels to generate."""
+    longest = max(len(ids) for ids, _ in rows)
+    multiple = 16 if longest <= 128 else 32
+    return -(-longest // multiple) * multiple
+
+
+def _pack(rows: list[tuple[list[int], list[bool]]], num_tokens: int, pad_id: int) -> MicroBatch:
+    row_len = _row_len(rows)
+    grid = np.full((len(rows), row_len), pad_id, dtype=np.int64)
+    target = np.zeros((len(rows), row_len), dtype=bool)
+    for index, (ids, mask) in enumerate(rows):
+        grid[index, : len(ids)] = ids
+        target[index, : len(ids) - 1] = mask[1:]
+    flat = np.full(num_tokens, pad_id, dtype=np.int64)
+    flat[: grid.size] = grid.ravel()
+    chosen = np.flatnonzero(target.ravel())
+    return MicroBatch(ids=flat, rows=len(rows), row_len=row_len, chosen=chosen, labels=flat[chosen + 1])
+
+
+def steps(seed: int, num_tokens: int, micro_batches: int, pool: int = 12) -> Iterator[list[MicroBatch]]:
+    """Steps of ``micro_batches`` micro-batches of ``num_tokens`` places, drawn ``pool`` steps at a time."""
+    chat, rng = Chat(), Random(seed)
+    source = Source(rng)
+    while True:
+        drawn: list[tuple[list[int], list[bool]]] = []
+        total = 0
+        while total < pool * micro_batches * num_tokens:
+            c = conversation(source)
+            ids = chat.encode(chat.render(c.messages, tools=c.tools, enable_thinking=c.enable_thinking))
+            if len(ids) <= 1024:
+                drawn.append((ids, chat.targets(ids, c.learn_from)))
+                total += len(ids)
+        drawn.sort(key=lambda item: len(item[0]))
+        packed: list[MicroBatch] = []
+        while drawn:
+            count = min(len(drawn), num_tokens // _row_len(drawn[-1:]))
+            packed.append(_pack(drawn[-count:], num_tokens, chat.pad_id))
+            del drawn[-count:]
+        num_steps = len(packed) // micro_batches
+        strides = [packed[i : num_steps * micro_batches : num_steps] for i in range(num_steps)]
+        rng.shuffle(strides)
+        yield from strides
+
+
+def _produce(queue: multiprocessing.Queue[list[MicroBatch]], seed: int, num_tokens: int, micro_batches: int) -> None:
+    os.nice(5)
+    for step in steps(seed, num_tokens, micro_batches):
+        queue.put(step)
+
+
+def stream(seed: int, num_tokens: int, micro_batches: int) -> Iterator[list[MicroBatch]]:
+    """``steps`` from a background process that works ahead; it ends with this process."""
+    context = multiprocessing.get_context("spawn")
+    queue: multiprocessing.Queue[list[MicroBatch]] = context.Queue(maxsize=24)
+    producer = context.Process(target=_produce, args=(queue, seed, num_tokens, micro_batches), daemon=True)
+    producer.start()
+    while True:
+        yield queue.get(timeout=120)
