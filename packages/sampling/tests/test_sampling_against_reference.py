@@ -6,6 +6,7 @@ import random
 from dataclasses import replace
 from types import SimpleNamespace
 
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -95,3 +96,29 @@ def test_same_token_as_the_reference(
         assert i not in failed
         u = oracle.uniform_number(request_seed, position + 1 - num_prompt_tokens)
         assert agrees(oracle, int(output.token_ids[i]), edited, params, u), (params, u)
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        SamplingParams(temperature=3, min_p=0.03, top_p=0.3),  # hundreds pass min_p, and much weight does not
+        SamplingParams(temperature=3, top_k=300, top_p=0.3),
+        SamplingParams(temperature=3, top_k=300, min_p=0.03, top_p=0.9),
+        SamplingParams(temperature=3, top_p=0.6),
+        SamplingParams(temperature=1, min_p=0.5),
+    ],
+)
+def test_filters_that_leave_more_than_the_first_candidates(oracle: SimpleNamespace, params: SamplingParams) -> None:
+    num_rows, vocab_size = 80, 3000
+    logits = torch.randn(vocab_size, generator=torch.Generator().manual_seed(11)) * 3
+    state = SamplingState(num_rows, vocab_size)
+    for row in range(num_rows):
+        state.set_row(row, params, seed=row, num_prompt_tokens=1)
+    token_ids = torch.zeros(num_rows, 4, dtype=torch.int64)
+
+    output = Sampler(state).sample(logits.repeat(num_rows, 1), range(num_rows), torch.zeros(num_rows).long(), token_ids)
+
+    exact = oracle.distribution(logits.tolist(), params)
+    for row, token_id in enumerate(output.token_ids.tolist()):
+        low, high = oracle.interval(exact, token_id)
+        assert low - NEAR <= oracle.uniform_number(row, 0) <= high + NEAR

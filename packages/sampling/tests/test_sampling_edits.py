@@ -116,3 +116,23 @@ def test_top_k_keeps_exactly_k_of_equal_tokens(sample_one: SampleOne) -> None:
         params = SamplingParams(top_k=k)
         seen = {sample_one([1.0] * vocab_size, params, seed=seed).token_id for seed in range(60)}
         assert max(seen) < k
+
+
+@pytest.mark.parametrize("vocab_size", [4, 400])
+@pytest.mark.parametrize("top_p", [0.25, 0.5, 0.75])
+def test_top_p_that_is_reached_exactly_keeps_no_more(sample_one: SampleOne, vocab_size: int, top_p: float) -> None:
+    params = SamplingParams(top_p=top_p)
+    logits = [0.0, 0.0, 0.0, 0.0] + [-float("inf")] * (vocab_size - 4)
+    seen = {sample_one(logits, params, seed=seed).token_id for seed in range(60)}
+    assert seen == set(range(int(4 * top_p)))
+
+
+def test_penalties_of_more_rows_than_one_table_holds() -> None:
+    num_rows = 150
+    state = SamplingState(num_rows, 5)
+    for row in range(num_rows):
+        state.set_row(row, greedy(frequency_penalty=1.0), seed=0, num_prompt_tokens=1)
+    token_ids = torch.tensor([[4, 0, 0, 0], [4, 1, 1, 1], [4, 0, 1, 4]]).repeat(num_rows // 3, 1)
+    logits = torch.tensor([2.5, 2.0, 1.0, 0.5, 0.0]).repeat(num_rows, 1)
+    output = Sampler(state).sample(logits, range(num_rows), torch.full((num_rows,), 3), token_ids)
+    assert output.token_ids.tolist() == [1, 0, 0] * (num_rows // 3)
