@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from concurrent.futures import Future
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from quire_interfaces.step import ModelRunnerOutput, SchedulerOutput
+
+if TYPE_CHECKING:
+    from concurrent.futures import Future
 
 __all__ = ["Drafter", "Executor", "LinearMethod", "LogitsProcessor", "Tensor"]
 

@@ -56,9 +56,11 @@ class Settings:
         for spec in dataclasses.fields(self):
             check = spec.metadata.get("check")
             value = getattr(self, spec.name)
-            if check is None or value is None:
+            if value is None:
                 continue
-            complaint = check(value)
+            if isinstance(value, (float, bool)) and str(spec.type).split(" ")[0] == "int":
+                raise ConfigError(f"{spec.name} must be a whole number, got {value!r}", field=spec.name)
+            complaint = None if check is None else check(value)
             if complaint is not None:
                 raise ConfigError(f"{spec.name} must {complaint}, got {value!r}", field=spec.name)
 

@@ -1,0 +1,64 @@
+"""`SamplingParams` refuses what makes no sense, by the field's name."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from quire_interfaces import MAX_LOGPROBS, RequestError, SamplingParams
+
+WRONG = {
+    "n": [0, -1, 129, 1.0, True, "2"],
+    "temperature": [-0.1, 101, float("nan"), float("inf"), "hot"],
+    "top_p": [0, -1, 1.01, float("nan"), None],
+    "top_k": [-2, 1.5, True],
+    "min_p": [-0.01, 1.01],
+    "repetition_penalty": [0, -1, float("inf")],
+    "presence_penalty": [-2.1, 2.1],
+    "frequency_penalty": [-2.1, 2.1],
+    "logit_bias": [{-1: 0.0}, {1: 101.0}, {1: float("nan")}, {1.5: 0.0}],
+    "allowed_token_ids": [(), (-1,), (1.5,)],
+    "bad_words_token_ids": [((),)],
+    "max_tokens": [0, -5, 1.5, True],
+    "min_tokens": [-1, 0.5],
+    "stop": [("",), (3,)],
+    "stop_token_ids": [(-1,), ("a",)],
+    "seed": [2**63, -(2**63) - 1, 1.0, True],
+    "logprobs": [-1, MAX_LOGPROBS + 1, True],
+    "prompt_logprobs": [-1, MAX_LOGPROBS + 1],
+}
+
+
+@pytest.mark.parametrize(("field", "value"), [(field, value) for field, values in WRONG.items() for value in values])
+def test_wrong_values_name_their_field(field: str, value: object) -> None:
+    with pytest.raises(RequestError, match=field) as error:
+        SamplingParams(**{field: value})  # type: ignore[arg-type]
+    assert error.value.param == field
+
+
+def test_contradictions() -> None:
+    with pytest.raises(RequestError, match="min_tokens must not exceed max_tokens"):
+        SamplingParams(min_tokens=5, max_tokens=4)
+    with pytest.raises(RequestError, match="stop must be left out when detokenize is false"):
+        SamplingParams(stop=("x",), detokenize=False)
+
+
+@given(
+    temperature=st.floats(0, 100),
+    top_p=st.floats(0, 1, exclude_min=True),
+    top_k=st.integers(-1, 10**6),
+    seed=st.none() | st.integers(-(2**63), 2**63 - 1),
+    logit_bias=st.none() | st.dictionaries(st.integers(0, 10**6), st.floats(-100, 100)),
+)
+def test_right_values_are_kept(**values: object) -> None:
+    params = SamplingParams(**values)  # type: ignore[arg-type]
+    assert {name: getattr(params, name) for name in values} == values
+    assert params.greedy == (values["temperature"] == 0)
+    assert dataclasses.replace(params) == params
+
+
+def test_frozen() -> None:
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        SamplingParams().n = 2  # type: ignore[misc]
