@@ -1,7 +1,7 @@
-"""A histogram that costs a fraction of a microsecond per observation. Knows numbers; knows no labels and no registry.
+"""A histogram that is cheap to observe. Knows numbers; knows no labels and no registry.
 
 `prometheus_client`'s own takes a lock and walks its buckets in Python for each observation; an engine that streams
-20,000 tokens a second would spend much of a core on that.
+20,000 tokens a second would spend a tenth of a core on that (figures in the changelog).
 """
 
 from __future__ import annotations
