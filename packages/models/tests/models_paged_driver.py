@@ -24,9 +24,19 @@ class PagedDriver:
     """Sequences on one cache; blocks consecutive or shuffled, the cache poisoned with NaN first."""
 
     def __init__(
-        self, model: CausalLM, *, num_blocks: int, block_size: int, shuffle: bool, cache_dtype: torch.dtype | None = None
+        self,
+        model: CausalLM,
+        *,
+        block_size: int,
+        shuffle: bool,
+        num_tokens: int = 1024,
+        cache_dtype: torch.dtype | None = None,
+        window: int | None = None,
     ) -> None:
+        """window: forget blocks that have left it, as a sliding-window block manager does."""
         config = model.config
+        num_blocks = num_tokens // block_size + 64
+        self.window = window
         self.model = model
         self.block_size = block_size
         shape = model.attention_backend.kv_cache_shape(num_blocks, block_size, config.num_kv_heads, config.head_dim)
@@ -71,7 +81,7 @@ class PagedDriver:
         query_lens = [count for _, count in parts]
         kv_lens = [seq.num_computed + count for seq, count in parts]
         widest = max(len(seq.blocks) for seq, _ in parts)
-        table = [seq.blocks + [0] * (widest - len(seq.blocks)) for seq, _ in parts]
+        table = [self._kept(seq) + [0] * (widest - len(seq.blocks)) for seq, _ in parts]
         starts = [0]
         for count in query_lens:
             starts.append(starts[-1] + count)
@@ -84,6 +94,18 @@ class PagedDriver:
             query_lens=query_lens,
             kv_lens=kv_lens,
         )
+
+    def _kept(self, seq: Sequence) -> list[int]:
+        """The blocks, those that no token of this step can see replaced by the null block (which holds NaN)."""
+        if self.window is None:
+            return seq.blocks
+        gone = max(0, seq.num_computed + 1 - self.window) // self.block_size
+        return [0] * gone + seq.blocks[gone:]
+
+    def run(self, seq: Sequence, chunk: int) -> None:
+        """Compute all known tokens of a sequence, `chunk` at a time."""
+        while seq.num_computed < len(seq.token_ids):
+            self.step((seq, min(chunk, len(seq.token_ids) - seq.num_computed)))
 
     def greedy(self, seq: Sequence, num_tokens: int) -> list[int]:
         """Decode alone: `num_tokens` tokens after the computed prompt."""

@@ -21,15 +21,29 @@ __all__ = [
     "write_kv_cache",
 ]
 
+INT8PACK_ROWS = 16
+"""Rows up to which torch's int8 product wins over widening the weight, in bfloat16."""
+PIECE_ELEMENTS = 1 << 19
+"""Elements of a weight that are widened at a time."""
+
+_int8pack_mm = getattr(torch, "_weight_int8pack_mm", None)
+
 linear = F.linear
 embedding = F.embedding
 
 
 def int8_linear(x: Tensor, weight: Tensor, scale: Tensor, bias: Tensor | None) -> Tensor:
-    """Op `int8_linear`, the weight widened in pieces so that the wide copy stays in the processor's cache."""
-    rows = max(1, 1 << 19) // weight.shape[1] + 1
-    out = torch.cat([F.linear(x, piece.to(x.dtype)) for piece in weight.split(rows)], dim=-1)
-    out *= scale
+    """Op `int8_linear`: torch's own int8 product for few bfloat16 rows, else the weight widened piece by piece.
+
+    A piece is as large as stays in a processor core's cache. torch's product exists for the other dtypes too, but is
+    slower there than widening, and for many rows everywhere (figures in the changelog).
+    """
+    if x.shape[0] <= INT8PACK_ROWS and x.dtype == torch.bfloat16 and _int8pack_mm is not None and not x.is_cuda:
+        out: Tensor = _int8pack_mm(x, weight, scale)
+    else:
+        rows = max(1, PIECE_ELEMENTS // weight.shape[1])
+        out = torch.cat([F.linear(x, piece.to(x.dtype)) for piece in weight.split(rows)], dim=-1)
+        out *= scale
     if bias is not None:
         out += bias
     return out

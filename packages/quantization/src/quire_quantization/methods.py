@@ -15,6 +15,9 @@ from torch import Tensor
 __all__ = ["Int8WeightOnlyLinear", "PlainLinear", "linear_method", "linear_method_names"]
 
 
+_ROWS = 4096
+
+
 class PlainLinear:
     """The weight as loaded."""
 
@@ -38,9 +41,9 @@ class PlainLinear:
 
 
 class Int8WeightOnlyLinear:
-    """The weight in int8 with one symmetric scale per output: scale[o] = max |weight[o]| / 127, activations as they are.
+    """The weight in int8 with one symmetric scale per output, max |weight[o]| / 127; activations as they are.
 
-    Rounded to nearest (LLM.int8(), Dettmers et al. 2022, sec. 2.1, row-wise absmax).
+    Rounded to nearest: absmax quantization of each row (LLM.int8(), Dettmers et al. 2022, sec. 2.1).
     """
 
     name = "int8"
@@ -50,9 +53,13 @@ class Int8WeightOnlyLinear:
 
     def make_weights(self, weight: Tensor, bias: Tensor | None) -> dict[str, Tensor]:
         """weight [out_features, in_features] float -> int8 of the same shape, and scale [out_features] in its dtype."""
-        scale = (weight.float().abs().amax(dim=1) / 127.0).clamp_min(torch.finfo(torch.float32).tiny)
-        scale = scale.to(weight.dtype)
-        quantized = torch.round(weight.float() / scale.float()[:, None]).clamp_(-127, 127).to(torch.int8)
+        scale = (weight.abs().amax(dim=1).float() / 127.0).to(weight.dtype)
+        # A row of zeros (or one so small that its scale is rounded to zero) is kept as zeros.
+        divisor = torch.where(scale == 0, torch.ones_like(scale), scale).float()[:, None]
+        quantized = torch.empty_like(weight, dtype=torch.int8)
+        for begin in range(0, weight.shape[0], _ROWS):  # bounds the wide copies
+            rows = slice(begin, begin + _ROWS)
+            quantized[rows] = torch.round(weight[rows].float() / divisor[rows]).clamp_(-127, 127).to(torch.int8)
         weights = {"weight": quantized, "scale": scale}
         if bias is not None:
             weights["bias"] = bias
