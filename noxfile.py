@@ -81,8 +81,8 @@ def lint(session: nox.Session) -> None:
 @nox.session
 def types(session: nox.Session) -> None:
     """Strict types of the public packages."""
-    sources = [f"{PACKAGES[name]}/src" for name in TYPED]
-    python(session, "-m", "mypy", *sources)
+    modules = [next((ROOT / PACKAGES[name] / "src").iterdir()).name for name in TYPED]
+    python(session, "-m", "mypy", *(f"-p={module}" for module in modules))
 
 
 @nox.session

@@ -8,6 +8,7 @@ from concurrent.futures import Future
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from quire_engine import EngineConfig, EngineCore, EngineParts
 from quire_interfaces import (
     EngineDeadError,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+
 from quire_engine import CoreLoop, EngineConfig, EngineCore
 from quire_engine.messages import (
     AbortRequests,

@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
+
 from quire_engine import AsyncEngine, EngineConfig, InprocClient, LLMEngine, OutputKind, ProcessClient, RequestOutput
 from quire_interfaces import (
     ContextLengthError,

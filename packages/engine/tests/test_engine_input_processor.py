@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+
 from quire_engine import EngineInfo, InputProcessor, unpack_token_ids
 from quire_interfaces import ContextLengthError, RequestError, SamplingParams
 

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from quire_engine import EngineConfig, ProcessClient
 from quire_engine.child import describe_failure, load_factory
 from quire_engine.process import explain_exit

@@ -9,6 +9,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 
 import pytest
+
 import quire_interfaces
 from quire_interfaces import (
     ConfigError,

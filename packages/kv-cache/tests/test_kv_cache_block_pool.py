@@ -8,6 +8,7 @@ import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+
 from quire_interfaces import ConfigError
 from quire_kv_cache.block_pool import BlockPool
 from quire_kv_cache.prefix_index import PrefixIndex

@@ -6,6 +6,7 @@ import dataclasses
 from typing import Any
 
 import pytest
+
 from quire_interfaces import ConfigError
 from quire_kv_cache import KVCacheConfig
 

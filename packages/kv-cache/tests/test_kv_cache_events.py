@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+
 from quire_interfaces import BlockRemoved, BlockStored, FullAttentionSpec, SlidingWindowSpec
 from quire_kv_cache import KVCacheConfig, KVCacheManager, hash_blocks, plan_kv_cache
 from quire_testkit.conformance.block_allocator import make_request

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from quire_interfaces import ConfigError, FullAttentionSpec, KVCacheSpec, SlidingWindowSpec
 from quire_kv_cache.coordinator import prefix_block_ids, shared_prefix_blocks
 from quire_kv_cache.groups import FullAttentionGroup, GroupPolicy, SlidingWindowGroup, make_group_policy

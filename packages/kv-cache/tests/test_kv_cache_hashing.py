@@ -14,6 +14,7 @@ import pytest
 import xxhash
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from quire_interfaces import ConfigError, RequestError
 from quire_kv_cache import BlockHasher, hash_blocks
 from quire_testkit.conformance.block_allocator import make_request

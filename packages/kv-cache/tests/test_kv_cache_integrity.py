@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
+
 from quire_interfaces import FullAttentionSpec, SlidingWindowSpec
 from quire_kv_cache import KVCacheConfig, KVCacheManager, plan_kv_cache
 from quire_testkit.conformance.block_allocator import make_request

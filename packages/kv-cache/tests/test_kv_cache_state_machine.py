@@ -14,6 +14,7 @@ from typing import Any
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
 from quire_interfaces import (
     AllBlocksCleared,
     BlockRemoved,

@@ -15,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry, Counter
 from prometheus_client.parser import text_string_to_metric_families
+
 from quire_interfaces import ConfigError, FinishReason, SchedulerStats
 from quire_observability import EngineMetrics, Histogram
 

@@ -16,8 +16,9 @@ import tempfile
 import time
 from pathlib import Path
 
-from quire_renderers import ChatRenderer, IncrementalDetokenizer, load_tokenizer
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
+
+from quire_renderers import ChatRenderer, IncrementalDetokenizer, load_tokenizer
 
 TEMPLATE = """\
 {%- for message in messages -%}

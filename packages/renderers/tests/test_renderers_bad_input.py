@@ -6,6 +6,7 @@ import json
 import time
 
 import pytest
+
 from quire_interfaces import CheckpointError, ConfigError, ContextLengthError, RequestError
 from quire_renderers import ChatRenderer, RendererConfig, load_tokenizer
 

@@ -6,6 +6,7 @@ import copy
 import json
 
 import pytest
+
 from quire_interfaces import RequestError
 from quire_renderers import ChatRenderer, load_tokenizer
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import pytest
+
 from quire_interfaces import Tokenizer
 from quire_renderers import ChatRenderer, IncrementalDetokenizer, load_tokenizer
 from quire_testkit.conformance.detokenizer import DetokenizerSuite

@@ -7,6 +7,7 @@ import random
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+
 from quire_interfaces import TextDelta
 from quire_renderers import IncrementalDetokenizer, load_tokenizer
 from quire_renderers.fast_tokenizer import FastTokenizer

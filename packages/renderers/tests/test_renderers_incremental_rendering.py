@@ -8,6 +8,7 @@ import threading
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+
 from quire_renderers import ChatRenderer, RendererConfig, load_tokenizer
 from quire_renderers.segment_cache import CachingEncoder
 

@@ -7,6 +7,7 @@ import random
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from quire_interfaces import RequestError
 from quire_renderers import IncrementalDetokenizer, load_tokenizer
 from quire_renderers.stop_strings import StopMatcher

@@ -10,6 +10,7 @@ import pytest
 import sentencepiece
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+
 from quire_interfaces import Tokenizer
 from quire_renderers import load_tokenizer
 

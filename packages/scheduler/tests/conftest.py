@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
+
 from quire_interfaces import AdmissionRule, BlockAllocator, FullAttentionSpec
 from quire_kv_cache import KVCacheConfig, KVCacheManager, plan_kv_cache
 from quire_scheduler import Scheduler, SchedulerConfig

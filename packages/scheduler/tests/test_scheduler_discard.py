@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+
 from quire_testkit.conformance.scheduler import expected_of, make_request
 
 

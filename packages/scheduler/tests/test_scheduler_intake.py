@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 import pytest
+
 from quire_interfaces import ContextLengthError, OverloadedError, RequestError, SamplingParams
 from quire_testkit.conformance.scheduler import make_request
 

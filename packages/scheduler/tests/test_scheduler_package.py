@@ -8,6 +8,7 @@ import subprocess
 import sys
 
 import pytest
+
 import quire_scheduler
 from quire_testkit.conformance.scheduler import make_request
 

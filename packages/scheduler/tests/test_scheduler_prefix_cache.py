@@ -6,6 +6,7 @@ The runner's KV check finds a wrong block: it compares what is in it with what t
 from __future__ import annotations
 
 import pytest
+
 from quire_testkit.conformance.scheduler import expected_of, make_request
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+
 from quire_interfaces import ConfigError, Request
 from quire_scheduler import MaxRunningPerTenantRule
 from quire_testkit.conformance.scheduler import make_request

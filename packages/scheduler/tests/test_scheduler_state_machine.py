@@ -9,6 +9,7 @@ from typing import Any
 import hypothesis.strategies as st
 from hypothesis import HealthCheck, settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
 from quire_interfaces import (
     FinishReason,
     FullAttentionSpec,

@@ -8,6 +8,12 @@ from __future__ import annotations
 import itertools
 from collections.abc import AsyncIterator, Iterable, Sequence
 
+from quire_engine.client import StreamingClient
+from quire_engine.input_processor import InputProcessor
+from quire_engine.messages import AddRequest, EngineInfo
+from quire_engine.output_processor import DetokenizerFactory, RequestProcessor
+from quire_engine.outputs import OutputKind, RequestOutput
+from quire_engine.streams import OutputStream
 from quire_interfaces import (
     FinishReason,
     PauseState,
@@ -17,13 +23,6 @@ from quire_interfaces import (
     SchedulerStats,
     Tokenizer,
 )
-
-from quire_engine.client import StreamingClient
-from quire_engine.input_processor import InputProcessor
-from quire_engine.messages import AddRequest, EngineInfo
-from quire_engine.output_processor import DetokenizerFactory, RequestProcessor
-from quire_engine.outputs import OutputKind, RequestOutput
-from quire_engine.streams import OutputStream
 
 __all__ = ["AsyncEngine"]
 

@@ -20,7 +20,6 @@ from typing import Any, cast
 
 import msgspec
 import zmq
-from quire_interfaces import ConfigError, QuireError
 
 from quire_engine.config import EngineConfig
 from quire_engine.core import EngineCore, EngineParts
@@ -34,6 +33,7 @@ from quire_engine.messages import (
     decode_client_message,
     encode_message,
 )
+from quire_interfaces import ConfigError, QuireError
 
 __all__ = ["ChildSpec", "EngineFactory", "describe_failure", "load_factory", "main"]
 

@@ -13,16 +13,6 @@ from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from typing import Any, Protocol
 
 import msgspec
-from quire_interfaces import (
-    EngineCoreOutput,
-    EngineDeadError,
-    FinishReason,
-    OverloadedError,
-    PauseState,
-    RequestError,
-    SamplingParams,
-    SchedulerStats,
-)
 
 from quire_engine.config import EngineConfig
 from quire_engine.listener import EngineListener, NullListener
@@ -43,6 +33,16 @@ from quire_engine.messages import (
     pack_token_ids,
 )
 from quire_engine.streams import InFlight, OutputStream, RequestMetrics
+from quire_interfaces import (
+    EngineCoreOutput,
+    EngineDeadError,
+    FinishReason,
+    OverloadedError,
+    PauseState,
+    RequestError,
+    SamplingParams,
+    SchedulerStats,
+)
 
 __all__ = ["EngineClient", "StreamingClient"]
 

@@ -13,6 +13,9 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any
 
+from quire_engine.config import EngineConfig
+from quire_engine.messages import EngineInfo
+from quire_engine.quarantine import Quarantine
 from quire_interfaces import (
     EngineCoreOutput,
     EngineDeadError,
@@ -25,10 +28,6 @@ from quire_interfaces import (
     SchedulerOutput,
     SchedulerStats,
 )
-
-from quire_engine.config import EngineConfig
-from quire_engine.messages import EngineInfo
-from quire_engine.quarantine import Quarantine
 
 __all__ = ["EngineCore", "EngineParts", "StepResult"]
 

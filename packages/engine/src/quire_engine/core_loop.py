@@ -10,15 +10,6 @@ import time
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from quire_interfaces import (
-    EngineCoreOutput,
-    EngineDeadError,
-    OverloadedError,
-    PauseState,
-    QuireError,
-    RequestError,
-)
-
 from quire_engine.core import EngineCore, StepResult
 from quire_engine.messages import (
     AbortRequests,
@@ -32,6 +23,14 @@ from quire_engine.messages import (
     UtilityCall,
     UtilityReply,
     merge_outputs,
+)
+from quire_interfaces import (
+    EngineCoreOutput,
+    EngineDeadError,
+    OverloadedError,
+    PauseState,
+    QuireError,
+    RequestError,
 )
 
 __all__ = ["UTILITIES", "CoreLoop", "Inbox"]

@@ -6,14 +6,13 @@ import asyncio
 import queue
 import threading
 
-from quire_interfaces import EngineDeadError
-
 from quire_engine.client import StreamingClient
 from quire_engine.config import EngineConfig
 from quire_engine.core import EngineCore, EngineParts
 from quire_engine.core_loop import CoreLoop
 from quire_engine.listener import EngineListener
 from quire_engine.messages import ClientMessage, CoreMessage, EngineInfo
+from quire_interfaces import EngineDeadError
 
 __all__ = ["InprocClient", "QueueInbox"]
 

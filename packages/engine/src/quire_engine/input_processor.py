@@ -11,9 +11,8 @@ import os
 import time
 from collections.abc import Iterable, Sequence
 
-from quire_interfaces import ContextLengthError, RequestError, SamplingParams
-
 from quire_engine.messages import AddRequest, EngineInfo, pack_token_ids
+from quire_interfaces import ContextLengthError, RequestError, SamplingParams
 
 __all__ = ["InputProcessor"]
 

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from quire_interfaces import FinishReason, SchedulerStats
-
 from quire_engine.streams import RequestMetrics
+from quire_interfaces import FinishReason, SchedulerStats
 
 __all__ = ["EngineListener", "NullListener"]
 

@@ -9,8 +9,6 @@ import itertools
 import time
 from collections.abc import Iterable, Sequence
 
-from quire_interfaces import FinishReason, RenderedPrompt, RequestError, SamplingParams, SchedulerStats, Tokenizer
-
 from quire_engine.config import EngineConfig
 from quire_engine.core import EngineCore, EngineParts
 from quire_engine.input_processor import InputProcessor
@@ -18,6 +16,7 @@ from quire_engine.listener import EngineListener, NullListener
 from quire_engine.output_processor import DetokenizerFactory, RequestProcessor
 from quire_engine.outputs import OutputKind, RequestOutput
 from quire_engine.streams import RequestMetrics
+from quire_interfaces import FinishReason, RenderedPrompt, RequestError, SamplingParams, SchedulerStats, Tokenizer
 
 __all__ = ["LLMEngine"]
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import msgspec
+
 from quire_interfaces import (
     EngineCoreOutput,
     OverloadedError,

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from quire_engine.outputs import CompletionOutput, Logprob, OutputKind, RequestOutput
+from quire_engine.streams import RequestMetrics
 from quire_interfaces import (
     Detokenizer,
     EngineCoreOutput,
@@ -17,9 +19,6 @@ from quire_interfaces import (
     Tokenizer,
     TokenLogprobs,
 )
-
-from quire_engine.outputs import CompletionOutput, Logprob, OutputKind, RequestOutput
-from quire_engine.streams import RequestMetrics
 
 __all__ = ["DetokenizerFactory", "RequestProcessor"]
 

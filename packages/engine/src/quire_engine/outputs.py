@@ -5,9 +5,8 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass, field
 
-from quire_interfaces import FinishReason
-
 from quire_engine.streams import RequestMetrics
+from quire_interfaces import FinishReason
 
 __all__ = ["CompletionOutput", "Logprob", "OutputKind", "RequestOutput"]
 

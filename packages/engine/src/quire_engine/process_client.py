@@ -18,7 +18,6 @@ from typing import Any
 
 import msgspec
 import zmq
-from quire_interfaces import EngineCoreOutput, EngineDeadError, FinishReason, OverloadedError
 
 from quire_engine.child import ChildSpec
 from quire_engine.client import StreamingClient
@@ -34,6 +33,7 @@ from quire_engine.messages import (
     encode_message,
 )
 from quire_engine.process import EngineProcess, explain_exit
+from quire_interfaces import EngineCoreOutput, EngineDeadError, FinishReason, OverloadedError
 
 __all__ = ["ProcessClient"]
 

@@ -10,9 +10,8 @@ import asyncio
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from quire_interfaces import EngineCoreOutput
-
 from quire_engine.messages import AddRequest, merge_outputs
+from quire_interfaces import EngineCoreOutput
 
 __all__ = ["InFlight", "OutputStream", "RequestMetrics"]
 

@@ -13,7 +13,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 
 from quire_interfaces import NULL_BLOCK_ID, ConfigError
-
 from quire_kv_cache.prefix_index import PrefixIndex
 
 __all__ = ["BlockPool"]

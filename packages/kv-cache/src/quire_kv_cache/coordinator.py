@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from quire_interfaces import NULL_BLOCK_ID
-
 from quire_kv_cache.groups import GroupPolicy
 from quire_kv_cache.prefix_index import PrefixIndex
 

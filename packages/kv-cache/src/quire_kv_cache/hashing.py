@@ -17,8 +17,8 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING
 
 import xxhash
-from quire_interfaces import ConfigError, RequestError
 
+from quire_interfaces import ConfigError, RequestError
 from quire_kv_cache.config import HASH_ALGORITHMS
 
 if TYPE_CHECKING:

@@ -6,7 +6,6 @@ from collections import Counter
 from collections.abc import Mapping
 
 from quire_interfaces import NULL_BLOCK_ID
-
 from quire_kv_cache.block_pool import BlockPool
 from quire_kv_cache.request_blocks import RequestBlocks
 

@@ -19,7 +19,6 @@ from quire_interfaces import (
     PrefixCacheMiss,
     Request,
 )
-
 from quire_kv_cache.block_pool import BlockPool
 from quire_kv_cache.config import KVCacheConfig
 from quire_kv_cache.coordinator import prefix_block_ids, shared_prefix_blocks

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 
 from quire_interfaces import PrefixCacheMiss, Request
-
 from quire_kv_cache.groups import GroupPolicy
 from quire_kv_cache.hashing import BlockHasher
 from quire_kv_cache.prefix_index import PrefixIndex

@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from quire_interfaces import ConfigError, KVCacheGroup, KVCachePlan, KVCacheSpec
-
 from quire_kv_cache.groups import make_group_policy
 
 __all__ = ["max_concurrency", "plan_kv_cache"]

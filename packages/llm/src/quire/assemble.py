@@ -12,6 +12,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from quire.config import QuireConfig
+from quire.plan import MemoryPlan, make_plan
 from quire_engine import EngineInfo, EngineParts
 from quire_interfaces import LogitsProcessor
 from quire_kv_cache import KVCacheManager
@@ -20,9 +22,6 @@ from quire_models.hub import resolve_model
 from quire_renderers import ChatRenderer, load_tokenizer
 from quire_scheduler import Scheduler
 from quire_spec_decode import make_drafter
-
-from quire.config import QuireConfig
-from quire.plan import MemoryPlan, make_plan
 
 __all__ = ["FACTORY", "build_parts", "build_renderer", "engine_factory", "model_folder"]
 

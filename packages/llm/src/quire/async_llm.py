@@ -10,6 +10,8 @@ from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from quire.assemble import FACTORY, build_renderer, model_folder
+from quire.config import QuireConfig
 from quire_engine import (
     AsyncEngine,
     EngineInfo,
@@ -21,9 +23,6 @@ from quire_engine import (
 from quire_interfaces import PauseState, RenderedPrompt, SamplingParams, SchedulerStats, Tokenizer
 from quire_models.config import ModelConfig
 from quire_renderers import ChatRenderer, IncrementalDetokenizer
-
-from quire.assemble import FACTORY, build_renderer, model_folder
-from quire.config import QuireConfig
 
 __all__ = ["AsyncLLM", "make_detokenizer_factory"]
 

@@ -135,7 +135,8 @@ class QuireConfig:
     def from_dict(cls, data: Mapping[str, Mapping[str, Any]]) -> QuireConfig:
         """Inverse of `to_dict`; lists become tuples again where the field holds one."""
         sections = cls.sections()
-        return cls(**{name: sections[name](**_tuples(sections[name], values)) for name, values in data.items()})
+        built: dict[str, Any] = {name: sections[name](**_tuples(values)) for name, values in data.items()}
+        return cls(**built)
 
 
 class ConfigField(NamedTuple):
@@ -187,7 +188,7 @@ def config_fields(sections: Sections) -> dict[str, ConfigField]:
 
 def build_sections(
     sections: Sections, sources: list[tuple[str, Mapping[str, Any]]]
-) -> tuple[dict[str, Settings], dict[str, Origin]]:
+) -> tuple[dict[str, Any], dict[str, Origin]]:
     """Make every section's configuration from several sources; later sources win.
 
     Args:
@@ -285,5 +286,5 @@ def _alternatives(hint: Any) -> tuple[Any, ...]:
     return (hint,)
 
 
-def _tuples(owner: type[Settings], values: Mapping[str, Any]) -> dict[str, Any]:
+def _tuples(values: Mapping[str, Any]) -> dict[str, Any]:
     return {name: tuple(value) if isinstance(value, list) else value for name, value in values.items()}

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from quire.assemble import build_parts, build_renderer, model_folder
+from quire.async_llm import make_detokenizer_factory, read_generation_defaults
+from quire.config import QuireConfig
 from quire_engine import LLMEngine, RequestOutput
 from quire_interfaces import (
     LogitsProcessor,
@@ -17,10 +21,6 @@ from quire_interfaces import (
     Tokenizer,
 )
 from quire_models.config import ModelConfig
-
-from quire.assemble import build_parts, build_renderer, model_folder
-from quire.async_llm import make_detokenizer_factory, read_generation_defaults
-from quire.config import QuireConfig
 
 __all__ = ["LLM"]
 
@@ -233,23 +233,19 @@ def _is_one_prompt(prompts: Any) -> bool:
     return len(prompts) > 0 and isinstance(prompts[0], int)
 
 
-class _progress:
+@contextlib.contextmanager
+def _progress(total: int, shown: bool) -> Iterator[Callable[[RequestOutput], None]]:
     """A progress bar over requests, with the rate of generated tokens; nothing when switched off."""
+    if not shown:
+        yield lambda output: None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-    def __init__(self, total: int, shown: bool) -> None:
-        self._total, self._shown, self._bar = total, shown, None
-
-    def __enter__(self) -> Callable[[RequestOutput], None]:
-        if not self._shown:
-            return lambda output: None
-        from rich.console import Console
-        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-
-        columns = (TextColumn("generating"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[rate]}"))
-        bar = Progress(*columns, TimeElapsedColumn(), console=Console(stderr=True), transient=True)
-        bar.start()
-        task = bar.add_task("generating", total=self._total, rate="")
-        self._bar, tokens = bar, 0
+    columns = (TextColumn("generating"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[rate]}"))
+    tokens = 0
+    with Progress(*columns, TimeElapsedColumn(), console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("generating", total=total, rate="")
 
         def advance(output: RequestOutput) -> None:
             nonlocal tokens
@@ -258,8 +254,4 @@ class _progress:
             rate = f"{tokens / elapsed:.0f} tokens/s" if elapsed > 0 else ""
             bar.update(task, advance=1, rate=rate)
 
-        return advance
-
-    def __exit__(self, *_: object) -> None:
-        if self._bar is not None:
-            self._bar.stop()
+        yield advance

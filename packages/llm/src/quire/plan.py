@@ -6,17 +6,18 @@ opens no weight file.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import os
 from dataclasses import dataclass
 from pathlib import Path
 
+from quire.config import QuireConfig
 from quire_interfaces import ConfigError, KVCachePlan
 from quire_kv_cache import max_concurrency, plan_kv_cache
 from quire_models.config import DTYPE_BYTES, ModelConfig
 from quire_models.ledger import weight_ledger
 from quire_runner.memory import activation_bytes, row_bytes
-
-from quire.config import QuireConfig
 
 __all__ = ["MemoryPlan", "available_memory_bytes", "format_bytes", "make_plan", "resolved_dtype"]
 
@@ -155,18 +156,13 @@ def available_memory_bytes() -> int:
         ConfigError: the system does not say; give --kv-cache-memory-bytes then.
     """
     found = []
-    try:
-        for line in Path("/proc/meminfo").read_text().splitlines():
-            if line.startswith("MemAvailable:"):
-                found.append(int(line.split()[1]) * 1024)
-    except OSError:
-        pass
-    try:
+    with contextlib.suppress(OSError):
+        lines = Path("/proc/meminfo").read_text().splitlines()
+        found += [int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")]
+    with contextlib.suppress(OSError):
         limit = Path("/sys/fs/cgroup/memory.max").read_text().strip()
         if limit.isdigit():
             found.append(int(limit) - int(Path("/sys/fs/cgroup/memory.current").read_text()))
-    except OSError:
-        pass
     if not found:
         found = _sysconf_bytes()
     if not found:
@@ -175,8 +171,6 @@ def available_memory_bytes() -> int:
 
 
 def _sysconf_bytes() -> list[int]:
-    import os
-
     try:
         return [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2]
     except (AttributeError, ValueError, OSError):

@@ -14,8 +14,8 @@ from typing import Protocol
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
-from quire_interfaces import ConfigError, FinishReason, SchedulerStats
 
+from quire_interfaces import ConfigError, FinishReason, SchedulerStats
 from quire_observability.histogram import Histogram
 
 __all__ = ["CONTENT_TYPE", "EngineMetrics", "RequestTimes"]

@@ -9,7 +9,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from quire_interfaces import ContextLengthError, RenderedPrompt, RequestError, Tokenizer
-
 from quire_renderers.chat_template import ChatTemplates, Conversation
 from quire_renderers.config import RendererConfig
 from quire_renderers.messages import prepare_messages, prepare_tools

@@ -12,8 +12,8 @@ from collections.abc import Mapping
 from typing import Any
 
 import jinja2
-from quire_interfaces import RequestError
 
+from quire_interfaces import RequestError
 from quire_renderers.messages import plain_value
 from quire_renderers.template_sandbox import TemplateLimitError, TemplateRaisedError, TemplateSandbox
 

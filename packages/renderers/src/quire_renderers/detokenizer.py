@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from quire_interfaces import RequestError, TextDelta, Tokenizer
-
 from quire_renderers.stop_strings import StopMatcher
 from quire_renderers.text_streams import PieceStream, TextStream, WindowStream
 from quire_renderers.token_pieces import TokenPieces

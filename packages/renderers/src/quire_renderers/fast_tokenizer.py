@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import tokenizers
-from quire_interfaces import CheckpointError
 
+from quire_interfaces import CheckpointError
 from quire_renderers.segments import SegmentBorders
 from quire_renderers.token_pieces import TokenPieces, pieces_from_decoder
 from quire_renderers.tokenizer_files import AddedTokenSpec, TokenizerFiles

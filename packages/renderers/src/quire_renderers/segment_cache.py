@@ -16,7 +16,6 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from quire_interfaces import Tokenizer
-
 from quire_renderers.segments import SupportsSegments
 
 __all__ = ["CachingEncoder", "Encoded", "SegmentCacheStats"]

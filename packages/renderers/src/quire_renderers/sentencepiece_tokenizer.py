@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import sentencepiece
-from quire_interfaces import CheckpointError
 
+from quire_interfaces import CheckpointError
 from quire_renderers.segments import SegmentBorders
 from quire_renderers.token_pieces import SPACE_MARK, LeadingSpace, TokenPieces
 from quire_renderers.tokenizer_files import AddedTokenSpec, TokenizerFiles

@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from quire_interfaces import Tokenizer
-
 from quire_renderers.token_pieces import LeadingSpace, TokenPieces
 
 __all__ = ["PieceStream", "TextStream", "WindowStream"]

@@ -9,7 +9,6 @@ import logging
 from pathlib import Path
 
 from quire_interfaces import CheckpointError, Tokenizer
-
 from quire_renderers.fast_tokenizer import FastTokenizer
 from quire_renderers.sentencepiece_tokenizer import SentencePieceTokenizer
 from quire_renderers.tokenizer_files import TokenizerFiles, read_tokenizer_files

@@ -14,7 +14,6 @@ from quire_interfaces import (
     SchedulerStats,
     TokenLogprobs,
 )
-
 from quire_scheduler.state import RequestState
 from quire_scheduler.stopping import append_tokens
 

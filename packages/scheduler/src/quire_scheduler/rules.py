@@ -7,7 +7,6 @@ deals with both. What is taken once, at admission, and given back when the row i
 from __future__ import annotations
 
 from quire_interfaces import ConfigError, Request
-
 from quire_scheduler.rows import RowPool
 
 __all__ = ["FreeRowRule", "MaxRunningPerTenantRule"]

@@ -27,7 +27,6 @@ from quire_interfaces import (
     SchedulerStats,
     SchedulingPolicy,
 )
-
 from quire_scheduler.config import SchedulerConfig
 from quire_scheduler.intake import QueueBound, token_limit
 from quire_scheduler.policies import FCFSPolicy, PriorityPolicy

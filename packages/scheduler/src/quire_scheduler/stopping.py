@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from quire_interfaces import FinishReason
-
 from quire_scheduler.state import RequestState
 
 __all__ = ["append_tokens"]
