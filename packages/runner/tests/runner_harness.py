@@ -13,6 +13,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from torch import Tensor, nn
+
 from quire_attention.batch import AttentionMetadata, ForwardBatch
 from quire_interfaces import (
     EngineCoreOutput,
@@ -30,7 +32,6 @@ from quire_models import CausalLM, ModelConfig, build_model
 from quire_runner import ModelRunner, RunnerConfig, RunnerExecutor
 from quire_sampling import Sampler, SamplingState
 from quire_scheduler import Scheduler, SchedulerConfig
-from torch import Tensor, nn
 
 VOCAB_SIZE = 67
 NUM_HEADS = 2

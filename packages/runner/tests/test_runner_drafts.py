@@ -8,9 +8,10 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
+from runner_harness import HYBRID, VOCAB_SIZE, Engine, TinyNetwork, make_request, reference_tokens
+
 from quire_interfaces import Request
 from quire_spec_decode import NgramDrafter
-from runner_harness import HYBRID, VOCAB_SIZE, Engine, TinyNetwork, make_request, reference_tokens
 
 
 class Oracle:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import random
 
 import pytest
-from quire_interfaces import Request
 from runner_harness import FULL, HYBRID, VOCAB_SIZE, Engine, TinyNetwork, make_request, reference_tokens
+
+from quire_interfaces import Request
 
 
 def mixed_requests(seed: int, count: int = 8) -> list[Request]:

@@ -6,12 +6,15 @@ import threading
 import time
 
 import pytest
+import torch
+from runner_harness import VOCAB_SIZE, Engine, TinyNetwork, cache_shape
+
 from quire_attention.batch import ForwardBatch
 from quire_interfaces import EngineDeadError, Executor
-from quire_runner import RunnerExecutor
+from quire_kv_cache import plan_kv_cache
+from quire_runner import ModelRunner, RunnerConfig, RunnerExecutor
 from quire_testkit.conformance.executor import ExecutorSuite
 from quire_testkit.fake_runner import FakeExecutor, FakeRunner
-from runner_harness import Engine, TinyNetwork
 
 
 class TestInline(ExecutorSuite):
@@ -34,16 +37,22 @@ class TestFake(ExecutorSuite):
 suite = ExecutorSuite()
 
 
-def slow_engine(seconds: float) -> Engine:
-    return Engine(TinyNetwork(fail=lambda batch: time.sleep(seconds)), depth=1)
+def held_engine() -> tuple[Engine, threading.Event]:
+    """An engine whose steps wait until the event is set."""
+    release = threading.Event()
+
+    def hold(batch: ForwardBatch) -> None:
+        assert release.wait(60)
+
+    return Engine(TinyNetwork(fail=hold), depth=1), release
 
 
 def test_a_threaded_step_does_not_block_the_caller() -> None:
-    engine = slow_engine(0.3)
-    begin = time.monotonic()
+    engine, release = held_engine()
     future = engine.executor.execute(suite.prefill(0, [0], [1, 2]))
-    assert time.monotonic() - begin < 0.2
-    assert future.result(timeout=10).step_id == 0
+    assert not future.done()
+    release.set()
+    assert future.result(timeout=60).step_id == 0
     engine.close()
 
 
@@ -55,20 +64,37 @@ def test_an_inline_step_is_done_when_execute_returns_and_runs_in_the_caller() ->
     engine.close()
 
 
+def test_the_worker_uses_the_configured_number_of_threads() -> None:
+    before = torch.get_num_threads()
+    seen: list[int] = []
+    network = TinyNetwork(fail=lambda batch: seen.append(torch.get_num_threads()))
+    specs = network.specs(4)
+    try:
+        runner = ModelRunner(
+            network,
+            plan_kv_cache(specs, num_blocks=20),
+            RunnerConfig(dtype="float32", max_num_seqs=4, max_model_len=16, num_threads=before + 1),
+            vocab_size=VOCAB_SIZE,
+            cache_shape=cache_shape,
+            layer_names=tuple(specs),
+        )
+        executor = RunnerExecutor(runner, threaded=True)
+        executor.execute(suite.prefill(0, [0], [1, 2])).result(timeout=10)
+        executor.close()
+    finally:
+        torch.set_num_threads(before)
+    assert seen == [before + 1]
+
+
 def test_close_waits_for_running_steps() -> None:
-    engine = slow_engine(0.2)
+    engine = Engine(TinyNetwork(fail=lambda batch: time.sleep(0.1)), depth=1)
     futures = [engine.executor.execute(suite.prefill(i, [i], [1, 2])) for i in range(2)]
     engine.executor.close()
     assert all(future.done() and future.exception() is None for future in futures)
 
 
 def test_close_has_a_deadline() -> None:
-    release = threading.Event()
-
-    def hang(batch: ForwardBatch) -> None:
-        release.wait(30)
-
-    engine = Engine(TinyNetwork(fail=hang), depth=1)
+    engine, release = held_engine()
     executor = RunnerExecutor(engine.runner, threaded=True, close_timeout_s=0.1)
     future = executor.execute(suite.prefill(0, [0], [1, 2]))
     try:
@@ -76,17 +102,20 @@ def test_close_has_a_deadline() -> None:
             executor.close()
     finally:
         release.set()
-    assert future.result(timeout=10).step_id == 0
+    assert future.result(timeout=60).step_id == 0
 
 
 def test_the_number_of_steps_in_flight_is_bounded() -> None:
-    engine = slow_engine(0.2)
+    engine, release = held_engine()
     executor = RunnerExecutor(engine.runner, threaded=True, max_in_flight=2)
     futures = [executor.execute(suite.prefill(i, [i], [1, 2])) for i in range(2)]
-    with pytest.raises(EngineDeadError, match="bound is 2"):
-        executor.execute(suite.prefill(2, [2], [1, 2]))
-    assert [future.result(timeout=10).step_id for future in futures] == [0, 1]
-    assert executor.execute(suite.prefill(3, [3], [1, 2])).result(timeout=10).step_id == 3
+    try:
+        with pytest.raises(EngineDeadError, match="bound is 2"):
+            executor.execute(suite.prefill(2, [2], [1, 2]))
+    finally:
+        release.set()
+    assert [future.result(timeout=60).step_id for future in futures] == [0, 1]
+    assert executor.execute(suite.prefill(3, [3], [1, 2])).result(timeout=60).step_id == 3
     executor.close()
 
 

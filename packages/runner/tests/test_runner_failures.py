@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 import torch
+from runner_harness import VOCAB_SIZE, Engine, TinyNetwork, make_request, reference_tokens
+
 from quire_attention.batch import ForwardBatch
 from quire_interfaces import FinishReason, NewRow, SamplingParams, SchedulerOutput
-from runner_harness import VOCAB_SIZE, Engine, TinyNetwork, make_request, reference_tokens
 
 
 def step(step_id: int, row: int, start: int, num: int, *, samples: bool = True, **more: Any) -> SchedulerOutput:

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from quire_interfaces import FullAttentionSpec, KVCacheGroup, NewRow, SamplingParams, SchedulerOutput, SlidingWindowSpec
 from quire_runner import Rows, RunnerConfig
 from quire_runner.inputs import forward_batch, plan_step, write_drafts

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
+from runner_harness import VOCAB_SIZE, TinyNetwork, cache_shape
+
 from quire_interfaces import (
     ConfigError,
     FullAttentionSpec,
@@ -14,7 +16,6 @@ from quire_interfaces import (
 )
 from quire_kv_cache import plan_kv_cache
 from quire_runner import ModelRunner, RunnerConfig, allocate_kv_caches
-from runner_harness import VOCAB_SIZE, TinyNetwork, cache_shape
 
 
 def full(heads: int = 2, dtype_bytes: int = 4) -> FullAttentionSpec:

@@ -7,12 +7,13 @@ from dataclasses import dataclass
 from itertools import accumulate
 
 import pytest
+from runner_harness import HYBRID, Engine, TinyNetwork, random_model
+from torch.profiler import ProfilerActivity, profile
+
 from quire_interfaces import ConfigError, NewRow, SamplingParams
 from quire_kv_cache import plan_kv_cache
 from quire_runner import ModelRunner, RunnerConfig, activation_bytes, row_bytes
 from quire_testkit.conformance.executor import ExecutorSuite
-from runner_harness import HYBRID, Engine, TinyNetwork, random_model
-from torch.profiler import ProfilerActivity, profile
 
 
 @dataclass

@@ -6,6 +6,8 @@ from collections import deque
 from typing import Any
 
 import pytest
+from runner_harness import FAMILIES, make_request, random_model
+
 from quire_interfaces import Request
 from quire_kv_cache import KVCacheConfig, KVCacheManager, plan_kv_cache
 from quire_models import CausalLM
@@ -13,7 +15,6 @@ from quire_runner import ModelRunner, RunnerConfig, RunnerExecutor
 from quire_sampling import SamplingConfig
 from quire_scheduler import Scheduler, SchedulerConfig
 from quire_spec_decode import NgramDrafter
-from runner_harness import FAMILIES, make_request, random_model
 
 
 def run(

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
-from quire_interfaces import Request
 from runner_harness import VOCAB_SIZE, Engine, Outcome, TinyNetwork, make_request
+
+from quire_interfaces import Request
 
 
 def check(network: TinyNetwork, request: Request, outcome: Outcome) -> None:

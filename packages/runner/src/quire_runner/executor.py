@@ -6,20 +6,18 @@ inside its operators). Knows nothing of what a step is.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 
 from quire_interfaces.errors import EngineDeadError
 from quire_interfaces.step import ModelRunnerOutput, SchedulerOutput
-
 from quire_runner.runner import ModelRunner
 
 __all__ = ["RunnerExecutor"]
 
 
 class RunnerExecutor:
-    """Runs the steps of one `ModelRunner` (an `Executor`).
+    """Runs the steps of one `ModelRunner` (an `Executor`). One thread calls it.
 
     Args:
         runner: Owned from now on: `close` closes it.
@@ -36,8 +34,7 @@ class RunnerExecutor:
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="quire-runner") if threaded else None
         self._max_in_flight = max_in_flight
         self._close_timeout_s = close_timeout_s
-        self._in_flight: set[Future[ModelRunnerOutput]] = set()
-        self._lock = threading.Lock()
+        self._in_flight: list[Future[ModelRunnerOutput]] = []
         self._closed = False
 
     def execute(self, output: SchedulerOutput) -> Future[ModelRunnerOutput]:
@@ -50,15 +47,14 @@ class RunnerExecutor:
             raise EngineDeadError(f"step {output.step_id} came after the executor was closed; make a new engine")
         if self._worker is None:
             return _run_now(self._runner.execute, output)
-        with self._lock:
-            if len(self._in_flight) >= self._max_in_flight:
-                raise EngineDeadError(
-                    f"step {output.step_id} would be number {len(self._in_flight) + 1} in flight, the bound is "
-                    f"{self._max_in_flight}; take results before handing out more steps"
-                )
-            future = self._worker.submit(self._runner.execute, output)
-            self._in_flight.add(future)
-        future.add_done_callback(self._finished)
+        self._in_flight = [future for future in self._in_flight if not future.done()]
+        if len(self._in_flight) >= self._max_in_flight:
+            raise EngineDeadError(
+                f"step {output.step_id} would be number {len(self._in_flight) + 1} in flight, the bound is "
+                f"{self._max_in_flight}; take results before handing out more steps"
+            )
+        future = self._worker.submit(self._runner.execute, output)
+        self._in_flight.append(future)
         return future
 
     def close(self) -> None:
@@ -72,17 +68,11 @@ class RunnerExecutor:
         self._closed = True
         if self._worker is not None:
             self._worker.shutdown(wait=False)
-            with self._lock:
-                pending = set(self._in_flight)
-            if wait(pending, timeout=self._close_timeout_s).not_done:
+            if wait(self._in_flight, timeout=self._close_timeout_s).not_done:
                 raise EngineDeadError(
                     f"a step still ran {self._close_timeout_s} s after close; end the process to free its memory"
                 )
         self._runner.close()
-
-    def _finished(self, future: Future[ModelRunnerOutput]) -> None:
-        with self._lock:
-            self._in_flight.discard(future)
 
 
 def _run_now(

@@ -14,10 +14,10 @@ from typing import NamedTuple
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from quire_attention.batch import AttentionMetadata, ForwardBatch
-from quire_interfaces.step import SchedulerOutput
 from torch import Tensor
 
+from quire_attention.batch import AttentionMetadata, ForwardBatch
+from quire_interfaces.step import SchedulerOutput
 from quire_runner.rows import BlockTable, Rows
 
 __all__ = ["HostPlan", "LogitRows", "forward_batch", "plan_step", "to_device", "write_drafts"]

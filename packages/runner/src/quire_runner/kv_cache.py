@@ -11,9 +11,10 @@ from math import prod
 
 import numpy as np
 import torch
+from torch import Tensor
+
 from quire_interfaces.errors import ConfigError
 from quire_interfaces.kv_cache import FullAttentionSpec, KVCachePlan
-from torch import Tensor
 
 __all__ = ["CacheShape", "allocate_kv_caches"]
 

@@ -6,11 +6,10 @@ from collections.abc import Collection
 from dataclasses import replace
 
 from quire_interfaces.step import ModelRunnerOutput, SchedulerOutput
-from quire_sampling import SamplerOutput
-from quire_spec_decode import accept_drafts
-
 from quire_runner.inputs import HostPlan
 from quire_runner.rows import Rows
+from quire_sampling import SamplerOutput
+from quire_spec_decode import accept_drafts
 
 __all__ = ["build_output", "without_entries"]
 

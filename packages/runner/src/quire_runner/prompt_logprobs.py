@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import torch
-from quire_interfaces.step import TokenLogprobs
-from quire_sampling import prompt_logprobs
 from torch import Tensor
 
+from quire_interfaces.step import TokenLogprobs
 from quire_runner.inputs import HostPlan
 from quire_runner.rows import Rows
+from quire_sampling import prompt_logprobs
 
 __all__ = ["step_prompt_logprobs"]
 

@@ -15,12 +15,12 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from quire_interfaces.kv_cache import KVCacheGroup, SlidingWindowSpec
-from quire_interfaces.step import NewRow, SchedulerOutput
-from quire_sampling import SamplingState
 from torch import Tensor
 
+from quire_interfaces.kv_cache import KVCacheGroup, SlidingWindowSpec
+from quire_interfaces.step import NewRow, SchedulerOutput
 from quire_runner.config import RunnerConfig
+from quire_sampling import SamplingState
 
 __all__ = ["BlockTable", "Rows"]
 

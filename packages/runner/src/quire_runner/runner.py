@@ -12,21 +12,21 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 import torch
+from torch import Tensor
+
 from quire_attention.batch import ForwardBatch
 from quire_interfaces.device import Drafter, LogitsProcessor
 from quire_interfaces.errors import ConfigError
 from quire_interfaces.kv_cache import KVCachePlan
 from quire_interfaces.step import ModelRunnerOutput, SchedulerOutput
 from quire_models import CausalLM
-from quire_sampling import Sampler, SamplingConfig, SamplingState
-from torch import Tensor
-
 from quire_runner.config import RunnerConfig
 from quire_runner.inputs import HostPlan, forward_batch, plan_step, to_device, write_drafts
 from quire_runner.kv_cache import CacheShape, allocate_kv_caches
 from quire_runner.output import build_output, without_entries
 from quire_runner.prompt_logprobs import step_prompt_logprobs
 from quire_runner.rows import Rows
+from quire_sampling import Sampler, SamplingConfig, SamplingState
 
 __all__ = ["LogitsTap", "ModelRunner", "Network"]
 

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
+
 from quire_interfaces import Executor, ModelRunnerOutput, NewRow, SamplingParams, SchedulerOutput
 
 __all__ = ["ExecutorSuite"]
