@@ -5,6 +5,8 @@ Paged attention has its own module, `torch_attention.py`.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -26,7 +28,7 @@ INT8PACK_ROWS = 16
 PIECE_ELEMENTS = 1 << 19
 """Elements of a weight that are widened at a time."""
 
-_int8pack_mm = getattr(torch, "_weight_int8pack_mm", None)
+_int8pack_mm: Any = getattr(torch, "_weight_int8pack_mm", None)
 
 linear = F.linear
 embedding = F.embedding
@@ -38,7 +40,7 @@ def int8_linear(x: Tensor, weight: Tensor, scale: Tensor, bias: Tensor | None) -
     A piece is as large as stays in a processor core's cache. torch's product exists for the other dtypes too, but is
     slower there than widening, and for many rows everywhere (figures in the changelog).
     """
-    if x.shape[0] <= INT8PACK_ROWS and x.dtype == torch.bfloat16 and _int8pack_mm is not None and not x.is_cuda:
+    if x.shape[0] <= INT8PACK_ROWS and x.dtype == torch.bfloat16 and _int8pack_serves(weight):
         out: Tensor = _int8pack_mm(x, weight, scale)
     else:
         rows = max(1, PIECE_ELEMENTS // weight.shape[1])
@@ -47,6 +49,16 @@ def int8_linear(x: Tensor, weight: Tensor, scale: Tensor, bias: Tensor | None) -
     if bias is not None:
         out += bias
     return out
+
+
+def _int8pack_serves(weight: Tensor) -> bool:
+    """torch's int8 product reads past the end of weights whose sides are not multiples of its tiles."""
+    return (
+        _int8pack_mm is not None
+        and weight.device.type == "cpu"
+        and weight.shape[0] % 16 == 0
+        and weight.shape[1] % 32 == 0
+    )
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:

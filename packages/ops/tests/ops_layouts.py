@@ -1,0 +1,56 @@
+"""Random paged layouts for kernel tests."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+@dataclass
+class Layout:
+    block_table: Tensor
+    query_start_loc: Tensor
+    slot_mapping: Tensor
+    block_size: int
+    query_lens: list[int]
+    kv_lens: list[int]
+    derived: dict[Any, Any] = field(default_factory=dict)
+
+
+def random_layout(
+    rng: random.Random, lens: list[tuple[int, int]], block_size: int, *, shuffle: bool
+) -> tuple[Layout, int]:
+    """lens: (query_len, kv_len) of each sequence. Returns the layout and the number of blocks, null block included."""
+    counts = [-(-kv_len // block_size) for _, kv_len in lens]
+    ids = list(range(1, sum(counts) + 1))
+    if shuffle:
+        rng.shuffle(ids)
+    tables, slots, starts = [], [], [0]
+    for (query_len, kv_len), count in zip(lens, counts, strict=True):
+        table, ids = ids[:count], ids[count:]
+        tables.append(table + [0] * (max(counts) - count))
+        slots += [table[p // block_size] * block_size + p % block_size for p in range(kv_len - query_len, kv_len)]
+        starts.append(starts[-1] + query_len)
+    layout = Layout(
+        block_table=torch.tensor(tables, dtype=torch.int32),
+        query_start_loc=torch.tensor(starts, dtype=torch.int32),
+        slot_mapping=torch.tensor(slots),
+        block_size=block_size,
+        query_lens=[query_len for query_len, _ in lens],
+        kv_lens=[kv_len for _, kv_len in lens],
+    )
+    return layout, sum(counts) + 1
+
+
+def poisoned_cache(layout: Layout, num_blocks: int, num_kv_heads: int, head_dim: int, dtype: torch.dtype) -> Tensor:
+    """Random keys and values in the slots of known tokens, NaN in every other slot."""
+    cache = torch.full((num_blocks, layout.block_size, 2, num_kv_heads, head_dim), float("nan"), dtype=dtype)
+    for table, kv_len in zip(layout.block_table.tolist(), layout.kv_lens, strict=True):
+        for position in range(kv_len):
+            block, offset = divmod(position, layout.block_size)
+            cache[table[block], offset] = torch.randn(2, num_kv_heads, head_dim).to(dtype)
+    return cache

@@ -1,0 +1,122 @@
+"""Every backend of every elementwise and matrix op against the reference, on random inputs, every supported dtype."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from quire_ops import OpBackend, OpRequest, op_table
+from quire_ops import reference as ref
+from torch import Tensor
+
+TOLERANCE = {torch.float32: 2e-6, torch.bfloat16: 1.6e-2, torch.float16: 2e-3}
+"""Of the largest result: some units in the last place of the dtype."""
+
+BACKENDS = [
+    backend for op in op_table().ops for backend in op_table().backends(op.name) if backend.name != "reference"
+]
+
+
+def usable(op: str) -> list[tuple[OpBackend, torch.dtype]]:
+    return [
+        (backend, dtype)
+        for backend in BACKENDS
+        for dtype in TOLERANCE
+        if backend.op == op and backend.refusal(OpRequest(dtype=dtype)) is None
+    ]
+
+
+def cases(op: str) -> pytest.MarkDecorator:
+    pairs = usable(op)
+    assert pairs, f"no backend but the reference serves {op}"
+    return pytest.mark.parametrize(("backend", "dtype"), pairs, ids=[f"{b.name}-{d}" for b, d in pairs])
+
+
+def check(got: Tensor, wanted: Tensor) -> None:
+    assert got.dtype == wanted.dtype
+    assert got.shape == wanted.shape
+    assert torch.isfinite(got).all()
+    error = (got.double() - wanted.double()).abs().max()
+    assert error <= TOLERANCE[got.dtype] * wanted.double().abs().max().clamp_min(1e-3)
+
+
+def random(*shape: int, dtype: torch.dtype, seed: int = 0) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed + sum(shape))).to(dtype)
+
+
+@cases("linear")
+@pytest.mark.parametrize("rows", [0, 1, 3, 40])
+@pytest.mark.parametrize("bias", [False, True])
+def test_linear(backend: OpBackend, dtype: torch.dtype, rows: int, bias: bool) -> None:
+    x, weight = random(rows, 70, dtype=dtype), random(33, 70, dtype=dtype, seed=1)
+    offset = random(33, dtype=dtype, seed=2) if bias else None
+    if rows == 0:
+        assert backend.function(x, weight, offset).shape == (0, 33)
+        return
+    check(backend.function(x, weight, offset), ref.linear(x, weight, offset))
+
+
+@cases("int8_linear")
+@pytest.mark.parametrize("rows", [1, 5, 16, 17, 64])
+@pytest.mark.parametrize("shape", [(48, 64), (16, 32), (31, 64), (32, 70), (1, 8), (2000, 640)])
+def test_int8_linear(backend: OpBackend, dtype: torch.dtype, rows: int, shape: tuple[int, int]) -> None:
+    x = random(rows, shape[1], dtype=dtype)
+    weight = torch.randint(-127, 128, shape, dtype=torch.int8, generator=torch.Generator().manual_seed(rows))
+    scale = random(shape[0], dtype=dtype, seed=3).abs() * 0.01
+    offset = random(shape[0], dtype=dtype, seed=4)
+    check(backend.function(x, weight, scale, None), ref.int8_linear(x, weight, scale, None))
+    check(backend.function(x, weight, scale, offset), ref.int8_linear(x, weight, scale, offset))
+
+
+@cases("embedding")
+def test_embedding(backend: OpBackend, dtype: torch.dtype) -> None:
+    weight = random(50, 24, dtype=dtype)
+    ids = torch.tensor([0, 49, 7, 7, 3])
+    assert torch.equal(backend.function(ids, weight), ref.embedding(ids, weight))
+
+
+@cases("rms_norm")
+@pytest.mark.parametrize("shape", [(1, 64), (7, 33), (5, 3, 16)])
+@pytest.mark.parametrize("scale", [1.0, 1e-3])
+def test_rms_norm(backend: OpBackend, dtype: torch.dtype, shape: tuple[int, ...], scale: float) -> None:
+    x, weight = random(*shape, dtype=dtype) * scale, random(shape[-1], dtype=dtype, seed=1)
+    check(backend.function(x, weight, 1e-5), ref.rms_norm(x, weight, 1e-5))
+
+
+@cases("add_rms_norm")
+def test_add_rms_norm(backend: OpBackend, dtype: torch.dtype) -> None:
+    x, residual, weight = (random(9, 40, dtype=dtype), random(9, 40, dtype=dtype, seed=1), random(40, dtype=dtype))
+    wanted_normed, wanted_total = ref.add_rms_norm(x, residual, weight, 1e-6)
+    before = x.clone()
+    normed, total = backend.function(x, residual, weight, 1e-6)
+    check(normed, wanted_normed)
+    check(total, wanted_total)
+    assert torch.equal(x, before)
+
+
+@cases("rotary_embedding")
+@pytest.mark.parametrize("head_dim", [2, 16, 128])
+def test_rotary_embedding(backend: OpBackend, dtype: torch.dtype, head_dim: int) -> None:
+    x = random(6, 3, head_dim, dtype=dtype)
+    angles = random(6, head_dim // 2, dtype=torch.float32, seed=2) * 100
+    cos = torch.cat((angles.cos(), angles.cos()), -1).to(dtype)[:, None]
+    sin = torch.cat((-angles.sin(), angles.sin()), -1).to(dtype)[:, None]
+    wanted = ref.rotary_embedding(x, cos, sin)
+    check(backend.function(x, cos, sin), wanted)
+    # A rotation keeps lengths: the reference itself is checked against that.
+    assert torch.allclose(wanted.double().norm(dim=-1), x.double().norm(dim=-1), rtol=2e-2)
+
+
+@cases("silu_and_mul")
+def test_silu_and_mul(backend: OpBackend, dtype: torch.dtype) -> None:
+    gate, up = random(5, 30, dtype=dtype) * 4, random(5, 30, dtype=dtype, seed=1)
+    wanted, before = ref.silu_and_mul(gate, up), up.clone()
+    check(backend.function(gate, up), wanted)
+    assert torch.equal(up, before)
+
+
+@cases("gelu_and_mul")
+def test_gelu_and_mul(backend: OpBackend, dtype: torch.dtype) -> None:
+    gate, up = random(5, 30, dtype=dtype) * 4, random(5, 30, dtype=dtype, seed=1)
+    wanted, before = ref.gelu_and_mul(gate, up), up.clone()
+    check(backend.function(gate, up), wanted)
+    assert torch.equal(up, before)

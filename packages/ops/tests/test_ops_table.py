@@ -1,0 +1,108 @@
+"""Choosing backends: priorities, refusals with reasons, entry points, unknown names."""
+
+from __future__ import annotations
+
+from importlib.metadata import EntryPoint
+
+import pytest
+import torch
+from quire_interfaces import ConfigError
+from quire_ops import OPS, OpBackend, OpRequest, SizeRule, backends, bind, builtin_table, op_report, op_table
+
+
+def fast(**facts) -> OpBackend:
+    return OpBackend(**{"op": "rms_norm", "name": "fast", "function": lambda x, w, eps: x, "priority": 10, **facts})
+
+
+def test_every_op_has_a_reference_and_a_fast_backend() -> None:
+    for op in OPS:
+        assert [backend.name for backend in builtin_table().backends(op.name)] == ["torch", "reference"]
+        assert op.signature
+        assert op.description
+
+
+def test_highest_priority_is_chosen_and_the_report_says_why() -> None:
+    table = builtin_table()
+    assert table.add(fast()).name == "fast"
+    choice = next(line for line in table.report(OpRequest()) if line.op == "rms_norm")
+    assert choice.backend == "fast"
+    assert set(choice.refused) == {"torch", "reference"}
+    assert all("fast comes first" in reason for reason in choice.refused.values())
+
+
+@pytest.mark.parametrize(
+    ("facts", "request_", "reason"),
+    [
+        ({"devices": frozenset({"cuda"})}, OpRequest(), "runs on cuda, not on cpu"),
+        ({"dtypes": frozenset({torch.float16})}, OpRequest(), "takes float16, not float32"),
+        ({"sizes": {"size": SizeRule(multiple_of=8)}}, OpRequest(sizes={"size": 12}), "multiple of 8, is 12"),
+        ({"sizes": {"size": SizeRule(maximum=8)}}, OpRequest(sizes={"size": 12}), "at most 8, is 12"),
+        ({"sizes": {"size": SizeRule(minimum=16)}}, OpRequest(sizes={"size": 12}), "at least 16, is 12"),
+        ({"unavailable": "no compiler was found"}, OpRequest(), "no compiler was found"),
+    ],
+)
+def test_refusals(facts: dict, request_: OpRequest, reason: str) -> None:
+    table = builtin_table()
+    table.add(fast(**facts))
+    backend, choice = table.choose("rms_norm", request_)
+    assert backend.name == "torch"
+    assert reason in choice.refused["fast"]
+    with pytest.raises(ConfigError, match="rms_norm"):
+        table.bind("rms_norm", request_, backend="fast")
+
+
+def test_backend_asked_for_by_name() -> None:
+    table = builtin_table()
+    assert table.choose("linear", OpRequest(), backend="reference")[0].name == "reference"
+    report = {line.op: line for line in table.report(OpRequest(), backends={"linear": "reference"})}
+    assert report["linear"].refused == {"torch": "reference was asked for"}
+    assert report["embedding"].backend == "torch"
+
+
+def test_unknown_names() -> None:
+    table = builtin_table()
+    with pytest.raises(ConfigError, match="no op 'layer_norm'; the ops are .*rms_norm"):
+        table.bind("layer_norm", OpRequest())
+    with pytest.raises(ConfigError, match="no backend 'slow'; choose one of torch, reference"):
+        table.bind("linear", OpRequest(), backend="slow")
+    with pytest.raises(ConfigError, match="serves op 'layer_norm'"):
+        table.add(fast(op="layer_norm"))
+    with pytest.raises(ConfigError, match="already has a backend called 'torch'"):
+        table.add(fast(name="torch"))
+
+
+def test_only_the_reference_takes_float64() -> None:
+    assert {line.backend for line in op_report(OpRequest(dtype=torch.float64))} == {"reference"}
+
+
+def a_plugin() -> list[OpBackend]:
+    return [fast(name="plugin")]
+
+
+def a_broken_plugin() -> list[OpBackend]:
+    raise OSError("libfast.so not found")
+
+
+@pytest.fixture
+def fresh_table(monkeypatch):
+    def install(function: str) -> None:
+        entry_point = EntryPoint("extra", f"{__name__}:{function}", "quire.ops")
+        monkeypatch.setattr(EntryPoint, "load", lambda self: globals()[function])
+        monkeypatch.setattr(backends, "entry_points", lambda group: [entry_point])
+        op_table.cache_clear()
+
+    yield install
+    op_table.cache_clear()
+
+
+def test_entry_points_bring_backends(fresh_table) -> None:
+    fresh_table("a_plugin")
+    x = torch.ones(1, 4)
+    assert bind("rms_norm", OpRequest())(x, x, 1e-6) is x
+    assert "plugin" in {backend.name for backend in op_table().backends("rms_norm")}
+
+
+def test_broken_entry_point_is_named(fresh_table) -> None:
+    fresh_table("a_broken_plugin")
+    with pytest.raises(ConfigError, match="'extra'.*libfast.so not found"):
+        bind("rms_norm", OpRequest())
