@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.resources
 import logging
 from collections.abc import Awaitable, Callable
@@ -19,8 +20,8 @@ from starlette.types import ASGIApp
 
 from quire_server.chat import chat_completions
 from quire_server.completions import completions
-from quire_server.context import ClientGoneError, ServerContext
-from quire_server.errors import HTTPError, error_response
+from quire_server.context import ServerContext
+from quire_server.errors import ClientGoneError, HTTPError, error_response
 from quire_server.guard import Guard
 from quire_server.protocol import ChatCompletionRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
 from quire_server.tokenization import detokenize, tokenize
@@ -46,6 +47,7 @@ def make_app(context: ServerContext) -> ASGIApp:
         ("/health", health),
         ("/version", version),
         ("/v1/models", models),
+        ("/v1/models/{name:path}", one_model),
         ("/metrics", metrics),
         ("/", page),
     ):
@@ -100,6 +102,7 @@ def _get(app: FastAPI, context: ServerContext, path: str, handler: Handler) -> N
         return await _answered(handler, context, request)
 
     app.add_api_route(path, endpoint, methods=["GET"], response_model=None)
+    app.add_api_route(path, endpoint, methods=["HEAD"], response_model=None, include_in_schema=False)
 
 
 async def _answered(handler: Handler, context: ServerContext, request: Request) -> Response:
@@ -143,26 +146,31 @@ async def version(context: ServerContext, request: Request) -> Response:
 
 async def models(context: ServerContext, request: Request) -> Response:
     """The served model under each of its names."""
+    return JSONResponse({"object": "list", "data": [_model_card(context, name) for name in context.model_names]})
+
+
+async def one_model(context: ServerContext, request: Request) -> Response:
+    """One of them."""
+    return JSONResponse(_model_card(context, context.resolve_model(request.path_params["name"])))
+
+
+def _model_card(context: ServerContext, name: str) -> dict[str, Any]:
     info = context.llm.engine_info
-    data = [
-        {
-            "id": name,
-            "object": "model",
-            "created": context.started_s,
-            "owned_by": "quire",
-            "root": info.model,
-            "parent": None,
-            "max_model_len": info.max_model_len,
-        }
-        for name in context.model_names
-    ]
-    return JSONResponse({"object": "list", "data": data})
+    return {
+        "id": name,
+        "object": "model",
+        "created": context.started_s,
+        "owned_by": "quire",
+        "root": info.model,
+        "parent": None,
+        "max_model_len": info.max_model_len,
+    }
 
 
 async def metrics(context: ServerContext, request: Request) -> Response:
-    """Prometheus text."""
-    stats = await context.llm.stats()
-    context.metrics.on_step(0, stats)
+    """Prometheus text; what was counted remains readable when the engine is gone."""
+    with contextlib.suppress(EngineDeadError):
+        context.metrics.on_step(0, await context.llm.stats())
     return Response(context.metrics.exposition(), media_type=CONTENT_TYPE)
 
 

@@ -2,26 +2,32 @@
 
 from __future__ import annotations
 
+import asyncio
 import reprlib
 from typing import Any, TypeVar
 
 import msgspec
 from pydantic import BaseModel, ValidationError
 from quire_interfaces import RequestError
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 
-from quire_server.errors import HTTPError
+from quire_server.errors import ClientGoneError, HTTPError
 
 __all__ = ["parse_body", "read_body"]
 
 Model = TypeVar("Model", bound=BaseModel)
+
+BODY_TIMEOUT_S = 120.0
+"""A client that sends its body slower than this is refused: an open request holds memory."""
 
 
 async def read_body(request: Request, max_bytes: int) -> bytes:
     """The whole body.
 
     Raises:
-        HTTPError: 413 above `max_bytes` (noticed before it is all read), 415 for another content type than JSON.
+        HTTPError: 413 above `max_bytes` (noticed before it is all read), 415 for another content type than JSON, 408 when
+            it does not arrive in time.
+        ClientGoneError: the client closed the connection before all of it was there.
     """
     kind = request.headers.get("content-type", "application/json").split(";")[0].strip().lower()
     if kind != "application/json" and not kind.endswith("+json"):
@@ -33,11 +39,17 @@ async def read_body(request: Request, max_bytes: int) -> bytes:
     if declared.isdigit() and int(declared) > max_bytes:
         raise too_large
     parts, size = [], 0
-    async for part in request.stream():
-        size += len(part)
-        if size > max_bytes:
-            raise too_large
-        parts.append(part)
+    try:
+        async with asyncio.timeout(BODY_TIMEOUT_S):
+            async for part in request.stream():
+                size += len(part)
+                if size > max_bytes:
+                    raise too_large
+                parts.append(part)
+    except TimeoutError:
+        raise HTTPError(408, f"the request body did not arrive within {BODY_TIMEOUT_S:.0f} s", code="timeout") from None
+    except ClientDisconnect:
+        raise ClientGoneError from None
     return b"".join(parts)
 
 
@@ -76,7 +88,7 @@ def _field_error(error: ValidationError, model: type[BaseModel]) -> RequestError
         return RequestError(f"stop must be text or a list of texts, got {_shown(first['input'])}", param="stop")
     # Elements of a list keep their index; names of union members, which pydantic appends, are left out.
     path = name + "".join(f"[{step}]" for step in place[1:] if isinstance(step, int))
-    path += "".join(f".{step}" for step in place[1:] if isinstance(step, str) and "[" not in step)
+    path += "".join(f".{step[:64]}" for step in place[1:] if isinstance(step, str) and "[" not in step)
     if first["type"] == "missing":
         return RequestError(f"{path} is required", param=path)
     return RequestError(f"{path}: {first['msg'].lower()}, got {_shown(first['input'])}", param=path)

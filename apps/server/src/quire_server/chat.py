@@ -18,6 +18,7 @@ from starlette.responses import Response
 
 from quire_server.body import parse_body, read_body
 from quire_server.context import ServerContext, in_thread_when_long, unless_disconnected
+from quire_server.errors import HTTPError
 from quire_server.logprobs import chat_logprobs, prompt_logprobs
 from quire_server.protocol import ChatCompletionRequest
 from quire_server.responses import (
@@ -48,7 +49,7 @@ async def chat_completions(context: ServerContext, request: Request) -> Response
         cache_salt=body.cache_salt,
         kind=OutputKind.DELTA if body.stream else OutputKind.FINAL_ONLY,
     )
-    answer = _Answer(f"chatcmpl-{secrets.token_hex(12)}", int(time.time()), model, body, prompt)
+    answer = _Answer(f"chatcmpl-{body.request_id or secrets.token_hex(12)}", int(time.time()), model, body, prompt)
     if not body.stream:
         final = await unless_disconnected(request, anext(outputs))
         return Response(msgspec.json.encode(answer.whole(final)), media_type="application/json")
@@ -89,7 +90,7 @@ def raise_failed(output: RequestOutput) -> None:
     """Raise when the engine could not compute the request."""
     for completion in output.outputs:
         if completion.finish_reason is FinishReason.ERROR:
-            raise RequestError(completion.error or "the request failed in the engine", code="generation_failed")
+            raise HTTPError(500, completion.error or "the request failed in the engine", code="generation_failed")
 
 
 @dataclass(slots=True)

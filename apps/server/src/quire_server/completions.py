@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import dataclasses
 import secrets
@@ -20,7 +19,7 @@ from starlette.responses import Response
 
 from quire_server.body import parse_body, read_body
 from quire_server.chat import raise_failed
-from quire_server.context import ServerContext, in_thread_when_long, unless_disconnected
+from quire_server.context import ServerContext, all_of, in_thread_when_long, unless_disconnected
 from quire_server.logprobs import completion_logprobs, prompt_logprobs
 from quire_server.protocol import CompletionRequest
 from quire_server.responses import Completion, CompletionChoice, Usage, sse
@@ -42,7 +41,7 @@ async def completions(context: ServerContext, request: Request) -> Response:
     if body.echo and params.logprobs is not None and params.prompt_logprobs is None:
         params = dataclasses.replace(params, prompt_logprobs=params.logprobs)
     answer = _Answer(
-        f"cmpl-{secrets.token_hex(12)}",
+        f"cmpl-{body.request_id or secrets.token_hex(12)}",
         int(time.time()),
         model,
         body,
@@ -63,8 +62,8 @@ async def completions(context: ServerContext, request: Request) -> Response:
         for prompt in answer.prompts
     ]
     if not body.stream:
-        finals = await unless_disconnected(request, asyncio.gather(*(anext(source) for source in sources)))
-        return Response(msgspec.json.encode(answer.whole(list(finals))), media_type="application/json")
+        finals = await unless_disconnected(request, all_of(anext(source) for source in sources))
+        return Response(msgspec.json.encode(answer.whole(finals)), media_type="application/json")
     outputs = merge(sources)
     first = await unless_disconnected(request, anext(outputs))
     return EventStream(answer.events(first, outputs))

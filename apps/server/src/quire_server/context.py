@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -14,18 +14,15 @@ from quire_observability import EngineMetrics
 from starlette.requests import Request
 
 from quire_server.config import ServerConfig
+from quire_server.errors import ClientGoneError
 from quire_server.protocol import SamplingFields
 
-__all__ = ["ClientGoneError", "ServerContext", "in_thread_when_long", "unless_disconnected"]
+__all__ = ["ServerContext", "all_of", "in_thread_when_long", "unless_disconnected"]
 
 LONG_TEXT_CHARS = 20_000
 """Texts longer than this are rendered in a worker thread, so that the event loop goes on."""
 
 Result = TypeVar("Result")
-
-
-class ClientGoneError(Exception):
-    """The client closed the connection; nobody will read an answer."""
 
 
 @dataclass(slots=True)
@@ -94,6 +91,17 @@ async def in_thread_when_long(num_chars: int, work: Callable[[], Result]) -> Res
     if num_chars < LONG_TEXT_CHARS:
         return work()
     return await asyncio.to_thread(work)
+
+
+async def all_of(works: Iterable[Awaitable[Result]]) -> list[Result]:
+    """All results in order. When one fails, the others are cancelled, so that nothing runs on for nobody."""
+    working = [asyncio.ensure_future(work) for work in works]
+    try:
+        return list(await asyncio.gather(*working))
+    finally:
+        for each in working:
+            each.cancel()
+        await asyncio.gather(*working, return_exceptions=True)
 
 
 async def unless_disconnected(request: Request, work: Awaitable[Result]) -> Result:

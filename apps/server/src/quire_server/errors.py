@@ -16,7 +16,7 @@ from quire_interfaces import (
 )
 from starlette.responses import Response
 
-__all__ = ["HTTPError", "error_body", "error_response", "status_of"]
+__all__ = ["ClientGoneError", "HTTPError", "error_body", "error_response", "status_of"]
 
 _TYPES = {
     400: "invalid_request_error",
@@ -24,11 +24,16 @@ _TYPES = {
     403: "permission_error",
     404: "not_found_error",
     405: "invalid_request_error",
+    408: "invalid_request_error",
     413: "invalid_request_error",
     415: "invalid_request_error",
     429: "rate_limit_error",
     503: "service_unavailable_error",
 }
+
+
+class ClientGoneError(Exception):
+    """The client closed the connection; nobody will read an answer."""
 
 
 class HTTPError(QuireError):

@@ -52,13 +52,12 @@ class Guard:
         await self._app(scope, receive, send_with_id)
 
     def _key_refusal(self, scope: Scope, headers: Headers) -> HTTPError | None:
-        kind, _, given = headers.get("authorization", "").partition(" ")
-        if kind.lower() != "bearer":
-            given = ""
+        kind, _, token = headers.get("authorization", "").partition(" ")
+        given = token.strip().encode("latin-1") if kind.lower() == "bearer" else b""
         if not given and scope["path"] == "/":
-            given = parse_qs(scope["query_string"].decode("latin-1")).get("key", [""])[0]
+            given = parse_qs(scope["query_string"]).get(b"key", [b""])[0]
         # All keys are compared, whichever fits, so that the time tells nothing.
-        matches = [hmac.compare_digest(given.encode(), key) for key in self._keys]
+        matches = [hmac.compare_digest(given, key) for key in self._keys]
         if any(matches):
             return None
         what = "is wrong" if given else "is missing"

@@ -20,7 +20,7 @@ from quire_observability import EngineMetrics
 from quire_server.config import ServerConfig
 
 if TYPE_CHECKING:
-    import uvicorn
+    from quire_server.http_server import HTTPServer
 
 __all__ = ["serve"]
 
@@ -52,17 +52,13 @@ def serve(config: QuireConfig, server: ServerConfig, *, factory: tuple[str, dict
 async def _serve(
     llm: AsyncLLM, server: ServerConfig, metrics: EngineMetrics, listening: socket.socket, start_s: float
 ) -> int:
-    stopping = asyncio.Event()
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stopping.set)
+    signals = _Signals(asyncio.get_running_loop())
     # The engine loads in its own process while this one imports its libraries.
-    import uvicorn
-
-    from quire_server.app import make_app
     from quire_server.context import ServerContext
+    from quire_server.http_server import make_http_server
 
-    stopped = asyncio.ensure_future(stopping.wait())
+    stopped = asyncio.ensure_future(signals.stopping.wait())
+    dead: asyncio.Future[None] | None = None
     try:
         with _progress(llm):
             ready = asyncio.ensure_future(llm.ready())
@@ -75,45 +71,47 @@ async def _serve(
         context = ServerContext(llm=llm, config=server, metrics=metrics, model_names=names)
         metrics.set_labels(model_name=names[0], engine="0")
         metrics.set_cache_config(block_size=info.block_size, num_gpu_blocks=info.num_blocks, cache_dtype=info.dtype)
-        http = _HTTPServer(
-            uvicorn.Config(
-                make_app(context),
-                http="httptools",
-                ws="none",
-                lifespan="off",
-                log_level=server.uvicorn_log_level,
-                access_log=server.access_log,
-                server_header=False,
-                timeout_keep_alive=75,
-                timeout_graceful_shutdown=max(1, int(llm.config.engine.shutdown_timeout_s)),
-            )
-        )
+        signals.http = http = make_http_server(context)
         running = asyncio.ensure_future(http.serve(sockets=[listening]))
         if server.banner:
             print(banner(info, server, listening, time.monotonic() - start_s), flush=True)
-        await asyncio.wait((running, stopped), return_when=asyncio.FIRST_COMPLETED)
+        dead = asyncio.ensure_future(_engine_death(llm))
+        await asyncio.wait((running, stopped, dead), return_when=asyncio.FIRST_COMPLETED)
         context.is_draining = True
         http.should_exit = True
         await running
+        if dead.done():
+            dead.result()
         return 0
     finally:
         stopped.cancel()
+        if dead is not None:
+            dead.cancel()
         listening.close()
         await llm.shutdown(0.0)
 
 
-class _HTTPServer:
-    """`uvicorn.Server` that leaves signals to us: its own handling would end the process by signal, not status 0."""
+async def _engine_death(llm: AsyncLLM) -> None:
+    """Ends, with the engine's own error, when the engine is gone for good: whoever supervises this process is better
+    at starting it again than at guessing from answers that it should."""
+    while True:
+        llm.check_health()
+        await asyncio.sleep(1.0)
 
-    def __new__(cls, config: uvicorn.Config) -> Any:
-        import uvicorn
 
-        class Server(uvicorn.Server):
-            @contextlib.contextmanager
-            def capture_signals(self) -> Iterator[None]:
-                yield
+class _Signals:
+    """SIGTERM and Ctrl-C: the first lets running requests finish, the second does not wait for them."""
 
-        return Server(config)
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self.stopping = asyncio.Event()
+        self.http: HTTPServer | None = None
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._on_signal)
+
+    def _on_signal(self) -> None:
+        if self.stopping.is_set() and self.http is not None:
+            self.http.force_exit = True
+        self.stopping.set()
 
 
 def bind(server: ServerConfig) -> socket.socket:

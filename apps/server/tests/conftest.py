@@ -1,0 +1,151 @@
+"""Real servers for the tests of this folder: uvicorn on a loopback port, the engine in its own process, no weights."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+import threading
+from collections.abc import Coroutine, Iterator
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any, TypeVar
+
+import httpx
+import pytest
+from openai import OpenAI
+from quire import AsyncLLM, QuireConfig
+from quire_observability import EngineMetrics
+from quire_server.config import ServerConfig
+from quire_server.context import ServerContext
+from quire_server.http_server import make_http_server
+from quire_testkit.checkpoints import make_checkpoint
+from quire_testkit.fake_engine import FACTORY
+
+Result = TypeVar("Result")
+
+MODEL = "tiny"
+FAKE_ENGINE = {"vocab_size": 1024, "num_token_ids": 1000, "max_model_len": 512, "num_blocks": 512}
+
+
+class LiveServer:
+    """A served fake engine in this process, on its own event loop in a thread."""
+
+    def __init__(self, folder: Path, *, engine: dict[str, Any] | None = None, **settings: Any) -> None:
+        self._folder = folder
+        self._engine = {**FAKE_ENGINE, **(engine or {})}
+        values = {"served_model_name": (MODEL,), "banner": False, **settings}
+        self._config = ServerConfig(**values)
+        self._is_up: Future[None] = Future()
+        self._thread = threading.Thread(target=self._main, name="live-server")
+        self._thread.start()
+        self._is_up.result(60)
+        self.client = httpx.Client(base_url=self.url, timeout=60)
+
+    def _main(self) -> None:
+        try:
+            asyncio.run(self._serve())
+        except BaseException as error:
+            if self._is_up.done():
+                raise
+            self._is_up.set_exception(error)
+
+    async def _serve(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        metrics = EngineMetrics()
+        config = QuireConfig.of(model=str(self._folder), scheduling_policy=self._engine.get("policy", "fcfs"))
+        self.llm = AsyncLLM.start(config, listener=metrics, factory=(FACTORY, self._engine))
+        try:
+            await self.llm.ready()
+            self.context = ServerContext(llm=self.llm, config=self._config, metrics=metrics, model_names=(MODEL,))
+            self._http = make_http_server(self.context)
+            with socket.socket() as listening:
+                listening.bind(("127.0.0.1", 0))
+                self.url = f"http://127.0.0.1:{listening.getsockname()[1]}"
+                running = asyncio.ensure_future(self._http.serve(sockets=[listening]))
+                while not self._http.started:
+                    await asyncio.sleep(0.01)
+                self._is_up.set_result(None)
+                await running
+        finally:
+            await self.llm.shutdown(0.0)
+
+    def call(self, work: Coroutine[Any, Any, Result]) -> Result:
+        """Run a coroutine on the server's event loop."""
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result(60)
+
+    def post(self, path: str, body: Any, **arguments: Any) -> httpx.Response:
+        """POST JSON."""
+        return self.client.post(path, json=body, **arguments)
+
+    def events(self, path: str, body: dict[str, Any]) -> list[dict[str, Any]]:
+        """All events of a stream, which must end with [DONE]."""
+        with self.client.stream("POST", path, json={**body, "stream": True}) as response:
+            text = response.read().decode()
+            assert response.status_code == 200, text
+            assert response.headers["content-type"].startswith("text/event-stream")
+        *events, done, end = text.split("\n\n")
+        assert (done, end) == ("data: [DONE]", "")
+        return [json.loads(event.removeprefix("data: ")) for event in events]
+
+    def openai(self, **arguments: Any) -> OpenAI:
+        """The official client."""
+        return OpenAI(base_url=f"{self.url}/v1", api_key=arguments.pop("api_key", "none"), max_retries=0, **arguments)
+
+    def wait_idle(self, timeout_s: float = 20.0) -> None:
+        """Until no request is known to the engine; then all blocks must be free and the books in order."""
+
+        async def idle() -> None:
+            async with asyncio.timeout(timeout_s):
+                while True:
+                    stats = await self.llm.stats()
+                    if not (stats.num_running or stats.num_waiting or self.llm.engine.num_requests()):
+                        break
+                    await asyncio.sleep(0.02)
+            assert await self.llm.check_integrity() is None
+            usage = (await self.llm.stats()).kv_cache_usage
+            assert usage == 0, f"{usage:.1%} of the blocks are still held"
+
+        self.call(idle())
+
+    def stop(self) -> None:
+        self.client.close()
+        self._loop.call_soon_threadsafe(setattr, self._http, "should_exit", True)
+        self._thread.join(60)
+        assert not self._thread.is_alive()
+
+
+@pytest.fixture(scope="session")
+def tiny_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny checkpoint with a real tokenizer."""
+    return make_checkpoint(tmp_path_factory.mktemp("server") / "model")
+
+
+@pytest.fixture(scope="session")
+def live(tiny_folder: Path) -> Iterator[LiveServer]:
+    """The server most tests talk to."""
+    server = LiveServer(tiny_folder)
+    yield server
+    server.stop()
+
+
+@pytest.fixture(autouse=True)
+def nothing_left_behind(request: pytest.FixtureRequest) -> Iterator[None]:
+    """After each test that uses the shared server: no request is left, no block is held."""
+    yield
+    if "live" in request.fixturenames:
+        request.getfixturevalue("live").wait_idle()
+
+
+@pytest.fixture(scope="session")
+def make_live(tiny_folder: Path) -> Iterator[Any]:
+    """Starts further servers with other settings; they end with the session."""
+    servers: list[LiveServer] = []
+
+    def make(**arguments: Any) -> LiveServer:
+        servers.append(LiveServer(tiny_folder, **arguments))
+        return servers[-1]
+
+    yield make
+    for server in servers:
+        server.stop()
