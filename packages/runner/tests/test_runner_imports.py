@@ -12,7 +12,7 @@ import quire_runner
 
 def loaded_by(statement: str) -> set[str]:
     code = f"{statement}\nimport sys\nprint(*sorted(m for m in sys.modules if '.' not in m))"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=200)
     return set(done.stdout.split())
 
 
