@@ -104,6 +104,9 @@ def test_same_token_as_the_reference(
         SamplingParams(temperature=3, min_p=0.03, top_p=0.3),  # hundreds pass min_p, and much weight does not
         SamplingParams(temperature=3, top_k=300, top_p=0.3),
         SamplingParams(temperature=3, top_k=300, min_p=0.03, top_p=0.9),
+        # 64 candidates reach top_p of everything, but top_p is a share of what the other filter leaves
+        SamplingParams(temperature=1.5, top_k=300, top_p=0.4),
+        SamplingParams(temperature=1.5, min_p=0.015, top_p=0.4),
         SamplingParams(temperature=3, top_p=0.6),
         SamplingParams(temperature=1, min_p=0.5),
     ],
