@@ -6,9 +6,10 @@ import random
 from dataclasses import dataclass, field
 
 import torch
+from torch import Tensor
+
 from quire_attention import AttentionMetadata, ForwardBatch
 from quire_models import CausalLM
-from torch import Tensor
 
 
 @dataclass

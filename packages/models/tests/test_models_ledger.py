@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+
 from quire_interfaces import ConfigError
 from quire_models import ModelConfig
 from quire_models.ledger import WEIGHT_BYTES, num_parameters, weight_ledger

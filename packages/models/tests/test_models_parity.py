@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 import torch
 from models_paged_driver import PagedDriver
+from torch import Tensor
+
 from quire_models import CausalLM, ModelConfig, load_model
 from quire_testkit.hf_checkpoints import FAMILIES, ROPE_VARIATIONS, tiny_hf_checkpoint
-from torch import Tensor
 
 PROMPT_LEN, NEW_TOKENS = 90, 64
 TOLERANCE = 1e-4

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch import Tensor
+
 from quire_ops import OpBackend, OpRequest, op_table
 from quire_ops import reference as ref
-from torch import Tensor
 
 TOLERANCE = {torch.float32: 2e-6, torch.bfloat16: 1.6e-2, torch.float16: 2e-3}
 """Of the largest result: some units in the last place of the dtype."""
 
-BACKENDS = [
-    backend for op in op_table().ops for backend in op_table().backends(op.name) if backend.name != "reference"
-]
+BACKENDS = [backend for op in op_table().ops for backend in op_table().backends(op.name) if backend.name != "reference"]
 
 
 def usable(op: str) -> list[tuple[OpBackend, torch.dtype]]:

@@ -7,6 +7,7 @@ import random
 import pytest
 import torch
 from ops_layouts import poisoned_cache, random_layout
+
 from quire_ops import OpRequest, attention_plan, op_table, torch_attention
 from quire_ops import reference as ref
 
@@ -28,10 +29,22 @@ MIXES = {
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
 @pytest.mark.parametrize(
     ("window", "soft_cap", "heads", "block_size"),
-    [(None, None, (4, 2), 16), (6, None, (4, 4), 1), (1, None, (2, 1), 8), (None, 3.0, (6, 2), 8), (8, 5.0, (4, 1), 16)],
+    [
+        (None, None, (4, 2), 16),
+        (6, None, (4, 4), 1),
+        (1, None, (2, 1), 8),
+        (None, 3.0, (6, 2), 8),
+        (8, 5.0, (4, 1), 16),
+    ],
 )
 def test_equals_reference(
-    backend, mix: str, dtype: torch.dtype, window: int | None, soft_cap: float | None, heads: tuple[int, int], block_size
+    backend,
+    mix: str,
+    dtype: torch.dtype,
+    window: int | None,
+    soft_cap: float | None,
+    heads: tuple[int, int],
+    block_size,
 ) -> None:
     rng = random.Random(f"{mix}{window}{soft_cap}")
     torch.manual_seed(1)

@@ -6,6 +6,7 @@ from importlib.metadata import EntryPoint
 
 import pytest
 import torch
+
 from quire_interfaces import ConfigError
 from quire_ops import OPS, OpBackend, OpRequest, SizeRule, backends, bind, builtin_table, op_report, op_table
 

@@ -12,11 +12,11 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import torch
-from quire_interfaces import ConfigError
-from quire_ops import OpFunction, OpTable, kv_cache_shape
 from torch import Tensor
 
 from quire_attention.batch import AttentionMetadata
+from quire_interfaces import ConfigError
+from quire_ops import OpFunction, OpTable, kv_cache_shape
 
 __all__ = ["AttentionAbilities", "AttentionBackend", "AttentionRequest", "OpsAttentionBackend"]
 
@@ -84,9 +84,7 @@ class AttentionBackend(Protocol):
     name: str
     abilities: AttentionAbilities
 
-    def kv_cache_shape(
-        self, num_blocks: int, block_size: int, num_kv_heads: int, head_dim: int
-    ) -> tuple[int, ...]:
+    def kv_cache_shape(self, num_blocks: int, block_size: int, num_kv_heads: int, head_dim: int) -> tuple[int, ...]:
         """Shape of a layer's cache. Its first dimension is `num_blocks`, and a block's bytes follow each other, so
         that layers of different shapes can share memory by block id."""
 
@@ -133,9 +131,7 @@ class OpsAttentionBackend:
         self._write = _find(table, "write_kv_cache", name)
         self._attend = _find(table, "paged_attention", name)
 
-    def kv_cache_shape(
-        self, num_blocks: int, block_size: int, num_kv_heads: int, head_dim: int
-    ) -> tuple[int, ...]:
+    def kv_cache_shape(self, num_blocks: int, block_size: int, num_kv_heads: int, head_dim: int) -> tuple[int, ...]:
         """[num_blocks, block_size, 2, num_kv_heads, head_dim]."""
         return kv_cache_shape(num_blocks, block_size, num_kv_heads, head_dim)
 

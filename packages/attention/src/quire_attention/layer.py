@@ -25,8 +25,8 @@ class Attention:
         soft_cap: float | None = None,
     ) -> None:
         """Args:
-            layer: Index of the layer: which cache of the batch is its own.
-            scale: Factor of the scores, usually head_dim ** -0.5.
+        layer: Index of the layer: which cache of the batch is its own.
+        scale: Factor of the scores, usually head_dim ** -0.5.
         """
         self._backend = backend
         self._layer = layer

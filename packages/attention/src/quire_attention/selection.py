@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
+from quire_attention.backend import AttentionAbilities, AttentionBackend, AttentionRequest, OpsAttentionBackend
 from quire_interfaces import ConfigError
 from quire_ops import op_table
-
-from quire_attention.backend import AttentionAbilities, AttentionBackend, AttentionRequest, OpsAttentionBackend
 
 __all__ = ["AttentionChoice", "attention_backend_names", "select_attention_backend"]
 

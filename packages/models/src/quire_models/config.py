@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 from quire_interfaces import CheckpointError, FullAttentionSpec, KVCacheSpec, SlidingWindowSpec
-
 from quire_models.fields import Fields, read_json
 from quire_models.registry import ARCHITECTURES
 from quire_models.rope_config import RopeConfig, parse_rope
@@ -102,6 +101,9 @@ class ModelConfig:
         layers = config.integer("num_hidden_layers", minimum=1)
         positions = config.integer("max_position_embeddings", minimum=1)
         rope = parse_rope(config, max_position_embeddings=positions)
+        head_dim = _head_dim(config, model_type, hidden_size, heads)
+        if rope.kind == "dynamic" and head_dim == 2:
+            raise CheckpointError(f"{source}: dynamic rope scaling needs a head_dim greater than 2")
         qkv_bias, out_bias = _attention_biases(config, model_type)
         return cls(
             architecture=architecture,
@@ -112,7 +114,7 @@ class ModelConfig:
             num_layers=layers,
             num_heads=heads,
             num_kv_heads=kv_heads,
-            head_dim=_head_dim(config, model_type, hidden_size, heads),
+            head_dim=head_dim,
             rms_norm_eps=config.number("rms_norm_eps", default=1e-6, minimum=0.0),
             hidden_act=_hidden_act(config),
             rope=rope,

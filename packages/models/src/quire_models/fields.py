@@ -22,7 +22,7 @@ class Fields:
 
     def __init__(self, values: Mapping[str, Any], source: str) -> None:
         """Args:
-            source: Where the object comes from, for messages: a file, or a file and a key.
+        source: Where the object comes from, for messages: a file, or a file and a key.
         """
         self._values = values
         self.source = source
@@ -36,14 +36,16 @@ class Fields:
         value = self._given(name, default)
         if value is default:
             return value  # type: ignore[no-any-return]
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or value != int(value):
+        if not _is_whole(value):
             raise self._wrong(name, value, "a whole number")
         if minimum is not None and value < minimum:
             raise self._wrong(name, value, f"at least {minimum}")
         return int(value)
 
-    def number(self, name: str, *, default: Any = _REQUIRED, minimum: float | None = None) -> float:
-        """A finite number."""
+    def number(
+        self, name: str, *, default: Any = _REQUIRED, minimum: float | None = None, above: float | None = None
+    ) -> float:
+        """A finite number, at least `minimum`, greater than `above`."""
         value = self._given(name, default)
         if value is default:
             return value  # type: ignore[no-any-return]
@@ -51,6 +53,8 @@ class Fields:
             raise self._wrong(name, value, "a number")
         if minimum is not None and value < minimum:
             raise self._wrong(name, value, f"at least {minimum}")
+        if above is not None and value <= above:
+            raise self._wrong(name, value, f"greater than {above}")
         return float(value)
 
     def flag(self, name: str, *, default: bool) -> bool:
@@ -79,6 +83,12 @@ class Fields:
 
     def _wrong(self, name: str, value: Any, wanted: str) -> CheckpointError:
         return CheckpointError(f"{self.source}: {name} must be {wanted}, is {value!r}")
+
+
+def _is_whole(value: Any) -> bool:
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return False
+    return math.isfinite(value) and value == int(value)
 
 
 def read_json(path: Path) -> dict[str, Any]:

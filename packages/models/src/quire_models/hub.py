@@ -1,4 +1,4 @@
-"""From a model's name to a folder: local folders as they are, names of the Hugging Face hub downloaded. Free of torch."""
+"""From a model's name to a folder: local ones as they are, names of the Hugging Face hub downloaded. Free of torch."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def resolve_model(name_or_path: str | Path, revision: str | None = None) -> Path
         CheckpointError: No such folder, and not a hub name or not to be had: the message says what to do.
     """
     path = Path(name_or_path).expanduser()
-    if path.is_dir():
+    if str(name_or_path) and path.is_dir():
         if revision is not None:
             raise CheckpointError(f"{str(name_or_path)!r} is a local folder, which has no revision {revision!r}")
         return path

@@ -5,16 +5,16 @@ from __future__ import annotations
 from pathlib import Path
 
 import torch
+
 from quire_attention import AttentionBackend, AttentionRequest, select_attention_backend
 from quire_interfaces import CheckpointError, ConfigError
-from quire_ops import OpRequest
-from quire_quantization import linear_method as find_linear_method
-
 from quire_models.config import DTYPE_BYTES, ModelConfig
 from quire_models.layers.causal_lm import CausalLM
 from quire_models.layers.scope import Scope
 from quire_models.registry import model_class
 from quire_models.weights import Progress, load_weights
+from quire_ops import OpRequest
+from quire_quantization import linear_method as find_linear_method
 
 __all__ = ["build_model", "load_model", "resolve_dtype"]
 
@@ -32,6 +32,15 @@ def resolve_dtype(dtype: str | torch.dtype, config: ModelConfig) -> torch.dtype:
     return getattr(torch, name)  # type: ignore[no-any-return]
 
 
+def _resolve_device(device: str) -> torch.device:
+    try:
+        return torch.device(device)
+    except RuntimeError as error:
+        raise ConfigError(
+            f"device must be a name that torch knows, such as cpu or cuda, got {device!r}", field="device"
+        ) from error
+
+
 def build_model(
     config: ModelConfig,
     *,
@@ -42,7 +51,8 @@ def build_model(
 ) -> CausalLM:
     """The network without weights: `parameters` says what it needs. See `load_model` for the arguments."""
     torch_dtype = resolve_dtype(dtype, config)
-    request = OpRequest(device=torch.device(device).type, dtype=torch_dtype)
+    torch_device = _resolve_device(device)
+    request = OpRequest(device=torch_device.type, dtype=torch_dtype)
     if attention_backend is None or isinstance(attention_backend, str):
         attention_backend = select_attention_backend(
             AttentionRequest(
@@ -57,7 +67,7 @@ def build_model(
         ).backend
     scope = Scope(
         dtype=torch_dtype,
-        device=torch.device(device),
+        device=torch_device,
         linear_method=find_linear_method(linear_method, request),
         plain_method=find_linear_method("plain", request),
         attention_backend=attention_backend,

@@ -1,4 +1,4 @@
-"""Which architectures there are, as a literal table; their modules are imported when they are first used. Free of torch."""
+"""Which architectures there are, as a literal table; modules are imported when first used. Free of torch."""
 
 from __future__ import annotations
 

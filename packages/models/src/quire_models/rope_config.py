@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from quire_interfaces import CheckpointError
-
 from quire_models.fields import Fields
 
 __all__ = ["ROPE_KINDS", "RopeConfig", "parse_rope"]
@@ -64,7 +63,7 @@ def parse_rope(config: Fields, *, max_position_embeddings: int) -> RopeConfig:
     Raises:
         CheckpointError: An unknown kind, or a field that its kind needs is missing or wrong.
     """
-    theta = config.number("rope_theta", default=10000.0, minimum=0.0)
+    theta = config.number("rope_theta", default=10000.0, above=1.0)
     spelled = "rope_parameters" if config.get("rope_parameters") is not None else "rope_scaling"
     raw = config.get(spelled)
     if raw is None:
@@ -72,7 +71,7 @@ def parse_rope(config: Fields, *, max_position_embeddings: int) -> RopeConfig:
     if not isinstance(raw, Mapping):
         raise CheckpointError(f"{config.source}: {spelled} must be an object, is {raw!r}")
     rope = Fields(raw, f"{config.source}: {spelled}")
-    theta = rope.number("rope_theta", default=theta, minimum=0.0)
+    theta = rope.number("rope_theta", default=theta, above=1.0)
     kind = rope.get("rope_type") or rope.get("type") or "default"
     if kind not in ROPE_KINDS:
         raise CheckpointError(

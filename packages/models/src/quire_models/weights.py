@@ -9,11 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import torch
-from quire_interfaces import CheckpointError
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from quire_interfaces import CheckpointError
 from quire_models.fields import read_json
 from quire_models.layers.causal_lm import CausalLM
 
@@ -78,6 +77,9 @@ def checkpoint_files(folder: Path) -> list[Path]:
         weight_map = read_json(index).get("weight_map")
         if not isinstance(weight_map, dict) or not all(isinstance(name, str) for name in weight_map.values()):
             raise CheckpointError(f"{index} has no weight_map of names to files; download the file again")
+        outside = [name for name in weight_map.values() if Path(name).name != name]
+        if outside:
+            raise CheckpointError(f"{index} names {outside[0]!r}, which is not a file of this folder; do not use it")
         files = [folder / name for name in sorted(set(weight_map.values()))]
         absent = [file.name for file in files if not file.is_file()]
         if absent:
@@ -98,7 +100,13 @@ def checkpoint_files(folder: Path) -> list[Path]:
 
 
 def _total_bytes(files: list[Path]) -> int:
-    return sum(file.stat().st_size for file in files)
+    """Bytes of all tensors: the files' sizes without their headers (8 bytes of length, then the header)."""
+    total = 0
+    for file in files:
+        with file.open("rb") as stream:
+            header_len = int.from_bytes(stream.read(8), "little")
+        total += max(0, file.stat().st_size - 8 - header_len)
+    return total
 
 
 def _tensors(folder: Path) -> Iterator[tuple[str, Tensor]]:

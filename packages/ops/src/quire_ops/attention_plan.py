@@ -77,9 +77,7 @@ class AttentionPlan:
             begin += query_len
 
 
-def make_plan(
-    layout: PagedLayout, slots: Tensor, dtype: torch.dtype, sliding_window: int | None
-) -> AttentionPlan:
+def make_plan(layout: PagedLayout, slots: Tensor, dtype: torch.dtype, sliding_window: int | None) -> AttentionPlan:
     """The plan of a step.
 
     Args:

@@ -1,7 +1,7 @@
 """Which backends there are: the two of this package as data, and those of other packages by entry point.
 
 A package adds backends with an entry point of the group `quire.ops` that names a function without arguments, which
-returns `OpBackend` records. A backend that cannot work on this machine is still returned, with `unavailable` saying why.
+returns `OpBackend` records. What cannot work on this machine is still returned, with `unavailable` saying why.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from functools import cache
 from importlib.metadata import entry_points
 
 import torch
-from quire_interfaces import ConfigError
 
+from quire_interfaces import ConfigError
 from quire_ops import reference, torch_attention, torch_ops
 from quire_ops.declarations import OPS
 from quire_ops.table import OpBackend, OpChoice, OpFunction, OpRequest, OpTable, SizeRule

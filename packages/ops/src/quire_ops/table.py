@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import torch
+
 from quire_interfaces import ConfigError
 
 __all__ = ["Op", "OpBackend", "OpChoice", "OpFunction", "OpRequest", "OpTable", "SizeRule"]

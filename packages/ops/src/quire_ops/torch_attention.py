@@ -138,18 +138,14 @@ def _soft_capped(
             grouped = query[rows].float().view(end - begin, num_kv_heads, num_heads // num_kv_heads, head_dim)
             scores = torch.einsum("qhgd,lhd->hgql", grouped, keys) * scale
             scores = soft_cap * torch.tanh(scores / soft_cap)
-            mask = _visible(
-                context_len + begin, context_len + end, 0, seq.kv_len, sliding_window, query.device
-            )
+            mask = _visible(context_len + begin, context_len + end, 0, seq.kv_len, sliding_window, query.device)
             weights = torch.softmax(scores.masked_fill_(~mask, float("-inf")), dim=-1)
             attended = torch.einsum("hgql,lhd->qhgd", weights, values)
             out[rows] = attended.reshape(end - begin, num_heads, head_dim).to(query.dtype)
     return out
 
 
-def _visible(
-    begin: int, end: int, first: int, last: int, sliding_window: int | None, device: torch.device
-) -> Tensor:
+def _visible(begin: int, end: int, first: int, last: int, sliding_window: int | None, device: torch.device) -> Tensor:
     """[end - begin, last - first] bool: may the query at this position see the key at that position."""
     distance = torch.arange(begin, end, device=device)[:, None] - torch.arange(first, last, device=device)
     visible = distance >= 0

@@ -8,9 +8,10 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import torch
+from torch import Tensor
+
 from quire_interfaces import ConfigError, LinearMethod
 from quire_ops import OpRequest, bind
-from torch import Tensor
 
 __all__ = ["Int8WeightOnlyLinear", "PlainLinear", "linear_method", "linear_method_names"]
 

@@ -93,6 +93,9 @@ def tiny_hf_checkpoint(
             # Biases start as zeros and norm weights as ones, which would hide that they are not applied.
             if name.endswith("bias") or "norm" in name:
                 parameter.data.add_(torch.randn_like(parameter) * 0.2)
-    model = model.to(getattr(torch, dtype)).eval()
+        # Parameters only: casting the whole model would round its rotary frequencies too.
+        for parameter in model.parameters():
+            parameter.data = parameter.data.to(getattr(torch, dtype))
+    model = model.eval()
     model.save_pretrained(folder, max_shard_size=max_shard_size)
     return model

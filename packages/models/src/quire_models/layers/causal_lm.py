@@ -9,9 +9,9 @@ from collections.abc import Callable
 from typing import Protocol
 
 import torch
-from quire_attention import AttentionBackend, ForwardBatch
 from torch import Tensor
 
+from quire_attention import AttentionBackend, ForwardBatch
 from quire_models.config import ModelConfig
 from quire_models.layers.linear import Embedding, LMHead
 from quire_models.layers.norm import AddRMSNorm
@@ -44,8 +44,8 @@ class CausalLM:
         make_layer: Callable[[ModelConfig, int, Scope], DecoderLayer],
     ) -> None:
         """Args:
-            scope: What layers get from outside; collects the parameters.
-            make_layer: (config, index of the layer, scope of the layer) -> the layer.
+        scope: What layers get from outside; collects the parameters.
+        make_layer: (config, index of the layer, scope of the layer) -> the layer.
         """
         self.config = config
         self._scope = scope

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from quire_attention import ForwardBatch
 from torch import Tensor
 
+from quire_attention import ForwardBatch
 from quire_models.config import ModelConfig
 from quire_models.layers.mlp import GatedMLP
 from quire_models.layers.norm import AddRMSNorm, RMSNorm
@@ -24,7 +24,7 @@ class PreNormDecoderLayer:
 
     def __init__(self, config: ModelConfig, scope: Scope, self_attn: SelfAttention, *, first: bool) -> None:
         """Args:
-            first: This is the first layer: nothing is to be added before its norm.
+        first: This is the first layer: nothing is to be added before its norm.
         """
         norm = RMSNorm if first else AddRMSNorm
         self.input_layernorm = norm(scope / "input_layernorm", config.hidden_size, config.rms_norm_eps)

@@ -17,7 +17,7 @@ class GatedMLP:
 
     def __init__(self, scope: Scope, size: int, inner: int, *, act: str, bias: bool = False) -> None:
         """Args:
-            act: "silu" or "gelu".
+        act: "silu" or "gelu".
         """
         self.gate_proj = Linear(scope / "gate_proj", size, inner, bias=bias)
         self.up_proj = Linear(scope / "up_proj", size, inner, bias=bias)

@@ -37,7 +37,7 @@ class RotaryTable:
         return cosines[:, None], sines[:, None]
 
     def _dynamic(self, positions: Tensor) -> Tensor:
-        """[T, D/2]: inverse frequencies with the base of the length at which each token was last (NTK-aware, "dynamic").
+        """[T, D/2]: inverse frequencies, each token with the base of the length at which it was last (dynamic NTK).
 
         Up to the original context the base is the model's own; a later token takes the base of a sequence that ends
         with it, so that neither chunks nor what follows changes what is in the cache.

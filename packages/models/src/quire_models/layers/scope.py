@@ -10,10 +10,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from torch import Tensor
+
 from quire_attention import AttentionBackend
 from quire_interfaces import LinearMethod
 from quire_ops import OpRequest, bind
-from torch import Tensor
 
 __all__ = ["Parameter", "Scope"]
 

@@ -5,9 +5,9 @@ Shape legend: T tokens of the step, Hq query heads, Hkv key-value heads, D head 
 
 from __future__ import annotations
 
-from quire_attention import Attention, ForwardBatch
 from torch import Tensor
 
+from quire_attention import Attention, ForwardBatch
 from quire_models.config import ModelConfig
 from quire_models.layers.causal_lm import CausalLM
 from quire_models.layers.decoder import PreNormDecoderLayer

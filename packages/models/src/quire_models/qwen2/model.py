@@ -1,4 +1,4 @@
-"""Qwen2 and Qwen2.5 (Yang et al. 2024): Llama with a bias on query, key and value, and sliding windows in some layers."""
+"""Qwen2 and Qwen2.5 (Yang et al. 2024): Llama with biases on query, key and value, windows in some layers."""
 
 from __future__ import annotations
 

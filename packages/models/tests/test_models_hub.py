@@ -1,0 +1,50 @@
+"""Names become folders: local ones as they are, hub names from the cache, and a remedy when neither can be had."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from quire_interfaces import CheckpointError
+from quire_models import resolve_model
+
+COMMIT = "0123456789abcdef0123456789abcdef01234567"
+
+
+@pytest.fixture
+def offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty hub cache, and no network."""
+    from huggingface_hub import constants
+
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+    return tmp_path / "hub"
+
+
+def test_folder_is_itself(tmp_path: Path) -> None:
+    assert resolve_model(tmp_path) == tmp_path
+    assert resolve_model(str(tmp_path)) == tmp_path
+    with pytest.raises(CheckpointError, match="local folder, which has no revision 'main'"):
+        resolve_model(tmp_path, "main")
+
+
+def test_names_that_are_neither(tmp_path: Path) -> None:
+    for name in ("/no/such/folder", "./models/x", "a/b/c", "", "owner/", "bad name/x"):
+        with pytest.raises(CheckpointError, match="neither a folder here nor the name of a model"):
+            resolve_model(name)
+
+
+def test_offline_says_what_to_do(offline: Path) -> None:
+    with pytest.raises(CheckpointError, match=r"'owner/name' at revision 'v1'.*cannot be reached.*pass its folder"):
+        resolve_model("owner/name", "v1")
+
+
+def test_cached_model_needs_no_network(offline: Path) -> None:
+    snapshot = offline / "models--owner--name" / "snapshots" / COMMIT
+    snapshot.mkdir(parents=True)
+    (snapshot / "config.json").write_text("{}")
+    refs = offline / "models--owner--name" / "refs"
+    refs.mkdir()
+    (refs / "main").write_text(COMMIT)
+    assert resolve_model("owner/name") == snapshot

@@ -1,0 +1,145 @@
+"""What every `AttentionBackend` must do, as tests to inherit. Needs torch and quire_attention.
+
+    class TestMyBackend(AttentionBackendSuite):
+        def make_backend(self): return MyBackend(...)
+
+Each test attends densely, one token at a time in float64, and compares. Slots that must not be read hold NaN.
+"""
+
+from __future__ import annotations
+
+import random
+
+import torch
+from torch import Tensor
+
+from quire_attention import AttentionBackend, AttentionMetadata
+
+__all__ = ["AttentionBackendSuite"]
+
+KV_HEADS, GROUP, HEAD_DIM = 2, 2, 32
+SCALE = HEAD_DIM**-0.5
+
+
+class AttentionBackendSuite:
+    """Tests of the `AttentionBackend` contract. Implement `make_backend`; override nothing else."""
+
+    def make_backend(self) -> AttentionBackend:
+        """The backend under test."""
+        raise NotImplementedError
+
+    def test_declares_itself(self) -> None:
+        backend = self.make_backend()
+        assert backend.name
+        shape = backend.kv_cache_shape(5, self._block_size(backend), KV_HEADS, HEAD_DIM)
+        assert shape[0] == 5
+        elements = 1
+        for size in shape:
+            elements *= size
+        assert elements == 5 * self._block_size(backend) * 2 * KV_HEADS * HEAD_DIM
+
+    def test_steps_equal_dense_attention(self) -> None:
+        for dtype in self.make_backend().abilities.dtypes:
+            self._run(dtype, window=None, soft_cap=None)
+
+    def test_sliding_window(self) -> None:
+        if self.make_backend().abilities.sliding_window:
+            for window in (1, 7, 1000):
+                self._run(torch.float32, window=window, soft_cap=None)
+
+    def test_soft_cap(self) -> None:
+        if self.make_backend().abilities.soft_cap:
+            self._run(torch.float32, window=None, soft_cap=2.0)
+
+    def test_result_does_not_depend_on_neighbours(self) -> None:
+        alone = self._run(torch.float32, window=None, soft_cap=None, only=0)
+        together = self._run(torch.float32, window=None, soft_cap=None)
+        assert (alone[0] - together[0]).abs().max() <= 1e-6
+
+    def _block_size(self, backend: AttentionBackend) -> int:
+        sizes = backend.abilities.block_sizes
+        return 8 if sizes is None else min(sizes)
+
+    def _run(
+        self, dtype: torch.dtype, *, window: int | None, soft_cap: float | None, only: int | None = None
+    ) -> list[Tensor]:
+        """Three sequences in mixed steps (prefill, chunk, decode); every output is compared. Returns them all."""
+        backend = self.make_backend()
+        block_size = self._block_size(backend)
+        rng = random.Random(0)
+        chunks = [[20, 1, 1, 1], [5, 9, 6, 1], [1, 1, 1, 30]]
+        lengths = [sum(parts) for parts in chunks]
+        tokens = [self._tokens(i, length, dtype) for i, length in enumerate(lengths)]
+        blocks = list(range(1, 1 + sum(-(-length // block_size) for length in lengths)))
+        rng.shuffle(blocks)
+        tables = []
+        for length in lengths:
+            count = -(-length // block_size)
+            tables.append(blocks[:count])
+            blocks = blocks[count:]
+        num_blocks = 1 + sum(map(len, tables))
+        shape = backend.kv_cache_shape(num_blocks, block_size, KV_HEADS, HEAD_DIM)
+        cache = torch.full(shape, float("nan"), dtype=dtype)
+        outputs: list[list[Tensor]] = [[], [], []]
+        done = [0, 0, 0]
+        chosen = range(3) if only is None else (only,)
+        for step in range(4):
+            parts = [(i, done[i], done[i] + chunks[i][step]) for i in chosen]
+            metadata = self._metadata(parts, tables, block_size)
+            query, key, value = (torch.cat([tokens[i][j][a:b] for i, a, b in parts]) for j in range(3))
+            backend.write(key, value, cache, metadata)
+            out = backend.forward(query, cache, metadata, scale=SCALE, sliding_window=window, soft_cap=soft_cap)
+            assert out.dtype == dtype
+            assert out.shape == query.shape
+            for (i, a, b), piece in zip(parts, out.split([b - a for _, a, b in parts]), strict=True):
+                outputs[i].append(piece)
+                done[i] = b
+        results = []
+        for i in chosen:
+            got = torch.cat(outputs[i]).double()
+            wanted = self._dense(*tokens[i], window, soft_cap)
+            tolerance = 2e-5 if dtype in (torch.float32, torch.float64) else 2e-2
+            assert torch.isfinite(got).all()
+            assert (got - wanted).abs().max() <= tolerance * wanted.abs().max()
+            results.append(got)
+        return results
+
+    def _tokens(self, seed: int, length: int, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
+        generator = torch.Generator().manual_seed(seed)
+        heads = (KV_HEADS * GROUP, KV_HEADS, KV_HEADS)
+        query, key, value = (torch.randn(length, n, HEAD_DIM, generator=generator).to(dtype) for n in heads)
+        return query, key, value
+
+    def _metadata(
+        self, parts: list[tuple[int, int, int]], tables: list[list[int]], block_size: int
+    ) -> AttentionMetadata:
+        widest = max(len(tables[i]) for i, _, _ in parts)
+        starts = [0]
+        for _, begin, end in parts:
+            starts.append(starts[-1] + end - begin)
+        slots = [tables[i][p // block_size] * block_size + p % block_size for i, a, b in parts for p in range(a, b)]
+        return AttentionMetadata(
+            query_start_loc=torch.tensor(starts, dtype=torch.int32),
+            seq_lens=torch.tensor([end for _, _, end in parts], dtype=torch.int32),
+            block_table=torch.tensor(
+                [tables[i] + [0] * (widest - len(tables[i])) for i, _, _ in parts], dtype=torch.int32
+            ),
+            slot_mapping=torch.tensor(slots),
+            block_size=block_size,
+            query_lens=[end - begin for _, begin, end in parts],
+            kv_lens=[end for _, _, end in parts],
+        )
+
+    def _dense(self, query: Tensor, key: Tensor, value: Tensor, window: int | None, soft_cap: float | None) -> Tensor:
+        length = query.shape[0]
+        keys = key.double().repeat_interleave(GROUP, dim=1)
+        values = value.double().repeat_interleave(GROUP, dim=1)
+        scores = torch.einsum("qhd,khd->hqk", query.double(), keys) * SCALE
+        if soft_cap is not None:
+            scores = soft_cap * torch.tanh(scores / soft_cap)
+        distance = torch.arange(length)[:, None] - torch.arange(length)
+        hidden = distance < 0
+        if window is not None:
+            hidden |= distance >= window
+        weights = torch.softmax(scores.masked_fill(hidden, float("-inf")), dim=-1)
+        return torch.einsum("hqk,khd->qhd", weights, values)
