@@ -34,15 +34,8 @@ def main() -> None:
     network = load_model(model, folder, dtype="float32")
     specs = model.kv_cache_specs(BLOCK_SIZE, dtype_bytes=4)
     plan = plan_kv_cache(specs, num_blocks=NUM_BLOCKS)
-    runner = ModelRunner(
-        network,
-        plan,
-        RunnerConfig(dtype="float32", max_num_seqs=MAX_NUM_SEQS, max_model_len=MAX_MODEL_LEN),
-        vocab_size=model.vocab_size,
-        cache_shape=network.attention_backend.kv_cache_shape,
-        layer_names=list(specs),
-    )
-    executor = RunnerExecutor(runner)
+    config = RunnerConfig(dtype="float32", max_num_seqs=MAX_NUM_SEQS, max_model_len=MAX_MODEL_LEN)
+    executor = RunnerExecutor(ModelRunner.for_model(network, plan, config))
 
     # The policy side: integers only.
     cache = KVCacheManager(plan, KVCacheConfig(block_size=BLOCK_SIZE))

@@ -15,9 +15,7 @@ from typing import Any
 import pytest
 import torch
 
-from quire_engine.config import EngineConfig
-from quire_engine.core import EngineCore, EngineParts
-from quire_engine.messages import EngineInfo
+from quire_engine import EngineConfig, EngineCore, EngineInfo, EngineParts
 from quire_interfaces import Request, SamplingParams, SchedulerOutput
 from quire_kv_cache import KVCacheConfig, KVCacheManager, plan_kv_cache
 from quire_models import ModelConfig, load_model
@@ -115,13 +113,10 @@ def run(folder: Path, network: Any, situation: Situation, prompt: list[int]) -> 
     specs = model.kv_cache_specs(situation.block_size, dtype_bytes=4)
     plan = plan_kv_cache(specs, num_blocks=20 * MAX_MODEL_LEN * len(specs) // situation.block_size)
     recorder = RecordingRunner()
-    recorder.inner = ModelRunner(
+    recorder.inner = ModelRunner.for_model(
         network,
         plan,
         RunnerConfig(dtype="float32", max_num_seqs=32, max_model_len=MAX_MODEL_LEN),
-        vocab_size=model.vocab_size,
-        cache_shape=network.attention_backend.kv_cache_shape,
-        layer_names=list(specs),
         on_logits=recorder.tap,
     )
     cache = KVCacheManager(plan, KVCacheConfig(block_size=situation.block_size))

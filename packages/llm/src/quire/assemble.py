@@ -106,13 +106,10 @@ def build_parts(
         max_num_batched_tokens=scheduler_config.max_num_batched_tokens,
         num_speculative_tokens=num_drafts,
     )
-    runner = ModelRunner(
+    runner = ModelRunner.for_model(
         network,
         plan.kv_plan,
         runner_config,
-        vocab_size=model.vocab_size,
-        cache_shape=network.attention_backend.kv_cache_shape,
-        layer_names=list(model.kv_cache_specs(plan.block_size, 1)),
         drafter=drafter,
         logits_processors=logits_processors,
         sampling_config=SamplingConfig(max_logprobs=config.model.max_logprobs),
