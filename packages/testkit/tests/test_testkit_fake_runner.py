@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 import pytest
+
 from quire_interfaces import ModelRunnerOutput, NewRow, SamplingParams, SchedulerOutput
 from quire_testkit.fake_runner import FakeExecutor, FakeRunner, PlanError, expected_output
 

@@ -14,11 +14,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from quire_interfaces import ConfigError
+import numpy.typing as npt
 
+from quire_interfaces import ConfigError
 from quire_testkit.tokenizers import write_tokenizer
 
-__all__ = ["FAMILIES", "SIZES", "checkpoint_config", "make_checkpoint", "parameter_shapes"]
+__all__ = ["DTYPES", "FAMILIES", "SIZES", "checkpoint_config", "make_checkpoint", "parameter_shapes"]
 
 Progress = Callable[[int, int], None]
 """Called with (bytes written, bytes in all)."""
@@ -42,7 +43,8 @@ SIZES: dict[str, dict[str, Any]] = {
     "8b": dict(zip(_SHAPE, (4096, 14336, 32, 32, 8, 128, 128256, 131072, False), strict=True)),
 }
 
-_DTYPES = {"float32": ("F32", 4), "float16": ("F16", 2), "bfloat16": ("BF16", 2)}
+DTYPES = {"float32": ("F32", 4), "float16": ("F16", 2), "bfloat16": ("BF16", 2)}
+"""Name -> (code in a safetensors header, bytes)."""
 _CHUNK_ELEMENTS = 1 << 22
 
 
@@ -56,9 +58,9 @@ def checkpoint_config(like: str, size: str, dtype: str = "bfloat16", **overrides
         **overrides: Fields of config.json to replace.
 
     Raises:
-        ConfigError: unknown family, size or dtype; the message lists the known ones.
+        ConfigError: unknown family, size or dtype (the message lists the known ones), or overrides that make no model.
     """
-    for name, value, known in (("like", like, FAMILIES), ("size", size, SIZES), ("dtype", dtype, _DTYPES)):
+    for name, value, known in (("like", like, FAMILIES), ("size", size, SIZES), ("dtype", dtype, DTYPES)):
         if value not in known:
             raise ConfigError(f"{name} must be one of {', '.join(known)}, got {value!r}", field=name)
     config = {
@@ -68,13 +70,25 @@ def checkpoint_config(like: str, size: str, dtype: str = "bfloat16", **overrides
         "initializer_range": 0.02,
         "attention_bias": False,
         "rope_theta": 10000.0,
-        "torch_dtype": dtype,
+        "dtype": dtype,
         "bos_token_id": None,
         **FAMILIES[like],
         **overrides,
     }
-    config["eos_token_id"] = config["vocab_size"] - 1
-    return config
+    _check_shape(config)
+    return {**config, "eos_token_id": config["vocab_size"] - 1}
+
+
+def _check_shape(config: dict[str, Any]) -> None:
+    for name in _SHAPE[:-1]:
+        if type(config[name]) is not int or config[name] < 1:
+            raise ConfigError(f"{name} must be a whole number of at least 1, got {config[name]!r}", field=name)
+    heads, kv_heads = config["num_attention_heads"], config["num_key_value_heads"]
+    if heads % kv_heads:
+        raise ConfigError(
+            f"num_attention_heads ({heads}) must be a multiple of num_key_value_heads ({kv_heads})",
+            field="num_key_value_heads",
+        )
 
 
 def parameter_shapes(config: dict[str, Any]) -> Iterator[tuple[str, tuple[int, ...]]]:
@@ -119,29 +133,45 @@ def make_checkpoint(
     """Write a random checkpoint with a trained tokenizer that covers the whole vocabulary.
 
     Args:
-        folder: Where to write; made if missing, must not hold a config.json yet.
+        folder: Where to write; made if missing, must be empty otherwise.
         like, size, dtype, overrides: See `checkpoint_config`.
         seed: Same seed, same bytes.
-        max_shard_bytes: A file is closed before it grows beyond this.
+        max_shard_bytes: A file is closed before its weights grow beyond this; a larger weight gets its own file.
         progress: Called as weights are made.
 
     Returns:
         The folder.
 
     Raises:
-        ConfigError: bad arguments, or the folder holds a model already.
+        ConfigError: bad arguments, or the folder holds something already.
     """
     folder = Path(folder)
     config = checkpoint_config(like, size, dtype, **overrides)
-    if (folder / "config.json").exists():
-        raise ConfigError(f"{folder} already holds a model; choose another folder or delete it", field="folder")
-    folder.mkdir(parents=True, exist_ok=True)
+    if seed < 0:
+        raise ConfigError(f"seed must be at least 0, got {seed}", field="seed")
+    if max_shard_bytes < 1:
+        raise ConfigError(f"max_shard_bytes must be at least 1, got {max_shard_bytes}", field="max_shard_bytes")
+    _make_folder(folder)
     write_tokenizer(folder, vocab_size=config["vocab_size"], seed=seed)
     _write_weights(folder, config, dtype, seed, max_shard_bytes, progress)
     (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": config["eos_token_id"]}))
     # Last, so that a folder with a config.json is a complete checkpoint.
     (folder / "config.json").write_text(json.dumps(config, indent=2))
     return folder
+
+
+def _make_folder(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        occupied = next(folder.iterdir(), None)
+    except OSError as error:
+        raise ConfigError(
+            f"cannot write to {folder}: {error.strerror}; choose another folder", field="folder"
+        ) from None
+    if occupied is not None:
+        raise ConfigError(
+            f"{folder} is not empty, it holds {occupied.name}; choose another folder or delete it", field="folder"
+        )
 
 
 def _write_weights(
@@ -152,7 +182,7 @@ def _write_weights(
     max_shard_bytes: int,
     progress: Progress | None,
 ) -> None:
-    code, item_bytes = _DTYPES[dtype]
+    code, item_bytes = DTYPES[dtype]
     shapes = list(parameter_shapes(config))
     shards = _shards(shapes, item_bytes, max_shard_bytes)
     total = sum(math.prod(shape) * item_bytes for _, shape in shapes)
@@ -204,7 +234,7 @@ def _safetensors_header(shard: list[tuple[str, tuple[int, ...]]], code: str, ite
 def _random_weight(
     generator: np.random.Generator, name: str, shape: tuple[int, ...], dtype: str, std: float
 ) -> Iterator[bytes]:
-    """Norm weights near one, the rest normal(0, std); in chunks so that memory stays small."""
+    """Norm weights around one, the rest around zero, with deviation `std`; in chunks so that memory stays small."""
     mean = 1.0 if name.endswith("norm.weight") else 0.0
     left = math.prod(shape)
     while left > 0:
@@ -214,7 +244,7 @@ def _random_weight(
         left -= count
 
 
-def _encode(values: np.ndarray, dtype: str) -> bytes:
+def _encode(values: npt.NDArray[np.float32], dtype: str) -> bytes:
     if dtype == "float32":
         return values.tobytes()
     if dtype == "float16":

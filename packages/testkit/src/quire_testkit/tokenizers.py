@@ -1,18 +1,31 @@
-"""A real byte-level BPE tokenizer for random checkpoints: trained on text made here, stretched to any vocabulary."""
+"""A real byte-level BPE tokenizer for random checkpoints: trained on text made here, stretched to any vocabulary.
+
+Knows the tokenizer.json format and how a merge list stays consistent. Knows nothing of models.
+"""
 
 from __future__ import annotations
 
+import itertools
 import json
 import random
+import string
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
-from quire_interfaces import ConfigError
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-__all__ = ["CHATML_TEMPLATE", "sample_text", "write_tokenizer"]
+from quire_interfaces import ConfigError
+
+__all__ = ["CHATML_TEMPLATE", "MAX_VOCAB_SIZE", "MIN_VOCAB_SIZE", "SPECIAL_TOKENS", "sample_text", "write_tokenizer"]
 
 SPECIAL_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 _TRAINED_MERGES = 512
+_NUM_SYLLABLES = len(string.ascii_uppercase) * len(string.ascii_lowercase)
+MIN_VOCAB_SIZE = 256 + len(SPECIAL_TOKENS)
+"""All bytes and the special tokens."""
+MAX_VOCAB_SIZE = MIN_VOCAB_SIZE + _NUM_SYLLABLES + _NUM_SYLLABLES**2
+"""What bytes, special tokens and made-up words of two syllables fill for certain."""
 
 CHATML_TEMPLATE = """\
 {%- for message in messages -%}
@@ -44,27 +57,29 @@ def sample_text(num_words: int, seed: int = 0) -> str:
 
 
 def write_tokenizer(folder: Path, *, vocab_size: int, seed: int = 0) -> None:
-    """Write tokenizer.json, tokenizer_config.json and chat_template.jinja with exactly `vocab_size` ids.
+    """Write tokenizer.json and tokenizer_config.json (with a ChatML template) with exactly `vocab_size` ids.
 
-    The first merges are trained; further ones join existing tokens, so that every id of a large embedding has a text.
+    The first merges are trained; further ones make up words, so that every id of a large embedding has a text of its
+    own that is tokenized back to it. The special tokens are the last ids, `<|im_end|>` the very last.
 
     Raises:
-        ConfigError: vocab_size cannot hold the bytes and the special tokens.
+        ConfigError: vocab_size is not from `MIN_VOCAB_SIZE` to `MAX_VOCAB_SIZE`.
     """
-    least = 256 + len(SPECIAL_TOKENS)
-    if vocab_size < least:
-        raise ConfigError(f"vocab_size must be at least {least} (bytes and special tokens), got {vocab_size}")
+    if not MIN_VOCAB_SIZE <= vocab_size <= MAX_VOCAB_SIZE:
+        raise ConfigError(
+            f"vocab_size must be from {MIN_VOCAB_SIZE} (bytes and special tokens) to {MAX_VOCAB_SIZE} (made-up words "
+            f"of two syllables), got {vocab_size}",
+            field="vocab_size",
+        )
     room = vocab_size - len(SPECIAL_TOKENS)
-    trained = _train(min(room, 256 + _TRAINED_MERGES), seed)
-    spec = json.loads(trained.to_str())
-    vocab, merges = spec["model"]["vocab"], [tuple(pair) for pair in spec["model"]["merges"]]
-    _stretch(vocab, merges, room, seed)
-    tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=merges))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    # <|im_end|> is last: checkpoints name vocab_size - 1 as their end of sequence.
-    tokenizer.add_special_tokens(list(SPECIAL_TOKENS))
-    tokenizer.save(str(folder / "tokenizer.json"))
+    spec = json.loads(_train(min(room, 256 + _TRAINED_MERGES), seed).to_str())
+    vocab, merges = spec["model"]["vocab"], spec["model"]["merges"]
+    for left, right in itertools.islice(_made_up_merges(seed), room - len(vocab)):
+        vocab[left + right] = len(vocab)
+        merges.append([left, right])
+    spec["added_tokens"] = [_special_token(room + place, text) for place, text in enumerate(SPECIAL_TOKENS)]
+    # Written as text: the library takes seconds to build, and to write, a large vocabulary.
+    (folder / "tokenizer.json").write_text(json.dumps(spec, ensure_ascii=False), encoding="utf-8")
     settings = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "eos_token": "<|im_end|>",
@@ -72,12 +87,13 @@ def write_tokenizer(folder: Path, *, vocab_size: int, seed: int = 0) -> None:
         "chat_template": CHATML_TEMPLATE,
         "clean_up_tokenization_spaces": False,
     }
-    (folder / "tokenizer_config.json").write_text(json.dumps(settings, indent=2))
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings, indent=2), encoding="utf-8")
 
 
 def _train(vocab_size: int, seed: int) -> Tokenizer:
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
         vocab_size=vocab_size,
         initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
@@ -88,13 +104,20 @@ def _train(vocab_size: int, seed: int) -> Tokenizer:
     return tokenizer
 
 
-def _stretch(vocab: dict[str, int], merges: list[tuple[str, str]], size: int, seed: int) -> None:
-    """Add merges of two known tokens until the vocabulary has `size` entries (a token list stays a valid BPE)."""
-    chooser, known = random.Random(seed), sorted(vocab, key=vocab.__getitem__)
-    while len(vocab) < size:
-        left, right = chooser.choice(known), chooser.choice(known)
-        if len(left) + len(right) > 12 or right.startswith("Ġ") or left + right in vocab:
-            continue
-        vocab[left + right] = len(vocab)
-        merges.append((left, right))
-        known.append(left + right)
+def _made_up_merges(seed: int) -> Iterator[tuple[str, str]]:
+    """Syllables of a capital and a small letter ("Qu"), then pairs of them ("QuRe").
+
+    The trained merges join small letters only, and no merge here joins a small letter to a capital but between two
+    whole syllables: the text of each new token has one segmentation, so it is tokenized back to that token.
+    """
+    syllables = list(itertools.product(string.ascii_uppercase, string.ascii_lowercase))
+    random.Random(seed).shuffle(syllables)
+    yield from syllables
+    words = ["".join(syllable) for syllable in syllables]
+    yield from itertools.product(words, words)
+
+
+def _special_token(token_id: int, text: str) -> dict[str, Any]:
+    """An entry of `added_tokens` in tokenizer.json."""
+    flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
+    return {"id": token_id, "content": text, **flags}

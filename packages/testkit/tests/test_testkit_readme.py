@@ -1,0 +1,20 @@
+"""The README's example runs as it stands."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+README = (Path(__file__).parents[1] / "README.md").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("block", re.findall(r"```python\n(.*?)```", README, re.DOTALL))
+def test_example_runs(block: str) -> None:
+    run = subprocess.run([sys.executable, "-W", "error", "-c", block], capture_output=True, text=True, timeout=60)
+    assert run.returncode == 0, run.stderr
+    assert "'config.json'" in run.stdout
+    assert "'a quire gathers sheets of paper'" in run.stdout
