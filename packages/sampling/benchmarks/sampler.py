@@ -10,6 +10,7 @@ import statistics
 import time
 
 import torch
+
 from quire_interfaces import SamplingParams
 from quire_sampling import Sampler, SamplingState
 

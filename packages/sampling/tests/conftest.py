@@ -11,6 +11,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+
 from quire_interfaces import LogitsProcessor, SamplingParams
 from quire_sampling import Sampler, SamplingState
 

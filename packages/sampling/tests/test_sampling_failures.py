@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+
 from quire_interfaces import SamplingParams
 from quire_sampling import Sampler, SamplingState
 

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+
 from quire_interfaces import SamplingParams
 from quire_sampling import Sampler, SamplingState, prompt_logprobs, token_logprobs
 

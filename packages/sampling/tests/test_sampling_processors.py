@@ -7,10 +7,11 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from torch import Tensor
+
 from quire_interfaces import RequestError, SamplingParams
 from quire_sampling import Sampler, SamplingState
 from quire_testkit.conformance.logits_processor import LogitsProcessorSuite
-from torch import Tensor
 
 SampleOne = Callable[..., SimpleNamespace]
 

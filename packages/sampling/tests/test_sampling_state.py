@@ -6,6 +6,7 @@ import random
 
 import pytest
 import torch
+
 from quire_interfaces import ConfigError, RequestError, SamplingParams
 from quire_sampling import Sampler, SamplingConfig, SamplingState
 

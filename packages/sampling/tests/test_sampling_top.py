@@ -6,6 +6,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from quire_sampling import top_tokens
 from quire_sampling.nucleus import Filters, keep_nucleus_
 

@@ -6,9 +6,10 @@ from typing import Any
 
 import pytest
 import torch
+from torch.overrides import TorchFunctionMode
+
 from quire_interfaces import SamplingParams
 from quire_sampling import Sampler, SamplingState
-from torch.overrides import TorchFunctionMode
 
 VOCAB = 4000
 

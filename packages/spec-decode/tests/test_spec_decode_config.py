@@ -6,6 +6,7 @@ import subprocess
 import sys
 
 import pytest
+
 from quire_interfaces import ConfigError
 from quire_spec_decode import NgramDrafter, SpecDecodeConfig, make_drafter
 

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from quire_interfaces import ConfigError
 from quire_spec_decode import NgramDrafter
 from quire_testkit.conformance.drafter import DrafterSuite

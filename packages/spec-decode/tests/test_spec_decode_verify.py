@@ -8,6 +8,7 @@ from collections import Counter
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from quire_spec_decode import NgramDrafter, accept_drafts
 
 

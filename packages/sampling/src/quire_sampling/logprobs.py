@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
-from quire_interfaces import TokenLogprobs
 from torch import Tensor
 
+from quire_interfaces import TokenLogprobs
 from quire_sampling.blocks import block_max, block_sum
 from quire_sampling.top import top_tokens
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
-from quire_interfaces import TokenLogprobs
 from torch import Tensor
 
+from quire_interfaces import TokenLogprobs
 from quire_sampling.logprobs import LogprobTensors
 
 __all__ = ["SamplerOutput"]

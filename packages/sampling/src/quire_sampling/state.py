@@ -11,9 +11,9 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
-from quire_interfaces import ConfigError, LogitsProcessor, RequestError, SamplingParams
 from torch import Tensor
 
+from quire_interfaces import ConfigError, LogitsProcessor, RequestError, SamplingParams
 from quire_sampling.config import SamplingConfig
 
 __all__ = ["BadWords", "MinTokens", "SamplingState", "TokenValues"]

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from quire_interfaces import ConfigError, Drafter, Settings, between, one_of, setting
-
 from quire_spec_decode.ngram import NgramDrafter
 
 __all__ = ["SpecDecodeConfig", "make_drafter"]
