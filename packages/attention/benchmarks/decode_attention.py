@@ -94,7 +94,8 @@ def main() -> None:
     read = sum(lengths) * 2 * args.kv_heads * args.head_dim * dtype.itemsize * args.layers
     print(
         f"{args.backend} {args.dtype} {args.sequences} sequences, {args.blocks} blocks of {args.block_size}: "
-        f"median {statistics.median(times_ms):.1f} ms, best {min(times_ms):.1f} ms (processor {min(cpu_ms):.1f} ms) for {args.layers} layers; "
+        f"median {statistics.median(times_ms):.1f} ms, best {min(times_ms):.1f} ms "
+        f"(processor {min(cpu_ms):.1f} ms) for {args.layers} layers; "
         f"reads {read / 1e6:.0f} MB, {read / min(times_ms) / 1e6:.1f} GB/s at best"
     )
 

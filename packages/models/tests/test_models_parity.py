@@ -84,7 +84,7 @@ def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 
 
 def test_greedy_tokens_equal(case: Case) -> None:
-    # Each token is the oracle's first choice after the tokens before it, so by induction the whole text is the oracle's.
+    # Each token is the oracle's first choice after those before it: by induction the whole text is the oracle's.
     wanted = case.logits[PROMPT_LEN - 1 : -1].argmax(dim=-1).tolist()
     assert case.token_ids[PROMPT_LEN:] == wanted
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from ops_layouts import poisoned_cache, random_layout
 
-from quire_ops import OpRequest, attention_plan, op_table, torch_attention
+from quire_ops import OpBackend, OpRequest, attention_plan, op_table, torch_attention
 from quire_ops import reference as ref
 
 TOLERANCE = {torch.float32: 5e-6, torch.bfloat16: 2e-2, torch.float16: 3e-3}
@@ -38,13 +38,13 @@ MIXES = {
     ],
 )
 def test_equals_reference(
-    backend,
+    backend: OpBackend,
     mix: str,
     dtype: torch.dtype,
     window: int | None,
     soft_cap: float | None,
     heads: tuple[int, int],
-    block_size,
+    block_size: int,
 ) -> None:
     rng = random.Random(f"{mix}{window}{soft_cap}")
     torch.manual_seed(1)

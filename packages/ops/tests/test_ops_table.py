@@ -62,7 +62,7 @@ def test_backend_asked_for_by_name() -> None:
 
 def test_unknown_names() -> None:
     table = builtin_table()
-    with pytest.raises(ConfigError, match="no op 'layer_norm'; the ops are .*rms_norm"):
+    with pytest.raises(ConfigError, match=r"no op 'layer_norm'; the ops are .*rms_norm"):
         table.bind("layer_norm", OpRequest())
     with pytest.raises(ConfigError, match="no backend 'slow'; choose one of torch, reference"):
         table.bind("linear", OpRequest(), backend="slow")
@@ -105,5 +105,5 @@ def test_entry_points_bring_backends(fresh_table) -> None:
 
 def test_broken_entry_point_is_named(fresh_table) -> None:
     fresh_table("a_broken_plugin")
-    with pytest.raises(ConfigError, match="'extra'.*libfast.so not found"):
+    with pytest.raises(ConfigError, match=r"'extra'.*libfast\.so not found"):
         bind("rms_norm", OpRequest())

@@ -168,7 +168,7 @@ def _architecture(config: Fields) -> str:
     if architectures is None:
         for name, entry in ARCHITECTURES.items():
             if entry.model_type == config.get("model_type"):
-                return name
+                return str(name)
         raise CheckpointError(
             f"{config.source}: architectures is missing and model_type is {config.get('model_type')!r}; "
             f"supported architectures: {supported}"
@@ -177,7 +177,7 @@ def _architecture(config: Fields) -> str:
         raise CheckpointError(f"{config.source}: architectures must be a list of names, is {architectures!r}")
     for name in architectures:
         if name in ARCHITECTURES:
-            return name
+            return str(name)
     raise CheckpointError(
         f"{config.source}: architecture {', '.join(architectures) or '(none)'} is not supported; "
         f"supported architectures: {supported}"

@@ -44,7 +44,7 @@ def int8_linear(x: Tensor, weight: Tensor, scale: Tensor, bias: Tensor | None) -
         out: Tensor = _int8pack_mm(x, weight, scale)
     else:
         rows = max(1, PIECE_ELEMENTS // weight.shape[1])
-        out = torch.cat([F.linear(x, piece.to(x.dtype)) for piece in weight.split(rows)], dim=-1)
+        out = torch.cat([F.linear(x, piece.to(x.dtype)) for piece in torch.split(weight, rows)], dim=-1)
         out *= scale
     if bias is not None:
         out += bias

@@ -91,9 +91,9 @@ class AttentionBackendSuite:
             out = backend.forward(query, cache, metadata, scale=SCALE, sliding_window=window, soft_cap=soft_cap)
             assert out.dtype == dtype
             assert out.shape == query.shape
-            for (i, a, b), piece in zip(parts, out.split([b - a for _, a, b in parts]), strict=True):
+            for (i, _, end), piece in zip(parts, out.split([b - a for _, a, b in parts]), strict=True):
                 outputs[i].append(piece)
-                done[i] = b
+                done[i] = end
         results = []
         for i in chosen:
             got = torch.cat(outputs[i]).double()
