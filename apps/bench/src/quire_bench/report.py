@@ -1,4 +1,4 @@
-"""Percentiles and how results are shown: a table for people, JSON for programs."""
+"""Percentiles and how results are shown: a table for people, JSON for programs, progress on standard error."""
 
 from __future__ import annotations
 
@@ -8,7 +8,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-__all__ = ["percentiles", "print_report", "write_json"]
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from quire_interfaces import ConfigError
+
+__all__ = ["check_json_path", "percentiles", "progress_bar", "show"]
 
 _POINTS = (50, 90, 99)
 
@@ -28,25 +33,59 @@ def percentiles(values: Sequence[float]) -> dict[str, float]:
     return result
 
 
-def print_report(title: str, figures: Mapping[str, Any]) -> None:
-    """One line per figure; latencies (nested mappings, in seconds) as a row of milliseconds."""
-    print(f"\n{title}")
-    for name, value in figures.items():
-        if isinstance(value, Mapping):
-            row = "  ".join(f"{point} {1000 * seconds:.1f}" for point, seconds in value.items())
-            print(f"  {name.removesuffix('_s') + ' (ms)':32s}{row or 'no values'}")
-        elif isinstance(value, float):
-            print(f"  {name:32s}{value:.3f}")
-        else:
-            print(f"  {name:32s}{value}")
+def progress_bar() -> Progress:
+    """A progress bar on standard error that leaves nothing behind; refreshed rarely, to leave the machine alone."""
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    return Progress(*columns, console=Console(stderr=True), transient=True, refresh_per_second=4)
 
 
-def write_json(path: str | None, figures: Mapping[str, Any]) -> None:
-    """Write the figures as JSON to a file, or to standard output for "-"; nothing for None."""
-    if path is None:
+def check_json_path(path: str | None) -> None:
+    """Fail before a long run, not after it.
+
+    Raises:
+        ConfigError: there is no folder to write `path` into.
+    """
+    if path in (None, "-"):
         return
-    text = json.dumps(figures, indent=2)
-    if path == "-":
-        sys.stdout.write(text + "\n")
-    else:
-        Path(path).write_text(text + "\n")
+    target = Path(str(path))
+    if target.is_dir() or not target.parent.is_dir():
+        raise ConfigError(f"--output-json {path}: not a file in an existing folder; name another", field="output_json")
+
+
+def show(title: str, figures: Mapping[str, Any], settings: Mapping[str, Any], json_path: str | None) -> None:
+    """Print the table; write figures and settings as JSON when a path is given.
+
+    Args:
+        title: The benchmark.
+        figures: Name -> number, text, list, or percentiles in seconds (a mapping).
+        settings: What was asked for; only in the JSON.
+        json_path: A file, "-" for standard output (the table goes to standard error then), or None.
+
+    Raises:
+        ConfigError: the file cannot be written.
+    """
+    _print_table(title, figures, sys.stderr if json_path == "-" else sys.stdout)
+    if json_path is None:
+        return
+    text = json.dumps({"benchmark": title, "settings": dict(settings), **figures}, indent=2, default=str) + "\n"
+    if json_path == "-":
+        sys.stdout.write(text)
+        return
+    try:
+        Path(json_path).write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"cannot write {json_path}: {error.strerror}", field="output_json") from None
+
+
+def _print_table(title: str, figures: Mapping[str, Any], file: Any) -> None:
+    """One line per figure; percentiles as a row of milliseconds."""
+    print(title, file=file)
+    for name, value in figures.items():
+        if value is None:
+            continue
+        if isinstance(value, Mapping):
+            name = f"{name.removesuffix('_s')}_ms"
+            value = "  ".join(f"{point} {1000 * seconds:.1f}" for point, seconds in value.items()) or "no values"
+        elif isinstance(value, float):
+            value = f"{value:.3f}"
+        print(f"  {name:36s}{value}", file=file)

@@ -7,12 +7,16 @@ from dataclasses import dataclass
 
 from quire_interfaces import ConfigError
 
-__all__ = ["BenchRequest", "Workload", "random_requests"]
+__all__ = ["BenchRequest", "Workload", "parse_token_range", "random_requests"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Workload:
-    """How many requests of which lengths."""
+    """How many requests of which lengths.
+
+    Raises:
+        ConfigError: a value that cannot work.
+    """
 
     num_requests: int = 32
     input_len: int = 128
@@ -31,22 +35,45 @@ class Workload:
                 raise ConfigError(f"{name} must be at least 1, got {getattr(self, name)}", field=name)
         if not 0 <= self.length_spread < 1:
             raise ConfigError(f"length_spread must be in [0, 1), got {self.length_spread}", field="length_spread")
-        if not 0 <= self.prefix_len <= self.input_len * (1 - self.length_spread):
+        shortest, _ = length_bounds(self.input_len, self.length_spread)
+        if not 0 <= self.prefix_len <= shortest:
             raise ConfigError(
-                f"prefix_len must be from 0 to the shortest prompt "
-                f"({int(self.input_len * (1 - self.length_spread))}), got {self.prefix_len}",
+                f"prefix_len must be from 0 to the shortest prompt ({shortest}), got {self.prefix_len}",
                 field="prefix_len",
             )
 
 
 @dataclass(frozen=True, slots=True)
 class BenchRequest:
+    """One request of a benchmark."""
+
     prompt_token_ids: list[int]
     output_len: int
+    """Tokens to generate, exactly."""
+
+
+def length_bounds(length: int, spread: float) -> tuple[int, int]:
+    """Shortest and longest of the lengths drawn around `length`."""
+    return max(1, round(length * (1 - spread))), round(length * (1 + spread))
+
+
+def parse_token_range(text: str) -> tuple[int, int]:
+    """(LOW, HIGH) of "LOW:HIGH".
+
+    Raises:
+        ConfigError: it is something else.
+    """
+    try:
+        low, high = (int(part) for part in text.split(":"))
+    except ValueError:
+        raise ConfigError(
+            f"token_range must be LOW:HIGH, for example 10:250, got {text!r}", field="token_range"
+        ) from None
+    return low, high
 
 
 def random_requests(workload: Workload, *, low: int, high: int) -> list[BenchRequest]:
-    """Requests with token ids drawn from [low, high).
+    """Requests with token ids drawn from [low, high); the same for the same workload and range.
 
     Raises:
         ConfigError: the range is empty.
@@ -55,18 +82,11 @@ def random_requests(workload: Workload, *, low: int, high: int) -> list[BenchReq
         raise ConfigError(
             f"the token range {low}:{high} is empty; give LOW:HIGH with 0 <= LOW < HIGH", field="token_range"
         )
-    chooser = random.Random(workload.seed)
-    prefix = [chooser.randrange(low, high) for _ in range(workload.prefix_len)]
+    chooser, ids = random.Random(workload.seed), range(low, high)
+    prefix = chooser.choices(ids, k=workload.prefix_len)
     requests = []
     for _ in range(workload.num_requests):
-        input_len = _spread(chooser, workload.input_len, workload.length_spread)
-        output_len = _spread(chooser, workload.output_len, workload.length_spread)
-        rest = [chooser.randrange(low, high) for _ in range(input_len - len(prefix))]
-        requests.append(BenchRequest(prefix + rest, output_len))
+        input_len = chooser.randint(*length_bounds(workload.input_len, workload.length_spread))
+        output_len = chooser.randint(*length_bounds(workload.output_len, workload.length_spread))
+        requests.append(BenchRequest(prefix + chooser.choices(ids, k=input_len - len(prefix)), output_len))
     return requests
-
-
-def _spread(chooser: random.Random, length: int, spread: float) -> int:
-    if spread == 0:
-        return length
-    return max(1, chooser.randint(round(length * (1 - spread)), round(length * (1 + spread))))
