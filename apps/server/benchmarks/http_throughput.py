@@ -20,6 +20,7 @@ from pathlib import Path
 
 import aiohttp
 import psutil
+
 from quire_testkit.checkpoints import make_checkpoint
 
 LAUNCH = """

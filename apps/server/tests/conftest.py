@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 import httpx
 import pytest
 from openai import OpenAI
+
 from quire import AsyncLLM, QuireConfig
 from quire_observability import EngineMetrics
 from quire_server.config import ServerConfig

@@ -10,14 +10,14 @@ from typing import Any
 
 from fastapi import FastAPI
 from pydantic import BaseModel
-from quire import __version__
-from quire_interfaces import EngineDeadError, QuireError
-from quire_observability import CONTENT_TYPE
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.types import ASGIApp
 
+from quire import __version__
+from quire_interfaces import EngineDeadError, QuireError
+from quire_observability import CONTENT_TYPE
 from quire_server.chat import chat_completions
 from quire_server.completions import completions
 from quire_server.context import ServerContext
@@ -35,7 +35,7 @@ Handler = Callable[[ServerContext, Request], Awaitable[Response]]
 
 def make_app(context: ServerContext) -> ASGIApp:
     """The whole HTTP surface of one served engine."""
-    app = FastAPI(title="Quire", version=__version__, docs_url=None, redoc_url=None, root_path=context.config.root_path)
+    app = FastAPI(title="Quire", version=__version__, docs_url=None, redoc_url=None)
     for path, handler, body in (
         ("/v1/chat/completions", chat_completions, ChatCompletionRequest),
         ("/v1/completions", completions, CompletionRequest),
@@ -54,12 +54,17 @@ def make_app(context: ServerContext) -> ASGIApp:
         _get(app, context, path, get)
     for status in (404, 405):
         app.add_exception_handler(status, _not_routed)
-    inner: ASGIApp = app
-    if context.config.allowed_origins:
-        inner = CORSMiddleware(
-            app, allow_origins=context.config.allowed_origins, allow_methods=["*"], allow_headers=["*"]
-        )
-    return Guard(inner, context.config.api_key)
+    guarded = Guard(app, context.config.api_key, context.config.root_path)
+    if not context.config.allowed_origins:
+        return guarded
+    # Outermost: preflight requests carry no key, and a browser shows a refusal only with these headers.
+    return CORSMiddleware(
+        guarded,
+        allow_origins=context.config.allowed_origins,
+        allow_methods=["*"],
+        allow_headers=["*"],
+        expose_headers=["x-request-id", "retry-after"],
+    )
 
 
 def _post(app: FastAPI, context: ServerContext, path: str, handler: Handler, body: type[BaseModel]) -> None:

@@ -8,9 +8,9 @@ from typing import Any, TypeVar
 
 import msgspec
 from pydantic import BaseModel, ValidationError
-from quire_interfaces import RequestError
 from starlette.requests import ClientDisconnect, Request
 
+from quire_interfaces import RequestError
 from quire_server.errors import ClientGoneError, HTTPError
 
 __all__ = ["parse_body", "read_body"]
@@ -25,8 +25,8 @@ async def read_body(request: Request, max_bytes: int) -> bytes:
     """The whole body.
 
     Raises:
-        HTTPError: 413 above `max_bytes` (noticed before it is all read), 415 for another content type than JSON, 408 when
-            it does not arrive in time.
+        HTTPError: 413 above `max_bytes` (noticed before it is all read), 415 for another content type than JSON, 408
+            when it does not arrive in time.
         ClientGoneError: the client closed the connection before all of it was there.
     """
     kind = request.headers.get("content-type", "application/json").split(";")[0].strip().lower()

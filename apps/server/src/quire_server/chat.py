@@ -10,15 +10,15 @@ from dataclasses import dataclass
 
 import msgspec
 from msgspec import UNSET
-from quire import OutputKind, RequestOutput
-from quire_engine import CompletionOutput
-from quire_interfaces import FinishReason, RenderedPrompt, RequestError
 from starlette.requests import Request
 from starlette.responses import Response
 
+from quire import OutputKind, RequestOutput
+from quire_engine import CompletionOutput
+from quire_interfaces import FinishReason, RenderedPrompt, RequestError
 from quire_server.body import parse_body, read_body
 from quire_server.context import ServerContext, in_thread_when_long, unless_disconnected
-from quire_server.errors import HTTPError
+from quire_server.errors import HTTPError, naming_fields
 from quire_server.logprobs import chat_logprobs, prompt_logprobs
 from quire_server.protocol import ChatCompletionRequest
 from quire_server.responses import (
@@ -40,15 +40,16 @@ async def chat_completions(context: ServerContext, request: Request) -> Response
     """Serve one request; errors of the tree become error bodies in the app."""
     body = parse_body(await read_body(request, context.config.max_body_bytes), ChatCompletionRequest)
     model = context.resolve_model(body.model)
-    params = context.sampling_params(body)
-    prompt = await render_chat(context, body)
-    outputs = context.llm.generate(
-        prompt,
-        params,
-        priority=body.priority,
-        cache_salt=body.cache_salt,
-        kind=OutputKind.DELTA if body.stream else OutputKind.FINAL_ONLY,
-    )
+    with naming_fields(body.field_names()):
+        params = context.sampling_params(body)
+        prompt = await render_chat(context, body)
+        outputs = context.llm.generate(
+            prompt,
+            params,
+            priority=body.priority,
+            cache_salt=body.cache_salt,
+            kind=OutputKind.DELTA if body.stream else OutputKind.FINAL_ONLY,
+        )
     answer = _Answer(f"chatcmpl-{body.request_id or secrets.token_hex(12)}", int(time.time()), model, body, prompt)
     if not body.stream:
         final = await unless_disconnected(request, anext(outputs))

@@ -67,7 +67,6 @@ def run_serve(arguments: list[str]) -> int:
     parser.add_argument("MODEL", nargs="?", help="checkpoint folder or hub name")
     built, _ = settings_from(parser, arguments, sections)
     from quire.config import QuireConfig
-
     from quire_server.config import ServerConfig
     from quire_server.serve import serve
 
@@ -162,7 +161,6 @@ def _run_plugin(name: str, arguments: list[str]) -> int:
 def server_sections() -> Sections:
     """The engine's settings and the server's."""
     from quire.config import QuireConfig
-
     from quire_server.config import ServerConfig
 
     return {**QuireConfig.sections(), "server": ServerConfig}
@@ -242,6 +240,7 @@ def _speculative(text: str | None) -> dict[str, Any]:
 
 def _read_yaml(path: str) -> dict[str, Any]:
     import yaml
+
     from quire_interfaces import ConfigError
 
     try:

@@ -11,15 +11,16 @@ from dataclasses import dataclass
 
 import msgspec
 from msgspec import UNSET
-from quire import OutputKind, RequestOutput
-from quire_engine import CompletionOutput, Logprob
-from quire_interfaces import FinishReason, RenderedPrompt, RequestError, SamplingParams
 from starlette.requests import Request
 from starlette.responses import Response
 
+from quire import OutputKind, RequestOutput
+from quire_engine import CompletionOutput, Logprob
+from quire_interfaces import FinishReason, RenderedPrompt, RequestError, SamplingParams
 from quire_server.body import parse_body, read_body
 from quire_server.chat import raise_failed
 from quire_server.context import ServerContext, all_of, in_thread_when_long, unless_disconnected
+from quire_server.errors import naming_fields
 from quire_server.logprobs import completion_logprobs, prompt_logprobs
 from quire_server.protocol import CompletionRequest
 from quire_server.responses import Completion, CompletionChoice, Usage, sse
@@ -37,7 +38,8 @@ async def completions(context: ServerContext, request: Request) -> Response:
         if not body.echo:
             raise RequestError("max_tokens must be at least 1 unless echo is true, got 0", param="max_tokens")
         body.max_tokens = 1  # one token is computed and dropped
-    params = context.sampling_params(body)
+    with naming_fields(body.field_names()):
+        params = context.sampling_params(body)
     if body.echo and params.logprobs is not None and params.prompt_logprobs is None:
         params = dataclasses.replace(params, prompt_logprobs=params.logprobs)
     answer = _Answer(
@@ -51,16 +53,17 @@ async def completions(context: ServerContext, request: Request) -> Response:
         only_echo,
     )
     # Every prompt is checked before the first one runs.
-    sources = [
-        context.llm.generate(
-            prompt,
-            params,
-            priority=body.priority,
-            cache_salt=body.cache_salt,
-            kind=OutputKind.DELTA if body.stream else OutputKind.FINAL_ONLY,
-        )
-        for prompt in answer.prompts
-    ]
+    with naming_fields(body.field_names()):
+        sources = [
+            context.llm.generate(
+                prompt,
+                params,
+                priority=body.priority,
+                cache_salt=body.cache_salt,
+                kind=OutputKind.DELTA if body.stream else OutputKind.FINAL_ONLY,
+            )
+            for prompt in answer.prompts
+        ]
     if not body.stream:
         finals = await unless_disconnected(request, all_of(anext(source) for source in sources))
         return Response(msgspec.json.encode(answer.whole(finals)), media_type="application/json")

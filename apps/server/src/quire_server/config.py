@@ -28,7 +28,7 @@ class ServerConfig(Settings):
     metrics_prefix: str = setting(
         "quire", help="Prefix of the metric names; vllm gives the names that existing dashboards use."
     )
-    root_path: str = setting("", help="Path prefix that a reverse proxy strips.")
+    root_path: str = setting("", help="Path prefix under which a reverse proxy shows this server, e.g. /llm.")
     allowed_origins: tuple[str, ...] = setting(
         (), help="Web origins that may call this server from a browser; * for all."
     )

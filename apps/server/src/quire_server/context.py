@@ -8,11 +8,11 @@ from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
+from starlette.requests import Request
+
 from quire import AsyncLLM
 from quire_interfaces import ModelNotFoundError, RequestError, SamplingParams
 from quire_observability import EngineMetrics
-from starlette.requests import Request
-
 from quire_server.config import ServerConfig
 from quire_server.errors import ClientGoneError
 from quire_server.protocol import SamplingFields
@@ -68,10 +68,9 @@ class ServerContext:
         for name in ("logprobs", "prompt_logprobs"):
             asked = getattr(params, name)
             if asked is not None and asked > self.max_logprobs:
-                shown = "top_logprobs" if name == "logprobs" and hasattr(body, "top_logprobs") else name
                 raise RequestError(
-                    f"{shown} must be at most {self.max_logprobs} on this server (--max-logprobs), got {asked}",
-                    param=shown,
+                    f"{name} must be at most {self.max_logprobs} on this server (--max-logprobs), got {asked}",
+                    param=name,
                 )
         return params
 

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
+import re
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import msgspec
+from starlette.responses import Response
+
 from quire_interfaces import (
     ContextLengthError,
     EngineDeadError,
@@ -14,9 +19,8 @@ from quire_interfaces import (
     QuireError,
     RequestError,
 )
-from starlette.responses import Response
 
-__all__ = ["ClientGoneError", "HTTPError", "error_body", "error_response", "status_of"]
+__all__ = ["ClientGoneError", "HTTPError", "error_body", "error_response", "naming_fields", "status_of"]
 
 _TYPES = {
     400: "invalid_request_error",
@@ -59,6 +63,20 @@ def status_of(error: BaseException) -> int:
     if isinstance(error, EngineDeadError):
         return 503
     return 500
+
+
+@contextlib.contextmanager
+def naming_fields(names: Mapping[str, str]) -> Iterator[None]:
+    """Errors about a field raised inside name it as the client does: `names` maps the engine's name to the client's."""
+    try:
+        yield
+    except RequestError as error:
+        old, new = error.param or "", names.get(error.param or "")
+        if new is not None:
+            error.param = new
+            if old != "prompt":  # "the prompt has 9 tokens" is no name of a field
+                error.args = (re.sub(rf"\b{old}\b", new, str(error)), *error.args[1:])
+        raise
 
 
 def error_body(error: BaseException) -> dict[str, Any]:

@@ -23,10 +23,12 @@ class Guard:
         app: The routes.
         api_keys: When there are any, every request but to `PUBLIC_PATHS` must carry one: as a bearer token, or, for the
             chat page, which a browser opens without headers, as `/?key=KEY`.
+        root_path: Prefix under which a proxy shows this server; requests arrive with it or without.
     """
 
-    def __init__(self, app: ASGIApp, api_keys: tuple[str, ...]) -> None:
+    def __init__(self, app: ASGIApp, api_keys: tuple[str, ...], root_path: str = "") -> None:
         self._app = app
+        self._root_path = "/" + root_path.strip("/") if root_path.strip("/") else ""
         self._keys = [key.encode() for key in api_keys]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -44,18 +46,23 @@ class Guard:
                 MutableHeaders(scope=message)["x-request-id"] = request_id[:256]
             await send(message)
 
-        if self._keys and scope["path"] not in PUBLIC_PATHS and scope["method"] != "OPTIONS":
-            refusal = self._key_refusal(scope, headers)
+        path = scope["path"]
+        if self._root_path:
+            if path.startswith(self._root_path + "/"):
+                path = path.removeprefix(self._root_path)
+            scope = {**scope, "root_path": self._root_path, "path": self._root_path + path}
+        if self._keys and path not in PUBLIC_PATHS:
+            refusal = self._key_refusal(scope, path, headers)
             if refusal is not None:
                 await error_response(refusal)(scope, receive, send_with_id)
                 return
         await self._app(scope, receive, send_with_id)
 
-    def _key_refusal(self, scope: Scope, headers: Headers) -> HTTPError | None:
+    def _key_refusal(self, scope: Scope, path: str, headers: Headers) -> HTTPError | None:
         kind, _, token = headers.get("authorization", "").partition(" ")
         given = token.strip().encode("latin-1") if kind.lower() == "bearer" else b""
-        if not given and scope["path"] == "/":
-            given = parse_qs(scope["query_string"]).get(b"key", [b""])[0]
+        if not given and path == "/":
+            given = parse_qs(scope["query_string"].decode("latin-1")).get("key", [""])[0].encode()
         # All keys are compared, whichever fits, so that the time tells nothing.
         matches = [hmac.compare_digest(given, key) for key in self._keys]
         if any(matches):

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 from quire_engine import CompletionOutput, Logprob
-
 from quire_server.responses import ChatLogprobs, ChatTokenLogprob, CompletionLogprobs, TopLogprob
 
 __all__ = ["chat_logprobs", "completion_logprobs", "prompt_logprobs"]

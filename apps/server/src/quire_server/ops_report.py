@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch
+
 from quire_interfaces import ConfigError
 from quire_ops import OpRequest, op_report
 

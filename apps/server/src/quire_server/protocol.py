@@ -6,9 +6,11 @@ no engine and no web framework. Unknown fields are accepted and ignored, as Open
 
 from __future__ import annotations
 
+import reprlib
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
+
 from quire_interfaces import RequestError, SamplingParams
 
 __all__ = [
@@ -21,7 +23,8 @@ __all__ = [
 ]
 
 TokenId = Annotated[int, Field(ge=0, lt=2**31)]
-Count = Annotated[int, Field(ge=1, lt=2**31)]
+Int = Annotated[int, Field(ge=-(2**63), lt=2**63)]
+"""No count is larger; JSON's numbers have no end."""
 
 
 class Body(BaseModel):
@@ -39,11 +42,11 @@ class SamplingFields(Body):
     """What chat and plain completions have in common."""
 
     model: str | None = None
-    n: int | None = None
-    best_of: int | None = None
+    n: Int | None = None
+    best_of: Int | None = None
     temperature: float | None = None
     top_p: float | None = None
-    top_k: int | None = None
+    top_k: Int | None = None
     min_p: float | None = None
     repetition_penalty: float | None = None
     presence_penalty: float | None = None
@@ -51,17 +54,17 @@ class SamplingFields(Body):
     logit_bias: dict[str, float] | None = None
     allowed_token_ids: list[TokenId] | None = None
     bad_words: list[str] | None = None
-    min_tokens: int | None = None
+    min_tokens: Int | None = None
     stop: str | list[str] | None = None
     stop_token_ids: list[TokenId] | None = None
     include_stop_str_in_output: bool = False
     ignore_eos: bool = False
-    seed: int | None = None
-    prompt_logprobs: int | None = None
+    seed: Int | None = None
+    prompt_logprobs: Int | None = None
     skip_special_tokens: bool = True
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    priority: int = 0
+    priority: Int = 0
     cache_salt: str | None = Field(default=None, min_length=1, max_length=1024)
     return_token_ids: bool = False
     add_special_tokens: bool | None = None
@@ -77,6 +80,10 @@ class SamplingFields(Body):
     def logprobs_wanted(self) -> int | None:
         """How many log probabilities per token, None for none."""
         raise NotImplementedError(f"{type(self).__name__} does not say which field asks for log probabilities")
+
+    def field_names(self) -> dict[str, str]:
+        """Name the engine gives a field -> name it has in this body, where they differ."""
+        return {"bad_words_token_ids": "bad_words"}
 
     def check_supported(self) -> None:
         """Refuse what is understood but not served.
@@ -144,7 +151,7 @@ _SAME_NAME = (
 
 def _token_id(param: str, key: str) -> int:
     if not (key.isascii() and key.isdigit() and len(key) < 10):
-        raise RequestError(f"{param} keys must be token ids, got {key!r}", param=param)
+        raise RequestError(f"{param} keys must be token ids, got {reprlib.repr(key)}", param=param)
     return int(key)
 
 
@@ -152,8 +159,8 @@ class CompletionRequest(SamplingFields):
     """Body of POST /v1/completions."""
 
     prompt: str | list[TokenId] | list[str] | list[list[TokenId]]
-    max_tokens: int | None = 16
-    logprobs: int | None = None
+    max_tokens: Int | None = 16
+    logprobs: Int | None = None
     echo: bool = False
     suffix: str | None = None
 
@@ -190,10 +197,10 @@ class ChatCompletionRequest(SamplingFields):
     """Body of POST /v1/chat/completions."""
 
     messages: list[dict[str, Any]] = Field(min_length=1)
-    max_tokens: int | None = None
-    max_completion_tokens: int | None = None
+    max_tokens: Int | None = None
+    max_completion_tokens: Int | None = None
     logprobs: bool | None = None
-    top_logprobs: int | None = None
+    top_logprobs: Int | None = None
     tools: list[dict[str, Any]] | None = None
     tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
@@ -208,6 +215,12 @@ class ChatCompletionRequest(SamplingFields):
 
     def logprobs_wanted(self) -> int | None:
         return (self.top_logprobs or 0) if self.logprobs else None
+
+    def field_names(self) -> dict[str, str]:
+        names = {**super().field_names(), "prompt": "messages", "logprobs": "top_logprobs"}
+        if self.max_completion_tokens is not None:
+            names["max_tokens"] = "max_completion_tokens"
+        return names
 
     def check_supported(self) -> None:
         super().check_supported()

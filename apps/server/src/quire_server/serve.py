@@ -16,7 +16,6 @@ from quire import AsyncLLM, QuireConfig
 from quire_engine import EngineInfo
 from quire_interfaces import ConfigError
 from quire_observability import EngineMetrics
-
 from quire_server.config import ServerConfig
 
 if TYPE_CHECKING:

@@ -8,10 +8,10 @@ import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from typing import TypeVar
 
-from quire_interfaces import QuireError
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from quire_interfaces import QuireError
 from quire_server.errors import error_body
 from quire_server.responses import sse
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from quire_interfaces import RequestError
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
+from quire_interfaces import RequestError
 from quire_server.body import parse_body, read_body
 from quire_server.context import ServerContext, in_thread_when_long
 from quire_server.protocol import DetokenizeRequest, TokenizeRequest

@@ -138,9 +138,12 @@ def _wrong(param: str, value: Any, must: str) -> RequestError:
 
 
 def _number(param: str, value: Any) -> float:
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+    # Whole numbers are finite; isfinite would overflow on those that no float holds.
+    is_number = isinstance(value, int) or (isinstance(value, float) and math.isfinite(value))
+    if isinstance(value, bool) or not is_number:
         raise _wrong(param, value, "be a finite number")
-    return value
+    number: float = value
+    return number
 
 
 def _range(param: str, value: Any, low: float, high: float, *, whole: bool = False) -> None:

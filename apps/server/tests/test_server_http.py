@@ -1,0 +1,194 @@
+"""Routes, status lines and headers: what a proxy, a probe or a curious person sees."""
+
+from __future__ import annotations
+
+import json
+import socket
+
+import httpx
+import pytest
+
+
+def error_of(response: httpx.Response) -> dict:
+    """The error object, whose form is always the same."""
+    assert response.headers["content-type"] == "application/json"
+    (name,) = response.json()
+    assert name == "error"
+    error = response.json()["error"]
+    assert set(error) == {"message", "type", "param", "code"}
+    assert error["message"]
+    return error
+
+
+def test_health_version_models_metrics_and_page(live):
+    assert (live.client.get("/health").status_code, live.client.get("/health").content) == (200, b"")
+    assert live.client.get("/version").json()["version"]
+    (card,) = live.client.get("/v1/models").json()["data"]
+    assert (card["id"], card["max_model_len"]) == ("tiny", 512)
+    metrics = live.client.get("/metrics")
+    assert metrics.headers["content-type"].startswith("text/plain")
+    assert "quire:num_requests_running" in metrics.text
+    page = live.client.get("/")
+    assert page.headers["content-type"].startswith("text/html")
+    assert "<title>Quire</title>" in page.text
+    assert "http://" not in page.text
+    assert "https://" not in page.text
+
+
+def test_metrics_count_what_was_served(live):
+    def generated() -> float:
+        lines = live.client.get("/metrics").text.splitlines()
+        return sum(float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith("quire:generation_tokens_total"))
+
+    before = generated()
+    live.post("/v1/completions", {"prompt": "x", "max_tokens": 7, "ignore_eos": True})
+    assert generated() == before + 7
+
+
+@pytest.mark.parametrize("path", ["/health", "/version", "/v1/models", "/metrics", "/"])
+def test_head_is_get_without_a_body(live, path):
+    response = live.client.head(path)
+    assert (response.status_code, response.content) == (200, b"")
+
+
+def test_unknown_routes_and_methods(live):
+    response = live.client.get("/v2/models")
+    assert (response.status_code, error_of(response)["code"]) == (404, "not_found")
+    response = live.client.get("/v1/chat/completions")
+    assert (response.status_code, error_of(response)["code"]) == (405, "method_not_allowed")
+    assert response.headers["allow"] == "POST"
+    assert live.client.request("OPTIONS", "/v1/models").status_code == 405
+    assert live.client.request("BREW", "/v1/models").status_code in (400, 405)
+    assert live.client.delete("/v1/models/tiny").status_code == 405
+
+
+def test_schema_lists_routes_and_bodies(live):
+    schema = live.client.get("/openapi.json").json()
+    assert {"/v1/completions", "/v1/chat/completions", "/tokenize", "/detokenize"} <= set(schema["paths"])
+    text = json.dumps(schema)
+    references = {part.split('"')[0] for part in text.split("#/components/schemas/")[1:]}
+    assert references <= set(schema["components"]["schemas"])
+
+
+def test_request_ids_come_back(live):
+    assert live.client.get("/health", headers={"x-request-id": "mine-1"}).headers["x-request-id"] == "mine-1"
+    assert live.client.get("/nowhere", headers={"x-request-id": "mine-2"}).headers["x-request-id"] == "mine-2"
+    first, second = (live.client.get("/health").headers["x-request-id"] for _ in range(2))
+    assert first != second
+    assert len(live.client.get("/health", headers={"x-request-id": "x" * 3000}).headers["x-request-id"]) == 256
+
+
+def test_wrong_content_type(live):
+    response = live.client.post("/v1/completions", content=b"prompt=x", headers={"content-type": "text/plain"})
+    assert response.status_code == 415
+    assert "application/json" in error_of(response)["message"]
+
+
+def test_json_with_charset_and_without_a_content_type(live):
+    body = b'{"prompt": "x", "max_tokens": 1}'
+    for headers in ({"content-type": "application/json; charset=utf-8"}, {"content-type": "application/vnd.a+json"}):
+        assert live.client.post("/v1/completions", content=body, headers=headers).status_code == 200
+    assert live.client.post("/v1/completions", content=body).status_code == 200
+
+
+def test_bodies_over_the_limit_are_refused_unread(make_live):
+    live = make_live(max_body_bytes=4096)
+    response = live.post("/v1/completions", {"prompt": "x" * 5000})
+    assert (response.status_code, error_of(response)["code"]) == (413, "body_too_large")
+
+    def chunks():
+        yield b'{"prompt": "'
+        for _ in range(100):
+            yield b"x" * 100
+
+    response = live.client.post("/v1/completions", content=chunks())  # no content-length
+    assert response.status_code == 413
+
+
+def test_root_path_with_and_without_a_stripping_proxy(make_live):
+    live = make_live(root_path="/llm", api_key=("k",))
+    for path in ("/v1/models", "/llm/v1/models"):
+        assert live.client.get(path).status_code == 401
+        assert live.client.get(path, headers={"authorization": "Bearer k"}).status_code == 200
+    for path in ("/health", "/llm/health"):
+        assert live.client.get(path).status_code == 200
+    assert live.client.get("/llm/llm/health").status_code == 401
+    assert live.client.get("/llmhealth").status_code == 401
+    for path in ("/?key=k", "/llm/?key=k"):
+        assert "<title>Quire</title>" in live.client.get(path).text
+
+
+def test_cors_only_for_the_named_origins(make_live, live):
+    asked = {"origin": "https://a.example", "access-control-request-method": "POST"}
+    assert "access-control-allow-origin" not in live.client.options("/v1/completions", headers=asked).headers
+    live = make_live(allowed_origins=("https://a.example",), api_key=("k",))
+    preflight = live.client.options("/v1/completions", headers=asked)
+    assert preflight.status_code == 200
+    assert preflight.headers["access-control-allow-origin"] == "https://a.example"
+    other = live.client.options("/v1/completions", headers={**asked, "origin": "https://b.example"})
+    assert "access-control-allow-origin" not in other.headers
+    refused = live.client.get("/v1/models", headers={"origin": "https://a.example"})
+    assert refused.status_code == 401
+    # Without this header a browser hides the reason from the page that asked.
+    assert refused.headers["access-control-allow-origin"] == "https://a.example"
+
+
+def test_websockets_are_refused(live):
+    headers = {"connection": "upgrade", "upgrade": "websocket", "sec-websocket-version": "13", "sec-websocket-key": "x"}
+    assert 400 <= live.client.get("/v1/models/ws", headers=headers).status_code < 500
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        b"GARBAGE\r\n\r\n",
+        b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: -5\r\n\r\n",
+        b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: abc\r\n\r\n",
+        b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\nzz\r\n",
+        b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",
+    ],
+)
+def test_what_is_no_http_is_refused(live, raw):
+    host, port = live.url.removeprefix("http://").split(":")
+    with socket.create_connection((host, int(port)), timeout=10) as connection:
+        connection.sendall(raw)
+        connection.shutdown(socket.SHUT_WR)
+        answer = connection.recv(4096)
+    assert answer == b"" or answer.startswith(b"HTTP/1.1 400")
+    assert live.client.get("/health").status_code == 200
+
+
+def test_tokenize_and_detokenize(live):
+    text = "the quire gathers: 東京 🎈"
+    answer = live.post("/tokenize", {"prompt": text, "return_token_strs": True}).json()
+    assert answer["count"] == len(answer["tokens"]) == len(answer["token_strs"])
+    assert answer["max_model_len"] == 512
+    assert live.post("/detokenize", {"tokens": answer["tokens"]}).json() == {"prompt": text}
+    messages = [{"role": "user", "content": "hello"}]
+    chat = live.post("/tokenize", {"messages": messages}).json()
+    usage = live.post("/v1/chat/completions", {"messages": messages, "max_tokens": 1}).json()["usage"]
+    assert chat["count"] == usage["prompt_tokens"]
+    assert chat["token_strs"] is None
+    shorter = live.post("/tokenize", {"messages": messages, "add_generation_prompt": False}).json()
+    assert shorter["count"] < chat["count"]
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "param"),
+    [
+        ("/tokenize", {}, "prompt"),
+        ("/tokenize", {"prompt": "x", "messages": [{"role": "user", "content": "x"}]}, "messages"),
+        ("/tokenize", {"prompt": 5}, "prompt"),
+        ("/tokenize", {"messages": []}, "messages"),
+        ("/tokenize", {"messages": [{"content": "x"}]}, "messages[0].role"),
+        ("/detokenize", {}, "tokens"),
+        ("/detokenize", {"tokens": "5"}, "tokens"),
+        ("/detokenize", {"tokens": [5, 4096]}, "tokens[1]"),
+        ("/detokenize", {"tokens": [-1]}, "tokens[0]"),
+        ("/tokenize", {"prompt": "x", "model": "y"}, "model"),
+    ],
+)
+def test_tokenize_refusals_name_the_field(live, path, body, param):
+    response = live.post(path, body)
+    assert response.status_code == (404 if param == "model" else 400), response.text
+    assert error_of(response)["param"] == param
