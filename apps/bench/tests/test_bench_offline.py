@@ -39,11 +39,11 @@ def test_throughput(llm: LLM) -> None:
 def test_each_run_starts_with_an_empty_prefix_cache(llm: LLM) -> None:
     requests = random_requests(Workload(num_requests=1, input_len=24, output_len=2), low=10, high=250)
     run_once(llm, requests)
-    before = llm.stats().prefix_cache_hit_tokens
+    before = llm.stats().prefix_cache_hit_tokens_total
     run_once(llm, requests)
-    assert llm.stats().prefix_cache_hit_tokens == before
+    assert llm.stats().prefix_cache_hit_tokens_total == before
     llm.generate([requests[0].prompt_token_ids], use_tqdm=False)
-    assert llm.stats().prefix_cache_hit_tokens > before, "otherwise this test could not fail"
+    assert llm.stats().prefix_cache_hit_tokens_total > before, "otherwise this test could not fail"
 
 
 def test_latency(llm: LLM) -> None:

@@ -93,7 +93,7 @@ def test_an_unknown_model_fails_every_request(fake_server: str, quire: Callable[
 
 def test_nothing_answers(free_port: int, quire: Callable[..., int], capsys: pytest.CaptureFixture[str]) -> None:
     url = f"http://127.0.0.1:{free_port}"
-    with pytest.raises(QuireError, match="no OpenAI-compatible server answers at .* start one with `quire serve`"):
+    with pytest.raises(QuireError, match=r"no OpenAI-compatible server answers at .* start one with `quire serve`"):
         quire("bench", "serve", "--base-url", url)
     assert quire("bench", "serve", "--base-url", url, "--model", "m", "--num-prompts", 3, "--output-json", "-") == 1
     figures = json.loads(capsys.readouterr().out)

@@ -1,4 +1,4 @@
-"""Other people's servers: what they are sent, and whatever they answer is a figure or a counted failure, never a crash."""
+"""Other people's servers: what they are sent; whatever they answer is a figure or a counted failure, never a crash."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ USAGE = {"choices": [], "usage": {"prompt_tokens": 3, "completion_tokens": 9}}
 async def server(handler: Callable[[web.Request], Awaitable[web.StreamResponse]]) -> AsyncIterator[str]:
     app = web.Application()
     app.router.add_post("/v1/completions", handler)
-    app.router.add_get("/v1/models", lambda _: _json({"object": "list", "data": [{"id": "theirs"}]}))
+    app.router.add_get("/v1/models", name_models)
     runner = web.AppRunner(app, shutdown_timeout=0.1)
     await runner.setup()
     site = web.TCPSite(runner, "127.0.0.1", 0)
@@ -36,8 +36,8 @@ async def server(handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
         await runner.cleanup()
 
 
-async def _json(value: Any) -> web.Response:
-    return web.json_response(value)
+async def name_models(_: web.Request) -> web.Response:
+    return web.json_response({"object": "list", "data": [{"id": "theirs"}, {"id": "another"}]})
 
 
 def streaming(*parts: bytes) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:
@@ -105,7 +105,7 @@ async def test_a_server_that_counts_and_one_that_does_not() -> None:
         ((event([1]), DONE), "error in the stream: [1]"),
         ((b"data: {oops\n\n", DONE), "JSONDecodeError"),
         ((event({"choices": [], "usage": {"completion_tokens": "many"}}), DONE), "ValueError"),
-        ((event({"choices": [{"text": "a" * 3_000_000}]}), DONE), "ValueError"),
+        ((event({"choices": [{"text": "a" * 3_000_000}]}), DONE), "LineTooLong"),
     ],
 )
 async def test_broken_streams_are_failures(parts: tuple[bytes, ...], failure: str) -> None:
@@ -179,18 +179,16 @@ async def test_waiting_for_a_place_counts_when_there_is_a_rate() -> None:
 
 @pytest.mark.parametrize(("status", "message"), [(401, "wants an API key"), (404, "no OpenAI-compatible server")])
 async def test_an_address_that_names_no_model(status: int, message: str) -> None:
+    async def refuse(_: web.Request) -> web.Response:
+        return web.Response(status=status, text="no")
+
     app = web.Application()
-    app.router.add_get("/v1/models", lambda _: _refuse(status))
+    app.router.add_get("/v1/models", refuse)
     runner = web.AppRunner(app)
     await runner.setup()
-    await (site := web.TCPSite(runner, "127.0.0.1", 0)).start()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
     try:
         with pytest.raises(QuireError, match=message):
             await run_serve(ServeLoad(base_url=f"http://127.0.0.1:{runner.addresses[0][1]}"), REQUESTS)
     finally:
-        await site.stop()
         await runner.cleanup()
-
-
-async def _refuse(status: int) -> web.Response:
-    return web.Response(status=status, text="no")

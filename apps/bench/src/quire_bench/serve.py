@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import aiohttp
+from aiohttp.http_exceptions import HttpProcessingError
 
 from quire_bench.report import percentiles
 from quire_bench.workload import BenchRequest
@@ -128,7 +129,7 @@ async def _first_model(session: aiohttp.ClientSession, load: ServeLoad) -> str:
                 raise QuireError(f"{url} wants an API key (HTTP {response.status}); give --api-key or OPENAI_API_KEY")
             response.raise_for_status()
             return str((await response.json())["data"][0]["id"])
-    except (aiohttp.ClientError, OSError, ValueError, LookupError, TypeError) as error:
+    except (aiohttp.ClientError, HttpProcessingError, OSError, ValueError, LookupError, TypeError) as error:
         raise QuireError(
             f"no OpenAI-compatible server answers at {url} ({type(error).__name__}: {error}); start one with "
             "`quire serve`, or name another with --base-url"
@@ -180,7 +181,7 @@ async def _send(
                 timing.error = await _read_stream(response.content, timing, start)
             else:
                 timing.error = f"HTTP {response.status}: {(await response.text(errors='replace'))[:300]}"
-    except (aiohttp.ClientError, OSError, ValueError) as error:
+    except (aiohttp.ClientError, HttpProcessingError, OSError, ValueError) as error:
         timing.error = f"{type(error).__name__}: {error}"
     timing.total_s = time.perf_counter() - start
 
