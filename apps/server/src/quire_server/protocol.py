@@ -181,8 +181,8 @@ class CompletionRequest(SamplingFields):
         if not self.prompt:
             raise RequestError("prompt must not be empty; give text or at least one token id", param="prompt")
         if isinstance(self.prompt[0], int):
-            return [self.prompt]  # type: ignore[list-item]
-        return list(self.prompt)  # type: ignore[arg-type]
+            return [self.prompt]
+        return list(self.prompt)
 
     def check_supported(self) -> None:
         super().check_supported()

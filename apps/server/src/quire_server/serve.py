@@ -8,7 +8,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -39,12 +39,11 @@ def serve(config: QuireConfig, server: ServerConfig, *, factory: tuple[str, dict
     listening = bind(server)
     metrics = EngineMetrics(prefix=server.metrics_prefix)
     llm = AsyncLLM.start(config, listener=metrics, chat_template=read_template(server.chat_template), factory=factory)
-    try:
+    run: Callable[[Coroutine[Any, Any, int]], int] = asyncio.run
+    with contextlib.suppress(ImportError):  # not there on every platform
         import uvloop
 
         run = uvloop.run
-    except ImportError:  # not there on every platform
-        run = asyncio.run
     return run(_serve(llm, server, metrics, listening, start_s))
 
 
