@@ -1,0 +1,234 @@
+"""The whole server as a process: its start, its end by signals, what it loads, how it fails."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psutil
+import pytest
+
+LAUNCH = """
+import json, sys
+from quire import QuireConfig
+from quire_interfaces import QuireError
+from quire_server.config import ServerConfig
+from quire_server.serve import serve
+from quire_testkit.fake_engine import FACTORY
+model, engine, server, settings = map(json.loads, sys.argv[1:])
+try:
+    status = serve(QuireConfig.of(model=model, **settings), ServerConfig(port=0, **server), factory=(FACTORY, engine))
+except QuireError as error:
+    print("failed:", error, flush=True)
+    status = 1
+loaded = {name.split(".")[0] for name in sys.modules}
+print("heavy modules:", sorted(loaded & {"torch", "transformers", "numpy"}), flush=True)
+sys.exit(status)
+"""
+ENGINE = {"vocab_size": 1024, "num_token_ids": 1000, "max_model_len": 512, "num_blocks": 2048, "check_kv": False}
+MESSAGES = [{"role": "user", "content": "hello"}]
+
+
+class Process:
+    """A server process and what it printed."""
+
+    def __init__(self, command: list[str]) -> None:
+        self.popen = subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env={**os.environ, "COLUMNS": "200"}
+        )
+        self.lines: list[str] = []
+        self._reader = threading.Thread(target=self._read)
+        self._reader.start()
+
+    def _read(self) -> None:
+        assert self.popen.stdout is not None
+        with self.popen.stdout as output:
+            for line in output:
+                self.lines.append(line)
+
+    @property
+    def output(self) -> str:
+        return "".join(self.lines)
+
+    def wait_for(self, pattern: str, timeout_s: float = 90) -> re.Match[str]:
+        """Until the output has it."""
+        end = time.monotonic() + timeout_s
+        while time.monotonic() < end:
+            found = re.search(pattern, self.output)
+            if found:
+                return found
+            if self.popen.poll() is not None:
+                self._reader.join()
+                found = re.search(pattern, self.output)
+                assert found, f"the process ended with {self.popen.returncode}:\n{self.output}"
+                return found
+            time.sleep(0.02)
+        raise AssertionError(f"no {pattern!r} within {timeout_s} s in:\n{self.output}")
+
+    def url(self) -> str:
+        """The address of the banner, once it takes requests."""
+        return self.wait_for(r"OpenAI API:\s+(http://\S+)/v1")[1]
+
+    def end(self, timeout_s: float = 60) -> int:
+        """Its exit status, with all output read."""
+        status = self.popen.wait(timeout_s)
+        self._reader.join(10)
+        return status
+
+    def kill(self) -> None:
+        if self.popen.poll() is None:
+            for child in psutil.Process(self.popen.pid).children(recursive=True):
+                child.kill()
+            self.popen.kill()
+        self.end()
+
+
+@pytest.fixture
+def launch(tiny_folder: Path) -> Iterator[Any]:
+    """Starts servers over a fake engine."""
+    processes: list[Process] = []
+
+    def start(engine: dict[str, Any] | None = None, model: Path = tiny_folder, **settings: Any) -> Process:
+        server = settings.pop("server", {})
+        arguments = [json.dumps(each) for each in (str(model), {**ENGINE, **(engine or {})}, server, settings)]
+        processes.append(Process([sys.executable, "-c", LAUNCH, *arguments]))
+        return processes[-1]
+
+    yield start
+    for process in processes:
+        process.kill()
+
+
+class Reader(threading.Thread):
+    """One streaming client."""
+
+    def __init__(self, url: str, body: dict[str, Any]) -> None:
+        super().__init__()
+        self._url, self._body = url, body
+        self.has_begun = threading.Event()
+        self.text = ""
+        self.error: Exception | None = None
+
+    def run(self) -> None:
+        try:
+            with (
+                httpx.Client(base_url=self._url, timeout=60) as client,
+                client.stream("POST", "/v1/chat/completions", json={**self._body, "stream": True}) as response,
+            ):
+                for part in response.iter_text():
+                    self.text += part
+                    self.has_begun.set()
+        except Exception as error:
+            self.error = error
+        self.has_begun.set()
+
+
+def readers(url: str, count: int, **body: Any) -> list[Reader]:
+    result = [Reader(url, {"messages": MESSAGES, "ignore_eos": True, **body}) for _ in range(count)]
+    for reader in result:
+        reader.start()
+    for reader in result:
+        assert reader.has_begun.wait(60)
+    return result
+
+
+def test_sigterm_during_fifty_streams(launch):
+    process = launch({"step_time_s": 0.03})
+    url = process.url()
+    memory = psutil.Process(process.popen.pid).memory_info().rss
+    streams = readers(url, 50, max_tokens=80)
+    kept = httpx.Client(base_url=url)
+    assert kept.get("/health").status_code == 200
+    process.popen.send_signal(signal.SIGTERM)
+    time.sleep(0.3)
+    with pytest.raises(httpx.TransportError):
+        httpx.get(f"{url}/health")
+    for stream in streams:
+        stream.join(60)
+        assert stream.error is None
+        assert stream.text.endswith("data: [DONE]\n\n")
+        assert '"finish_reason":"length"' in stream.text
+    assert process.end() == 0, process.output
+    kept.close()
+    assert "heavy modules: []" in process.output
+    assert memory < 160e6
+    assert "Traceback" not in process.output
+
+
+def test_drain_has_a_deadline_and_a_second_signal_does_not_wait(launch):
+    for settings, signals in (({"shutdown_timeout_s": 1}, 1), ({}, 2)):
+        process = launch({"step_time_s": 0.2}, **settings)
+        (stream,) = readers(process.url(), 1, max_tokens=400)
+        start = time.monotonic()
+        for _ in range(signals):
+            process.popen.send_signal(signal.SIGINT)
+            time.sleep(0.3)
+        assert process.end(30) == 0, process.output
+        assert time.monotonic() - start < 20
+        stream.join(20)
+        assert '"finish_reason":"length"' not in stream.text
+
+
+def test_signal_while_the_engine_loads(launch):
+    process = launch({"fault": "hang"})
+    time.sleep(3)
+    process.popen.send_signal(signal.SIGTERM)
+    assert process.end(30) == 0
+
+
+def test_engine_that_cannot_start_is_explained(launch):
+    process = launch({"fault": "no such device"})
+    assert process.end() == 1
+    assert "failed: " in process.output
+    assert "asked to fail: no such device" in process.output
+
+
+def test_engine_that_dies_ends_the_server_with_its_cause(launch):
+    process = launch(max_restarts=0)
+    url = process.url()
+    (child,) = psutil.Process(process.popen.pid).children()
+    child.kill()
+    assert process.end(30) == 1
+    assert "failed: " in process.output
+    with pytest.raises(httpx.TransportError):
+        httpx.get(f"{url}/health")
+
+
+def test_port_in_use(launch):
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        command = [sys.executable, "-m", "quire_server.cli", "serve", "--port", str(taken.getsockname()[1])]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 1
+    assert "cannot listen on 127.0.0.1" in done.stderr
+    assert "--port" in done.stderr
+
+
+def test_wrong_model_path(tmp_path):
+    (tmp_path / "config.json").write_text("{}")
+    for model, words in ((tmp_path / "none", "none"), (tmp_path, "config.json")):
+        command = [sys.executable, "-m", "quire_server.cli", "serve", str(model), "--port", "0"]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+        assert done.returncode == 1, done.stdout + done.stderr
+        assert words in done.stderr
+        assert "Traceback" not in done.stderr
+
+
+def test_banner_says_what_was_chosen(launch):
+    process = launch(server={"api_key": ("secret",)})
+    process.url()
+    for words in ("chat page:", "blocks of 16 tokens", "executor:", "API key required", "ready after:"):
+        process.wait_for(words, 5)
+    assert "secret" not in process.output
