@@ -18,6 +18,9 @@ __all__ = ["main"]
 COMMANDS: dict[str, tuple[str, Callable[[list[str]], int]]] = {}
 """Name -> what it does in a few words, and the function that runs it with the arguments after the name."""
 
+SECRETS = frozenset({"api_key"})
+"""Settings whose values are never printed, and whose flag takes one value each: a secret must not swallow MODEL."""
+
 
 def main(argv: list[str] | None = None) -> int:
     """Run a command line; the exit status."""
@@ -50,6 +53,13 @@ def usage() -> str:
     return "usage: quire COMMAND ...\n\n" + "\n".join(lines) + "\n\n`quire COMMAND --help` says more."
 
 
+class _Parser(argparse.ArgumentParser):
+    """Says what is wrong without the list of all flags before it."""
+
+    def error(self, message: str) -> typing.NoReturn:
+        self.exit(2, f"{self.prog}: {message}; `{self.prog} --help` lists the flags\n")
+
+
 def command(name: str, text: str) -> Callable[[Callable[[list[str]], int]], Callable[[list[str]], int]]:
     def register(function: Callable[[list[str]], int]) -> Callable[[list[str]], int]:
         COMMANDS[name] = (text, function)
@@ -61,8 +71,11 @@ def command(name: str, text: str) -> Callable[[Callable[[list[str]], int]], Call
 @command("serve", "serve a model over the OpenAI API, with a chat page")
 def run_serve(arguments: list[str]) -> int:
     sections = server_sections()
-    parser = argparse.ArgumentParser(
-        "quire serve", description="Serve a model; without MODEL, the embedded demo model.", allow_abbrev=False
+    parser = _Parser(
+        "quire serve",
+        usage="quire serve [MODEL] [--flag value ...]",
+        description="Serve a model; without MODEL, the embedded demo model.",
+        allow_abbrev=False,
     )
     parser.add_argument("MODEL", nargs="?", help="checkpoint folder or hub name")
     built, _ = settings_from(parser, arguments, sections)
@@ -79,7 +92,7 @@ def run_serve(arguments: list[str]) -> int:
 def run_plan(arguments: list[str]) -> int:
     from quire.config import QuireConfig
 
-    parser = argparse.ArgumentParser("quire plan", allow_abbrev=False)
+    parser = _Parser("quire plan", usage="quire plan [MODEL] [--flag value ...]", allow_abbrev=False)
     parser.add_argument("MODEL", nargs="?", help="checkpoint folder or hub name (default: the demo model)")
     parser.add_argument("--json", action="store_true", dest="as_json", help="machine-readable")
     built, _ = settings_from(parser, arguments, QuireConfig.sections())
@@ -90,7 +103,7 @@ def run_plan(arguments: list[str]) -> int:
 
 @command("explain", "say value, source and effect of a setting; without a name, list all")
 def run_explain(arguments: list[str]) -> int:
-    parser = argparse.ArgumentParser("quire explain", allow_abbrev=False)
+    parser = _Parser("quire explain", usage="quire explain [FIELD] [--flag value ...]", allow_abbrev=False)
     parser.add_argument("FIELD", nargs="?", help="name of a setting, e.g. max_num_seqs")
     sections = server_sections()
     _, origins = settings_from(parser, arguments, sections, positional_is_model=False)
@@ -100,7 +113,7 @@ def run_explain(arguments: list[str]) -> int:
     wanted = parser.positional  # type: ignore[attr-defined]
     if wanted is None:
         for name, spec in fields.items():
-            print(f"{name:<34}{origins[name].value!r:<20} {spec.help}")
+            print(f"{name:<34}{_shown(name, origins[name].value):<20} {spec.help}")
         return 0
     name = wanted.removeprefix("--").replace("-", "_")
     if name not in fields:
@@ -112,15 +125,22 @@ def run_explain(arguments: list[str]) -> int:
 def _print_field(spec: ConfigField, origin: Origin) -> None:
     unit = f" {spec.unit}" if spec.unit and origin.value is not None else ""
     print(f"{spec.name}: {spec.help}")
-    print(f"  value    {origin.value!r}{unit} (from {origin.source})")
+    print(f"  value    {_shown(spec.name, origin.value)}{unit} (from {origin.source})")
     print(f"  default  {spec.default!r}")
     print(f"  set by   {spec.flag}, {spec.env}, or {spec.name}: in a --config file")
     print(f"  read by  {', '.join(f'{section}.{field}' for section, field in spec.owners)}")
 
 
+def _shown(name: str, value: Any) -> str:
+    """The value, unless it is a secret."""
+    if name in SECRETS and value:
+        return f"({len(value)} hidden)"
+    return repr(value)
+
+
 @command("ops", "say which backend each tensor op got on this machine, and why")
 def run_ops(arguments: list[str]) -> int:
-    parser = argparse.ArgumentParser("quire ops")
+    parser = _Parser("quire ops")
     parser.add_argument("--dtype", default="bfloat16")
     parser.add_argument("--device", default="cpu")
     args = parser.parse_args(arguments)
@@ -201,7 +221,8 @@ def settings_from(
     environment = {name: os.environ[spec.env] for name, spec in fields.items() if spec.env in os.environ}
     sources: list[tuple[str, Mapping[str, Any]]] = [("environment", environment), ("command line", given)]
     if args.config is not None:
-        sources.insert(0, (args.config, _read_yaml(args.config)))
+        values = {name: _of_field(fields.get(name), value) for name, value in _read_yaml(args.config).items()}
+        sources.insert(0, (args.config, values))
     return build_sections(sections, sources)
 
 
@@ -211,7 +232,8 @@ def _add_flag(parser: argparse.ArgumentParser, spec: ConfigField) -> None:
     if spec.type is bool:
         parser.add_argument(spec.flag, dest=spec.name, action=argparse.BooleanOptionalAction, default=None, help=text)
     elif any((typing.get_origin(kind) or kind) is tuple for kind in (*kinds, spec.type)):
-        parser.add_argument(spec.flag, dest=spec.name, nargs="+", action="append", metavar="VALUE", help=text)
+        count = 1 if spec.name in SECRETS else "+"
+        parser.add_argument(spec.flag, dest=spec.name, nargs=count, action="append", metavar="VALUE", help=text)
     else:
         parser.add_argument(spec.flag, dest=spec.name, metavar=(spec.unit or "value").upper().split()[0], help=text)
 
@@ -252,7 +274,35 @@ def _read_yaml(path: str) -> dict[str, Any]:
         return {}
     if not isinstance(values, dict):
         raise ConfigError(f"{path} must hold settings as 'name: value', got a {type(values).__name__}", field="config")
-    return {str(name): value for name, value in values.items()}
+    return {str(name).replace("-", "_"): value for name, value in values.items()}
+
+
+def _of_field(spec: ConfigField | None, value: Any) -> Any:
+    """A value of a YAML file as its field takes it: YAML reads `host: 5` as a number and `port: [1]` as a list.
+
+    Raises:
+        ConfigError: a list, a mapping or a truth value where none belongs.
+    """
+    from quire_interfaces import ConfigError
+
+    if spec is None or value is None:
+        return value
+    kinds = {typing.get_origin(kind) or kind for kind in (spec.type, *typing.get_args(spec.type))}
+    wrong = ConfigError(f"{spec.name} does not take {value!r} ({type(value).__name__})", field=spec.name)
+    if isinstance(value, list):
+        if tuple not in kinds:
+            raise wrong
+        return tuple(str(item) if str in _items(spec.type) else item for item in value)
+    if (isinstance(value, dict) and dict not in kinds) or (isinstance(value, bool) and bool not in kinds):
+        raise wrong
+    # Text is converted to the field's type later, with an error that names the flag.
+    return value if isinstance(value, (dict, bool)) else str(value)
+
+
+def _items(hint: Any) -> tuple[Any, ...]:
+    """Types of the elements of tuples inside of `hint`."""
+    parts = (hint, *typing.get_args(hint))
+    return tuple(item for part in parts if typing.get_origin(part) is tuple for item in typing.get_args(part))
 
 
 if __name__ == "__main__":

@@ -36,15 +36,16 @@ def serve(config: QuireConfig, server: ServerConfig, *, factory: tuple[str, dict
         QuireError: the port is taken, the model is wrong, or the engine could not start.
     """
     start_s = time.monotonic()
-    listening = bind(server)
-    metrics = EngineMetrics(prefix=server.metrics_prefix)
-    llm = AsyncLLM.start(config, listener=metrics, chat_template=read_template(server.chat_template), factory=factory)
+    chat_template = read_template(server.chat_template)
     run: Callable[[Coroutine[Any, Any, int]], int] = asyncio.run
     with contextlib.suppress(ImportError):  # not there on every platform
         import uvloop
 
         run = uvloop.run
-    return run(_serve(llm, server, metrics, listening, start_s))
+    with bind(server) as listening:
+        metrics = EngineMetrics(prefix=server.metrics_prefix)
+        llm = AsyncLLM.start(config, listener=metrics, chat_template=chat_template, factory=factory)
+        return run(_serve(llm, server, metrics, listening, start_s))
 
 
 async def _serve(
@@ -85,7 +86,6 @@ async def _serve(
         stopped.cancel()
         if dead is not None:
             dead.cancel()
-        listening.close()
         await llm.shutdown(0.0)
 
 

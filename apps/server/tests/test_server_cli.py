@@ -1,0 +1,204 @@
+"""The `quire` command: settings from flags, file and environment; reports without torch; errors with the nearest name."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+
+import pytest
+
+from quire_interfaces import ConfigError
+from quire_server import cli
+from quire_server.config import ServerConfig
+
+
+@pytest.fixture(autouse=True)
+def clean_environment(monkeypatch):
+    for name in ("QUIRE_PORT", "QUIRE_API_KEY", "QUIRE_MAX_NUM_SEQS"):
+        monkeypatch.delenv(name, raising=False)
+
+
+def run(capsys, *arguments: str) -> tuple[int, str, str]:
+    try:
+        status = cli.main(list(arguments))
+    except SystemExit as end:
+        status = int(end.code or 0)
+    captured = capsys.readouterr()
+    return status, captured.out, captured.err
+
+
+def settings(*arguments: str) -> dict:
+    parser = cli._Parser("quire serve", allow_abbrev=False)
+    parser.add_argument("MODEL", nargs="?")
+    built, _ = cli.settings_from(parser, list(arguments), cli.server_sections())
+    return built
+
+
+def test_flags_of_a_vllm_command_line():
+    built = settings(
+        "some/model", "--host", "0.0.0.0", "--port", "9000", "--served-model-name", "a", "b", "--api-key", "k1",
+        "--api-key", "k2", "--dtype", "bfloat16", "--max-model-len", "4k", "--max-num-seqs", "32",
+        "--max-num-batched-tokens", "4096", "--block-size", "32", "--no-enable-prefix-caching",
+        "--prefix-caching-hash-algo", "xxhash", "--kv-cache-memory-bytes", "2Gi", "--enable-chunked-prefill",
+        "--scheduling-policy", "priority", "--max-logprobs", "5", "--no-async-scheduling", "--root-path", "/x",
+        "--allowed-origins", "*", "--uvicorn-log-level", "info", "--metrics-prefix", "vllm",
+        "--speculative-config", '{"method": "ngram", "num_speculative_tokens": 3}',
+    )  # fmt: skip
+    server, model = built["server"], built["model"]
+    assert isinstance(server, ServerConfig)
+    assert (server.host, server.port, server.root_path) == ("0.0.0.0", 9000, "/x")
+    assert server.served_model_name == ("a", "b")
+    assert server.api_key == ("k1", "k2")
+    assert (model.model, model.max_model_len, model.kv_cache_memory_bytes) == ("some/model", 4000, 2 << 30)
+    assert built["kv_cache"].enable_prefix_caching is False
+    assert built["scheduler"].policy == "priority"
+    assert built["speculative"].num_speculative_tokens == 3
+
+
+def test_a_key_does_not_swallow_the_model():
+    built = settings("--api-key", "k1", "some/model")
+    assert built["model"].model == "some/model"
+    assert built["server"].api_key == ("k1",)
+
+
+def test_command_line_beats_environment_beats_file(tmp_path, monkeypatch):
+    path = tmp_path / "quire.yaml"
+    path.write_text("port: 1\nmax-num-seqs: 2\nserved_model_name: [a, 5]\nhost: 127.1\nbanner: false\n")
+    monkeypatch.setenv("QUIRE_PORT", "2")
+    monkeypatch.setenv("QUIRE_API_KEY", "a, b")
+    built = settings("--config", str(path), "--port", "3")
+    assert built["server"].port == 3
+    assert built["server"].api_key == ("a", "b")
+    assert built["server"].served_model_name == ("a", "5")
+    assert built["server"].host == "127.1"
+    assert built["server"].banner is False
+    assert built["scheduler"].max_num_seqs == 2
+    assert settings("--config", str(path))["server"].port == 2
+    monkeypatch.delenv("QUIRE_PORT")
+    assert settings("--config", str(path))["server"].port == 1
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("prot: 5", ["prot", "did you mean 'port'"]),
+        ("port: 9x", ["--port", "9x"]),
+        ("port: [1]", ["port", "[1]"]),
+        ("port: {a: 1}", ["port"]),
+        ("port: true", ["port", "True"]),
+        ("host: [a]", ["host"]),
+        ("host: yes", ["host"]),
+        ("port: 99999", ["port", "65535"]),
+        ("enable_prefix_caching: maybe", ["enable-prefix-caching", "maybe"]),
+        ("- a list", ["list"]),
+        ("{", ["cannot read"]),
+    ],
+)
+def test_wrong_files_are_errors_that_name_the_setting(tmp_path, text, words):
+    path = tmp_path / "quire.yaml"
+    path.write_text(text)
+    with pytest.raises(ConfigError) as caught:
+        settings("--config", str(path))
+    for word in words:
+        assert word in str(caught.value)
+
+
+def test_missing_and_empty_files(tmp_path):
+    with pytest.raises(ConfigError, match="cannot read"):
+        settings("--config", str(tmp_path / "none.yaml"))
+    (tmp_path / "empty.yaml").write_text("# nothing\n")
+    assert settings("--config", str(tmp_path / "empty.yaml"))["server"].port == 8000
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "words"),
+    [
+        (["serve", "--max-num-seq", "4"], 1, "did you mean 'max_num_seqs'"),
+        (["serve", "--port", "x"], 1, "--port expects int, got 'x'"),
+        (["serve", "--port"], 2, "expected one argument"),
+        (["serve", "a", "b"], 2, "unexpected argument 'b'"),
+        (["serve", "--speculative-config", "{"], 1, "--speculative-config is not JSON"),
+        (["serve", "--speculative-config", "[]"], 1, "must be a JSON object"),
+        (["serve", "--chat-template", "no-such-file.jinja"], 1, "no-such-file.jinja"),
+        (["srve"], 2, "did you mean 'serve'"),
+        (["explain", "max_num_seq"], 1, "did you mean 'max_num_seqs'"),
+        (["plan", "no/such/folder"], 1, "no/such/folder"),
+    ],
+)
+def test_errors_are_short_and_name_the_remedy(capsys, arguments, status, words):
+    got, _, err = run(capsys, *arguments)
+    assert got == status
+    assert words in err
+    assert "Traceback" not in err
+    assert len(err) < 1200
+
+
+def test_help_lists_every_flag(capsys):
+    status, out, _ = run(capsys, "serve", "--help")
+    assert status == 0
+    from quire.config import config_fields
+
+    for spec in config_fields(cli.server_sections()).values():
+        assert spec.flag in out
+
+
+def test_usage_lists_commands_of_other_packages_too(capsys):
+    for arguments in ([], ["--help"], ["help"]):
+        status, out, _ = run(capsys, *arguments)
+        assert status == 0
+        for name in ("serve", "plan", "explain", "ops", "version"):
+            assert f"  {name} " in out
+
+
+def test_explain(capsys, monkeypatch):
+    monkeypatch.setenv("QUIRE_MAX_NUM_SEQS", "7")
+    status, out, _ = run(capsys, "explain", "max_num_seqs")
+    assert status == 0
+    assert "7 requests (from environment)" in out
+    assert "default  256" in out
+    status, out, _ = run(capsys, "explain", "port", "--port", "5")
+    assert "5 (from command line)" in out
+    status, out, _ = run(capsys, "explain")
+    assert status == 0
+    assert "max_num_batched_tokens" in out
+
+
+def test_explain_hides_secrets(capsys, monkeypatch):
+    monkeypatch.setenv("QUIRE_API_KEY", "hush,quiet")
+    for arguments in (["explain", "api_key"], ["explain"]):
+        _, out, _ = run(capsys, *arguments)
+        assert "(2 hidden)" in out
+        assert "hush" not in out
+
+
+def test_version(capsys):
+    from quire import __version__
+
+    for name in ("version", "--version", "-V"):
+        assert run(capsys, name)[1].strip() == f"quire {__version__}"
+
+
+def test_plan_takes_less_than_two_seconds_and_no_torch(tiny_folder):
+    code = (
+        "import sys; from quire_server.cli import main; status = main(sys.argv[1:]); "
+        "print(sorted({'torch', 'numpy', 'transformers', 'uvicorn', 'fastapi'} & set(sys.modules)), file=sys.stderr); "
+        "sys.exit(status)"
+    )
+    start = time.monotonic()
+    command = [sys.executable, "-c", code, "plan", str(tiny_folder), "--json", "--max-model-len", "1k"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    seconds = time.monotonic() - start
+    assert done.stderr.strip() == "[]"
+    figures = json.loads(done.stdout)
+    assert figures["max_model_len"] == 1000
+    assert sum(figures["ledger_bytes"].values()) == figures["total_bytes"]
+    assert seconds < 2
+
+
+def test_plan_for_people(capsys, tiny_folder):
+    status, out, _ = run(capsys, "plan", str(tiny_folder))
+    assert status == 0
+    for words in ("KV cache", "together", "at the same time"):
+        assert words in out
