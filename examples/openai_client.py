@@ -33,11 +33,10 @@ def main() -> None:
         )
         print("streamed: ", end="")
         for chunk in stream:
-            print(
-                chunk.choices[0].delta.content or "" if chunk.choices else f" ({chunk.usage.total_tokens} in all)",
-                end="",
-            )
-        print()
+            if chunk.choices:
+                print(chunk.choices[0].delta.content or "", end="", flush=True)
+            elif chunk.usage is not None:
+                print(f" ({chunk.usage.total_tokens} tokens in all)")
 
         # Plain completion, two alternatives of a seeded request.
         completion = client.completions.create(model=model, prompt="Quire is", max_tokens=16, n=2, seed=7)
