@@ -26,7 +26,6 @@ from quire_interfaces import (
 )
 from quire_kv_cache import KVCacheConfig, KVCacheManager
 from quire_scheduler import Scheduler, SchedulerConfig
-
 from quire_testkit.fake_runner import FakeExecutor, FakeRunner
 
 __all__ = ["FACTORY", "FakeEngineConfig", "build_fake_engine", "fake_engine_factory"]

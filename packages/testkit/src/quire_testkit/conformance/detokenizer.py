@@ -11,6 +11,7 @@ import random
 from collections.abc import Sequence
 
 import pytest
+
 from quire_interfaces import Detokenizer, Tokenizer
 
 __all__ = ["DetokenizerSuite"]

@@ -17,6 +17,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
+
 from quire_engine import AddRequest, EngineClient, EngineConfig, OutputStream, pack_token_ids
 from quire_interfaces import (
     EngineDeadError,
@@ -27,7 +28,6 @@ from quire_interfaces import (
     SamplingParams,
     TokenLogprobs,
 )
-
 from quire_testkit.fake_engine import FakeEngineConfig
 from quire_testkit.fake_runner import expected_output
 

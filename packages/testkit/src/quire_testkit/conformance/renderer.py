@@ -10,6 +10,7 @@ import copy
 from typing import Any
 
 import pytest
+
 from quire_interfaces import Renderer, RequestError
 
 __all__ = ["RendererSuite"]

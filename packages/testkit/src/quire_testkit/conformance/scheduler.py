@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import pytest
+
 from quire_interfaces import (
     AdmissionRule,
     BlockAllocator,
@@ -29,7 +30,6 @@ from quire_interfaces import (
     SchedulingPolicy,
     TokenLogprobs,
 )
-
 from quire_testkit.fake_runner import FakeRunner, expected_output
 from quire_testkit.plain_blocks import PlainBlocks
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import threading
 
 import pytest
+
 from quire_interfaces import Tokenizer
 
 __all__ = ["TokenizerSuite"]
