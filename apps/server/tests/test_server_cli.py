@@ -1,4 +1,4 @@
-"""The `quire` command: settings from flags, file and environment; reports without torch; errors with the nearest name."""
+"""The `quire` command: settings from flags, file and environment; reports without torch; errors that help."""
 
 from __future__ import annotations
 

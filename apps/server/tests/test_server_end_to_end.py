@@ -1,0 +1,86 @@
+"""`quire serve` as a user starts it: the demo model, the banner, an answer through the official client, a clean end."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from openai import OpenAI
+
+from quire_demo_model import checkpoint_path
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory):
+    """(address, process, file with its output)."""
+    log = tmp_path_factory.mktemp("demo") / "log"
+    environment = {**os.environ, "QUIRE_NUM_GPU_BLOCKS_OVERRIDE": "512"}
+    with log.open("w") as output:
+        process = subprocess.Popen(
+            [
+                sys.executable,
+                "-m",
+                "quire_server.cli",
+                "serve",
+                "--port",
+                "0",
+                "--max-num-seqs",
+                "16",
+                "--num-threads",
+                "1",
+            ],
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            env=environment,
+        )
+    try:
+        end, found = time.monotonic() + 180, None
+        while found is None:
+            assert process.poll() is None, log.read_text()
+            assert time.monotonic() < end, log.read_text()
+            time.sleep(0.05)
+            found = re.search(r"OpenAI API:\s+(http://\S+/v1)", log.read_text())
+        yield found[1], process, log
+    finally:
+        if process.poll() is None:
+            process.send_signal(signal.SIGTERM)
+        process.wait(60)
+
+
+def test_demo_model_chats_and_the_process_ends_well(served):
+    address, process, log = served
+    messages = [{"role": "user", "content": "What is Quire?"}]
+    with OpenAI(base_url=address, api_key="none", max_retries=0) as client:
+        (model,) = client.models.list().data
+        arguments = {"model": model.id, "messages": messages, "temperature": 0, "max_tokens": 16}
+        whole = client.chat.completions.create(**arguments)
+        assert whole.usage.completion_tokens > 1
+        chunks = list(client.chat.completions.create(stream=True, **arguments))
+        text = "".join(choice.delta.content or "" for chunk in chunks for choice in chunk.choices)
+        assert text == whole.choices[0].message.content
+        assert len(text.split()) > 2
+        again = client.chat.completions.create(seed=1, **{**arguments, "temperature": 1})
+        assert (
+            again.choices[0].message.content
+            == client.chat.completions.create(seed=1, **{**arguments, "temperature": 1}).choices[0].message.content
+        )
+        scored = client.completions.create(model=model.id, prompt="Quire is", max_tokens=0, echo=True, logprobs=1)
+        assert scored.choices[0].text == "Quire is"
+        assert all(value <= 0 for value in scored.choices[0].logprobs.token_logprobs[1:])
+    mapped = Path(f"/proc/{process.pid}/maps")
+    if mapped.exists():  # the process that answers HTTP never loads torch
+        assert "libtorch" not in mapped.read_text()
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(60) == 0, log.read_text()
+    for words in ("chat page:", "memory:", "concurrency:", "ready after:"):
+        assert words in log.read_text()
+
+
+def test_it_serves_the_embedded_checkpoint():
+    assert (checkpoint_path() / "config.json").is_file()
