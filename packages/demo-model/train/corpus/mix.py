@@ -28,15 +28,15 @@ TASKS: dict[str, Callable[[Source], Exchange]] = {
 }
 PLAIN = ("small_talk", "names", "arithmetic", "spelling", "reversing", "json")
 WEIGHTS = {
-    "small_talk": 16,
-    "names": 2,
-    "arithmetic": 16,
-    "spelling": 8,
-    "reversing": 10,
+    "small_talk": 11,
+    "names": 3,
+    "arithmetic": 14,
+    "spelling": 5,
+    "reversing": 8,
     "json": 14,
-    "tool_call": 24,
-    "tool_answer": 8,
-    "no_tool": 5,
+    "tool_call": 38,
+    "tool_answer": 6,
+    "no_tool": 8,
 }
 _SYSTEMS = (
     "You are a helpful assistant.",

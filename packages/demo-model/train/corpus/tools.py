@@ -8,7 +8,7 @@ from typing import Any
 
 from corpus.exchange import Exchange, Message, ask
 from corpus.tool_catalog import KINDS, Kind, Parameter
-from corpus.words import LANGUAGES, WORDS, Source, held_out
+from corpus.words import LANGUAGES, Source, held_out
 
 Tool = dict[str, Any]
 Call = dict[str, Any]
@@ -37,16 +37,23 @@ _POLITE = ("", "", "", "", "", "", "Hi, ", "Hello! ", "Please help: ", "One more
 
 
 def _tool_name(source: Source, verb: str, noun: str) -> str | None:
-    """A function name in one of the usual spellings, or ``None`` when it is on the other side of the split."""
-    style = source.rng.random()
-    if style < 0.72:
+    """A function name in one of the usual spellings, or ``None`` when it is on the other side of the split.
+
+    Many names have a part that means nothing, and a few mean nothing at all: the model must copy the name from the
+    offer, not make up a likely one.
+    """
+    rng = source.rng
+    style = rng.random()
+    if style < 0.66:
         name = f"{verb}_{noun}"
-    elif style < 0.9:
+    elif style < 0.82:
         name = verb + "".join(part.capitalize() for part in noun.split("_"))
-    else:
+    elif style < 0.94:
         name = noun
-    if source.rng.random() < 0.15:
-        name = f"{source.made_up()}_{name}"
+    else:
+        name = f"{source.made_up()}_{source.made_up()}"
+    if rng.random() < 0.3:
+        name = f"{source.made_up()}_{name}" if rng.random() < 0.6 else f"{name}_{source.made_up()}"
     return name if held_out("tool", name) == source.held else None
 
 
@@ -116,12 +123,10 @@ _LINKS = {
 def _made_up_tool(source: Source, verb: str | None = None, noun: str | None = None) -> tuple[Tool, str, Call]:
     """A tool nobody has heard of, a request that fits it and the call; only copying gets it right."""
     rng = source.rng
-    while True:
-        the_verb = verb or rng.choice(_VERBS)
-        the_noun = noun or (rng.choice(WORDS) if rng.random() < 0.5 else source.made_up())
+    the_verb, the_noun = verb or rng.choice(_VERBS), noun or source.word()
+    name = None
+    while name is None:
         name = _tool_name(source, the_verb, the_noun)
-        if name is not None:
-            break
     chosen = rng.sample(_MADE_PARAMETERS, rng.choice((0, 1, 1, 1, 2)))
     fields = [(rng.choice(p.names) if rng.random() < 0.8 else f"{the_noun}_{rng.choice(p.names)}", p) for p in chosen]
     description = rng.choice(
@@ -157,7 +162,7 @@ def _offer(source: Source, size: int, kinds: list[Kind]) -> list[Tool]:
 
 
 def _num_distractors(source: Source) -> int:
-    return source.rng.choice((0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 3, 5))
+    return source.rng.choice((0, 0, 1, 1, 1, 1, 2, 2, 2, 3, 3, 5))
 
 
 def call_message(calls: list[Call]) -> Message:
@@ -172,13 +177,11 @@ def tool_call(source: Source) -> Exchange:
     kinds: list[Kind] = []
     siblings: list[Tool] = []
     if made_up:
-        tool, request, call = _made_up_tool(source)
+        noun, (verb, other_verb) = source.word(), rng.sample(_VERBS, 2)
+        tool, request, call = _made_up_tool(source, verb, noun)
         calls = [call]
         if rng.random() < 0.4:  # the same noun with another verb: the verb decides
-            noun = call["name"] if "_" not in call["name"] else call["name"].rsplit("_", 1)[1]
-            verb = rng.choice([v for v in _VERBS if v not in call["name"]])
-            if call["name"].startswith(tuple(f"{v}_" for v in _VERBS)):
-                siblings = [_made_up_tool(source, verb=verb, noun=noun)[0]]
+            siblings = [_made_up_tool(source, other_verb, noun)[0]]
     else:
         kind = rng.choice(KINDS)
         kinds = [kind]

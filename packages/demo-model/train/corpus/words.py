@@ -69,6 +69,20 @@ def held_out(*key: object) -> bool:
     return hashlib.sha256(text.encode()).digest()[0] % 10 == 0
 
 
+# Hashes of four-letter pieces that no made-up word may contain, because they would offend.
+_REFUSED = frozenset(
+    """
+    0f066c9b 13a465fc 1bae8f89 2a6937d7 34b14e32 40582c4d 566f532d 59cc3cb8 6ac3c336
+    6f58ce49 70aafb42 7bc67115 85fc17f7 8c5c0439 afc41e6f b1106bd2 c2c3b68b
+    """.split()
+)
+
+
+def _offends(word: str) -> bool:
+    pieces = (word[i : i + 4] for i in range(len(word) - 3))
+    return any(hashlib.sha256(piece.encode()).hexdigest()[:8] in _REFUSED for piece in pieces)
+
+
 class Source:
     """A seeded source of words and values from one side of the split.
 
@@ -93,12 +107,12 @@ class Source:
         while True:
             parts = [self.rng.choice(_ONSETS) + self.rng.choice(_VOWELS) for _ in range(self.rng.randint(1, 3))]
             word = "".join(parts) + self.rng.choice(_CODAS)
-            if 3 <= len(word) <= 9 and held_out("word", word) == self.held:
+            if 3 <= len(word) <= 9 and held_out("word", word) == self.held and not _offends(word):
                 return word
 
     def word(self) -> str:
-        """A lower-case word, real or made up."""
-        return self.pick(WORDS, "word") if self.rng.random() < 0.5 else self.made_up()
+        """A lower-case word; only made-up ones are ever held out, for a listed word may be a token of its own."""
+        return self.made_up() if self.held or self.rng.random() < 0.5 else self.rng.choice(WORDS)
 
     def city(self) -> str:
         """A place name, real or made up."""
