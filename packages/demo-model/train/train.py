@@ -1,8 +1,8 @@
 """Train the demo model from scratch on the generated corpus.
 
-Run (about 70 minutes on 2 cores):
+Run (about 85 minutes on 2 cores):
     python packages/demo-model/train/train_tokenizer.py
-    python packages/demo-model/train/train.py --minutes 70
+    python packages/demo-model/train/train.py --minutes 85
 
 With --tokens instead of --minutes the run is reproducible to the token: seed and budget decide the data and the
 learning rates. With --minutes the learning rate follows the clock. The checkpoint is written every few minutes and at
@@ -161,13 +161,13 @@ def parse() -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     budget = parser.add_mutually_exclusive_group()
-    budget.add_argument("--minutes", type=float, default=70, help="budget of wall-clock time (default 70)")
+    budget.add_argument("--minutes", type=float, default=85, help="budget of wall-clock time (default 85)")
     budget.add_argument("--tokens", type=int, help="budget of training tokens")
     parser.add_argument("--resume", action="store_true", help="go on from the saved state")
     parser.add_argument("--out", type=Path, default=CHECKPOINT, help="folder of the checkpoint")
     parser.add_argument("--state", type=Path, default=STATE, help="file of the training state")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--peak-lr", type=float, default=3e-3)
+    parser.add_argument("--peak-lr", type=float, default=3e-3, help="highest learning rate")
     parser.add_argument("--micro-batch-tokens", type=int, default=3072)
     parser.add_argument("--micro-batches", type=int, default=2, help="micro-batches a step in each process")
     parser.add_argument("--save-minutes", type=float, default=4, help="minutes between checkpoints")
