@@ -20,7 +20,8 @@ from quire_ops import OpFunction, OpTable, kv_cache_shape
 
 __all__ = ["AttentionAbilities", "AttentionBackend", "AttentionRequest", "OpsAttentionBackend"]
 
-_CACHE_DTYPES = frozenset({torch.float32, torch.bfloat16, torch.float16})
+CACHE_DTYPES = frozenset({torch.float32, torch.bfloat16, torch.float16})
+"""Dtypes that the ops of `quire_ops` compute in and keep keys and values in."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,8 +47,8 @@ class AttentionAbilities:
     """What a backend can do, as data."""
 
     devices: frozenset[str] = frozenset({"cpu"})
-    dtypes: frozenset[torch.dtype] = _CACHE_DTYPES
-    cache_dtypes: frozenset[torch.dtype] = _CACHE_DTYPES
+    dtypes: frozenset[torch.dtype] = CACHE_DTYPES
+    cache_dtypes: frozenset[torch.dtype] = CACHE_DTYPES
     block_sizes: frozenset[int] | None = None
     """None for any."""
     head_dims: frozenset[int] | None = None
@@ -120,7 +121,8 @@ class OpsAttentionBackend:
 
     def __init__(self, name: str, table: OpTable, *, abilities: AttentionAbilities | None = None) -> None:
         """Args:
-            name: The op backend that serves `write_kv_cache` and `paged_attention`; also the name of this backend.
+            name: The op backend that serves `paged_attention`, and `write_kv_cache` if it has it; also the name of this
+                backend.
             table: Where the ops are found.
 
         Raises:
@@ -128,8 +130,10 @@ class OpsAttentionBackend:
         """
         self.name = name
         self.abilities = abilities or AttentionAbilities()
-        self._write = _find(table, "write_kv_cache", name)
         self._attend = _find(table, "paged_attention", name)
+        # A package may bring attention alone; the cache is then written by what this device has.
+        has_write = any(backend.name == name for backend in table.backends("write_kv_cache"))
+        self._write = _find(table, "write_kv_cache", name if has_write else "torch")
 
     def kv_cache_shape(self, num_blocks: int, block_size: int, num_kv_heads: int, head_dim: int) -> tuple[int, ...]:
         """[num_blocks, block_size, 2, num_kv_heads, head_dim]."""

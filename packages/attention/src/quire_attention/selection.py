@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import NamedTuple
 
-from quire_attention.backend import AttentionAbilities, AttentionBackend, AttentionRequest, OpsAttentionBackend
+from quire_attention.backend import (
+    CACHE_DTYPES,
+    AttentionAbilities,
+    AttentionBackend,
+    AttentionRequest,
+    OpsAttentionBackend,
+)
 from quire_interfaces import ConfigError
-from quire_ops import op_table
+from quire_ops import OpRequest, op_table
 
 __all__ = ["AttentionChoice", "attention_backend_names", "select_attention_backend"]
 
@@ -20,18 +25,12 @@ class AttentionChoice(NamedTuple):
     """Every other backend -> why it does not serve."""
 
 
-_ANY_DEVICE = AttentionAbilities(devices=frozenset({"cpu", "cuda", "mps", "xpu"}))
-
-# Best first.
-_BACKENDS: dict[str, Callable[[], AttentionBackend]] = {
-    "torch": lambda: OpsAttentionBackend("torch", op_table(), abilities=_ANY_DEVICE),
-    "reference": lambda: OpsAttentionBackend("reference", op_table(), abilities=_ANY_DEVICE),
-}
+_ANY_DEVICE = frozenset({"cpu", "cuda", "mps", "xpu"})
 
 
 def attention_backend_names() -> tuple[str, ...]:
-    """Names that `select_attention_backend` takes, best first."""
-    return tuple(_BACKENDS)
+    """Names that `select_attention_backend` takes, best first: whatever serves the op `paged_attention`."""
+    return tuple(backend.name for backend in op_table().backends("paged_attention"))
 
 
 def select_attention_backend(request: AttentionRequest, name: str | None = None) -> AttentionChoice:
@@ -43,15 +42,24 @@ def select_attention_backend(request: AttentionRequest, name: str | None = None)
     Raises:
         ConfigError: Unknown name, or no backend can serve; the message lists the choices or every reason.
     """
-    if name is not None and name not in _BACKENDS:
+    if name is not None and name not in attention_backend_names():
         raise ConfigError(
-            f"there is no attention backend {name!r}; choose one of {', '.join(_BACKENDS)}", field="attention_backend"
+            f"there is no attention backend {name!r}; choose one of {', '.join(attention_backend_names())}",
+            field="attention_backend",
         )
     chosen: AttentionBackend | None = None
     refused: dict[str, str] = {}
-    for candidate_name, make in _BACKENDS.items():
-        candidate = make()
-        reason = candidate.abilities.refusal(request)
+    table = op_table()
+    sizes = {"head_dim": request.head_dim, "queries_per_kv_head": request.num_heads // request.num_kv_heads}
+    for op_backend in table.backends("paged_attention"):
+        candidate_name = op_backend.name
+        abilities = AttentionAbilities(
+            devices=op_backend.devices or _ANY_DEVICE, dtypes=op_backend.dtypes or CACHE_DTYPES
+        )
+        candidate = OpsAttentionBackend(candidate_name, table, abilities=abilities)
+        reason = abilities.refusal(request) or op_backend.refusal(
+            OpRequest(device=request.device, dtype=request.dtype, sizes=sizes)
+        )
         if reason is None and name not in (None, candidate_name):
             reason = f"{name} was asked for"
         if reason is None and chosen is not None:

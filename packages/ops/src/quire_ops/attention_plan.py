@@ -77,12 +77,15 @@ class AttentionPlan:
             begin += query_len
 
 
-def make_plan(layout: PagedLayout, slots: Tensor, dtype: torch.dtype, sliding_window: int | None) -> AttentionPlan:
+def make_plan(
+    layout: PagedLayout, slots: Tensor, dtype: torch.dtype, sliding_window: int | None, *, with_decodes: bool = True
+) -> AttentionPlan:
     """The plan of a step.
 
     Args:
         slots: A layer's cache as [slots, 2, Hkv, D]; only its shape and dtype matter.
         dtype: Compute dtype.
+        with_decodes: False leaves sequences with a single query out, for a kernel that does them its own way.
     """
     token_bytes = slots[0].nbytes
     view_tokens = VIEW_BYTES // token_bytes
@@ -95,7 +98,7 @@ def make_plan(layout: PagedLayout, slots: Tensor, dtype: torch.dtype, sliding_wi
         elif query_len > 1:
             prefills.append(_sequence(layout, row, begin, sliding_window, view_tokens))
         begin += query_len
-    groups = _grouped(decoding, token_bytes)
+    groups = _grouped(decoding, token_bytes) if with_decodes else []
     decodes = [_decode_group(layout, group, dtype, sliding_window, view_tokens) for group in groups]
     order = [query_row for group in groups for _, _, query_row in group]
     in_order = not prefills and order == list(range(len(order)))

@@ -15,7 +15,7 @@ from torch import Tensor
 from quire_ops.attention_plan import AttentionPlan, DecodeGroup, PrefillSequence, make_plan
 from quire_ops.declarations import PagedLayout
 
-__all__ = ["paged_attention"]
+__all__ = ["attend_prefills", "paged_attention"]
 
 QUERY_PIECE = 512
 """Queries per call where an explicit mask is needed: bounds the mask to [QUERY_PIECE, kv_len]."""
@@ -42,9 +42,7 @@ def paged_attention(
     if plan.decode_order is None and not plan.prefills and len(plan.decodes) == 1:
         return _decode(query, slots, plan.decodes[0], plan.workspace, scale)
     out = torch.empty_like(query)
-    for seq in plan.prefills:
-        begin, end = seq.query_begin, seq.query_begin + seq.query_len
-        out[begin:end] = _prefill(query[begin:end], slots, seq, plan.workspace, scale, sliding_window)
+    attend_prefills(out, query, slots, plan, scale, sliding_window)
     if plan.decodes:
         rows = query if plan.decode_order is None else query.index_select(0, plan.decode_order)
         parts = []
@@ -58,6 +56,15 @@ def paged_attention(
             return decoded
         out.index_copy_(0, plan.decode_order, decoded)
     return out
+
+
+def attend_prefills(
+    out: Tensor, query: Tensor, slots: Tensor, plan: AttentionPlan, scale: float, sliding_window: int | None
+) -> None:
+    """Write the rows of all sequences with several queries into `out` [T, Hq, D]."""
+    for seq in plan.prefills:
+        begin, end = seq.query_begin, seq.query_begin + seq.query_len
+        out[begin:end] = _prefill(query[begin:end], slots, seq, plan.workspace, scale, sliding_window)
 
 
 def _decode(query: Tensor, slots: Tensor, group: DecodeGroup, workspace: Tensor, scale: float) -> Tensor:

@@ -1,0 +1,47 @@
+"""Compiles the kernels when the package is built or installed, once per instruction set.
+
+A machine without a C++ compiler still gets the package: the op table then says that it is unavailable and why, and
+torch's operators serve.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+from hatchling.builders.hooks.plugin.interface import BuildHookInterface
+
+INSTRUCTION_SETS = {"avx2": ["-march=x86-64-v3"], "avx512": ["-march=x86-64-v4", "-mprefer-vector-width=512"]}
+# OpenMP's symbols are left open on purpose: they resolve to the runtime that torch has loaded, so that there is one
+# pool of threads and not two.
+COMPILE = ["-O3", "-std=c++17", "-fPIC", "-fopenmp", "-ffast-math", "-fno-finite-math-only", "-c"]
+
+
+class CompileKernels(BuildHookInterface):  # type: ignore[type-arg]
+    """Called by hatchling before it collects the files of a wheel (editable ones too)."""
+
+    def initialize(self, version: str, build_data: dict[str, Any]) -> None:
+        if self.target_name != "wheel":
+            return
+        folder = Path(self.root) / "src" / "quire_kernels_cpu"
+        compiler = os.environ.get("CXX") or shutil.which("g++") or shutil.which("clang++")
+        if compiler is None or platform.machine() not in ("x86_64", "AMD64") or platform.system() != "Linux":
+            return
+        for name, flags in INSTRUCTION_SETS.items():
+            source, built = folder / "paged_decode.cpp", folder / f"kernels_{name}.so"
+            if built.exists() and built.stat().st_mtime >= source.stat().st_mtime:
+                continue
+            obj = built.with_suffix(".o")
+            try:
+                subprocess.run([compiler, *COMPILE, *flags, str(source), "-o", str(obj)], check=True)
+                subprocess.run([compiler, "-shared", str(obj), "-o", str(built)], check=True)
+            except (OSError, subprocess.CalledProcessError) as error:
+                self.app.display_warning(f"quire-kernels-cpu: {name} kernels were not built: {error}")
+            finally:
+                obj.unlink(missing_ok=True)
+        build_data["pure_python"] = False
+        build_data["infer_tag"] = True
