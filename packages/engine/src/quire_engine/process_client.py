@@ -226,7 +226,10 @@ class ProcessClient(StreamingClient):
             return
         self._on_readable()
         assert process.returncode is not None
-        cause = explain_exit(process.returncode, process.last_lines())
+        if self._is_stopping and process.returncode == 0:
+            cause = "the engine was shut down"
+        else:
+            cause = explain_exit(process.returncode, process.last_lines())
         may_restart = self.info is not None and self._dead is None and not self._is_stopping
         if may_restart and self._has_restarts_left():
             self._restart(cause)
