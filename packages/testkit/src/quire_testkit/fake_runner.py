@@ -323,6 +323,8 @@ class FakeRunner:
 
     def _blocks_in_use(self, row: _Row) -> Iterator[tuple[int, int, int, int]]:
         """(block id, its first position, the first one that is read, the position after it) of what a row uses."""
+        if row.request_id in self.fail_on:
+            return  # it computes nothing any more, so its window stands still while the scheduler's moves on
         for table, size, window in zip(row.block_tables, self._block_sizes, self._windows, strict=True):
             # Blocks that left the window are not reported to the runner: its table may still name them.
             first_read = 0 if window is None else max(0, row.first_position - window + 1)
