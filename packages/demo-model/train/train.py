@@ -125,6 +125,7 @@ class Trainer:
 
 def write_checkpoint(model: Llama, chat: Chat, out: Path) -> None:
     """Write config.json, generation_config.json and model.safetensors, then the list of all files' hashes."""
+    out.mkdir(parents=True, exist_ok=True)
     config: dict[str, Any] = {
         "architectures": ["LlamaForCausalLM"],
         "model_type": "llama",
