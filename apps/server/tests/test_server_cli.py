@@ -32,7 +32,7 @@ def run(capsys, *arguments: str) -> tuple[int, str, str]:
 def settings(*arguments: str) -> dict:
     parser = cli._Parser("quire serve", allow_abbrev=False)
     parser.add_argument("MODEL", nargs="?")
-    built, _ = cli.settings_from(parser, list(arguments), cli.server_sections())
+    built, _, _ = cli.settings_from(parser, list(arguments), cli.server_sections())
     return built
 
 

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from quire.config import ConfigField, Origin, Sections
-    from quire_interfaces import Settings
 
 __all__ = ["main"]
 
@@ -78,14 +77,14 @@ def run_serve(arguments: list[str]) -> int:
         allow_abbrev=False,
     )
     parser.add_argument("MODEL", nargs="?", help="checkpoint folder or hub name")
-    built, _ = settings_from(parser, arguments, sections)
+    built, _, _ = settings_from(parser, arguments, sections)
     from quire.config import QuireConfig
     from quire_server.config import ServerConfig
     from quire_server.serve import serve
 
     server = built.pop("server")
     assert isinstance(server, ServerConfig)
-    return serve(QuireConfig(**built), server)  # type: ignore[arg-type]
+    return serve(QuireConfig(**built), server)
 
 
 @command("plan", "print the memory ledger of a model, from config.json alone")
@@ -95,10 +94,10 @@ def run_plan(arguments: list[str]) -> int:
     parser = _Parser("quire plan", usage="quire plan [MODEL] [--flag value ...]", allow_abbrev=False)
     parser.add_argument("MODEL", nargs="?", help="checkpoint folder or hub name (default: the demo model)")
     parser.add_argument("--json", action="store_true", dest="as_json", help="machine-readable")
-    built, _ = settings_from(parser, arguments, QuireConfig.sections())
+    built, _, args = settings_from(parser, arguments, QuireConfig.sections())
     from quire_server.plan_report import print_plan
 
-    return print_plan(QuireConfig(**built), as_json=parser.as_json)  # type: ignore[arg-type,attr-defined]
+    return print_plan(QuireConfig(**built), as_json=args.as_json)
 
 
 @command("explain", "say value, source and effect of a setting; without a name, list all")
@@ -106,11 +105,11 @@ def run_explain(arguments: list[str]) -> int:
     parser = _Parser("quire explain", usage="quire explain [FIELD] [--flag value ...]", allow_abbrev=False)
     parser.add_argument("FIELD", nargs="?", help="name of a setting, e.g. max_num_seqs")
     sections = server_sections()
-    _, origins = settings_from(parser, arguments, sections, positional_is_model=False)
+    _, origins, args = settings_from(parser, arguments, sections)
     from quire.config import config_fields, unknown_name_error
 
     fields = config_fields(sections)
-    wanted = parser.positional  # type: ignore[attr-defined]
+    wanted = args.FIELD
     if wanted is None:
         for name, spec in fields.items():
             print(f"{name:<34}{_shown(name, origins[name].value):<20} {spec.help}")
@@ -190,10 +189,12 @@ def settings_from(
     parser: argparse.ArgumentParser,
     arguments: list[str],
     sections: Sections,
-    *,
-    positional_is_model: bool = True,
-) -> tuple[dict[str, Settings], dict[str, Origin]]:
-    """Settings from a --config file, the environment and the command line; the later win.
+) -> tuple[dict[str, Any], dict[str, Origin], argparse.Namespace]:
+    """Settings from a --config file, the environment and the command line; the later win. A positional MODEL counts as
+    the setting `model`.
+
+    Returns:
+        Section -> configuration, name -> where its value came from, and everything that was parsed.
 
     Raises:
         ConfigError: unknown names (with the nearest known one) and bad values.
@@ -213,17 +214,15 @@ def settings_from(
         parser.error(f"unexpected argument {unknown[0]!r}")
     given = {name: _flat(value) for name, value in vars(args).items() if name in fields and value is not None}
     given |= _speculative(args.speculative_config)
-    positional = getattr(args, "MODEL", None) if positional_is_model else getattr(args, "FIELD", None)
-    if positional_is_model and positional is not None:
-        given["model"] = positional
-    parser.positional = positional  # type: ignore[attr-defined]
-    parser.as_json = getattr(args, "as_json", False)  # type: ignore[attr-defined]
+    if getattr(args, "MODEL", None) is not None:
+        given["model"] = args.MODEL
     environment = {name: os.environ[spec.env] for name, spec in fields.items() if spec.env in os.environ}
     sources: list[tuple[str, Mapping[str, Any]]] = [("environment", environment), ("command line", given)]
     if args.config is not None:
         values = {name: _of_field(fields.get(name), value) for name, value in _read_yaml(args.config).items()}
         sources.insert(0, (args.config, values))
-    return build_sections(sections, sources)
+    built, origins = build_sections(sections, sources)
+    return built, origins, args
 
 
 def _add_flag(parser: argparse.ArgumentParser, spec: ConfigField) -> None:

@@ -6,7 +6,7 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from starlette.requests import Request
 
@@ -114,12 +114,12 @@ async def unless_disconnected(request: Request, work: Awaitable[Result]) -> Resu
         while (await request.receive())["type"] != "http.disconnect":
             pass
 
-    working: asyncio.Future[Any] = asyncio.ensure_future(work)
+    working: asyncio.Future[Result] = asyncio.ensure_future(work)
     watching = asyncio.ensure_future(watch())
     try:
         await asyncio.wait((working, watching), return_when=asyncio.FIRST_COMPLETED)
         if working.done():
-            return working.result()  # type: ignore[no-any-return]
+            return working.result()
         raise ClientGoneError
     finally:
         for task in (working, watching):
