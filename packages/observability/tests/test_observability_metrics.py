@@ -22,8 +22,10 @@ from quire_observability import EngineMetrics, Histogram
 README = Path(__file__).resolve().parents[1] / "README.md"
 
 DASHBOARD_SAMPLES = """
-num_requests_running num_requests_waiting kv_cache_usage_perc prefix_cache_queries_total prefix_cache_hits_total
-prompt_tokens_total prompt_tokens_cached_total generation_tokens_total iteration_tokens_total_bucket
+num_requests_running num_requests_waiting num_requests_waiting_by_reason kv_cache_usage_perc
+prefix_cache_queries_total prefix_cache_hits_total
+prompt_tokens_total prompt_tokens_cached_total prompt_tokens_by_source_total generation_tokens_total
+iteration_tokens_total_bucket
 request_success_total num_preemptions_total admission_rejections_total time_to_first_token_seconds_bucket
 inter_token_latency_seconds_bucket request_time_per_output_token_seconds_bucket e2e_request_latency_seconds_bucket
 request_queue_time_seconds_sum request_inference_time_seconds_sum request_prefill_time_seconds_count
@@ -109,6 +111,37 @@ def test_statistics_become_gauges_and_counters() -> None:
     }
     for name, number in expected.items():
         assert value(metrics, f"quire:{name}") == number
+
+
+@pytest.mark.parametrize("prefix", ["quire", "vllm"])
+def test_breakdowns_add_up_to_what_they_break_down(prefix: str) -> None:
+    metrics = EngineMetrics(prefix, labels={"engine": "0"})
+    metrics.on_step(
+        0,
+        SchedulerStats(
+            num_waiting=7,
+            num_waiting_deferred=3,
+            num_prompt_tokens_total=100,
+            num_cached_prompt_tokens_total=64,
+            num_accepted_tokens_total=9,
+            num_accepted_tokens_per_pos_total=[6, 2, 1],
+        ),
+    )
+    assert value(metrics, f"{prefix}:num_requests_waiting_by_reason", engine="0", reason="capacity") == 4
+    assert value(metrics, f"{prefix}:num_requests_waiting_by_reason", engine="0", reason="deferred") == 3
+    assert value(metrics, f"{prefix}:prompt_tokens_by_source_total", engine="0", source="local_compute") == 36
+    assert value(metrics, f"{prefix}:prompt_tokens_by_source_total", engine="0", source="local_cache_hit") == 64
+    assert value(metrics, f"{prefix}:prompt_tokens_cached_total", engine="0") == 64
+    by_position = f"{prefix}:spec_decode_num_accepted_tokens_per_pos_total"
+    assert [value(metrics, by_position, engine="0", position=str(i)) for i in range(3)] == [6, 2, 1]
+    found = samples(metrics)
+    for total, parts in (
+        ("num_requests_waiting", "num_requests_waiting_by_reason"),
+        ("prompt_tokens_total", "prompt_tokens_by_source_total"),
+        ("spec_decode_num_accepted_tokens_total", "spec_decode_num_accepted_tokens_per_pos_total"),
+    ):
+        together = sum(number for (name, _), number in found.items() if name == f"{prefix}:{parts}")
+        assert together == value(metrics, f"{prefix}:{total}", engine="0")
 
 
 def test_a_finished_request_is_taken_apart() -> None:

@@ -18,6 +18,7 @@ def test_right_drafts_save_steps(make_driver, depth):
     assert len([step for step in driver.steps if step.rows]) == 1 + 4
     stats = driver.scheduler.stats()
     assert (stats.num_drafts_total, stats.num_draft_tokens_total, stats.num_accepted_tokens_total) == (4, 16, 16)
+    assert stats.num_accepted_tokens_per_pos_total == [4, 4, 4, 4]
 
 
 def test_wrong_drafts_cost_no_tokens(make_driver):
@@ -28,6 +29,21 @@ def test_wrong_drafts_cost_no_tokens(make_driver):
     assert driver.told["a"].token_ids == expected_of(request)
     assert driver.scheduler.stats().num_accepted_tokens_total == 0
     assert driver.scheduler.stats().num_draft_tokens_total > 0
+
+
+@pytest.mark.parametrize("accuracy", [0.0, 0.5, 0.9])
+def test_acceptance_is_counted_by_position(make_driver, accuracy):
+    driver = make_driver(num_speculative_tokens=5, draft_accuracy=accuracy)
+    driver.add(*[make_request(f"r{i}", [i, 7], max_tokens=40, seed=i) for i in range(6)])
+    before = driver.scheduler.stats()
+    driver.run()
+    stats = driver.scheduler.stats()
+    by_position = stats.num_accepted_tokens_per_pos_total
+    assert before.num_accepted_tokens_per_pos_total == [0] * 5, "statistics are a copy"
+    assert sum(by_position) == stats.num_accepted_tokens_total
+    assert by_position == sorted(by_position, reverse=True), "a draft is accepted from its beginning on"
+    assert by_position[0] <= stats.num_drafts_total
+    assert (by_position[0] > 0) == (accuracy > 0)
 
 
 def test_drafts_stop_short_of_the_end(make_driver):

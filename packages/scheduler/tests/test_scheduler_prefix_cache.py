@@ -70,3 +70,18 @@ def test_a_step_that_failed_is_not_remembered(make_driver):
     driver.run()
     assert driver.told["b"].num_cached_tokens == 0
     assert driver.told["b"].token_ids == expected_of(twin)
+
+
+def test_prompt_tokens_are_counted_by_where_they_came_from(make_driver):
+    driver = make_driver(prefix_cache=True)
+    prompt = list(range(18))
+    driver.add(make_request("first", prompt, max_tokens=3))
+    driver.run()
+    driver.add(make_request("second", [*prompt, 30, 31], max_tokens=3), make_request("other", [50, 51], max_tokens=3))
+    driver.run()
+    driver.add(make_request("gone", prompt, max_tokens=3))
+    driver.scheduler.abort_requests(["gone"])
+    driver.run()
+    stats = driver.scheduler.stats()
+    assert stats.num_prompt_tokens_total == 18 + 20 + 2, "of requests that reached an output token"
+    assert stats.num_cached_prompt_tokens_total == driver.told["second"].num_cached_tokens == 16

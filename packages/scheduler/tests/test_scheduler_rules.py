@@ -81,3 +81,21 @@ def test_reasons(make_driver):
 def test_a_share_below_one():
     with pytest.raises(ConfigError, match="max_running"):
         MaxRunningPerTenantRule(0)
+
+
+def test_waiting_for_room_is_told_apart_from_waiting_for_something_of_ones_own(make_driver):
+    driver = make_driver(max_num_seqs=2, rules=(MaxRunningPerTenantRule(1),))
+    driver.add(*[make_request(f"a{i}", [1], max_tokens=9, tenant="a") for i in range(3)])
+    driver.step()
+    stats = driver.scheduler.stats()
+    assert (stats.num_waiting, stats.num_waiting_deferred) == (2, 2), "a row is free, but not for this tenant"
+    driver.add(*[make_request(f"b{i}", [1], max_tokens=9, tenant=f"b{i}") for i in range(3)])
+    driver.step()
+    stats = driver.scheduler.stats()
+    assert (stats.num_waiting, stats.num_waiting_deferred) == (4, 0), "no row is free for anybody"
+    driver.scheduler.pause(2)
+    stats = driver.scheduler.stats()
+    assert (stats.num_waiting, stats.num_waiting_deferred) == (4, 4)
+    driver.scheduler.pause(0)
+    driver.run()
+    assert driver.scheduler.stats().num_waiting_deferred == 0

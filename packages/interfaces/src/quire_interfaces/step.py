@@ -115,9 +115,14 @@ class SchedulerStats:
 
     num_running: int = 0
     num_waiting: int = 0
+    num_waiting_deferred: int = 0
+    """Of these, how many wait for something of their own (a grammar, a tenant's share, a pause); the rest want room."""
     kv_cache_usage: float = 0.0
     """Used share of the KV cache blocks, 0 to 1."""
     num_prompt_tokens_total: int = 0
+    """Prompt tokens of requests that reached their first output token."""
+    num_cached_prompt_tokens_total: int = 0
+    """Of these, how many were not computed because the prefix cache had them."""
     num_generation_tokens_total: int = 0
     num_preemptions_total: int = 0
     prefix_cache_query_tokens_total: int = 0
@@ -125,3 +130,5 @@ class SchedulerStats:
     num_draft_tokens_total: int = 0
     num_accepted_tokens_total: int = 0
     num_drafts_total: int = 0
+    num_accepted_tokens_per_pos_total: list[int] = field(default_factory=list)
+    """Entry i counts the drafts whose token i (from 0) was accepted; as long as the longest draft allowed."""

@@ -47,7 +47,7 @@ _HISTOGRAMS: dict[str, tuple[str, tuple[float, ...]]] = {
 
 _COUNTERS = {
     "prompt_tokens": ("num_prompt_tokens_total", "Prompt tokens of requests that reached their first output token."),
-    "prompt_tokens_cached": ("prefix_cache_hit_tokens_total", "Prompt tokens the prefix cache had."),
+    "prompt_tokens_cached": ("num_cached_prompt_tokens_total", "Of prompt_tokens, those the prefix cache had."),
     "generation_tokens": ("num_generation_tokens_total", "Output tokens."),
     "num_preemptions": ("num_preemptions_total", "Requests that lost their place and were recomputed."),
     "prefix_cache_queries": ("prefix_cache_query_tokens_total", "Tokens looked up in the prefix cache."),
@@ -193,6 +193,7 @@ class EngineMetrics(Collector):
             yield self._gauge(name, text, getattr(stats, field))
         for name, (field, text) in _COUNTERS.items():
             yield self._counter(name, text, getattr(stats, field))
+        yield from self._breakdowns(stats)
         yield self._counter("admission_rejections", "Requests the engine refused.", self._num_rejected)
         yield self._request_success()
         for name, (text, _) in _HISTOGRAMS.items():
@@ -206,11 +207,33 @@ class EngineMetrics(Collector):
             info.add_metric([*self._label_values, *self._cache_config.values()], 1)
             yield info
 
+    def _breakdowns(self, stats: SchedulerStats) -> Iterator[Metric]:
+        """What a label splits into parts that add up to a metric without it."""
+        waiting = GaugeMetricFamily(
+            self._name("num_requests_waiting_by_reason"),
+            "Requests in the queue: for want of room (capacity), or for something of their own (deferred).",
+            labels=[*self._label_names, "reason"],
+        )
+        num_deferred = stats.num_waiting_deferred
+        for reason, count in (("capacity", stats.num_waiting - num_deferred), ("deferred", num_deferred)):
+            waiting.add_metric([*self._label_values, reason], count)
+        yield waiting
+        num_cached = stats.num_cached_prompt_tokens_total
+        sources = (("local_compute", stats.num_prompt_tokens_total - num_cached), ("local_cache_hit", num_cached))
+        yield self._labelled("prompt_tokens_by_source", "Prompt tokens, computed or from the cache.", "source", sources)
+        positions = ((str(index), count) for index, count in enumerate(stats.num_accepted_tokens_per_pos_total))
+        text = "Drafts whose token at this position, from 0, was accepted."
+        yield self._labelled("spec_decode_num_accepted_tokens_per_pos", text, "position", positions)
+
     def _request_success(self) -> CounterMetricFamily:
-        names = [*self._label_names, "finished_reason"]
-        family = CounterMetricFamily(self._name("request_success"), "Requests that ended, by reason.", labels=names)
-        for reason, count in self._num_finished.items():
-            family.add_metric([*self._label_values, reason.value], count)
+        counts = ((reason.value, count) for reason, count in self._num_finished.items())
+        return self._labelled("request_success", "Requests that ended, by reason.", "finished_reason", counts)
+
+    def _labelled(self, name: str, text: str, label: str, counts: Iterable[tuple[str, float]]) -> CounterMetricFamily:
+        """A counter with one more label."""
+        family = CounterMetricFamily(self._name(name), text, labels=[*self._label_names, label])
+        for value, count in counts:
+            family.add_metric([*self._label_values, value], count)
         return family
 
     def _gauge(self, name: str, text: str, value: float) -> GaugeMetricFamily:

@@ -138,8 +138,11 @@ class ResultTaker:
             counters.num_drafts_total += 1
             counters.num_draft_tokens_total += num_drafts
             counters.num_accepted_tokens_total += num_sampled - 1
+            for position in range(num_sampled - 1):
+                counters.num_accepted_tokens_per_pos_total[position] += 1
         if not request.output_token_ids:
             counters.num_prompt_tokens_total += len(request.prompt_token_ids)
+            counters.num_cached_prompt_tokens_total += min(request.num_cached_tokens, len(request.prompt_token_ids))
         num_taken, reason, stop_token_id = append_tokens(state, tokens)
         counters.num_generation_tokens_total += num_taken
         if end >= state.cache_at:

@@ -78,7 +78,7 @@ class Scheduler:
         """News that did not come from a step; they go out with the next `update`."""
         self._out_of_blocks = False
         """The first waiting request found too few blocks, and nothing has changed since."""
-        self._counters = SchedulerStats()
+        self._counters = SchedulerStats(num_accepted_tokens_per_pos_total=[0] * config.num_speculative_tokens)
         self._results = ResultTaker(allocator, self._counters, config.num_speculative_tokens, self._finish)
 
     def add_request(self, request: Request) -> None:
@@ -442,6 +442,8 @@ class Scheduler:
             self._counters,
             num_running=len(self._running),
             num_waiting=len(self._waiting),
+            num_waiting_deferred=sum(self._waiting_reason(state)[1] for state in self._waiting),
+            num_accepted_tokens_per_pos_total=list(self._counters.num_accepted_tokens_per_pos_total),
             kv_cache_usage=1 - usage.num_free_blocks / usage.num_total_blocks if usage.num_total_blocks else 0.0,
         )
 
@@ -453,10 +455,15 @@ class Scheduler:
         """
         reasons: dict[str, int] = {}
         for state in self._waiting:
-            if self._is_held(state):
-                reason = "tokens_in_flight" if state.request.num_in_flight_tokens else "paused"
-            else:
-                rule = self._refusing_rule(state.request)
-                reason = "capacity" if rule is None else rule.name
+            reason, _ = self._waiting_reason(state)
             reasons[reason] = reasons.get(reason, 0) + 1
         return reasons
+
+    def _waiting_reason(self, state: RequestState) -> tuple[str, bool]:
+        """(why a waiting request does not run, whether for something of its own rather than for want of room)."""
+        if self._is_held(state):
+            return "tokens_in_flight" if state.request.num_in_flight_tokens else "paused", True
+        rule = self._refusing_rule(state.request)
+        if rule is None:
+            return "capacity", False
+        return rule.name, not rule.holds_queue
