@@ -12,6 +12,7 @@ from quire_interfaces.errors import (
     RequestAbortedError,
     RequestError,
 )
+from quire_interfaces.grammar import CompiledGrammar, GrammarBackend, GrammarMatcher, GrammarSource
 from quire_interfaces.kv_cache import (
     NULL_BLOCK_ID,
     AllBlocksCleared,
@@ -40,6 +41,7 @@ from quire_interfaces.step import (
     SchedulerStats,
     TokenLogprobs,
 )
+from quire_interfaces.structured_outputs import GrammarSpec, ReasoningSpan, StructuredOutputsParams
 from quire_interfaces.text import Detokenizer, RenderedPrompt, Renderer, TextDelta, Tokenizer
 
 __version__ = "0.1.0"
@@ -54,6 +56,7 @@ __all__ = [
     "BlockStored",
     "CachedPrefix",
     "CheckpointError",
+    "CompiledGrammar",
     "ConfigError",
     "ContextLengthError",
     "Detokenizer",
@@ -63,6 +66,10 @@ __all__ = [
     "Executor",
     "FinishReason",
     "FullAttentionSpec",
+    "GrammarBackend",
+    "GrammarMatcher",
+    "GrammarSource",
+    "GrammarSpec",
     "KVCacheEvent",
     "KVCacheGroup",
     "KVCachePlan",
@@ -77,6 +84,7 @@ __all__ = [
     "PauseState",
     "PrefixCacheMiss",
     "QuireError",
+    "ReasoningSpan",
     "RenderedPrompt",
     "Renderer",
     "Request",
@@ -90,6 +98,7 @@ __all__ = [
     "SchedulingPolicy",
     "Settings",
     "SlidingWindowSpec",
+    "StructuredOutputsParams",
     "Tensor",
     "TextDelta",
     "TokenLogprobs",

@@ -10,6 +10,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from quire_interfaces.errors import RequestError
+from quire_interfaces.structured_outputs import StructuredOutputsParams
 
 __all__ = ["MAX_LOGPROBS", "SamplingParams"]
 
@@ -21,8 +22,9 @@ MAX_LOGPROBS = 64
 class SamplingParams:
     """Sampling parameters of one request.
 
-    Order of application: allowed_token_ids, bad words, minimum tokens, logit bias and penalties on the raw logits;
-    then temperature, min_p, top_k, top_p; then the draw. temperature == 0 is greedy and ignores the last four.
+    Order of application: structured_outputs, allowed_token_ids, bad words, minimum tokens, logit bias and penalties on
+    the raw logits; then temperature, min_p, top_k, top_p; then the draw. temperature == 0 is greedy and ignores the
+    last four.
 
     Raises:
         RequestError: with `param` set, when a value is out of range or two values contradict each other.
@@ -72,6 +74,8 @@ class SamplingParams:
     """Leave special tokens out of the text."""
     detokenize: bool = True
     """Produce text; off for token-only clients (stop strings then cannot be used)."""
+    structured_outputs: StructuredOutputsParams | None = None
+    """The form the output must have: a JSON schema, a pattern, a grammar, ..."""
     extra_args: dict[str, Any] | None = None
     """For custom logits processors; the engine does not look inside."""
 
@@ -99,6 +103,7 @@ class SamplingParams:
         self._check_max_tokens()
         self._check_token_lists()
         self._check_stop()
+        self._check_structured_outputs()
 
     def _check_max_tokens(self) -> None:
         if self.max_tokens is None:
@@ -126,6 +131,19 @@ class SamplingParams:
                 raise _wrong("stop", text, "hold non-empty strings")
         if self.stop and not self.detokenize:
             raise _wrong("stop", list(self.stop), "be left out when detokenize is false; use stop_token_ids")
+
+    def _check_structured_outputs(self) -> None:
+        if self.structured_outputs is None:
+            return
+        if not isinstance(self.structured_outputs, StructuredOutputsParams):
+            raise _wrong("structured_outputs", self.structured_outputs, "be StructuredOutputsParams")
+        if self.min_tokens:
+            raise RequestError(
+                f"min_tokens ({self.min_tokens}) cannot be combined with structured_outputs, which alone say when the "
+                "output may end; leave it out, or ask for a minimal length in the schema or pattern",
+                param="min_tokens",
+                code="unsupported_combination",
+            )
 
     @property
     def greedy(self) -> bool:

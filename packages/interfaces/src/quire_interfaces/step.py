@@ -62,6 +62,9 @@ class SchedulerOutput:
     """Row -> blocks to append to its block table, per group; rows of `new_rows` are not listed."""
     draft_token_ids: dict[int, list[int]] = field(default_factory=dict)
     """Row -> draft tokens, which follow the last known token; counted in `num_scheduled_tokens`."""
+    forced_rows: set[int] = field(default_factory=set)
+    """Rows of `draft_token_ids` whose drafts are certain (see `ModelRunnerOutput.forced_token_ids`): they are taken as
+    they are, not verified."""
     freed_rows: list[int] = field(default_factory=list)
     """Rows whose request finished or was preempted since the last step; freed before `new_rows` are filled."""
 
@@ -89,6 +92,9 @@ class ModelRunnerOutput:
     """Row -> prompt positions finished in this step, in order (position 0 has none)."""
     draft_token_ids: dict[int, list[int]] = field(default_factory=dict)
     """Row -> proposal for the next step."""
+    forced_token_ids: dict[int, list[int]] = field(default_factory=dict)
+    """Row -> tokens that certainly follow the last one in `sampled_token_ids`, because the request's grammar leaves no
+    choice. Steps in flight produce the first of them; the scheduler may put the others into the next step as drafts."""
     failed_rows: dict[int, str] = field(default_factory=dict)
     """Row -> why this request cannot go on (its own fault, e.g. a logits processor that raised)."""
 

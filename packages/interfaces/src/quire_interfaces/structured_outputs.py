@@ -1,0 +1,179 @@
+"""What form one request wants its output to have. Field names follow vLLM's `structured_outputs`.
+
+Knows which fields exclude each other and what is JSON at all; knows no grammar library and no tokenizer, so it cannot
+tell whether a schema or pattern is one that a backend understands.
+"""
+
+from __future__ import annotations
+
+import json as json_library
+import reprlib
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+from quire_interfaces.errors import RequestError
+
+__all__ = ["KINDS", "GrammarSpec", "ReasoningSpan", "StructuredOutputsParams"]
+
+KINDS = ("json", "regex", "choice", "grammar", "json_object", "structural_tag")
+"""The fields of `StructuredOutputsParams` of which exactly one must be given."""
+
+
+class GrammarSpec(NamedTuple):
+    """The content of a constraint: hashable, so that equal ones are compiled once."""
+
+    kind: str
+    """"json", "regex", "choice", "grammar" or "structural_tag" (a JSON object is the schema {"type": "object"})."""
+    text: str
+    """The schema as compact JSON, the pattern, the choices as a JSON list, the grammar, or the tag as compact JSON."""
+    whitespace_pattern: str | None = None
+    """Pattern of what may stand between the tokens of JSON; "" for nothing, None for the backend's default."""
+    additional_properties: bool = True
+    """Whether an object schema that says nothing about it takes properties that it does not name."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReasoningSpan:
+    """Where the model thinks before it answers; the constraint applies to what follows.
+
+    Raises:
+        RequestError: there is no way out of the span.
+    """
+
+    end_token_ids: tuple[int, ...]
+    """The tokens that end the thinking."""
+    start_token_ids: tuple[int, ...] = ()
+    """The tokens that begin it, if the output itself may begin with them; empty if it never does."""
+    is_open: bool = False
+    """Whether the prompt has begun the thinking already."""
+
+    def __post_init__(self) -> None:
+        for name in ("start_token_ids", "end_token_ids"):
+            object.__setattr__(self, name, tuple(getattr(self, name)))
+            for token_id in getattr(self, name):
+                if isinstance(token_id, bool) or not isinstance(token_id, int) or token_id < 0:
+                    raise _wrong(f"structured_outputs.reasoning.{name}", token_id, "hold token ids")
+        if not self.end_token_ids:
+            raise _wrong("structured_outputs.reasoning.end_token_ids", [], "name the tokens that end the thinking")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StructuredOutputsParams:
+    """A constraint on the output of one request: exactly one of the first six fields, and its options.
+
+    Raises:
+        RequestError: with `param` set, when none or several of them are given, or one is not what it must be.
+    """
+
+    json: str | dict[str, Any] | None = None
+    """A JSON schema (draft 2020-12), as an object or as text."""
+    regex: str | None = None
+    """A regular expression that the whole output matches (the syntax of Rust's `regex`; no look-around)."""
+    choice: tuple[str, ...] | None = None
+    """The output is one of these texts."""
+    grammar: str | None = None
+    """A context-free grammar in Lark's or in GBNF's notation."""
+    json_object: bool | None = None
+    """Any JSON object."""
+    structural_tag: str | dict[str, Any] | None = None
+    """Free text with tagged, constrained parts, as an object or as text."""
+    disable_any_whitespace: bool = False
+    """JSON without white space between its tokens."""
+    disable_additional_properties: bool = False
+    """Objects hold no properties but those their schema names, unless it says otherwise itself."""
+    whitespace_pattern: str | None = None
+    """Pattern of the white space that may stand between the tokens of JSON."""
+    reasoning: ReasoningSpan | None = None
+    """The constraint begins after this; None constrains the output from its first token on."""
+
+    def __post_init__(self) -> None:
+        given = [name for name in KINDS if getattr(self, name) not in (None, False)]
+        if len(given) != 1:
+            found = f"got {' and '.join(given)}" if given else "got none"
+            raise RequestError(
+                f"structured_outputs must have exactly one of {', '.join(KINDS)}, {found}", param="structured_outputs"
+            )
+        getattr(self, f"_check_{given[0]}", self._check_text)(given[0])
+        if self.whitespace_pattern is not None:
+            if not isinstance(self.whitespace_pattern, str):
+                raise _wrong("structured_outputs.whitespace_pattern", self.whitespace_pattern, "be text")
+            if self.disable_any_whitespace:
+                raise RequestError(
+                    "whitespace_pattern and disable_any_whitespace exclude each other; leave one of them out",
+                    param="structured_outputs.whitespace_pattern",
+                )
+
+    @property
+    def kind(self) -> str:
+        """The one of `KINDS` that is given."""
+        return next(name for name in KINDS if getattr(self, name) not in (None, False))
+
+    def normalized(self) -> StructuredOutputsParams:
+        """The same with JSON as compact text: cheap to send, and to compare."""
+        if isinstance(self.json, dict):
+            return replace(self, json=_compact(self.json))
+        if isinstance(self.structural_tag, dict):
+            return replace(self, structural_tag=_compact(self.structural_tag))
+        return self
+
+    def spec(self) -> GrammarSpec:
+        """The content, without where it begins."""
+        kind, value = self.kind, getattr(self, self.kind)
+        if kind == "json_object":
+            kind, value = "json", '{"type":"object"}'
+        elif kind == "choice":
+            value = _compact(list(value))
+        elif not isinstance(value, str):
+            value = _compact(value)
+        if kind != "json":
+            return GrammarSpec(kind, value)
+        pattern = "" if self.disable_any_whitespace else self.whitespace_pattern
+        return GrammarSpec(kind, value, pattern, not self.disable_additional_properties)
+
+    def _check_text(self, name: str) -> None:
+        value = getattr(self, name)
+        if not isinstance(value, str) or value == "":
+            raise _wrong(f"structured_outputs.{name}", value, "be text and not empty")
+
+    def _check_json(self, name: str) -> None:
+        value = getattr(self, name)
+        if isinstance(value, str):
+            value = _parsed(name, value)
+        if not isinstance(value, (dict, bool)):
+            raise _wrong(f"structured_outputs.{name}", value, "be a JSON object, or JSON text of one")
+
+    _check_structural_tag = _check_json
+
+    def _check_json_object(self, name: str) -> None:
+        if self.json_object is not True:
+            raise _wrong("structured_outputs.json_object", self.json_object, "be true or left out")
+
+    def _check_choice(self, name: str) -> None:
+        if not isinstance(self.choice, (tuple, list)) or not self.choice:
+            raise _wrong("structured_outputs.choice", self.choice, "be a list of at least one text")
+        for text in self.choice:
+            if not isinstance(text, str) or text == "":
+                raise _wrong("structured_outputs.choice", text, "hold non-empty texts only")
+        object.__setattr__(self, "choice", tuple(self.choice))
+
+
+def _compact(value: Any) -> str:
+    try:
+        return json_library.dumps(value, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise RequestError(
+            f"structured_outputs cannot be written as JSON: {error}", param="structured_outputs"
+        ) from None
+
+
+def _parsed(name: str, text: str) -> Any:
+    try:
+        return json_library.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise RequestError(
+            f"structured_outputs.{name} is not JSON: {error or 'nested too deeply'}", param=f"structured_outputs.{name}"
+        ) from None
+
+
+def _wrong(param: str, value: Any, must: str) -> RequestError:
+    return RequestError(f"{param} must {must}, got {reprlib.repr(value)}", param=param)
