@@ -29,6 +29,18 @@ from quire_interfaces.kv_cache import (
     PrefixCacheMiss,
     SlidingWindowSpec,
 )
+from quire_interfaces.kv_transfer import (
+    BlockKey,
+    BlockMemory,
+    BlockTransfer,
+    KVConnector,
+    KVTransferJob,
+    KVTransferOutput,
+    KVTransferPlan,
+    KVTransferWorker,
+    LoadablePrefix,
+    TieredBlockAllocator,
+)
 from quire_interfaces.policy import AdmissionRule, PauseState, Scheduler, SchedulingPolicy
 from quire_interfaces.request import FinishReason, Request, RequestStatus
 from quire_interfaces.sampling_params import MAX_LOGPROBS, SamplingParams
@@ -52,8 +64,11 @@ __all__ = [
     "AdmissionRule",
     "AllBlocksCleared",
     "BlockAllocator",
+    "BlockKey",
+    "BlockMemory",
     "BlockRemoved",
     "BlockStored",
+    "BlockTransfer",
     "CachedPrefix",
     "CheckpointError",
     "CompiledGrammar",
@@ -75,7 +90,13 @@ __all__ = [
     "KVCachePlan",
     "KVCacheSpec",
     "KVCacheUsage",
+    "KVConnector",
+    "KVTransferJob",
+    "KVTransferOutput",
+    "KVTransferPlan",
+    "KVTransferWorker",
     "LinearMethod",
+    "LoadablePrefix",
     "LogitsProcessor",
     "ModelNotFoundError",
     "ModelRunnerOutput",
@@ -101,6 +122,7 @@ __all__ = [
     "StructuredOutputsParams",
     "Tensor",
     "TextDelta",
+    "TieredBlockAllocator",
     "TokenLogprobs",
     "Tokenizer",
     "at_least",

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from quire_interfaces.kv_transfer import KVTransferOutput, KVTransferPlan
 from quire_interfaces.request import FinishReason
 from quire_interfaces.sampling_params import SamplingParams
 
@@ -67,6 +68,8 @@ class SchedulerOutput:
     they are, not verified."""
     freed_rows: list[int] = field(default_factory=list)
     """Rows whose request finished or was preempted since the last step; freed before `new_rows` are filled."""
+    kv_transfer: KVTransferPlan | None = None
+    """Blocks to move between memory and a tier; begun before everything else of the step."""
 
 
 @dataclass(slots=True)
@@ -97,6 +100,8 @@ class ModelRunnerOutput:
     choice. Steps in flight produce the first of them; the scheduler may put the others into the next step as drafts."""
     failed_rows: dict[int, str] = field(default_factory=dict)
     """Row -> why this request cannot go on (its own fault, e.g. a logits processor that raised)."""
+    kv_transfer: KVTransferOutput | None = None
+    """What became of blocks on their way from or to a tier."""
 
 
 @dataclass(slots=True)
@@ -128,11 +133,17 @@ class SchedulerStats:
     num_prompt_tokens_total: int = 0
     """Prompt tokens of requests that reached their first output token."""
     num_cached_prompt_tokens_total: int = 0
-    """Of these, how many were not computed because the prefix cache had them."""
+    """Of these, how many were not computed because the prefix cache had them, in memory or in a tier."""
+    num_external_prompt_tokens_total: int = 0
+    """Of these, how many a tier brought."""
     num_generation_tokens_total: int = 0
     num_preemptions_total: int = 0
     prefix_cache_query_tokens_total: int = 0
     prefix_cache_hit_tokens_total: int = 0
+    external_prefix_cache_query_tokens_total: int = 0
+    """Tokens that were not in memory and looked up in a tier outside of it."""
+    external_prefix_cache_hit_tokens_total: int = 0
+    """Of these, how many the tier brought; `prefix_cache_hit_tokens_total` does not count them."""
     num_draft_tokens_total: int = 0
     num_accepted_tokens_total: int = 0
     num_drafts_total: int = 0
