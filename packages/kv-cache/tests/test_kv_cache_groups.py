@@ -52,7 +52,7 @@ def test_longest_prefix_is_the_longest(
         for n in range(max_blocks + 1)
         if all(goes_on_after(window, block_size, present, n) for window, present in groups)
     )
-    found = shared_prefix_blocks(policies, indexes, HASHES, max_blocks)
+    found = shared_prefix_blocks(policies, [index.blocks for index in indexes], HASHES, max_blocks)
     assert found == expected
     tables = prefix_block_ids(policies, indexes, HASHES, found, block_size)
     for number, (table, (window, _)) in enumerate(zip(tables, groups, strict=True)):
@@ -67,7 +67,7 @@ def test_a_later_groups_cut_is_put_to_the_earlier_ones() -> None:
     for number, (index, blocks) in enumerate(zip(indexes, ([0, 2], [0, 1]), strict=True)):
         for block in blocks:
             index.insert(HASHES[block], 1 + number * 100 + block)
-    assert shared_prefix_blocks(policies, indexes, HASHES, 3) == 1
+    assert shared_prefix_blocks(policies, [index.blocks for index in indexes], HASHES, 3) == 1
 
 
 @settings(deadline=None)

@@ -4,6 +4,7 @@ The model knows nothing of hashes, reference counts or free lists. It keeps, for
 content was last written there, and before each step checks that every slot the step reads still holds what this request
 (or one with the same beginning) wrote. A block shared wrongly, evicted while in use or given back too early is found
 here, whatever the cause. What is findable is followed through the events; the longest prefix is searched by trying all.
+Beside it stands a tier that keeps copies of blocks as they were in memory, and loads that bring them back.
 """
 
 from __future__ import annotations
@@ -17,8 +18,10 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from quire_interfaces import (
     AllBlocksCleared,
+    BlockKey,
     BlockRemoved,
     BlockStored,
+    BlockTransfer,
     CachedPrefix,
     FullAttentionSpec,
     KVCacheSpec,
@@ -63,7 +66,16 @@ class CacheMachine(RuleBasedStateMachine):
                 FullAttentionSpec(**common) if window is None else SlidingWindowSpec(**common, sliding_window=window)
             )
         config = KVCacheConfig(block_size=block_size, prefix_caching_hash_algo=algorithm, enable_kv_cache_events=True)
-        self.manager = KVCacheManager(plan_kv_cache(specs, num_blocks=num_usable + 1), config)
+        self.offered: list[BlockKey] = []
+        self.tier: dict[BlockKey, list[Any]] = {}
+        self.loads: dict[int, tuple[BlockTransfer, ...]] = {}
+        self.held_by_loads: dict[int, list[int]] = {}
+        self.num_loads = 0
+        self.manager = KVCacheManager(
+            plan_kv_cache(specs, num_blocks=num_usable + 1),
+            config,
+            on_computed=lambda group, hashes: self.offered.extend(BlockKey(group, each) for each in hashes),
+        )
         assert [getattr(g.spec, "sliding_window", None) for g in plan_kv_cache(specs, num_blocks=99).groups] == list(
             windows
         )
@@ -133,7 +145,7 @@ class CacheMachine(RuleBasedStateMachine):
         if cached is not None:
             num_held_blocks = cached.num_tokens // self.size
             used.update(block for table in cached.block_ids for block in table)
-        num_free = self.num_usable - len(used - {0})
+        num_free = self.num_usable - len((used | self.blocks_of_loads()) - {0})
         needed = max(-(-num_slots // self.size) - num_held_blocks, 0) * len(self.windows)
         return needed, num_free
 
@@ -265,6 +277,75 @@ class CacheMachine(RuleBasedStateMachine):
     @rule()
     def reset(self) -> None:
         assert self.manager.reset_prefix_cache() == (not self.running)
+        if not self.running:
+            self.held_by_loads = {job: [] for job in self.loads}
+
+    # The tier
+
+    def blocks_of_loads(self) -> set[int]:
+        targets = {block.block_id for blocks in self.loads.values() for block in blocks}
+        return targets.union(*self.held_by_loads.values())
+
+    @precondition(lambda self: self.offered)
+    @rule(data=st.data())
+    def store(self, data: st.DataObject) -> None:
+        """Copy some of what was offered, as far as it is still in memory."""
+        num_taken = data.draw(st.integers(1, len(self.offered)))
+        taken, self.offered = self.offered[:num_taken], self.offered[num_taken:]
+        for key in taken:
+            block = self.manager.cached_block_id(key)
+            assert (block is None) == ((key.group, key.block_hash) not in self.findable)
+            if block is not None:
+                self.tier[key] = [self.memory[block, slot] for slot in range(self.size)]
+
+    @precondition(lambda self: self.tier and self.waiting)
+    @rule(data=st.data())
+    def begin_load(self, data: st.DataObject) -> None:
+        request = data.draw(st.sampled_from(self.waiting)).request
+        cached = self.manager.find_cached_prefix(request)
+        prefix = self.manager.find_loadable_prefix(request, cached, self.tier.__contains__)
+        in_reach = self.findable | {(key.group, key.block_hash) for key in self.tier}
+        assert prefix.num_tokens == self.longest_findable(request, in_reach)
+        assert bool(prefix.missing) == (prefix.num_tokens > cached.num_tokens)
+        if not prefix.missing:
+            return
+        read = [
+            (group, block)
+            for group, window in enumerate(self.windows)
+            for block in range(self.first_read(window, prefix.num_tokens) // self.size, prefix.num_tokens // self.size)
+        ]
+        in_memory = [
+            self.manager.cached_block_id(BlockKey(group, request.block_hashes[block])) for group, block in read
+        ]
+        assert sorted(prefix.missing) == sorted(
+            place for place, block in zip(read, in_memory, strict=True) if block is None
+        )
+        num_free = self.manager.usage().num_free_blocks
+        blocks = self.manager.begin_load(self.num_loads, request, prefix)
+        assert (blocks is None) == (prefix.num_blocks_wanted > num_free)
+        if blocks is not None:
+            assert self.manager.usage().num_free_blocks == num_free - prefix.num_blocks_wanted
+            self.loads[self.num_loads] = blocks
+            self.held_by_loads[self.num_loads] = [block for block in in_memory if block is not None]
+            self.num_loads += 1
+
+    @precondition(lambda self: self.loads)
+    @rule(data=st.data(), all_arrive=st.booleans())
+    def end_load(self, data: st.DataObject, all_arrive: bool) -> None:
+        """Whatever happened meanwhile, nobody else has had the blocks; some may not have come."""
+        job = data.draw(st.sampled_from(sorted(self.loads)))
+        blocks = self.loads.pop(job)
+        del self.held_by_loads[job]
+        arrived = [all_arrive or data.draw(st.booleans()) for _ in blocks]
+        for block, is_there in zip(blocks, arrived, strict=True):
+            for slot in range(self.size):
+                self.memory[block.block_id, slot] = self.tier[block.key][slot] if is_there else "rubbish"
+        num_offered = len(self.offered)
+        self.manager.end_load(job, arrived)
+        assert len(self.offered) == num_offered, "what a tier brought is not offered to it again"
+        self.follow_events()
+        for block, is_there in zip(blocks, arrived, strict=True):
+            assert not is_there or (block.key.group, block.key.block_hash) in self.findable
 
     @precondition(lambda self: self.waiting)
     @rule(data=st.data())
@@ -303,14 +384,15 @@ class CacheMachine(RuleBasedStateMachine):
             self.findable.add((event.group, block_hash))
             parent = block_hash
 
-    def longest_findable(self, request: Request) -> int:
+    def longest_findable(self, request: Request, where: set[tuple[int, bytes]] | None = None) -> int:
         self.follow_events()
+        where = self.findable if where is None else where
         if not request.reads_prefix_cache:
             return 0
         longest = 0
         for end in range(0, request.num_tokens, self.size):
             if all(
-                (group, request.block_hashes[position // self.size]) in self.findable
+                (group, request.block_hashes[position // self.size]) in where
                 for group, window in enumerate(self.windows)
                 for position in range(self.first_read(window, end), end)
             ):
@@ -325,12 +407,15 @@ class CacheMachine(RuleBasedStateMachine):
         assert usage.num_total_blocks == self.num_usable
         tables = [self.manager.block_ids(sequence.request.request_id) for sequence in self.running]
         held = {block for groups in tables for table in groups for block in table} - {0}
+        held |= self.blocks_of_loads()
         assert usage.num_free_blocks == self.num_usable - len(held)
 
     def teardown(self) -> None:
         if hasattr(self, "manager"):
             for sequence in self.running:
                 self.manager.free(sequence.request)
+            for job, blocks in self.loads.items():
+                self.manager.end_load(job, [False] * len(blocks))
             self.manager.check_integrity()
             assert self.manager.usage().num_free_blocks == self.num_usable
 

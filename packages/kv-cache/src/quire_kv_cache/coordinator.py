@@ -7,7 +7,7 @@ only shrinks, hence this ends).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 
 from quire_interfaces import NULL_BLOCK_ID
 from quire_kv_cache.groups import GroupPolicy
@@ -17,14 +17,17 @@ __all__ = ["prefix_block_ids", "shared_prefix_blocks"]
 
 
 def shared_prefix_blocks(
-    policies: Sequence[GroupPolicy], indexes: Sequence[PrefixIndex], block_hashes: Sequence[bytes], max_blocks: int
+    policies: Sequence[GroupPolicy],
+    indexes: Sequence[Container[bytes]],
+    block_hashes: Sequence[bytes],
+    max_blocks: int,
 ) -> int:
-    """Most blocks n <= max_blocks after which every group can go on."""
+    """Most blocks n <= max_blocks after which every group can go on; `indexes` say per group which hashes are there."""
     agreed = max_blocks
     num_agreeing = 0
     turn = 0
     while agreed and num_agreeing < len(policies):
-        candidate = policies[turn].longest_prefix(indexes[turn].blocks, block_hashes, agreed)
+        candidate = policies[turn].longest_prefix(indexes[turn], block_hashes, agreed)
         num_agreeing = num_agreeing + 1 if candidate == agreed else 1
         agreed = candidate
         turn = (turn + 1) % len(policies)

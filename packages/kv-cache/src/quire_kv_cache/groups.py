@@ -7,7 +7,7 @@ coordinator know groups only through it.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Sequence
 from typing import Protocol
 
 from quire_interfaces import ConfigError, FullAttentionSpec, KVCacheSpec, SlidingWindowSpec
@@ -20,7 +20,7 @@ NEVER = sys.maxsize
 class GroupPolicy(Protocol):
     """The rules of one KV cache group. Stateless: everything it decides follows from its arguments."""
 
-    def longest_prefix(self, index: Mapping[bytes, int], block_hashes: Sequence[bytes], max_blocks: int) -> int:
+    def longest_prefix(self, index: Container[bytes], block_hashes: Sequence[bytes], max_blocks: int) -> int:
         """Most blocks n <= max_blocks such that a request can go on after its first n blocks: every block from
         `first_read_block(n * block_size)` to n is in `index`."""
 
@@ -42,7 +42,7 @@ class FullAttentionGroup:
     def __init__(self, spec: KVCacheSpec) -> None:
         self.block_size = spec.block_size
 
-    def longest_prefix(self, index: Mapping[bytes, int], block_hashes: Sequence[bytes], max_blocks: int) -> int:
+    def longest_prefix(self, index: Container[bytes], block_hashes: Sequence[bytes], max_blocks: int) -> int:
         for i in range(max_blocks):
             if block_hashes[i] not in index:
                 return i
@@ -71,7 +71,7 @@ class SlidingWindowGroup:
         self.block_size = spec.block_size
         self.num_tokens_before = spec.sliding_window - 1
 
-    def longest_prefix(self, index: Mapping[bytes, int], block_hashes: Sequence[bytes], max_blocks: int) -> int:
+    def longest_prefix(self, index: Container[bytes], block_hashes: Sequence[bytes], max_blocks: int) -> int:
         # From the end: the last run of present blocks that is long enough, or that reaches the beginning.
         end = max_blocks
         first_needed = self.first_read_block(end * self.block_size)

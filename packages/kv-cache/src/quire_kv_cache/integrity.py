@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from quire_interfaces import NULL_BLOCK_ID
 from quire_kv_cache.block_pool import BlockPool
@@ -12,20 +12,29 @@ from quire_kv_cache.request_blocks import RequestBlocks
 __all__ = ["check_integrity"]
 
 
-def check_integrity(pool: BlockPool, requests: Mapping[str, RequestBlocks], block_size: int) -> None:
+def check_integrity(
+    pool: BlockPool, requests: Mapping[str, RequestBlocks], loading: Iterable[int], block_size: int
+) -> None:
     """Compare references, free list, prefix indexes and block tables with each other.
+
+    Args:
+        pool: The blocks.
+        requests: What each request holds.
+        loading: Blocks held by loads, once per reference.
+        block_size: Tokens in a block.
 
     Raises:
         AssertionError: naming the block or request at fault.
     """
-    _check_references(pool, requests)
+    _check_references(pool, requests, loading)
     _check_indexes(pool)
     for request_id, held in requests.items():
         _check_tables(pool, request_id, held, block_size)
 
 
-def _check_references(pool: BlockPool, requests: Mapping[str, RequestBlocks]) -> None:
+def _check_references(pool: BlockPool, requests: Mapping[str, RequestBlocks], loading: Iterable[int]) -> None:
     counted = Counter(block for held in requests.values() for table in held.tables for block in table)
+    counted.update(loading)
     del counted[NULL_BLOCK_ID]
     free = pool.free_block_ids()
     assert len(free) == pool.num_free, f"{len(free)} blocks are in the free list, {pool.num_free} are counted"
@@ -36,7 +45,7 @@ def _check_references(pool: BlockPool, requests: Mapping[str, RequestBlocks]) ->
     for block in range(1, pool.num_blocks):
         held = counted[block]
         references = pool.ref_counts[block]
-        assert references == held, f"block {block}: {references} references, but {held} block tables hold it"
+        assert references == held, f"block {block}: {references} references, but {held} block tables and loads hold it"
         assert (block in is_free) == (held == 0), f"block {block}: held {held} times, free: {block in is_free}"
         assert held <= 1 or pool.block_hashes[block] is not None, f"block {block} is shared, but has no content"
 

@@ -7,15 +7,19 @@ owner, the scheduler's loop, makes all calls.
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from quire_interfaces import (
     NULL_BLOCK_ID,
+    BlockKey,
+    BlockTransfer,
     CachedPrefix,
     ConfigError,
     KVCacheEvent,
     KVCachePlan,
     KVCacheUsage,
+    LoadablePrefix,
     PrefixCacheMiss,
     Request,
 )
@@ -27,6 +31,7 @@ from quire_kv_cache.events import EventLog
 from quire_kv_cache.groups import NEVER, make_group_policy
 from quire_kv_cache.hashing import BlockHasher, block_extra_keys
 from quire_kv_cache.integrity import check_integrity
+from quire_kv_cache.loads import BlockLoads
 from quire_kv_cache.miss import PrefixHistory, explain_miss
 from quire_kv_cache.request_blocks import RequestBlocks
 
@@ -48,7 +53,7 @@ class PrefixCacheStats(NamedTuple):
 
 
 class KVCacheManager:
-    """The paged KV cache's bookkeeping; implements `quire_interfaces.BlockAllocator`.
+    """The paged KV cache's bookkeeping; implements `quire_interfaces.TieredBlockAllocator`.
 
     Block allocation follows PagedAttention (Kwon et al. 2023, arXiv:2309.06180, section 4); blocks are shared by
     content hash and evicted least recently used first.
@@ -56,12 +61,20 @@ class KVCacheManager:
     Args:
         plan: Groups and number of blocks, as from `plan_kv_cache`.
         config: Settings; `config.block_size` must be the plan's.
+        on_computed: Called with (group, hashes) when computed blocks become findable whose content was not before, for
+            tiers that want to keep them. Blocks that a tier brought are not reported.
 
     Raises:
         ConfigError: plan and config disagree, or a group is of an unknown kind.
     """
 
-    def __init__(self, plan: KVCachePlan, config: KVCacheConfig | None = None) -> None:
+    def __init__(
+        self,
+        plan: KVCachePlan,
+        config: KVCacheConfig | None = None,
+        *,
+        on_computed: Callable[[int, list[bytes]], None] | None = None,
+    ) -> None:
         config = config or KVCacheConfig()
         for group in plan.groups:
             if group.spec.block_size != config.block_size:
@@ -78,6 +91,8 @@ class KVCacheManager:
         self._pool = BlockPool(plan.num_blocks, len(plan.groups), self._on_evict)
         self._hasher = BlockHasher(config.prefix_caching_hash_algo, config.block_size)
         self._requests: dict[str, RequestBlocks] = {}
+        self._loads = BlockLoads(self._pool, self._policies, config.block_size)
+        self._on_computed = on_computed
         self._events = EventLog(config.kv_cache_event_buffer_size) if config.enable_kv_cache_events else None
         self._history = PrefixHistory(max(plan.num_blocks, 1024))
         self._stats = PrefixCacheStats(0, 0, 0, 0)
@@ -112,8 +127,42 @@ class KVCacheManager:
         self._hasher.extend(request)
         if not request.reads_prefix_cache:
             return 0
-        max_blocks = max(request.num_tokens - 1, 0) // self.block_size
-        return shared_prefix_blocks(self._policies, self._pool.indexes, request.block_hashes, max_blocks)
+        indexes = [index.blocks for index in self._pool.indexes]
+        return shared_prefix_blocks(self._policies, indexes, request.block_hashes, self._max_hit_blocks(request))
+
+    def _max_hit_blocks(self, request: Request) -> int:
+        """Whole blocks before the last token, which must be computed."""
+        return max(request.num_tokens - 1, 0) // self.block_size
+
+    def find_loadable_prefix(
+        self, request: Request, cached: CachedPrefix, contains: Callable[[BlockKey], bool]
+    ) -> LoadablePrefix:
+        """How far a tier helps beyond `cached`; see `TieredBlockAllocator`."""
+        is_readable = self.config.enable_prefix_caching and request.reads_prefix_cache
+        max_blocks = self._max_hit_blocks(request) if is_readable else 0
+        return self._loads.find(request, cached.num_tokens // self.block_size, max_blocks, contains)
+
+    def begin_load(self, job_id: int, request: Request, prefix: LoadablePrefix) -> tuple[BlockTransfer, ...] | None:
+        """Take the blocks of a load; see `TieredBlockAllocator`.
+
+        Raises:
+            AllocatorMisuseError: the prefix is stale, has nothing to load, or the job id is in use.
+        """
+        return self._loads.begin(job_id, request, prefix)
+
+    def end_load(self, job_id: int, arrived: Sequence[bool]) -> None:
+        """Take in what a load brought; see `TieredBlockAllocator`.
+
+        Raises:
+            AllocatorMisuseError: there is no such load, or `arrived` has not one element per block.
+        """
+        load, news = self._loads.end(job_id, arrived)
+        for group in range(len(self._policies)):
+            self._record_news(load.request, group, [block for place, block in news if place == group])
+
+    def cached_block_id(self, key: BlockKey) -> int | None:
+        """Where this content is in memory; see `TieredBlockAllocator`."""
+        return self._pool.indexes[key.group].blocks.get(key.block_hash)
 
     def allocate(
         self, request: Request, num_new_tokens: int, cached: CachedPrefix | None = None, num_lookahead_tokens: int = 0
@@ -258,6 +307,12 @@ class KVCacheManager:
     def _store(self, request: Request, group: int, table: list[int], start: int, end: int) -> None:
         pool, hashes = self._pool, request.block_hashes
         news = [i for i in range(start, end) if pool.store(table[i], hashes[i], group)]
+        if self._on_computed is not None and news:
+            self._on_computed(group, [hashes[i] for i in news])
+        self._record_news(request, group, news)
+
+    def _record_news(self, request: Request, group: int, news: list[int]) -> None:
+        """Record an event for each run of blocks of the request that became findable."""
         if self._events is None or not news:
             return
         first = previous = news[0]
@@ -326,9 +381,10 @@ class KVCacheManager:
         return KVCacheUsage(self._pool.num_free, self._pool.num_blocks - 1)
 
     def reset_prefix_cache(self) -> bool:
-        """Forget all cached blocks; see `BlockAllocator`."""
+        """Forget all cached blocks; see `BlockAllocator`. Loads go on: what they bring is findable afterwards."""
         if self._requests:
             return False
+        self._loads.forget_held()
         for index in self._pool.indexes:
             self._history.remember_gone(index.blocks, "the prefix cache was reset")
         self._pool.clear_index()
@@ -364,7 +420,7 @@ class KVCacheManager:
         Raises:
             AssertionError: naming the block or request at fault.
         """
-        check_integrity(self._pool, self._requests, self.block_size)
+        check_integrity(self._pool, self._requests, self._loads.block_ids(), self.block_size)
 
     def _on_evict(self, group: int, block_hashes: list[bytes]) -> None:
         self._history.remember_gone(block_hashes, "its block was needed for other tokens")
