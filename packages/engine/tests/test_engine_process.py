@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import os
-import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import textwrap
 import time
 from contextlib import suppress
@@ -17,10 +16,17 @@ from typing import Any
 
 import pytest
 
-from quire_engine import EngineConfig, ProcessClient
+from quire_engine import EngineConfig, NullListener, ProcessClient
 from quire_engine.child import describe_failure, load_factory
 from quire_engine.process import explain_exit
-from quire_interfaces import ConfigError, EngineDeadError, FinishReason, OverloadedError, RequestError
+from quire_interfaces import (
+    ConfigError,
+    EngineDeadError,
+    FinishReason,
+    OverloadedError,
+    RequestError,
+    SchedulerStats,
+)
 from quire_testkit.conformance.engine_client import collect, make_message
 from quire_testkit.fake_engine import FACTORY
 from quire_testkit.fake_runner import expected_output
@@ -155,6 +161,44 @@ async def test_requests_go_on_after_a_restart_with_the_same_tokens() -> None:
     await client.shutdown()
 
 
+async def test_counters_go_on_after_a_restart_and_gauges_do_not() -> None:
+    seen: list[SchedulerStats] = []
+
+    class Listener(NullListener):
+        def on_step(self, num_tokens: int, stats: SchedulerStats | None) -> None:
+            if stats is not None:
+                seen.append(stats)
+
+    factory_config = {"step_time_s": 0.003, "num_draft_tokens": 2}
+    settings = EngineConfig(forward_output=False, max_restarts=1)
+    client = ProcessClient(FACTORY, factory_config, settings, Listener())
+    await client.ready()
+    assert client.pid is not None
+    await collect(client.open([make_message("before", [1, 2, 3], 50)]))
+    before = await client.stats()
+    assert (before.num_prompt_tokens_total, before.num_generation_tokens_total) == (3, 50)
+    running = asyncio.create_task(collect(client.open([make_message("through", [4, 5], 200)])))
+    await asyncio.sleep(0.2)
+    os.kill(client.pid, signal.SIGKILL)
+    await running
+    after = await client.stats()
+    assert client.num_restarts == 1
+    assert after.num_prompt_tokens_total == 5
+    # What was made after the last statistics of the process that died is in no count.
+    assert 50 < after.num_generation_tokens_total <= 250
+    for earlier, later in itertools.pairwise([*seen, after]):
+        for name in ("num_prompt_tokens_total", "num_generation_tokens_total", "num_draft_tokens_total"):
+            assert getattr(earlier, name) <= getattr(later, name)
+        for one, other in zip(
+            earlier.num_accepted_tokens_per_pos_total, later.num_accepted_tokens_per_pos_total, strict=True
+        ):
+            assert one <= other
+    assert any(stats.num_running == 0 and stats.num_waiting == 1 for stats in seen), "the request waits for the engine"
+    await client.shutdown()
+    assert seen[-1].num_running == seen[-1].num_waiting == 0
+    assert seen[-1].num_generation_tokens_total == after.num_generation_tokens_total
+
+
 async def test_a_request_that_kills_the_process_twice_is_given_up() -> None:
     client = await start({"step_time_s": 0.002}, max_restarts=3)
     fine = client.open([make_message("fine", [3], 100, seed=3)])
@@ -258,21 +302,6 @@ async def test_the_child_dies_with_its_parent(tmp_path: Path) -> None:
         os.kill(pid, 0)
         parent.kill()
         assert await wait_for_end(pid)
-
-
-def test_nothing_stays_in_the_temporary_folder(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> None:
-    # Not tmp_path: it may be too long for a socket.
-    folder = Path(tempfile.mkdtemp(prefix="quire-test-"))
-    request.addfinalizer(lambda: shutil.rmtree(folder, ignore_errors=True))
-    monkeypatch.setattr("tempfile.tempdir", str(folder))
-
-    async def run() -> None:
-        client = await start()
-        assert list(folder.iterdir())
-        await client.shutdown()
-
-    asyncio.run(run())
-    assert not list(folder.iterdir())
 
 
 def test_long_temporary_folders_are_avoided(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

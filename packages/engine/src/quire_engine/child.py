@@ -10,6 +10,7 @@ from __future__ import annotations
 import gc
 import importlib
 import os
+import shutil
 import signal
 import sys
 import threading
@@ -54,6 +55,8 @@ class ChildSpec(msgspec.Struct, kw_only=True):
     """Address the child pulls client messages from."""
     from_core: str
     """Address the child pushes core messages to."""
+    socket_folder: str | None = None
+    """Holds the sockets of these addresses until both are connected; to be removed by who outlives the other."""
     sys_path: list[str] = []
     """Further places to import the factory from."""
 
@@ -180,6 +183,8 @@ def _read_spec() -> ChildSpec:
     def watch() -> None:
         while os.read(lifeline, 4096):
             pass
+        if spec.socket_folder is not None:  # the parent can do it no more, and did not if the engine was not ready yet
+            shutil.rmtree(spec.socket_folder, ignore_errors=True)
         os._exit(1)
 
     threading.Thread(target=watch, name="quire-lifeline", daemon=True).start()

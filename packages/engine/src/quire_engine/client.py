@@ -15,6 +15,7 @@ from typing import Any, Protocol
 import msgspec
 
 from quire_engine.config import EngineConfig
+from quire_engine.counters import add_counters
 from quire_engine.listener import EngineListener, NullListener
 from quire_engine.messages import (
     AbortRequests,
@@ -109,6 +110,8 @@ class StreamingClient:
         self.on_progress: Callable[[str, float], None] | None = None
         """Called with (stage, fraction) while the engine starts."""
         self.last_stats = SchedulerStats()
+        self._former_stats = SchedulerStats()
+        """Of engine processes that died; their counters are part of all statistics."""
         self._requests: dict[str, InFlight] = {}
         self._calls: dict[int, asyncio.Future[Any]] = {}
         self._call_ids = itertools.count(1)
@@ -268,8 +271,9 @@ class StreamingClient:
                 self.listener.on_rejected()
                 entry.stream.fail(rejected.to_error())
         if message.num_step_tokens or message.stats is not None:
-            self.last_stats = message.stats or self.last_stats
-            self.listener.on_step(message.num_step_tokens, message.stats)
+            stats = message.stats and add_counters(message.stats, self._former_stats)
+            self.last_stats = stats or self.last_stats
+            self.listener.on_step(message.num_step_tokens, stats)
 
     @staticmethod
     def _started(metrics: RequestMetrics, time_s: float) -> None:
@@ -364,6 +368,7 @@ class StreamingClient:
         self._dead = error
         entries = list(self._requests.values())
         self._requests.clear()
+        self._no_engine_stats(0)
         for entry in entries:
             self._finished(entry, FinishReason.ERROR)
             entry.stream.fail(self._dead_error())
@@ -374,6 +379,13 @@ class StreamingClient:
                 future.exception()  # read once: nobody may be waiting any more
         self._calls.clear()
 
+    def _no_engine_stats(self, num_waiting: int) -> None:
+        """The engine is gone, for now or for good: nothing runs there, and what was counted stays counted."""
+        self._former_stats = self.last_stats
+        gauges = SchedulerStats(num_waiting=num_waiting, num_waiting_deferred=num_waiting)
+        self.last_stats = add_counters(gauges, self._former_stats)
+        self.listener.on_step(0, self.last_stats)
+
     def _dead_error(self) -> EngineDeadError:
         # A fresh instance each time: an exception object collects the tracebacks of all who raise it.
         return EngineDeadError(str(self._dead))
@@ -381,7 +393,8 @@ class StreamingClient:
     # Control calls.
 
     async def stats(self) -> SchedulerStats:
-        return msgspec.convert(await self._call("stats"), SchedulerStats)
+        stats = msgspec.convert(await self._call("stats"), SchedulerStats)
+        return add_counters(stats, self._former_stats)
 
     async def ping(self) -> float:
         """Round trip to the step loop, in seconds."""

@@ -109,6 +109,7 @@ class ProcessClient(StreamingClient):
             config=self.config,
             to_core=to_core,
             from_core=from_core,
+            socket_folder=self._folder,
             sys_path=self._sys_path,
         )
         self._process = EngineProcess(spec, forward_output=self.config.forward_output, on_exit=self._on_exit_in_thread)
@@ -168,8 +169,11 @@ class ProcessClient(StreamingClient):
 
     def _on_message(self, message: CoreMessage) -> None:
         super()._on_message(message)
-        if isinstance(message, EngineReady) and self._resume_ids:
-            self._resume()
+        if isinstance(message, EngineReady):
+            # Both sides are connected, so the sockets need their names no longer: whoever is killed leaves none behind.
+            self._remove_folder()
+            if self._resume_ids:
+                self._resume()
 
     def _send(self, message: ClientMessage) -> None:
         if self._process is None:
@@ -216,9 +220,9 @@ class ProcessClient(StreamingClient):
             return
         self._on_readable()
         assert self._loop is not None
-        if self._dead is not None or self._is_stopping:
+        if self._dead is not None:
             self._gone(process)
-        else:
+        else:  # during a shutdown, too: that it stopped in good order may be its last message
             self._loop.call_later(LAST_WORDS_S, self._gone, process)
 
     def _gone(self, process: EngineProcess) -> None:
@@ -235,6 +239,7 @@ class ProcessClient(StreamingClient):
             self._restart(cause)
             return
         self._exited.set()
+        self._remove_folder()
         self._die(EngineDeadError(cause))
         if self._stopped is not None and not self._stopped.done():
             self._stopped.set_result(None)
@@ -263,6 +268,7 @@ class ProcessClient(StreamingClient):
         self._give_up_repeaters(cause)
         self._unsent.clear()  # requests among them are started again with the others
         self._resume_ids = list(self._requests)
+        self._no_engine_stats(len(self._resume_ids))
         self.start()
         self._attach()
 
@@ -306,6 +312,9 @@ class ProcessClient(StreamingClient):
         if self._context is not None:
             self._context.term()
             self._context = None
+        self._remove_folder()
+
+    def _remove_folder(self) -> None:
         if self._folder is not None:
             shutil.rmtree(self._folder, ignore_errors=True)
             self._folder = None
