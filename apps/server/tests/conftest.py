@@ -32,8 +32,18 @@ FAKE_ENGINE = {"vocab_size": 1024, "num_token_ids": 1000, "max_model_len": 512, 
 class LiveServer:
     """A served fake engine in this process, on its own event loop in a thread."""
 
-    def __init__(self, folder: Path, *, engine: dict[str, Any] | None = None, **settings: Any) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        engine: dict[str, Any] | None = None,
+        factory: str = FACTORY,
+        config: dict[str, Any] | None = None,
+        **settings: Any,
+    ) -> None:
         self._folder = folder
+        self._factory = factory
+        self._quire_config = config or {}
         self._engine = {**FAKE_ENGINE, **(engine or {})}
         values = {"served_model_name": (MODEL,), "banner": False, **settings}
         self._config = ServerConfig(**values)
@@ -54,8 +64,9 @@ class LiveServer:
     async def _serve(self) -> None:
         self._loop = asyncio.get_running_loop()
         metrics = EngineMetrics()
-        config = QuireConfig.of(model=str(self._folder), scheduling_policy=self._engine.get("policy", "fcfs"))
-        self.llm = AsyncLLM.start(config, listener=metrics, factory=(FACTORY, self._engine))
+        policy = self._engine.get("policy", "fcfs")
+        config = QuireConfig.of(model=str(self._folder), scheduling_policy=policy, **self._quire_config)
+        self.llm = AsyncLLM.start(config, listener=metrics, factory=(self._factory, self._engine))
         try:
             await self.llm.ready()
             self.context = ServerContext(llm=self.llm, config=self._config, metrics=metrics, model_names=(MODEL,))

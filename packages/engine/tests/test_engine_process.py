@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from quire_engine import EngineConfig, NullListener, ProcessClient
+from quire_engine import EngineConfig, NullListener, OutputStream, ProcessClient
 from quire_engine.child import describe_failure, load_factory
 from quire_engine.process import explain_exit
 from quire_interfaces import (
@@ -39,6 +39,13 @@ async def start(
     client = ProcessClient(factory, factory_config or {}, EngineConfig(forward_output=False, **settings))
     await client.ready()
     return client
+
+
+async def collect_last(stream: OutputStream) -> str | None:
+    """What the last output says of its failure."""
+    async with asyncio.timeout(20):
+        outputs = [output async for output in stream]
+    return outputs[-1].error
 
 
 async def wait_for_end(pid: int, seconds: float = 5.0) -> bool:
@@ -210,6 +217,29 @@ async def test_a_request_that_kills_the_process_twice_is_given_up() -> None:
     await collect(fine)
     later = await collect(client.open([make_message("later", [5], 100, seed=5)]))
     assert later["later"][0] == expected_output([5], 100, request_seed=5)
+    assert client.num_restarts == 2
+    await client.shutdown()
+
+
+async def test_a_restart_that_fails_says_the_childs_own_cause(tmp_path: Path) -> None:
+    (tmp_path / "works_once.py").write_text(
+        "import os, pathlib\n"
+        "from quire_testkit.fake_engine import fake_engine_factory\n"
+        "def make(config, report):\n"
+        "    marker = pathlib.Path(__file__).with_name('marker')\n"
+        "    if marker.exists():\n"
+        "        raise RuntimeError('the device does not come back')\n"
+        "    marker.touch()\n"
+        "    return fake_engine_factory(config, report)\n"
+    )
+    settings = EngineConfig(forward_output=False, max_restarts=2)
+    client = ProcessClient("works_once:make", {"step_time_s": 0.005}, settings, sys_path=[str(tmp_path)])
+    await client.ready()
+    stream = client.open([make_message("r", [1], 900)])
+    assert client.pid is not None
+    os.kill(client.pid, signal.SIGKILL)
+    result = await collect_last(stream)
+    assert "the device does not come back" in str(result)
     assert client.num_restarts == 2
     await client.shutdown()
 

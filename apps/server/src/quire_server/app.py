@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import importlib.resources
 import logging
@@ -27,6 +28,9 @@ from quire_server.protocol import ChatCompletionRequest, CompletionRequest, Deto
 from quire_server.tokenization import detokenize, tokenize
 
 __all__ = ["make_app"]
+
+STATS_TIMEOUT_S = 1.0
+"""A scrape waits this long for figures of this moment; then the last ones that the engine sent are given."""
 
 _logger = logging.getLogger(__name__)
 
@@ -173,9 +177,10 @@ def _model_card(context: ServerContext, name: str) -> dict[str, Any]:
 
 
 async def metrics(context: ServerContext, request: Request) -> Response:
-    """Prometheus text; what was counted remains readable when the engine is gone."""
-    with contextlib.suppress(EngineDeadError):
-        context.metrics.on_step(0, await context.llm.stats())
+    """Prometheus text; what was counted remains readable when the engine is gone, restarts, or is deep in a step."""
+    with contextlib.suppress(EngineDeadError, TimeoutError):
+        async with asyncio.timeout(STATS_TIMEOUT_S):
+            context.metrics.on_step(0, await context.llm.stats())
     return Response(context.metrics.exposition(), media_type=CONTENT_TYPE)
 
 

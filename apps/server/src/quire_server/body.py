@@ -11,24 +11,23 @@ from pydantic import BaseModel, ValidationError
 from starlette.requests import ClientDisconnect, Request
 
 from quire_interfaces import RequestError
+from quire_server.config import ServerConfig
 from quire_server.errors import ClientGoneError, HTTPError
 
 __all__ = ["parse_body", "read_body"]
 
 Model = TypeVar("Model", bound=BaseModel)
 
-BODY_TIMEOUT_S = 120.0
-"""A client that sends its body slower than this is refused: an open request holds memory."""
 
-
-async def read_body(request: Request, max_bytes: int) -> bytes:
-    """The whole body.
+async def read_body(request: Request, config: ServerConfig) -> bytes:
+    """The whole body. A client that sends it too slowly is refused: an open request holds memory.
 
     Raises:
-        HTTPError: 413 above `max_bytes` (noticed before it is all read), 415 for another content type than JSON, 408
-            when it does not arrive in time.
+        HTTPError: 413 above `max_body_bytes` (noticed before it is all read), 415 for another content type than JSON,
+            408 when it does not arrive within `body_timeout_s`.
         ClientGoneError: the client closed the connection before all of it was there.
     """
+    max_bytes, timeout_s = config.max_body_bytes, config.body_timeout_s
     kind = request.headers.get("content-type", "application/json").split(";")[0].strip().lower()
     if kind != "application/json" and not kind.endswith("+json"):
         raise HTTPError(415, f"the content type must be application/json, got {kind!r}", code="unsupported_media_type")
@@ -40,14 +39,16 @@ async def read_body(request: Request, max_bytes: int) -> bytes:
         raise too_large
     parts, size = [], 0
     try:
-        async with asyncio.timeout(BODY_TIMEOUT_S):
+        async with asyncio.timeout(timeout_s):
             async for part in request.stream():
                 size += len(part)
                 if size > max_bytes:
                     raise too_large
                 parts.append(part)
     except TimeoutError:
-        raise HTTPError(408, f"the request body did not arrive within {BODY_TIMEOUT_S:.0f} s", code="timeout") from None
+        raise HTTPError(
+            408, f"the request body did not arrive within {timeout_s:g} s (--body-timeout-s)", code="timeout"
+        ) from None
     except ClientDisconnect:
         raise ClientGoneError from None
     return b"".join(parts)

@@ -38,7 +38,7 @@ __all__ = ["chat_completions", "raise_failed", "render_chat"]
 
 async def chat_completions(context: ServerContext, request: Request) -> Response:
     """Serve one request; errors of the tree become error bodies in the app."""
-    body = parse_body(await read_body(request, context.config.max_body_bytes), ChatCompletionRequest)
+    body = parse_body(await read_body(request, context.config), ChatCompletionRequest)
     model = context.resolve_model(body.model)
     with naming_fields(body.field_names()):
         params = context.sampling_params(body)
@@ -56,7 +56,7 @@ async def chat_completions(context: ServerContext, request: Request) -> Response
         return Response(msgspec.json.encode(answer.whole(final)), media_type="application/json")
     # The first output comes before the status line, so that an early refusal still has its own status.
     first = await unless_disconnected(request, anext(outputs))
-    return EventStream(answer.events(first, outputs))
+    return await EventStream.begin(answer.events(first, outputs))
 
 
 async def render_chat(context: ServerContext, body: ChatCompletionRequest) -> RenderedPrompt:

@@ -31,7 +31,7 @@ __all__ = ["completions"]
 
 async def completions(context: ServerContext, request: Request) -> Response:
     """Serve one request; errors of the tree become error bodies in the app."""
-    body = parse_body(await read_body(request, context.config.max_body_bytes), CompletionRequest)
+    body = parse_body(await read_body(request, context.config), CompletionRequest)
     model = context.resolve_model(body.model)
     only_echo = body.max_tokens == 0
     if only_echo:
@@ -69,7 +69,7 @@ async def completions(context: ServerContext, request: Request) -> Response:
         return Response(msgspec.json.encode(answer.whole(finals)), media_type="application/json")
     outputs = merge(sources)
     first = await unless_disconnected(request, anext(outputs))
-    return EventStream(answer.events(first, outputs))
+    return await EventStream.begin(answer.events(first, outputs))
 
 
 async def _render(context: ServerContext, body: CompletionRequest) -> list[RenderedPrompt]:

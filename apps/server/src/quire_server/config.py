@@ -35,6 +35,9 @@ class ServerConfig(Settings):
     max_body_bytes: int = setting(
         32 << 20, help="Largest request body; a larger one is refused unread.", unit="bytes", check=at_least(1024)
     )
+    body_timeout_s: float = setting(
+        120.0, help="A request body that takes longer to arrive is refused.", unit="seconds", check=at_least(0.01)
+    )
     max_prompts_per_request: int = setting(
         1024, help="Most prompts in one completion request.", unit="prompts", check=at_least(1)
     )

@@ -101,5 +101,7 @@ def error_response(error: BaseException) -> Response:
     status = status_of(error)
     if status == 401:
         headers["WWW-Authenticate"] = "Bearer"
+    if status == 408:
+        headers["Connection"] = "close"  # the rest of the body may never come
     content = msgspec.json.encode(error_body(error))
     return Response(content, status, headers=headers, media_type="application/json")

@@ -37,6 +37,11 @@ class EventStream(Response):
         del self.headers["content-length"]
         self._events = events
 
+    @classmethod
+    async def begin(cls, events: AsyncGenerator[bytes, None]) -> EventStream:
+        """The response, once its first event is there: what fails before it still has a status of its own."""
+        return cls(after(await anext(events), events))
+
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         pump = asyncio.ensure_future(self._pump(send))
         watch = asyncio.ensure_future(self._watch(receive))

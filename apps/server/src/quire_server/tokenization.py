@@ -15,7 +15,7 @@ __all__ = ["detokenize", "tokenize"]
 
 async def tokenize(context: ServerContext, request: Request) -> Response:
     """A prompt or a conversation to token ids."""
-    body = parse_body(await read_body(request, context.config.max_body_bytes), TokenizeRequest)
+    body = parse_body(await read_body(request, context.config), TokenizeRequest)
     context.resolve_model(body.model)
     renderer, prompt, messages = context.llm.renderer, body.prompt, body.messages
     if prompt is not None and messages is None:
@@ -50,7 +50,7 @@ async def tokenize(context: ServerContext, request: Request) -> Response:
 
 async def detokenize(context: ServerContext, request: Request) -> Response:
     """Token ids to text."""
-    body = parse_body(await read_body(request, context.config.max_body_bytes), DetokenizeRequest)
+    body = parse_body(await read_body(request, context.config), DetokenizeRequest)
     context.resolve_model(body.model)
     vocab_size = context.llm.engine_info.vocab_size
     for index, token_id in enumerate(body.tokens):

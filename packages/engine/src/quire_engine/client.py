@@ -45,7 +45,7 @@ from quire_interfaces import (
     SchedulerStats,
 )
 
-__all__ = ["EngineClient", "StreamingClient"]
+__all__ = ["EngineClient", "StreamingClient", "failure_text"]
 
 
 STOP_GRACE_S = 5.0
@@ -350,8 +350,7 @@ class StreamingClient:
         await self._close_transport(STOP_GRACE_S if is_up else 0.0)
 
     def _on_failed(self, message: EngineFailed) -> None:
-        text = message.cause if not message.remedy else f"{message.cause}\n{message.remedy}"
-        self._die(EngineDeadError(text))
+        self._die(EngineDeadError(failure_text(message)))
 
     def _on_stopped(self, message: EngineStopped) -> None:
         for request_id in list(self._requests):  # the drain's time was over before they finished
@@ -442,3 +441,8 @@ class StreamingClient:
             future.set_exception(RequestError(message.error))
         else:
             future.set_result(message.result)
+
+
+def failure_text(message: EngineFailed) -> str:
+    """Cause and remedy, as the core gave them."""
+    return message.cause if not message.remedy else f"{message.cause}\n{message.remedy}"

@@ -20,13 +20,14 @@ import msgspec
 import zmq
 
 from quire_engine.child import ChildSpec
-from quire_engine.client import StreamingClient
+from quire_engine.client import StreamingClient, failure_text
 from quire_engine.config import EngineConfig
 from quire_engine.listener import EngineListener
 from quire_engine.messages import (
     AddRequest,
     ClientMessage,
     CoreMessage,
+    EngineFailed,
     EngineInfo,
     EngineReady,
     decode_core_message,
@@ -83,6 +84,8 @@ class ProcessClient(StreamingClient):
         self._unsent: deque[bytes] = deque()
         self._resume_ids: list[str] = []
         self._restart_times_s: list[float] = []
+        self._last_failure: str | None = None
+        """What a core said of its own failure, while its process is on its way out."""
         self.num_restarts = 0
 
     @property
@@ -232,6 +235,8 @@ class ProcessClient(StreamingClient):
         assert process.returncode is not None
         if self._is_stopping and process.returncode == 0:
             cause = "the engine was shut down"
+        elif self._last_failure is not None:
+            cause, self._last_failure = self._last_failure, None
         else:
             cause = explain_exit(process.returncode, process.last_lines())
         may_restart = self.info is not None and self._dead is None and not self._is_stopping
@@ -244,9 +249,10 @@ class ProcessClient(StreamingClient):
         if self._stopped is not None and not self._stopped.done():
             self._stopped.set_result(None)
 
-    def _on_failed(self, message: Any) -> None:
+    def _on_failed(self, message: EngineFailed) -> None:
         # A core that failed while it ran ends its process next; if a restart is left, that is what counts.
         if self.info is not None and self._has_restarts_left() and not self._is_stopping:
+            self._last_failure = failure_text(message)
             return
         super()._on_failed(message)
 
