@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import time
+from importlib.metadata import entry_points
 
 import pytest
 
@@ -202,3 +204,33 @@ def test_plan_for_people(capsys, tiny_folder):
     assert status == 0
     for words in ("KV cache", "together", "at the same time"):
         assert words in out
+
+
+@pytest.mark.parametrize("command", [("plan",), ("explain", "port"), ("serve", "--port", "99999")])
+def test_misspelt_variables_are_named_at_the_start(tiny_folder, command):
+    environment = {**os.environ, "QUIRE_MAX_NUM_SEQ": "4", "QUIRE_PORTS": "1", "QUIRE_MODEL": str(tiny_folder)}
+    environment |= {"QUIRE_ROOT_PATH": "/x", "QUIRE_REQUIRE_BROWSER": "1"}
+    run = subprocess.run(
+        [sys.executable, "-m", "quire_server.cli", *command],
+        capture_output=True,
+        text=True,
+        env=environment,
+        timeout=60,
+    )
+    lines = [line for line in run.stderr.splitlines() if "is not known" in line]
+    assert len(lines) == 2, run.stderr
+    assert "QUIRE_MAX_NUM_SEQ is not known and has no effect; did you mean QUIRE_MAX_NUM_SEQS?" in lines[0]
+    assert "QUIRE_PORTS is not known and has no effect; did you mean QUIRE_PORT?" in lines[1]
+    assert "is not known" not in run.stdout
+
+
+def test_a_bad_value_names_its_variable(capsys, monkeypatch):
+    monkeypatch.setenv("QUIRE_PORT", "tcp://10.1.2.3:8000")
+    status, _, err = run(capsys, "explain", "port")
+    assert status == 1
+    assert "QUIRE_PORT expects int, got 'tcp://10.1.2.3:8000'" in err
+
+
+def test_the_servers_settings_are_announced_to_other_programs():
+    (point,) = entry_points(group="quire.settings", name="server")
+    assert point.load() is ServerConfig

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 import typing
 from collections.abc import Callable, Mapping
@@ -199,9 +198,11 @@ def settings_from(
     Raises:
         ConfigError: unknown names (with the nearest known one) and bad values.
     """
-    from quire.config import build_sections, config_fields, unknown_name_error
+    from quire.config import ENVIRONMENT, build_sections, config_fields, unknown_name_error
+    from quire.environment import environment_values, warn_unknown_variables
 
     fields = config_fields(sections)
+    warn_unknown_variables(fields)
     parser.add_argument("--config", metavar="FILE", help="YAML file with settings by name")
     parser.add_argument("--speculative-config", metavar="JSON", help="speculation as one JSON object, as in vLLM")
     for spec in fields.values():
@@ -216,8 +217,8 @@ def settings_from(
     given |= _speculative(args.speculative_config)
     if getattr(args, "MODEL", None) is not None:
         given["model"] = args.MODEL
-    environment = {name: os.environ[spec.env] for name, spec in fields.items() if spec.env in os.environ}
-    sources: list[tuple[str, Mapping[str, Any]]] = [("environment", environment), ("command line", given)]
+    environment = environment_values(fields)
+    sources: list[tuple[str, Mapping[str, Any]]] = [(ENVIRONMENT, environment), ("command line", given)]
     if args.config is not None:
         values = {name: _of_field(fields.get(name), value) for name, value in _read_yaml(args.config).items()}
         sources.insert(0, (args.config, values))

@@ -16,6 +16,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from quire.environment import environment_values, warn_unknown_variables
 from quire_engine import EngineConfig
 from quire_interfaces import MAX_LOGPROBS, ConfigError, Settings, at_least, between, one_of, setting
 from quire_kv_cache import KVCacheConfig
@@ -25,6 +26,7 @@ from quire_scheduler import SchedulerConfig
 from quire_spec_decode import SpecDecodeConfig
 
 __all__ = [
+    "ENVIRONMENT",
     "ConfigField",
     "ModelSettings",
     "Origin",
@@ -37,6 +39,9 @@ __all__ = [
 ]
 
 Sections = Mapping[str, type[Settings]]
+
+ENVIRONMENT = "environment"
+"""The source of settings that came from environment variables."""
 
 DERIVED = frozenset(
     {
@@ -127,6 +132,19 @@ class QuireConfig:
         built, _ = build_sections(cls.sections(), [("argument", values)])
         return cls(**built)
 
+    @classmethod
+    def from_environment(cls, **values: Any) -> QuireConfig:
+        """As `of`, with QUIRE_ environment variables for what `values` does not say; warns of unknown ones.
+
+        Raises:
+            ConfigError: as `of`.
+        """
+        sections = cls.sections()
+        fields = config_fields(sections)
+        warn_unknown_variables(fields)
+        built, _ = build_sections(sections, [(ENVIRONMENT, environment_values(fields)), ("argument", values)])
+        return cls(**built)
+
     def to_dict(self) -> dict[str, dict[str, Any]]:
         """Section -> field -> value; plain data, for the engine process."""
         return {spec.name: dataclasses.asdict(getattr(self, spec.name)) for spec in dataclasses.fields(self)}
@@ -209,7 +227,7 @@ def build_sections(
             if name not in fields:
                 raise unknown_name_error(raw_name, fields, source)
             if isinstance(value, str):
-                value = parse_text(fields[name], value)
+                value = parse_text(fields[name], value, source)
             elif isinstance(value, list):
                 value = tuple(value)
             origins[name] = Origin(value, source)
@@ -228,13 +246,13 @@ def unknown_name_error(name: str, fields: Mapping[str, ConfigField], source: str
     return ConfigError(f"unknown setting {name!r} ({source}){hint}", field=name)
 
 
-def parse_text(spec: ConfigField, text: str) -> Any:
-    """Text from a command line, environment or file, as the type of the field.
+def parse_text(spec: ConfigField, text: str, source: str = "command line") -> Any:
+    """Text from a command line, environment or file (`source`), as the type of the field.
 
     Whole numbers may carry a suffix: k, m, g, t are powers of 1000, Ki, Mi, Gi, Ti (or K, M, G, T) of 1024.
 
     Raises:
-        ConfigError: naming the flag, the text and what was expected.
+        ConfigError: naming the flag or the environment variable, the text and what was expected.
     """
     kinds = [kind for kind in _alternatives(spec.type) if kind is not type(None)]
     optional = len(kinds) < len(_alternatives(spec.type))
@@ -245,7 +263,8 @@ def parse_text(spec: ConfigField, text: str) -> Any:
         return _convert(kind, text)
     except (ValueError, KeyError) as error:
         expected = getattr(kind, "__name__", str(kind))
-        raise ConfigError(f"{spec.flag} expects {expected}, got {text!r}", field=spec.name) from error
+        where = spec.env if source == ENVIRONMENT else spec.flag
+        raise ConfigError(f"{where} expects {expected}, got {text!r}", field=spec.name) from error
 
 
 def _convert(kind: Any, text: str) -> Any:

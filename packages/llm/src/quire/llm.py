@@ -34,7 +34,7 @@ class LLM:
 
     Args:
         model: Checkpoint folder or hub name; None for the embedded demo model.
-        config: Settings; None makes them from `settings`.
+        config: Settings, all of them; None makes them from `settings` and, below these, QUIRE_ environment variables.
         logits_processors: Name -> processor that requests choose with
             `SamplingParams(extra_args={"logits_processors": [name]})`.
         **settings: Any setting by name, e.g. `max_model_len=4096, max_num_seqs=64, dtype="float32"`.
@@ -55,7 +55,7 @@ class LLM:
         if config is None:
             if model is not None:
                 settings["model"] = str(model)
-            config = QuireConfig.of(**settings)
+            config = QuireConfig.from_environment(**settings)
         self.config = config
         self.model_folder = model_folder(config)
         self.model_config = ModelConfig.from_path(self.model_folder)

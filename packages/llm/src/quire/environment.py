@@ -1,0 +1,82 @@
+"""Settings from environment variables: QUIRE_ and the setting's name. Says which such names nobody knows.
+
+Knows the names, not the values' types. An unknown name is a warning, not an error: clusters put variables of their own
+making into every container (Kubernetes sets QUIRE_SERVICE_HOST wherever there is a service called "quire").
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from quire.config import ConfigField
+
+__all__ = ["OTHER_VARIABLES", "SETTINGS_GROUP", "environment_values", "unknown_variables", "warn_unknown_variables"]
+
+PREFIX = "QUIRE_"
+
+SETTINGS_GROUP = "quire.settings"
+"""Entry points of installed packages that have settings of their own: name -> a `Settings` class."""
+
+OTHER_VARIABLES = {
+    "QUIRE_REQUIRE_BROWSER": "tests: fail instead of skipping when there is no browser to test the chat page with",
+    "QUIRE_SCREENSHOTS": "tests: folder for pictures of the chat page",
+    "QUIRE_THREADS": "threads of the CPU kernels",
+}
+"""Variables that are no settings -> what reads them."""
+
+
+def environment_values(fields: Mapping[str, ConfigField], environ: Mapping[str, str] | None = None) -> dict[str, str]:
+    """Setting -> text, of those that the environment sets.
+
+    Args:
+        fields: The settings (`quire.config.config_fields`).
+        environ: None takes this process's environment.
+    """
+    environ = os.environ if environ is None else environ
+    return {name: environ[spec.env] for name, spec in fields.items() if spec.env in environ}
+
+
+def unknown_variables(fields: Mapping[str, ConfigField], environ: Mapping[str, str] | None = None) -> list[str]:
+    """One sentence per variable that looks like ours and has no effect, with the nearest known name.
+
+    Args:
+        fields: The settings of the program that starts; those of other installed packages are known, too.
+        environ: None takes this process's environment.
+    """
+    environ = os.environ if environ is None else environ
+    known = {spec.env for spec in fields.values()} | OTHER_VARIABLES.keys()
+    strange = sorted(name for name in environ if name.upper().startswith(PREFIX) and name not in known)
+    if not strange:
+        return []
+    known |= _variables_of_other_packages()
+    return [_complaint(name, known) for name in strange if name not in known]
+
+
+def warn_unknown_variables(fields: Mapping[str, ConfigField]) -> None:
+    """Log `unknown_variables` of this process as warnings of the logger "quire"."""
+    complaints = unknown_variables(fields)
+    if complaints:
+        import logging
+
+        for complaint in complaints:
+            logging.getLogger("quire").warning(complaint)
+
+
+def _complaint(name: str, known: set[str]) -> str:
+    short = {each.removeprefix(PREFIX): each for each in sorted(known)}
+    nearest = difflib.get_close_matches(name.upper().removeprefix(PREFIX), short, n=1, cutoff=0.5)
+    hint = f"did you mean {short[nearest[0]]}?" if nearest else "`quire explain` lists all settings"
+    return f"quire: the environment variable {name} is not known and has no effect; {hint}"
+
+
+def _variables_of_other_packages() -> set[str]:
+    from importlib.metadata import entry_points
+
+    from quire.config import config_fields
+
+    sections = {point.name: point.load() for point in entry_points(group=SETTINGS_GROUP)}
+    return {spec.env for spec in config_fields(sections).values()}
