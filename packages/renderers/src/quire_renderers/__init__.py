@@ -1,17 +1,47 @@
-"""Messages to tokens and tokens to text: chat templates, tokenizers, incremental detokenizing."""
+"""Messages to tokens and tokens to messages: chat templates, tokenizers, detokenizing, tool calls and reasoning."""
 
+from quire_renderers.chat_format import ChatFormat, detect_reasoning_format, detect_tool_format
 from quire_renderers.chat_renderer import ChatRenderer
 from quire_renderers.config import RendererConfig
 from quire_renderers.detokenizer import IncrementalDetokenizer
+from quire_renderers.output_events import (
+    CallArguments,
+    CallEnd,
+    CallStart,
+    ContentDelta,
+    MessageBuilder,
+    OutputEvent,
+    ParsedCall,
+    ParsedMessage,
+    ReasoningDelta,
+    fold_events,
+    merge_events,
+)
+from quire_renderers.output_parser import OutputParser
 from quire_renderers.segment_cache import SegmentCacheStats
 from quire_renderers.tokenizer_loading import load_tokenizer
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 __all__ = [
+    "CallArguments",
+    "CallEnd",
+    "CallStart",
+    "ChatFormat",
     "ChatRenderer",
+    "ContentDelta",
     "IncrementalDetokenizer",
+    "MessageBuilder",
+    "OutputEvent",
+    "OutputParser",
+    "ParsedCall",
+    "ParsedMessage",
+    "ReasoningDelta",
     "RendererConfig",
     "SegmentCacheStats",
+    "detect_reasoning_format",
+    "detect_tool_format",
+    "fold_events",
     "load_tokenizer",
+    "merge_events",
 ]

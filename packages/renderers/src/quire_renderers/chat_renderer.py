@@ -5,15 +5,17 @@ Joins the chat template, the tokenizer and the segment cache; each is in its own
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from quire_interfaces import ContextLengthError, RenderedPrompt, RequestError, Tokenizer
+from quire_renderers.chat_format import ChatFormat
 from quire_renderers.chat_template import ChatTemplates, Conversation
 from quire_renderers.config import RendererConfig
 from quire_renderers.messages import prepare_messages, prepare_tools
 from quire_renderers.segment_cache import CachingEncoder, SegmentCacheStats
 from quire_renderers.template_sandbox import TemplateSandbox
+from quire_renderers.token_pieces import TokenPieces
 from quire_renderers.tokenizer_files import TokenizerFiles
 
 __all__ = ["ChatRenderer"]
@@ -29,6 +31,9 @@ class ChatRenderer:
         config: Limits and cache size.
         vocab_size: The model's vocabulary (rows of its embedding), against which prompt ids are checked; None takes the
             tokenizer's.
+
+    Attributes:
+        chat_format: How the model marks its thinking and its tool calls: makes the parsers of its outputs.
     """
 
     def __init__(
@@ -52,6 +57,12 @@ class ChatRenderer:
         if chat_template is not None:
             named = {"default": chat_template}
         self.has_chat_template = bool(named)
+        self.chat_format = ChatFormat(
+            tool_parser=self.config.tool_call_parser,
+            reasoning_parser=self.config.reasoning_parser,
+            chat_template="\n".join(named.values()),
+            special_tokens=_special_texts(tokenizer, special_tokens.values()),
+        )
         sandbox = TemplateSandbox(max_chars=self.config.max_prompt_chars, timeout_s=self.config.template_timeout_s)
         self._templates = ChatTemplates(named, special_tokens, sandbox)
 
@@ -129,6 +140,14 @@ class ChatRenderer:
                     f"prompt[{index}] must be a token id from 0 to {self.vocab_size - 1}, got {token_id!r:.100}",
                     param=f"prompt[{index}]",
                 )
+
+
+def _special_texts(tokenizer: Tokenizer, named: Iterable[str]) -> list[str]:
+    """Texts of the tokens that a detokenizer leaves out, as far as the tokenizer tells."""
+    pieces = getattr(tokenizer, "pieces", None)
+    if not isinstance(pieces, TokenPieces):
+        return list(named)
+    return [tokenizer.token_text(token_id) for token_id in sorted(pieces.special_token_ids)]
 
 
 def _check_surrogates(text: str, param: str) -> None:

@@ -1,10 +1,11 @@
-"""Settings of the chat renderer: limits and the size of its cache."""
+"""Settings of the chat renderer: limits, the size of its cache, and how outputs are parsed."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from quire_interfaces import Settings, at_least, setting
+from quire_interfaces import Settings, at_least, one_of, setting
+from quire_renderers.chat_format import reasoning_format_names, tool_format_names
 
 __all__ = ["RendererConfig"]
 
@@ -30,4 +31,14 @@ class RendererConfig(Settings):
         help="Longest time one run of a chat template may take.",
         unit="seconds",
         check=at_least(0.001),
+    )
+    tool_call_parser: str = setting(
+        "auto",
+        help="How the model writes tool calls; auto recognises it from the chat template, none parses no calls.",
+        check=one_of(*tool_format_names()),
+    )
+    reasoning_parser: str = setting(
+        "auto",
+        help="How the model marks its thinking; auto recognises it from the chat template, none leaves it in the text.",
+        check=one_of(*reasoning_format_names()),
     )

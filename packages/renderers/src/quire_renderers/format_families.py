@@ -1,0 +1,184 @@
+"""The few shapes in which models write tool calls, as tables of states with the markers left open.
+
+`json_calls`: an object with a name and arguments. `named_calls`: the name as text, then the arguments as one object.
+`tagged_calls`: the name, then a tag per parameter. `python_calls`: function calls in Python's syntax. Each returns the
+states behind the openers; `tool_formats.py` says which format has which markers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from quire_renderers.format_states import Expect, Go, Literal, Role, Sink, State, Until
+from quire_renderers.literal_relay import JSON, PYTHON, LiteralDialect
+
+__all__ = ["json_calls", "named_calls", "python_calls", "tagged_calls"]
+
+States = dict[str, State]
+
+_IGNORED_KEYS = ("type", "index", "tool_call_id")
+
+
+def json_calls(
+    openers: Iterable[str],
+    closers: Iterable[str] = (),
+    *,
+    separators: Iterable[str] = (),
+    bare: bool = False,
+) -> States:
+    """`OPENER {"name": ..., "arguments": {...}} CLOSER`, or a list of such objects.
+
+    Args:
+        openers: What stands before an object or a list of them.
+        closers: What stands behind.
+        separators: What stands between objects outside of a list.
+        bare: Whether objects and lists may also begin an output without an opener.
+    """
+    closing: dict[str, Go | str] = {closer: Go("content", commits=True) for closer in closers}
+    opening: dict[str, Go | str] = dict.fromkeys(openers, "call")
+    again: dict[str, Go | str] = dict.fromkeys(separators, "call")
+    if bare:
+        again["{"] = Go("call", keeps_marker=True)
+    states: States = {
+        "call": Expect({"{": "key", "[": "first_item"}),
+        "first_item": Expect({"{": "item_key"}),
+        "item": Expect({"{": "item_key", ",": "item", "]": Go("after", commits=True)}),
+        "after": Expect({**closing, **again}, otherwise="rest") if again else Until(Sink.CONTENT, closing | opening),
+        "rest": Until(Sink.CONTENT, closing | opening),
+    }
+    if bare:
+        states["begin"] = Expect(
+            {"{": Go("call", keeps_marker=True), "[": Go("call", keeps_marker=True)} | opening, otherwise="content"
+        )
+    for prefix, then in (("", "after"), ("item_", "item")):
+        states |= _object(prefix, then)
+    return states
+
+
+def _object(prefix: str, then: str) -> States:
+    """The inside of one call object, in which the function may be an object of its own."""
+    ends = {"}": Go(then, ends_call=True)}
+    inner = {"}": f"{prefix}function_end"}
+    states: States = {f"{prefix}function_end": Expect({"}": Go(then, ends_call=True), ",": f"{prefix}key"})}
+    states[f"{prefix}function"] = Expect({":": f"{prefix}function_value"})
+    states[f"{prefix}function_value"] = Expect({"{": f"{prefix}inner_key", '"': f"{prefix}name_text"})
+    for place, leaving in ((prefix, ends), (f"{prefix}inner_", inner)):
+        key, arguments = f"{place}key", f"{place}arguments"
+        exits: dict[str, Go | str] = {
+            '"name"': f"{place}name",
+            '"arguments"': arguments,
+            '"parameters"': arguments,
+            '"id"': f"{place}id",
+            ",": key,
+            **leaving,
+        }
+        exits |= {f'"{ignored}"': f"{place}ignored" for ignored in _IGNORED_KEYS}
+        if place == prefix:
+            exits['"function"'] = f"{prefix}function"
+        states |= {
+            key: Expect(exits),
+            f"{place}name": Expect({":": f"{place}name_value"}),
+            f"{place}name_value": Expect({'"': f"{place}name_text"}),
+            f"{place}name_text": Until(Sink.NAME, {'"': key}),
+            f"{place}id": Expect({":": f"{place}id_value"}),
+            f"{place}id_value": Expect({'"': f"{place}id_text"}, otherwise=f"{place}ignored_value"),
+            f"{place}id_text": Until(Sink.ID, {'"': key}),
+            f"{place}ignored": Expect({":": f"{place}ignored_value"}),
+            f"{place}ignored_value": Literal(Role.IGNORED, key),
+            arguments: Expect({":": f"{place}arguments_value"}),
+            f"{place}arguments_value": Literal(Role.ARGUMENTS, key),
+        }
+    return states
+
+
+def named_calls(
+    to_arguments: Mapping[str, Go | str],
+    after: Mapping[str, Go | str],
+    *,
+    dialect: LiteralDialect = JSON,
+    fence: str | None = None,
+) -> States:
+    """`NAME MARKER {arguments}`: goes in at `name` and comes out at `after`.
+
+    Args:
+        to_arguments: Markers behind the name.
+        after: Markers that may stand behind the call.
+        dialect: Of the arguments.
+        fence: What may stand right behind the arguments.
+    """
+    behind = "after" if fence is None else "fence"
+    states: States = {
+        "name": Until(Sink.NAME, to_arguments),
+        "arguments": Literal(Role.ARGUMENTS, behind, dialect, ends_call=True),
+        "after": Until(Sink.CONTENT, after),
+    }
+    if fence is not None:
+        states["fence"] = Expect({fence: "after"}, otherwise="after")
+    return states
+
+
+def tagged_calls(
+    openers: Mapping[str, Go | str],
+    *,
+    name_exits: Mapping[str, Go | str],
+    parameter: str,
+    key_exits: Mapping[str, Go | str],
+    value_end: str,
+    call_end: Iterable[str],
+    after: Mapping[str, Go | str],
+    key_to_value: str | None = None,
+) -> States:
+    """`NAME <parameter KEY> value </parameter> ... END`: goes in at `name` and comes out at `after`.
+
+    Args:
+        openers: Behind the outer opener: what leads to a name.
+        name_exits: Markers behind the name.
+        parameter: What begins a parameter.
+        key_exits: Markers behind the key, and which state reads the value: "value", "value_text" or "value_json".
+        value_end: What ends a value.
+        call_end: What ends the call.
+        after: Markers that may stand behind the call.
+        key_to_value: What stands between the end of the key and the value, when that is a marker of its own.
+    """
+    states: States = {
+        "open": Expect(openers),
+        "name": Until(Sink.NAME, name_exits),
+        "parameters": Expect({parameter: "key"} | {end: Go("after", ends_call=True) for end in call_end}),
+        "key": Until(Sink.KEY, key_exits),
+        "value": Until(Sink.VALUE, {value_end: "parameters"}),
+        "value_text": Until(Sink.VALUE_TEXT, {value_end: "parameters"}),
+        "value_json": Until(Sink.VALUE_JSON, {value_end: "parameters"}),
+        "after": Until(Sink.CONTENT, after),
+    }
+    if key_to_value is not None:
+        states["between"] = Expect({key_to_value: "value"})
+    return states
+
+
+def python_calls(
+    begin: Mapping[str, Go | str] | None,
+    end: Mapping[str, Go | str],
+    after: Mapping[str, Go | str],
+    *,
+    otherwise: str | None = "content",
+) -> States:
+    """`name(key=value, ...)`, one behind the other: goes in at `call` and comes out at `after`.
+
+    Args:
+        begin: What may begin a list of calls at the beginning of an output, None for nothing.
+        end: What ends the calls.
+        after: Markers that may stand behind.
+        otherwise: The state when an output does not begin so.
+    """
+    states: States = {
+        "call": Expect(end, otherwise="name"),
+        "name": Until(Sink.NAME, {"(": "parameters"}),
+        "parameters": Expect({")": Go("next", ends_call=True), ",": "parameters"}, otherwise="key"),
+        "key": Until(Sink.IDENTIFIER, {"=": "value"}),
+        "value": Literal(Role.PARAMETER, "parameters", PYTHON),
+        "next": Expect({",": "call", **end}, otherwise="call"),
+        "after": Until(Sink.CONTENT, after),
+    }
+    if begin is not None:
+        states["begin"] = Expect(begin, otherwise=otherwise)
+    return states

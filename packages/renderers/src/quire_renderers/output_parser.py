@@ -1,0 +1,472 @@
+"""The one machine that turns model output, as it comes, into text, reasoning and tool calls.
+
+It runs the table of a format (format_states.py) and knows no format itself. Whatever comes and however it is cut, it
+gives the same events, never raises, and loses nothing: what begins like a call and turns out to be none is given back
+as text; a call that ends or goes wrong in the middle is closed as valid JSON, marked as not complete, and what is left
+of it is text. White space next to a marker belongs to the marker.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass, field
+
+from quire_renderers.format_states import CompiledExits, Expect, FormatTable, Go, Literal, Role, Sink, Until
+from quire_renderers.literal_relay import LiteralRelay
+from quire_renderers.output_events import CallArguments, CallEnd, CallStart, ContentDelta, OutputEvent, ReasoningDelta
+from quire_renderers.tool_schemas import ToolSchemas, value_as_json
+
+__all__ = ["OutputParser"]
+
+_MAX_CAPTURED_CHARS = 256
+_NOT_IN = {
+    Sink.NAME: re.compile(r"[^\w.:/\-\s]"),
+    Sink.KEY: re.compile(r"[\n<>]"),
+    Sink.IDENTIFIER: re.compile(r"[^\w\s]"),
+}
+_SPACES = " \t\r\n"
+_SPACE = re.compile(f"[{_SPACES}]*")
+_CAPTURED = (Sink.NAME, Sink.ID, Sink.KEY, Sink.IDENTIFIER)
+_VALUES = (Sink.VALUE, Sink.VALUE_TEXT, Sink.VALUE_JSON)
+
+
+@dataclass(slots=True)
+class _Call:
+    """The call being read."""
+
+    name: str | None = None
+    id: str | None = None
+    index: int = -1
+    """Its place in the message once it was given out, else -1: until then it can still become text again."""
+    arguments_done: bool = False
+    has_arguments: bool = False
+    """Whether anything of them was given out."""
+    is_open: bool = False
+    """Whether the object of parameters is open."""
+    waiting: list[str] = field(default_factory=list)
+    """Arguments that came before the name."""
+
+
+class OutputParser:
+    """Parses one output.
+
+    Args:
+        table: The format.
+        tools: The tools that were offered.
+        thinking: Whether the prompt has opened the thinking.
+        dropped: Texts that are no text: special tokens that the detokenizer had to keep for the format's sake.
+
+    Attributes:
+        num_calls: Tool calls given out so far.
+    """
+
+    def __init__(
+        self,
+        table: FormatTable,
+        tools: ToolSchemas | None = None,
+        *,
+        thinking: bool = False,
+        dropped: CompiledExits | None = None,
+    ) -> None:
+        self._table = table
+        self._tools = tools or ToolSchemas()
+        self._dropped = dropped
+        self._undropped = ""
+        self._names = frozenset(self._tools.names)
+        self._events: list[OutputEvent] = []
+        self._buffer = ""
+        self._raw: list[str] = []
+        self._space = ""
+        self._is_fresh = False
+        self._call: _Call | None = None
+        self.num_calls = 0
+        self._key = ""
+        self._value: list[str] | None = None
+        self._newline = ""
+        self._skips_newline = False
+        self._relay: LiteralRelay | None = None
+        self._has_key = False
+        self._state = ""
+        if thinking and table.start_thinking is not None:
+            self._is_fresh = True
+            self._go_to(table.start_thinking)
+        else:
+            self._go_to(table.start)
+
+    @property
+    def is_thinking(self) -> bool:
+        """Whether the text that comes next is reasoning."""
+        state = self._table.states[self._state]
+        return isinstance(state, Until) and state.sink is Sink.REASONING
+
+    def feed(self, text: str) -> list[OutputEvent]:
+        """Take in more output; what it says."""
+        self._buffer += text if self._dropped is None else self._without_dropped(text, self._dropped, final=False)
+        while self._buffer and self._step(final=False):
+            pass
+        events, self._events = self._events, []
+        return events
+
+    def finish(self) -> list[OutputEvent]:
+        """The output is over: give out what was held back, and close what is open."""
+        if self._dropped is not None:
+            self._buffer += self._without_dropped("", self._dropped, final=True)
+        while self._buffer and self._step(final=True):
+            pass
+        rest, self._buffer = self._buffer, ""
+        state = self._table.states[self._state]
+        if isinstance(state, Literal) and self._relay is not None:
+            rest_of_value = self._relay.finish()
+            if rest_of_value:
+                self._emit_literal(state, rest_of_value)
+            if self._relay.done:
+                self._end_literal(state)
+        if not self._is_in_text():
+            self._raw.append(rest)
+            self._give_up()
+        if self._space:
+            self._put_text(self._space)
+        self._space = ""
+        events, self._events = self._events, []
+        return events
+
+    def _without_dropped(self, text: str, dropped: CompiledExits, *, final: bool) -> str:
+        self._undropped += text
+        kept = []
+        while self._undropped:
+            end, marker = dropped.find(self._undropped, final=final)
+            kept.append(self._undropped[:end])
+            self._undropped = self._undropped[end + len(marker or "") :]
+            if marker is None:
+                break
+        return "".join(kept)
+
+    def _is_in_text(self) -> bool:
+        state = self._table.states[self._state]
+        return isinstance(state, Until) and state.sink in (Sink.CONTENT, Sink.REASONING)
+
+    # One step of the machine. Each returns whether to go on at once.
+
+    def _step(self, *, final: bool) -> bool:
+        state = self._table.states[self._state]
+        if isinstance(state, Literal):
+            return self._read_literal(state)
+        if isinstance(state, Expect):
+            return self._expect(state, final=final)
+        if state.sink in _CAPTURED:
+            return self._capture(state, final=final)
+        return self._pass_text(state, final=final)
+
+    def _pass_text(self, state: Until, *, final: bool) -> bool:
+        exits = self._table.exits[self._state]
+        end, marker = exits.find(self._buffer, final=final)
+        text, self._buffer = self._buffer[:end], self._buffer[end:]
+        if text:
+            self._take_text(state.sink, text)
+        if marker is None:
+            return False
+        self._leave(state, exits.go[marker], marker)
+        return True
+
+    def _take_text(self, sink: Sink, text: str) -> None:
+        if sink in _VALUES:
+            self._add_value(text)
+        else:
+            self._put_trimmed(text)
+
+    def _expect(self, state: Expect, *, final: bool) -> bool:
+        space = _SPACE.match(self._buffer)
+        begin = space.end() if space is not None else 0
+        if begin:
+            self._raw.append(self._buffer[:begin])
+            self._buffer = self._buffer[begin:]
+        if not self._buffer:
+            return False
+        exits = self._table.exits[self._state]
+        if not final and exits.may_begin_at(self._buffer, 0):
+            return False
+        marker = exits.at(self._buffer, 0)
+        if marker is not None:
+            self._leave(state, exits.go[marker], marker)
+            return True
+        if state.otherwise is not None:
+            self._go_to(state.otherwise)
+        else:
+            self._give_up()
+        return True
+
+    def _capture(self, state: Until, *, final: bool) -> bool:
+        exits = self._table.exits[self._state]
+        end, marker = exits.find(self._buffer, final=final)
+        wrong = self._wrong_at(state.sink, self._buffer[:end])
+        if wrong is not None:
+            self._raw.append(self._buffer[:wrong])
+            self._buffer = self._buffer[wrong:]
+            self._give_up()
+            return True
+        if marker is None:
+            return False
+        text, self._buffer = self._buffer[:end], self._buffer[end:]
+        self._raw.append(text)
+        if not self._take_captured(state.sink, text.strip()):
+            self._give_up()
+            return True
+        self._leave(state, exits.go[marker], marker)
+        return True
+
+    def _wrong_at(self, sink: Sink, text: str) -> int | None:
+        """Where a captured text stops being possible."""
+        wrong = _NOT_IN.get(sink)
+        match = wrong.search(text) if wrong is not None else None
+        if match is not None:
+            return min(match.start(), _MAX_CAPTURED_CHARS)
+        return _MAX_CAPTURED_CHARS if len(text) > _MAX_CAPTURED_CHARS else None
+
+    def _take_captured(self, sink: Sink, text: str) -> bool:
+        """Whether it can be what it should be."""
+        if sink in (Sink.KEY, Sink.IDENTIFIER):
+            self._key, self._has_key = text, False
+            return bool(text)
+        if sink is Sink.ID:
+            call = self._current_call()
+            call.id = call.id or text or None
+        return sink is not Sink.NAME or self._take_name(text)
+
+    def _take_name(self, text: str) -> bool:
+        match = self._table.name_pattern.fullmatch(text)
+        call = self._current_call()
+        if match is None or call.name is not None:
+            return False
+        name = match["name"]
+        if self._table.known_names_only and name not in self._names:
+            return False
+        call.name = name
+        if match.groupdict().get("id"):
+            call.id = text
+        if call.waiting:
+            waiting, call.waiting = "".join(call.waiting), []
+            self._emit(waiting)
+            self._raw.clear()
+        return True
+
+    def _current_call(self) -> _Call:
+        if self._call is None:
+            self._call = _Call()
+        return self._call
+
+    def _leave(self, state: Until | Expect, go: Go, marker: str) -> None:
+        """A marker was found at the beginning of the buffer."""
+        if isinstance(state, Until):
+            if state.sink in (Sink.CONTENT, Sink.REASONING):
+                self._raw.append(self._space)
+                self._space = ""
+            elif state.sink in _VALUES:
+                self._end_value(state.sink)
+        if not go.keeps_marker:
+            self._raw.append(marker)
+            self._buffer = self._buffer[len(marker) :]
+        if go.ends_call and not self._end_call():
+            self._give_up()
+            return
+        target = self._table.states[go.state]
+        if go.commits or (isinstance(target, Until) and target.sink in (Sink.CONTENT, Sink.REASONING)):
+            self._commit()
+        self._go_to(go.state)
+
+    def _go_to(self, name: str) -> None:
+        self._state = name
+        state = self._table.states[name]
+        if isinstance(state, Literal):
+            needs_object = state.role is Role.ARGUMENTS
+            self._relay = LiteralRelay(state.dialect, needs_object=needs_object)
+        elif isinstance(state, Until):
+            if state.sink in (Sink.CONTENT, Sink.REASONING):
+                self._put_raw()
+            elif state.sink in _VALUES:
+                self._begin_value(state.sink)
+
+    def _commit(self) -> None:
+        """What was read so far has done its work."""
+        self._raw.clear()
+        self._space = ""
+        self._is_fresh = True
+
+    def _give_up(self) -> None:
+        """What was read is no call, or no more of it: close it and give the rest back as text."""
+        call, self._call = self._call, None
+        if call is not None and call.index >= 0:
+            self._close_call(call, self._closers(call), complete=call.arguments_done)
+        self._relay, self._value, self._newline = None, None, ""
+        self._state = self._table.recover
+        self._put_raw()
+
+    def _closers(self, call: _Call) -> str:
+        """What ends the value that is being read."""
+        state = self._table.states[self._state]
+        if isinstance(state, Literal):
+            is_argument = state.role is not Role.IGNORED and not call.arguments_done
+            return self._relay.closers if self._relay is not None and is_argument else ""
+        is_streaming = isinstance(state, Until) and state.sink in _VALUES and self._value is None
+        return '"' if is_streaming else ""
+
+    # Arguments.
+
+    def _emit(self, text: str) -> None:
+        """Give out a piece of the arguments, or keep it until the name is known."""
+        call = self._current_call()
+        if call.name is None:
+            call.waiting.append(text)
+            return
+        self._begin_call(call)
+        call.has_arguments = True
+        self._events.append(CallArguments(call.index, text))
+
+    def _begin_call(self, call: _Call) -> None:
+        """From here on it is a call for good."""
+        if call.index < 0:
+            assert call.name is not None
+            call.index = self.num_calls
+            self.num_calls += 1
+            self._events.append(CallStart(call.index, call.name, call.id))
+
+    def _read_literal(self, state: Literal) -> bool:
+        relay = self._relay
+        assert relay is not None
+        given, stop, safe = relay.feed(self._buffer)
+        if given or safe:
+            self._emit_literal(state, given, read=self._buffer[:safe])
+        self._raw.append(self._buffer[safe:stop])
+        self._buffer = self._buffer[stop:]
+        if relay.failed:
+            self._give_up()
+            return True
+        if not relay.done:
+            return False
+        self._end_literal(state)
+        return True
+
+    def _emit_literal(self, state: Literal, given: str, read: str = "") -> None:
+        if state.role is Role.IGNORED:
+            self._raw.append(read)
+            return
+        if state.role is Role.PARAMETER and not self._has_key and given:
+            self._has_key = True
+            given = self._key_text() + given
+        if given:
+            self._emit(given)
+        if self._current_call().index >= 0:
+            self._raw.clear()
+        else:
+            self._raw.append(read)
+
+    def _end_literal(self, state: Literal) -> None:
+        if state.role is Role.ARGUMENTS:
+            self._current_call().arguments_done = True
+        self._relay = None
+        if state.ends_call and not self._end_call():
+            self._give_up()
+            return
+        self._go_to(state.then)
+
+    def _key_text(self) -> str:
+        """The beginning of a parameter inside the object of arguments."""
+        call = self._current_call()
+        opening = ", " if call.is_open else "{"
+        call.is_open = True
+        return f"{opening}{json.dumps(self._key, ensure_ascii=False)}: "
+
+    def _streams(self, sink: Sink) -> bool:
+        """Whether a plain-text value is given out as it comes: when it can only be a string."""
+        if sink is not Sink.VALUE:
+            return sink is Sink.VALUE_TEXT
+        types = self._types()
+        return types == {"string"} or (not types and self._table.untyped_values == "text")
+
+    def _types(self) -> frozenset[str]:
+        call = self._current_call()
+        return self._tools.types(call.name or "", self._key)
+
+    def _begin_value(self, sink: Sink) -> None:
+        self._newline, self._skips_newline = "", self._table.strips_newline
+        if self._streams(sink) and self._current_call().name is not None:
+            self._value = None
+            self._emit(self._key_text() + '"')
+            self._raw.clear()
+        else:
+            self._value = []
+
+    def _add_value(self, text: str) -> None:
+        if self._skips_newline:
+            self._skips_newline = False
+            whole, text = text, text.removeprefix("\n")
+            if self._value is not None:
+                self._raw.append(whole[: len(whole) - len(text)])
+        if not text:
+            return
+        if self._table.strips_newline:
+            text = self._newline + text
+            self._newline = "\n" if text.endswith("\n") else ""
+            text = text.removesuffix("\n")
+        if self._value is not None:
+            self._value.append(text)
+            self._raw.append(text)
+        elif text:
+            self._emit(json.dumps(text, ensure_ascii=False)[1:-1])
+
+    def _end_value(self, sink: Sink) -> None:
+        if self._value is None:
+            self._emit('"')
+        else:
+            text = "".join(self._value)
+            types, untyped = self._types(), self._table.untyped_values
+            if sink is Sink.VALUE_JSON:
+                types, untyped = frozenset(), "json"
+            self._emit(self._key_text() + value_as_json(text, types, untyped=untyped))
+        self._value, self._newline = None, ""
+        self._raw.clear()
+
+    def _end_call(self) -> bool:
+        """The call ends as it should; False when it has no name."""
+        call = self._call
+        if call is None or call.name is None:
+            return False
+        self._call = None
+        self._begin_call(call)
+        self._close_call(call, "", complete=True)
+        self._commit()
+        return True
+
+    def _close_call(self, call: _Call, closers: str, *, complete: bool) -> None:
+        if call.is_open:
+            closers += "}"
+        elif not call.has_arguments:
+            closers = "{}"
+        if closers:
+            self._events.append(CallArguments(call.index, closers))
+        self._events.append(CallEnd(call.index, complete))
+
+    # Text.
+
+    def _put_raw(self) -> None:
+        raw = "".join(self._raw)
+        self._raw.clear()
+        if raw:
+            self._put_trimmed(raw)
+
+    def _put_trimmed(self, text: str) -> None:
+        """Text whose white space at both ends may still belong to a marker."""
+        body = text.rstrip(_SPACES)
+        if not body:
+            if not self._is_fresh:
+                self._space += text
+            return
+        end = text[len(body) :]
+        if self._is_fresh:
+            body = body.lstrip(_SPACES)
+            self._is_fresh = False
+        given, self._space = self._space + body, end
+        self._put_text(given)
+
+    def _put_text(self, text: str) -> None:
+        self._events.append(ReasoningDelta(text) if self.is_thinking else ContentDelta(text))
