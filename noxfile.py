@@ -21,6 +21,7 @@ TYPED = [
     "kv-cache",
     "scheduler",
     "renderers",
+    "structured-output",
     "engine",
     "observability",
     "spec-decode",

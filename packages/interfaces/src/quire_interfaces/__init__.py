@@ -41,11 +41,12 @@ from quire_interfaces.kv_transfer import (
     LoadablePrefix,
     TieredBlockAllocator,
 )
-from quire_interfaces.policy import AdmissionRule, PauseState, Scheduler, SchedulingPolicy
+from quire_interfaces.policy import AdmissionRule, PauseState, RequestGate, Scheduler, SchedulingPolicy
 from quire_interfaces.request import FinishReason, Request, RequestStatus
 from quire_interfaces.sampling_params import MAX_LOGPROBS, SamplingParams
 from quire_interfaces.settings import Settings, at_least, between, one_of, setting
 from quire_interfaces.step import (
+    GRAMMAR_COMPILE_BOUNDS_S,
     EngineCoreOutput,
     ModelRunnerOutput,
     NewRow,
@@ -59,6 +60,7 @@ from quire_interfaces.text import Detokenizer, RenderedPrompt, Renderer, TextDel
 __version__ = "0.1.0"
 
 __all__ = [
+    "GRAMMAR_COMPILE_BOUNDS_S",
     "MAX_LOGPROBS",
     "NULL_BLOCK_ID",
     "AdmissionRule",
@@ -111,6 +113,7 @@ __all__ = [
     "Request",
     "RequestAbortedError",
     "RequestError",
+    "RequestGate",
     "RequestStatus",
     "SamplingParams",
     "Scheduler",

@@ -6,10 +6,11 @@ import enum
 from collections.abc import Iterable
 from typing import Protocol
 
+from quire_interfaces.errors import QuireError
 from quire_interfaces.request import FinishReason, Request
 from quire_interfaces.step import EngineCoreOutput, ModelRunnerOutput, SchedulerOutput, SchedulerStats
 
-__all__ = ["AdmissionRule", "PauseState", "Scheduler", "SchedulingPolicy"]
+__all__ = ["AdmissionRule", "PauseState", "RequestGate", "Scheduler", "SchedulingPolicy"]
 
 
 class PauseState(enum.IntEnum):
@@ -45,6 +46,38 @@ class AdmissionRule(Protocol):
 
     def released(self, request: Request) -> None:
         """The request left its row (finished or preempted): give the resource back."""
+
+
+class RequestGate(Protocol):
+    """Something that some requests need before they may run and that is prepared beside the engine's loop; it can fail.
+    Usually an `AdmissionRule` too, by which the scheduler lets others pass meanwhile. One thread calls everything."""
+
+    @property
+    def is_preparing(self) -> bool:
+        """Whether some request waits for it, so that `take_failed` should be asked again soon."""
+
+    def prepare(self, request: Request) -> None:
+        """Start preparing what the request needs, if it needs anything; called once, before the scheduler's
+        `add_request`.
+
+        Raises:
+            QuireError: it is known already that this request cannot have it.
+        """
+
+    def wait(self, request: Request) -> None:
+        """Wait until what was prepared is there (for fronts without a loop). Raises like `prepare`."""
+
+    def take_failed(self) -> list[tuple[str, QuireError]]:
+        """Requests (by id) whose preparation failed or took too long since the last call, with the reason."""
+
+    def forget(self, request_ids: Iterable[str]) -> None:
+        """These requests are gone; unknown ids are ignored."""
+
+    def add_stats(self, stats: SchedulerStats) -> None:
+        """Write its counters, if it has any, into the fields that are its own."""
+
+    def close(self) -> None:
+        """Stop preparing. Idempotent."""
 
 
 class Scheduler(Protocol):

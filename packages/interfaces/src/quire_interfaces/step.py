@@ -14,6 +14,7 @@ from quire_interfaces.request import FinishReason
 from quire_interfaces.sampling_params import SamplingParams
 
 __all__ = [
+    "GRAMMAR_COMPILE_BOUNDS_S",
     "EngineCoreOutput",
     "ModelRunnerOutput",
     "NewRow",
@@ -120,6 +121,10 @@ class EngineCoreOutput:
     error: str | None = None
 
 
+GRAMMAR_COMPILE_BOUNDS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
+"""Upper bounds of the buckets in which compile times of grammars are counted, in seconds."""
+
+
 @dataclass(slots=True, kw_only=True)
 class SchedulerStats:
     """Counters and gauges at the end of a step. Counters (`num_..._total`) only grow."""
@@ -149,3 +154,12 @@ class SchedulerStats:
     num_drafts_total: int = 0
     num_accepted_tokens_per_pos_total: list[int] = field(default_factory=list)
     """Entry i counts the drafts whose token i (from 0) was accepted; as long as the longest draft allowed."""
+    num_grammar_queries_total: int = 0
+    """Constraints on outputs that requests asked for."""
+    num_grammar_hits_total: int = 0
+    """Of these, how many were compiled, or being compiled, already."""
+    num_grammar_failures_total: int = 0
+    """Compiles of constraints that ended in a refusal."""
+    grammar_compile_counts_total: list[int] = field(default_factory=list)
+    """Compiles per bucket of `GRAMMAR_COMPILE_BOUNDS_S`; the last one has no bound. Empty without structured output."""
+    grammar_compile_seconds_total: float = 0.0

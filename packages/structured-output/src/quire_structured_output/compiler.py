@@ -1,0 +1,195 @@
+"""`GrammarCompiler`: constraints compiled beside the engine's loop, each content once.
+
+Knows the backend, its threads, the cache and the deadline; knows no request and no scheduler.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from bisect import bisect_left
+from collections import OrderedDict
+from collections.abc import Callable
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeoutError
+
+from quire_interfaces import (
+    GRAMMAR_COMPILE_BOUNDS_S,
+    CompiledGrammar,
+    GrammarBackend,
+    GrammarMatcher,
+    GrammarSpec,
+    OverloadedError,
+    QuireError,
+    RequestError,
+    SchedulerStats,
+    StructuredOutputsParams,
+)
+from quire_structured_output.blame import largest_part
+from quire_structured_output.config import StructuredOutputConfig
+from quire_structured_output.matcher import OutputMatcher
+from quire_structured_output.workers import WorkerPool
+
+__all__ = ["GrammarCompiler", "timeout_error"]
+
+_logger = logging.getLogger(__name__)
+
+MAX_WAITING = 1024
+"""Contents that may wait for a thread."""
+
+
+def timeout_error(spec: GrammarSpec, timeout_s: float) -> RequestError:
+    """What a request hears whose constraint took too long."""
+    return RequestError(
+        f"structured_outputs.{spec.kind} was not compiled within {timeout_s:g} s; the largest part is "
+        f"{largest_part(spec)}: make it smaller",
+        param=f"structured_outputs.{spec.kind}",
+        code="grammar_timeout",
+    )
+
+
+class GrammarCompiler:
+    """Compiles and remembers. Thread-safe. A `GrammarSource` for runners.
+
+    Args:
+        config: Bounds.
+        make_backend: Makes the backend, in the first worker thread that needs it.
+        eos_token_ids: Tokens that end an output.
+        clock: Seconds; for tests.
+    """
+
+    def __init__(
+        self,
+        config: StructuredOutputConfig,
+        make_backend: Callable[[], GrammarBackend],
+        eos_token_ids: tuple[int, ...],
+        *,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.config = config
+        self._num_queries = self._num_hits = self._num_failures = 0
+        self._compile_counts = [0] * (len(GRAMMAR_COMPILE_BOUNDS_S) + 1)
+        self._compile_seconds = 0.0
+        self._make_backend = make_backend
+        self._backend: GrammarBackend | None = None
+        self._backend_lock = threading.Lock()
+        self._eos_token_ids = eos_token_ids
+        self._clock = clock
+        self._pool = WorkerPool(config.num_workers, "quire-grammar")
+        self._lock = threading.Lock()
+        self._cache: OrderedDict[GrammarSpec, Future[CompiledGrammar]] = OrderedDict()
+        self._num_waiting = 0
+
+    def warm_up(self) -> None:
+        """Make the backend now, in a worker thread, so that the first constraint does not wait for it."""
+        self._pool.submit(self._get_backend)
+
+    def submit(self, spec: GrammarSpec) -> Future[CompiledGrammar]:
+        """Compile, or take what is there. Failures are remembered like grammars: the same content fails at once.
+
+        Returns:
+            A future that raises RequestError when the content cannot be used.
+
+        Raises:
+            RequestError: it is larger than `max_bytes`.
+            OverloadedError: too many contents wait for a thread.
+        """
+        check_size(spec, self.config.max_bytes)
+        with self._lock:
+            self._num_queries += 1
+            future = self._cache.get(spec)
+            if future is not None:
+                self._num_hits += 1
+                self._cache.move_to_end(spec)
+                return future
+            if self._num_waiting >= MAX_WAITING:
+                raise OverloadedError(f"{self._num_waiting} schemas, patterns and grammars wait to be compiled already")
+            self._num_waiting += 1
+            future = self._pool.submit(lambda: self._compile(spec))
+            self._cache[spec] = future
+            while len(self._cache) > self.config.cache_size:
+                self._cache.popitem(last=False)
+            return future
+
+    def new_matcher(self, params: StructuredOutputsParams) -> GrammarMatcher:
+        """See `quire_interfaces.GrammarSource`. Waits only if the grammar is not there, which is a rare accident: it
+        was there when its request was admitted."""
+        spec = params.spec()
+        with self._lock:
+            future = self._cache.get(spec)
+        if future is None:
+            future = self.submit(spec)
+        try:
+            grammar = future.result(timeout=self.config.timeout_s)
+        except FutureTimeoutError:
+            raise timeout_error(spec, self.config.timeout_s) from None
+        return OutputMatcher(grammar.new_matcher(), self._eos_token_ids, params.reasoning, self.config.max_jump_tokens)
+
+    def add_stats(self, stats: SchedulerStats) -> None:
+        """Write the counters of cache and compiles into their fields."""
+        with self._lock:
+            stats.num_grammar_queries_total = self._num_queries
+            stats.num_grammar_hits_total = self._num_hits
+            stats.num_grammar_failures_total = self._num_failures
+            stats.grammar_compile_counts_total = list(self._compile_counts)
+            stats.grammar_compile_seconds_total = self._compile_seconds
+
+    def close(self) -> None:
+        """Take no more work. Idempotent."""
+        self._pool.close()
+
+    def _get_backend(self) -> GrammarBackend:
+        with self._backend_lock:
+            if self._backend is None:
+                self._backend = self._make_backend()
+            return self._backend
+
+    def _compile(self, spec: GrammarSpec) -> CompiledGrammar:
+        failed = True
+        start_s = self._clock()
+        try:
+            backend = self._get_backend()
+            start_s = self._clock()
+            if spec.kind not in backend.kinds:
+                raise RequestError(
+                    f"structured_outputs.{spec.kind} is not supported by the backend {backend.name!r}, which takes "
+                    f"{', '.join(sorted(backend.kinds))}",
+                    param=f"structured_outputs.{spec.kind}",
+                    code="unsupported_constraint",
+                )
+            grammar = backend.compile(spec)
+            failed = False
+            return grammar
+        except QuireError:
+            raise
+        except Exception as error:  # a library's accident with this content is this content's failure
+            _logger.exception("a grammar of kind %s could not be compiled", spec.kind)
+            raise RequestError(
+                f"structured_outputs.{spec.kind} cannot be used: {type(error).__name__}: {error}",
+                param=f"structured_outputs.{spec.kind}",
+                code="invalid_grammar",
+            ) from error
+        finally:
+            with self._lock:
+                self._num_waiting -= 1
+                self._num_failures += failed
+                seconds = self._clock() - start_s
+                self._compile_counts[bisect_left(GRAMMAR_COMPILE_BOUNDS_S, seconds)] += 1
+                self._compile_seconds += seconds
+
+
+def check_size(spec: GrammarSpec, max_bytes: int) -> None:
+    """Let a content pass, or not.
+
+    Raises:
+        RequestError: it is too large; the message names its largest part.
+    """
+    size = len(spec.text) if spec.text.isascii() else len(spec.text.encode("utf-8", "surrogatepass"))
+    if size > max_bytes:
+        raise RequestError(
+            f"structured_outputs.{spec.kind} has {size} bytes, at most {max_bytes} are taken "
+            f"(--structured-output-max-bytes); the largest part is {largest_part(spec)}",
+            param=f"structured_outputs.{spec.kind}",
+            code="grammar_too_large",
+        )

@@ -1,0 +1,118 @@
+"""`GrammarGate`: a request runs when its grammar is ready, and is refused when it cannot be.
+
+An `AdmissionRule` for the scheduler, which sees a request that waits for something of its own, and a `RequestGate` for
+the engine's loop, which hears of failures. Knows requests by their ids; all calls come from the loop's thread.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+from concurrent.futures import Future
+from typing import NamedTuple
+
+from quire_interfaces import CompiledGrammar, GrammarSpec, QuireError, Request, RequestError, SchedulerStats
+from quire_structured_output.compiler import GrammarCompiler, timeout_error
+
+__all__ = ["GrammarGate"]
+
+
+class _Pending(NamedTuple):
+    spec: GrammarSpec
+    future: Future[CompiledGrammar]
+    deadline_s: float
+
+
+class GrammarGate:
+    """Implements `quire_interfaces.AdmissionRule` and `quire_interfaces.RequestGate`.
+
+    Args:
+        compiler: Owned from now on: `close` closes it.
+        clock: Seconds; for tests.
+    """
+
+    name = "grammar"
+    holds_queue = False
+
+    def __init__(self, compiler: GrammarCompiler, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self.compiler = compiler
+        self._clock = clock
+        self._pending: dict[str, _Pending] = {}
+
+    # As the engine's loop sees it.
+
+    def prepare(self, request: Request) -> None:
+        """See `quire_interfaces.RequestGate`."""
+        wanted = request.sampling_params.structured_outputs
+        if wanted is None:
+            return
+        spec = wanted.spec()
+        future = self.compiler.submit(spec)
+        if future.done() and (error := future.exception()) is not None:
+            raise error
+        if not future.done():
+            deadline_s = self._clock() + self.compiler.config.timeout_s
+            self._pending[request.request_id] = _Pending(spec, future, deadline_s)
+
+    def wait(self, request: Request) -> None:
+        """See `quire_interfaces.RequestGate`."""
+        pending = self._pending.pop(request.request_id, None)
+        if pending is None:
+            return
+        try:
+            pending.future.result(timeout=max(0.0, pending.deadline_s - self._clock()))
+        except TimeoutError:
+            raise timeout_error(pending.spec, self.compiler.config.timeout_s) from None
+
+    @property
+    def is_preparing(self) -> bool:
+        """See `quire_interfaces.RequestGate`."""
+        return bool(self._pending)
+
+    def take_failed(self) -> list[tuple[str, QuireError]]:
+        """See `quire_interfaces.RequestGate`."""
+        failed: list[tuple[str, QuireError]] = []
+        now_s = self._clock() if self._pending else 0.0
+        for request_id, (spec, future, deadline_s) in list(self._pending.items()):
+            if future.done():
+                del self._pending[request_id]
+                error = future.exception()
+                if error is not None:
+                    failed.append((request_id, _as_ours(error, spec)))
+            elif now_s >= deadline_s:
+                del self._pending[request_id]
+                failed.append((request_id, timeout_error(spec, self.compiler.config.timeout_s)))
+        return failed
+
+    def forget(self, request_ids: Iterable[str]) -> None:
+        """See `quire_interfaces.RequestGate`."""
+        for request_id in request_ids:
+            self._pending.pop(request_id, None)
+
+    def add_stats(self, stats: SchedulerStats) -> None:
+        """See `quire_interfaces.RequestGate`."""
+        self.compiler.add_stats(stats)
+
+    def close(self) -> None:
+        """See `quire_interfaces.RequestGate`."""
+        self.compiler.close()
+
+    # As the scheduler sees it.
+
+    def admits(self, request: Request) -> bool:
+        """Whether the request waits for no grammar any more."""
+        pending = self._pending.get(request.request_id)
+        return pending is None or (pending.future.done() and pending.future.exception() is None)
+
+    def admitted(self, request: Request) -> None:
+        """Its grammar was ready."""
+        self._pending.pop(request.request_id, None)
+
+    def released(self, request: Request) -> None:
+        """Grammars stay in the cache; there is nothing to give back."""
+
+
+def _as_ours(error: BaseException, spec: GrammarSpec) -> QuireError:
+    if isinstance(error, QuireError):
+        return error
+    return RequestError(f"structured_outputs.{spec.kind} could not be compiled: {type(error).__name__}: {error}")

@@ -1,0 +1,184 @@
+"""The llguidance backend: every kind of constraint, through a lexer of derivatives and an Earley parser in Rust.
+
+Knows the library's calls, limits and messages; knows no engine. The library lets go of the interpreter lock while it
+compiles and while it computes masks.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+from typing import TYPE_CHECKING
+
+import llguidance
+from llguidance.gbnf_to_lark import any_to_lark
+
+from quire_interfaces import GrammarSpec, RequestError
+from quire_structured_output.blame import largest_part
+from quire_structured_output.probe import probe
+from quire_structured_output.schema_options import schema_of
+from quire_structured_output.structural_tag import structural_tag_to_lark
+from quire_structured_output.vocabulary import Vocabulary
+
+if TYPE_CHECKING:
+    from llguidance._lib import JsonCompileOptions
+
+__all__ = ["LLGuidanceBackend"]
+
+WHITESPACE = r"[ \t\r\n]{0,32}"
+"""Between the tokens of JSON. Bounded: a model that likes white space must not be able to go on with it for ever."""
+
+_TOO_LARGE = (
+    "too many",
+    "Too many",
+    "too big",
+    "too large",
+    "too complex",
+    "limit exceeded",
+    "limit for",
+    "fuel",
+    "recursion limit",
+)
+
+
+def _limits() -> llguidance.LLParserLimits:
+    """About half of the library's own bounds on the work of one step: some 7 ms, should a grammar reach them."""
+    return llguidance.LLParserLimits(
+        initial_lexer_fuel=1_000_000,
+        step_lexer_fuel=100_000,
+        step_max_items=30_000,
+        max_lexer_states=50_000,
+        max_grammar_size=250_000,
+        verbose_errors=False,
+    )
+
+
+class LLGuidanceBackend:
+    """Implements `quire_interfaces.GrammarBackend`.
+
+    Args:
+        vocabulary: The model's tokens.
+    """
+
+    name = "llguidance"
+    kinds = frozenset({"json", "regex", "choice", "grammar", "structural_tag"})
+
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        self.vocab_size = vocabulary.vocab_size
+        self._eos_token_ids = frozenset(vocabulary.eos_token_ids)
+        # An end token ends the output, so that a marker cannot be made of one.
+        markers = vocabulary.special_ids - self._eos_token_ids
+        self._special = {vocabulary.tokens[token_id].decode("utf-8", "replace"): token_id for token_id in markers}
+        self._tokenizer = llguidance.LLTokenizer(
+            llguidance.TokenizerWrapper(_Tokenizer(vocabulary)),
+            n_vocab=vocabulary.vocab_size,
+            eos_token=list(vocabulary.eos_token_ids),
+        )
+
+    def compile(self, spec: GrammarSpec) -> _Grammar:
+        """See `quire_interfaces.GrammarBackend`."""
+        try:
+            source = self._source(spec)
+        except RequestError:
+            raise
+        except Exception as error:  # the library's translators raise bare Exception, among others
+            raise _refusal(spec, str(error) or "nested too deeply") from None
+        matcher = llguidance.LLMatcher(self._tokenizer, source, log_level=0, limits=_limits())
+        if matcher.is_error():
+            raise _refusal(spec, matcher.get_error())
+        # What the walk taught the lexer stays in the matcher, and every copy of it has it from the start.
+        probe(_Matcher(matcher, spec, self._eos_token_ids), self.vocab_size, self._eos_token_ids, spec)
+        return _Grammar(matcher, spec, self._eos_token_ids)
+
+    def _source(self, spec: GrammarSpec) -> str:
+        if spec.kind == "json":
+            options: JsonCompileOptions = {"whitespace_pattern": WHITESPACE}
+            if spec.whitespace_pattern == "":
+                options = {"whitespace_flexible": False}
+            elif spec.whitespace_pattern is not None:
+                options = {"whitespace_pattern": spec.whitespace_pattern}
+            return llguidance.LLMatcher.grammar_from_json_schema(json.dumps(schema_of(spec)), overrides=options)
+        if spec.kind == "regex":
+            return llguidance.LLMatcher.grammar_from_regex(spec.text)
+        if spec.kind == "choice":
+            return llguidance.grammar_from("choice", spec.text)
+        if spec.kind == "structural_tag":
+            return llguidance.LLMatcher.grammar_from_lark(structural_tag_to_lark(spec.text, WHITESPACE, self._special))
+        return llguidance.LLMatcher.grammar_from_lark(any_to_lark(spec.text))
+
+
+class _Tokenizer:
+    """What `llguidance.TokenizerWrapper` reads."""
+
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        self.eos_token_id = vocabulary.eos_token_ids[0]
+        self.bos_token_id = None
+        self.tokens = list(vocabulary.tokens)
+        self.special_token_ids = sorted(vocabulary.special_ids)
+        self._encode = vocabulary.encode
+
+    def __call__(self, text: bytes | str) -> list[int]:
+        return self._encode(text.decode("utf-8") if isinstance(text, bytes) else text)
+
+
+class _Grammar:
+    """A `CompiledGrammar`: a matcher that is copied and never moves."""
+
+    def __init__(self, matcher: llguidance.LLMatcher, spec: GrammarSpec, eos_token_ids: frozenset[int]) -> None:
+        self._matcher = matcher
+        self._spec = spec
+        self._eos_token_ids = eos_token_ids
+
+    def new_matcher(self) -> _Matcher:
+        return _Matcher(self._matcher.deep_copy(), self._spec, self._eos_token_ids)
+
+
+class _Matcher:
+    """A `GrammarMatcher` over the library's."""
+
+    allows_all = False
+
+    def __init__(self, matcher: llguidance.LLMatcher, spec: GrammarSpec, eos_token_ids: frozenset[int]) -> None:
+        self._matcher = matcher
+        self._spec = spec
+        self._eos_token_ids = eos_token_ids
+        self.is_terminated = False
+
+    def fill_bitmask(self, bitmask: memoryview) -> None:
+        address = ctypes.addressof(ctypes.c_char.from_buffer(bitmask))
+        self._matcher.unsafe_compute_mask_ptr(address, bitmask.nbytes)
+        if self._matcher.is_error():
+            raise _refusal(self._spec, self._matcher.get_error())
+
+    def accept(self, token_id: int) -> bool:
+        if self.is_terminated:
+            return False
+        if token_id in self._eos_token_ids and self._matcher.is_accepting():
+            # The library counts an end token in some states and not in others, so it never sees the last one.
+            self.is_terminated = True
+            return True
+        # An invalid token would put the library's matcher into an error it never leaves.
+        return self._matcher.validate_tokens([token_id]) == 1 and self._matcher.consume_token(token_id)
+
+    def rollback(self, num_tokens: int) -> None:
+        num_tokens -= self.is_terminated and num_tokens > 0
+        if num_tokens:
+            self._matcher.rollback(num_tokens)
+        self.is_terminated = False
+
+    def forced_token_ids(self) -> list[int]:
+        tokens = self._matcher.compute_ff_tokens()
+        return tokens[: self._matcher.validate_tokens(tokens)] if tokens else tokens
+
+
+def _refusal(spec: GrammarSpec, reason: str) -> RequestError:
+    param = f"structured_outputs.{spec.kind}"
+    # The library appends where in its own form of the grammar it stopped; the first paragraph is what users wrote.
+    reason = " ".join(line.strip() for line in reason.split("\n   1 |")[0].strip().splitlines())[:600]
+    if any(words in reason for words in _TOO_LARGE):
+        return RequestError(
+            f"{param} is too large or too complex ({reason}); the largest part is {largest_part(spec)}",
+            param=param,
+            code="grammar_too_large",
+        )
+    return RequestError(f"{param} cannot be used: {reason}", param=param, code="invalid_grammar")

@@ -1,0 +1,88 @@
+"""`Vocabulary`: what grammar libraries need to know of a tokenizer, read through the `Tokenizer` Protocol."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from quire_interfaces import ConfigError, Tokenizer
+
+__all__ = ["Vocabulary"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Vocabulary:
+    """The tokens of a model as bytes.
+
+    Raises:
+        ConfigError: no end token among them, so no output could ever end.
+    """
+
+    tokens: tuple[bytes, ...]
+    """Per id the bytes it adds to a text; b"" for ids that are no tokens."""
+    special_ids: frozenset[int]
+    """Control tokens: never part of a text."""
+    eos_token_ids: tuple[int, ...]
+    """Tokens that end an output, the usual one first."""
+    encode: Callable[[str], list[int]]
+    """Text to token ids; what looks like a control token is text like any other."""
+
+    def __post_init__(self) -> None:
+        if not self.eos_token_ids or not all(0 <= each < len(self.tokens) for each in self.eos_token_ids):
+            raise ConfigError(
+                f"structured output needs end tokens with ids below {len(self.tokens)}, got "
+                f"{list(self.eos_token_ids)}: add eos_token_id to the checkpoint's config.json"
+            )
+
+    @property
+    def vocab_size(self) -> int:
+        """Number of ids, those that are no tokens included."""
+        return len(self.tokens)
+
+    @classmethod
+    def from_tokenizer(
+        cls, tokenizer: Tokenizer, *, vocab_size: int | None = None, eos_token_ids: Iterable[int] | None = None
+    ) -> Vocabulary:
+        """Read a tokenizer.
+
+        Args:
+            tokenizer: Asked for the bytes of each token, once.
+            vocab_size: Width of the model's logits; None takes the tokenizer's size.
+            eos_token_ids: Tokens that end an output; None takes the tokenizer's.
+        """
+        size = tokenizer.vocab_size if vocab_size is None else vocab_size
+        tokens = [tokenizer.token_bytes(token_id) for token_id in range(size)]
+        special = {
+            token_id
+            for token_id, piece in enumerate(tokens)
+            if piece and not tokenizer.decode([token_id], skip_special_tokens=True)
+        }
+        wanted = tokenizer.eos_token_ids if eos_token_ids is None else eos_token_ids
+        return cls(
+            tokens=tuple(tokens),
+            special_ids=frozenset(special),
+            eos_token_ids=tuple(dict.fromkeys(each for each in wanted if 0 <= each < size)),
+            encode=_PlainEncoder(tokenizer, {token_id: tokens[token_id] for token_id in special}),
+        )
+
+
+class _PlainEncoder:
+    """Encodes text in which the names of control tokens mean nothing.
+
+    Args:
+        tokenizer: Recognizes them.
+        special: Their ids and bytes.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, special: dict[int, bytes]) -> None:
+        self._tokenizer = tokenizer
+        self._special = {token_id: piece.decode("utf-8", "replace") for token_id, piece in special.items()}
+
+    def __call__(self, text: str) -> list[int]:
+        token_ids = self._tokenizer.encode(text, add_special_tokens=False)
+        found = next((self._special[each] for each in token_ids if each in self._special), None)
+        if found is None or len(found) < 2 or found not in text:
+            return token_ids
+        # Cut after its first character, the name is not recognized any more.
+        at = text.index(found) + 1
+        return self(text[:at]) + self(text[at:])

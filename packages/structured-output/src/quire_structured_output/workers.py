@@ -1,0 +1,73 @@
+"""A small pool of daemon threads at low priority. Knows nothing of what it runs.
+
+Unlike `concurrent.futures.ThreadPoolExecutor`, whose threads an interpreter waits for at its end, a compile that takes
+very long never keeps a process from ending.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import queue
+import sys
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Any, TypeVar
+
+__all__ = ["WorkerPool"]
+
+Result = TypeVar("Result")
+
+_NICE = 10
+
+
+class WorkerPool:
+    """Runs functions in order of their submission, in up to `num_workers` threads that start when they are needed.
+
+    Args:
+        num_workers: At least 1.
+        name: Of the threads.
+    """
+
+    def __init__(self, num_workers: int, name: str) -> None:
+        self._num_workers = num_workers
+        self._name = name
+        self._jobs: queue.SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None] = queue.SimpleQueue()
+        self._threads: list[threading.Thread] = []
+        self._lock = threading.Lock()
+
+    def submit(self, work: Callable[[], Result]) -> Future[Result]:
+        """Run `work` as soon as a thread is free."""
+        future: Future[Result] = Future()
+        self._jobs.put((future, work))
+        with self._lock:
+            if len(self._threads) < self._num_workers and not self._jobs.empty():
+                thread = threading.Thread(target=self._run, name=f"{self._name}-{len(self._threads)}", daemon=True)
+                self._threads.append(thread)
+                thread.start()
+        return future
+
+    def close(self) -> None:
+        """Take no more work; what runs now goes on in its thread, and its result is dropped."""
+        with contextlib.suppress(queue.Empty):
+            while True:
+                job = self._jobs.get_nowait()
+                if job is not None:
+                    job[0].cancel()
+        for _ in self._threads:
+            self._jobs.put(None)
+
+    def _run(self) -> None:
+        if sys.platform == "linux":  # elsewhere a thread has no priority of its own
+            with contextlib.suppress(OSError):
+                os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE)
+        while (job := self._jobs.get()) is not None:
+            future, work = job
+            if not future.set_running_or_notify_cancel():
+                continue
+            try:
+                future.set_result(work())
+            except BaseException as error:
+                future.set_exception(error)
+            del job, future, work
