@@ -11,7 +11,7 @@ from typing import Any
 
 from quire_interfaces import RequestError
 
-__all__ = ["plain_value", "prepare_messages", "prepare_tools"]
+__all__ = ["plain_value", "prepare_messages", "prepare_tools", "softened"]
 
 _MAX_DEPTH = 64
 _TEXT_PARTS = ("text", "input_text", "output_text", "refusal")
@@ -20,8 +20,9 @@ _TEXT_PARTS = ("text", "input_text", "output_text", "refusal")
 def prepare_messages(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """Copy messages into the form templates expect.
 
-    Keys that are None are left out, lists of text parts become one string, tool-call arguments given as a JSON string
-    become the object they describe (and stay the string when they do not parse).
+    Keys that are None and empty lists of tool calls are left out, lists of text parts become one string, tool-call
+    arguments given as a JSON string become the object they describe (and stay the string when they do not parse), and
+    `reasoning` is `reasoning_content`, as templates call it.
 
     Raises:
         RequestError: naming the message.
@@ -47,6 +48,33 @@ def prepare_tools(tools: Sequence[dict[str, Any]] | None) -> list[dict[str, Any]
         if not isinstance(tool, Mapping):
             raise RequestError(f"tools[{index}] must be an object, got {type(tool).__name__}", param=f"tools[{index}]")
     return [plain_value(tool, f"tools[{index}]") for index, tool in enumerate(tools)] or None
+
+
+def softened(messages: list[dict[str, Any]]) -> list[dict[str, Any]] | None:
+    """The prepared messages in the form that the narrowest templates take; None when they have it already.
+
+    What a model once got wrong must not make its conversation impossible: arguments that are no JSON object are wrapped
+    into one, and a message without content gets an empty one.
+    """
+    result = []
+    for message in messages:
+        calls = [_with_object(call) for call in message.get("tool_calls", ())]
+        changed = {"content": "", **message}
+        if calls:
+            changed["tool_calls"] = calls
+        result.append(changed)
+    return result if result != messages else None
+
+
+def _with_object(call: Any) -> Any:
+    if not isinstance(call, dict):
+        return call
+    inner = call.get("function")
+    if isinstance(inner, dict):
+        return {**call, "function": _with_object(inner)}
+    if isinstance(call.get("arguments", {}), dict):
+        return call
+    return {**call, "arguments": {"arguments": call["arguments"]}}
 
 
 def plain_value(value: Any, where: str, depth: int = 0) -> Any:
@@ -81,9 +109,13 @@ def _prepare_message(message: Any, where: str) -> dict[str, Any]:
         if key == "content":
             prepared[key] = _content(value, f"{where}.content")
         elif key == "tool_calls":
-            prepared[key] = _tool_calls(value, f"{where}.tool_calls")
+            calls = _tool_calls(value, f"{where}.tool_calls")
+            if calls:
+                prepared[key] = calls
         else:
             prepared[str(key)] = plain_value(value, f"{where}.{key}")
+    if isinstance(prepared.get("reasoning"), str):
+        prepared.setdefault("reasoning_content", prepared.pop("reasoning"))
     return prepared
 
 
