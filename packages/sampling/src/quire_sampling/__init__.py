@@ -2,6 +2,7 @@
 
 from quire_sampling.config import SamplingConfig
 from quire_sampling.logprobs import prompt_logprobs, token_logprobs
+from quire_sampling.masks import TokenMasks, apply_token_masks_
 from quire_sampling.output import SamplerOutput
 from quire_sampling.rng import uniform
 from quire_sampling.sampler import Sampler
@@ -15,6 +16,8 @@ __all__ = [
     "SamplerOutput",
     "SamplingConfig",
     "SamplingState",
+    "TokenMasks",
+    "apply_token_masks_",
     "prompt_logprobs",
     "token_logprobs",
     "top_tokens",

@@ -13,8 +13,8 @@ from quire_sampling.logprobs import LogprobTensors
 __all__ = ["SamplerOutput"]
 
 _NOTHING_LEFT = (
-    "no token can be sampled: every logit is -inf; loosen allowed_token_ids, bad_words, min_tokens, logit_bias or the "
-    "logits processors, which together exclude the whole vocabulary"
+    "no token can be sampled: every logit is -inf; loosen structured_outputs, allowed_token_ids, bad_words, "
+    "min_tokens, logit_bias or the logits processors, which together exclude the whole vocabulary"
 )
 _NOT_FINITE = (
     "the logits hold NaN or +inf; the model overflowed on this input (try float32 or bfloat16) or a logits processor "

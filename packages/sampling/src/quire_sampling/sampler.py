@@ -1,8 +1,8 @@
 """The sampler: one call turns the logits of a step into one token per logit row.
 
 Order of operations, per request as its `SamplingParams` ask:
-allowed_token_ids, bad words, min_tokens, logit_bias, custom logits processors, penalties; then greedy, or
-temperature, min_p, top_k, top_p and the draw.
+token masks (structured output), allowed_token_ids, bad words, min_tokens, logit_bias, custom logits processors,
+penalties; then greedy, or temperature, min_p, top_k, top_p and the draw.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from quire_sampling.blocks import block_max
 from quire_sampling.draw import SMALL_TOP_K, draw, draw_among_top, draw_filtered, greedy, weights_
 from quire_sampling.edits import apply_processors_, edit_row_
 from quire_sampling.logprobs import token_logprobs
+from quire_sampling.masks import TokenMasks, apply_token_masks_
 from quire_sampling.nucleus import Filters
 from quire_sampling.output import SamplerOutput
 from quire_sampling.penalties import Penalties, apply_penalties_
@@ -45,7 +46,14 @@ class Sampler:
     def __init__(self, state: SamplingState) -> None:
         self.state = state
 
-    def sample(self, logits: Tensor, rows: Sequence[int], positions: Tensor, token_ids: Tensor) -> SamplerOutput:
+    def sample(
+        self,
+        logits: Tensor,
+        rows: Sequence[int],
+        positions: Tensor,
+        token_ids: Tensor,
+        masks: TokenMasks | None = None,
+    ) -> SamplerOutput:
         """Sample one token per logit row.
 
         A row with k draft tokens has k + 1 logit rows: one after its last accepted token, one after each draft.
@@ -57,6 +65,8 @@ class Sampler:
                 the logits have seen; the new token belongs at this position + 1.
             token_ids: [max_num_seqs, max_model_len] integer on the device: history by request row, drafts included,
                 valid up to and with the positions asked for. Only read.
+            masks: Which tokens may be sampled, for the logit rows that have a mask. Log probabilities are those of the
+                logits before it.
 
         Returns:
             Tokens on the device, log probabilities and failures on demand.
@@ -71,7 +81,10 @@ class Sampler:
         raw = None
         if wanted:
             # A copy, unless nothing will write to the logits.
-            raw = logits if len(wanted) == len(rows) and self._only_reads(rows) else logits[wanted]
+            only_reads = masks is None and self._only_reads(rows)
+            raw = logits if len(wanted) == len(rows) and only_reads else logits[wanted]
+        if masks is not None:
+            apply_token_masks_(logits, masks)
         errors = self._edit(logits, rows, row_index, positions, token_ids)
         maxima = block_max(logits)
         tokens = self._choose(logits, maxima, rows, row_index, positions)
