@@ -1,4 +1,7 @@
-"""Anything may happen at any time, and still every request gets the tokens it would get alone, and ends."""
+"""Anything may happen at any time, and still every request gets the tokens it would get alone, and ends.
+
+Half of the machines have a tier behind the KV cache, whose loads end late, lose blocks, or hang.
+"""
 
 from __future__ import annotations
 
@@ -23,21 +26,42 @@ from quire_interfaces import (
     SlidingWindowSpec,
 )
 from quire_kv_cache import KVCacheConfig, KVCacheManager
-from quire_scheduler import MaxRunningPerTenantRule, Scheduler, SchedulerConfig
+from quire_scheduler import KVTransfers, MaxRunningPerTenantRule, Scheduler, SchedulerConfig
 from quire_testkit.conformance.scheduler import Told, expected_of, make_request
-from quire_testkit.fake_runner import FakeRunner
+from quire_testkit.memory_tier import MemoryConnector, MemoryTier, TieredFakeRunner
 
 NUM_TOKEN_IDS = 6  # few, so that stop tokens and equal prefixes are frequent
+KNOWN_PROMPTS = ([0, 1] * 7, [0] * 14)
+PROMPTS = st.lists(st.integers(0, 1), min_size=1, max_size=14) | st.builds(
+    lambda prompt, length: prompt[:length], st.sampled_from(KNOWN_PROMPTS), st.integers(1, 14)
+)
 
 
-def make_cache(num_blocks: int, block_size: int, windows: tuple[int | None, ...]) -> KVCacheManager:
+def make_cache(
+    num_blocks: int, block_size: int, windows: tuple[int | None, ...], connector: MemoryConnector | None
+) -> KVCacheManager:
     groups = []
     for index, window in enumerate(windows):
         shape = {"block_size": block_size, "num_kv_heads": 1, "head_dim": 1, "dtype_bytes": 1}
         spec = FullAttentionSpec(**shape) if window is None else SlidingWindowSpec(**shape, sliding_window=window)
         groups.append(KVCacheGroup(spec=spec, layer_names=(f"layer{index}",)))
     plan = KVCachePlan(groups=tuple(groups), num_blocks=num_blocks + 1, tensor_block_bytes=(1,))
-    return KVCacheManager(plan, KVCacheConfig(block_size=block_size))
+    on_computed = None if connector is None else connector.offer
+    return KVCacheManager(plan, KVCacheConfig(block_size=block_size), on_computed=on_computed)
+
+
+def fill_tier(tier: MemoryTier, block_size: int, windows: tuple[int | None, ...]) -> None:
+    """What an engine that ran before left in the tier."""
+    connector = MemoryConnector(tier)
+    cache = make_cache(200, block_size, windows, connector)
+    scheduler = Scheduler(SchedulerConfig(), cache, transfers=KVTransfers(cache, connector))
+    runner = TieredFakeRunner(
+        tier, num_rows=8, block_sizes=[block_size] * len(windows), sliding_windows=windows, num_token_ids=NUM_TOKEN_IDS
+    )
+    for number, prompt in enumerate(KNOWN_PROMPTS):
+        scheduler.add_request(make_request(f"before{number}", prompt, max_tokens=4))
+    while (output := scheduler.schedule()) is not None:
+        scheduler.update(output, runner.execute(output))
 
 
 class SchedulerMachine(RuleBasedStateMachine):
@@ -52,6 +76,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         num_blocks=st.integers(3, 24),
         windows=st.sampled_from([(None,), (None,), (None, 3), (2,)]),
         tenant_share=st.integers(0, 2),
+        max_stores=st.sampled_from([0, 1, 100]),
     )
     def start(self, num_rows: int, budget: int, block_size: int, num_blocks: int, **options: Any) -> None:
         windows: tuple[int | None, ...] = options["windows"]
@@ -66,10 +91,22 @@ class SchedulerMachine(RuleBasedStateMachine):
             num_speculative_tokens=options["num_drafts"],
             policy=options["policy"],
         )
-        self.cache = make_cache(num_blocks, block_size, windows)
+        # Without stores there is no tier at all; with one, loads end when the machine says so.
+        has_tier = options["max_stores"] > 0
+        self.tier = MemoryTier(finishes_alone=False, max_stores=options["max_stores"])
+        connector = MemoryConnector(self.tier) if has_tier else None
+        if has_tier:
+            fill_tier(self.tier, block_size, windows)
+        self.cache = make_cache(num_blocks, block_size, windows, connector)
         share = options["tenant_share"]
-        self.scheduler = Scheduler(self.config, self.cache, rules=[MaxRunningPerTenantRule(share)] if share else ())
-        self.runner = FakeRunner(
+        self.scheduler = Scheduler(
+            self.config,
+            self.cache,
+            rules=[MaxRunningPerTenantRule(share)] if share else (),
+            transfers=None if connector is None else KVTransfers(self.cache, connector),
+        )
+        self.runner = TieredFakeRunner(
+            self.tier,
             num_rows=num_rows,
             block_sizes=[block_size] * len(windows),
             sliding_windows=windows,
@@ -85,7 +122,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.flying: deque[tuple[SchedulerOutput, ModelRunnerOutput]] = deque()
 
     @rule(
-        prompt=st.lists(st.integers(0, 1), min_size=1, max_size=14),
+        prompt=PROMPTS,
         max_tokens=st.integers(1, 9),
         stop=st.lists(st.integers(0, NUM_TOKEN_IDS - 1), max_size=2),
         min_tokens=st.integers(0, 3),
@@ -184,6 +221,28 @@ class SchedulerMachine(RuleBasedStateMachine):
             return
         raise AssertionError("the step did not raise")
 
+    @rule(data=st.data(), all_arrive=st.booleans())
+    @precondition(lambda self: self.tier.unfinished)
+    def finish_a_load(self, data: st.DataObject, all_arrive: bool) -> None:
+        keys = [block.key for block in self.tier.unfinished[0].blocks]
+        lost = [] if all_arrive else data.draw(st.lists(st.sampled_from(keys)))
+        self.tier.finish_loads(1, lost=frozenset(lost))
+
+    @rule()
+    @precondition(lambda self: self.tier.unfinished)
+    def a_load_is_late(self) -> None:
+        self.tier.late.append(self.tier.unfinished[0].job_id)
+
+    @rule(data=st.data())
+    @precondition(lambda self: self.tier.blocks)
+    def the_tier_forgets(self, data: st.DataObject) -> None:
+        del self.tier.blocks[data.draw(st.sampled_from(sorted(self.tier.blocks)))]
+
+    @rule(really=st.integers(0, 9))
+    @precondition(lambda self: self.tier.blocks)
+    def the_tier_breaks(self, really: int) -> None:
+        self.tier.is_stopped = self.tier.is_stopped or really == 0
+
     @rule(state=st.sampled_from(PauseState))
     def pause(self, state: PauseState) -> None:
         self.scheduler.pause(state)
@@ -199,6 +258,8 @@ class SchedulerMachine(RuleBasedStateMachine):
             return
         self.cache.check_integrity()
         running, waiting = self.scheduler.num_requests()
+        external = self.scheduler.stats().external_prefix_cache_hit_tokens_total
+        assert 0 <= external <= self.scheduler.stats().external_prefix_cache_query_tokens_total
         assert running <= self.config.max_num_seqs
         assert sum(self.scheduler.waiting_reasons().values()) == waiting
         assert self.scheduler.has_requests() == bool(running + waiting)
@@ -213,6 +274,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         if not hasattr(self, "scheduler"):
             return
         self.scheduler.pause(PauseState.RUNNING)
+        self.tier.finishes_alone = True
         for _ in range(3000):
             self.schedule()
             if not self.flying:

@@ -5,12 +5,14 @@ from quire_scheduler.policies import FCFSPolicy, PriorityPolicy
 from quire_scheduler.rows import RowPool
 from quire_scheduler.rules import FreeRowRule, MaxRunningPerTenantRule
 from quire_scheduler.scheduler import Scheduler
+from quire_scheduler.transfers import KVTransfers
 
 __version__ = "0.1.0"
 
 __all__ = [
     "FCFSPolicy",
     "FreeRowRule",
+    "KVTransfers",
     "MaxRunningPerTenantRule",
     "PriorityPolicy",
     "RowPool",

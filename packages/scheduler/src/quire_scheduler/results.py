@@ -142,7 +142,9 @@ class ResultTaker:
                 counters.num_accepted_tokens_per_pos_total[position] += 1
         if not request.output_token_ids:
             counters.num_prompt_tokens_total += len(request.prompt_token_ids)
-            counters.num_cached_prompt_tokens_total += min(request.num_cached_tokens, len(request.prompt_token_ids))
+            num_cached = min(request.num_cached_tokens, len(request.prompt_token_ids))
+            counters.num_cached_prompt_tokens_total += num_cached
+            counters.num_external_prompt_tokens_total += min(state.num_external_tokens, max(num_cached, 0))
         num_taken, reason, stop_token_id = append_tokens(state, tokens)
         counters.num_generation_tokens_total += num_taken
         if end >= state.cache_at:

@@ -34,6 +34,7 @@ from quire_scheduler.results import ResultTaker
 from quire_scheduler.rows import RowPool
 from quire_scheduler.rules import FreeRowRule
 from quire_scheduler.state import OrderedStates, RequestState
+from quire_scheduler.transfers import KVTransfers, Lookup
 
 __all__ = ["Scheduler"]
 
@@ -50,6 +51,7 @@ class Scheduler:
         allocator: The KV cache; this scheduler is its only user.
         policy: Order of requests; None takes the one that `config.policy` names.
         rules: Further admission rules, asked in this order after the free-row rule.
+        transfers: Moves blocks between the allocator and a tier; None for memory alone.
     """
 
     def __init__(
@@ -59,12 +61,16 @@ class Scheduler:
         *,
         policy: SchedulingPolicy | None = None,
         rules: Sequence[AdmissionRule] = (),
+        transfers: KVTransfers | None = None,
     ) -> None:
         self.config = config
         self._allocator = allocator
         self._policy = policy or (PriorityPolicy() if config.policy == "priority" else FCFSPolicy())
         self._rows = RowPool(config.max_num_seqs)
+        self._transfers = transfers
         self._rules: tuple[AdmissionRule, ...] = (FreeRowRule(self._rows), *rules)
+        if transfers is not None:
+            self._rules += (transfers,)
         self._queue_bound = QueueBound(config.max_queued_requests)
         self._max_request_tokens = allocator.max_request_tokens(config.max_num_batched_tokens)
         self._pause_state = PauseState.RUNNING
@@ -78,6 +84,8 @@ class Scheduler:
         """News that did not come from a step; they go out with the next `update`."""
         self._out_of_blocks = False
         """The first waiting request found too few blocks, and nothing has changed since."""
+        self._waits_for_blocks = False
+        """In this step, a running request was left out because a load is about to give blocks back."""
         self._counters = SchedulerStats(num_accepted_tokens_per_pos_total=[0] * config.num_speculative_tokens)
         self._results = ResultTaker(allocator, self._counters, config.num_speculative_tokens, self._finish)
 
@@ -121,13 +129,17 @@ class Scheduler:
         members: list[RequestState] = []
         if self._pause_state != PauseState.ALL_HELD:
             num_preemptions = self._counters.num_preemptions_total
+            self._waits_for_blocks = False
             budget = self._schedule_running(output, members, only)
             # Whoever was preempted a moment ago would take the blocks that made room for the others.
-            if num_preemptions == self._counters.num_preemptions_total:
+            if num_preemptions == self._counters.num_preemptions_total and not self._waits_for_blocks:
                 budget = self._schedule_waiting(output, members, budget, only)
             output.total_num_scheduled_tokens = self.config.max_num_batched_tokens - budget
         output.freed_rows = self._rows.take_freed()
-        if not members and not output.freed_rows and not self._news:
+        if self._transfers is not None:
+            is_idle = not members and not self._in_flight
+            output.kv_transfer = self._transfers.take_plan(has_entries=bool(members), is_idle=is_idle)
+        if not members and not output.freed_rows and not self._news and output.kv_transfer is None:
             return None
         self._in_flight[step_id] = members
         self._next_step_id = step_id + 1
@@ -202,12 +214,16 @@ class Scheduler:
         return len(drafts)
 
     def _grow(self, state: RequestState, num_new: int, output: SchedulerOutput) -> bool:
-        """Get blocks for a running request, preempting from the end of the order. False: it lost its own row."""
+        """Get blocks for a running request, preempting from the end of the order. False: it lost its own row, or is
+        left out of this step."""
         while True:
             blocks = self._allocator.allocate(state.request, num_new)
             if blocks is not None:
                 self._add_blocks(state, blocks, output)
                 return True
+            if self._load_returns_blocks(is_alone=len(self._running) == 1):
+                self._waits_for_blocks = True
+                return False
             victim = self._running.states[-1]
             if len(self._running) == 1:
                 self._fail(state, "the KV cache has too few blocks for this request alone")
@@ -215,6 +231,12 @@ class Scheduler:
             self._preempt(victim)
             if victim is state:
                 return False
+
+    def _load_returns_blocks(self, *, is_alone: bool) -> bool:
+        """Whether to wait for the blocks of a load rather than preempt somebody, or fail who is alone."""
+        if self._transfers is None:
+            return False
+        return self._transfers.returns_blocks_soon or (is_alone and self._transfers.holds_blocks)
 
     def _add_blocks(self, state: RequestState, blocks: tuple[list[int], ...], output: SchedulerOutput) -> None:
         output.new_block_ids[state.request.row] = blocks
@@ -238,6 +260,9 @@ class Scheduler:
                 continue
             num_new = self._admit(state, budget, output)
             if num_new == 0:
+                if self._transfers is not None and not self._transfers.admits(state.request):
+                    index += 1
+                    continue
                 break
             members.append(state)
             budget -= num_new
@@ -261,8 +286,9 @@ class Scheduler:
     def _admit(self, state: RequestState, budget: int, output: SchedulerOutput) -> int:
         """Move the first admissible request into a row. Returns its tokens in this step, 0 when it must wait."""
         request = state.request
-        # With nobody running, nothing is left to wait for.
-        if len(self._running) and self._allocator.usage().num_free_blocks < state.num_blocks_wanted:
+        # With nobody running (or loading), nothing is left to wait for.
+        may_wait = len(self._running) > 0 or (self._transfers is not None and self._transfers.holds_blocks)
+        if may_wait and self._allocator.usage().num_free_blocks < state.num_blocks_wanted:
             self._out_of_blocks = True
             return 0
         try:
@@ -270,6 +296,11 @@ class Scheduler:
         except RequestError as error:  # token ids that cannot be hashed
             self._fail(state, str(error))
             return 0
+        if self._transfers is not None:
+            lookup = self._transfers.look_up(state, cached)
+            self._out_of_blocks = lookup is Lookup.NO_ROOM and may_wait
+            if lookup is Lookup.LOADING or self._out_of_blocks:
+                return 0
         num_left = state.num_tokens - cached.num_tokens
         num_new = self._chunk(num_left, budget)
         if num_new == 0:
@@ -277,7 +308,7 @@ class Scheduler:
         blocks = self._allocator.allocate(request, num_new, cached)
         if blocks is None:
             self._out_of_blocks = True
-            if not len(self._running):
+            if not may_wait:
                 self._fail(state, "the KV cache has too few blocks for this request alone")
             return 0
         self._enter_row(state, cached.num_tokens)
@@ -299,8 +330,7 @@ class Scheduler:
         if request.status == RequestStatus.WAITING:
             request.num_cached_tokens = num_cached
             if request.reads_prefix_cache:
-                self._counters.prefix_cache_query_tokens_total += state.num_tokens
-                self._counters.prefix_cache_hit_tokens_total += num_cached
+                self._count_lookup(state, num_cached)
         request.status = RequestStatus.RUNNING
         request.row = self._rows.take()
         request.num_computed_tokens = num_cached
@@ -310,6 +340,17 @@ class Scheduler:
         state.num_blocks_wanted = 0
         for rule in self._rules:
             rule.admitted(request)
+
+    def _count_lookup(self, state: RequestState, num_cached: int) -> None:
+        counters = self._counters
+        counters.prefix_cache_query_tokens_total += state.num_tokens
+        counters.prefix_cache_hit_tokens_total += num_cached
+        if state.num_memory_tokens >= 0:
+            num_brought = min(num_cached, state.num_loadable_tokens) - state.num_memory_tokens
+            state.num_external_tokens = max(0, num_brought)
+            counters.prefix_cache_hit_tokens_total -= state.num_external_tokens
+            counters.external_prefix_cache_query_tokens_total += state.num_tokens - state.num_memory_tokens
+            counters.external_prefix_cache_hit_tokens_total += state.num_external_tokens
 
     def _new_row(self, state: RequestState, blocks: tuple[list[int], ...]) -> NewRow:
         request = state.request
@@ -336,6 +377,7 @@ class Scheduler:
 
     def _send_back(self, state: RequestState) -> None:
         self._leave_row(state)
+        state.tier_asked = False
         state.request.status = RequestStatus.PREEMPTED
         state.request.num_computed_tokens = 0
         state.request.draft_token_ids = []
@@ -360,6 +402,8 @@ class Scheduler:
         else:
             self._waiting.remove(state)
             self._out_of_blocks = False
+            if self._transfers is not None:
+                self._transfers.forget(request)
         request.status = RequestStatus.FINISHED
         request.finish_reason = reason
         request.num_in_flight_tokens = 0
@@ -374,6 +418,10 @@ class Scheduler:
     def update(self, output: SchedulerOutput, result: ModelRunnerOutput) -> list[EngineCoreOutput]:
         """Take in what a step produced. See `quire_interfaces.Scheduler.update`."""
         members = self._in_flight.pop(output.step_id)
+        if result.kv_transfer is not None and self._transfers is not None:
+            self._transfers.take_output(result.kv_transfer)
+        # Blocks may be free now, or another request first in the queue: one whose last token was still in flight.
+        self._out_of_blocks = False
         news, self._news = self._news, []
         self._results.take(members, output, result, news)
         return news
@@ -402,6 +450,8 @@ class Scheduler:
     def has_work(self) -> bool:
         """Whether `schedule` could return a step now. See `quire_interfaces.Scheduler.has_work`."""
         if self._rows.has_untold or self._news:
+            return True
+        if self._transfers is not None and self._transfers.has_plan(is_idle=not self._in_flight):
             return True
         if self._pause_state == PauseState.ALL_HELD:
             return False

@@ -38,6 +38,14 @@ class RequestState:
     """Results of older steps are void: they were built on a step that failed."""
     num_blocks_wanted: int = 0
     """After a preemption: free blocks to wait for, one more than it held, lest it be preempted at the same place."""
+    tier_asked: bool = False
+    """In this stay in the queue, the tier has been asked for its KV; it is not asked again."""
+    num_memory_tokens: int = -1
+    """Tokens that memory had when the tier was first asked; -1 before."""
+    num_loadable_tokens: int = 0
+    """Tokens that it would have with what a tier began to load for it."""
+    num_external_tokens: int = 0
+    """Tokens of a tier that it found at its first admission."""
     num_prompt_logprobs_sent: int = 0
     """Prompt positions whose logprobs the client has; a preempted request computes them again."""
 

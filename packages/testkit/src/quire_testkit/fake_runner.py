@@ -334,8 +334,9 @@ class FakeRunner:
     def _check_sharing(self) -> None:
         """A block may be in two rows only where both have computed all of it."""
         owners: dict[int, tuple[str, bool]] = {}
-        for row in self._rows:
-            for block, _, _, end in self._blocks_in_use(row) if row is not None else ():
+        for number, row in enumerate(self._rows):
+            # The step that was to free an unsettled row raised; its blocks may be somebody else's by now.
+            for block, _, _, end in self._blocks_in_use(row) if row and number not in self._unsettled else ():
                 full = end <= row.num_computed_tokens
                 other, other_full = owners.setdefault(block, (row.request_id, full))
                 _check(

@@ -1,0 +1,72 @@
+"""The scheduler with a tier behind its KV cache keeps the contract, and says why requests wait."""
+
+from __future__ import annotations
+
+from quire_interfaces import FullAttentionSpec, KVConnector, PauseState
+from quire_kv_cache import KVCacheConfig, KVCacheManager, plan_kv_cache
+from quire_scheduler import KVTransfers, Scheduler, SchedulerConfig
+from quire_testkit.conformance.kv_transfer import TieredSchedulerSuite
+from quire_testkit.conformance.scheduler import BLOCK, expected_of, make_request
+
+
+class TestScheduler(TieredSchedulerSuite):
+    def make_scheduler(self, connector: KVConnector, *, num_blocks: int, **options: int) -> Scheduler:
+        spec = FullAttentionSpec(block_size=BLOCK, num_kv_heads=1, head_dim=1, dtype_bytes=1)
+        plan = plan_kv_cache({"layer": spec}, num_blocks=num_blocks + 1)
+        cache = KVCacheManager(plan, KVCacheConfig(block_size=BLOCK), on_computed=connector.offer)
+        options = {"max_num_seqs": 8, "max_num_batched_tokens": 64} | options
+        return Scheduler(SchedulerConfig(**options), cache, transfers=KVTransfers(cache, connector))
+
+    def test_the_reason_for_waiting(self) -> None:
+        tier = self.held(range(22))
+        driver = self.driver(tier)
+        driver.add(make_request("r", range(22)))
+        self.start_loading(driver, tier)
+        scheduler = driver.scheduler
+        assert isinstance(scheduler, Scheduler)
+        assert scheduler.waiting_reasons() == {"kv_loading": 1}
+        assert scheduler.stats().num_waiting_deferred == 1
+
+    def test_only_an_idle_step_waits(self) -> None:
+        """A step that computes, or one planned while another is under way, must not be held up by a load."""
+        tier = self.held(range(22))
+        driver = self.driver(tier, depth=1)
+        driver.add(make_request("busy", [1, 2], max_tokens=12), make_request("r", range(22)))
+        self.start_loading(driver, tier)
+        while driver.told["busy"].finish_reason is None:
+            driver.step()
+        assert [step for step in driver.steps if step.rows]
+        assert not any(step.kv_transfer.waits for step in driver.steps if step.rows and step.kv_transfer)
+        for _ in range(3):
+            driver.step()
+        assert driver.steps[-1].kv_transfer is not None
+        assert driver.steps[-1].kv_transfer.waits
+
+    def test_pausing_holds_a_request_that_has_loaded(self) -> None:
+        tier = self.held(range(22))
+        driver = self.driver(tier)
+        request = make_request("r", range(22))
+        driver.add(request)
+        self.start_loading(driver, tier)
+        driver.scheduler.pause(PauseState.ALL_HELD)
+        tier.finish_loads()
+        driver.run()
+        assert driver.told["r"].token_ids == []
+        driver.scheduler.pause(PauseState.RUNNING)
+        driver.run()
+        assert driver.told["r"].token_ids == expected_of(request)
+        assert driver.told["r"].num_cached_tokens == 20
+
+    def test_a_load_waits_for_room_while_somebody_runs(self) -> None:
+        tier = self.filled(range(22))
+        driver = self.driver(tier, num_blocks=8)
+        running = make_request("running", range(50, 66), max_tokens=6)
+        request = make_request("r", range(22), max_tokens=2)
+        driver.add(running)
+        driver.step()
+        driver.add(request)
+        driver.run()
+        assert driver.told["r"].num_cached_tokens == 20
+        for each in (running, request):
+            assert driver.told[each.request_id].token_ids == expected_of(each)
+        assert driver.scheduler.stats().num_preemptions_total == 0
