@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import socket
 import threading
 from collections.abc import Coroutine, Iterator
@@ -17,6 +18,7 @@ from openai import OpenAI
 
 from quire import AsyncLLM, QuireConfig
 from quire_observability import EngineMetrics
+from quire_renderers import load_tokenizer
 from quire_server.config import ServerConfig
 from quire_server.context import ServerContext
 from quire_server.http_server import make_http_server
@@ -161,3 +163,35 @@ def make_live(tiny_folder: Path) -> Iterator[Any]:
     yield make
     for server in servers:
         server.stop()
+
+
+SCRIPTED = {"tool_call_parser": "hermes", "reasoning_parser": "qwen3"}
+
+
+@pytest.fixture(scope="session")
+def make_scripted(make_live: Any, tiny_folder: Path) -> Iterator[Any]:
+    """Starts servers whose model says what the prompt asks for (server_scripted_engine.py)."""
+    tokenizer = load_tokenizer(tiny_folder)
+    script = [tokenizer.encode(text, add_special_tokens=False) for text in "¤¥"]
+
+    def make(
+        *, engine: dict[str, Any] | None = None, config: dict[str, Any] | None = None, **arguments: Any
+    ) -> LiveServer:
+        settings = {"script": [*script, 1023], "num_token_ids": 1024, "max_model_len": 2048, **(engine or {})}
+        return make_live(
+            factory="server_scripted_engine:factory",
+            engine=settings,
+            config={**SCRIPTED, **(config or {})},
+            **arguments,
+        )
+
+    with pytest.MonkeyPatch.context() as patch:
+        # Engine processes import the factory from here, also those that are started again.
+        patch.setenv("PYTHONPATH", str(Path(__file__).parent), prepend=os.pathsep)
+        yield make
+
+
+@pytest.fixture(scope="session")
+def scripted(make_scripted: Any) -> LiveServer:
+    """One such server, with hermes tool calls and qwen3 thinking."""
+    return make_scripted()

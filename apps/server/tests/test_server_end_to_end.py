@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
@@ -53,6 +54,66 @@ def served(tmp_path_factory: pytest.TempPathFactory):
         process.wait(60)
 
 
+def test_it_serves_the_embedded_checkpoint():
+    assert (checkpoint_path() / "config.json").is_file()
+
+
+WEATHER = {
+    "name": "get_weather",
+    "description": "Get the weather of a city",
+    "parameters": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]},
+}
+QUESTION = "What is the weather in Paris?"
+SUM = "What is 17 + 25?"
+
+
+def test_demo_model_calls_a_tool_and_uses_its_answer_over_chat(served):
+    address, _, _ = served
+    with OpenAI(base_url=address, api_key="none", max_retries=0) as client:
+        arguments = {"model": client.models.list().data[0].id, "tools": [{"type": "function", "function": WEATHER}]}
+        messages = [{"role": "user", "content": QUESTION}]
+        whole = client.chat.completions.create(messages=messages, temperature=0, **arguments)
+        with client.chat.completions.stream(messages=messages, temperature=0, **arguments) as stream:
+            for _ in stream:
+                pass
+            streamed = stream.get_final_completion()
+        for answer in (whole, streamed):
+            (choice,) = answer.choices
+            (call,) = choice.message.tool_calls
+            assert (call.function.name, json.loads(call.function.arguments)) == ("get_weather", {"city": "Paris"})
+            assert choice.finish_reason == "tool_calls"
+        call = whole.choices[0].message.tool_calls[0]
+        messages += [
+            whole.choices[0].message.to_dict(),
+            {"role": "tool", "tool_call_id": call.id, "content": '{"temperature": 21, "condition": "sunny"}'},
+        ]
+        last = client.chat.completions.create(messages=messages, temperature=0, **arguments).choices[0]
+        assert last.finish_reason == "stop"
+        assert "21" in last.message.content
+
+
+def test_demo_model_thinks_in_its_own_field_over_chat(served):
+    address, _, _ = served
+    with OpenAI(base_url=address, api_key="none", max_retries=0) as client:
+        model = client.models.list().data[0].id
+        messages = [{"role": "user", "content": SUM}]
+        for extra in (
+            {"reasoning_effort": "high"},
+            {"extra_body": {"chat_template_kwargs": {"enable_thinking": True}}},
+        ):
+            message = (
+                client.chat.completions.create(model=model, messages=messages, temperature=0, **extra)
+                .choices[0]
+                .message
+            )
+            assert message.content == "17 + 25 = 42."
+            assert "4" in message.model_extra["reasoning"]
+            assert message.model_extra["reasoning"] == message.model_extra["reasoning_content"]
+        plain = client.chat.completions.create(model=model, messages=messages, temperature=0).choices[0].message
+        assert "reasoning" not in plain.model_extra
+        assert "42" in plain.content
+
+
 def test_demo_model_chats_and_the_process_ends_well(served):
     address, process, log = served
     messages = [{"role": "user", "content": "What is Quire?"}]
@@ -80,7 +141,3 @@ def test_demo_model_chats_and_the_process_ends_well(served):
     assert process.wait(60) == 0, log.read_text()
     for words in ("chat page:", "memory:", "concurrency:", "ready after:"):
         assert words in log.read_text()
-
-
-def test_it_serves_the_embedded_checkpoint():
-    assert (checkpoint_path() / "config.json").is_file()

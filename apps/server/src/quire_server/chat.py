@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import secrets
 import time
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from dataclasses import dataclass
 
 import msgspec
@@ -13,12 +13,12 @@ from msgspec import UNSET
 from starlette.requests import Request
 from starlette.responses import Response
 
-from quire import OutputKind, RequestOutput
+from quire import RequestOutput
 from quire_engine import CompletionOutput
-from quire_interfaces import FinishReason, RenderedPrompt, RequestError
+from quire_renderers import CallArguments, CallStart, ContentDelta, OutputEvent, ReasoningDelta
 from quire_server.body import parse_body, read_body
-from quire_server.context import ServerContext, in_thread_when_long, unless_disconnected
-from quire_server.errors import HTTPError, naming_fields
+from quire_server.context import ServerContext, unless_disconnected
+from quire_server.errors import naming_fields
 from quire_server.logprobs import chat_logprobs, prompt_logprobs
 from quire_server.protocol import ChatCompletionRequest
 from quire_server.responses import (
@@ -28,12 +28,17 @@ from quire_server.responses import (
     ChatCompletion,
     ChatMessage,
     Delta,
+    FunctionCall,
+    ToolCall,
+    ToolCallDelta,
     Usage,
     sse,
 )
 from quire_server.streaming import EventStream, after
+from quire_server.tool_choice import chat_tool_use
+from quire_server.turn import ChatTurn, RunningTurn, TurnChoice, raise_failed, start_turn
 
-__all__ = ["chat_completions", "raise_failed", "render_chat"]
+__all__ = ["chat_completions", "chat_turn"]
 
 
 async def chat_completions(context: ServerContext, request: Request) -> Response:
@@ -41,57 +46,81 @@ async def chat_completions(context: ServerContext, request: Request) -> Response
     body = parse_body(await read_body(request, context.config), ChatCompletionRequest)
     model = context.resolve_model(body.model)
     with naming_fields(body.field_names()):
-        params = context.sampling_params(body)
-        prompt = await render_chat(context, body)
-        outputs = context.llm.generate(
-            prompt,
-            params,
-            priority=body.priority,
-            cache_salt=body.cache_salt,
-            kind=OutputKind.DELTA if body.stream else OutputKind.FINAL_ONLY,
-        )
-    answer = _Answer(f"chatcmpl-{body.request_id or secrets.token_hex(12)}", int(time.time()), model, body, prompt)
+        running = await start_turn(context, chat_turn(context, body))
+    request_id = f"chatcmpl-{body.request_id or secrets.token_hex(12)}"
+    answer = _Answer(request_id, int(time.time()), model, body, running, context)
     if not body.stream:
-        final = await unless_disconnected(request, anext(outputs))
+        final = await unless_disconnected(request, anext(running.outputs))
         return Response(msgspec.json.encode(answer.whole(final)), media_type="application/json")
     # The first output comes before the status line, so that an early refusal still has its own status.
-    first = await unless_disconnected(request, anext(outputs))
-    return await EventStream.begin(answer.events(first, outputs))
+    first = await unless_disconnected(request, anext(running.outputs))
+    return await EventStream.begin(answer.events(first, running.outputs))
 
 
-async def render_chat(context: ServerContext, body: ChatCompletionRequest) -> RenderedPrompt:
-    """The conversation as token ids.
+def chat_turn(context: ServerContext, body: ChatCompletionRequest) -> ChatTurn:
+    """What the request asks of the model.
 
     Raises:
-        RequestError: naming the message or field at fault.
+        RequestError: naming the field at fault.
     """
-    if body.chat_template is not None and not context.config.trust_request_chat_template:
-        raise RequestError(
-            "this server does not take chat templates from requests; start it with --trust-request-chat-template",
-            param="chat_template",
-        )
-    num_chars = sum(len(str(message.get("content") or "")) for message in body.messages)
-    tools = body.tools if body.tool_choice != "none" else None
-
-    def render() -> RenderedPrompt:
-        return context.llm.renderer.render_chat(
-            body.messages,
-            tools=tools or None,
-            add_generation_prompt=body.add_generation_prompt and not body.continue_final_message,
-            continue_final_message=body.continue_final_message,
-            chat_template=body.chat_template,
-            chat_template_kwargs=body.chat_template_kwargs,
-            add_special_tokens=bool(body.add_special_tokens),
-        )
-
-    return await in_thread_when_long(num_chars, render)
+    return ChatTurn(
+        messages=body.messages,
+        params=context.sampling_params(body),
+        tool_use=chat_tool_use(body.tools, body.tool_choice, body.parallel_tool_calls),
+        add_generation_prompt=body.add_generation_prompt,
+        continue_final_message=body.continue_final_message,
+        chat_template=body.chat_template,
+        chat_template_kwargs=body.template_kwargs(),
+        add_special_tokens=bool(body.add_special_tokens),
+        include_reasoning=body.include_reasoning,
+        thinking_token_budget=body.thinking_token_budget,
+        priority=body.priority,
+        cache_salt=body.cache_salt,
+        stream=bool(body.stream),
+    )
 
 
-def raise_failed(output: RequestOutput) -> None:
-    """Raise when the engine could not compute the request."""
-    for completion in output.outputs:
-        if completion.finish_reason is FinishReason.ERROR:
-            raise HTTPError(500, completion.error or "the request failed in the engine", code="generation_failed")
+def whole_message(choice: TurnChoice) -> ChatMessage:
+    """The answer as a message."""
+    parsed = choice.message()
+    text = parsed.text or (None if parsed.calls or parsed.reasoning else "")
+    message = ChatMessage(content=text)
+    if parsed.reasoning:
+        message.reasoning = message.reasoning_content = parsed.reasoning
+    if parsed.calls:
+        message.tool_calls = [
+            ToolCall(id=choice.call_id(index, call.id), function=FunctionCall(name=call.name, arguments=call.arguments))
+            for index, call in enumerate(parsed.calls)
+        ]
+    return message
+
+
+def delta_of(choice: TurnChoice, events: Sequence[OutputEvent]) -> Delta:
+    """The events of one step as one delta, the way clients put messages together."""
+    text, reasoning = [], []
+    calls: dict[int, ToolCallDelta] = {}
+    for event in events:
+        match event:
+            case ContentDelta(piece):
+                text.append(piece)
+            case ReasoningDelta(piece):
+                reasoning.append(piece)
+            case CallStart(index, name, own):
+                function = FunctionCall(name=name, arguments="")
+                calls[index] = ToolCallDelta(
+                    index=index, id=choice.call_id(index, own), type="function", function=function
+                )
+            case CallArguments(index, piece):
+                call = calls.setdefault(index, ToolCallDelta(index=index, function=FunctionCall(arguments="")))
+                call.function.arguments = f"{call.function.arguments}{piece}"
+    delta = Delta()
+    if text:
+        delta.content = "".join(text)
+    if reasoning:
+        delta.reasoning = delta.reasoning_content = "".join(reasoning)
+    if calls:
+        delta.tool_calls = list(calls.values())
+    return delta
 
 
 @dataclass(slots=True)
@@ -102,7 +131,8 @@ class _Answer:
     created: int
     model: str
     body: ChatCompletionRequest
-    prompt: RenderedPrompt
+    running: RunningTurn
+    context: ServerContext
 
     def whole(self, output: RequestOutput) -> ChatCompletion:
         raise_failed(output)
@@ -111,29 +141,33 @@ class _Answer:
             created=self.created,
             model=self.model,
             choices=[self._choice(each) for each in output.outputs],
-            usage=self._usage(output),
+            usage=self._usage(output, is_last=True),
         )
         if output.prompt_logprobs is not None:
             completion.prompt_logprobs = prompt_logprobs(output.prompt_logprobs)
         if self.body.return_token_ids:
-            completion.prompt_token_ids = self.prompt.token_ids
+            completion.prompt_token_ids = self.running.prompt.token_ids
         return completion
 
     def _choice(self, output: CompletionOutput) -> ChatChoice:
+        choice = self.running.choices[output.index]
+        choice.take(output)
         return ChatChoice(
             index=output.index,
-            message=ChatMessage(content=output.text),
+            message=whole_message(choice),
             logprobs=chat_logprobs(output),
-            finish_reason=output.finish_reason,
+            finish_reason=choice.finish_reason(output),
             stop_reason=output.stop_reason,
             token_ids=output.token_ids if self.body.return_token_ids else UNSET,
         )
 
-    def _usage(self, output: RequestOutput) -> Usage:
-        return Usage.of(len(self.prompt.token_ids), output.num_generation_tokens, output.num_cached_tokens)
+    def _usage(self, output: RequestOutput, *, is_last: bool = False) -> Usage:
+        reasoning = self.running.num_reasoning_tokens(self.context.llm.tokenizer) if is_last else None
+        prompt = self.running.prompt.token_ids
+        return Usage.of(len(prompt), output.num_generation_tokens, output.num_cached_tokens, reasoning)
 
     async def events(self, first: RequestOutput, rest: AsyncIterator[RequestOutput]) -> AsyncGenerator[bytes, None]:
-        """One element per engine step; the role comes with the first."""
+        """One element per engine step that has something to tell; the role comes with the first."""
         options = self.body.stream_options
         continuous = options is not None and options.include_usage and options.continuous_usage_stats
         opening = self._opening()
@@ -142,11 +176,14 @@ class _Answer:
             async for output in outputs:
                 raise_failed(output)
                 usage = self._usage(output) if continuous else UNSET
-                events = b"".join([sse(self._chunk([self._chunk_choice(each)], usage)) for each in output.outputs])
-                yield opening + events
+                choices = [self._chunk_choice(each) for each in output.outputs]
+                told = [each for each in choices if continuous or _tells(each)]
+                events = opening + b"".join([sse(self._chunk([each], usage)) for each in told])
+                if events:
+                    yield events
                 opening, last = b"", output
         if options is not None and options.include_usage:
-            yield sse(self._chunk([], self._usage(last)))
+            yield sse(self._chunk([], self._usage(last, is_last=True)))
 
     def _opening(self) -> bytes:
         choices = [
@@ -154,18 +191,27 @@ class _Answer:
         ]
         chunk = self._chunk(choices, UNSET)
         if self.body.return_token_ids:
-            chunk.prompt_token_ids = self.prompt.token_ids
+            chunk.prompt_token_ids = self.running.prompt.token_ids
         return sse(chunk)
 
     def _chunk(self, choices: list[ChatChunkChoice], usage: Usage | msgspec.UnsetType) -> ChatChunk:
         return ChatChunk(id=self.id, created=self.created, model=self.model, choices=choices, usage=usage)
 
     def _chunk_choice(self, output: CompletionOutput) -> ChatChunkChoice:
+        choice = self.running.choices[output.index]
+        delta = delta_of(choice, choice.take(output))
         return ChatChunkChoice(
             index=output.index,
-            delta=Delta(content=output.text),
+            delta=delta,
             logprobs=chat_logprobs(output),
-            finish_reason=output.finish_reason,
+            finish_reason=choice.finish_reason(output) if output.finished else None,
             stop_reason=output.stop_reason if output.finish_reason is not None else UNSET,
             token_ids=output.token_ids if self.body.return_token_ids else UNSET,
         )
+
+
+def _tells(choice: ChatChunkChoice) -> bool:
+    """Whether a chunk says anything: text may be held back that can still become a call."""
+    delta = choice.delta
+    has_text = any(part is not UNSET for part in (delta.content, delta.reasoning, delta.tool_calls))
+    return has_text or choice.finish_reason is not None or bool(choice.logprobs) or choice.token_ids is not UNSET

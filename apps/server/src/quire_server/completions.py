@@ -18,13 +18,13 @@ from quire import OutputKind, RequestOutput
 from quire_engine import CompletionOutput, Logprob
 from quire_interfaces import FinishReason, RenderedPrompt, RequestError, SamplingParams
 from quire_server.body import parse_body, read_body
-from quire_server.chat import raise_failed
 from quire_server.context import ServerContext, all_of, in_thread_when_long, unless_disconnected
 from quire_server.errors import naming_fields
 from quire_server.logprobs import completion_logprobs, prompt_logprobs
 from quire_server.protocol import CompletionRequest
 from quire_server.responses import Completion, CompletionChoice, Usage, sse
 from quire_server.streaming import EventStream, after, merge
+from quire_server.turn import raise_failed
 
 __all__ = ["completions"]
 

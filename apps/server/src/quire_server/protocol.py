@@ -20,6 +20,8 @@ __all__ = [
     "SamplingFields",
     "StreamOptions",
     "TokenizeRequest",
+    "check_thinking_budget",
+    "with_effort",
 ]
 
 TokenId = Annotated[int, Field(ge=0, lt=2**31)]
@@ -208,6 +210,9 @@ class ChatCompletionRequest(SamplingFields):
     continue_final_message: bool = False
     chat_template: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    include_reasoning: bool = True
+    reasoning_effort: str | None = None
+    thinking_token_budget: Int | None = None
     echo: Literal[False] = False
 
     def max_tokens_wanted(self) -> int | None:
@@ -226,10 +231,7 @@ class ChatCompletionRequest(SamplingFields):
         super().check_supported()
         if self.top_logprobs is not None and not self.logprobs:
             raise RequestError("top_logprobs needs logprobs=true", param="top_logprobs")
-        if self.tool_choice not in (None, "none", "auto"):
-            raise RequestError(
-                f"tool_choice {self.tool_choice!r} is not supported yet; use 'auto' or 'none'", param="tool_choice"
-            )
+        check_thinking_budget(self.thinking_token_budget)
         if (
             self.continue_final_message
             and self.add_generation_prompt
@@ -239,6 +241,25 @@ class ChatCompletionRequest(SamplingFields):
                 "add_generation_prompt and continue_final_message exclude each other; set one of them to false",
                 param="continue_final_message",
             )
+
+    def template_kwargs(self) -> dict[str, Any] | None:
+        """`chat_template_kwargs`, with what `reasoning_effort` means to templates."""
+        return with_effort(self.chat_template_kwargs, self.reasoning_effort)
+
+
+def with_effort(kwargs: dict[str, Any] | None, effort: str | None) -> dict[str, Any] | None:
+    """Variables of the template for an effort: its name, and the switches under which models know thinking. What the
+    request sets itself wins."""
+    if effort is None:
+        return kwargs
+    thinks = effort != "none"
+    return {"reasoning_effort": effort, "enable_thinking": thinks, "thinking": thinks, **(kwargs or {})}
+
+
+def check_thinking_budget(budget: int | None, param: str = "thinking_token_budget") -> None:
+    """Raises RequestError when it is no count."""
+    if budget is not None and budget < 0:
+        raise RequestError(f"{param} must be at least 0, got {budget}; leave it out for no bound", param=param)
 
 
 class TokenizeRequest(Body):

@@ -54,12 +54,12 @@ def softened(messages: list[dict[str, Any]]) -> list[dict[str, Any]] | None:
     """The prepared messages in the form that the narrowest templates take; None when they have it already.
 
     What a model once got wrong must not make its conversation impossible: arguments that are no JSON object are wrapped
-    into one, and a message without content gets an empty one.
+    into one, and a model's message without content gets an empty one.
     """
     result = []
     for message in messages:
         calls = [_with_object(call) for call in message.get("tool_calls", ())]
-        changed = {"content": "", **message}
+        changed = {"content": "", **message} if message["role"] == "assistant" else dict(message)
         if calls:
             changed["tool_calls"] = calls
         result.append(changed)

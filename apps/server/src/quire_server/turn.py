@@ -1,0 +1,220 @@
+"""One assistant's turn, whatever protocol asked for it: a conversation in, text, reasoning and tool calls out.
+
+Chat completions, Messages and Responses are projections of it: each translates its request into a `ChatTurn` and the
+events of a `RunningTurn` into its own shapes. Knows no protocol.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from quire import OutputKind, RequestOutput
+from quire_engine import CompletionOutput
+from quire_interfaces import FinishReason, RenderedPrompt, RequestError, SamplingParams, Tokenizer
+from quire_renderers import (
+    CallArguments,
+    CallEnd,
+    CallStart,
+    ChatFormat,
+    ContentDelta,
+    MessageBuilder,
+    OutputEvent,
+    OutputParser,
+    ParsedMessage,
+    ReasoningDelta,
+)
+from quire_server.context import ServerContext, in_thread_when_long
+from quire_server.errors import HTTPError
+from quire_server.tool_choice import ToolUse
+
+__all__ = ["ChatTurn", "RunningTurn", "TurnChoice", "raise_failed", "render_turn", "start_turn"]
+
+
+@dataclass(slots=True, kw_only=True)
+class ChatTurn:
+    """What is asked of the model."""
+
+    messages: Sequence[dict[str, Any]]
+    """In the chat API's form."""
+    params: SamplingParams
+    tool_use: ToolUse = field(default_factory=ToolUse)
+    add_generation_prompt: bool = True
+    continue_final_message: bool = False
+    chat_template: str | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    add_special_tokens: bool = False
+    include_reasoning: bool = True
+    """False leaves the reasoning out of the answer."""
+    thinking_token_budget: int | None = None
+    """Most tokens of reasoning, after which it is closed for the model; None for no bound."""
+    priority: int = 0
+    cache_salt: str | None = None
+    stream: bool = False
+
+
+class TurnChoice:
+    """One of n answers: its parser, and what was made of it so far."""
+
+    def __init__(self, turn: ChatTurn, parser: OutputParser | None, form: ChatFormat, forced: str) -> None:
+        self._turn = turn
+        self._parser = parser
+        self._form = form
+        self._forced = forced
+        self._ids: dict[int, str] = {}
+        self.builder = MessageBuilder()
+
+    @property
+    def parses(self) -> bool:
+        """Whether anything but text is looked for."""
+        return self._parser is not None
+
+    def take(self, output: CompletionOutput) -> list[OutputEvent]:
+        """The events of new text."""
+        if self._parser is None:
+            events: list[OutputEvent] = [ContentDelta(output.text)] if output.text else []
+            self.builder.add(events)
+            return events
+        events = self._parser.feed(self._forced + output.text)
+        self._forced = ""
+        if output.finished:
+            events += self._parser.finish()
+        events = [event for event in events if self._is_wanted(event)]
+        self.builder.add(events)
+        return events
+
+    def _is_wanted(self, event: OutputEvent) -> bool:
+        if isinstance(event, ReasoningDelta):
+            return self._turn.include_reasoning
+        if isinstance(event, (CallStart, CallArguments, CallEnd)):
+            return self._turn.tool_use.parallel or event.index == 0
+        return True
+
+    def call_id(self, index: int, own: str | None) -> str:
+        """The id of a call: the model's own, or a new one, always the same."""
+        if index not in self._ids:
+            self._ids[index] = own or self._form.new_call_id()
+        return self._ids[index]
+
+    def message(self) -> ParsedMessage:
+        """The answer so far."""
+        return self.builder.message()
+
+    def finish_reason(self, output: CompletionOutput) -> str | None:
+        """Why the answer ended, in the chat API's words: "tool_calls" when it is whole calls, else the engine's reason.
+        A call that was cut short by the length keeps "length", so that nobody runs it unaware."""
+        if output.finish_reason is FinishReason.STOP and self.message().calls_are_complete:
+            return "tool_calls"
+        return output.finish_reason
+
+
+class RunningTurn:
+    """A turn that was checked and handed to the engine; it runs when `outputs` is iterated."""
+
+    def __init__(
+        self, turn: ChatTurn, prompt: RenderedPrompt, outputs: AsyncIterator[RequestOutput], choices: list[TurnChoice]
+    ) -> None:
+        self.turn = turn
+        self.prompt = prompt
+        self.outputs = outputs
+        self.choices = choices
+
+    def num_reasoning_tokens(self, tokenizer: Tokenizer) -> int | None:
+        """How many tokens the reasoning of all answers has; None when there is no parser that tells it apart."""
+        if not any(choice.parses for choice in self.choices):
+            return None
+        texts = [choice.message().reasoning for choice in self.choices]
+        return sum(len(tokenizer.encode(text, add_special_tokens=False)) for text in texts if text)
+
+
+async def start_turn(context: ServerContext, turn: ChatTurn) -> RunningTurn:
+    """Render the conversation, check everything, and prepare to run.
+
+    Raises:
+        RequestError: naming the message or field at fault.
+        OverloadedError: the queue is full.
+    """
+    form = context.llm.renderer.chat_format
+    use = turn.tool_use
+    if use.is_forced and form.tools is None:
+        raise RequestError(
+            "this model has no known way of calling tools, so it cannot be made to; use tool_choice 'auto', or start "
+            "the server with --tool-call-parser",
+            param="tool_choice",
+        )
+    prompt = await render_turn(context, turn)
+    forced = _force(context, turn, form, prompt)
+    params = turn.params
+    if params.skip_special_tokens and form.keeps_special_tokens(tools=use.is_on):
+        params = dataclasses.replace(params, skip_special_tokens=False)
+    outputs = context.llm.generate(
+        prompt,
+        params,
+        priority=turn.priority,
+        cache_salt=turn.cache_salt,
+        kind=OutputKind.DELTA if turn.stream else OutputKind.FINAL_ONLY,
+    )
+    choices = [TurnChoice(turn, _parser(turn, form, prompt, forced), form, forced) for _ in range(turn.params.n)]
+    return RunningTurn(turn, prompt, outputs, choices)
+
+
+def _parser(turn: ChatTurn, form: ChatFormat, prompt: RenderedPrompt, forced: str) -> OutputParser | None:
+    if form.is_plain(tools=turn.tool_use.is_on):
+        return None
+    text = prompt.text or ""
+    return form.parser(
+        turn.tool_use.tools if turn.tool_use.is_on else None,
+        prompt=text.removesuffix(forced),
+        continued=str(turn.messages[-1].get("content") or "") if turn.continue_final_message else None,
+        chat_template_kwargs=turn.chat_template_kwargs,
+        skip_special_tokens=turn.params.skip_special_tokens,
+    )
+
+
+def _force(context: ServerContext, turn: ChatTurn, form: ChatFormat, prompt: RenderedPrompt) -> str:
+    """Begin the answer with a call where one is required; the text that was put at the prompt's end."""
+    if not turn.tool_use.is_forced:
+        return ""
+    forced = form.forced_call(turn.tool_use.name) or ""
+    closing = form.thinking_end()
+    if closing is not None and form.opens_thinking(prompt.text, None, turn.chat_template_kwargs):
+        forced = f"{closing}\n\n{forced}"
+    prompt.token_ids = prompt.token_ids + context.llm.tokenizer.encode(forced, add_special_tokens=False)
+    prompt.text = (prompt.text or "") + forced
+    return forced
+
+
+async def render_turn(context: ServerContext, turn: ChatTurn) -> RenderedPrompt:
+    """The conversation as token ids.
+
+    Raises:
+        RequestError: naming the message or field at fault.
+    """
+    if turn.chat_template is not None and not context.config.trust_request_chat_template:
+        raise RequestError(
+            "this server does not take chat templates from requests; start it with --trust-request-chat-template",
+            param="chat_template",
+        )
+    num_chars = sum(len(str(message.get("content") or "")) for message in turn.messages)
+
+    def render() -> RenderedPrompt:
+        return context.llm.renderer.render_chat(
+            turn.messages,
+            tools=turn.tool_use.shown,
+            add_generation_prompt=turn.add_generation_prompt and not turn.continue_final_message,
+            continue_final_message=turn.continue_final_message,
+            chat_template=turn.chat_template,
+            chat_template_kwargs=turn.chat_template_kwargs,
+            add_special_tokens=turn.add_special_tokens,
+        )
+
+    return await in_thread_when_long(num_chars, render)
+
+
+def raise_failed(output: RequestOutput) -> None:
+    """Raise when the engine could not compute the request."""
+    for completion in output.outputs:
+        if completion.finish_reason is FinishReason.ERROR:
+            raise HTTPError(500, completion.error or "the request failed in the engine", code="generation_failed")
