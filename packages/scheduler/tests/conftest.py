@@ -25,6 +25,7 @@ def make_driver() -> MakeDriver:
         prefix_cache: bool = False,
         rules: tuple[AdmissionRule, ...] = (),
         draft_accuracy: float = 0.5,
+        num_forced_tokens: int = 0,
         **config: object,
     ) -> Driver:
         settings = SchedulerConfig(**{"max_num_seqs": 8, "max_num_batched_tokens": 64, **config})
@@ -39,6 +40,7 @@ def make_driver() -> MakeDriver:
             num_blocks=num_blocks + 1,
             num_draft_tokens=settings.num_speculative_tokens,
             draft_accuracy=draft_accuracy,
+            num_forced_tokens=num_forced_tokens,
         )
         return Driver(Scheduler(settings, allocator, rules=rules), runner, depth)
 

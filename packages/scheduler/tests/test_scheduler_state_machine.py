@@ -70,6 +70,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         budget=st.integers(1, 12),
         threshold=st.integers(0, 5),
         num_drafts=st.sampled_from([0, 0, 1, 3]),
+        num_forced=st.sampled_from([0, 0, 1, 4]),
         policy=st.sampled_from(["fcfs", "priority"]),
         chunked=st.booleans(),
         block_size=st.sampled_from([1, 2, 4]),
@@ -115,6 +116,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             max_model_len=max_model_len,
             num_draft_tokens=options["num_drafts"],
             draft_accuracy=0.7,
+            num_forced_tokens=options["num_forced"],
         )
         self.requests: dict[str, Request] = {}
         self.told: dict[str, Told] = {}

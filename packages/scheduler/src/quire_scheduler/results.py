@@ -28,7 +28,7 @@ class ResultTaker:
     Args:
         allocator: Told which blocks are complete.
         counters: Its token and draft counters are raised here.
-        num_speculative_tokens: Most draft tokens to keep per request; 0 ignores drafts.
+        num_speculative_tokens: Most draft tokens to keep per request; 0 ignores drafts that are guesses.
         finish: Ends a request wherever it is, freeing its row and blocks.
     """
 
@@ -74,7 +74,7 @@ class ResultTaker:
                 self._take_tokens(state, tokens, end, step_id, 0, news)
             else:
                 self._computed(state, end, step_id)
-        if result.draft_token_ids:
+        if result.draft_token_ids or result.forced_token_ids:
             self._keep_drafts(members, output, result)
 
     def _take_entry(
@@ -103,7 +103,8 @@ class ResultTaker:
         end = start + output.num_scheduled_tokens[index]
         if output.samples[index]:
             num_drafts = len(output.draft_token_ids.get(row, ()))
-            self._take_tokens(state, result.sampled_token_ids[index], end, output.step_id, num_drafts, news)
+            is_guess = row not in output.forced_rows
+            self._take_tokens(state, result.sampled_token_ids[index], end, output.step_id, num_drafts, news, is_guess)
             if row in result.logprobs:
                 news[-1].logprobs = result.logprobs[row][: len(news[-1].new_token_ids)]
         else:
@@ -112,8 +113,7 @@ class ResultTaker:
             if len(news) == num_news:
                 news.append(EngineCoreOutput(request.request_id, [], num_cached_tokens=request.num_cached_tokens))
             news[-1].prompt_logprobs = prompt_logprobs
-        if row in result.draft_token_ids:
-            self._keep_draft(state, result.draft_token_ids[row])
+        self._keep_draft(row, state, result)
 
     def _take_tokens(
         self,
@@ -123,6 +123,7 @@ class ResultTaker:
         step_id: int,
         num_drafts: int,
         news: list[EngineCoreOutput],
+        is_guess: bool = True,
     ) -> None:
         """Append what was sampled, take back what rejected drafts had advanced, and see whether it is over."""
         request = state.request
@@ -135,6 +136,7 @@ class ResultTaker:
             end -= num_rejected
             if request.status == RequestStatus.RUNNING:
                 request.num_computed_tokens -= num_rejected
+        if num_drafts and is_guess:
             counters.num_drafts_total += 1
             counters.num_draft_tokens_total += num_drafts
             counters.num_accepted_tokens_total += num_sampled - 1
@@ -173,7 +175,8 @@ class ResultTaker:
         if num_known >= state.cache_at:
             self._allocator.cache_blocks(request, num_known)
             # With drafts, slots run ahead of the tokens by more than a block's rest; then it is told each time.
-            state.cache_at = 0 if self._num_speculative or num_known < request.num_prompt_tokens else state.num_slots
+            runs_ahead = self._num_speculative or state.drafts_are_forced
+            state.cache_at = 0 if runs_ahead or num_known < request.num_prompt_tokens else state.num_slots
 
     def _new_prompt_logprobs(
         self, state: RequestState, start: int, logprobs: list[TokenLogprobs]
@@ -184,13 +187,19 @@ class ResultTaker:
         return logprobs[max(0, num_sent - start) :]
 
     def _keep_drafts(self, members: list[RequestState], output: SchedulerOutput, result: ModelRunnerOutput) -> None:
-        drafts = result.draft_token_ids
         for row, state in zip(output.rows, members, strict=True):
-            if row in drafts and output.step_id >= state.valid_from_step:
-                self._keep_draft(state, drafts[row])
+            if output.step_id >= state.valid_from_step:
+                self._keep_draft(row, state, result)
 
-    def _keep_draft(self, state: RequestState, draft_token_ids: list[int]) -> None:
-        """Keep a proposal for the next step; it follows the last known token, so none may be in flight."""
+    def _keep_draft(self, row: int, state: RequestState, result: ModelRunnerOutput) -> None:
+        """Keep a proposal for the next step. A guess follows the last known token, so none may be in flight; of tokens
+        that are certain, those in flight are the first ones."""
         request = state.request
-        if request.status == RequestStatus.RUNNING and request.num_in_flight_tokens == 0:
-            request.draft_token_ids = draft_token_ids[: self._num_speculative]
+        if request.status != RequestStatus.RUNNING:
+            return
+        if row in result.forced_token_ids:
+            request.draft_token_ids = result.forced_token_ids[row][request.num_in_flight_tokens :]
+            state.drafts_are_forced = True
+        elif row in result.draft_token_ids and request.num_in_flight_tokens == 0:
+            request.draft_token_ids = result.draft_token_ids[row][: self._num_speculative]
+            state.drafts_are_forced = False

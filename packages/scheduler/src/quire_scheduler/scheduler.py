@@ -200,7 +200,8 @@ class Scheduler:
         """Put the request's drafts into the step, as many as are of use. Nobody is preempted for a guess."""
         request = state.request
         # Of r tokens that may still come, at most r - 1 can be drafts: the last is the bonus token.
-        num_drafts = min(len(request.draft_token_ids), state.limit - state.num_tokens - 1, budget - 1)
+        num_open = state.limit - state.num_tokens - request.num_in_flight_tokens
+        num_drafts = min(len(request.draft_token_ids), num_open - 1, budget - 1)
         drafts = request.draft_token_ids[:num_drafts] if num_drafts > 0 else []
         request.draft_token_ids = []
         if not drafts:
@@ -211,6 +212,8 @@ class Scheduler:
                 return 0
             self._add_blocks(state, blocks, output)
         output.draft_token_ids[request.row] = drafts
+        if state.drafts_are_forced:
+            output.forced_rows.add(request.row)
         return len(drafts)
 
     def _grow(self, state: RequestState, num_new: int, output: SchedulerOutput) -> bool:

@@ -46,6 +46,8 @@ class RequestState:
     """Tokens that it would have with what a tier began to load for it."""
     num_external_tokens: int = 0
     """Tokens of a tier that it found at its first admission."""
+    drafts_are_forced: bool = False
+    """Whether the request's present drafts are certain: they need no verification, and nobody waits for it."""
     num_prompt_logprobs_sent: int = 0
     """Prompt positions whose logprobs the client has; a preempted request computes them again."""
 

@@ -134,6 +134,8 @@ class FakeRunner:
         max_model_len: Positions at or beyond it are refused; None does not check.
         num_draft_tokens: Drafts proposed for each row that sampled; 0 proposes none.
         draft_accuracy: Share of proposed tokens that are right (each chosen by its position's digest).
+        num_forced_tokens: Most tokens that are said to be certain after a sampled one (how many is a function of the
+            digest); 0 says so of none.
         check_kv: Read all KV back in each step (slow for long requests; switch off to serve).
 
     Attributes:
@@ -157,6 +159,7 @@ class FakeRunner:
         max_model_len: int | None = None,
         num_draft_tokens: int = 0,
         draft_accuracy: float = 0.5,
+        num_forced_tokens: int = 0,
         check_kv: bool = True,
     ) -> None:
         self.raise_on: set[str] = set()
@@ -171,6 +174,7 @@ class FakeRunner:
         self._max_model_len = max_model_len
         self._num_draft_tokens = num_draft_tokens
         self._draft_accuracy = draft_accuracy
+        self._num_forced_tokens = num_forced_tokens
         self._check_kv = check_kv
         self._kv: dict[tuple[int, int], int] = {}
         self._last_step_id = -1
@@ -229,6 +233,7 @@ class FakeRunner:
         _check(entries.issuperset(output.new_block_ids), "blocks for a row without an entry")
         _check(not set(new).intersection(output.new_block_ids), "a new row is listed in new_block_ids too")
         _check(entries.issuperset(output.draft_token_ids), "drafts for a row without an entry")
+        _check(output.forced_rows.issubset(output.draft_token_ids), "certain drafts for a row without drafts")
 
     def _free(self, rows: list[int]) -> None:
         for number in rows:
@@ -371,13 +376,20 @@ class FakeRunner:
             if not output.samples[index]:
                 result.sampled_token_ids.append([])
                 continue
-            tokens = self._verify(row, output.draft_token_ids.get(number, []), num_known[index])
+            drafts = output.draft_token_ids.get(number, [])
+            tokens = self._verify(row, drafts, num_known[index])
+            _check(
+                number not in output.forced_rows or tokens[:-1] == drafts,
+                f"row {number} ({row.request_id}) was told that {drafts} are certain, but {tokens} follow",
+            )
             result.sampled_token_ids.append(tokens)
             if row.params.logprobs is not None:
                 result.logprobs[number] = [
                     self._logprobs(token, num_known[index] + i, row.params.logprobs) for i, token in enumerate(tokens)
                 ]
-            if self._num_draft_tokens:
+            if self._num_forced_tokens and (forced := self._forced(row)):
+                result.forced_token_ids[number] = forced
+            elif self._num_draft_tokens:
                 result.draft_token_ids[number] = self._propose(row)
         return result
 
@@ -386,8 +398,19 @@ class FakeRunner:
         top = [(token + i) % (self._first_token_id + self._num_token_ids) for i in range(num_top)]
         return TokenLogprobs([token, *top], [-0.001 * (position + i) for i in range(num_top + 1)], 1)
 
-    def _masked(self, row: _Row) -> frozenset[int]:
-        num_output = len(row.token_ids) - row.num_prompt_tokens
+    def _forced(self, row: _Row) -> list[int]:
+        """Some of the tokens that will be sampled after the last one."""
+        digest = _mix(row.digests[-1], row.token_ids[-1])
+        forced: list[int] = []
+        # As with a grammar, what is certain after a token stays so after the next: a run ends at a fixed position.
+        while len(forced) < self._num_forced_tokens and (digest >> 35) % 3:
+            token = self._sampler.sample(digest, row.seed, self._masked(row, len(forced)))
+            forced.append(token)
+            digest = _mix(digest, token)
+        return forced
+
+    def _masked(self, row: _Row, num_ahead: int = 0) -> frozenset[int]:
+        num_output = len(row.token_ids) + num_ahead - row.num_prompt_tokens
         return row.stop_token_ids if num_output < row.params.min_tokens else frozenset()
 
     def _verify(self, row: _Row, drafts: list[int], num_known: int) -> list[int]:

@@ -181,7 +181,9 @@ class SchedulerSuite:
         """
         raise NotImplementedError(f"{type(self).__name__} does not implement make_scheduler")
 
-    def _driver(self, *, num_blocks: int = 64, depth: int = 0, num_drafts: int = 0, **options: int) -> Driver:
+    def _driver(
+        self, *, num_blocks: int = 64, depth: int = 0, num_drafts: int = 0, num_forced: int = 0, **options: int
+    ) -> Driver:
         allocator = PlainBlocks(num_blocks, BLOCK)
         scheduler = self.make_scheduler(allocator, num_speculative_tokens=num_drafts, **options)
         runner = FakeRunner(
@@ -189,15 +191,24 @@ class SchedulerSuite:
             block_sizes=(BLOCK,),
             num_blocks=num_blocks + 1,
             num_draft_tokens=num_drafts,
+            num_forced_tokens=num_forced,
         )
         return Driver(scheduler, runner, depth)
 
     @pytest.mark.parametrize("depth", [0, 1, 2])
     @pytest.mark.parametrize("num_drafts", [0, 3])
+    @pytest.mark.parametrize("num_forced", [0, 5])
     @pytest.mark.parametrize("num_blocks", [7, 64])
-    def test_outputs_do_not_depend_on_the_batch(self, depth: int, num_drafts: int, num_blocks: int) -> None:
+    def test_outputs_do_not_depend_on_the_batch(
+        self, depth: int, num_drafts: int, num_forced: int, num_blocks: int
+    ) -> None:
         driver = self._driver(
-            num_blocks=num_blocks, depth=depth, num_drafts=num_drafts, max_num_seqs=4, max_num_batched_tokens=7
+            num_blocks=num_blocks,
+            depth=depth,
+            num_drafts=num_drafts,
+            num_forced=num_forced,
+            max_num_seqs=4,
+            max_num_batched_tokens=7,
         )
         requests = [make_request(f"r{i}", range(i, 2 * i + 3), max_tokens=1 + 2 * i, seed=i) for i in range(7)]
         driver.add(*requests)
