@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from quire_interfaces import FullAttentionSpec, KVCacheGroup, NewRow, SamplingParams, SchedulerOutput, SlidingWindowSpec
 from quire_runner import Rows, RunnerConfig
+from quire_runner.grammars import RowGrammars
 from quire_runner.inputs import forward_batch, plan_step, write_drafts
 from quire_sampling import SamplingState
 
@@ -49,7 +50,8 @@ def make_rows(group_sizes: tuple[int, int]) -> Rows:
         KVCacheGroup(spec=SlidingWindowSpec(block_size=group_sizes[1], sliding_window=5, **shape), layer_names=("b",)),
     )
     config = RunnerConfig(max_num_seqs=NUM_ROWS, max_model_len=MAX_LEN, num_speculative_tokens=NUM_DRAFTS)
-    return Rows(config, groups, SamplingState(NUM_ROWS, 100), torch.device("cpu"))
+    device = torch.device("cpu")
+    return Rows(config, groups, SamplingState(NUM_ROWS, 100), RowGrammars(None, 100, device), device)
 
 
 def fill(rows: Rows, entries: list[Entry], rng: random.Random) -> SchedulerOutput:

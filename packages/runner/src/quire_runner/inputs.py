@@ -27,7 +27,8 @@ Ints = NDArray[np.int64]
 
 @dataclass(slots=True, kw_only=True)
 class LogitRows:
-    """The positions whose next token is sampled: per sampling entry its last known token, then each draft."""
+    """The positions whose next token is sampled: per sampling entry its last known token, then each draft; only the
+    last draft where drafts are certain."""
 
     rows: Ints
     """[N] row of each."""
@@ -101,8 +102,17 @@ def plan_step(output: SchedulerOutput, rows: Rows) -> HostPlan:
         token_rows=token_rows,
         positions=positions,
         num_drafts=num_drafts,
-        logits=_logit_rows(output, entry_rows, ends, query_start_loc, num_drafts),
+        logits=_logit_rows(output, entry_rows, ends, query_start_loc, _num_verified(output, rows, num_drafts)),
     )
+
+
+def _num_verified(output: SchedulerOutput, rows: Rows, num_drafts: Ints | None) -> Ints | None:
+    """[S] drafts whose logits are needed: not those of drafts that are certain, unless their log probabilities are
+    asked for."""
+    if num_drafts is None or not output.forced_rows:
+        return num_drafts
+    taken = [row in output.forced_rows and row not in rows.sampling.num_logprobs for row in output.rows]
+    return np.where(taken, 0, num_drafts)
 
 
 def _logit_rows(

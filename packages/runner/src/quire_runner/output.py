@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 
 from quire_interfaces.step import ModelRunnerOutput, SchedulerOutput
@@ -15,7 +15,12 @@ __all__ = ["build_output", "without_entries"]
 
 
 def build_output(
-    output: SchedulerOutput, plan: HostPlan, rows: Rows, sampled: SamplerOutput, result: ModelRunnerOutput
+    output: SchedulerOutput,
+    plan: HostPlan,
+    rows: Rows,
+    sampled: SamplerOutput,
+    result: ModelRunnerOutput,
+    grammar_failures: Mapping[int, str],
 ) -> None:
     """Fill `result` with the tokens of every sampling entry, and count them as known.
 
@@ -25,9 +30,10 @@ def build_output(
         rows: Their `num_tokens` move on, and `failed` grows.
         sampled: One token per logit row.
         result: Gets `sampled_token_ids`, `logprobs` and `failed_rows`.
+        grammar_failures: Row -> why its grammar gave no mask.
     """
     token_ids: list[int] = sampled.token_ids.tolist()
-    failed = sampled.failed_rows()
+    failed = {**sampled.failed_rows(), **grammar_failures}
     logprobs = sampled.logprobs()
     if plan.num_drafts is None and not failed and not logprobs and len(token_ids) == len(output.rows):
         # Decodes and finished prompts only, the step of every day.
@@ -43,11 +49,13 @@ def build_output(
         if end - begin > 1:
             tokens = accept_drafts(tokens, output.draft_token_ids[row])
         stop = begin + len(tokens)
-        if row in failed and not _failed_at_rejected(sampled, row, begin, stop):
+        if row in failed and (row in grammar_failures or not _failed_at_rejected(sampled, row, begin, stop)):
             result.failed_rows[row] = rows.failed[row] = failed[row]
         else:
-            result.sampled_token_ids[entry] = tokens
             rows.num_tokens[row] = int(plan.logits.positions[begin]) + 1 + len(tokens)
+            if end - begin == 1 and row in output.forced_rows:
+                tokens = output.draft_token_ids[row] + tokens
+            result.sampled_token_ids[entry] = tokens
             if begin in logprobs:
                 result.logprobs[row] = [logprobs[i] for i in range(begin, stop)]
         begin = end

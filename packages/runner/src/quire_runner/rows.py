@@ -20,6 +20,7 @@ from torch import Tensor
 from quire_interfaces.kv_cache import KVCacheGroup, SlidingWindowSpec
 from quire_interfaces.step import NewRow, SchedulerOutput
 from quire_runner.config import RunnerConfig
+from quire_runner.grammars import RowGrammars
 from quire_sampling import SamplingState
 
 __all__ = ["BlockTable", "Rows"]
@@ -86,6 +87,7 @@ class Rows:
         config: Number of rows and their length.
         groups: KV cache groups, in the order of the scheduler's block id tuples.
         sampling: Sampling parameters per row; filled and cleared together with the row.
+        grammars: Matchers per row, likewise.
         device: Where token ids and block tables live.
     """
 
@@ -93,6 +95,7 @@ class Rows:
         "_max_model_len",
         "block_tables",
         "failed",
+        "grammars",
         "num_prompt_tokens",
         "num_tokens",
         "prompt_logprobs",
@@ -102,11 +105,17 @@ class Rows:
     )
 
     def __init__(
-        self, config: RunnerConfig, groups: Sequence[KVCacheGroup], sampling: SamplingState, device: torch.device
+        self,
+        config: RunnerConfig,
+        groups: Sequence[KVCacheGroup],
+        sampling: SamplingState,
+        grammars: RowGrammars,
+        device: torch.device,
     ) -> None:
         self._max_model_len = config.max_model_len
         self.row_len = config.row_len
         self.sampling = sampling
+        self.grammars = grammars
         self.token_ids: Tensor = _zero_int32(config.max_num_seqs, config.row_len, device)
         """[R, L] prompt, output, then drafts of the current step."""
         self.num_tokens: NDArray[np.int64] = np.zeros(config.max_num_seqs, dtype=np.int64)
@@ -165,6 +174,7 @@ class Rows:
             num_prompt_tokens=new.num_prompt_tokens,
             stop_token_ids=new.stop_token_ids,
         )
+        self.grammars.fill(new)
 
     def write_next(self, rows: NDArray[np.int64], positions: NDArray[np.int64], token_ids: Tensor) -> None:
         """Put sampled tokens behind the positions they were sampled from, where the next step gathers them. Whether
@@ -190,6 +200,7 @@ class Rows:
         self.failed.pop(row, None)
         self.prompt_logprobs.pop(row, None)
         self.sampling.clear_row(row)
+        self.grammars.free(row)
         for table in self.block_tables:
             table.clear(row)
 

@@ -17,10 +17,12 @@ from torch import Tensor
 from quire_attention.batch import ForwardBatch
 from quire_interfaces.device import Drafter, LogitsProcessor
 from quire_interfaces.errors import ConfigError
+from quire_interfaces.grammar import GrammarSource
 from quire_interfaces.kv_cache import KVCachePlan
 from quire_interfaces.step import ModelRunnerOutput, SchedulerOutput
 from quire_models import CausalLM
 from quire_runner.config import RunnerConfig
+from quire_runner.grammars import RowGrammars
 from quire_runner.inputs import HostPlan, forward_batch, plan_step, to_device, write_drafts
 from quire_runner.kv_cache import CacheShape, allocate_kv_caches
 from quire_runner.output import build_output, without_entries
@@ -66,6 +68,7 @@ class ModelRunner:
         logits_processors: Name -> processor that requests may ask for.
         always_processors: Names of those that run for every request.
         sampling_config: Limits of the sampler.
+        grammars: Makes the matchers of requests whose output has a form; None takes no such requests.
         on_logits: Sees the logits of every step, for tests and tools.
 
     Raises:
@@ -85,6 +88,7 @@ class ModelRunner:
         logits_processors: Mapping[str, LogitsProcessor] | None = None,
         always_processors: Sequence[str] = (),
         sampling_config: SamplingConfig | None = None,
+        grammars: GrammarSource | None = None,
         on_logits: LogitsTap | None = None,
     ) -> None:
         self._config = config
@@ -106,7 +110,8 @@ class ModelRunner:
             always=always_processors,
             config=sampling_config,
         )
-        self._rows = Rows(config, plan.groups, state, self._device)
+        self._grammars = RowGrammars(grammars, vocab_size, self._device)
+        self._rows = Rows(config, plan.groups, state, self._grammars, self._device)
         self._sampler = Sampler(state)
         self._drafter = drafter
         self._on_logits = on_logits
@@ -122,6 +127,7 @@ class ModelRunner:
         logits_processors: Mapping[str, LogitsProcessor] | None = None,
         always_processors: Sequence[str] = (),
         sampling_config: SamplingConfig | None = None,
+        grammars: GrammarSource | None = None,
         on_logits: LogitsTap | None = None,
     ) -> ModelRunner:
         """A runner for a network of `quire_models`, which says itself what the constructor asks about networks."""
@@ -136,6 +142,7 @@ class ModelRunner:
             logits_processors=logits_processors,
             always_processors=always_processors,
             sampling_config=sampling_config,
+            grammars=grammars,
             on_logits=on_logits,
         )
 
@@ -199,9 +206,13 @@ class ModelRunner:
         if self._on_logits is not None:
             self._on_logits(rows, wanted.positions.tolist(), logits)
         positions = to_device(wanted.positions, logits.device)
-        sampled = self._sampler.sample(logits, rows, positions, self._rows.token_ids)
+        masks, grammar_failures = self._grammars.masks(output, plan)
+        sampled = self._sampler.sample(logits, rows, positions, self._rows.token_ids, masks)
         self._rows.write_next(wanted.rows, wanted.positions, sampled.token_ids)
-        build_output(output, plan, self._rows, sampled, result)
+        build_output(output, plan, self._rows, sampled, result, grammar_failures)
+        left = self._grammars.accept(output, result)
+        self._rows.failed |= left
+        result.failed_rows |= left
         if self._drafter is not None:
             result.draft_token_ids = self._propose(output, result)
 
@@ -211,7 +222,7 @@ class ModelRunner:
         for row, tokens in zip(output.rows, result.sampled_token_ids, strict=True):
             # An error of a custom processor at a rejected draft could not be told from a real one, so requests that
             # have any get no drafts.
-            if not tokens or row in self._rows.sampling.processors:
+            if not tokens or row in self._rows.sampling.processors or row in result.forced_token_ids:
                 continue
             num_tokens = int(self._rows.num_tokens[row])
             # A draft at the last position of the context would leave no place for the token after it.
@@ -224,8 +235,9 @@ class ModelRunner:
                 # A guess that fails costs speed, never an answer.
                 _logger.exception("the drafter failed; row %d goes on without drafts", row)
                 continue
+            drafts = self._grammars.follow(row, drafts[:room])
             if drafts:
-                proposals[row] = drafts[:room]
+                proposals[row] = drafts
         return proposals
 
 
