@@ -19,6 +19,7 @@ PACKAGES = {Path(member).name: member for member in MEMBERS}
 TYPED = [
     "interfaces",
     "kv-cache",
+    "kv-transfer",
     "scheduler",
     "renderers",
     "structured-output",

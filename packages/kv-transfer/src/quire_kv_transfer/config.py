@@ -1,0 +1,31 @@
+"""The settings of KV tiers. Knows no folder and no model: what the disk has room for is looked at when a tier opens."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from quire_interfaces import Settings, at_least, setting
+
+__all__ = ["KVTransferConfig"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KVTransferConfig(Settings):
+    """Where blocks of the prefix cache are kept beside memory.
+
+    Raises:
+        ConfigError: a value is not possible.
+    """
+
+    kv_disk_path: str | None = setting(
+        None,
+        help="Folder in which computed prefixes are kept, over restarts too; several engines may share it. It holds "
+        "what prompts were made into, so keep it as private as the prompts. Empty keeps them in memory only.",
+    )
+    kv_disk_size: int | None = setting(
+        None,
+        help="Most bytes that the files in kv_disk_path take together; the least recently used go first. Empty takes "
+        "half of the space that is free there at the start.",
+        unit="bytes",
+        check=at_least(1),
+    )

@@ -1,0 +1,86 @@
+"""The scheduler's half of the disk tier: which blocks it has, and which to write next.
+
+Blocks are written when they have been computed, not when they are evicted: an eviction happens because somebody needs
+the memory at once, and a process that ends without warning has no evictions at all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from quire_interfaces import BlockKey
+from quire_kv_transfer.folder import TierFolder
+
+__all__ = ["DiskConnector"]
+
+
+class DiskConnector:
+    """Implements `quire_interfaces.KVConnector`.
+
+    Args:
+        folder: The files.
+        block_bytes: Bytes of a block, per group.
+        max_store_bytes: Most bytes that wait to be written, as copies in memory; at least one block is let through.
+        max_wanted: Most blocks that are remembered as still to be stored; the oldest are forgotten, which are the first
+            to be evicted.
+    """
+
+    def __init__(
+        self, folder: TierFolder, block_bytes: Sequence[int], *, max_store_bytes: int, max_wanted: int
+    ) -> None:
+        self._folder = folder
+        self._block_bytes = tuple(block_bytes)
+        self._max_store_bytes = max_store_bytes
+        self._max_wanted = max_wanted
+        self._wanted: dict[BlockKey, None] = {}
+        self._under_way: dict[BlockKey, None] = {}
+        self._under_way_bytes = 0
+        self._is_stopped = False
+
+    def contains(self, key: BlockKey) -> bool:
+        """Whether there is a file for the block; whether it is whole is found out when it is read."""
+        return not self._is_stopped and self._folder.has(key)
+
+    def offer(self, group: int, block_hashes: Sequence[bytes]) -> None:
+        """Note computed blocks; see `KVConnector.offer`."""
+        if self._is_stopped:
+            return
+        wanted = self._wanted
+        for block_hash in block_hashes:
+            key = BlockKey(group, block_hash)
+            if key not in self._under_way:
+                wanted[key] = None
+        while len(wanted) > self._max_wanted:
+            del wanted[next(iter(wanted))]
+
+    @property
+    def has_stores(self) -> bool:
+        """Whether blocks wait to be stored."""
+        return bool(self._wanted)
+
+    def take_stores(self) -> list[BlockKey]:
+        """Blocks to store with the next step, oldest first; see `KVConnector.take_stores`."""
+        keys: list[BlockKey] = []
+        while self._wanted:
+            key = next(iter(self._wanted))
+            num_bytes = self._block_bytes[key.group]
+            if self._under_way and self._under_way_bytes + num_bytes > self._max_store_bytes:
+                break
+            del self._wanted[key]
+            if self._folder.has(key):
+                continue
+            keys.append(key)
+            self._under_way[key] = None
+            self._under_way_bytes += num_bytes
+        return keys
+
+    def stored(self, keys: Sequence[BlockKey], arrived: Sequence[bool]) -> None:
+        """These are no longer under way, written or not; see `KVConnector.stored`."""
+        for key, _ in zip(keys, arrived, strict=True):
+            del self._under_way[key]
+            self._under_way_bytes -= self._block_bytes[key.group]
+
+    def stop(self) -> None:
+        """The worker gave up; see `KVConnector.stop`."""
+        self._is_stopped = True
+        self._wanted.clear()

@@ -1,0 +1,192 @@
+"""The runner's half of the disk tier: copies blocks between the KV cache's memory and files, in two threads.
+
+Reading has a thread of its own, so that a request that waits for its prefix does not wait for what others wrote. Loads
+are read straight into their blocks, which nobody else uses meanwhile; stores are written from copies.
+
+A file that is damaged or foreign is removed and counts as not arrived. A disk that does not take or give files any more
+stops the tier for the rest of the process: one warning, and the engine goes on without it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import queue
+import threading
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+from quire_interfaces import (
+    BlockKey,
+    BlockMemory,
+    BlockTransfer,
+    KVTransferJob,
+    KVTransferOutput,
+    KVTransferPlan,
+)
+from quire_kv_transfer.block_file import HEADER_BYTES, BlockFileError, read_block, write_block
+from quire_kv_transfer.folder import TierFolder
+from quire_kv_transfer.usage import FolderUsage
+
+__all__ = ["DiskWorker"]
+
+_logger = logging.getLogger(__name__)
+
+WAIT_S = 0.005
+"""How long `poll` waits for the end of a job."""
+READER_GRACE_S = 5.0
+WRITER_GRACE_S = 20.0
+"""How long `close` waits for the threads."""
+
+_Copies = list[tuple[BlockKey, bytes]]
+_Block = TypeVar("_Block")
+
+
+class DiskWorker:
+    """Implements `quire_interfaces.KVTransferWorker`.
+
+    Args:
+        folder: The files.
+        usage: Their bound.
+        memory: The KV cache; its buffers lie in host memory.
+        late_after_s: When no block has been read for this time, the loads under way are reported as late.
+    """
+
+    def __init__(
+        self, folder: TierFolder, usage: FolderUsage, memory: BlockMemory, *, late_after_s: float = 10.0
+    ) -> None:
+        self._folder = folder
+        self._usage = usage
+        self._memory = memory
+        self._late_after_s = late_after_s
+        self._changed = threading.Condition()
+        self._finished: dict[int, list[bool]] = {}
+        self._loading: dict[int, None] = {}
+        self._storing: dict[int, None] = {}
+        self._progress_s = time.monotonic()
+        self._is_stopped = False
+        self._is_closed = False
+        self._loads: queue.SimpleQueue[KVTransferJob | None] = queue.SimpleQueue()
+        self._stores: queue.SimpleQueue[tuple[int, _Copies] | None] = queue.SimpleQueue()
+        self._reader = threading.Thread(target=self._read_jobs, name="quire-kv-reader", daemon=True)
+        self._writer = threading.Thread(target=self._write_jobs, name="quire-kv-writer", daemon=True)
+        self._reader.start()
+        self._writer.start()
+
+    def begin(self, plan: KVTransferPlan) -> None:
+        """Start the jobs of a plan; see `KVTransferWorker.begin`."""
+        with self._changed:
+            for job_id in plan.acknowledged:
+                self._finished.pop(job_id, None)
+            if self._is_closed:
+                for job in (*plan.loads, *plan.stores):
+                    self._finished[job.job_id] = [False] * len(job.blocks)
+                return
+            if plan.loads and not self._loading:
+                self._progress_s = time.monotonic()
+            self._loading.update((job.job_id, None) for job in plan.loads)
+            self._storing.update((job.job_id, None) for job in plan.stores)
+        for job in plan.loads:
+            self._loads.put(job)
+        for job in plan.stores:
+            self._stores.put((job.job_id, [(block.key, self._copy(block)) for block in job.blocks]))
+
+    def _copy(self, block: BlockTransfer) -> bytes:
+        return b"".join(self._memory.buffers(block.key.group, block.block_id))
+
+    def poll(self, waits: bool = False) -> KVTransferOutput | None:
+        """What has ended; see `KVTransferWorker.poll`."""
+        with self._changed:
+            if waits and not self._finished and (self._loading or self._storing):
+                self._changed.wait(WAIT_S)
+            is_late = time.monotonic() - self._progress_s > self._late_after_s
+            late = list(self._loading) if is_late else []
+            if not (self._finished or late or self._is_stopped):
+                return None
+            return KVTransferOutput(finished=dict(self._finished), late=late, stopped=self._is_stopped)
+
+    def close(self) -> None:
+        """Write what was begun, drop what is still to be read, end the threads; see `KVTransferWorker.close`."""
+        with self._changed:
+            if self._is_closed:
+                return
+            self._is_closed = True
+        self._loads.put(None)
+        self._stores.put(None)
+        self._reader.join(READER_GRACE_S)
+        self._writer.join(WRITER_GRACE_S)
+        if self._reader.is_alive() or self._writer.is_alive():
+            _logger.warning("the KV tier in %s does not answer; what was not written yet is lost", self._folder.root)
+
+    def _read_jobs(self) -> None:
+        while (job := self._loads.get()) is not None:
+            arrived = [self._attempt(self._load, block) for block in job.blocks]
+            self._end(self._loading, job.job_id, arrived)
+
+    def _write_jobs(self) -> None:
+        while (job := self._stores.get()) is not None:
+            job_id, copies = job
+            arrived = [self._attempt(self._store, copy) for copy in copies]
+            self._end(self._storing, job_id, arrived)
+
+    def _end(self, under_way: dict[int, None], job_id: int, arrived: list[bool]) -> None:
+        with self._changed:
+            del under_way[job_id]
+            self._finished[job_id] = arrived
+            self._changed.notify_all()
+
+    def _attempt(self, move: Callable[[_Block], bool], block: _Block) -> bool:
+        """Move one block; whatever goes wrong is no reason for a thread to end."""
+        if self._is_stopped:
+            return False
+        try:
+            return move(block)
+        except Exception as error:
+            self._stop(error)
+            return False
+
+    def _load(self, block: BlockTransfer) -> bool:
+        if self._is_closed:
+            return False
+        path = self._folder.path(block.key)
+        try:
+            buffers = self._memory.buffers(block.key.group, block.block_id)
+            read_block(path, self._folder.fingerprint, block.key, buffers)
+        except FileNotFoundError:
+            return False
+        except BlockFileError as error:
+            _logger.warning("removed %s from the KV tier: %s", path, error)
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(path)
+            self._usage.removed(path)
+            return False
+        finally:
+            self._progress_s = time.monotonic()
+        self._usage.used(path)
+        return True
+
+    def _store(self, copy: tuple[BlockKey, bytes]) -> bool:
+        key, payload = copy
+        if self._folder.has(key):
+            return True
+        file_bytes = HEADER_BYTES + len(payload)
+        self._usage.make_room(file_bytes)
+        path = self._folder.path(key)
+        write_block(path, self._folder.fingerprint, key, payload)
+        self._usage.added(path, file_bytes)
+        return True
+
+    def _stop(self, error: Exception) -> None:
+        with self._changed:
+            if self._is_stopped:
+                return
+            self._is_stopped = True
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else f"{type(error).__name__}: {error}"
+        _logger.warning(
+            "the KV tier in %s is switched off until the next start (%s); make room or repair it. "
+            "Requests go on without it",
+            self._folder.root,
+            reason,
+        )
