@@ -31,7 +31,7 @@ from quire_kv_cache import KVCacheConfig, KVCacheManager, plan_kv_cache
 from quire_models import CausalLM, ModelConfig, build_model
 from quire_runner import ModelRunner, RunnerConfig, RunnerExecutor
 from quire_sampling import Sampler, SamplingState
-from quire_scheduler import Scheduler, SchedulerConfig
+from quire_scheduler import KVTransfers, Scheduler, SchedulerConfig
 
 VOCAB_SIZE = 67
 NUM_HEADS = 2
@@ -244,6 +244,8 @@ class Engine:
         num_speculative_tokens: int = 0,
         depth: int = 0,
         prefix_caching: bool = True,
+        cache_options: dict[str, Any] | None = None,
+        make_transfers: Callable[[KVCacheManager], KVTransfers] | None = None,
         **runner_args: Any,
     ) -> None:
         self.network = network or TinyNetwork()
@@ -265,9 +267,12 @@ class Engine:
             **runner_args,
         )
         self.manager = KVCacheManager(
-            self.plan, KVCacheConfig(block_size=block_size, enable_prefix_caching=prefix_caching)
+            self.plan,
+            KVCacheConfig(block_size=block_size, enable_prefix_caching=prefix_caching),
+            **(cache_options or {}),
         )
-        self.scheduler = Scheduler(SchedulerConfig(**limits), self.manager)
+        transfers = None if make_transfers is None else make_transfers(self.manager)
+        self.scheduler = Scheduler(SchedulerConfig(**limits), self.manager, transfers=transfers)
         self.executor = RunnerExecutor(self.runner, threaded=depth > 0)
         self.depth = depth
         self.outcomes: dict[str, Outcome] = {}

@@ -10,6 +10,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from quire_runner.block_bytes import BlockBytes
     from quire_runner.config import RunnerConfig
     from quire_runner.executor import RunnerExecutor
     from quire_runner.kv_cache import allocate_kv_caches
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [
+    "BlockBytes",
     "LogitsTap",
     "ModelRunner",
     "Network",
@@ -32,6 +34,7 @@ __all__ = [
 ]
 
 _MODULE_OF = {
+    "BlockBytes": "block_bytes",
     "LogitsTap": "runner",
     "ModelRunner": "runner",
     "Network": "runner",

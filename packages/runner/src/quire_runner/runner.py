@@ -19,8 +19,10 @@ from quire_interfaces.device import Drafter, LogitsProcessor
 from quire_interfaces.errors import ConfigError
 from quire_interfaces.grammar import GrammarSource
 from quire_interfaces.kv_cache import KVCachePlan
+from quire_interfaces.kv_transfer import BlockMemory, KVTransferWorker
 from quire_interfaces.step import ModelRunnerOutput, SchedulerOutput
 from quire_models import CausalLM
+from quire_runner.block_bytes import BlockBytes
 from quire_runner.config import RunnerConfig
 from quire_runner.grammars import RowGrammars
 from quire_runner.inputs import HostPlan, forward_batch, plan_step, to_device, write_drafts
@@ -37,6 +39,9 @@ _logger = logging.getLogger(__name__)
 LogitsTap = Callable[[list[int], list[int], Tensor], None]
 """(rows, positions, logits [N, vocab_size] float32): called once per step that samples, before the sampler changes the
 logits; a tap that keeps them must copy. Logits n say what follows the token at `positions[n]` of `rows[n]`."""
+
+
+MakeTransferWorker = Callable[[BlockMemory], KVTransferWorker]
 
 
 class Network(Protocol):
@@ -70,9 +75,10 @@ class ModelRunner:
         sampling_config: Limits of the sampler.
         grammars: Makes the matchers of requests whose output has a form; None takes no such requests.
         on_logits: Sees the logits of every step, for tests and tools.
+        make_transfer_worker: Makes what moves blocks between this KV cache and a tier; None without a tier.
 
     Raises:
-        ConfigError: the plan does not fit the network or the dtype.
+        ConfigError: the plan does not fit the network or the dtype, or a tier cannot reach the cache.
     """
 
     def __init__(
@@ -90,6 +96,7 @@ class ModelRunner:
         sampling_config: SamplingConfig | None = None,
         grammars: GrammarSource | None = None,
         on_logits: LogitsTap | None = None,
+        make_transfer_worker: MakeTransferWorker | None = None,
     ) -> None:
         self._config = config
         self._device = torch.device(config.device)
@@ -115,6 +122,7 @@ class ModelRunner:
         self._sampler = Sampler(state)
         self._drafter = drafter
         self._on_logits = on_logits
+        self._transfers = None if make_transfer_worker is None else make_transfer_worker(BlockBytes(plan, caches))
 
     @classmethod
     def for_model(
@@ -129,6 +137,7 @@ class ModelRunner:
         sampling_config: SamplingConfig | None = None,
         grammars: GrammarSource | None = None,
         on_logits: LogitsTap | None = None,
+        make_transfer_worker: MakeTransferWorker | None = None,
     ) -> ModelRunner:
         """A runner for a network of `quire_models`, which says itself what the constructor asks about networks."""
         return cls(
@@ -144,6 +153,7 @@ class ModelRunner:
             sampling_config=sampling_config,
             grammars=grammars,
             on_logits=on_logits,
+            make_transfer_worker=make_transfer_worker,
         )
 
     @property
@@ -161,6 +171,10 @@ class ModelRunner:
             RuntimeError: the step is impossible (a step before it failed), or the network raised it.
             Exception: whatever the network raises.
         """
+        # Before everything else: blocks to store may be overwritten by this step, and a step that fails must not lose
+        # what was asked of the worker.
+        if output.kv_transfer is not None and self._transfers is not None:
+            self._transfers.begin(output.kv_transfer)
         with torch.inference_mode():
             rows = self._rows
             rows.apply(output)
@@ -171,10 +185,14 @@ class ModelRunner:
             by_row = dict(zip(step.rows, result.sampled_token_ids, strict=True))
             result.sampled_token_ids = [by_row.get(row, []) for row in output.rows]
             result.failed_rows |= dropped
+        if self._transfers is not None:
+            result.kv_transfer = self._transfers.poll(output.kv_transfer is not None and output.kv_transfer.waits)
         return result
 
     def close(self) -> None:
         """Give the KV cache and the network back. Idempotent; `execute` must not follow."""
+        if self._transfers is not None:
+            self._transfers.close()
         self._kv_caches = ()
         self._network = None
 
