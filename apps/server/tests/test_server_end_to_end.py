@@ -12,6 +12,7 @@ import time
 from pathlib import Path
 
 import pytest
+from anthropic import Anthropic
 from openai import OpenAI
 
 from quire_demo_model import checkpoint_path
@@ -52,6 +53,32 @@ def served(tmp_path_factory: pytest.TempPathFactory):
         if process.poll() is None:
             process.send_signal(signal.SIGTERM)
         process.wait(60)
+
+
+def test_demo_model_calls_a_tool_and_thinks_over_messages(served):
+    address, _, _ = served
+    tool = {"name": WEATHER["name"], "description": WEATHER["description"], "input_schema": WEATHER["parameters"]}
+    with Anthropic(base_url=address.removesuffix("/v1"), api_key="none", max_retries=0) as client:
+        arguments = {"model": client.models.list().data[0].id, "max_tokens": 200, "extra_body": {"temperature": 0.0}}
+        messages = [{"role": "user", "content": QUESTION}]
+        whole = client.messages.create(messages=messages, tools=[tool], **arguments)
+        with client.messages.stream(messages=messages, tools=[tool], **arguments) as stream:
+            streamed = stream.get_final_message()
+        for answer in (whole, streamed):
+            (use,) = answer.content
+            assert (use.name, use.input, answer.stop_reason) == ("get_weather", {"city": "Paris"}, "tool_use")
+        result = {"type": "tool_result", "tool_use_id": whole.content[0].id}
+        result["content"] = '{"temperature": 21, "condition": "sunny"}'
+        messages += [{"role": "assistant", "content": whole.content}, {"role": "user", "content": [result]}]
+        last = client.messages.create(messages=messages, tools=[tool], **arguments)
+        assert "21" in last.content[0].text
+        thought = client.messages.create(
+            messages=[{"role": "user", "content": SUM}],
+            thinking={"type": "enabled", "budget_tokens": 1024},
+            **arguments,
+        )
+        assert [block.type for block in thought.content] == ["thinking", "text"]
+        assert thought.content[1].text == "17 + 25 = 42."
 
 
 def test_it_serves_the_embedded_checkpoint():

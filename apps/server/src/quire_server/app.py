@@ -24,6 +24,8 @@ from quire_server.completions import completions
 from quire_server.context import ServerContext
 from quire_server.errors import ClientGoneError, HTTPError, error_response
 from quire_server.guard import Guard
+from quire_server.messages import count_tokens, messages
+from quire_server.messages_request import CountTokensRequest, MessagesRequest
 from quire_server.protocol import ChatCompletionRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
 from quire_server.tokenization import detokenize, tokenize
 
@@ -43,6 +45,8 @@ def make_app(context: ServerContext) -> ASGIApp:
     for path, handler, body in (
         ("/v1/chat/completions", chat_completions, ChatCompletionRequest),
         ("/v1/completions", completions, CompletionRequest),
+        ("/v1/messages", messages, MessagesRequest),
+        ("/v1/messages/count_tokens", count_tokens, CountTokensRequest),
         ("/tokenize", tokenize, TokenizeRequest),
         ("/detokenize", detokenize, DetokenizeRequest),
     ):

@@ -21,8 +21,8 @@ class Guard:
 
     Args:
         app: The routes.
-        api_keys: When there are any, every request but to `PUBLIC_PATHS` must carry one: as a bearer token, or, for the
-            chat page, which a browser opens without headers, as `/?key=KEY`.
+        api_keys: When there are any, every request but to `PUBLIC_PATHS` must carry one: as a bearer token, as
+            `x-api-key`, or, for the chat page, which a browser opens without headers, as `/?key=KEY`.
         root_path: Prefix under which a proxy shows this server; requests arrive with it or without.
     """
 
@@ -61,6 +61,8 @@ class Guard:
     def _key_refusal(self, scope: Scope, path: str, headers: Headers) -> HTTPError | None:
         kind, _, token = headers.get("authorization", "").partition(" ")
         given = token.strip().encode("latin-1") if kind.lower() == "bearer" else b""
+        if not given:  # as Anthropic's clients send it
+            given = headers.get("x-api-key", "").strip().encode("latin-1")
         if not given and path == "/":
             given = parse_qs(scope["query_string"].decode("latin-1")).get("key", [""])[0].encode()
         # All keys are compared, whichever fits, so that the time tells nothing.

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
-from typing import TypeVar
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from typing import Any, TypeVar
 
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
@@ -24,23 +24,33 @@ Element = TypeVar("Element")
 
 
 class EventStream(Response):
-    """Writes what `events` yields, one write per element, then `[DONE]`.
+    """Writes what `events` yields, one write per element, then the end.
 
     Args:
         events: Encoded events; closed early when the client disconnects, which aborts the requests behind it.
+        end: What ends the stream: `[DONE]` in OpenAI's older APIs.
+        on_error: The last event of a stream that fails, in the form its clients know.
     """
 
     media_type = "text/event-stream"
 
-    def __init__(self, events: AsyncGenerator[bytes, None]) -> None:
+    def __init__(
+        self,
+        events: AsyncGenerator[bytes, None],
+        *,
+        end: bytes = DONE,
+        on_error: Callable[[BaseException], bytes] = lambda error: sse(error_body(error)),
+    ) -> None:
         super().__init__(headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
         del self.headers["content-length"]
         self._events = events
+        self._end = end
+        self._on_error = on_error
 
     @classmethod
-    async def begin(cls, events: AsyncGenerator[bytes, None]) -> EventStream:
+    async def begin(cls, events: AsyncGenerator[bytes, None], **arguments: Any) -> EventStream:
         """The response, once its first event is there: what fails before it still has a status of its own."""
-        return cls(after(await anext(events), events))
+        return cls(after(await anext(events), events), **arguments)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         pump = asyncio.ensure_future(self._pump(send))
@@ -67,8 +77,8 @@ class EventStream(Response):
                 # The status line is out: the error becomes the last event, in the form clients know.
                 if not isinstance(error, QuireError):
                     _logger.exception("a stream failed")
-                await send({"type": "http.response.body", "body": sse(error_body(error)), "more_body": True})
-        await send({"type": "http.response.body", "body": DONE, "more_body": False})
+                await send({"type": "http.response.body", "body": self._on_error(error), "more_body": True})
+        await send({"type": "http.response.body", "body": self._end, "more_body": False})
 
     @staticmethod
     async def _watch(receive: Receive) -> None:

@@ -1,0 +1,233 @@
+"""POST /v1/messages and /v1/messages/count_tokens: Anthropic's Messages API over the same turns as chat completions.
+
+Source of the shapes: Anthropic's public API reference.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import secrets
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
+from typing import Any
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+from quire import RequestOutput
+from quire_engine import CompletionOutput
+from quire_interfaces import QuireError
+from quire_renderers import CallArguments, CallEnd, CallStart, ContentDelta, OutputEvent, ReasoningDelta
+from quire_server.body import parse_body, read_body
+from quire_server.context import ServerContext, unless_disconnected
+from quire_server.errors import error_body, naming_fields, status_of
+from quire_server.messages_request import CountTokensRequest, MessagesRequest
+from quire_server.streaming import EventStream, after
+from quire_server.turn import ChatTurn, RunningTurn, raise_failed, render_turn, start_turn
+
+__all__ = ["count_tokens", "messages"]
+
+Handler = Callable[[ServerContext, Request], Awaitable[Response]]
+
+_ERROR_TYPES = {
+    400: "invalid_request_error",
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+}
+_STOP_REASONS = {"tool_calls": "tool_use", "length": "max_tokens"}
+
+
+def _with_own_errors(handler: Handler) -> Handler:
+    """Errors of the tree in the shape that Anthropic's clients read."""
+
+    async def answered(context: ServerContext, request: Request) -> Response:
+        try:
+            return await handler(context, request)
+        except QuireError as error:
+            return JSONResponse(_error(error), status_of(error))
+
+    return answered
+
+
+def _error(error: BaseException) -> dict[str, Any]:
+    kind = _ERROR_TYPES.get(status_of(error), "api_error")
+    return {"type": "error", "error": {"type": kind, "message": error_body(error)["error"]["message"]}}
+
+
+async def _messages(context: ServerContext, request: Request) -> Response:
+    body = parse_body(await read_body(request, context.config), MessagesRequest)
+    model = context.resolve_model(body.model)
+    with naming_fields(body.field_names()):
+        running = await start_turn(context, _turn(context, body))
+    answer = _Answer(f"msg_{body.request_id or secrets.token_hex(12)}", model, running)
+    if not body.stream:
+        final = await unless_disconnected(request, anext(running.outputs))
+        return JSONResponse(answer.whole(final))
+    first = await unless_disconnected(request, anext(running.outputs))
+    events = answer.events(first, running.outputs)
+    return await EventStream.begin(events, end=b"", on_error=lambda error: _sse(_error(error)))
+
+
+async def _count_tokens(context: ServerContext, request: Request) -> Response:
+    body = parse_body(await read_body(request, context.config), CountTokensRequest)
+    context.resolve_model(body.model)
+    with naming_fields(body.field_names()):
+        prompt = await render_turn(context, _turn(context, body))
+    return JSONResponse({"input_tokens": len(prompt.token_ids)})
+
+
+messages = _with_own_errors(_messages)
+count_tokens = _with_own_errors(_count_tokens)
+
+
+def _turn(context: ServerContext, body: CountTokensRequest) -> ChatTurn:
+    conversation = body.chat_messages()
+    return ChatTurn(
+        messages=conversation,
+        params=context.sampling_params(body),
+        tool_use=body.tool_use(),
+        continue_final_message=body.prefills(conversation),
+        chat_template_kwargs=body.template_kwargs(),
+        thinking_token_budget=body.thinking_budget(),
+        priority=body.priority,
+        cache_salt=body.cache_salt,
+        stream=bool(body.stream),
+    )
+
+
+class _Blocks:
+    """Turns parser events into the events of content blocks, in order; remembers the whole blocks."""
+
+    def __init__(self) -> None:
+        self.blocks: list[dict[str, Any]] = []
+        self._is_open = False
+        self._json: list[str] = []
+
+    def take(self, events: Sequence[OutputEvent], call_id: Callable[[int, str | None], str]) -> list[dict[str, Any]]:
+        told: list[dict[str, Any]] = []
+        for event in events:
+            match event:
+                case ContentDelta(text):
+                    self._text(told, "text", "text", {"type": "text", "text": ""}, text)
+                case ReasoningDelta(text):
+                    empty = {"type": "thinking", "thinking": "", "signature": ""}
+                    self._text(told, "thinking", "thinking", empty, text)
+                case CallStart(index, name, own):
+                    block = {"type": "tool_use", "id": call_id(index, own), "name": name, "input": {}}
+                    self._open(told, block)
+                case CallArguments(_, piece):
+                    self._json.append(piece)
+                    told.append(self._delta({"type": "input_json_delta", "partial_json": piece}))
+                case CallEnd():
+                    self._close(told)
+        return told
+
+    def _text(self, told: list[dict[str, Any]], kind: str, key: str, empty: dict[str, Any], text: str) -> None:
+        if not self._is_open or self.blocks[-1]["type"] != kind:
+            self._open(told, empty)
+        self.blocks[-1][key] += text
+        told.append(self._delta({"type": f"{kind}_delta", key: text}))
+
+    def _open(self, told: list[dict[str, Any]], block: dict[str, Any]) -> None:
+        self._close(told)
+        self.blocks.append(block)
+        self._is_open, self._json = True, []
+        told.append({"type": "content_block_start", "index": len(self.blocks) - 1, "content_block": dict(block)})
+
+    def _delta(self, delta: dict[str, Any]) -> dict[str, Any]:
+        return {"type": "content_block_delta", "index": len(self.blocks) - 1, "delta": delta}
+
+    def _close(self, told: list[dict[str, Any]]) -> None:
+        if not self._is_open:
+            return
+        self._is_open = False
+        block = self.blocks[-1]
+        if block["type"] == "tool_use":
+            block["input"] = json.loads("".join(self._json) or "{}")
+        elif block["type"] == "thinking":
+            told.append(self._delta({"type": "signature_delta", "signature": ""}))
+        told.append({"type": "content_block_stop", "index": len(self.blocks) - 1})
+
+    def finish(self) -> list[dict[str, Any]]:
+        told: list[dict[str, Any]] = []
+        self._close(told)
+        return told
+
+
+class _Answer:
+    """What all pieces of one answer have in common."""
+
+    def __init__(self, name: str, model: str, running: RunningTurn) -> None:
+        self._id = name
+        self._model = model
+        self._running = running
+        self._blocks = _Blocks()
+
+    def whole(self, output: RequestOutput) -> dict[str, Any]:
+        """The answer: the same blocks that a stream would have told."""
+        raise_failed(output)
+        (completion,) = output.outputs
+        self._take(completion)
+        self._blocks.finish()
+        return {**self._message(output), "content": self._blocks.blocks, **self._ending(completion)}
+
+    def _take(self, completion: CompletionOutput) -> list[dict[str, Any]]:
+        choice = self._running.choices[0]
+        return self._blocks.take(choice.take(completion), choice.call_id)
+
+    def _message(self, output: RequestOutput) -> dict[str, Any]:
+        return {
+            "id": self._id,
+            "type": "message",
+            "role": "assistant",
+            "model": self._model,
+            "content": [],
+            "stop_reason": None,
+            "stop_sequence": None,
+            "usage": self._usage(output),
+        }
+
+    def _usage(self, output: RequestOutput) -> dict[str, Any]:
+        cached = max(0, output.num_cached_tokens)
+        return {
+            "input_tokens": len(self._running.prompt.token_ids) - cached,
+            "cache_creation_input_tokens": 0,
+            "cache_read_input_tokens": cached,
+            "output_tokens": output.num_generation_tokens,
+        }
+
+    def _ending(self, completion: CompletionOutput) -> dict[str, Any]:
+        if isinstance(completion.stop_reason, str):
+            return {"stop_reason": "stop_sequence", "stop_sequence": completion.stop_reason}
+        reason = self._running.choices[0].finish_reason(completion)
+        return {"stop_reason": _STOP_REASONS.get(str(reason), "end_turn"), "stop_sequence": None}
+
+    async def events(self, first: RequestOutput, rest: AsyncIterator[RequestOutput]) -> AsyncGenerator[bytes, None]:
+        """One element per engine step that has something to tell."""
+        opening = _sse({"type": "message_start", "message": self._message(first)}) + _sse({"type": "ping"})
+        async with contextlib.aclosing(after(first, rest)) as outputs:
+            async for output in outputs:
+                raise_failed(output)
+                (completion,) = output.outputs
+                told = self._take(completion)
+                if completion.finished:
+                    told += self._blocks.finish()
+                    delta = self._ending(completion)
+                    told.append({"type": "message_delta", "delta": delta, "usage": self._usage(output)})
+                    told.append({"type": "message_stop"})
+                if opening or told:
+                    yield opening + b"".join(map(_sse, told))
+                opening = b""
+
+
+_encoder = msgspec.json.Encoder()
+
+
+def _sse(event: dict[str, Any]) -> bytes:
+    kind: str = event["type"]
+    return b"event: " + kind.encode() + b"\ndata: " + _encoder.encode(event) + b"\n\n"

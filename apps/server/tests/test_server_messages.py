@@ -1,0 +1,214 @@
+"""Anthropic's Messages API, as the official client reads, accumulates and strictly checks it."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import anthropic
+import pytest
+from anthropic.types import Message, RawMessageStreamEvent
+from pydantic import TypeAdapter
+
+WEATHER: dict[str, Any] = {
+    "name": "get_weather",
+    "description": "Weather of a city",
+    "input_schema": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]},
+}
+CLOCK: dict[str, Any] = {"name": "now", "input_schema": {"type": "object"}}
+PARIS = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Paris"}}\n</tool_call>'
+NOW = '<tool_call>\n{"name": "now", "arguments": {}}\n</tool_call>'
+EVENT: TypeAdapter[Any] = TypeAdapter(RawMessageStreamEvent)
+
+
+def make_client(server, **arguments):
+    return anthropic.Anthropic(base_url=server.url, api_key=arguments.pop("api_key", "none"), max_retries=0)
+
+
+@pytest.fixture(scope="module")
+def client(scripted):
+    with make_client(scripted) as client:
+        yield client
+
+
+def say(text):
+    return [{"role": "user", "content": f"¤{text}¥"}]
+
+
+def ask(client, text, **arguments):
+    return client.messages.create(
+        **{"model": "tiny", "max_tokens": 200, "messages": say(text), "tools": [WEATHER, CLOCK], **arguments}
+    )
+
+
+def streamed(client, text, **arguments):
+    """What the client's own accumulator makes of a stream."""
+    arguments = {"model": "tiny", "max_tokens": 200, "messages": say(text), "tools": [WEATHER, CLOCK], **arguments}
+    with client.messages.stream(**arguments) as stream:
+        for _ in stream:
+            pass
+        return stream.get_final_message()
+
+
+def plain(message):
+    blocks = []
+    for block in message.content:
+        values = block.to_dict()
+        values.pop("id", None)
+        blocks.append({key: value for key, value in values.items() if value is not None})
+    return blocks, message.stop_reason, message.stop_sequence, message.usage.output_tokens
+
+
+@pytest.mark.parametrize(
+    ("text", "blocks", "reason"),
+    [
+        ("Hello.", [{"type": "text", "text": "Hello."}], "end_turn"),
+        (PARIS, [{"type": "tool_use", "name": "get_weather", "input": {"city": "Paris"}}], "tool_use"),
+        (
+            f"<think>\nBoth.\n</think>\n\nI look.\n{PARIS}\n{NOW}",
+            [
+                {"type": "thinking", "thinking": "Both.", "signature": ""},
+                {"type": "text", "text": "I look."},
+                {"type": "tool_use", "name": "get_weather", "input": {"city": "Paris"}},
+                {"type": "tool_use", "name": "now", "input": {}},
+            ],
+            "tool_use",
+        ),
+        ("", [], "end_turn"),
+    ],
+)
+def test_answers_whole_and_streamed(client, text, blocks, reason):
+    whole = ask(client, text)
+    assert plain(whole)[:3] == (blocks, reason, None)
+    assert plain(streamed(client, text)) == plain(whole)
+    ids = [block.id for block in whole.content if block.type == "tool_use"]
+    assert len(set(ids)) == len(ids)
+    assert (whole.type, whole.role, whole.model) == ("message", "assistant", "tiny")
+
+
+@pytest.mark.parametrize("text", ["Hello.", f"<think>\nBoth.\n</think>\n\nI look.\n{PARIS}\n{NOW}"])
+def test_every_event_and_answer_is_what_the_client_s_types_say(scripted, text):
+    body = {"model": "tiny", "max_tokens": 200, "messages": say(text), "tools": [WEATHER, CLOCK]}
+    Message.model_validate_json(scripted.post("/v1/messages", body).text, strict=True, extra="forbid")
+    with scripted.client.stream("POST", "/v1/messages", json={**body, "stream": True}) as response:
+        pieces = response.read().decode().split("\n\n")
+    assert pieces.pop() == ""
+    kinds = []
+    for piece in pieces:
+        first, second = piece.split("\n")
+        data = json.loads(second.removeprefix("data: "))
+        assert first == f"event: {data['type']}"
+        kinds.append(data["type"])
+        if data["type"] != "ping":
+            EVENT.validate_json(second.removeprefix("data: "), strict=True, extra="forbid")
+    assert (kinds[0], kinds[-2:]) == ("message_start", ["message_delta", "message_stop"])
+    assert kinds.count("content_block_start") == kinds.count("content_block_stop")
+
+
+def test_system_and_block_lists_are_the_same_prompt(client):
+    def count(**arguments):
+        return client.messages.count_tokens(**{"model": "tiny", "messages": say("x"), **arguments}).input_tokens
+
+    plainly = count(system="Be short.", messages=[{"role": "user", "content": "one two"}])
+    blocks = [{"type": "text", "text": "one "}, {"type": "text", "text": "two"}]
+    listed = count(system=[{"type": "text", "text": "Be short."}], messages=[{"role": "user", "content": blocks}])
+    assert plainly == listed > count(messages=[{"role": "user", "content": "one two"}])
+    answer = ask(client, "Hi")
+    assert answer.usage.input_tokens + (answer.usage.cache_read_input_tokens or 0) == count(
+        messages=say("Hi"), tools=[WEATHER, CLOCK]
+    )
+
+
+def test_stop_sequences_and_length(client):
+    for make in (ask, streamed):
+        message = make(client, "one two three", stop_sequences=["two"])
+        assert plain(message)[:3] == ([{"type": "text", "text": "one "}], "stop_sequence", "two")
+        cut = make(client, "one two three four five six seven", max_tokens=3)
+        assert (cut.stop_reason, cut.usage.output_tokens) == ("max_tokens", 3)
+
+
+def test_tool_choice(client):
+    rest = '{"city": "Rome"}}\n</tool_call>'
+    for make in (ask, streamed):
+        named = make(client, rest, tool_choice={"type": "tool", "name": "get_weather"})
+        assert plain(named)[0] == [{"type": "tool_use", "name": "get_weather", "input": {"city": "Rome"}}]
+        required = make(client, f'get_weather", "arguments": {rest}', tool_choice={"type": "any"})
+        assert plain(required)[:2] == plain(named)[:2]
+        none = make(client, NOW, tool_choice={"type": "none"})
+        assert plain(none)[:2] == ([{"type": "text", "text": NOW}], "end_turn")
+        one = make(client, PARIS + NOW, tool_choice={"type": "auto", "disable_parallel_tool_use": True})
+        assert [block["name"] for block in plain(one)[0]] == ["get_weather"]
+
+
+def test_a_conversation_with_tools_and_thoughts_goes_on(client):
+    messages: list[Any] = say(f"<think>\nhm\n</think>\n\nI look.\n{PARIS}")
+    answer = ask(client, "", messages=messages)
+    use = answer.content[-1]
+    messages += [
+        {"role": "assistant", "content": [block.to_dict() for block in answer.content]},
+        {
+            "role": "user",
+            "content": [
+                {"type": "tool_result", "tool_use_id": use.id, "content": [{"type": "text", "text": "sunny"}]},
+                {"type": "text", "text": "¤It is sunny.¥"},
+            ],
+        },
+    ]
+    assert plain(ask(client, "", messages=messages))[0] == [{"type": "text", "text": "It is sunny."}]
+
+
+def test_a_prefilled_answer_is_continued(scripted):
+    body = {
+        "model": "tiny",
+        "max_tokens": 50,
+        "messages": [*say(" upon a time"), {"role": "assistant", "content": "Once"}],
+    }
+    assert scripted.post("/v1/messages", body).json()["content"] == [{"type": "text", "text": " upon a time"}]
+
+
+def test_the_prefix_cache_is_reported(client):
+    messages = [{"role": "user", "content": "many words " * 60 + "¤ok¥"}]
+    ask(client, "", messages=messages)
+    usage = ask(client, "", messages=messages).usage
+    assert usage.cache_read_input_tokens > 50
+    assert 0 < usage.input_tokens < 20
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"max_tokens": None}, "max_tokens"),
+        ({"max_tokens": 0}, "max_tokens"),
+        ({"messages": []}, "messages"),
+        ({"messages": [{"role": "robot", "content": "x"}]}, r"messages\[0\].role"),
+        ({"messages": [{"role": "user", "content": [{"type": "image", "source": {}}]}]}, r"messages\[0\].content\[0\]"),
+        ({"system": [{"type": "image"}]}, r"system\[0\]"),
+        ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, r"tools\[0\].type"),
+        ({"tools": [{"name": "a b"}]}, r"tools\[0\].name"),
+        ({"tool_choice": {"type": "tool", "name": "missing"}}, "tool_choice.name"),
+        ({"tool_choice": {"type": "perhaps"}}, "tool_choice.type"),
+        ({"thinking": {"type": "much"}}, "thinking.type"),
+        ({"thinking": {"type": "enabled", "budget_tokens": -5}}, "thinking.budget_tokens"),
+        ({"stop_sequences": [""]}, "stop_sequences"),
+        ({"temperature": 1000.0}, "temperature"),
+        ({"n": 2}, "n must"),
+    ],
+)
+def test_wrong_requests_are_named_in_the_client_s_shape(client, changes, named):
+    body = {"model": "tiny", "max_tokens": 20, "messages": say("x"), "tools": [CLOCK], **changes}
+    with pytest.raises(anthropic.BadRequestError, match=named) as caught:
+        client.post("/v1/messages", body=body, cast_to=object)
+    assert caught.value.body["error"]["type"] == "invalid_request_error"
+
+
+def test_an_unknown_model_is_not_found(client):
+    with pytest.raises(anthropic.NotFoundError):
+        ask(client, "x", model="other")
+
+
+def test_keys_are_taken_from_the_header_that_clients_send(make_scripted):
+    server = make_scripted(api_key=("sesame",))
+    with make_client(server, api_key="sesame") as client:
+        assert ask(client, "Hi").content[0].text == "Hi"
+    with make_client(server, api_key="wrong") as client, pytest.raises(anthropic.AuthenticationError):
+        ask(client, "Hi")
