@@ -35,7 +35,7 @@ WRONG = [
 @pytest.mark.parametrize(("fields", "param"), WRONG)
 def test_wrong_fields_are_named(fields: dict[str, object], param: str) -> None:
     with pytest.raises(RequestError) as error:
-        StructuredOutputsParams(**fields)  # type: ignore[arg-type]
+        StructuredOutputsParams(**fields).normalized()  # type: ignore[arg-type]
     assert error.value.param == param
     assert len(str(error.value)) < 400
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Iterable
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -23,13 +23,17 @@ from quire_interfaces import (
     FinishReason,
     ModelRunnerOutput,
     PauseState,
+    QuireError,
     Request,
+    RequestGate,
     Scheduler,
     SchedulerOutput,
     SchedulerStats,
 )
 
 __all__ = ["EngineCore", "EngineParts", "StepResult"]
+
+FLUSH_TIMEOUT_S = 2.0
 
 
 @dataclass(slots=True, kw_only=True)
@@ -39,6 +43,9 @@ class EngineParts:
     scheduler: Scheduler
     executor: Executor
     info: EngineInfo
+    gates: tuple[RequestGate, ...] = ()
+    """What requests may need that is prepared beside the loop; those that are admission rules, too, are also among the
+    scheduler's rules. Closed with the core."""
     check_integrity: Callable[[], None] | None = None
     """Raises when the bookkeeping of the parts contradicts itself; for tests and debugging."""
 
@@ -87,13 +94,37 @@ class EngineCore:
             OverloadedError: the scheduler's queue is full.
             RequestError: the request can never run.
         """
-        self._scheduler.add_request(request)
+        prepared: list[RequestGate] = []
+        try:
+            for gate in self.parts.gates:
+                prepared.append(gate)
+                gate.prepare(request)
+            self._scheduler.add_request(request)
+        except Exception:
+            for gate in prepared:
+                gate.forget([request.request_id])
+            raise
         self._alive.add(request.request_id)
+
+    def wait_until_prepared(self, request: Request) -> None:
+        """Wait for what the request needs besides its place in a step. A request that cannot have it is gone then.
+
+        Raises:
+            QuireError: why it cannot run.
+        """
+        try:
+            for gate in self.parts.gates:
+                gate.wait(request)
+        except QuireError:
+            self.abort_requests([request.request_id], FinishReason.ERROR)
+            raise
 
     def abort_requests(self, request_ids: Iterable[str], reason: FinishReason = FinishReason.ABORT) -> list[str]:
         """End requests now, without further output. Returns the ids that were alive."""
         gone = self._scheduler.abort_requests(list(request_ids), reason)
         self._forget(gone)
+        for gate in self.parts.gates:
+            gate.forget(gone)
         return gone
 
     def abort_all(self) -> list[str]:
@@ -108,8 +139,25 @@ class EngineCore:
         """Whether `step` could do something now."""
         return bool(self._in_flight) or self._scheduler.has_work()
 
+    @property
+    def is_preparing(self) -> bool:
+        """Whether some request waits for what is prepared beside the loop."""
+        return any(gate.is_preparing for gate in self.parts.gates)
+
+    def take_rejected(self) -> list[tuple[str, QuireError]]:
+        """Requests that cannot have what they need, with the reason; they are gone."""
+        rejected: list[tuple[str, QuireError]] = []
+        for gate in self.parts.gates:
+            for request_id, error in gate.take_failed():
+                if self.abort_requests([request_id], FinishReason.ERROR):
+                    rejected.append((request_id, error))
+        return rejected
+
     def stats(self) -> SchedulerStats:
-        return self._scheduler.stats()
+        stats = self._scheduler.stats()
+        for gate in self.parts.gates:
+            gate.add_stats(stats)
+        return stats
 
     def pause(self, state: PauseState) -> None:
         """Hold new requests, or all, or none (resume). A step in flight is still taken in by the next `step`."""
@@ -142,6 +190,22 @@ class EngineCore:
             self._take_in(result)
         return result
 
+    def flush(self) -> None:
+        """Run the steps that only carry computed blocks to where they are kept, when no request needs the device.
+
+        For an orderly end: the last blocks of the last requests are not in a step yet. Gives up after
+        `FLUSH_TIMEOUT_S`, or when a step fails, for what is lost is only to be computed again.
+        """
+        deadline_s = time.monotonic() + FLUSH_TIMEOUT_S
+        result = StepResult()
+        while not (self._closed or self._scheduler.has_requests()) and self.has_work():
+            if not self._in_flight and not self._launch(None, result):
+                return
+            _, future = self._in_flight[0]
+            if wait([future], timeout=deadline_s - time.monotonic()).not_done or future.exception() is not None:
+                return
+            self._take_in(result)
+
     def close(self) -> None:
         """Abort what is left, let steps in flight end, and give the executor's memory back. Idempotent."""
         if self._closed:
@@ -150,6 +214,8 @@ class EngineCore:
         for _, future in self._in_flight:
             future.cancel()
         self._in_flight.clear()
+        for gate in self.parts.gates:
+            gate.close()
         self._executor.close()
 
     def _launch(self, only: frozenset[str] | None, result: StepResult) -> bool:

@@ -37,6 +37,8 @@ __all__ = ["UTILITIES", "CoreLoop", "Inbox"]
 
 STATS_INTERVAL_S = 0.1
 IDLE_WAIT_S = 1.0
+PREPARING_WAIT_S = 0.002
+"""How long to wait for messages when a request waits for what is prepared beside the loop."""
 HELD_WAIT_S = 0.02
 """How long to wait for messages when requests are there but none can run (a rule may admit one any moment)."""
 
@@ -80,6 +82,9 @@ class CoreLoop:
             while not self._is_drained():
                 for message in self._inbox.receive(self._wait_s()):
                     self._handle(message)
+                for request_id, error in self._core.take_rejected():
+                    self._stats_stale = True
+                    self._reject(request_id, error)
                 if self._core.has_work():
                     result = self._core.step()
                     self._idle_step = not result.did_something
@@ -98,6 +103,8 @@ class CoreLoop:
         self._idle_step = False
         if self._stats_stale:
             return 0.0
+        if self._core.is_preparing:
+            return PREPARING_WAIT_S
         if self._core.has_requests():
             return HELD_WAIT_S
         return IDLE_WAIT_S
@@ -110,6 +117,7 @@ class CoreLoop:
     def _stop(self) -> None:
         self._publish(self._core.settle())
         num_aborted = len(self._core.abort_all())
+        self._core.flush()
         self._core.close()
         self._send(EngineStopped(num_aborted=num_aborted))
 

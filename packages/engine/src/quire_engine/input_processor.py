@@ -12,7 +12,7 @@ import time
 from collections.abc import Iterable, Sequence
 
 from quire_engine.messages import AddRequest, EngineInfo, pack_token_ids
-from quire_interfaces import ContextLengthError, RequestError, SamplingParams
+from quire_interfaces import ContextLengthError, RequestError, SamplingParams, StructuredOutputsParams
 
 __all__ = ["InputProcessor"]
 
@@ -48,12 +48,15 @@ class InputProcessor:
             RequestError: a token id is outside the vocabulary, or the prompt is empty.
         """
         prompt = pack_token_ids(prompt_token_ids)
+        if params.structured_outputs is not None:
+            params = dataclasses.replace(params, structured_outputs=self._constraint(params.structured_outputs))
         self._check_prompt(prompt_token_ids)
         self._check_params(params)
         max_tokens = self._max_tokens(len(prompt_token_ids), params)
         seed = int.from_bytes(os.urandom(8), "little", signed=True) if params.seed is None else params.seed
         stop_token_ids = frozenset(params.stop_token_ids)
-        if not params.ignore_eos:
+        # A constraint says itself where the output may end, and says it with the end tokens.
+        if not params.ignore_eos or params.structured_outputs is not None:
             stop_token_ids |= self._eos_token_ids
         others = params
         if params.n > 1 and params.prompt_logprobs is not None:
@@ -77,6 +80,27 @@ class InputProcessor:
             )
             for index in range(params.n)
         ]
+
+    def _constraint(self, wanted: StructuredOutputsParams) -> StructuredOutputsParams:
+        """Checked as far as this side can, and cheap to send."""
+        if not self._info.structured_output_backend:
+            raise RequestError(
+                "this engine takes no structured outputs: its model has no tokenizer, or no end token",
+                param="structured_outputs",
+                code="unsupported",
+            )
+        size, limit = wanted.num_characters, self._info.max_grammar_bytes
+        if size > limit:
+            raise RequestError(
+                f"structured_outputs.{wanted.kind} has {size} characters, at most {limit} are taken "
+                "(--structured-output-max-bytes); make it smaller",
+                param=f"structured_outputs.{wanted.kind}",
+                code="grammar_too_large",
+            )
+        if wanted.reasoning is not None:
+            self._check_ids("structured_outputs.reasoning", wanted.reasoning.start_token_ids)
+            self._check_ids("structured_outputs.reasoning", wanted.reasoning.end_token_ids)
+        return wanted.normalized()
 
     def _max_tokens(self, num_prompt_tokens: int, params: SamplingParams) -> int:
         context = self._info.max_model_len

@@ -96,8 +96,11 @@ class LLMEngine:
         added: list[str] = []
         try:
             for message in messages:
-                self.core.add_request(message.to_request())
+                request = message.to_request()
+                self.core.add_request(request)
                 added.append(message.request_id)
+                # Offline there is nobody to keep waiting meanwhile, and a wrong request is told so by this call.
+                self.core.wait_until_prepared(request)
         except Exception:
             self.core.abort_requests(added)
             raise
@@ -171,6 +174,7 @@ class LLMEngine:
 
     def close(self) -> None:
         """Give everything back. Idempotent."""
+        self.core.flush()
         self.core.close()
 
     def _count(self, core_id: str, num_tokens: int, num_cached_tokens: int, now: float) -> None:

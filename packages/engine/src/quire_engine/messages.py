@@ -159,6 +159,10 @@ class EngineInfo:
     max_num_seqs: int = 0
     dtype: str = ""
     device: str = ""
+    structured_output_backend: str = ""
+    """What compiles constraints on outputs; empty when this engine takes none."""
+    max_grammar_bytes: int = 1 << 20
+    """Largest constraint, as text."""
     memory_bytes: dict[str, int] = field(default_factory=dict)
     """The memory ledger: what -> bytes."""
     choices: dict[str, str] = field(default_factory=dict)

@@ -60,6 +60,8 @@ class GrammarBackend(Protocol):
     kinds: frozenset[str]
     """The kinds of `GrammarSpec` that it compiles."""
     vocab_size: int
+    eos_token_ids: tuple[int, ...]
+    """Tokens that end an output; a mask holds all of them where the output may end."""
 
     def compile(self, spec: GrammarSpec) -> CompiledGrammar:
         """Compile, and do whatever the first masks would otherwise wait for. May take seconds.

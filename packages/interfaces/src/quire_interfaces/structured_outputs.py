@@ -61,6 +61,8 @@ class ReasoningSpan:
 class StructuredOutputsParams:
     """A constraint on the output of one request: exactly one of the first six fields, and its options.
 
+    JSON given as text is looked into by `normalized` only, so that making and decoding these objects stays cheap.
+
     Raises:
         RequestError: with `param` set, when none or several of them are given, or one is not what it must be.
     """
@@ -108,12 +110,22 @@ class StructuredOutputsParams:
         """The one of `KINDS` that is given."""
         return next(name for name in KINDS if getattr(self, name) not in (None, False))
 
+    @property
+    def num_characters(self) -> int:
+        """Size of the content; of a text that is not parsed yet, its length."""
+        value = getattr(self, self.kind)
+        return len(value) if isinstance(value, str) else len(self.spec().text)
+
     def normalized(self) -> StructuredOutputsParams:
-        """The same with JSON as compact text: cheap to send, and to compare."""
-        if isinstance(self.json, dict):
-            return replace(self, json=_compact(self.json))
-        if isinstance(self.structural_tag, dict):
-            return replace(self, structural_tag=_compact(self.structural_tag))
+        """The same with JSON as text: cheap to send, and to compare.
+
+        Raises:
+            RequestError: the text is no JSON object.
+        """
+        if self.json is not None:
+            return replace(self, json=_json_text("json", self.json))
+        if self.structural_tag is not None:
+            return replace(self, structural_tag=_json_text("structural_tag", self.structural_tag))
         return self
 
     def spec(self) -> GrammarSpec:
@@ -137,9 +149,7 @@ class StructuredOutputsParams:
 
     def _check_json(self, name: str) -> None:
         value = getattr(self, name)
-        if isinstance(value, str):
-            value = _parsed(name, value)
-        if not isinstance(value, (dict, bool)):
+        if not isinstance(value, (dict, str)) or value == "":
             raise _wrong(f"structured_outputs.{name}", value, "be a JSON object, or JSON text of one")
 
     _check_structural_tag = _check_json
@@ -166,13 +176,18 @@ def _compact(value: Any) -> str:
         ) from None
 
 
-def _parsed(name: str, text: str) -> Any:
+def _json_text(name: str, value: str | dict[str, Any]) -> str:
+    if not isinstance(value, str):
+        return _compact(value)
     try:
-        return json_library.loads(text)
+        parsed = json_library.loads(value)
     except (ValueError, RecursionError) as error:
         raise RequestError(
             f"structured_outputs.{name} is not JSON: {error or 'nested too deeply'}", param=f"structured_outputs.{name}"
         ) from None
+    if not isinstance(parsed, (dict, bool)):
+        raise _wrong(f"structured_outputs.{name}", value, "be a JSON object, or JSON text of one")
+    return value
 
 
 def _wrong(param: str, value: Any, must: str) -> RequestError:

@@ -32,30 +32,34 @@ def largest_part(spec: GrammarSpec) -> str:
 
 def _of_json(value: Any, size: int) -> str:
     """Walk down while one child holds more than half of what is left."""
+    sizes: dict[int, int] = {}
+    _measure(value, sizes)
     path, total = "$", size
-    while True:
-        if isinstance(value, dict):
-            children = [
-                (f".{key[:40]}" if key.isidentifier() else f"[{_quoted(key)}]", each) for key, each in value.items()
-            ]
-        elif isinstance(value, list):
-            children = [(f"[{index}]", each) for index, each in enumerate(value)]
-        else:
+    while isinstance(value, (dict, list)) and value:
+        keys: list[Any] = list(value if isinstance(value, dict) else range(len(value)))
+        largest = max(keys, key=lambda key: sizes[id(value[key])])
+        if sizes[id(value[largest])] < _SHARE * total:
             break
-        sizes = [_size(each) for _, each in children]
-        largest = max(range(len(sizes)), key=sizes.__getitem__, default=None)
-        if largest is None or sizes[largest] < _SHARE * total:
-            break
-        path += children[largest][0]
-        value, total = children[largest][1], sizes[largest]
+        value = value[largest]
+        total = sizes[id(value)]
+        is_name = isinstance(largest, str) and largest.isidentifier()
+        path += f".{largest[:40]}" if is_name else f"[{_quoted(largest) if isinstance(largest, str) else largest}]"
     what = ""
     if isinstance(value, (dict, list)):
         what = f"{len(value)} {'keys' if isinstance(value, dict) else 'elements'}, "
-    return f"{path} ({what}{total} characters)"
+    return f"{path[-400:]} ({what}{total} characters)"
 
 
-def _size(value: Any) -> int:
-    return len(json.dumps(value, ensure_ascii=False, separators=(",", ":")))
+def _measure(value: Any, sizes: dict[int, int]) -> int:
+    """Characters of `value` and of everything in it, by identity (equal small values may share an entry)."""
+    if isinstance(value, dict):
+        size = 2 + sum(len(key) + 4 + _measure(each, sizes) for key, each in value.items())
+    elif isinstance(value, list):
+        size = 2 + sum(1 + _measure(each, sizes) for each in value)
+    else:
+        size = len(value) + 2 if isinstance(value, str) else len(str(value))
+    sizes[id(value)] = size
+    return size
 
 
 def _of_choice(texts: list[str]) -> str:

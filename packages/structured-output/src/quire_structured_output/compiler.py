@@ -55,7 +55,6 @@ class GrammarCompiler:
     Args:
         config: Bounds.
         make_backend: Makes the backend, in the first worker thread that needs it.
-        eos_token_ids: Tokens that end an output.
         clock: Seconds; for tests.
     """
 
@@ -63,7 +62,6 @@ class GrammarCompiler:
         self,
         config: StructuredOutputConfig,
         make_backend: Callable[[], GrammarBackend],
-        eos_token_ids: tuple[int, ...],
         *,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -74,7 +72,6 @@ class GrammarCompiler:
         self._make_backend = make_backend
         self._backend: GrammarBackend | None = None
         self._backend_lock = threading.Lock()
-        self._eos_token_ids = eos_token_ids
         self._clock = clock
         self._pool = WorkerPool(config.num_workers, "quire-grammar")
         self._lock = threading.Lock()
@@ -124,7 +121,9 @@ class GrammarCompiler:
             grammar = future.result(timeout=self.config.timeout_s)
         except FutureTimeoutError:
             raise timeout_error(spec, self.config.timeout_s) from None
-        return OutputMatcher(grammar.new_matcher(), self._eos_token_ids, params.reasoning, self.config.max_jump_tokens)
+        return OutputMatcher(
+            grammar.new_matcher(), self._get_backend().eos_token_ids, params.reasoning, self.config.max_jump_tokens
+        )
 
     def add_stats(self, stats: SchedulerStats) -> None:
         """Write the counters of cache and compiles into their fields."""

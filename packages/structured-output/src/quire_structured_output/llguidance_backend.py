@@ -65,6 +65,7 @@ class LLGuidanceBackend:
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         self.vocab_size = vocabulary.vocab_size
+        self.eos_token_ids = vocabulary.eos_token_ids
         self._eos_token_ids = frozenset(vocabulary.eos_token_ids)
         # An end token ends the output, so that a marker cannot be made of one.
         markers = vocabulary.special_ids - self._eos_token_ids

@@ -44,7 +44,7 @@ class OutlinesBackend:
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         self.vocab_size = vocabulary.vocab_size
-        self._eos_token_ids = vocabulary.eos_token_ids
+        self.eos_token_ids = vocabulary.eos_token_ids
         ids: dict[bytes | str, list[int]] = {}
         for token_id, piece in enumerate(vocabulary.tokens):
             if piece and token_id not in vocabulary.special_ids and token_id not in vocabulary.eos_token_ids:
@@ -65,17 +65,16 @@ class OutlinesBackend:
             index = outlines_core.Index(pattern, self._vocabulary)
         except Exception as error:  # likewise
             raise _refusal(spec, str(error)) from None
-        grammar = _Grammar(index, spec, self._eos_token_ids)
-        probe(grammar.new_matcher(), self.vocab_size, self._eos_token_ids, spec)
+        grammar = _Grammar(index, self.eos_token_ids)
+        probe(grammar.new_matcher(), self.vocab_size, self.eos_token_ids, spec)
         return grammar
 
 
 class _Grammar:
     """A `CompiledGrammar` over an index, which never changes."""
 
-    def __init__(self, index: outlines_core.Index, spec: GrammarSpec, eos_token_ids: tuple[int, ...]) -> None:
+    def __init__(self, index: outlines_core.Index, eos_token_ids: tuple[int, ...]) -> None:
         self._index = index
-        self._spec = spec
         self._eos_token_ids = eos_token_ids
 
     def new_matcher(self) -> _Matcher:
