@@ -15,15 +15,16 @@ from typing import Any
 from quire.config import QuireConfig
 from quire.plan import MemoryPlan, make_plan
 from quire_engine import EngineInfo, EngineParts
-from quire_interfaces import LogitsProcessor
+from quire_interfaces import GrammarBackend, LogitsProcessor, Tokenizer
 from quire_kv_cache import KVCacheManager
 from quire_models.config import ModelConfig
 from quire_models.hub import resolve_model
 from quire_renderers import ChatRenderer, load_tokenizer
 from quire_scheduler import Scheduler
 from quire_spec_decode import make_drafter
+from quire_structured_output import GrammarCompiler, GrammarGate, Vocabulary, make_backend, resolve_backend
 
-__all__ = ["FACTORY", "build_parts", "build_renderer", "engine_factory", "model_folder"]
+__all__ = ["FACTORY", "build_grammar_gate", "build_parts", "build_renderer", "engine_factory", "model_folder"]
 
 FACTORY = "quire.assemble:engine_factory"
 """What the engine process calls."""
@@ -53,12 +54,35 @@ def build_renderer(
     return ChatRenderer(tokenizer, chat_template, config.renderer, vocab_size=model.vocab_size)
 
 
+def build_grammar_gate(
+    config: QuireConfig, folder: Path, model: ModelConfig, tokenizer: Tokenizer | None = None
+) -> GrammarGate:
+    """What compiles constraints on outputs, and lets requests wait for it. Reads the vocabulary beside the engine's
+    loop; a model without tokenizer or end token refuses such requests.
+
+    Raises:
+        ConfigError: the configured backend's library is not installed.
+    """
+    name = resolve_backend(config.structured_output.backend)
+
+    def make() -> GrammarBackend:
+        known = tokenizer or load_tokenizer(Path(config.model.tokenizer) if config.model.tokenizer else folder)
+        eos_token_ids = dict.fromkeys((*model.eos_token_ids, *known.eos_token_ids))
+        vocabulary = Vocabulary.from_tokenizer(known, vocab_size=model.vocab_size, eos_token_ids=eos_token_ids)
+        return make_backend(name, vocabulary)
+
+    compiler = GrammarCompiler(config.structured_output, make)
+    compiler.warm_up()
+    return GrammarGate(compiler)
+
+
 def build_parts(
     config: QuireConfig,
     *,
     report: Report | None = None,
     logits_processors: Mapping[str, LogitsProcessor] | None = None,
     on_logits: Any = None,
+    tokenizer: Tokenizer | None = None,
 ) -> EngineParts:
     """Plan memory, load the weights, and join scheduler and runner.
 
@@ -67,6 +91,7 @@ def build_parts(
         report: Sees the progress.
         logits_processors: Name -> processor that requests may ask for.
         on_logits: Sees the logits of every step (`quire_runner.LogitsTap`).
+        tokenizer: The model's, if it is there already; for constraints on outputs.
 
     Raises:
         ConfigError: settings that cannot work together, or too little memory.
@@ -106,6 +131,7 @@ def build_parts(
         max_num_batched_tokens=scheduler_config.max_num_batched_tokens,
         num_speculative_tokens=num_drafts,
     )
+    gate = build_grammar_gate(config, folder, model, tokenizer)
     runner = ModelRunner.for_model(
         network,
         plan.kv_plan,
@@ -113,14 +139,16 @@ def build_parts(
         drafter=drafter,
         logits_processors=logits_processors,
         sampling_config=SamplingConfig(max_logprobs=config.model.max_logprobs),
+        grammars=gate.compiler,
         on_logits=on_logits,
     )
     allocator = KVCacheManager(plan.kv_plan, config.kv_cache)
     timings = {"import": imported - start, "weights": loaded - imported, "cache": time.perf_counter() - loaded}
     return EngineParts(
-        scheduler=Scheduler(scheduler_config, allocator),
+        scheduler=Scheduler(scheduler_config, allocator, rules=(gate,)),
         executor=RunnerExecutor(runner, threaded=config.engine.depth > 0),
         info=_info(config, folder, model, plan, network.attention_backend.name, timings),
+        gates=(gate,),
         check_integrity=allocator.check_integrity,
     )
 
@@ -132,6 +160,7 @@ def _info(
         "attention": attention,
         "weights": f"{plan.linear_method}, {plan.dtype}",
         "scheduling": "asynchronous, one step ahead" if config.engine.depth else "synchronous",
+        "structured output": resolve_backend(config.structured_output.backend),
         "speculation": config.speculative.method,
         "prefix caching": config.kv_cache.prefix_caching_hash_algo if config.kv_cache.enable_prefix_caching else "off",
     }
@@ -147,6 +176,8 @@ def _info(
         memory_bytes=dict(plan.ledger_bytes),
         choices=choices,
         timings_s=timings,
+        structured_output_backend=resolve_backend(config.structured_output.backend),
+        max_grammar_bytes=config.structured_output.max_bytes,
         extra={"folder": str(folder), "max_concurrency": plan.max_concurrency, "notes": list(plan.notes)},
     )
 

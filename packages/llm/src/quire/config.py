@@ -24,6 +24,7 @@ from quire_renderers import RendererConfig
 from quire_runner.config import RunnerConfig
 from quire_scheduler import SchedulerConfig
 from quire_spec_decode import SpecDecodeConfig
+from quire_structured_output import StructuredOutputConfig
 
 __all__ = [
     "ENVIRONMENT",
@@ -115,6 +116,7 @@ class QuireConfig:
     engine: EngineConfig = field(default_factory=EngineConfig)
     speculative: SpecDecodeConfig = field(default_factory=SpecDecodeConfig)
     renderer: RendererConfig = field(default_factory=RendererConfig)
+    structured_output: StructuredOutputConfig = field(default_factory=StructuredOutputConfig)
 
     @staticmethod
     def sections() -> dict[str, type[Settings]]:

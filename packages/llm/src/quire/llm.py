@@ -61,8 +61,8 @@ class LLM:
         self.model_config = ModelConfig.from_path(self.model_folder)
         self.renderer = build_renderer(config, self.model_folder, self.model_config)
         self._defaults = read_generation_defaults(self.model_folder)
-        parts = build_parts(config, logits_processors=logits_processors)
         tokenizer = self.renderer.tokenizer
+        parts = build_parts(config, logits_processors=logits_processors, tokenizer=tokenizer)
         self.engine = LLMEngine(
             parts,
             config.engine,
