@@ -15,10 +15,15 @@ from typing import Any
 
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
-INSTRUCTION_SETS = {"avx2": ["-march=x86-64-v3"], "avx512": ["-march=x86-64-v4", "-mprefer-vector-width=512"]}
+AVX512 = ["-march=x86-64-v4", "-mprefer-vector-width=512"]
+BUILDS = {
+    "avx2": ["-march=x86-64-v3"],
+    "avx512": AVX512,
+    "amx": [*AVX512, "-mavx512bf16", "-mavx512vnni", "-mamx-tile", "-mamx-bf16", "-mamx-int8"],
+}
 # OpenMP's symbols are left open on purpose: they resolve to the runtime that torch has loaded, so that there is one
-# pool of threads and not two.
-COMPILE = ["-O3", "-std=c++17", "-fPIC", "-fopenmp", "-ffast-math", "-fno-finite-math-only", "-c"]
+# pool of threads and not two. The two warnings are about gcc 12's own headers.
+COMPILE = ["-O3", "-std=c++17", "-fPIC", "-fopenmp", "-fno-math-errno", "-fno-trapping-math", "-Wno-psabi", "-c"]
 
 
 class CompileKernels(BuildHookInterface):  # type: ignore[type-arg]
@@ -31,16 +36,19 @@ class CompileKernels(BuildHookInterface):  # type: ignore[type-arg]
         compiler = os.environ.get("CXX") or shutil.which("g++") or shutil.which("clang++")
         if compiler is None or platform.machine() not in ("x86_64", "AMD64") or platform.system() != "Linux":
             return
-        for name, flags in INSTRUCTION_SETS.items():
-            source, built = folder / "paged_decode.cpp", folder / f"kernels_{name}.so"
-            if built.exists() and built.stat().st_mtime >= source.stat().st_mtime:
+        sources = sorted((folder / "csrc").iterdir())
+        newest = max(source.stat().st_mtime for source in sources)
+        for name, flags in BUILDS.items():
+            built = folder / f"kernels_{name}.so"
+            if built.exists() and built.stat().st_mtime >= newest:
                 continue
             obj = built.with_suffix(".o")
+            source = str(folder / "csrc" / "kernels.cpp")
             try:
-                subprocess.run([compiler, *COMPILE, *flags, str(source), "-o", str(obj)], check=True)
+                subprocess.run([compiler, *COMPILE, *flags, source, "-o", str(obj)], check=True)
                 subprocess.run([compiler, "-shared", str(obj), "-o", str(built)], check=True)
             except (OSError, subprocess.CalledProcessError) as error:
-                self.app.display_warning(f"quire-kernels-cpu: {name} kernels were not built: {error}")
+                self.app.display_warning(f"quire-kernels-cpu: the {name} build failed: {error}")
             finally:
                 obj.unlink(missing_ok=True)
         build_data["pure_python"] = False

@@ -34,7 +34,7 @@ def clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
         ("QUIRE_MAXNUMSEQS", "QUIRE_MAX_NUM_SEQS"),
         ("QUIRE_max_num_seqs", "QUIRE_MAX_NUM_SEQS"),
         ("quire_dtype", "QUIRE_DTYPE"),
-        ("QUIRE_THREAD", "QUIRE_THREADS"),
+        ("QUIRE_CPU_KERNEL", "QUIRE_CPU_KERNELS"),
         ("QUIRE_PREFIX_CACHING_HASH_ALGORITHM", "QUIRE_PREFIX_CACHING_HASH_ALGO"),
     ],
 )

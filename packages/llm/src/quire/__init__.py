@@ -6,6 +6,7 @@ Names are loaded on first use (PEP 562): `import quire` costs next to nothing, a
 from __future__ import annotations
 
 import importlib
+import os
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -23,9 +24,14 @@ if TYPE_CHECKING:
         QuireError,
         RequestError,
         SamplingParams,
+        StructuredOutputsParams,
     )
 
 __version__ = "0.1.0"
+
+# A thread that waits for its team gives its core back after about 50 us, instead of turning for many milliseconds: on
+# a busy machine that is the core that somebody, often another thread of the team, needs. Read when torch is loaded.
+os.environ.setdefault("GOMP_SPINCOUNT", "1000")
 
 __all__ = [
     "LLM",
@@ -44,6 +50,7 @@ __all__ = [
     "RequestError",
     "RequestOutput",
     "SamplingParams",
+    "StructuredOutputsParams",
     "make_plan",
 ]
 

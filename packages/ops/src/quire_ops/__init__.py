@@ -2,6 +2,7 @@
 
 from quire_ops.backends import ENTRY_POINT_GROUP, bind, builtin_table, op_report, op_table
 from quire_ops.declarations import OPS, PagedLayout, kv_cache_shape
+from quire_ops.decoder_stack import DecoderLayerWeights, DecoderStack, LinearWeights, RunDecoder
 from quire_ops.table import Op, OpBackend, OpChoice, OpFunction, OpRequest, OpTable, SizeRule
 
 __version__ = "0.1.0"
@@ -9,6 +10,9 @@ __version__ = "0.1.0"
 __all__ = [
     "ENTRY_POINT_GROUP",
     "OPS",
+    "DecoderLayerWeights",
+    "DecoderStack",
+    "LinearWeights",
     "Op",
     "OpBackend",
     "OpChoice",
@@ -16,6 +20,7 @@ __all__ = [
     "OpRequest",
     "OpTable",
     "PagedLayout",
+    "RunDecoder",
     "SizeRule",
     "bind",
     "builtin_table",

@@ -15,6 +15,7 @@ import torch
 from quire_interfaces import ConfigError
 from quire_ops import reference, torch_attention, torch_ops
 from quire_ops.declarations import OPS
+from quire_ops.decoder_stack import reference_decoder_stack
 from quire_ops.table import OpBackend, OpChoice, OpFunction, OpRequest, OpTable, SizeRule
 
 __all__ = ["ENTRY_POINT_GROUP", "bind", "builtin_table", "op_report", "op_table"]
@@ -29,6 +30,9 @@ def builtin_table() -> OpTable:
     """A table with the backends of this package only."""
     table = OpTable(OPS)
     for op in OPS:
+        if op.name == "decoder_stack":
+            table.add(OpBackend(op=op.name, name="reference", function=reference_decoder_stack, priority=-100))
+            continue
         function = getattr(reference, op.name)
         table.add(OpBackend(op=op.name, name="reference", function=function, priority=-100))
         module = torch_attention if op.name == "paged_attention" else torch_ops

@@ -49,6 +49,11 @@ OPS: tuple[Op, ...] = (
         description="x @ weight.T + bias",
     ),
     Op(
+        name="lm_head",
+        signature="(x [N, I], weight [vocab, I] of x's dtype) -> [N, vocab] float32",
+        description="x @ weight.T, kept as wide as it is summed",
+    ),
+    Op(
         name="int8_linear",
         signature="(x [N, I], weight [O, I] int8, scale [O] of x's dtype, bias [O] | None) -> [N, O], dtype of x",
         description="x @ (weight * scale[:, None]).T + bias: weight-only, symmetric, one scale per output",
@@ -101,6 +106,14 @@ OPS: tuple[Op, ...] = (
             "values of their own sequence. Query head h reads key-value head h // (Hq / Hkv). sliding_window W: a "
             "token sees itself and the W - 1 before it. soft_cap c: scores become c * tanh(score / c). Slots that no "
             "token of the step may see are never read"
+        ),
+    ),
+    Op(
+        name="decoder_stack",
+        signature="(stack: DecoderStack) -> RunDecoder",
+        description=(
+            "A whole stack of pre-norm decoder layers in one call: what the ops above do in turn (`decoder_stack.py`). "
+            "An option of a backend: without one, networks call the other ops layer by layer"
         ),
     ),
 )

@@ -19,6 +19,7 @@ __all__ = [
     "gelu_and_mul",
     "int8_linear",
     "linear",
+    "lm_head",
     "paged_attention",
     "rms_norm",
     "rotary_embedding",
@@ -33,6 +34,11 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     if bias is not None:
         out = out + bias.double()
     return out.to(x.dtype)
+
+
+def lm_head(x: Tensor, weight: Tensor) -> Tensor:
+    """Op `lm_head`."""
+    return (x.double() @ weight.double().T).float()
 
 
 def int8_linear(x: Tensor, weight: Tensor, scale: Tensor, bias: Tensor | None) -> Tensor:

@@ -17,6 +17,7 @@ __all__ = [
     "gelu_and_mul",
     "int8_linear",
     "linear",
+    "lm_head",
     "rms_norm",
     "rotary_embedding",
     "silu_and_mul",
@@ -32,6 +33,11 @@ _int8pack_mm: Any = getattr(torch, "_weight_int8pack_mm", None)
 
 linear = F.linear
 embedding = F.embedding
+
+
+def lm_head(x: Tensor, weight: Tensor) -> Tensor:
+    """Op `lm_head`."""
+    return F.linear(x, weight).float()
 
 
 def int8_linear(x: Tensor, weight: Tensor, scale: Tensor, bias: Tensor | None) -> Tensor:

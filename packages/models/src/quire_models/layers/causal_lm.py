@@ -17,12 +17,16 @@ from quire_models.layers.linear import Embedding, LMHead
 from quire_models.layers.norm import AddRMSNorm
 from quire_models.layers.rotary import RotaryTable
 from quire_models.layers.scope import Parameter, Scope
+from quire_ops import DecoderLayerWeights, DecoderStack, RunDecoder
 
 __all__ = ["CausalLM", "DecoderLayer"]
 
 
 class DecoderLayer(Protocol):
     """One layer of the stack."""
+
+    def stack_weights(self) -> DecoderLayerWeights | None:
+        """The layer as data for op `decoder_stack`, or None when that op cannot compute it."""
 
     def __call__(
         self, x: Tensor, residual: Tensor | None, cos: Tensor, sin: Tensor, batch: ForwardBatch
@@ -55,6 +59,7 @@ class CausalLM:
         self.norm = AddRMSNorm(body / "norm", config.hidden_size, config.rms_norm_eps)
         tied_to = self.embed_tokens if config.tie_word_embeddings else None
         self.lm_head = LMHead(scope / "lm_head", config.vocab_size, config.hidden_size, tied_to=tied_to)
+        self._run_stack: RunDecoder | None = None
         self.rotary = RotaryTable(config.rope, config.head_dim, dtype=scope.dtype, device=scope.device)
 
     @property
@@ -82,12 +87,37 @@ class CausalLM:
         for finish in self._scope.finishers:
             finish()
         self._scope.finishers.clear()
+        self._run_stack = self._bind_stack()
+
+    def _bind_stack(self) -> RunDecoder | None:
+        """The whole stack in one call, where a backend of op `decoder_stack` serves beside its `paged_attention`."""
+        config = self.config
+        backend, _ = self._scope.choose(
+            "decoder_stack",
+            head_dim=config.head_dim,
+            queries_per_kv_head=config.num_heads // config.num_kv_heads,
+        )
+        layers = [layer.stack_weights() for layer in self.layers]
+        if backend.name != self.attention_backend.name or None in layers:
+            return None
+        stack = DecoderStack(
+            layers=tuple(layer for layer in layers if layer is not None),
+            final_norm=self.norm.weight,
+            head_dim=config.head_dim,
+            eps=config.rms_norm_eps,
+            scale=config.head_dim**-0.5,
+            activation=config.hidden_act,
+        )
+        run: RunDecoder = backend.function(stack)
+        return run
 
     @torch.inference_mode()
     def forward(self, batch: ForwardBatch) -> Tensor:
         """[T] tokens -> hidden states [T, hidden_size] after the final norm; writes the step's keys and values."""
         cos, sin = self.rotary(batch.positions)
         x = self.embed_tokens(batch.input_ids)
+        if self._run_stack is not None and batch.kv_caches[0].dtype == x.dtype:
+            return self._run_stack(x, cos, sin, batch.attention, batch.group_of_layer, batch.kv_caches)
         residual: Tensor | None = None
         for layer in self.layers:
             x, residual = layer(x, residual, cos, sin, batch)

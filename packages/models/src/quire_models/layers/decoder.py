@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from typing import Any, Protocol
 
 from torch import Tensor
 
@@ -11,10 +11,19 @@ from quire_models.config import ModelConfig
 from quire_models.layers.mlp import GatedMLP
 from quire_models.layers.norm import AddRMSNorm, RMSNorm
 from quire_models.layers.scope import Scope
+from quire_ops import DecoderLayerWeights
 
 __all__ = ["PreNormDecoderLayer"]
 
-SelfAttention = Callable[[Tensor, Tensor, Tensor, ForwardBatch], Tensor]
+
+class SelfAttention(Protocol):
+    """The attention of a layer."""
+
+    def __call__(self, x: Tensor, cos: Tensor, sin: Tensor, batch: ForwardBatch) -> Tensor:
+        """x [T, hidden_size], normalised -> [T, hidden_size]."""
+
+    def stack_weights(self) -> dict[str, Any] | None:
+        """Its part of `DecoderLayerWeights`, or None when a stack cannot compute it."""
 
 
 class PreNormDecoderLayer:
@@ -48,3 +57,15 @@ class PreNormDecoderLayer:
         attended = self.self_attn(normed, cos, sin, batch)
         normed, residual = self.post_attention_layernorm(attended, residual)
         return self.mlp(normed), residual
+
+    def stack_weights(self) -> DecoderLayerWeights | None:
+        """The layer as data, or None when a linear method keeps other forms of its weights."""
+        attention, mlp = self.self_attn.stack_weights(), self.mlp.stack_weights()
+        if attention is None or mlp is None:
+            return None
+        return DecoderLayerWeights(
+            input_norm=self.input_layernorm.weight,
+            post_attention_norm=self.post_attention_layernorm.weight,
+            **attention,
+            **mlp,
+        )

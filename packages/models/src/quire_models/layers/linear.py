@@ -5,8 +5,9 @@ from __future__ import annotations
 from torch import Tensor
 
 from quire_models.layers.scope import Parameter, Scope
+from quire_ops import LinearWeights
 
-__all__ = ["Embedding", "LMHead", "Linear"]
+__all__ = ["Embedding", "LMHead", "Linear", "plain_weights"]
 
 
 class Linear:
@@ -26,9 +27,21 @@ class Linear:
         bias = None if self._bias is None else self._bias.take()
         self._weights = self._method.make_weights(self._weight.take(), bias)
 
+    def plain_weights(self) -> LinearWeights | None:
+        """The weight as loaded, or None when the linear method keeps another form of it."""
+        if self._method.name != "plain":
+            return None
+        return LinearWeights(self._weights["weight"], self._weights.get("bias"))
+
     def __call__(self, x: Tensor) -> Tensor:
         out: Tensor = self._apply(self._weights, x)
         return out
+
+
+def plain_weights(**layers: Linear) -> dict[str, LinearWeights] | None:
+    """Name -> weights as loaded, or None when a layer keeps them in another form."""
+    weights = {name: layer.plain_weights() for name, layer in layers.items()}
+    return {name: weight for name, weight in weights.items() if weight is not None} if all(weights.values()) else None
 
 
 class Embedding:
@@ -53,25 +66,24 @@ class Embedding:
 class LMHead:
     """hidden [N, size] -> logits [N, vocab_size] float32. Never quantized; may share the embedding's weight."""
 
-    __slots__ = ("_embedding", "_method", "_parameter", "_weights")
+    __slots__ = ("_embedding", "_lm_head", "_parameter", "_weight")
 
     def __init__(self, scope: Scope, vocab_size: int, size: int, *, tied_to: Embedding | None = None) -> None:
-        self._method = scope.plain_method
+        self._lm_head = scope.op("lm_head")
         self._embedding = tied_to
         self._parameter: Parameter | None = None
         if tied_to is None:
             self._parameter = scope.parameter("weight", vocab_size, size)
-        self._weights: dict[str, Tensor] = {}
+        self._weight: Tensor
         scope.when_loaded(self._finish)
 
     def _finish(self) -> None:
         if self._embedding is not None:
-            weight = self._embedding.weight
+            self._weight = self._embedding.weight
         else:
             assert self._parameter is not None
-            weight = self._parameter.take()
-        self._weights = self._method.make_weights(weight, None)
+            self._weight = self._parameter.take()
 
     def __call__(self, hidden: Tensor) -> Tensor:
-        logits: Tensor = self._method.apply(self._weights, hidden)
-        return logits.float()
+        logits: Tensor = self._lm_head(hidden, self._weight)
+        return logits

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from torch import Tensor
 
-from quire_models.layers.linear import Linear
+from quire_models.layers.linear import Linear, plain_weights
 from quire_models.layers.scope import Scope
 
 __all__ = ["GatedMLP"]
@@ -26,3 +28,7 @@ class GatedMLP:
 
     def __call__(self, x: Tensor) -> Tensor:
         return self.down_proj(self._act_and_mul(self.gate_proj(x), self.up_proj(x)))
+
+    def stack_weights(self) -> dict[str, Any] | None:
+        """Its part of `DecoderLayerWeights`, or None when a linear method keeps other forms of its weights."""
+        return plain_weights(gate=self.gate_proj, up=self.up_proj, down=self.down_proj)

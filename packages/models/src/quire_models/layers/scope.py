@@ -14,7 +14,7 @@ from torch import Tensor
 
 from quire_attention import AttentionBackend
 from quire_interfaces import LinearMethod
-from quire_ops import OpRequest, bind
+from quire_ops import OpBackend, OpChoice, OpRequest, op_table
 
 __all__ = ["Parameter", "Scope"]
 
@@ -75,4 +75,8 @@ class Scope:
 
     def op(self, name: str, **sizes: int) -> Callable[..., Any]:
         """The op that serves on this device in this dtype."""
-        return bind(name, OpRequest(device=self.device.type, dtype=self.dtype, sizes=sizes))
+        return self.choose(name, **sizes)[0].function
+
+    def choose(self, name: str, **sizes: int) -> tuple[OpBackend, OpChoice]:
+        """The backend that serves the op on this device in this dtype, and why not another."""
+        return op_table().choose(name, OpRequest(device=self.device.type, dtype=self.dtype, sizes=sizes))

@@ -5,13 +5,15 @@ Shape legend: T tokens of the step, Hq query heads, Hkv key-value heads, D head 
 
 from __future__ import annotations
 
+from typing import Any
+
 from torch import Tensor
 
 from quire_attention import Attention, ForwardBatch
 from quire_models.config import ModelConfig
 from quire_models.layers.causal_lm import CausalLM
 from quire_models.layers.decoder import PreNormDecoderLayer
-from quire_models.layers.linear import Linear
+from quire_models.layers.linear import Linear, plain_weights
 from quire_models.layers.scope import Scope
 
 __all__ = ["LlamaAttention", "LlamaForCausalLM", "make_llama_layer"]
@@ -27,12 +29,13 @@ class LlamaAttention:
         self.v_proj = Linear(scope / "v_proj", hidden, kv, bias=config.qkv_bias)
         self.o_proj = Linear(scope / "o_proj", query, hidden, bias=config.attention_out_bias)
         self.head_dim = config.head_dim
+        self.sliding_window = config.sliding_windows[layer]
         self.rotate = scope.op("rotary_embedding", head_dim=config.head_dim)
         self.attend = Attention(
             scope.attention_backend,
             layer,
             scale=config.head_dim**-0.5,
-            sliding_window=config.sliding_windows[layer],
+            sliding_window=self.sliding_window,
         )
 
     def __call__(self, x: Tensor, cos: Tensor, sin: Tensor, batch: ForwardBatch) -> Tensor:
@@ -44,6 +47,13 @@ class LlamaAttention:
         query, key = self.rotate(query, cos, sin), self.rotate(key, cos, sin)
         attended = self.attend(query, key, value, batch)
         return self.o_proj(attended.view(num_tokens, -1))
+
+    def stack_weights(self) -> dict[str, Any] | None:
+        """See `SelfAttention`."""
+        weights = plain_weights(q=self.q_proj, k=self.k_proj, v=self.v_proj, o=self.o_proj)
+        if weights is None:
+            return None
+        return {**weights, "sliding_window": self.sliding_window}
 
 
 def make_llama_layer(config: ModelConfig, layer: int, scope: Scope) -> PreNormDecoderLayer:

@@ -5,13 +5,15 @@ Shape legend: T tokens of the step, Hq query heads, Hkv key-value heads, D head 
 
 from __future__ import annotations
 
+from typing import Any
+
 from torch import Tensor
 
 from quire_attention import Attention, ForwardBatch
 from quire_models.config import ModelConfig
 from quire_models.layers.causal_lm import CausalLM
 from quire_models.layers.decoder import PreNormDecoderLayer
-from quire_models.layers.linear import Linear
+from quire_models.layers.linear import Linear, plain_weights
 from quire_models.layers.norm import RMSNorm
 from quire_models.layers.scope import Scope
 
@@ -30,12 +32,13 @@ class Qwen3Attention:
         self.q_norm = RMSNorm(scope / "q_norm", config.head_dim, config.rms_norm_eps)
         self.k_norm = RMSNorm(scope / "k_norm", config.head_dim, config.rms_norm_eps)
         self.head_dim = config.head_dim
+        self.sliding_window = config.sliding_windows[layer]
         self.rotate = scope.op("rotary_embedding", head_dim=config.head_dim)
         self.attend = Attention(
             scope.attention_backend,
             layer,
             scale=config.head_dim**-0.5,
-            sliding_window=config.sliding_windows[layer],
+            sliding_window=self.sliding_window,
         )
 
     def __call__(self, x: Tensor, cos: Tensor, sin: Tensor, batch: ForwardBatch) -> Tensor:
@@ -47,6 +50,18 @@ class Qwen3Attention:
         query, key = self.rotate(query, cos, sin), self.rotate(key, cos, sin)
         attended = self.attend(query, key, value, batch)
         return self.o_proj(attended.view(num_tokens, -1))
+
+    def stack_weights(self) -> dict[str, Any] | None:
+        """See `SelfAttention`."""
+        weights = plain_weights(q=self.q_proj, k=self.k_proj, v=self.v_proj, o=self.o_proj)
+        if weights is None:
+            return None
+        return {
+            **weights,
+            "sliding_window": self.sliding_window,
+            "q_norm": self.q_norm.weight,
+            "k_norm": self.k_norm.weight,
+        }
 
 
 def make_qwen3_layer(config: ModelConfig, layer: int, scope: Scope) -> PreNormDecoderLayer:

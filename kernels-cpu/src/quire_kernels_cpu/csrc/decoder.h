@@ -1,0 +1,172 @@
+// A whole stack of pre-norm decoder layers in one call: one parallel region, a barrier between the parts of a layer.
+//
+// Knows weights, the paged cache and one step's tokens; allocates nothing once it has seen its largest step.
+#pragma once
+
+#include <vector>
+
+#include "attention.h"
+#include "elementwise.h"
+#include "linear.h"
+
+namespace quire {
+
+template <typename T>
+struct Layer {
+    const T *input_norm, *post_norm;
+    const T *q_norm, *k_norm;  // [D] each, or none
+    Matrix<T> qkv[3], o, gate_up[2], down;
+    int window;
+    int group;  // of KV cache groups
+};
+
+// One group of layers that share a block table.
+struct StepGroup {
+    const int32_t* block_table;
+    int64_t table_stride;
+    const int64_t* slot_mapping;
+};
+
+template <typename T>
+struct Step {
+    const T* x;       // [T, hidden] embeddings
+    T* hidden;        // [T, hidden] after the final norm
+    const T *cos, *sin;  // [T, D]
+    int64_t tokens;
+    int num_sequences;
+    const int32_t *query_start_loc, *kv_lens;
+    const StepGroup* groups;
+    T* const* kv_caches;  // per layer
+    int block_size;
+};
+
+template <typename T>
+class Decoder {
+public:
+    int64_t hidden, intermediate;
+    int num_heads, num_kv_heads, head_dim;
+    float eps, scale;
+    Activation activation;
+    const T* final_norm;
+    std::vector<Layer<T>> layers;
+
+    void run(const Step<T>& step) {
+        const int64_t tokens = step.tokens, q = static_cast<int64_t>(num_heads) * head_dim;
+        const int64_t kv = static_cast<int64_t>(num_kv_heads) * head_dim;
+        normed_ = make_activations<T>(tokens, hidden, buffers_[0]);
+        attended_ = make_activations<T>(tokens, q, buffers_[1]);
+        activated_ = make_activations<T>(tokens, intermediate, buffers_[2]);
+        residual_ = buffers_[3].get<T>(tokens * hidden);
+        projected_ = buffers_[4].get<T>(tokens * hidden);
+        heads_ = buffers_[5].get<T>(tokens * (q + 2 * kv));
+        attention_out_ = buffers_[6].get<T>(tokens * q);
+        std::memcpy(residual_, step.x, tokens * hidden * sizeof(T));
+        order_ = by_work(step.query_start_loc, step.kv_lens, step.num_sequences, order_buffer_);
+        Claims claims;
+#pragma omp parallel
+        {
+            static thread_local Thread mine;
+            const HeldTiles tiles(takes_pairs<T>(32));
+            Claimer claimer(claims);
+            for (size_t i = 0; i < layers.size(); ++i) {
+                layer(layers[i], step.kv_caches[i], i > 0, step, mine, claimer);
+            }
+            const Range share = my_share(tokens);
+            for (int64_t t = share.begin; t < share.end; ++t)
+                rms_norm(step.hidden + t * hidden, residual_ + t * hidden, projected_ + t * hidden, final_norm, hidden,
+                         eps);
+        }
+    }
+
+private:
+    struct Thread {
+        LinearScratch linear;
+        AttentionScratch attention;
+        Buffer rows;
+    };
+
+    void layer(const Layer<T>& l, T* kv_cache, bool add, const Step<T>& step, Thread& mine,
+               Claimer& claimer) {
+        const int64_t q = static_cast<int64_t>(num_heads) * head_dim, kv = static_cast<int64_t>(num_kv_heads) * head_dim;
+        const int64_t width = q + 2 * kv;
+        norm(l.input_norm, add, mine);
+        wait_for_team();
+        {
+            T* const to[] = {heads_, heads_ + q, heads_ + q + kv};
+            const int64_t stride[] = {width, width, width};
+            linear(Strips<T>{l.qkv, 3, false}, normed_, mine.linear, claimer, ToRows<T, T>{l.qkv, to, stride, step.tokens});
+        }
+        wait_for_team();
+        place_heads(l, kv_cache, step);
+        wait_for_team();
+        const StepGroup& group = step.groups[l.group];
+        attention(Attention<T>{heads_, width, kv_cache, attention_out_, q, group.block_table, group.table_stride,
+                               step.query_start_loc, step.kv_lens, order_, step.num_sequences, num_heads, num_kv_heads,
+                               head_dim, step.block_size, scale, l.window, 0.0f},
+                  mine.attention);
+        set_all(attended_, attention_out_, q);
+        wait_for_team();
+        project(l.o, attended_, mine, claimer);
+        wait_for_team();
+        norm(l.post_norm, true, mine);
+        wait_for_team();
+        linear(Strips<T>{l.gate_up, 2, true}, normed_, mine.linear, claimer,
+               ToActivated<T>{l.gate_up, activation, activated_});
+        wait_for_team();
+        project(l.down, activated_, mine, claimer);
+        wait_for_team();
+    }
+
+    void project(const Matrix<T>& matrix, const Activations& x, Thread& mine, Claimer& claimer) {
+        linear(Strips<T>{&matrix, 1, false}, x, mine.linear, claimer,
+               ToRows<T, T>{&matrix, &projected_, &hidden, x.tokens});
+    }
+
+    // residual += projected (but in the first layer), then its norm into the activations.
+    void norm(const T* weight, bool add, Thread& mine) {
+        T* rows = mine.rows.template get<T>(kTile * hidden);
+        const Range share = my_share(normed_.tiles());
+        for (int64_t tile = share.begin; tile < share.end; ++tile) {
+            const T* of[kTile] = {};
+            for (int i = 0; i < kTile && tile * kTile + i < normed_.tokens; ++i) {
+                const int64_t at = (tile * kTile + i) * hidden;
+                rms_norm(rows + i * hidden, residual_ + at, add ? projected_ + at : nullptr, weight, hidden, eps);
+                of[i] = rows + i * hidden;
+            }
+            set_tile(normed_, tile, of, 0, hidden);
+        }
+    }
+
+    // Norms and rotates queries and keys; keys and values go to their slots.
+    void place_heads(const Layer<T>& l, T* kv_cache, const Step<T>& step) {
+        const int per_token = num_heads + 2 * num_kv_heads;
+        const int64_t* slots = step.groups[l.group].slot_mapping;
+        const Range share = my_share(step.tokens * per_token);
+        for (int64_t i = share.begin; i < share.end; ++i) {
+            const int64_t token = i / per_token;
+            const int head = static_cast<int>(i % per_token);
+            T* x = heads_ + i * head_dim;
+            const T *cos = step.cos + token * head_dim, *sin = step.sin + token * head_dim;
+            if (head < num_heads) {
+                if (l.q_norm) rms_norm(x, x, static_cast<const T*>(nullptr), l.q_norm, head_dim, eps);
+                rotate(x, x, cos, sin, head_dim);
+                continue;
+            }
+            const int64_t kv_head = head - num_heads;  // keys, then values, as in the cache
+            T* to = kv_cache + (slots[token] * 2 * num_kv_heads + kv_head) * head_dim;
+            if (kv_head < num_kv_heads) {
+                if (l.k_norm) rms_norm(x, x, static_cast<const T*>(nullptr), l.k_norm, head_dim, eps);
+                rotate(to, x, cos, sin, head_dim);
+            } else {
+                std::memcpy(to, x, head_dim * sizeof(T));
+            }
+        }
+    }
+
+    Activations normed_, attended_, activated_;
+    T *residual_, *projected_, *heads_, *attention_out_;
+    const int32_t* order_;
+    Buffer buffers_[7], order_buffer_;
+};
+
+}  // namespace quire

@@ -1,0 +1,103 @@
+// What happens to a token between the matrices: norms, rotation, activation. float32 inside, rounded once at the end.
+#pragma once
+
+#include <cmath>
+
+#include "linear.h"
+#include "vectors.h"
+
+namespace quire {
+
+// Root-mean-square norm of a row (Zhang & Sennrich 2019, eq. 4). With `added`, the row becomes row + added first.
+// to may be the row itself.
+template <typename T>
+inline void rms_norm(T* to, T* row, const T* added, const T* weight, int64_t size, float eps) {
+    Floats squares{};
+    int64_t i = 0;
+    for (; i + kLanes <= size; i += kLanes) {
+        Floats x = load(row + i);
+        if (added) {
+            x = rounded(x + load(added + i), T{});
+            store(row + i, x);
+        }
+        squares += x * x;
+    }
+    float total = sum(squares);
+    for (int64_t j = i; j < size; ++j) {
+        float x = to_float(row[j]);
+        if (added) {
+            x = rounded(splat(x + to_float(added[j])), T{})[0];
+            store_one(row + j, x);
+        }
+        total += x * x;
+    }
+    const float inverse = 1.0f / std::sqrt(total / static_cast<float>(size) + eps);
+    for (i = 0; i + kLanes <= size; i += kLanes) store(to + i, load(row + i) * inverse * load(weight + i));
+    for (; i < size; ++i) store_one(to + i, to_float(row[i]) * inverse * to_float(weight[i]));
+}
+
+// Rotate the pairs (i, i + D/2) of a head. cos holds each cosine twice, sin the negated sines and then the sines.
+template <typename T>
+inline void rotate(T* to, const T* head, const T* cos, const T* sin, int dim) {
+    const int half = dim / 2;
+    int i = 0;
+    for (; i + kLanes <= half; i += kLanes) {
+        const Floats a = load(head + i), b = load(head + half + i);
+        store(to + i, a * load(cos + i) + b * load(sin + i));
+        store(to + half + i, b * load(cos + half + i) + a * load(sin + half + i));
+    }
+    for (; i < half; ++i) {
+        const float a = to_float(head[i]), b = to_float(head[half + i]);
+        store_one(to + i, a * to_float(cos[i]) + b * to_float(sin[i]));
+        store_one(to + half + i, b * to_float(cos[half + i]) + a * to_float(sin[half + i]));
+    }
+}
+
+enum class Activation { silu, gelu };
+
+inline Floats activate(Activation kind, Floats x) { return kind == Activation::silu ? silu(x) : gelu(x); }
+
+template <typename T>
+inline void activate_and_mul(Activation kind, T* gate, const T* up, int64_t size) {
+    int64_t i = 0;
+    for (; i + kLanes <= size; i += kLanes) store(gate + i, activate(kind, load(gate + i)) * load(up + i));
+    const int rest = static_cast<int>(size - i);
+    if (rest) store_first(gate + i, activate(kind, load_first(gate + i, rest)) * load_first(up + i, rest), rest);
+}
+
+// Epilogue of gate and up side by side: act(gate) * up, straight into the activations of the matrix that follows.
+template <typename T>
+struct ToActivated {
+    const Matrix<T>* gate_up;
+    Activation kind;
+    Activations to;
+
+    void operator()(int, int64_t row, int64_t tile, const Sums& sums) const {
+        const int count = static_cast<int>(std::min<int64_t>(kTile, gate_up[0].rows - row));
+        alignas(64) float value[kTile][kTile];
+        for (int i = 0; i < count; ++i) {
+            const float gate_bias = gate_up[0].bias ? to_float(gate_up[0].bias[row + i]) : 0.0f;
+            const float up_bias = gate_up[1].bias ? to_float(gate_up[1].bias[row + i]) : 0.0f;
+            for (int t = 0; t < kTile; t += kLanes) {
+                const Floats gate = load(&sums.at[0][i][t]) + gate_bias, up = load(&sums.at[1][i][t]) + up_bias;
+                store(&value[i][t], activate(kind, gate) * up);
+            }
+        }
+#ifdef QUIRE_AMX
+        if (to.paired) {  // then rows come in whole tiles
+            uint32_t* pairs = to.pairs(tile) + row / 2 * kTile;
+            for (int i = 0; i < count; i += 2) {
+                const __m512i pair = pair_up(_mm512_load_ps(value[i]), _mm512_load_ps(value[i + 1]));
+                _mm512_storeu_si512(pairs + i / 2 * kTile, pair);
+            }
+            return;
+        }
+#endif
+        const int64_t tokens = std::min<int64_t>(kTile, to.tokens - tile * kTile);
+        for (int64_t t = 0; t < tokens; ++t)
+            for (int i = 0; i < count; ++i)
+                to.row(tile * kTile + t)[row + i] = rounded(splat(value[i][t]), T{})[0];
+    }
+};
+
+}  // namespace quire

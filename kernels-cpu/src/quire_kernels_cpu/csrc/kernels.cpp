@@ -1,0 +1,221 @@
+// The C interface of the kernels: raw pointers and sizes, checked by the caller (`kernels.py`).
+//
+// Compiled once per instruction set. dtype: 0 float32, 1 bfloat16. Every function uses the threads of the OpenMP
+// runtime that is loaded; a decoder may be run by one thread at a time.
+#include "attention.h"
+#include "decoder.h"
+#include "elementwise.h"
+#include "linear.h"
+
+namespace quire {
+
+namespace {
+
+template <typename T, typename Out>
+void linear_op(const T* x, const T* weight, const T* bias, Out* y, int64_t tokens, int64_t cols, int64_t rows) {
+    static thread_local Buffer buffer;
+    const Activations packed = make_activations<T>(tokens, cols, buffer);
+    const Matrix<T> matrix{weight, rows, cols, bias};
+    Claims claims;
+#pragma omp parallel
+    {
+        static thread_local LinearScratch scratch;
+        const HeldTiles tiles(packed.paired);
+        Claimer claimer(claims);
+        set_all(packed, x, cols);
+        wait_for_team();
+        linear(Strips<T>{&matrix, 1, false}, packed, scratch, claimer, ToRows<T, Out>{&matrix, &y, &rows, tokens});
+    }
+}
+
+template <typename T>
+void rms_norm_op(T* to, T* x, const T* added, const T* weight, int64_t rows, int64_t size, float eps) {
+#pragma omp parallel for schedule(static) if (rows * size > 16384)
+    for (int64_t i = 0; i < rows; ++i)
+        rms_norm(to + i * size, x + i * size, added ? added + i * size : nullptr, weight, size, eps);
+}
+
+template <typename T>
+void activate_and_mul_op(Activation kind, T* gate, const T* up, int64_t count) {
+    constexpr int64_t kRun = 8192;
+#pragma omp parallel for schedule(static) if (count > 2 * kRun)
+    for (int64_t begin = 0; begin < count; begin += kRun)
+        activate_and_mul(kind, gate + begin, up + begin, std::min(kRun, count - begin));
+}
+
+template <typename T>
+void attention_op(Attention<T> a) {
+    static thread_local Buffer buffer;
+    a.order = by_work(a.query_start_loc, a.kv_lens, a.num_sequences, buffer);
+#pragma omp parallel
+    {
+        static thread_local AttentionScratch scratch;
+        const HeldTiles tiles(attends_with_tiles(a));
+        attention(a, scratch);
+    }
+}
+
+// How a decoder arrives: the pointers of its layers in a row, then numbers.
+enum LayerPointers {
+    kInputNorm, kPostNorm, kQNorm, kKNorm, kQ, kQBias, kK, kKBias, kV, kVBias, kO, kOBias, kGate, kGateBias, kUp, kUpBias,
+    kDown, kDownBias, kNumLayerPointers
+};
+
+template <typename T>
+Decoder<T>* make_decoder(int num_layers, const void* const* pointers, const int* windows, const int* groups,
+                         const void* final_norm, int64_t hidden, int64_t intermediate, int num_heads, int num_kv_heads,
+                         int head_dim, int gelu, float eps, float scale) {
+    auto* decoder = new Decoder<T>;
+    decoder->hidden = hidden;
+    decoder->intermediate = intermediate;
+    decoder->num_heads = num_heads;
+    decoder->num_kv_heads = num_kv_heads;
+    decoder->head_dim = head_dim;
+    decoder->eps = eps;
+    decoder->scale = scale;
+    decoder->activation = gelu ? Activation::gelu : Activation::silu;
+    decoder->final_norm = static_cast<const T*>(final_norm);
+    const int64_t q = static_cast<int64_t>(num_heads) * head_dim, kv = static_cast<int64_t>(num_kv_heads) * head_dim;
+    for (int i = 0; i < num_layers; ++i) {
+        const void* const* p = pointers + i * kNumLayerPointers;
+        const auto at = [&](int which) { return static_cast<const T*>(p[which]); };
+        Layer<T> layer{};
+        layer.input_norm = at(kInputNorm);
+        layer.post_norm = at(kPostNorm);
+        layer.q_norm = at(kQNorm);
+        layer.k_norm = at(kKNorm);
+        layer.qkv[0] = {at(kQ), q, hidden, at(kQBias)};
+        layer.qkv[1] = {at(kK), kv, hidden, at(kKBias)};
+        layer.qkv[2] = {at(kV), kv, hidden, at(kVBias)};
+        layer.o = {at(kO), hidden, q, at(kOBias)};
+        layer.gate_up[0] = {at(kGate), intermediate, hidden, at(kGateBias)};
+        layer.gate_up[1] = {at(kUp), intermediate, hidden, at(kUpBias)};
+        layer.down = {at(kDown), hidden, intermediate, at(kDownBias)};
+        layer.window = windows[i];
+        layer.group = groups[i];
+        decoder->layers.push_back(layer);
+    }
+    return decoder;
+}
+
+template <typename T>
+void run_decoder(void* decoder, const void* x, void* hidden, const void* cos, const void* sin, int64_t tokens,
+                 int num_sequences, const int32_t* query_start_loc, const int32_t* kv_lens, const StepGroup* groups,
+                 void* const* kv_caches, int block_size) {
+    static_cast<Decoder<T>*>(decoder)->run(Step<T>{
+        static_cast<const T*>(x), static_cast<T*>(hidden), static_cast<const T*>(cos), static_cast<const T*>(sin),
+        tokens, num_sequences, query_start_loc, kv_lens, groups, reinterpret_cast<T* const*>(kv_caches), block_size});
+}
+
+}  // namespace
+}  // namespace quire
+
+extern "C" {
+
+using quire::BFloat16;
+
+// x [tokens, cols], weight [rows, cols], bias [rows] or none -> y [tokens, rows], float32 if `wide`.
+void quire_linear(int dtype, const void* x, const void* weight, const void* bias, void* y, int64_t tokens, int64_t cols,
+                  int64_t rows, int wide) {
+    using quire::linear_op;
+    if (dtype == 0) {
+        linear_op(static_cast<const float*>(x), static_cast<const float*>(weight), static_cast<const float*>(bias),
+                  static_cast<float*>(y), tokens, cols, rows);
+        return;
+    }
+    const auto *xs = static_cast<const BFloat16*>(x), *ws = static_cast<const BFloat16*>(weight),
+               *bs = static_cast<const BFloat16*>(bias);
+    if (wide) {
+        linear_op(xs, ws, bs, static_cast<float*>(y), tokens, cols, rows);
+    } else {
+        linear_op(xs, ws, bs, static_cast<BFloat16*>(y), tokens, cols, rows);
+    }
+}
+
+// to [rows, size] = norm of x; with `added`, x becomes x + added first.
+void quire_rms_norm(int dtype, void* to, void* x, const void* added, const void* weight, int64_t rows, int64_t size,
+                    float eps) {
+    if (dtype == 0) {
+        quire::rms_norm_op(static_cast<float*>(to), static_cast<float*>(x), static_cast<const float*>(added),
+                           static_cast<const float*>(weight), rows, size, eps);
+    } else {
+        quire::rms_norm_op(static_cast<BFloat16*>(to), static_cast<BFloat16*>(x), static_cast<const BFloat16*>(added),
+                           static_cast<const BFloat16*>(weight), rows, size, eps);
+    }
+}
+
+// gate = act(gate) * up, `count` numbers.
+void quire_activate_and_mul(int dtype, int gelu, void* gate, const void* up, int64_t count) {
+    const auto kind = gelu ? quire::Activation::gelu : quire::Activation::silu;
+    if (dtype == 0) {
+        quire::activate_and_mul_op(kind, static_cast<float*>(gate), static_cast<const float*>(up), count);
+    } else {
+        quire::activate_and_mul_op(kind, static_cast<BFloat16*>(gate), static_cast<const BFloat16*>(up), count);
+    }
+}
+
+// Limits: D <= 256, Hq / Hkv <= 256. window, soft_cap: 0 for none.
+void quire_attention(int dtype, const void* query, const void* kv, void* out, const int32_t* block_table,
+                     int64_t table_stride, const int32_t* query_start_loc, const int32_t* kv_lens, int num_sequences,
+                     int num_heads, int num_kv_heads, int head_dim, int block_size, float scale, int window,
+                     float soft_cap) {
+    const int64_t stride = static_cast<int64_t>(num_heads) * head_dim;
+    if (dtype == 0) {
+        quire::attention_op(quire::Attention<float>{
+            static_cast<const float*>(query), stride, static_cast<const float*>(kv), static_cast<float*>(out), stride,
+            block_table, table_stride, query_start_loc, kv_lens, nullptr, num_sequences, num_heads, num_kv_heads, head_dim,
+            block_size, scale, window, soft_cap});
+    } else {
+        quire::attention_op(quire::Attention<BFloat16>{
+            static_cast<const BFloat16*>(query), stride, static_cast<const BFloat16*>(kv), static_cast<BFloat16*>(out),
+            stride, block_table, table_stride, query_start_loc, kv_lens, nullptr, num_sequences, num_heads,
+            num_kv_heads, head_dim, block_size, scale, window, soft_cap});
+    }
+}
+
+// A decoder keeps the pointers: the weights must outlive it.
+void* quire_decoder_new(int dtype, int num_layers, const void* const* pointers, const int* windows, const int* groups,
+                        const void* final_norm, int64_t hidden, int64_t intermediate, int num_heads, int num_kv_heads,
+                        int head_dim, int gelu, float eps, float scale) {
+    if (dtype == 0)
+        return quire::make_decoder<float>(num_layers, pointers, windows, groups, final_norm, hidden, intermediate,
+                                          num_heads, num_kv_heads, head_dim, gelu, eps, scale);
+    return quire::make_decoder<BFloat16>(num_layers, pointers, windows, groups, final_norm, hidden, intermediate,
+                                         num_heads, num_kv_heads, head_dim, gelu, eps, scale);
+}
+
+void quire_decoder_delete(int dtype, void* decoder) {
+    if (dtype == 0) {
+        delete static_cast<quire::Decoder<float>*>(decoder);
+    } else {
+        delete static_cast<quire::Decoder<BFloat16>*>(decoder);
+    }
+}
+
+void quire_decoder_run(int dtype, void* decoder, const void* x, void* hidden, const void* cos, const void* sin,
+                       int64_t tokens, int num_sequences, const int32_t* query_start_loc, const int32_t* kv_lens,
+                       const void* groups, void* const* kv_caches, int block_size) {
+    const auto run = dtype == 0 ? quire::run_decoder<float> : quire::run_decoder<BFloat16>;
+    run(decoder, x, hidden, cos, sin, tokens, num_sequences, query_start_loc, kv_lens,
+        static_cast<const quire::StepGroup*>(groups), kv_caches, block_size);
+}
+
+// Reads memory and does nothing with it: how many bytes a second is what the other kernels can be compared to.
+int64_t quire_read(const void* data, int64_t bytes) {
+    int64_t total = 0;
+#pragma omp parallel reduction(+ : total)
+    {
+        constexpr int64_t kRun = 4 * sizeof(quire::Ints);
+        const quire::Range mine = quire::my_share(bytes / kRun);
+        const char* from = static_cast<const char*>(data);
+        quire::Ints seen[4] = {};
+        for (int64_t i = mine.begin; i < mine.end; ++i) {
+            quire::Ints v[4];
+            std::memcpy(v, from + i * kRun, sizeof v);
+            for (int j = 0; j < 4; ++j) seen[j] ^= v[j];
+        }
+        total += (seen[0] ^ seen[1] ^ seen[2] ^ seen[3])[0];
+    }
+    return total;
+}
+}

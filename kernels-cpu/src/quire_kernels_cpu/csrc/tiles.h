@@ -1,0 +1,109 @@
+// The 16x16 transposition of AVX-512, and the tile registers of AMX that it feeds. Each is there if its instructions are.
+#pragma once
+
+#include "vectors.h"
+
+namespace quire {
+
+constexpr int kTile = 16;
+
+}  // namespace quire
+
+#if defined(__AVX512F__)
+namespace quire {
+
+inline void transpose(__m512i r[16]) {
+    __m512i a[16];
+    for (int i = 0; i < 16; i += 2) {
+        a[i] = _mm512_unpacklo_epi32(r[i], r[i + 1]);
+        a[i + 1] = _mm512_unpackhi_epi32(r[i], r[i + 1]);
+    }
+    for (int i = 0; i < 16; i += 4) {
+        r[i] = _mm512_unpacklo_epi64(a[i], a[i + 2]);
+        r[i + 1] = _mm512_unpackhi_epi64(a[i], a[i + 2]);
+        r[i + 2] = _mm512_unpacklo_epi64(a[i + 1], a[i + 3]);
+        r[i + 3] = _mm512_unpackhi_epi64(a[i + 1], a[i + 3]);
+    }
+    for (int i = 0; i < 4; ++i) {
+        a[i] = _mm512_shuffle_i32x4(r[i], r[i + 4], 0x88);
+        a[i + 4] = _mm512_shuffle_i32x4(r[i], r[i + 4], 0xdd);
+        a[i + 8] = _mm512_shuffle_i32x4(r[i + 8], r[i + 12], 0x88);
+        a[i + 12] = _mm512_shuffle_i32x4(r[i + 8], r[i + 12], 0xdd);
+    }
+    for (int i = 0; i < 4; ++i) {
+        r[i] = _mm512_shuffle_i32x4(a[i], a[i + 8], 0x88);
+        r[i + 4] = _mm512_shuffle_i32x4(a[i + 4], a[i + 12], 0x88);
+        r[i + 8] = _mm512_shuffle_i32x4(a[i], a[i + 8], 0xdd);
+        r[i + 12] = _mm512_shuffle_i32x4(a[i + 4], a[i + 12], 0xdd);
+    }
+}
+
+#if defined(__AVX512BF16__)
+// Two vectors of 16 numbers -> 16 pairs of bfloat16, the first number in the lower half.
+inline __m512i pair_up(__m512 low, __m512 high) {
+    const __m512i a = _mm512_cvtepu16_epi32((__m256i)_mm512_cvtneps_pbh(low));
+    const __m512i b = _mm512_cvtepu16_epi32((__m256i)_mm512_cvtneps_pbh(high));
+    return _mm512_or_si512(a, _mm512_slli_epi32(b, 16));
+}
+#endif
+
+}  // namespace quire
+#endif
+
+#if defined(__AMX_BF16__)
+#define QUIRE_AMX 1
+#include <sys/syscall.h>
+#include <unistd.h>
+
+namespace quire {
+
+// Whether the kernel gives this process the tile state (ARCH_REQ_XCOMP_PERM, XTILEDATA); asked when the library loads.
+inline const bool tiles_granted = syscall(SYS_arch_prctl, 0x1023, 18) == 0;
+
+// While one lives that was asked to, this thread's eight tiles are 16 rows of 64 bytes each.
+class HeldTiles {
+public:
+    explicit HeldTiles(bool wanted) : held_(wanted) {
+        if (!held_) return;
+        // gcc 12 believes that the instruction reads 8 bytes and would drop the stores to the rest.
+        alignas(64) volatile uint8_t config[64];
+        for (int i = 0; i < 64; ++i) config[i] = 0;
+        config[0] = 1;
+        for (int i = 0; i < 8; ++i) {
+            config[16 + 2 * i] = 64;
+            config[48 + i] = 16;
+        }
+        asm volatile("" ::: "memory");
+        _tile_loadconfig(const_cast<const uint8_t*>(config));
+    }
+    ~HeldTiles() {
+        if (held_) _tile_release();
+    }
+    HeldTiles(const HeldTiles&) = delete;
+    HeldTiles& operator=(const HeldTiles&) = delete;
+
+private:
+    const bool held_;
+};
+
+// 16 rows of bfloat16 (null rows count as zeros) -> pairs: to[k / 2][row] holds elements k and k + 1 of the row.
+// This is the form in which AMX takes its second operand. cols: a multiple of 32.
+inline void interleave_pairs(const BFloat16* const rows[16], int64_t cols, uint32_t* to) {
+    for (int64_t k = 0; k < cols; k += 32) {
+        __m512i r[16];
+        for (int i = 0; i < 16; ++i) r[i] = rows[i] ? _mm512_loadu_si512(rows[i] + k) : _mm512_setzero_si512();
+        transpose(r);
+        for (int i = 0; i < 16; ++i) _mm512_storeu_si512(to + k * 8 + i * 16, r[i]);
+    }
+}
+
+}  // namespace quire
+#else
+namespace quire {
+
+struct HeldTiles {
+    explicit HeldTiles(bool) {}
+};
+
+}  // namespace quire
+#endif

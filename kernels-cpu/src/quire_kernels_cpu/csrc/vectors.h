@@ -1,0 +1,142 @@
+// Vectors of the width the instruction set has, and the number formats that tensors come in.
+//
+// Everything here is written for any width with the compiler's vector types, so that AVX2, AVX-512 and NEON share it;
+// intrinsics appear only where the compiler cannot find the instruction itself.
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
+
+namespace quire {
+
+#if defined(__AVX512F__)
+constexpr int kLanes = 16;
+#elif defined(__AVX2__)
+constexpr int kLanes = 8;
+#else
+constexpr int kLanes = 4;
+#endif
+
+typedef float Floats __attribute__((vector_size(kLanes * 4)));
+typedef int32_t Ints __attribute__((vector_size(kLanes * 4)));
+typedef uint32_t Words __attribute__((vector_size(kLanes * 4)));
+typedef uint16_t Halves __attribute__((vector_size(kLanes * 2)));
+
+struct BFloat16 {
+    uint16_t bits;
+};
+
+inline Floats splat(float x) { return Floats{} + x; }
+
+inline float to_float(float x) { return x; }
+inline float to_float(BFloat16 x) {
+    const uint32_t bits = static_cast<uint32_t>(x.bits) << 16;
+    float value;
+    std::memcpy(&value, &bits, 4);
+    return value;
+}
+
+inline Floats load(const float* from) {
+    Floats v;
+    std::memcpy(&v, from, sizeof v);
+    return v;
+}
+inline Floats load(const BFloat16* from) {
+    Halves h;
+    std::memcpy(&h, from, sizeof h);
+    return (Floats)(__builtin_convertvector(h, Words) << 16);
+}
+
+inline void store(float* to, Floats v) { std::memcpy(to, &v, sizeof v); }
+// Round to nearest even; a NaN stays one.
+inline Halves round_to_bf16(Floats v) {
+    const Words bits = (Words)v;
+    const Words rounded = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
+    const Words nan = (bits >> 16) | 0x40u;
+    return __builtin_convertvector((Words)(v != v ? (Ints)nan : (Ints)rounded), Halves);
+}
+inline void store(BFloat16* to, Floats v) {
+#if defined(__AVX512BF16__)
+    const __m256bh h = _mm512_cvtneps_pbh((__m512)v);
+#else
+    const Halves h = round_to_bf16(v);
+#endif
+    std::memcpy(to, &h, sizeof h);
+}
+inline void store_one(float* to, float x) { *to = x; }
+inline void store_one(BFloat16* to, float x) {
+    uint32_t bits;
+    std::memcpy(&bits, &x, 4);
+    to->bits = static_cast<uint16_t>((bits & 0x7fffffffu) > 0x7f800000u ? (bits >> 16) | 0x40u
+                                                                        : (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16);
+}
+// What x becomes when it is kept in T.
+inline Floats rounded(Floats v, float) { return v; }
+inline Floats rounded(Floats v, BFloat16) { return (Floats)(__builtin_convertvector(round_to_bf16(v), Words) << 16); }
+
+// The first `count` lanes, zeros behind them.
+template <typename T>
+inline Floats load_first(const T* from, int count) {
+    T padded[kLanes] = {};
+    std::memcpy(padded, from, count * sizeof(T));
+    return load(padded);
+}
+template <typename T>
+inline void store_first(T* to, Floats v, int count) {
+    T whole[kLanes];
+    store(whole, v);
+    std::memcpy(to, whole, count * sizeof(T));
+}
+
+inline Floats max(Floats a, Floats b) { return a > b ? a : b; }
+
+// One fixed order of additions, whoever asks.
+inline float sum(Floats v) {
+    float lane[kLanes];
+    std::memcpy(lane, &v, sizeof v);
+#if defined(__AVX512F__)
+    return _mm512_reduce_add_ps((__m512)v);
+#else
+    for (int width = kLanes / 2; width > 0; width /= 2)
+        for (int i = 0; i < width; ++i) lane[i] += lane[i + width];
+    return lane[0];
+#endif
+}
+
+// e^x within two units in the last place; 0 below -87 (and for -inf), saturated above 88.
+// 2^r on [-1/2, 1/2] by its Taylor polynomial of degree 6.
+inline Floats exp(Floats x) {
+    const Floats scaled = x * 1.44269504088896341f;
+    const Floats clamped = scaled > 127.0f ? splat(127.0f) : scaled;
+    const Floats whole = (clamped + 12582912.0f) - 12582912.0f;
+    const Floats r = clamped - whole;
+    Floats p = splat(0.000154035304f);
+    p = p * r + 0.00133335581f;
+    p = p * r + 0.00961812911f;
+    p = p * r + 0.0555041087f;
+    p = p * r + 0.240226507f;
+    p = p * r + 0.693147181f;
+    p = p * r + 1.0f;
+    const Ints bits = (Ints)p + (__builtin_convertvector(whole, Ints) << 23);
+    const Floats value = (Floats)bits;
+    const Floats kept = x > -87.0f ? value : splat(0.0f);
+    return x == x ? kept : x;
+}
+
+inline Floats silu(Floats x) { return x / (1.0f + exp(-x)); }
+inline Floats tanh(Floats x) {
+    const Floats bounded = x > 15.0f ? splat(15.0f) : (x < -15.0f ? splat(-15.0f) : x);
+    const Floats e = exp(bounded * 2.0f);
+    const Floats y = (e - 1.0f) / (e + 1.0f);
+    return x == x ? y : x;
+}
+inline Floats gelu(Floats x) {
+    return 0.5f * x * (1.0f + tanh(0.7978845608028654f * (x + 0.044715f * x * x * x)));
+}
+
+}  // namespace quire

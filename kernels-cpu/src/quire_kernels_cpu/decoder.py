@@ -1,0 +1,126 @@
+"""The whole stack of decoder layers in one call of the compiled kernels: op `decoder_stack`.
+
+Knows the C interface of a decoder and where its tensors are; the arithmetic is in `csrc/decoder.h`.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from quire_kernels_cpu.library import library
+from quire_ops.declarations import PagedLayout
+from quire_ops.decoder_stack import DecoderStack, LinearWeights, RunDecoder
+
+__all__ = ["MAX_HEAD_DIM", "MAX_QUERIES_PER_KV_HEAD", "decoder_stack"]
+
+MAX_HEAD_DIM = 256
+MAX_QUERIES_PER_KV_HEAD = 64
+_DTYPES = {torch.float32: 0, torch.bfloat16: 1}
+
+
+def decoder_stack(stack: DecoderStack) -> RunDecoder:
+    """Op `decoder_stack`."""
+    return _Decoder(stack)
+
+
+class _Decoder:
+    """A decoder of the library. Keeps the weights that it points to."""
+
+    def __init__(self, stack: DecoderStack) -> None:
+        library()  # says why when there is none
+        self._stack = stack
+        self._dtype = _DTYPES[stack.final_norm.dtype]
+        self._group_of_layer: tuple[int, ...] | None = None
+        self._caches: tuple[Tensor, ...] = ()
+        self._cache_pointers = (ctypes.c_void_p * len(stack.layers))()
+        self._handle: int | None = None
+
+    def __del__(self) -> None:
+        self._release()
+
+    def __call__(
+        self,
+        x: Tensor,
+        cos: Tensor,
+        sin: Tensor,
+        layouts: Sequence[PagedLayout],
+        group_of_layer: tuple[int, ...],
+        kv_caches: tuple[Tensor, ...],
+    ) -> Tensor:
+        """See `RunDecoder`."""
+        if group_of_layer != self._group_of_layer:
+            self._prepare(group_of_layer)
+        if kv_caches is not self._caches:
+            self._point_to(kv_caches)
+        x, cos, sin = x.contiguous(), cos.contiguous(), sin.contiguous()
+        hidden = torch.empty_like(x)
+        groups = (ctypes.c_int64 * (3 * len(layouts)))()
+        for i, layout in enumerate(layouts):
+            table = layout.block_table
+            groups[3 * i : 3 * i + 3] = [table.data_ptr(), table.stride(0), layout.slot_mapping.data_ptr()]
+        first = layouts[0]
+        kv_lens = torch.tensor(first.kv_lens, dtype=torch.int32)
+        library().quire_decoder_run(
+            self._dtype,
+            self._handle,
+            x.data_ptr(),
+            hidden.data_ptr(),
+            cos.data_ptr(),
+            sin.data_ptr(),
+            x.shape[0],
+            len(first.kv_lens),
+            first.query_start_loc.data_ptr(),
+            kv_lens.data_ptr(),
+            groups,
+            self._cache_pointers,
+            kv_caches[0].shape[1],
+        )
+        return hidden
+
+    def _prepare(self, group_of_layer: tuple[int, ...]) -> None:
+        self._release()
+        stack, num_layers = self._stack, len(self._stack.layers)
+        pointers: list[int | None] = []
+        for layer in stack.layers:
+            norms = (layer.input_norm, layer.post_attention_norm, layer.q_norm, layer.k_norm)
+            pointers += [None if norm is None else norm.data_ptr() for norm in norms]
+            for weights in (layer.q, layer.k, layer.v, layer.o, layer.gate, layer.up, layer.down):
+                pointers += _pointers(weights)
+        windows = [layer.sliding_window or 0 for layer in stack.layers]
+        first = stack.layers[0]
+        self._handle = library().quire_decoder_new(
+            self._dtype,
+            num_layers,
+            (ctypes.c_void_p * len(pointers))(*pointers),
+            (ctypes.c_int * num_layers)(*windows),
+            (ctypes.c_int * num_layers)(*group_of_layer),
+            stack.final_norm.data_ptr(),
+            stack.final_norm.shape[0],
+            first.gate.weight.shape[0],
+            first.q.weight.shape[0] // stack.head_dim,
+            first.k.weight.shape[0] // stack.head_dim,
+            stack.head_dim,
+            stack.activation == "gelu",
+            stack.eps,
+            stack.scale,
+        )
+        self._group_of_layer = group_of_layer
+
+    def _point_to(self, kv_caches: tuple[Tensor, ...]) -> None:
+        for i, cache in enumerate(kv_caches):
+            assert cache.is_contiguous(), "a layer's cache must be contiguous"
+            self._cache_pointers[i] = cache.data_ptr()
+        self._caches = kv_caches
+
+    def _release(self) -> None:
+        if self._handle is not None:
+            library().quire_decoder_delete(self._dtype, self._handle)
+            self._handle = None
+
+
+def _pointers(weights: LinearWeights) -> list[int | None]:
+    return [weights.weight.data_ptr(), None if weights.bias is None else weights.bias.data_ptr()]

@@ -1,0 +1,100 @@
+"""The compiled kernels: which build fits this processor, and their C functions.
+
+Knows processors and the C interface; does not know tensors or ops. `QUIRE_CPU_KERNELS` names a lower build than the
+best one ("avx512", "avx2"), or "none".
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from functools import cache
+from pathlib import Path
+
+from quire_interfaces import ConfigError
+
+__all__ = ["BUILDS", "ENVIRONMENT", "build_name", "library", "unavailable"]
+
+ENVIRONMENT = "QUIRE_CPU_KERNELS"
+
+BUILDS: dict[str, frozenset[str]] = {
+    "amx": frozenset({"avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512_bf16", "amx_tile", "amx_bf16"}),
+    "avx512": frozenset({"avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512cd"}),
+    "avx2": frozenset({"avx2", "fma", "bmi2"}),
+}
+"""Build -> the processor flags it needs, the best first."""
+
+_P, _I, _L, _F = ctypes.c_void_p, ctypes.c_int, ctypes.c_int64, ctypes.c_float
+_SIGNATURES: dict[str, tuple[list[type], type | None]] = {
+    "quire_linear": ([_I, _P, _P, _P, _P, _L, _L, _L, _I], None),
+    "quire_rms_norm": ([_I, _P, _P, _P, _P, _L, _L, _F], None),
+    "quire_activate_and_mul": ([_I, _I, _P, _P, _L], None),
+    "quire_attention": ([_I, _P, _P, _P, _P, _L, _P, _P, _I, _I, _I, _I, _I, _F, _I, _F], None),
+    "quire_decoder_new": ([_I, _I, _P, _P, _P, _P, _L, _L, _I, _I, _I, _I, _F, _F], _P),
+    "quire_decoder_delete": ([_I, _P], None),
+    "quire_decoder_run": ([_I, _P, _P, _P, _P, _P, _L, _I, _P, _P, _P, _P, _I], None),
+    "quire_read": ([_P, _L], _L),
+}
+
+
+@cache
+def _processor_flags() -> frozenset[str]:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return frozenset()
+    return frozenset(next((line.split(":", 1)[1].split() for line in lines if line.startswith("flags")), []))
+
+
+def build_name() -> str | None:
+    """The best build that this processor runs and `QUIRE_CPU_KERNELS` allows, or None.
+
+    Raises:
+        ConfigError: `QUIRE_CPU_KERNELS` names no build.
+    """
+    wanted = os.environ.get(ENVIRONMENT, "").strip().lower()
+    names = list(BUILDS)
+    if wanted and wanted != "none" and wanted not in names:
+        raise ConfigError(f"{ENVIRONMENT} is {wanted!r}; choose one of {', '.join(names)}, none")
+    if wanted == "none":
+        return None
+    allowed = names[names.index(wanted) :] if wanted else names
+    return next((name for name in allowed if BUILDS[name] <= _processor_flags()), None)
+
+
+@cache
+def _load() -> ctypes.CDLL | str:
+    name = build_name()
+    if name is None:
+        if os.environ.get(ENVIRONMENT):
+            return f"{ENVIRONMENT}={os.environ[ENVIRONMENT]} switches the kernels off or asks for what is not here"
+        return "needs an x86-64 processor with AVX2, AVX-512 or AMX, under Linux"
+    path = Path(__file__).with_name(f"kernels_{name}.so")
+    if not path.is_file():
+        return "was not compiled: install a C++ compiler (g++) and install quire-kernels-cpu again"
+    try:
+        loaded = ctypes.CDLL(str(path))
+    except OSError as error:
+        return f"cannot be loaded: {error}"
+    for function, (arguments, result) in _SIGNATURES.items():
+        kernel = getattr(loaded, function)
+        kernel.argtypes, kernel.restype = arguments, result
+    return loaded
+
+
+def unavailable() -> str | None:
+    """Why the kernels cannot serve in this process, or None."""
+    loaded = _load()
+    return loaded if isinstance(loaded, str) else None
+
+
+def library() -> ctypes.CDLL:
+    """The C functions of the build that fits this processor.
+
+    Raises:
+        ConfigError: There is none; the message says why.
+    """
+    loaded = _load()
+    if isinstance(loaded, str):
+        raise ConfigError(f"quire-kernels-cpu {loaded}")
+    return loaded

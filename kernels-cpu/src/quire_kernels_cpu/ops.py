@@ -1,0 +1,165 @@
+"""The kernels as backends of ops. A call crosses the C interface with raw pointers and sizes; nothing is copied.
+
+Shapes and dtypes are those of `quire_ops.declarations`. The result of a row depends neither on how many rows there are
+nor on its place among them.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from quire_kernels_cpu.decoder import MAX_HEAD_DIM, MAX_QUERIES_PER_KV_HEAD, decoder_stack
+from quire_kernels_cpu.library import library, unavailable
+from quire_ops import OpBackend, SizeRule
+from quire_ops.declarations import PagedLayout
+from quire_ops.torch_attention import paged_attention as torch_paged_attention
+
+__all__ = [
+    "add_rms_norm",
+    "backends",
+    "gelu_and_mul",
+    "linear",
+    "lm_head",
+    "paged_attention",
+    "rms_norm",
+    "silu_and_mul",
+]
+
+_DTYPES = {torch.float32: 0, torch.bfloat16: 1}
+_ATTENTION_SIZES = {
+    "head_dim": SizeRule(maximum=MAX_HEAD_DIM),
+    "queries_per_kv_head": SizeRule(maximum=MAX_QUERIES_PER_KV_HEAD),
+}
+
+
+def backends() -> list[OpBackend]:
+    """The entry point of group `quire.ops`."""
+    functions = (linear, lm_head, rms_norm, add_rms_norm, silu_and_mul, gelu_and_mul, paged_attention, decoder_stack)
+    return [
+        OpBackend(
+            op=function.__name__,
+            name="cpu",
+            function=function,
+            priority=10,
+            devices=frozenset({"cpu"}),
+            dtypes=frozenset(_DTYPES),
+            sizes=_ATTENTION_SIZES if function in (paged_attention, decoder_stack) else {},
+            unavailable=unavailable(),
+        )
+        for function in functions
+    ]
+
+
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """Op `linear`."""
+    return _linear(x, weight, bias, x.dtype)
+
+
+def lm_head(x: Tensor, weight: Tensor) -> Tensor:
+    """Op `lm_head`."""
+    return _linear(x, weight, None, torch.float32)
+
+
+def _linear(x: Tensor, weight: Tensor, bias: Tensor | None, dtype: torch.dtype) -> Tensor:
+    x, weight = x.contiguous(), weight.contiguous()
+    out = torch.empty(x.shape[0], weight.shape[0], dtype=dtype)
+    if out.numel():
+        library().quire_linear(
+            _DTYPES[x.dtype],
+            x.data_ptr(),
+            weight.data_ptr(),
+            None if bias is None else bias.data_ptr(),
+            out.data_ptr(),
+            x.shape[0],
+            x.shape[1],
+            weight.shape[0],
+            dtype == torch.float32,
+        )
+    return out
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """Op `rms_norm`."""
+    x = x.contiguous()
+    out = torch.empty_like(x)
+    _rms_norm(out, x, None, weight, eps)
+    return out
+
+
+def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    """Op `add_rms_norm`; the sum is written over `residual`."""
+    residual = residual.contiguous()
+    out = torch.empty_like(residual)
+    _rms_norm(out, residual, x.contiguous(), weight, eps)
+    return out, residual
+
+
+def _rms_norm(out: Tensor, x: Tensor, added: Tensor | None, weight: Tensor, eps: float) -> None:
+    size = weight.shape[0]
+    library().quire_rms_norm(
+        _DTYPES[x.dtype],
+        out.data_ptr(),
+        x.data_ptr(),
+        None if added is None else added.data_ptr(),
+        weight.data_ptr(),
+        x.numel() // size,
+        size,
+        eps,
+    )
+
+
+def silu_and_mul(gate: Tensor, up: Tensor) -> Tensor:
+    """Op `silu_and_mul`; written over `gate`."""
+    return _activate_and_mul(gate, up, gelu=False)
+
+
+def gelu_and_mul(gate: Tensor, up: Tensor) -> Tensor:
+    """Op `gelu_and_mul`; written over `gate`."""
+    return _activate_and_mul(gate, up, gelu=True)
+
+
+def _activate_and_mul(gate: Tensor, up: Tensor, *, gelu: bool) -> Tensor:
+    gate, up = gate.contiguous(), up.contiguous()
+    library().quire_activate_and_mul(_DTYPES[gate.dtype], gelu, gate.data_ptr(), up.data_ptr(), gate.numel())
+    return gate
+
+
+def paged_attention(
+    query: Tensor,
+    kv_cache: Tensor,
+    layout: PagedLayout,
+    *,
+    scale: float,
+    sliding_window: int | None = None,
+    soft_cap: float | None = None,
+) -> Tensor:
+    """Op `paged_attention`; a cache of another dtype than the queries goes to torch's operators."""
+    if query.dtype not in _DTYPES or query.dtype != kv_cache.dtype or not kv_cache.is_contiguous():
+        return torch_paged_attention(
+            query, kv_cache, layout, scale=scale, sliding_window=sliding_window, soft_cap=soft_cap
+        )
+    query = query.contiguous()
+    out = torch.empty_like(query)
+    kv_lens: Tensor | None = layout.derived.get("cpu")
+    if kv_lens is None:
+        kv_lens = layout.derived["cpu"] = torch.tensor(layout.kv_lens, dtype=torch.int32)
+    library().quire_attention(
+        _DTYPES[query.dtype],
+        query.data_ptr(),
+        kv_cache.data_ptr(),
+        out.data_ptr(),
+        layout.block_table.data_ptr(),
+        layout.block_table.stride(0),
+        layout.query_start_loc.data_ptr(),
+        kv_lens.data_ptr(),
+        len(layout.query_lens),
+        query.shape[1],
+        kv_cache.shape[3],
+        query.shape[2],
+        kv_cache.shape[1],
+        scale,
+        sliding_window or 0,
+        soft_cap or 0.0,
+    )
+    return out

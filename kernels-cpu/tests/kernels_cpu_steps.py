@@ -1,0 +1,54 @@
+"""Random steps for the tests of this package: sequences, block tables and caches at awkward sizes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+__all__ = ["Layout"]
+
+
+@dataclass
+class Layout:
+    """A `PagedLayout` of random sequences; slots that belong to nobody hold NaN."""
+
+    block_size: int
+    query_lens: list[int]
+    kv_lens: list[int]
+    block_table: Tensor = field(default_factory=lambda: torch.empty(0))
+    """[S, B] int32; left empty, blocks are given out at random."""
+    query_start_loc: Tensor = field(init=False)
+    slot_mapping: Tensor = field(init=False)
+    derived: dict[Any, Any] = field(default_factory=dict)
+    num_blocks: int = 0
+
+    def __post_init__(self) -> None:
+        counts = [-(-length // self.block_size) for length in self.kv_lens]
+        if not self.block_table.numel():
+            self.num_blocks = sum(counts) + 1
+            free = torch.randperm(self.num_blocks - 1).add(1).to(torch.int32)
+            self.block_table = torch.zeros(len(counts), max(counts) + 2, dtype=torch.int32)
+            for row, (blocks, count) in enumerate(zip(free.split(counts), counts, strict=True)):
+                self.block_table[row, :count] = blocks
+        self.query_start_loc = torch.tensor([0, *self.query_lens]).cumsum(0).to(torch.int32)
+        slots = []
+        for row, (query_len, kv_len) in enumerate(zip(self.query_lens, self.kv_lens, strict=True)):
+            positions = torch.arange(kv_len - query_len, kv_len)
+            blocks = self.block_table[row].long()[positions // self.block_size]
+            slots.append(blocks * self.block_size + positions % self.block_size)
+        self.slot_mapping = torch.cat(slots)
+
+    def cache(self, num_kv_heads: int, head_dim: int, dtype: torch.dtype) -> Tensor:
+        """[num_blocks, block_size, 2, Hkv, D]: random where a token is, NaN elsewhere."""
+        cache = torch.full((self.num_blocks, self.block_size, 2, num_kv_heads, head_dim), float("nan"))
+        slots = cache.view(-1, 2, num_kv_heads, head_dim)
+        for row, length in enumerate(self.kv_lens):
+            positions = torch.arange(length)
+            blocks = self.block_table[row].long()[positions // self.block_size]
+            slots[blocks * self.block_size + positions % self.block_size] = torch.randn(
+                length, 2, num_kv_heads, head_dim
+            )
+        return cache.to(dtype)

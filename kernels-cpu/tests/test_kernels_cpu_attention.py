@@ -1,0 +1,114 @@
+"""Attention against the reference in float64, at awkward shapes; and what happens where the kernel cannot serve."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+import torch
+from kernels_cpu_steps import Layout
+
+from quire_attention import AttentionBackend, OpsAttentionBackend
+from quire_kernels_cpu.decoder import MAX_HEAD_DIM, MAX_QUERIES_PER_KV_HEAD
+from quire_kernels_cpu.library import unavailable
+from quire_kernels_cpu.ops import backends, paged_attention
+from quire_ops import OpRequest, op_table
+from quire_ops.reference import paged_attention as reference
+from quire_testkit.conformance.attention_backend import AttentionBackendSuite
+
+TOLERANCE = {torch.float32: 2e-6, torch.bfloat16: 2e-2}
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE)
+@pytest.mark.parametrize("block_size", [1, 3, 16, 256])
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "head_dim"), [(4, 4, 16), (8, 4, 20), (8, 2, 64), (6, 2, 96), (16, 1, 256)]
+)
+def test_mixed_steps_equal_the_reference(
+    dtype: torch.dtype, block_size: int, heads: int, kv_heads: int, head_dim: int
+) -> None:
+    chooser = random.Random(f"{block_size}{heads}{head_dim}")
+    torch.manual_seed(chooser.randrange(1000))
+    query_lens = [chooser.choice([1, 1, 1, 2, 9]) for _ in range(9)]
+    kv_lens = [count + chooser.choice([0, 1, 15, 63, 64, 65, 300]) for count in query_lens]
+    for window, soft_cap in ((None, None), (1, None), (7, 2.0), (64, None), (None, 5.0)):
+        layout = Layout(block_size, query_lens, kv_lens)
+        cache = layout.cache(kv_heads, head_dim, dtype)
+        query = torch.randn(sum(query_lens), heads, head_dim).to(dtype)
+        got = paged_attention(query, cache, layout, scale=head_dim**-0.5, sliding_window=window, soft_cap=soft_cap)
+        expected = reference(
+            query.double(), cache.double(), layout, scale=head_dim**-0.5, sliding_window=window, soft_cap=soft_cap
+        )
+        assert got.dtype == dtype
+        error = (got.double() - expected).abs().max()
+        assert error <= TOLERANCE[dtype], f"window {window}, soft cap {soft_cap}: off by {error:.1e}"
+
+
+def test_large_scores_do_not_overflow() -> None:
+    layout = Layout(16, [1, 1], [200, 5])
+    cache = layout.cache(2, 32, torch.float32) * 100
+    query = torch.randn(2, 4, 32) * 100
+    expected = reference(query.double(), cache.double(), layout, scale=1.0, sliding_window=None, soft_cap=None)
+    got = paged_attention(query, cache, layout, scale=1.0)
+    assert (got - expected).abs().max() <= 1e-3  # values are about 300
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE)
+@pytest.mark.parametrize(("window", "soft_cap"), [(None, None), (50, None), (None, 3.0)])
+def test_a_query_depends_on_what_it_sees_alone(dtype: torch.dtype, window: int | None, soft_cap: float | None) -> None:
+    """To the bit: whatever chunk it comes in, whoever is beside it, wherever its blocks are."""
+    torch.manual_seed(3)
+    lengths = [70, 5, 300, 64, 129, 1, 128, 9]
+    whole = Layout(16, lengths, lengths)
+    cache, query = whole.cache(2, 64, dtype), torch.randn(sum(lengths), 6, 64).to(dtype)
+
+    def attend(layout: Layout, rows: torch.Tensor) -> torch.Tensor:
+        return paged_attention(rows, cache, layout, scale=0.125, sliding_window=window, soft_cap=soft_cap)
+
+    together = attend(whole, query)
+    for row, length in enumerate(lengths):
+        begin = int(whole.query_start_loc[row])
+        done = 0
+        while done < length:
+            chunk = random.Random(done + row).choice([1, 1, 2, 7, 40, 130])
+            chunk = min(chunk, length - done)
+            table = whole.block_table[row : row + 1].contiguous()
+            alone = Layout(16, [chunk], [done + chunk], table)
+            rows = query[begin + done : begin + done + chunk]
+            assert torch.equal(attend(alone, rows), together[begin + done : begin + done + chunk])
+            done += chunk
+
+
+def test_the_same_sequence_in_other_blocks_of_another_size_gives_the_same() -> None:
+    torch.manual_seed(4)
+    keys_values = torch.randn(200, 2, 2, 64).bfloat16()
+    query = torch.randn(3, 4, 64).bfloat16()
+    results = []
+    for block_size in (1, 16, 33, 256):
+        layout = Layout(block_size, [3], [200])
+        cache = torch.full((layout.num_blocks, block_size, 2, 2, 64), float("nan"), dtype=torch.bfloat16)
+        positions = torch.arange(200)
+        slots = layout.block_table[0].long()[positions // block_size] * block_size + positions % block_size
+        cache.view(-1, 2, 2, 64)[slots] = keys_values
+        results.append(paged_attention(query, cache, layout, scale=0.125))
+    assert all(torch.equal(result, results[0]) for result in results)
+
+
+def test_what_the_kernel_does_not_serve_goes_to_torch() -> None:
+    layout = Layout(8, [1, 4], [20, 30])
+    cache, query = layout.cache(2, 32, torch.float16), torch.randn(5, 4, 32).to(torch.float16)
+    got = paged_attention(query, cache, layout, scale=0.2, soft_cap=5.0)
+    expected = reference(query.double(), cache.double(), layout, scale=0.2, sliding_window=None, soft_cap=5.0)
+    assert (got.double() - expected).abs().max() <= 4e-3
+
+
+def test_too_wide_heads_are_refused_by_the_table() -> None:
+    backend = next(backend for backend in backends() if backend.op == "paged_attention")
+    for name, limit in (("head_dim", MAX_HEAD_DIM), ("queries_per_kv_head", MAX_QUERIES_PER_KV_HEAD)):
+        assert backend.refusal(OpRequest(sizes={name: limit})) == unavailable()
+        assert "at most" in (backend.refusal(OpRequest(sizes={name: limit + 2})) or "") or unavailable()
+
+
+class TestConformance(AttentionBackendSuite):
+    def make_backend(self) -> AttentionBackend:
+        return OpsAttentionBackend("cpu", op_table())

@@ -1,0 +1,53 @@
+"""Every build gives the same answers, and a processor without one is told so."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from quire_interfaces import ConfigError
+from quire_kernels_cpu.library import BUILDS, ENVIRONMENT, build_name
+
+FOLDER = Path(__file__).parent
+README = FOLDER.parent / "README.md"
+TESTS = [
+    "test_kernels_cpu_attention.py::test_mixed_steps_equal_the_reference",
+    "test_kernels_cpu_attention.py::test_a_query_depends_on_what_it_sees_alone",
+    "test_kernels_cpu_linear.py",
+    "test_kernels_cpu_decoder.py",
+]
+
+
+@pytest.mark.parametrize("build", list(BUILDS)[1:])
+def test_lower_builds_pass_the_same_tests(build: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(ENVIRONMENT, build)
+    if build_name() is None:
+        pytest.skip(f"this processor does not run the {build} build")
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *(str(FOLDER / test) for test in TESTS)]
+    run = subprocess.run(command, capture_output=True, text=True, timeout=250)
+    assert run.returncode == 0, run.stdout[-2000:]
+    assert " passed" in run.stdout
+
+
+def test_without_kernels_torch_serves_and_the_report_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(ENVIRONMENT, "none")
+    code = "from quire_ops import *\nfor c in op_report(OpRequest()): print(c.op, c.backend, c.refused.get('cpu'))"
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    served = dict(line.split(" ", 1) for line in run.stdout.splitlines())
+    assert served["linear"].startswith("torch QUIRE_CPU_KERNELS=none")
+    assert served["decoder_stack"].startswith("reference ")
+
+
+def test_an_unknown_build_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(ENVIRONMENT, "avx1024")
+    with pytest.raises(ConfigError, match=r"avx1024.*amx, avx512, avx2, none"):
+        build_name()
+
+
+def test_readme_example_runs(tmp_path: Path) -> None:
+    (block,) = re.findall(r"```python\n(.*?)```", README.read_text(), re.DOTALL)
+    subprocess.run([sys.executable, "-c", block], check=True, cwd=tmp_path)

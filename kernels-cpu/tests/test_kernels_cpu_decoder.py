@@ -1,0 +1,153 @@
+"""The whole stack in one call against the reference made of ops, and its independence of how work is cut."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+import torch
+from kernels_cpu_steps import Layout
+from torch import Tensor
+
+from quire_kernels_cpu.decoder import decoder_stack
+from quire_ops import DecoderLayerWeights, DecoderStack, LinearWeights
+from quire_ops.decoder_stack import reference_decoder_stack
+
+HEADS, KV_HEADS = 6, 2
+
+
+def make_stack(
+    dtype: torch.dtype,
+    *,
+    hidden: int = 64,
+    inner: int = 160,
+    head_dim: int = 32,
+    qk_norm: bool = True,
+    bias: bool = True,
+    activation: str = "silu",
+    windows: tuple[int | None, ...] = (None, 20, None),
+) -> DecoderStack:
+    def linear(outputs: int, inputs: int) -> LinearWeights:
+        added = torch.randn(outputs).mul(0.3).to(dtype) if bias else None
+        return LinearWeights(torch.randn(outputs, inputs).mul(inputs**-0.5).to(dtype), added)
+
+    def norm(size: int) -> Tensor:
+        return torch.rand(size).add(0.5).to(dtype)
+
+    layers = tuple(
+        DecoderLayerWeights(
+            input_norm=norm(hidden),
+            post_attention_norm=norm(hidden),
+            q_norm=norm(head_dim) if qk_norm else None,
+            k_norm=norm(head_dim) if qk_norm else None,
+            q=linear(HEADS * head_dim, hidden),
+            k=linear(KV_HEADS * head_dim, hidden),
+            v=linear(KV_HEADS * head_dim, hidden),
+            o=linear(hidden, HEADS * head_dim),
+            gate=linear(inner, hidden),
+            up=linear(inner, hidden),
+            down=linear(hidden, inner),
+            sliding_window=window,
+        )
+        for window in windows
+    )
+    return DecoderStack(
+        layers=layers, final_norm=norm(hidden), head_dim=head_dim, eps=1e-6, scale=head_dim**-0.5, activation=activation
+    )
+
+
+def angles(layout: Layout, head_dim: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    positions = torch.cat([torch.arange(kv - q, kv) for q, kv in zip(layout.query_lens, layout.kv_lens, strict=True)])
+    turns = positions[:, None] * 10000.0 ** (-torch.arange(0, head_dim, 2) / head_dim)
+    cos, sin = turns.cos(), turns.sin()
+    return torch.cat([cos, cos], -1)[:, None].to(dtype), torch.cat([-sin, sin], -1)[:, None].to(dtype)
+
+
+SHAPES = [
+    {},
+    {"hidden": 72, "inner": 100, "head_dim": 20, "qk_norm": False},
+    {"activation": "gelu", "bias": False, "hidden": 96, "inner": 96, "head_dim": 64},
+]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("seed", range(3))
+def test_a_mixed_step_equals_the_reference(dtype: torch.dtype, shape: dict[str, object], seed: int) -> None:
+    torch.manual_seed(seed)
+    chooser = random.Random(seed)
+    stack = make_stack(dtype, **shape)  # type: ignore[arg-type]
+    query_lens = [chooser.choice([1, 1, 5, 33]) for _ in range(chooser.choice([1, 5, 20]))]
+    kv_lens = [count + chooser.choice([0, 3, 40, 200]) for count in query_lens]
+    layouts = [Layout(chooser.choice([1, 7, 16]), query_lens, kv_lens) for _ in range(1)]
+    groups = (0, 0, 0)
+    caches = tuple(layouts[0].cache(KV_HEADS, stack.head_dim, dtype) for _ in stack.layers)
+    expected_caches = tuple(cache.double() for cache in caches)
+    wide = _widened(stack)
+    x = torch.randn(sum(query_lens), stack.final_norm.shape[0]).to(dtype)
+    cos, sin = angles(layouts[0], stack.head_dim, dtype)
+    expected = reference_decoder_stack(wide)(x.double(), cos.double(), sin.double(), layouts, groups, expected_caches)
+    got = decoder_stack(stack)(x, cos, sin, layouts, groups, caches)
+    tolerance = 1e-5 if dtype == torch.float32 else 0.06
+    assert got.dtype == dtype
+    assert (got.double() - expected).abs().max() <= tolerance * expected.abs().max()
+    for cache, expected_cache in zip(caches, expected_caches, strict=True):
+        written = expected_cache.isfinite()
+        assert torch.equal(cache.isfinite(), written)
+        assert (cache.double() - expected_cache)[written].abs().max() <= tolerance * expected_cache[written].abs().max()
+
+
+def _widened(stack: DecoderStack) -> DecoderStack:
+    def wide(value: object) -> object:
+        if isinstance(value, LinearWeights):
+            return LinearWeights(value.weight.double(), None if value.bias is None else value.bias.double())
+        return value.double() if isinstance(value, Tensor) else value
+
+    layers = tuple(
+        DecoderLayerWeights(**{name: wide(getattr(layer, name)) for name in DecoderLayerWeights.__slots__})  # type: ignore[arg-type]
+        for layer in stack.layers
+    )
+    return DecoderStack(
+        layers=layers, final_norm=stack.final_norm.double(), head_dim=stack.head_dim, eps=stack.eps, scale=stack.scale,
+        activation=stack.activation,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_chunks_and_neighbours_change_no_bit(dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    stack = make_stack(dtype)
+    run = decoder_stack(stack)
+    lengths = [150, 1, 37]
+    whole = Layout(16, lengths, lengths)
+    xs = torch.randn(sum(lengths), 64).to(dtype)
+
+    def fresh() -> tuple[Tensor, ...]:
+        return tuple(torch.full((whole.num_blocks, 16, 2, KV_HEADS, 32), float("nan")).to(dtype) for _ in stack.layers)
+
+    caches = fresh()
+    together = run(xs, *angles(whole, 32, dtype), [whole], (0, 0, 0), caches)
+    again = fresh()
+    for row, length in enumerate(lengths):
+        begin, done = int(whole.query_start_loc[row]), 0
+        while done < length:
+            chunk = min(length - done, random.Random(done).choice([1, 1, 3, 17, 60]))
+            alone = Layout(16, [chunk], [done + chunk], whole.block_table[row : row + 1].contiguous())
+            rows = slice(begin + done, begin + done + chunk)
+            got = run(xs[rows], *angles(alone, 32, dtype), [alone], (0, 0, 0), again)
+            assert torch.equal(got, together[rows])
+            done += chunk
+    assert all(torch.equal(a.nan_to_num(), b.nan_to_num()) for a, b in zip(caches, again, strict=True))
+
+
+def test_layers_may_read_different_block_tables() -> None:
+    torch.manual_seed(1)
+    stack = make_stack(torch.float32)
+    layouts = [Layout(16, [1, 4], [50, 4]) for _ in range(2)]
+    groups = (0, 1, 0)
+    caches = tuple(layouts[group].cache(KV_HEADS, 32, torch.float32) for group in groups)
+    expected_caches = tuple(cache.clone() for cache in caches)
+    x, turns = torch.randn(5, 64), angles(layouts[0], 32, torch.float32)
+    expected = reference_decoder_stack(stack)(x, *turns, layouts, groups, expected_caches)
+    got = decoder_stack(stack)(x, *turns, layouts, groups, caches)
+    assert (got - expected).abs().max() <= 1e-5 * expected.abs().max()

@@ -1,0 +1,106 @@
+"""Matrices, norms and activations against the reference in float64, and rows that depend on nothing but themselves."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from quire_kernels_cpu import ops
+from quire_ops import reference
+
+TOLERANCE = {torch.float32: 1e-6, torch.bfloat16: 4e-3}
+SHAPES = [
+    (1, 64, 64),
+    (3, 96, 50),
+    (17, 1024, 100),
+    (33, 512, 7),
+    (1, 40, 33),
+    (100, 70, 129),
+    (65, 3072, 48),
+    (600, 1088, 96),
+]
+
+
+def relative_error(got: torch.Tensor, expected: torch.Tensor) -> float:
+    return float((got.double() - expected).abs().max() / expected.abs().max())
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE)
+@pytest.mark.parametrize(("tokens", "cols", "rows"), SHAPES)
+def test_linear_equals_the_reference_and_each_row_alone(dtype: torch.dtype, tokens: int, cols: int, rows: int) -> None:
+    torch.manual_seed(tokens)
+    x, weight, bias = (
+        torch.randn(tokens, cols).to(dtype),
+        torch.randn(rows, cols).to(dtype),
+        torch.randn(rows).to(dtype),
+    )
+    for b in (None, bias):
+        got = ops.linear(x, weight, b)
+        assert got.dtype == dtype
+        assert relative_error(got, reference.linear(x.double(), weight, b)) <= TOLERANCE[dtype]
+    alone = torch.cat([ops.linear(row, weight, bias) for row in x.split(1)])
+    assert torch.equal(got, alone)
+    logits = ops.lm_head(x, weight)
+    assert logits.dtype == torch.float32
+    assert relative_error(logits, x.double() @ weight.double().T) <= 1e-6
+
+
+def test_a_weight_is_never_read_past_its_end() -> None:
+    """Its last page ends a mapping: one byte further would be a fault."""
+    import mmap
+
+    cols = 64
+    for rows in (33, 47, 63):
+        size = rows * cols * 2
+        whole = -(-size // mmap.PAGESIZE) * mmap.PAGESIZE
+        memory = mmap.mmap(-1, whole)
+        weight = torch.frombuffer(memory, dtype=torch.bfloat16, offset=whole - size).view(rows, cols)
+        weight.copy_(torch.randn(rows, cols))
+        x = torch.randn(5, cols).bfloat16()
+        assert relative_error(ops.linear(x, weight, None), reference.linear(x.double(), weight, None)) <= 4e-3
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE)
+def test_no_rows_and_not_contiguous_ones(dtype: torch.dtype) -> None:
+    weight = torch.randn(48, 32).to(dtype)
+    assert ops.linear(torch.empty(0, 32, dtype=dtype), weight, None).shape == (0, 48)
+    x = torch.randn(32, 6).to(dtype).T
+    assert torch.equal(ops.linear(x, weight, None), ops.linear(x.contiguous(), weight, None))
+
+
+def test_not_a_number_stays_in_its_row() -> None:
+    x = torch.randn(20, 64).bfloat16()
+    x[3, 5] = float("nan")
+    got = ops.linear(x, torch.randn(64, 64).bfloat16(), None)
+    assert got[3].isnan().all()
+    assert got[torch.arange(20) != 3].isfinite().all()
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE)
+@pytest.mark.parametrize("size", [1, 7, 16, 100, 1024])
+def test_norms_equal_the_reference(dtype: torch.dtype, size: int) -> None:
+    torch.manual_seed(size)
+    x, residual, weight = (torch.randn(*shape).to(dtype) for shape in ((5, size), (5, size), (size,)))
+    expected, total = reference.add_rms_norm(x, residual, weight, 1e-5)
+    assert (
+        relative_error(ops.rms_norm(x, weight, 1e-5), reference.rms_norm(x.double(), weight, 1e-5)) <= TOLERANCE[dtype]
+    )
+    got, got_total = ops.add_rms_norm(x, residual.clone(), weight, 1e-5)
+    assert torch.equal(got_total, total)
+    assert relative_error(got, expected.double()) <= 2 * TOLERANCE[dtype]
+    heads = torch.randn(3, 4, size).to(dtype)
+    assert ops.rms_norm(heads, weight, 1e-5).shape == heads.shape
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE)
+@pytest.mark.parametrize("name", ["silu_and_mul", "gelu_and_mul"])
+def test_activations_equal_the_reference(dtype: torch.dtype, name: str) -> None:
+    gate, up = torch.randn(7, 37).mul(8).to(dtype), torch.randn(7, 37).to(dtype)
+    gate[0, :5] = torch.tensor([-100.0, 100.0, -0.0, 88.0, -88.0])
+    expected = getattr(reference, name)(gate.double(), up.double())
+    assert relative_error(getattr(ops, name)(gate.clone(), up), expected) <= TOLERANCE[dtype]
+    many = torch.randn(9, 4000).to(dtype)
+    assert (
+        relative_error(getattr(ops, name)(many.clone(), many), getattr(reference, name)(many.double(), many.double()))
+        <= TOLERANCE[dtype]
+    )

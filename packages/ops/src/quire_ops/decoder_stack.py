@@ -1,0 +1,124 @@
+"""Op `decoder_stack`: a stack of pre-norm decoder layers as data, and what a backend makes of it.
+
+Knows the shape of such a stack and its reference, which is made of the other ops' references; does not know networks,
+checkpoints or how weights are quantized.
+
+Shape legend: T tokens of the step, Hq query heads, Hkv key-value heads, D head dimension.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+from torch import Tensor
+
+from quire_ops import reference
+from quire_ops.declarations import PagedLayout
+
+__all__ = ["DecoderLayerWeights", "DecoderStack", "LinearWeights", "RunDecoder", "reference_decoder_stack"]
+
+
+class LinearWeights(NamedTuple):
+    """A linear layer in the network's dtype."""
+
+    weight: Tensor
+    """[outputs, inputs], contiguous."""
+    bias: Tensor | None = None
+    """[outputs]."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DecoderLayerWeights:
+    """One layer: x + attention(norm(x)), then x + down(act(gate(norm(x))) * up(norm(x)))."""
+
+    input_norm: Tensor
+    """[hidden_size], as the other norm."""
+    q: LinearWeights
+    k: LinearWeights
+    v: LinearWeights
+    o: LinearWeights
+    q_norm: Tensor | None = None
+    """[D]: each query head is normalised before it is rotated; k_norm likewise for keys."""
+    k_norm: Tensor | None = None
+    post_attention_norm: Tensor
+    gate: LinearWeights
+    up: LinearWeights
+    down: LinearWeights
+    sliding_window: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DecoderStack:
+    """All layers and the norm behind them. Sizes follow from the weights and `head_dim`."""
+
+    layers: tuple[DecoderLayerWeights, ...]
+    final_norm: Tensor
+    """[hidden_size]."""
+    head_dim: int
+    eps: float
+    """Of every norm."""
+    scale: float
+    """Factor of the attention scores."""
+    activation: str
+    """"silu" or "gelu" (tanh approximation)."""
+
+
+class RunDecoder(Protocol):
+    """A stack ready to run. Not thread-safe."""
+
+    def __call__(
+        self,
+        x: Tensor,
+        cos: Tensor,
+        sin: Tensor,
+        layouts: Sequence[PagedLayout],
+        group_of_layer: tuple[int, ...],
+        kv_caches: tuple[Tensor, ...],
+    ) -> Tensor:
+        """Run one step and write its keys and values into the caches.
+
+        Args:
+            x: [T, hidden_size] embeddings.
+            cos: [T, 1, D], as `rotary_embedding` takes it; `sin` likewise.
+            layouts: Per KV cache group.
+            group_of_layer: Per layer, index into `layouts`.
+            kv_caches: Per layer, of the dtype of x. The same tuple each time, as long as they are the same caches.
+
+        Returns:
+            [T, hidden_size] after the final norm.
+        """
+
+
+def reference_decoder_stack(stack: DecoderStack) -> RunDecoder:
+    """The stack by the references of the other ops."""
+    act_and_mul: Callable[[Tensor, Tensor], Tensor] = getattr(reference, f"{stack.activation}_and_mul")
+
+    def heads(x: Tensor, weights: LinearWeights, norm: Tensor | None) -> Tensor:
+        out = reference.linear(x, *weights).view(x.shape[0], -1, stack.head_dim)
+        return out if norm is None else reference.rms_norm(out, norm, stack.eps)
+
+    def run(
+        x: Tensor,
+        cos: Tensor,
+        sin: Tensor,
+        layouts: Sequence[PagedLayout],
+        group_of_layer: tuple[int, ...],
+        kv_caches: tuple[Tensor, ...],
+    ) -> Tensor:
+        for layer, group, kv_cache in zip(stack.layers, group_of_layer, kv_caches, strict=True):
+            normed = reference.rms_norm(x, layer.input_norm, stack.eps)
+            query = reference.rotary_embedding(heads(normed, layer.q, layer.q_norm), cos, sin)
+            key = reference.rotary_embedding(heads(normed, layer.k, layer.k_norm), cos, sin)
+            reference.write_kv_cache(key, heads(normed, layer.v, None), kv_cache, layouts[group].slot_mapping)
+            attended = reference.paged_attention(
+                query, kv_cache, layouts[group], scale=stack.scale, sliding_window=layer.sliding_window
+            )
+            x = x + reference.linear(attended.flatten(1), *layer.o)
+            normed = reference.rms_norm(x, layer.post_attention_norm, stack.eps)
+            inner = act_and_mul(reference.linear(normed, *layer.gate), reference.linear(normed, *layer.up))
+            x = x + reference.linear(inner, *layer.down)
+        return reference.rms_norm(x, stack.final_norm, stack.eps)
+
+    return run
