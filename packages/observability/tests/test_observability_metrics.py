@@ -24,6 +24,7 @@ README = Path(__file__).resolve().parents[1] / "README.md"
 DASHBOARD_SAMPLES = """
 num_requests_running num_requests_waiting num_requests_waiting_by_reason kv_cache_usage_perc
 prefix_cache_queries_total prefix_cache_hits_total
+external_prefix_cache_queries_total external_prefix_cache_hits_total
 prompt_tokens_total prompt_tokens_cached_total prompt_tokens_by_source_total generation_tokens_total
 iteration_tokens_total_bucket
 request_success_total num_preemptions_total admission_rejections_total time_to_first_token_seconds_bucket
@@ -88,6 +89,8 @@ def test_statistics_become_gauges_and_counters() -> None:
         num_preemptions_total=7,
         prefix_cache_query_tokens_total=80,
         prefix_cache_hit_tokens_total=9,
+        external_prefix_cache_query_tokens_total=71,
+        external_prefix_cache_hit_tokens_total=32,
         num_draft_tokens_total=11,
         num_accepted_tokens_total=10,
         num_drafts_total=5,
@@ -103,6 +106,8 @@ def test_statistics_become_gauges_and_counters() -> None:
         "num_preemptions_total": 7,
         "prefix_cache_queries_total": 80,
         "prefix_cache_hits_total": 9,
+        "external_prefix_cache_queries_total": 71,
+        "external_prefix_cache_hits_total": 32,
         "spec_decode_num_draft_tokens_total": 11,
         "spec_decode_num_accepted_tokens_total": 10,
         "spec_decode_num_drafts_total": 5,
@@ -123,6 +128,7 @@ def test_breakdowns_add_up_to_what_they_break_down(prefix: str) -> None:
             num_waiting_deferred=3,
             num_prompt_tokens_total=100,
             num_cached_prompt_tokens_total=64,
+            num_external_prompt_tokens_total=24,
             num_accepted_tokens_total=9,
             num_accepted_tokens_per_pos_total=[6, 2, 1],
         ),
@@ -130,7 +136,8 @@ def test_breakdowns_add_up_to_what_they_break_down(prefix: str) -> None:
     assert value(metrics, f"{prefix}:num_requests_waiting_by_reason", engine="0", reason="capacity") == 4
     assert value(metrics, f"{prefix}:num_requests_waiting_by_reason", engine="0", reason="deferred") == 3
     assert value(metrics, f"{prefix}:prompt_tokens_by_source_total", engine="0", source="local_compute") == 36
-    assert value(metrics, f"{prefix}:prompt_tokens_by_source_total", engine="0", source="local_cache_hit") == 64
+    assert value(metrics, f"{prefix}:prompt_tokens_by_source_total", engine="0", source="local_cache_hit") == 40
+    assert value(metrics, f"{prefix}:prompt_tokens_by_source_total", engine="0", source="external_kv_transfer") == 24
     assert value(metrics, f"{prefix}:prompt_tokens_cached_total", engine="0") == 64
     by_position = f"{prefix}:spec_decode_num_accepted_tokens_per_pos_total"
     assert [value(metrics, by_position, engine="0", position=str(i)) for i in range(3)] == [6, 2, 1]

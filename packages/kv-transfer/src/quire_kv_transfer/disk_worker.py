@@ -36,8 +36,8 @@ _logger = logging.getLogger(__name__)
 
 WAIT_S = 0.005
 """How long `poll` waits for the end of a job."""
-READER_GRACE_S = 5.0
-WRITER_GRACE_S = 20.0
+READER_GRACE_S = 0.5
+WRITER_GRACE_S = 2.0
 """How long `close` waits for the threads."""
 
 _Copies = list[tuple[BlockKey, bytes]]

@@ -13,14 +13,16 @@ from pathlib import Path
 from typing import Any
 
 from quire.config import QuireConfig
-from quire.plan import MemoryPlan, make_plan
+from quire.kv_tier import check_tier, open_tier, start_digest
+from quire.plan import MemoryPlan, format_bytes, make_plan
 from quire_engine import EngineInfo, EngineParts
 from quire_interfaces import GrammarBackend, LogitsProcessor, Tokenizer
 from quire_kv_cache import KVCacheManager
+from quire_kv_transfer import DiskTier
 from quire_models.config import ModelConfig
 from quire_models.hub import resolve_model
 from quire_renderers import ChatRenderer, load_tokenizer
-from quire_scheduler import Scheduler
+from quire_scheduler import KVTransfers, Scheduler
 from quire_spec_decode import make_drafter
 from quire_structured_output import GrammarCompiler, GrammarGate, Vocabulary, make_backend, resolve_backend
 
@@ -99,6 +101,7 @@ def build_parts(
     """
     start = time.perf_counter()
     report = report or (lambda stage, fraction: None)
+    check_tier(config)
     folder = model_folder(config)
     model = ModelConfig.from_path(folder)
     plan = make_plan(config, model)
@@ -108,6 +111,7 @@ def build_parts(
     from quire_sampling import SamplingConfig
 
     imported = time.perf_counter()
+    digest = start_digest(config, folder) if config.kv_transfer.kv_disk_path else None
     network = load_model(
         model,
         folder,
@@ -132,6 +136,7 @@ def build_parts(
         num_speculative_tokens=num_drafts,
     )
     gate = build_grammar_gate(config, folder, model, tokenizer)
+    tier = None if digest is None else open_tier(config, plan, digest, network.attention_backend.name)
     runner = ModelRunner.for_model(
         network,
         plan.kv_plan,
@@ -141,20 +146,29 @@ def build_parts(
         sampling_config=SamplingConfig(max_logprobs=config.model.max_logprobs),
         grammars=gate.compiler,
         on_logits=on_logits,
+        make_transfer_worker=None if tier is None else tier.make_worker,
     )
-    allocator = KVCacheManager(plan.kv_plan, config.kv_cache)
+    on_computed = None if tier is None else tier.connector.offer
+    allocator = KVCacheManager(plan.kv_plan, config.kv_cache, on_computed=on_computed)
+    transfers = None if tier is None else KVTransfers(allocator, tier.connector)
     timings = {"import": imported - start, "weights": loaded - imported, "cache": time.perf_counter() - loaded}
     return EngineParts(
-        scheduler=Scheduler(scheduler_config, allocator, rules=(gate,)),
+        scheduler=Scheduler(scheduler_config, allocator, rules=(gate,), transfers=transfers),
         executor=RunnerExecutor(runner, threaded=config.engine.depth > 0),
-        info=_info(config, folder, model, plan, network.attention_backend.name, timings),
+        info=_info(config, folder, model, plan, network.attention_backend.name, tier, timings),
         gates=(gate,),
         check_integrity=allocator.check_integrity,
     )
 
 
 def _info(
-    config: QuireConfig, folder: Path, model: ModelConfig, plan: MemoryPlan, attention: str, timings: dict[str, float]
+    config: QuireConfig,
+    folder: Path,
+    model: ModelConfig,
+    plan: MemoryPlan,
+    attention: str,
+    tier: DiskTier | None,
+    timings: dict[str, float],
 ) -> EngineInfo:
     choices = {
         "attention": attention,
@@ -164,6 +178,10 @@ def _info(
         "speculation": config.speculative.method,
         "prefix caching": config.kv_cache.prefix_caching_hash_algo if config.kv_cache.enable_prefix_caching else "off",
     }
+    if tier is not None:
+        choices["prefixes on disk"] = (
+            f"{tier.root}, {format_bytes(tier.used_bytes)} of at most {format_bytes(tier.size_bytes)}"
+        )
     return EngineInfo(
         model=config.model.model or "quire-demo",
         max_model_len=plan.max_model_len,

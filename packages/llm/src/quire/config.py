@@ -20,6 +20,7 @@ from quire.environment import environment_values, warn_unknown_variables
 from quire_engine import EngineConfig
 from quire_interfaces import MAX_LOGPROBS, ConfigError, Settings, at_least, between, one_of, setting
 from quire_kv_cache import KVCacheConfig
+from quire_kv_transfer import KVTransferConfig
 from quire_renderers import RendererConfig
 from quire_runner.config import RunnerConfig
 from quire_scheduler import SchedulerConfig
@@ -111,6 +112,7 @@ class QuireConfig:
 
     model: ModelSettings = field(default_factory=ModelSettings)
     kv_cache: KVCacheConfig = field(default_factory=KVCacheConfig)
+    kv_transfer: KVTransferConfig = field(default_factory=KVTransferConfig)
     scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
     runner: RunnerConfig = field(default_factory=RunnerConfig)
     engine: EngineConfig = field(default_factory=EngineConfig)

@@ -52,6 +52,11 @@ _COUNTERS = {
     "num_preemptions": ("num_preemptions_total", "Requests that lost their place and were recomputed."),
     "prefix_cache_queries": ("prefix_cache_query_tokens_total", "Tokens looked up in the prefix cache."),
     "prefix_cache_hits": ("prefix_cache_hit_tokens_total", "Tokens found in the prefix cache."),
+    "external_prefix_cache_queries": (
+        "external_prefix_cache_query_tokens_total",
+        "Tokens that were not in memory and looked up in a tier beside it.",
+    ),
+    "external_prefix_cache_hits": ("external_prefix_cache_hit_tokens_total", "Tokens that a tier brought."),
     "spec_decode_num_drafts": ("num_drafts_total", "Drafts verified."),
     "spec_decode_num_draft_tokens": ("num_draft_tokens_total", "Draft tokens verified."),
     "spec_decode_num_accepted_tokens": ("num_accepted_tokens_total", "Draft tokens accepted."),
@@ -219,8 +224,13 @@ class EngineMetrics(Collector):
             waiting.add_metric([*self._label_values, reason], count)
         yield waiting
         num_cached = stats.num_cached_prompt_tokens_total
-        sources = (("local_compute", stats.num_prompt_tokens_total - num_cached), ("local_cache_hit", num_cached))
-        yield self._labelled("prompt_tokens_by_source", "Prompt tokens, computed or from the cache.", "source", sources)
+        num_external = stats.num_external_prompt_tokens_total
+        sources = (
+            ("local_compute", stats.num_prompt_tokens_total - num_cached),
+            ("local_cache_hit", num_cached - num_external),
+            ("external_kv_transfer", num_external),
+        )
+        yield self._labelled("prompt_tokens_by_source", "Prompt tokens, computed or from a cache.", "source", sources)
         positions = ((str(index), count) for index, count in enumerate(stats.num_accepted_tokens_per_pos_total))
         text = "Drafts whose token at this position, from 0, was accepted."
         yield self._labelled("spec_decode_num_accepted_tokens_per_pos", text, "position", positions)

@@ -1,0 +1,115 @@
+"""The disk tier of an engine: what may be combined with it, whose blocks it holds, and how it joins the two sides.
+
+Free of torch until `start_digest`, which reads the checkpoint's list of weight files.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from pathlib import Path
+
+from quire.config import QuireConfig
+from quire.plan import MemoryPlan
+from quire_interfaces import ConfigError
+from quire_kv_transfer import (
+    DiskTier,
+    group_block_bytes,
+    layout_facts,
+    model_fingerprint,
+    prepare_folder,
+    weights_digest,
+)
+from quire_models import __version__ as models_version
+
+__all__ = ["check_tier", "open_tier", "start_digest"]
+
+
+def check_tier(config: QuireConfig) -> None:
+    """Refuse settings that cannot work, before anything is loaded.
+
+    Raises:
+        ConfigError: a combination that makes no sense, or a folder that cannot be written to.
+    """
+    settings = config.kv_transfer
+    if settings.kv_disk_path is None:
+        if settings.kv_disk_size is not None:
+            raise ConfigError(
+                f"kv_disk_size is {settings.kv_disk_size}, but there is no kv_disk_path to bound; set it, or leave the "
+                "size out",
+                field="kv_disk_size",
+            )
+        return
+    if not config.kv_cache.enable_prefix_caching:
+        raise ConfigError(
+            "kv_disk_path keeps cached prefixes, and enable_prefix_caching is off; switch it on, or leave the path out",
+            field="kv_disk_path",
+        )
+    if config.runner.device.partition(":")[0] != "cpu":
+        raise ConfigError(
+            f"kv_disk_path works with a KV cache in host memory only, and device is {config.runner.device!r}; leave it "
+            "out, or run on the CPU",
+            field="kv_disk_path",
+        )
+    prepare_folder(settings.kv_disk_path)
+
+
+def start_digest(config: QuireConfig, folder: Path) -> Future[str]:
+    """Begin to digest the checkpoint, beside the loading of its weights. Quick when the tier's folder remembers it.
+
+    The future raises what reading raised.
+    """
+    from quire_models.weights import checkpoint_files
+
+    assert config.kv_transfer.kv_disk_path is not None
+    root = prepare_folder(config.kv_transfer.kv_disk_path)
+    files = [folder / "config.json", *checkpoint_files(folder)]
+    return _in_thread(lambda: weights_digest(files, root))
+
+
+def open_tier(config: QuireConfig, plan: MemoryPlan, digest: Future[str], attention_backend: str) -> DiskTier:
+    """Open the tier for this model, dtype and layout.
+
+    Args:
+        config: Settings.
+        plan: Dtype, linear method and KV cache.
+        digest: From `start_digest`.
+        attention_backend: Name of the one in use; KV of another differs in its last bits, or in its layout.
+
+    Raises:
+        ConfigError: the folder is too small, or cannot be written to.
+    """
+    settings = config.kv_transfer
+    assert settings.kv_disk_path is not None
+    fingerprint = model_fingerprint(
+        {
+            "weights": digest.result(),
+            "networks": models_version,
+            "dtype": plan.dtype,
+            "linear_method": plan.linear_method,
+            "attention_backend": attention_backend,
+            "layout": layout_facts(plan.kv_plan),
+            "block_hash": config.kv_cache.prefix_caching_hash_algo,
+        }
+    )
+    return DiskTier(
+        settings.kv_disk_path,
+        fingerprint,
+        group_block_bytes(plan.kv_plan),
+        size_bytes=settings.kv_disk_size,
+        max_wanted=plan.kv_plan.num_blocks,
+    )
+
+
+def _in_thread(work: Callable[[], str]) -> Future[str]:
+    future: Future[str] = Future()
+
+    def run() -> None:
+        try:
+            future.set_result(work())
+        except Exception as error:
+            future.set_exception(error)
+
+    threading.Thread(target=run, name="quire-weights-digest", daemon=True).start()
+    return future
