@@ -27,6 +27,8 @@ WRONG = [
     ({"choice": ["a", ""]}, "structured_outputs.choice"),
     ({"choice": ["a", 1]}, "structured_outputs.choice"),
     ({"json_object": 1.5}, "structured_outputs.json_object"),
+    ({"json": {}, "disable_any_whitespace": "yes"}, "structured_outputs.disable_any_whitespace"),
+    ({"json": {}, "disable_additional_properties": None}, "structured_outputs.disable_additional_properties"),
     ({"json": {}, "whitespace_pattern": 1}, "structured_outputs.whitespace_pattern"),
     ({"json": {}, "whitespace_pattern": " ", "disable_any_whitespace": True}, "structured_outputs.whitespace_pattern"),
 ]

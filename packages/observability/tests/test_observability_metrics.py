@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry, Counter
 from prometheus_client.parser import text_string_to_metric_families
 
-from quire_interfaces import ConfigError, FinishReason, SchedulerStats
+from quire_interfaces import GRAMMAR_COMPILE_BOUNDS_S, ConfigError, FinishReason, SchedulerStats
 from quire_observability import EngineMetrics, Histogram
 
 README = Path(__file__).resolve().parents[1] / "README.md"
@@ -32,6 +32,7 @@ inter_token_latency_seconds_bucket request_time_per_output_token_seconds_bucket 
 request_queue_time_seconds_sum request_inference_time_seconds_sum request_prefill_time_seconds_count
 request_decode_time_seconds_count request_prompt_tokens_bucket request_generation_tokens_bucket
 request_params_n_bucket request_params_max_tokens_bucket request_num_preemptions_bucket
+grammar_cache_queries_total grammar_cache_hits_total grammar_compile_failures_total
 spec_decode_num_drafts_total spec_decode_num_draft_tokens_total spec_decode_num_accepted_tokens_total
 cache_config_info
 """.split()
@@ -276,3 +277,24 @@ def test_the_readme_example_runs(block: str) -> None:
     )
     assert done.returncode == 0, done.stderr
     assert 'quire:num_requests_running{model_name="demo"} 1.0' in done.stdout
+
+
+def test_compile_times_of_grammars_are_the_engine_s_counts() -> None:
+    metrics = EngineMetrics(labels={"model_name": "m"})
+    assert not any(name.startswith("quire:grammar_compile_seconds") for name, _ in samples(metrics))
+    counts = [0] * (len(GRAMMAR_COMPILE_BOUNDS_S) + 1)
+    counts[2], counts[-1] = 3, 1
+    stats = SchedulerStats(
+        num_grammar_queries_total=9,
+        num_grammar_hits_total=5,
+        num_grammar_failures_total=1,
+        grammar_compile_counts_total=counts,
+        grammar_compile_seconds_total=12.5,
+    )
+    metrics.on_step(0, stats)
+    name = "quire:grammar_compile_seconds"
+    assert value(metrics, f"{name}_bucket", model_name="m", le=str(GRAMMAR_COMPILE_BOUNDS_S[1])) == 0
+    assert value(metrics, f"{name}_bucket", model_name="m", le=str(GRAMMAR_COMPILE_BOUNDS_S[2])) == 3
+    assert value(metrics, f"{name}_bucket", model_name="m", le="+Inf") == 4
+    assert value(metrics, f"{name}_sum", model_name="m") == 12.5
+    assert value(metrics, "quire:grammar_cache_hits_total", model_name="m") == 5

@@ -49,11 +49,11 @@ async def chat_completions(context: ServerContext, request: Request) -> Response
         running = await start_turn(context, chat_turn(context, body))
     request_id = f"chatcmpl-{body.request_id or secrets.token_hex(12)}"
     answer = _Answer(request_id, int(time.time()), model, body, running, context)
-    if not body.stream:
-        final = await unless_disconnected(request, anext(running.outputs))
-        return Response(msgspec.json.encode(answer.whole(final)), media_type="application/json")
     # The first output comes before the status line, so that an early refusal still has its own status.
-    first = await unless_disconnected(request, anext(running.outputs))
+    with naming_fields(body.field_names()):
+        first = await unless_disconnected(request, anext(running.outputs))
+    if not body.stream:
+        return Response(msgspec.json.encode(answer.whole(first)), media_type="application/json")
     return await EventStream.begin(answer.events(first, running.outputs))
 
 

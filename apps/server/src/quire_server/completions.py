@@ -65,10 +65,12 @@ async def completions(context: ServerContext, request: Request) -> Response:
             for prompt in answer.prompts
         ]
     if not body.stream:
-        finals = await unless_disconnected(request, all_of(anext(source) for source in sources))
+        with naming_fields(body.field_names()):
+            finals = await unless_disconnected(request, all_of(anext(source) for source in sources))
         return Response(msgspec.json.encode(answer.whole(finals)), media_type="application/json")
     outputs = merge(sources)
-    first = await unless_disconnected(request, anext(outputs))
+    with naming_fields(body.field_names()):
+        first = await unless_disconnected(request, anext(outputs))
     return await EventStream.begin(answer.events(first, outputs))
 
 

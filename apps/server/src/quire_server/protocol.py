@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from quire_interfaces import RequestError, SamplingParams
+from quire_server.structured import constraint_names, structured_outputs_of
 
 __all__ = [
     "ChatCompletionRequest",
@@ -74,6 +75,13 @@ class SamplingFields(Body):
     user: str | None = None
     logits_processors: list[str] | None = None
     response_format: dict[str, Any] | None = None
+    structured_outputs: dict[str, Any] | None = None
+    guided_json: dict[str, Any] | str | None = None
+    guided_regex: str | None = None
+    guided_choice: list[str] | None = None
+    guided_grammar: str | None = None
+    guided_json_object: bool | None = None
+    guided_whitespace_pattern: str | None = None
 
     def max_tokens_wanted(self) -> int | None:
         """The bound on output tokens, whichever field carries it."""
@@ -85,7 +93,7 @@ class SamplingFields(Body):
 
     def field_names(self) -> dict[str, str]:
         """Name the engine gives a field -> name it has in this body, where they differ."""
-        return {"bad_words_token_ids": "bad_words"}
+        return {"bad_words_token_ids": "bad_words", **constraint_names(self)}
 
     def check_supported(self) -> None:
         """Refuse what is understood but not served.
@@ -101,13 +109,6 @@ class SamplingFields(Body):
             )
         if self.stream_options is not None and not self.stream:
             raise RequestError("stream_options is only allowed with stream=true", param="stream_options")
-        kind = (self.response_format or {}).get("type", "text")
-        if kind != "text":
-            raise RequestError(
-                f"response_format type {kind!r} is not supported yet; leave response_format out and describe the "
-                "wanted form in the prompt",
-                param="response_format",
-            )
 
     def to_sampling_params(
         self, defaults: dict[str, Any], bad_words_token_ids: tuple[tuple[int, ...], ...] = ()
@@ -141,6 +142,7 @@ class SamplingFields(Body):
             max_tokens=self.max_tokens_wanted(),
             logprobs=self.logprobs_wanted(),
             bad_words_token_ids=bad_words_token_ids,
+            structured_outputs=structured_outputs_of(self),
         )
 
 

@@ -28,6 +28,7 @@ from quire_renderers import (
 )
 from quire_server.context import ServerContext, in_thread_when_long
 from quire_server.errors import HTTPError
+from quire_server.structured import thinking_first, with_calls
 from quire_server.tool_choice import ToolUse
 
 __all__ = ["ChatTurn", "RunningTurn", "TurnChoice", "raise_failed", "render_turn", "start_turn"]
@@ -147,6 +148,17 @@ async def start_turn(context: ServerContext, turn: ChatTurn) -> RunningTurn:
     prompt = await render_turn(context, turn)
     forced = _force(context, turn, form, prompt)
     params = turn.params
+    if context.llm.engine_info.structured_output_backend:
+        params = with_calls(params, form, use)
+    if not use.is_forced:
+        params = thinking_first(
+            params,
+            form,
+            context.llm.tokenizer,
+            prompt,
+            continued=_continued(turn),
+            template_kwargs=turn.chat_template_kwargs,
+        )
     if params.skip_special_tokens and form.keeps_special_tokens(tools=use.is_on):
         params = dataclasses.replace(params, skip_special_tokens=False)
     outputs = context.llm.generate(
@@ -167,10 +179,15 @@ def _parser(turn: ChatTurn, form: ChatFormat, prompt: RenderedPrompt, forced: st
     return form.parser(
         turn.tool_use.tools if turn.tool_use.is_on else None,
         prompt=text.removesuffix(forced),
-        continued=str(turn.messages[-1].get("content") or "") if turn.continue_final_message else None,
+        continued=_continued(turn),
         chat_template_kwargs=turn.chat_template_kwargs,
         skip_special_tokens=turn.params.skip_special_tokens,
     )
+
+
+def _continued(turn: ChatTurn) -> str | None:
+    """The text of the answer that the model goes on with."""
+    return str(turn.messages[-1].get("content") or "") if turn.continue_final_message else None
 
 
 def _force(context: ServerContext, turn: ChatTurn, form: ChatFormat, prompt: RenderedPrompt) -> str:

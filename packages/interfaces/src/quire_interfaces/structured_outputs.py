@@ -96,6 +96,9 @@ class StructuredOutputsParams:
                 f"structured_outputs must have exactly one of {', '.join(KINDS)}, {found}", param="structured_outputs"
             )
         getattr(self, f"_check_{given[0]}", self._check_text)(given[0])
+        for name in ("disable_any_whitespace", "disable_additional_properties"):
+            if not isinstance(getattr(self, name), bool):
+                raise _wrong(f"structured_outputs.{name}", getattr(self, name), "be true or false")
         if self.whitespace_pattern is not None:
             if not isinstance(self.whitespace_pattern, str):
                 raise _wrong("structured_outputs.whitespace_pattern", self.whitespace_pattern, "be text")

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator
+from itertools import accumulate
 from typing import Protocol
 
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from quire_interfaces import ConfigError, FinishReason, SchedulerStats
+from quire_interfaces import GRAMMAR_COMPILE_BOUNDS_S, ConfigError, FinishReason, SchedulerStats
 from quire_observability.histogram import Histogram
 
 __all__ = ["CONTENT_TYPE", "EngineMetrics", "RequestTimes"]
@@ -59,6 +60,9 @@ _COUNTERS = {
     "external_prefix_cache_hits": ("external_prefix_cache_hit_tokens_total", "Tokens that a tier brought."),
     "spec_decode_num_drafts": ("num_drafts_total", "Drafts verified."),
     "spec_decode_num_draft_tokens": ("num_draft_tokens_total", "Draft tokens verified."),
+    "grammar_cache_queries": ("num_grammar_queries_total", "Constraints on outputs that requests asked for."),
+    "grammar_cache_hits": ("num_grammar_hits_total", "Of these, those whose grammar was there already."),
+    "grammar_compile_failures": ("num_grammar_failures_total", "Schemas, patterns and grammars that were refused."),
     "spec_decode_num_accepted_tokens": ("num_accepted_tokens_total", "Draft tokens accepted."),
 }
 """Metric -> (field of `SchedulerStats`, help)."""
@@ -234,6 +238,17 @@ class EngineMetrics(Collector):
         positions = ((str(index), count) for index, count in enumerate(stats.num_accepted_tokens_per_pos_total))
         text = "Drafts whose token at this position, from 0, was accepted."
         yield self._labelled("spec_decode_num_accepted_tokens_per_pos", text, "position", positions)
+        if stats.grammar_compile_counts_total:
+            yield self._grammar_compile_seconds(stats)
+
+    def _grammar_compile_seconds(self, stats: SchedulerStats) -> HistogramMetricFamily:
+        """The engine counts these itself: its compiles run beside its loop, where no request hears of them."""
+        text = "Compiling a schema, pattern or grammar."
+        family = HistogramMetricFamily(self._name("grammar_compile_seconds"), text, labels=self._label_names)
+        bounds = [*map(str, GRAMMAR_COMPILE_BOUNDS_S), "+Inf"]
+        buckets = list(zip(bounds, map(float, accumulate(stats.grammar_compile_counts_total)), strict=True))
+        family.add_metric(self._label_values, buckets=buckets, sum_value=stats.grammar_compile_seconds_total)
+        return family
 
     def _request_success(self) -> CounterMetricFamily:
         counts = ((reason.value, count) for reason, count in self._num_finished.items())

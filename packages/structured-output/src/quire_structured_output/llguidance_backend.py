@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 __all__ = ["LLGuidanceBackend"]
 
-WHITESPACE = r"[ \t\r\n]{0,32}"
+WHITESPACE = r"[ \t\r\n]{0,24}"
 """Between the tokens of JSON. Bounded: a model that likes white space must not be able to go on with it for ever."""
 
 _TOO_LARGE = (

@@ -1,6 +1,7 @@
 """`OutputMatcher`: a backend's matcher as a whole output needs it, thinking before the answer included.
 
-Adds two things to a grammar. The span in which the model thinks is free: the grammar begins behind it. And where the
+Adds two things to a grammar. The span in which the model thinks is free, but for its end: the output cannot be over
+within it, so that the grammar behind it holds for every output that ends by itself. And where the
 grammar leaves no choice of *text*, the tokens are fixed to the tokenizer's own way of writing that text: so they can be
 computed together, and which tokens may come next is still a function of the tokens before, never of the batch. Knows
 token ids and no text.
@@ -73,7 +74,7 @@ class OutputMatcher:
     @property
     def allows_all(self) -> bool:
         """See `quire_interfaces.GrammarMatcher`."""
-        return self._state.phase in (_Phase.THINKING, _Phase.OVER)
+        return self._state.phase is _Phase.OVER
 
     @property
     def is_terminated(self) -> bool:
@@ -83,8 +84,11 @@ class OutputMatcher:
     def fill_bitmask(self, bitmask: memoryview) -> None:
         """See `quire_interfaces.GrammarMatcher`."""
         words = bitmask.cast("B").cast("I") if bitmask.format != "I" else bitmask
-        if self.allows_all:
+        if self._state.phase in (_Phase.THINKING, _Phase.OVER):
             words[:] = memoryview(b"\xff" * words.nbytes).cast("I")
+            if self._state.phase is _Phase.THINKING:
+                for token_id in self._eos_token_ids:
+                    words[token_id // 32] &= ~(1 << (token_id % 32)) & 0xFFFFFFFF
         elif self._state.forced:
             words[:] = memoryview(bytes(words.nbytes)).cast("I")
             _set(words, self._state.forced[0])
@@ -135,9 +139,9 @@ class OutputMatcher:
             return _State(_Phase.OVER, (), (), num_inner + 1)
         return _State(_Phase.ANSWER, (), forced[1:] or self._fixed(), num_inner + 1)
 
-    def _after_thought(self, token_id: int, tail: tuple[int, ...], num_inner: int) -> _State:
+    def _after_thought(self, token_id: int, tail: tuple[int, ...], num_inner: int) -> _State | None:
         if token_id in self._eos_token_ids:
-            return _State(_Phase.OVER, (), (), num_inner)
+            return None
         tail = (*tail, token_id)[-len(self._end) :]
         if tail == self._end:
             return _State(_Phase.ANSWER, (), self._fixed(), num_inner)

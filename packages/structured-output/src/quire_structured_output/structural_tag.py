@@ -99,7 +99,8 @@ class _Grammar:
         if not isinstance(schema, (dict, bool)):
             raise _wrong(f"{place}.json_schema", schema, "be a schema")
         if isinstance(schema, dict):
-            schema = {"x-guidance": {"whitespace_pattern": self._whitespace}, **schema}
+            options = schema.get("x-guidance") if isinstance(schema.get("x-guidance"), dict) else {}
+            schema = {**schema, "x-guidance": {"whitespace_pattern": self._whitespace, **(options or {})}}
         return self.rule(f"%json {json.dumps(schema)}")
 
     def _regex(self, value: dict[str, Any], place: str, depth: int) -> str:

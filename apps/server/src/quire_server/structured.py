@@ -1,0 +1,205 @@
+"""The form an answer must have, as the text routes are asked for it: OpenAI's `response_format`, vLLM's
+`structured_outputs`, and the older `guided_...` fields.
+
+Translates field names and shapes; what a schema or pattern means is decided by the engine's grammar backend. Also says
+where in a chat answer a constraint begins, and which constraint a call of a tool is held to.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import reprlib
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from quire_interfaces import (
+    ReasoningSpan,
+    RenderedPrompt,
+    RequestError,
+    SamplingParams,
+    StructuredOutputsParams,
+    Tokenizer,
+)
+from quire_renderers import ChatFormat
+from quire_server.tool_choice import ToolUse
+
+if TYPE_CHECKING:
+    from quire_server.protocol import SamplingFields
+
+__all__ = ["constraint_names", "structured_outputs_of", "thinking_first", "with_calls"]
+
+_GUIDED = {
+    "guided_json": "json",
+    "guided_regex": "regex",
+    "guided_choice": "choice",
+    "guided_grammar": "grammar",
+    "guided_json_object": "json_object",
+    "guided_whitespace_pattern": "whitespace_pattern",
+}
+"""Older name of vLLM -> field of `structured_outputs`."""
+
+_FIELDS = frozenset(spec.name for spec in dataclasses.fields(StructuredOutputsParams)) - {"reasoning"}
+
+
+def structured_outputs_of(body: SamplingFields) -> StructuredOutputsParams | None:
+    """The one constraint that a request asks for, in whatever field; None for none.
+
+    Raises:
+        RequestError: naming the field at fault, or the two that contradict each other.
+    """
+    asked: dict[str, dict[str, Any]] = {}
+    if (values := _of_response_format(body.response_format)) is not None:
+        asked["response_format"] = values
+    if body.structured_outputs is not None:
+        unknown = sorted(set(body.structured_outputs) - _FIELDS)
+        if unknown:
+            raise RequestError(
+                f"structured_outputs has no field {unknown[0][:64]!r}; it has {', '.join(sorted(_FIELDS))}",
+                param="structured_outputs",
+            )
+        given = {name: value for name, value in body.structured_outputs.items() if value is not None}
+        if given:
+            asked["structured_outputs"] = given
+    guided = {_GUIDED[name]: getattr(body, name) for name in _GUIDED if getattr(body, name) is not None}
+    if guided:
+        asked["the guided_ fields"] = guided
+    if len(asked) > 1:
+        raise RequestError(
+            f"{' and '.join(asked)} exclude each other; ask for the form of the output in one place",
+            param="structured_outputs",
+        )
+    return StructuredOutputsParams(**next(iter(asked.values()))) if asked else None
+
+
+def _of_response_format(value: dict[str, Any] | None) -> dict[str, Any] | None:
+    kind = (value or {}).get("type", "text")
+    if value is None or kind == "text":
+        return None
+    if kind == "json_object":
+        return {"json_object": True}
+    if kind == "structural_tag":
+        return {"structural_tag": {key: each for key, each in value.items() if key != "type"}}
+    if kind != "json_schema":
+        raise RequestError(
+            f"response_format.type must be 'text', 'json_object', 'json_schema' or 'structural_tag', got "
+            f"{reprlib.repr(kind)}",
+            param="response_format.type",
+        )
+    holder = value.get("json_schema")
+    schema = holder.get("schema") if isinstance(holder, dict) else None
+    if not isinstance(schema, dict):
+        raise RequestError(
+            f"response_format.json_schema.schema must be a JSON schema, an object, got {reprlib.repr(schema)}",
+            param="response_format.json_schema.schema",
+        )
+    return {"json": schema}
+
+
+def constraint_names(body: SamplingFields) -> dict[str, str]:
+    """Name the engine gives the constraint -> the request's field, for errors."""
+    kind = (body.response_format or {}).get("type", "text")
+    if kind != "text":
+        names = dict.fromkeys(("structured_outputs", "structured_outputs.json"), "response_format")
+        names["structured_outputs.structural_tag"] = "response_format"
+        if kind == "json_schema":
+            names["structured_outputs.json"] = "response_format.json_schema.schema"
+        return names
+    names = {f"structured_outputs.{new}": old for old, new in _GUIDED.items() if getattr(body, old) is not None}
+    return {**names, "structured_outputs": next(iter(names.values()))} if names else {}
+
+
+def thinking_first(
+    params: SamplingParams,
+    form: ChatFormat,
+    tokenizer: Tokenizer,
+    prompt: RenderedPrompt,
+    *,
+    continued: str | None,
+    template_kwargs: Mapping[str, Any] | None,
+) -> SamplingParams:
+    """The same, with the constraint beginning after the model's thinking.
+
+    An answer may think if the prompt has begun the thinking, or if the request switched it on. Otherwise the constraint
+    begins at once: a model that was not asked to think must not be led to it because little else is allowed.
+
+    Args:
+        params: With or without a constraint.
+        form: How the model marks its thinking.
+        tokenizer: For the markers.
+        prompt: What the model goes on from.
+        continued: Text of an answer that it goes on with.
+        template_kwargs: What the request told the template.
+    """
+    wanted, reasoning = params.structured_outputs, form.reasoning
+    if wanted is None or reasoning is None or not reasoning.end:
+        return params
+    is_open = form.opens_thinking(prompt.text, continued, template_kwargs)
+    closed = (prompt.text or "").rstrip().endswith(reasoning.end)
+    switched_on = any((template_kwargs or {}).get(name) for name in reasoning.off_switches)
+    start = reasoning.start[:1] if switched_on and not (is_open or closed or continued is not None) else ()
+    if not is_open and not start:
+        return params
+    span = ReasoningSpan(
+        start_token_ids=tuple(tokenizer.encode(start[0], add_special_tokens=False)) if start else (),
+        end_token_ids=tuple(tokenizer.encode(reasoning.end[0], add_special_tokens=False)),
+        is_open=is_open,
+    )
+    return dataclasses.replace(params, structured_outputs=dataclasses.replace(wanted, reasoning=span))
+
+
+def with_calls(params: SamplingParams, form: ChatFormat, use: ToolUse) -> SamplingParams:
+    """The same, with calls of tools held to their schemas as far as the request asks for it.
+
+    A call that is forced follows its schema from where `form.forced_call` ends. A call that is not forced does so if
+    some tool is strict. Where the answer has a JSON schema of its own, it is either that or a call. Formats whose
+    arguments are no JSON stay free.
+
+    Raises:
+        RequestError: the request asks for a call and for another form of the answer.
+    """
+    wanted = params.structured_outputs
+    if use.is_forced and wanted is not None:
+        raise RequestError(
+            "tool_choice makes the answer a call of a tool, so it cannot have another form, too; leave tool_choice or "
+            "the constraint out",
+            param="tool_choice",
+            code="unsupported_combination",
+        )
+    structures = form.call_grammar(use.callable_tools) if use.is_on else None
+    if not structures:
+        return params
+    begun = (form.forced_call(use.name) or "") if use.is_forced else ""
+    tags = [_tag(*pair, begun) for pair in zip(use.callable_tools, structures, strict=True)]
+    is_strict = any(tool["function"].get("strict") for tool in use.callable_tools)
+    if use.is_forced:
+        tag: dict[str, Any] = {"type": "or", "elements": tags}
+    elif wanted is not None:
+        schema = _schema_of(wanted)
+        if schema is None:
+            return params
+        calls = {"type": "tags_with_separator", "tags": tags, "separator": "\n", "at_least_one": True}
+        calls["stop_after_first"] = not use.parallel
+        tag = {"type": "or", "elements": [{"type": "json_schema", "json_schema": schema}, calls]}
+    elif is_strict and form.tools is not None:
+        tag = {"type": "triggered_tags", "triggers": [form.tools.trigger], "tags": tags}
+    else:
+        return params
+    return dataclasses.replace(params, structured_outputs=StructuredOutputsParams(structural_tag={"format": tag}))
+
+
+def _tag(tool: dict[str, Any], structure: dict[str, Any], begun: str) -> dict[str, Any]:
+    """A call without the text that is there already."""
+    schema = structure["schema"]
+    if not tool["function"].get("strict"):
+        # Not asked to be followed to the letter: keywords that a backend does not know are passed over.
+        schema = {**schema, "x-guidance": {"lenient": True}}
+    content = {"type": "json_schema", "json_schema": schema}
+    begin = structure["begin"].removeprefix(begun)
+    return {"type": "tag", "begin": begin, "content": content, "end": structure["end"]}
+
+
+def _schema_of(wanted: StructuredOutputsParams) -> dict[str, Any] | None:
+    """The JSON schema of a constraint that is one."""
+    if wanted.json_object:
+        return {"type": "object"}
+    return wanted.json if isinstance(wanted.json, dict) else None
