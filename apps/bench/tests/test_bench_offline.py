@@ -10,7 +10,8 @@ import pytest
 from quire import LLM
 from quire_bench import BenchRequest, Workload, random_requests
 from quire_bench.offline import compare_throughput, measure_latency, measure_throughput, run_once
-from quire_bench.peers import PEERS, load_peer
+from quire_bench.peer_process import load_peer
+from quire_bench.peers import PEERS
 from quire_interfaces import ConfigError, ContextLengthError
 
 MIXED = random_requests(Workload(num_requests=5, input_len=12, output_len=6, length_spread=0.5), low=10, high=250)
@@ -75,9 +76,9 @@ def test_counts_are_checked(llm: LLM) -> None:
 
 
 def test_both_engines_in_turn(llm: LLM, tiny_model: Path) -> None:
-    peer = load_peer("transformers", tiny_model, dtype=llm.dtype, num_threads=None, batch_size=2)
     runs: list[int] = []
-    figures = compare_throughput(llm, peer, MIXED, repeats=2, on_run=lambda: runs.append(1))
+    with load_peer("transformers", tiny_model, MIXED, dtype=llm.dtype, num_threads=None, batch_size=2) as peer:
+        figures = compare_throughput(llm, peer, MIXED, repeats=2, on_run=lambda: runs.append(1))
     assert len(runs) == len(figures["ratios"]) == 2
     assert figures["transformers_output_tokens_per_s"] > 0
     assert min(figures["ratios"]) - 0.001 <= figures["ratio"] <= max(figures["ratios"]) + 0.001
@@ -87,8 +88,8 @@ def test_both_engines_in_turn(llm: LLM, tiny_model: Path) -> None:
 
 def test_unknown_peers_and_bad_batches(tiny_model: Path) -> None:
     settings = {"dtype": "float32", "num_threads": None}
-    with pytest.raises(ConfigError, match="peer must be one of transformers, got 'abacus'"):
-        load_peer("abacus", tiny_model, batch_size=1, **settings)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match=r"peer must be one of transformers, vllm, .*, got 'abacus'"):
+        load_peer("abacus", tiny_model, MIXED, batch_size=1, **settings)  # type: ignore[arg-type]
     for name in PEERS:
         with pytest.raises(ConfigError, match="batch size must be at least 1, got 0"):
-            load_peer(name, tiny_model, batch_size=0, **settings)  # type: ignore[arg-type]
+            load_peer(name, tiny_model, MIXED, batch_size=0, **settings)  # type: ignore[arg-type]

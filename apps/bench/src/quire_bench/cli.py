@@ -1,4 +1,4 @@
-"""Subcommands that this package adds to `quire`: `bench throughput|latency|serve` and `make-model`.
+"""Subcommands that this package adds to `quire`: `bench throughput|latency|serve|peers` and `make-model`.
 
 Only argparse is imported until a command runs.
 """
@@ -11,11 +11,14 @@ from typing import Any
 
 __all__ = ["register_bench", "register_make_model"]
 
+PEER_NAMES = ["transformers", "vllm", "llama.cpp", "llama-server", "openvino"]
+"""As in `quire_bench.peers`, which is not imported to register a command (a test holds the two together)."""
+
 
 def register_bench(commands: Any) -> None:
     """Add `bench` to an argparse subparsers object; parsed arguments get `run`, a function of them."""
     parser = commands.add_parser("bench", help="measure throughput, latency or a running server")
-    kinds = parser.add_subparsers(dest="kind", required=True, metavar="throughput|latency|serve")
+    kinds = parser.add_subparsers(dest="kind", required=True, metavar="throughput|latency|serve|peers")
     throughput = kinds.add_parser("throughput", help="offline: all requests at once")
     latency = kinds.add_parser("latency", help="offline: one batch, many times")
     serve = kinds.add_parser("serve", help="over HTTP, against any OpenAI-compatible server")
@@ -24,13 +27,15 @@ def register_bench(commands: Any) -> None:
     for kind in (throughput, latency):
         _add_engine(kind)
     throughput.add_argument(
-        "--peer", choices=["transformers"], help="measure another engine in the same run, in turn, and print the ratio"
+        "--peer", choices=PEER_NAMES, help="measure another engine in the same run, in turn, and print the ratio"
     )
     throughput.add_argument("--peer-batch-size", type=int, default=32, help="requests the peer runs at once")
+    _add_peer_places(throughput)
     latency.add_argument("--warmups", type=int, default=1, help="runs before those that count")
     throughput.set_defaults(run=run_throughput)
     latency.set_defaults(run=run_latency)
     _add_serve(serve)
+    _add_peers(kinds.add_parser("peers", help="offline: beside every other engine that is installed, in turn"))
 
 
 def _add_workload(parser: argparse.ArgumentParser, num_requests: int) -> None:
@@ -71,6 +76,45 @@ def _add_serve(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(run=run_bench_serve)
 
 
+def _add_peer_places(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("where peers are")
+    group.add_argument(
+        "--peer-python", action="append", default=[], metavar="NAME=PYTHON", help="interpreter that has this peer"
+    )
+    group.add_argument("--gguf", metavar="FILE", help="the checkpoint as GGUF, for llama.cpp")
+    group.add_argument("--openvino-model", metavar="FOLDER", help="the checkpoint as OpenVINO IR, for OpenVINO GenAI")
+
+
+def _add_peers(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("model", nargs="?", help="checkpoint folder or hub name (default: the demo model)")
+    parser.add_argument(
+        "--peers", metavar="NAME,...", help=f"of {', '.join(PEER_NAMES)} (default: all that are here; '': none)"
+    )
+    parser.add_argument(
+        "--situations",
+        default="first-token,decode,concurrent-8,concurrent-32,prefill,memory",
+        metavar="NAME,...",
+        help="of first-token, decode, concurrent-N, prefill, memory (default: all, with 8 and 32 at once)",
+    )
+    parser.add_argument("--repeats", type=int, default=3, help="rounds (default 3)")
+    parser.add_argument("--timeout", type=float, default=600.0, help="bound on each start and run, s (default 600)")
+    parser.add_argument(
+        "--one-at-a-time", action="store_true", help="keep only one engine in memory; all of them otherwise"
+    )
+    parser.add_argument("--input-len", type=int, default=128, help="prompt tokens (default 128)")
+    parser.add_argument("--output-len", type=int, default=128, help="generated tokens (default 128)")
+    parser.add_argument("--prefill-len", type=int, help="prompt tokens of prefill (default 2048, or the context)")
+    parser.add_argument("--token-range", default="10:250", metavar="LOW:HIGH", help="random token ids (default 10:250)")
+    parser.add_argument("--dtype", default="auto", help="float32, float16, bfloat16 (default: the checkpoint's)")
+    parser.add_argument("--quantization", help="how Quire stores weights, for example int8")
+    parser.add_argument("--num-threads", type=int, help="of the processor, for every engine")
+    parser.add_argument(
+        "--output-json", "--json", metavar="FILE", help='write the figures as JSON; "-" for standard output'
+    )
+    _add_peer_places(parser)
+    parser.set_defaults(run=run_peers)
+
+
 def _requests(args: argparse.Namespace) -> list[Any]:
     from quire_bench.report import check_json_path
     from quire_bench.workload import Workload, parse_token_range, random_requests
@@ -100,40 +144,84 @@ def _load(args: argparse.Namespace, requests: list[Any]) -> Any:
     from quire import LLM
 
     longest = max(len(request.prompt_token_ids) + request.output_len for request in requests)
-    return LLM(
-        args.model,
-        dtype=args.dtype,
-        quantization=args.quantization,
-        num_threads=args.num_threads,
-        max_num_seqs=args.max_num_seqs,
-        max_model_len=longest,
-    )
+    asked = {name: getattr(args, name) for name in ("dtype", "quantization", "num_threads", "max_num_seqs")}
+    given = {name: value for name, value in asked.items() if value is not None}
+    return LLM(args.model, max_model_len=longest, **given)
 
 
 def run_throughput(args: argparse.Namespace) -> int:
     """`quire bench throughput`; with --peer, both engines in turn and the ratio of each pair."""
     from quire_bench.offline import compare_throughput, measure_throughput
-    from quire_bench.peers import load_peer
+    from quire_bench.peer_process import load_peer
     from quire_bench.report import progress_bar
 
     requests = _requests(args)
+    options = _peer_options(args)
     with progress_bar() as progress, _load(args, requests) as llm:
         task = progress.add_task("throughput", total=args.repeats)
         if args.peer is None:
             figures = measure_throughput(llm, requests, repeats=args.repeats, on_run=lambda: progress.advance(task))
         else:
-            peer = load_peer(
+            with load_peer(
                 args.peer,
                 llm.model_folder,
+                requests,
                 dtype=llm.dtype,
                 num_threads=args.num_threads,
                 batch_size=args.peer_batch_size,
-            )
-            figures = compare_throughput(
-                llm, peer, requests, repeats=args.repeats, on_run=lambda: progress.advance(task)
-            )
+                options=options,
+            ) as peer:
+                figures = compare_throughput(
+                    llm, peer, requests, repeats=args.repeats, on_run=lambda: progress.advance(task)
+                )
     _show("throughput", figures, args)
     return 0
+
+
+def _peer_options(args: argparse.Namespace) -> Any:
+    from quire_bench.peers import PeerOptions
+    from quire_interfaces import ConfigError
+
+    pythons = {}
+    for text in args.peer_python:
+        name, found, python = text.partition("=")
+        if not found:
+            raise ConfigError(f"--peer-python must be NAME=PYTHON, got {text!r}", field="peer_python")
+        pythons[name] = python
+    files = {"--gguf": args.gguf, "--openvino-model": args.openvino_model}
+    return PeerOptions(pythons=pythons, files={flag: path for flag, path in files.items() if path is not None})
+
+
+def run_peers(args: argparse.Namespace) -> int:
+    """`quire bench peers`; exit status 1 when Quire itself could not be measured in some situation."""
+    from quire_bench.comparison import compare
+    from quire_bench.comparison_report import show_comparison
+    from quire_bench.comparison_setup import set_up
+    from quire_bench.limits import measure_machine
+    from quire_bench.peers import OURS
+    from quire_bench.report import check_json_path, progress_bar
+
+    check_json_path(args.output_json)
+    plan = set_up(args, _peer_options(args))
+    with progress_bar() as progress:
+        task = progress.add_task("peers", total=args.repeats * plan.num_steps)
+
+        def tell(what: str) -> None:
+            progress.update(task, description=what)
+            progress.advance(task)
+
+        result = compare(
+            plan.engines,
+            plan.situations,
+            plan.settings,
+            repeats=args.repeats,
+            timeout_s=args.timeout,
+            measure_limits=lambda: measure_machine(plan.dtype, args.num_threads, timeout_s=args.timeout),
+            one_at_a_time=args.one_at_a_time,
+            on_progress=tell,
+        )
+    show_comparison(result, plan, args.output_json)
+    return 1 if OURS in result.failures else 0
 
 
 def run_latency(args: argparse.Namespace) -> int:

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
-from quire_bench.peers import Peer
 from quire_bench.report import percentiles
 from quire_bench.workload import BenchRequest
 from quire_interfaces import ConfigError, QuireError, SamplingParams
@@ -14,10 +13,19 @@ from quire_interfaces import ConfigError, QuireError, SamplingParams
 if TYPE_CHECKING:
     from quire import LLM
 
-__all__ = ["compare_throughput", "measure_latency", "measure_throughput", "run_once", "sampling_params"]
+__all__ = ["Peer", "compare_throughput", "measure_latency", "measure_throughput", "run_once", "sampling_params"]
 
 OnRun = Callable[[], object]
 """Called after each timed or warm-up run."""
+
+
+class Peer(Protocol):
+    """Another engine, loaded."""
+
+    name: str
+
+    def run(self, requests: Sequence[BenchRequest]) -> float:
+        """Serve all requests, each with at least the tokens it asks for; the seconds it took."""
 
 
 def sampling_params(requests: Sequence[BenchRequest]) -> list[SamplingParams]:

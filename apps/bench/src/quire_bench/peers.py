@@ -1,91 +1,166 @@
-"""Other engines on the same checkpoint and the same requests, in the same run. Each is used only when installed."""
+"""Other engines that can be measured beside Quire: what each needs, whether it is here, how to get it.
+
+Each is a program of `programs/` that runs in a process of its own, and in another interpreter where its libraries would
+not go together with Quire's. Nothing of them is installed or shipped with this package.
+"""
 
 from __future__ import annotations
 
 import importlib.util
-import time
-from collections.abc import Sequence
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
 
-from quire_bench.workload import BenchRequest
-from quire_interfaces import ConfigError, QuireError
+from quire_interfaces import ConfigError
 
-__all__ = ["PEERS", "Peer", "TransformersPeer", "load_peer"]
+__all__ = ["OURS", "PEERS", "Engine", "PeerOptions", "PeerSpec", "find_engine", "find_peers"]
 
-
-class Peer(Protocol):
-    """Another engine, loaded."""
-
-    name: str
-
-    def run(self, requests: Sequence[BenchRequest]) -> float:
-        """Serve all requests, each with at least the tokens it asks for; the seconds it took."""
+PROGRAMS = Path(__file__).parent / "programs"
 
 
-class TransformersPeer:
-    """Hugging Face `generate` in batches, greedy, without an end token.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PeerSpec:
+    """What is known about an engine before looking for it."""
 
-    A batch is padded on the left to its longest prompt and runs to its longest output; tokens beyond what a request
-    asked for are not counted, neither as its own nor against it.
-    """
-
-    name = "transformers"
-
-    def __init__(self, model: Path, *, dtype: str, num_threads: int | None, batch_size: int) -> None:
-        import torch
-        from transformers import AutoModelForCausalLM, GenerationConfig
-
-        if batch_size < 1:
-            raise ConfigError(f"the peer's batch size must be at least 1, got {batch_size}", field="peer_batch_size")
-        if num_threads:
-            torch.set_num_threads(num_threads)
-        self._torch = torch
-        self._model = AutoModelForCausalLM.from_pretrained(model, dtype=getattr(torch, dtype)).eval()
-        # Not the checkpoint's own: its penalties and temperatures are not applied on the other side either.
-        self._model.generation_config = GenerationConfig(do_sample=False, pad_token_id=0)
-        self._batch_size = batch_size
-
-    def run(self, requests: Sequence[BenchRequest]) -> float:
-        start = time.perf_counter()
-        for first in range(0, len(requests), self._batch_size):
-            self._generate(requests[first : first + self._batch_size])
-        return time.perf_counter() - start
-
-    def _generate(self, requests: Sequence[BenchRequest]) -> None:
-        torch = self._torch
-        width = max(len(request.prompt_token_ids) for request in requests)
-        longest = max(request.output_len for request in requests)
-        input_ids = torch.zeros((len(requests), width), dtype=torch.long)
-        mask = torch.zeros_like(input_ids)
-        for row, request in enumerate(requests):
-            count = len(request.prompt_token_ids)
-            input_ids[row, width - count :] = torch.tensor(request.prompt_token_ids)
-            mask[row, width - count :] = 1
-        with torch.inference_mode():
-            output = self._model.generate(input_ids=input_ids, attention_mask=mask, max_new_tokens=longest)
-        if output.shape != (len(requests), width + longest):
-            raise QuireError(f"transformers stopped after {output.shape[1] - width} of {longest} tokens")
+    program: str
+    """File in `programs/`."""
+    install: str
+    """How to get it, one line."""
+    module: str | None = None
+    """The Python package that must be there."""
+    executable: str | None = None
+    """The command that must be there."""
+    file_flag: str | None = None
+    """The flag that names the checkpoint in this engine's own format, where it reads no other."""
+    convert: str = ""
+    """How to make that file, one line."""
 
 
-PEERS: dict[str, type[TransformersPeer]] = {"transformers": TransformersPeer}
+OURS = "quire"
+GGUF = "convert the checkpoint with llama.cpp's convert_hf_to_gguf.py"
+
+PEERS = {
+    "transformers": PeerSpec(program="run_transformers.py", module="transformers", install="pip install transformers"),
+    "vllm": PeerSpec(
+        program="run_vllm.py", module="vllm", install="install vLLM's build for processors as its documentation says"
+    ),
+    "llama.cpp": PeerSpec(
+        program="run_llama_cpp.py",
+        module="llama_cpp",
+        install="pip install llama-cpp-python numpy (it compiles llama.cpp)",
+        file_flag="--gguf",
+        convert=GGUF,
+    ),
+    "llama-server": PeerSpec(
+        program="run_llama_server.py",
+        executable="llama-server",
+        install="build llama.cpp and put its llama-server on the PATH",
+        file_flag="--gguf",
+        convert=GGUF,
+    ),
+    "openvino": PeerSpec(
+        program="run_openvino.py",
+        module="openvino_genai",
+        install="pip install openvino-genai",
+        file_flag="--openvino-model",
+        convert="optimum-cli export openvino --model CHECKPOINT --task text-generation-with-past FOLDER",
+    ),
+}
+"""By the name that the command line takes."""
 
 
-def load_peer(name: str, model: Path, *, dtype: str, num_threads: int | None, batch_size: int) -> Peer:
-    """Load a peer by name.
-
-    Args:
-        name: A key of `PEERS`.
-        model: Checkpoint folder.
-        dtype: float32, float16 or bfloat16.
-        num_threads: Of the processor; None leaves it to the peer.
-        batch_size: Requests it runs at once.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PeerOptions:
+    """Where a user says that peers and their files are.
 
     Raises:
-        ConfigError: unknown name, the peer is not installed, or a batch size below 1.
+        ConfigError: a file, a folder or an interpreter that does not exist, or a peer that nobody knows.
     """
-    if name not in PEERS:
-        raise ConfigError(f"peer must be one of {', '.join(PEERS)}, got {name!r}", field="peer")
-    if importlib.util.find_spec(name) is None:
-        raise ConfigError(f"the peer {name} is not installed; install it with `pip install {name}`", field="peer")
-    return PEERS[name](model, dtype=dtype, num_threads=num_threads, batch_size=batch_size)
+
+    pythons: Mapping[str, str] = field(default_factory=dict)
+    """Peer -> interpreter that has it; this one where nothing is said."""
+    files: Mapping[str, str] = field(default_factory=dict)
+    """Flag ("--gguf", "--openvino-model") -> file or folder."""
+
+    def __post_init__(self) -> None:
+        for flag, path in self.files.items():
+            if not Path(path).exists():
+                raise ConfigError(f"{flag} {path}: there is no such file or folder", field=flag.lstrip("-"))
+        for name, python in self.pythons.items():
+            if name not in PEERS:
+                raise ConfigError(
+                    f"--peer-python names {name!r}, but the peers are {', '.join(PEERS)}", field="peer_python"
+                )
+            if shutil.which(python) is None:
+                raise ConfigError(f"--peer-python {name}={python}: there is no such program", field="peer_python")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Engine:
+    """An engine that is here and can be started."""
+
+    name: str
+    command: tuple[str, ...]
+    file: str | None = None
+    """The checkpoint in the engine's own format; None when it reads the checkpoint itself."""
+    executable: str | None = None
+
+
+def find_engine(name: str, options: PeerOptions) -> Engine | str:
+    """The engine, or, in one line, what is missing and how to get it."""
+    if name == OURS:
+        return Engine(name=name, command=(sys.executable, str(PROGRAMS / "run_quire.py")))
+    spec = PEERS[name]
+    python = options.pythons.get(name, sys.executable)
+    executable = None
+    if spec.module is not None and not _has_module(python, spec.module):
+        where = "" if python == sys.executable else f" in {python}"
+        return f"not installed{where}; {spec.install}, or name an interpreter with --peer-python {name}=PYTHON"
+    if spec.executable is not None:
+        executable = shutil.which(spec.executable)
+        if executable is None:
+            return f"not installed; {spec.install}"
+    file = None
+    if spec.file_flag is not None:
+        file = options.files.get(spec.file_flag)
+        if file is None:
+            return f"reads its own format only; {spec.convert}, and give it with {spec.file_flag}"
+    return Engine(name=name, command=(python, str(PROGRAMS / spec.program)), file=file, executable=executable)
+
+
+def find_peers(names: list[str] | None, options: PeerOptions) -> tuple[list[Engine], dict[str, str]]:
+    """Peers to measure.
+
+    Args:
+        names: Those that must be there; None takes all that are.
+        options: Where to look.
+
+    Returns:
+        Peers that are here, and peer -> what is missing for the others.
+
+    Raises:
+        ConfigError: an unknown name, or a named peer that is not here.
+    """
+    found: list[Engine] = []
+    missing: dict[str, str] = {}
+    for name in PEERS if names is None else dict.fromkeys(names):
+        if name not in PEERS:
+            raise ConfigError(f"peer must be one of {', '.join(PEERS)}, got {name!r}", field="peers")
+        engine = find_engine(name, options)
+        if isinstance(engine, Engine):
+            found.append(engine)
+        elif names is not None:
+            raise ConfigError(f"the peer {name} cannot be measured: {engine}", field="peers")
+        else:
+            missing[name] = engine
+    return found, missing
+
+
+def _has_module(python: str, module: str) -> bool:
+    if python == sys.executable:
+        return importlib.util.find_spec(module) is not None
+    script = f"import importlib.util, sys; sys.exit(importlib.util.find_spec({module!r}) is None)"
+    return subprocess.run([python, "-c", script], capture_output=True, timeout=60, check=False).returncode == 0

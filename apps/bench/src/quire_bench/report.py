@@ -13,7 +13,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from quire_interfaces import ConfigError
 
-__all__ = ["check_json_path", "percentiles", "progress_bar", "show"]
+__all__ = ["check_json_path", "percentiles", "progress_bar", "show", "write_json"]
 
 _POINTS = (50, 90, 99)
 
@@ -67,7 +67,16 @@ def show(title: str, figures: Mapping[str, Any], settings: Mapping[str, Any], js
     _print_table(title, figures, sys.stderr if json_path == "-" else sys.stdout)
     if json_path is None:
         return
-    text = json.dumps({"benchmark": title, "settings": dict(settings), **figures}, indent=2, default=str) + "\n"
+    write_json({"benchmark": title, "settings": dict(settings), **figures}, json_path)
+
+
+def write_json(value: Mapping[str, Any], json_path: str) -> None:
+    """Write a file, or "-", standard output.
+
+    Raises:
+        ConfigError: the file cannot be written.
+    """
+    text = json.dumps(value, indent=2, default=str) + "\n"
     if json_path == "-":
         sys.stdout.write(text)
         return

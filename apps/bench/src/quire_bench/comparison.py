@@ -1,0 +1,164 @@
+"""`quire bench peers`: every engine in every situation, in turn, several rounds; medians and ratios of neighbours.
+
+In a round all engines are loaded, one after another, and stopped; then each situation goes through all of them, seconds
+apart, so that a machine whose speed changes changes it for all. An engine that fails or is too slow leaves the round,
+and the situation in which it did is not tried again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from statistics import median
+from typing import Any
+
+from quire_bench.limits import MachineLimits
+from quire_bench.peer_process import PeerProcess
+from quire_bench.peers import OURS, Engine
+from quire_bench.situations import Situation
+from quire_interfaces import ConfigError, QuireError
+
+__all__ = ["Comparison", "compare"]
+
+OnProgress = Callable[[str], object]
+"""Called with what is being measured now."""
+
+
+@dataclass(slots=True)
+class Comparison:
+    """What was measured: tokens per second, seconds or bytes, a figure per round, None where there is none."""
+
+    engines: list[str]
+    situations: list[Situation]
+    figures: dict[str, dict[str, list[float | None]]]
+    """Situation -> engine -> figure of each round."""
+    failures: dict[str, dict[str, str]] = field(default_factory=dict)
+    """Engine -> situation, or "start" -> what went wrong."""
+    versions: dict[str, str] = field(default_factory=dict)
+    machine: list[MachineLimits] = field(default_factory=list)
+    """As measured at the beginning of each round."""
+
+    def median(self, situation: str, engine: str) -> float | None:
+        """Over the rounds that have a figure."""
+        known = [figure for figure in self.figures[situation][engine] if figure is not None]
+        return median(known) if known else None
+
+    def ratio(self, situation: str, peer: str) -> float | None:
+        """The median of ours divided by the peer's of the same round."""
+        pairs = zip(self.figures[situation][OURS], self.figures[situation][peer], strict=True)
+        ratios = [ours / theirs for ours, theirs in pairs if ours is not None and theirs]
+        return median(ratios) if ratios else None
+
+
+def compare(
+    engines: Sequence[Engine],
+    situations: Sequence[Situation],
+    settings: dict[str, Any],
+    *,
+    repeats: int,
+    timeout_s: float,
+    measure_limits: Callable[[], MachineLimits],
+    one_at_a_time: bool = False,
+    on_progress: OnProgress = lambda what: None,
+) -> Comparison:
+    """Measure.
+
+    Args:
+        engines: Ours, and its peers.
+        situations: What to measure.
+        settings: For the engines' programs.
+        repeats: Rounds.
+        timeout_s: Bound on each start and each run of an engine.
+        measure_limits: Called at the beginning of each round.
+        one_at_a_time: Load an engine only when the one before it has gone, for machines whose memory does not hold all
+            of them; neighbours are minutes apart then.
+        on_progress: Told before each measurement.
+
+    Raises:
+        ConfigError: repeats below 1.
+        QuireError: the machine's limits cannot be measured.
+    """
+    if repeats < 1:
+        raise ConfigError(f"repeats must be at least 1, got {repeats}", field="repeats")
+    names = [engine.name for engine in engines]
+    figures: dict[str, dict[str, list[float | None]]] = {
+        situation.name: {name: [None] * repeats for name in names} for situation in situations
+    }
+    result = Comparison(names, list(situations), figures)
+    for number in range(repeats):
+        on_progress(f"round {number + 1}/{repeats}: limits of the machine")
+        result.machine.append(measure_limits())
+        # Everybody begins in turn: what comes first in a round has no advantage over the rounds.
+        order = [*engines[number % len(engines) :], *engines[: number % len(engines)]]
+        one_round = _Round(result, number, repeats, settings, timeout_s, on_progress)
+        for group in [[engine] for engine in order] if one_at_a_time else [order]:
+            one_round.measure(group)
+    return result
+
+
+class _Round:
+    """Fills one round's places of a `Comparison`."""
+
+    def __init__(
+        self,
+        result: Comparison,
+        number: int,
+        repeats: int,
+        settings: dict[str, Any],
+        timeout_s: float,
+        on_progress: OnProgress,
+    ) -> None:
+        self._result = result
+        self._number = number
+        self._repeats = repeats
+        self._settings = settings
+        self._timeout_s = timeout_s
+        self._on_progress = on_progress
+
+    def measure(self, engines: Sequence[Engine]) -> None:
+        """All situations on these engines, which are loaded together."""
+        with contextlib.ExitStack() as stack:
+            loaded: dict[str, PeerProcess] = {}
+            for engine in engines:
+                process = self._start(engine)
+                if process is not None:
+                    loaded[engine.name] = stack.enter_context(process)
+            for situation in self._result.situations:
+                if situation.sends_requests:
+                    for name in list(loaded):
+                        if not self._measure_one(situation, name, loaded[name]):
+                            del loaded[name]
+            for name, process in loaded.items():
+                self._put("memory", name, process.peak_memory_bytes())
+
+    def _start(self, engine: Engine) -> PeerProcess | None:
+        if "start" in self._result.failures.get(engine.name, {}):
+            return None
+        with self._failing_as(engine.name, "start"):
+            process = PeerProcess(engine, self._settings, timeout_s=self._timeout_s)
+            self._result.versions[engine.name] = process.version
+            self._put("first-token", engine.name, process.first_token_s)
+            return process
+        return None
+
+    def _measure_one(self, situation: Situation, name: str, process: PeerProcess) -> bool:
+        """Whether the engine is still there."""
+        if situation.name in self._result.failures.get(name, {}):
+            return True
+        with self._failing_as(name, situation.name):
+            self._put(situation.name, name, situation.measure(process.run, self._number))
+            return True
+        return False
+
+    @contextlib.contextmanager
+    def _failing_as(self, engine: str, what: str) -> Iterator[None]:
+        self._on_progress(f"round {self._number + 1}/{self._repeats}: {engine}, {what}")
+        try:
+            yield
+        except QuireError as error:
+            self._result.failures.setdefault(engine, {})[what] = str(error)
+
+    def _put(self, situation: str, engine: str, figure: float | None) -> None:
+        if situation in self._result.figures:
+            self._result.figures[situation][engine][self._number] = figure

@@ -1,0 +1,108 @@
+"""From the arguments of `quire bench peers` to what will be measured, with everything checked before the first run."""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import dataclass, replace
+from typing import Any
+
+from quire.assemble import model_folder
+from quire.config import QuireConfig
+from quire.plan import resolved_dtype
+from quire_bench.limits import ModelWork, file_bytes
+from quire_bench.peer_process import engine_settings
+from quire_bench.peers import OURS, Engine, PeerOptions, find_engine, find_peers
+from quire_bench.situations import Lengths, Situation, parse_situations
+from quire_bench.workload import parse_token_range
+from quire_interfaces import ConfigError
+from quire_models.config import ModelConfig
+
+__all__ = ["ComparisonPlan", "set_up"]
+
+PREFILL_LEN = 2048
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ComparisonPlan:
+    """What will be measured, on what, with whom."""
+
+    model: str
+    architecture: str
+    dtype: str
+    engines: list[Engine]
+    missing: dict[str, str]
+    """Peer -> why it is not measured."""
+    situations: list[Situation]
+    settings: dict[str, Any]
+    work: dict[str, ModelWork]
+    """Engine -> what its weights make it read and compute."""
+    arguments: dict[str, Any]
+
+    @property
+    def num_steps(self) -> int:
+        """Measurements of a round."""
+        sent = sum(situation.sends_requests for situation in self.situations)
+        return 1 + len(self.engines) * (1 + sent)
+
+
+def set_up(args: argparse.Namespace, options: PeerOptions) -> ComparisonPlan:
+    """Check the arguments, and find model and peers.
+
+    Raises:
+        ConfigError: something that cannot work, e.g. lengths beyond the model's context, or a peer that is not here.
+        CheckpointError: a model that is missing or not understood.
+    """
+    if args.timeout <= 0:
+        raise ConfigError(f"timeout must be above 0, got {args.timeout}", field="timeout")
+    folder = model_folder(QuireConfig.of(model=args.model))
+    model = ModelConfig.from_path(folder)
+    dtype = resolved_dtype(args.dtype, model.dtype)
+    prefill_len = args.prefill_len if args.prefill_len is not None else min(PREFILL_LEN, model.max_model_len - 1)
+    lengths = Lengths(
+        input_len=args.input_len,
+        output_len=args.output_len,
+        prefill_len=prefill_len,
+        token_range=parse_token_range(args.token_range),
+    )
+    situations = parse_situations(args.situations, lengths)
+    names = None if args.peers is None else [name for name in args.peers.split(",") if name]
+    peers, missing = find_peers(names, options)
+    ours = find_engine(OURS, options)
+    assert isinstance(ours, Engine)
+    engines = [ours, *peers]
+    settings = _settings(args, folder, dtype, situations)
+    if settings["max_model_len"] > model.max_model_len:
+        raise ConfigError(
+            f"the longest sequence is {settings['max_model_len']} tokens, but the model's context is "
+            f"{model.max_model_len}; lower --prefill-len, --input-len or --output-len",
+            field="prefill_len",
+        )
+    plain = ModelWork.of(model, dtype)
+    work = {OURS: ModelWork.of(model, dtype, args.quantization)}
+    for engine in peers:
+        work[engine.name] = plain if engine.file is None else replace(plain, weight_bytes=file_bytes(engine.file))
+    return ComparisonPlan(
+        model=args.model or "the demo model",
+        architecture=model.architecture,
+        dtype=dtype,
+        engines=engines,
+        missing=missing,
+        situations=situations,
+        settings=settings,
+        work=work,
+        arguments={name: value for name, value in vars(args).items() if name not in ("run", "command", "kind")},
+    )
+
+
+def _settings(args: argparse.Namespace, folder: Any, dtype: str, situations: list[Situation]) -> dict[str, Any]:
+    sending = [situation for situation in situations if situation.sends_requests]
+    settings = engine_settings(
+        folder,
+        dtype=dtype,
+        num_threads=args.num_threads,
+        max_model_len=max((situation.max_model_len for situation in sending), default=64),
+        max_num_seqs=max((situation.num_requests for situation in sending), default=1),
+    )
+    # Room for the largest situation, not for all sequences at the length of the longest prefill.
+    needed = [situation.max_model_len * situation.num_requests for situation in sending]
+    return {**settings, "num_kv_tokens": max(needed, default=64), "quantization": args.quantization}

@@ -1,0 +1,118 @@
+"""What a machine and a model allow at best: measured rates, counted bytes and operations. No engine is asked.
+
+A step reads every weight once and each request's keys and values once (memory), and multiplies every weight with every
+token (processor); it cannot be faster than the slower of the two. What overlaps badly in practice is not in here.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from quire_bench.peer_process import peer_environment
+from quire_bench.peers import PROGRAMS
+from quire_interfaces import QuireError
+from quire_models.config import DTYPE_BYTES, ModelConfig
+from quire_models.ledger import weight_ledger
+
+__all__ = ["MachineLimits", "ModelWork", "measure_machine"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MachineLimits:
+    """Rates of this machine, as `programs/run_limits.py` measures them."""
+
+    read_bytes_per_s: float
+    matmul_flop_per_s: float
+
+    @classmethod
+    def median(cls, all_of_them: list[MachineLimits]) -> MachineLimits:
+        """The median of each rate."""
+        return cls(
+            read_bytes_per_s=median(each.read_bytes_per_s for each in all_of_them),
+            matmul_flop_per_s=median(each.matmul_flop_per_s for each in all_of_them),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelWork:
+    """Bytes and operations of a model's steps.
+
+    Attributes:
+        weight_bytes: Read in each step: all weights, but of an embedding without a tied LM head only what is looked up.
+        layer_parameters: Weights of the layers; each token is multiplied with all of them.
+        head_parameters: Weights of the LM head; each token that is sampled from is multiplied with them.
+        kv_bytes_per_token: Keys and values of one token in all layers.
+        attention_flop: Operations per pair of tokens of which one attends to the other, in all layers.
+    """
+
+    weight_bytes: int
+    layer_parameters: int
+    head_parameters: int
+    kv_bytes_per_token: int
+    attention_flop: int
+
+    @classmethod
+    def of(cls, model: ModelConfig, dtype: str, quantization: str | None = None) -> ModelWork:
+        """From config.json; `quantization` is the linear method that stores the weights."""
+        ledger = weight_ledger(model, dtype, quantization or "plain")
+        if not model.tie_word_embeddings:
+            del ledger["embedding"]
+        plain = weight_ledger(model, "float32")
+        element = DTYPE_BYTES[dtype]
+        return cls(
+            weight_bytes=sum(ledger.values()),
+            layer_parameters=(plain["attention"] + plain["MLP"]) // 4,
+            head_parameters=model.vocab_size * model.hidden_size,
+            kv_bytes_per_token=2 * model.num_layers * model.kv_size * element,
+            attention_flop=4 * model.num_layers * model.query_size,
+        )
+
+    def prefill_s(self, machine: MachineLimits, num_requests: int, num_tokens: int) -> float:
+        """Least time for prompts of `num_tokens` tokens each."""
+        flop = 2 * num_requests * (num_tokens * self.layer_parameters + self.head_parameters)
+        flop += num_requests * self.attention_flop * num_tokens * (num_tokens + 1) // 2
+        return max(flop / machine.matmul_flop_per_s, self.weight_bytes / machine.read_bytes_per_s)
+
+    def step_s(self, machine: MachineLimits, num_requests: int, context_len: float) -> float:
+        """Least time for one more token of each request when it has `context_len` tokens."""
+        read = self.weight_bytes + num_requests * context_len * self.kv_bytes_per_token
+        flop = 2 * num_requests * (self.layer_parameters + self.head_parameters)
+        return max(read / machine.read_bytes_per_s, flop / machine.matmul_flop_per_s)
+
+
+def measure_machine(dtype: str, num_threads: int | None, *, timeout_s: float) -> MachineLimits:
+    """Measure now, in a process of its own.
+
+    Raises:
+        QuireError: it failed or took too long.
+    """
+    command = [sys.executable, str(PROGRAMS / "run_limits.py")]
+    settings = json.dumps({"dtype": dtype, "num_threads": num_threads}) + "\n"
+    try:
+        done = subprocess.run(
+            command,
+            input=settings,
+            capture_output=True,
+            text=True,
+            timeout=timeout_s,
+            env=peer_environment(num_threads),
+            check=True,
+        )
+        figures: dict[str, Any] = json.loads(done.stdout)
+    except subprocess.TimeoutExpired:
+        raise QuireError(f"measuring the machine's limits took longer than {timeout_s:g} s (--timeout)") from None
+    except subprocess.CalledProcessError as error:
+        raise QuireError(f"measuring the machine's limits failed: {error.stderr.strip()[-500:]}") from None
+    return MachineLimits(**figures)
+
+
+def file_bytes(path: str) -> int:
+    """Size of a converted model: a file, or the weights (.bin) of a folder."""
+    root = Path(path)
+    return root.stat().st_size if root.is_file() else sum(part.stat().st_size for part in root.glob("*model*.bin"))

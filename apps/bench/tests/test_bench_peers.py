@@ -1,0 +1,265 @@
+"""`quire bench peers`: real engines on a tiny checkpoint, rounds in turn, failures, what is found and what is not."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from quire_bench.cli import PEER_NAMES
+from quire_bench.comparison import Comparison, compare
+from quire_bench.limits import MachineLimits
+from quire_bench.peer_process import engine_settings
+from quire_bench.peers import PEERS, PROGRAMS, Engine, PeerOptions, find_engine, find_peers
+from quire_bench.situations import DEFAULT_SITUATIONS, Lengths, parse_situations
+from quire_interfaces import ConfigError
+
+PROGRAM = Path(__file__).parent / "fake_peer_program.py"
+SMALL = ("--input-len", 6, "--output-len", 64, "--prefill-len", 90, "--repeats", 1, "--num-threads", 1)
+SITUATIONS = ("--situations", "first-token,decode,concurrent-3,prefill,memory")
+MACHINE = MachineLimits(read_bytes_per_s=1e9, matmul_flop_per_s=1e11)
+
+
+def test_beside_transformers(
+    tiny_model: Path, quire: Callable[..., int], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "figures.json"
+    assert quire("bench", "peers", tiny_model, *SMALL, *SITUATIONS, "--peers", "transformers", "--json", file) == 0
+    out = capsys.readouterr().out
+    figures = json.loads(file.read_text())
+    assert figures["machine"]["read_bytes_per_s"] > 1e8
+    assert figures["machine"]["matmul_flop_per_s"] > 1e8
+    assert set(figures["situations"]) == {"first-token", "decode", "concurrent-3", "prefill", "memory"}
+    for name, situation in figures["situations"].items():
+        ours, theirs = situation["quire"], situation["transformers"]
+        assert len(ours["rounds"]) == len(theirs["rounds"]) == 1
+        assert all(figure > 0 for figure in ours["rounds"] + theirs["rounds"])
+        assert theirs["ratio_us_to_peer"] == pytest.approx(ours["median"] / theirs["median"])
+        assert ours["ratio_us_to_peer"] is None
+        if name in ("decode", "concurrent-3", "prefill"):
+            assert ours["of_limit"] == pytest.approx(ours["median"] / ours["limit"])
+            assert 0 < ours["of_limit"] < 1, "nothing is faster than the limit"
+        else:
+            assert ours["limit"] is None
+    assert figures["situations"]["memory"]["transformers"]["median"] > 1e8
+    assert figures["engines"]["transformers"]["version"]
+    for words in ("us/peer", "3 requests at once", "this machine: reads", "prefill of 90 tokens"):
+        assert words in out
+
+
+def test_json_alone_on_standard_output(tiny_model: Path) -> None:
+    command = [sys.executable, "-m", "quire_server.cli", "bench", "peers", str(tiny_model), *map(str, SMALL)]
+    command += ["--situations", "first-token", "--peers", "", "--json", "-"]
+    run = subprocess.run(command, capture_output=True, text=True, timeout=240, check=True)
+    assert json.loads(run.stdout)["situations"]["first-token"]["quire"]["median"] > 0
+    assert "us/peer" in run.stderr
+
+
+# Rounds, with pretended engines.
+
+
+@pytest.fixture
+def fake(tmp_path: Path) -> Callable[..., Engine]:
+    """An engine with its orders in its own command line."""
+
+    def make(name: str, **asked: Any) -> Engine:
+        asked = {"log": str(tmp_path / "log"), "name": name, **asked}
+        return Engine(
+            name=name, command=("/usr/bin/env", f"FAKE_PEER={json.dumps(asked)}", sys.executable, str(PROGRAM))
+        )
+
+    return make
+
+
+def measure(engines: list[Engine], situations: str, repeats: int = 2, **arguments: Any) -> Comparison:
+    lengths = Lengths(input_len=7, output_len=4, prefill_len=30)
+    settings = engine_settings(Path("x"), dtype="float32", num_threads=1, max_model_len=64, max_num_seqs=8)
+    arguments = {"timeout_s": 60.0, "measure_limits": lambda: MACHINE, **arguments}
+    return compare(engines, parse_situations(situations, lengths), settings, repeats=repeats, **arguments)
+
+
+def test_engines_take_turns_in_each_situation(fake: Callable[..., Engine], tmp_path: Path) -> None:
+    told: list[str] = []
+    result = measure([fake("quire"), fake("b")], "decode,concurrent-5,prefill", on_progress=told.append)
+    served = [line.split() for line in (tmp_path / "log").read_text().splitlines()]
+    names = [name for name, *_ in served]
+    starts, decode = ["quire", "b"], ["quire"] * 3 + ["b"] * 3
+    first_round = [*starts, *decode, "quire", "quire", "b", "b", "quire", "quire", "b", "b"]
+    assert names[: len(first_round)] == first_round
+    assert names[len(first_round) :] == [{"quire": "b", "b": "quire"}[name] for name in first_round], "b begins now"
+    # A warm-up, then the first token alone, then all.
+    assert [tuple(map(int, sizes)) for _, *sizes in served[2:5]] == [(1, 7, 2), (1, 7, 1), (1, 7, 5)]
+    assert [int(count) for _, count, *_ in served[8:12]] == [5] * 4
+    assert told[0] == "round 1/2: limits of the machine"
+    assert "round 2/2: b, prefill" in told
+    assert result.versions["b"] == "fake float32 8"
+
+
+def test_a_difference_that_drowns_in_noise_is_no_figure() -> None:
+    (decode,) = parse_situations("decode", Lengths())
+    seconds = iter([0.1, 0.5, 0.5])
+    assert decode.measure(lambda requests: next(seconds), 0) is None
+    seconds = iter([9.0, 0.5, 0.756])
+    assert decode.measure(lambda requests: next(seconds), 0) == pytest.approx(500)
+
+
+def test_one_at_a_time(fake: Callable[..., Engine], tmp_path: Path) -> None:
+    measure([fake("quire"), fake("b")], "decode,prefill", repeats=1, one_at_a_time=True)
+    names = [line.split()[0] for line in (tmp_path / "log").read_text().splitlines()]
+    assert names == ["quire"] * 6 + ["b"] * 6
+
+
+def test_figures_and_ratios(fake: Callable[..., Engine]) -> None:
+    engines = [fake("quire", token_s=0.01), fake("slow", token_s=0.04)]
+    result = measure(engines, "decode,concurrent-2,prefill,first-token,memory", repeats=3)
+    assert 60 < (result.median("decode", "quire") or 0) < 110
+    assert 18 < (result.median("decode", "slow") or 0) < 26
+    for situation in ("decode", "concurrent-2"):
+        rounds = zip(result.figures[situation]["quire"], result.figures[situation]["slow"], strict=True)
+        ratios = sorted(ours / theirs for ours, theirs in rounds if ours is not None and theirs is not None)
+        assert result.ratio(situation, "slow") == pytest.approx(ratios[1])
+    assert 2.5 < (result.ratio("decode", "slow") or 0) < 5
+    assert 2.5 < (result.ratio("concurrent-2", "slow") or 0) < 5
+    assert (result.median("prefill", "quire") or 0) > (result.median("prefill", "slow") or 0)
+    assert 0 < (result.median("first-token", "quire") or 0) < 30
+    assert (result.median("memory", "quire") or 0) > 1e6
+
+
+def test_a_peer_that_fails_leaves_the_others_alone(fake: Callable[..., Engine]) -> None:
+    faults: dict[str, dict[str, Any]] = {
+        "quire": {},
+        "never": {"fails_at": "start"},
+        "crashes": {"exits_at": 5},
+        "hangs": {"hangs_at": 5},
+        "fine": {},
+    }
+    engines = [fake(name, **asked) for name, asked in faults.items()]
+    result = measure(engines, "decode,concurrent-5,prefill", timeout_s=3.0)
+    assert set(result.failures) == {"never", "crashes", "hangs"}
+    assert "asked to fail at the start" in result.failures["never"]["start"]
+    assert "ended without a word" in result.failures["crashes"]["concurrent-5"]
+    assert "longer than 3 s" in result.failures["hangs"]["concurrent-5"]
+    for name in ("quire", "fine"):
+        for situation in ("decode", "concurrent-5", "prefill"):
+            assert None not in result.figures[situation][name]
+    # What it could before it failed is there; what it failed at is not tried again, but what comes after it is.
+    assert None not in result.figures["decode"]["crashes"]
+    assert result.figures["concurrent-5"]["crashes"] == [None, None]
+    assert result.figures["prefill"]["crashes"][0] is None
+    assert result.figures["prefill"]["crashes"][1] is not None
+    assert result.median("decode", "never") is None
+    assert result.ratio("decode", "never") is None
+
+
+def test_our_own_failure_is_the_exit_status(
+    tiny_model: Path, quire: Callable[..., int], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    broken = tmp_path / "broken"
+    shutil.copytree(tiny_model, broken)
+    (broken / "model.safetensors").write_bytes(b"nothing")
+    arguments = ("--situations", "decode", "--peers", "")
+    assert quire("bench", "peers", broken, *SMALL, *arguments) == 1
+    out = capsys.readouterr().out
+    assert "failed:\n  quire, start: quire: start failed: CheckpointError" in out
+
+
+# What is here and what is not.
+
+
+def test_peers_are_found_or_named_with_a_remedy() -> None:
+    found, missing = find_peers(None, PeerOptions())
+    assert {engine.name for engine in found} | missing.keys() == set(PEERS)
+    assert "transformers" in {engine.name for engine in found}
+    for name, text in missing.items():
+        assert "\n" not in text
+        assert PEERS[name].install in text or PEERS[name].convert in text
+
+
+def test_a_named_peer_that_is_not_here_is_an_error(tmp_path: Path) -> None:
+    empty = tmp_path / "python"
+    empty.write_text("#!/bin/sh\nexit 1\n")
+    empty.chmod(0o755)
+    with pytest.raises(ConfigError, match=rf"vllm cannot be measured: not installed in {re.escape(str(empty))}"):
+        find_peers(["vllm"], PeerOptions(pythons={"vllm": str(empty)}))
+    with pytest.raises(ConfigError, match=r"peer must be one of transformers, .*, got 'abacus'"):
+        find_peers(["abacus"], PeerOptions())
+
+
+def test_a_peer_in_another_interpreter_and_with_a_file_of_its_own(tmp_path: Path) -> None:
+    python = tmp_path / "python"
+    python.write_text("#!/bin/sh\nexit 0\n")  # has every module
+    python.chmod(0o755)
+    options = PeerOptions(pythons={"llama.cpp": str(python)})
+    engine = find_engine("llama.cpp", options)
+    assert isinstance(engine, str)
+    assert "--gguf" in engine
+    (tmp_path / "model.gguf").write_bytes(b"x")
+    options = PeerOptions(pythons={"llama.cpp": str(python)}, files={"--gguf": str(tmp_path / "model.gguf")})
+    engine = find_engine("llama.cpp", options)
+    assert isinstance(engine, Engine)
+    assert engine.command == (str(python), str(PROGRAMS / "run_llama_cpp.py"))
+    assert engine.file == str(tmp_path / "model.gguf")
+
+
+def test_llama_server_is_looked_for_on_the_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    options = PeerOptions(files={"--gguf": __file__})
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert "not installed" in str(find_engine("llama-server", options))
+    (tmp_path / "llama-server").write_text("#!/bin/sh\n")
+    (tmp_path / "llama-server").chmod(0o755)
+    engine = find_engine("llama-server", options)
+    assert isinstance(engine, Engine)
+    assert engine.executable == str(tmp_path / "llama-server")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--gguf", "none.gguf"), "--gguf none.gguf: there is no such file"),
+        (("--openvino-model", "none"), "--openvino-model none: there is no such file"),
+        (("--peer-python", "vllm"), "--peer-python must be NAME=PYTHON, got 'vllm'"),
+        (("--peer-python", "abacus=python"), "--peer-python names 'abacus'"),
+        (("--peer-python", "vllm=/no/python"), "vllm=/no/python: there is no such program"),
+        (("--peers", "transformers,abacus"), "peer must be one of"),
+        (("--situations", "decode,concurrent-0"), "got 'concurrent-0'"),
+        (("--situations", ""), "situations must be among"),
+        (("--repeats", 0), "repeats must be at least 1, got 0"),
+        (("--timeout", 0), "timeout must be above 0"),
+        (("--output-len", 0), "output_len must be at least 1, got 0"),
+        (("--prefill-len", 999999), "the longest sequence is 1000000 tokens, but the model's context is"),
+        (("--token-range", "x"), "token_range must be LOW:HIGH"),
+        (("--json", "/"), "--output-json /: not a file"),
+    ],
+)
+def test_wrong_arguments_are_told_before_anything_runs(
+    tiny_model: Path, quire: Callable[..., int], arguments: tuple[object, ...], message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        quire("bench", "peers", tiny_model, "--peers", "transformers", *arguments)
+
+
+def test_names_on_the_command_line_are_those_there_are() -> None:
+    assert list(PEERS) == PEER_NAMES
+    for spec in PEERS.values():
+        assert (PROGRAMS / spec.program).is_file()
+    lengths = Lengths()
+    names = [situation.name for situation in parse_situations(DEFAULT_SITUATIONS, lengths)]
+    assert names == ["first-token", "decode", "concurrent-8", "concurrent-32", "prefill", "memory"]
+
+
+@pytest.mark.parametrize("program", sorted(path.name for path in PROGRAMS.glob("*.py")))
+def test_programs_import_nothing_of_ours_at_the_top(program: str) -> None:
+    """They run where Quire is not installed."""
+    script = f"import sys; sys.path.insert(0, {str(PROGRAMS)!r}); import {Path(program).stem}; print(*sys.modules)"
+    run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    loaded = {name.split(".")[0] for name in run.stdout.split()}
+    assert not {name for name in loaded if name.startswith("quire")}
+    if program != "run_limits.py":
+        assert not loaded & {"torch", "numpy", "transformers"}
