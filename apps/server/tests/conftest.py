@@ -47,7 +47,7 @@ class LiveServer:
         self._factory = factory
         self._quire_config = config or {}
         self._engine = {**FAKE_ENGINE, **(engine or {})}
-        values = {"served_model_name": (MODEL,), "banner": False, **settings}
+        values = {"served_model_name": (MODEL,), "banner": False, "response_store": ":memory:", **settings}
         self._config = ServerConfig(**values)
         self._is_up: Future[None] = Future()
         self._thread = threading.Thread(target=self._main, name="live-server")

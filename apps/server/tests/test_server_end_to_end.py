@@ -22,7 +22,7 @@ from quire_demo_model import checkpoint_path
 def served(tmp_path_factory: pytest.TempPathFactory):
     """(address, process, file with its output)."""
     log = tmp_path_factory.mktemp("demo") / "log"
-    environment = {**os.environ, "QUIRE_NUM_GPU_BLOCKS_OVERRIDE": "512"}
+    environment = {**os.environ, "QUIRE_NUM_GPU_BLOCKS_OVERRIDE": "512", "QUIRE_RESPONSE_STORE": ":memory:"}
     with log.open("w") as output:
         process = subprocess.Popen(
             [
@@ -79,6 +79,32 @@ def test_demo_model_calls_a_tool_and_thinks_over_messages(served):
         )
         assert [block.type for block in thought.content] == ["thinking", "text"]
         assert thought.content[1].text == "17 + 25 = 42."
+
+
+def test_demo_model_calls_a_tool_and_thinks_over_responses(served):
+    address, _, _ = served
+    with OpenAI(base_url=address, api_key="none", max_retries=0) as client:
+        tools = [{"type": "function", "strict": False, **WEATHER}]
+        arguments = {"model": client.models.list().data[0].id, "temperature": 0, "tools": tools}
+        whole = client.responses.create(input=QUESTION, **arguments)
+        with client.responses.stream(input=QUESTION, **arguments) as stream:
+            for _ in stream:
+                pass
+            streamed = stream.get_final_response()
+        for answer in (whole, streamed):
+            (call,) = answer.output
+            assert (call.type, call.name, json.loads(call.arguments)) == (
+                "function_call",
+                "get_weather",
+                {"city": "Paris"},
+            )
+        result = {"type": "function_call_output", "call_id": whole.output[0].call_id}
+        result["output"] = '{"temperature": 21, "condition": "sunny"}'
+        last = client.responses.create(input=[result], previous_response_id=whole.id, **arguments)
+        assert "21" in last.output_text
+        thought = client.responses.create(input=SUM, reasoning={"effort": "low"}, **{**arguments, "tools": []})
+        assert [item.type for item in thought.output] == ["reasoning", "message"]
+        assert thought.output_text == "17 + 25 = 42."
 
 
 def test_it_serves_the_embedded_checkpoint():

@@ -27,6 +27,8 @@ from quire_server.guard import Guard
 from quire_server.messages import count_tokens, messages
 from quire_server.messages_request import CountTokensRequest, MessagesRequest
 from quire_server.protocol import ChatCompletionRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
+from quire_server.responses_api import ResponsesService
+from quire_server.responses_request import CompactRequest, ResponsesRequest
 from quire_server.tokenization import detokenize, tokenize
 
 __all__ = ["make_app"]
@@ -42,11 +44,14 @@ Handler = Callable[[ServerContext, Request], Awaitable[Response]]
 def make_app(context: ServerContext) -> ASGIApp:
     """The whole HTTP surface of one served engine."""
     app = FastAPI(title="Quire", version=__version__, docs_url=None, redoc_url=None)
+    responses = ResponsesService()
     for path, handler, body in (
         ("/v1/chat/completions", chat_completions, ChatCompletionRequest),
         ("/v1/completions", completions, CompletionRequest),
         ("/v1/messages", messages, MessagesRequest),
         ("/v1/messages/count_tokens", count_tokens, CountTokensRequest),
+        ("/v1/responses", responses.create, ResponsesRequest),
+        ("/v1/responses/compact", responses.compact, CompactRequest),
         ("/tokenize", tokenize, TokenizeRequest),
         ("/detokenize", detokenize, DetokenizeRequest),
     ):
@@ -60,6 +65,10 @@ def make_app(context: ServerContext) -> ASGIApp:
         ("/", page),
     ):
         _get(app, context, path, get)
+    _get(app, context, "/v1/responses/{id}/input_items", responses.input_items)
+    _get(app, context, "/v1/responses/{id}", responses.retrieve)
+    _other(app, context, "POST", "/v1/responses/{id}/cancel", responses.cancel)
+    _other(app, context, "DELETE", "/v1/responses/{id}", responses.delete)
     for status in (404, 405):
         app.add_exception_handler(status, _not_routed)
     guarded = Guard(app, context.config.api_key, context.config.root_path)
@@ -116,6 +125,13 @@ def _get(app: FastAPI, context: ServerContext, path: str, handler: Handler) -> N
 
     app.add_api_route(path, endpoint, methods=["GET"], response_model=None)
     app.add_api_route(path, endpoint, methods=["HEAD"], response_model=None, include_in_schema=False)
+
+
+def _other(app: FastAPI, context: ServerContext, method: str, path: str, handler: Handler) -> None:
+    async def endpoint(request: Request) -> Response:
+        return await _answered(handler, context, request)
+
+    app.add_api_route(path, endpoint, methods=[method], response_model=None)
 
 
 async def _answered(handler: Handler, context: ServerContext, request: Request) -> Response:

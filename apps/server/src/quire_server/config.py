@@ -25,6 +25,17 @@ class ServerConfig(Settings):
     trust_request_chat_template: bool = setting(
         False, help="Whether a request may bring its own chat template (it runs in a sandbox)."
     )
+    response_store: str | None = setting(
+        None,
+        help="Where responses are kept: a SQLite file, :memory:, none, or module:function of another store; "
+        "empty takes a file in the user's state folder.",
+    )
+    response_store_ttl_s: float = setting(
+        7 * 86400.0, help="Responses are forgotten after this time.", unit="seconds", check=at_least(1)
+    )
+    response_store_max_responses: int = setting(
+        100_000, help="Most responses that are kept; the oldest are forgotten.", unit="responses", check=at_least(1)
+    )
     metrics_prefix: str = setting(
         "quire", help="Prefix of the metric names; vllm gives the names that existing dashboards use."
     )

@@ -1,0 +1,132 @@
+"""From parser events to the items and streaming events of the Responses API.
+
+One class makes both: the items of a whole response are those that its events told. Knows no HTTP and no store.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from quire_renderers import CallArguments, CallEnd, CallStart, ContentDelta, OutputEvent, ReasoningDelta
+
+__all__ = ["OutputItems"]
+
+Event = dict[str, Any]
+CallId = Callable[[int, str | None], str]
+
+
+class OutputItems:
+    """The output of one response as it grows.
+
+    Args:
+        call_id: Gives a call its id, from its index and the id the model wrote.
+    """
+
+    def __init__(self, call_id: CallId) -> None:
+        self.items: list[dict[str, Any]] = []
+        self._call_id = call_id
+        self._open: dict[str, Any] | None = None
+        self._told: list[Event] = []
+
+    def take(self, events: Sequence[OutputEvent], logprobs: Sequence[dict[str, Any]] = ()) -> list[Event]:
+        """The streaming events that tell of new output; `logprobs` are those of the text in it."""
+        pending = list(logprobs)
+        for event in events:
+            match event:
+                case ContentDelta(text):
+                    self._text(text, pending)
+                    pending = []
+                case ReasoningDelta(text):
+                    self._reasoning(text)
+                case CallStart(_, name, _):
+                    self._begin_call(event, name)
+                case CallArguments(_, piece):
+                    self._current["arguments"] += piece
+                    self._tell("function_call_arguments.delta", delta=piece)
+                case CallEnd(_, complete):
+                    self._close("completed" if complete else "incomplete")
+        return self._taken()
+
+    def finish(self, status: str) -> list[Event]:
+        """The output is over: "completed", or "incomplete" when it was cut short."""
+        self._close(status)
+        return self._taken()
+
+    def _taken(self) -> list[Event]:
+        told, self._told = self._told, []
+        return told
+
+    @property
+    def _current(self) -> dict[str, Any]:
+        assert self._open is not None
+        return self._open
+
+    def _text(self, text: str, logprobs: list[dict[str, Any]]) -> None:
+        if self._open is None or self._open["type"] != "message":
+            part = {"type": "output_text", "text": "", "annotations": [], "logprobs": []}
+            self._begin("msg", {"type": "message", "role": "assistant"}, part)
+        part = self._current["content"][0]
+        part["text"] += text
+        part["logprobs"] += logprobs
+        self._tell("output_text.delta", content_index=0, delta=text, logprobs=_plain(logprobs))
+
+    def _reasoning(self, text: str) -> None:
+        if self._open is None or self._open["type"] != "reasoning":
+            self._begin("rs", {"type": "reasoning", "summary": []}, {"type": "reasoning_text", "text": ""})
+        self._current["content"][0]["text"] += text
+        self._tell("reasoning_text.delta", content_index=0, delta=text)
+
+    def _begin_call(self, event: CallStart, name: str) -> None:
+        call = {"type": "function_call", "call_id": self._call_id(event.index, event.id), "name": name, "arguments": ""}
+        self._begin("fc", call, None)
+
+    def _begin(self, prefix: str, item: dict[str, Any], part: dict[str, Any] | None) -> None:
+        self._close("completed")
+        item = {"id": f"{prefix}_{secrets.token_hex(12)}", **item, "status": "in_progress"}
+        if part is not None:
+            item["content"] = []
+        self.items.append(item)
+        self._open = item
+        self._told.append(self._item_event("added", item))
+        if part is not None:
+            item["content"] = [part]
+            self._tell("content_part.added", content_index=0, part=dict(part))
+
+    def _close(self, status: str) -> None:
+        item, kind = self._open, (self._open or {}).get("type")
+        if item is None:
+            return
+        if kind == "function_call":
+            self._tell("function_call_arguments.done", arguments=item["arguments"])
+        else:
+            part = item["content"][0]
+            if kind == "message":
+                self._tell("output_text.done", content_index=0, text=part["text"], logprobs=_plain(part["logprobs"]))
+            else:
+                self._tell("reasoning_text.done", content_index=0, text=part["text"])
+            self._tell("content_part.done", content_index=0, part=dict(part))
+        item["status"] = status
+        self._open = None
+        self._told.append(self._item_event("done", item))
+
+    def _item_event(self, what: str, item: dict[str, Any]) -> Event:
+        copied = {**item, "content": [dict(part) for part in item["content"]]} if "content" in item else dict(item)
+        return {"type": f"response.output_item.{what}", "output_index": len(self.items) - 1, "item": copied}
+
+    def _tell(self, what: str, **values: Any) -> None:
+        place = {"item_id": self._current["id"], "output_index": len(self.items) - 1}
+        self._told.append({"type": f"response.{what}", **place, **values})
+
+
+def _plain(logprobs: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Log probabilities as events have them: without bytes."""
+    keys = ("token", "logprob")
+    return [
+        {
+            **{key: each[key] for key in keys},
+            "top_logprobs": [{key: top[key] for key in keys} for top in each["top_logprobs"]],
+        }
+        for each in logprobs
+    ]
