@@ -53,6 +53,16 @@ def test_qwen3_06b_ledger() -> None:
     assert plan.max_concurrency == pytest.approx(plan.num_kv_tokens / 4096, rel=1e-3)
 
 
+def test_a_tier_on_disk_takes_its_copies() -> None:
+    without, with_tier = (
+        make_plan(QuireConfig.of(kv_disk_path=path), big_model(), free_bytes=20 * GB) for path in (None, "folder")
+    )
+    assert with_tier.ledger_bytes.keys() - without.ledger_bytes.keys() == {"copies on their way to disk"}
+    assert list(with_tier.ledger_bytes)[-1] == "KV cache"
+    assert with_tier.kv_plan.num_blocks < without.kv_plan.num_blocks
+    assert with_tier.total_bytes <= 10 * GB
+
+
 def test_cache_stops_growing_when_it_is_enough() -> None:
     plan = make_plan(QuireConfig.of(max_model_len=128, max_num_seqs=2), big_model(), free_bytes=200 * GB)
     assert plan.kv_plan.num_blocks == 1 + 2 * 8

@@ -12,7 +12,7 @@ from quire_kv_transfer.disk_worker import DiskWorker
 from quire_kv_transfer.folder import TierFolder, prepare_folder
 from quire_kv_transfer.usage import FolderUsage, disk_bytes
 
-__all__ = ["DiskTier", "group_block_bytes"]
+__all__ = ["MAX_STORE_BYTES", "DiskTier", "group_block_bytes"]
 
 MAX_STORE_BYTES = 32 << 20
 """Copies that wait to be written: enough to keep a disk busy, little enough not to be felt in a step."""

@@ -15,6 +15,7 @@ from pathlib import Path
 from quire.config import QuireConfig
 from quire_interfaces import ConfigError, KVCachePlan
 from quire_kv_cache import max_concurrency, plan_kv_cache
+from quire_kv_transfer import MAX_STORE_BYTES
 from quire_models.config import DTYPE_BYTES, ModelConfig
 from quire_models.ledger import weight_ledger
 from quire_runner.memory import activation_bytes, row_bytes
@@ -83,6 +84,8 @@ def make_plan(config: QuireConfig, model: ModelConfig, *, free_bytes: int | None
     ledger = {f"weights: {part}": size for part, size in weight_ledger(model, dtype, method).items()}
     ledger["activations"] = activation_bytes(model, runner)
     ledger["rows"] = row_bytes(runner, block_sizes=tuple(group.spec.block_size for group in one_block.groups))
+    if config.kv_transfer.kv_disk_path is not None:
+        ledger["copies on their way to disk"] = MAX_STORE_BYTES
     before_kv = sum(ledger.values())
     step_tokens = min(scheduler.max_num_batched_tokens, max_model_len)
     # Blocks of one request of the full length: what a cache of a known size holds, the other way round.
