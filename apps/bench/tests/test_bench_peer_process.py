@@ -111,6 +111,12 @@ def test_an_interpreter_that_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
         PeerProcess(engine, SETTINGS, timeout_s=30)
 
 
+def test_an_engine_that_does_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = Engine(name="deaf", command=(sys.executable, "-c", "import time; time.sleep(600)"))
+    with pytest.raises(QuireError, match=r"deaf: did not read its input for 1 s \(--timeout\)"):
+        PeerProcess(engine, {**SETTINGS, "much": "x" * 500_000}, timeout_s=1.0)
+
+
 def test_it_dies_with_its_parent(tmp_path: Path) -> None:
     script = (
         "import sys, time\n"

@@ -74,8 +74,9 @@ def comparison_text(result: Comparison, plan: ComparisonPlan) -> str:
     figures = comparison_figures(result, plan)
     machine = figures["machine"]
     threads = plan.settings["num_threads"] or "all"
+    rounds = f"medians of {len(result.machine)} rounds" if len(result.machine) > 1 else "one round"
     lines = [
-        f"{plan.model}: {plan.architecture}, {plan.dtype}, {threads} threads; medians of {len(result.machine)} rounds",
+        f"{plan.model}: {plan.architecture}, {plan.dtype}, {threads} threads; {rounds}",
         f"this machine: reads {machine['read_bytes_per_s'] / 1e9:.1f} GB/s, "
         f"multiplies {machine['matmul_flop_per_s'] / 1e12:.3f} TFLOP/s in {plan.dtype}",
     ]

@@ -62,6 +62,8 @@ class PeerProcess:
             env=peer_environment(settings["num_threads"], engine.command[0]),
             start_new_session=True,  # a group of its own: signals reach its children, Ctrl-C does not
         )
+        assert self._process.stdin is not None
+        os.set_blocking(self._process.stdin.fileno(), False)
         try:
             self._send(settings)
             self.version = str(self._reply("start")["ready"])
@@ -139,9 +141,13 @@ class PeerProcess:
     def _send(self, message: dict[str, Any]) -> None:
         assert self._process.stdin is not None
         data = json.dumps(message).encode() + b"\n"
-        with contextlib.suppress(BrokenPipeError):  # the reply, or its absence, says why
+        deadline = time.monotonic() + self._timeout_s
+        with contextlib.suppress(BrokenPipeError), selectors.DefaultSelector() as selector:  # its reply says why
+            selector.register(self._process.stdin, selectors.EVENT_WRITE)
             while data:
-                data = data[self._process.stdin.write(data) :]
+                if not selector.select(max(0.0, deadline - time.monotonic())):
+                    raise QuireError(f"{self.name}: did not read its input for {self._timeout_s:g} s (--timeout)")
+                data = data[os.write(self._process.stdin.fileno(), data) :]
 
     def _reply(self, what: str) -> dict[str, Any]:
         line = self._read_line(what)
