@@ -5,6 +5,8 @@ from __future__ import annotations
 import logging
 import os
 import random
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -242,6 +244,35 @@ def test_two_engines_on_one_folder(make_tier: MakeTier, tmp_path: Path) -> None:
     assert min(arrived) > 5, "otherwise this test says nothing"
     assert not list(tmp_path.rglob("*.tmp"))
     assert len(files(tmp_path)) <= 6 + 2, "the bound, and what each has not seen of the other yet"
+
+
+def test_a_process_that_is_killed_while_it_writes_leaves_whole_blocks_only(
+    tmp_path: Path, memory: LayeredMemory
+) -> None:
+    code = f"""
+from quire_interfaces import BlockKey
+from quire_kv_transfer import TierFolder, write_block
+from quire_testkit.conformance.kv_transfer import LayeredMemory
+folder = TierFolder({str(tmp_path / "tier")!r}, bytes.fromhex({FINGERPRINT.hex()!r}))
+for number in range(10**9):
+    payload = b"".join(LayeredMemory(1).fill(0, 0, number % 250))
+    key = BlockKey(0, number.to_bytes(4, "big") * 8)
+    write_block(folder.path(key), folder.fingerprint, key, payload)
+    print(number, flush=True)
+"""
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        while int(process.stdout.readline()) < 100:
+            pass
+        process.kill()
+    written = files(tmp_path)
+    assert len(written) > 100
+    worker = DiskTier(str(tmp_path / "tier"), FINGERPRINT, BLOCK_BYTES, size_bytes=100 << 20).make_worker(memory)
+    for number in range(len(written)):
+        worker.begin(KVTransferPlan(loads=[job(number, (key(number), 2))]))
+        assert wait_for(worker, number) == [True]
+        assert memory.read(0, 2) == content(number % 250)
+    worker.close()
 
 
 def test_what_another_engine_used_is_spared(tmp_path: Path) -> None:
