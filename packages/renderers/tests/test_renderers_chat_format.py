@@ -82,7 +82,7 @@ def test_a_forced_call_is_the_beginning_of_one(name):
     assert message.text == ""
     if grammar is not None:
         assert grammar[0]["begin"] == start
-        assert grammar[0]["begin"].startswith(form.tools.trigger) or form.tools.trigger in grammar[0]["begin"]
+        assert grammar[0]["begin"].startswith(form.tools.trigger)
         assert grammar[0]["schema"] == TOOLS[0]["function"]["parameters"]
 
 

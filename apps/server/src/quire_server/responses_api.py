@@ -83,6 +83,7 @@ class ResponsesService:
             raise RequestError(
                 "this server keeps no responses (--response-store none); leave store and background out", param="store"
             )
+        body.take_format()
         with naming_fields(body.field_names()):
             params = context.sampling_params(body)
             earlier = await self.conversation(context, body.previous_response_id)

@@ -95,14 +95,24 @@ class ResponsesRequest(CompactRequest):
     include_reasoning: bool = True
     thinking_token_budget: Int | None = None
 
+    def take_format(self) -> None:
+        """`text.format` is `response_format` of this API. Raises RequestError when it is none."""
+        form = (self.text or {}).get("format")
+        if form is not None:
+            self.response_format = _response_format(form)
+
+    def field_names(self) -> dict[str, str]:
+        names = {
+            key: "text.format" if name.startswith("response_format") else name
+            for key, name in super().field_names().items()
+        }
+        return {**names, "response_format.json_schema.schema": "text.format.schema", "response_format": "text.format"}
+
     def logprobs_wanted(self) -> int | None:
         wanted = "message.output_text.logprobs" in (self.include or ())
         return (self.top_logprobs or 0) if wanted or self.top_logprobs else None
 
     def check_supported(self) -> None:
-        form = (self.text or {}).get("format")
-        if form is not None:
-            self.response_format = _response_format(form)
         super().check_supported()
         for name, instead in _NOT_SERVED.items():
             if getattr(self, name) is not None:

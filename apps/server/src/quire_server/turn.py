@@ -29,6 +29,7 @@ from quire_renderers import (
 from quire_server.context import ServerContext, in_thread_when_long
 from quire_server.errors import HTTPError
 from quire_server.structured import thinking_first, with_calls
+from quire_server.thinking_budget import bounded_thinking
 from quire_server.tool_choice import ToolUse
 
 __all__ = ["ChatTurn", "RunningTurn", "TurnChoice", "raise_failed", "render_turn", "start_turn"]
@@ -161,15 +162,38 @@ async def start_turn(context: ServerContext, turn: ChatTurn) -> RunningTurn:
         )
     if params.skip_special_tokens and form.keeps_special_tokens(tools=use.is_on):
         params = dataclasses.replace(params, skip_special_tokens=False)
-    outputs = context.llm.generate(
-        prompt,
-        params,
-        priority=turn.priority,
-        cache_salt=turn.cache_salt,
-        kind=OutputKind.DELTA if turn.stream else OutputKind.FINAL_ONLY,
-    )
+    outputs = _generate(context, turn, form, prompt, params, forced)
     choices = [TurnChoice(turn, _parser(turn, form, prompt, forced), form, forced) for _ in range(turn.params.n)]
     return RunningTurn(turn, prompt, outputs, choices)
+
+
+def _generate(
+    context: ServerContext,
+    turn: ChatTurn,
+    form: ChatFormat,
+    prompt: RenderedPrompt,
+    params: SamplingParams,
+    forced: str,
+) -> AsyncIterator[RequestOutput]:
+    kind = OutputKind.DELTA if turn.stream else OutputKind.FINAL_ONLY
+
+    def generate(prompt: RenderedPrompt, params: SamplingParams, kind: OutputKind) -> AsyncIterator[RequestOutput]:
+        return context.llm.generate(prompt, params, priority=turn.priority, cache_salt=turn.cache_salt, kind=kind)
+
+    parser, end = _parser(turn, form, prompt, forced), form.thinking_end()
+    if turn.thinking_token_budget is None or turn.tool_use.is_forced or parser is None or end is None:
+        return generate(prompt, params, kind)
+    return bounded_thinking(
+        lambda prompt, params: generate(prompt, params, OutputKind.DELTA),
+        lambda: _parser(turn, form, prompt, forced) or parser,
+        context.llm.tokenizer,
+        prompt,
+        params,
+        budget=turn.thinking_token_budget,
+        opening=form.thinking_start() or "",
+        closing=f"\n{end}\n\n",
+        kind=kind,
+    )
 
 
 def _parser(turn: ChatTurn, form: ChatFormat, prompt: RenderedPrompt, forced: str) -> OutputParser | None:

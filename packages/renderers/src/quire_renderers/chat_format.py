@@ -167,6 +167,10 @@ class ChatFormat:
             return False
         return form.open_by_default
 
+    def thinking_start(self) -> str | None:
+        """What opens the thinking, None for a model that does not think."""
+        return self.reasoning.start[0] if self.reasoning is not None and self.reasoning.start else None
+
     def thinking_end(self) -> str | None:
         """What closes the thinking, None for a model that does not think or cannot be told to stop."""
         return self.reasoning.end[0] if self.reasoning is not None and self.reasoning.end else None

@@ -98,6 +98,8 @@ class OutputParser:
     def is_thinking(self) -> bool:
         """Whether the text that comes next is reasoning."""
         state = self._table.states[self._state]
+        if isinstance(state, Expect) and state.otherwise is not None:
+            state = self._table.states[state.otherwise]
         return isinstance(state, Until) and state.sink is Sink.REASONING
 
     def feed(self, text: str) -> list[OutputEvent]:
@@ -469,4 +471,6 @@ class OutputParser:
         self._put_text(given)
 
     def _put_text(self, text: str) -> None:
-        self._events.append(ReasoningDelta(text) if self.is_thinking else ContentDelta(text))
+        state = self._table.states[self._state]
+        is_reasoning = isinstance(state, Until) and state.sink is Sink.REASONING
+        self._events.append(ReasoningDelta(text) if is_reasoning else ContentDelta(text))

@@ -197,7 +197,7 @@ TOOL_FORMATS = _of(
         options={"name_pattern": r"(?:functions\.)?(?P<name>[\w.\-]{1,256}?)(?P<id>:\d+)?"},
         prefix="<|tool_calls_section_begin|><|tool_call_begin|>functions.NAME:0<|tool_call_argument_begin|>",
         suffix="<|tool_call_end|><|tool_calls_section_end|>",
-        trigger="<|tool_call_begin|>",
+        trigger="<|tool_calls_section_begin|>",
         call_id="functions",
         fingerprints=(("<|tool_calls_section_begin|>",),),
     ),
