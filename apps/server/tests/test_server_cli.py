@@ -165,6 +165,7 @@ def test_explain(capsys, monkeypatch):
     status, out, _ = run(capsys, "explain")
     assert status == 0
     assert "max_num_batched_tokens" in out
+    assert "QUIRE_CPU_KERNELS" in out
 
 
 def test_explain_hides_secrets(capsys, monkeypatch):

@@ -73,10 +73,11 @@ def comparison_text(result: Comparison, plan: ComparisonPlan) -> str:
     """The tables."""
     figures = comparison_figures(result, plan)
     machine = figures["machine"]
-    threads = plan.settings["num_threads"] or "all"
+    count = plan.settings["num_threads"]
+    threads = f"{count or 'all'} thread{'' if count == 1 else 's'}"
     rounds = f"medians of {len(result.machine)} rounds" if len(result.machine) > 1 else "one round"
     lines = [
-        f"{plan.model}: {plan.architecture}, {plan.dtype}, {threads} threads; {rounds}",
+        f"{plan.model}: {plan.architecture}, {plan.dtype}, {threads}; {rounds}",
         f"this machine: reads {machine['read_bytes_per_s'] / 1e9:.1f} GB/s, "
         f"multiplies {machine['matmul_flop_per_s'] / 1e12:.3f} TFLOP/s in {plan.dtype}",
     ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 import typing
 from collections.abc import Callable, Mapping
@@ -106,12 +107,16 @@ def run_explain(arguments: list[str]) -> int:
     sections = server_sections()
     _, origins, args = settings_from(parser, arguments, sections)
     from quire.config import config_fields, unknown_name_error
+    from quire.environment import OTHER_VARIABLES
 
     fields = config_fields(sections)
     wanted = args.FIELD
     if wanted is None:
         for name, spec in fields.items():
             print(f"{name:<34}{_shown(name, origins[name].value):<20} {spec.help}")
+        print("\nenvironment variables that are no settings:")
+        for name, text in OTHER_VARIABLES.items():
+            print(f"{name:<34}{os.environ.get(name, 'not set'):<20} {text}")
         return 0
     name = wanted.removeprefix("--").replace("-", "_")
     if name not in fields:
