@@ -333,16 +333,16 @@ def test_the_default_size_is_half_of_what_is_free(tmp_path: Path) -> None:
 def test_offers_beyond_the_bound_are_forgotten_oldest_first(tmp_path: Path) -> None:
     tier = DiskTier(str(tmp_path), FINGERPRINT, BLOCK_BYTES, size_bytes=1 << 20, max_wanted=3)
     tier.connector.offer(0, [key(number).block_hash for number in range(5)])
-    assert tier.connector.take_stores() == [key(2), key(3), key(4)]
+    assert tier.connector.take_stores(100) == [key(2), key(3), key(4)]
 
 
 def test_copies_that_wait_for_the_disk_are_bounded(tmp_path: Path) -> None:
-    tier = DiskTier(str(tmp_path), FINGERPRINT, [10 << 20], size_bytes=100 << 20)
+    tier = DiskTier(str(tmp_path), FINGERPRINT, [40 << 20], size_bytes=400 << 20)
     connector = tier.connector
     connector.offer(0, [key(number).block_hash for number in range(5)])
-    first = connector.take_stores()
-    assert first == [key(0), key(1), key(2)], "32 MiB"
-    assert connector.take_stores() == []
+    first = connector.take_stores(100)
+    assert first == [key(0), key(1), key(2)], "at most 128 MiB"
+    assert connector.take_stores(100) == []
     assert connector.has_stores
     connector.stored(first[:1], [True])
-    assert connector.take_stores() == [key(3)]
+    assert connector.take_stores(100) == [key(3)]

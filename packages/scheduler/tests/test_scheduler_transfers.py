@@ -7,6 +7,7 @@ from quire_kv_cache import KVCacheConfig, KVCacheManager, plan_kv_cache
 from quire_scheduler import KVTransfers, Scheduler, SchedulerConfig
 from quire_testkit.conformance.kv_transfer import TieredSchedulerSuite
 from quire_testkit.conformance.scheduler import BLOCK, expected_of, make_request
+from quire_testkit.memory_tier import MemoryTier
 
 
 class TestScheduler(TieredSchedulerSuite):
@@ -56,6 +57,20 @@ class TestScheduler(TieredSchedulerSuite):
         driver.run()
         assert driver.told["r"].token_ids == expected_of(request)
         assert driver.told["r"].num_cached_tokens == 20
+
+    def test_a_step_stores_little_beside_what_it_computes(self) -> None:
+        tier = MemoryTier()
+        driver = self.driver(tier)
+        driver.add(make_request("r", range(120), max_tokens=12))
+        driver.run()
+        num_stored = [
+            (step.total_num_scheduled_tokens, sum(len(job.blocks) for job in step.kv_transfer.stores))
+            for step in driver.steps
+            if step.kv_transfer
+        ]
+        assert [count for tokens, count in num_stored if tokens > 1] == [7], "the second chunk, of 56 tokens"
+        assert {count for tokens, count in num_stored if tokens == 1} <= {0, 1, 2, 3, 4}
+        assert sum(count for _, count in num_stored) == len(tier.blocks) == 131 // BLOCK
 
     def test_a_load_waits_for_room_while_somebody_runs(self) -> None:
         tier = self.filled(range(22))

@@ -133,9 +133,9 @@ class KVConnector(Protocol):
     def has_stores(self) -> bool:
         """Whether offered blocks wait to be stored, now or when earlier ones have been written."""
 
-    def take_stores(self) -> list[BlockKey]:
-        """Blocks to store with the next step, as many as may be under way at a time. Each is either answered by
-        `stored`, or was evicted meanwhile: then `stored` says False at once."""
+    def take_stores(self, max_blocks: int) -> list[BlockKey]:
+        """Up to `max_blocks` (at least 1) blocks to store with the next step, as far as more may be under way. Each is
+        either answered by `stored`, or was evicted meanwhile: then `stored` says False at once."""
 
     def stored(self, keys: Sequence[BlockKey], arrived: Sequence[bool]) -> None:
         """What became of blocks that `take_stores` gave."""

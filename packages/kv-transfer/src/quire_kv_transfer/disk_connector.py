@@ -58,10 +58,10 @@ class DiskConnector:
         """Whether blocks wait to be stored."""
         return bool(self._wanted)
 
-    def take_stores(self) -> list[BlockKey]:
+    def take_stores(self, max_blocks: int) -> list[BlockKey]:
         """Blocks to store with the next step, oldest first; see `KVConnector.take_stores`."""
         keys: list[BlockKey] = []
-        while self._wanted:
+        while self._wanted and len(keys) < max_blocks:
             key = next(iter(self._wanted))
             num_bytes = self._block_bytes[key.group]
             if self._under_way and self._under_way_bytes + num_bytes > self._max_store_bytes:

@@ -14,8 +14,8 @@ from quire_kv_transfer.usage import FolderUsage, disk_bytes
 
 __all__ = ["MAX_STORE_BYTES", "DiskTier", "group_block_bytes"]
 
-MAX_STORE_BYTES = 32 << 20
-"""Copies that wait to be written: enough to keep a disk busy, little enough not to be felt in a step."""
+MAX_STORE_BYTES = 128 << 20
+"""Copies that wait to be written: what a disk writes in a fraction of a second, and what a long prefill leaves."""
 
 
 def group_block_bytes(plan: KVCachePlan) -> tuple[int, ...]:

@@ -138,7 +138,8 @@ class Scheduler:
         output.freed_rows = self._rows.take_freed()
         if self._transfers is not None:
             is_idle = not members and not self._in_flight
-            output.kv_transfer = self._transfers.take_plan(has_entries=bool(members), is_idle=is_idle)
+            num_tokens = output.total_num_scheduled_tokens
+            output.kv_transfer = self._transfers.take_plan(num_tokens=num_tokens, is_idle=is_idle)
         if not members and not output.freed_rows and not self._news and output.kv_transfer is None:
             return None
         self._in_flight[step_id] = members

@@ -11,6 +11,7 @@ Knows job numbers, content hashes and blocks by the allocator's word; knows no t
 from __future__ import annotations
 
 import enum
+import sys
 
 from quire_interfaces import (
     BlockKey,
@@ -27,6 +28,11 @@ from quire_interfaces import (
 from quire_scheduler.state import RequestState
 
 __all__ = ["KVTransfers", "Lookup"]
+
+MIN_STEP_STORES = 4
+TOKENS_PER_STORE = 8
+"""A step copies at most one block for so many of its tokens, so that stores are not felt in it: in a prefill of blocks
+of 16 tokens twice what it computes, in a decode a few of those that a prefill left."""
 
 
 class Lookup(enum.Enum):
@@ -136,31 +142,33 @@ class KVTransfers:
         self._new_loads.append(KVTransferJob(job_id, blocks))
         return job_id
 
-    def take_plan(self, *, has_entries: bool, is_idle: bool) -> KVTransferPlan | None:
+    def take_plan(self, *, num_tokens: int, is_idle: bool) -> KVTransferPlan | None:
         """What to send with a step that is otherwise planned.
 
         Stores are chosen last, among the blocks that are still findable: their content is whole, for the steps before
         have computed it, and it is copied before this step can overwrite it.
 
         Args:
-            has_entries: The step computes something.
-            is_idle: It does not, and no step before it is in flight.
+            num_tokens: How many the step computes.
+            is_idle: It computes none, and no step before it is in flight.
         """
-        stores = self._new_stores() if has_entries or is_idle else []
+        stores = []
+        if num_tokens or is_idle:
+            stores = self._new_stores(sys.maxsize if is_idle else max(MIN_STEP_STORES, num_tokens // TOKENS_PER_STORE))
         waits = is_idle and self.has_plan(is_idle=True)
-        if not (self._new_loads or stores or waits or (has_entries and self._acknowledged)):
+        if not (self._new_loads or stores or waits or (num_tokens and self._acknowledged)):
             return None
         plan = KVTransferPlan(loads=self._new_loads, stores=stores, acknowledged=list(self._acknowledged), waits=waits)
         self._new_loads = []
         self._acknowledged = {}
         return plan
 
-    def _new_stores(self) -> list[KVTransferJob]:
+    def _new_stores(self, max_blocks: int) -> list[KVTransferJob]:
         if not self._connector.has_stores:
             return []
         blocks: list[BlockTransfer] = []
         evicted: list[BlockKey] = []
-        for key in self._connector.take_stores():
+        for key in self._connector.take_stores(max_blocks):
             block_id = self._allocator.cached_block_id(key)
             if block_id is None:
                 evicted.append(key)

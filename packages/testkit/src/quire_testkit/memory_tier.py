@@ -76,9 +76,9 @@ class MemoryConnector:
         """Whether anything is wanted."""
         return bool(self._wanted)
 
-    def take_stores(self) -> list[BlockKey]:
+    def take_stores(self, max_blocks: int) -> list[BlockKey]:
         """The oldest that are wanted, as far as there is room."""
-        keys = list(self._wanted)[: self._tier.max_stores - len(self._under_way)]
+        keys = list(self._wanted)[: min(max_blocks, self._tier.max_stores - len(self._under_way))]
         for key in keys:
             del self._wanted[key]
             self._under_way[key] = None

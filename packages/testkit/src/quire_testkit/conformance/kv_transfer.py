@@ -107,7 +107,7 @@ class KVTransferSuite:
         for key, _ in blocks:
             connector.offer(key.group, [key.block_hash])
         assert connector.has_stores
-        keys = connector.take_stores()
+        keys = connector.take_stores(10_000)
         where = dict(blocks)
         job = KVTransferJob(job_id, tuple(BlockTransfer(key, where[key]) for key in keys))
         worker.begin(KVTransferPlan(stores=[job], acknowledged=list(acknowledged)))
@@ -144,7 +144,7 @@ class KVTransferSuite:
         key = BlockKey(0, _hash(1))
         content = memory.fill(0, 1, 1)
         connector.offer(0, [key.block_hash])
-        assert connector.take_stores() == [key]
+        assert connector.take_stores(10_000) == [key]
         worker.begin(KVTransferPlan(stores=[KVTransferJob(0, (BlockTransfer(key, 1),))]))
         memory.fill(0, 1, 2)
         assert self.finish(worker, 0) == [True]
@@ -180,7 +180,7 @@ class KVTransferSuite:
         memory.fill(0, 1, 1)
         self.store(tier, [(BlockKey(0, _hash(1)), 1)])
         connector.offer(0, [_hash(1)])
-        assert connector.take_stores() == []
+        assert connector.take_stores(10_000) == []
         assert not connector.has_stores
 
     def test_offers_are_taken_in_pieces(self, tier: Any, memory: LayeredMemory) -> None:
@@ -189,8 +189,8 @@ class KVTransferSuite:
         taken: set[BlockKey] = set()
         job_id = 0
         while connector.has_stores:
-            keys = connector.take_stores()
-            assert keys, "with nothing under way there is room"
+            keys = connector.take_stores(7)
+            assert 0 < len(keys) <= 7, "with nothing under way there is room"
             assert taken.isdisjoint(keys)
             taken.update(keys)
             assert all(key == BlockKey(0, key.block_hash) for key in keys)
@@ -203,7 +203,7 @@ class KVTransferSuite:
         connector, _ = tier
         for number in range(3000):
             connector.offer(0, [_hash(number)])
-            keys = connector.take_stores()
+            keys = connector.take_stores(10_000)
             assert keys == [BlockKey(0, _hash(number))]
             connector.stored(keys, [False])
 
@@ -216,7 +216,7 @@ class KVTransferSuite:
         connector.offer(0, [_hash(3)])
         assert not connector.contains(BlockKey(0, _hash(1)))
         assert not connector.has_stores
-        assert connector.take_stores() == []
+        assert connector.take_stores(10_000) == []
 
     def test_closing_twice(self, tier: Any, memory: LayeredMemory) -> None:
         _, worker = tier
