@@ -198,3 +198,16 @@ def test_light_and_dark(page, scheme, tmp_path: Path):
     time.sleep(0.1)
     assert page.driver.save_screenshot(str(folder / f"chat-{scheme}.png"))
     page.driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": []})
+
+
+def test_thoughts_are_shown_apart_and_sent_back_as_reasoning(driver, make_scripted):
+    page = Page(driver, f"{make_scripted().url}/")
+    page.wait_connected()
+    page.set("#max_tokens", "200")
+    page.find("#prompt").send_keys("¤<think>Hm, <b>two</b> and two.</think>Four.¥", Keys.ENTER)
+    page.wait(lambda: page.texts(".message.assistant .text") == ["Four."])
+    page.wait_done()
+    assert page.find(".message.assistant .thoughts div").text == "Hm, <b>two</b> and two."
+    said = driver.execute_script("return messages.at(-1)")
+    assert said == {"role": "assistant", "content": "Four.", "reasoning": "Hm, <b>two</b> and two."}
+    assert page.errors() == []

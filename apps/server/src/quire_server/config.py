@@ -25,6 +25,9 @@ class ServerConfig(Settings):
     trust_request_chat_template: bool = setting(
         False, help="Whether a request may bring its own chat template (it runs in a sandbox)."
     )
+    enable_auto_tool_choice: bool = setting(
+        True, help="Whether calls are looked for in answers that may but need not hold one (tool_choice auto)."
+    )
     response_store: str | None = setting(
         None,
         help="Where responses are kept: a SQLite file, :memory:, none, or module:function of another store; "

@@ -22,7 +22,7 @@ class ToolUse:
     tools: tuple[dict[str, Any], ...] = ()
     """In the chat API's form."""
     mode: str = "auto"
-    """"none", "auto" or "required"."""
+    """"none", "auto" or "required"; "shown" for tools that the model knows of, but whose calls stay text."""
     name: str | None = None
     """With "required": the one tool to call."""
     parallel: bool = True
@@ -31,7 +31,7 @@ class ToolUse:
     @property
     def is_on(self) -> bool:
         """Whether calls are looked for in the answer."""
-        return bool(self.tools) and self.mode != "none"
+        return bool(self.tools) and self.mode not in ("none", "shown")
 
     @property
     def is_forced(self) -> bool:
@@ -41,7 +41,7 @@ class ToolUse:
     @property
     def shown(self) -> list[dict[str, Any]] | None:
         """What the template is given: nothing when no call is wanted."""
-        return list(self.tools) if self.is_on else None
+        return list(self.tools) if self.tools and self.mode != "none" else None
 
     @property
     def callable_tools(self) -> tuple[dict[str, Any], ...]:

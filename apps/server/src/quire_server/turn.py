@@ -139,6 +139,8 @@ async def start_turn(context: ServerContext, turn: ChatTurn) -> RunningTurn:
         OverloadedError: the queue is full.
     """
     form = context.llm.renderer.chat_format
+    if turn.tool_use.mode == "auto" and not context.config.enable_auto_tool_choice:
+        turn = dataclasses.replace(turn, tool_use=dataclasses.replace(turn.tool_use, mode="shown"))
     use = turn.tool_use
     if use.is_forced and form.tools is None:
         raise RequestError(

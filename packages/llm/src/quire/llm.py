@@ -21,6 +21,7 @@ from quire_interfaces import (
     Tokenizer,
 )
 from quire_models.config import ModelConfig
+from quire_renderers import ParsedMessage, fold_events
 
 __all__ = ["LLM"]
 
@@ -140,6 +141,33 @@ class LLM:
             for conversation in conversations
         ]
         return self._run(rendered, sampling_params, use_tqdm, 0)
+
+    def parse(
+        self,
+        output: RequestOutput,
+        *,
+        tools: Sequence[dict[str, Any]] | None = None,
+        chat_template_kwargs: dict[str, Any] | None = None,
+    ) -> list[ParsedMessage]:
+        """What `chat` answered, as messages: text, reasoning and tool calls told apart in the model's own format.
+
+        Args:
+            output: An output of `chat`.
+            tools: The tools that were offered; None parses no calls.
+            chat_template_kwargs: As given to `chat`.
+
+        Returns:
+            One message per completion.
+        """
+        form = self.renderer.chat_format
+        messages = []
+        for completion in output.outputs:
+            parser = form.parser(tools, prompt=output.prompt, chat_template_kwargs=chat_template_kwargs)
+            text = completion.text
+            if form.keeps_special_tokens(tools=bool(tools)):  # the markers, which the text leaves out
+                text = self.tokenizer.decode(completion.token_ids, skip_special_tokens=False)
+            messages.append(fold_events([*parser.feed(text), *parser.finish()]))
+        return messages
 
     def stats(self) -> SchedulerStats:
         return self.engine.stats()
