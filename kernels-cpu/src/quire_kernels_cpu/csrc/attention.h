@@ -2,7 +2,7 @@
 //
 // The cache of a layer is [num_blocks, block_size, 2, Hkv, D]. One task is one (sequence, key-value head, run of
 // queries); its columns are the pairs (query, head of the group), so that what is loaded of the cache serves them all.
-// Softmax is online (Milakov & Gimelshein 2018, algorithm 3) over pieces of 128 tokens that begin at multiples of 128,
+// Softmax is online (Milakov & Gimelshein 2018, algorithm 3) over pieces of 64 tokens that begin at multiples of 64,
 // for every query alike: a column's result depends on nothing but its own query and the keys it sees, whether it is
 // computed alone, in a chunk of any size, or beside others.
 #pragma once
@@ -15,14 +15,15 @@
 
 namespace quire {
 
-constexpr int kPiece = 128;         // tokens of the cache at a time
+constexpr int kPiece = 64;          // tokens of the cache at a time: their keys and values stay in the first-level cache
 constexpr int kMaxColumns = 256;    // columns of a task
 constexpr int kMaxHeadDim = 256;
 
 template <typename T>
 struct Attention {
-    const T* query;                  // [T, Hq, D]
+    const T* query;                  // [T, Hq, D] or [Hq, T, D]
     int64_t query_stride;            // from one token to the next
+    int64_t head_stride;             // from one head to the next
     const T* kv;
     T* out;                          // [T, Hq, D]
     int64_t out_stride;
@@ -38,11 +39,30 @@ struct Attention {
 
     int group() const { return num_heads / num_kv_heads; }
     int64_t value_offset() const { return static_cast<int64_t>(num_kv_heads) * head_dim; }
-    const T* key_at(int sequence, int kv_head, int position) const {
-        const int64_t block = block_table[sequence * table_stride + position / block_size];
-        const int64_t slot = block * block_size + position % block_size;
-        return kv + (slot * 2 * num_kv_heads + kv_head) * head_dim;
+};
+
+// Finds keys of one sequence and head; positions that follow each other cost no division.
+template <typename T>
+class Keys {
+public:
+    Keys(const Attention<T>& a, int sequence, int kv_head)
+        : a_(a), table_(a.block_table + sequence * a.table_stride), kv_head_(kv_head) {}
+
+    const T* at(int position) {
+        if (position < begin_ || position >= begin_ + a_.block_size) {
+            const int block = position / a_.block_size;
+            begin_ = block * a_.block_size;
+            const int64_t slot = static_cast<int64_t>(table_[block]) * a_.block_size;
+            first_ = a_.kv + (slot * 2 * a_.num_kv_heads + kv_head_) * a_.head_dim;
+        }
+        return first_ + (position - begin_) * 2LL * a_.num_kv_heads * a_.head_dim;
     }
+
+private:
+    const Attention<T>& a_;
+    const int32_t* table_;
+    const T* first_ = nullptr;
+    int kv_head_, begin_ = -(1 << 30);
 };
 
 // Queries [first, last) of a sequence for one key-value head.
@@ -78,15 +98,16 @@ void attend_rows(const Attention<T>& a, const AttentionTask& task, AttentionScra
     std::fill(total, total + columns, 0.0f);
     for (int c = 0; c < columns; ++c) {
         const T* q = a.query + (query_begin + task.first + c / group) * a.query_stride +
-                     (static_cast<int64_t>(task.kv_head) * group + c % group) * dim;
+                     (static_cast<int64_t>(task.kv_head) * group + c % group) * a.head_stride;
         for (int d = 0; d < dim; ++d) queries[c * padded + d] = to_float(q[d]);
     }
+    Keys<T> cache(a, task.sequence, task.kv_head);
     const int end = context + task.last;
     const int oldest = a.window > 0 ? std::max(0, context + task.first + 1 - a.window) : 0;
     for (int piece = oldest / kPiece * kPiece; piece < end; piece += kPiece) {
         const int begin = std::max(piece, oldest), stop = std::min(piece + kPiece, end);
         for (int t = begin; t < stop; ++t) {
-            const T* key = a.key_at(task.sequence, task.kv_head, t);
+            const T* key = cache.at(t);
             const T* value = key + a.value_offset();
             float *k = keys + (t - piece) * padded, *v = values + (t - piece) * padded;
             int d = 0;
@@ -146,17 +167,20 @@ void attend_rows(const Attention<T>& a, const AttentionTask& task, AttentionScra
 #ifdef QUIRE_AMX
 
 // With tiles, in bfloat16: 16 columns at a time. Scores come out as [16 tokens][16 columns], so that softmax runs along
-// the lanes without a sum across them; weights are rounded to bfloat16 before they meet the values.
+// the lanes without a sum across them; weights are rounded to bfloat16 and turned over before they meet the values,
+// which then need no turning: pairs of tokens are interleaved as they are copied.
 class TiledAttention {
 public:
-    TiledAttention(const Attention<BFloat16>& a, const AttentionTask& task, AttentionScratch& scratch)
-        : a_(a), task_(task), dim_(a.head_dim), group_(a.group()) {
+    // next: the task that this thread will do then, whose beginning is read ahead; or none.
+    TiledAttention(const Attention<BFloat16>& a, const AttentionTask& task, const AttentionTask* next,
+                   AttentionScratch& scratch)
+        : a_(a), task_(task), next_(next), cache_(a, task.sequence, task.kv_head), coming_{cache_, 0, 0}, dim_(a.head_dim), group_(a.group()) {
         query_begin_ = a.query_start_loc[task.sequence];
         context_ = a.kv_lens[task.sequence] - (a.query_start_loc[task.sequence + 1] - query_begin_);
         columns_ = (task.last - task.first) * group_;
         tiles_ = (columns_ + kTile - 1) / kTile;
         keys_ = scratch.keys.get<BFloat16>(kPiece * dim_);
-        values_ = scratch.values.get<BFloat16>(kPiece * dim_);
+        values_ = scratch.values.get<uint32_t>(kPiece / 2 * dim_);
         queries_ = scratch.queries.get<uint32_t>(static_cast<int64_t>(tiles_) * dim_ / 2 * kTile);
         outputs_ = scratch.outputs.get<float>(static_cast<int64_t>(tiles_) * dim_ * kTile);
         weights_ = scratch.weights.get<uint32_t>(kPiece / 2 * kTile);
@@ -167,16 +191,54 @@ public:
 
     void run() {
         set_queries();
-        const int end = context_ + task_.last;
-        const int oldest = a_.window > 0 ? std::max(0, context_ + task_.first + 1 - a_.window) : 0;
-        for (int piece = oldest / kPiece * kPiece; piece < end; piece += kPiece) {
-            load_piece(piece, std::max(oldest, piece), std::min(piece + kPiece, end), end);
-            for (int tile = 0; tile < tiles_; ++tile) attend_tile(tile, piece, end);
+        const Span span = tokens_of(task_);
+        for (int piece = span.begin / kPiece * kPiece; piece < span.end; piece += kPiece) {
+            if (piece + kPiece < span.end) {
+                coming_.begin = piece + kPiece;
+                coming_.end = std::min(piece + 2 * kPiece, span.end);
+            } else if (next_) {
+                const Span then = tokens_of(*next_);
+                new (&coming_) Coming{Keys<BFloat16>(a_, next_->sequence, next_->kv_head), then.begin,
+                                      std::min(then.begin / kPiece * kPiece + kPiece, then.end)};
+            }
+            load_piece(piece, std::max(span.begin, piece), std::min(piece + kPiece, span.end));
+            for (int tile = 0; tile < tiles_; ++tile) attend_tile(tile, piece, span.end);
         }
         write();
     }
 
 private:
+    struct Span {
+        int begin, end;
+    };
+    // Tokens of the cache that are read together next.
+    struct Coming {
+        Keys<BFloat16> keys;
+        int begin, end;
+    };
+
+    // What the queries of a task see.
+    Span tokens_of(const AttentionTask& task) const {
+        const int queries = a_.query_start_loc[task.sequence + 1] - a_.query_start_loc[task.sequence];
+        const int context = a_.kv_lens[task.sequence] - queries;
+        return {a_.window > 0 ? std::max(0, context + task.first + 1 - a_.window) : 0, context + task.last};
+    }
+
+    // Reads up to `lines` cache lines ahead: of each token first its key, then its value.
+    void fetch(int lines) {
+        for (; lines > 0; --lines) {
+            if (line_ == 0) {
+                if (coming_.begin >= coming_.end) return;
+                ahead_ = reinterpret_cast<const char*>(coming_.keys.at(coming_.begin++));
+                line_ = dim_ / 32 * 2;
+            }
+            --line_;
+            const int half = dim_ / 32;
+            const int64_t offset = line_ >= half ? (line_ - half) * 64 : line_ * 64 + a_.value_offset() * 2;
+            _mm_prefetch(ahead_ + offset, _MM_HINT_T1);
+        }
+    }
+
     int position_of(int column) const { return context_ + task_.first + column / group_; }
 
     void set_queries() {
@@ -185,7 +247,7 @@ private:
             for (int i = 0; i < kTile; ++i) {
                 const int c = tile * kTile + i;
                 rows[i] = c < columns_ ? a_.query + (query_begin_ + task_.first + c / group_) * a_.query_stride +
-                                             (static_cast<int64_t>(task_.kv_head) * group_ + c % group_) * dim_
+                                             (static_cast<int64_t>(task_.kv_head) * group_ + c % group_) * a_.head_stride
                                        : nullptr;
             }
             interleave_pairs(rows, dim_, queries_ + static_cast<int64_t>(tile) * dim_ / 2 * kTile);
@@ -197,59 +259,30 @@ private:
         }
     }
 
-    // Keys as rows, values transposed to [D / 16][32 tokens each][16 rows of D][32 tokens]; zeros where no token is.
-    void load_piece(int piece, int begin, int stop, int end) {
+    // Keys as rows; values as pairs of tokens, [tokens / 2][D], each 32 elements of D in the order of `unpack`: the
+    // elements 0-3, 8-11, 16-19, 24-27 of both, then the others. Zeros where no token is.
+    void load_piece(int piece, int begin, int stop) {
         const int64_t offset = a_.value_offset();
         const int used = (stop - piece + 31) / 32 * 32;
-        const BFloat16* value_rows[kPiece];
-        for (int t = 0; t < used; ++t) {
-            const int position = piece + t;
-            BFloat16* to = keys_ + t * dim_;
-            if (position < begin || position >= stop) {
-                std::memset(to, 0, dim_ * 2);
-                value_rows[t] = nullptr;
-                continue;
+        for (int t = 0; t < used; t += 2) {
+            const BFloat16* row[2];
+            for (int i = 0; i < 2; ++i) {
+                const int position = piece + t + i;
+                row[i] = position < begin || position >= stop ? nullptr : cache_.at(position);
             }
-            const BFloat16* key = a_.key_at(task_.sequence, task_.kv_head, position);
-            value_rows[t] = key + offset;
+            const __m512i zero = _mm512_setzero_si512();
             for (int d = 0; d < dim_; d += 32) {
-                _mm_prefetch(reinterpret_cast<const char*>(key + offset + d), _MM_HINT_T0);
-                _mm512_store_si512(to + d, _mm512_loadu_si512(key + d));
-            }
-        }
-        for (int t = 0; t < used; t += 32) {
-            for (int ahead = piece + kPiece + t; ahead < std::min(piece + kPiece + t + 32, end); ++ahead) {
-                const BFloat16* key = a_.key_at(task_.sequence, task_.kv_head, ahead);
-                for (int d = 0; d < dim_; d += 32) _mm_prefetch(reinterpret_cast<const char*>(key + d), _MM_HINT_T1);
-            }
-            for (int d = 0; d < dim_; d += 32) {
-                // 32 tokens x 32 elements: pairs of tokens first, then two transpositions of 16 x 16 pairs.
-                __m512i low[16], high[16];
-                for (int i = 0; i < 16; ++i) {
-                    const __m512i even = value_rows[t + 2 * i] ? _mm512_loadu_si512(value_rows[t + 2 * i] + d)
-                                                               : _mm512_setzero_si512();
-                    const __m512i odd = value_rows[t + 2 * i + 1] ? _mm512_loadu_si512(value_rows[t + 2 * i + 1] + d)
-                                                                  : _mm512_setzero_si512();
-                    const __m512i a = _mm512_cvtepu16_epi32(_mm512_castsi512_si256(even));
-                    const __m512i b = _mm512_cvtepu16_epi32(_mm512_castsi512_si256(odd));
-                    low[i] = _mm512_or_si512(a, _mm512_slli_epi32(b, 16));
-                    const __m512i c = _mm512_cvtepu16_epi32(_mm512_extracti64x4_epi64(even, 1));
-                    const __m512i e = _mm512_cvtepu16_epi32(_mm512_extracti64x4_epi64(odd, 1));
-                    high[i] = _mm512_or_si512(c, _mm512_slli_epi32(e, 16));
-                }
-                transpose(low);
-                transpose(high);
-                BFloat16* to = value_tile(d / 16, t / 32);
-                BFloat16* next = value_tile(d / 16 + 1, t / 32);
-                for (int i = 0; i < 16; ++i) {
-                    _mm512_store_si512(to + i * 32, low[i]);
-                    _mm512_store_si512(next + i * 32, high[i]);
-                }
+                fetch(4);
+                for (int i = 0; i < 2; ++i)
+                    _mm512_store_si512(keys_ + (t + i) * dim_ + d, row[i] ? _mm512_loadu_si512(row[i] + d) : zero);
+                const __m512i even = row[0] ? _mm512_loadu_si512(row[0] + offset + d) : zero;
+                const __m512i odd = row[1] ? _mm512_loadu_si512(row[1] + offset + d) : zero;
+                uint32_t* to = values_ + t / 2 * dim_ + d;
+                _mm512_store_si512(to, _mm512_unpacklo_epi16(even, odd));
+                _mm512_store_si512(to + 16, _mm512_unpackhi_epi16(even, odd));
             }
         }
     }
-
-    BFloat16* value_tile(int row_tile, int step) const { return values_ + (row_tile * (kPiece / 32) + step) * 512; }
 
     void attend_tile(int tile, int piece, int end) {
         const int first = position_of(tile * kTile);
@@ -288,79 +321,100 @@ private:
         Ints at;
         std::memcpy(&at, position, sizeof at);
         const int tokens = steps * 32;
-        Floats highest = load(top_ + tile * kTile);
-        const Floats before = highest;
+        // The scale is left for the exponent, which has a multiplication anyway, whether something is hidden or not: a
+        // column must not depend on what its neighbours see.
+        const bool capped = a_.soft_cap > 0;
+        const float factor = capped ? 1.0f : a_.scale;
+        const Floats before = load(top_ + tile * kTile);
+        Floats most = splat(-INFINITY);
         for (int t = 0; t < tokens; ++t) {
-            Floats s = load(scores_ + t * kTile) * a_.scale;
-            if (a_.soft_cap > 0) s = tanh(s / a_.soft_cap) * a_.soft_cap;
+            Floats s = load(scores_ + t * kTile);
+            if (capped) s = tanh(s * (a_.scale / a_.soft_cap)) * a_.soft_cap;
             if (!whole) {
                 const Ints distance = at - (piece + t);
                 Ints hidden = distance < 0;
                 if (a_.window > 0) hidden |= distance >= a_.window;
                 s = hidden ? splat(-INFINITY) : s;
             }
-            store(scores_ + t * kTile, s);
-            highest = s > highest ? s : highest;
+            if (capped || !whole) store(scores_ + t * kTile, s);
+            most = max(s, most);
         }
+        const Floats highest = max(most * factor, before);
         // A column that has seen nothing yet keeps -inf; its weights become zeros.
         const Floats base = highest > -INFINITY ? highest : splat(0.0f);
         const Floats shrink = exp(before - base);
         Floats sums[2] = {};
-        for (int t = 0; t < tokens; t += 2) {
-            const Floats a = exp(load(scores_ + t * kTile) - base), b = exp(load(scores_ + (t + 1) * kTile) - base);
-            sums[0] += a;
-            sums[1] += b;
-            _mm512_store_si512(weights_ + t / 2 * kTile, pair_up((__m512)a, (__m512)b));
+        for (int t = 0; t < tokens; t += 32) {
+            __m512i pairs[16];
+            for (int i = 0; i < 16; ++i) {
+                const float* at_pair = scores_ + (t + 2 * i) * kTile;
+                const Floats a = exp(load(at_pair) * factor - base), b = exp(load(at_pair + kTile) * factor - base);
+                sums[0] += a;
+                sums[1] += b;
+                pairs[i] = pair_up((__m512)a, (__m512)b);
+            }
+            transpose(pairs);
+            for (int i = 0; i < 16; ++i) _mm512_store_si512(weights_ + t * 8 + i * 16, pairs[i]);
         }
         store(total_ + tile * kTile, load(total_ + tile * kTile) * shrink + (sums[0] + sums[1]));
         store(top_ + tile * kTile, highest);
         if (_mm512_cmpneq_epi32_mask((__m512i)shrink, (__m512i)splat(1.0f))) {
-            float* o = outputs_ + static_cast<int64_t>(tile) * dim_ * kTile;
-            for (int d = 0; d < dim_; ++d) store(o + d * kTile, load(o + d * kTile) * shrink);
+            for (int c = 0; c < kTile; ++c) {
+                float* o = output(tile, c, 0);
+                for (int d = 0; d < dim_; d += 16) store(o + d * kTile, load(o + d * kTile) * shrink[c]);
+            }
         }
     }
 
+    // Sums [D / 16][16 columns][16 of D, in the order of the values].
+    float* output(int tile, int column, int d) const {
+        return outputs_ + static_cast<int64_t>(tile) * dim_ * kTile + d * kTile + column * kTile;
+    }
+
     void multiply_values(int tile, int steps) {
-        float* o = outputs_ + static_cast<int64_t>(tile) * dim_ * kTile;
-        for (int d = 0; d < dim_ / 16; d += 2) {
-            _tile_loadd(0, o + d * 256, 64);
-            _tile_loadd(1, o + (d + 1) * 256, 64);
+        for (int d = 0; d < dim_; d += 32) {
+            _tile_loadd(0, output(tile, 0, d), 64);
+            _tile_loadd(1, output(tile, 0, d + 16), 64);
             for (int step = 0; step < steps; ++step) {
-                _tile_loadd(6, weights_ + step * 256, 64);
-                _tile_loadd(4, value_tile(d, step), 64);
+                _tile_loadd(4, weights_ + step * 256, 64);
+                _tile_loadd(6, values_ + step * 16 * dim_ + d, dim_ * 4);
                 _tile_dpbf16ps(0, 4, 6);
-                _tile_loadd(5, value_tile(d + 1, step), 64);
-                _tile_dpbf16ps(1, 5, 6);
+                _tile_loadd(7, values_ + step * 16 * dim_ + d + 16, dim_ * 4);
+                _tile_dpbf16ps(1, 4, 7);
             }
-            _tile_stored(0, o + d * 256, 64);
-            _tile_stored(1, o + (d + 1) * 256, 64);
+            _tile_stored(0, output(tile, 0, d), 64);
+            _tile_stored(1, output(tile, 0, d + 16), 64);
         }
     }
 
     void write() {
-        for (int tile = 0; tile < tiles_; ++tile) {
-            const Floats inverse = 1.0f / load(total_ + tile * kTile);
-            const float* o = outputs_ + static_cast<int64_t>(tile) * dim_ * kTile;
-            for (int d = 0; d < dim_; d += 16) {
-                __m512i r[16];
-                for (int i = 0; i < 16; ++i) r[i] = (__m512i)(load(o + (d + i) * kTile) * inverse);
-                transpose(r);
-                for (int i = 0; i < kTile && tile * kTile + i < columns_; ++i) {
-                    const int c = tile * kTile + i;
-                    BFloat16* to = a_.out + (query_begin_ + task_.first + c / group_) * a_.out_stride +
-                                   (static_cast<int64_t>(task_.kv_head) * group_ + c % group_) * dim_ + d;
-                    store(to, (Floats)r[i]);
-                }
+        const __m512i low = _mm512_setr_epi32(0, 1, 2, 3, 16, 17, 18, 19, 4, 5, 6, 7, 20, 21, 22, 23);
+        const __m512i high = _mm512_setr_epi32(8, 9, 10, 11, 24, 25, 26, 27, 12, 13, 14, 15, 28, 29, 30, 31);
+        for (int c = 0; c < columns_; ++c) {
+            const int tile = c / kTile;
+            const Floats inverse = splat(1.0f / total_[c]);
+            BFloat16* to = a_.out + (query_begin_ + task_.first + c / group_) * a_.out_stride +
+                           (static_cast<int64_t>(task_.kv_head) * group_ + c % group_) * dim_;
+            for (int d = 0; d < dim_; d += 32) {
+                const __m512 a = (__m512)(load(output(tile, c % kTile, d)) * inverse);
+                const __m512 b = (__m512)(load(output(tile, c % kTile, d + 16)) * inverse);
+                store(to + d, (Floats)_mm512_permutex2var_ps(a, low, b));
+                store(to + d + 16, (Floats)_mm512_permutex2var_ps(a, high, b));
             }
         }
     }
 
     const Attention<BFloat16>& a_;
     const AttentionTask& task_;
+    const AttentionTask* next_;
+    Keys<BFloat16> cache_;
+    Coming coming_;
+    const char* ahead_ = nullptr;
+    int line_ = 0;
     const int dim_, group_;
     int query_begin_, context_, columns_, tiles_;
-    BFloat16 *keys_, *values_;
-    uint32_t *queries_, *weights_;
+    BFloat16* keys_;
+    uint32_t *values_, *queries_, *weights_;
     float *outputs_, *scores_, *top_, *total_;
 };
 
@@ -387,39 +441,60 @@ inline const int32_t* by_work(const int32_t* query_start_loc, const int32_t* kv_
     return order;
 }
 
-// The whole step; the team shares the tasks as they come. A barrier is at the end.
+// The tasks of a step in the order in which they are taken. Each thread has its own, and asks for later and later ones.
 template <typename T>
-void attention(const Attention<T>& a, AttentionScratch& scratch) {
-    const int per_task = queries_per_task(a);
-    const bool tiled = attends_with_tiles(a);
-    int num_tasks = 0;
-    for (int s = 0; s < a.num_sequences; ++s)
-        num_tasks += (a.query_start_loc[s + 1] - a.query_start_loc[s] + per_task - 1) / per_task * a.num_kv_heads;
-    int place = 0, begin = 0;  // the tasks of the sequence at this place begin at `begin`
-#pragma omp for schedule(dynamic, 1)
-    for (int i = 0; i < num_tasks; ++i) {
-        int sequence, queries, runs;
-        for (;; ++place) {
-            sequence = a.order[place];
-            queries = a.query_start_loc[sequence + 1] - a.query_start_loc[sequence];
-            runs = (queries + per_task - 1) / per_task;
-            if (i < begin + runs * a.num_kv_heads) break;
-            begin += runs * a.num_kv_heads;
+class AttentionTasks {
+public:
+    explicit AttentionTasks(const Attention<T>& a) : a_(a), per_task_(queries_per_task(a)) {
+        for (int s = 0; s < a.num_sequences; ++s) count_ += static_cast<int64_t>(runs_of(s)) * a.num_kv_heads;
+    }
+
+    int64_t count() const { return count_; }
+    AttentionTask at(int64_t i) {
+        while (i >= begin_ + static_cast<int64_t>(runs_of(a_.order[place_])) * a_.num_kv_heads) {
+            begin_ += static_cast<int64_t>(runs_of(a_.order[place_])) * a_.num_kv_heads;
+            ++place_;
         }
+        const int sequence = a_.order[place_], within = static_cast<int>(i - begin_);
         // Late queries see the most tokens: they go first.
-        const int run = runs - 1 - (i - begin) / a.num_kv_heads, kv_head = (i - begin) % a.num_kv_heads;
-        const AttentionTask task{sequence, kv_head, run * per_task, std::min(queries, (run + 1) * per_task)};
+        const int run = runs_of(sequence) - 1 - within / a_.num_kv_heads;
+        return {sequence, within % a_.num_kv_heads, run * per_task_,
+                std::min(queries_of(sequence), (run + 1) * per_task_)};
+    }
+
+private:
+    int queries_of(int s) const { return a_.query_start_loc[s + 1] - a_.query_start_loc[s]; }
+    int runs_of(int s) const { return (queries_of(s) + per_task_ - 1) / per_task_; }
+
+    const Attention<T>& a_;
+    const int per_task_;
+    int place_ = 0;
+    int64_t count_ = 0, begin_ = 0;
+};
+
+// The whole step; the team shares the tasks as they come. A barrier must follow before results are read.
+template <typename T>
+void attention(const Attention<T>& a, AttentionScratch& scratch, Claimer& claimer) {
+    AttentionTasks<T> tasks(a);
+    int64_t i = claimer.first();
+    if (i >= tasks.count()) return;
+    AttentionTask task = tasks.at(i);
+    for (bool more = true; more;) {
+        i = claimer.next();
+        more = i < tasks.count();
+        const AttentionTask next = more ? tasks.at(i) : task;
 #ifdef QUIRE_AMX
         if constexpr (std::is_same_v<T, BFloat16>) {
-            if (tiled) {
-                TiledAttention(a, task, scratch).run();
+            if (attends_with_tiles(a)) {
+                TiledAttention(a, task, more ? &next : nullptr, scratch).run();
+                task = next;
                 continue;
             }
         }
 #endif
         attend_rows(a, task, scratch);
+        task = next;
     }
-    (void)tiled;
 }
 
 }  // namespace quire

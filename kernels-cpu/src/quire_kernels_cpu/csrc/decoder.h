@@ -69,7 +69,8 @@ public:
             const HeldTiles tiles(takes_pairs<T>(32));
             Claimer claimer(claims);
             for (size_t i = 0; i < layers.size(); ++i) {
-                layer(layers[i], step.kv_caches[i], i > 0, step, mine, claimer);
+                const Layer<T>* next = i + 1 < layers.size() ? &layers[i + 1] : nullptr;
+                layer(layers[i], next, step.kv_caches[i], i > 0, step, mine, claimer);
             }
             const Range share = my_share(tokens);
             for (int64_t t = share.begin; t < share.end; ++t)
@@ -85,41 +86,47 @@ private:
         Buffer rows;
     };
 
-    void layer(const Layer<T>& l, T* kv_cache, bool add, const Step<T>& step, Thread& mine,
+    void layer(const Layer<T>& l, const Layer<T>* next, T* kv_cache, bool add, const Step<T>& step, Thread& mine,
                Claimer& claimer) {
         const int64_t q = static_cast<int64_t>(num_heads) * head_dim, kv = static_cast<int64_t>(num_kv_heads) * head_dim;
         const int64_t width = q + 2 * kv;
+        const Strips<T> qkv{l.qkv, 3, false}, o{&l.o, 1, false}, gate_up{l.gate_up, 2, true}, down{&l.down, 1, false};
         norm(l.input_norm, add, mine);
         wait_for_team();
+        // Heads whole, [heads][tokens][D], so that a tile's outputs lie close together; narrow ones as they come.
+        const bool by_head = head_dim % (2 * kTile) == 0;
+        const int64_t token_stride = by_head ? head_dim : width, head_stride = by_head ? step.tokens * head_dim : head_dim;
         {
-            T* const to[] = {heads_, heads_ + q, heads_ + q + kv};
-            const int64_t stride[] = {width, width, width};
-            linear(Strips<T>{l.qkv, 3, false}, normed_, mine.linear, claimer, ToRows<T, T>{l.qkv, to, stride, step.tokens});
+            const int64_t per_head = by_head ? step.tokens : 1;
+            T* const to[] = {heads_, heads_ + q * per_head, heads_ + (q + kv) * per_head};
+            linear(qkv, normed_, mine.linear, claimer,
+                   ToRows<T, T>{l.qkv, to, token_stride, step.tokens, by_head ? head_dim : 0}, &o);
         }
         wait_for_team();
-        place_heads(l, kv_cache, step);
+        place_heads(l, kv_cache, step, token_stride, head_stride);
         wait_for_team();
         const StepGroup& group = step.groups[l.group];
-        attention(Attention<T>{heads_, width, kv_cache, attention_out_, q, group.block_table, group.table_stride,
+        attention(Attention<T>{heads_, token_stride, head_stride, kv_cache, attention_out_, q, group.block_table, group.table_stride,
                                step.query_start_loc, step.kv_lens, order_, step.num_sequences, num_heads, num_kv_heads,
                                head_dim, step.block_size, scale, l.window, 0.0f},
-                  mine.attention);
+                  mine.attention, claimer);
+        wait_for_team();
         set_all(attended_, attention_out_, q);
         wait_for_team();
-        project(l.o, attended_, mine, claimer);
+        project(o, attended_, mine, claimer, &gate_up);
         wait_for_team();
         norm(l.post_norm, true, mine);
         wait_for_team();
-        linear(Strips<T>{l.gate_up, 2, true}, normed_, mine.linear, claimer,
-               ToActivated<T>{l.gate_up, activation, activated_});
+        linear(gate_up, normed_, mine.linear, claimer, ToActivated<T>{l.gate_up, activation, activated_}, &down);
         wait_for_team();
-        project(l.down, activated_, mine, claimer);
+        const Strips<T> next_qkv{next ? next->qkv : l.qkv, 3, false};
+        project(down, activated_, mine, claimer, next ? &next_qkv : nullptr);
         wait_for_team();
     }
 
-    void project(const Matrix<T>& matrix, const Activations& x, Thread& mine, Claimer& claimer) {
-        linear(Strips<T>{&matrix, 1, false}, x, mine.linear, claimer,
-               ToRows<T, T>{&matrix, &projected_, &hidden, x.tokens});
+    void project(const Strips<T>& strips, const Activations& x, Thread& mine, Claimer& claimer,
+                 const Strips<T>* following) {
+        linear(strips, x, mine.linear, claimer, ToRows<T, T>{strips.matrices, &projected_, hidden, x.tokens}, following);
     }
 
     // residual += projected (but in the first layer), then its norm into the activations.
@@ -138,14 +145,14 @@ private:
     }
 
     // Norms and rotates queries and keys; keys and values go to their slots.
-    void place_heads(const Layer<T>& l, T* kv_cache, const Step<T>& step) {
+    void place_heads(const Layer<T>& l, T* kv_cache, const Step<T>& step, int64_t token_stride, int64_t head_stride) {
         const int per_token = num_heads + 2 * num_kv_heads;
         const int64_t* slots = step.groups[l.group].slot_mapping;
         const Range share = my_share(step.tokens * per_token);
         for (int64_t i = share.begin; i < share.end; ++i) {
             const int64_t token = i / per_token;
             const int head = static_cast<int>(i % per_token);
-            T* x = heads_ + i * head_dim;
+            T* x = heads_ + token * token_stride + head * head_stride;
             const T *cos = step.cos + token * head_dim, *sin = step.sin + token * head_dim;
             if (head < num_heads) {
                 if (l.q_norm) rms_norm(x, x, static_cast<const T*>(nullptr), l.q_norm, head_dim, eps);

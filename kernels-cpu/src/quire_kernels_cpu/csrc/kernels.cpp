@@ -24,7 +24,7 @@ void linear_op(const T* x, const T* weight, const T* bias, Out* y, int64_t token
         Claimer claimer(claims);
         set_all(packed, x, cols);
         wait_for_team();
-        linear(Strips<T>{&matrix, 1, false}, packed, scratch, claimer, ToRows<T, Out>{&matrix, &y, &rows, tokens});
+        linear(Strips<T>{&matrix, 1, false}, packed, scratch, claimer, ToRows<T, Out>{&matrix, &y, rows, tokens});
     }
 }
 
@@ -47,11 +47,13 @@ template <typename T>
 void attention_op(Attention<T> a) {
     static thread_local Buffer buffer;
     a.order = by_work(a.query_start_loc, a.kv_lens, a.num_sequences, buffer);
+    Claims claims;
 #pragma omp parallel
     {
         static thread_local AttentionScratch scratch;
         const HeldTiles tiles(attends_with_tiles(a));
-        attention(a, scratch);
+        Claimer claimer(claims);
+        attention(a, scratch, claimer);
     }
 }
 
@@ -162,13 +164,13 @@ void quire_attention(int dtype, const void* query, const void* kv, void* out, co
     const int64_t stride = static_cast<int64_t>(num_heads) * head_dim;
     if (dtype == 0) {
         quire::attention_op(quire::Attention<float>{
-            static_cast<const float*>(query), stride, static_cast<const float*>(kv), static_cast<float*>(out), stride,
+            static_cast<const float*>(query), stride, head_dim, static_cast<const float*>(kv), static_cast<float*>(out), stride,
             block_table, table_stride, query_start_loc, kv_lens, nullptr, num_sequences, num_heads, num_kv_heads, head_dim,
             block_size, scale, window, soft_cap});
     } else {
         quire::attention_op(quire::Attention<BFloat16>{
-            static_cast<const BFloat16*>(query), stride, static_cast<const BFloat16*>(kv), static_cast<BFloat16*>(out),
-            stride, block_table, table_stride, query_start_loc, kv_lens, nullptr, num_sequences, num_heads,
+            static_cast<const BFloat16*>(query), stride, head_dim, static_cast<const BFloat16*>(kv),
+            static_cast<BFloat16*>(out), stride, block_table, table_stride, query_start_loc, kv_lens, nullptr, num_sequences, num_heads,
             num_kv_heads, head_dim, block_size, scale, window, soft_cap});
     }
 }

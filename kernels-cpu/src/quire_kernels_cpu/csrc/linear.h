@@ -235,7 +235,7 @@ inline TileRows gather_rows(const BFloat16* const rows[2], int64_t stride, int64
     return {{begin, begin + 1024}, 64, 2048};
 }
 
-constexpr int64_t kGatheredCols = 512;
+constexpr int64_t kGatheredCols = 256;
 
 // Tiles [first, last) of the tokens against one strip; sums[0] belongs to tile `first`.
 inline void tile_strip(const Half<BFloat16> half[2], int64_t cols, const Activations& x, int64_t first, int64_t last,
@@ -306,6 +306,16 @@ struct Strips {
                        static_cast<int>(std::clamp<int64_t>(m.rows - begin, 0, kTile))};
         }
     }
+#ifdef QUIRE_AMX
+    Ahead ahead(int64_t strip, int64_t steps) const {
+        int matrix;
+        int64_t row;
+        Half<BFloat16> half[2];
+        locate(strip, matrix, row);
+        halves(matrix, row, half);
+        return Ahead(half, cols(), steps);
+    }
+#endif
 };
 
 // What a thread needs beside the stack.
@@ -314,20 +324,20 @@ struct LinearScratch {
 };
 
 // All strips against all tokens; the team shares the strips. Epilogue: (matrix, first output, tile, sums).
+// following: the strips that are multiplied after these, read ahead at the end; or none.
 // The caller's threads hold tiles where the activations are paired. A barrier must follow before results are read.
 template <typename W, typename Epilogue>
 void linear(const Strips<W>& strips, const Activations& x, LinearScratch& scratch, Claimer& claimer,
-            Epilogue&& epilogue) {
+            Epilogue&& epilogue, const Strips<W>* following = nullptr) {
     const int64_t cols = strips.cols(), num_tiles = x.tiles(), num_strips = strips.count();
     // Tokens whose interleaved form stays in the second-level cache.
     const int64_t block = std::clamp<int64_t>((1 << 20) / (cols * 2 * kTile) / 2 * 2, 2, kBlockTiles);
     const int64_t count = (num_tiles + block - 1) / block * num_strips;
     Sums* sums = scratch.sums.get<Sums>(std::min(num_tiles, block));
-    claimer.next_part();
-    int64_t next = claimer.take();
+    int64_t item, next = claimer.first();
     while (next < count) {
-        const int64_t item = next;
-        next = claimer.take();
+        item = next;
+        next = claimer.next();
         const int64_t first = item / num_strips * block, last = std::min(first + block, num_tiles);
         int matrix;
         int64_t row;
@@ -337,14 +347,12 @@ void linear(const Strips<W>& strips, const Activations& x, LinearScratch& scratc
 #ifdef QUIRE_AMX
         if constexpr (std::is_same_v<W, BFloat16>) {
             if (x.paired) {
+                const int64_t steps = cols / 32 * ((last - first + 1) / 2);
                 Ahead ahead;
                 if (next < count) {
-                    int next_matrix;
-                    int64_t next_row;
-                    Half<W> coming[2];
-                    strips.locate(next % num_strips, next_matrix, next_row);
-                    strips.halves(next_matrix, next_row, coming);
-                    ahead = Ahead(coming, cols, cols / 32 * ((last - first + 1) / 2));
+                    ahead = strips.ahead(next % num_strips, steps);
+                } else if (following && claimer.rank() < following->count()) {
+                    ahead = following->ahead(claimer.rank(), steps);
                 }
                 const bool short_half = half[0].count < kTile || half[1].count < kTile;
                 tile_strip(half, cols, x, first, last, sums, scratch.gathered.get<BFloat16>(kGatheredCols * 2 * kTile),
@@ -359,6 +367,7 @@ void linear(const Strips<W>& strips, const Activations& x, LinearScratch& scratc
             epilogue(matrix, row, tile, sums[0]);
         }
     }
+    (void)following;
 }
 
 #if defined(__AVX512BF16__)
@@ -384,9 +393,16 @@ inline void store_strip(const Sums& sums, const W* bias, BFloat16* to, int64_t s
 template <typename W, typename T>
 struct ToRows {
     const Matrix<W>* matrices;
-    T* const* to;             // per matrix: where token 0's outputs begin
-    const int64_t* stride;    // per matrix: from one token to the next
+    T* const* to;  // per matrix: where token 0's outputs begin
+    int64_t stride;  // from one token to the next
     int64_t tokens;
+    int64_t width = 0;  // outputs [heads][tokens][width] instead, for matrices of heads of this width (a multiple of 32)
+
+    // Where the tile's outputs from `row` on begin.
+    T* at(int matrix, int64_t tile, int64_t row) const {
+        if (width == 0) return to[matrix] + tile * kTile * stride + row;
+        return to[matrix] + (row / width * tokens + tile * kTile) * width + row % width;
+    }
 
     void operator()(int matrix, int64_t row, int64_t tile, const Sums& sums) const {
         const Matrix<W>& m = matrices[matrix];
@@ -394,8 +410,7 @@ struct ToRows {
 #if defined(__AVX512BF16__)
         if constexpr (std::is_same_v<T, BFloat16>) {
             if (row + 2 * kTile <= m.rows) {
-                store_strip(sums, m.bias ? m.bias + row : nullptr, to[matrix] + tile * kTile * stride[matrix] + row,
-                            stride[matrix], num_tokens);
+                store_strip(sums, m.bias ? m.bias + row : nullptr, at(matrix, tile, row), stride, num_tokens);
                 return;
             }
         }
@@ -404,7 +419,7 @@ struct ToRows {
             const int64_t begin = row + h * kTile;
             const int count = static_cast<int>(std::min<int64_t>(kTile, m.rows - begin));
             if (count <= 0) return;
-            T* out = to[matrix] + tile * kTile * stride[matrix] + begin;
+            T* out = at(matrix, tile, begin);
             const W* bias = m.bias ? m.bias + begin : nullptr;
 #if defined(__AVX512F__)
             if (count == kTile) {
@@ -412,13 +427,13 @@ struct ToRows {
                 for (int i = 0; i < kTile; ++i) r[i] = _mm512_load_si512(sums.at[h][i]);
                 transpose(r);
                 const Floats added = bias ? load(bias) : Floats{};
-                for (int t = 0; t < num_tokens; ++t) store(out + t * stride[matrix], (Floats)r[t] + added);
+                for (int t = 0; t < num_tokens; ++t) store(out + t * stride, (Floats)r[t] + added);
                 continue;
             }
 #endif
             for (int t = 0; t < num_tokens; ++t)
                 for (int n = 0; n < count; ++n)
-                    store_one(out + t * stride[matrix] + n, sums.at[h][n][t] + (bias ? to_float(bias[n]) : 0.0f));
+                    store_one(out + t * stride + n, sums.at[h][n][t] + (bias ? to_float(bias[n]) : 0.0f));
         }
     }
 };

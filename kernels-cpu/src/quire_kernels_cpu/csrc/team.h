@@ -25,10 +25,11 @@ inline void wait_for_team() {
 #pragma omp barrier
 }
 
-// Work that threads take as they get to it, so that one whose core is busy elsewhere holds nobody up.
+// Work that threads take as they get to it, so that one whose core is busy elsewhere holds nobody up. The first thing of
+// each part is known beforehand (the thread's rank), so that its memory can be read ahead.
 //
-// A team shares one `Claims`; each thread makes its own `Claimer`. Between two uses (`next_part`) there must be a
-// barrier: three counters then suffice, because nobody can be more than one part behind.
+// A team shares one `Claims`; each thread makes its own `Claimer`. Between two parts there must be a barrier: three
+// counters then suffice, because nobody can be more than one part behind.
 class Claims {
 public:
     std::atomic<int64_t>& of_part(int64_t part) { return counters_[part % 3].value; }
@@ -42,16 +43,20 @@ private:
 
 class Claimer {
 public:
-    explicit Claimer(Claims& claims) : claims_(claims) {}
+    explicit Claimer(Claims& claims) : claims_(claims), rank_(omp_get_thread_num()), size_(omp_get_num_threads()) {}
 
-    void next_part() {
+    // Begins a part: its first thing.
+    int64_t first() {
         ++part_;
         claims_.of_part(part_ + 1).store(0, std::memory_order_relaxed);
+        return rank_;
     }
-    int64_t take() { return claims_.of_part(part_).fetch_add(1, std::memory_order_relaxed); }
+    int64_t next() { return size_ + claims_.of_part(part_).fetch_add(1, std::memory_order_relaxed); }
+    int64_t rank() const { return rank_; }
 
 private:
     Claims& claims_;
+    const int64_t rank_, size_;
     int64_t part_ = -1;
 };
 

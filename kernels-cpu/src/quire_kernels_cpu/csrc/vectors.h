@@ -108,24 +108,35 @@ inline float sum(Floats v) {
 #endif
 }
 
-// e^x within two units in the last place; 0 below -87 (and for -inf), saturated above 88.
 // 2^r on [-1/2, 1/2] by its Taylor polynomial of degree 6.
-inline Floats exp(Floats x) {
-    const Floats scaled = x * 1.44269504088896341f;
-    const Floats clamped = scaled > 127.0f ? splat(127.0f) : scaled;
-    const Floats whole = (clamped + 12582912.0f) - 12582912.0f;
-    const Floats r = clamped - whole;
+inline Floats power_of_two(Floats r) {
     Floats p = splat(0.000154035304f);
     p = p * r + 0.00133335581f;
     p = p * r + 0.00961812911f;
     p = p * r + 0.0555041087f;
     p = p * r + 0.240226507f;
     p = p * r + 0.693147181f;
-    p = p * r + 1.0f;
-    const Ints bits = (Ints)p + (__builtin_convertvector(whole, Ints) << 23);
-    const Floats value = (Floats)bits;
-    const Floats kept = x > -87.0f ? value : splat(0.0f);
+    return p * r + 1.0f;
+}
+
+// e^x within two units in the last place; 0 below -87, where float32 has no room left.
+inline Floats exp(Floats x) {
+#if defined(__AVX512F__)
+    // Of the two operands of max the second comes through when one is not a number. Results too small for a normal
+    // number become zeros by the mask: the instruction would take its slow path for them.
+    const Floats scaled = (Floats)_mm512_max_ps((__m512)splat(-87.0f), (__m512)x) * 1.44269504088896341f;
+    const __mmask16 kept = _mm512_cmp_ps_mask((__m512)x, (__m512)splat(-87.0f), _CMP_NLT_UQ);
+    const Floats whole = (Floats)_mm512_roundscale_ps((__m512)scaled, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+    const Floats p = power_of_two(scaled - whole);
+    return (Floats)_mm512_maskz_scalef_ps(kept, (__m512)p, (__m512)whole);
+#else
+    const Floats scaled = x * 1.44269504088896341f;
+    const Floats clamped = scaled > 127.0f ? splat(127.0f) : scaled;
+    const Floats whole = (clamped + 12582912.0f) - 12582912.0f;
+    const Ints bits = (Ints)power_of_two(clamped - whole) + (__builtin_convertvector(whole, Ints) << 23);
+    const Floats kept = x > -87.0f ? (Floats)bits : splat(0.0f);
     return x == x ? kept : x;
+#endif
 }
 
 inline Floats silu(Floats x) { return x / (1.0f + exp(-x)); }
