@@ -72,6 +72,28 @@ class TestScheduler(TieredSchedulerSuite):
         assert {count for tokens, count in num_stored if tokens == 1} <= {0, 1, 2, 3, 4}
         assert sum(count for _, count in num_stored) == len(tier.blocks) == 131 // BLOCK
 
+    def test_nobody_takes_the_blocks_that_a_running_request_waits_for(self) -> None:
+        tier = self.held(range(100, 117), range(200, 205))
+        driver = self.driver(tier, num_blocks=9, long_prefill_token_threshold=8)
+        running = make_request("running", range(32), max_tokens=1)
+        others = [make_request("four", range(100, 117)), make_request("one", range(200, 205))]
+        driver.add(running, others[0])
+        driver.step()
+        driver.step()
+        driver.add(others[1])
+        for _ in range(5):
+            driver.step()
+        assert len(tier.unfinished) == 1, "the running request wants two blocks; the free one is not for another's load"
+        tier.finish_loads()
+        for _ in range(4):
+            driver.step()
+        assert driver.told["running"].token_ids == expected_of(running)
+        tier.finishes_alone = True
+        driver.run()
+        for request in others:
+            assert driver.told[request.request_id].token_ids == expected_of(request)
+        self.check_all_free(driver)
+
     def test_a_load_waits_for_room_while_somebody_runs(self) -> None:
         tier = self.filled(range(22))
         driver = self.driver(tier, num_blocks=8)

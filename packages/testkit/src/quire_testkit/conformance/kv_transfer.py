@@ -374,6 +374,32 @@ class TieredSchedulerSuite:
         assert driver.told["gone"].num_cached_tokens == 20
         self.check_all_free(driver)
 
+    def test_an_id_that_is_used_again_waits_for_nothing_of_the_past(self) -> None:
+        tier = self.held(range(22))
+        driver = self.driver(tier)
+        driver.add(make_request("r", range(22)))
+        self.start_loading(driver, tier)
+        driver.scheduler.abort_requests(["r"])
+        again = make_request("r", [7, 8, 9])
+        driver.add(again)
+        for _ in range(20):
+            driver.step()
+        assert tier.unfinished
+        assert driver.told["r"].token_ids == expected_of(again)
+        tier.finishes_alone = True
+        driver.run()
+        self.check_all_free(driver)
+
+    def test_what_was_taken_in_is_acknowledged(self) -> None:
+        tier = self.filled(range(22))
+        driver = self.driver(tier)
+        driver.add(make_request("r", range(22), max_tokens=30))
+        driver.run()
+        plans = [step.kv_transfer for step in driver.steps if step.kv_transfer]
+        jobs = [job.job_id for plan in plans[:-2] for job in (*plan.loads, *plan.stores)]
+        assert len(jobs) > 5
+        assert set(jobs) <= {job_id for plan in plans for job_id in plan.acknowledged}
+
     def test_equal_prompts_are_loaded_once(self) -> None:
         tier = self.held(range(22))
         driver = self.driver(tier)
