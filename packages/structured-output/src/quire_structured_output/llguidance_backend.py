@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import json
+import re
 from typing import TYPE_CHECKING
 
 import llguidance
@@ -27,6 +28,10 @@ __all__ = ["LLGuidanceBackend"]
 
 WHITESPACE = r"[ \t\r\n]{0,24}"
 """Between the tokens of JSON. Bounded: a model that likes white space must not be able to go on with it for ever."""
+
+_EXCLUDES_ESCAPED = re.compile(r"\[\^[^\]]*\\")
+"""A negated class with a quote or a backslash in it, which JSON text escapes. The library (1.9) lets such a class match
+the escapes of the very characters it excludes, so strings get no such escapes then."""
 
 _TOO_LARGE = (
     "too many",
@@ -98,7 +103,10 @@ class LLGuidanceBackend:
                 options = {"whitespace_flexible": False}
             elif spec.whitespace_pattern is not None:
                 options = {"whitespace_pattern": spec.whitespace_pattern}
-            return llguidance.LLMatcher.grammar_from_json_schema(json.dumps(schema_of(spec)), overrides=options)
+            schema = json.dumps(schema_of(spec), ensure_ascii=False)
+            if _EXCLUDES_ESCAPED.search(schema):
+                options["json_allowed_escapes"] = "nrbtfu"
+            return llguidance.LLMatcher.grammar_from_json_schema(schema, overrides=options)
         if spec.kind == "regex":
             return llguidance.LLMatcher.grammar_from_regex(spec.text)
         if spec.kind == "choice":

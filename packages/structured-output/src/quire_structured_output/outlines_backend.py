@@ -127,7 +127,9 @@ def _pattern(spec: GrammarSpec) -> str:
     if spec.kind == "regex":
         return spec.text
     if spec.kind == "choice":
-        return "|".join(f"({re.escape(text)})" for text in json.loads(spec.text))
+        # Of alternatives, the library follows the first that matches: what another one begins with must come behind it.
+        texts = sorted(json.loads(spec.text), key=len, reverse=True)
+        return "|".join(f"({re.escape(text)})" for text in texts)
     schema = schema_of(spec)
     _check_keywords(spec, schema)
     whitespace = WHITESPACE if spec.whitespace_pattern is None else spec.whitespace_pattern
