@@ -7,6 +7,7 @@ from typing import Any
 
 import openai
 import pytest
+from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
 WEATHER: dict[str, Any] = {
     "type": "function",
@@ -244,3 +245,11 @@ def test_a_model_without_a_known_format_cannot_be_forced(live):
     response = live.post("/v1/chat/completions", body)
     assert response.status_code == 400
     assert "--tool-call-parser" in response.json()["error"]["message"]
+
+
+@pytest.mark.parametrize("text", ["Hello.", f"<think>a</think>I look.\n{PARIS}\n{NOW}"])
+def test_answers_and_chunks_are_what_the_client_s_types_say(scripted, text):
+    body = {"model": "tiny", "messages": say(text), "tools": [WEATHER, CLOCK], "logprobs": True, "top_logprobs": 1}
+    ChatCompletion.model_validate_json(scripted.post("/v1/chat/completions", body).text, strict=True)
+    for event in scripted.events("/v1/chat/completions", {**body, "stream_options": {"include_usage": True}}):
+        ChatCompletionChunk.model_validate_json(json.dumps(event), strict=True)

@@ -150,6 +150,13 @@ def test_a_conversation_is_the_same_prompt_whether_kept_or_sent(client):
     assert kept.previous_response_id == first.id
 
 
+def test_input_tokens_are_those_of_the_prompt(client):
+    first = ask(client, "Hi", instructions="Be short.")
+    arguments = {"model": "tiny", "input": "¤Ho¥", "previous_response_id": first.id, "tools": [WEATHER]}
+    counted = client.responses.input_tokens.count(**arguments)
+    assert counted.input_tokens == client.responses.create(**arguments).usage.input_tokens
+
+
 def test_instructions_are_of_their_own_response_only(client):
     first = ask(client, "Hi", instructions="Be short. " * 5)
     second = ask(client, "Ho", previous_response_id=first.id)
@@ -301,6 +308,11 @@ def test_a_server_that_keeps_nothing(make_scripted):
         ({"tool_choice": {"type": "function", "name": "missing"}}, "tool_choice.name"),
         ({"tools": [], "tool_choice": "required"}, "tool_choice"),
         ({"text": {"format": {"type": "yaml"}}}, "text.format.type"),
+        ({"text": {"format": {"type": "json_schema", "name": "x"}}}, "text.format.schema"),
+        (
+            {"text": {"format": {"type": "json_object"}}, "structured_outputs": {"regex": "a"}},
+            "structured_outputs",
+        ),
         ({"reasoning": {"effort": 5}}, "reasoning.effort"),
         ({"conversation": "conv_1"}, "conversation"),
         ({"background": True, "store": False}, "background"),

@@ -15,6 +15,7 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.types import ASGIApp
+from starlette.websockets import WebSocket
 
 from quire import __version__
 from quire_interfaces import EngineDeadError, QuireError
@@ -29,6 +30,7 @@ from quire_server.messages_request import CountTokensRequest, MessagesRequest
 from quire_server.protocol import ChatCompletionRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
 from quire_server.responses_api import ResponsesService
 from quire_server.responses_request import CompactRequest, ResponsesRequest
+from quire_server.responses_socket import responses_socket
 from quire_server.tokenization import detokenize, tokenize
 
 __all__ = ["make_app"]
@@ -52,6 +54,7 @@ def make_app(context: ServerContext) -> ASGIApp:
         ("/v1/messages/count_tokens", count_tokens, CountTokensRequest),
         ("/v1/responses", responses.create, ResponsesRequest),
         ("/v1/responses/compact", responses.compact, CompactRequest),
+        ("/v1/responses/input_tokens", responses.input_tokens, ResponsesRequest),
         ("/tokenize", tokenize, TokenizeRequest),
         ("/detokenize", detokenize, DetokenizeRequest),
     ):
@@ -67,6 +70,7 @@ def make_app(context: ServerContext) -> ASGIApp:
         _get(app, context, path, get)
     _get(app, context, "/v1/responses/{id}/input_items", responses.input_items)
     _get(app, context, "/v1/responses/{id}", responses.retrieve)
+    _socket(app, context, "/v1/responses", responses)
     _other(app, context, "POST", "/v1/responses/{id}/cancel", responses.cancel)
     _other(app, context, "DELETE", "/v1/responses/{id}", responses.delete)
     for status in (404, 405):
@@ -125,6 +129,13 @@ def _get(app: FastAPI, context: ServerContext, path: str, handler: Handler) -> N
 
     app.add_api_route(path, endpoint, methods=["GET"], response_model=None)
     app.add_api_route(path, endpoint, methods=["HEAD"], response_model=None, include_in_schema=False)
+
+
+def _socket(app: FastAPI, context: ServerContext, path: str, service: ResponsesService) -> None:
+    async def endpoint(socket: WebSocket) -> None:
+        await responses_socket(service, context, socket)
+
+    app.add_api_websocket_route(path, endpoint)
 
 
 def _other(app: FastAPI, context: ServerContext, method: str, path: str, handler: Handler) -> None:

@@ -32,10 +32,7 @@ class Guard:
         self._keys = [key.encode() for key in api_keys]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            if scope["type"] == "websocket":
-                await send({"type": "websocket.close", "code": 1008})
-                return
+        if scope["type"] not in ("http", "websocket"):
             await self._app(scope, receive, send)
             return
         headers = Headers(scope=scope)
@@ -53,6 +50,10 @@ class Guard:
             scope = {**scope, "root_path": self._root_path, "path": self._root_path + path}
         if self._keys and path not in PUBLIC_PATHS:
             refusal = self._key_refusal(scope, path, headers)
+            if refusal is not None and scope["type"] == "websocket":
+                await receive()
+                await send({"type": "websocket.close", "code": 1008, "reason": "the API key is missing or wrong"})
+                return
             if refusal is not None:
                 await error_response(refusal)(scope, receive, send_with_id)
                 return

@@ -28,7 +28,8 @@ def make_http_server(context: ServerContext) -> HTTPServer:
         uvicorn.Config(
             make_app(context),
             http="httptools",
-            ws="none",
+            ws="websockets-sansio",
+            ws_max_size=config.max_body_bytes,
             lifespan="off",
             log_level=config.uvicorn_log_level,
             access_log=config.access_log,

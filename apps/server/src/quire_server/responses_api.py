@@ -34,7 +34,7 @@ from quire_server.responses_request import (
     pack_summary,
 )
 from quire_server.streaming import EventStream
-from quire_server.turn import ChatTurn, RunningTurn, raise_failed, start_turn
+from quire_server.turn import ChatTurn, RunningTurn, raise_failed, render_turn, start_turn
 
 __all__ = ["ResponsesService"]
 
@@ -68,14 +68,19 @@ class ResponsesService:
     async def create(self, context: ServerContext, request: Request) -> Response:
         """POST /v1/responses."""
         body = parse_body(await read_body(request, context.config), ResponsesRequest)
-        run = await self._prepare(context, body)
+        run = await self.prepare(context, body)
         if body.background:
             return await self._in_background(run, stream=bool(body.stream))
         if body.stream:
             return await _event_stream(run.events())
         return JSONResponse(await unless_disconnected(request, run.whole()))
 
-    async def _prepare(self, context: ServerContext, body: ResponsesRequest) -> _Run:
+    async def prepare(self, context: ServerContext, body: ResponsesRequest) -> _Run:
+        """A response that was checked and can run.
+
+        Raises:
+            RequestError: naming the field at fault.
+        """
         model = context.resolve_model(body.model)
         keeps = body.store is not False
         store = self.store(context)
@@ -85,22 +90,24 @@ class ResponsesService:
             )
         body.take_format()
         with naming_fields(body.field_names()):
-            params = context.sampling_params(body)
-            earlier = await self.conversation(context, body.previous_response_id)
             items = body.input_items()
-            turn = ChatTurn(
-                messages=chat_messages(earlier + items, body.instructions),
-                params=params,
-                tool_use=body.tool_use(),
-                chat_template_kwargs=body.template_kwargs(),
-                include_reasoning=body.include_reasoning,
-                thinking_token_budget=body.thinking_token_budget,
-                priority=body.priority,
-                cache_salt=body.cache_salt,
-                stream=bool(body.stream or body.background),
-            )
-            running = await start_turn(context, turn)
+            running = await start_turn(context, await self._turn(context, body, items))
         return _Run(context, body, model, running, items, store if keeps else None)
+
+    async def _turn(self, context: ServerContext, body: ResponsesRequest, items: list[dict[str, Any]]) -> ChatTurn:
+        params = context.sampling_params(body)
+        earlier = await self.conversation(context, body.previous_response_id)
+        return ChatTurn(
+            messages=chat_messages(earlier + items, body.instructions),
+            params=params,
+            tool_use=body.tool_use(),
+            chat_template_kwargs=body.template_kwargs(),
+            include_reasoning=body.include_reasoning,
+            thinking_token_budget=body.thinking_token_budget,
+            priority=body.priority,
+            cache_salt=body.cache_salt,
+            stream=bool(body.stream or body.background),
+        )
 
     async def conversation(self, context: ServerContext, response_id: str | None) -> list[dict[str, Any]]:
         """All items up to and with a kept response.
@@ -215,6 +222,15 @@ class ResponsesService:
                 "usage": _usage(context, running, output),
             }
         )
+
+    async def input_tokens(self, context: ServerContext, request: Request) -> Response:
+        """POST /v1/responses/input_tokens: how many tokens the prompt would have."""
+        body = parse_body(await read_body(request, context.config), ResponsesRequest)
+        context.resolve_model(body.model)
+        body.take_format()
+        with naming_fields(body.field_names()):
+            prompt = await render_turn(context, await self._turn(context, body, body.input_items()))
+        return JSONResponse({"object": "response.input_tokens", "input_tokens": len(prompt.token_ids)})
 
     async def _stored(self, context: ServerContext, request: Request) -> StoredResponse:
         name, store = request.path_params["id"], self.store(context)

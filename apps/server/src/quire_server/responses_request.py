@@ -98,8 +98,14 @@ class ResponsesRequest(CompactRequest):
     def take_format(self) -> None:
         """`text.format` is `response_format` of this API. Raises RequestError when it is none."""
         form = (self.text or {}).get("format")
-        if form is not None:
-            self.response_format = _response_format(form)
+        if form is None:
+            return
+        self.response_format = _response_format(form)
+        if self.structured_outputs is not None and self.response_format["type"] != "text":
+            raise RequestError(
+                "text.format and structured_outputs exclude each other; ask for the form of the output in one place",
+                param="structured_outputs",
+            )
 
     def field_names(self) -> dict[str, str]:
         names = {

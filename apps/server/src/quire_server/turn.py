@@ -224,8 +224,10 @@ def _force(context: ServerContext, turn: ChatTurn, form: ChatFormat, prompt: Ren
     closing = form.thinking_end()
     if closing is not None and form.opens_thinking(prompt.text, None, turn.chat_template_kwargs):
         forced = f"{closing}\n\n{forced}"
-    prompt.token_ids = prompt.token_ids + context.llm.tokenizer.encode(forced, add_special_tokens=False)
-    prompt.text = (prompt.text or "") + forced
+    # Tokenized with what stands before it, of which the renderer remembers the ids.
+    renderer, special = context.llm.renderer, turn.add_special_tokens
+    longer = renderer.render_prompt((prompt.text or "") + forced, add_special_tokens=special)
+    prompt.token_ids, prompt.text = longer.token_ids, longer.text
     return forced
 
 

@@ -1,0 +1,115 @@
+"""The Responses API over a websocket: `response.create` messages in, the events of a stream out, one after the other.
+
+Text frames of JSON. Messages that arrive while a response is made wait for their turn, as many as `MAX_WAITING`. A
+client that leaves ends the response it was reading. Source of the shapes: OpenAI's public API reference.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from typing import Any
+
+import msgspec
+from starlette.websockets import WebSocket, WebSocketDisconnect
+
+from quire_interfaces import QuireError, RequestError
+from quire_server.body import parse_body
+from quire_server.context import ServerContext
+from quire_server.errors import HTTPError, error_body, status_of
+from quire_server.responses_api import ResponsesService
+from quire_server.responses_request import ResponsesRequest
+
+__all__ = ["responses_socket"]
+
+MAX_WAITING = 16
+_logger = logging.getLogger(__name__)
+
+
+async def responses_socket(service: ResponsesService, context: ServerContext, socket: WebSocket) -> None:
+    """Serve one connection until the client or the server leaves."""
+    await socket.accept()
+    waiting: asyncio.Queue[str] = asyncio.Queue(MAX_WAITING)
+    reading = asyncio.ensure_future(_read(socket, waiting, context.config.max_body_bytes))
+    answering = asyncio.ensure_future(_answer_all(service, context, socket, waiting))
+    try:
+        await asyncio.wait((reading, answering), return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for task in (reading, answering):
+            task.cancel()
+        results = await asyncio.gather(reading, answering, return_exceptions=True)
+    for result in results:
+        if isinstance(result, QuireError):
+            with contextlib.suppress(RuntimeError, WebSocketDisconnect):
+                await _send_error(socket, result)
+                await socket.close(1008)
+        elif isinstance(result, Exception) and not isinstance(result, WebSocketDisconnect):
+            _logger.error("a websocket failed", exc_info=result)
+            with contextlib.suppress(RuntimeError, WebSocketDisconnect):
+                await socket.close(1011)
+
+
+async def _read(socket: WebSocket, waiting: asyncio.Queue[str], max_bytes: int) -> None:
+    """Reads all the time, so that a client that leaves is noticed at once."""
+    while True:
+        text = await socket.receive_text()
+        if len(text) > max_bytes:
+            raise RequestError(f"a message is larger than {max_bytes} bytes (--max-body-bytes)", param="body")
+        try:
+            waiting.put_nowait(text)
+        except asyncio.QueueFull:
+            raise RequestError(
+                f"{MAX_WAITING} messages wait already; read the events of a response before you ask for more",
+                param="body",
+                code="too_many_messages",
+            ) from None
+
+
+async def _answer_all(
+    service: ResponsesService, context: ServerContext, socket: WebSocket, waiting: asyncio.Queue[str]
+) -> None:
+    while True:
+        text = await waiting.get()
+        try:
+            await _answer(service, context, socket, text)
+        except QuireError as error:
+            await _send_error(socket, error)
+
+
+async def _answer(service: ResponsesService, context: ServerContext, socket: WebSocket, text: str) -> None:
+    if context.is_draining:
+        raise HTTPError(503, "the server is shutting down; connect to another one", code="draining")
+    body = parse_body(_request(text), ResponsesRequest)
+    if body.background:
+        raise RequestError("background is not for websockets; leave it out", param="background")
+    body.stream = True
+    run = await service.prepare(context, body)
+    async with contextlib.aclosing(run.events()) as batches:
+        async for events in batches:
+            for event in events:
+                await socket.send_text(_encoder.encode(event).decode())
+
+
+def _request(text: str) -> bytes:
+    """The body inside a message.
+
+    Raises:
+        RequestError: it is no JSON object of type response.create.
+    """
+    try:
+        message = msgspec.json.decode(text)
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise RequestError(f"the message is not valid JSON: {error}", param="body", code="invalid_json") from None
+    kind = message.get("type") if isinstance(message, dict) else None
+    if kind != "response.create":
+        raise RequestError(f"type must be 'response.create', got {kind!r:.100}", param="type")
+    return msgspec.json.encode({key: value for key, value in message.items() if key not in ("type", "event_id")})
+
+
+async def _send_error(socket: WebSocket, error: BaseException) -> None:
+    told: dict[str, Any] = {"type": "error", "status": status_of(error), **error_body(error)}
+    await socket.send_text(_encoder.encode(told).decode())
+
+
+_encoder = msgspec.json.Encoder()
