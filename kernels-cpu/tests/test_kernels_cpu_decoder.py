@@ -26,9 +26,13 @@ def make_stack(
     bias: bool = True,
     activation: str = "silu",
     windows: tuple[int | None, ...] = (None, 20, None),
+    int8: bool = False,
 ) -> DecoderStack:
     def linear(outputs: int, inputs: int) -> LinearWeights:
         added = torch.randn(outputs).mul(0.3).to(dtype) if bias else None
+        if int8:
+            weight = torch.randint(-127, 128, (outputs, inputs), dtype=torch.int8)
+            return LinearWeights(weight, added, torch.rand(outputs).mul(0.03 * inputs**-0.5).to(dtype))
         return LinearWeights(torch.randn(outputs, inputs).mul(inputs**-0.5).to(dtype), added)
 
     def norm(size: int) -> Tensor:
@@ -67,6 +71,8 @@ SHAPES = [
     {},
     {"hidden": 72, "inner": 100, "head_dim": 20, "qk_norm": False},
     {"activation": "gelu", "bias": False, "hidden": 96, "inner": 96, "head_dim": 64},
+    {"int8": True, "inner": 192},
+    {"int8": True, "hidden": 72, "inner": 100, "head_dim": 20},
 ]
 
 
@@ -100,7 +106,8 @@ def test_a_mixed_step_equals_the_reference(dtype: torch.dtype, shape: dict[str, 
 def _widened(stack: DecoderStack) -> DecoderStack:
     def wide(value: object) -> object:
         if isinstance(value, LinearWeights):
-            return LinearWeights(value.weight.double(), None if value.bias is None else value.bias.double())
+            weight = value.weight if value.scale is not None else value.weight.double()
+            return LinearWeights(weight, *(None if part is None else part.double() for part in value[1:]))
         return value.double() if isinstance(value, Tensor) else value
 
     layers = tuple(
@@ -114,9 +121,10 @@ def _widened(stack: DecoderStack) -> DecoderStack:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_chunks_and_neighbours_change_no_bit(dtype: torch.dtype) -> None:
+@pytest.mark.parametrize("int8", [False, True])
+def test_chunks_and_neighbours_change_no_bit(dtype: torch.dtype, int8: bool) -> None:
     torch.manual_seed(0)
-    stack = make_stack(dtype)
+    stack = make_stack(dtype, int8=int8, inner=192)
     run = decoder_stack(stack)
     lengths = [150, 1, 37]
     whole = Layout(16, lengths, lengths)

@@ -45,6 +45,29 @@ def test_linear_equals_the_reference_and_each_row_alone(dtype: torch.dtype, toke
     assert relative_error(logits, x.double() @ weight.double().T) <= 1e-6
 
 
+@pytest.mark.parametrize("dtype", TOLERANCE)
+@pytest.mark.parametrize(("tokens", "cols", "rows"), [*SHAPES, (9, 256, 32), (24, 3072, 40)])
+def test_int8_equals_the_reference_and_each_row_alone(dtype: torch.dtype, tokens: int, cols: int, rows: int) -> None:
+    torch.manual_seed(tokens)
+    x = torch.randn(tokens, cols).mul(torch.rand(tokens, 1) * 9).to(dtype)
+    x[0] = 0
+    x[-1, 0] = 40.0
+    weight = torch.randint(-127, 128, (rows, cols), dtype=torch.int8)
+    scale, bias = torch.rand(rows).to(dtype), torch.randn(rows).to(dtype)
+    for b in (None, bias):
+        got = ops.int8_linear(x, weight, scale, b)
+        expected = reference.int8_linear(x.double(), weight, scale, b)
+        assert got.dtype == dtype
+        error = (got.double() - expected).abs().amax(dim=1) / expected.abs().amax(dim=1).clamp_min(1e-3)
+        assert float(error.max()) <= TOLERANCE[dtype]
+    assert torch.equal(got, torch.cat([ops.int8_linear(row, weight, scale, bias) for row in x.split(1)]))
+    x[tokens // 2, cols // 2] = float("inf")
+    spoilt = ops.int8_linear(x, weight, scale, bias)
+    assert not spoilt[tokens // 2].isfinite().any() or bool((weight[:, cols // 2] == 0).any())
+    others = torch.arange(tokens) != tokens // 2
+    assert torch.equal(spoilt[others], got[others])
+
+
 def test_a_weight_is_never_read_past_its_end() -> None:
     """Its last page ends a mapping: one byte further would be a fault."""
     import mmap

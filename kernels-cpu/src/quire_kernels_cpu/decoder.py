@@ -123,4 +123,4 @@ class _Decoder:
 
 
 def _pointers(weights: LinearWeights) -> list[int | None]:
-    return [weights.weight.data_ptr(), None if weights.bias is None else weights.bias.data_ptr()]
+    return [None if part is None else part.data_ptr() for part in (weights.weight, weights.scale, weights.bias)]

@@ -18,7 +18,9 @@ __all__ = ["BUILDS", "ENVIRONMENT", "build_name", "library", "unavailable"]
 ENVIRONMENT = "QUIRE_CPU_KERNELS"
 
 BUILDS: dict[str, frozenset[str]] = {
-    "amx": frozenset({"avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512_bf16", "amx_tile", "amx_bf16"}),
+    "amx": frozenset(
+        {"avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512_bf16", "amx_tile", "amx_bf16", "amx_int8"}
+    ),
     "avx512": frozenset({"avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512cd"}),
     "avx2": frozenset({"avx2", "fma", "bmi2"}),
 }
@@ -26,7 +28,7 @@ BUILDS: dict[str, frozenset[str]] = {
 
 _P, _I, _L, _F = ctypes.c_void_p, ctypes.c_int, ctypes.c_int64, ctypes.c_float
 _SIGNATURES: dict[str, tuple[list[type], type | None]] = {
-    "quire_linear": ([_I, _P, _P, _P, _P, _L, _L, _L, _I], None),
+    "quire_linear": ([_I, _P, _P, _P, _P, _P, _L, _L, _L, _I], None),
     "quire_rms_norm": ([_I, _P, _P, _P, _P, _L, _L, _F], None),
     "quire_activate_and_mul": ([_I, _I, _P, _P, _L], None),
     "quire_attention": ([_I, _P, _P, _P, _P, _L, _P, _P, _I, _I, _I, _I, _I, _F, _I, _F], None),

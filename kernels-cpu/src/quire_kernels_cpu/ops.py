@@ -19,6 +19,7 @@ __all__ = [
     "add_rms_norm",
     "backends",
     "gelu_and_mul",
+    "int8_linear",
     "linear",
     "lm_head",
     "paged_attention",
@@ -35,7 +36,17 @@ _ATTENTION_SIZES = {
 
 def backends() -> list[OpBackend]:
     """The entry point of group `quire.ops`."""
-    functions = (linear, lm_head, rms_norm, add_rms_norm, silu_and_mul, gelu_and_mul, paged_attention, decoder_stack)
+    functions = (
+        linear,
+        lm_head,
+        int8_linear,
+        rms_norm,
+        add_rms_norm,
+        silu_and_mul,
+        gelu_and_mul,
+        paged_attention,
+        decoder_stack,
+    )
     return [
         OpBackend(
             op=function.__name__,
@@ -53,15 +64,20 @@ def backends() -> list[OpBackend]:
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """Op `linear`."""
-    return _linear(x, weight, bias, x.dtype)
+    return _linear(x, weight, None, bias, x.dtype)
+
+
+def int8_linear(x: Tensor, weight: Tensor, scale: Tensor, bias: Tensor | None) -> Tensor:
+    """Op `int8_linear`. With AMX the tokens become fixed-point numbers of 15 bits, see `csrc/activations.h`."""
+    return _linear(x, weight, scale.contiguous(), bias, x.dtype)
 
 
 def lm_head(x: Tensor, weight: Tensor) -> Tensor:
     """Op `lm_head`."""
-    return _linear(x, weight, None, torch.float32)
+    return _linear(x, weight, None, None, torch.float32)
 
 
-def _linear(x: Tensor, weight: Tensor, bias: Tensor | None, dtype: torch.dtype) -> Tensor:
+def _linear(x: Tensor, weight: Tensor, scale: Tensor | None, bias: Tensor | None, dtype: torch.dtype) -> Tensor:
     x, weight = x.contiguous(), weight.contiguous()
     out = torch.empty(x.shape[0], weight.shape[0], dtype=dtype)
     if out.numel():
@@ -69,6 +85,7 @@ def _linear(x: Tensor, weight: Tensor, bias: Tensor | None, dtype: torch.dtype) 
             _DTYPES[x.dtype],
             x.data_ptr(),
             weight.data_ptr(),
+            None if scale is None else scale.data_ptr(),
             None if bias is None else bias.data_ptr(),
             out.data_ptr(),
             x.shape[0],

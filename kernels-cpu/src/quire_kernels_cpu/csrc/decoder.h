@@ -53,9 +53,11 @@ public:
     void run(const Step<T>& step) {
         const int64_t tokens = step.tokens, q = static_cast<int64_t>(num_heads) * head_dim;
         const int64_t kv = static_cast<int64_t>(num_kv_heads) * head_dim;
-        normed_ = make_activations<T>(tokens, hidden, buffers_[0]);
-        attended_ = make_activations<T>(tokens, q, buffers_[1]);
-        activated_ = make_activations<T>(tokens, intermediate, buffers_[2]);
+        const bool int8 = layers[0].o.int8();
+        normed_ = make_activations<T>(tokens, hidden, int8, buffers_[0], buffers_[7]);
+        attended_ = make_activations<T>(tokens, q, int8, buffers_[1], buffers_[8]);
+        activated_ = make_activations<T>(tokens, intermediate, int8, buffers_[2], buffers_[9]);
+        inner_ = activated_.form == Form::quads ? buffers_[10].get<T>(tokens * intermediate) : nullptr;
         residual_ = buffers_[3].get<T>(tokens * hidden);
         projected_ = buffers_[4].get<T>(tokens * hidden);
         heads_ = buffers_[5].get<T>(tokens * (q + 2 * kv));
@@ -66,7 +68,7 @@ public:
 #pragma omp parallel
         {
             static thread_local Thread mine;
-            const HeldTiles tiles(takes_pairs<T>(32));
+            const HeldTiles tiles(form_for<T>(64, false) != Form::rows);
             Claimer claimer(claims);
             for (size_t i = 0; i < layers.size(); ++i) {
                 const Layer<T>* next = i + 1 < layers.size() ? &layers[i + 1] : nullptr;
@@ -117,8 +119,12 @@ private:
         wait_for_team();
         norm(l.post_norm, true, mine);
         wait_for_team();
-        linear(gate_up, normed_, mine.linear, claimer, ToActivated<T>{l.gate_up, activation, activated_}, &down);
+        linear(gate_up, normed_, mine.linear, claimer, ToActivated<T>{l.gate_up, activation, activated_, inner_}, &down);
         wait_for_team();
+        if (inner_) {
+            set_all(activated_, inner_, intermediate);
+            wait_for_team();
+        }
         const Strips<T> next_qkv{next ? next->qkv : l.qkv, 3, false};
         project(down, activated_, mine, claimer, next ? &next_qkv : nullptr);
         wait_for_team();
@@ -171,9 +177,9 @@ private:
     }
 
     Activations normed_, attended_, activated_;
-    T *residual_, *projected_, *heads_, *attention_out_;
+    T *residual_, *projected_, *heads_, *attention_out_, *inner_;
     const int32_t* order_;
-    Buffer buffers_[7], order_buffer_;
+    Buffer buffers_[11], order_buffer_;
 };
 
 }  // namespace quire

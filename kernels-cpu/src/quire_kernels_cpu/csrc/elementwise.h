@@ -71,20 +71,31 @@ struct ToActivated {
     const Matrix<T>* gate_up;
     Activation kind;
     Activations to;
+    T* rows;  // [tokens, cols], for quads
+
+    static Floats finished(const Matrix<T>& m, int64_t row, Floats sum) {
+        if (m.scale) sum *= to_float(m.scale[row]);
+        return m.bias ? sum + to_float(m.bias[row]) : sum;
+    }
 
     void operator()(int, int64_t row, int64_t tile, const Sums& sums) const {
         const int count = static_cast<int>(std::min<int64_t>(kTile, gate_up[0].rows - row));
         alignas(64) float value[kTile][kTile];
         for (int i = 0; i < count; ++i) {
-            const float gate_bias = gate_up[0].bias ? to_float(gate_up[0].bias[row + i]) : 0.0f;
-            const float up_bias = gate_up[1].bias ? to_float(gate_up[1].bias[row + i]) : 0.0f;
             for (int t = 0; t < kTile; t += kLanes) {
-                const Floats gate = load(&sums.at[0][i][t]) + gate_bias, up = load(&sums.at[1][i][t]) + up_bias;
+                const Floats gate = finished(gate_up[0], row + i, load(&sums.at[0][i][t]));
+                const Floats up = finished(gate_up[1], row + i, load(&sums.at[1][i][t]));
                 store(&value[i][t], activate(kind, gate) * up);
             }
         }
+        const int64_t tokens = std::min<int64_t>(kTile, to.tokens - tile * kTile);
+        if (to.form == Form::quads) {  // they need the whole row: `set_all` follows
+            for (int64_t t = 0; t < tokens; ++t)
+                for (int i = 0; i < count; ++i) store_one(rows + (tile * kTile + t) * to.cols + row + i, value[i][t]);
+            return;
+        }
 #ifdef QUIRE_AMX
-        if (to.paired) {  // then rows come in whole tiles
+        if (to.form == Form::pairs) {  // then rows come in whole tiles
             uint32_t* pairs = to.pairs(tile) + row / 2 * kTile;
             for (int i = 0; i < count; i += 2) {
                 const __m512i pair = pair_up(_mm512_load_ps(value[i]), _mm512_load_ps(value[i + 1]));
@@ -93,7 +104,6 @@ struct ToActivated {
             return;
         }
 #endif
-        const int64_t tokens = std::min<int64_t>(kTile, to.tokens - tile * kTile);
         for (int64_t t = 0; t < tokens; ++t)
             for (int i = 0; i < count; ++i)
                 to.row(tile * kTile + t)[row + i] = rounded(splat(value[i][t]), T{})[0];

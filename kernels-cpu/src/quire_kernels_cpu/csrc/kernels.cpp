@@ -12,19 +12,18 @@ namespace quire {
 namespace {
 
 template <typename T, typename Out>
-void linear_op(const T* x, const T* weight, const T* bias, Out* y, int64_t tokens, int64_t cols, int64_t rows) {
-    static thread_local Buffer buffer;
-    const Activations packed = make_activations<T>(tokens, cols, buffer);
-    const Matrix<T> matrix{weight, rows, cols, bias};
+void linear_op(const T* x, const Matrix<T>& matrix, Out* y, int64_t tokens) {
+    static thread_local Buffer data, scales;
+    const Activations packed = make_activations<T>(tokens, matrix.cols, matrix.int8(), data, scales);
     Claims claims;
 #pragma omp parallel
     {
         static thread_local LinearScratch scratch;
-        const HeldTiles tiles(packed.paired);
+        const HeldTiles tiles(packed.form != Form::rows);
         Claimer claimer(claims);
-        set_all(packed, x, cols);
+        set_all(packed, x, matrix.cols);
         wait_for_team();
-        linear(Strips<T>{&matrix, 1, false}, packed, scratch, claimer, ToRows<T, Out>{&matrix, &y, rows, tokens});
+        linear(Strips<T>{&matrix, 1, false}, packed, scratch, claimer, ToRows<T, Out>{&matrix, &y, matrix.rows, tokens});
     }
 }
 
@@ -57,10 +56,10 @@ void attention_op(Attention<T> a) {
     }
 }
 
-// How a decoder arrives: the pointers of its layers in a row, then numbers.
+// How a decoder arrives: the pointers of its layers in a row, then numbers. A matrix is three: weight, scale, bias.
 enum LayerPointers {
-    kInputNorm, kPostNorm, kQNorm, kKNorm, kQ, kQBias, kK, kKBias, kV, kVBias, kO, kOBias, kGate, kGateBias, kUp, kUpBias,
-    kDown, kDownBias, kNumLayerPointers
+    kInputNorm, kPostNorm, kQNorm, kKNorm, kQ, kK = kQ + 3, kV = kK + 3, kO = kV + 3, kGate = kO + 3, kUp = kGate + 3,
+    kDown = kUp + 3, kNumLayerPointers = kDown + 3
 };
 
 template <typename T>
@@ -86,13 +85,16 @@ Decoder<T>* make_decoder(int num_layers, const void* const* pointers, const int*
         layer.post_norm = at(kPostNorm);
         layer.q_norm = at(kQNorm);
         layer.k_norm = at(kKNorm);
-        layer.qkv[0] = {at(kQ), q, hidden, at(kQBias)};
-        layer.qkv[1] = {at(kK), kv, hidden, at(kKBias)};
-        layer.qkv[2] = {at(kV), kv, hidden, at(kVBias)};
-        layer.o = {at(kO), hidden, q, at(kOBias)};
-        layer.gate_up[0] = {at(kGate), intermediate, hidden, at(kGateBias)};
-        layer.gate_up[1] = {at(kUp), intermediate, hidden, at(kUpBias)};
-        layer.down = {at(kDown), hidden, intermediate, at(kDownBias)};
+        const auto matrix = [&](int which, int64_t rows, int64_t cols) {
+            return Matrix<T>{p[which], rows, cols, at(which + 2), at(which + 1)};
+        };
+        layer.qkv[0] = matrix(kQ, q, hidden);
+        layer.qkv[1] = matrix(kK, kv, hidden);
+        layer.qkv[2] = matrix(kV, kv, hidden);
+        layer.o = matrix(kO, hidden, q);
+        layer.gate_up[0] = matrix(kGate, intermediate, hidden);
+        layer.gate_up[1] = matrix(kUp, intermediate, hidden);
+        layer.down = matrix(kDown, hidden, intermediate);
         layer.window = windows[i];
         layer.group = groups[i];
         decoder->layers.push_back(layer);
@@ -116,21 +118,23 @@ extern "C" {
 
 using quire::BFloat16;
 
-// x [tokens, cols], weight [rows, cols], bias [rows] or none -> y [tokens, rows], float32 if `wide`.
-void quire_linear(int dtype, const void* x, const void* weight, const void* bias, void* y, int64_t tokens, int64_t cols,
-                  int64_t rows, int wide) {
-    using quire::linear_op;
+// x [tokens, cols], weight [rows, cols] (int8 if there is a scale [rows]), bias [rows] or none -> y [tokens, rows],
+// float32 if `wide`.
+void quire_linear(int dtype, const void* x, const void* weight, const void* scale, const void* bias, void* y,
+                  int64_t tokens, int64_t cols, int64_t rows, int wide) {
+    using quire::Matrix, quire::linear_op;
     if (dtype == 0) {
-        linear_op(static_cast<const float*>(x), static_cast<const float*>(weight), static_cast<const float*>(bias),
-                  static_cast<float*>(y), tokens, cols, rows);
+        const Matrix<float> matrix{weight, rows, cols, static_cast<const float*>(bias), static_cast<const float*>(scale)};
+        linear_op(static_cast<const float*>(x), matrix, static_cast<float*>(y), tokens);
         return;
     }
-    const auto *xs = static_cast<const BFloat16*>(x), *ws = static_cast<const BFloat16*>(weight),
-               *bs = static_cast<const BFloat16*>(bias);
+    const auto* xs = static_cast<const BFloat16*>(x);
+    const Matrix<BFloat16> matrix{weight, rows, cols, static_cast<const BFloat16*>(bias),
+                                  static_cast<const BFloat16*>(scale)};
     if (wide) {
-        linear_op(xs, ws, bs, static_cast<float*>(y), tokens, cols, rows);
+        linear_op(xs, matrix, static_cast<float*>(y), tokens);
     } else {
-        linear_op(xs, ws, bs, static_cast<BFloat16*>(y), tokens, cols, rows);
+        linear_op(xs, matrix, static_cast<BFloat16*>(y), tokens);
     }
 }
 

@@ -52,6 +52,12 @@ inline Floats load(const BFloat16* from) {
     return (Floats)(__builtin_convertvector(h, Words) << 16);
 }
 
+inline Floats load(const int8_t* from) {
+    int8_t bytes __attribute__((vector_size(kLanes)));
+    std::memcpy(&bytes, from, sizeof bytes);
+    return __builtin_convertvector(bytes, Floats);
+}
+
 inline void store(float* to, Floats v) { std::memcpy(to, &v, sizeof v); }
 // Round to nearest even; a NaN stays one.
 inline Halves round_to_bf16(Floats v) {

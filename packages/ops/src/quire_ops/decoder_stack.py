@@ -21,12 +21,14 @@ __all__ = ["DecoderLayerWeights", "DecoderStack", "LinearWeights", "RunDecoder",
 
 
 class LinearWeights(NamedTuple):
-    """A linear layer in the network's dtype."""
+    """A linear layer."""
 
     weight: Tensor
-    """[outputs, inputs], contiguous."""
+    """[outputs, inputs], contiguous, in the network's dtype, or int8; all matrices of a stack alike."""
     bias: Tensor | None = None
-    """[outputs]."""
+    """[outputs], in the network's dtype, as `scale`."""
+    scale: Tensor | None = None
+    """[outputs], beside an int8 weight, as op `int8_linear` takes it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,8 +97,13 @@ def reference_decoder_stack(stack: DecoderStack) -> RunDecoder:
     """The stack by the references of the other ops."""
     act_and_mul: Callable[[Tensor, Tensor], Tensor] = getattr(reference, f"{stack.activation}_and_mul")
 
+    def linear(x: Tensor, weights: LinearWeights) -> Tensor:
+        if weights.scale is None:
+            return reference.linear(x, weights.weight, weights.bias)
+        return reference.int8_linear(x, weights.weight, weights.scale, weights.bias)
+
     def heads(x: Tensor, weights: LinearWeights, norm: Tensor | None) -> Tensor:
-        out = reference.linear(x, *weights).view(x.shape[0], -1, stack.head_dim)
+        out = linear(x, weights).view(x.shape[0], -1, stack.head_dim)
         return out if norm is None else reference.rms_norm(out, norm, stack.eps)
 
     def run(
@@ -115,10 +122,10 @@ def reference_decoder_stack(stack: DecoderStack) -> RunDecoder:
             attended = reference.paged_attention(
                 query, kv_cache, layouts[group], scale=stack.scale, sliding_window=layer.sliding_window
             )
-            x = x + reference.linear(attended.flatten(1), *layer.o)
+            x = x + linear(attended.flatten(1), layer.o)
             normed = reference.rms_norm(x, layer.post_attention_norm, stack.eps)
-            inner = act_and_mul(reference.linear(normed, *layer.gate), reference.linear(normed, *layer.up))
-            x = x + reference.linear(inner, *layer.down)
+            inner = act_and_mul(linear(normed, layer.gate), linear(normed, layer.up))
+            x = x + linear(inner, layer.down)
         return reference.rms_norm(x, stack.final_norm, stack.eps)
 
     return run

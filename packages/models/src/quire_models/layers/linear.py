@@ -7,7 +7,7 @@ from torch import Tensor
 from quire_models.layers.scope import Parameter, Scope
 from quire_ops import LinearWeights
 
-__all__ = ["Embedding", "LMHead", "Linear", "plain_weights"]
+__all__ = ["Embedding", "LMHead", "Linear", "stack_weights"]
 
 
 class Linear:
@@ -27,20 +27,20 @@ class Linear:
         bias = None if self._bias is None else self._bias.take()
         self._weights = self._method.make_weights(self._weight.take(), bias)
 
-    def plain_weights(self) -> LinearWeights | None:
-        """The weight as loaded, or None when the linear method keeps another form of it."""
-        if self._method.name != "plain":
+    def stack_weights(self) -> LinearWeights | None:
+        """The weight as loaded or in int8, or None when the linear method keeps another form of it."""
+        if self._method.name not in ("plain", "int8"):
             return None
-        return LinearWeights(self._weights["weight"], self._weights.get("bias"))
+        return LinearWeights(self._weights["weight"], self._weights.get("bias"), self._weights.get("scale"))
 
     def __call__(self, x: Tensor) -> Tensor:
         out: Tensor = self._apply(self._weights, x)
         return out
 
 
-def plain_weights(**layers: Linear) -> dict[str, LinearWeights] | None:
-    """Name -> weights as loaded, or None when a layer keeps them in another form."""
-    weights = {name: layer.plain_weights() for name, layer in layers.items()}
+def stack_weights(**layers: Linear) -> dict[str, LinearWeights] | None:
+    """Name -> weights for op `decoder_stack`, or None when a layer keeps them in a form which that op does not take."""
+    weights = {name: layer.stack_weights() for name, layer in layers.items()}
     return {name: weight for name, weight in weights.items() if weight is not None} if all(weights.values()) else None
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import Tensor
 
-from quire_models.layers.linear import Linear, plain_weights
+from quire_models.layers.linear import Linear, stack_weights
 from quire_models.layers.scope import Scope
 
 __all__ = ["GatedMLP"]
@@ -31,4 +31,4 @@ class GatedMLP:
 
     def stack_weights(self) -> dict[str, Any] | None:
         """Its part of `DecoderLayerWeights`, or None when a linear method keeps other forms of its weights."""
-        return plain_weights(gate=self.gate_proj, up=self.up_proj, down=self.down_proj)
+        return stack_weights(gate=self.gate_proj, up=self.up_proj, down=self.down_proj)

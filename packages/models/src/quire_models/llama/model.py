@@ -13,7 +13,7 @@ from quire_attention import Attention, ForwardBatch
 from quire_models.config import ModelConfig
 from quire_models.layers.causal_lm import CausalLM
 from quire_models.layers.decoder import PreNormDecoderLayer
-from quire_models.layers.linear import Linear, plain_weights
+from quire_models.layers.linear import Linear, stack_weights
 from quire_models.layers.scope import Scope
 
 __all__ = ["LlamaAttention", "LlamaForCausalLM", "make_llama_layer"]
@@ -50,7 +50,7 @@ class LlamaAttention:
 
     def stack_weights(self) -> dict[str, Any] | None:
         """See `SelfAttention`."""
-        weights = plain_weights(q=self.q_proj, k=self.k_proj, v=self.v_proj, o=self.o_proj)
+        weights = stack_weights(q=self.q_proj, k=self.k_proj, v=self.v_proj, o=self.o_proj)
         if weights is None:
             return None
         return {**weights, "sliding_window": self.sliding_window}
