@@ -85,3 +85,20 @@ def test_prompt_tokens_are_counted_by_where_they_came_from(make_driver):
     stats = driver.scheduler.stats()
     assert stats.num_prompt_tokens_total == 18 + 20 + 2, "of requests that reached an output token"
     assert stats.num_cached_prompt_tokens_total == driver.told["second"].num_cached_tokens == 16
+
+
+def test_there_is_work_when_a_waiting_request_needs_fewer_blocks_than_before(make_driver):
+    driver = make_driver(prefix_cache=True, num_blocks=9, depth=2)
+    driver.add(make_request("long", range(28), max_tokens=2))
+    driver.step()
+    short = make_request("short", range(8), max_tokens=1, arrival_time_s=1.0)
+    driver.add(short)
+    driver.step()
+    assert driver.scheduler.waiting_reasons() == {"capacity": 1}, "it needs two blocks, and one is free"
+    assert not driver.scheduler.has_work()
+    driver.land()  # the prompt they share is in the cache now
+    assert driver.scheduler.has_work()
+    assert driver.step()
+    assert driver.scheduler.num_requests() == (2, 0)
+    driver.run()
+    assert driver.told["short"].token_ids == expected_of(short)
