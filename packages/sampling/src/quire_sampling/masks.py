@@ -16,8 +16,8 @@ from torch import Tensor
 
 __all__ = ["TokenMasks", "apply_token_masks_"]
 
-_FEW_BYTES = 64
-"""Up to so many bytes of a mask with bits set, tokens are picked out one by one: what other rows take is a table."""
+_FEW = 3
+"""Tokens are picked out one by one where at most one word of a mask in so many has some of them."""
 
 
 class TokenMasks(NamedTuple):
@@ -48,7 +48,7 @@ def apply_token_masks_(logits: Tensor, masks: TokenMasks) -> None:
         )
     if logits.device.type == "cpu":
         for index, mask in zip(masks.indices, masks.bitmask.numpy(), strict=True):
-            _apply_row(logits[index], mask.view(np.uint8))
+            _apply_row(logits[index], mask.view(np.uint32))
         return
     bits = masks.bitmask.to(logits.device, non_blocking=True).view(torch.uint8)
     addend = _addend(bits, logits.shape[1])
@@ -56,18 +56,31 @@ def apply_token_masks_(logits: Tensor, masks: TokenMasks) -> None:
     logits.index_add_(0, index, addend)
 
 
-def _apply_row(row: Tensor, mask: NDArray[np.uint8]) -> None:
-    """row [V] on the CPU, mask [4 W]."""
+def _apply_row(row: Tensor, mask: NDArray[np.uint32]) -> None:
+    """row [V] on the CPU, mask [W]. A mask that allows little, or excludes little, touches little of the mask and as
+    few logits as it can; others take the table."""
     some = np.flatnonzero(mask)
-    if len(some) > _FEW_BYTES:
-        row.add_(_addend(torch.from_numpy(mask), len(row)))
+    if len(some) * _FEW <= len(mask):
+        ids = _ids(mask, some, len(row))
+        logits = row.numpy()
+        kept = logits[ids]
+        logits.fill(-np.inf)
+        logits[ids] = kept
         return
-    places, bits = np.unpackbits(mask[some], bitorder="little").reshape(-1, 8).nonzero()
-    ids = some[places] * 8 + bits
-    index = torch.from_numpy(ids[ids < len(row)])
-    kept = row[index]
-    row.fill_(-torch.inf)
-    row[index] = kept
+    excluded = ~mask
+    some = np.flatnonzero(excluded)
+    if len(some) * _FEW <= len(mask):
+        row.numpy()[_ids(excluded, some, len(row))] = -np.inf
+    else:
+        row.add_(_addend(torch.from_numpy(mask.view(np.uint8)), len(row)))
+
+
+def _ids(mask: NDArray[np.uint32], words: NDArray[np.intp], vocab_size: int) -> NDArray[np.intp]:
+    """Tokens whose bit is set in some words of a mask."""
+    bits = np.unpackbits(mask[words].view(np.uint8), bitorder="little")
+    places = np.flatnonzero(bits)
+    ids = words[places >> 5] * 32 + (places & 31)
+    return ids[: np.searchsorted(ids, vocab_size)]
 
 
 def _addend(bits: Tensor, vocab_size: int) -> Tensor:
