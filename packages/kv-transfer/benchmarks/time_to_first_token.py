@@ -70,7 +70,7 @@ def run_case(model: str, tier: str, num_tokens: int, num_prompts: int, has_tier:
     settings = {"kv_disk_path": tier} if has_tier else {}
     params = SamplingParams(temperature=0, max_tokens=4, ignore_eos=True)
     seconds, tokens, cached = [], [], []
-    with LLM(model, max_model_len=num_tokens + 64, max_num_seqs=2, **settings) as llm:
+    with LLM(model, max_model_len=num_tokens + 64, max_num_seqs=num_prompts + 1, **settings) as llm:
         llm.generate([[5] * 40], params, use_tqdm=False)  # the first step of a process is slower
         for seed in range(num_prompts):
             prompt = random.Random(seed).choices(range(100, 1000), k=num_tokens)

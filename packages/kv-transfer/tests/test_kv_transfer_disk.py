@@ -337,11 +337,11 @@ def test_offers_beyond_the_bound_are_forgotten_oldest_first(tmp_path: Path) -> N
 
 
 def test_copies_that_wait_for_the_disk_are_bounded(tmp_path: Path) -> None:
-    tier = DiskTier(str(tmp_path), FINGERPRINT, [40 << 20], size_bytes=400 << 20)
+    tier = DiskTier(str(tmp_path), FINGERPRINT, [80 << 20], size_bytes=800 << 20)
     connector = tier.connector
     connector.offer(0, [key(number).block_hash for number in range(5)])
     first = connector.take_stores(100)
-    assert first == [key(0), key(1), key(2)], "at most 128 MiB"
+    assert first == [key(0), key(1), key(2)], "at most 256 MiB"
     assert connector.take_stores(100) == []
     assert connector.has_stores
     connector.stored(first[:1], [True])

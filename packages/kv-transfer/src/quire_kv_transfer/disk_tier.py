@@ -14,7 +14,7 @@ from quire_kv_transfer.usage import FolderUsage, disk_bytes
 
 __all__ = ["MAX_STORE_BYTES", "DiskTier", "group_block_bytes"]
 
-MAX_STORE_BYTES = 128 << 20
+MAX_STORE_BYTES = 256 << 20
 """Copies that wait to be written: what a disk writes in a fraction of a second, and what a long prefill leaves."""
 
 
