@@ -72,6 +72,8 @@ async def _serve(
         metrics.set_cache_config(block_size=info.block_size, num_gpu_blocks=info.num_blocks, cache_dtype=info.dtype)
         signals.http = http = make_http_server(context)
         running = asyncio.ensure_future(http.serve(sockets=[listening]))
+        while not (http.started or running.done()):  # who reads the banner may connect
+            await asyncio.sleep(0.005)
         if server.banner:
             print(banner(info, server, listening, time.monotonic() - start_s), flush=True)
         dead = asyncio.ensure_future(_engine_death(llm))
