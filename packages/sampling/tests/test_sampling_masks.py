@@ -11,6 +11,7 @@ from torch import Tensor
 
 from quire_interfaces import SamplingParams
 from quire_sampling import Sampler, SamplingState, TokenMasks, apply_token_masks_
+from quire_sampling.masks import apply_on_device_
 
 
 def bitmask_of(allowed: list[np.ndarray], vocab_size: int) -> Tensor:
@@ -37,8 +38,12 @@ def test_equals_setting_each_token(vocab_size: int, density: float, seed: int, d
     expected = logits.clone()
     for index, flags in zip(indices, allowed, strict=True):
         expected[index, torch.from_numpy(~flags)] = -torch.inf
-    apply_token_masks_(logits, TokenMasks(indices, bitmask_of(allowed, vocab_size)))
+    masks = TokenMasks(indices, bitmask_of(allowed, vocab_size))
+    on_device = logits.clone()
+    apply_token_masks_(logits, masks)
     assert torch.equal(logits, expected)
+    apply_on_device_(on_device, masks)
+    assert torch.equal(on_device, expected)
 
 
 def test_bits_beyond_the_vocabulary_mean_nothing() -> None:
