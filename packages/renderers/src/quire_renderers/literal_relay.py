@@ -425,10 +425,14 @@ class LiteralRelay:
         self._mode = _COMMA if self._stack else _DONE
 
     def finish(self) -> str:
-        """No more text: a number or word at the top is whole now. Returns what it adds."""
+        """No more text: a number, a word or an empty string at the top is whole now. Returns what it adds."""
         self._out = []
-        if self._mode == _ATOM and not self._stack and not self.failed:
-            self._end_atom(0)
+        if not self._stack and not self.failed:
+            if self._mode == _ATOM:
+                self._end_atom(0)
+            elif self._mode == _OPENING and len(self._atom) == 2 and self.dialect.triple_quotes:
+                self._begin_string(self._atom[0], 0)
+                self._end_string(0)
         if self._out:
             self.has_started = True
         return "".join(self._out)

@@ -474,5 +474,6 @@ ALIASES = {
     "llama4_json": "llama3_json",
     "granite-20b-fc": "granite",
     "llama4": "llama4_pythonic",
+    "hunyuan_a13b": "jamba",
 }
 """Other names under which a format is known."""
