@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import re
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -229,6 +230,21 @@ def test_what_excludes_every_token_fails_alone(llm: LLM) -> None:
     assert "structured_outputs" in str(outputs[1].outputs[0].error)
     for output in (outputs[0], outputs[2]):
         assert re.fullmatch(REGEX, finished(output))
+
+
+def test_a_constraint_that_takes_too_long_is_refused_and_there_the_next_time(tiny: Path) -> None:
+    words = "|".join(f"word{number * 7919}" for number in range(20_000))
+    with make(tiny, structured_output_timeout=0.05) as llm:
+        run(llm, [StructuredOutputsParams(regex="a")])  # the vocabulary has been read then
+        with pytest.raises(RequestError, match=r"within 0\.05 s; the largest part is") as error:
+            run(llm, [StructuredOutputsParams(regex=words)])
+        assert error.value.code == "grammar_timeout"
+        deadline_s = time.monotonic() + 20
+        while llm.stats().grammar_compile_counts_total and sum(llm.stats().grammar_compile_counts_total) < 2:
+            assert time.monotonic() < deadline_s
+            time.sleep(0.01)
+        [output] = run(llm, [StructuredOutputsParams(regex=words)])
+        assert finished(output).startswith("word")
 
 
 def test_the_second_backend_serves_the_same_engine(tiny: Path) -> None:
