@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 from anthropic import Anthropic
-from openai import OpenAI
+from openai import BadRequestError, OpenAI
 
 from quire_demo_model import checkpoint_path
 
@@ -53,6 +53,28 @@ def served(tmp_path_factory: pytest.TempPathFactory):
         if process.poll() is None:
             process.send_signal(signal.SIGTERM)
         process.wait(60)
+
+
+def test_the_answer_says_whether_it_would_come_again(served):
+    address, _, log = served
+    promised = "depend on nothing else" in log.read_text()
+    with OpenAI(base_url=address, api_key="none", max_retries=0) as client:
+        ask = {"model": client.models.list().data[0].id, "messages": [{"role": "user", "content": "Hello"}]}
+        ask["max_tokens"] = 5
+        for more, expected in (({"seed": 3}, promised), ({"temperature": 0}, promised), ({"temperature": 1}, False)):
+            assert client.chat.completions.create(**ask, **more).model_extra["deterministic"] is expected
+            for chunk in client.chat.completions.create(stream=True, **ask, **more):
+                assert chunk.model_extra["deterministic"] is expected
+        completion = client.completions.create(model=ask["model"], prompt="Hello", max_tokens=3, seed=1)
+        assert completion.model_extra["deterministic"] is promised
+        with pytest.raises(BadRequestError, match="seed"):
+            client.chat.completions.create(**ask, temperature=1, extra_body={"deterministic": True})
+        wish = {"extra_body": {"deterministic": True}, "seed": 3}
+        if promised:
+            client.chat.completions.create(**ask, **wish)
+        else:
+            with pytest.raises(BadRequestError, match="cannot promise"):
+                client.chat.completions.create(**ask, **wish)
 
 
 def test_demo_model_calls_a_tool_and_thinks_over_messages(served):

@@ -56,6 +56,7 @@ def backends() -> list[OpBackend]:
             devices=frozenset({"cpu"}),
             dtypes=frozenset(_DTYPES),
             sizes=_ATTENTION_SIZES if function in (paged_attention, decoder_stack) else {},
+            batch_invariant=True,
             unavailable=unavailable(),
         )
         for function in functions

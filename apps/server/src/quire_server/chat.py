@@ -140,6 +140,7 @@ class _Answer:
             id=self.id,
             created=self.created,
             model=self.model,
+            deterministic=self.context.is_deterministic(self.running.turn.params),
             choices=[self._choice(each) for each in output.outputs],
             usage=self._usage(output, is_last=True),
         )
@@ -195,7 +196,14 @@ class _Answer:
         return sse(chunk)
 
     def _chunk(self, choices: list[ChatChunkChoice], usage: Usage | msgspec.UnsetType) -> ChatChunk:
-        return ChatChunk(id=self.id, created=self.created, model=self.model, choices=choices, usage=usage)
+        return ChatChunk(
+            id=self.id,
+            created=self.created,
+            model=self.model,
+            deterministic=self.context.is_deterministic(self.running.turn.params),
+            choices=choices,
+            usage=usage,
+        )
 
     def _chunk_choice(self, output: CompletionOutput) -> ChatChunkChoice:
         choice = self.running.choices[output.index]

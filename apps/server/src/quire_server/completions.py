@@ -115,7 +115,14 @@ class _Answer:
         return self._completion(choices, self._usage(dict(enumerate(finals))))
 
     def _completion(self, choices: list[CompletionChoice], usage: Usage | msgspec.UnsetType) -> Completion:
-        return Completion(id=self.id, created=self.created, model=self.model, choices=choices, usage=usage)
+        return Completion(
+            id=self.id,
+            created=self.created,
+            model=self.model,
+            deterministic=self.context.is_deterministic(self.params),
+            choices=choices,
+            usage=usage,
+        )
 
     def _usage(self, latest: dict[int, RequestOutput]) -> Usage:
         return Usage.of(

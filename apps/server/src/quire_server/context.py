@@ -53,6 +53,10 @@ class ServerContext:
             f"the model {name!r} is not served here; served: {', '.join(repr(known) for known in self.model_names)}"
         )
 
+    def is_deterministic(self, params: SamplingParams) -> bool:
+        """Whether a repetition of the request is certain to give the same tokens."""
+        return self.llm.engine_info.batch_invariant and params.repeatable
+
     def sampling_params(self, body: SamplingFields) -> SamplingParams:
         """The request's parameters, with the checkpoint's defaults.
 

@@ -63,6 +63,7 @@ class SamplingFields(Body):
     include_stop_str_in_output: bool = False
     ignore_eos: bool = False
     seed: Int | None = None
+    deterministic: bool = False
     prompt_logprobs: Int | None = None
     skip_special_tokens: bool = True
     stream: bool | None = None
@@ -149,7 +150,7 @@ class SamplingFields(Body):
 _SAME_NAME = (
     "n", "temperature", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty",
     "allowed_token_ids", "min_tokens", "stop_token_ids", "include_stop_str_in_output", "ignore_eos", "seed",
-    "prompt_logprobs", "skip_special_tokens",
+    "deterministic", "prompt_logprobs", "skip_special_tokens",
 )  # fmt: skip
 
 

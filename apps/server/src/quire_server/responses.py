@@ -106,6 +106,8 @@ class Completion(msgspec.Struct, kw_only=True):
     object: str = "text_completion"
     created: int
     model: str
+    deterministic: bool
+    """A repetition of this request gives the same tokens, whatever is served beside it; an extension."""
     choices: list[CompletionChoice]
     usage: Usage | UnsetType | None = UNSET
 
@@ -145,6 +147,8 @@ class ChatCompletion(msgspec.Struct, kw_only=True):
     object: str = "chat.completion"
     created: int
     model: str
+    deterministic: bool
+    """A repetition of this request gives the same tokens, whatever is served beside it; an extension."""
     choices: list[ChatChoice]
     usage: Usage
     prompt_logprobs: list[Any] | UnsetType = UNSET
@@ -182,6 +186,8 @@ class ChatChunk(msgspec.Struct, kw_only=True):
     object: str = "chat.completion.chunk"
     created: int
     model: str
+    deterministic: bool
+    """A repetition of this request gives the same tokens, whatever is served beside it; an extension."""
     choices: list[ChatChunkChoice]
     usage: Usage | UnsetType | None = UNSET
     prompt_logprobs: list[Any] | UnsetType = UNSET

@@ -52,6 +52,13 @@ class InputProcessor:
             params = dataclasses.replace(params, structured_outputs=self._constraint(params.structured_outputs))
         self._check_prompt(prompt_token_ids)
         self._check_params(params)
+        if params.deterministic and not self._info.batch_invariant:
+            raise RequestError(
+                "this engine cannot promise the same tokens again: its operators round differently with what else is "
+                "in a step; leave deterministic out, or serve where the CPU kernels can (`quire ops` says why not)",
+                param="deterministic",
+                code="unsupported",
+            )
         max_tokens = self._max_tokens(len(prompt_token_ids), params)
         seed = int.from_bytes(os.urandom(8), "little", signed=True) if params.seed is None else params.seed
         stop_token_ids = frozenset(params.stop_token_ids)

@@ -159,6 +159,8 @@ class EngineInfo:
     max_num_seqs: int = 0
     dtype: str = ""
     device: str = ""
+    batch_invariant: bool = False
+    """A request's tokens depend on nothing but the request: not on others, on chunks or on what was cached."""
     structured_output_backend: str = ""
     """What compiles constraints on outputs; empty when this engine takes none."""
     max_grammar_bytes: int = 1 << 20

@@ -66,6 +66,8 @@ class SamplingParams:
     """Go on past the model's end-of-sequence tokens."""
     seed: int | None = None
     """Same seed, same tokens, whatever else is in the batch; None draws a fresh one."""
+    deterministic: bool = False
+    """Refuse the request where another run of it could round differently. Needs a seed, or temperature 0."""
     logprobs: int | None = None
     """Log probabilities of this many most likely tokens, and of the sampled one; 0 gives the sampled one only."""
     prompt_logprobs: int | None = None
@@ -78,6 +80,11 @@ class SamplingParams:
     """The form the output must have: a JSON schema, a pattern, a grammar, ..."""
     extra_args: dict[str, Any] | None = None
     """For custom logits processors; the engine does not look inside."""
+
+    @property
+    def repeatable(self) -> bool:
+        """Nothing is drawn that a repetition would not draw again."""
+        return self.seed is not None or self.temperature == 0
 
     def __post_init__(self) -> None:
         for spec in fields(self):
@@ -100,6 +107,8 @@ class SamplingParams:
                 _range(name, getattr(self, name), 0, MAX_LOGPROBS, whole=True)
         if self.seed is not None:
             _range("seed", self.seed, -(2**63), 2**63 - 1, whole=True)
+        if self.deterministic and not self.repeatable:
+            raise _wrong("deterministic", True, "come with a seed or with temperature 0")
         self._check_max_tokens()
         self._check_token_lists()
         self._check_stop()

@@ -10,7 +10,7 @@ import dataclasses
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from quire.config import QuireConfig
 from quire.kv_tier import check_tier, open_tier, start_digest
@@ -25,6 +25,9 @@ from quire_renderers import ChatRenderer, load_tokenizer
 from quire_scheduler import KVTransfers, Scheduler
 from quire_spec_decode import make_drafter
 from quire_structured_output import GrammarCompiler, GrammarGate, Vocabulary, make_backend, resolve_backend
+
+if TYPE_CHECKING:
+    from quire_models import CausalLM
 
 __all__ = ["FACTORY", "build_grammar_gate", "build_parts", "build_renderer", "engine_factory", "model_folder"]
 
@@ -155,7 +158,7 @@ def build_parts(
     return EngineParts(
         scheduler=Scheduler(scheduler_config, allocator, rules=(gate,), transfers=transfers),
         executor=RunnerExecutor(runner, threaded=config.engine.depth > 0),
-        info=_info(config, folder, model, plan, network.attention_backend.name, tier, timings),
+        info=_info(config, folder, model, plan, network, tier, timings),
         gates=(gate,),
         check_integrity=allocator.check_integrity,
     )
@@ -166,12 +169,13 @@ def _info(
     folder: Path,
     model: ModelConfig,
     plan: MemoryPlan,
-    attention: str,
+    network: CausalLM,
     tier: DiskTier | None,
     timings: dict[str, float],
 ) -> EngineInfo:
     choices = {
-        "attention": attention,
+        "attention": network.attention_backend.name,
+        "determinism": "a request's tokens depend on nothing else" if network.batch_invariant else "not promised",
         "weights": f"{plan.linear_method}, {plan.dtype}",
         "scheduling": "asynchronous, one step ahead" if config.engine.depth else "synchronous",
         "structured output": resolve_backend(config.structured_output.backend),
@@ -194,6 +198,7 @@ def _info(
         memory_bytes=dict(plan.ledger_bytes),
         choices=choices,
         timings_s=timings,
+        batch_invariant=network.batch_invariant,
         structured_output_backend=resolve_backend(config.structured_output.backend),
         max_grammar_bytes=config.structured_output.max_bytes,
         extra={"folder": str(folder), "max_concurrency": plan.max_concurrency, "notes": list(plan.notes)},

@@ -10,7 +10,7 @@ from typing import Any
 from quire.assemble import build_parts, build_renderer, model_folder
 from quire.async_llm import make_detokenizer_factory, read_generation_defaults
 from quire.config import QuireConfig
-from quire_engine import LLMEngine, RequestOutput
+from quire_engine import EngineInfo, LLMEngine, RequestOutput
 from quire_interfaces import (
     LogitsProcessor,
     OverloadedError,
@@ -75,6 +75,11 @@ class LLM:
     @property
     def tokenizer(self) -> Tokenizer:
         return self.renderer.tokenizer
+
+    @property
+    def engine_info(self) -> EngineInfo:
+        """What runs, and what was chosen."""
+        return self.engine.info
 
     @property
     def dtype(self) -> str:

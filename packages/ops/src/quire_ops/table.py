@@ -64,6 +64,8 @@ class OpBackend:
     dtypes: frozenset[torch.dtype] | None = None
     """Compute dtypes; None for every dtype."""
     sizes: Mapping[str, SizeRule] = field(default_factory=dict)
+    batch_invariant: bool = False
+    """A row's result is the same to the bit whatever rows are beside it and however a sequence is cut into steps."""
     unavailable: str | None = None
     """Why the backend cannot work in this process at all (a missing compiler, library or instruction set)."""
 

@@ -78,6 +78,13 @@ class CausalLM:
         return self._scope.attention_backend
 
     @property
+    def batch_invariant(self) -> bool:
+        """Logits depend on nothing but the tokens before them: not on other requests, chunks, or what was cached.
+        Promised where one call runs the whole stack; what is outside of it acts on each element alone."""
+        ops = ("decoder_stack", "lm_head")
+        return self._run_stack is not None and all(self._scope.choose(op)[0].batch_invariant for op in ops)
+
+    @property
     def parameters(self) -> list[Parameter]:
         """What the checkpoint has to bring."""
         return self._scope.parameters
