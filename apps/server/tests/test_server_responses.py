@@ -197,6 +197,13 @@ def wait_for(client, response_id, statuses):
     return response
 
 
+def test_a_client_cannot_choose_the_id_under_which_an_answer_is_kept(client):
+    first = ask(client, "Hi")
+    second = ask(client, "Ho", extra_body={"request_id": first.id.removeprefix("resp_")})
+    assert second.id != first.id
+    assert client.responses.retrieve(first.id).output_text == "Hi"
+
+
 def test_background_responses_finish_by_themselves(client):
     started = ask(client, f"I look.\n{PARIS}", background=True)
     assert (started.status, started.background, started.output) == ("queued", True, [])

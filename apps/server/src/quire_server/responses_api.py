@@ -255,7 +255,8 @@ class _Run:
         items: list[dict[str, Any]],
         store: ResponseStore | None,
     ) -> None:
-        self.id = f"resp_{body.request_id or secrets.token_hex(16)}"
+        # Never the request's own choice: whoever knows an id can read, go on from and replace what is kept under it.
+        self.id = f"resp_{secrets.token_hex(16)}"
         self._context = context
         self._body = body
         self._running = running
