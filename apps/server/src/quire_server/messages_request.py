@@ -74,7 +74,7 @@ class CountTokensRequest(SamplingFields):
         if kind == "tool":
             return named(use, choice.get("name"), "tool_choice.name")
         modes = {"auto": "auto", "any": "required", "none": "none"}
-        if kind not in modes:
+        if not isinstance(kind, str) or kind not in modes:
             raise _wrong("tool_choice.type", kind, "be auto, any, tool or none")
         if kind == "any" and not use.tools:
             raise RequestError("tool_choice 'any' needs tools", param="tool_choice")

@@ -134,7 +134,7 @@ def allow_only(use: ToolUse, tools: Any, mode: str, at: str) -> ToolUse:
     for tool in tools if isinstance(tools, list) else [tools]:
         holder = tool.get("function", tool) if isinstance(tool, dict) else {}
         name = holder.get("name") if isinstance(holder, dict) else None
-        if name not in by_name:
+        if not isinstance(name, str) or name not in by_name:
             raise _wrong(at, name, "name tools that are offered")
         chosen.append(by_name[name])
     return replace(use, tools=tuple(chosen), mode=mode)
