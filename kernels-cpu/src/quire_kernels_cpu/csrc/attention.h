@@ -65,9 +65,9 @@ private:
     int kv_head_, begin_ = -(1 << 30);
 };
 
-// Queries [first, last) of a sequence for one key-value head.
+// Queries [first, last) of a sequence for the key-value heads [kv_head, kv_head + num_kv_heads).
 struct AttentionTask {
-    int sequence, kv_head, first, last;
+    int sequence, kv_head, num_kv_heads, first, last;
 };
 
 template <typename T>
@@ -81,7 +81,12 @@ struct AttentionScratch {
 
 // Without tiles: one column at a time, dot products of vectors.
 template <typename T>
-void attend_rows(const Attention<T>& a, const AttentionTask& task, AttentionScratch& scratch) {
+void attend_rows(const Attention<T>& a, AttentionTask task, AttentionScratch& scratch) {
+    for (; task.num_kv_heads > 1; ++task.kv_head, --task.num_kv_heads) {
+        AttentionTask one = task;
+        one.num_kv_heads = 1;
+        attend_rows(a, one, scratch);
+    }
     const int dim = a.head_dim, padded = (dim + kLanes - 1) / kLanes * kLanes, group = a.group();
     const int query_begin = a.query_start_loc[task.sequence];
     const int context = a.kv_lens[task.sequence] - (a.query_start_loc[task.sequence + 1] - query_begin);
@@ -174,23 +179,26 @@ public:
     // next: the task that this thread will do then, whose beginning is read ahead; or none.
     TiledAttention(const Attention<BFloat16>& a, const AttentionTask& task, const AttentionTask* next,
                    AttentionScratch& scratch)
-        : a_(a), task_(task), next_(next), cache_(a, task.sequence, task.kv_head), coming_{cache_, 0, 0}, dim_(a.head_dim), group_(a.group()) {
+        : a_(a), task_(task), next_(next), cache_(a, task.sequence, task.kv_head), coming_{cache_, 0, 0, task.num_kv_heads}, dim_(a.head_dim), group_(a.group()) {
         query_begin_ = a.query_start_loc[task.sequence];
         context_ = a.kv_lens[task.sequence] - (a.query_start_loc[task.sequence + 1] - query_begin_);
         columns_ = (task.last - task.first) * group_;
         tiles_ = (columns_ + kTile - 1) / kTile;
+        const int heads = task.num_kv_heads;
         keys_ = scratch.keys.get<BFloat16>(kPiece * dim_);
         values_ = scratch.values.get<uint32_t>(kPiece / 2 * dim_);
-        queries_ = scratch.queries.get<uint32_t>(static_cast<int64_t>(tiles_) * dim_ / 2 * kTile);
-        outputs_ = scratch.outputs.get<float>(static_cast<int64_t>(tiles_) * dim_ * kTile);
+        all_queries_ = scratch.queries.get<uint32_t>(heads * queries_size());
+        all_outputs_ = scratch.outputs.get<float>(heads * outputs_size());
         weights_ = scratch.weights.get<uint32_t>(kPiece / 2 * kTile);
         scores_ = scratch.scores.get<float>(kPiece * kTile);
-        top_ = scratch.state.get<float>(2 * kMaxColumns + 2 * kTile);
-        total_ = top_ + kMaxColumns + kTile;
+        all_top_ = scratch.state.get<float>(heads * 2 * tiles_ * kTile);
+        for (int head = 0; head < heads; ++head) {
+            select(head);
+            set_queries();
+        }
     }
 
     void run() {
-        set_queries();
         const Span span = tokens_of(task_);
         for (int piece = span.begin / kPiece * kPiece; piece < span.end; piece += kPiece) {
             if (piece + kPiece < span.end) {
@@ -199,12 +207,19 @@ public:
             } else if (next_) {
                 const Span then = tokens_of(*next_);
                 new (&coming_) Coming{Keys<BFloat16>(a_, next_->sequence, next_->kv_head), then.begin,
-                                      std::min(then.begin / kPiece * kPiece + kPiece, then.end)};
+                                      std::min(then.begin / kPiece * kPiece + kPiece, then.end),
+                                      next_->num_kv_heads};
             }
-            load_piece(piece, std::max(span.begin, piece), std::min(piece + kPiece, span.end));
-            for (int tile = 0; tile < tiles_; ++tile) attend_tile(tile, piece, span.end);
+            for (int head = 0; head < task_.num_kv_heads; ++head) {
+                select(head);
+                load_piece(piece, std::max(span.begin, piece), std::min(piece + kPiece, span.end));
+                for (int tile = 0; tile < tiles_; ++tile) attend_tile(tile, piece, span.end);
+            }
         }
-        write();
+        for (int head = 0; head < task_.num_kv_heads; ++head) {
+            select(head);
+            write();
+        }
     }
 
 private:
@@ -214,8 +229,20 @@ private:
     // Tokens of the cache that are read together next.
     struct Coming {
         Keys<BFloat16> keys;
-        int begin, end;
+        int begin, end, heads;
     };
+
+    int64_t queries_size() const { return static_cast<int64_t>(tiles_) * dim_ / 2 * kTile; }
+    int64_t outputs_size() const { return static_cast<int64_t>(tiles_) * dim_ * kTile; }
+
+    // Turns to one of the task's heads.
+    void select(int head) {
+        head_ = head;
+        queries_ = all_queries_ + head * queries_size();
+        outputs_ = all_outputs_ + head * outputs_size();
+        top_ = all_top_ + head * 2 * tiles_ * kTile;
+        total_ = top_ + tiles_ * kTile;
+    }
 
     // What the queries of a task see.
     Span tokens_of(const AttentionTask& task) const {
@@ -224,17 +251,17 @@ private:
         return {a_.window > 0 ? std::max(0, context + task.first + 1 - a_.window) : 0, context + task.last};
     }
 
-    // Reads up to `lines` cache lines ahead: of each token first its key, then its value.
+    // Reads up to `lines` cache lines ahead: of each token the keys of all heads, then the values.
     void fetch(int lines) {
         for (; lines > 0; --lines) {
             if (line_ == 0) {
                 if (coming_.begin >= coming_.end) return;
                 ahead_ = reinterpret_cast<const char*>(coming_.keys.at(coming_.begin++));
-                line_ = dim_ / 32 * 2;
+                half_ = coming_.heads * dim_ / 32;
+                line_ = 2 * half_;
             }
-            --line_;
-            const int half = dim_ / 32;
-            const int64_t offset = line_ >= half ? (line_ - half) * 64 : line_ * 64 + a_.value_offset() * 2;
+            const int done = 2 * half_ - line_--;
+            const int64_t offset = done < half_ ? done * 64 : (done - half_) * 64 + a_.value_offset() * 2;
             _mm_prefetch(ahead_ + offset, _MM_HINT_T1);
         }
     }
@@ -247,7 +274,7 @@ private:
             for (int i = 0; i < kTile; ++i) {
                 const int c = tile * kTile + i;
                 rows[i] = c < columns_ ? a_.query + (query_begin_ + task_.first + c / group_) * a_.query_stride +
-                                             (static_cast<int64_t>(task_.kv_head) * group_ + c % group_) * a_.head_stride
+                                             (static_cast<int64_t>(task_.kv_head + head_) * group_ + c % group_) * a_.head_stride
                                        : nullptr;
             }
             interleave_pairs(rows, dim_, queries_ + static_cast<int64_t>(tile) * dim_ / 2 * kTile);
@@ -268,7 +295,7 @@ private:
             const BFloat16* row[2];
             for (int i = 0; i < 2; ++i) {
                 const int position = piece + t + i;
-                row[i] = position < begin || position >= stop ? nullptr : cache_.at(position);
+                row[i] = position < begin || position >= stop ? nullptr : cache_.at(position) + head_ * dim_;
             }
             const __m512i zero = _mm512_setzero_si512();
             for (int d = 0; d < dim_; d += 32) {
@@ -394,7 +421,7 @@ private:
             const int tile = c / kTile;
             const Floats inverse = splat(1.0f / total_[c]);
             BFloat16* to = a_.out + (query_begin_ + task_.first + c / group_) * a_.out_stride +
-                           (static_cast<int64_t>(task_.kv_head) * group_ + c % group_) * dim_;
+                           (static_cast<int64_t>(task_.kv_head + head_) * group_ + c % group_) * dim_;
             for (int d = 0; d < dim_; d += 32) {
                 const __m512 a = (__m512)(load(output(tile, c % kTile, d)) * inverse);
                 const __m512 b = (__m512)(load(output(tile, c % kTile, d + 16)) * inverse);
@@ -410,12 +437,12 @@ private:
     Keys<BFloat16> cache_;
     Coming coming_;
     const char* ahead_ = nullptr;
-    int line_ = 0;
+    int line_ = 0, half_ = 0, head_ = 0;
     const int dim_, group_;
     int query_begin_, context_, columns_, tiles_;
     BFloat16* keys_;
-    uint32_t *values_, *queries_, *weights_;
-    float *outputs_, *scores_, *top_, *total_;
+    uint32_t *values_, *weights_, *all_queries_, *queries_;
+    float *scores_, *all_outputs_, *outputs_, *all_top_, *top_, *total_;
 };
 
 #endif
@@ -446,29 +473,38 @@ template <typename T>
 class AttentionTasks {
 public:
     explicit AttentionTasks(const Attention<T>& a) : a_(a), per_task_(queries_per_task(a)) {
-        for (int s = 0; s < a.num_sequences; ++s) count_ += static_cast<int64_t>(runs_of(s)) * a.num_kv_heads;
+        int64_t runs = 0, tokens = a.query_start_loc[a.num_sequences];
+        for (int s = 0; s < a.num_sequences; ++s) runs += runs_of(s);
+        // Decodes wait for memory, which is fastest in long runs: as many heads together as leave each thread some tasks.
+        const int64_t enough = 4 * omp_get_num_threads();
+        if (tokens == a.num_sequences)
+            while (heads_ * 2 <= a.num_kv_heads && a.num_kv_heads % (heads_ * 2) == 0 &&
+                   runs * a.num_kv_heads / (heads_ * 2) >= std::min<int64_t>(enough, omp_get_num_threads() * runs))
+                heads_ *= 2;
+        count_ = runs * groups();
     }
 
     int64_t count() const { return count_; }
     AttentionTask at(int64_t i) {
-        while (i >= begin_ + static_cast<int64_t>(runs_of(a_.order[place_])) * a_.num_kv_heads) {
-            begin_ += static_cast<int64_t>(runs_of(a_.order[place_])) * a_.num_kv_heads;
+        while (i >= begin_ + static_cast<int64_t>(runs_of(a_.order[place_])) * groups()) {
+            begin_ += static_cast<int64_t>(runs_of(a_.order[place_])) * groups();
             ++place_;
         }
         const int sequence = a_.order[place_], within = static_cast<int>(i - begin_);
         // Late queries see the most tokens: they go first.
-        const int run = runs_of(sequence) - 1 - within / a_.num_kv_heads;
-        return {sequence, within % a_.num_kv_heads, run * per_task_,
+        const int run = runs_of(sequence) - 1 - within / groups();
+        return {sequence, within % groups() * heads_, heads_, run * per_task_,
                 std::min(queries_of(sequence), (run + 1) * per_task_)};
     }
 
 private:
+    int groups() const { return a_.num_kv_heads / heads_; }
     int queries_of(int s) const { return a_.query_start_loc[s + 1] - a_.query_start_loc[s]; }
     int runs_of(int s) const { return (queries_of(s) + per_task_ - 1) / per_task_; }
 
     const Attention<T>& a_;
     const int per_task_;
-    int place_ = 0;
+    int heads_ = 1, place_ = 0;
     int64_t count_ = 0, begin_ = 0;
 };
 

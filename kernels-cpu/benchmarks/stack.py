@@ -1,0 +1,132 @@
+"""How near the kernels come to what memory and torch's matrix product allow, on the shape of Qwen3-0.6B.
+
+Run:  python kernels-cpu/benchmarks/stack.py [--int8] [--layers 28] [--repeats 5]
+
+Each line: the whole stack of layers for one step, attention alone, and the LM head. Limits (reading memory, torch's
+bfloat16 product of 2048 x 2048) are measured in the same run, between the lines; figures are medians.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
+from kernels_cpu_steps import Layout
+
+from quire_kernels_cpu.decoder import decoder_stack
+from quire_kernels_cpu.library import build_name, library
+from quire_kernels_cpu.ops import lm_head, paged_attention
+from quire_ops import DecoderLayerWeights, DecoderStack, LinearWeights
+
+HIDDEN, INNER, HEADS, KV_HEADS, DIM, VOCAB = 1024, 3072, 16, 8, 128, 151936
+STEPS: list[tuple[str, int, int, int]] = [  # name, sequences, tokens of each, context of each
+    ("1 decode at 128", 1, 1, 128),
+    ("8 decodes at 128", 8, 1, 128),
+    ("32 decodes at 128", 32, 1, 128),
+    ("32 decodes at 1024", 32, 1, 1024),
+    ("1 decode at 16384", 1, 1, 16384),
+    ("prefill of 512", 1, 512, 512),
+    ("prefill of 2048", 1, 2048, 2048),
+]
+
+
+def median_s(run: Callable[[], object], repeats: int) -> float:
+    run()
+    times = []
+    for _ in range(repeats):
+        start = time.perf_counter()
+        run()
+        times.append(time.perf_counter() - start)
+    return statistics.median(times)
+
+
+def make_linear(outputs: int, inputs: int, *, int8: bool) -> LinearWeights:
+    if int8:
+        scale = torch.full((outputs,), 0.01 * inputs**-0.5, dtype=torch.bfloat16)
+        return LinearWeights(torch.randint(-127, 128, (outputs, inputs), dtype=torch.int8), None, scale)
+    return LinearWeights((torch.randn(outputs, inputs) * inputs**-0.5).bfloat16())
+
+
+def make_stack(num_layers: int, *, int8: bool) -> DecoderStack:
+    norm, head_norm = torch.ones(HIDDEN, dtype=torch.bfloat16), torch.ones(DIM, dtype=torch.bfloat16)
+    layers = tuple(
+        DecoderLayerWeights(
+            input_norm=norm,
+            post_attention_norm=norm,
+            q_norm=head_norm,
+            k_norm=head_norm,
+            q=make_linear(HEADS * DIM, HIDDEN, int8=int8),
+            k=make_linear(KV_HEADS * DIM, HIDDEN, int8=int8),
+            v=make_linear(KV_HEADS * DIM, HIDDEN, int8=int8),
+            o=make_linear(HIDDEN, HEADS * DIM, int8=int8),
+            gate=make_linear(INNER, HIDDEN, int8=int8),
+            up=make_linear(INNER, HIDDEN, int8=int8),
+            down=make_linear(HIDDEN, INNER, int8=int8),
+        )
+        for _ in range(num_layers)
+    )
+    return DecoderStack(layers=layers, final_norm=norm, head_dim=DIM, eps=1e-6, scale=DIM**-0.5, activation="silu")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--int8", action="store_true", help="weights in int8")
+    parser.add_argument("--layers", type=int, default=28)
+    parser.add_argument("--repeats", type=int, default=5)
+    args = parser.parse_args()
+    torch.manual_seed(0)
+    stack = make_stack(args.layers, int8=args.int8)
+    run = decoder_stack(stack)
+    matrices = [getattr(layer, name) for layer in stack.layers for name in ("q", "k", "v", "o", "gate", "up", "down")]
+    weight_bytes = sum(matrix.weight.nbytes for matrix in matrices)
+    num_weights = sum(matrix.weight.numel() for matrix in matrices)
+    head = (torch.randn(VOCAB, HIDDEN) * 0.02).bfloat16()
+    memory = torch.ones(512 << 20, dtype=torch.uint8)
+    square = torch.randn(2048, 2048).bfloat16()
+    print(f"build {build_name()}, {torch.get_num_threads()} threads, {weight_bytes / 1e9:.2f} GB of weights in layers")
+    for name, sequences, tokens, context in STEPS:
+        repeats = args.repeats if tokens == 1 else max(2, args.repeats // 2)
+        layout = Layout(16, [tokens] * sequences, [context] * sequences)
+        shape = (layout.num_blocks, 16, 2, KV_HEADS, DIM)
+        caches = tuple(torch.randn(shape).bfloat16() for _ in stack.layers)
+        x = torch.randn(sequences * tokens, HIDDEN).bfloat16()
+        cos = torch.ones(len(x), 1, DIM).bfloat16()
+        query = torch.randn(len(x), HEADS, DIM).bfloat16()
+        read = memory.nbytes / median_s(lambda: library().quire_read(memory.data_ptr(), memory.nbytes), 3)
+        product = 2 * 2048**3 / median_s(lambda: torch.mm(square, square), 3)
+
+        def whole() -> object:
+            return run(x, cos, cos, [layout], (0,) * args.layers, caches)  # noqa: B023 (called at once)
+
+        def attend() -> None:
+            for cache in caches:  # noqa: B023 (called at once)
+                paged_attention(query, cache, layout, scale=DIM**-0.5)  # noqa: B023 (called at once)
+
+        stack_s = median_s(whole, repeats)
+        attention_s = median_s(attend, repeats)
+        head_s = median_s(lambda: lm_head(x[:: max(1, tokens)], head), repeats)  # noqa: B023 (called at once)
+        kv_bytes = sequences * context * KV_HEADS * DIM * 4 * args.layers
+        limit_s = (weight_bytes + (kv_bytes if tokens == 1 else 0)) / read
+        flops = 2 * num_weights * len(x) + (2 * HEADS * DIM * context * len(x) * args.layers if tokens > 1 else 0)
+        line = f"{name:19s} stack {stack_s * 1e3:8.1f} ms"
+        line += (
+            f" = {limit_s / stack_s:4.0%} of reading weights and keys"
+            if tokens == 1
+            else f" = {flops / stack_s / 1e12:.2f} TFLOP/s, torch's product {product / 1e12:.2f}"
+        )
+        print(
+            f"{line}; attention {attention_s * 1e3:.1f} ms ({kv_bytes / attention_s / read:.0%} of reading); "
+            f"LM head {head_s * 1e3:.1f} ms ({head.nbytes / head_s / read:.0%}); read {read / 1e9:.1f} GB/s",
+            flush=True,
+        )
+
+
+if __name__ == "__main__":
+    main()
