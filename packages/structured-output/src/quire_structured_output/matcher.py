@@ -37,6 +37,8 @@ class _State(NamedTuple):
     tail: tuple[int, ...]
     """While thinking: the last tokens, as many as its end has."""
     forced: tuple[int, ...]
+    """Tokens that are fixed, those behind `num_passed` of them still to come; found once for the whole of them."""
+    num_passed: int
     num_inner: int
     """Tokens the inner matcher has accepted."""
 
@@ -48,7 +50,7 @@ class OutputMatcher:
         inner: The grammar's own matcher, at its beginning; owned from now on.
         eos_token_ids: Tokens that end an output.
         reasoning: Where the model thinks before the grammar begins.
-        max_forced_tokens: Most tokens fixed at once; 0 leaves every token to be sampled.
+        max_forced_tokens: Most fixed tokens told at once; 0 fixes none and leaves every token to be sampled.
     """
 
     def __init__(
@@ -65,11 +67,11 @@ class OutputMatcher:
         self._max_forced = max_forced_tokens
         self._history: deque[_State] = deque(maxlen=_HISTORY)
         if reasoning is not None and reasoning.is_open:
-            self._state = _State(_Phase.THINKING, (), (), 0)
+            self._state = _State(_Phase.THINKING, (), (), 0, 0)
         elif self._start:
-            self._state = _State(_Phase.OPENING, (), (), 0)
+            self._state = _State(_Phase.OPENING, (), (), 0, 0)
         else:
-            self._state = _State(_Phase.ANSWER, (), self._fixed(), 0)
+            self._state = _State(_Phase.ANSWER, (), self._fixed(), 0, 0)
 
     @property
     def allows_all(self) -> bool:
@@ -91,7 +93,7 @@ class OutputMatcher:
                     words[token_id // 32] &= ~(1 << (token_id % 32)) & 0xFFFFFFFF
         elif self._state.forced:
             words[:] = memoryview(bytes(words.nbytes)).cast("I")
-            _set(words, self._state.forced[0])
+            _set(words, self._state.forced[self._state.num_passed])
         else:
             self._inner.fill_bitmask(bitmask)
             if self._state.phase is _Phase.OPENING:
@@ -99,7 +101,8 @@ class OutputMatcher:
 
     def forced_token_ids(self) -> list[int]:
         """See `quire_interfaces.GrammarMatcher`."""
-        return list(self._state.forced)
+        state = self._state
+        return list(state.forced[state.num_passed : state.num_passed + max(1, self._max_forced)])
 
     def accept(self, token_id: int) -> bool:
         """See `quire_interfaces.GrammarMatcher`."""
@@ -122,35 +125,34 @@ class OutputMatcher:
 
     def _after(self, token_id: int) -> _State | None:
         """The state after one more token; None when it may not come. The inner matcher goes along."""
-        phase, tail, forced, num_inner = self._state
-        if phase is _Phase.OVER or (forced and token_id != forced[0]):
+        phase, tail, forced, num_passed, num_inner = self._state
+        if phase is _Phase.OVER or (forced and token_id != forced[num_passed]):
             return None
         if phase is _Phase.OPENING and token_id == self._start[0]:
-            phase = _Phase.STARTING
-            forced = self._start
+            phase, forced = _Phase.STARTING, self._start
+        num_passed += 1
+        if num_passed >= len(forced):
+            forced, num_passed = (), 0
         if phase is _Phase.STARTING:
-            rest = forced[1:]
-            return _State(_Phase.STARTING if rest else _Phase.THINKING, (), rest, num_inner)
+            return _State(_Phase.STARTING if forced else _Phase.THINKING, (), forced, num_passed, num_inner)
         if phase is _Phase.THINKING:
             return self._after_thought(token_id, tail, num_inner)
         if not self._inner.accept(token_id):
             return None
         if self._inner.is_terminated:
-            return _State(_Phase.OVER, (), (), num_inner + 1)
-        return _State(_Phase.ANSWER, (), forced[1:] or self._fixed(), num_inner + 1)
+            return _State(_Phase.OVER, (), (), 0, num_inner + 1)
+        return _State(_Phase.ANSWER, (), forced or self._fixed(), num_passed, num_inner + 1)
 
     def _after_thought(self, token_id: int, tail: tuple[int, ...], num_inner: int) -> _State | None:
         if token_id in self._eos_token_ids:
             return None
         tail = (*tail, token_id)[-len(self._end) :]
         if tail == self._end:
-            return _State(_Phase.ANSWER, (), self._fixed(), num_inner)
-        return _State(_Phase.THINKING, tail, (), num_inner)
+            return _State(_Phase.ANSWER, (), self._fixed(), 0, num_inner)
+        return _State(_Phase.THINKING, tail, (), 0, num_inner)
 
     def _fixed(self) -> tuple[int, ...]:
-        if self._max_forced == 0:
-            return ()
-        return tuple(self._inner.forced_token_ids()[: self._max_forced])
+        return tuple(self._inner.forced_token_ids()) if self._max_forced else ()
 
 
 def _set(words: memoryview, token_id: int) -> None:
