@@ -137,15 +137,15 @@ class ResponsesService:
         return items
 
     async def _in_background(self, run: _Run, *, stream: bool) -> Response:
+        queued = await run.keep("queued")  # before it runs: what is kept later is the newer state
         live = _Live(run)
         self._live[run.id] = live
         finished = [name for name, each in self._live.items() if each.task.done()]
         for name in finished[: max(0, len(finished) - MAX_LIVE_KEPT)]:
             del self._live[name]
-        await run.keep("queued")
         if stream:
             return await _event_stream(live.events(0))
-        return JSONResponse(run.response("queued"))
+        return JSONResponse(queued)
 
     async def retrieve(self, context: ServerContext, request: Request) -> Response:
         """GET /v1/responses/ID, also as the stream of a response that runs in the background."""
