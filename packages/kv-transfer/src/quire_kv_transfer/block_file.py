@@ -30,7 +30,7 @@ import xxhash
 
 from quire_interfaces import BlockKey, QuireError
 
-__all__ = ["HEADER_BYTES", "MAX_HASH_BYTES", "BlockFileError", "read_block", "write_block"]
+__all__ = ["HEADER_BYTES", "MAX_HASH_BYTES", "BlockFileError", "expect_block", "read_block", "write_block"]
 
 HEADER_BYTES = 128
 MAX_HASH_BYTES = 32
@@ -98,6 +98,18 @@ def read_block(path: str, fingerprint: bytes, key: BlockKey, buffers: Sequence[m
     expected = _checked_header(bytes(header), fingerprint, key, payload_bytes)
     if _checksum(buffers) != expected:
         raise BlockFileError("its content does not have the checksum it was written with")
+
+
+def expect_block(path: str) -> None:
+    """Tell the system that a file will be read soon, so that the disk works while others are copied. Never raises."""
+    if not hasattr(os, "posix_fadvise"):
+        return
+    with contextlib.suppress(OSError):
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        try:
+            os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_WILLNEED)
+        finally:
+            os.close(fd)
 
 
 def _header(fingerprint: bytes, key: BlockKey, payload: bytes) -> bytes:
