@@ -161,7 +161,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
 }
 
 
-def random_model(family: str, **overrides: Any) -> CausalLM:
+def random_model(family: str, *, attention_backend: str | None = None, **overrides: Any) -> CausalLM:
     """A network of quire_models with random weights."""
     config = ModelConfig.from_dict(
         {
@@ -177,7 +177,7 @@ def random_model(family: str, **overrides: Any) -> CausalLM:
             **overrides,
         }
     )
-    model = build_model(config, dtype="float32")
+    model = build_model(config, dtype="float32", attention_backend=attention_backend)
     generator = torch.Generator().manual_seed(3)
     for parameter in model.parameters:
         scale = parameter.shape[-1] ** -0.5 * 1.5 if len(parameter.shape) > 1 else 1.0

@@ -65,9 +65,14 @@ def test_halving_the_dtype_halves_a_layer() -> None:
     ("step_tokens", "context", "wide"), [(256, 256, 512), (64, 2048, 512), (256, 256, 4096)], ids=str
 )
 def test_a_prefill_step_stays_within_the_figure(step_tokens: int, context: int, wide: int) -> None:
-    """The last chunk of a long prompt in scattered blocks, as torch's own allocation log has it."""
+    """The last chunk of a long prompt in scattered blocks, as torch's own allocation log has it.
+
+    With torch's attention, which takes the most.
+    """
     fields = {"hidden_size": 256, "intermediate_size": wide, "num_attention_heads": 4, "num_key_value_heads": 2}
-    model = random_model("llama", num_hidden_layers=2, max_position_embeddings=4096, **fields)
+    model = random_model(
+        "llama", num_hidden_layers=2, max_position_embeddings=4096, attention_backend="torch", **fields
+    )
     plan = plan_kv_cache(model.config.kv_cache_specs(16, 4), num_blocks=300)
     config = RunnerConfig(
         max_num_seqs=1, max_model_len=context, max_num_batched_tokens=step_tokens, logits_chunk_tokens=1

@@ -58,6 +58,9 @@ def activation_bytes(network: NetworkShape, config: RunnerConfig, *, dtype_bytes
     mask = min(num_tokens, MASKED_QUERIES) * (1 + element)
     context = config.max_model_len * (2 * key_value * element + mask + SLOT_BYTES)
     layer = max(num_tokens * (stream + attention) * element + context, num_tokens * (stream + mlp) * element)
+    # Kernels that run the whole stack keep one buffer for each of its parts, and nothing per context.
+    stack = 3 * network.hidden_size + 2 * network.head_dim + 3 * query + key_value + network.intermediate_size
+    layer = max(layer, num_tokens * stack * element)
     num_logit_rows = min(config.max_num_seqs * (1 + config.num_speculative_tokens), num_tokens)
     num_logit_rows = max(num_logit_rows, min(config.logits_chunk_tokens, num_tokens))
     logits = LOGITS_COPIES * num_logit_rows * network.vocab_size * 4
