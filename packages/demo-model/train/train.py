@@ -1,8 +1,8 @@
 """Train the demo model from scratch on the generated corpus.
 
-Run (about 85 minutes on 2 cores):
+Run (about 115 minutes on 2 cores):
     python packages/demo-model/train/train_tokenizer.py
-    python packages/demo-model/train/train.py --minutes 85
+    python packages/demo-model/train/train.py --minutes 115
 
 With --tokens instead of --minutes the run is reproducible to the token: seed and budget decide the data and the
 learning rates. With --minutes the learning rate follows the clock. The checkpoint is written every few minutes and at
