@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 import torch
 
@@ -17,15 +19,23 @@ from quire_ops import op_table
 
 REQUEST = AttentionRequest(head_dim=64, num_heads=4, num_kv_heads=2, sliding_window=True, soft_cap=True, block_size=16)
 
+UNAVAILABLE = {backend.name: backend.unavailable for backend in op_table().backends("paged_attention")}
+"""Name -> why it cannot work in this process, or None."""
+
 
 def test_fused_backend_comes_first() -> None:
     choice = select_attention_backend(REQUEST)
-    assert choice.backend.name == attention_backend_names()[0] != "reference"
+    available = [name for name in attention_backend_names() if UNAVAILABLE[name] is None]
+    assert choice.backend.name == available[0] != "reference"
     assert choice.refused["reference"] == f"{choice.backend.name} comes first"
 
 
 @pytest.mark.parametrize("name", attention_backend_names())
 def test_backend_by_name(name: str) -> None:
+    if (reason := UNAVAILABLE[name]) is not None:
+        with pytest.raises(ConfigError, match=re.escape(reason)):
+            select_attention_backend(REQUEST, name)
+        return
     choice = select_attention_backend(REQUEST, name)
     assert choice.backend.name == name
     assert set(choice.refused) == set(attention_backend_names()) - {name}
