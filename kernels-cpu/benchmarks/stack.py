@@ -23,8 +23,8 @@ from torch import Tensor
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 from kernels_cpu_steps import Layout
 
+from quire_kernels_cpu.builds import build_name, library
 from quire_kernels_cpu.decoder import decoder_stack
-from quire_kernels_cpu.library import build_name, library
 from quire_kernels_cpu.ops import lm_head, paged_attention
 from quire_ops import DecoderLayerWeights, DecoderStack, LinearWeights
 

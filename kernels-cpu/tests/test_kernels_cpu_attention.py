@@ -9,8 +9,8 @@ import torch
 from kernels_cpu_steps import Layout
 
 from quire_attention import AttentionBackend, OpsAttentionBackend
+from quire_kernels_cpu.builds import unavailable
 from quire_kernels_cpu.decoder import MAX_HEAD_DIM, MAX_QUERIES_PER_KV_HEAD
-from quire_kernels_cpu.library import unavailable
 from quire_kernels_cpu.ops import backends, paged_attention
 from quire_ops import OpRequest, op_table
 from quire_ops.reference import paged_attention as reference

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from quire_interfaces import ConfigError
-from quire_kernels_cpu.library import BUILDS, ENVIRONMENT, build_name
+from quire_kernels_cpu.builds import BUILDS, ENVIRONMENT, build_name
 
 FOLDER = Path(__file__).parent
 README = FOLDER.parent / "README.md"

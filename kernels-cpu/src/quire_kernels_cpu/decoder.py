@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from quire_kernels_cpu.library import library
+from quire_kernels_cpu.builds import library
 from quire_ops.declarations import PagedLayout
 from quire_ops.decoder_stack import DecoderStack, LinearWeights, RunDecoder
 

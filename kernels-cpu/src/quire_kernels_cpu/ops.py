@@ -9,8 +9,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from quire_kernels_cpu.builds import library, unavailable
 from quire_kernels_cpu.decoder import MAX_HEAD_DIM, MAX_QUERIES_PER_KV_HEAD, decoder_stack
-from quire_kernels_cpu.library import library, unavailable
 from quire_ops import OpBackend, SizeRule
 from quire_ops.declarations import PagedLayout
 from quire_ops.torch_attention import paged_attention as torch_paged_attention

@@ -1,4 +1,4 @@
-// The C interface of the kernels: raw pointers and sizes, checked by the caller (`kernels.py`).
+// The C interface of the kernels: raw pointers and sizes, checked by the callers (`ops.py`, `decoder.py`).
 //
 // Compiled once per instruction set. dtype: 0 float32, 1 bfloat16. Every function uses the threads of the OpenMP
 // runtime that is loaded; a decoder may be run by one thread at a time.
