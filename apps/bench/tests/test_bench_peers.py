@@ -140,7 +140,7 @@ def test_a_peer_that_fails_leaves_the_others_alone(fake: Callable[..., Engine]) 
         "hangs": {"hangs_at": 5},
         "fine": {},
     }
-    engines = [fake(name, **asked) for name, asked in faults.items()]
+    engines = [fake(name, **({"token_s": 0.005} | asked)) for name, asked in faults.items()]
     result = measure(engines, "decode,concurrent-5,prefill", timeout_s=3.0)
     assert set(result.failures) == {"never", "crashes", "hangs"}
     assert "asked to fail at the start" in result.failures["never"]["start"]
