@@ -23,7 +23,7 @@ from quire import QuireConfig
 from quire_server.config import ServerConfig
 from quire_server.serve import serve
 from quire_testkit.fake_engine import FACTORY
-engine = dict(vocab_size=1024, num_token_ids=1000, max_model_len=512, num_blocks=512)
+engine = dict(vocab_size=1024, num_token_ids=1000, max_model_len=512, num_blocks=512, step_time_s=0.002)
 server = ServerConfig(port=int(sys.argv[2]), banner=False, served_model_name=("tiny",))
 sys.exit(serve(QuireConfig.of(model=sys.argv[1]), server, factory=(FACTORY, engine)))
 """

@@ -41,9 +41,6 @@ def test_every_request_gets_its_tokens(fake_server: str) -> None:
     assert figures["output_tokens_per_s"] == pytest.approx(figures["output_tokens"] / wall_s)
     for name in ("time_to_first_token_s", "inter_token_latency_s", "time_per_output_token_s", "end_to_end_s"):
         row = figures[name]
-        if name == "inter_token_latency_s" and not any(timing.gaps_s for timing in timings):
-            assert row == {}, "every answer came in one piece: this server is faster than its client reads"
-            continue
         assert 0 <= row["p50"] <= row["p90"] <= row["p99"] <= row["max"]
 
 
