@@ -18,18 +18,33 @@ _REQUIRED: Any = object()
 class Fields:
     """One JSON object. A field that is missing or null takes its default; without a default it is an error."""
 
-    __slots__ = ("_values", "source")
+    __slots__ = ("_names", "_values", "source")
 
-    def __init__(self, values: Mapping[str, Any], source: str) -> None:
+    def __init__(self, values: Mapping[str, Any], source: str, names: Mapping[str, str] | None = None) -> None:
         """Args:
         source: Where the object comes from, for messages: a file, or a file and a key.
+        names: Name as asked for -> name in the object, where the two differ.
         """
         self._values = values
+        self._names = dict(names or {})
         self.source = source
+
+    def named(self, **names: str) -> Fields:
+        """The same object for readers that ask by other names: `named(hidden_size="n_embd")`."""
+        return Fields(self._values, self.source, {**self._names, **names})
 
     def get(self, name: str) -> Any:
         """The value as it is; None when missing or null."""
-        return self._values.get(name)
+        return self._values.get(self._names.get(name, name))
+
+    def fixed(self, name: str, *values: Any) -> None:
+        """A field that changes the arithmetic in a way that is not built: missing, null, or one of `values`."""
+        value = self.get(name)
+        if value is not None and value not in values:
+            choices = ", ".join(map(repr, values)) or "no value"
+            raise CheckpointError(
+                f"{self.source}: {self._names.get(name, name)} {value!r} is not supported; supported: {choices}"
+            )
 
     def integer(self, name: str, *, default: Any = _REQUIRED, minimum: int | None = None) -> int:
         """A whole number."""
@@ -73,16 +88,28 @@ class Fields:
             raise self._wrong(name, value, "a string")
         return value
 
+    def token_ids(self, name: str) -> tuple[int, ...]:
+        """A token id or a list of them; empty when missing or null."""
+        value = self.get(name)
+        if value is None:
+            return ()
+        values = value if isinstance(value, list) else [value]
+        if any(isinstance(token, bool) or not isinstance(token, int) or token < 0 for token in values):
+            raise self._wrong(name, value, "a token id or a list of token ids")
+        return tuple(values)
+
     def _given(self, name: str, default: Any) -> Any:
-        value = self._values.get(name)
+        value = self.get(name)
         if value is not None:
             return value
         if default is _REQUIRED:
-            raise CheckpointError(f"{self.source}: {name} is missing; it must be given for this architecture")
+            raise CheckpointError(
+                f"{self.source}: {self._names.get(name, name)} is missing; it must be given for this architecture"
+            )
         return default
 
     def _wrong(self, name: str, value: Any, wanted: str) -> CheckpointError:
-        return CheckpointError(f"{self.source}: {name} must be {wanted}, is {value!r}")
+        return CheckpointError(f"{self.source}: {self._names.get(name, name)} must be {wanted}, is {value!r}")
 
 
 def _is_whole(value: Any) -> bool:

@@ -38,9 +38,11 @@ def weight_ledger(config: ModelConfig, dtype: str, linear_method: str = "plain")
     attention = linear(query, hidden, element) + 2 * linear(kv, hidden, element) + linear(hidden, query, element)
     attention += element * ((query + 2 * kv) * config.qkv_bias + hidden * config.attention_out_bias)
     inner = config.intermediate_size
-    mlp = 2 * linear(inner, hidden, element) + linear(hidden, inner, element)
-    mlp += element * (2 * inner + hidden) * config.mlp_bias
-    norms = layers * (2 * hidden + 2 * config.head_dim * config.qk_norm) + hidden
+    inputs = 2 if config.mlp_gated else 1
+    mlp = inputs * linear(inner, hidden, element) + linear(hidden, inner, element)
+    mlp += element * (inputs * inner + hidden) * config.mlp_bias
+    norms = (layers * config.norms_per_layer + 1) * hidden * (1 + config.norm_bias)
+    norms += layers * 2 * config.head_dim * config.qk_norm + config.other_parameters
     return {
         "embedding": config.vocab_size * hidden * element,
         "attention": layers * attention,

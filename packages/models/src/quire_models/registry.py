@@ -5,13 +5,17 @@ from __future__ import annotations
 from importlib import import_module
 from typing import Any, NamedTuple
 
-__all__ = ["ARCHITECTURES", "Architecture", "model_class"]
+from quire_interfaces import CheckpointError
+from quire_models.fields import Fields
+
+__all__ = ["ARCHITECTURES", "Architecture", "architecture_of", "model_class"]
 
 
 class Architecture(NamedTuple):
     """Where the network of an architecture is."""
 
     model_type: str
+    """Also the folder, whose `config.py` reads config.json."""
     module: str
     name: str
 
@@ -28,3 +32,30 @@ def model_class(architecture: str) -> Any:
     """The class of a network; `architecture` is a key of `ARCHITECTURES`."""
     entry = ARCHITECTURES[architecture]
     return getattr(import_module(entry.module), entry.name)
+
+
+def architecture_of(config: Fields) -> str:
+    """The first architecture of a config.json that is in the table.
+
+    Raises:
+        CheckpointError: None is.
+    """
+    architectures = config.get("architectures")
+    supported = ", ".join(sorted(ARCHITECTURES))
+    if architectures is None:
+        for name, entry in ARCHITECTURES.items():
+            if entry.model_type == config.get("model_type"):
+                return name
+        raise CheckpointError(
+            f"{config.source}: architectures is missing and model_type is {config.get('model_type')!r}; "
+            f"supported architectures: {supported}"
+        )
+    if not isinstance(architectures, list) or not all(isinstance(name, str) for name in architectures):
+        raise CheckpointError(f"{config.source}: architectures must be a list of names, is {architectures!r}")
+    for name in architectures:
+        if name in ARCHITECTURES:
+            return str(name)
+    raise CheckpointError(
+        f"{config.source}: architecture {', '.join(architectures) or '(none)'} is not supported; "
+        f"supported architectures: {supported}"
+    )

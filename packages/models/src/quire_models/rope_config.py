@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from quire_interfaces import CheckpointError
@@ -43,6 +43,8 @@ class RopeConfig:
     """yarn: factor of cosines and sines."""
     truncate: bool = True
     """yarn: round the ramp's ends to whole dimensions."""
+    partial_rotary_factor: float = 1.0
+    """Share of a head's dimensions that are rotated."""
 
     def context_length(self, max_position_embeddings: int) -> int:
         """Tokens that the model can hold, given config.json's `max_position_embeddings`.
@@ -57,17 +59,26 @@ class RopeConfig:
         return max_position_embeddings
 
 
-def parse_rope(config: Fields, *, max_position_embeddings: int) -> RopeConfig:
+def parse_rope(
+    config: Fields, *, max_position_embeddings: int, theta: float = 10000.0, partial: float = 1.0, layers: str = ""
+) -> RopeConfig:
     """The rotary embedding of a config.json.
+
+    Args:
+        theta: The family's base when config.json does not say; `partial` likewise its partial_rotary_factor.
+        layers: The kind of layers ("full_attention", ...) where `rope_parameters` holds one object for each kind.
 
     Raises:
         CheckpointError: An unknown kind, or a field that its kind needs is missing or wrong.
     """
-    theta = config.number("rope_theta", default=10000.0, above=1.0)
+    theta = config.number("rope_theta", default=theta, above=1.0)
+    partial = config.number("partial_rotary_factor", default=partial, above=0.0)
     spelled = "rope_parameters" if config.get("rope_parameters") is not None else "rope_scaling"
     raw = config.get(spelled)
+    if isinstance(raw, Mapping) and layers and isinstance(raw.get(layers), Mapping):
+        raw = raw[layers]
     if raw is None:
-        return RopeConfig(theta=theta)
+        return RopeConfig(theta=theta, partial_rotary_factor=_share(partial, config))
     if not isinstance(raw, Mapping):
         raise CheckpointError(f"{config.source}: {spelled} must be an object, is {raw!r}")
     rope = Fields(raw, f"{config.source}: {spelled}")
@@ -77,9 +88,14 @@ def parse_rope(config: Fields, *, max_position_embeddings: int) -> RopeConfig:
         raise CheckpointError(
             f"{config.source}: {spelled} has the rope type {kind!r}; Quire computes {', '.join(ROPE_KINDS)}"
         )
-    if rope.number("partial_rotary_factor", default=1.0) != 1.0:
-        raise CheckpointError(f"{rope.source}: partial_rotary_factor other than 1 is not supported by these families")
-    return _of_kind(kind, theta, rope, max_position_embeddings)
+    partial = _share(rope.number("partial_rotary_factor", default=partial, above=0.0), rope)
+    return replace(_of_kind(kind, theta, rope, max_position_embeddings), partial_rotary_factor=partial)
+
+
+def _share(value: float, config: Fields) -> float:
+    if value > 1.0:
+        raise CheckpointError(f"{config.source}: partial_rotary_factor must be at most 1, is {value}")
+    return value
 
 
 def _of_kind(kind: str, theta: float, rope: Fields, max_position_embeddings: int) -> RopeConfig:

@@ -60,7 +60,7 @@ class CausalLM:
         tied_to = self.embed_tokens if config.tie_word_embeddings else None
         self.lm_head = LMHead(scope / "lm_head", config.vocab_size, config.hidden_size, tied_to=tied_to)
         self._run_stack: RunDecoder | None = None
-        self.rotary = RotaryTable(config.rope, config.head_dim, dtype=scope.dtype, device=scope.device)
+        self.rotary = RotaryTable(config.rope, config.rotary_dim, dtype=scope.dtype, device=scope.device)
 
     @property
     def dtype(self) -> torch.dtype:
