@@ -103,7 +103,7 @@ def main() -> None:
     for name, sequences, tokens, context in STEPS:
         repeats = args.repeats if tokens == 1 else max(2, args.repeats // 2)
         layout = Layout(16, [tokens] * sequences, [context] * sequences)
-        shape = (layout.num_blocks, 16, 2, KV_HEADS, DIM)
+        shape = (layout.num_blocks, 2, KV_HEADS, 16, DIM)
         caches = tuple(make_cache(shape) for _ in stack.layers)
         x = torch.randn(sequences * tokens, HIDDEN).bfloat16()
         cos = torch.ones(len(x), 1, DIM).bfloat16()

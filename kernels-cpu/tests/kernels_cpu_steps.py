@@ -42,13 +42,11 @@ class Layout:
         self.slot_mapping = torch.cat(slots)
 
     def cache(self, num_kv_heads: int, head_dim: int, dtype: torch.dtype) -> Tensor:
-        """[num_blocks, block_size, 2, Hkv, D]: random where a token is, NaN elsewhere."""
-        cache = torch.full((self.num_blocks, self.block_size, 2, num_kv_heads, head_dim), float("nan"))
-        slots = cache.view(-1, 2, num_kv_heads, head_dim)
+        """[num_blocks, 2, Hkv, block_size, D]: random where a token is, NaN elsewhere."""
+        cache = torch.full((self.num_blocks, 2, num_kv_heads, self.block_size, head_dim), float("nan"))
         for row, length in enumerate(self.kv_lens):
             positions = torch.arange(length)
             blocks = self.block_table[row].long()[positions // self.block_size]
-            slots[blocks * self.block_size + positions % self.block_size] = torch.randn(
-                length, 2, num_kv_heads, head_dim
-            )
+            pairs = torch.randn(length, 2, num_kv_heads, head_dim)
+            cache[blocks, :, :, positions % self.block_size] = pairs
         return cache.to(dtype)

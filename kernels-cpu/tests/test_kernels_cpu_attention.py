@@ -86,10 +86,9 @@ def test_the_same_sequence_in_other_blocks_of_another_size_gives_the_same() -> N
     results = []
     for block_size in (1, 16, 33, 256):
         layout = Layout(block_size, [3], [200])
-        cache = torch.full((layout.num_blocks, block_size, 2, 2, 64), float("nan"), dtype=torch.bfloat16)
+        cache = torch.full((layout.num_blocks, 2, 2, block_size, 64), float("nan"), dtype=torch.bfloat16)
         positions = torch.arange(200)
-        slots = layout.block_table[0].long()[positions // block_size] * block_size + positions % block_size
-        cache.view(-1, 2, 2, 64)[slots] = keys_values
+        cache[layout.block_table[0].long()[positions // block_size], :, :, positions % block_size] = keys_values
         results.append(paged_attention(query, cache, layout, scale=0.125))
     assert all(torch.equal(result, results[0]) for result in results)
 

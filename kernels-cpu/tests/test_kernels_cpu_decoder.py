@@ -131,7 +131,7 @@ def test_chunks_and_neighbours_change_no_bit(dtype: torch.dtype, int8: bool) -> 
     xs = torch.randn(sum(lengths), 64).to(dtype)
 
     def fresh() -> tuple[Tensor, ...]:
-        return tuple(torch.full((whole.num_blocks, 16, 2, KV_HEADS, 32), float("nan")).to(dtype) for _ in stack.layers)
+        return tuple(torch.full((whole.num_blocks, 2, KV_HEADS, 16, 32), float("nan")).to(dtype) for _ in stack.layers)
 
     caches = fresh()
     together = run(xs, *angles(whole, 32, dtype), [whole], (0, 0, 0), caches)

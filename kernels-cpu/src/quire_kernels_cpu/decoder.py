@@ -77,7 +77,7 @@ class _Decoder:
             kv_lens.data_ptr(),
             groups,
             self._cache_pointers,
-            kv_caches[0].shape[1],
+            kv_caches[0].shape[3],
         )
         return hidden
 

@@ -48,9 +48,9 @@ def random_layout(
 
 def poisoned_cache(layout: Layout, num_blocks: int, num_kv_heads: int, head_dim: int, dtype: torch.dtype) -> Tensor:
     """Random keys and values in the slots of known tokens, NaN in every other slot."""
-    cache = torch.full((num_blocks, layout.block_size, 2, num_kv_heads, head_dim), float("nan"), dtype=dtype)
+    cache = torch.full((num_blocks, 2, num_kv_heads, layout.block_size, head_dim), float("nan"), dtype=dtype)
     for table, kv_len in zip(layout.block_table.tolist(), layout.kv_lens, strict=True):
         for position in range(kv_len):
             block, offset = divmod(position, layout.block_size)
-            cache[table[block], offset] = torch.randn(2, num_kv_heads, head_dim).to(dtype)
+            cache[table[block], :, :, offset] = torch.randn(2, num_kv_heads, head_dim).to(dtype)
     return cache

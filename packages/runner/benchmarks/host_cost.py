@@ -102,7 +102,7 @@ def measure(num_rows: int, num_steps: int, vocab_size: int, params: SamplingPara
         plan,
         RunnerConfig(max_num_seqs=num_rows, max_model_len=4096, num_threads=1),
         vocab_size=vocab_size,
-        cache_shape=lambda n, size, heads, dim: (n, size, 2, heads, dim),
+        cache_shape=lambda n, size, heads, dim: (n, 2, heads, size, dim),
     )
     runner.execute(prefill(num_rows, params))
     steps = [decode(i + 1, num_rows, PROMPT_LEN + i) for i in range(num_steps)]

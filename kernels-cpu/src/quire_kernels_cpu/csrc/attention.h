@@ -1,6 +1,6 @@
 // Causal attention of a step's queries over the paged keys and values of their own sequences: prefill and decode alike.
 //
-// The cache of a layer is [num_blocks, block_size, 2, Hkv, D]. One task is one (sequence, key-value head, run of
+// The cache of a layer is [num_blocks, 2, Hkv, block_size, D]. One task is one (sequence, key-value head, run of
 // queries); its columns are the pairs (query, head of the group), so that what is loaded of the cache serves them all.
 // Softmax is online (Milakov & Gimelshein 2018, algorithm 3) over pieces of 64 tokens that begin at multiples of 64,
 // for every query alike: a column's result depends on nothing but its own query and the keys it sees, whether it is
@@ -38,7 +38,7 @@ struct Attention {
     float soft_cap;                  // 0 for none
 
     int group() const { return num_heads / num_kv_heads; }
-    int64_t value_offset() const { return static_cast<int64_t>(num_kv_heads) * head_dim; }
+    int64_t value_offset() const { return static_cast<int64_t>(num_kv_heads) * block_size * head_dim; }
 };
 
 // Finds keys of one sequence and head; positions that follow each other cost no division.
@@ -52,10 +52,9 @@ public:
         if (position < begin_ || position >= begin_ + a_.block_size) {
             const int block = position / a_.block_size;
             begin_ = block * a_.block_size;
-            const int64_t slot = static_cast<int64_t>(table_[block]) * a_.block_size;
-            first_ = a_.kv + (slot * 2 * a_.num_kv_heads + kv_head_) * a_.head_dim;
+            first_ = a_.kv + (table_[block] * 2LL * a_.num_kv_heads + kv_head_) * a_.block_size * a_.head_dim;
         }
-        return first_ + (position - begin_) * 2LL * a_.num_kv_heads * a_.head_dim;
+        return first_ + static_cast<int64_t>(position - begin_) * a_.head_dim;
     }
 
 private:
@@ -295,7 +294,7 @@ private:
             const BFloat16* row[2];
             for (int i = 0; i < 2; ++i) {
                 const int position = piece + t + i;
-                row[i] = position < begin || position >= stop ? nullptr : cache_.at(position) + head_ * dim_;
+                row[i] = position < begin || position >= stop ? nullptr : cache_.at(position) + head_ * a_.block_size * dim_;
             }
             const __m512i zero = _mm512_setzero_si512();
             for (int d = 0; d < dim_; d += 32) {

@@ -166,7 +166,8 @@ private:
                 continue;
             }
             const int64_t kv_head = head - num_heads;  // keys, then values, as in the cache
-            T* to = kv_cache + (slots[token] * 2 * num_kv_heads + kv_head) * head_dim;
+            const int64_t block = slots[token] / step.block_size, offset = slots[token] % step.block_size;
+            T* to = kv_cache + ((block * 2 * num_kv_heads + kv_head) * step.block_size + offset) * head_dim;
             if (kv_head < num_kv_heads) {
                 if (l.k_norm) rms_norm(x, x, static_cast<const T*>(nullptr), l.k_norm, head_dim, eps);
                 rotate(to, x, cos, sin, head_dim);

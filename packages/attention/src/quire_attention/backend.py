@@ -136,7 +136,7 @@ class OpsAttentionBackend:
         self._write = _find(table, "write_kv_cache", name if has_write else "torch")
 
     def kv_cache_shape(self, num_blocks: int, block_size: int, num_kv_heads: int, head_dim: int) -> tuple[int, ...]:
-        """[num_blocks, block_size, 2, num_kv_heads, head_dim]."""
+        """[num_blocks, 2, num_kv_heads, block_size, head_dim]."""
         return kv_cache_shape(num_blocks, block_size, num_kv_heads, head_dim)
 
     def write(self, key: Tensor, value: Tensor, kv_cache: Tensor, metadata: AttentionMetadata) -> None:

@@ -20,8 +20,6 @@ GROUP_BYTES = 1 << 20
 """Keys and values that a decode group may gather: they should stay in a processor core's cache."""
 CALL_BYTES = 1 << 18
 """Padding worth a call: about what is copied in the time that a gather and an attention call take to start."""
-VIEW_BYTES = 1 << 22
-"""A sequence of more bytes is attended to in place when its slots follow each other: the copy would leave the cache."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,10 +30,8 @@ class PrefillSequence:
     query_len: int
     kv_len: int
     """Tokens that any query of the step may see; the queries are the last of them."""
-    slots: Tensor | None
-    """[kv_len] int64, or None when the slots follow each other."""
-    run_begin: int
-    """First slot, when they do."""
+    slots: Tensor
+    """[kv_len] int64."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,9 +41,8 @@ class DecodeGroup:
     num_sequences: int
     kv_len: int
     """Tokens of the longest."""
-    slots: Tensor | None
-    """[num_sequences * kv_len] int64, or None when the slots (of a single sequence) follow each other."""
-    run_begin: int
+    slots: Tensor
+    """[num_sequences * kv_len] int64."""
     mask: Tensor | None
     """[num_sequences, 1, 1, kv_len] of the compute dtype, 0 or -inf; None when nothing is padded."""
 
@@ -63,32 +58,22 @@ class AttentionPlan:
     decode_order: Tensor | None
     """[sequences that decode] int64: the query row of each in the order of the groups; None when it is 0, 1, 2, ... and
     the whole step decodes."""
-    workspace: Tensor
-    """[slots, 2, Hkv, D] of the cache's dtype: where gathered keys and values go."""
 
     def all_sequences(self) -> Iterator[PrefillSequence]:
         """Every sequence on its own, decoding ones included."""
         begin = 0
         for row, query_len in enumerate(self.layout.query_lens):
-            seq = _sequence(self.layout, row, begin, self.sliding_window, view_tokens=1 << 62)
-            if self.workspace.shape[0] < seq.kv_len:
-                self.workspace = self.workspace.new_empty((seq.kv_len, *self.workspace.shape[1:]))
-            yield seq
+            yield _sequence(self.layout, row, begin, self.sliding_window)
             begin += query_len
 
 
-def make_plan(
-    layout: PagedLayout, slots: Tensor, dtype: torch.dtype, sliding_window: int | None, *, with_decodes: bool = True
-) -> AttentionPlan:
+def make_plan(layout: PagedLayout, token_bytes: int, dtype: torch.dtype, sliding_window: int | None) -> AttentionPlan:
     """The plan of a step.
 
     Args:
-        slots: A layer's cache as [slots, 2, Hkv, D]; only its shape and dtype matter.
+        token_bytes: Bytes of a token in a layer's cache.
         dtype: Compute dtype.
-        with_decodes: False leaves sequences with a single query out, for a kernel that does them its own way.
     """
-    token_bytes = slots[0].nbytes
-    view_tokens = VIEW_BYTES // token_bytes
     prefills: list[PrefillSequence] = []
     decoding: list[tuple[int, int, int]] = []  # (kv tokens seen, row, query row)
     begin = 0
@@ -96,21 +81,18 @@ def make_plan(
         if query_len == 1:
             decoding.append((kv_len if sliding_window is None else min(kv_len, sliding_window), row, begin))
         elif query_len > 1:
-            prefills.append(_sequence(layout, row, begin, sliding_window, view_tokens))
+            prefills.append(_sequence(layout, row, begin, sliding_window))
         begin += query_len
-    groups = _grouped(decoding, token_bytes) if with_decodes else []
-    decodes = [_decode_group(layout, group, dtype, sliding_window, view_tokens) for group in groups]
+    groups = _grouped(decoding, token_bytes)
+    decodes = [_decode_group(layout, group, dtype, sliding_window) for group in groups]
     order = [query_row for group in groups for _, _, query_row in group]
     in_order = not prefills and order == list(range(len(order)))
-    gathered = [seq.kv_len for seq in prefills if seq.slots is not None]
-    gathered += [group.slots.shape[0] for group in decodes if group.slots is not None]
     return AttentionPlan(
         layout=layout,
         sliding_window=sliding_window,
         prefills=prefills,
         decodes=decodes,
-        decode_order=None if in_order else torch.tensor(order, dtype=torch.long, device=slots.device),
-        workspace=slots.new_empty((max(gathered, default=0), *slots.shape[1:])),
+        decode_order=None if in_order else torch.tensor(order, dtype=torch.long, device=layout.block_table.device),
     )
 
 
@@ -136,13 +118,12 @@ def _decode_group(
     group: list[tuple[int, int, int]],
     dtype: torch.dtype,
     sliding_window: int | None,
-    view_tokens: int,
 ) -> DecodeGroup:
     longest = max(seen for seen, _, _ in group)
     if len(group) == 1:
         _, row, query_row = group[0]
-        seq = _sequence(layout, row, query_row, sliding_window, view_tokens)
-        return DecodeGroup(num_sequences=1, kv_len=seq.kv_len, slots=seq.slots, run_begin=seq.run_begin, mask=None)
+        seq = _sequence(layout, row, query_row, sliding_window)
+        return DecodeGroup(num_sequences=1, kv_len=seq.kv_len, slots=seq.slots, mask=None)
     device = layout.block_table.device
     rows = torch.tensor([row for _, row, _ in group], device=device)
     seen = torch.tensor([tokens for tokens, _, _ in group], device=device)[:, None]
@@ -155,12 +136,10 @@ def _decode_group(
     if any(tokens != longest for tokens, _, _ in group):
         mask = torch.zeros(len(group), longest, dtype=dtype, device=device)
         mask = mask.masked_fill_(steps >= seen, float("-inf"))[:, None, None]
-    return DecodeGroup(num_sequences=len(group), kv_len=longest, slots=slots.flatten(), run_begin=0, mask=mask)
+    return DecodeGroup(num_sequences=len(group), kv_len=longest, slots=slots.flatten(), mask=mask)
 
 
-def _sequence(
-    layout: PagedLayout, row: int, query_begin: int, sliding_window: int | None, view_tokens: int
-) -> PrefillSequence:
+def _sequence(layout: PagedLayout, row: int, query_begin: int, sliding_window: int | None) -> PrefillSequence:
     """One sequence: the slots that its queries may see."""
     query_len, end = layout.query_lens[row], layout.kv_lens[row]
     begin = 0 if sliding_window is None else max(0, end - query_len + 1 - sliding_window)
@@ -168,13 +147,6 @@ def _sequence(
     first_block = begin // block_size
     blocks = layout.block_table[row, first_block : -(-end // block_size)].long()
     offset, length = begin - first_block * block_size, end - begin
-    slots: Tensor | None = None
-    run_begin = 0
-    if length > view_tokens and bool((blocks[1:] - blocks[:-1] == 1).all()):
-        run_begin = int(blocks[0]) * block_size + offset
-    else:
-        within = torch.arange(block_size, device=blocks.device)
-        slots = (blocks[:, None] * block_size + within).flatten()[offset : offset + length]
-    return PrefillSequence(
-        query_begin=query_begin, query_len=query_len, kv_len=length, slots=slots, run_begin=run_begin
-    )
+    within = torch.arange(block_size, device=blocks.device)
+    slots = (blocks[:, None] * block_size + within).flatten()[offset : offset + length]
+    return PrefillSequence(query_begin=query_begin, query_len=query_len, kv_len=length, slots=slots)

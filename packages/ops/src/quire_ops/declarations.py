@@ -3,9 +3,9 @@
 Shape legend: T tokens, S sequences, N any number of rows, I inputs, O outputs, Hq query heads, Hkv key-value heads
 (Hq is a multiple of Hkv), D head dimension, B blocks in the widest block table.
 
-The paged cache of one layer is one tensor [num_blocks, block_size, 2, Hkv, D]: for each token slot its key, then its
-value. Blocks come first, so layers of different shapes can share memory by block id; slots are evenly spaced, so
-blocks that follow each other are one strided run of tokens.
+The paged cache of one layer is one tensor [num_blocks, 2, Hkv, block_size, D]: of each block the keys of a head, token
+after token, then the next head's, then the values. Blocks come first, so layers of different shapes can share memory by
+block id; a head's tokens of a block are one piece of memory, which kernels read in one run.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class PagedLayout(Protocol):
 
 def kv_cache_shape(num_blocks: int, block_size: int, num_kv_heads: int, head_dim: int) -> tuple[int, ...]:
     """Shape of the paged cache of one layer."""
-    return (num_blocks, block_size, 2, num_kv_heads, head_dim)
+    return (num_blocks, 2, num_kv_heads, block_size, head_dim)
 
 
 OPS: tuple[Op, ...] = (
@@ -93,13 +93,13 @@ OPS: tuple[Op, ...] = (
     ),
     Op(
         name="write_kv_cache",
-        signature="(key [T, Hkv, D], value [T, Hkv, D], kv_cache [num_blocks, block_size, 2, Hkv, D], "
+        signature="(key [T, Hkv, D], value [T, Hkv, D], kv_cache [num_blocks, 2, Hkv, block_size, D], "
         "slot_mapping [T] int64) -> None",
         description="Write key and value of token t into slot `slot_mapping[t]`, cast to the dtype of the cache",
     ),
     Op(
         name="paged_attention",
-        signature="(query [T, Hq, D], kv_cache [num_blocks, block_size, 2, Hkv, D], layout: PagedLayout, *, "
+        signature="(query [T, Hq, D], kv_cache [num_blocks, 2, Hkv, block_size, D], layout: PagedLayout, *, "
         "scale: float, sliding_window: int | None, soft_cap: float | None) -> [T, Hq, D], dtype of query",
         description=(
             "Causal softmax attention of this step's tokens (prefill chunks and decodes mixed) over the paged keys and "

@@ -87,10 +87,10 @@ def gelu_and_mul(gate: Tensor, up: Tensor) -> Tensor:
 
 def write_kv_cache(key: Tensor, value: Tensor, kv_cache: Tensor, slot_mapping: Tensor) -> None:
     """Op `write_kv_cache`."""
-    block_size = kv_cache.shape[1]
+    block_size = kv_cache.shape[3]
     for token, slot in enumerate(slot_mapping.tolist()):
-        kv_cache[slot // block_size, slot % block_size, 0] = key[token].to(kv_cache.dtype)
-        kv_cache[slot // block_size, slot % block_size, 1] = value[token].to(kv_cache.dtype)
+        kv_cache[slot // block_size, 0, :, slot % block_size] = key[token].to(kv_cache.dtype)
+        kv_cache[slot // block_size, 1, :, slot % block_size] = value[token].to(kv_cache.dtype)
 
 
 def paged_attention(
@@ -104,14 +104,15 @@ def paged_attention(
 ) -> Tensor:
     """Op `paged_attention`: one query token at a time, over exactly the tokens that it may see."""
     out = torch.empty_like(query)
-    group_size = query.shape[1] // kv_cache.shape[3]
+    group_size = query.shape[1] // kv_cache.shape[2]
     tables = layout.block_table.tolist()
     token = 0
     for blocks, query_len, kv_len in zip(tables, layout.query_lens, layout.kv_lens, strict=True):
         for position in range(kv_len - query_len, kv_len):
             begin = 0 if sliding_window is None else max(0, position + 1 - sliding_window)
             seen = [divmod(p, layout.block_size) for p in range(begin, position + 1)]
-            slots = torch.stack([kv_cache[blocks[block], offset] for block, offset in seen]).double()  # [L, 2, Hkv, D]
+            # [L, 2, Hkv, D]
+            slots = torch.stack([kv_cache[blocks[block], :, :, offset] for block, offset in seen]).double()
             keys = slots[:, 0].repeat_interleave(group_size, dim=1)  # [L, Hq, D]
             values = slots[:, 1].repeat_interleave(group_size, dim=1)
             scores = torch.einsum("hd,lhd->hl", query[token].double(), keys) * scale

@@ -1,9 +1,8 @@
 """Paged attention through torch's fused scaled-dot-product attention. Shapes and dtypes are in `declarations.py`.
 
-Every sequence's keys and values are gathered into a small workspace that stays in the processor's cache, then attended
-to: reading a strided cache head by head from memory is slower than one streaming copy. Decoding sequences of about the
-same length share a call where calls would cost more than padding. What depends only on where the tokens are is worked
-out for the first layer of a step (`attention_plan.py`) and kept in `layout.derived` for the others.
+Every sequence's keys and values are gathered, then attended to. Decoding sequences of about the same length share a
+call where calls would cost more than padding. What depends only on where the tokens are is worked out for the first
+layer of a step (`attention_plan.py`) and kept in `layout.derived` for the others.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from torch import Tensor
 from quire_ops.attention_plan import AttentionPlan, DecodeGroup, PrefillSequence, make_plan
 from quire_ops.declarations import PagedLayout
 
-__all__ = ["attend_prefills", "paged_attention"]
+__all__ = ["paged_attention"]
 
 QUERY_PIECE = 512
 """Queries per call where an explicit mask is needed: bounds the mask to [QUERY_PIECE, kv_len]."""
@@ -31,25 +30,27 @@ def paged_attention(
     soft_cap: float | None = None,
 ) -> Tensor:
     """Op `paged_attention`."""
-    num_blocks, block_size, _, num_kv_heads, head_dim = kv_cache.shape
-    slots = kv_cache.view(num_blocks * block_size, 2, num_kv_heads, head_dim)
     key = ("torch", sliding_window)
     plan: AttentionPlan | None = layout.derived.get(key)
     if plan is None:
-        plan = layout.derived[key] = make_plan(layout, slots, query.dtype, sliding_window)
+        plan = layout.derived[key] = make_plan(
+            layout, kv_cache[0].nbytes // layout.block_size, query.dtype, sliding_window
+        )
     if soft_cap is not None:
-        return _soft_capped(query, slots, plan, scale, sliding_window, soft_cap)
+        return _soft_capped(query, kv_cache, plan, scale, sliding_window, soft_cap)
     if plan.decode_order is None and not plan.prefills and len(plan.decodes) == 1:
-        return _decode(query, slots, plan.decodes[0], plan.workspace, scale)
+        return _decode(query, kv_cache, plan.decodes[0], scale)
     out = torch.empty_like(query)
-    attend_prefills(out, query, slots, plan, scale, sliding_window)
+    for seq in plan.prefills:
+        rows = slice(seq.query_begin, seq.query_begin + seq.query_len)
+        out[rows] = _prefill(query[rows], kv_cache, seq, scale, sliding_window)
     if plan.decodes:
-        rows = query if plan.decode_order is None else query.index_select(0, plan.decode_order)
+        decoding = query if plan.decode_order is None else query.index_select(0, plan.decode_order)
         parts = []
         begin = 0
         for group in plan.decodes:
             end = begin + group.num_sequences
-            parts.append(_decode(rows[begin:end], slots, group, plan.workspace, scale))
+            parts.append(_decode(decoding[begin:end], kv_cache, group, scale))
             begin = end
         decoded = torch.cat(parts)
         if plan.decode_order is None:
@@ -58,19 +59,10 @@ def paged_attention(
     return out
 
 
-def attend_prefills(
-    out: Tensor, query: Tensor, slots: Tensor, plan: AttentionPlan, scale: float, sliding_window: int | None
-) -> None:
-    """Write the rows of all sequences with several queries into `out` [T, Hq, D]."""
-    for seq in plan.prefills:
-        begin, end = seq.query_begin, seq.query_begin + seq.query_len
-        out[begin:end] = _prefill(query[begin:end], slots, seq, plan.workspace, scale, sliding_window)
-
-
-def _decode(query: Tensor, slots: Tensor, group: DecodeGroup, workspace: Tensor, scale: float) -> Tensor:
+def _decode(query: Tensor, kv_cache: Tensor, group: DecodeGroup, scale: float) -> Tensor:
     """query [n, Hq, D], one token of each sequence of the group -> [n, Hq, D]."""
     n, num_heads, head_dim = query.shape
-    pairs = _pairs(slots, group.slots, group.run_begin, group.kv_len, workspace, query.dtype)
+    pairs = _pairs(kv_cache, group.slots, query.dtype)
     pairs = pairs.view(n, group.kv_len, 2, -1, head_dim) if n > 1 else pairs[None]
     keys, values = pairs[:, :, 0].transpose(1, 2), pairs[:, :, 1].transpose(1, 2)  # [n, Hkv, L, D]
     if query.dtype == torch.bfloat16:
@@ -86,12 +78,10 @@ def _decode(query: Tensor, slots: Tensor, group: DecodeGroup, workspace: Tensor,
     return out.reshape(n, num_heads, head_dim)
 
 
-def _prefill(
-    query: Tensor, slots: Tensor, seq: PrefillSequence, workspace: Tensor, scale: float, sliding_window: int | None
-) -> Tensor:
+def _prefill(query: Tensor, kv_cache: Tensor, seq: PrefillSequence, scale: float, sliding_window: int | None) -> Tensor:
     """query [q, Hq, D], the last q tokens of one sequence -> [q, Hq, D]."""
     query_len, kv_len = seq.query_len, seq.kv_len
-    pairs = _pairs(slots, seq.slots, seq.run_begin, kv_len, workspace, query.dtype)
+    pairs = _pairs(kv_cache, seq.slots, query.dtype)
     keys, values = pairs[:, 0].transpose(0, 1)[None], pairs[:, 1].transpose(0, 1)[None]  # [1, Hkv, L, D]
     heads = query.transpose(0, 1)[None]  # [1, Hq, q, D]
     if query_len == kv_len and (sliding_window is None or sliding_window >= kv_len):
@@ -116,27 +106,21 @@ def _prefill(
     return pieces[0] if len(pieces) == 1 else torch.cat(pieces)
 
 
-def _pairs(
-    slots: Tensor, index: Tensor | None, run_begin: int, length: int, workspace: Tensor, dtype: torch.dtype
-) -> Tensor:
-    """[tokens, 2, Hkv, D] keys and values: a view where the slots follow each other, else gathered."""
-    if index is None:
-        pairs = slots[run_begin : run_begin + length]
-    else:
-        pairs = workspace[: index.shape[0]]
-        torch.index_select(slots, 0, index, out=pairs)
-    return pairs if pairs.dtype == dtype else pairs.to(dtype)
+def _pairs(kv_cache: Tensor, slots: Tensor, dtype: torch.dtype) -> Tensor:
+    """[tokens, 2, Hkv, D] keys and values of these slots."""
+    block_size = kv_cache.shape[3]
+    return kv_cache[slots // block_size, :, :, slots % block_size].to(dtype)
 
 
 def _soft_capped(
-    query: Tensor, slots: Tensor, plan: AttentionPlan, scale: float, sliding_window: int | None, soft_cap: float
+    query: Tensor, kv_cache: Tensor, plan: AttentionPlan, scale: float, sliding_window: int | None, soft_cap: float
 ) -> Tensor:
     """As above with the scores in the open, because torch's fused operator has no soft cap."""
     out = torch.empty_like(query)
     num_heads, head_dim = query.shape[1:]
-    num_kv_heads = slots.shape[2]
+    num_kv_heads = kv_cache.shape[2]
     for seq in plan.all_sequences():
-        pairs = _pairs(slots, seq.slots, seq.run_begin, seq.kv_len, plan.workspace, torch.float32)
+        pairs = _pairs(kv_cache, seq.slots, torch.float32)
         keys, values = pairs[:, 0], pairs[:, 1]  # [L, Hkv, D]
         context_len = seq.kv_len - seq.query_len
         for begin in range(0, seq.query_len, QUERY_PIECE):

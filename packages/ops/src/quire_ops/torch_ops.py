@@ -94,10 +94,7 @@ def gelu_and_mul(gate: Tensor, up: Tensor) -> Tensor:
 
 
 def write_kv_cache(key: Tensor, value: Tensor, kv_cache: Tensor, slot_mapping: Tensor) -> None:
-    """Op `write_kv_cache`: two scatters into the cache seen as [slots, 2, Hkv, D]."""
-    num_blocks, block_size, _, num_kv_heads, head_dim = kv_cache.shape
-    slots = kv_cache.view(num_blocks * block_size, 2, num_kv_heads, head_dim)
-    if key.dtype != kv_cache.dtype:
-        key, value = key.to(kv_cache.dtype), value.to(kv_cache.dtype)
-    slots[:, 0].index_copy_(0, slot_mapping, key)
-    slots[:, 1].index_copy_(0, slot_mapping, value)
+    """Op `write_kv_cache`: one scatter."""
+    block_size = kv_cache.shape[3]
+    pairs = torch.stack((key, value), dim=1).to(kv_cache.dtype)
+    kv_cache[slot_mapping // block_size, :, :, slot_mapping % block_size] = pairs
