@@ -3,15 +3,18 @@
 from quire_ops.backends import ENTRY_POINT_GROUP, bind, builtin_table, op_report, op_table
 from quire_ops.declarations import OPS, PagedLayout, kv_cache_shape
 from quire_ops.decoder_stack import DecoderLayerWeights, DecoderStack, LinearWeights, RunDecoder
+from quire_ops.fused_moe import EXPERT_ACTIVATIONS, Experts, RunExperts
 from quire_ops.table import Op, OpBackend, OpChoice, OpFunction, OpRequest, OpTable, SizeRule
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "EXPERT_ACTIVATIONS",
     "ENTRY_POINT_GROUP",
     "OPS",
     "DecoderLayerWeights",
     "DecoderStack",
+    "Experts",
     "LinearWeights",
     "Op",
     "OpBackend",
@@ -21,6 +24,7 @@ __all__ = [
     "OpTable",
     "PagedLayout",
     "RunDecoder",
+    "RunExperts",
     "SizeRule",
     "bind",
     "builtin_table",

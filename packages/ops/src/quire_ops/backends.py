@@ -16,7 +16,9 @@ from quire_interfaces import ConfigError
 from quire_ops import reference, torch_attention, torch_ops
 from quire_ops.declarations import OPS
 from quire_ops.decoder_stack import reference_decoder_stack
+from quire_ops.fused_moe import reference_fused_moe
 from quire_ops.table import OpBackend, OpChoice, OpFunction, OpRequest, OpTable, SizeRule
+from quire_ops.torch_moe import torch_fused_moe
 
 __all__ = ["ENTRY_POINT_GROUP", "bind", "builtin_table", "op_report", "op_table"]
 
@@ -32,6 +34,10 @@ def builtin_table() -> OpTable:
     for op in OPS:
         if op.name == "decoder_stack":
             table.add(OpBackend(op=op.name, name="reference", function=reference_decoder_stack, priority=-100))
+            continue
+        if op.name == "fused_moe":
+            table.add(OpBackend(op=op.name, name="reference", function=reference_fused_moe, priority=-100))
+            table.add(OpBackend(op=op.name, name="torch", function=torch_fused_moe, dtypes=_FLOATS))
             continue
         function = getattr(reference, op.name)
         table.add(OpBackend(op=op.name, name="reference", function=function, priority=-100))

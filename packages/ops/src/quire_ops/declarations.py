@@ -109,6 +109,14 @@ OPS: tuple[Op, ...] = (
         ),
     ),
     Op(
+        name="fused_moe",
+        signature="(experts: Experts) -> RunExperts",
+        description=(
+            "The experts of a mixture-of-experts layer, each with the tokens that are routed to it, and the weighted "
+            "sum of their results (`fused_moe.py`)"
+        ),
+    ),
+    Op(
         name="decoder_stack",
         signature="(stack: DecoderStack) -> RunDecoder",
         description=(

@@ -1,0 +1,119 @@
+"""Experts against the reference: few and many tokens per expert, all activations, biases, int8, rows on their own."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from quire_ops import EXPERT_ACTIVATIONS, Experts, LinearWeights, OpBackend, OpRequest, op_table
+from quire_ops.fused_moe import reference_fused_moe
+
+TOLERANCE = {torch.float32: 2e-6, torch.bfloat16: 1.6e-2, torch.float16: 2e-3}
+"""Of the largest result."""
+
+CASES = [
+    (backend, dtype)
+    for backend in op_table().backends("fused_moe")
+    for dtype in TOLERANCE
+    if backend.name != "reference" and backend.refusal(OpRequest(dtype=dtype)) is None
+]
+INVARIANT = [case for case in CASES if case[0].batch_invariant]
+each_backend = pytest.mark.parametrize(("backend", "dtype"), CASES, ids=[f"{b.name}-{d}" for b, d in CASES])
+
+
+def make_experts(
+    num: int, width: int, inner: int, dtype: torch.dtype, *, bias: bool = False, int8: bool = False, act: str = "silu"
+) -> Experts:
+    def linear(outputs: int, inputs: int) -> LinearWeights:
+        offset = torch.randn(outputs).to(dtype) if bias else None
+        if int8:
+            weight = torch.randint(-127, 128, (outputs, inputs), dtype=torch.int8)
+            return LinearWeights(weight, offset, (torch.rand(outputs) * 0.02 / inputs**0.5).to(dtype))
+        return LinearWeights((torch.randn(outputs, inputs) * inputs**-0.5).to(dtype), offset)
+
+    return Experts(
+        gate=tuple(linear(inner, width) for _ in range(num)),
+        up=tuple(linear(inner, width) for _ in range(num)),
+        down=tuple(linear(width, inner) for _ in range(num)),
+        activation=act,
+        limit=1.5,
+    )
+
+
+def make_step(tokens: int, width: int, num: int, k: int, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
+    ids = torch.stack([torch.randperm(num)[:k] for _ in range(tokens)]) if tokens else torch.empty(0, k).long()
+    return torch.randn(tokens, width).to(dtype), ids, torch.rand(tokens, k)
+
+
+def widened(experts: Experts) -> Experts:
+    def wide(matrices: tuple[LinearWeights, ...]) -> tuple[LinearWeights, ...]:
+        return tuple(LinearWeights(*(None if part is None else part.double() for part in one)) for one in matrices)
+
+    return Experts(
+        gate=wide(experts.gate), up=wide(experts.up), down=wide(experts.down), activation=experts.activation,
+        limit=experts.limit,
+    )  # fmt: skip
+
+
+def check(got: Tensor, expected: Tensor, dtype: torch.dtype) -> None:
+    assert got.dtype == dtype
+    assert got.isfinite().all()
+    assert (got.double() - expected).abs().max() <= TOLERANCE[dtype] * expected.abs().max()
+
+
+@each_backend
+@pytest.mark.parametrize("act", EXPERT_ACTIVATIONS)
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("int8", [False, True])
+@pytest.mark.parametrize(
+    ("tokens", "num", "k", "width", "inner"),
+    [(1, 8, 2, 64, 96), (5, 4, 4, 128, 64), (40, 3, 1, 70, 41), (70, 16, 3, 64, 48)],
+)
+def test_equals_reference(
+    backend: OpBackend, dtype: torch.dtype, act: str, bias: bool, int8: bool, tokens: int, num: int, k: int, width: int,
+    inner: int,
+) -> None:  # fmt: skip
+    torch.manual_seed(tokens)
+    experts = make_experts(num, width, inner, dtype, bias=bias, int8=int8, act=act)
+    x, ids, weights = make_step(tokens, width, num, k, dtype)
+    before = x.clone()
+    run = backend.function(experts)
+    expected = reference_fused_moe(widened(experts))(x.double(), ids, weights)
+    for _ in range(2):
+        check(run(x, ids, weights), expected, dtype)
+    assert torch.equal(x, before)
+
+
+@each_backend
+def test_no_tokens_and_uneven_shares(backend: OpBackend, dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    experts = make_experts(6, 64, 64, dtype)
+    run = backend.function(experts)
+    assert run(*make_step(0, 64, 6, 2, dtype)).shape == (0, 64)
+    x, _, weights = make_step(50, 64, 6, 2, dtype)
+    ids = torch.tensor([[5, 0]]).repeat(50, 1)  # all tokens share two experts, four have none
+    ids[7] = torch.tensor([2, 5])
+    check(run(x, ids, weights), reference_fused_moe(widened(experts))(x.double(), ids, weights), dtype)
+
+
+@each_backend
+def test_an_expert_that_is_not_hit_is_not_read(backend: OpBackend, dtype: torch.dtype) -> None:
+    experts = make_experts(5, 64, 64, dtype)
+    for matrices in (experts.gate, experts.up, experts.down):
+        matrices[3].weight.fill_(float("nan"))
+    x, ids, weights = make_step(9, 64, 3, 2, dtype)  # experts 0 to 2 only
+    assert backend.function(experts)(x, ids, weights).isfinite().all()
+
+
+@pytest.mark.parametrize("int8", [False, True])
+@pytest.mark.parametrize(("backend", "dtype"), INVARIANT, ids=[f"{b.name}-{d}" for b, d in INVARIANT])
+def test_a_row_depends_on_itself_alone(backend: OpBackend, dtype: torch.dtype, int8: bool) -> None:
+    torch.manual_seed(1)
+    run = backend.function(make_experts(8, 128, 192, dtype, int8=int8))
+    x, ids, weights = make_step(67, 128, 8, 3, dtype)
+    together = run(x, ids, weights)
+    for row in range(67):
+        assert torch.equal(run(x[row : row + 1], ids[row : row + 1], weights[row : row + 1])[0], together[row])
+    turned = torch.randperm(67)
+    assert torch.equal(run(x[turned], ids[turned].flip(1), weights[turned].flip(1)), together[turned])
