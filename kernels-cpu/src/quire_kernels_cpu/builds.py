@@ -35,6 +35,9 @@ _SIGNATURES: dict[str, tuple[list[type], type | None]] = {
     "quire_decoder_new": ([_I, _I, _P, _P, _P, _P, _L, _L, _I, _I, _I, _I, _F, _F], _P),
     "quire_decoder_delete": ([_I, _P], None),
     "quire_decoder_run": ([_I, _P, _P, _P, _P, _P, _L, _I, _P, _P, _P, _P, _I], None),
+    "quire_moe_new": ([_I, _I, _P, _L, _L, _I, _F], _P),
+    "quire_moe_delete": ([_I, _P], None),
+    "quire_moe_run": ([_I, _P, _P, _P, _P, _L, _I, _P], None),
     "quire_read": ([_P, _L], _L),
 }
 

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from quire_kernels_cpu.builds import library, unavailable
 from quire_kernels_cpu.decoder import MAX_HEAD_DIM, MAX_QUERIES_PER_KV_HEAD, decoder_stack
+from quire_kernels_cpu.moe import fused_moe
 from quire_ops import OpBackend, SizeRule
 from quire_ops.declarations import PagedLayout
 from quire_ops.torch_attention import paged_attention as torch_paged_attention
@@ -46,6 +47,7 @@ def backends() -> list[OpBackend]:
         gelu_and_mul,
         paged_attention,
         decoder_stack,
+        fused_moe,
     )
     return [
         OpBackend(

@@ -53,9 +53,17 @@ inline void rotate(T* to, const T* head, const T* cos, const T* sin, int dim) {
     }
 }
 
-enum class Activation { silu, gelu };
+enum class Activation { silu, gelu, swigluoai };
 
 inline Floats activate(Activation kind, Floats x) { return kind == Activation::silu ? silu(x) : gelu(x); }
+
+// act(gate) * up; swigluoai clips both by `limit` first, what is no number stays none.
+inline Floats gated(Activation kind, Floats gate, Floats up, float limit) {
+    if (kind != Activation::swigluoai) return activate(kind, gate) * up;
+    gate = gate > limit ? splat(limit) : gate;
+    up = up > limit ? splat(limit) : (up < -limit ? splat(-limit) : up);
+    return gate / (1.0f + exp(gate * -1.702f)) * (up + 1.0f);
+}
 
 template <typename T>
 inline void activate_and_mul(Activation kind, T* gate, const T* up, int64_t size) {
@@ -72,6 +80,7 @@ struct ToActivated {
     Activation kind;
     Activations to;
     T* rows;  // [tokens, cols], for quads
+    float limit = 0.0f;
 
     static Floats finished(const Matrix<T>& m, int64_t row, Floats sum) {
         if (m.scale) sum *= to_float(m.scale[row]);
@@ -85,7 +94,7 @@ struct ToActivated {
             for (int t = 0; t < kTile; t += kLanes) {
                 const Floats gate = finished(gate_up[0], row + i, load(&sums.at[0][i][t]));
                 const Floats up = finished(gate_up[1], row + i, load(&sums.at[1][i][t]));
-                store(&value[i][t], activate(kind, gate) * up);
+                store(&value[i][t], gated(kind, gate, up, limit));
             }
         }
         const int64_t tokens = std::min<int64_t>(kTile, to.tokens - tile * kTile);

@@ -6,6 +6,7 @@
 #include "decoder.h"
 #include "elementwise.h"
 #include "linear.h"
+#include "moe.h"
 
 namespace quire {
 
@@ -100,6 +101,22 @@ Decoder<T>* make_decoder(int num_layers, const void* const* pointers, const int*
         decoder->layers.push_back(layer);
     }
     return decoder;
+}
+
+// Three matrices an expert: gate, up, down.
+template <typename T>
+Moe<T>* make_moe(int num_experts, const void* const* pointers, int64_t width, int64_t inner, int activation, float limit) {
+    auto* moe = new Moe<T>;
+    moe->activation = static_cast<Activation>(activation);
+    moe->limit = limit;
+    for (int i = 0; i < num_experts; ++i) {
+        const auto matrix = [&](int which, int64_t rows, int64_t cols) {
+            const void* const* p = pointers + 9 * i + 3 * which;
+            return Matrix<T>{p[0], rows, cols, static_cast<const T*>(p[2]), static_cast<const T*>(p[1])};
+        };
+        moe->experts.push_back({{matrix(0, inner, width), matrix(1, inner, width)}, matrix(2, width, inner)});
+    }
+    return moe;
 }
 
 template <typename T>
@@ -204,6 +221,33 @@ void quire_decoder_run(int dtype, void* decoder, const void* x, void* hidden, co
     const auto run = dtype == 0 ? quire::run_decoder<float> : quire::run_decoder<BFloat16>;
     run(decoder, x, hidden, cos, sin, tokens, num_sequences, query_start_loc, kv_lens,
         static_cast<const quire::StepGroup*>(groups), kv_caches, block_size);
+}
+
+// Experts keep the pointers: the weights must outlive them. activation: 0 SiLU, 1 GELU, 2 swigluoai with its limit.
+void* quire_moe_new(int dtype, int num_experts, const void* const* pointers, int64_t width, int64_t inner, int activation,
+                    float limit) {
+    if (dtype == 0) return quire::make_moe<float>(num_experts, pointers, width, inner, activation, limit);
+    return quire::make_moe<BFloat16>(num_experts, pointers, width, inner, activation, limit);
+}
+
+void quire_moe_delete(int dtype, void* moe) {
+    if (dtype == 0) {
+        delete static_cast<quire::Moe<float>*>(moe);
+    } else {
+        delete static_cast<quire::Moe<BFloat16>*>(moe);
+    }
+}
+
+// x [tokens, width], ids and weights [tokens, k] -> out [tokens, width]; ids must be experts' numbers.
+void quire_moe_run(int dtype, void* moe, const void* x, const int64_t* ids, const float* weights, int64_t tokens, int k,
+                   void* out) {
+    if (dtype == 0) {
+        static_cast<quire::Moe<float>*>(moe)->run(static_cast<const float*>(x), ids, weights, tokens, k,
+                                                  static_cast<float*>(out));
+    } else {
+        static_cast<quire::Moe<BFloat16>*>(moe)->run(static_cast<const BFloat16*>(x), ids, weights, tokens, k,
+                                                     static_cast<BFloat16*>(out));
+    }
 }
 
 // Reads memory and does nothing with it: how many bytes a second is what the other kernels can be compared to.

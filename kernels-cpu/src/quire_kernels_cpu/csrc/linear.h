@@ -217,8 +217,9 @@ struct LinearScratch {
 // All strips against all tokens; the team shares the strips. Epilogue: (matrix, first output, tile, sums).
 // following: the strips that are multiplied after these, read ahead at the end; or none.
 // The caller's threads hold tiles unless the activations are rows. A barrier must follow before results are read.
-template <typename T, typename Epilogue>
-void linear(const Strips<T>& strips, const Activations& x, LinearScratch& scratch, Claimer& claimer,
+// Work: a `Claimer`, or what else says which strips this thread takes.
+template <typename T, typename Work, typename Epilogue>
+void linear(const Strips<T>& strips, const Activations& x, LinearScratch& scratch, Work& claimer,
             Epilogue&& epilogue, const Strips<T>* following = nullptr) {
     const int64_t row_bytes = strips.row_bytes(), num_tiles = x.tiles(), num_strips = strips.count();
     // Tokens whose interleaved form stays in the second-level cache.

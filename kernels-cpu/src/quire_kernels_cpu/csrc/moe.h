@@ -1,0 +1,244 @@
+// The experts of a mixture-of-experts layer: each one's tokens are gathered, multiplied, and added to where they belong.
+//
+// Weights are read once for each expert that has tokens. First every expert's gate and up, strip by strip, then down:
+// there a thread keeps its outputs of all tokens and goes through the experts in the order of their numbers, so that a
+// token's sum has one order, whatever else is in the step, and no expert's result is ever written out.
+#pragma once
+
+#include <algorithm>
+#include <vector>
+
+#include "elementwise.h"
+#include "linear.h"
+
+namespace quire {
+
+template <typename T>
+struct Expert {
+    Matrix<T> gate_up[2], down;
+};
+
+// An expert's tokens in a step.
+struct ExpertGroup {
+    int expert;
+    int64_t begin, count;  // its pairs of token and weight
+    Activations x, inner;
+};
+
+// Gives `linear` one strip of its work, and afterwards names the strip that comes next.
+struct OneStrip {
+    int64_t strip, num_strips, following;
+    int64_t first() { return strip; }
+    int64_t next() { return strip += num_strips; }
+    int64_t rank() const { return following; }
+};
+
+// Epilogue: sums times scale plus bias, times the token's weight, added to the strip's outputs [tokens][32].
+template <typename T>
+struct AddWeighted {
+    const Matrix<T>* down;
+    const int32_t* tokens;
+    const float* weights;
+    int64_t count;
+    float (*to)[2 * kTile];
+
+    void operator()(int, int64_t row, int64_t tile, const Sums& sums) const {
+        const int num_tokens = static_cast<int>(std::min<int64_t>(kTile, count - tile * kTile));
+        for (int h = 0; h < 2; ++h) {
+            const int64_t begin = row + h * kTile;
+            const int outputs = static_cast<int>(std::clamp<int64_t>(down->rows - begin, 0, kTile));
+            float result[kTile][kTile];
+            for (int i = 0; i < outputs; ++i)
+                for (int t = 0; t < kTile; t += kLanes) {
+                    Floats value = load(&sums.at[h][i][t]);
+                    if (down->scale) value *= to_float(down->scale[begin + i]);
+                    if (down->bias) value += to_float(down->bias[begin + i]);
+                    store(&result[i][t], value);
+                }
+            for (int t = 0; t < num_tokens; ++t) {
+                const int64_t pair = tile * kTile + t;
+                float* out = to[tokens[pair]] + h * kTile;
+                for (int i = 0; i < outputs; ++i) out[i] += weights[pair] * result[i][t];
+            }
+        }
+    }
+};
+
+template <typename T>
+class Moe {
+public:
+    Activation activation;
+    float limit;
+    std::vector<Expert<T>> experts;
+
+    // x [tokens, width], ids and weights [tokens, k] -> out [tokens, width].
+    void run(const T* x, const int64_t* ids, const float* weights, int64_t tokens, int k, T* out) {
+        group(ids, weights, tokens, k);
+        const int64_t width = experts[0].down.rows;
+        Claims claims;
+#pragma omp parallel
+        {
+            static thread_local Thread mine;
+            const HeldTiles tiles(form_for<T>(64, false) != Form::rows);
+            Claimer claimer(claims);
+            gather(x, width);
+            wait_for_team();
+            gate_and_up(mine, claimer);
+            wait_for_team();
+            if (rows_) {
+                pack_inner();
+                wait_for_team();
+            }
+            down(mine, claimer, tokens, out);
+        }
+    }
+
+private:
+    struct Thread {
+        LinearScratch linear;
+        Buffer outputs;
+    };
+
+    // Pairs of token and weight, expert by expert, tokens in order; and room for each expert's activations.
+    void group(const int64_t* ids, const float* weights, int64_t tokens, int k) {
+        const int64_t pairs = tokens * k;
+        std::vector<int64_t>& begins = begins_;
+        begins.assign(experts.size() + 1, 0);
+        for (int64_t i = 0; i < pairs; ++i) ++begins[ids[i] + 1];
+        groups_.clear();
+        for (size_t e = 0; e < experts.size(); ++e) {
+            if (begins[e + 1]) groups_.push_back({static_cast<int>(e), begins[e], begins[e + 1], {}, {}});
+            begins[e + 1] += begins[e];
+        }
+        tokens_ = token_buffer_.get<int32_t>(pairs);
+        weights_ = weight_buffer_.get<float>(pairs);
+        for (int64_t i = 0; i < pairs; ++i) {
+            const int64_t at = begins[ids[i]]++;
+            tokens_[at] = static_cast<int32_t>(i / k);
+            weights_[at] = weights[i];
+        }
+        make_room();
+    }
+
+    void make_room() {
+        const int64_t width = experts[0].down.rows, inner = experts[0].down.cols;
+        const bool int8 = experts[0].down.int8();
+        const Form form = form_for<T>(width, int8), inner_form = form_for<T>(inner, int8);
+        int64_t bytes = 0, inner_bytes = 0, pairs = 0;
+        num_tiles_ = 0;
+        for (ExpertGroup& g : groups_) {
+            g.x = Activations{nullptr, g.count, width, form, nullptr};
+            g.inner = Activations{nullptr, g.count, inner, inner_form, nullptr};
+            bytes += padded(g.x.bytes());
+            inner_bytes += padded(g.inner.bytes());
+            pairs += g.count;
+            num_tiles_ += g.x.tiles();
+        }
+        char* data = x_buffer_.get<char>(bytes);
+        char* inner_data = inner_buffer_.get<char>(inner_bytes);
+        float* scales = scale_buffer_.get<float>(2 * num_tiles_ * kTile);
+        tile_groups_ = tile_buffer_.get<TileOf>(num_tiles_);
+        int64_t tile = 0;
+        for (size_t i = 0; i < groups_.size(); ++i) {
+            ExpertGroup& g = groups_[i];
+            g.x.data = data;
+            g.inner.data = inner_data;
+            data += padded(g.x.bytes());
+            inner_data += padded(g.inner.bytes());
+            g.x.scales = scales + 2 * tile * kTile;
+            g.inner.scales = g.x.scales + g.x.tiles() * kTile;
+            for (int64_t t = 0; t < g.x.tiles(); ++t) tile_groups_[tile++] = {static_cast<int>(i), t};
+        }
+        rows_ = inner_form == Form::quads ? row_buffer_.get<T>(pairs * inner) : nullptr;
+    }
+
+    static int64_t padded(int64_t bytes) { return (bytes + 63) / 64 * 64; }
+
+    void gather(const T* x, int64_t width) {
+        const Range mine = my_share(num_tiles_);
+        for (int64_t i = mine.begin; i < mine.end; ++i) {
+            const ExpertGroup& g = groups_[tile_groups_[i].group];
+            const int64_t tile = tile_groups_[i].tile;
+            const T* rows[kTile] = {};
+            for (int64_t t = 0; t < kTile && tile * kTile + t < g.count; ++t)
+                rows[t] = x + tokens_[g.begin + tile * kTile + t] * width;
+            set_tile(g.x, tile, rows, 0, width);
+        }
+    }
+
+    void pack_inner() {
+        const Range mine = my_share(num_tiles_);
+        for (int64_t i = mine.begin; i < mine.end; ++i) {
+            const ExpertGroup& g = groups_[tile_groups_[i].group];
+            const int64_t tile = tile_groups_[i].tile, cols = g.inner.cols;
+            const T* rows[kTile] = {};
+            for (int64_t t = 0; t < kTile && tile * kTile + t < g.count; ++t)
+                rows[t] = rows_ + (g.begin + tile * kTile + t) * cols;
+            set_tile(g.inner, tile, rows, 0, cols);
+        }
+    }
+
+    void gate_and_up(Thread& mine, Claimer& claimer) {
+        const int64_t strips = Strips<T>{experts[0].gate_up, 2, true}.count();
+        const int64_t count = static_cast<int64_t>(groups_.size()) * strips;
+        int64_t next = claimer.first();
+        while (next < count) {
+            const int64_t item = next;
+            next = claimer.next();
+            const ExpertGroup& g = groups_[item / strips];
+            const Expert<T>& expert = experts[g.expert];
+            const Expert<T>& after = next < count ? experts[groups_[next / strips].expert] : expert;
+            // Behind the last strip comes the first one of down.
+            const Strips<T> following = next < count ? Strips<T>{after.gate_up, 2, true}
+                                                     : Strips<T>{&experts[groups_[0].expert].down, 1, false};
+            OneStrip strip{item % strips, strips, next < count ? next % strips : claimer.rank()};
+            const ToActivated<T> epilogue{expert.gate_up, activation, g.inner, rows_ ? rows_ + g.begin * g.inner.cols : nullptr,
+                                          limit};
+            linear(Strips<T>{expert.gate_up, 2, true}, g.x, mine.linear, strip, epilogue, &following);
+        }
+    }
+
+    void down(Thread& mine, Claimer& claimer, int64_t tokens, T* out) {
+        const int64_t width = experts[0].down.rows, strips = Strips<T>{&experts[0].down, 1, false}.count();
+        auto* outputs = reinterpret_cast<float(*)[2 * kTile]>(mine.outputs.template get<float>(tokens * 2 * kTile));
+        int64_t next = claimer.first();
+        while (next < strips) {
+            const int64_t item = next;
+            next = claimer.next();
+            std::memset(outputs, 0, tokens * sizeof *outputs);
+            for (size_t i = 0; i < groups_.size(); ++i) {
+                const ExpertGroup& g = groups_[i];
+                const Matrix<T>* matrix = &experts[g.expert].down;
+                const bool last = i + 1 == groups_.size();
+                const Strips<T> following{&experts[groups_[last ? 0 : i + 1].expert].down, 1, false};
+                OneStrip strip{item, strips, last ? next : item};
+                const AddWeighted<T> epilogue{matrix, tokens_ + g.begin, weights_ + g.begin, g.count, outputs};
+                linear(Strips<T>{matrix, 1, false}, g.inner, mine.linear, strip, epilogue, &following);
+            }
+            const int64_t row = item * 2 * kTile;
+            const int count = static_cast<int>(std::min<int64_t>(2 * kTile, width - row));
+            for (int64_t t = 0; t < tokens; ++t) {
+                T* to = out + t * width + row;
+                int i = 0;
+                for (; i + kLanes <= count; i += kLanes) store(to + i, load(outputs[t] + i));
+                for (; i < count; ++i) store_one(to + i, outputs[t][i]);
+            }
+        }
+    }
+
+    struct TileOf {
+        int group;
+        int64_t tile;
+    };
+
+    std::vector<int64_t> begins_;
+    std::vector<ExpertGroup> groups_;
+    int32_t* tokens_ = nullptr;
+    float* weights_ = nullptr;
+    TileOf* tile_groups_ = nullptr;
+    T* rows_ = nullptr;  // what the experts have inside, for quads
+    int64_t num_tiles_ = 0;
+    Buffer token_buffer_, weight_buffer_, x_buffer_, inner_buffer_, scale_buffer_, tile_buffer_, row_buffer_;
+};
+
+}  // namespace quire

@@ -1,0 +1,77 @@
+"""Mixture-of-experts layers by the compiled kernels: op `fused_moe`.
+
+Knows the C interface of experts and where their tensors are; the arithmetic is in `csrc/moe.h`.
+"""
+
+from __future__ import annotations
+
+import ctypes
+
+import torch
+from torch import Tensor
+
+from quire_kernels_cpu.builds import library
+from quire_ops import EXPERT_ACTIVATIONS, Experts, RunExperts
+
+__all__ = ["fused_moe"]
+
+_DTYPES = {torch.float32: 0, torch.bfloat16: 1}
+
+
+def fused_moe(experts: Experts) -> RunExperts:
+    """Op `fused_moe`."""
+    return _Experts(experts)
+
+
+class _Experts:
+    """Experts of the library. Keeps the weights that it points to."""
+
+    def __init__(self, experts: Experts) -> None:
+        self._handle: int | None = None
+        self._library = library()  # says why when there is none
+        self._experts = experts
+        pointers: list[int | None] = []
+        for expert in zip(experts.gate, experts.up, experts.down, strict=True):
+            for weights in expert:
+                assert weights.weight.is_contiguous(), "an expert's matrix must be contiguous"
+                parts = (weights.weight, weights.scale, weights.bias)
+                pointers += [None if part is None else part.data_ptr() for part in parts]
+        down = experts.down[0]
+        self._dtype: int | None = None  # of the tokens; int8 weights do not say
+        self._pointers = (ctypes.c_void_p * len(pointers))(*pointers)
+        self._width, self._inner = down.weight.shape
+
+    def __del__(self) -> None:
+        if self._handle is not None:
+            self._library.quire_moe_delete(self._dtype, self._handle)
+
+    def __call__(self, x: Tensor, topk_ids: Tensor, topk_weights: Tensor) -> Tensor:
+        """See `RunExperts`."""
+        if self._handle is None:
+            self._make(x.dtype)
+        x, topk_ids, topk_weights = x.contiguous(), topk_ids.contiguous(), topk_weights.contiguous()
+        out = torch.empty_like(x)
+        if len(x):
+            self._library.quire_moe_run(
+                self._dtype,
+                self._handle,
+                x.data_ptr(),
+                topk_ids.data_ptr(),
+                topk_weights.data_ptr(),
+                x.shape[0],
+                topk_ids.shape[1],
+                out.data_ptr(),
+            )
+        return out
+
+    def _make(self, dtype: torch.dtype) -> None:
+        self._dtype = _DTYPES[dtype]
+        self._handle = self._library.quire_moe_new(
+            self._dtype,
+            len(self._experts.gate),
+            self._pointers,
+            self._width,
+            self._inner,
+            EXPERT_ACTIVATIONS.index(self._experts.activation),
+            self._experts.limit,
+        )
