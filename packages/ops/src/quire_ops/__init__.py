@@ -9,8 +9,8 @@ from quire_ops.table import Op, OpBackend, OpChoice, OpFunction, OpRequest, OpTa
 __version__ = "0.1.0"
 
 __all__ = [
-    "EXPERT_ACTIVATIONS",
     "ENTRY_POINT_GROUP",
+    "EXPERT_ACTIVATIONS",
     "OPS",
     "DecoderLayerWeights",
     "DecoderStack",
