@@ -1,0 +1,42 @@
+"""What a parity case says."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+__all__ = ["LLAMA_FIELDS", "ParityCase"]
+
+LLAMA_FIELDS: dict[str, Any] = {
+    "vocab_size": 200,
+    "hidden_size": 64,
+    "intermediate_size": 112,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 256,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "pad_token_id": 0,
+}
+"""A tiny network, in the names that most configurations use."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ParityCase:
+    """How to make a tiny random checkpoint of an architecture with Transformers, and how close logits have to be."""
+
+    config: str
+    """Configuration class of transformers."""
+    fields: Mapping[str, Any] = field(default_factory=lambda: dict(LLAMA_FIELDS))
+    """Arguments of the configuration class."""
+    tolerance: float = 1e-4
+    """Largest error of a logit, as a share of the largest logit, in float32."""
+    int8_tolerance: float = 0.15
+    """The same for int8 weights against the float32 oracle, where both chose the same tokens so far."""
+    weight_scale: float = 0.2
+    """Standard deviation of matrices; norms and biases move by as much from where the class starts them."""
+    seed: int = 0
+    keep: tuple[str, ...] = ()
+    """Parameters whose names contain one of these stay as the class starts them."""

@@ -1,0 +1,14 @@
+"""The tiny configuration with which each architecture is verified. Free of torch and transformers.
+
+A line here, a line in `quire_models.registry`, and an architecture is held to parity by the tests.
+"""
+
+from __future__ import annotations
+
+from quire_testkit.parity.case import ParityCase
+from quire_testkit.parity.dense_cases import DENSE_CASES
+
+__all__ = ["CASES"]
+
+CASES: dict[str, ParityCase] = {**DENSE_CASES}
+"""Architecture -> its case. Every architecture of `quire_models.ARCHITECTURES` has one."""

@@ -1,0 +1,59 @@
+"""The command `quire verify`: one architecture or one checkpoint, or all of them into docs/models.md."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from quire_testkit.parity.verify import Verdict
+
+__all__ = ["main", "register_verify"]
+
+
+def register_verify(commands: Any) -> None:
+    """Add `verify` to the command line."""
+    parser = commands.add_parser("verify", help="compare Quire with Transformers, in every situation")
+    parser.add_argument("MODEL", nargs="*", help="architecture names and checkpoint folders; none: all architectures")
+    parser.add_argument("--table", type=Path, metavar="FILE", help="write the results of the architectures into FILE")
+    parser.set_defaults(run=run_verify)
+
+
+def run_verify(args: argparse.Namespace) -> int:
+    """Print a table per model; 1 when one of them fails."""
+    from quire_models import ARCHITECTURES
+    from quire_testkit.parity.table import update_table
+    from quire_testkit.parity.verify import verify_architecture, verify_checkpoint
+
+    failed = False
+    for name in args.MODEL or sorted(ARCHITECTURES):
+        is_folder = name not in ARCHITECTURES
+        verdict = verify_checkpoint(name) if is_folder else verify_architecture(name)
+        print_verdict(name, verdict)
+        failed = failed or bool(verdict.failures)
+        if args.table is not None and not is_folder and not verdict.failures:
+            update_table(args.table, [verdict])
+    return int(failed)
+
+
+def print_verdict(name: str, verdict: Verdict) -> None:
+    """One line per situation."""
+    print(f"{name}: {verdict.architecture}" if name != verdict.architecture else name)
+    for situation, error in verdict.errors.items():
+        print(f"  {situation:<16}{error:8.1e}  {verdict.failures.get(situation, 'ok')}")
+    for situation in verdict.failures.keys() - verdict.errors.keys():
+        print(f"  {situation:<16}          {verdict.failures[situation]}")
+
+
+def main(argv: list[str] | None = None) -> int:
+    """`python -m quire_testkit.parity.cli verify ...`."""
+    parser = argparse.ArgumentParser("quire")
+    register_verify(parser.add_subparsers(dest="command", required=True))
+    args = parser.parse_args(argv)
+    return int(args.run(args))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,70 @@
+"""What Transformers says: random checkpoints of its classes, and its greedy tokens and logits. Imports torch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from quire_testkit.parity.case import ParityCase
+
+__all__ = ["Continuation", "greedy_continuation", "load_oracle", "write_checkpoint"]
+
+
+class Continuation(NamedTuple):
+    """A greedy continuation."""
+
+    token_ids: list[int]
+    logits: Tensor
+    """[tokens, vocab_size] float32: what chose each token."""
+
+
+def write_checkpoint(folder: str | Path, architecture: str, case: ParityCase) -> Any:
+    """Write a random checkpoint, with norms and biases that are not the trivial ones.
+
+    Returns:
+        The transformers model, float32, in evaluation mode.
+    """
+    import transformers
+
+    config = getattr(transformers, case.config)(**case.fields)
+    config._attn_implementation = "eager"
+    transformers.utils.logging.disable_progress_bar()
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(case.seed)
+        model = getattr(transformers, architecture)(config).float().eval()
+        with torch.no_grad():
+            for name, parameter in model.named_parameters():
+                if any(part in name for part in case.keep):
+                    continue
+                if parameter.ndim < 2:
+                    parameter.add_(torch.randn_like(parameter) * case.weight_scale)
+                else:
+                    parameter.normal_(0.0, case.weight_scale)
+    model.save_pretrained(folder)
+    return model
+
+
+def load_oracle(folder: str | Path) -> Any:
+    """The transformers model of a checkpoint, in float32."""
+    import transformers
+
+    model = transformers.AutoModelForCausalLM.from_pretrained(
+        folder, dtype=torch.float32, attn_implementation="eager", local_files_only=True
+    )
+    return model.eval()
+
+
+@torch.inference_mode()
+def greedy_continuation(model: Any, prompt: Sequence[int], num_tokens: int) -> Continuation:
+    """`num_tokens` greedy tokens after the prompt, with the model's own cache."""
+    step = model(input_ids=torch.tensor([list(prompt)]), use_cache=True)
+    tokens, logits = [], []
+    for _ in range(num_tokens):
+        logits.append(step.logits[0, -1].float())
+        tokens.append(int(logits[-1].argmax()))
+        step = model(input_ids=torch.tensor([[tokens[-1]]]), past_key_values=step.past_key_values, use_cache=True)
+    return Continuation(tokens, torch.stack(logits))

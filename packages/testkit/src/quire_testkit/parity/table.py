@@ -1,0 +1,77 @@
+"""docs/models.md: which architectures there are and how they did, written from verdicts. Free of torch.
+
+Each row carries a digest of the family's own files and of its case, so that a test can tell a table that is stale
+without verifying anything.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Iterable
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from quire_models.registry import ARCHITECTURES
+from quire_testkit.parity.cases import CASES
+
+if TYPE_CHECKING:
+    from quire_testkit.parity.verify import Verdict
+
+__all__ = ["digest", "read_digests", "update_table"]
+
+_ROW = re.compile(r"^\| (\w+) \| .* \| `([0-9a-f]+)` \|$")
+
+HEADER = """# Architectures
+
+Every architecture below gives the same greedy tokens as Hugging Face Transformers, 64 of them, in each situation, and
+logits within a tolerance. The figure is the largest error of a logit as a share of the largest logit, in float32, over
+a tiny random checkpoint of the Transformers class; for int8 weights it is the distance to the float32 logits.
+
+- **whole prefill**, **chunks of 1, 7, 64**: how the prompt is cut.
+- **with strangers**: in a batch with other requests that come and go. **prefix hit**: the prompt is in the prefix
+  cache. **preempted**: twice thrown out and computed again. **asynchronous**: scheduled one step ahead. **all at
+  once**: these together.
+- *native* networks are Quire's own; *fallback* ones are Transformers' with Quire's attention.
+
+`quire verify ARCHITECTURE` (or a checkpoint folder) prints the same for one; `quire verify --table docs/models.md`
+makes this table. The digest is that of the architecture's own source files and its test configuration: a test fails
+when they have changed and the table has not.
+
+"""
+
+
+def digest(architecture: str) -> str:
+    """Of the files in the architecture's folder, and of its case."""
+    state = hashlib.sha256(repr(CASES.get(architecture)).encode())
+    spec = find_spec(ARCHITECTURES[architecture].module)
+    assert spec is not None, f"{architecture} has no module"
+    assert spec.origin is not None
+    for file in sorted(Path(spec.origin).parent.glob("*.py")):
+        state.update(file.name.encode() + b"\0" + file.read_bytes())
+    return state.hexdigest()[:10]
+
+
+def read_digests(path: Path) -> dict[str, str]:
+    """Architecture -> digest, of the table's rows."""
+    return {name: match[2] for name, match in _rows(path).items()}
+
+
+def update_table(path: Path, verdicts: Iterable[Verdict]) -> None:
+    """Write the rows of the verdicts into the file; other rows stay, those of architectures that are gone go."""
+    rows = {name: match[0] for name, match in _rows(path).items() if name in ARCHITECTURES}
+    names: list[str] = []
+    for verdict in verdicts:
+        names = list(verdict.errors)
+        figures = " | ".join(f"{error:.0e}" for error in verdict.errors.values())
+        rows[verdict.architecture] = (
+            f"| {verdict.architecture} | native | {figures} | `{digest(verdict.architecture)}` |"
+        )
+    head = f"| architecture | network | {' | '.join(names)} | digest |\n|{'---|' * (len(names) + 3)}\n"
+    path.write_text(HEADER + head + "\n".join(rows[name] for name in sorted(rows)) + "\n", encoding="utf-8")
+
+
+def _rows(path: Path) -> dict[str, re.Match[str]]:
+    lines = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
+    return {match[1]: match for match in map(_ROW.match, lines) if match}

@@ -1,0 +1,113 @@
+"""The verdict about one architecture: the whole engine beside Transformers, in every situation. Imports torch."""
+
+from __future__ import annotations
+
+import random
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from quire_models import ModelConfig, load_model
+from quire_models.ledger import num_parameters
+from quire_testkit.parity.case import ParityCase
+from quire_testkit.parity.cases import CASES
+from quire_testkit.parity.oracle import Continuation, greedy_continuation, load_oracle, write_checkpoint
+from quire_testkit.parity.situations import SITUATIONS, Watched, serve
+
+__all__ = ["INT8", "NUM_TOKENS", "Verdict", "compare", "verify_architecture", "verify_checkpoint"]
+
+NUM_PROMPT, NUM_TOKENS = 70, 64
+INT8 = "int8 weights"
+
+
+@dataclass(slots=True)
+class Verdict:
+    """How one architecture did."""
+
+    architecture: str
+    errors: dict[str, float] = field(default_factory=dict)
+    """Situation -> largest error of a logit, as a share of the largest logit."""
+    failures: dict[str, str] = field(default_factory=dict)
+    """Situation -> what was wrong."""
+
+    def add(self, situation: str, error: float, problem: str | None) -> None:
+        """Take in the result of one situation."""
+        self.errors[situation] = error
+        if problem is not None:
+            self.failures[situation] = problem
+
+
+def verify_architecture(architecture: str, case: ParityCase | None = None) -> Verdict:
+    """Verify an architecture on a tiny random checkpoint.
+
+    Args:
+        case: How the checkpoint is made; None takes the architecture's own.
+    """
+    case = case or CASES[architecture]
+    with tempfile.TemporaryDirectory() as folder:
+        oracle = write_checkpoint(folder, architecture, case)
+        return compare(folder, oracle, case)
+
+
+def verify_checkpoint(folder: str | Path, *, tolerance: float = 1e-4, int8_tolerance: float = 0.15) -> Verdict:
+    """Verify a checkpoint of your own, in float32."""
+    case = ParityCase(config="", tolerance=tolerance, int8_tolerance=int8_tolerance)
+    return compare(folder, load_oracle(folder), case)
+
+
+def compare(folder: str | Path, oracle: Any, case: ParityCase) -> Verdict:
+    """Verify the checkpoint in `folder` against a transformers model of the same weights."""
+    config = ModelConfig.from_path(folder)
+    verdict = Verdict(config.architecture)
+    prompt = random.Random(config.architecture).choices(range(3, config.vocab_size), k=NUM_PROMPT)
+    expected = greedy_continuation(oracle, prompt, NUM_TOKENS)
+    network = load_model(config, folder, dtype="float32")
+    planned, loaded = num_parameters(config), sum(p.numel() for p in oracle.parameters())
+    if planned != loaded:
+        verdict.failures["plan"] = f"the planner counts {planned} parameters, the checkpoint has {loaded}"
+    seeded: list[int] = []
+    for name, situation in SITUATIONS.items():
+        seen = serve(network, situation, prompt, NUM_TOKENS)
+        error = _largest_error(seen["greedy"], expected, NUM_PROMPT, NUM_TOKENS)
+        problem = _problem(seen["greedy"].token_ids, expected.token_ids, error, case.tolerance)
+        if (seen["greedy"].num_cached_tokens > 0) != situation.is_warm:
+            problem = problem or f"{seen['greedy'].num_cached_tokens} tokens came from the prefix cache"
+        if seen["greedy"].num_preemptions != len(situation.preempt_after):
+            problem = problem or f"preempted {seen['greedy'].num_preemptions} times"
+        seeded = seeded or seen["seeded"].token_ids
+        if seen["seeded"].token_ids != seeded:
+            problem = problem or "the tokens of a seeded request are others than after a whole prefill"
+        verdict.add(name, error, problem)
+    int8 = serve(
+        load_model(config, folder, dtype="float32", linear_method="int8"), SITUATIONS["whole prefill"], prompt, 8
+    )
+    same = _first_difference(int8["greedy"].token_ids, expected.token_ids)
+    error = _largest_error(int8["greedy"], expected, NUM_PROMPT, min(same + 1, 8))
+    verdict.add(INT8, error, _problem([], [], error, case.int8_tolerance))
+    return verdict
+
+
+def _largest_error(seen: Watched, expected: Continuation, num_prompt: int, num_tokens: int) -> float:
+    scale = float(expected.logits.abs().max())
+    same = _first_difference(seen.token_ids, expected.token_ids)
+    # Behind the first other token the contexts differ, and so do the logits.
+    errors = [
+        float((seen.logits[num_prompt - 1 + offset] - expected.logits[offset]).abs().max()) / scale
+        for offset in range(min(num_tokens, same + 1, len(seen.token_ids)))
+    ]
+    return max(errors)
+
+
+def _first_difference(tokens: Sequence[int], expected: Sequence[int]) -> int:
+    pairs = zip(tokens, expected, strict=False)
+    return next((i for i, (a, b) in enumerate(pairs) if a != b), min(len(tokens), len(expected)))
+
+
+def _problem(tokens: Sequence[int], expected: Sequence[int], error: float, tolerance: float) -> str | None:
+    if not error <= tolerance:  # NaN is an error, too
+        return f"logits are off by {error:.1e} of the largest; at most {tolerance} is allowed"
+    if list(tokens) != list(expected):
+        return f"token {_first_difference(tokens, expected)} differs"
+    return None
