@@ -26,8 +26,10 @@ from quire_interfaces.kv_cache import (
     KVCachePlan,
     KVCacheSpec,
     KVCacheUsage,
+    MambaSpec,
     PrefixCacheMiss,
     SlidingWindowSpec,
+    StateTensor,
 )
 from quire_interfaces.kv_transfer import (
     BlockKey,
@@ -100,6 +102,7 @@ __all__ = [
     "LinearMethod",
     "LoadablePrefix",
     "LogitsProcessor",
+    "MambaSpec",
     "ModelNotFoundError",
     "ModelRunnerOutput",
     "NewRow",
@@ -122,6 +125,7 @@ __all__ = [
     "SchedulingPolicy",
     "Settings",
     "SlidingWindowSpec",
+    "StateTensor",
     "StructuredOutputsParams",
     "Tensor",
     "TextDelta",
