@@ -81,7 +81,7 @@ class StateRun(NamedTuple):
 
 
 def state_runs(layout: PagedLayout) -> list[StateRun]:
-    """The step's tokens cut where states are stored; runs of one sequence follow each other. Worked out once per step."""
+    """The step's tokens, cut where states are stored, each sequence's in order. Worked out once per step."""
     runs: list[StateRun] | None = layout.derived.get("state_runs")
     if runs is None:
         runs = layout.derived["state_runs"] = []
