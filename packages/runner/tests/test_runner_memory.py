@@ -25,6 +25,10 @@ class Shape:
     num_kv_heads: int = 2
     head_dim: int = 16
 
+    @property
+    def inner_width(self) -> int:
+        return 3 * self.intermediate_size
+
 
 @pytest.mark.parametrize("windows", [(None, None), HYBRID], ids=["full", "hybrid"])
 def test_row_bytes_are_the_bytes_of_the_rows(windows: tuple[int | None, ...]) -> None:

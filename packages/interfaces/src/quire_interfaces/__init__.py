@@ -26,10 +26,8 @@ from quire_interfaces.kv_cache import (
     KVCachePlan,
     KVCacheSpec,
     KVCacheUsage,
-    MambaSpec,
     PrefixCacheMiss,
     SlidingWindowSpec,
-    StateTensor,
 )
 from quire_interfaces.kv_transfer import (
     BlockKey,
@@ -102,7 +100,6 @@ __all__ = [
     "LinearMethod",
     "LoadablePrefix",
     "LogitsProcessor",
-    "MambaSpec",
     "ModelNotFoundError",
     "ModelRunnerOutput",
     "NewRow",
@@ -125,7 +122,6 @@ __all__ = [
     "SchedulingPolicy",
     "Settings",
     "SlidingWindowSpec",
-    "StateTensor",
     "StructuredOutputsParams",
     "Tensor",
     "TextDelta",

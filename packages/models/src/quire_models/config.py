@@ -118,6 +118,11 @@ class ModelConfig:
         """Width of all key heads together (the same as of all value heads)."""
         return self.num_kv_heads * self.head_dim
 
+    @property
+    def inner_width(self) -> int:
+        """Numbers that a feed-forward network keeps for each token at once, for planners."""
+        return 3 * self.intermediate_size
+
     def kv_cache_specs(self, block_size: int, dtype_bytes: int) -> dict[str, KVCacheSpec]:
         """Layer name -> what the layer keeps per block, in the order of the layers."""
         specs: dict[str, KVCacheSpec] = {}

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from quire_interfaces import ConfigError
 from quire_models.config import DTYPE_BYTES, ModelConfig
+from quire_models.moe_config import MoEConfig
 
 __all__ = ["WEIGHT_BYTES", "num_parameters", "weight_ledger"]
 
@@ -37,19 +38,29 @@ def weight_ledger(config: ModelConfig, dtype: str, linear_method: str = "plain")
     query, kv = config.query_size, config.kv_size
     attention = linear(query, hidden, element) + 2 * linear(kv, hidden, element) + linear(hidden, query, element)
     attention += element * ((query + 2 * kv) * config.qkv_bias + hidden * config.attention_out_bias)
-    inner = config.intermediate_size
     inputs = 2 if config.mlp_gated else 1
-    mlp = inputs * linear(inner, hidden, element) + linear(hidden, inner, element)
-    mlp += element * (inputs * inner + hidden) * config.mlp_bias
+
+    def mlp(inner: int, *, bias: bool) -> int:
+        matrices = inputs * linear(inner, hidden, element) + linear(hidden, inner, element)
+        return matrices + element * (inputs * inner + hidden) * bias
+
     norms = (layers * config.norms_per_layer + 1) * hidden * (1 + config.norm_bias)
     norms += layers * 2 * config.head_dim * config.qk_norm + config.other_parameters
-    return {
+    ledger = {
         "embedding": config.vocab_size * hidden * element,
         "attention": layers * attention,
-        "MLP": layers * mlp,
+        "MLP": layers * mlp(config.intermediate_size, bias=config.mlp_bias),
         "norms": norms * element,
         "LM head": 0 if config.tie_word_embeddings else config.vocab_size * hidden * element,
     }
+    if isinstance(config, MoEConfig):
+        sparse = sum(config.sparse_layers)
+        shared = mlp(config.shared_intermediate_size, bias=config.mlp_bias) if config.shared_intermediate_size else 0
+        routing = (config.num_experts * hidden + config.router_parameters) * element
+        experts = config.num_experts * mlp(config.moe_intermediate_size, bias=config.expert_bias)
+        ledger["MLP"] = (layers - sparse) * mlp(config.intermediate_size, bias=config.mlp_bias) + sparse * shared
+        ledger["experts"] = sparse * (experts + routing)
+    return ledger
 
 
 def num_parameters(config: ModelConfig) -> int:

@@ -6,15 +6,17 @@ files and names; does not know networks beyond their list of parameters.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
+import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from quire_interfaces import CheckpointError
 from quire_models.fields import read_json
 from quire_models.layers.causal_lm import CausalLM
+from quire_models.layers.scope import Parameter
 
 __all__ = ["Progress", "checkpoint_files", "load_weights"]
 
@@ -45,25 +47,37 @@ def load_weights(model: CausalLM, folder: str | Path, progress: Progress | None 
     ignored = {"lm_head.weight"} if model.config.tie_word_embeddings else set()
     total = _total_bytes(checkpoint_files(folder))
     done = 0
-    wrong: list[str] = []
+    wrong: dict[str, str] = {}
     extra: list[str] = []
     for name, tensor in _tensors(folder):
         done += tensor.nbytes
-        if name in parameters:
-            parameter = parameters[name]
-            if tuple(tensor.shape) != parameter.shape:
-                wrong.append(f"{name} is {list(tensor.shape)}, should be {list(parameter.shape)}")
+        for part, piece in _parts(name, tensor, model, wrong):
+            parameter = parameters.get(part)
+            if parameter is None:
+                if part not in ignored and not part.endswith(IGNORED_SUFFIXES):
+                    extra.append(part)
+            elif tuple(piece.shape) != parameter.shape:
+                wrong[part] = f"{part} is {list(piece.shape)}, should be {list(parameter.shape)}"
             else:
-                parameter.tensor = _placed(tensor, model)
-        elif name not in ignored and not name.endswith(IGNORED_SUFFIXES):
-            extra.append(name)
+                parameter.tensor = _placed(piece, model, parameter)
         if progress is not None:
             progress(done, total)
-    wrong_names = {line.split(" ", 1)[0] for line in wrong}
-    missing = [name for name, p in parameters.items() if p.tensor is None and name not in wrong_names]
+    missing = [name for name, p in parameters.items() if p.tensor is None and name not in wrong]
     if missing or extra or wrong:
-        raise CheckpointError(_complaint(folder, missing, extra, wrong))
+        raise CheckpointError(_complaint(folder, missing, extra, [line for line in wrong.values() if line]))
     model.finish_loading()
+
+
+def _parts(name: str, tensor: Tensor, model: CausalLM, wrong: dict[str, str]) -> Iterable[tuple[str, Tensor]]:
+    """The tensor under its own name, or what it stands for; the names of what a wrong one stands for go to `wrong`."""
+    packed = model.packs.get(name)
+    if packed is None:
+        return [(name, tensor)]
+    if tuple(tensor.shape) == packed.shape:
+        return packed.split(tensor)
+    wrong.update((part, "") for part, _ in packed.split(torch.empty(packed.shape, device="meta")))
+    wrong[name] = f"{name} is {list(tensor.shape)}, should be {list(packed.shape)}"
+    return []
 
 
 def checkpoint_files(folder: Path) -> list[Path]:
@@ -120,13 +134,13 @@ def _tensors(folder: Path) -> Iterator[tuple[str, Tensor]]:
             raise CheckpointError(f"cannot read {file}: {error}; download the file again") from error
 
 
-def _placed(tensor: Tensor, model: CausalLM) -> Tensor:
+def _placed(tensor: Tensor, model: CausalLM, parameter: Parameter) -> Tensor:
     """The tensor itself where dtype and device are right, else a converted copy."""
     if not tensor.is_floating_point():
         raise CheckpointError(
             f"the checkpoint has weights of dtype {tensor.dtype}, which is a quantized format; use the unquantized one"
         )
-    return tensor.to(device=model.device, dtype=model.dtype)
+    return tensor.to(device=model.device, dtype=parameter.dtype or model.dtype)
 
 
 def _complaint(folder: Path, missing: list[str], extra: list[str], wrong: list[str]) -> str:

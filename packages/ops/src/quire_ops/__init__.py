@@ -5,6 +5,7 @@ from quire_ops.declarations import OPS, PagedLayout, kv_cache_shape
 from quire_ops.decoder_stack import DecoderLayerWeights, DecoderStack, LinearWeights, RunDecoder
 from quire_ops.fused_moe import EXPERT_ACTIVATIONS, Experts, RunExperts
 from quire_ops.table import Op, OpBackend, OpChoice, OpFunction, OpRequest, OpTable, SizeRule
+from quire_ops.torch_moe import swigluoai_and_mul
 
 __version__ = "0.1.0"
 
@@ -31,4 +32,5 @@ __all__ = [
     "kv_cache_shape",
     "op_report",
     "op_table",
+    "swigluoai_and_mul",
 ]

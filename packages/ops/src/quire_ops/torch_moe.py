@@ -10,7 +10,7 @@ from quire_ops import torch_ops
 from quire_ops.decoder_stack import LinearWeights
 from quire_ops.fused_moe import SWIGLUOAI_SLOPE, Experts, RunExperts
 
-__all__ = ["torch_fused_moe"]
+__all__ = ["swigluoai_and_mul", "torch_fused_moe"]
 
 
 def torch_fused_moe(experts: Experts) -> RunExperts:
@@ -18,8 +18,7 @@ def torch_fused_moe(experts: Experts) -> RunExperts:
 
     def activated(gate: Tensor, up: Tensor) -> Tensor:
         if experts.activation == "swigluoai":
-            gate, up = gate.clamp_(max=experts.limit), up.clamp_(-experts.limit, experts.limit)
-            return torch.sigmoid(SWIGLUOAI_SLOPE * gate).mul_(gate).mul_(up.add_(1.0))
+            return swigluoai_and_mul(gate, up, experts.limit)
         out: Tensor = getattr(torch_ops, f"{experts.activation}_and_mul")(gate, up)
         return out
 
@@ -40,6 +39,12 @@ def torch_fused_moe(experts: Experts) -> RunExperts:
         return out.to(x.dtype)
 
     return run
+
+
+def swigluoai_and_mul(gate: Tensor, up: Tensor, limit: float) -> Tensor:
+    """The gate of gpt-oss: both clipped, then gate * sigmoid(1.702 * gate) * (up + 1). May write over both."""
+    gate, up = gate.clamp_(max=limit), up.clamp_(-limit, limit)
+    return torch.sigmoid(SWIGLUOAI_SLOPE * gate).mul_(gate).mul_(up.add_(1.0))
 
 
 def _linear(x: Tensor, weights: LinearWeights) -> Tensor:

@@ -30,6 +30,8 @@ class NetworkShape(Protocol):
     @property
     def intermediate_size(self) -> int: ...
     @property
+    def inner_width(self) -> int: ...
+    @property
     def num_heads(self) -> int: ...
     @property
     def num_kv_heads(self) -> int: ...
@@ -53,7 +55,7 @@ def activation_bytes(network: NetworkShape, config: RunnerConfig, *, dtype_bytes
     # Residual, normed input and output of a sub-layer stay alive around its inner activations, and so do the rotations.
     stream = 3 * network.hidden_size + 2 * network.head_dim
     attention = 2 * query + key_value
-    mlp = 3 * network.intermediate_size
+    mlp = network.inner_width
     # An attention backend gathers one sequence's keys and values, lays them out anew, and masks a piece of its queries.
     mask = min(num_tokens, MASKED_QUERIES) * (1 + element)
     context = config.max_model_len * (2 * key_value * element + mask + SLOT_BYTES)

@@ -16,7 +16,7 @@ from quire_models.config import ModelConfig
 from quire_models.layers.linear import Embedding, LMHead
 from quire_models.layers.norm import AddRMSNorm
 from quire_models.layers.rotary import RotaryTable
-from quire_models.layers.scope import Parameter, Scope
+from quire_models.layers.scope import Packed, Parameter, Scope
 from quire_ops import DecoderLayerWeights, DecoderStack, RunDecoder
 
 __all__ = ["CausalLM", "DecoderLayer"]
@@ -88,6 +88,11 @@ class CausalLM:
     def parameters(self) -> list[Parameter]:
         """What the checkpoint has to bring."""
         return self._scope.parameters
+
+    @property
+    def packs(self) -> dict[str, Packed]:
+        """What the checkpoint may bring in the place of several parameters, by its name there."""
+        return self._scope.packs
 
     def finish_loading(self) -> None:
         """Give the loaded parameters to their layers. Once, after all parameters have their tensor."""

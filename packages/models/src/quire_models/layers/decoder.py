@@ -26,14 +26,33 @@ class SelfAttention(Protocol):
         """Its part of `DecoderLayerWeights`, or None when a stack cannot compute it."""
 
 
+class FeedForward(Protocol):
+    """What stands behind the attention of a layer."""
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """x [T, hidden_size], normalised -> [T, hidden_size]."""
+
+    def stack_weights(self) -> dict[str, Any] | None:
+        """Its part of `DecoderLayerWeights`, or None when a stack cannot compute it."""
+
+
 class PreNormDecoderLayer:
     """x + attention(norm(x)), then x + mlp(norm(x)); additions are fused into the norm that follows."""
 
     __slots__ = ("input_layernorm", "mlp", "post_attention_layernorm", "self_attn")
 
-    def __init__(self, config: ModelConfig, scope: Scope, self_attn: SelfAttention, *, first: bool) -> None:
+    def __init__(
+        self,
+        config: ModelConfig,
+        scope: Scope,
+        self_attn: SelfAttention,
+        *,
+        first: bool,
+        mlp: FeedForward | None = None,
+    ) -> None:
         """Args:
         first: This is the first layer: nothing is to be added before its norm.
+        mlp: None for a gated feed-forward network of the configuration's size.
         """
         norm = RMSNorm if first else AddRMSNorm
         self.input_layernorm = norm(scope / "input_layernorm", config.hidden_size, config.rms_norm_eps)
@@ -41,7 +60,7 @@ class PreNormDecoderLayer:
         self.post_attention_layernorm = AddRMSNorm(
             scope / "post_attention_layernorm", config.hidden_size, config.rms_norm_eps
         )
-        self.mlp = GatedMLP(
+        self.mlp: FeedForward = mlp or GatedMLP(
             scope / "mlp", config.hidden_size, config.intermediate_size, act=config.hidden_act, bias=config.mlp_bias
         )
 

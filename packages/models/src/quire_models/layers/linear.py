@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from quire_interfaces import LinearMethod
 from quire_models.layers.scope import Parameter, Scope
 from quire_ops import LinearWeights
 
@@ -15,8 +16,19 @@ class Linear:
 
     __slots__ = ("_apply", "_bias", "_method", "_weight", "_weights")
 
-    def __init__(self, scope: Scope, in_features: int, out_features: int, *, bias: bool = False) -> None:
-        self._method = scope.linear_method
+    def __init__(
+        self,
+        scope: Scope,
+        in_features: int,
+        out_features: int,
+        *,
+        bias: bool = False,
+        method: LinearMethod | None = None,
+    ) -> None:
+        """Args:
+        method: None for the scope's.
+        """
+        self._method = method or scope.linear_method
         self._apply = self._method.apply
         self._weight = scope.parameter("weight", out_features, in_features)
         self._bias = scope.parameter("bias", out_features) if bias else None
@@ -26,6 +38,16 @@ class Linear:
     def _finish(self) -> None:
         bias = None if self._bias is None else self._bias.take()
         self._weights = self._method.make_weights(self._weight.take(), bias)
+
+    @property
+    def name(self) -> str:
+        """Of the weight, in full."""
+        return self._weight.name
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """[out_features, in_features]."""
+        return self._weight.shape
 
     def stack_weights(self) -> LinearWeights | None:
         """The weight as loaded or in int8, or None when the linear method keeps another form of it."""

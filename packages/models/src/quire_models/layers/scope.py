@@ -5,9 +5,9 @@ Knows names, parameters and the chosen ops; does not know files or how checkpoin
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -16,7 +16,7 @@ from quire_attention import AttentionBackend
 from quire_interfaces import LinearMethod
 from quire_ops import OpBackend, OpChoice, OpRequest, op_table
 
-__all__ = ["Parameter", "Scope"]
+__all__ = ["Packed", "Parameter", "Scope"]
 
 
 @dataclass(slots=True)
@@ -26,12 +26,22 @@ class Parameter:
     name: str
     shape: tuple[int, ...]
     tensor: Tensor | None = None
+    dtype: torch.dtype | None = None
+    """What it is kept in; None for the network's compute dtype."""
 
     def take(self) -> Tensor:
         """The loaded tensor; the parameter lets go of it, so that a layer may replace it by another form."""
         assert self.tensor is not None, f"{self.name} is not loaded"
         tensor, self.tensor = self.tensor, None
         return tensor
+
+
+class Packed(NamedTuple):
+    """A tensor that a checkpoint may bring in the place of several parameters."""
+
+    shape: tuple[int, ...]
+    split: Callable[[Tensor], Iterable[tuple[str, Tensor]]]
+    """The tensor, as it is in its file -> name and tensor of each parameter; views where that is possible."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,6 +57,8 @@ class Scope:
     prefix: str = ""
     parameters: list[Parameter] = field(default_factory=list)
     """Every parameter of the network, in the order in which layers were made; shared by all scopes of a network."""
+    packs: dict[str, Packed] = field(default_factory=dict)
+    """Name in the checkpoint -> what it stands for."""
     finishers: list[Callable[[], None]] = field(default_factory=list)
     """Called once all parameters are loaded, in the order in which layers were made."""
 
@@ -60,14 +72,21 @@ class Scope:
             attention_backend=self.attention_backend,
             prefix=f"{self.prefix}{name}.",
             parameters=self.parameters,
+            packs=self.packs,
             finishers=self.finishers,
         )
 
-    def parameter(self, name: str, *shape: int) -> Parameter:
+    def parameter(self, name: str, *shape: int, dtype: torch.dtype | None = None) -> Parameter:
         """Declare a parameter that the checkpoint has to bring."""
-        parameter = Parameter(self.prefix + name, shape)
+        parameter = Parameter(self.prefix + name, shape, dtype=dtype)
         self.parameters.append(parameter)
         return parameter
+
+    def packed(
+        self, name: str, shape: tuple[int, ...], split: Callable[[Tensor], Iterable[tuple[str, Tensor]]]
+    ) -> None:
+        """Declare a tensor that the checkpoint may bring in the place of parameters; see `Packed`."""
+        self.packs[self.prefix + name] = Packed(shape, split)
 
     def when_loaded(self, finish: Callable[[], None]) -> None:
         """Call `finish` once all parameters are loaded."""

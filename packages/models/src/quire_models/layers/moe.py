@@ -1,0 +1,137 @@
+"""Mixture of experts in the place of a feed-forward network: routed experts, and shared ones that every token uses.
+
+Experts keep one matrix each. A checkpoint may bring them one by one or stacked; either way they stay where its files
+are mapped.
+
+Shape legend: T tokens of the step, E experts, K experts per token, I width of the network, M width within an expert.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import torch
+from torch import Tensor
+
+from quire_models.layers.linear import Linear
+from quire_models.layers.mlp import GatedMLP
+from quire_models.layers.routing import Router
+from quire_models.layers.scope import Scope
+from quire_ops import Experts, LinearWeights, RunExperts, swigluoai_and_mul
+
+__all__ = ["FusedExperts", "SharedExpert", "SparseMoE"]
+
+EXPERT_NAMES = ("gate_proj", "up_proj", "down_proj")
+
+
+class FusedExperts:
+    """Gated feed-forward networks of one shape, through op `fused_moe`; weights by the linear method of the scope."""
+
+    __slots__ = ("_act", "_limit", "_run", "_scope", "down", "gate", "up")
+
+    def __init__(
+        self,
+        scope: Scope,
+        num_experts: int,
+        size: int,
+        inner: int,
+        *,
+        act: str,
+        limit: float = 0.0,
+        bias: bool = False,
+        names: tuple[str, str, str] = EXPERT_NAMES,
+    ) -> None:
+        """Args:
+        act: One of `quire_ops.EXPERT_ACTIVATIONS`, with the `limit` that swigluoai has.
+        names: What checkpoints that keep experts one by one call gate, up and down.
+        """
+        gate, up, down = names
+        each = [scope / str(expert) for expert in range(num_experts)]
+        self.gate = [Linear(one / gate, size, inner, bias=bias) for one in each]
+        self.up = [Linear(one / up, size, inner, bias=bias) for one in each]
+        self.down = [Linear(one / down, inner, size, bias=bias) for one in each]
+        self._scope, self._act, self._limit = scope, act, limit
+        self._run: RunExperts
+        scope.when_loaded(self._bind)
+
+    def accept_stacked(self, scope: Scope, names: tuple[str, str] = ("gate_up_proj", "down_proj")) -> None:
+        """Checkpoints may also bring gate and up [E, 2 M, I], and down [E, I, M], under these names of `scope`."""
+        inner, size = self.gate[0].shape
+
+        def split_gate_up(tensor: Tensor) -> Iterator[tuple[str, Tensor]]:
+            for matrix, gate, up in zip(tensor, self.gate, self.up, strict=True):
+                yield gate.name, matrix[:inner]
+                yield up.name, matrix[inner:]
+
+        def split_down(tensor: Tensor) -> Iterator[tuple[str, Tensor]]:
+            for matrix, down in zip(tensor, self.down, strict=True):
+                yield down.name, matrix
+
+        num = len(self.gate)
+        scope.packed(names[0], (num, 2 * inner, size), split_gate_up)
+        scope.packed(names[1], (num, size, inner), split_down)
+
+    def _bind(self) -> None:
+        def weights(layers: list[Linear]) -> tuple[LinearWeights, ...]:
+            found = [layer.stack_weights() for layer in layers]
+            return tuple(one for one in found if one is not None)
+
+        gate, up, down = weights(self.gate), weights(self.up), weights(self.down)
+        if len(gate) == len(up) == len(down) == len(self.gate):
+            fused_moe = self._scope.op("fused_moe")
+            self._run = fused_moe(Experts(gate=gate, up=up, down=down, activation=self._act, limit=self._limit))
+        else:
+            self._run = self._one_by_one
+
+    def _one_by_one(self, x: Tensor, topk_ids: Tensor, topk_weights: Tensor) -> Tensor:
+        """Experts in the forms of weights that the op does not take: each through its own layers."""
+        out = torch.zeros_like(x, dtype=torch.float32)
+        for expert in torch.unique(topk_ids).tolist():
+            rows, slots = torch.where(topk_ids == expert)
+            taken = x[rows]
+            inner = self._activated(self.gate[expert](taken), self.up[expert](taken))
+            out.index_add_(0, rows, self.down[expert](inner).float() * topk_weights[rows, slots, None])
+        return out.to(x.dtype)
+
+    def _activated(self, gate: Tensor, up: Tensor) -> Tensor:
+        if self._act == "swigluoai":
+            return swigluoai_and_mul(gate, up, self._limit)
+        out: Tensor = self._scope.op(f"{self._act}_and_mul")(gate, up)
+        return out
+
+    def __call__(self, x: Tensor, topk_ids: Tensor, topk_weights: Tensor) -> Tensor:
+        """See `RunExperts`."""
+        return self._run(x, topk_ids, topk_weights)
+
+
+class SharedExpert:
+    """A feed-forward network that every token uses, counted as much as a gate of one output says (Qwen2-MoE)."""
+
+    __slots__ = ("_gate", "_mlp")
+
+    def __init__(self, mlp: GatedMLP, gate: Linear) -> None:
+        self._mlp = mlp
+        self._gate = gate
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return torch.sigmoid(self._gate(x)) * self._mlp(x)
+
+
+class SparseMoE:
+    """x [T, I] -> [T, I]: what the router's experts make of each token, and the shared network's part."""
+
+    __slots__ = ("experts", "router", "shared")
+
+    def __init__(self, router: Router, experts: FusedExperts, shared: Callable[[Tensor], Tensor] | None = None) -> None:
+        self.router = router
+        self.experts = experts
+        self.shared = shared
+
+    def __call__(self, x: Tensor) -> Tensor:
+        topk_ids, topk_weights = self.router(x)
+        out = self.experts(x, topk_ids, topk_weights)
+        return out if self.shared is None else out + self.shared(x)
+
+    def stack_weights(self) -> None:
+        """Op `decoder_stack` has no experts."""
+        return

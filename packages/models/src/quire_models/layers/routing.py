@@ -1,0 +1,99 @@
+"""How tokens choose their experts: router logits [T, E] float32 -> which experts, and how much each one counts.
+
+Every function returns (topk_ids [T, K] int64, topk_weights [T, K] float32), as op `fused_moe` takes them. A row's
+choice depends on that row alone.
+
+Shape legend: T tokens of the step, E experts, K experts per token.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from quire_models.layers.scope import Parameter, Scope
+
+__all__ = ["Router", "Select", "grouped_sigmoid_topk", "sigmoid_topk", "softmax_topk", "topk_softmax"]
+
+Select = Callable[[Tensor], tuple[Tensor, Tensor]]
+"""logits [T, E] -> (topk_ids, topk_weights) [T, K]."""
+
+
+def softmax_topk(logits: Tensor, k: int, *, renormalize: bool) -> tuple[Tensor, Tensor]:
+    """The k most probable experts; their probabilities, made to sum to one if `renormalize` (Mixtral, Qwen)."""
+    weights, ids = torch.topk(torch.softmax(logits, dim=-1), k, dim=-1)
+    return ids, weights / weights.sum(dim=-1, keepdim=True) if renormalize else weights
+
+
+def topk_softmax(logits: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """The k largest logits, and the softmax over these (Granite, gpt-oss)."""
+    chosen, ids = torch.topk(logits, k, dim=-1)
+    return ids, torch.softmax(chosen, dim=-1)
+
+
+def sigmoid_topk(
+    logits: Tensor, k: int, *, bias: Tensor | None, renormalize: bool, scale: float
+) -> tuple[Tensor, Tensor]:
+    """Each expert scored on its own; the bias decides who is chosen, never how much it counts (Wang et al. 2024)."""
+    return _weigh(torch.sigmoid(logits), None, k, bias, renormalize, scale)
+
+
+def grouped_sigmoid_topk(
+    logits: Tensor, k: int, *, bias: Tensor, renormalize: bool, scale: float, num_groups: int, topk_groups: int
+) -> tuple[Tensor, Tensor]:
+    """As `sigmoid_topk`, from the `topk_groups` groups of experts whose two best are best (DeepSeek-V3, sec. 2.1.2)."""
+    scores = torch.sigmoid(logits)
+    groups = (scores + bias).view(len(logits), num_groups, -1)
+    best = groups.topk(2, dim=-1).values.sum(dim=-1)  # [T, groups]
+    chosen = torch.zeros_like(best, dtype=torch.bool).scatter_(1, best.topk(topk_groups, dim=-1).indices, True)
+    allowed = chosen[:, :, None].expand_as(groups).reshape(scores.shape)
+    return _weigh(scores, allowed, k, bias, renormalize, scale)
+
+
+def _weigh(
+    scores: Tensor, allowed: Tensor | None, k: int, bias: Tensor | None, renormalize: bool, scale: float
+) -> tuple[Tensor, Tensor]:
+    choice = scores if bias is None else scores + bias
+    if allowed is not None:
+        choice = choice.masked_fill(~allowed, float("-inf"))
+    ids = torch.topk(choice, k, dim=-1).indices
+    weights = scores.gather(1, ids)
+    if renormalize:
+        weights = weights / (weights.sum(dim=-1, keepdim=True) + 1e-20)
+    return ids, weights * scale
+
+
+class Router:
+    """x [T, size] -> the experts of each token. Its weight is never quantized; logits are kept as wide as summed."""
+
+    __slots__ = ("_bias", "_bias_parameter", "_linear", "_parameter", "_select", "_weight")
+
+    def __init__(self, scope: Scope, size: int, num_experts: int, select: Select, *, bias: bool = False) -> None:
+        self._linear = scope.op("lm_head")
+        self._select = select
+        self._parameter = scope.parameter("weight", num_experts, size)
+        self._bias_parameter: Parameter | None = scope.parameter("bias", num_experts) if bias else None
+        self._weight: Tensor
+        self._bias: Tensor | None = None
+        scope.when_loaded(self._finish)
+
+    @property
+    def name(self) -> str:
+        """Of the weight, in full."""
+        return self._parameter.name
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """[E, size]."""
+        return self._parameter.shape
+
+    def _finish(self) -> None:
+        self._weight = self._parameter.take()
+        if self._bias_parameter is not None:
+            self._bias = self._bias_parameter.take().float()
+
+    def __call__(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        logits: Tensor = self._linear(x, self._weight)
+        return self._select(logits if self._bias is None else logits + self._bias)

@@ -1,0 +1,51 @@
+"""Mixtral (Jiang et al. 2024): Mistral with experts in the place of every feed-forward network."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from quire_models.layers.causal_lm import CausalLM
+from quire_models.layers.decoder import PreNormDecoderLayer
+from quire_models.layers.moe import FusedExperts, SparseMoE
+from quire_models.layers.routing import Router, softmax_topk
+from quire_models.layers.scope import Scope
+from quire_models.llama.model import LlamaAttention
+from quire_models.moe_config import MoEConfig
+
+__all__ = ["MixtralForCausalLM"]
+
+
+def make_moe(config: MoEConfig, scope: Scope, mlp: Scope) -> SparseMoE:
+    """The two most probable experts of eight, their probabilities made to sum to one.
+
+    Args:
+        scope: Where the files keep experts one by one.
+        mlp: Where they keep them stacked.
+    """
+    select = partial(softmax_topk, k=config.num_experts_per_tok, renormalize=True)
+    router = Router(scope / "gate", config.hidden_size, config.num_experts, select)
+    experts = FusedExperts(
+        scope / "experts",
+        config.num_experts,
+        config.hidden_size,
+        config.moe_intermediate_size,
+        act=config.hidden_act,
+        names=("w1", "w3", "w2"),
+    )
+    experts.accept_stacked(mlp / "experts")
+    mlp.packed("gate.weight", router.shape, lambda tensor: [(router.name, tensor)])
+    return SparseMoE(router, experts)
+
+
+def make_mixtral_layer(config: MoEConfig, layer: int, scope: Scope) -> PreNormDecoderLayer:
+    """One decoder layer."""
+    attention = LlamaAttention(config, layer, scope / "self_attn")
+    moe = make_moe(config, scope / "block_sparse_moe", scope / "mlp")
+    return PreNormDecoderLayer(config, scope, attention, first=layer == 0, mlp=moe)
+
+
+class MixtralForCausalLM(CausalLM):
+    """The Mixtral network."""
+
+    def __init__(self, config: MoEConfig, scope: Scope) -> None:
+        super().__init__(config, scope, make_mixtral_layer)

@@ -1,0 +1,1 @@
+"""The qwen2_moe network."""

@@ -1,0 +1,47 @@
+"""Qwen1.5-MoE and Qwen2-MoE (Yang et al. 2024): Qwen2 with routed experts and one shared expert behind a gate."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from quire_models.layers.causal_lm import CausalLM
+from quire_models.layers.decoder import PreNormDecoderLayer
+from quire_models.layers.linear import Linear
+from quire_models.layers.mlp import GatedMLP
+from quire_models.layers.moe import FusedExperts, SharedExpert, SparseMoE
+from quire_models.layers.routing import Router, softmax_topk
+from quire_models.layers.scope import Scope
+from quire_models.llama.model import LlamaAttention
+from quire_models.moe_config import MoEConfig
+
+__all__ = ["Qwen2MoeForCausalLM", "make_moe"]
+
+
+def make_moe(config: MoEConfig, scope: Scope) -> SparseMoE:
+    """The most probable experts, with the shared expert where the configuration has one."""
+    hidden = config.hidden_size
+    select = partial(softmax_topk, k=config.num_experts_per_tok, renormalize=config.renormalize)
+    router = Router(scope / "gate", hidden, config.num_experts, select)
+    experts = FusedExperts(
+        scope / "experts", config.num_experts, hidden, config.moe_intermediate_size, act=config.hidden_act
+    )
+    experts.accept_stacked(scope / "experts")
+    if not config.shared_intermediate_size:
+        return SparseMoE(router, experts)
+    shared = GatedMLP(scope / "shared_expert", hidden, config.shared_intermediate_size, act=config.hidden_act)
+    gate = Linear(scope / "shared_expert_gate", hidden, 1, method=scope.plain_method)
+    return SparseMoE(router, experts, SharedExpert(shared, gate))
+
+
+def make_qwen2_moe_layer(config: MoEConfig, layer: int, scope: Scope) -> PreNormDecoderLayer:
+    """One decoder layer, with experts or without."""
+    attention = LlamaAttention(config, layer, scope / "self_attn")
+    moe = make_moe(config, scope / "mlp") if config.sparse_layers[layer] else None
+    return PreNormDecoderLayer(config, scope, attention, first=layer == 0, mlp=moe)
+
+
+class Qwen2MoeForCausalLM(CausalLM):
+    """The Qwen2-MoE network."""
+
+    def __init__(self, config: MoEConfig, scope: Scope) -> None:
+        super().__init__(config, scope, make_qwen2_moe_layer)

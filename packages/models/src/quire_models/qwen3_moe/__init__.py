@@ -1,0 +1,1 @@
+"""The qwen3_moe network."""

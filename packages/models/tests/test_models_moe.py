@@ -1,0 +1,119 @@
+"""Experts: checkpoints that keep them one by one or stacked, what is wrong with others, and how tokens are routed."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from models_paged_driver import PagedDriver
+from safetensors.torch import load_file, save_file
+
+from quire_interfaces import CheckpointError
+from quire_models import ModelConfig, load_model
+from quire_models.layers.routing import grouped_sigmoid_topk, sigmoid_topk, softmax_topk, topk_softmax
+from quire_testkit.parity.cases import CASES
+from quire_testkit.parity.oracle import write_checkpoint
+
+ARCHITECTURES = ["MixtralForCausalLM", "Qwen2MoeForCausalLM", "Qwen3MoeForCausalLM"]
+
+
+def logits(folder: Path, **options: Any) -> torch.Tensor:
+    model = load_model(ModelConfig.from_path(folder), folder, **options)
+    driver = PagedDriver(model, block_size=8, shuffle=True)
+    seq = driver.add(list(range(3, 40)))
+    driver.run(seq, 16)
+    return torch.stack(seq.logits)
+
+
+def stack(folder: Path, architecture: str) -> Any:
+    """Turn a checkpoint that keeps experts one by one into a stacked one; returns the oracle."""
+    oracle = write_checkpoint(folder, architecture, CASES[architecture])
+    state = {name: tensor.contiguous() for name, tensor in oracle.state_dict().items()}
+    assert any(name.endswith("experts.gate_up_proj") for name in state)
+    save_file(state, folder / "model.safetensors")
+    return oracle
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_stacked_experts_are_the_same_network(architecture: str, dtype: str, tmp_path: Path) -> None:
+    write_checkpoint(tmp_path, architecture, CASES[architecture])
+    assert not any("gate_up_proj" in name for name in load_file(tmp_path / "model.safetensors"))
+    one_by_one = logits(tmp_path, dtype=dtype)
+    stack(tmp_path, architecture)
+    assert torch.equal(logits(tmp_path, dtype=dtype), one_by_one)
+
+
+def test_stacked_experts_stay_in_their_file(tmp_path: Path) -> None:
+    stack(tmp_path, "MixtralForCausalLM")
+    model = load_model(ModelConfig.from_path(tmp_path), tmp_path)
+    experts = model.layers[1].mlp.experts  # type: ignore[attr-defined]
+    first, second = (experts.up[number].stack_weights().weight for number in (0, 1))
+    assert second.data_ptr() - first.data_ptr() == 2 * first.nbytes  # a gate lies between
+
+
+def test_everything_wrong_with_stacked_experts_is_listed(tmp_path: Path) -> None:
+    stack(tmp_path, "MixtralForCausalLM")
+    state = load_file(tmp_path / "model.safetensors")
+    state["model.layers.0.mlp.experts.gate_up_proj"] = state["model.layers.0.mlp.experts.gate_up_proj"][:5].clone()
+    del state["model.layers.1.mlp.experts.down_proj"]
+    save_file(state, tmp_path / "model.safetensors")
+    with pytest.raises(CheckpointError) as caught:
+        load_model(ModelConfig.from_path(tmp_path), tmp_path)
+    message = str(caught.value)
+    assert (
+        "1 of the wrong shape: model.layers.0.mlp.experts.gate_up_proj is [5, 96, 64], should be [6, 96, 64]" in message
+    )
+    assert "6 missing: model.layers.1.block_sparse_moe.experts.0.w2.weight" in message
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"num_experts_per_tok": 7}, r"num_experts_per_tok \(7\) must be at most num_local_experts \(6\)"),
+        ({"num_local_experts": 0}, "num_local_experts must be at least 1, is 0"),
+        ({"num_local_experts": None}, "num_local_experts is missing"),
+    ],
+)
+def test_configurations_that_make_no_sense(changes: dict[str, Any], message: str, tmp_path: Path) -> None:
+    write_checkpoint(tmp_path, "MixtralForCausalLM", CASES["MixtralForCausalLM"])
+    config = json.loads((tmp_path / "config.json").read_text())
+    with pytest.raises(CheckpointError, match=message):
+        ModelConfig.from_dict({**config, **changes})
+
+
+def test_routing_by_hand() -> None:
+    logits = torch.tensor([[1.0, 3.0, 2.0, -1.0]])
+    probabilities = torch.softmax(logits, -1)[0]
+    ids, weights = softmax_topk(logits, 2, renormalize=False)
+    assert ids.tolist() == [[1, 2]]
+    assert torch.equal(weights[0], probabilities[[1, 2]])
+    shares = probabilities[[1, 2]] / probabilities[[1, 2]].sum()
+    assert torch.allclose(softmax_topk(logits, 2, renormalize=True)[1][0], shares)
+    assert torch.allclose(topk_softmax(logits, 2)[1][0], shares)
+
+
+def test_bias_chooses_but_does_not_weigh() -> None:
+    logits = torch.tensor([[1.0, 3.0, 2.0, -1.0]])
+    bias = torch.tensor([0.0, 0.0, 0.0, 5.0])
+    ids, weights = sigmoid_topk(logits, 2, bias=bias, renormalize=False, scale=2.5)
+    assert ids.tolist() == [[3, 1]]
+    assert torch.allclose(weights[0], torch.sigmoid(logits[0, [3, 1]]) * 2.5)
+    ids, weights = sigmoid_topk(logits, 2, bias=None, renormalize=True, scale=1.0)
+    assert ids.tolist() == [[1, 2]]
+    assert torch.allclose(weights.sum(), torch.tensor(1.0))
+
+
+def test_groups_are_chosen_by_their_two_best() -> None:
+    # The best expert stands alone in the first group; the second group's two best together are better.
+    scores = torch.tensor([[0.9, 0.1, 0.1, 0.6, 0.7, 0.1]])
+    logits = torch.logit(scores)
+    options = {"bias": torch.zeros(6), "renormalize": False, "scale": 1.0}
+    ids, weights = grouped_sigmoid_topk(logits, 2, num_groups=2, topk_groups=1, **options)
+    assert ids.tolist() == [[4, 3]]
+    assert torch.allclose(weights, torch.tensor([[0.7, 0.6]]))
+    both, _ = grouped_sigmoid_topk(logits, 2, num_groups=2, topk_groups=2, **options)
+    assert both.tolist() == [[0, 4]]
