@@ -32,7 +32,7 @@ def main() -> None:
 
     # The device side: weights, paged cache, rows.
     network = load_model(model, folder, dtype="float32")
-    specs = model.kv_cache_specs(BLOCK_SIZE, dtype_bytes=4)
+    specs = model.kv_cache_specs(BLOCK_SIZE, dtype="float32")
     plan = plan_kv_cache(specs, num_blocks=NUM_BLOCKS)
     config = RunnerConfig(dtype="float32", max_num_seqs=MAX_NUM_SEQS, max_model_len=MAX_MODEL_LEN)
     executor = RunnerExecutor(ModelRunner.for_model(network, plan, config))

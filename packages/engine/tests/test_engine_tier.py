@@ -28,7 +28,7 @@ BLOCK = 4
 
 
 def make_parts(tier: MemoryTier, num_blocks: int = 40) -> tuple[EngineParts, TieredFakeRunner]:
-    spec = FullAttentionSpec(block_size=BLOCK, num_kv_heads=1, head_dim=1, dtype_bytes=1)
+    spec = FullAttentionSpec(block_size=BLOCK, num_kv_heads=1, head_dim=1, dtype="bfloat16")
     group = KVCacheGroup(spec=spec, layer_names=("fake",))
     plan = KVCachePlan(groups=(group,), num_blocks=num_blocks + 1, tensor_block_bytes=(spec.block_bytes,))
     connector = MemoryConnector(tier)

@@ -12,6 +12,7 @@ import pytest
 
 import quire_interfaces
 from quire_interfaces import (
+    KV_CACHE_DTYPES,
     ConfigError,
     FullAttentionSpec,
     KVCacheGroup,
@@ -20,6 +21,7 @@ from quire_interfaces import (
     SlidingWindowSpec,
     at_least,
     between,
+    kv_row_bytes,
     one_of,
     setting,
 )
@@ -59,15 +61,28 @@ def test_none_is_not_checked_and_metadata_is_kept() -> None:
 
 
 def test_specs_count_bytes_and_blocks() -> None:
-    full = FullAttentionSpec(block_size=16, num_kv_heads=2, head_dim=8, dtype_bytes=4)
+    full = FullAttentionSpec(block_size=16, num_kv_heads=2, head_dim=8, dtype="float32")
     assert full.block_bytes == 2 * 16 * 2 * 8 * 4
     assert [full.max_blocks(tokens) for tokens in (0, 1, 16, 17)] == [0, 1, 1, 2]
-    window = SlidingWindowSpec(block_size=4, num_kv_heads=1, head_dim=8, dtype_bytes=2, sliding_window=8)
+    window = SlidingWindowSpec(block_size=4, num_kv_heads=1, head_dim=8, dtype="bfloat16", sliding_window=8)
     # Positions p-7..p lie in at most 3 blocks of 4, however p falls.
     assert max(len({q // 4 for q in range(max(0, p - 7), p + 1)}) for p in range(50)) == window.max_blocks(50) == 3
     group = KVCacheGroup(spec=full, layer_names=("a", "b"))
     plan = KVCachePlan(groups=(group,), num_blocks=10, tensor_block_bytes=(full.block_bytes,) * 2)
     assert plan.total_bytes == 10 * 2 * full.block_bytes
+
+
+def test_rows_of_every_format_count_their_bytes() -> None:
+    bytes_of_20 = {name: kv_row_bytes(name, 20) for name in KV_CACHE_DTYPES}
+    assert bytes_of_20 == {
+        **{"float32": 80, "bfloat16": 40, "float16": 40, "fp8_e4m3": 20, "fp8_e5m2": 20},
+        **{"int8": 20 + 4, "int4": 10 + 4},
+    }
+    with pytest.raises(ConfigError, match="int4 needs an even head dimension, and this model's is 5"):
+        kv_row_bytes("int4", 5)
+    with pytest.raises(ConfigError, match="no KV cache dtype 'int2'; choose one of float32, ") as caught:
+        kv_row_bytes("int2", 8)
+    assert caught.value.field == "kv_cache_dtype"
 
 
 def test_everything_exported_exists_and_is_sorted() -> None:

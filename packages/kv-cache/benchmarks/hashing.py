@@ -57,7 +57,7 @@ def measure_hashing(num_tokens: int, repeats: int) -> bool:
 
 def measure_decode(repeats: int) -> None:
     """Print the cost of `allocate` and `cache_blocks` for running decodes that need no new block."""
-    spec = FullAttentionSpec(block_size=16, num_kv_heads=8, head_dim=128, dtype_bytes=2)
+    spec = FullAttentionSpec(block_size=16, num_kv_heads=8, head_dim=128, dtype="bfloat16")
     manager = KVCacheManager(plan_kv_cache({"layers.0": spec}, num_blocks=40 * NUM_DECODES), KVCacheConfig())
     requests = [make_request(str(i), [*range(i, i + 500)]) for i in range(NUM_DECODES)]
     for request in requests:

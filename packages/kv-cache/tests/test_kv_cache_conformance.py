@@ -28,10 +28,10 @@ class TestKVCacheManager(BlockAllocatorSuite):
         specs: dict[str, KVCacheSpec] = {}
         for i, window in enumerate(windows):
             if window is None:
-                spec = FullAttentionSpec(block_size=block_size, num_kv_heads=1, head_dim=8, dtype_bytes=2)
+                spec = FullAttentionSpec(block_size=block_size, num_kv_heads=1, head_dim=8, dtype="bfloat16")
             else:
                 spec = SlidingWindowSpec(
-                    block_size=block_size, num_kv_heads=1, head_dim=8, dtype_bytes=2, sliding_window=window
+                    block_size=block_size, num_kv_heads=1, head_dim=8, dtype="bfloat16", sliding_window=window
                 )
             specs[f"layers.{i}"] = spec
         config = KVCacheConfig(

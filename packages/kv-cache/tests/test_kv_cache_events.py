@@ -8,7 +8,7 @@ from quire_interfaces import BlockRemoved, BlockStored, FullAttentionSpec, Slidi
 from quire_kv_cache import KVCacheConfig, KVCacheManager, hash_blocks, plan_kv_cache
 from quire_testkit.conformance.block_allocator import make_request
 
-COMMON = {"block_size": 4, "num_kv_heads": 1, "head_dim": 8, "dtype_bytes": 2}
+COMMON = {"block_size": 4, "num_kv_heads": 1, "head_dim": 8, "dtype": "bfloat16"}
 
 
 def make_manager(*windows: int | None, num_usable: int = 8, buffer_size: int = 100) -> KVCacheManager:

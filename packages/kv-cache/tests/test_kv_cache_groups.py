@@ -20,9 +20,9 @@ HASHES = [bytes([i]) for i in range(12)]
 
 def make(window: int | None, block_size: int) -> GroupPolicy:
     if window is None:
-        return make_group_policy(FullAttentionSpec(block_size=block_size, num_kv_heads=1, head_dim=1, dtype_bytes=1))
+        return make_group_policy(FullAttentionSpec(block_size=block_size, num_kv_heads=1, head_dim=1, dtype="bfloat16"))
     return make_group_policy(
-        SlidingWindowSpec(block_size=block_size, num_kv_heads=1, head_dim=1, dtype_bytes=1, sliding_window=window)
+        SlidingWindowSpec(block_size=block_size, num_kv_heads=1, head_dim=1, dtype="bfloat16", sliding_window=window)
     )
 
 
@@ -104,9 +104,9 @@ def test_a_subclass_gets_the_nearest_policy() -> None:
     class Scaled(SlidingWindowSpec):
         scale: float = 1.0
 
-    spec = Scaled(block_size=4, num_kv_heads=1, head_dim=1, dtype_bytes=1, sliding_window=8)
+    spec = Scaled(block_size=4, num_kv_heads=1, head_dim=1, dtype="bfloat16", sliding_window=8)
     assert isinstance(make_group_policy(spec), SlidingWindowGroup)
-    full = FullAttentionSpec(block_size=4, num_kv_heads=1, head_dim=1, dtype_bytes=1)
+    full = FullAttentionSpec(block_size=4, num_kv_heads=1, head_dim=1, dtype="bfloat16")
     assert isinstance(make_group_policy(full), FullAttentionGroup)
 
 

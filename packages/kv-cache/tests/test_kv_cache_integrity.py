@@ -10,7 +10,7 @@ from quire_interfaces import FullAttentionSpec, SlidingWindowSpec
 from quire_kv_cache import KVCacheConfig, KVCacheManager, plan_kv_cache
 from quire_testkit.conformance.block_allocator import make_request
 
-COMMON = {"block_size": 4, "num_kv_heads": 1, "head_dim": 8, "dtype_bytes": 2}
+COMMON = {"block_size": 4, "num_kv_heads": 1, "head_dim": 8, "dtype": "bfloat16"}
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ from quire_kv_cache import AllocatorMisuseError, KVCacheConfig, KVCacheManager, 
 from quire_testkit.conformance.block_allocator import make_request
 
 SIZE = 4
-SHAPE = {"block_size": SIZE, "num_kv_heads": 1, "head_dim": 1, "dtype_bytes": 1}
+SHAPE = {"block_size": SIZE, "num_kv_heads": 1, "head_dim": 1, "dtype": "bfloat16"}
 
 
 def make_cache(num_blocks: int = 20, window: int | None = None, **options: object) -> KVCacheManager:

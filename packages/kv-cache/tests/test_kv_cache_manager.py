@@ -23,11 +23,11 @@ from quire_testkit.conformance.block_allocator import make_request
 
 
 def full(block_size: int = 4) -> FullAttentionSpec:
-    return FullAttentionSpec(block_size=block_size, num_kv_heads=1, head_dim=8, dtype_bytes=2)
+    return FullAttentionSpec(block_size=block_size, num_kv_heads=1, head_dim=8, dtype="bfloat16")
 
 
 def sliding(window: int) -> SlidingWindowSpec:
-    return SlidingWindowSpec(block_size=4, num_kv_heads=1, head_dim=8, dtype_bytes=2, sliding_window=window)
+    return SlidingWindowSpec(block_size=4, num_kv_heads=1, head_dim=8, dtype="bfloat16", sliding_window=window)
 
 
 def make_manager(*specs: KVCacheSpec, num_usable: int = 20, **options: bool) -> KVCacheManager:

@@ -9,8 +9,8 @@ from quire_kv_cache import KVCacheConfig, KVCacheManager, plan_kv_cache
 from quire_kv_cache.miss import PrefixHistory
 from quire_testkit.conformance.block_allocator import make_request
 
-FULL = FullAttentionSpec(block_size=4, num_kv_heads=1, head_dim=8, dtype_bytes=2)
-WINDOW = SlidingWindowSpec(block_size=4, num_kv_heads=1, head_dim=8, dtype_bytes=2, sliding_window=6)
+FULL = FullAttentionSpec(block_size=4, num_kv_heads=1, head_dim=8, dtype="bfloat16")
+WINDOW = SlidingWindowSpec(block_size=4, num_kv_heads=1, head_dim=8, dtype="bfloat16", sliding_window=6)
 
 
 def make_manager(*specs: KVCacheSpec, num_usable: int = 8) -> KVCacheManager:

@@ -13,12 +13,12 @@ from quire_kv_cache import max_concurrency, plan_kv_cache
 
 
 def full(block_size: int = 16, heads: int = 2) -> FullAttentionSpec:
-    return FullAttentionSpec(block_size=block_size, num_kv_heads=heads, head_dim=64, dtype_bytes=2)
+    return FullAttentionSpec(block_size=block_size, num_kv_heads=heads, head_dim=64, dtype="bfloat16")
 
 
 def sliding(window: int, block_size: int = 16, heads: int = 2) -> SlidingWindowSpec:
     return SlidingWindowSpec(
-        block_size=block_size, num_kv_heads=heads, head_dim=64, dtype_bytes=2, sliding_window=window
+        block_size=block_size, num_kv_heads=heads, head_dim=64, dtype="bfloat16", sliding_window=window
     )
 
 

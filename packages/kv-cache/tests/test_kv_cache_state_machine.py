@@ -61,7 +61,7 @@ class CacheMachine(RuleBasedStateMachine):
         self.size, self.windows, self.num_usable = block_size, windows, num_usable
         specs: dict[str, KVCacheSpec] = {}
         for i, window in enumerate(windows):
-            common = {"block_size": block_size, "num_kv_heads": 1, "head_dim": i + 1, "dtype_bytes": 1}
+            common = {"block_size": block_size, "num_kv_heads": 1, "head_dim": i + 1, "dtype": "bfloat16"}
             specs[str(i)] = (
                 FullAttentionSpec(**common) if window is None else SlidingWindowSpec(**common, sliding_window=window)
             )

@@ -6,6 +6,7 @@ import dataclasses
 import os
 import shutil
 from pathlib import Path
+from typing import Any
 
 from quire_interfaces import FullAttentionSpec, KVCacheGroup, KVCachePlan, SlidingWindowSpec
 from quire_kv_transfer import group_block_bytes, layout_facts, model_fingerprint, weights_digest
@@ -16,7 +17,8 @@ def plan(spec: FullAttentionSpec, *layers: str, num_blocks: int = 10) -> KVCache
     return KVCachePlan(groups=(group,), num_blocks=num_blocks, tensor_block_bytes=(spec.block_bytes,) * len(layers))
 
 
-FULL = FullAttentionSpec(block_size=16, num_kv_heads=2, head_dim=8, dtype_bytes=2)
+SHAPE: dict[str, Any] = {"block_size": 16, "num_kv_heads": 2, "head_dim": 8, "dtype": "bfloat16"}
+FULL = FullAttentionSpec(**SHAPE)
 
 
 def test_every_field_of_the_layout_counts() -> None:
@@ -24,13 +26,16 @@ def test_every_field_of_the_layout_counts() -> None:
         plan(FULL, "a", "b"),
         plan(FULL, "b", "a"),
         plan(FULL, "a"),
-        plan(SlidingWindowSpec(block_size=16, num_kv_heads=2, head_dim=8, dtype_bytes=2, sliding_window=4), "a", "b"),
-        plan(SlidingWindowSpec(block_size=16, num_kv_heads=2, head_dim=8, dtype_bytes=2, sliding_window=5), "a", "b"),
+        plan(SlidingWindowSpec(**SHAPE, sliding_window=4), "a", "b"),
+        plan(SlidingWindowSpec(**SHAPE, sliding_window=5), "a", "b"),
         *[
             plan(dataclasses.replace(FULL, **{name: 4}), "a", "b")
             for name in ("block_size", "num_kv_heads", "head_dim")
         ],
-        plan(dataclasses.replace(FULL, dtype_bytes=1), "a", "b"),
+        *[
+            plan(dataclasses.replace(FULL, dtype=name), "a", "b")
+            for name in ("float16", "fp8_e4m3", "fp8_e5m2", "int8")
+        ],
     ]
     prints = {model_fingerprint({"layout": layout_facts(each)}) for each in plans}
     assert len(prints) == len(plans)

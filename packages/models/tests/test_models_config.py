@@ -88,7 +88,7 @@ def test_sliding_windows() -> None:
     assert parse(QWEN2, **window, max_window_layers=1).sliding_windows == (None, 9)
     kinds = ["sliding_attention", "full_attention"]
     assert parse(QWEN3, **window, layer_types=kinds).sliding_windows == (9, None)
-    specs = parse(QWEN3, **window, layer_types=kinds).kv_cache_specs(16, 2)
+    specs = parse(QWEN3, **window, layer_types=kinds).kv_cache_specs(16, "bfloat16")
     assert list(specs) == ["model.layers.0", "model.layers.1"]
     assert isinstance(specs["model.layers.0"], SlidingWindowSpec)
     assert type(specs["model.layers.1"]) is FullAttentionSpec

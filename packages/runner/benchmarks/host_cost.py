@@ -91,7 +91,7 @@ def prefill(num_rows: int, params: SamplingParams) -> SchedulerOutput:
 
 def measure(num_rows: int, num_steps: int, vocab_size: int, params: SamplingParams) -> list[tuple[float, float]]:
     """(wall, processor) seconds of each decode step, network excluded."""
-    spec = FullAttentionSpec(block_size=BLOCK_SIZE, num_kv_heads=1, head_dim=1, dtype_bytes=4)
+    spec = FullAttentionSpec(block_size=BLOCK_SIZE, num_kv_heads=1, head_dim=1, dtype="float32")
     group = KVCacheGroup(spec=spec, layer_names=("layer",))
     plan = KVCachePlan(
         groups=(group,), num_blocks=64 * num_rows + num_steps + 99, tensor_block_bytes=(spec.block_bytes,)

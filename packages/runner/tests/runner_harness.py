@@ -75,7 +75,7 @@ class TinyNetwork(nn.Module):
         return torch.float64
 
     def specs(self, block_size: int) -> dict[str, KVCacheSpec]:
-        shape = {"block_size": block_size, "num_kv_heads": NUM_HEADS, "head_dim": HEAD_DIM, "dtype_bytes": 4}
+        shape = {"block_size": block_size, "num_kv_heads": NUM_HEADS, "head_dim": HEAD_DIM, "dtype": "float32"}
         return {
             f"layer.{i}": FullAttentionSpec(**shape)
             if window is None

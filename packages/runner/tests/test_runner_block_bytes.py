@@ -18,7 +18,7 @@ from quire_testkit.memory_tier import MemoryConnector, MemoryTier, MemoryWorker
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_buffers_are_the_caches_own_memory(dtype: torch.dtype) -> None:
-    shape = {"block_size": 4, "num_kv_heads": 2, "dtype_bytes": dtype.itemsize}
+    shape = {"block_size": 4, "num_kv_heads": 2, "dtype": str(dtype).removeprefix("torch.")}
     wide, narrow = FullAttentionSpec(**shape, head_dim=8), FullAttentionSpec(**shape, head_dim=4)
     # Two groups whose layers share tensors though their blocks differ in size.
     plan = KVCachePlan(
@@ -26,7 +26,7 @@ def test_buffers_are_the_caches_own_memory(dtype: torch.dtype) -> None:
         num_blocks=5,
         tensor_block_bytes=(wide.block_bytes, wide.block_bytes),
     )
-    caches = allocate_kv_caches(plan, dtype=dtype, device="cpu", cache_shape=cache_shape)
+    caches = allocate_kv_caches(plan, device="cpu", cache_shape=cache_shape)
     memory = BlockBytes(plan, caches)
     for name in ("a", "b", "c"):
         caches[name][:] = torch.randn(caches[name].shape)
@@ -43,7 +43,7 @@ def test_buffers_are_the_caches_own_memory(dtype: torch.dtype) -> None:
 
 
 def test_other_layouts_and_devices_are_refused() -> None:
-    spec = FullAttentionSpec(block_size=4, num_kv_heads=2, head_dim=8, dtype_bytes=4)
+    spec = FullAttentionSpec(block_size=4, num_kv_heads=2, head_dim=8, dtype="float32")
     plan = plan_kv_cache({"a": spec}, num_blocks=5)
     turned = torch.zeros(2, 5, 4, 2, 8)
     with pytest.raises(ConfigError, match="does not keep a block's bytes together"):

@@ -44,7 +44,7 @@ def random_entries(rng: random.Random) -> list[Entry]:
 
 
 def make_rows(group_sizes: tuple[int, int]) -> Rows:
-    shape = {"num_kv_heads": 1, "head_dim": 1, "dtype_bytes": 4}
+    shape = {"num_kv_heads": 1, "head_dim": 1, "dtype": "float32"}
     groups = (
         KVCacheGroup(spec=FullAttentionSpec(block_size=group_sizes[0], **shape), layer_names=("a",)),
         KVCacheGroup(spec=SlidingWindowSpec(block_size=group_sizes[1], sliding_window=5, **shape), layer_names=("b",)),

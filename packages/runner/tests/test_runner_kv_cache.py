@@ -18,22 +18,22 @@ from quire_kv_cache import plan_kv_cache
 from quire_runner import ModelRunner, RunnerConfig, allocate_kv_caches
 
 
-def full(heads: int = 2, dtype_bytes: int = 4) -> FullAttentionSpec:
-    return FullAttentionSpec(block_size=4, num_kv_heads=heads, head_dim=8, dtype_bytes=dtype_bytes)
+def full(heads: int = 2, dtype: str = "float32") -> FullAttentionSpec:
+    return FullAttentionSpec(block_size=4, num_kv_heads=heads, head_dim=8, dtype=dtype)
 
 
 def window(heads: int = 2) -> SlidingWindowSpec:
-    return SlidingWindowSpec(block_size=4, num_kv_heads=heads, head_dim=8, dtype_bytes=4, sliding_window=6)
+    return SlidingWindowSpec(block_size=4, num_kv_heads=heads, head_dim=8, dtype="float32", sliding_window=6)
 
 
-def allocate(plan: KVCachePlan, dtype: torch.dtype = torch.float32) -> dict[str, torch.Tensor]:
-    return allocate_kv_caches(plan, dtype=dtype, device="cpu", cache_shape=cache_shape)
+def allocate(plan: KVCachePlan) -> dict[str, torch.Tensor]:
+    return allocate_kv_caches(plan, device="cpu", cache_shape=cache_shape)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_each_layer_has_its_own_zeros(dtype: torch.dtype) -> None:
-    plan = plan_kv_cache({f"l{i}": full(dtype_bytes=dtype.itemsize) for i in range(3)}, num_blocks=6)
-    caches = allocate(plan, dtype)
+    plan = plan_kv_cache({f"l{i}": full(dtype=str(dtype).removeprefix("torch.")) for i in range(3)}, num_blocks=6)
+    caches = allocate(plan)
     assert [cache.shape for cache in caches.values()] == [cache_shape(6, 4, 2, 8)] * 3
     for cache in caches.values():
         assert cache.dtype == dtype
@@ -72,22 +72,37 @@ def test_layers_of_unequal_size_share_a_tensor_without_meeting() -> None:
 def test_layers_of_unequal_size_need_blocks_first() -> None:
     plan = plan_kv_cache({"f": full(heads=2), "w": window(heads=5)}, num_blocks=6)
     with pytest.raises(ConfigError, match="cannot share a tensor"):
-        allocate_kv_caches(
-            plan, dtype=torch.float32, device="cpu", cache_shape=lambda n, size, heads, dim: (2, n, size, heads, dim)
-        )
+        allocate_kv_caches(plan, device="cpu", cache_shape=lambda n, size, heads, dim: (2, n, size, heads, dim))
 
 
-def test_dtype_must_be_the_planned_one() -> None:
-    with pytest.raises(ConfigError, match="planned with 4-byte elements"):
-        allocate(plan_kv_cache({"f": full()}, num_blocks=4), torch.bfloat16)
+@pytest.mark.parametrize(
+    ("name", "dtype", "row_size"),
+    [
+        ("fp8_e4m3", torch.float8_e4m3fn, 8),
+        ("fp8_e5m2", torch.float8_e5m2, 8),
+        ("int8", torch.int8, 8 + 4),
+        ("int4", torch.uint8, 8 // 2 + 4),
+    ],
+)
+def test_formats_narrower_than_the_network(name: str, dtype: torch.dtype, row_size: int) -> None:
+    plan = plan_kv_cache({"f": full(dtype=name), "g": full(dtype=name)}, num_blocks=5)
+    caches = allocate(plan)
+    assert {(cache.dtype, cache.shape) for cache in caches.values()} == {(dtype, cache_shape(5, 4, 2, row_size))}
+    assert sum(cache.nbytes for cache in caches.values()) == plan.total_bytes == 2 * 5 * 2 * 2 * 4 * row_size
+
+
+def test_a_format_must_exist_and_fit_the_head() -> None:
+    with pytest.raises(ConfigError, match="no KV cache dtype 'int2'; choose one of float32, ") as caught:
+        plan_kv_cache({"f": full(dtype="int2")}, num_blocks=4)
+    assert caught.value.field == "kv_cache_dtype"
+    with pytest.raises(ConfigError, match="even head dimension, and this model's is 7"):
+        FullAttentionSpec(block_size=4, num_kv_heads=1, head_dim=7, dtype="int4").block_bytes  # noqa: B018
 
 
 def test_the_backend_must_need_what_was_planned() -> None:
     plan = plan_kv_cache({"f": full()}, num_blocks=4)
     with pytest.raises(ConfigError, match="cache shape"):
-        allocate_kv_caches(
-            plan, dtype=torch.float32, device="cpu", cache_shape=lambda n, size, heads, dim: (n, size, heads, dim)
-        )
+        allocate_kv_caches(plan, device="cpu", cache_shape=lambda n, size, heads, dim: (n, size, heads, dim))
 
 
 def test_unknown_kinds_of_cache_are_refused() -> None:

@@ -77,7 +77,7 @@ def test_a_prefill_step_stays_within_the_figure(step_tokens: int, context: int, 
     model = random_model(
         "llama", num_hidden_layers=2, max_position_embeddings=4096, attention_backend="torch", **fields
     )
-    plan = plan_kv_cache(model.config.kv_cache_specs(16, 4), num_blocks=300)
+    plan = plan_kv_cache(model.config.kv_cache_specs(16, "float32"), num_blocks=300)
     config = RunnerConfig(
         max_num_seqs=1, max_model_len=context, max_num_batched_tokens=step_tokens, logits_chunk_tokens=1
     )

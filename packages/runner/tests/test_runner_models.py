@@ -20,7 +20,7 @@ from quire_spec_decode import NgramDrafter
 def run(
     model: CausalLM, requests: list[Request], *, depth: int = 0, budget: int = 64, **more: Any
 ) -> dict[str, list[int]]:
-    plan = plan_kv_cache(model.config.kv_cache_specs(4, 4), num_blocks=more.pop("num_blocks", 300))
+    plan = plan_kv_cache(model.config.kv_cache_specs(4, "float32"), num_blocks=more.pop("num_blocks", 300))
     limits = {
         "max_num_seqs": 8,
         "max_model_len": 128,

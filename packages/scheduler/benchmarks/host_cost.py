@@ -23,7 +23,7 @@ STEPS_TO_START = 200
 
 def make_scheduler(num_seqs: int, num_prompt: int, num_steps: int) -> Scheduler:
     """A scheduler with `num_seqs` requests in its queue, and a cache that holds them all."""
-    spec = FullAttentionSpec(block_size=16, num_kv_heads=1, head_dim=1, dtype_bytes=1)
+    spec = FullAttentionSpec(block_size=16, num_kv_heads=1, head_dim=1, dtype="bfloat16")
     max_tokens = num_steps + STEPS_TO_START
     num_blocks = 1 + num_seqs * (-(-(num_prompt + max_tokens) // 16) + 1)
     cache = KVCacheManager(plan_kv_cache({"layer": spec}, num_blocks=num_blocks), KVCacheConfig())

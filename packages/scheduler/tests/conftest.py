@@ -31,7 +31,7 @@ def make_driver() -> MakeDriver:
         settings = SchedulerConfig(**{"max_num_seqs": 8, "max_num_batched_tokens": 64, **config})
         allocator: BlockAllocator = PlainBlocks(num_blocks, BLOCK)
         if prefix_cache:
-            spec = FullAttentionSpec(block_size=BLOCK, num_kv_heads=1, head_dim=1, dtype_bytes=1)
+            spec = FullAttentionSpec(block_size=BLOCK, num_kv_heads=1, head_dim=1, dtype="bfloat16")
             plan = plan_kv_cache({"layer": spec}, num_blocks=num_blocks + 1)
             allocator = KVCacheManager(plan, KVCacheConfig(block_size=BLOCK))
         runner = FakeRunner(

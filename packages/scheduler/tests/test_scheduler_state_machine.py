@@ -42,7 +42,7 @@ def make_cache(
 ) -> KVCacheManager:
     groups = []
     for index, window in enumerate(windows):
-        shape = {"block_size": block_size, "num_kv_heads": 1, "head_dim": 1, "dtype_bytes": 1}
+        shape = {"block_size": block_size, "num_kv_heads": 1, "head_dim": 1, "dtype": "bfloat16"}
         spec = FullAttentionSpec(**shape) if window is None else SlidingWindowSpec(**shape, sliding_window=window)
         groups.append(KVCacheGroup(spec=spec, layer_names=(f"layer{index}",)))
     plan = KVCachePlan(groups=tuple(groups), num_blocks=num_blocks + 1, tensor_block_bytes=(1,))

@@ -12,7 +12,7 @@ from quire_testkit.memory_tier import MemoryTier
 
 class TestScheduler(TieredSchedulerSuite):
     def make_scheduler(self, connector: KVConnector, *, num_blocks: int, **options: int) -> Scheduler:
-        spec = FullAttentionSpec(block_size=BLOCK, num_kv_heads=1, head_dim=1, dtype_bytes=1)
+        spec = FullAttentionSpec(block_size=BLOCK, num_kv_heads=1, head_dim=1, dtype="bfloat16")
         plan = plan_kv_cache({"layer": spec}, num_blocks=num_blocks + 1)
         cache = KVCacheManager(plan, KVCacheConfig(block_size=BLOCK), on_computed=connector.offer)
         options = {"max_num_seqs": 8, "max_num_batched_tokens": 64} | options

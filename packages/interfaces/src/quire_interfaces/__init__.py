@@ -14,6 +14,7 @@ from quire_interfaces.errors import (
 )
 from quire_interfaces.grammar import CompiledGrammar, GrammarBackend, GrammarMatcher, GrammarSource
 from quire_interfaces.kv_cache import (
+    KV_CACHE_DTYPES,
     NULL_BLOCK_ID,
     AllBlocksCleared,
     BlockAllocator,
@@ -28,6 +29,7 @@ from quire_interfaces.kv_cache import (
     KVCacheUsage,
     PrefixCacheMiss,
     SlidingWindowSpec,
+    kv_row_bytes,
 )
 from quire_interfaces.kv_transfer import (
     BlockKey,
@@ -61,6 +63,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "GRAMMAR_COMPILE_BOUNDS_S",
+    "KV_CACHE_DTYPES",
     "MAX_LOGPROBS",
     "NULL_BLOCK_ID",
     "AdmissionRule",
@@ -130,6 +133,7 @@ __all__ = [
     "Tokenizer",
     "at_least",
     "between",
+    "kv_row_bytes",
     "one_of",
     "setting",
 ]

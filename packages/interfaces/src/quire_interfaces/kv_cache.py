@@ -9,9 +9,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
+from quire_interfaces.errors import ConfigError
 from quire_interfaces.request import Request
 
 __all__ = [
+    "KV_CACHE_DTYPES",
     "NULL_BLOCK_ID",
     "AllBlocksCleared",
     "BlockAllocator",
@@ -26,9 +28,38 @@ __all__ = [
     "KVCacheUsage",
     "PrefixCacheMiss",
     "SlidingWindowSpec",
+    "kv_row_bytes",
 ]
 
 NULL_BLOCK_ID = 0
+
+KV_CACHE_DTYPES = {"float32": 32, "bfloat16": 16, "float16": 16, "fp8_e4m3": 8, "fp8_e5m2": 8, "int8": 8, "int4": 4}
+"""What keys and values are kept in -> bits of an element. int8 and int4 rows carry a float32 scale of their own."""
+
+ROW_SCALE_BYTES = {"int8": 4, "int4": 4}
+
+
+def kv_row_bytes(dtype: str, head_dim: int) -> int:
+    """Bytes of a row: the key (or value) of one token and one head.
+
+    Args:
+        dtype: A name of `KV_CACHE_DTYPES`.
+        head_dim: Elements of the row.
+
+    Raises:
+        ConfigError: there is no such name, or the row is not a whole number of bytes.
+    """
+    if dtype not in KV_CACHE_DTYPES:
+        raise ConfigError(
+            f"there is no KV cache dtype {dtype!r}; choose one of {', '.join(KV_CACHE_DTYPES)}", field="kv_cache_dtype"
+        )
+    bits = head_dim * KV_CACHE_DTYPES[dtype]
+    if bits % 8:
+        raise ConfigError(
+            f"a KV cache in {dtype} needs an even head dimension, and this model's is {head_dim}; choose int8 or fp8",
+            field="kv_cache_dtype",
+        )
+    return bits // 8 + ROW_SCALE_BYTES.get(dtype, 0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,11 +85,12 @@ class FullAttentionSpec(KVCacheSpec):
 
     num_kv_heads: int
     head_dim: int
-    dtype_bytes: int
+    dtype: str
+    """What they are kept in: a name of `KV_CACHE_DTYPES`."""
 
     @property
     def block_bytes(self) -> int:
-        return 2 * self.block_size * self.num_kv_heads * self.head_dim * self.dtype_bytes
+        return 2 * self.block_size * self.num_kv_heads * kv_row_bytes(self.dtype, self.head_dim)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,7 +16,7 @@ from quire.config import QuireConfig
 from quire_interfaces import ConfigError, KVCachePlan
 from quire_kv_cache import max_concurrency, plan_kv_cache
 from quire_kv_transfer import MAX_STORE_BYTES
-from quire_models.config import DTYPE_BYTES, ModelConfig
+from quire_models.config import ModelConfig
 from quire_models.ledger import weight_ledger
 from quire_runner.memory import activation_bytes, row_bytes
 
@@ -79,7 +79,7 @@ def make_plan(config: QuireConfig, model: ModelConfig, *, free_bytes: int | None
         config.runner, dtype=dtype, max_model_len=max_model_len,
         max_num_batched_tokens=scheduler.max_num_batched_tokens, max_num_seqs=scheduler.max_num_seqs,
     )  # fmt: skip
-    specs = model.kv_cache_specs(config.kv_cache.block_size, DTYPE_BYTES[dtype])
+    specs = model.kv_cache_specs(config.kv_cache.block_size, dtype)
     one_block = plan_kv_cache(specs, num_blocks=1 + len(specs))
     ledger = {f"weights: {part}": size for part, size in weight_ledger(model, dtype, method).items()}
     ledger["activations"] = activation_bytes(model, runner)

@@ -123,8 +123,12 @@ class ModelConfig:
         """Numbers that a feed-forward network keeps for each token at once, for planners."""
         return 3 * self.intermediate_size
 
-    def kv_cache_specs(self, block_size: int, dtype_bytes: int) -> dict[str, KVCacheSpec]:
-        """Layer name -> what the layer keeps per block, in the order of the layers."""
+    def kv_cache_specs(self, block_size: int, dtype: str) -> dict[str, KVCacheSpec]:
+        """Layer name -> what the layer keeps per block, in the order of the layers.
+
+        Args:
+            dtype: What keys and values are kept in: a name of `quire_interfaces.KV_CACHE_DTYPES`.
+        """
         specs: dict[str, KVCacheSpec] = {}
         for layer, window in enumerate(self.sliding_windows):
             if window is None:
@@ -132,14 +136,14 @@ class ModelConfig:
                     block_size=block_size,
                     num_kv_heads=self.num_kv_heads,
                     head_dim=self.head_dim,
-                    dtype_bytes=dtype_bytes,
+                    dtype=dtype,
                 )
             else:
                 specs[f"model.layers.{layer}"] = SlidingWindowSpec(
                     block_size=block_size,
                     num_kv_heads=self.num_kv_heads,
                     head_dim=self.head_dim,
-                    dtype_bytes=dtype_bytes,
+                    dtype=dtype,
                     sliding_window=window,
                 )
         return specs

@@ -4,12 +4,14 @@ from quire_ops.backends import ENTRY_POINT_GROUP, bind, builtin_table, op_report
 from quire_ops.declarations import OPS, PagedLayout, kv_cache_shape
 from quire_ops.decoder_stack import DecoderLayerWeights, DecoderStack, LinearWeights, RunDecoder
 from quire_ops.fused_moe import EXPERT_ACTIVATIONS, Experts, RunExperts
+from quire_ops.kv_format import CACHE_TORCH_DTYPES
 from quire_ops.table import Op, OpBackend, OpChoice, OpFunction, OpRequest, OpTable, SizeRule
 from quire_ops.torch_moe import swigluoai_and_mul
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "CACHE_TORCH_DTYPES",
     "ENTRY_POINT_GROUP",
     "EXPERT_ACTIVATIONS",
     "OPS",

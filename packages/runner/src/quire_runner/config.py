@@ -19,7 +19,7 @@ class RunnerConfig(Settings):
     device: str = setting("cpu", help="Device that runs the steps, as torch names it.")
     dtype: str = setting(
         "auto",
-        help="Type of activations and of the KV cache; auto takes the network's own.",
+        help="Type of activations; auto takes the network's own.",
         check=one_of("auto", *DTYPE_BYTES),
     )
     max_num_seqs: int = setting(

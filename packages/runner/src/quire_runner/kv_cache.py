@@ -14,22 +14,20 @@ import torch
 from torch import Tensor
 
 from quire_interfaces.errors import ConfigError
-from quire_interfaces.kv_cache import FullAttentionSpec, KVCachePlan
+from quire_interfaces.kv_cache import FullAttentionSpec, KVCachePlan, kv_row_bytes
+from quire_ops import CACHE_TORCH_DTYPES
 
 __all__ = ["CacheShape", "allocate_kv_caches"]
 
 CacheShape = Callable[[int, int, int, int], tuple[int, ...]]
-"""(num_blocks, block_size, num_kv_heads, head_dim) -> the shape that the attention backend asks for."""
+"""(num_blocks, block_size, num_kv_heads, elements of a row) -> the shape that the attention backend asks for."""
 
 
-def allocate_kv_caches(
-    plan: KVCachePlan, *, dtype: torch.dtype, device: torch.device | str, cache_shape: CacheShape
-) -> dict[str, Tensor]:
+def allocate_kv_caches(plan: KVCachePlan, *, device: torch.device | str, cache_shape: CacheShape) -> dict[str, Tensor]:
     """Allocate the plan's tensors and view them per layer.
 
     Args:
         plan: Groups, number of blocks, and bytes per block of each tensor.
-        dtype: Dtype of keys and values; its size must be the one the plan was made with.
         device: Where the cache lives.
         cache_shape: The attention backend's shape of one layer's cache.
 
@@ -38,7 +36,7 @@ def allocate_kv_caches(
         blocks have different ids.
 
     Raises:
-        ConfigError: the plan does not fit dtype or backend.
+        ConfigError: the plan does not fit the backend.
     """
     storages = [_zeros(plan.num_blocks * size, device) for size in plan.tensor_block_bytes]
     caches: dict[str, Tensor] = {}
@@ -49,13 +47,9 @@ def allocate_kv_caches(
                 f"the runner has no cache layout for {type(spec).__name__} (layers {group.layer_names[0]!r}, ...); "
                 "use a model whose layers all use full or sliding-window attention"
             )
-        if spec.dtype_bytes != dtype.itemsize:
-            raise ConfigError(
-                f"the KV cache was planned with {spec.dtype_bytes}-byte elements but the runner uses {dtype} "
-                f"({dtype.itemsize} bytes); plan and run with the same dtype",
-                field="dtype",
-            )
-        shape = tuple(cache_shape(plan.num_blocks, spec.block_size, spec.num_kv_heads, spec.head_dim))
+        dtype = CACHE_TORCH_DTYPES[spec.dtype]
+        row_size = kv_row_bytes(spec.dtype, spec.head_dim) // dtype.itemsize
+        shape = tuple(cache_shape(plan.num_blocks, spec.block_size, spec.num_kv_heads, row_size))
         if prod(shape) * dtype.itemsize != plan.num_blocks * spec.block_bytes:
             raise ConfigError(
                 f"the attention backend's cache shape {shape} takes {prod(shape) * dtype.itemsize} bytes, but the "

@@ -47,10 +47,6 @@ MakeTransferWorker = Callable[[BlockMemory], KVTransferWorker]
 class Network(Protocol):
     """What the runner asks of a network; every network of `quire_models` is one."""
 
-    @property
-    def dtype(self) -> torch.dtype:
-        """Compute dtype."""
-
     def forward(self, batch: ForwardBatch) -> Tensor:
         """Hidden states [T, hidden_size] of the step's tokens; writes their keys and values into the KV caches."""
 
@@ -78,7 +74,7 @@ class ModelRunner:
         make_transfer_worker: Makes what moves blocks between this KV cache and a tier; None without a tier.
 
     Raises:
-        ConfigError: the plan does not fit the network or the dtype, or a tier cannot reach the cache.
+        ConfigError: the plan does not fit the network, or a tier cannot reach the cache.
     """
 
     def __init__(
@@ -104,8 +100,7 @@ class ModelRunner:
             torch.set_num_threads(config.num_threads)
         names = _layer_names(plan, layer_names)
         group_of = {name: i for i, group in enumerate(plan.groups) for name in group.layer_names}
-        dtype = network.dtype if config.dtype == "auto" else getattr(torch, config.dtype)
-        caches = allocate_kv_caches(plan, dtype=dtype, device=self._device, cache_shape=cache_shape)
+        caches = allocate_kv_caches(plan, device=self._device, cache_shape=cache_shape)
         self._group_of_layer = tuple(group_of[name] for name in names)
         self._kv_caches = tuple(caches[name] for name in names)
         self._network: Network | None = network
@@ -146,7 +141,7 @@ class ModelRunner:
             config,
             vocab_size=model.config.vocab_size,
             cache_shape=model.attention_backend.kv_cache_shape,
-            layer_names=tuple(model.config.kv_cache_specs(block_size=1, dtype_bytes=1)),
+            layer_names=tuple(model.config.kv_cache_specs(block_size=1, dtype="bfloat16")),
             drafter=drafter,
             logits_processors=logits_processors,
             always_processors=always_processors,

@@ -75,7 +75,7 @@ class FaultyExecutor(FakeExecutor):
 def build_fake_engine(config: FakeEngineConfig | None = None) -> EngineParts:
     """Scheduler, KV cache and fake executor, put together."""
     config = config or FakeEngineConfig()
-    spec = FullAttentionSpec(block_size=config.block_size, num_kv_heads=1, head_dim=1, dtype_bytes=1)
+    spec = FullAttentionSpec(block_size=config.block_size, num_kv_heads=1, head_dim=1, dtype="bfloat16")
     plan = KVCachePlan(
         groups=(KVCacheGroup(spec=spec, layer_names=("fake",)),),
         num_blocks=config.num_blocks + 1,

@@ -1,0 +1,90 @@
+"""The formats that rows of a paged cache come in: which dtype a tensor of each has, and what torch makes of its rows.
+
+A row is one token's key or value of one head. What a format means is declared in `declarations.py`; the slow, plain
+form of the same is in `reference.py`.
+
+Shape legend: ... any leading dimensions, the last of them key-value heads where a scale by head applies; D head
+dimension; X elements of a row in the cache.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+__all__ = ["CACHE_TORCH_DTYPES", "decode_rows", "encode_rows"]
+
+CACHE_TORCH_DTYPES = {
+    "float32": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+    "fp8_e4m3": torch.float8_e4m3fn,
+    "fp8_e5m2": torch.float8_e5m2,
+    "int8": torch.int8,
+    "int4": torch.uint8,
+}
+"""A name of `quire_interfaces.KV_CACHE_DTYPES` -> dtype of the cache's tensor; each dtype stands for one format."""
+
+FP8 = (torch.float8_e4m3fn, torch.float8_e5m2)
+SCALE_BYTES = 4
+INT4_ZERO = 8
+
+
+def encode_rows(x: Tensor, dtype: torch.dtype, scale: Tensor | None) -> Tensor:
+    """Rows as the cache keeps them.
+
+    Args:
+        x: [..., D], of the compute dtype.
+        dtype: Of the cache.
+        scale: float32, to be broadcast against x: what fp8 numbers are multiples of. None for 1; ignored by others.
+
+    Returns:
+        [..., X] of `dtype`.
+    """
+    if dtype in FP8:
+        wide = x.float() if scale is None else x.float() / scale
+        limit = torch.finfo(dtype).max
+        return wide.clamp(-limit, limit).to(dtype)
+    if dtype == torch.int8:
+        codes, row_scale = _integers(x, 127)
+        return torch.cat((codes.to(torch.int8), row_scale.view(torch.int8)), dim=-1)
+    if dtype == torch.uint8:
+        codes, row_scale = _integers(x, 7)
+        low, high = (codes + INT4_ZERO).to(torch.uint8).chunk(2, dim=-1)
+        return torch.cat((low | high << 4, row_scale.view(torch.uint8)), dim=-1)
+    return x.to(dtype)
+
+
+def decode_rows(rows: Tensor, dtype: torch.dtype, scale: Tensor | None) -> Tensor:
+    """What rows of a cache stand for.
+
+    Args:
+        rows: [..., X] of the cache's dtype.
+        dtype: Of the result.
+        scale: As in `encode_rows`.
+
+    Returns:
+        [..., D] of `dtype`.
+    """
+    if rows.dtype in FP8 and scale is not None:
+        return (rows.float() * scale).to(dtype)
+    if rows.dtype == torch.int8:
+        codes, row_scale = rows[..., :-SCALE_BYTES].float(), rows[..., -SCALE_BYTES:]
+    elif rows.dtype == torch.uint8:
+        packed, row_scale = rows[..., :-SCALE_BYTES], rows[..., -SCALE_BYTES:]
+        codes = torch.cat((packed & 15, packed >> 4), dim=-1).float() - INT4_ZERO
+    else:
+        return rows.to(dtype)
+    return (codes * row_scale.contiguous().view(torch.float32)).to(dtype)
+
+
+def _integers(x: Tensor, limit: int) -> tuple[Tensor, Tensor]:
+    """x [..., D] -> whole numbers of at most `limit` [..., D], and the scale of each row [..., 1]; float32 both.
+
+    A row of zeros has no inverse, nor has one so small that its inverse overflows: both become zeros.
+    """
+    wide = x.float()
+    largest = wide.abs().amax(dim=-1, keepdim=True)
+    inverse = limit / largest
+    inverse = torch.where(torch.isfinite(inverse), inverse, 0.0)
+    return torch.round(wide * inverse).nan_to_num_(0.0), largest / limit
