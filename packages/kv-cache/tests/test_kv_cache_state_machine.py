@@ -25,13 +25,19 @@ from quire_interfaces import (
     CachedPrefix,
     FullAttentionSpec,
     KVCacheSpec,
+    MambaSpec,
     Request,
     SlidingWindowSpec,
+    StateTensor,
 )
 from quire_kv_cache import KVCacheConfig, KVCacheManager, plan_kv_cache
 from quire_testkit.conformance.block_allocator import make_request
 
-WINDOWS: list[tuple[int | None, ...]] = [(None,), (1,), (3,), (6,), (None, 5), (4, None, 7), (None, None), (2, 9)]
+STATE = -1
+"""Stands for the window of a state-space group: a token reads the state after the token before it."""
+WINDOWS: list[tuple[int | None, ...]] = [
+    (None,), (1,), (3,), (6,), (None, 5), (4, None, 7), (None, None), (2, 9), (STATE,), (None, STATE), (STATE, 5, STATE)
+]  # fmt: skip
 BASES = [[0] * 40, [0, 1] * 20, [0] * 9 + [1] * 31]
 """Prompts begin with one of these, so that beginnings meet often."""
 
@@ -62,9 +68,12 @@ class CacheMachine(RuleBasedStateMachine):
         specs: dict[str, KVCacheSpec] = {}
         for i, window in enumerate(windows):
             common = {"block_size": block_size, "num_kv_heads": 1, "head_dim": i + 1, "dtype": "bfloat16"}
-            specs[str(i)] = (
-                FullAttentionSpec(**common) if window is None else SlidingWindowSpec(**common, sliding_window=window)
-            )
+            if window is None:
+                specs[str(i)] = FullAttentionSpec(**common)
+            elif window == STATE:
+                specs[str(i)] = MambaSpec(block_size=block_size, states=(StateTensor("ssm", (i + 1,), "float32"),))
+            else:
+                specs[str(i)] = SlidingWindowSpec(**common, sliding_window=window)
         config = KVCacheConfig(block_size=block_size, prefix_caching_hash_algo=algorithm, enable_kv_cache_events=True)
         self.offered: list[BlockKey] = []
         self.tier: dict[BlockKey, list[Any]] = {}
@@ -76,9 +85,8 @@ class CacheMachine(RuleBasedStateMachine):
             config,
             on_computed=lambda group, hashes: self.offered.extend(BlockKey(group, each) for each in hashes),
         )
-        assert [getattr(g.spec, "sliding_window", None) for g in plan_kv_cache(specs, num_blocks=99).groups] == list(
-            windows
-        )
+        planned = [group.spec for group in plan_kv_cache(specs, num_blocks=99).groups]
+        assert planned == list(specs.values())
         self.waiting: list[Sequence] = []
         self.running: list[Sequence] = []
         self.num_requests = 0
@@ -102,6 +110,8 @@ class CacheMachine(RuleBasedStateMachine):
         return numbers
 
     def first_read(self, window: int | None, position: int) -> int:
+        if window == STATE:
+            return max(position - 1, 0)
         return 0 if window is None else max(position - window + 1, 0)
 
     def check_readable(self, sequence: Sequence, position: int) -> None:
@@ -112,23 +122,30 @@ class CacheMachine(RuleBasedStateMachine):
             for past in range(self.first_read(window, position), position):
                 block = sequence.table[group][past // self.size]
                 assert block == held[group][past // self.size] != 0
-                assert self.memory[block, past % self.size] == (group, numbers[past])
+                slot = 0 if window == STATE else past % self.size
+                assert self.memory[block, slot] == (group, numbers[past])
 
     def execute(self, sequence: Sequence, tokens: list[int]) -> None:
         """Compute `tokens` at the device's position; only the last ones may be drafts that are not true."""
         start = sequence.device_computed
         self.check_readable(sequence, start)
         numbers = self.identities(sequence, sequence.tokens[:start] + tokens)
-        for group in range(len(self.windows)):
-            for position in range(start, start + len(tokens)):
+        end = start + len(tokens)
+        for group, window in enumerate(self.windows):
+            for position in range(start, end):
                 block = sequence.table[group][position // self.size]
-                assert block != 0
-                self.memory[block, position % self.size] = (group, numbers[position])
+                if window != STATE:
+                    assert block != 0
+                    self.memory[block, position % self.size] = (group, numbers[position])
+                elif position == end - 1 or (position + 1) % self.size == 0:
+                    assert block != 0 or position < end - 1
+                    if block:
+                        self.memory.update({(block, slot): (group, numbers[position]) for slot in range(self.size)})
 
     # What allocation owes us
 
     def needed_and_free(
-        self, sequence: Sequence, start: int, num_slots: int, cached: CachedPrefix | None
+        self, sequence: Sequence, start: int, end: int, num_slots: int, cached: CachedPrefix | None
     ) -> tuple[int, int]:
         request = sequence.request
         used: set[int] = set()
@@ -146,13 +163,17 @@ class CacheMachine(RuleBasedStateMachine):
             num_held_blocks = cached.num_tokens // self.size
             used.update(block for table in cached.block_ids for block in table)
         num_free = self.num_usable - len((used | self.blocks_of_loads()) - {0})
-        needed = max(-(-num_slots // self.size) - num_held_blocks, 0) * len(self.windows)
+        new_blocks = range(num_held_blocks, -(-num_slots // self.size))
+        needed = sum(
+            window != STATE or block >= end // self.size - 1 for window in self.windows for block in new_blocks
+        )
         return needed, num_free
 
     def allocate(self, sequence: Sequence, num_new: int, lookahead: int, cached: CachedPrefix | None = None) -> bool:
         request = sequence.request
         start = request.num_computed_tokens if cached is None else cached.num_tokens
-        needed, num_free = self.needed_and_free(sequence, start, start + num_new + lookahead, cached)
+        end = start + num_new
+        needed, num_free = self.needed_and_free(sequence, start, end, end + lookahead, cached)
         before = None if cached else self.manager.block_ids(request.request_id)
         blocks = self.manager.allocate(request, num_new, cached, lookahead)
         assert (blocks is None) == (needed > num_free)
@@ -212,6 +233,8 @@ class CacheMachine(RuleBasedStateMachine):
         sequence = data.draw(st.sampled_from(self.running))
         request = sequence.request
         num_left = request.num_tokens - request.num_computed_tokens
+        if STATE in self.windows:
+            drafts = []  # a state that ran over a rejected draft cannot be taken back
         if len(sequence.results) == 2:
             return
         if sequence.results:

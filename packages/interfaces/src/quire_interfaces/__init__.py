@@ -27,8 +27,10 @@ from quire_interfaces.kv_cache import (
     KVCachePlan,
     KVCacheSpec,
     KVCacheUsage,
+    MambaSpec,
     PrefixCacheMiss,
     SlidingWindowSpec,
+    StateTensor,
     kv_row_bytes,
 )
 from quire_interfaces.kv_transfer import (
@@ -103,6 +105,7 @@ __all__ = [
     "LinearMethod",
     "LoadablePrefix",
     "LogitsProcessor",
+    "MambaSpec",
     "ModelNotFoundError",
     "ModelRunnerOutput",
     "NewRow",
@@ -125,6 +128,7 @@ __all__ = [
     "SchedulingPolicy",
     "Settings",
     "SlidingWindowSpec",
+    "StateTensor",
     "StructuredOutputsParams",
     "Tensor",
     "TextDelta",

@@ -7,6 +7,7 @@ never handed out, a placeholder in block tables where no KV is kept (for example
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from math import prod
 from typing import NamedTuple, Protocol
 
 from quire_interfaces.errors import ConfigError
@@ -26,12 +27,17 @@ __all__ = [
     "KVCachePlan",
     "KVCacheSpec",
     "KVCacheUsage",
+    "MambaSpec",
     "PrefixCacheMiss",
     "SlidingWindowSpec",
+    "StateTensor",
     "kv_row_bytes",
 ]
 
 NULL_BLOCK_ID = 0
+
+STATE_ALIGNMENT_BYTES = 64
+STATE_DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 KV_CACHE_DTYPES = {"float32": 32, "bfloat16": 16, "float16": 16, "fp8_e4m3": 8, "fp8_e5m2": 8, "int8": 8, "int4": 4}
 """What keys and values are kept in -> bits of an element. int8 and int4 rows carry a float32 scale of their own."""
@@ -103,6 +109,41 @@ class SlidingWindowSpec(FullAttentionSpec):
         # The window may begin in the middle of a block, hence one more; while a prefill chunk is computed the blocks
         # of the chunk itself are held too, which the coordinator adds.
         return min(-(-num_tokens // self.block_size), -(-(self.sliding_window - 1) // self.block_size) + 1)
+
+
+class StateTensor(NamedTuple):
+    """One tensor of a recurrent layer's state."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    """As torch names it: "float32", "bfloat16" or "float16"."""
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes it takes in a block, rounded up so that the tensor after it is aligned."""
+        size = prod(self.shape) * STATE_DTYPE_BYTES[self.dtype]
+        return -(-size // STATE_ALIGNMENT_BYTES) * STATE_ALIGNMENT_BYTES
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MambaSpec(KVCacheSpec):
+    """The state of a recurrent layer: state space, linear attention, short convolution.
+
+    A block holds the state after the last computed one of its `block_size` tokens, whatever their number: a request
+    reads the block of the token before its first new one, and writes the block of its last one. A state is stored
+    where a block ends, beside that, if the request has a block there (not the null block).
+    """
+
+    states: tuple[StateTensor, ...]
+
+    @property
+    def block_bytes(self) -> int:
+        return sum(state.num_bytes for state in self.states)
+
+    def max_blocks(self, num_tokens: int) -> int:
+        # At the first token of a block, the state before it is read from the block before.
+        return min(-(-num_tokens // self.block_size), 2)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -225,7 +266,8 @@ class BlockAllocator(Protocol):
 
         Returns:
             Per group, the blocks appended to the request's block table by this call (cached ones included on the first
-            allocation; empty lists when the last block still had room), or None when there are not enough free blocks:
+            allocation; empty lists when the last block still had room; the null block where a state-space group
+            keeps no state), or None when there are not enough free blocks:
             then nothing was changed.
         """
 

@@ -1,6 +1,6 @@
 """What differs between kinds of KV cache groups: which cached blocks a hit needs, and when a block is no longer read.
 
-A new kind (chunked-local, MLA, state space) is one `GroupPolicy` and one entry in `GROUP_POLICIES`; the manager and the
+A new kind (chunked-local, MLA) is one `GroupPolicy` and one entry in `GROUP_POLICIES`; the manager and the
 coordinator know groups only through it.
 """
 
@@ -10,9 +10,17 @@ import sys
 from collections.abc import Callable, Container, Sequence
 from typing import Protocol
 
-from quire_interfaces import ConfigError, FullAttentionSpec, KVCacheSpec, SlidingWindowSpec
+from quire_interfaces import ConfigError, FullAttentionSpec, KVCacheSpec, MambaSpec, SlidingWindowSpec
 
-__all__ = ["GROUP_POLICIES", "NEVER", "FullAttentionGroup", "GroupPolicy", "SlidingWindowGroup", "make_group_policy"]
+__all__ = [
+    "GROUP_POLICIES",
+    "NEVER",
+    "FullAttentionGroup",
+    "GroupPolicy",
+    "SlidingWindowGroup",
+    "StateSpaceGroup",
+    "make_group_policy",
+]
 
 NEVER = sys.maxsize
 
@@ -20,12 +28,19 @@ NEVER = sys.maxsize
 class GroupPolicy(Protocol):
     """The rules of one KV cache group. Stateless: everything it decides follows from its arguments."""
 
+    keeps_states: bool
+    """A block holds the state at its end instead of something for each of its tokens: a step leaves most of the blocks
+    it runs through empty, and those it fills are worth keeping until they are findable."""
+
     def longest_prefix(self, index: Container[bytes], block_hashes: Sequence[bytes], max_blocks: int) -> int:
         """Most blocks n <= max_blocks such that a request can go on after its first n blocks: every block from
         `first_read_block(n * block_size)` to n is in `index`."""
 
     def first_read_block(self, num_computed_tokens: int) -> int:
         """Blocks before this one are read by no token from position `num_computed_tokens` on."""
+
+    def first_written_block(self, end: int) -> int:
+        """Of the blocks that a step ending before position `end` adds, those before this one stay empty."""
 
     def next_release(self, first_read_block: int) -> int:
         """Smallest position whose `first_read_block` is greater than this one, or NEVER."""
@@ -38,6 +53,7 @@ class FullAttentionGroup:
     """Every token reads all tokens before it."""
 
     __slots__ = ("block_size",)
+    keeps_states = False
 
     def __init__(self, spec: KVCacheSpec) -> None:
         self.block_size = spec.block_size
@@ -51,6 +67,9 @@ class FullAttentionGroup:
     def first_read_block(self, num_computed_tokens: int) -> int:
         return 0
 
+    def first_written_block(self, end: int) -> int:
+        return 0
+
     def next_release(self, first_read_block: int) -> int:
         return NEVER
 
@@ -62,6 +81,7 @@ class SlidingWindowGroup:
     """A token reads itself and the `sliding_window - 1` tokens before it."""
 
     __slots__ = ("block_size", "num_tokens_before")
+    keeps_states = False
 
     def __init__(self, spec: SlidingWindowSpec) -> None:
         if spec.sliding_window < 1:
@@ -86,6 +106,9 @@ class SlidingWindowGroup:
     def first_read_block(self, num_computed_tokens: int) -> int:
         return max(num_computed_tokens - self.num_tokens_before, 0) // self.block_size
 
+    def first_written_block(self, end: int) -> int:
+        return 0
+
     def next_release(self, first_read_block: int) -> int:
         return (first_read_block + 1) * self.block_size + self.num_tokens_before
 
@@ -95,9 +118,43 @@ class SlidingWindowGroup:
         return min(-(-num_tokens // self.block_size), -(-(num_read_and_written - 1) // self.block_size) + 1)
 
 
+class StateSpaceGroup:
+    """A token reads the state after the token before it.
+
+    Of the blocks that a step runs through, two get a state: the last, where the request goes on from, and the last one
+    that the step completes, where another request with the same beginning can go on. So a state is kept at the end of
+    each step's whole blocks (of each whole block in decode) rather than for each block of a prompt.
+    """
+
+    __slots__ = ("block_size",)
+    keeps_states = True
+
+    def __init__(self, spec: MambaSpec) -> None:
+        if not spec.block_bytes:
+            raise ConfigError("a state-space layer must keep some state; its spec names no tensor, or empty ones")
+        self.block_size = spec.block_size
+
+    def longest_prefix(self, index: Container[bytes], block_hashes: Sequence[bytes], max_blocks: int) -> int:
+        return next((end for end in range(max_blocks, 0, -1) if block_hashes[end - 1] in index), 0)
+
+    def first_read_block(self, num_computed_tokens: int) -> int:
+        return max(num_computed_tokens - 1, 0) // self.block_size
+
+    def first_written_block(self, end: int) -> int:
+        return max(end // self.block_size - 1, 0)
+
+    def next_release(self, first_read_block: int) -> int:
+        return (first_read_block + 1) * self.block_size + 1
+
+    def max_blocks(self, num_tokens: int, max_step_tokens: int) -> int:
+        # What is read, what the step ends in, and in a long step the whole block before that.
+        return min(-(-num_tokens // self.block_size), 3 if max_step_tokens > self.block_size > 1 else 2)
+
+
 GROUP_POLICIES: dict[type[KVCacheSpec], Callable[..., GroupPolicy]] = {
     FullAttentionSpec: FullAttentionGroup,
     SlidingWindowSpec: SlidingWindowGroup,
+    MambaSpec: StateSpaceGroup,
 }
 """Spec type -> its policy; a spec of a subclass gets the policy of its nearest base."""
 

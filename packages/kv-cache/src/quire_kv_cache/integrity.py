@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 from quire_interfaces import NULL_BLOCK_ID
 from quire_kv_cache.block_pool import BlockPool
+from quire_kv_cache.groups import GroupPolicy
 from quire_kv_cache.request_blocks import RequestBlocks
 
 __all__ = ["check_integrity"]
 
 
 def check_integrity(
-    pool: BlockPool, requests: Mapping[str, RequestBlocks], loading: Iterable[int], block_size: int
+    pool: BlockPool,
+    requests: Mapping[str, RequestBlocks],
+    loading: Iterable[int],
+    policies: Sequence[GroupPolicy],
+    block_size: int,
 ) -> None:
     """Compare references, free list, prefix indexes and block tables with each other.
 
@@ -21,6 +26,7 @@ def check_integrity(
         pool: The blocks.
         requests: What each request holds.
         loading: Blocks held by loads, once per reference.
+        policies: Rules of each group.
         block_size: Tokens in a block.
 
     Raises:
@@ -29,7 +35,7 @@ def check_integrity(
     _check_references(pool, requests, loading)
     _check_indexes(pool)
     for request_id, held in requests.items():
-        _check_tables(pool, request_id, held, block_size)
+        _check_tables(pool, request_id, held, policies, block_size)
 
 
 def _check_references(pool: BlockPool, requests: Mapping[str, RequestBlocks], loading: Iterable[int]) -> None:
@@ -65,14 +71,17 @@ def _check_indexes(pool: BlockPool) -> None:
         assert found.get(block) == expected, f"block {block}: index says {found.get(block)}, block says {expected}"
 
 
-def _check_tables(pool: BlockPool, request_id: str, held: RequestBlocks, block_size: int) -> None:
+def _check_tables(
+    pool: BlockPool, request_id: str, held: RequestBlocks, policies: Sequence[GroupPolicy], block_size: int
+) -> None:
     lengths = {len(table) for table in held.tables}
     expected = held.num_slots // block_size
     assert lengths == {expected}, f"{request_id}: tables of {lengths} blocks, expected {expected}"
     for group, (table, first) in enumerate(zip(held.tables, held.first_blocks, strict=True)):
         where = f"{request_id}, group {group}"
         assert not any(table[:first]), f"{where}: a block before the first read one is held"
-        assert all(table[first:]), f"{where}: a block that is read is null"
+        read = table[-1:] if policies[group].keeps_states else table[first:]
+        assert all(read), f"{where}: a block that is read is null"
         kept = [block for block in table if block != NULL_BLOCK_ID]
         assert len(set(kept)) == len(kept), f"{where}: a block stands in the table twice"
         for block in kept:

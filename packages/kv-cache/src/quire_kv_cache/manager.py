@@ -88,6 +88,9 @@ class KVCacheManager:
         self.config = config
         self.block_size = config.block_size
         self._policies = tuple(make_group_policy(group.spec) for group in plan.groups)
+        self._has_states = any(policy.keeps_states for policy in self._policies)
+        self._none_empty = [0] * len(self._policies)
+        self._keeps_until_findable = self._has_states and config.enable_prefix_caching
         self._pool = BlockPool(plan.num_blocks, len(plan.groups), self._on_evict)
         self._hasher = BlockHasher(config.prefix_caching_hash_algo, config.block_size)
         self._requests: dict[str, RequestBlocks] = {}
@@ -185,7 +188,7 @@ class KVCacheManager:
         _check_counts(num_new_tokens, num_lookahead_tokens)
         if cached is not None and cached.num_tokens:
             raise AllocatorMisuseError(f"request {request.request_id!r} already holds blocks: it cannot take a prefix")
-        return self._grow(request, held, num_slots)
+        return self._grow(request, held, start + num_new_tokens, num_slots)
 
     def _allocate_first(
         self, request: Request, num_new_tokens: int, cached: CachedPrefix | None, num_lookahead_tokens: int
@@ -200,10 +203,12 @@ class KVCacheManager:
             start = cached.num_tokens
         else:
             start = request.num_computed_tokens
-        num_blocks = max(-(-(start + num_new_tokens + num_lookahead_tokens) // size), num_hit_blocks)
-        num_new_blocks = num_blocks - num_hit_blocks
+        end = start + num_new_tokens
+        num_blocks = max(-(-(end + num_lookahead_tokens) // size), num_hit_blocks)
+        num_empty = self._num_empty(num_hit_blocks, num_blocks, end)
+        num_needed = (num_blocks - num_hit_blocks) * len(self._policies) - sum(num_empty)
         num_revived = sum(pool.num_unreferenced(table) for table in cached.block_ids)
-        if num_new_blocks * len(self._policies) + num_revived > pool.num_free:
+        if num_needed + num_revived > pool.num_free:
             return None
         for table in cached.block_ids:
             pool.touch(table)
@@ -211,23 +216,27 @@ class KVCacheManager:
         held = RequestBlocks(tuple([list(table) for table in cached.block_ids]), first_blocks, num_hit_blocks * size)
         held.num_cached_blocks = num_hit_blocks
         held.cache_at = (num_hit_blocks + 1) * size if self.config.enable_prefix_caching else NEVER
-        self._append(held, num_new_blocks)
+        self._append(held, num_blocks - num_hit_blocks, num_empty)
         self._set_release_at(held)
         self._requests[request.request_id] = held
         self._count_query(request, cached.num_tokens)
         return tuple([list(table) for table in held.tables])
 
-    def _grow(self, request: Request, held: RequestBlocks, num_slots: int) -> tuple[list[int], ...] | None:
+    def _grow(self, request: Request, held: RequestBlocks, end: int, num_slots: int) -> tuple[list[int], ...] | None:
         pool = self._pool
-        num_new_blocks = max(-(-(num_slots - held.num_slots) // self.block_size), 0)
+        num_held_blocks = held.num_slots // self.block_size
+        num_new_blocks = max(-(-num_slots // self.block_size) - num_held_blocks, 0)
+        num_empty = self._num_empty(num_held_blocks, num_held_blocks + num_new_blocks, end)
+        num_needed = num_new_blocks * len(self._policies) - sum(num_empty)
         # Computed tokens beyond the known ones may be drafts of a step in flight and be taken back; the position after
         # the known tokens is the earliest that the next step can begin at.
         position = min(request.num_computed_tokens, request.num_tokens)
-        outdated = self._outdated(held, position) if position >= held.release_at else []
-        num_needed = num_new_blocks * len(self._policies)
-        if num_needed > pool.num_free and num_needed > pool.num_free + pool.num_released_by(
-            block for _, _, blocks in outdated for block in blocks
-        ):
+        outdated: list[tuple[int, int, list[int]]] = []
+        if position >= held.release_at:
+            outdated = self._outdated(held, position, self._keeps_until_findable)
+            if num_needed > pool.num_free + _num_released(pool, outdated):
+                outdated = self._outdated(held, position, False)
+        if num_needed > pool.num_free and num_needed > pool.num_free + _num_released(pool, outdated):
             return None
         for group, first, blocks in outdated:
             pool.release(reversed(blocks))
@@ -235,14 +244,28 @@ class KVCacheManager:
             held.first_blocks[group] = first + len(blocks)
         if outdated:
             self._set_release_at(held)
-        return self._append(held, num_new_blocks)
+        return self._append(held, num_new_blocks, num_empty)
 
-    def _outdated(self, held: RequestBlocks, position: int) -> list[tuple[int, int, list[int]]]:
+    def _num_empty(self, first_block: int, end_block: int, end: int) -> list[int]:
+        """Per group, how many of the new blocks [first_block, end_block) get nothing in a step up to position `end`."""
+        if not self._has_states:
+            return self._none_empty
+        return [
+            min(max(policy.first_written_block(end), first_block), end_block) - first_block for policy in self._policies
+        ]
+
+    def _outdated(
+        self, held: RequestBlocks, position: int, keeps_until_findable: bool
+    ) -> list[tuple[int, int, list[int]]]:
         """(group, first block, block ids) of what no token from `position` on reads."""
         outdated = []
         for group, policy in enumerate(self._policies):
             first = held.first_blocks[group]
-            blocks = held.tables[group][first : policy.first_read_block(position)]
+            end = policy.first_read_block(position)
+            if keeps_until_findable and policy.keeps_states:
+                # The step that fills it may be in flight: what is let go now would never be found.
+                end = min(end, held.num_cached_blocks)
+            blocks = held.tables[group][first:end]
             if blocks:
                 outdated.append((group, first, blocks))
         return outdated
@@ -252,8 +275,9 @@ class KVCacheManager:
             policy.next_release(first) for policy, first in zip(self._policies, held.first_blocks, strict=True)
         )
 
-    def _append(self, held: RequestBlocks, num_blocks: int) -> tuple[list[int], ...]:
-        taken = tuple([self._pool.take(num_blocks) for _ in held.tables])
+    def _append(self, held: RequestBlocks, num_blocks: int, num_empty: list[int]) -> tuple[list[int], ...]:
+        pool = self._pool
+        taken = tuple([[NULL_BLOCK_ID] * empty + pool.take(num_blocks - empty) for empty in num_empty])
         for table, blocks in zip(held.tables, taken, strict=True):
             table.extend(blocks)
         held.num_slots += num_blocks * self.block_size
@@ -306,7 +330,7 @@ class KVCacheManager:
 
     def _store(self, request: Request, group: int, table: list[int], start: int, end: int) -> None:
         pool, hashes = self._pool, request.block_hashes
-        news = [i for i in range(start, end) if pool.store(table[i], hashes[i], group)]
+        news = [i for i in range(start, end) if table[i] != NULL_BLOCK_ID and pool.store(table[i], hashes[i], group)]
         if self._on_computed is not None and news:
             self._on_computed(group, [hashes[i] for i in news])
         self._record_news(request, group, news)
@@ -420,13 +444,18 @@ class KVCacheManager:
         Raises:
             AssertionError: naming the block or request at fault.
         """
-        check_integrity(self._pool, self._requests, self._loads.block_ids(), self.block_size)
+        check_integrity(self._pool, self._requests, self._loads.block_ids(), self._policies, self.block_size)
 
     def _on_evict(self, group: int, block_hashes: list[bytes]) -> None:
         self._history.remember_gone(block_hashes, "its block was needed for other tokens")
         self._stats = self._stats._replace(num_evicted_hashes=self._stats.num_evicted_hashes + len(block_hashes))
         if self._events is not None:
             self._events.removed(block_hashes, group)
+
+
+def _num_released(pool: BlockPool, outdated: list[tuple[int, int, list[int]]]) -> int:
+    """How many blocks become free when all of these are let go."""
+    return pool.num_released_by(block for _, _, blocks in outdated for block in blocks)
 
 
 def _check_counts(num_new_tokens: int, num_lookahead_tokens: int) -> None:

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from quire_interfaces import ConfigError, KVCacheGroup, KVCachePlan, KVCacheSpec
+from quire_interfaces import ConfigError, KVCacheGroup, KVCachePlan, KVCacheSpec, MambaSpec
+from quire_interfaces.kv_cache import STATE_ALIGNMENT_BYTES
 from quire_kv_cache.groups import make_group_policy
 
 __all__ = ["max_concurrency", "plan_kv_cache"]
@@ -85,10 +86,14 @@ def _group_layers(specs: Mapping[str, KVCacheSpec]) -> tuple[KVCacheGroup, ...]:
 
 def _tensor_block_bytes(groups: tuple[KVCacheGroup, ...]) -> tuple[int, ...]:
     num_tensors = max(len(group.layer_names) for group in groups)
-    return tuple(
+    sizes = [
         max(group.spec.block_bytes for group in groups if tensor < len(group.layer_names))
         for tensor in range(num_tensors)
-    )
+    ]
+    if any(isinstance(group.spec, MambaSpec) for group in groups):
+        # States of other dtypes than the keys beside them must not begin in the middle of a number.
+        sizes = [-(-size // STATE_ALIGNMENT_BYTES) * STATE_ALIGNMENT_BYTES for size in sizes]
+    return tuple(sizes)
 
 
 def _num_blocks(block_bytes: int, num_groups: int, memory_bytes: int | None, num_blocks: int | None) -> int:

@@ -13,10 +13,11 @@ from importlib.metadata import entry_points
 import torch
 
 from quire_interfaces import ConfigError
-from quire_ops import reference, torch_attention, torch_ops
+from quire_ops import recurrent_reference, reference, torch_attention, torch_ops, torch_recurrent
 from quire_ops.declarations import OPS
 from quire_ops.decoder_stack import reference_decoder_stack
 from quire_ops.fused_moe import reference_fused_moe
+from quire_ops.recurrent import RECURRENT_OPS
 from quire_ops.table import OpBackend, OpChoice, OpFunction, OpRequest, OpTable, SizeRule
 from quire_ops.torch_moe import torch_fused_moe
 
@@ -39,9 +40,10 @@ def builtin_table() -> OpTable:
             table.add(OpBackend(op=op.name, name="reference", function=reference_fused_moe, priority=-100))
             table.add(OpBackend(op=op.name, name="torch", function=torch_fused_moe, dtypes=_FLOATS))
             continue
-        function = getattr(reference, op.name)
+        is_recurrent = op in RECURRENT_OPS
+        function = getattr(recurrent_reference if is_recurrent else reference, op.name)
         table.add(OpBackend(op=op.name, name="reference", function=function, priority=-100))
-        module = torch_attention if op.name == "paged_attention" else torch_ops
+        module = torch_attention if op.name == "paged_attention" else torch_recurrent if is_recurrent else torch_ops
         sizes = _EVEN_HEAD if op.name == "rotary_embedding" else {}
         fused = getattr(module, op.name)
         table.add(OpBackend(op=op.name, name="torch", function=fused, dtypes=_FLOATS, sizes=sizes))

@@ -1,4 +1,5 @@
-"""Every op, declared once: arguments, shapes, dtypes and meaning. No code of any op is here.
+"""Every op, declared once: arguments, shapes, dtypes and meaning. No code of any op is here; those of recurrent layers
+are in `recurrent.py`.
 
 Shape legend: T tokens, S sequences, N any number of rows, I inputs, O outputs, Hq query heads, Hkv key-value heads
 (Hq is a multiple of Hkv), D head dimension, B blocks in the widest block table.
@@ -10,31 +11,11 @@ block id; a head's tokens of a block are one piece of memory, which kernels read
 
 from __future__ import annotations
 
-from typing import Any, Protocol
-
-from torch import Tensor
-
+from quire_ops.layout import PagedLayout
+from quire_ops.recurrent import RECURRENT_OPS
 from quire_ops.table import Op
 
 __all__ = ["OPS", "PagedLayout", "kv_cache_shape"]
-
-
-class PagedLayout(Protocol):
-    """Where the tokens of a step's sequences are in the paged cache. Host lists repeat the device tensors."""
-
-    block_table: Tensor
-    """[S, B] int32."""
-    query_start_loc: Tensor
-    """[S + 1] int32."""
-    slot_mapping: Tensor
-    """[T] int64."""
-    block_size: int
-    query_lens: list[int]
-    """Tokens of each sequence in this step; they are the last ones of the sequence."""
-    kv_lens: list[int]
-    """Tokens of each sequence, this step's included."""
-    derived: dict[Any, Any]
-    """What a backend worked out from the rest; kept for the other layers of the same step."""
 
 
 def kv_cache_shape(num_blocks: int, block_size: int, num_kv_heads: int, head_dim: int) -> tuple[int, ...]:
@@ -124,4 +105,5 @@ OPS: tuple[Op, ...] = (
             "An option of a backend: without one, networks call the other ops layer by layer"
         ),
     ),
+    *RECURRENT_OPS,
 )

@@ -1,0 +1,27 @@
+"""Where the tokens of a step are in the paged cache, as every paged op takes it."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+from torch import Tensor
+
+__all__ = ["PagedLayout"]
+
+
+class PagedLayout(Protocol):
+    """Where the tokens of a step's sequences are in the paged cache. Host lists repeat the device tensors."""
+
+    block_table: Tensor
+    """[S, B] int32."""
+    query_start_loc: Tensor
+    """[S + 1] int32."""
+    slot_mapping: Tensor
+    """[T] int64."""
+    block_size: int
+    query_lens: list[int]
+    """Tokens of each sequence in this step; they are the last ones of the sequence."""
+    kv_lens: list[int]
+    """Tokens of each sequence, this step's included."""
+    derived: dict[Any, Any]
+    """What a backend worked out from the rest; kept for the other layers of the same step."""
