@@ -7,6 +7,7 @@ environment of their own, to prove that a package works with nothing but what it
 from __future__ import annotations
 
 import os
+import shutil
 import sys
 import tomllib
 from pathlib import Path
@@ -91,6 +92,22 @@ def types(session: nox.Session) -> None:
 def imports(session: nox.Session) -> None:
     """Who may import whom (the contracts stand in pyproject.toml)."""
     session.run("lint-imports", external=True)
+
+
+@nox.session(name="kernels-cpu-aarch64")
+def kernels_cpu_aarch64(session: nox.Session) -> None:
+    """Cross-compile the CPU kernels for 64-bit Arm and compare them with plain loops under an emulator."""
+    compiler, emulator = shutil.which("aarch64-linux-gnu-g++"), shutil.which("qemu-aarch64-static")
+    if compiler is None or emulator is None:
+        session.skip(
+            "needs aarch64-linux-gnu-g++ and qemu-aarch64-static (Debian: g++-aarch64-linux-gnu, qemu-user-static)"
+        )
+    folder, program = ROOT / "kernels-cpu", Path(session.create_tmp()) / "check_kernels"
+    sources = [folder / "src/quire_kernels_cpu/csrc/kernels.cpp", folder / "tests/check_kernels.cpp"]
+    # As in hatch_build.py, where the build is called neon.
+    flags = ["-O3", "-std=c++17", "-fopenmp", "-fno-math-errno", "-fno-trapping-math", "-Wno-psabi", "-march=armv8-a"]
+    session.run(compiler, *flags, "-Wall", "-Wextra", "-Werror", *map(str, sources), "-o", str(program), external=True)
+    session.run(emulator, "-L", "/usr/aarch64-linux-gnu", str(program), env={"OMP_NUM_THREADS": "2"}, external=True)
 
 
 @nox.session

@@ -1,4 +1,4 @@
-"""Compiles the kernels when the package is built or installed, once per instruction set.
+"""Compiles the kernels when the package is built or installed, once per instruction set of the machine's architecture.
 
 A machine without a C++ compiler still gets the package: the op table then says that it is unavailable and why, and
 torch's operators serve.
@@ -21,6 +21,8 @@ BUILDS = {
     "avx512": AVX512,
     "amx": [*AVX512, "-mavx512bf16", "-mavx512vnni", "-mamx-tile", "-mamx-bf16", "-mamx-int8"],
 }
+AARCH64_BUILDS = {"neon": ["-march=armv8-a"]}
+ARCHITECTURES = {"x86_64": BUILDS, "AMD64": BUILDS, "aarch64": AARCH64_BUILDS, "arm64": AARCH64_BUILDS}
 # OpenMP's symbols are left open on purpose: they resolve to the runtime that torch has loaded, so that there is one
 # pool of threads and not two. The two warnings are about gcc 12's own headers.
 COMPILE = ["-O3", "-std=c++17", "-fPIC", "-fopenmp", "-fno-math-errno", "-fno-trapping-math", "-Wno-psabi", "-c"]
@@ -34,11 +36,21 @@ class CompileKernels(BuildHookInterface):  # type: ignore[type-arg]
             return
         folder = Path(self.root) / "src" / "quire_kernels_cpu"
         compiler = os.environ.get("CXX") or shutil.which("g++") or shutil.which("clang++")
-        if compiler is None or platform.machine() not in ("x86_64", "AMD64") or platform.system() != "Linux":
+        builds = ARCHITECTURES.get(platform.machine())
+        if builds is None or platform.system() != "Linux":
+            self.app.display_warning(
+                f"quire-kernels-cpu: nothing is compiled for {platform.system()} on {platform.machine()}; torch serves"
+            )
+            return
+        if compiler is None:
+            self.app.display_warning(
+                "quire-kernels-cpu: no C++ compiler (g++ or clang++) on the PATH, so the kernels are not compiled and "
+                "torch serves; install one and install this package again"
+            )
             return
         sources = sorted((folder / "csrc").iterdir())
         newest = max(source.stat().st_mtime for source in sources)
-        for name, flags in BUILDS.items():
+        for name, flags in builds.items():
             built = folder / f"kernels_{name}.so"
             if built.exists() and built.stat().st_mtime >= newest:
                 continue

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -33,6 +34,19 @@ def test_lower_builds_pass_the_same_tests(build: str, monkeypatch: pytest.Monkey
     assert " passed" in run.stdout
 
 
+@pytest.mark.skipif(shutil.which("g++") is None or build_name() is None, reason="needs g++ and a build")
+def test_the_program_for_other_machines_finds_nothing_here(tmp_path: Path) -> None:
+    """`nox -s kernels-cpu-aarch64` runs it under an emulator; here it keeps step with the C interface."""
+    build = FOLDER.parent / "src" / "quire_kernels_cpu" / f"kernels_{build_name()}.so"
+    program = tmp_path / "check_kernels"
+    source = str(FOLDER / "check_kernels.cpp")
+    command = ["g++", "-std=c++17", "-O1", "-fopenmp", source, str(build), f"-Wl,-rpath,{build.parent}", "-o"]
+    subprocess.run([*command, str(program)], check=True)
+    run = subprocess.run([str(program)], capture_output=True, text=True, timeout=60)
+    assert run.returncode == 0, run.stdout
+    assert run.stdout.endswith("0 failures\n")
+
+
 def test_without_kernels_torch_serves_and_the_report_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(ENVIRONMENT, "none")
     code = "from quire_ops import *\nfor c in op_report(OpRequest()): print(c.op, c.backend, c.refused.get('cpu'))"
@@ -44,7 +58,7 @@ def test_without_kernels_torch_serves_and_the_report_says_why(monkeypatch: pytes
 
 def test_an_unknown_build_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(ENVIRONMENT, "avx1024")
-    with pytest.raises(ConfigError, match=r"avx1024.*amx, avx512, avx2, none"):
+    with pytest.raises(ConfigError, match=r"avx1024.*amx, avx512, avx2, neon, none"):
         build_name()
 
 

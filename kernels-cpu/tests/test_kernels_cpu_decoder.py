@@ -14,6 +14,7 @@ from quire_ops import DecoderLayerWeights, DecoderStack, LinearWeights
 from quire_ops.decoder_stack import reference_decoder_stack
 
 HEADS, KV_HEADS = 6, 2
+TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 0.06, torch.float16: 8e-3}
 
 
 def make_stack(
@@ -76,7 +77,7 @@ SHAPES = [
 ]
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("dtype", TOLERANCE)
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("seed", range(3))
 def test_a_mixed_step_equals_the_reference(dtype: torch.dtype, shape: dict[str, object], seed: int) -> None:
@@ -94,7 +95,7 @@ def test_a_mixed_step_equals_the_reference(dtype: torch.dtype, shape: dict[str, 
     cos, sin = angles(layouts[0], stack.head_dim, dtype)
     expected = reference_decoder_stack(wide)(x.double(), cos.double(), sin.double(), layouts, groups, expected_caches)
     got = decoder_stack(stack)(x, cos, sin, layouts, groups, caches)
-    tolerance = 1e-5 if dtype == torch.float32 else 0.06
+    tolerance = TOLERANCE[dtype]
     assert got.dtype == dtype
     assert (got.double() - expected).abs().max() <= tolerance * expected.abs().max()
     for cache, expected_cache in zip(caches, expected_caches, strict=True):
@@ -120,7 +121,7 @@ def _widened(stack: DecoderStack) -> DecoderStack:
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("dtype", TOLERANCE)
 @pytest.mark.parametrize("int8", [False, True])
 def test_chunks_and_neighbours_change_no_bit(dtype: torch.dtype, int8: bool) -> None:
     torch.manual_seed(0)

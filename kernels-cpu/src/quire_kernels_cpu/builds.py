@@ -1,7 +1,7 @@
 """The compiled kernels: which build fits this processor, and their C functions.
 
 Knows processors and the C interface; does not know tensors or ops. `QUIRE_CPU_KERNELS` names a lower build than the
-best one ("avx512", "avx2"), or "none".
+best one ("avx512", "avx2"), or "none". "neon" is the build of 64-bit Arm processors.
 """
 
 from __future__ import annotations
@@ -22,9 +22,10 @@ BUILDS: dict[str, frozenset[str]] = {
         {"avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512_bf16", "amx_tile", "amx_bf16", "amx_int8"}
     ),
     "avx512": frozenset({"avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512cd"}),
-    "avx2": frozenset({"avx2", "fma", "bmi2"}),
+    "avx2": frozenset({"avx2", "fma", "f16c", "bmi2"}),
+    "neon": frozenset({"asimd"}),
 }
-"""Build -> the processor flags it needs, the best first."""
+"""Build -> the processor flags it needs, the best first; "neon" for 64-bit Arm, the others for x86-64."""
 
 _P, _I, _L, _F = ctypes.c_void_p, ctypes.c_int, ctypes.c_int64, ctypes.c_float
 _SIGNATURES: dict[str, tuple[list[type], type | None]] = {
@@ -48,7 +49,8 @@ def _processor_flags() -> frozenset[str]:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
         return frozenset()
-    return frozenset(next((line.split(":", 1)[1].split() for line in lines if line.startswith("flags")), []))
+    listed = (line.split(":", 1)[1].split() for line in lines if line.startswith(("flags", "Features")))
+    return frozenset(next(listed, []))
 
 
 def build_name() -> str | None:
@@ -73,7 +75,7 @@ def _load() -> ctypes.CDLL | str:
     if name is None:
         if os.environ.get(ENVIRONMENT):
             return f"{ENVIRONMENT}={os.environ[ENVIRONMENT]} switches the kernels off or asks for what is not here"
-        return "needs an x86-64 processor with AVX2, AVX-512 or AMX, under Linux"
+        return "needs an x86-64 processor with AVX2, AVX-512 or AMX, or a 64-bit Arm processor, under Linux"
     path = Path(__file__).with_name(f"kernels_{name}.so")
     if not path.is_file():
         return "was not compiled: install a C++ compiler (g++) and install quire-kernels-cpu again"

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from quire_kernels_cpu.builds import library
+from quire_kernels_cpu.dtypes import DTYPES
 from quire_ops.declarations import PagedLayout
 from quire_ops.decoder_stack import DecoderStack, LinearWeights, RunDecoder
 
@@ -19,7 +20,6 @@ __all__ = ["MAX_HEAD_DIM", "MAX_QUERIES_PER_KV_HEAD", "decoder_stack"]
 
 MAX_HEAD_DIM = 256
 MAX_QUERIES_PER_KV_HEAD = 64
-_DTYPES = {torch.float32: 0, torch.bfloat16: 1}
 
 
 def decoder_stack(stack: DecoderStack) -> RunDecoder:
@@ -33,7 +33,7 @@ class _Decoder:
     def __init__(self, stack: DecoderStack) -> None:
         library()  # says why when there is none
         self._stack = stack
-        self._dtype = _DTYPES[stack.final_norm.dtype]
+        self._dtype = DTYPES[stack.final_norm.dtype]
         self._group_of_layer: tuple[int, ...] | None = None
         self._caches: tuple[Tensor, ...] = ()
         self._cache_pointers = (ctypes.c_void_p * len(stack.layers))()

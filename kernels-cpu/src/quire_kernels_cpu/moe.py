@@ -11,11 +11,10 @@ import torch
 from torch import Tensor
 
 from quire_kernels_cpu.builds import library
+from quire_kernels_cpu.dtypes import DTYPES
 from quire_ops import EXPERT_ACTIVATIONS, Experts, RunExperts
 
 __all__ = ["fused_moe"]
-
-_DTYPES = {torch.float32: 0, torch.bfloat16: 1}
 
 
 def fused_moe(experts: Experts) -> RunExperts:
@@ -65,7 +64,7 @@ class _Experts:
         return out
 
     def _make(self, dtype: torch.dtype) -> None:
-        self._dtype = _DTYPES[dtype]
+        self._dtype = DTYPES[dtype]
         self._handle = self._library.quire_moe_new(
             self._dtype,
             len(self._experts.gate),

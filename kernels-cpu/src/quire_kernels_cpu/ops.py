@@ -11,6 +11,7 @@ from torch import Tensor
 
 from quire_kernels_cpu.builds import library, unavailable
 from quire_kernels_cpu.decoder import MAX_HEAD_DIM, MAX_QUERIES_PER_KV_HEAD, decoder_stack
+from quire_kernels_cpu.dtypes import DTYPES
 from quire_kernels_cpu.moe import fused_moe
 from quire_ops import OpBackend, SizeRule
 from quire_ops.declarations import PagedLayout
@@ -28,7 +29,6 @@ __all__ = [
     "silu_and_mul",
 ]
 
-_DTYPES = {torch.float32: 0, torch.bfloat16: 1}
 _ATTENTION_SIZES = {
     "head_dim": SizeRule(maximum=MAX_HEAD_DIM),
     "queries_per_kv_head": SizeRule(maximum=MAX_QUERIES_PER_KV_HEAD),
@@ -56,7 +56,7 @@ def backends() -> list[OpBackend]:
             function=function,
             priority=10,
             devices=frozenset({"cpu"}),
-            dtypes=frozenset(_DTYPES),
+            dtypes=frozenset(DTYPES),
             sizes=_ATTENTION_SIZES if function in (paged_attention, decoder_stack) else {},
             batch_invariant=True,
             unavailable=unavailable(),
@@ -85,7 +85,7 @@ def _linear(x: Tensor, weight: Tensor, scale: Tensor | None, bias: Tensor | None
     out = torch.empty(x.shape[0], weight.shape[0], dtype=dtype)
     if out.numel():
         library().quire_linear(
-            _DTYPES[x.dtype],
+            DTYPES[x.dtype],
             x.data_ptr(),
             weight.data_ptr(),
             None if scale is None else scale.data_ptr(),
@@ -118,7 +118,7 @@ def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tup
 def _rms_norm(out: Tensor, x: Tensor, added: Tensor | None, weight: Tensor, eps: float) -> None:
     size = weight.shape[0]
     library().quire_rms_norm(
-        _DTYPES[x.dtype],
+        DTYPES[x.dtype],
         out.data_ptr(),
         x.data_ptr(),
         None if added is None else added.data_ptr(),
@@ -141,7 +141,7 @@ def gelu_and_mul(gate: Tensor, up: Tensor) -> Tensor:
 
 def _activate_and_mul(gate: Tensor, up: Tensor, *, gelu: bool) -> Tensor:
     gate, up = gate.contiguous(), up.contiguous()
-    library().quire_activate_and_mul(_DTYPES[gate.dtype], gelu, gate.data_ptr(), up.data_ptr(), gate.numel())
+    library().quire_activate_and_mul(DTYPES[gate.dtype], gelu, gate.data_ptr(), up.data_ptr(), gate.numel())
     return gate
 
 
@@ -155,7 +155,7 @@ def paged_attention(
     soft_cap: float | None = None,
 ) -> Tensor:
     """Op `paged_attention`; a cache of another dtype than the queries goes to torch's operators."""
-    if query.dtype not in _DTYPES or query.dtype != kv_cache.dtype or not kv_cache.is_contiguous():
+    if query.dtype not in DTYPES or query.dtype != kv_cache.dtype or not kv_cache.is_contiguous():
         return torch_paged_attention(
             query, kv_cache, layout, scale=scale, sliding_window=sliding_window, soft_cap=soft_cap
         )
@@ -165,7 +165,7 @@ def paged_attention(
     if kv_lens is None:
         kv_lens = layout.derived["cpu"] = torch.tensor(layout.kv_lens, dtype=torch.int32)
     library().quire_attention(
-        _DTYPES[query.dtype],
+        DTYPES[query.dtype],
         query.data_ptr(),
         kv_cache.data_ptr(),
         out.data_ptr(),

@@ -1,6 +1,6 @@
 // The C interface of the kernels: raw pointers and sizes, checked by the callers (`ops.py`, `decoder.py`).
 //
-// Compiled once per instruction set. dtype: 0 float32, 1 bfloat16. Every function uses the threads of the OpenMP
+// Compiled once per instruction set. dtype: 0 float32, 1 bfloat16, 2 float16. Every function uses the threads of the OpenMP
 // runtime that is loaded; a decoder may be run by one thread at a time.
 #include "attention.h"
 #include "decoder.h"
@@ -128,53 +128,55 @@ void run_decoder(void* decoder, const void* x, void* hidden, const void* cos, co
         tokens, num_sequences, query_start_loc, kv_lens, groups, reinterpret_cast<T* const*>(kv_caches), block_size});
 }
 
+// function(T{}) for the dtype's T.
+template <typename Function>
+auto for_dtype(int dtype, Function&& function) {
+    switch (dtype) {
+        case 0: return function(float{});
+        case 1: return function(BFloat16{});
+        default: return function(Float16{});
+    }
+}
+
 }  // namespace
 }  // namespace quire
 
 extern "C" {
 
-using quire::BFloat16;
+using quire::for_dtype;
 
 // x [tokens, cols], weight [rows, cols] (int8 if there is a scale [rows]), bias [rows] or none -> y [tokens, rows],
 // float32 if `wide`.
 void quire_linear(int dtype, const void* x, const void* weight, const void* scale, const void* bias, void* y,
                   int64_t tokens, int64_t cols, int64_t rows, int wide) {
-    using quire::Matrix, quire::linear_op;
-    if (dtype == 0) {
-        const Matrix<float> matrix{weight, rows, cols, static_cast<const float*>(bias), static_cast<const float*>(scale)};
-        linear_op(static_cast<const float*>(x), matrix, static_cast<float*>(y), tokens);
-        return;
-    }
-    const auto* xs = static_cast<const BFloat16*>(x);
-    const Matrix<BFloat16> matrix{weight, rows, cols, static_cast<const BFloat16*>(bias),
-                                  static_cast<const BFloat16*>(scale)};
-    if (wide) {
-        linear_op(xs, matrix, static_cast<float*>(y), tokens);
-    } else {
-        linear_op(xs, matrix, static_cast<BFloat16*>(y), tokens);
-    }
+    for_dtype(dtype, [&](auto zero) {
+        using T = decltype(zero);
+        const quire::Matrix<T> matrix{weight, rows, cols, static_cast<const T*>(bias), static_cast<const T*>(scale)};
+        if (wide) {
+            quire::linear_op(static_cast<const T*>(x), matrix, static_cast<float*>(y), tokens);
+        } else {
+            quire::linear_op(static_cast<const T*>(x), matrix, static_cast<T*>(y), tokens);
+        }
+    });
 }
 
 // to [rows, size] = norm of x; with `added`, x becomes x + added first.
 void quire_rms_norm(int dtype, void* to, void* x, const void* added, const void* weight, int64_t rows, int64_t size,
                     float eps) {
-    if (dtype == 0) {
-        quire::rms_norm_op(static_cast<float*>(to), static_cast<float*>(x), static_cast<const float*>(added),
-                           static_cast<const float*>(weight), rows, size, eps);
-    } else {
-        quire::rms_norm_op(static_cast<BFloat16*>(to), static_cast<BFloat16*>(x), static_cast<const BFloat16*>(added),
-                           static_cast<const BFloat16*>(weight), rows, size, eps);
-    }
+    for_dtype(dtype, [&](auto zero) {
+        using T = decltype(zero);
+        quire::rms_norm_op(static_cast<T*>(to), static_cast<T*>(x), static_cast<const T*>(added),
+                           static_cast<const T*>(weight), rows, size, eps);
+    });
 }
 
 // gate = act(gate) * up, `count` numbers.
 void quire_activate_and_mul(int dtype, int gelu, void* gate, const void* up, int64_t count) {
     const auto kind = gelu ? quire::Activation::gelu : quire::Activation::silu;
-    if (dtype == 0) {
-        quire::activate_and_mul_op(kind, static_cast<float*>(gate), static_cast<const float*>(up), count);
-    } else {
-        quire::activate_and_mul_op(kind, static_cast<BFloat16*>(gate), static_cast<const BFloat16*>(up), count);
-    }
+    for_dtype(dtype, [&](auto zero) {
+        using T = decltype(zero);
+        quire::activate_and_mul_op(kind, static_cast<T*>(gate), static_cast<const T*>(up), count);
+    });
 }
 
 // Limits: D <= 256, Hq / Hkv <= 256. window, soft_cap: 0 for none.
@@ -183,71 +185,57 @@ void quire_attention(int dtype, const void* query, const void* kv, void* out, co
                      int num_heads, int num_kv_heads, int head_dim, int block_size, float scale, int window,
                      float soft_cap) {
     const int64_t stride = static_cast<int64_t>(num_heads) * head_dim;
-    if (dtype == 0) {
-        quire::attention_op(quire::Attention<float>{
-            static_cast<const float*>(query), stride, head_dim, static_cast<const float*>(kv), static_cast<float*>(out), stride,
-            block_table, table_stride, query_start_loc, kv_lens, nullptr, num_sequences, num_heads, num_kv_heads, head_dim,
-            block_size, scale, window, soft_cap});
-    } else {
-        quire::attention_op(quire::Attention<BFloat16>{
-            static_cast<const BFloat16*>(query), stride, head_dim, static_cast<const BFloat16*>(kv),
-            static_cast<BFloat16*>(out), stride, block_table, table_stride, query_start_loc, kv_lens, nullptr, num_sequences, num_heads,
-            num_kv_heads, head_dim, block_size, scale, window, soft_cap});
-    }
+    for_dtype(dtype, [&](auto zero) {
+        using T = decltype(zero);
+        quire::attention_op(quire::Attention<T>{
+            static_cast<const T*>(query), stride, head_dim, static_cast<const T*>(kv), static_cast<T*>(out), stride,
+            block_table, table_stride, query_start_loc, kv_lens, nullptr, num_sequences, num_heads, num_kv_heads,
+            head_dim, block_size, scale, window, soft_cap});
+    });
 }
 
 // A decoder keeps the pointers: the weights must outlive it.
 void* quire_decoder_new(int dtype, int num_layers, const void* const* pointers, const int* windows, const int* groups,
                         const void* final_norm, int64_t hidden, int64_t intermediate, int num_heads, int num_kv_heads,
                         int head_dim, int gelu, float eps, float scale) {
-    if (dtype == 0)
-        return quire::make_decoder<float>(num_layers, pointers, windows, groups, final_norm, hidden, intermediate,
-                                          num_heads, num_kv_heads, head_dim, gelu, eps, scale);
-    return quire::make_decoder<BFloat16>(num_layers, pointers, windows, groups, final_norm, hidden, intermediate,
-                                         num_heads, num_kv_heads, head_dim, gelu, eps, scale);
+    return for_dtype(dtype, [&](auto zero) -> void* {
+        return quire::make_decoder<decltype(zero)>(num_layers, pointers, windows, groups, final_norm, hidden,
+                                                   intermediate, num_heads, num_kv_heads, head_dim, gelu, eps, scale);
+    });
 }
 
 void quire_decoder_delete(int dtype, void* decoder) {
-    if (dtype == 0) {
-        delete static_cast<quire::Decoder<float>*>(decoder);
-    } else {
-        delete static_cast<quire::Decoder<BFloat16>*>(decoder);
-    }
+    for_dtype(dtype, [&](auto zero) { delete static_cast<quire::Decoder<decltype(zero)>*>(decoder); });
 }
 
 void quire_decoder_run(int dtype, void* decoder, const void* x, void* hidden, const void* cos, const void* sin,
                        int64_t tokens, int num_sequences, const int32_t* query_start_loc, const int32_t* kv_lens,
                        const void* groups, void* const* kv_caches, int block_size) {
-    const auto run = dtype == 0 ? quire::run_decoder<float> : quire::run_decoder<BFloat16>;
-    run(decoder, x, hidden, cos, sin, tokens, num_sequences, query_start_loc, kv_lens,
-        static_cast<const quire::StepGroup*>(groups), kv_caches, block_size);
+    for_dtype(dtype, [&](auto zero) {
+        quire::run_decoder<decltype(zero)>(decoder, x, hidden, cos, sin, tokens, num_sequences, query_start_loc,
+                                           kv_lens, static_cast<const quire::StepGroup*>(groups), kv_caches, block_size);
+    });
 }
 
 // Experts keep the pointers: the weights must outlive them. activation: 0 SiLU, 1 GELU, 2 swigluoai with its limit.
 void* quire_moe_new(int dtype, int num_experts, const void* const* pointers, int64_t width, int64_t inner, int activation,
                     float limit) {
-    if (dtype == 0) return quire::make_moe<float>(num_experts, pointers, width, inner, activation, limit);
-    return quire::make_moe<BFloat16>(num_experts, pointers, width, inner, activation, limit);
+    return for_dtype(dtype, [&](auto zero) -> void* {
+        return quire::make_moe<decltype(zero)>(num_experts, pointers, width, inner, activation, limit);
+    });
 }
 
 void quire_moe_delete(int dtype, void* moe) {
-    if (dtype == 0) {
-        delete static_cast<quire::Moe<float>*>(moe);
-    } else {
-        delete static_cast<quire::Moe<BFloat16>*>(moe);
-    }
+    for_dtype(dtype, [&](auto zero) { delete static_cast<quire::Moe<decltype(zero)>*>(moe); });
 }
 
 // x [tokens, width], ids and weights [tokens, k] -> out [tokens, width]; ids must be experts' numbers.
 void quire_moe_run(int dtype, void* moe, const void* x, const int64_t* ids, const float* weights, int64_t tokens, int k,
                    void* out) {
-    if (dtype == 0) {
-        static_cast<quire::Moe<float>*>(moe)->run(static_cast<const float*>(x), ids, weights, tokens, k,
-                                                  static_cast<float*>(out));
-    } else {
-        static_cast<quire::Moe<BFloat16>*>(moe)->run(static_cast<const BFloat16*>(x), ids, weights, tokens, k,
-                                                     static_cast<BFloat16*>(out));
-    }
+    for_dtype(dtype, [&](auto zero) {
+        using T = decltype(zero);
+        static_cast<quire::Moe<T>*>(moe)->run(static_cast<const T*>(x), ids, weights, tokens, k, static_cast<T*>(out));
+    });
 }
 
 // Reads memory and does nothing with it: how many bytes a second is what the other kernels can be compared to.

@@ -29,14 +29,14 @@ constexpr int64_t kBlockTiles = 32;
 
 template <typename W>
 void dot_strip(const Half half[2], int64_t cols, const Activations& x, int64_t tile, Sums& sums) {
-    constexpr int kRows = 4, kTokens = kLanes == 16 ? 4 : 2;
+    constexpr int kRows = 4, kTokens = kLanes == 8 ? 2 : 4;  // AVX2 has half as many registers
     const int64_t whole = cols / kLanes * kLanes;
     const int rest = static_cast<int>(cols - whole);
     const int num_tokens = static_cast<int>(std::min<int64_t>(kTile, x.tokens - tile * kTile));
     for (int h = 0; h < 2; ++h) {
         for (int n = 0; n < half[h].count; n += kRows) {
             const W* w[kRows];
-            for (int i = 0; i < kRows; ++i) 
+            for (int i = 0; i < kRows; ++i)
                 w[i] = reinterpret_cast<const W*>(half[h].data) + std::min(n + i, half[h].count - 1) * cols;
             for (int t = 0; t < num_tokens; t += kTokens) {
                 const float* token[kTokens];

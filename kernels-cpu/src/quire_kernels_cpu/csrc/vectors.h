@@ -10,6 +10,8 @@
 
 #if defined(__x86_64__)
 #include <immintrin.h>
+#elif defined(__aarch64__)
+#include <arm_neon.h>
 #endif
 
 namespace quire {
@@ -30,6 +32,9 @@ typedef uint16_t Halves __attribute__((vector_size(kLanes * 2)));
 struct BFloat16 {
     uint16_t bits;
 };
+struct Float16 {
+    uint16_t bits;
+};
 
 inline Floats splat(float x) { return Floats{} + x; }
 
@@ -39,6 +44,15 @@ inline float to_float(BFloat16 x) {
     float value;
     std::memcpy(&value, &bits, 4);
     return value;
+}
+inline float to_float(Float16 x) {
+#if defined(__aarch64__)
+    __fp16 value;
+    std::memcpy(&value, &x, 2);
+    return value;
+#else
+    return _cvtsh_ss(x.bits);
+#endif
 }
 
 inline Floats load(const float* from) {
@@ -51,11 +65,29 @@ inline Floats load(const BFloat16* from) {
     std::memcpy(&h, from, sizeof h);
     return (Floats)(__builtin_convertvector(h, Words) << 16);
 }
+inline Floats load(const Float16* from) {
+    Halves h;
+    std::memcpy(&h, from, sizeof h);
+#if defined(__AVX512F__)
+    return (Floats)_mm512_cvtph_ps((__m256i)h);
+#elif defined(__aarch64__)
+    return (Floats)vcvt_f32_f16((float16x4_t)h);
+#else
+    return (Floats)_mm256_cvtph_ps((__m128i)h);
+#endif
+}
 
 inline Floats load(const int8_t* from) {
+#if defined(__aarch64__)
+    // gcc would widen these four bytes one by one.
+    int32_t word;
+    std::memcpy(&word, from, sizeof word);
+    return (Floats)vcvtq_f32_s32(vmovl_s16(vget_low_s16(vmovl_s8(vreinterpret_s8_s32(vdup_n_s32(word))))));
+#else
     int8_t bytes __attribute__((vector_size(kLanes)));
     std::memcpy(&bytes, from, sizeof bytes);
     return __builtin_convertvector(bytes, Floats);
+#endif
 }
 
 inline void store(float* to, Floats v) { std::memcpy(to, &v, sizeof v); }
@@ -74,6 +106,18 @@ inline void store(BFloat16* to, Floats v) {
 #endif
     std::memcpy(to, &h, sizeof h);
 }
+inline void store(Float16* to, Floats v) {
+    constexpr int kNearest = 0;  // to even, as everywhere
+#if defined(__AVX512F__)
+    const __m256i h = _mm512_cvtps_ph((__m512)v, kNearest);
+#elif defined(__aarch64__)
+    (void)kNearest;
+    const float16x4_t h = vcvt_f16_f32((float32x4_t)v);
+#else
+    const __m128i h = _mm256_cvtps_ph((__m256)v, kNearest);
+#endif
+    std::memcpy(to, &h, sizeof h);
+}
 inline void store_one(float* to, float x) { *to = x; }
 inline void store_one(BFloat16* to, float x) {
     uint32_t bits;
@@ -81,9 +125,22 @@ inline void store_one(BFloat16* to, float x) {
     to->bits = static_cast<uint16_t>((bits & 0x7fffffffu) > 0x7f800000u ? (bits >> 16) | 0x40u
                                                                         : (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16);
 }
+inline void store_one(Float16* to, float x) {
+#if defined(__aarch64__)
+    const __fp16 h = static_cast<__fp16>(x);
+    std::memcpy(to, &h, 2);
+#else
+    to->bits = static_cast<uint16_t>(_cvtss_sh(x, 0));
+#endif
+}
 // What x becomes when it is kept in T.
 inline Floats rounded(Floats v, float) { return v; }
 inline Floats rounded(Floats v, BFloat16) { return (Floats)(__builtin_convertvector(round_to_bf16(v), Words) << 16); }
+inline Floats rounded(Floats v, Float16) {
+    Float16 kept[kLanes];
+    store(kept, v);
+    return load(kept);
+}
 
 // The first `count` lanes, zeros behind them.
 template <typename T>

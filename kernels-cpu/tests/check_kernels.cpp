@@ -1,0 +1,202 @@
+// A program that compares a build of the kernels with plain loops in double, for machines that Python does not run on:
+// cross-compiled together with `csrc/kernels.cpp` and run on the machine, or under an emulator of it.
+//
+// Knows the C interface and the number formats; exits with 1 and says what is off when something is.
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <cstdio>
+#include <cstring>
+#include <random>
+#include <vector>
+
+extern "C" {
+void quire_linear(int, const void*, const void*, const void*, const void*, void*, int64_t, int64_t, int64_t, int);
+void quire_rms_norm(int, void*, void*, const void*, const void*, int64_t, int64_t, float);
+void quire_activate_and_mul(int, int, void*, const void*, int64_t);
+void quire_attention(int, const void*, const void*, void*, const int32_t*, int64_t, const int32_t*, const int32_t*, int,
+                     int, int, int, int, float, int, float);
+}
+
+namespace {
+
+enum { kFloat32, kBFloat16, kFloat16 };
+const char* const kNames[] = {"float32", "bfloat16", "float16"};
+const double kTolerance[] = {2e-6, 8e-3, 1e-3};
+std::mt19937 generator(7);
+int failures = 0;
+
+// Numbers of one of the formats; `set` rounds, so that loops and kernels see the same ones.
+struct Numbers {
+    int dtype;
+    int64_t count;
+    std::vector<char> bytes;
+
+    Numbers(int of, int64_t n, double width = 0.0) : dtype(of), count(n), bytes(n * (of == kFloat32 ? 4 : 2)) {
+        std::normal_distribution<double> normal;
+        if (width > 0)
+            for (int64_t i = 0; i < n; ++i) set(i, width * normal(generator));
+    }
+    void* data() { return bytes.data(); }
+    double operator[](int64_t i) const {
+        if (dtype == kFloat32) {
+            float value;
+            std::memcpy(&value, &bytes[i * 4], 4);
+            return value;
+        }
+        const int fraction_bits = dtype == kBFloat16 ? 7 : 10, bias = dtype == kBFloat16 ? 127 : 15;
+        uint16_t bits;
+        std::memcpy(&bits, &bytes[i * 2], 2);
+        const int exponent = (bits & 0x7fff) >> fraction_bits, fraction = bits & ((1 << fraction_bits) - 1);
+        const int whole = exponent ? fraction + (1 << fraction_bits) : fraction;
+        return std::ldexp(bits >> 15 ? -whole : whole, std::max(exponent, 1) - bias - fraction_bits);
+    }
+    // Within the format's range.
+    void set(int64_t i, double x) {
+        if (dtype == kFloat32) {
+            const float value = static_cast<float>(x);
+            std::memcpy(&bytes[i * 4], &value, 4);
+            return;
+        }
+        const int fraction_bits = dtype == kBFloat16 ? 7 : 10, bias = dtype == kBFloat16 ? 127 : 15;
+        int exponent;
+        std::frexp(x, &exponent);
+        exponent = x == 0.0 ? 1 : std::max(exponent - 1 + bias, 1);
+        // The first bit of a normal number is not kept: it counts one up in the exponent, as rounding up to it does.
+        const int whole = static_cast<int>(std::nearbyint(std::ldexp(std::fabs(x), fraction_bits - exponent + bias)));
+        const uint16_t bits = static_cast<uint16_t>(((exponent - 1) << fraction_bits) + whole + (std::signbit(x) << 15));
+        std::memcpy(&bytes[i * 2], &bits, 2);
+    }
+};
+
+void check(const char* what, const Numbers& got, const std::vector<double>& expected) {
+    double off = 0.0, largest = 0.0;
+    for (size_t i = 0; i < expected.size(); ++i) {
+        const double error = std::fabs(got[i] - expected[i]);
+        off = error > off || error != error ? error : off;
+        largest = std::max(largest, std::fabs(expected[i]));
+    }
+    const bool good = off <= kTolerance[got.dtype] * largest;
+    failures += !good;
+    std::printf("%s %-8s %s: off by %.1e of %.1e\n", good ? "ok  " : "FAIL", kNames[got.dtype], what, off, largest);
+}
+
+void expect(bool good, int dtype, const char* what) {
+    failures += !good;
+    std::printf("%s %-8s %s\n", good ? "ok  " : "FAIL", kNames[dtype], what);
+}
+
+void check_linear(int dtype, int64_t tokens, int64_t cols, int64_t rows, bool int8) {
+    Numbers x(dtype, tokens * cols, 1.0), weight(dtype, rows * cols, 0.5), bias(dtype, rows, 1.0), scale(dtype, rows, 0.1);
+    std::vector<int8_t> bytes(rows * cols);
+    for (auto& b : bytes) b = static_cast<int8_t>(static_cast<int>(generator() % 255) - 127);
+    const auto multiply = [&](int64_t first, int64_t count, Numbers& y) {
+        quire_linear(dtype, x.bytes.data() + first * x.bytes.size() / tokens, int8 ? bytes.data() : weight.data(),
+                     int8 ? scale.data() : nullptr, bias.data(), y.data(), count, cols, rows, 0);
+    };
+    Numbers got(dtype, tokens * rows);
+    multiply(0, tokens, got);
+    std::vector<double> expected(tokens * rows);
+    for (int64_t t = 0; t < tokens; ++t)
+        for (int64_t r = 0; r < rows; ++r) {
+            double sum = 0.0;
+            for (int64_t k = 0; k < cols; ++k)
+                sum += x[t * cols + k] * (int8 ? bytes[r * cols + k] * scale[r] : weight[r * cols + k]);
+            expected[t * rows + r] = sum + bias[r];
+        }
+    check(int8 ? "linear, int8 weights" : "linear", got, expected);
+    Numbers alone(dtype, rows);
+    multiply(tokens - 1, 1, alone);
+    const bool same = !std::memcmp(alone.data(), got.bytes.data() + got.bytes.size() - alone.bytes.size(), alone.bytes.size());
+    expect(same, dtype, "a row alone gives the same bits");
+}
+
+void check_norm(int dtype, int64_t rows, int64_t size) {
+    Numbers x(dtype, rows * size, 3.0), added(dtype, rows * size, 1.0), weight(dtype, size, 1.0), to(dtype, rows * size);
+    std::vector<double> expected(rows * size);
+    for (int64_t r = 0; r < rows; ++r) {
+        double squares = 0.0;
+        Numbers total(dtype, size);
+        for (int64_t i = 0; i < size; ++i) {
+            total.set(i, x[r * size + i] + added[r * size + i]);
+            squares += total[i] * total[i];
+        }
+        for (int64_t i = 0; i < size; ++i)
+            expected[r * size + i] = total[i] / std::sqrt(squares / size + 1e-6) * weight[i];
+    }
+    quire_rms_norm(dtype, to.data(), x.data(), added.data(), weight.data(), rows, size, 1e-6f);
+    check("rms norm of a sum", to, expected);
+}
+
+void check_activations(int dtype, int64_t count) {
+    for (int gelu = 0; gelu < 2; ++gelu) {
+        Numbers gate(dtype, count, 8.0), up(dtype, count, 1.0);
+        gate.set(0, -100.0);
+        gate.set(1, 100.0);
+        std::vector<double> expected(count);
+        for (int64_t i = 0; i < count; ++i) {
+            const double g = gate[i];
+            const double tanh = std::tanh(std::sqrt(2 / M_PI) * (g + 0.044715 * g * g * g));
+            expected[i] = (gelu ? 0.5 * g * (1 + tanh) : g / (1 + std::exp(-g))) * up[i];
+        }
+        quire_activate_and_mul(dtype, gelu, gate.data(), up.data(), count);
+        check(gelu ? "gelu and mul" : "silu and mul", gate, expected);
+    }
+}
+
+// Blocks in an order of chance: a decode, a prompt, and a chunk of one.
+void check_attention(int dtype, int heads, int kv_heads, int dim, int window, float soft_cap) {
+    const int32_t starts[] = {0, 1, 20, 27}, lengths[] = {130, 19, 75};
+    const int block_size = 7, stride = 19, num_blocks = 3 * stride, tokens = 27;
+    std::vector<int32_t> table(num_blocks);
+    for (int i = 0; i < num_blocks; ++i) table[i] = i;
+    std::shuffle(table.begin(), table.end(), generator);
+    Numbers query(dtype, tokens * heads * dim, 1.0), kv(dtype, num_blocks * 2 * kv_heads * block_size * dim, 1.0);
+    Numbers got(dtype, tokens * heads * dim);
+    const double scale = 1 / std::sqrt(dim);
+    std::vector<double> expected(tokens * heads * dim, 0.0);
+    for (int s = 0; s < 3; ++s)
+        for (int t = starts[s]; t < starts[s + 1]; ++t)
+            for (int h = 0; h < heads; ++h) {
+                const int position = lengths[s] - starts[s + 1] + t, kv_head = h / (heads / kv_heads);
+                const int oldest = window ? std::max(0, position + 1 - window) : 0;
+                std::vector<double> out(dim, 0.0);
+                double total = 0.0;
+                for (int p = oldest; p <= position; ++p) {
+                    const int64_t head = table[s * stride + p / block_size] * 2LL * kv_heads + kv_head;
+                    const int64_t key = (head * block_size + p % block_size) * dim;
+                    const int64_t value = key + kv_heads * block_size * dim;
+                    double score = 0.0;
+                    for (int d = 0; d < dim; ++d) score += query[(t * heads + h) * dim + d] * kv[key + d];
+                    score *= scale;
+                    if (soft_cap > 0) score = soft_cap * std::tanh(score / soft_cap);
+                    total += std::exp(score);
+                    for (int d = 0; d < dim; ++d) out[d] += std::exp(score) * kv[value + d];
+                }
+                for (int d = 0; d < dim; ++d) expected[(t * heads + h) * dim + d] = out[d] / total;
+            }
+    quire_attention(dtype, query.data(), kv.data(), got.data(), table.data(), stride, starts, lengths, 3, heads, kv_heads,
+                    dim, block_size, static_cast<float>(scale), window, soft_cap);
+    check("attention", got, expected);
+}
+
+}  // namespace
+
+int main() {
+    for (int dtype = 0; dtype < 3; ++dtype) {
+        for (const bool int8 : {false, true}) {
+            check_linear(dtype, 1, 64, 64, int8);
+            check_linear(dtype, 19, 70, 45, int8);
+            check_linear(dtype, 33, 256, 97, int8);
+        }
+        check_norm(dtype, 3, 7);
+        check_norm(dtype, 40, 1024);
+        check_activations(dtype, 37);
+        check_activations(dtype, 20000);
+        check_attention(dtype, 4, 2, 64, 0, 0.0f);
+        check_attention(dtype, 6, 2, 20, 50, 0.0f);
+        check_attention(dtype, 8, 1, 128, 7, 5.0f);
+    }
+    std::printf("%d failures\n", failures);
+    return failures != 0;
+}
