@@ -105,7 +105,10 @@ def test_end_tokens_of_both_files(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"architectures": ["GPT2LMHeadModel"]}, "GPT2LMHeadModel is not supported; supported architectures: Llama"),
+        (
+            {"architectures": ["T5EncoderModel"]},
+            "T5EncoderModel is not supported; supported architectures: .*LlamaForCausalLM",
+        ),
         ({"architectures": []}, "supported architectures"),
         ({"architectures": "LlamaForCausalLM"}, "must be a list of names"),
         ({"architectures": None, "model_type": "gpt2"}, "model_type is 'gpt2'"),

@@ -81,6 +81,15 @@ def test_rms_norm(backend: OpBackend, dtype: torch.dtype, shape: tuple[int, ...]
     check(backend.function(x, weight, 1e-5), ref.rms_norm(x, weight, 1e-5))
 
 
+@cases("layer_norm")
+@pytest.mark.parametrize("shape", [(1, 64), (7, 33), (5, 3, 16)])
+def test_layer_norm(backend: OpBackend, dtype: torch.dtype, shape: tuple[int, ...]) -> None:
+    x = random(*shape, dtype=dtype) + 3
+    weight, offset = random(shape[-1], dtype=dtype, seed=1), random(shape[-1], dtype=dtype, seed=2)
+    for weights in ((weight, offset), (weight, None), (None, None)):
+        check(backend.function(x, *weights, 1e-5), ref.layer_norm(x, *weights, 1e-5))
+
+
 @cases("add_rms_norm")
 def test_add_rms_norm(backend: OpBackend, dtype: torch.dtype) -> None:
     x, residual, weight = (random(9, 40, dtype=dtype), random(9, 40, dtype=dtype, seed=1), random(40, dtype=dtype))

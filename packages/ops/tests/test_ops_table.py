@@ -63,12 +63,12 @@ def test_backend_asked_for_by_name() -> None:
 
 def test_unknown_names() -> None:
     table = builtin_table()
-    with pytest.raises(ConfigError, match=r"no op 'layer_norm'; the ops are .*rms_norm"):
-        table.bind("layer_norm", OpRequest())
+    with pytest.raises(ConfigError, match=r"no op 'batch_norm'; the ops are .*rms_norm"):
+        table.bind("batch_norm", OpRequest())
     with pytest.raises(ConfigError, match="no backend 'slow'; choose one of torch, reference"):
         table.bind("linear", OpRequest(), backend="slow")
-    with pytest.raises(ConfigError, match="serves op 'layer_norm'"):
-        table.add(fast(op="layer_norm"))
+    with pytest.raises(ConfigError, match="serves op 'batch_norm'"):
+        table.add(fast(op="batch_norm"))
     with pytest.raises(ConfigError, match="already has a backend called 'torch'"):
         table.add(fast(name="torch"))
 

@@ -27,7 +27,7 @@ from quire_spec_decode import make_drafter
 from quire_structured_output import GrammarCompiler, GrammarGate, Vocabulary, make_backend, resolve_backend
 
 if TYPE_CHECKING:
-    from quire_models import CausalLM
+    from quire_models import Network
 
 __all__ = ["FACTORY", "build_grammar_gate", "build_parts", "build_renderer", "engine_factory", "model_folder"]
 
@@ -169,7 +169,7 @@ def _info(
     folder: Path,
     model: ModelConfig,
     plan: MemoryPlan,
-    network: CausalLM,
+    network: Network,
     tier: DiskTier | None,
     timings: dict[str, float],
 ) -> EngineInfo:

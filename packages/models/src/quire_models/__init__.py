@@ -16,6 +16,7 @@ from quire_models.rope_config import RopeConfig
 
 if TYPE_CHECKING:
     from quire_models.layers.causal_lm import CausalLM
+    from quire_models.layers.network import Network
     from quire_models.loading import build_model, load_model
     from quire_models.weights import load_weights
 
@@ -25,6 +26,7 @@ __all__ = [
     "ARCHITECTURES",
     "CausalLM",
     "ModelConfig",
+    "Network",
     "RopeConfig",
     "build_model",
     "load_model",
@@ -34,6 +36,7 @@ __all__ = [
 
 _LAZY = {
     "CausalLM": "quire_models.layers.causal_lm",
+    "Network": "quire_models.layers.network",
     "build_model": "quire_models.loading",
     "load_model": "quire_models.loading",
     "load_weights": "quire_models.weights",

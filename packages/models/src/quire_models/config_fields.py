@@ -14,7 +14,7 @@ from quire_models.fields import Fields
 from quire_models.registry import ARCHITECTURES, architecture_of
 from quire_models.rope_config import parse_rope
 
-__all__ = ["GATED_ACTS", "HIDDEN_ACTS", "decoder_fields", "head_size", "hidden_act", "layer_windows"]
+__all__ = ["ACTIVATIONS", "GATED_ACTS", "HIDDEN_ACTS", "decoder_fields", "head_size", "hidden_act", "layer_windows"]
 
 HIDDEN_ACTS = {
     "silu": "silu",
@@ -29,6 +29,9 @@ HIDDEN_ACTS = {
 """config.json's activation names -> which function is meant: "gelu" is the tanh approximation, "gelu_erf" the exact
 one, "relu2" the square of relu."""
 
+ACTIVATIONS = frozenset(HIDDEN_ACTS.values())
+"""All of them: what networks without a gate take."""
+
 GATED_ACTS = frozenset({"silu", "gelu"})
 """Activations that have a gated op."""
 
@@ -41,6 +44,8 @@ def decoder_fields(
     act: str = "silu",
     acts: Container[str] = GATED_ACTS,
     partial: float | None = None,
+    theta: float = 10000.0,
+    eps: float = 1e-6,
 ) -> dict[str, Any]:
     """Fields of `ModelConfig` that are read alike everywhere, for full attention and whole-head rotation.
 
@@ -49,6 +54,8 @@ def decoder_fields(
         head_dim: The class's own default; None divides the hidden size.
         act: The class's default activation, as config.json would name it; `acts` are those that the network takes.
         partial: The class's default share of a head that is rotated; None when the network rotates whole heads.
+        theta: The class's default base of the rotation.
+        eps: The class's default epsilon of norms.
     """
     heads = config.integer("num_attention_heads", minimum=1)
     kv_heads = config.integer("num_key_value_heads", default=heads, minimum=1)
@@ -59,7 +66,7 @@ def decoder_fields(
     layers = config.integer("num_hidden_layers", minimum=1)
     hidden_size = config.integer("hidden_size", minimum=1)
     positions = config.integer("max_position_embeddings", minimum=1)
-    rope = parse_rope(config, max_position_embeddings=positions, partial=partial or 1.0)
+    rope = parse_rope(config, max_position_embeddings=positions, theta=theta, partial=partial or 1.0)
     if partial is None and rope.partial_rotary_factor != 1.0:
         raise CheckpointError(
             f"{config.source}: partial_rotary_factor {rope.partial_rotary_factor} is not supported; this architecture "
@@ -83,7 +90,7 @@ def decoder_fields(
         "num_kv_heads": kv_heads,
         "head_dim": size,
         "rotary_dim": rotary_dim,
-        "rms_norm_eps": config.number("rms_norm_eps", default=1e-6, minimum=0.0),
+        "rms_norm_eps": config.number("rms_norm_eps", default=eps, minimum=0.0),
         "hidden_act": hidden_act(config, default=act, acts=acts),
         "rope": rope,
         "qkv_bias": False,
@@ -109,7 +116,7 @@ def head_size(config: Fields, hidden_size: int, heads: int, default: int | None 
     return config.integer("head_dim", default=default or hidden_size // heads, minimum=1)
 
 
-def hidden_act(config: Fields, *, default: str = "silu", acts: Container[str] = frozenset(HIDDEN_ACTS.values())) -> str:
+def hidden_act(config: Fields, *, default: str = "silu", acts: Container[str] = ACTIVATIONS) -> str:
     """The activation of the feed-forward network, one of `acts`."""
     name = config.text("hidden_act", default=default)
     if HIDDEN_ACTS.get(name) not in acts:

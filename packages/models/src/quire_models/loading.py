@@ -9,7 +9,7 @@ import torch
 from quire_attention import AttentionBackend, AttentionRequest, select_attention_backend
 from quire_interfaces import CheckpointError, ConfigError
 from quire_models.config import DTYPE_BYTES, ModelConfig
-from quire_models.layers.causal_lm import CausalLM
+from quire_models.layers.network import Network
 from quire_models.layers.scope import Scope
 from quire_models.registry import model_class
 from quire_models.weights import Progress, load_weights
@@ -48,7 +48,7 @@ def build_model(
     device: str = "cpu",
     linear_method: str = "plain",
     attention_backend: AttentionBackend | str | None = None,
-) -> CausalLM:
+) -> Network:
     """The network without weights: `parameters` says what it needs. See `load_model` for the arguments."""
     torch_dtype = resolve_dtype(dtype, config)
     torch_device = _resolve_device(device)
@@ -72,7 +72,7 @@ def build_model(
         plain_method=find_linear_method("plain", request),
         attention_backend=attention_backend,
     )
-    model: CausalLM = model_class(config.architecture)(config, scope)
+    model: Network = model_class(config.architecture)(config, scope)
     return model
 
 
@@ -85,7 +85,7 @@ def load_model(
     linear_method: str = "plain",
     attention_backend: AttentionBackend | str | None = None,
     progress: Progress | None = None,
-) -> CausalLM:
+) -> Network:
     """Build the network of `config` and fill it from the checkpoint in `folder`.
 
     Args:

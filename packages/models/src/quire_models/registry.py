@@ -21,6 +21,20 @@ class Architecture(NamedTuple):
 
 
 ARCHITECTURES: dict[str, Architecture] = {
+    "CohereForCausalLM": Architecture("cohere", "quire_models.cohere.model", "CohereForCausalLM"),
+    "Cohere2ForCausalLM": Architecture("cohere2", "quire_models.cohere2.model", "Cohere2ForCausalLM"),
+    "GemmaForCausalLM": Architecture("gemma", "quire_models.gemma.model", "GemmaForCausalLM"),
+    "Gemma2ForCausalLM": Architecture("gemma2", "quire_models.gemma2.model", "Gemma2ForCausalLM"),
+    "Gemma3ForCausalLM": Architecture("gemma3_text", "quire_models.gemma3_text.model", "Gemma3ForCausalLM"),
+    "GlmForCausalLM": Architecture("glm", "quire_models.glm.model", "GlmForCausalLM"),
+    "Glm4ForCausalLM": Architecture("glm4", "quire_models.glm4.model", "Glm4ForCausalLM"),
+    "GraniteForCausalLM": Architecture("granite", "quire_models.granite.model", "GraniteForCausalLM"),
+    "OlmoForCausalLM": Architecture("olmo", "quire_models.olmo.model", "OlmoForCausalLM"),
+    "Olmo2ForCausalLM": Architecture("olmo2", "quire_models.olmo2.model", "Olmo2ForCausalLM"),
+    "Olmo3ForCausalLM": Architecture("olmo3", "quire_models.olmo3.model", "Olmo3ForCausalLM"),
+    "PhiForCausalLM": Architecture("phi", "quire_models.phi.model", "PhiForCausalLM"),
+    "Phi3ForCausalLM": Architecture("phi3", "quire_models.phi3.model", "Phi3ForCausalLM"),
+    "Starcoder2ForCausalLM": Architecture("starcoder2", "quire_models.starcoder2.model", "Starcoder2ForCausalLM"),
     "LlamaForCausalLM": Architecture("llama", "quire_models.llama.model", "LlamaForCausalLM"),
     "MistralForCausalLM": Architecture("mistral", "quire_models.mistral.model", "MistralForCausalLM"),
     "MixtralForCausalLM": Architecture("mixtral", "quire_models.mixtral.model", "MixtralForCausalLM"),

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from quire_interfaces import CheckpointError
 from quire_models.fields import read_json
-from quire_models.layers.causal_lm import CausalLM
+from quire_models.layers.network import Network
 from quire_models.layers.scope import Parameter
 
 __all__ = ["Progress", "checkpoint_files", "load_weights"]
@@ -32,7 +32,7 @@ IGNORED_SUFFIXES = (
 )
 
 
-def load_weights(model: CausalLM, folder: str | Path, progress: Progress | None = None) -> None:
+def load_weights(model: Network, folder: str | Path, progress: Progress | None = None) -> None:
     """Fill every parameter of `model` from the safetensors files in `folder`.
 
     Args:
@@ -44,22 +44,22 @@ def load_weights(model: CausalLM, folder: str | Path, progress: Progress | None 
     """
     folder = Path(folder)
     parameters = {parameter.name: parameter for parameter in model.parameters}
-    ignored = {"lm_head.weight"} if model.config.tie_word_embeddings else set()
     total = _total_bytes(checkpoint_files(folder))
     done = 0
     wrong: dict[str, str] = {}
     extra: list[str] = []
-    for name, tensor in _tensors(folder):
-        done += tensor.nbytes
-        for part, piece in _parts(name, tensor, model, wrong):
-            parameter = parameters.get(part)
-            if parameter is None:
-                if part not in ignored and not part.endswith(IGNORED_SUFFIXES):
-                    extra.append(part)
-            elif tuple(piece.shape) != parameter.shape:
-                wrong[part] = f"{part} is {list(piece.shape)}, should be {list(parameter.shape)}"
-            else:
-                parameter.tensor = _placed(piece, model, parameter)
+    for stored_name, stored in _tensors(folder):
+        done += stored.nbytes
+        for name, tensor in model.checkpoint_tensors(stored_name, stored):
+            for part, piece in _parts(name, tensor, model, wrong):
+                parameter = parameters.get(part)
+                if parameter is None:
+                    if part not in model.ignored_tensors and not part.endswith(IGNORED_SUFFIXES):
+                        extra.append(part)
+                elif tuple(piece.shape) != parameter.shape:
+                    wrong[part] = f"{part} is {list(piece.shape)}, should be {list(parameter.shape)}"
+                else:
+                    parameter.tensor = _placed(piece, model, parameter)
         if progress is not None:
             progress(done, total)
     missing = [name for name, p in parameters.items() if p.tensor is None and name not in wrong]
@@ -68,7 +68,7 @@ def load_weights(model: CausalLM, folder: str | Path, progress: Progress | None 
     model.finish_loading()
 
 
-def _parts(name: str, tensor: Tensor, model: CausalLM, wrong: dict[str, str]) -> Iterable[tuple[str, Tensor]]:
+def _parts(name: str, tensor: Tensor, model: Network, wrong: dict[str, str]) -> Iterable[tuple[str, Tensor]]:
     """The tensor under its own name, or what it stands for; the names of what a wrong one stands for go to `wrong`."""
     packed = model.packs.get(name)
     if packed is None:
@@ -134,13 +134,13 @@ def _tensors(folder: Path) -> Iterator[tuple[str, Tensor]]:
             raise CheckpointError(f"cannot read {file}: {error}; download the file again") from error
 
 
-def _placed(tensor: Tensor, model: CausalLM, parameter: Parameter) -> Tensor:
+def _placed(tensor: Tensor, model: Network, parameter: Parameter) -> Tensor:
     """The tensor itself where dtype and device are right, else a converted copy."""
     if not tensor.is_floating_point():
         raise CheckpointError(
             f"the checkpoint has weights of dtype {tensor.dtype}, which is a quantized format; use the unquantized one"
         )
-    return tensor.to(device=model.device, dtype=parameter.dtype or model.dtype)
+    return tensor.to(device=model.device, dtype=parameter.dtype or model.dtype).contiguous()
 
 
 def _complaint(folder: Path, missing: list[str], extra: list[str], wrong: list[str]) -> str:

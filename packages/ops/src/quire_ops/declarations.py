@@ -55,6 +55,11 @@ OPS: tuple[Op, ...] = (
         description="total = x + residual; normed = rms_norm(total). May write total over residual",
     ),
     Op(
+        name="layer_norm",
+        signature="(x [..., I], weight [I] | None, bias [I] | None, eps: float) -> like x",
+        description="(x - mean(x)) / sqrt(variance(x) + eps) * weight + bias over the last dimension (Ba et al. 2016)",
+    ),
+    Op(
         name="rotary_embedding",
         signature="(x [T, H, D], cos [T, 1, D], sin [T, 1, D]) -> like x; cos and sin of x's dtype",
         description=(

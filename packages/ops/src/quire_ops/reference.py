@@ -18,6 +18,7 @@ __all__ = [
     "embedding",
     "gelu_and_mul",
     "int8_linear",
+    "layer_norm",
     "linear",
     "lm_head",
     "paged_attention",
@@ -62,6 +63,16 @@ def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tup
     """Op `add_rms_norm`."""
     total = (x.double() + residual.double()).to(x.dtype)
     return rms_norm(total, weight, eps), total
+
+
+def layer_norm(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> Tensor:
+    """Op `layer_norm`."""
+    wide = x.double()
+    centred = wide - wide.mean(dim=-1, keepdim=True)
+    out = centred / torch.sqrt((centred * centred).mean(dim=-1, keepdim=True) + eps)
+    if weight is not None:
+        out = out * weight.double()
+    return (out if bias is None else out + bias.double()).to(x.dtype)
 
 
 def rotary_embedding(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

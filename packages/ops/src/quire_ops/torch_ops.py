@@ -16,6 +16,7 @@ __all__ = [
     "embedding",
     "gelu_and_mul",
     "int8_linear",
+    "layer_norm",
     "linear",
     "lm_head",
     "rms_norm",
@@ -76,6 +77,11 @@ def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tup
     """Op `add_rms_norm`; the sum is written over `residual`."""
     residual += x
     return F.rms_norm(residual, weight.shape, weight, eps), residual
+
+
+def layer_norm(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> Tensor:
+    """Op `layer_norm`."""
+    return F.layer_norm(x, x.shape[-1:], weight, bias, eps)
 
 
 def rotary_embedding(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

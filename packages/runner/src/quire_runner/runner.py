@@ -21,7 +21,7 @@ from quire_interfaces.grammar import GrammarSource
 from quire_interfaces.kv_cache import KVCachePlan
 from quire_interfaces.kv_transfer import BlockMemory, KVTransferWorker
 from quire_interfaces.step import ModelRunnerOutput, SchedulerOutput
-from quire_models import CausalLM
+from quire_models import Network as QuireNetwork
 from quire_runner.block_bytes import BlockBytes
 from quire_runner.config import RunnerConfig
 from quire_runner.grammars import RowGrammars
@@ -122,7 +122,7 @@ class ModelRunner:
     @classmethod
     def for_model(
         cls,
-        model: CausalLM,
+        model: QuireNetwork,
         plan: KVCachePlan,
         config: RunnerConfig,
         *,

@@ -11,12 +11,13 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from quire_attention import AttentionBackend, ForwardBatch
+from quire_attention import ForwardBatch
 from quire_models.config import ModelConfig
 from quire_models.layers.linear import Embedding, LMHead
+from quire_models.layers.network import Network
 from quire_models.layers.norm import AddRMSNorm
 from quire_models.layers.rotary import RotaryTable
-from quire_models.layers.scope import Packed, Parameter, Scope
+from quire_models.layers.scope import Scope
 from quire_ops import DecoderLayerWeights, DecoderStack, RunDecoder
 
 __all__ = ["CausalLM", "DecoderLayer"]
@@ -35,11 +36,8 @@ class DecoderLayer(Protocol):
         `residual` is None in the first layer, and may be written over."""
 
 
-class CausalLM:
-    """A decoder-only network. Holds weights only; the cache comes with the batch.
-
-    Single device. Not an autograd module: it serves.
-    """
+class CausalLM(Network):
+    """A decoder-only network of pre-norm layers with RMS norms, which one call can run where a backend has that."""
 
     def __init__(
         self,
@@ -51,8 +49,8 @@ class CausalLM:
         scope: What layers get from outside; collects the parameters.
         make_layer: (config, index of the layer, scope of the layer) -> the layer.
         """
-        self.config = config
-        self._scope = scope
+        super().__init__(config, scope)
+        self.ignored_tensors = frozenset({"lm_head.weight"} if config.tie_word_embeddings else ())
         body = scope / "model"
         self.embed_tokens = Embedding(body / "embed_tokens", config.vocab_size, config.hidden_size)
         self.layers = [make_layer(config, i, body / "layers" / str(i)) for i in range(config.num_layers)]
@@ -63,42 +61,15 @@ class CausalLM:
         self.rotary = RotaryTable(config.rope, config.rotary_dim, dtype=scope.dtype, device=scope.device)
 
     @property
-    def dtype(self) -> torch.dtype:
-        """Compute dtype."""
-        return self._scope.dtype
-
-    @property
-    def device(self) -> torch.device:
-        """Where the weights are."""
-        return self._scope.device
-
-    @property
-    def attention_backend(self) -> AttentionBackend:
-        """The backend that all layers use; it says what shape the caches have."""
-        return self._scope.attention_backend
-
-    @property
-    def batch_invariant(self) -> bool:
+    def batch_invariant(self) -> bool:  # type: ignore[override]
         """Logits depend on nothing but the tokens before them: not on other requests, chunks, or what was cached.
         Promised where one call runs the whole stack; what is outside of it acts on each element alone."""
         ops = ("decoder_stack", "lm_head")
         return self._run_stack is not None and all(self._scope.choose(op)[0].batch_invariant for op in ops)
 
-    @property
-    def parameters(self) -> list[Parameter]:
-        """What the checkpoint has to bring."""
-        return self._scope.parameters
-
-    @property
-    def packs(self) -> dict[str, Packed]:
-        """What the checkpoint may bring in the place of several parameters, by its name there."""
-        return self._scope.packs
-
     def finish_loading(self) -> None:
         """Give the loaded parameters to their layers. Once, after all parameters have their tensor."""
-        for finish in self._scope.finishers:
-            finish()
-        self._scope.finishers.clear()
+        super().finish_loading()
         self._run_stack = self._bind_stack()
 
     def _bind_stack(self) -> RunDecoder | None:

@@ -88,9 +88,13 @@ class Embedding:
 class LMHead:
     """hidden [N, size] -> logits [N, vocab_size] float32. Never quantized; may share the embedding's weight."""
 
-    __slots__ = ("_embedding", "_lm_head", "_parameter", "_weight")
+    __slots__ = ("_bias", "_bias_parameter", "_embedding", "_lm_head", "_parameter", "_weight")
 
-    def __init__(self, scope: Scope, vocab_size: int, size: int, *, tied_to: Embedding | None = None) -> None:
+    def __init__(
+        self, scope: Scope, vocab_size: int, size: int, *, tied_to: Embedding | None = None, bias: bool = False
+    ) -> None:
+        self._bias_parameter = scope.parameter("bias", vocab_size) if bias else None
+        self._bias: Tensor | None = None
         self._lm_head = scope.op("lm_head")
         self._embedding = tied_to
         self._parameter: Parameter | None = None
@@ -105,7 +109,9 @@ class LMHead:
         else:
             assert self._parameter is not None
             self._weight = self._parameter.take()
+        if self._bias_parameter is not None:
+            self._bias = self._bias_parameter.take().float()
 
     def __call__(self, hidden: Tensor) -> Tensor:
         logits: Tensor = self._lm_head(hidden, self._weight)
-        return logits
+        return logits if self._bias is None else logits.add_(self._bias)

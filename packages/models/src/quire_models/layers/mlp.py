@@ -1,15 +1,26 @@
-"""The gated feed-forward network."""
+"""Feed-forward networks, with a gate and without."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
+import torch.nn.functional as F
 from torch import Tensor
 
 from quire_models.layers.linear import Linear, stack_weights
 from quire_models.layers.scope import Scope
 
-__all__ = ["GatedMLP"]
+__all__ = ["ACTIVATIONS", "MLP", "GatedMLP"]
+
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "silu": F.silu,
+    "gelu": lambda x: F.gelu(x, approximate="tanh"),
+    "gelu_erf": F.gelu,
+    "relu": F.relu,
+    "relu2": lambda x: F.relu(x).square(),
+}
+"""Names of `quire_models.config_fields.HIDDEN_ACTS`, right-hand side -> function."""
 
 
 class GatedMLP:
@@ -32,3 +43,30 @@ class GatedMLP:
     def stack_weights(self) -> dict[str, Any] | None:
         """Its part of `DecoderLayerWeights`, or None when a linear method keeps other forms of its weights."""
         return stack_weights(gate=self.gate_proj, up=self.up_proj, down=self.down_proj)
+
+
+class MLP:
+    """x [T, size] -> [T, size]: down(act(up(x)))."""
+
+    __slots__ = ("_act", "down", "up")
+
+    def __init__(
+        self,
+        scope: Scope,
+        size: int,
+        inner: int,
+        *,
+        act: str,
+        bias: bool = True,
+        names: tuple[str, str] = ("fc1", "fc2"),
+    ) -> None:
+        """Args:
+        act: A name of `ACTIVATIONS`.
+        names: Of the two matrices, in the order in which they are used.
+        """
+        self.up = Linear(scope / names[0], size, inner, bias=bias)
+        self.down = Linear(scope / names[1], inner, size, bias=bias)
+        self._act = ACTIVATIONS[act]
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return self.down(self._act(self.up(x)))

@@ -1,4 +1,4 @@
-"""Root-mean-square normalization, alone and fused with the addition of the residual."""
+"""Root-mean-square normalization, alone and fused with the addition of the residual, and layer normalization."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from torch import Tensor
 
 from quire_models.layers.scope import Scope
 
-__all__ = ["AddRMSNorm", "RMSNorm"]
+__all__ = ["AddRMSNorm", "LayerNorm", "OffsetRMSNorm", "ProjectionRMSNorm", "RMSNorm"]
 
 
 class RMSNorm:
@@ -46,4 +46,64 @@ class AddRMSNorm:
 
     def __call__(self, x: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
         out: tuple[Tensor, Tensor] = self._norm(x, residual, self.weight, self._eps)
+        return out
+
+
+class OffsetRMSNorm:
+    """x [..., size] -> like x: an RMS norm whose weight is stored as its distance from one (Gemma)."""
+
+    __slots__ = ("_eps", "_norm", "_parameter", "_weight")
+
+    def __init__(self, scope: Scope, size: int, eps: float) -> None:
+        self._norm = scope.op("rms_norm")
+        self._eps = eps
+        self._parameter = scope.parameter("weight", size)
+        self._weight: Tensor
+        scope.when_loaded(self._finish)
+
+    def _finish(self) -> None:
+        self._weight = self._parameter.take().float() + 1.0
+
+    def __call__(self, x: Tensor) -> Tensor:
+        # In float32: next to one, a bfloat16 weight would lose most of its digits.
+        out: Tensor = self._norm(x.float(), self._weight, self._eps)
+        return out.to(x.dtype)
+
+
+class ProjectionRMSNorm:
+    """x [T, H, D] -> like x: an RMS norm over all heads at once (OLMo 2)."""
+
+    __slots__ = ("_norm",)
+
+    def __init__(self, scope: Scope, size: int, eps: float) -> None:
+        self._norm = RMSNorm(scope, size, eps)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return self._norm(x.flatten(1)).view(x.shape)
+
+
+class LayerNorm:
+    """x [..., size] -> like x (Ba et al. 2016); weight and bias are there or not."""
+
+    __slots__ = ("_bias", "_eps", "_norm", "_parameters", "_size", "_weight")
+
+    def __init__(self, scope: Scope, size: int, eps: float, *, weight: bool = True, bias: bool = True) -> None:
+        self._norm = scope.op("layer_norm")
+        self._size = size
+        self._eps = eps
+        self._parameters = (
+            scope.parameter("weight", size) if weight else None,
+            scope.parameter("bias", size) if bias else None,
+        )
+        self._weight: Tensor | None = None
+        self._bias: Tensor | None = None
+        scope.when_loaded(self._finish)
+
+    def _finish(self) -> None:
+        weight, bias = self._parameters
+        self._weight = None if weight is None else weight.take()
+        self._bias = None if bias is None else bias.take()
+
+    def __call__(self, x: Tensor) -> Tensor:
+        out: Tensor = self._norm(x, self._weight, self._bias, self._eps)
         return out

@@ -10,9 +10,36 @@ import math
 import torch
 from torch import Tensor
 
+from quire_models.layers.scope import Scope
 from quire_models.rope_config import RopeConfig
 
-__all__ = ["RotaryTable", "inverse_frequencies"]
+__all__ = ["Rotary", "RotaryTable", "inverse_frequencies"]
+
+
+class Rotary:
+    """Rotates the first dimensions of each head, x [T, H, D] -> [T, H, D]."""
+
+    __slots__ = ("_interleaved", "_rotary_dim", "_rotate")
+
+    def __init__(self, scope: Scope, rotary_dim: int, *, interleaved: bool = False) -> None:
+        """Args:
+        rotary_dim: Dimensions that are rotated.
+        interleaved: Neighbours are the pairs that are rotated (2i, 2i + 1), not (i, i + rotary_dim / 2). What comes
+            back has the rotated dimensions in the order of the latter: alike for queries and keys, so that their
+            products do not change.
+        """
+        self._rotate = scope.op("rotary_embedding", head_dim=rotary_dim)
+        self._rotary_dim = rotary_dim
+        self._interleaved = interleaved
+
+    def __call__(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        part = x[..., : self._rotary_dim]
+        if self._interleaved:
+            part = torch.cat((part[..., ::2], part[..., 1::2]), dim=-1)
+        rotated: Tensor = self._rotate(part, cos, sin)
+        if self._rotary_dim == x.shape[-1]:
+            return rotated
+        return torch.cat((rotated, x[..., self._rotary_dim :]), dim=-1)
 
 
 class RotaryTable:

@@ -14,6 +14,7 @@ from quire_models.config import ModelConfig
 from quire_models.layers.causal_lm import CausalLM
 from quire_models.layers.decoder import PreNormDecoderLayer
 from quire_models.layers.linear import Linear, stack_weights
+from quire_models.layers.rotary import Rotary
 from quire_models.layers.scope import Scope
 
 __all__ = ["LlamaAttention", "LlamaForCausalLM", "make_llama_layer"]
@@ -30,7 +31,8 @@ class LlamaAttention:
         self.o_proj = Linear(scope / "o_proj", query, hidden, bias=config.attention_out_bias)
         self.head_dim = config.head_dim
         self.sliding_window = config.sliding_windows[layer]
-        self.rotate = scope.op("rotary_embedding", head_dim=config.head_dim)
+        self.rotate = Rotary(scope, config.rotary_dim)
+        self.is_stackable = config.rotary_dim == config.head_dim
         self.attend = Attention(
             scope.attention_backend,
             layer,
@@ -51,7 +53,7 @@ class LlamaAttention:
     def stack_weights(self) -> dict[str, Any] | None:
         """See `SelfAttention`."""
         weights = stack_weights(q=self.q_proj, k=self.k_proj, v=self.v_proj, o=self.o_proj)
-        if weights is None:
+        if weights is None or not self.is_stackable:
             return None
         return {**weights, "sliding_window": self.sliding_window}
 

@@ -6,7 +6,61 @@ from quire_testkit.parity.case import LLAMA_FIELDS, ParityCase
 
 __all__ = ["DENSE_CASES"]
 
+_FOUR_LAYERS = {**LLAMA_FIELDS, "num_hidden_layers": 4}
+_WINDOWS = ["sliding_attention", "sliding_attention", "full_attention", "sliding_attention"]
+
 DENSE_CASES: dict[str, ParityCase] = {
+    "CohereForCausalLM": ParityCase(config="CohereConfig", fields={**LLAMA_FIELDS, "use_qk_norm": True}),
+    "Cohere2ForCausalLM": ParityCase(config="Cohere2Config", fields={**_FOUR_LAYERS, "sliding_window": 20}),
+    "GemmaForCausalLM": ParityCase(config="GemmaConfig", fields={**LLAMA_FIELDS, "head_dim": 32}),
+    "Gemma2ForCausalLM": ParityCase(
+        config="Gemma2Config",
+        fields={
+            **LLAMA_FIELDS,
+            "head_dim": 32,
+            "sliding_window": 20,
+            "query_pre_attn_scalar": 24,
+            "attn_logit_softcapping": 5.0,
+            "final_logit_softcapping": 10.0,
+        },
+    ),
+    "Gemma3ForCausalLM": ParityCase(
+        config="Gemma3TextConfig",
+        fields={**_FOUR_LAYERS, "head_dim": 32, "sliding_window": 20, "layer_types": _WINDOWS},
+    ),
+    "GlmForCausalLM": ParityCase(config="GlmConfig", fields={**LLAMA_FIELDS, "head_dim": 16}),
+    "Glm4ForCausalLM": ParityCase(config="Glm4Config", fields={**LLAMA_FIELDS, "head_dim": 16}),
+    "GraniteForCausalLM": ParityCase(
+        config="GraniteConfig",
+        fields={
+            **LLAMA_FIELDS,
+            "embedding_multiplier": 3.0,
+            "attention_multiplier": 0.2,
+            "residual_multiplier": 0.6,
+            "logits_scaling": 4.0,
+        },
+    ),
+    "OlmoForCausalLM": ParityCase(config="OlmoConfig", fields={**LLAMA_FIELDS, "clip_qkv": 1.5}),
+    "Olmo2ForCausalLM": ParityCase(config="Olmo2Config"),
+    "Olmo3ForCausalLM": ParityCase(
+        config="Olmo3Config",
+        fields={
+            **_FOUR_LAYERS,
+            "sliding_window": 20,
+            "rope_parameters": {
+                "full_attention": {
+                    "rope_type": "yarn",
+                    "rope_theta": 500000.0,
+                    "factor": 4.0,
+                    "original_max_position_embeddings": 64,
+                },
+                "sliding_attention": {"rope_type": "default", "rope_theta": 500000.0},
+            },
+        },
+    ),
+    "PhiForCausalLM": ParityCase(config="PhiConfig", fields={**LLAMA_FIELDS, "qk_layernorm": True}),
+    "Phi3ForCausalLM": ParityCase(config="Phi3Config", fields={**LLAMA_FIELDS, "sliding_window": 20}),
+    "Starcoder2ForCausalLM": ParityCase(config="Starcoder2Config", fields={**LLAMA_FIELDS, "sliding_window": 20}),
     "LlamaForCausalLM": ParityCase(config="LlamaConfig"),
     "MistralForCausalLM": ParityCase(config="MistralConfig", fields={**LLAMA_FIELDS, "sliding_window": 20}),
     "Qwen2ForCausalLM": ParityCase(

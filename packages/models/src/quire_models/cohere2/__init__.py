@@ -1,0 +1,1 @@
+"""The cohere2 network."""

@@ -1,0 +1,74 @@
+"""Gemma 2 (Gemma Team 2024): norms before and after each part, soft caps, windows in every other layer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from quire_attention import ForwardBatch
+from quire_models.gemma.model import scaled_embedding
+from quire_models.gemma2.config import Gemma2Config
+from quire_models.layers.attention import SelfAttention
+from quire_models.layers.decoder_lm import DecoderLM
+from quire_models.layers.mlp import GatedMLP
+from quire_models.layers.norm import OffsetRMSNorm
+from quire_models.layers.scope import Scope
+
+__all__ = ["Gemma2ForCausalLM", "SandwichLayer", "make_gemma2_layer"]
+
+
+class SandwichLayer:
+    """x + norm(attention(norm(x))), then x + norm(mlp(norm(x)))."""
+
+    def __init__(self, config: Gemma2Config, scope: Scope, attention: SelfAttention) -> None:
+        hidden, eps = config.hidden_size, config.rms_norm_eps
+        self.attention = attention
+        self.input_norm = OffsetRMSNorm(scope / "input_layernorm", hidden, eps)
+        self.attention_norm = OffsetRMSNorm(scope / "post_attention_layernorm", hidden, eps)
+        self.mlp_norm = OffsetRMSNorm(scope / "pre_feedforward_layernorm", hidden, eps)
+        self.output_norm = OffsetRMSNorm(scope / "post_feedforward_layernorm", hidden, eps)
+        self.mlp = GatedMLP(scope / "mlp", hidden, config.intermediate_size, act=config.hidden_act)
+
+    def __call__(self, x: Tensor, cos: Tensor, sin: Tensor, batch: ForwardBatch) -> Tensor:
+        x = x + self.attention_norm(self.attention(self.input_norm(x), cos, sin, batch))
+        return x + self.output_norm(self.mlp(self.mlp_norm(x)))
+
+
+def make_gemma2_layer(config: Gemma2Config, layer: int, scope: Scope) -> SandwichLayer:
+    """One layer; its window, if any, is the configuration's."""
+    attention = SelfAttention(
+        config,
+        layer,
+        scope / "self_attn",
+        scale=config.query_pre_attn_scalar**-0.5,
+        soft_cap=config.attention_soft_cap,
+    )
+    return SandwichLayer(config, scope, attention)
+
+
+class Gemma2ForCausalLM(DecoderLM):
+    """The Gemma 2 network."""
+
+    def __init__(
+        self,
+        config: Gemma2Config,
+        scope: Scope,
+        make_layer: Callable[..., SandwichLayer] = make_gemma2_layer,
+    ) -> None:
+        """Args:
+        make_layer: (config, index of the layer, scope of the layer) -> the layer.
+        """
+        super().__init__(config, scope, make_layer, OffsetRMSNorm)
+        self.soft_cap = config.logits_soft_cap
+
+    def embed(self, batch: ForwardBatch) -> Tensor:
+        """The embedding, scaled."""
+        return scaled_embedding(super().embed(batch))
+
+    @torch.inference_mode()
+    def compute_logits(self, hidden: Tensor) -> Tensor:
+        """Logits, capped."""
+        logits = super().compute_logits(hidden)
+        return logits if self.soft_cap is None else torch.tanh(logits / self.soft_cap) * self.soft_cap

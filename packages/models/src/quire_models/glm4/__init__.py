@@ -1,0 +1,1 @@
+"""The glm4 network."""

@@ -1,0 +1,38 @@
+"""Granite's config.json."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from quire_models.config import ModelConfig
+from quire_models.config_fields import decoder_fields
+from quire_models.fields import Fields
+
+__all__ = ["GraniteConfig", "read_config"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GraniteConfig(ModelConfig):
+    """A network with constant factors at its joints."""
+
+    embedding_multiplier: float
+    attention_multiplier: float
+    """Factor of the attention scores."""
+    residual_multiplier: float
+    """Factor of what each part adds to the residual stream."""
+    logits_scaling: float
+    """Divisor of the logits."""
+
+
+def read_config(config: Fields) -> GraniteConfig:
+    """All factors are 1 when they are not given."""
+    bias = config.flag("attention_bias", default=False)
+    values = decoder_fields(config)
+    values |= {"qkv_bias": bias, "attention_out_bias": bias, "mlp_bias": config.flag("mlp_bias", default=False)}
+    return GraniteConfig(
+        **values,
+        embedding_multiplier=config.number("embedding_multiplier", default=1.0),
+        attention_multiplier=config.number("attention_multiplier", default=1.0),
+        residual_multiplier=config.number("residual_multiplier", default=1.0),
+        logits_scaling=config.number("logits_scaling", default=1.0, above=0.0),
+    )

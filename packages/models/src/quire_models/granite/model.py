@@ -1,0 +1,52 @@
+"""Granite 3 (IBM 2024): Llama with constant factors for embedding, scores, residuals and logits."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from quire_attention import ForwardBatch
+from quire_models.granite.config import GraniteConfig
+from quire_models.layers.attention import SelfAttention
+from quire_models.layers.decoder_lm import DecoderLM
+from quire_models.layers.mlp import GatedMLP
+from quire_models.layers.norm import RMSNorm
+from quire_models.layers.scope import Scope
+
+__all__ = ["GraniteForCausalLM"]
+
+
+class GraniteLayer:
+    """x + c * attention(norm(x)), then x + c * mlp(norm(x))."""
+
+    def __init__(self, config: GraniteConfig, layer: int, scope: Scope) -> None:
+        hidden, eps = config.hidden_size, config.rms_norm_eps
+        self.input_norm = RMSNorm(scope / "input_layernorm", hidden, eps)
+        self.attention = SelfAttention(config, layer, scope / "self_attn", scale=config.attention_multiplier)
+        self.mlp_norm = RMSNorm(scope / "post_attention_layernorm", hidden, eps)
+        self.mlp = GatedMLP(
+            scope / "mlp", hidden, config.intermediate_size, act=config.hidden_act, bias=config.mlp_bias
+        )
+        self.factor = config.residual_multiplier
+
+    def __call__(self, x: Tensor, cos: Tensor, sin: Tensor, batch: ForwardBatch) -> Tensor:
+        x = x + self.attention(self.input_norm(x), cos, sin, batch) * self.factor
+        return x + self.mlp(self.mlp_norm(x)) * self.factor
+
+
+class GraniteForCausalLM(DecoderLM):
+    """The Granite network."""
+
+    config: GraniteConfig
+
+    def __init__(self, config: GraniteConfig, scope: Scope) -> None:
+        super().__init__(config, scope, GraniteLayer, RMSNorm)
+
+    def embed(self, batch: ForwardBatch) -> Tensor:
+        """The embedding, scaled."""
+        return super().embed(batch) * self.config.embedding_multiplier
+
+    @torch.inference_mode()
+    def compute_logits(self, hidden: Tensor) -> Tensor:
+        """Logits, scaled."""
+        return super().compute_logits(hidden) / self.config.logits_scaling

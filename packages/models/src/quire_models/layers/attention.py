@@ -1,0 +1,92 @@
+"""Causal self-attention as dense families have it, with what differs between them as arguments.
+
+Shape legend: T tokens of the step, Hq query heads, Hkv key-value heads, D head dimension.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+from torch import Tensor
+
+from quire_attention import Attention, ForwardBatch
+from quire_models.config import ModelConfig
+from quire_models.layers.linear import Linear
+from quire_models.layers.rotary import Rotary
+from quire_models.layers.scope import Scope
+
+__all__ = ["HeadNorms", "SelfAttention"]
+
+
+class HeadNorms(NamedTuple):
+    """Norms of the queries and keys, [T, H, D] -> [T, H, D]."""
+
+    query: Callable[[Tensor], Tensor]
+    key: Callable[[Tensor], Tensor]
+    after_rotation: bool = False
+
+
+class SelfAttention:
+    """x [T, hidden_size] -> [T, hidden_size]: projections, norms of heads, rotation, attention, projection.
+
+    Biases, heads, window and the rotated share of a head are those of the configuration.
+    """
+
+    __slots__ = ("_attend", "_clip", "_head_dim", "_norms", "_rotary", "k_proj", "o_proj", "q_proj", "v_proj")
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        layer: int,
+        scope: Scope,
+        *,
+        scale: float | None = None,
+        soft_cap: float | None = None,
+        rotated: bool = True,
+        interleaved: bool = False,
+        norms: HeadNorms | None = None,
+        clip: float | None = None,
+        out: str = "o_proj",
+    ) -> None:
+        """Args:
+        scale: Factor of the scores; None for head_dim ** -0.5.
+        soft_cap: See op `paged_attention`.
+        rotated: Positions come by rotation in this layer.
+        interleaved: See `Rotary`.
+        clip: Queries, keys and values are kept within this distance from zero.
+        out: Name of the last projection.
+        """
+        hidden, query, kv = config.hidden_size, config.query_size, config.kv_size
+        self.q_proj = Linear(scope / "q_proj", hidden, query, bias=config.qkv_bias)
+        self.k_proj = Linear(scope / "k_proj", hidden, kv, bias=config.qkv_bias)
+        self.v_proj = Linear(scope / "v_proj", hidden, kv, bias=config.qkv_bias)
+        self.o_proj = Linear(scope / out, query, hidden, bias=config.attention_out_bias)
+        self._head_dim = config.head_dim
+        self._norms = norms
+        self._clip = clip
+        self._rotary = Rotary(scope, config.rotary_dim, interleaved=interleaved) if rotated else None
+        self._attend = Attention(
+            scope.attention_backend,
+            layer,
+            scale=config.head_dim**-0.5 if scale is None else scale,
+            sliding_window=config.sliding_windows[layer],
+            soft_cap=soft_cap,
+        )
+
+    def __call__(self, x: Tensor, cos: Tensor, sin: Tensor, batch: ForwardBatch) -> Tensor:
+        query, key, value = (self._heads(project(x)) for project in (self.q_proj, self.k_proj, self.v_proj))
+        norms = self._norms
+        if norms is not None and not norms.after_rotation:
+            query, key = norms.query(query), norms.key(key)
+        if self._rotary is not None:
+            query, key = self._rotary(query, cos, sin), self._rotary(key, cos, sin)
+        if norms is not None and norms.after_rotation:
+            query, key = norms.query(query), norms.key(key)
+        return self.o_proj(self._attend(query, key, value, batch).flatten(1))
+
+    def _heads(self, projected: Tensor) -> Tensor:
+        """[T, H * D] -> [T, H, D]."""
+        if self._clip is not None:
+            projected = projected.clamp(-self._clip, self._clip)
+        return projected.view(len(projected), -1, self._head_dim)

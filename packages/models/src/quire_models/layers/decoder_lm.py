@@ -1,0 +1,96 @@
+"""A decoder-only network whose layers map the residual stream to the residual stream, in whatever way they like.
+
+`CausalLM` is its sibling for plain pre-norm stacks, which kernels run in one call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol, TypeVar
+
+import torch
+from torch import Tensor
+
+from quire_attention import ForwardBatch
+from quire_models.config import ModelConfig
+from quire_models.layers.linear import Embedding, LMHead
+from quire_models.layers.network import Network
+from quire_models.layers.rotary import RotaryTable
+from quire_models.layers.scope import Scope
+from quire_models.rope_config import RopeConfig
+
+__all__ = ["DecoderLM", "StreamLayer"]
+
+Config = TypeVar("Config", bound=ModelConfig)
+
+
+class StreamLayer(Protocol):
+    """One layer."""
+
+    def __call__(self, x: Tensor, cos: Tensor, sin: Tensor, batch: ForwardBatch) -> Tensor:
+        """x [T, hidden_size] -> [T, hidden_size], the residual stream before and after; cos and sin [T, 1, D]."""
+
+
+class DecoderLM(Network):
+    """Embedding, layers, a norm, the LM head. Families override `embed`, `rope_of_layer` and `compute_logits`."""
+
+    def __init__(
+        self,
+        config: Config,
+        scope: Scope,
+        make_layer: Callable[[Config, int, Scope], StreamLayer],
+        make_norm: Callable[[Scope, int, float], Callable[[Tensor], Tensor]],
+        *,
+        body: str = "model",
+        embedding: str = "embed_tokens",
+        layers: str = "layers",
+        norm: str = "norm",
+        head: str = "lm_head",
+        head_bias: bool = False,
+    ) -> None:
+        """Args:
+        make_layer: (config, index of the layer, scope of the layer) -> the layer.
+        make_norm: (scope, size, eps) -> the norm behind the layers.
+        body: What the names of everything but the LM head begin with; the others are names in it.
+        """
+        super().__init__(config, scope)
+        inner = scope
+        for part in body.split("."):
+            inner = inner / part
+        self.body = inner
+        self.embedding = Embedding(inner / embedding, config.vocab_size, config.hidden_size)
+        self.layers = [make_layer(config, i, inner / layers / str(i)) for i in range(config.num_layers)]
+        self.norm = make_norm(inner / norm, config.hidden_size, config.rms_norm_eps)
+        tied_to = self.embedding if config.tie_word_embeddings else None
+        self.lm_head = LMHead(scope / head, config.vocab_size, config.hidden_size, tied_to=tied_to, bias=head_bias)
+        self.ignored_tensors = frozenset({f"{head}.weight"} if tied_to else ())
+        ropes = [self.rope_of_layer(i) if config.rotary_dim else None for i in range(config.num_layers)]
+        self._rope_of_layer = ropes
+        self._tables = {
+            rope: RotaryTable(rope, config.rotary_dim, dtype=scope.dtype, device=scope.device) for rope in ropes if rope
+        }
+        self._unrotated = torch.empty(0, dtype=scope.dtype, device=scope.device)
+
+    def rope_of_layer(self, layer: int) -> RopeConfig:
+        """The rotation of a layer."""
+        return self.config.rope
+
+    def embed(self, batch: ForwardBatch) -> Tensor:
+        """[T, hidden_size]: what the first layer gets."""
+        return self.embedding(batch.input_ids)
+
+    @torch.inference_mode()
+    def forward(self, batch: ForwardBatch) -> Tensor:
+        """See `Network.forward`."""
+        rotations = {rope: table(batch.positions) for rope, table in self._tables.items()}
+        nothing = (self._unrotated, self._unrotated)
+        x = self.embed(batch)
+        for layer, rope in zip(self.layers, self._rope_of_layer, strict=True):
+            cos, sin = nothing if rope is None else rotations[rope]
+            x = layer(x, cos, sin, batch)
+        return self.norm(x)
+
+    @torch.inference_mode()
+    def compute_logits(self, hidden: Tensor) -> Tensor:
+        """See `Network.compute_logits`."""
+        return self.lm_head(hidden)

@@ -1,0 +1,73 @@
+"""What a runner and a loader ask of any network. Networks hold weights only; the cache comes with the batch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor
+
+from quire_attention import AttentionBackend, ForwardBatch
+from quire_models.config import ModelConfig
+from quire_models.layers.scope import Packed, Parameter, Scope
+
+__all__ = ["Network"]
+
+
+class Network:
+    """A network on a single device. Not an autograd module: it serves."""
+
+    batch_invariant: bool = False
+    """Logits are promised to depend on nothing but the tokens before them, to the bit."""
+    ignored_tensors: frozenset[str] = frozenset()
+    """Names of checkpoint tensors that are not needed."""
+
+    def __init__(self, config: ModelConfig, scope: Scope) -> None:
+        """Args:
+        scope: What layers get from outside; collects the parameters.
+        """
+        self.config = config
+        self._scope = scope
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Compute dtype."""
+        return self._scope.dtype
+
+    @property
+    def device(self) -> torch.device:
+        """Where the weights are."""
+        return self._scope.device
+
+    @property
+    def attention_backend(self) -> AttentionBackend:
+        """The backend that all layers use; it says what shape the caches have."""
+        return self._scope.attention_backend
+
+    @property
+    def parameters(self) -> list[Parameter]:
+        """What the checkpoint has to bring."""
+        return self._scope.parameters
+
+    @property
+    def packs(self) -> dict[str, Packed]:
+        """What the checkpoint may bring in the place of several parameters, by its name there."""
+        return self._scope.packs
+
+    def checkpoint_tensors(self, name: str, tensor: Tensor) -> Iterable[tuple[str, Tensor]]:
+        """A tensor of the checkpoint as parameters: renamed, split, transposed; unknown names are passed on."""
+        return ((name, tensor),)
+
+    def finish_loading(self) -> None:
+        """Give the loaded parameters to their layers. Once, after all parameters have their tensor."""
+        for finish in self._scope.finishers:
+            finish()
+        self._scope.finishers.clear()
+
+    def forward(self, batch: ForwardBatch) -> Tensor:
+        """[T] tokens -> hidden states [T, hidden_size] after the final norm; writes the step's keys and values."""
+        raise NotImplementedError
+
+    def compute_logits(self, hidden: Tensor) -> Tensor:
+        """Hidden states [N, hidden_size] -> logits [N, vocab_size] float32."""
+        raise NotImplementedError

@@ -1,0 +1,1 @@
+"""The olmo2 network."""

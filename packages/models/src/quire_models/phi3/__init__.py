@@ -1,0 +1,1 @@
+"""The phi3 network."""

@@ -1,0 +1,16 @@
+"""Phi-3's config.json."""
+
+from __future__ import annotations
+
+from quire_models.config import ModelConfig
+from quire_models.config_fields import decoder_fields, layer_windows
+from quire_models.fields import Fields
+
+__all__ = ["read_config"]
+
+
+def read_config(config: Fields) -> ModelConfig:
+    """One window for all layers."""
+    values = decoder_fields(config, partial=1.0, eps=1e-5)
+    values["sliding_windows"] = layer_windows(config, values["num_layers"])
+    return ModelConfig(**values)

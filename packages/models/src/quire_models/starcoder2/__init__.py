@@ -1,0 +1,1 @@
+"""The starcoder2 network."""
