@@ -16,7 +16,7 @@ __all__ = ["AttentionMetadata", "ForwardBatch"]
 
 @dataclass(slots=True, kw_only=True)
 class AttentionMetadata:
-    """Where the keys and values of one KV cache group are. Layers of the group share it within a step.
+    """Where the keys and values, or the states, of one KV cache group are. Layers of the group share it within a step.
 
     Host lists repeat what the scheduler already knew, so that no backend has to read a device tensor back.
     """
@@ -52,8 +52,16 @@ class ForwardBatch:
     group_of_layer: tuple[int, ...]
     """Per layer: index into `attention`."""
     kv_caches: tuple[Tensor, ...]
-    """Per layer: the layer's cache, in the shape that the attention backend asked for."""
+    """Per layer: the layer's cache, in the shape that the attention backend asked for; the bytes of each block where a
+    layer keeps states."""
+    states: tuple[tuple[Tensor, ...], ...] = ()
+    """Per layer: its state tensors [num_blocks, *shape of one state], in the order of its spec, views of its cache;
+    none for attention. Empty when no layer of the network has any."""
 
     def of_layer(self, layer: int) -> tuple[Tensor, AttentionMetadata]:
         """The cache and the metadata of one layer."""
         return self.kv_caches[layer], self.attention[self.group_of_layer[layer]]
+
+    def states_of_layer(self, layer: int) -> tuple[tuple[Tensor, ...], AttentionMetadata]:
+        """The state tensors and the metadata of one layer."""
+        return self.states[layer], self.attention[self.group_of_layer[layer]]

@@ -152,9 +152,13 @@ def write_drafts(output: SchedulerOutput, plan: HostPlan, rows: Rows) -> None:
 
 
 def forward_batch(
-    plan: HostPlan, rows: Rows, group_of_layer: tuple[int, ...], kv_caches: tuple[Tensor, ...]
+    plan: HostPlan,
+    rows: Rows,
+    group_of_layer: tuple[int, ...],
+    kv_caches: tuple[Tensor, ...],
+    states: tuple[tuple[Tensor, ...], ...] = (),
 ) -> ForwardBatch:
-    """Gather what the network gets.
+    """Gather what the network gets; the last three arguments are handed on.
 
     Raises:
         RuntimeError: a row has fewer blocks than the step's tokens need (a bug of the scheduler's side).
@@ -174,6 +178,7 @@ def forward_batch(
         attention=tuple(_attention_metadata(plan, table, shared) for table in rows.block_tables),
         group_of_layer=group_of_layer,
         kv_caches=kv_caches,
+        states=states,
     )
 
 

@@ -6,7 +6,7 @@ that were never written are still read by padded kernels, and whatever they hold
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from math import prod
 
 import numpy as np
@@ -14,10 +14,10 @@ import torch
 from torch import Tensor
 
 from quire_interfaces.errors import ConfigError
-from quire_interfaces.kv_cache import FullAttentionSpec, KVCachePlan, kv_row_bytes
+from quire_interfaces.kv_cache import FullAttentionSpec, KVCachePlan, MambaSpec, kv_row_bytes
 from quire_ops import CACHE_TORCH_DTYPES
 
-__all__ = ["CacheShape", "allocate_kv_caches"]
+__all__ = ["CacheShape", "allocate_kv_caches", "layer_states"]
 
 CacheShape = Callable[[int, int, int, int], tuple[int, ...]]
 """(num_blocks, block_size, num_kv_heads, elements of a row) -> the shape that the attention backend asks for."""
@@ -32,8 +32,8 @@ def allocate_kv_caches(plan: KVCachePlan, *, device: torch.device | str, cache_s
         cache_shape: The attention backend's shape of one layer's cache.
 
     Returns:
-        Layer name -> the layer's cache, in the backend's shape. Layers of different groups may share memory: their
-        blocks have different ids.
+        Layer name -> the layer's cache, in the backend's shape; bytes [num_blocks, block_bytes] where a layer keeps
+        states. Layers of different groups may share memory: their blocks have different ids.
 
     Raises:
         ConfigError: the plan does not fit the backend.
@@ -42,10 +42,14 @@ def allocate_kv_caches(plan: KVCachePlan, *, device: torch.device | str, cache_s
     caches: dict[str, Tensor] = {}
     for group in plan.groups:
         spec = group.spec
+        if isinstance(spec, MambaSpec):
+            for name, storage, block_bytes in zip(group.layer_names, storages, plan.tensor_block_bytes, strict=False):
+                caches[name] = storage.view(plan.num_blocks, block_bytes)[:, : spec.block_bytes]
+            continue
         if not isinstance(spec, FullAttentionSpec):
             raise ConfigError(
                 f"the runner has no cache layout for {type(spec).__name__} (layers {group.layer_names[0]!r}, ...); "
-                "use a model whose layers all use full or sliding-window attention"
+                "use a model whose layers attend in full or over a window, or keep states"
             )
         dtype = CACHE_TORCH_DTYPES[spec.dtype]
         row_size = kv_row_bytes(spec.dtype, spec.head_dim) // dtype.itemsize
@@ -58,6 +62,23 @@ def allocate_kv_caches(plan: KVCachePlan, *, device: torch.device | str, cache_s
         for name, storage, block_bytes in zip(group.layer_names, storages, plan.tensor_block_bytes, strict=False):
             caches[name] = _view(storage, block_bytes, spec.block_bytes, shape, plan.num_blocks, dtype)
     return caches
+
+
+def layer_states(plan: KVCachePlan, caches: Mapping[str, Tensor]) -> dict[str, tuple[Tensor, ...]]:
+    """Layer name -> its state tensors [num_blocks, *shape], views of its cache; only layers that keep states."""
+    states: dict[str, tuple[Tensor, ...]] = {}
+    for group in plan.groups:
+        if not isinstance(group.spec, MambaSpec):
+            continue
+        for name in group.layer_names:
+            views, begin = [], 0
+            for state in group.spec.states:
+                dtype: torch.dtype = getattr(torch, state.dtype)
+                end = begin + prod(state.shape) * dtype.itemsize
+                views.append(caches[name][:, begin:end].view(dtype).unflatten(1, state.shape))
+                begin += state.num_bytes
+            states[name] = tuple(views)
+    return states
 
 
 def _zeros(num_bytes: int, device: torch.device | str) -> Tensor:

@@ -17,7 +17,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from quire_interfaces.kv_cache import KVCacheGroup, SlidingWindowSpec
+from quire_interfaces.kv_cache import KVCacheGroup, KVCacheSpec, MambaSpec, SlidingWindowSpec
 from quire_interfaces.step import NewRow, SchedulerOutput
 from quire_runner.config import RunnerConfig
 from quire_runner.grammars import RowGrammars
@@ -40,7 +40,7 @@ class BlockTable:
 
     def __init__(self, max_num_seqs: int, width: int, group: KVCacheGroup, device: torch.device) -> None:
         self.block_size = group.spec.block_size
-        self.sliding_window = group.spec.sliding_window if isinstance(group.spec, SlidingWindowSpec) else None
+        self.sliding_window = _window(group.spec)
         self.width = width
         self.table: Tensor = torch.zeros(max_num_seqs, width, dtype=torch.int32, device=device)
         """[R, W] block ids in token order, the null block where there is none."""
@@ -203,6 +203,13 @@ class Rows:
         self.grammars.free(row)
         for table in self.block_tables:
             table.clear(row)
+
+
+def _window(spec: KVCacheSpec) -> int | None:
+    """Tokens whose blocks a token may look at, itself included; None for all."""
+    if isinstance(spec, MambaSpec):
+        return 2  # the state before a token is in the block of the token before it
+    return spec.sliding_window if isinstance(spec, SlidingWindowSpec) else None
 
 
 def _zero_int32(num_rows: int, row_len: int, device: torch.device) -> Tensor:

@@ -18,7 +18,7 @@ from quire_attention.batch import ForwardBatch
 from quire_interfaces.device import Drafter, LogitsProcessor
 from quire_interfaces.errors import ConfigError
 from quire_interfaces.grammar import GrammarSource
-from quire_interfaces.kv_cache import KVCachePlan
+from quire_interfaces.kv_cache import KVCachePlan, MambaSpec
 from quire_interfaces.kv_transfer import BlockMemory, KVTransferWorker
 from quire_interfaces.step import ModelRunnerOutput, SchedulerOutput
 from quire_models import Network as QuireNetwork
@@ -26,7 +26,7 @@ from quire_runner.block_bytes import BlockBytes
 from quire_runner.config import RunnerConfig
 from quire_runner.grammars import RowGrammars
 from quire_runner.inputs import HostPlan, forward_batch, plan_step, to_device, write_drafts
-from quire_runner.kv_cache import CacheShape, allocate_kv_caches
+from quire_runner.kv_cache import CacheShape, allocate_kv_caches, layer_states
 from quire_runner.output import build_output, without_entries
 from quire_runner.prompt_logprobs import step_prompt_logprobs
 from quire_runner.rows import Rows
@@ -74,7 +74,8 @@ class ModelRunner:
         make_transfer_worker: Makes what moves blocks between this KV cache and a tier; None without a tier.
 
     Raises:
-        ConfigError: the plan does not fit the network, or a tier cannot reach the cache.
+        ConfigError: the plan does not fit the network, drafts are to be proposed for a network whose states
+            cannot be taken back, or a tier cannot reach the cache.
     """
 
     def __init__(
@@ -98,11 +99,19 @@ class ModelRunner:
         self._device = torch.device(config.device)
         if config.num_threads is not None:
             torch.set_num_threads(config.num_threads)
+        if drafter is not None and any(isinstance(group.spec, MambaSpec) for group in plan.groups):
+            raise ConfigError(
+                "this model keeps recurrent states, which cannot be taken back when a draft is rejected; "
+                "switch speculation off",
+                field="method",
+            )
         names = _layer_names(plan, layer_names)
         group_of = {name: i for i, group in enumerate(plan.groups) for name in group.layer_names}
         caches = allocate_kv_caches(plan, device=self._device, cache_shape=cache_shape)
         self._group_of_layer = tuple(group_of[name] for name in names)
         self._kv_caches = tuple(caches[name] for name in names)
+        states = layer_states(plan, caches)
+        self._states = tuple(states.get(name, ()) for name in names) if states else ()
         self._network: Network | None = network
         state = SamplingState(
             config.max_num_seqs,
@@ -189,6 +198,7 @@ class ModelRunner:
         if self._transfers is not None:
             self._transfers.close()
         self._kv_caches = ()
+        self._states = ()
         self._network = None
 
     def _run(self, output: SchedulerOutput) -> ModelRunnerOutput:
@@ -198,7 +208,7 @@ class ModelRunner:
         plan = plan_step(output, self._rows)
         if plan.num_drafts is not None:
             write_drafts(output, plan, self._rows)
-        batch = forward_batch(plan, self._rows, self._group_of_layer, self._kv_caches)
+        batch = forward_batch(plan, self._rows, self._group_of_layer, self._kv_caches, self._states)
         hidden = network.forward(batch)
         result = ModelRunnerOutput(step_id=output.step_id, sampled_token_ids=[[] for _ in output.rows])
         if self._rows.prompt_logprobs:
