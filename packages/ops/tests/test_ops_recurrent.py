@@ -34,7 +34,7 @@ class ConvCase:
     channels, taps = 21, 4
 
     def __init__(self, dtype: torch.dtype, *, bias: bool = True, activation: str | None = "silu") -> None:
-        self.state_shape, self.state_dtype = (self.taps - 1, self.channels), dtype
+        self.state_shape, self.state_dtype = (self.taps - 1, self.channels), torch.float32
         self.weight = rand(self.channels, self.taps, dtype=dtype)
         self.bias = rand(self.channels, dtype=dtype) if bias else None
         self.activation = activation

@@ -14,7 +14,16 @@ from quire_models.fields import Fields
 from quire_models.registry import ARCHITECTURES, architecture_of
 from quire_models.rope_config import parse_rope
 
-__all__ = ["ACTIVATIONS", "GATED_ACTS", "HIDDEN_ACTS", "decoder_fields", "head_size", "hidden_act", "layer_windows"]
+__all__ = [
+    "ACTIVATIONS",
+    "GATED_ACTS",
+    "HIDDEN_ACTS",
+    "decoder_fields",
+    "head_size",
+    "hidden_act",
+    "layer_windows",
+    "stored_dtype",
+]
 
 HIDDEN_ACTS = {
     "silu": "silu",
@@ -100,7 +109,7 @@ def decoder_fields(
         "tie_word_embeddings": config.flag("tie_word_embeddings", default=tied),
         "sliding_windows": (None,) * layers,
         "max_model_len": rope.context_length(positions),
-        "dtype": _dtype(config),
+        "dtype": stored_dtype(config),
         "bos_token_id": next(iter(config.token_ids("bos_token_id")), None),
         "eos_token_ids": config.token_ids("eos_token_id"),
     }
@@ -145,7 +154,8 @@ def layer_windows(config: Fields, layers: int, default: tuple[bool, ...] | None 
     return tuple(window if kind == "sliding_attention" else None for kind in kinds)
 
 
-def _dtype(config: Fields) -> str:
+def stored_dtype(config: Fields) -> str:
+    """The dtype of the checkpoint's weights."""
     name = config.text("dtype", default=config.text("torch_dtype", default="float32")).removeprefix("torch.")
     if name not in DTYPE_BYTES:
         raise CheckpointError(f"{config.source}: dtype {name!r} is not supported; supported: {', '.join(DTYPE_BYTES)}")

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from quire_interfaces import ConfigError
 from quire_models.config import DTYPE_BYTES, ModelConfig
 from quire_models.moe_config import MoEConfig
+from quire_models.recurrent_config import RecurrentConfig
 
 __all__ = ["WEIGHT_BYTES", "num_parameters", "weight_ledger"]
 
@@ -34,6 +35,8 @@ def weight_ledger(config: ModelConfig, dtype: str, linear_method: str = "plain")
             field="quantization",
         )
     element, linear = DTYPE_BYTES[dtype], WEIGHT_BYTES[linear_method]
+    if isinstance(config, RecurrentConfig):
+        return _recurrent_ledger(config, element, linear)
     hidden, layers = config.hidden_size, config.num_layers
     query, kv = config.query_size, config.kv_size
     attention = linear(query, hidden, element) + 2 * linear(kv, hidden, element) + linear(hidden, query, element)
@@ -61,6 +64,17 @@ def weight_ledger(config: ModelConfig, dtype: str, linear_method: str = "plain")
         ledger["MLP"] = (layers - sparse) * mlp(config.intermediate_size, bias=config.mlp_bias) + sparse * shared
         ledger["experts"] = sparse * (experts + routing)
     return ledger
+
+
+def _recurrent_ledger(config: RecurrentConfig, element: int, linear: Callable[[int, int, int], int]) -> dict[str, int]:
+    outer = config.vocab_size * config.hidden_size * element
+    parts = {
+        name: sum(count * linear(outputs, inputs, element) for outputs, inputs, count in part.matrices)
+        + part.others * element
+        + part.wide * DTYPE_BYTES["float32"]
+        for name, part in config.weights.items()
+    }
+    return {"embedding": outer, **parts, "LM head": 0 if config.tie_word_embeddings else outer}
 
 
 def num_parameters(config: ModelConfig) -> int:

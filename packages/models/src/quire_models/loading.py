@@ -58,9 +58,10 @@ def build_model(
             AttentionRequest(
                 device=request.device,
                 dtype=torch_dtype,
-                head_dim=config.head_dim,
-                num_heads=config.num_heads,
-                num_kv_heads=config.num_kv_heads,
+                # A network without attention takes the backend that comes first; it is never called.
+                head_dim=config.head_dim or 64,
+                num_heads=config.num_heads or 1,
+                num_kv_heads=config.num_kv_heads or 1,
                 sliding_window=any(window is not None for window in config.sliding_windows),
             ),
             attention_backend,

@@ -36,6 +36,7 @@ ARCHITECTURES: dict[str, Architecture] = {
     "Phi3ForCausalLM": Architecture("phi3", "quire_models.phi3.model", "Phi3ForCausalLM"),
     "Starcoder2ForCausalLM": Architecture("starcoder2", "quire_models.starcoder2.model", "Starcoder2ForCausalLM"),
     "LlamaForCausalLM": Architecture("llama", "quire_models.llama.model", "LlamaForCausalLM"),
+    "Mamba2ForCausalLM": Architecture("mamba2", "quire_models.mamba2.model", "Mamba2ForCausalLM"),
     "MistralForCausalLM": Architecture("mistral", "quire_models.mistral.model", "MistralForCausalLM"),
     "MixtralForCausalLM": Architecture("mixtral", "quire_models.mixtral.model", "MixtralForCausalLM"),
     "Qwen2MoeForCausalLM": Architecture("qwen2_moe", "quire_models.qwen2_moe.model", "Qwen2MoeForCausalLM"),

@@ -21,8 +21,8 @@ __all__ = ["RECURRENT_OPS", "StateRun", "state_runs"]
 RECURRENT_OPS: tuple[Op, ...] = (
     Op(
         name="causal_conv1d",
-        signature="(x [T, C], weight [C, K], bias [C] | None, state [num_blocks, K - 1, C], layout: PagedLayout, *, "
-        "activation: 'silu' | None) -> [T, C]; all of one dtype; rows of x may be apart",
+        signature="(x [T, C], weight [C, K], bias [C] | None, state [num_blocks, K - 1, C] float32, layout: "
+        "PagedLayout, *, activation: 'silu' | None) -> [T, C]; weights of x's dtype; rows of x may be apart",
         description=(
             "Depthwise convolution over the last K tokens of the own sequence: out[t] = act(bias + sum over k of "
             "weight[:, k] * x[t - K + 1 + k]), zeros before the beginning. The state is the last K - 1 inputs"

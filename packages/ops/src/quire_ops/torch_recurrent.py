@@ -32,8 +32,8 @@ def causal_conv1d(
     if _is_decode(layout):
         read, write, begins = _decode_blocks(layout, state.device)
         past = state[read].masked_fill_(begins[:, None, None], 0)  # [S, K - 1, C]
-        seen = torch.cat((past, x[:, None]), dim=1)
-        state[write] = seen[:, 1:]
+        seen = torch.cat((past.to(x.dtype), x[:, None]), dim=1)
+        state[write] = seen[:, 1:].to(state.dtype)
         out = (seen * weight.T).sum(1)
         if bias is not None:
             out = out + bias
@@ -42,7 +42,7 @@ def causal_conv1d(
         parts = []
         for run in state_runs(layout):
             before = state[run.read] if run.read else state.new_zeros(state.shape[1:])
-            inputs = torch.cat((before, x[run.begin : run.end]))  # [K - 1 + L, C]
+            inputs = torch.cat((before.to(x.dtype), x[run.begin : run.end]))  # [K - 1 + L, C]
             parts.append(F.conv1d(inputs.T[None], taps, bias, groups=x.shape[1])[0].T)
             state[run.write] = inputs[len(inputs) - num_past :]
         out = torch.cat(parts)

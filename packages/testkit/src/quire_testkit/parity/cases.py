@@ -8,8 +8,9 @@ from __future__ import annotations
 from quire_testkit.parity.case import ParityCase
 from quire_testkit.parity.dense_cases import DENSE_CASES
 from quire_testkit.parity.moe_cases import MOE_CASES
+from quire_testkit.parity.recurrent_cases import RECURRENT_CASES
 
 __all__ = ["CASES"]
 
-CASES: dict[str, ParityCase] = {**DENSE_CASES, **MOE_CASES}
+CASES: dict[str, ParityCase] = {**DENSE_CASES, **MOE_CASES, **RECURRENT_CASES}
 """Architecture -> its case. Every architecture of `quire_models.ARCHITECTURES` has one."""

@@ -62,9 +62,11 @@ def load_oracle(folder: str | Path) -> Any:
 def greedy_continuation(model: Any, prompt: Sequence[int], num_tokens: int) -> Continuation:
     """`num_tokens` greedy tokens after the prompt, with the model's own cache."""
     step = model(input_ids=torch.tensor([list(prompt)]), use_cache=True)
+    # Networks without attention call their cache otherwise.
+    cache = "past_key_values" if hasattr(step, "past_key_values") else "cache_params"
     tokens, logits = [], []
     for _ in range(num_tokens):
         logits.append(step.logits[0, -1].float())
         tokens.append(int(logits[-1].argmax()))
-        step = model(input_ids=torch.tensor([[tokens[-1]]]), past_key_values=step.past_key_values, use_cache=True)
+        step = model(input_ids=torch.tensor([[tokens[-1]]]), **{cache: step[cache]}, use_cache=True)
     return Continuation(tokens, torch.stack(logits))
