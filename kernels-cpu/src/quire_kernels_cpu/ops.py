@@ -153,11 +153,13 @@ def paged_attention(
     scale: float,
     sliding_window: int | None = None,
     soft_cap: float | None = None,
+    sinks: Tensor | None = None,
 ) -> Tensor:
-    """Op `paged_attention`; a cache of another dtype than the queries goes to torch's operators."""
-    if query.dtype not in DTYPES or query.dtype != kv_cache.dtype or not kv_cache.is_contiguous():
+    """Op `paged_attention`; sinks, and a cache of another dtype than the queries, go to torch's operators."""
+    is_served = query.dtype in DTYPES and query.dtype == kv_cache.dtype and kv_cache.is_contiguous()
+    if sinks is not None or not is_served:
         return torch_paged_attention(
-            query, kv_cache, layout, scale=scale, sliding_window=sliding_window, soft_cap=soft_cap
+            query, kv_cache, layout, scale=scale, sliding_window=sliding_window, soft_cap=soft_cap, sinks=sinks
         )
     query = query.contiguous()
     out = torch.empty_like(query)

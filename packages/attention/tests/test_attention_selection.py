@@ -17,7 +17,9 @@ from quire_attention import (
 from quire_interfaces import ConfigError
 from quire_ops import op_table
 
-REQUEST = AttentionRequest(head_dim=64, num_heads=4, num_kv_heads=2, sliding_window=True, soft_cap=True, block_size=16)
+REQUEST = AttentionRequest(
+    head_dim=64, num_heads=4, num_kv_heads=2, sliding_window=True, soft_cap=True, sinks=True, block_size=16
+)
 
 UNAVAILABLE = {backend.name: backend.unavailable for backend in op_table().backends("paged_attention")}
 """Name -> why it cannot work in this process, or None."""
@@ -66,6 +68,7 @@ def test_nothing_can_serve() -> None:
         (AttentionAbilities(head_dims=frozenset({128})), "does not take head dimension 64, only 128"),
         (AttentionAbilities(sliding_window=False), "has no sliding window"),
         (AttentionAbilities(soft_cap=False), "has no soft cap"),
+        (AttentionAbilities(sinks=False), "has no attention sinks"),
         (AttentionAbilities(), None),
     ],
 )

@@ -28,13 +28,16 @@ MIXES = {
 @pytest.mark.parametrize("mix", MIXES)
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
 @pytest.mark.parametrize(
-    ("window", "soft_cap", "heads", "block_size"),
+    ("window", "soft_cap", "sinks", "heads", "block_size"),
     [
-        (None, None, (4, 2), 16),
-        (6, None, (4, 4), 1),
-        (1, None, (2, 1), 8),
-        (None, 3.0, (6, 2), 8),
-        (8, 5.0, (4, 1), 16),
+        (None, None, False, (4, 2), 16),
+        (6, None, False, (4, 4), 1),
+        (1, None, False, (2, 1), 8),
+        (None, 3.0, False, (6, 2), 8),
+        (8, 5.0, False, (4, 1), 16),
+        (None, None, True, (6, 2), 8),
+        (7, None, True, (4, 1), 16),
+        (1, 2.0, True, (4, 2), 1),
     ],
 )
 def test_equals_reference(
@@ -43,6 +46,7 @@ def test_equals_reference(
     dtype: torch.dtype,
     window: int | None,
     soft_cap: float | None,
+    sinks: bool,
     heads: tuple[int, int],
     block_size: int,
 ) -> None:
@@ -51,7 +55,8 @@ def test_equals_reference(
     layout, num_blocks = random_layout(rng, MIXES[mix], block_size, shuffle=True)
     cache = poisoned_cache(layout, num_blocks, heads[1], 16, dtype)
     query = torch.randn(sum(layout.query_lens), heads[0], 16).to(dtype)
-    options = {"scale": 0.25, "sliding_window": window, "soft_cap": soft_cap}
+    scores_of_nothing = torch.linspace(-3.0, 3.0, heads[0]).to(dtype) if sinks else None
+    options = {"scale": 0.25, "sliding_window": window, "soft_cap": soft_cap, "sinks": scores_of_nothing}
     wanted = ref.paged_attention(query, cache, layout, **options)
     for _ in range(2):  # the second layer of a step finds what the first one worked out
         got = backend.function(query, cache, layout, **options)
@@ -84,12 +89,21 @@ def test_long_chunks_are_cut_into_pieces(monkeypatch) -> None:
     layout, num_blocks = random_layout(rng, [(17, 40), (12, 30), (23, 23)], 8, shuffle=True)
     cache = poisoned_cache(layout, num_blocks, 2, 8, torch.float32)
     query = torch.randn(52, 4, 8)
-    for window, soft_cap in ((None, None), (7, None), (None, 2.0)):
-        options = {"scale": 0.3, "sliding_window": window, "soft_cap": soft_cap}
+    for window, soft_cap, sinks in ((None, None, None), (7, None, None), (None, 2.0, None), (9, None, torch.randn(4))):
+        options = {"scale": 0.3, "sliding_window": window, "soft_cap": soft_cap, "sinks": sinks}
         layout.derived.clear()
         got = torch_attention.paged_attention(query, cache, layout, **options)
         wanted = ref.paged_attention(query, cache, layout, **options)
         assert (got - wanted).abs().max() <= 5e-6 * wanted.abs().max()
+
+
+def test_a_sink_takes_its_share_of_attention() -> None:
+    layout, num_blocks = random_layout(random.Random(4), [(1, 1)], 4, shuffle=True)
+    cache = poisoned_cache(layout, num_blocks, 1, 8, torch.float32)
+    query = torch.zeros(1, 1, 8)  # every score is 0: a sink of log(3) weighs three times what the only token does
+    plain = ref.paged_attention(query, cache, layout, scale=1.0)
+    sunk = ref.paged_attention(query, cache, layout, scale=1.0, sinks=torch.tensor([3.0]).log())
+    assert torch.allclose(sunk, plain / 4)
 
 
 def test_sequence_does_not_feel_neighbours_with_nan() -> None:

@@ -40,6 +40,7 @@ class AttentionRequest:
     """None while it is not decided yet."""
     sliding_window: bool = False
     soft_cap: bool = False
+    sinks: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,6 +56,7 @@ class AttentionAbilities:
     """None for any."""
     sliding_window: bool = True
     soft_cap: bool = True
+    sinks: bool = True
 
     def refusal(self, request: AttentionRequest) -> str | None:
         """Why a backend of these abilities cannot serve `request`, or None when it can."""
@@ -75,6 +77,7 @@ class AttentionAbilities:
             ),
             (request.sliding_window and not self.sliding_window, "has no sliding window"),
             (request.soft_cap and not self.soft_cap, "has no soft cap"),
+            (request.sinks and not self.sinks, "has no attention sinks"),
         )
         return next((reason for refused, reason in refusals if refused), None)
 
@@ -101,6 +104,7 @@ class AttentionBackend(Protocol):
         scale: float,
         sliding_window: int | None = None,
         soft_cap: float | None = None,
+        sinks: Tensor | None = None,
     ) -> Tensor:
         """Attention of this step's tokens over what their sequences have in the cache, the step's own tokens included
         (`write` comes first). A sequence's result does not depend on the other sequences of the step.
@@ -110,6 +114,7 @@ class AttentionBackend(Protocol):
             scale: Factor of the scores, usually D ** -0.5.
             sliding_window: A token sees itself and the `sliding_window` - 1 tokens before it.
             soft_cap: c in score -> c * tanh(score / c).
+            sinks: [Hq], a score of each head that has no value: what falls on it is attention paid to nothing.
 
         Returns:
             [T, Hq, D], dtype of `query`.
@@ -152,10 +157,11 @@ class OpsAttentionBackend:
         scale: float,
         sliding_window: int | None = None,
         soft_cap: float | None = None,
+        sinks: Tensor | None = None,
     ) -> Tensor:
         """See `AttentionBackend.forward`."""
         out: Tensor = self._attend(
-            query, kv_cache, metadata, scale=scale, sliding_window=sliding_window, soft_cap=soft_cap
+            query, kv_cache, metadata, scale=scale, sliding_window=sliding_window, soft_cap=soft_cap, sinks=sinks
         )
         return out
 

@@ -34,8 +34,10 @@ class Attention:
         self._sliding_window = sliding_window
         self._soft_cap = soft_cap
 
-    def __call__(self, query: Tensor, key: Tensor, value: Tensor, batch: ForwardBatch) -> Tensor:
-        """query [T, Hq, D], key and value [T, Hkv, D] -> [T, Hq, D]."""
+    def __call__(
+        self, query: Tensor, key: Tensor, value: Tensor, batch: ForwardBatch, sinks: Tensor | None = None
+    ) -> Tensor:
+        """query [T, Hq, D], key and value [T, Hkv, D], sinks [Hq] -> [T, Hq, D]."""
         kv_cache, metadata = batch.of_layer(self._layer)
         self._backend.write(key, value, kv_cache, metadata)
         return self._backend.forward(
@@ -45,4 +47,5 @@ class Attention:
             scale=self._scale,
             sliding_window=self._sliding_window,
             soft_cap=self._soft_cap,
+            sinks=sinks,
         )

@@ -70,6 +70,8 @@ class ModelConfig:
     """Norms of the hidden size in a layer."""
     norm_bias: bool = False
     """Norms have a bias (layer norms)."""
+    attention_sinks: bool = False
+    """Each head has a score that takes attention and gives nothing (see op `paged_attention`)."""
     other_parameters: int = 0
     """Weights that none of the fields above counts: learned positions, unusual norms, a bias of the LM head."""
 

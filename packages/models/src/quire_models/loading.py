@@ -63,6 +63,7 @@ def build_model(
                 num_heads=config.num_heads or 1,
                 num_kv_heads=config.num_kv_heads or 1,
                 sliding_window=any(window is not None for window in config.sliding_windows),
+                sinks=config.attention_sinks,
             ),
             attention_backend,
         ).backend

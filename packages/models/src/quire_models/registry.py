@@ -35,6 +35,7 @@ ARCHITECTURES: dict[str, Architecture] = {
     "PhiForCausalLM": Architecture("phi", "quire_models.phi.model", "PhiForCausalLM"),
     "Phi3ForCausalLM": Architecture("phi3", "quire_models.phi3.model", "Phi3ForCausalLM"),
     "Starcoder2ForCausalLM": Architecture("starcoder2", "quire_models.starcoder2.model", "Starcoder2ForCausalLM"),
+    "GptOssForCausalLM": Architecture("gpt_oss", "quire_models.gpt_oss.model", "GptOssForCausalLM"),
     "LlamaForCausalLM": Architecture("llama", "quire_models.llama.model", "LlamaForCausalLM"),
     "Mamba2ForCausalLM": Architecture("mamba2", "quire_models.mamba2.model", "Mamba2ForCausalLM"),
     "MistralForCausalLM": Architecture("mistral", "quire_models.mistral.model", "MistralForCausalLM"),

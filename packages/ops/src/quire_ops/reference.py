@@ -112,6 +112,7 @@ def paged_attention(
     scale: float,
     sliding_window: int | None = None,
     soft_cap: float | None = None,
+    sinks: Tensor | None = None,
 ) -> Tensor:
     """Op `paged_attention`: one query token at a time, over exactly the tokens that it may see."""
     out = torch.empty_like(query)
@@ -129,7 +130,9 @@ def paged_attention(
             scores = torch.einsum("hd,lhd->hl", query[token].double(), keys) * scale
             if soft_cap is not None:
                 scores = soft_cap * torch.tanh(scores / soft_cap)
-            weights = torch.softmax(scores, dim=-1)
+            if sinks is not None:
+                scores = torch.cat([scores, sinks.double()[:, None]], dim=-1)
+            weights = torch.softmax(scores, dim=-1)[:, : len(seen)]
             out[token] = torch.einsum("hl,lhd->hd", weights, values).to(query.dtype)
             token += 1
     return out

@@ -28,6 +28,7 @@ def paged_attention(
     scale: float,
     sliding_window: int | None = None,
     soft_cap: float | None = None,
+    sinks: Tensor | None = None,
 ) -> Tensor:
     """Op `paged_attention`."""
     key = ("torch", sliding_window)
@@ -36,8 +37,8 @@ def paged_attention(
         plan = layout.derived[key] = make_plan(
             layout, kv_cache[0].nbytes // layout.block_size, query.dtype, sliding_window
         )
-    if soft_cap is not None:
-        return _soft_capped(query, kv_cache, plan, scale, sliding_window, soft_cap)
+    if soft_cap is not None or sinks is not None:
+        return _in_the_open(query, kv_cache, plan, scale, sliding_window, soft_cap, sinks)
     if plan.decode_order is None and not plan.prefills and len(plan.decodes) == 1:
         return _decode(query, kv_cache, plan.decodes[0], scale)
     out = torch.empty_like(query)
@@ -112,13 +113,21 @@ def _pairs(kv_cache: Tensor, slots: Tensor, dtype: torch.dtype) -> Tensor:
     return kv_cache[slots // block_size, :, :, slots % block_size].to(dtype)
 
 
-def _soft_capped(
-    query: Tensor, kv_cache: Tensor, plan: AttentionPlan, scale: float, sliding_window: int | None, soft_cap: float
+def _in_the_open(
+    query: Tensor,
+    kv_cache: Tensor,
+    plan: AttentionPlan,
+    scale: float,
+    sliding_window: int | None,
+    soft_cap: float | None,
+    sinks: Tensor | None,
 ) -> Tensor:
-    """As above with the scores in the open, because torch's fused operator has no soft cap."""
+    """As above with the scores in the open, because torch's fused operator has neither soft cap nor sinks."""
     out = torch.empty_like(query)
     num_heads, head_dim = query.shape[1:]
     num_kv_heads = kv_cache.shape[2]
+    if sinks is not None:
+        sinks = sinks.float().view(num_kv_heads, -1, 1, 1)  # [Hkv, Hq / Hkv, 1, 1]
     for seq in plan.all_sequences():
         pairs = _pairs(kv_cache, seq.slots, torch.float32)
         keys, values = pairs[:, 0], pairs[:, 1]  # [L, Hkv, D]
@@ -128,9 +137,13 @@ def _soft_capped(
             rows = slice(seq.query_begin + begin, seq.query_begin + end)
             grouped = query[rows].float().view(end - begin, num_kv_heads, num_heads // num_kv_heads, head_dim)
             scores = torch.einsum("qhgd,lhd->hgql", grouped, keys) * scale
-            scores = soft_cap * torch.tanh(scores / soft_cap)
+            if soft_cap is not None:
+                scores = soft_cap * torch.tanh(scores / soft_cap)
             mask = _visible(context_len + begin, context_len + end, 0, seq.kv_len, sliding_window, query.device)
-            weights = torch.softmax(scores.masked_fill_(~mask, float("-inf")), dim=-1)
+            scores = scores.masked_fill_(~mask, float("-inf"))
+            if sinks is not None:
+                scores = torch.cat((scores, sinks.expand(-1, -1, end - begin, 1)), dim=-1)
+            weights = torch.softmax(scores, dim=-1)[..., : seq.kv_len]
             attended = torch.einsum("hgql,lhd->qhgd", weights, values)
             out[rows] = attended.reshape(end - begin, num_heads, head_dim).to(query.dtype)
     return out

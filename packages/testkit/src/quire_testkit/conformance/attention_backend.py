@@ -51,6 +51,12 @@ class AttentionBackendSuite:
         if self.make_backend().abilities.soft_cap:
             self._run(torch.float32, window=None, soft_cap=2.0)
 
+    def test_sinks(self) -> None:
+        if self.make_backend().abilities.sinks:
+            sinks = torch.linspace(-2.0, 2.0, KV_HEADS * GROUP)
+            for window in (None, 7):
+                self._run(torch.float32, window=window, soft_cap=None, sinks=sinks)
+
     def test_result_does_not_depend_on_neighbours(self) -> None:
         alone = self._run(torch.float32, window=None, soft_cap=None, only=0)
         together = self._run(torch.float32, window=None, soft_cap=None)
@@ -61,7 +67,13 @@ class AttentionBackendSuite:
         return 8 if sizes is None else min(sizes)
 
     def _run(
-        self, dtype: torch.dtype, *, window: int | None, soft_cap: float | None, only: int | None = None
+        self,
+        dtype: torch.dtype,
+        *,
+        window: int | None,
+        soft_cap: float | None,
+        sinks: Tensor | None = None,
+        only: int | None = None,
     ) -> list[Tensor]:
         """Three sequences in mixed steps (prefill, chunk, decode); every output is compared. Returns them all."""
         backend = self.make_backend()
@@ -88,7 +100,9 @@ class AttentionBackendSuite:
             metadata = self._metadata(parts, tables, block_size)
             query, key, value = (torch.cat([tokens[i][j][a:b] for i, a, b in parts]) for j in range(3))
             backend.write(key, value, cache, metadata)
-            out = backend.forward(query, cache, metadata, scale=SCALE, sliding_window=window, soft_cap=soft_cap)
+            out = backend.forward(
+                query, cache, metadata, scale=SCALE, sliding_window=window, soft_cap=soft_cap, sinks=sinks
+            )
             assert out.dtype == dtype
             assert out.shape == query.shape
             for (i, _, end), piece in zip(parts, out.split([b - a for _, a, b in parts]), strict=True):
@@ -97,7 +111,7 @@ class AttentionBackendSuite:
         results = []
         for i in chosen:
             got = torch.cat(outputs[i]).double()
-            wanted = self._dense(*tokens[i], window, soft_cap)
+            wanted = self._dense(*tokens[i], window, soft_cap, sinks)
             tolerance = 2e-5 if dtype in (torch.float32, torch.float64) else 2e-2
             assert torch.isfinite(got).all()
             assert (got - wanted).abs().max() <= tolerance * wanted.abs().max()
@@ -130,7 +144,15 @@ class AttentionBackendSuite:
             kv_lens=[end for _, _, end in parts],
         )
 
-    def _dense(self, query: Tensor, key: Tensor, value: Tensor, window: int | None, soft_cap: float | None) -> Tensor:
+    def _dense(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        window: int | None,
+        soft_cap: float | None,
+        sinks: Tensor | None,
+    ) -> Tensor:
         length = query.shape[0]
         keys = key.double().repeat_interleave(GROUP, dim=1)
         values = value.double().repeat_interleave(GROUP, dim=1)
@@ -141,5 +163,8 @@ class AttentionBackendSuite:
         hidden = distance < 0
         if window is not None:
             hidden |= distance >= window
-        weights = torch.softmax(scores.masked_fill(hidden, float("-inf")), dim=-1)
+        scores = scores.masked_fill(hidden, float("-inf"))
+        if sinks is not None:
+            scores = torch.cat([scores, sinks.double()[:, None, None].expand(-1, length, 1)], dim=-1)
+        weights = torch.softmax(scores, dim=-1)[..., :length]
         return torch.einsum("hqk,khd->qhd", weights, values)

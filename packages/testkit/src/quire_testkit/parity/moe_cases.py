@@ -9,6 +9,26 @@ __all__ = ["MOE_CASES"]
 MOE_FIELDS = {**LLAMA_FIELDS, "intermediate_size": 48, "num_experts_per_tok": 2}
 
 MOE_CASES: dict[str, ParityCase] = {
+    "GptOssForCausalLM": ParityCase(
+        config="GptOssConfig",
+        fields={
+            **MOE_FIELDS,
+            "head_dim": 16,
+            "num_hidden_layers": 4,
+            "num_local_experts": 6,
+            "num_experts_per_tok": 3,
+            "sliding_window": 20,
+            "swiglu_limit": 1.5,
+            "rope_parameters": {
+                "rope_type": "yarn",
+                "rope_theta": 150000.0,
+                "factor": 4.0,
+                "truncate": False,
+                "original_max_position_embeddings": 64,
+            },
+        },
+        weight_scale=0.1,
+    ),
     "MixtralForCausalLM": ParityCase(config="MixtralConfig", fields={**MOE_FIELDS, "num_local_experts": 6}),
     "Qwen2MoeForCausalLM": ParityCase(
         config="Qwen2MoeConfig",
