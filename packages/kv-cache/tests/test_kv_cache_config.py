@@ -19,7 +19,7 @@ def test_defaults() -> None:
     assert not config.enable_kv_cache_events
 
 
-@pytest.mark.parametrize("block_size", [1, 2, 16, 256])
+@pytest.mark.parametrize("block_size", [1, 2, 16, 256, 8192])
 def test_possible_block_sizes(block_size: int) -> None:
     assert KVCacheConfig(block_size=block_size).block_size == block_size
 
@@ -27,7 +27,7 @@ def test_possible_block_sizes(block_size: int) -> None:
 @pytest.mark.parametrize(
     ("field", "value"),
     [
-        *(("block_size", value) for value in (0, -16, 3, 17, 512, 16.0, "16", True)),
+        *(("block_size", value) for value in (0, -16, 3, 17, 16384, 16.0, "16", True)),
         *(("prefix_caching_hash_algo", value) for value in ("md5", "SHA256", "", 1)),
         *(("enable_prefix_caching", value) for value in ("yes", 1)),
         ("enable_kv_cache_events", "no"),

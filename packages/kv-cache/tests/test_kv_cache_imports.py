@@ -53,6 +53,7 @@ def test_public_names_are_there() -> None:
         "hash_blocks",
         "max_concurrency",
         "plan_kv_cache",
+        "state_block_size",
     ]
     for name in quire_kv_cache.__all__:
         assert hasattr(quire_kv_cache, name)

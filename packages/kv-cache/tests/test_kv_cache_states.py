@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from quire_interfaces import ConfigError, FullAttentionSpec, MambaSpec, StateTensor
-from quire_kv_cache import KVCacheConfig, KVCacheManager, max_concurrency, plan_kv_cache
+from quire_interfaces import ConfigError, FullAttentionSpec, KVCacheSpec, MambaSpec, StateTensor
+from quire_kv_cache import KVCacheConfig, KVCacheManager, max_concurrency, plan_kv_cache, state_block_size
 from quire_kv_cache.groups import make_group_policy
 from quire_testkit.conformance.block_allocator import make_request
 
@@ -119,3 +121,15 @@ def test_states_of_several_dtypes_share_one_pool_with_keys() -> None:
 def test_a_state_of_no_bytes_is_refused() -> None:
     with pytest.raises(ConfigError, match="state"):
         make_group_policy(MambaSpec(block_size=4, states=()))
+
+
+def test_blocks_grow_until_keys_take_as_much_as_a_state() -> None:
+    def specs(block_size: int, *, states: bool = True, keys: bool = True) -> dict[str, KVCacheSpec]:
+        attention = FullAttentionSpec(block_size=block_size, num_kv_heads=1, head_dim=4, dtype="float32")  # 32 bytes
+        found: dict[str, KVCacheSpec] = {"0": attention} if keys else {}
+        return found | {"1": state_spec(block_size, numbers=2048)} if states else found  # 8256 bytes
+
+    assert state_block_size(specs, 16) == 512
+    assert state_block_size(specs, 1024) == 1024
+    assert state_block_size(partial(specs, keys=False), 16) == 128
+    assert state_block_size(partial(specs, states=False), 16) == 16

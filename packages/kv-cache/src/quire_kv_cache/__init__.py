@@ -10,7 +10,7 @@ from quire_kv_cache.errors import AllocatorMisuseError
 from quire_kv_cache.groups import GROUP_POLICIES, GroupPolicy
 from quire_kv_cache.hashing import BlockHasher, hash_blocks
 from quire_kv_cache.manager import KVCacheManager, PrefixCacheStats
-from quire_kv_cache.plan import max_concurrency, plan_kv_cache
+from quire_kv_cache.plan import max_concurrency, plan_kv_cache, state_block_size
 
 __version__ = "0.1.0"
 
@@ -25,4 +25,5 @@ __all__ = [
     "hash_blocks",
     "max_concurrency",
     "plan_kv_cache",
+    "state_block_size",
 ]

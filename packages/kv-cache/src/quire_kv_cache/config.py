@@ -7,15 +7,16 @@ from typing import Any
 
 from quire_interfaces import Settings, at_least, one_of, setting
 
-__all__ = ["HASH_ALGORITHMS", "KVCacheConfig"]
+__all__ = ["HASH_ALGORITHMS", "MAX_BLOCK_SIZE", "KVCacheConfig"]
 
+MAX_BLOCK_SIZE = 8192
 HASH_ALGORITHMS = ("sha256", "sha256_cbor", "xxhash", "xxhash_cbor")
-_BLOCK_SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
+_BLOCK_SIZES = tuple(1 << power for power in range(MAX_BLOCK_SIZE.bit_length()))
 
 
 def _power_of_two(value: Any) -> str | None:
     fine = isinstance(value, int) and not isinstance(value, bool) and value in _BLOCK_SIZES
-    return None if fine else "be a power of two from 1 to 256 (16 suits most models)"
+    return None if fine else f"be a power of two from 1 to {MAX_BLOCK_SIZE} (16 suits most models)"
 
 
 def _boolean(value: Any) -> str | None:
@@ -32,7 +33,8 @@ class KVCacheConfig(Settings):
 
     block_size: int = setting(
         16,
-        help="Token slots in a block: the unit in which KV memory is given out and prefixes are shared.",
+        help="Token slots in a block: the unit in which KV memory is given out and prefixes are shared. Models with "
+        "recurrent layers get larger ones where their states need them.",
         unit="tokens",
         check=_power_of_two,
         flag="--block-size",

@@ -5,13 +5,17 @@ Knows bytes and layers; allocates nothing.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from quire_interfaces import ConfigError, KVCacheGroup, KVCachePlan, KVCacheSpec, MambaSpec
 from quire_interfaces.kv_cache import STATE_ALIGNMENT_BYTES
+from quire_kv_cache.config import MAX_BLOCK_SIZE
 from quire_kv_cache.groups import make_group_policy
 
-__all__ = ["max_concurrency", "plan_kv_cache"]
+__all__ = ["max_concurrency", "plan_kv_cache", "state_block_size"]
+
+STATE_BLOCK_TOKENS = 128
+"""Fewest tokens between two states that are kept."""
 
 
 def plan_kv_cache(
@@ -62,6 +66,31 @@ def max_concurrency(plan: KVCachePlan, max_model_len: int, *, max_step_tokens: i
         raise ConfigError(f"max_step_tokens must be at least 1, got {max_step_tokens}", field="max_step_tokens")
     per_request = sum(make_group_policy(group.spec).max_blocks(max_model_len, max_step_tokens) for group in plan.groups)
     return (plan.num_blocks - 1) / per_request
+
+
+def state_block_size(make_specs: Callable[[int], Mapping[str, KVCacheSpec]], block_size: int) -> int:
+    """The block size for a network that may keep states.
+
+    A state takes a whole block, whatever its bytes; where attention shares the pool, its blocks must be no smaller.
+
+    Args:
+        make_specs: Block size -> what each layer keeps.
+        block_size: As it would be without states; a power of two.
+
+    Returns:
+        `block_size`, or a larger power of two.
+    """
+    if not any(isinstance(spec, MambaSpec) for spec in make_specs(block_size).values()):
+        return block_size
+    block_size = max(block_size, STATE_BLOCK_TOKENS)
+    while block_size < MAX_BLOCK_SIZE:
+        specs = make_specs(block_size).values()
+        states = [spec.block_bytes for spec in specs if isinstance(spec, MambaSpec)]
+        keys = [spec.block_bytes for spec in specs if not isinstance(spec, MambaSpec)]
+        if not keys or max(keys) >= max(states):
+            break
+        block_size *= 2
+    return block_size
 
 
 def _group_layers(specs: Mapping[str, KVCacheSpec]) -> tuple[KVCacheGroup, ...]:

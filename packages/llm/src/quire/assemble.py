@@ -152,7 +152,8 @@ def build_parts(
         make_transfer_worker=None if tier is None else tier.make_worker,
     )
     on_computed = None if tier is None else tier.connector.offer
-    allocator = KVCacheManager(plan.kv_plan, config.kv_cache, on_computed=on_computed)
+    cache_config = dataclasses.replace(config.kv_cache, block_size=plan.block_size)
+    allocator = KVCacheManager(plan.kv_plan, cache_config, on_computed=on_computed)
     transfers = None if tier is None else KVTransfers(allocator, tier.connector)
     timings = {"import": imported - start, "weights": loaded - imported, "cache": time.perf_counter() - loaded}
     return EngineParts(

@@ -9,12 +9,13 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from quire.config import QuireConfig
-from quire_interfaces import ConfigError, KVCachePlan
-from quire_kv_cache import max_concurrency, plan_kv_cache
+from quire_interfaces import ConfigError, KVCachePlan, KVCacheSpec, MambaSpec
+from quire_kv_cache import max_concurrency, plan_kv_cache, state_block_size
 from quire_kv_transfer import MAX_STORE_BYTES
 from quire_models.config import ModelConfig
 from quire_models.ledger import weight_ledger
@@ -79,7 +80,11 @@ def make_plan(config: QuireConfig, model: ModelConfig, *, free_bytes: int | None
         config.runner, dtype=dtype, max_model_len=max_model_len,
         max_num_batched_tokens=scheduler.max_num_batched_tokens, max_num_seqs=scheduler.max_num_seqs,
     )  # fmt: skip
-    specs = model.kv_cache_specs(config.kv_cache.block_size, dtype)
+    block_size = state_block_size(lambda size: model.kv_cache_specs(size, dtype), config.kv_cache.block_size)
+    if block_size != config.kv_cache.block_size:
+        notes.append(f"blocks of {block_size} tokens: each holds a state of the model's recurrent layers")
+    specs = model.kv_cache_specs(block_size, dtype)
+    _check_drafts(config, specs)
     one_block = plan_kv_cache(specs, num_blocks=1 + len(specs))
     ledger = {f"weights: {part}": size for part, size in weight_ledger(model, dtype, method).items()}
     ledger["activations"] = activation_bytes(model, runner)
@@ -104,11 +109,20 @@ def make_plan(config: QuireConfig, model: ModelConfig, *, free_bytes: int | None
         max_model_len=max_model_len,
         ledger_bytes=ledger,
         kv_plan=plan,
-        block_size=config.kv_cache.block_size,
+        block_size=block_size,
         max_concurrency=max_concurrency(plan, max_model_len),
         free_bytes=free,
         notes=tuple(notes),
     )
+
+
+def _check_drafts(config: QuireConfig, specs: Mapping[str, KVCacheSpec]) -> None:
+    if config.speculative.method != "none" and any(isinstance(spec, MambaSpec) for spec in specs.values()):
+        raise ConfigError(
+            f"speculative method {config.speculative.method!r} does not work with this model: its recurrent layers "
+            "cannot take their states back when a draft is rejected; use 'none'",
+            field="speculative_method",
+        )
 
 
 def _max_model_len(config: QuireConfig, model: ModelConfig) -> tuple[int, list[str]]:

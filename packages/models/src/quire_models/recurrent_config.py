@@ -55,6 +55,13 @@ class RecurrentConfig(ModelConfig):
     """In the order in which the network's parts count them."""
     weights: Mapping[str, WeightCount]
     """Part of the network -> its weights; embedding and LM head are not listed."""
+    mixer_width: int
+    """Numbers that a recurrent layer keeps per token while it runs, those in float32 counted twice."""
+
+    @property
+    def inner_width(self) -> int:
+        """See `ModelConfig.inner_width`."""
+        return max(3 * self.intermediate_size, self.mixer_width)
 
     def kv_cache_specs(self, block_size: int, dtype: str) -> dict[str, KVCacheSpec]:
         """See `ModelConfig.kv_cache_specs`. States are kept in float32 whatever keys and values are."""
@@ -99,6 +106,12 @@ class Mamba2Shape:
     def conv_size(self) -> int:
         """Channels of the convolution: what goes into the state, and what writes and reads it."""
         return self.inner_size + 2 * self.num_groups * self.state_size
+
+    @property
+    def width(self) -> int:
+        """See `RecurrentConfig.mixer_width`: projected, convolved, and the scan's copies."""
+        inputs = 2 * (self.inner_size + self.conv_size) + self.num_heads
+        return inputs + 2 * (4 * self.inner_size + 2 * self.num_heads * self.state_size)
 
     @property
     def states(self) -> tuple[StateTensor, ...]:

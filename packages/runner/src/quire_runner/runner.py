@@ -103,7 +103,7 @@ class ModelRunner:
             raise ConfigError(
                 "this model keeps recurrent states, which cannot be taken back when a draft is rejected; "
                 "switch speculation off",
-                field="method",
+                field="speculative_method",
             )
         names = _layer_names(plan, layer_names)
         group_of = {name: i for i, group in enumerate(plan.groups) for name in group.layer_names}

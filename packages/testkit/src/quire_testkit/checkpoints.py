@@ -1,7 +1,8 @@
 """Random checkpoints in the Hugging Face format, made offline: config.json, safetensors, a real BPE tokenizer, a chat
 template. For benchmarks (true shapes, meaningless text) and for tests (tiny shapes).
 
-Knows the weight names of the Llama-shaped families; imports neither torch nor transformers.
+Knows the weight names of the Llama-shaped families (`recurrent_checkpoints.py` those of others); imports neither torch
+nor transformers.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from quire_interfaces import ConfigError
+from quire_testkit.recurrent_checkpoints import RECURRENT_FAMILIES, recurrent_fields, recurrent_shapes
 from quire_testkit.tokenizers import write_tokenizer
 
 __all__ = ["DTYPES", "FAMILIES", "SIZES", "checkpoint_config", "make_checkpoint", "parameter_shapes"]
@@ -29,6 +31,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "mistral": {"model_type": "mistral", "architectures": ["MistralForCausalLM"], "sliding_window": None},
     "qwen2": {"model_type": "qwen2", "architectures": ["Qwen2ForCausalLM"], "rope_theta": 1000000.0},
     "qwen3": {"model_type": "qwen3", "architectures": ["Qwen3ForCausalLM"], "rope_theta": 1000000.0},
+    **RECURRENT_FAMILIES,
 }
 
 _SHAPE = (
@@ -73,6 +76,7 @@ def checkpoint_config(like: str, size: str, dtype: str = "bfloat16", **overrides
         "dtype": dtype,
         "bos_token_id": None,
         **FAMILIES[like],
+        **(recurrent_fields(like, {**SIZES[size], **overrides}) if like in RECURRENT_FAMILIES else {}),
         **overrides,
     }
     _check_shape(config)
@@ -93,6 +97,9 @@ def _check_shape(config: dict[str, Any]) -> None:
 
 def parameter_shapes(config: dict[str, Any]) -> Iterator[tuple[str, tuple[int, ...]]]:
     """Name and shape of every weight, in the order they are stored."""
+    if any(config["model_type"] == family["model_type"] for family in RECURRENT_FAMILIES.values()):
+        yield from recurrent_shapes(config)
+        return
     hidden, inner, head_dim = config["hidden_size"], config["intermediate_size"], config["head_dim"]
     query, kv = config["num_attention_heads"] * head_dim, config["num_key_value_heads"] * head_dim
     qkv_bias = config["model_type"] == "qwen2" or config["attention_bias"]

@@ -50,6 +50,7 @@ def read_config(config: Fields) -> Mamba2Config:
     return Mamba2Config(
         **values,
         mixer=mixer,
+        mixer_width=mixer.width,
         caches=tuple(LayerCache(f"backbone.layers.{layer}.mixer", mixer.states) for layer in range(layers)),
         weights={"state space": mixer.weights(layers), "norms": WeightCount(others=(layers + 1) * hidden)},
     )
