@@ -33,6 +33,11 @@ class Fields:
         """The same object for readers that ask by other names: `named(hidden_size="n_embd")`."""
         return Fields(self._values, self.source, {**self._names, **names})
 
+    def with_default(self, name: str, value: Any) -> Fields:
+        """The same object with a value for a field that is missing or null."""
+        stored = self._names.get(name, name)
+        return self if self.get(name) is not None else Fields({**self._values, stored: value}, self.source, self._names)
+
     def get(self, name: str) -> Any:
         """The value as it is; None when missing or null."""
         return self._values.get(self._names.get(name, name))

@@ -41,6 +41,7 @@ ARCHITECTURES: dict[str, Architecture] = {
     "MistralForCausalLM": Architecture("mistral", "quire_models.mistral.model", "MistralForCausalLM"),
     "MixtralForCausalLM": Architecture("mixtral", "quire_models.mixtral.model", "MixtralForCausalLM"),
     "Qwen2MoeForCausalLM": Architecture("qwen2_moe", "quire_models.qwen2_moe.model", "Qwen2MoeForCausalLM"),
+    "Qwen3NextForCausalLM": Architecture("qwen3_next", "quire_models.qwen3_next.model", "Qwen3NextForCausalLM"),
     "Qwen3MoeForCausalLM": Architecture("qwen3_moe", "quire_models.qwen3_moe.model", "Qwen3MoeForCausalLM"),
     "Qwen2ForCausalLM": Architecture("qwen2", "quire_models.qwen2.model", "Qwen2ForCausalLM"),
     "Qwen3ForCausalLM": Architecture("qwen3", "quire_models.qwen3.model", "Qwen3ForCausalLM"),

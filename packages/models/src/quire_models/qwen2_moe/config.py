@@ -10,7 +10,7 @@ from quire_models.fields import Fields
 from quire_models.moe_config import MoEConfig, expert_counts
 from quire_models.qwen2.config import qwen_windows
 
-__all__ = ["qwen_moe_fields", "read_config"]
+__all__ = ["qwen_moe_fields", "read_config", "sparse_layers"]
 
 
 def qwen_moe_fields(config: Fields, *, head_dim: int | None, inner: int) -> dict[str, Any]:
@@ -22,7 +22,7 @@ def qwen_moe_fields(config: Fields, *, head_dim: int | None, inner: int) -> dict
     layers = values["num_layers"]
     return values | {
         "sliding_windows": qwen_windows(config, layers),
-        "sparse_layers": _sparse_layers(config, layers),
+        "sparse_layers": sparse_layers(config, layers),
         "num_experts": num_experts,
         "num_experts_per_tok": per_token,
         "moe_intermediate_size": config.integer("moe_intermediate_size", default=inner, minimum=1),
@@ -30,7 +30,7 @@ def qwen_moe_fields(config: Fields, *, head_dim: int | None, inner: int) -> dict
     }
 
 
-def _sparse_layers(config: Fields, layers: int) -> tuple[bool, ...]:
+def sparse_layers(config: Fields, layers: int) -> tuple[bool, ...]:
     """Every `decoder_sparse_step`-th layer has experts, but none of `mlp_only_layers`."""
     step = config.integer("decoder_sparse_step", default=1, minimum=1)
     plain = config.get("mlp_only_layers") or []
