@@ -1,7 +1,8 @@
 """A small pool of daemon threads at low priority. Knows nothing of what it runs.
 
 Unlike `concurrent.futures.ThreadPoolExecutor`, whose threads an interpreter waits for at its end, a compile that takes
-very long never keeps a process from ending.
+very long never keeps a process from ending. It is waited for a little: a thread that comes back from a library in Rust
+while the interpreter is being taken down crashes the process.
 """
 
 from __future__ import annotations
@@ -11,6 +12,8 @@ import os
 import queue
 import sys
 import threading
+import time
+import weakref
 from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any, TypeVar
@@ -18,8 +21,11 @@ from typing import Any, TypeVar
 __all__ = ["WorkerPool"]
 
 Result = TypeVar("Result")
+_Jobs = queue.SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None]
 
 _NICE = 10
+LAST_WAIT_S = 10.0
+"""How long the end of the process waits for what runs."""
 
 
 class WorkerPool:
@@ -33,9 +39,10 @@ class WorkerPool:
     def __init__(self, num_workers: int, name: str) -> None:
         self._num_workers = num_workers
         self._name = name
-        self._jobs: queue.SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None] = queue.SimpleQueue()
+        self._jobs: _Jobs = queue.SimpleQueue()
         self._threads: list[threading.Thread] = []
         self._lock = threading.Lock()
+        weakref.finalize(self, _finish, self._jobs, self._threads)
 
     def submit(self, work: Callable[[], Result]) -> Future[Result]:
         """Run `work` as soon as a thread is free."""
@@ -50,13 +57,7 @@ class WorkerPool:
 
     def close(self) -> None:
         """Take no more work; what runs now goes on in its thread, and its result is dropped."""
-        with contextlib.suppress(queue.Empty):
-            while True:
-                job = self._jobs.get_nowait()
-                if job is not None:
-                    job[0].cancel()
-        for _ in self._threads:
-            self._jobs.put(None)
+        _stop(self._jobs, self._threads)
 
     def _run(self) -> None:
         if sys.platform == "linux":  # elsewhere a thread has no priority of its own
@@ -71,3 +72,22 @@ class WorkerPool:
             except BaseException as error:
                 future.set_exception(error)
             del job, future, work
+
+
+def _stop(jobs: _Jobs, threads: list[threading.Thread]) -> None:
+    with contextlib.suppress(queue.Empty):
+        while True:
+            job = jobs.get_nowait()
+            if job is not None:
+                job[0].cancel()
+    for _ in threads:
+        jobs.put(None)
+
+
+def _finish(jobs: _Jobs, threads: list[threading.Thread]) -> None:
+    """At the end of the process."""
+    _stop(jobs, threads)
+    deadline = time.monotonic() + LAST_WAIT_S
+    for thread in threads:
+        if thread is not threading.current_thread():
+            thread.join(max(0.0, deadline - time.monotonic()))
