@@ -27,7 +27,10 @@ from quire_spec_decode import make_drafter
 from quire_structured_output import GrammarCompiler, GrammarGate, Vocabulary, make_backend, resolve_backend
 
 if TYPE_CHECKING:
+    import torch
+
     from quire_models import Network
+    from quire_runner import ModelRunner
 
 __all__ = ["FACTORY", "build_grammar_gate", "build_parts", "build_renderer", "engine_factory", "model_folder"]
 
@@ -159,7 +162,7 @@ def build_parts(
     return EngineParts(
         scheduler=Scheduler(scheduler_config, allocator, rules=(gate,), transfers=transfers),
         executor=RunnerExecutor(runner, threaded=config.engine.depth > 0),
-        info=_info(config, folder, model, plan, network, tier, timings),
+        info=_info(config, folder, model, plan, network, runner, tier, timings),
         gates=(gate,),
         check_integrity=allocator.check_integrity,
     )
@@ -171,11 +174,14 @@ def _info(
     model: ModelConfig,
     plan: MemoryPlan,
     network: Network,
+    runner: ModelRunner,
     tier: DiskTier | None,
     timings: dict[str, float],
 ) -> EngineInfo:
     choices = {
         "attention": network.attention_backend.name,
+        "matrices": _matrices(config.runner.device, network.dtype),
+        "threads": _threads(runner.cores),
         "determinism": "a request's tokens depend on nothing else" if network.batch_invariant else "not promised",
         "weights": f"{plan.linear_method}, {plan.dtype}",
         "scheduling": "asynchronous, one step ahead" if config.engine.depth else "synchronous",
@@ -204,6 +210,25 @@ def _info(
         max_grammar_bytes=config.structured_output.max_bytes,
         extra={"folder": str(folder), "max_concurrency": plan.max_concurrency, "notes": list(plan.notes)},
     )
+
+
+def _matrices(device: str, dtype: torch.dtype) -> str:
+    """What multiplies matrices; where it is torch, why nothing faster does."""
+    from quire_ops import OpRequest, op_report
+
+    device = device.partition(":")[0]
+    choice = next(choice for choice in op_report(OpRequest(device=device, dtype=dtype)) if choice.op == "linear")
+    if choice.backend != "torch":
+        return choice.backend
+    reasons = [f"{name}: {reason}" for name, reason in choice.refused.items() if name != "reference"]
+    return f"torch ({'; '.join(reasons)})" if reasons else "torch"
+
+
+def _threads(cores: tuple[int, ...]) -> str:
+    import torch
+
+    where = f"bound to cores {','.join(map(str, cores))}" if cores else "not bound to cores"
+    return f"{torch.get_num_threads()}, {where}"
 
 
 def engine_factory(data: dict[str, Any], report: Report) -> EngineParts:

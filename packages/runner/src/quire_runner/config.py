@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from quire_interfaces.settings import Settings, at_least, one_of, setting
+from quire_runner.affinity import complaint_about
 
 __all__ = ["DTYPE_BYTES", "RunnerConfig"]
 
@@ -39,6 +40,12 @@ class RunnerConfig(Settings):
         help="Threads that torch's operators use on the CPU; None leaves torch's own choice.",
         unit="threads",
         check=at_least(1),
+    )
+    cpu_affinity: str = setting(
+        "auto",
+        help="Cores that the threads of a step are bound to, one each: a list such as 0-3,8; none; or auto, which "
+        "binds them on machines with several NUMA nodes.",
+        check=complaint_about,
     )
     logits_chunk_tokens: int = setting(
         256,

@@ -22,6 +22,7 @@ from quire_interfaces.kv_cache import KVCachePlan, MambaSpec
 from quire_interfaces.kv_transfer import BlockMemory, KVTransferWorker
 from quire_interfaces.step import ModelRunnerOutput, SchedulerOutput
 from quire_models import Network as QuireNetwork
+from quire_runner.affinity import bind_team, choose_cores
 from quire_runner.block_bytes import BlockBytes
 from quire_runner.config import RunnerConfig
 from quire_runner.grammars import RowGrammars
@@ -97,8 +98,11 @@ class ModelRunner:
     ) -> None:
         self._config = config
         self._device = torch.device(config.device)
-        if config.num_threads is not None:
-            torch.set_num_threads(config.num_threads)
+        self._cores = choose_cores(config.cpu_affinity, config.num_threads) if self._device.type == "cpu" else ()
+        self._bind_first = bool(self._cores)
+        num_threads = len(self._cores) or config.num_threads
+        if num_threads is not None:
+            torch.set_num_threads(num_threads)
         if drafter is not None and any(isinstance(group.spec, MambaSpec) for group in plan.groups):
             raise ConfigError(
                 "this model keeps recurrent states, which cannot be taken back when a draft is rejected; "
@@ -165,6 +169,11 @@ class ModelRunner:
         """The persistent rows; for tools and tests, read only."""
         return self._rows
 
+    @property
+    def cores(self) -> tuple[int, ...]:
+        """Cores that the threads of a step are bound to, one each; none where they are not."""
+        return self._cores
+
     def execute(self, output: SchedulerOutput) -> ModelRunnerOutput:
         """Run one step.
 
@@ -175,6 +184,9 @@ class ModelRunner:
             RuntimeError: the step is impossible (a step before it failed), or the network raised it.
             Exception: whatever the network raises.
         """
+        if self._bind_first:  # now, because the team belongs to the thread that runs the steps
+            self._bind_first = False
+            bind_team(self._cores)
         # Before everything else: blocks to store may be overwritten by this step, and a step that fails must not lose
         # what was asked of the worker.
         if output.kv_transfer is not None and self._transfers is not None:
