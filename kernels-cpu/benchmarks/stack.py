@@ -1,6 +1,6 @@
 """How near the kernels come to what memory and torch's matrix product allow, on the shape of Qwen3-0.6B.
 
-Run:  python kernels-cpu/benchmarks/stack.py [--int8] [--layers 28] [--repeats 5]
+Run:  python kernels-cpu/benchmarks/stack.py [--weights int4] [--layers 28] [--repeats 5]
 
 Each line: the whole stack of layers for one step, attention alone, and the LM head. Limits (reading memory, torch's
 bfloat16 product of 2048 x 2048) are measured in the same run, between the lines; figures are medians.
@@ -25,7 +25,7 @@ from kernels_cpu_steps import Layout
 
 from quire_kernels_cpu.builds import build_name, library
 from quire_kernels_cpu.decoder import decoder_stack
-from quire_kernels_cpu.ops import lm_head, paged_attention
+from quire_kernels_cpu.ops import grouped_linear, int8_linear, lm_head, paged_attention
 from quire_ops import DecoderLayerWeights, DecoderStack, LinearWeights
 
 HIDDEN, INNER, HEADS, KV_HEADS, DIM, VOCAB = 1024, 3072, 16, 8, 128, 151936
@@ -50,14 +50,19 @@ def median_s(run: Callable[[], object], repeats: int) -> float:
     return statistics.median(times)
 
 
-def make_linear(outputs: int, inputs: int, *, int8: bool) -> LinearWeights:
-    if int8:
+def make_linear(outputs: int, inputs: int, weights: str) -> LinearWeights:
+    if weights == "plain":
+        return LinearWeights((torch.randn(outputs, inputs) * inputs**-0.5).bfloat16())
+    if weights == "int8":
         scale = torch.full((outputs,), 0.01 * inputs**-0.5, dtype=torch.bfloat16)
         return LinearWeights(torch.randint(-127, 128, (outputs, inputs), dtype=torch.int8), None, scale)
-    return LinearWeights((torch.randn(outputs, inputs) * inputs**-0.5).bfloat16())
+    scale = torch.full((outputs // 16, inputs // 128, 16), 0.1 * inputs**-0.5, dtype=torch.bfloat16)
+    if weights == "int4":
+        return LinearWeights(torch.randint(0, 256, (outputs, inputs // 2), dtype=torch.uint8), None, scale)
+    return LinearWeights(torch.randn(outputs, inputs).to(torch.float8_e4m3fn), None, scale)
 
 
-def make_stack(num_layers: int, *, int8: bool) -> DecoderStack:
+def make_stack(num_layers: int, weights: str) -> DecoderStack:
     norm, head_norm = torch.ones(HIDDEN, dtype=torch.bfloat16), torch.ones(DIM, dtype=torch.bfloat16)
     layers = tuple(
         DecoderLayerWeights(
@@ -65,13 +70,13 @@ def make_stack(num_layers: int, *, int8: bool) -> DecoderStack:
             post_attention_norm=norm,
             q_norm=head_norm,
             k_norm=head_norm,
-            q=make_linear(HEADS * DIM, HIDDEN, int8=int8),
-            k=make_linear(KV_HEADS * DIM, HIDDEN, int8=int8),
-            v=make_linear(KV_HEADS * DIM, HIDDEN, int8=int8),
-            o=make_linear(HIDDEN, HEADS * DIM, int8=int8),
-            gate=make_linear(INNER, HIDDEN, int8=int8),
-            up=make_linear(INNER, HIDDEN, int8=int8),
-            down=make_linear(HIDDEN, INNER, int8=int8),
+            q=make_linear(HEADS * DIM, HIDDEN, weights),
+            k=make_linear(KV_HEADS * DIM, HIDDEN, weights),
+            v=make_linear(KV_HEADS * DIM, HIDDEN, weights),
+            o=make_linear(HIDDEN, HEADS * DIM, weights),
+            gate=make_linear(INNER, HIDDEN, weights),
+            up=make_linear(INNER, HIDDEN, weights),
+            down=make_linear(HIDDEN, INNER, weights),
         )
         for _ in range(num_layers)
     )
@@ -84,19 +89,28 @@ def make_cache(shape: tuple[int, ...]) -> Tensor:
     return cache.copy_(torch.randn(shape))
 
 
+def head_logits(x: Tensor, head: LinearWeights) -> Tensor:
+    if head.scale is None:
+        return lm_head(x, head.weight)
+    if head.scale.ndim == 1:
+        return int8_linear(x, head.weight, head.scale, None, wide=True)
+    return grouped_linear(x, head.weight, head.scale, None, None, wide=True)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--int8", action="store_true", help="weights in int8")
+    parser.add_argument("--weights", choices=("plain", "int8", "int4", "fp8"), default="plain", help="of all matrices")
     parser.add_argument("--layers", type=int, default=28)
     parser.add_argument("--repeats", type=int, default=5)
     args = parser.parse_args()
     torch.manual_seed(0)
-    stack = make_stack(args.layers, int8=args.int8)
+    stack = make_stack(args.layers, args.weights)
     run = decoder_stack(stack)
     matrices = [getattr(layer, name) for layer in stack.layers for name in ("q", "k", "v", "o", "gate", "up", "down")]
-    weight_bytes = sum(matrix.weight.nbytes for matrix in matrices)
-    num_weights = sum(matrix.weight.numel() for matrix in matrices)
-    head = (torch.randn(VOCAB, HIDDEN) * 0.02).bfloat16()
+    weight_bytes = sum(part.nbytes for matrix in matrices for part in matrix if part is not None)
+    num_weights = args.layers * HIDDEN * (2 * (HEADS + KV_HEADS) * DIM + 3 * INNER)
+    head = make_linear(VOCAB, HIDDEN, args.weights)
+    head_bytes = sum(part.nbytes for part in head if part is not None)
     memory = torch.ones(512 << 20, dtype=torch.uint8)
     square = torch.randn(2048, 2048).bfloat16()
     print(f"build {build_name()}, {torch.get_num_threads()} threads, {weight_bytes / 1e9:.2f} GB of weights in layers")
@@ -120,7 +134,7 @@ def main() -> None:
 
         stack_s = median_s(whole, repeats)
         attention_s = median_s(attend, repeats)
-        head_s = median_s(lambda: lm_head(x[:: max(1, tokens)], head), repeats)  # noqa: B023 (called at once)
+        head_s = median_s(lambda: head_logits(x[:: max(1, tokens)], head), repeats)  # noqa: B023 (called at once)
         kv_bytes = sequences * context * KV_HEADS * DIM * 4 * args.layers
         limit_s = (weight_bytes + (kv_bytes if tokens == 1 else 0)) / read
         flops = 2 * num_weights * len(x) + (2 * HEADS * DIM * context * len(x) * args.layers if tokens > 1 else 0)
@@ -132,7 +146,7 @@ def main() -> None:
         )
         print(
             f"{line}; attention {attention_s * 1e3:.1f} ms ({kv_bytes / attention_s / read:.0%} of reading); "
-            f"LM head {head_s * 1e3:.1f} ms ({head.nbytes / head_s / read:.0%}); read {read / 1e9:.1f} GB/s",
+            f"LM head {head_s * 1e3:.1f} ms ({head_bytes / head_s / read:.0%}); read {read / 1e9:.1f} GB/s",
             flush=True,
         )
 

@@ -11,7 +11,11 @@
 #include <vector>
 
 extern "C" {
-void quire_linear(int, const void*, const void*, const void*, const void*, void*, int64_t, int64_t, int64_t, int);
+struct MatrixArgument {
+    const void *data, *scale, *zero, *bias;
+    int32_t coding, group, wide_scale;
+};
+void quire_linear(int, const void*, const MatrixArgument*, void*, int64_t, int64_t, int64_t, int);
 void quire_rms_norm(int, void*, void*, const void*, const void*, int64_t, int64_t, float);
 void quire_activate_and_mul(int, int, void*, const void*, int64_t);
 void quire_attention(int, const void*, const void*, void*, const int32_t*, int64_t, const int32_t*, const int32_t*, int,
@@ -91,8 +95,9 @@ void check_linear(int dtype, int64_t tokens, int64_t cols, int64_t rows, bool in
     std::vector<int8_t> bytes(rows * cols);
     for (auto& b : bytes) b = static_cast<int8_t>(static_cast<int>(generator() % 255) - 127);
     const auto multiply = [&](int64_t first, int64_t count, Numbers& y) {
-        quire_linear(dtype, x.bytes.data() + first * x.bytes.size() / tokens, int8 ? bytes.data() : weight.data(),
-                     int8 ? scale.data() : nullptr, bias.data(), y.data(), count, cols, rows, 0);
+        const void* data = int8 ? static_cast<const void*>(bytes.data()) : weight.data();
+        const MatrixArgument matrix{data, int8 ? scale.data() : nullptr, nullptr, bias.data(), int8, 0, 0};
+        quire_linear(dtype, x.bytes.data() + first * x.bytes.size() / tokens, &matrix, y.data(), count, cols, rows, 0);
     };
     Numbers got(dtype, tokens * rows);
     multiply(0, tokens, got);

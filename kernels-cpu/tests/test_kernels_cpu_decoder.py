@@ -12,6 +12,7 @@ from torch import Tensor
 from quire_kernels_cpu.decoder import decoder_stack
 from quire_ops import DecoderLayerWeights, DecoderStack, LinearWeights
 from quire_ops.decoder_stack import reference_decoder_stack
+from quire_ops.grouped import block_groups, pack_int4
 
 HEADS, KV_HEADS = 6, 2
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 0.06, torch.float16: 8e-3}
@@ -27,13 +28,20 @@ def make_stack(
     bias: bool = True,
     activation: str = "silu",
     windows: tuple[int | None, ...] = (None, 20, None),
-    int8: bool = False,
+    weights: str = "plain",
 ) -> DecoderStack:
     def linear(outputs: int, inputs: int) -> LinearWeights:
         added = torch.randn(outputs).mul(0.3).to(dtype) if bias else None
-        if int8:
+        if weights == "int8":
             weight = torch.randint(-127, 128, (outputs, inputs), dtype=torch.int8)
             return LinearWeights(weight, added, torch.rand(outputs).mul(0.03 * inputs**-0.5).to(dtype))
+        scale = block_groups(torch.rand(outputs, -(-inputs // 64)).mul(0.3 * inputs**-0.5).to(dtype))
+        if weights == "int4":
+            weight = pack_int4(torch.randint(-8, 8, (outputs, inputs), dtype=torch.int8))
+            zero = torch.randint(-2, 3, (outputs, -(-inputs // 64)), dtype=torch.int16)
+            return LinearWeights(weight, added, scale, block_groups(zero))
+        if weights == "fp8":
+            return LinearWeights(torch.randn(outputs, inputs).mul(4).to(torch.float8_e4m3fn), added, scale)
         return LinearWeights(torch.randn(outputs, inputs).mul(inputs**-0.5).to(dtype), added)
 
     def norm(size: int) -> Tensor:
@@ -72,8 +80,12 @@ SHAPES = [
     {},
     {"hidden": 72, "inner": 100, "head_dim": 20, "qk_norm": False},
     {"activation": "gelu", "bias": False, "hidden": 96, "inner": 96, "head_dim": 64},
-    {"int8": True, "inner": 192},
-    {"int8": True, "hidden": 72, "inner": 100, "head_dim": 20},
+    {"weights": "int8", "inner": 192},
+    {"weights": "int8", "hidden": 72, "inner": 100, "head_dim": 20},
+    {"weights": "int4", "inner": 192},
+    {"weights": "int4", "hidden": 72, "inner": 100, "head_dim": 20},
+    {"weights": "fp8", "inner": 192},
+    {"weights": "fp8", "hidden": 72, "inner": 100, "head_dim": 20},
 ]
 
 
@@ -108,7 +120,8 @@ def _widened(stack: DecoderStack) -> DecoderStack:
     def wide(value: object) -> object:
         if isinstance(value, LinearWeights):
             weight = value.weight if value.scale is not None else value.weight.double()
-            return LinearWeights(weight, *(None if part is None else part.double() for part in value[1:]))
+            bias, scale = (None if part is None else part.double() for part in value[1:3])
+            return LinearWeights(weight, bias, scale, value.zero)
         return value.double() if isinstance(value, Tensor) else value
 
     layers = tuple(
@@ -122,10 +135,10 @@ def _widened(stack: DecoderStack) -> DecoderStack:
 
 
 @pytest.mark.parametrize("dtype", TOLERANCE)
-@pytest.mark.parametrize("int8", [False, True])
-def test_chunks_and_neighbours_change_no_bit(dtype: torch.dtype, int8: bool) -> None:
+@pytest.mark.parametrize("weights", ["plain", "int8", "int4", "fp8"])
+def test_chunks_and_neighbours_change_no_bit(dtype: torch.dtype, weights: str) -> None:
     torch.manual_seed(0)
-    stack = make_stack(dtype, int8=int8, inner=192)
+    stack = make_stack(dtype, weights=weights, inner=192)
     run = decoder_stack(stack)
     lengths = [150, 1, 37]
     whole = Layout(16, lengths, lengths)

@@ -7,6 +7,7 @@ import torch
 
 from quire_kernels_cpu import ops
 from quire_ops import reference
+from quire_ops.grouped import GROUP_SIZES, block_groups, pack_int4
 
 TOLERANCE = {torch.float32: 1e-6, torch.bfloat16: 4e-3, torch.float16: 6e-4}
 SHAPES = [
@@ -43,6 +44,57 @@ def test_linear_equals_the_reference_and_each_row_alone(dtype: torch.dtype, toke
     logits = ops.lm_head(x, weight)
     assert logits.dtype == torch.float32
     assert relative_error(logits, x.double() @ weight.double().T) <= 1e-6
+
+
+GROUP_SHAPES = [(1, 64, 64), (17, 1024, 50), (1, 40, 33), (65, 70, 79), (9, 192, 31)]
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE)
+@pytest.mark.parametrize(("tokens", "cols", "rows"), GROUP_SHAPES)
+@pytest.mark.parametrize("kind", ["int4", "int8", "fp8"])
+@pytest.mark.parametrize("group", GROUP_SIZES)
+def test_groups_equal_the_reference_and_each_row_alone(
+    dtype: torch.dtype, tokens: int, cols: int, rows: int, kind: str, group: int
+) -> None:
+    torch.manual_seed(tokens + group)
+    x, bias = torch.randn(tokens, cols).mul(torch.rand(tokens, 1) * 9).to(dtype), torch.randn(rows).to(dtype)
+    if tokens > 1:
+        x[0] = 0
+    weight = torch.randint(-128, 128, (rows, cols), dtype=torch.int8)
+    zero = block_groups(torch.randint(-8, 9, (rows, -(-cols // group)), dtype=torch.int16))
+    if kind == "int4":
+        weight = pack_int4(weight >> 4)
+    if kind == "fp8":  # every code that is a number, those of tiny numbers often
+        codes = (weight.view(torch.uint8).clamp(0, 254) % 127) | (weight.view(torch.uint8) & 0x80)
+        weight, zero = codes.view(torch.float8_e4m3fn), None
+    for scale_dtype in {dtype, torch.float32}:
+        scale = block_groups(torch.rand(rows, -(-cols // group)).to(scale_dtype))
+        for z, b in ((None, None), (zero, bias)):
+            got = ops.grouped_linear(x, weight, scale, z, b)
+            expected = reference.grouped_linear(x.double(), weight, scale, z, b)
+            assert got.dtype == dtype
+            assert relative_error(got, expected) <= 2 * TOLERANCE[dtype]
+            alone = [ops.grouped_linear(row, weight, scale, z, b) for row in x.split(1)]
+            assert torch.equal(got, torch.cat(alone))
+        logits = ops.grouped_linear(x, weight, scale, zero, None, wide=True)
+        expected = reference.grouped_linear(x.double(), weight, scale, zero, None)
+        assert relative_error(logits, expected) <= (1e-6 if dtype == torch.float32 else 2e-4)
+    spoilt = x.clone()
+    spoilt[-1, -1] = float("nan")
+    got = ops.grouped_linear(spoilt, weight, scale, zero, None)
+    assert got[-1].isnan().all()
+    assert torch.equal(got[:-1], ops.grouped_linear(x, weight, scale, zero, None)[:-1])
+
+
+def test_every_float8_is_read_exactly() -> None:
+    codes = torch.tensor([code for code in range(256) if code & 0x7F != 0x7F], dtype=torch.uint8)
+    weight = codes[:, None].repeat(1, 64).view(torch.float8_e4m3fn)
+    x = torch.zeros(1, 64)
+    x[0, 5] = 1
+    scale = block_groups(torch.ones(len(codes), 1))
+    for dtype in TOLERANCE:
+        got = ops.grouped_linear(x.to(dtype), weight, scale, None, None, wide=True)
+        assert torch.equal(got[0], weight[:, 0].float())
 
 
 @pytest.mark.parametrize("dtype", TOLERANCE)

@@ -13,8 +13,9 @@ from torch import Tensor
 
 from quire_kernels_cpu.builds import library
 from quire_kernels_cpu.dtypes import DTYPES
+from quire_kernels_cpu.matrix import Matrix
 from quire_ops.declarations import PagedLayout
-from quire_ops.decoder_stack import DecoderStack, LinearWeights, RunDecoder
+from quire_ops.decoder_stack import DecoderStack, RunDecoder
 
 __all__ = ["MAX_HEAD_DIM", "MAX_QUERIES_PER_KV_HEAD", "decoder_stack"]
 
@@ -84,18 +85,22 @@ class _Decoder:
     def _prepare(self, group_of_layer: tuple[int, ...]) -> None:
         self._release()
         stack, num_layers = self._stack, len(self._stack.layers)
-        pointers: list[int | None] = []
+        norms: list[int | None] = []
+        matrices: list[Matrix] = []
         for layer in stack.layers:
-            norms = (layer.input_norm, layer.post_attention_norm, layer.q_norm, layer.k_norm)
-            pointers += [None if norm is None else norm.data_ptr() for norm in norms]
-            for weights in (layer.q, layer.k, layer.v, layer.o, layer.gate, layer.up, layer.down):
-                pointers += _pointers(weights)
+            of_layer = (layer.input_norm, layer.post_attention_norm, layer.q_norm, layer.k_norm)
+            norms += [None if norm is None else norm.data_ptr() for norm in of_layer]
+            inputs = (stack.final_norm.shape[0],) * 3 + (layer.q.weight.shape[0],) + (stack.final_norm.shape[0],) * 2
+            linears = (layer.q, layer.k, layer.v, layer.o, layer.gate, layer.up, layer.down)
+            for weights, cols in zip(linears, (*inputs, layer.gate.weight.shape[0]), strict=True):
+                matrices.append(Matrix.of(*weights, inputs=cols))
         windows = [layer.sliding_window or 0 for layer in stack.layers]
         first = stack.layers[0]
         self._handle = library().quire_decoder_new(
             self._dtype,
             num_layers,
-            (ctypes.c_void_p * len(pointers))(*pointers),
+            (ctypes.c_void_p * len(norms))(*norms),
+            (Matrix * len(matrices))(*matrices),
             (ctypes.c_int * num_layers)(*windows),
             (ctypes.c_int * num_layers)(*group_of_layer),
             stack.final_norm.data_ptr(),
@@ -120,7 +125,3 @@ class _Decoder:
         if self._handle is not None:
             library().quire_decoder_delete(self._dtype, self._handle)
             self._handle = None
-
-
-def _pointers(weights: LinearWeights) -> list[int | None]:
-    return [None if part is None else part.data_ptr() for part in (weights.weight, weights.scale, weights.bias)]

@@ -6,12 +6,15 @@ nor on its place among them.
 
 from __future__ import annotations
 
+import ctypes
+
 import torch
 from torch import Tensor
 
 from quire_kernels_cpu.builds import library, unavailable
 from quire_kernels_cpu.decoder import MAX_HEAD_DIM, MAX_QUERIES_PER_KV_HEAD, decoder_stack
 from quire_kernels_cpu.dtypes import DTYPES
+from quire_kernels_cpu.matrix import Matrix
 from quire_kernels_cpu.moe import fused_moe
 from quire_ops import OpBackend, SizeRule
 from quire_ops.declarations import PagedLayout
@@ -21,6 +24,7 @@ __all__ = [
     "add_rms_norm",
     "backends",
     "gelu_and_mul",
+    "grouped_linear",
     "int8_linear",
     "linear",
     "lm_head",
@@ -41,6 +45,7 @@ def backends() -> list[OpBackend]:
         linear,
         lm_head,
         int8_linear,
+        grouped_linear,
         rms_norm,
         add_rms_norm,
         silu_and_mul,
@@ -67,34 +72,49 @@ def backends() -> list[OpBackend]:
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """Op `linear`."""
-    return _linear(x, weight, None, bias, x.dtype)
-
-
-def int8_linear(x: Tensor, weight: Tensor, scale: Tensor, bias: Tensor | None) -> Tensor:
-    """Op `int8_linear`. With AMX the tokens become fixed-point numbers of 15 bits, see `csrc/activations.h`."""
-    return _linear(x, weight, scale.contiguous(), bias, x.dtype)
+    return _linear(x, weight, bias)
 
 
 def lm_head(x: Tensor, weight: Tensor) -> Tensor:
     """Op `lm_head`."""
-    return _linear(x, weight, None, None, torch.float32)
+    return _linear(x, weight, wide=True)
 
 
-def _linear(x: Tensor, weight: Tensor, scale: Tensor | None, bias: Tensor | None, dtype: torch.dtype) -> Tensor:
+def int8_linear(x: Tensor, weight: Tensor, scale: Tensor, bias: Tensor | None, *, wide: bool = False) -> Tensor:
+    """Op `int8_linear`. With AMX the tokens become fixed-point numbers of 15 bits, see `csrc/activations.h`."""
+    return _linear(x, weight, bias, scale, wide=wide)
+
+
+def grouped_linear(
+    x: Tensor, weight: Tensor, scale: Tensor, zero: Tensor | None, bias: Tensor | None, *, wide: bool = False
+) -> Tensor:
+    """Op `grouped_linear`; with AMX and integers, the tokens as in `int8_linear`."""
+    return _linear(x, weight, bias, scale, zero, wide=wide)
+
+
+def _linear(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    scale: Tensor | None = None,
+    zero: Tensor | None = None,
+    *,
+    wide: bool = False,
+) -> Tensor:
     x, weight = x.contiguous(), weight.contiguous()
-    out = torch.empty(x.shape[0], weight.shape[0], dtype=dtype)
+    scale = None if scale is None else scale.contiguous()
+    out = torch.empty(x.shape[0], weight.shape[0], dtype=torch.float32 if wide else x.dtype)
     if out.numel():
+        matrix = Matrix.of(weight, bias, scale, zero, inputs=x.shape[1])
         library().quire_linear(
             DTYPES[x.dtype],
             x.data_ptr(),
-            weight.data_ptr(),
-            None if scale is None else scale.data_ptr(),
-            None if bias is None else bias.data_ptr(),
+            ctypes.addressof(matrix),
             out.data_ptr(),
             x.shape[0],
             x.shape[1],
             weight.shape[0],
-            dtype == torch.float32,
+            out.dtype == torch.float32,
         )
     return out
 

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from quire_ops import OpBackend, OpRequest, op_table
 from quire_ops import reference as ref
+from quire_ops.grouped import GROUP_SIZES, block_groups, dequantize, pack_int4, unblock_groups, unpack_int4
 
 TOLERANCE = {torch.float32: 2e-6, torch.bfloat16: 1.6e-2, torch.float16: 2e-3}
 """Of the largest result: some units in the last place of the dtype."""
@@ -38,6 +39,12 @@ def check(got: Tensor, wanted: Tensor) -> None:
     assert error <= TOLERANCE[got.dtype] * wanted.double().abs().max().clamp_min(1e-3)
 
 
+def check_wide(got: Tensor, wanted: Tensor, dtype: torch.dtype) -> None:
+    """float32 results, with the rounding of the dtype that went in."""
+    assert got.dtype == wanted.dtype == torch.float32
+    assert (got - wanted).abs().max() <= TOLERANCE[dtype] * wanted.abs().max().clamp_min(1e-3)
+
+
 def random(*shape: int, dtype: torch.dtype, seed: int = 0) -> Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed + sum(shape))).to(dtype)
 
@@ -64,6 +71,44 @@ def test_int8_linear(backend: OpBackend, dtype: torch.dtype, rows: int, shape: t
     offset = random(shape[0], dtype=dtype, seed=4)
     check(backend.function(x, weight, scale, None), ref.int8_linear(x, weight, scale, None))
     check(backend.function(x, weight, scale, offset), ref.int8_linear(x, weight, scale, offset))
+    wide = backend.function(x, weight, scale, None, wide=True)
+    check_wide(wide, ref.int8_linear(x, weight, scale, None, wide=True), dtype)
+
+
+@cases("grouped_linear")
+@pytest.mark.parametrize("rows", [1, 5, 40])
+@pytest.mark.parametrize("shape", [(48, 64), (31, 200), (16, 1), (33, 1024), (1000, 640)])
+@pytest.mark.parametrize("kind", ["int4", "int8", "fp8"])
+def test_grouped_linear(backend: OpBackend, dtype: torch.dtype, rows: int, shape: tuple[int, int], kind: str) -> None:
+    x, size = random(rows, shape[1], dtype=dtype), GROUP_SIZES[rows % 3]
+    elements = torch.randint(-8, 8, shape, dtype=torch.int8, generator=torch.Generator().manual_seed(rows))
+    if kind == "int4":
+        weight = pack_int4(elements)
+    else:
+        weight = elements * 16 if kind == "int8" else (random(*shape, dtype=dtype) * 3).to(torch.float8_e4m3fn)
+    groups = (shape[0], -(-shape[1] // size))
+    scale = block_groups(random(*groups, dtype=dtype, seed=3).abs() * 0.01)
+    zero = None if kind == "fp8" else block_groups(torch.arange(groups[0] * groups[1]).view(groups).short() % 17 - 8)
+    offset = random(shape[0], dtype=dtype, seed=4)
+    for used in (scale, scale.float()):
+        check(backend.function(x, weight, used, None, None), ref.grouped_linear(x, weight, used, None, None))
+        check(backend.function(x, weight, used, zero, offset), ref.grouped_linear(x, weight, used, zero, offset))
+        wide = backend.function(x, weight, used, zero, None, wide=True)
+        check_wide(wide, ref.grouped_linear(x, weight, used, zero, None, wide=True), dtype)
+
+
+@pytest.mark.parametrize("shape", [(3, 1), (16, 128), (5, 129), (17, 300)])
+def test_int4_is_packed_losslessly(shape: tuple[int, int]) -> None:
+    elements = torch.randint(-8, 8, shape, dtype=torch.int8)
+    packed = pack_int4(elements)
+    assert packed.shape == (shape[0], -(-shape[1] // 128) * 64)
+    assert torch.equal(unpack_int4(packed, shape[1]), elements)
+    for size in GROUP_SIZES:
+        values = torch.randn(shape[0], -(-shape[1] // size))
+        assert torch.equal(unblock_groups(block_groups(values), shape[0]), values)
+        scale = block_groups(values)
+        wanted = elements * values.repeat_interleave(size, dim=1)[:, : shape[1]]
+        assert torch.equal(dequantize(packed, scale, None, shape[1], torch.float32), wanted)
 
 
 @cases("embedding")

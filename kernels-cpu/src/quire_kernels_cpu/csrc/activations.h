@@ -12,6 +12,7 @@
 #include "team.h"
 #include "tiles.h"
 #include "vectors.h"
+#include "weights.h"
 
 namespace quire {
 
@@ -22,35 +23,52 @@ struct Activations {
     int64_t tokens = 0, cols = 0;
     Form form = Form::rows;
     float* scales = nullptr;  // per token, whole tiles of them; quads only
+    float* sums = nullptr;    // of every 32 inputs, [tiles][2][cols / 32][16 columns]; quads for groups only
 
     int64_t tiles() const { return (tokens + kTile - 1) / kTile; }
-    int64_t bytes() const { return form == Form::rows ? tokens * cols * 4 : tiles() * kTile * cols * 2; }
-    float* row(int64_t token) const { return static_cast<float*>(data) + token * cols; }
+    // Rows are whole pieces, with zeros behind.
+    int64_t row_stride() const { return (cols + kGroupPiece - 1) / kGroupPiece * kGroupPiece; }
+    int64_t bytes() const { return form == Form::rows ? tokens * row_stride() * 4 : tiles() * kTile * cols * 2; }
+    float* row(int64_t token) const { return static_cast<float*>(data) + token * row_stride(); }
     // [cols / 2][16 tokens]
     uint32_t* pairs(int64_t tile) const { return static_cast<uint32_t*>(data) + tile * (cols / 2) * kTile; }
     // [2][cols / 4][16 columns]: 8 tokens each, high and low of each token side by side.
     uint32_t* quads(int64_t tile) const { return static_cast<uint32_t*>(data) + tile * (cols / 2) * kTile; }
+    float* sums_of(int64_t tile, int half, int64_t of) const { return sums + ((tile * 2 + half) * (cols / 32) + of) * kTile; }
 };
 
+// What the activations must be for weights of a coding.
 template <typename T>
-Form form_for(int64_t cols, bool int8_weights) {
+Form form_for(int64_t cols, Coding coding) {
 #ifdef QUIRE_AMX
     if (std::is_same_v<T, BFloat16> && tiles_granted) {
-        if (int8_weights) return cols % 64 == 0 ? Form::quads : Form::rows;
-        return cols % 32 == 0 ? Form::pairs : Form::rows;
+        const bool pairs = coding == Coding::plain || coding == Coding::group_fp8;
+        return cols % (pairs ? 32 : 64) ? Form::rows : pairs ? Form::pairs : Form::quads;
     }
 #endif
     (void)cols;
-    (void)int8_weights;
+    (void)coding;
     return Form::rows;
 }
 
-// Activations of this shape; memory comes from the buffers. By one thread.
+// Where a layer's activations keep their memory.
+struct ActivationBuffers {
+    Buffer data, scales, sums;
+};
+
+// Activations of this shape, by one thread.
 template <typename T>
-Activations make_activations(int64_t tokens, int64_t cols, bool int8_weights, Buffer& data, Buffer& scales) {
-    Activations x{nullptr, tokens, cols, form_for<T>(cols, int8_weights), nullptr};
-    x.data = data.get<char>(x.bytes());
-    if (x.form == Form::quads) x.scales = scales.get<float>(x.tiles() * kTile);
+Activations make_activations(int64_t tokens, int64_t cols, Coding coding, ActivationBuffers& buffers) {
+    Activations x;
+    x.tokens = tokens;
+    x.cols = cols;
+    x.form = form_for<T>(cols, coding);
+    x.data = buffers.data.get<char>(x.bytes());
+    if (x.form == Form::rows && cols < x.row_stride())
+        for (int64_t t = 0; t < tokens; ++t) std::fill(x.row(t) + cols, x.row(t) + x.row_stride(), 0.0f);
+    if (x.form != Form::quads) return x;
+    x.scales = buffers.scales.get<float>(x.tiles() * kTile);
+    if (coding != Coding::int8) x.sums = buffers.sums.get<float>(x.tiles() * (cols / kTile) * kTile);
     return x;
 }
 
@@ -103,6 +121,11 @@ inline void set_quads(const Activations& x, int64_t tile, const BFloat16* const 
             for (int i = 0; i < 16; ++i) r[i] = _mm512_loadu_si512(split + i * x.cols + k);
             transpose(r);
             for (int i = 0; i < 16; ++i) _mm512_store_si512(to + k * 4 + i * 16, r[i]);
+            for (int i = 0; x.sums && i < 16; i += 8) {
+                __m512i sum = _mm512_setzero_si512();
+                for (int j = i; j < i + 8; ++j) sum = _mm512_dpbusd_epi32(sum, _mm512_set1_epi8(1), r[j]);
+                _mm512_store_ps(x.sums_of(tile, half, k / 32 + i / 8), _mm512_cvtepi32_ps(sum));
+            }
         }
     }
 }

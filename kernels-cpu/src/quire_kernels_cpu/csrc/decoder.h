@@ -53,22 +53,22 @@ public:
     void run(const Step<T>& step) {
         const int64_t tokens = step.tokens, q = static_cast<int64_t>(num_heads) * head_dim;
         const int64_t kv = static_cast<int64_t>(num_kv_heads) * head_dim;
-        const bool int8 = layers[0].o.int8();
-        normed_ = make_activations<T>(tokens, hidden, int8, buffers_[0], buffers_[7]);
-        attended_ = make_activations<T>(tokens, q, int8, buffers_[1], buffers_[8]);
-        activated_ = make_activations<T>(tokens, intermediate, int8, buffers_[2], buffers_[9]);
-        inner_ = activated_.form == Form::quads ? buffers_[10].get<T>(tokens * intermediate) : nullptr;
-        residual_ = buffers_[3].get<T>(tokens * hidden);
-        projected_ = buffers_[4].get<T>(tokens * hidden);
-        heads_ = buffers_[5].get<T>(tokens * (q + 2 * kv));
-        attention_out_ = buffers_[6].get<T>(tokens * q);
+        const Coding coding = layers[0].o.coding;
+        normed_ = make_activations<T>(tokens, hidden, coding, inputs_[0]);
+        attended_ = make_activations<T>(tokens, q, coding, inputs_[1]);
+        activated_ = make_activations<T>(tokens, intermediate, coding, inputs_[2]);
+        inner_ = activated_.form == Form::quads ? buffers_[4].get<T>(tokens * intermediate) : nullptr;
+        residual_ = buffers_[0].get<T>(tokens * hidden);
+        projected_ = buffers_[1].get<T>(tokens * hidden);
+        heads_ = buffers_[2].get<T>(tokens * (q + 2 * kv));
+        attention_out_ = buffers_[3].get<T>(tokens * q);
         std::memcpy(residual_, step.x, tokens * hidden * sizeof(T));
         order_ = by_work(step.query_start_loc, step.kv_lens, step.num_sequences, order_buffer_);
         Claims claims;
 #pragma omp parallel
         {
             static thread_local Thread mine;
-            const HeldTiles tiles(form_for<T>(64, false) != Form::rows);
+            const HeldTiles tiles(form_for<T>(64, Coding::plain) != Form::rows);
             Claimer claimer(claims);
             for (size_t i = 0; i < layers.size(); ++i) {
                 const Layer<T>* next = i + 1 < layers.size() ? &layers[i + 1] : nullptr;
@@ -180,7 +180,8 @@ private:
     Activations normed_, attended_, activated_;
     T *residual_, *projected_, *heads_, *attention_out_, *inner_;
     const int32_t* order_;
-    Buffer buffers_[11], order_buffer_;
+    ActivationBuffers inputs_[3];
+    Buffer buffers_[5], order_buffer_;
 };
 
 }  // namespace quire

@@ -14,8 +14,8 @@ namespace {
 
 template <typename T, typename Out>
 void linear_op(const T* x, const Matrix<T>& matrix, Out* y, int64_t tokens) {
-    static thread_local Buffer data, scales;
-    const Activations packed = make_activations<T>(tokens, matrix.cols, matrix.int8(), data, scales);
+    static thread_local ActivationBuffers buffers;
+    const Activations packed = make_activations<T>(tokens, matrix.cols, matrix.coding, buffers);
     Claims claims;
 #pragma omp parallel
     {
@@ -57,14 +57,35 @@ void attention_op(Attention<T> a) {
     }
 }
 
-// How a decoder arrives: the pointers of its layers in a row, then numbers. A matrix is three: weight, scale, bias.
-enum LayerPointers {
-    kInputNorm, kPostNorm, kQNorm, kKNorm, kQ, kK = kQ + 3, kV = kK + 3, kO = kV + 3, kGate = kO + 3, kUp = kGate + 3,
-    kDown = kUp + 3, kNumLayerPointers = kDown + 3
+// A matrix as it arrives. scale: [rows] of the activations' type for int8, else of groups (`weights.h`).
+struct MatrixArgument {
+    const void *data, *scale, *zero, *bias;
+    int32_t coding, group, wide_scale;
 };
 
 template <typename T>
-Decoder<T>* make_decoder(int num_layers, const void* const* pointers, const int* windows, const int* groups,
+Matrix<T> make_matrix(const MatrixArgument& from, int64_t rows, int64_t cols) {
+    Matrix<T> m;
+    m.data = from.data;
+    m.rows = rows;
+    m.cols = cols;
+    m.bias = static_cast<const T*>(from.bias);
+    m.coding = static_cast<Coding>(from.coding);
+    if (m.coding == Coding::int8) m.scale = static_cast<const T*>(from.scale);
+    if (!m.grouped()) return m;
+    m.group_scale = from.scale;
+    m.group_zero = static_cast<const int16_t*>(from.zero);
+    m.group = from.group;
+    m.wide_scale = from.wide_scale;
+    return m;
+}
+
+// How a decoder arrives: the norms and matrices of its layers in a row, then numbers.
+enum LayerNorms { kInputNorm, kPostNorm, kQNorm, kKNorm, kNumNorms };
+enum LayerMatrices { kQ, kK, kV, kO, kGate, kUp, kDown, kNumMatrices };
+
+template <typename T>
+Decoder<T>* make_decoder(int num_layers, const void* const* norms, const MatrixArgument* matrices, const int* windows, const int* groups,
                          const void* final_norm, int64_t hidden, int64_t intermediate, int num_heads, int num_kv_heads,
                          int head_dim, int gelu, float eps, float scale) {
     auto* decoder = new Decoder<T>;
@@ -79,15 +100,14 @@ Decoder<T>* make_decoder(int num_layers, const void* const* pointers, const int*
     decoder->final_norm = static_cast<const T*>(final_norm);
     const int64_t q = static_cast<int64_t>(num_heads) * head_dim, kv = static_cast<int64_t>(num_kv_heads) * head_dim;
     for (int i = 0; i < num_layers; ++i) {
-        const void* const* p = pointers + i * kNumLayerPointers;
-        const auto at = [&](int which) { return static_cast<const T*>(p[which]); };
+        const auto norm = [&](int which) { return static_cast<const T*>(norms[i * kNumNorms + which]); };
         Layer<T> layer{};
-        layer.input_norm = at(kInputNorm);
-        layer.post_norm = at(kPostNorm);
-        layer.q_norm = at(kQNorm);
-        layer.k_norm = at(kKNorm);
+        layer.input_norm = norm(kInputNorm);
+        layer.post_norm = norm(kPostNorm);
+        layer.q_norm = norm(kQNorm);
+        layer.k_norm = norm(kKNorm);
         const auto matrix = [&](int which, int64_t rows, int64_t cols) {
-            return Matrix<T>{p[which], rows, cols, at(which + 2), at(which + 1)};
+            return make_matrix<T>(matrices[i * kNumMatrices + which], rows, cols);
         };
         layer.qkv[0] = matrix(kQ, q, hidden);
         layer.qkv[1] = matrix(kK, kv, hidden);
@@ -112,7 +132,8 @@ Moe<T>* make_moe(int num_experts, const void* const* pointers, int64_t width, in
     for (int i = 0; i < num_experts; ++i) {
         const auto matrix = [&](int which, int64_t rows, int64_t cols) {
             const void* const* p = pointers + 9 * i + 3 * which;
-            return Matrix<T>{p[0], rows, cols, static_cast<const T*>(p[2]), static_cast<const T*>(p[1])};
+            const Coding coding = p[1] ? Coding::int8 : Coding::plain;
+            return make_matrix<T>({p[0], p[1], nullptr, p[2], static_cast<int32_t>(coding), 0, 0}, rows, cols);
         };
         moe->experts.push_back({{matrix(0, inner, width), matrix(1, inner, width)}, matrix(2, width, inner)});
     }
@@ -145,13 +166,12 @@ extern "C" {
 
 using quire::for_dtype;
 
-// x [tokens, cols], weight [rows, cols] (int8 if there is a scale [rows]), bias [rows] or none -> y [tokens, rows],
-// float32 if `wide`.
-void quire_linear(int dtype, const void* x, const void* weight, const void* scale, const void* bias, void* y,
-                  int64_t tokens, int64_t cols, int64_t rows, int wide) {
+// x [tokens, cols], matrix [rows, cols] -> y [tokens, rows], float32 if `wide`.
+void quire_linear(int dtype, const void* x, const quire::MatrixArgument* argument, void* y, int64_t tokens, int64_t cols,
+                  int64_t rows, int wide) {
     for_dtype(dtype, [&](auto zero) {
         using T = decltype(zero);
-        const quire::Matrix<T> matrix{weight, rows, cols, static_cast<const T*>(bias), static_cast<const T*>(scale)};
+        const quire::Matrix<T> matrix = quire::make_matrix<T>(*argument, rows, cols);
         if (wide) {
             quire::linear_op(static_cast<const T*>(x), matrix, static_cast<float*>(y), tokens);
         } else {
@@ -195,11 +215,12 @@ void quire_attention(int dtype, const void* query, const void* kv, void* out, co
 }
 
 // A decoder keeps the pointers: the weights must outlive it.
-void* quire_decoder_new(int dtype, int num_layers, const void* const* pointers, const int* windows, const int* groups,
-                        const void* final_norm, int64_t hidden, int64_t intermediate, int num_heads, int num_kv_heads,
-                        int head_dim, int gelu, float eps, float scale) {
+void* quire_decoder_new(int dtype, int num_layers, const void* const* norms, const quire::MatrixArgument* matrices,
+                        const int* windows, const int* groups, const void* final_norm, int64_t hidden,
+                        int64_t intermediate, int num_heads, int num_kv_heads, int head_dim, int gelu, float eps,
+                        float scale) {
     return for_dtype(dtype, [&](auto zero) -> void* {
-        return quire::make_decoder<decltype(zero)>(num_layers, pointers, windows, groups, final_norm, hidden,
+        return quire::make_decoder<decltype(zero)>(num_layers, norms, matrices, windows, groups, final_norm, hidden,
                                                    intermediate, num_heads, num_kv_heads, head_dim, gelu, eps, scale);
     });
 }

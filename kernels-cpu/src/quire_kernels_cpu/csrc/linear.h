@@ -1,4 +1,4 @@
-// y = x W^T for weights as a checkpoint has them: row-major [outputs, inputs], mapped, never repacked.
+// y = x W^T for weights as a checkpoint has them: row-major [outputs, inputs], mapped, never repacked (int4 is).
 //
 // Work is cut into strips of two times 16 outputs. A strip against 16 tokens gives two blocks of sums, [16 outputs][16
 // tokens] in float32, which go to an epilogue that knows what becomes of them. Each sum runs over the inputs in one
@@ -12,17 +12,14 @@
 #include <type_traits>
 
 #include "activations.h"
+#include "group_tiles.h"
+#include "groups.h"
 #include "team.h"
 #include "tiles.h"
 #include "vectors.h"
 #include "weights.h"
 
 namespace quire {
-
-// Sums of one strip against one tile of tokens: [2][16 outputs][16 tokens].
-struct alignas(64) Sums {
-    float at[2][kTile][kTile];
-};
 
 // Tiles of tokens whose sums wait while a strip's weights are in the core's cache.
 constexpr int64_t kBlockTiles = 32;
@@ -211,7 +208,7 @@ inline void quads_strip(const char* const rows[2], const Activations& x, int64_t
 
 // What a thread needs beside the stack.
 struct LinearScratch {
-    Buffer sums, gathered, padding;
+    Buffer sums, parts, gathered, padding;
 };
 
 // All strips against all tokens; the team shares the strips. Epilogue: (matrix, first output, tile, sums).
@@ -238,8 +235,10 @@ void linear(const Strips<T>& strips, const Activations& x, LinearScratch& scratc
         strips.halves(matrix, row, half);
 #ifdef QUIRE_AMX
         if (x.form != Form::rows) {
-            const bool quads = x.form == Form::quads;
-            const int64_t steps = quads ? x.cols / 64 * (last - first) : x.cols / 32 * ((last - first + 1) / 2);
+            const bool quads = x.form == Form::quads, grouped = strips.coding() >= Coding::group_int4;
+            const int64_t steps = grouped ? (x.cols + kGroupPiece - 1) / kGroupPiece
+                                  : quads ? x.cols / 64 * (last - first)
+                                          : x.cols / 32 * ((last - first + 1) / 2);
             Ahead ahead;
             if (next < count) {
                 ahead = strips.ahead(next % num_strips, steps);
@@ -248,8 +247,14 @@ void linear(const Strips<T>& strips, const Activations& x, LinearScratch& scratc
             }
             const bool whole = half[0].count == kTile && half[1].count == kTile;
             const char* rows[2];
-            find_rows(half, row_bytes, whole ? nullptr : scratch.padding.get<char>(2 * kTile * row_bytes), rows);
-            if (quads) {
+            if (!grouped)
+                find_rows(half, row_bytes, whole ? nullptr : scratch.padding.get<char>(2 * kTile * row_bytes), rows);
+            if (grouped && quads) {
+                Sums* parts = scratch.parts.get<Sums>(2 * std::min(num_tiles, block));
+                group_strip<T, true>(strips, matrix, row, half, x, first, last, sums, parts, ahead);
+            } else if (grouped) {
+                group_strip<T, false>(strips, matrix, row, half, x, first, last, sums, nullptr, ahead);
+            } else if (quads) {
                 quads_strip(rows, x, first, last, sums, ahead);
             } else {
                 pairs_strip(rows, x, first, last, sums, scratch.gathered.get<BFloat16>(kGatheredCols * 2 * kTile), ahead);
@@ -259,10 +264,12 @@ void linear(const Strips<T>& strips, const Activations& x, LinearScratch& scratc
         }
 #endif
         for (int64_t tile = first; tile < last; ++tile) {
-            if (strips.int8()) {
+            if (strips.coding() == Coding::plain) {
+                dot_strip<T>(half, x.cols, x, tile, sums[0]);
+            } else if (strips.coding() == Coding::int8) {
                 dot_strip<int8_t>(half, x.cols, x, tile, sums[0]);
             } else {
-                dot_strip<T>(half, x.cols, x, tile, sums[0]);
+                dot_groups(strips, matrix, row, half, x, tile, sums[0]);
             }
             epilogue(matrix, row, tile, sums[0]);
         }

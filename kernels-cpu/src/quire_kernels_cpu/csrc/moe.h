@@ -79,7 +79,7 @@ public:
 #pragma omp parallel
         {
             static thread_local Thread mine;
-            const HeldTiles tiles(form_for<T>(64, false) != Form::rows);
+            const HeldTiles tiles(form_for<T>(64, Coding::plain) != Form::rows);
             Claimer claimer(claims);
             gather(x, width);
             wait_for_team();
@@ -122,8 +122,8 @@ private:
 
     void make_room() {
         const int64_t width = experts[0].down.rows, inner = experts[0].down.cols;
-        const bool int8 = experts[0].down.int8();
-        const Form form = form_for<T>(width, int8), inner_form = form_for<T>(inner, int8);
+        const Coding coding = experts[0].down.coding;
+        const Form form = form_for<T>(width, coding), inner_form = form_for<T>(inner, coding);
         int64_t bytes = 0, inner_bytes = 0, pairs = 0;
         num_tiles_ = 0;
         for (ExpertGroup& g : groups_) {

@@ -90,6 +90,21 @@ inline Floats load(const int8_t* from) {
 #endif
 }
 
+// 1 sign, 4 exponent and 3 mantissa bits, no infinities (Micikevicius et al. 2022, e4m3). A code that is no number is
+// read as 480: whoever loads a checkpoint refuses it.
+struct Float8 {
+    uint8_t bits;
+};
+inline Floats load(const Float8* from) {
+    uint8_t bytes __attribute__((vector_size(kLanes)));
+    std::memcpy(&bytes, from, sizeof bytes);
+    const Words code = __builtin_convertvector(bytes, Words);
+    const Words magnitude = code & 0x7f;
+    const Floats tiny = __builtin_convertvector((Ints)magnitude, Floats) * 0x1p-9f;  // below 2^-6 steps are even
+    const Words normal = (magnitude << 20) + (120u << 23);
+    return (Floats)((magnitude < 8 ? (Words)tiny : normal) | (code & 0x80) << 24);
+}
+
 inline void store(float* to, Floats v) { std::memcpy(to, &v, sizeof v); }
 // Round to nearest even; a NaN stays one.
 inline Halves round_to_bf16(Floats v) {

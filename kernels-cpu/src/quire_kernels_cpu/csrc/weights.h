@@ -5,25 +5,47 @@
 #include <cstdint>
 
 #include "tiles.h"
+#include "vectors.h"
 
 namespace quire {
 
-// [rows, cols], row-major: elements of T, or of int8 with one scale per row.
+// How the elements of a matrix are kept. Of the last three each group of inputs has a scale, see `groups.h`.
+enum class Coding : int32_t { plain, int8, group_int4, group_int8, group_fp8 };
+
+// Inputs of a piece: the largest group, and the inputs whose int4 share 64 bytes.
+constexpr int64_t kGroupPiece = 128;
+
+// [rows, cols], row-major: elements of T, or a coding of them.
 template <typename T>
 struct Matrix {
     const void* data = nullptr;
     int64_t rows = 0, cols = 0;
-    const T* bias = nullptr;   // [rows] or none
-    const T* scale = nullptr;  // [rows], then the elements are int8
+    const T* bias = nullptr;  // [rows] or none
+    Coding coding = Coding::plain;
+    const T* scale = nullptr;  // int8: [rows]
+    // Of groups, [blocks of 16 rows][groups][16]:
+    const void* group_scale = nullptr;  // T, or float32 if `wide_scale`
+    const int16_t* group_zero = nullptr;  // or none: value = scale * (element - zero)
+    bool wide_scale = false;
+    int64_t group = 0;  // inputs of a group: 32, 64 or 128
 
-    bool int8() const { return scale != nullptr; }
-    int64_t row_bytes() const { return cols * (int8() ? 1 : static_cast<int64_t>(sizeof(T))); }
+    bool grouped() const { return coding >= Coding::group_int4; }
+    int64_t num_groups() const { return (cols + group - 1) / group; }
+    int64_t row_bytes() const {
+        if (coding == Coding::plain) return cols * static_cast<int64_t>(sizeof(T));
+        return coding == Coding::group_int4 ? (cols + kGroupPiece - 1) / kGroupPiece * (kGroupPiece / 2) : cols;
+    }
 };
 
 // 16 outputs of a strip. Rows beyond `count` are not there.
 struct Half {
     const char* data;
     int count;
+};
+
+// Sums of one strip against one tile of tokens: [2][16 outputs][16 tokens].
+struct alignas(64) Sums {
+    float at[2][kTile][kTile];
 };
 
 // Memory that will be needed next, read into the second-level cache meanwhile, a few lines with each step.
@@ -41,6 +63,12 @@ struct Ahead {
         lines = std::max<int64_t>(1, (kTile * row_bytes / 64 + steps - 1) / steps);
     }
     bool done() const { return at[0] >= end[0] && at[1] >= end[1]; }
+#if defined(__x86_64__)
+    void fetch(int half) {
+        const char* stop = std::min(at[half] + lines * 64, end[half]);
+        for (; at[half] < stop; at[half] += 64) _mm_prefetch(at[half], _MM_HINT_T1);
+    }
+#endif
 };
 
 // The strips of several matrices, one after the other, or of two matrices side by side (gate and up).
@@ -52,7 +80,7 @@ struct Strips {
 
     int64_t cols() const { return matrices[0].cols; }
     int64_t row_bytes() const { return matrices[0].row_bytes(); }
-    bool int8() const { return matrices[0].int8(); }
+    Coding coding() const { return matrices[0].coding; }
     int64_t count() const {
         if (side_by_side) return (matrices[0].rows + kTile - 1) / kTile;
         int64_t total = 0;
@@ -75,19 +103,35 @@ struct Strips {
     }
     void halves(int matrix, int64_t row, Half half[2]) const {
         for (int h = 0; h < 2; ++h) {
-            const Matrix<T>& m = matrices[side_by_side ? h : matrix];
-            const int64_t begin = row + (side_by_side ? 0 : h * kTile);
+            const Matrix<T>& m = matrix_of(matrix, h);
+            const int64_t begin = row_of(row, h);
             half[h] = {static_cast<const char*>(m.data) + std::min(begin, m.rows) * m.row_bytes(),
                        static_cast<int>(std::clamp<int64_t>(m.rows - begin, 0, kTile))};
         }
     }
+    const Matrix<T>& matrix_of(int matrix, int half) const { return matrices[side_by_side ? half : matrix]; }
+    int64_t row_of(int64_t row, int half) const { return row + (side_by_side ? 0 : half * kTile); }
     Ahead ahead(int64_t strip, int64_t steps) const {
         int matrix;
         int64_t row;
         Half half[2];
         locate(strip, matrix, row);
         halves(matrix, row, half);
+        fetch_scales(matrix, row, half);
         return Ahead(half, row_bytes(), steps);
+    }
+    void fetch_scales(int matrix, int64_t row, const Half half[2]) const {
+#if defined(__x86_64__)
+        for (int h = 0; h < 2; ++h) {
+            const Matrix<T>& m = matrix_of(matrix, h);
+            if (!m.grouped() || half[h].count == 0) continue;
+            const int64_t at = row_of(row, h) * m.num_groups(), count = m.num_groups() * kTile;
+            const int64_t size = m.wide_scale ? 4 : sizeof(T);
+            const char* scale = static_cast<const char*>(m.group_scale) + at * size;
+            for (int64_t i = 0; i < count * size; i += 64) _mm_prefetch(scale + i, _MM_HINT_T0);
+            for (int64_t i = 0; m.group_zero && i < count; i += 32) _mm_prefetch(m.group_zero + at + i, _MM_HINT_T0);
+        }
+#endif
     }
 };
 

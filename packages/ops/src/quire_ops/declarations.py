@@ -36,8 +36,19 @@ OPS: tuple[Op, ...] = (
     ),
     Op(
         name="int8_linear",
-        signature="(x [N, I], weight [O, I] int8, scale [O] of x's dtype, bias [O] | None) -> [N, O], dtype of x",
+        signature="(x [N, I], weight [O, I] int8, scale [O] of x's dtype, bias [O] | None, *, wide: bool) -> [N, O], "
+        "dtype of x, or float32 if wide",
         description="x @ (weight * scale[:, None]).T + bias: weight-only, symmetric, one scale per output",
+    ),
+    Op(
+        name="grouped_linear",
+        signature="(x [N, I], weight [O, 64 * ceil(I / 128)] uint8 | [O, I] int8 | [O, I] float8_e4m3fn, "
+        "scale [ceil(O / 16), G, 16] of x's dtype or float32, zero like scale, int16 | None, bias [O] | None, *, "
+        "wide: bool) -> [N, O], dtype of x, or float32 if wide",
+        description=(
+            "x @ (scale * (weight - zero)).T + bias: weight-only int4, int8 or fp8 with a scale for each group of 32, "
+            "64 or 128 inputs of each output (`grouped.py` says how they are packed)"
+        ),
     ),
     Op(
         name="embedding",

@@ -24,11 +24,13 @@ class LinearWeights(NamedTuple):
     """A linear layer."""
 
     weight: Tensor
-    """[outputs, inputs], contiguous, in the network's dtype, or int8; all matrices of a stack alike."""
+    """[outputs, inputs], contiguous, in the network's dtype; or as op `int8_linear` or `grouped_linear` takes it. All
+    matrices of a stack alike."""
     bias: Tensor | None = None
-    """[outputs], in the network's dtype, as `scale`."""
+    """[outputs], in the network's dtype."""
     scale: Tensor | None = None
-    """[outputs], beside an int8 weight, as op `int8_linear` takes it."""
+    """As those ops take it."""
+    zero: Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,7 +102,9 @@ def reference_decoder_stack(stack: DecoderStack) -> RunDecoder:
     def linear(x: Tensor, weights: LinearWeights) -> Tensor:
         if weights.scale is None:
             return reference.linear(x, weights.weight, weights.bias)
-        return reference.int8_linear(x, weights.weight, weights.scale, weights.bias)
+        if weights.scale.ndim == 1:
+            return reference.int8_linear(x, weights.weight, weights.scale, weights.bias)
+        return reference.grouped_linear(x, weights.weight, weights.scale, weights.zero, weights.bias)
 
     def heads(x: Tensor, weights: LinearWeights, norm: Tensor | None) -> Tensor:
         out = linear(x, weights).view(x.shape[0], -1, stack.head_dim)

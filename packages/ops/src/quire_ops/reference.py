@@ -12,11 +12,13 @@ import torch
 from torch import Tensor
 
 from quire_ops.declarations import PagedLayout
+from quire_ops.grouped import dequantize
 
 __all__ = [
     "add_rms_norm",
     "embedding",
     "gelu_and_mul",
+    "grouped_linear",
     "int8_linear",
     "layer_norm",
     "linear",
@@ -42,9 +44,21 @@ def lm_head(x: Tensor, weight: Tensor) -> Tensor:
     return (x.double() @ weight.double().T).float()
 
 
-def int8_linear(x: Tensor, weight: Tensor, scale: Tensor, bias: Tensor | None) -> Tensor:
+def int8_linear(x: Tensor, weight: Tensor, scale: Tensor, bias: Tensor | None, *, wide: bool = False) -> Tensor:
     """Op `int8_linear`."""
-    return linear(x, weight.double() * scale.double()[:, None], bias)
+    return _wide_or_not(x, weight.double() * scale.double()[:, None], bias, wide=wide)
+
+
+def grouped_linear(
+    x: Tensor, weight: Tensor, scale: Tensor, zero: Tensor | None, bias: Tensor | None, *, wide: bool = False
+) -> Tensor:
+    """Op `grouped_linear`."""
+    return _wide_or_not(x, dequantize(weight, scale, zero, x.shape[1], torch.float64), bias, wide=wide)
+
+
+def _wide_or_not(x: Tensor, weight: Tensor, bias: Tensor | None, *, wide: bool) -> Tensor:
+    out = linear(x.double(), weight, bias)
+    return out.to(torch.float32 if wide else x.dtype)
 
 
 def embedding(ids: Tensor, weight: Tensor) -> Tensor:

@@ -11,10 +11,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from quire_ops.grouped import dequantize
+
 __all__ = [
     "add_rms_norm",
     "embedding",
     "gelu_and_mul",
+    "grouped_linear",
     "int8_linear",
     "layer_norm",
     "linear",
@@ -41,18 +44,37 @@ def lm_head(x: Tensor, weight: Tensor) -> Tensor:
     return F.linear(x, weight).float()
 
 
-def int8_linear(x: Tensor, weight: Tensor, scale: Tensor, bias: Tensor | None) -> Tensor:
+def int8_linear(x: Tensor, weight: Tensor, scale: Tensor, bias: Tensor | None, *, wide: bool = False) -> Tensor:
     """Op `int8_linear`: torch's own int8 product for few bfloat16 rows, else the weight widened piece by piece.
 
     A piece is as large as stays in a processor core's cache. torch's product exists for the other dtypes too, but is
     slower there than widening, and for many rows everywhere (figures in the changelog).
     """
-    if x.shape[0] <= INT8PACK_ROWS and x.dtype == torch.bfloat16 and _int8pack_serves(weight):
+    if not wide and x.shape[0] <= INT8PACK_ROWS and x.dtype == torch.bfloat16 and _int8pack_serves(weight):
         out: Tensor = _int8pack_mm(x, weight, scale)
     else:
         rows = max(1, PIECE_ELEMENTS // weight.shape[1])
         out = torch.cat([F.linear(x, piece.to(x.dtype)) for piece in torch.split(weight, rows)], dim=-1)
+        out = out.float() if wide else out
         out *= scale
+    if bias is not None:
+        out += bias
+    return out
+
+
+def grouped_linear(
+    x: Tensor, weight: Tensor, scale: Tensor, zero: Tensor | None, bias: Tensor | None, *, wide: bool = False
+) -> Tensor:
+    """Op `grouped_linear`: the weight widened to float32, then to the dtype of x, piece by piece."""
+    outputs, blocks = weight.shape[0], max(1, PIECE_ELEMENTS // x.shape[1] // 16)
+    parts = []
+    for begin in range(0, scale.shape[0], blocks):
+        block, rows = slice(begin, begin + blocks), slice(begin * 16, min((begin + blocks) * 16, outputs))
+        zeros = None if zero is None else zero[block]
+        piece = dequantize(weight[rows], scale[block], zeros, x.shape[1], torch.float32)
+        parts.append(F.linear(x, piece.to(x.dtype)))
+    out = torch.cat(parts, dim=-1)
+    out = out.float() if wide else out
     if bias is not None:
         out += bias
     return out
