@@ -12,7 +12,7 @@ from quire_interfaces import CheckpointError
 from quire_models.config import DTYPE_BYTES
 from quire_models.fields import Fields
 from quire_models.registry import ARCHITECTURES, architecture_of
-from quire_models.rope_config import parse_rope
+from quire_models.rope_config import RopeConfig, parse_rope
 
 __all__ = [
     "ACTIVATIONS",
@@ -55,6 +55,8 @@ def decoder_fields(
     partial: float | None = None,
     theta: float = 10000.0,
     eps: float = 1e-6,
+    rotary: bool = True,
+    inner_factor: int | None = None,
 ) -> dict[str, Any]:
     """Fields of `ModelConfig` that are read alike everywhere, for full attention and whole-head rotation.
 
@@ -65,6 +67,8 @@ def decoder_fields(
         partial: The class's default share of a head that is rotated; None when the network rotates whole heads.
         theta: The class's default base of the rotation.
         eps: The class's default epsilon of norms.
+        rotary: Positions come by rotation; nothing of it is read otherwise.
+        inner_factor: The class's default width of the feed-forward network in hidden sizes; None for none.
     """
     heads = config.integer("num_attention_heads", minimum=1)
     kv_heads = config.integer("num_key_value_heads", default=heads, minimum=1)
@@ -75,30 +79,23 @@ def decoder_fields(
     layers = config.integer("num_hidden_layers", minimum=1)
     hidden_size = config.integer("hidden_size", minimum=1)
     positions = config.integer("max_position_embeddings", minimum=1)
-    rope = parse_rope(config, max_position_embeddings=positions, theta=theta, partial=partial or 1.0)
-    if partial is None and rope.partial_rotary_factor != 1.0:
-        raise CheckpointError(
-            f"{config.source}: partial_rotary_factor {rope.partial_rotary_factor} is not supported; this architecture "
-            "rotates whole heads"
-        )
     size = head_size(config, hidden_size, heads, head_dim)
-    rotary_dim = int(size * rope.partial_rotary_factor)
-    if rotary_dim % 2 or rotary_dim < 2:
-        raise CheckpointError(f"{config.source}: head_dim must be even for rotary embedding, is {size}")
-    if rope.kind == "dynamic" and rotary_dim == 2:
-        raise CheckpointError(f"{config.source}: dynamic rope scaling needs a head_dim greater than 2")
+    rope = RopeConfig()
+    if rotary:
+        rope = _rope(config, positions, size, theta=theta, partial=partial)
+    inner = {} if inner_factor is None else {"default": inner_factor * hidden_size}
     architecture = architecture_of(config)
     return {
         "architecture": architecture,
         "model_type": ARCHITECTURES[architecture].model_type,
         "vocab_size": config.integer("vocab_size", minimum=1),
         "hidden_size": hidden_size,
-        "intermediate_size": config.integer("intermediate_size", minimum=1),
+        "intermediate_size": config.integer("intermediate_size", minimum=1, **inner),
         "num_layers": layers,
         "num_heads": heads,
         "num_kv_heads": kv_heads,
         "head_dim": size,
-        "rotary_dim": rotary_dim,
+        "rotary_dim": int(size * rope.partial_rotary_factor) if rotary else 0,
         "rms_norm_eps": config.number("rms_norm_eps", default=eps, minimum=0.0),
         "hidden_act": hidden_act(config, default=act, acts=acts),
         "rope": rope,
@@ -113,6 +110,21 @@ def decoder_fields(
         "bos_token_id": next(iter(config.token_ids("bos_token_id")), None),
         "eos_token_ids": config.token_ids("eos_token_id"),
     }
+
+
+def _rope(config: Fields, positions: int, size: int, *, theta: float, partial: float | None) -> RopeConfig:
+    rope = parse_rope(config, max_position_embeddings=positions, theta=theta, partial=partial or 1.0)
+    if partial is None and rope.partial_rotary_factor != 1.0:
+        raise CheckpointError(
+            f"{config.source}: partial_rotary_factor {rope.partial_rotary_factor} is not supported; this architecture "
+            "rotates whole heads"
+        )
+    rotary_dim = int(size * rope.partial_rotary_factor)
+    if rotary_dim % 2 or rotary_dim < 2:
+        raise CheckpointError(f"{config.source}: head_dim must be even for rotary embedding, is {size}")
+    if rope.kind == "dynamic" and rotary_dim == 2:
+        raise CheckpointError(f"{config.source}: dynamic rope scaling needs a head_dim greater than 2")
+    return rope
 
 
 def head_size(config: Fields, hidden_size: int, heads: int, default: int | None = None) -> int:

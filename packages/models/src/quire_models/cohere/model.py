@@ -10,15 +10,15 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from quire_attention import ForwardBatch
 from quire_models.cohere.config import CohereConfig
 from quire_models.layers.attention import HeadNorms, SelfAttention
+from quire_models.layers.blocks import ParallelBlock
 from quire_models.layers.decoder_lm import DecoderLM
 from quire_models.layers.mlp import GatedMLP
 from quire_models.layers.norm import LayerNorm
 from quire_models.layers.scope import Scope
 
-__all__ = ["CohereForCausalLM", "CohereLayer", "make_norm"]
+__all__ = ["CohereForCausalLM", "make_layer"]
 
 
 def make_norm(scope: Scope, size: int, eps: float) -> LayerNorm:
@@ -42,31 +42,27 @@ class HeadLayerNorm:
         return self._norm(x) * self._weight
 
 
-class CohereLayer:
-    """x + attention(norm(x)) + mlp(norm(x))."""
-
-    def __init__(self, config: CohereConfig, layer: int, scope: Scope, *, rotated: bool = True) -> None:
-        inner, eps = scope / "self_attn", config.rms_norm_eps
-        norms = None
-        if config.use_qk_norm:
-            norms = HeadNorms(
-                HeadLayerNorm(inner / "q_norm", config.num_heads, config.head_dim, eps),
-                HeadLayerNorm(inner / "k_norm", config.num_kv_heads, config.head_dim, eps),
-            )
-        self.norm = make_norm(scope / "input_layernorm", config.hidden_size, eps)
-        self.attention = SelfAttention(config, layer, inner, rotated=rotated, interleaved=True, norms=norms)
-        self.mlp = GatedMLP(scope / "mlp", config.hidden_size, config.intermediate_size, act=config.hidden_act)
-
-    def __call__(self, x: Tensor, cos: Tensor, sin: Tensor, batch: ForwardBatch) -> Tensor:
-        normed = self.norm(x)
-        return x + self.attention(normed, cos, sin, batch) + self.mlp(normed)
+def make_layer(config: CohereConfig, layer: int, scope: Scope, *, rotated: bool = True) -> ParallelBlock:
+    """One layer, which may know no positions."""
+    inner, eps = scope / "self_attn", config.rms_norm_eps
+    norms = None
+    if config.use_qk_norm:
+        norms = HeadNorms(
+            HeadLayerNorm(inner / "q_norm", config.num_heads, config.head_dim, eps),
+            HeadLayerNorm(inner / "k_norm", config.num_kv_heads, config.head_dim, eps),
+        )
+    return ParallelBlock(
+        input_norm=make_norm(scope / "input_layernorm", config.hidden_size, eps),
+        attention=SelfAttention(config, layer, inner, rotated=rotated, interleaved=True, norms=norms),
+        mlp=GatedMLP(scope / "mlp", config.hidden_size, config.intermediate_size, act=config.hidden_act),
+    )
 
 
 class CohereForCausalLM(DecoderLM):
     """The Cohere network."""
 
     def __init__(
-        self, config: CohereConfig, scope: Scope, make_layer: Callable[..., CohereLayer] = CohereLayer
+        self, config: CohereConfig, scope: Scope, make_layer: Callable[..., ParallelBlock] = make_layer
     ) -> None:
         """Args:
         make_layer: (config, index of the layer, scope of the layer) -> the layer.

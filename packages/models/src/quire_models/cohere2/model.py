@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from quire_models.cohere.config import CohereConfig
-from quire_models.cohere.model import CohereForCausalLM, CohereLayer
+from quire_models.cohere.model import CohereForCausalLM, make_layer
+from quire_models.layers.blocks import ParallelBlock
 from quire_models.layers.scope import Scope
 
 __all__ = ["Cohere2ForCausalLM"]
 
 
-def make_cohere2_layer(config: CohereConfig, layer: int, scope: Scope) -> CohereLayer:
+def make_cohere2_layer(config: CohereConfig, layer: int, scope: Scope) -> ParallelBlock:
     """One layer; those of full attention know no positions."""
-    return CohereLayer(config, layer, scope, rotated=config.sliding_windows[layer] is not None)
+    return make_layer(config, layer, scope, rotated=config.sliding_windows[layer] is not None)
 
 
 class Cohere2ForCausalLM(CohereForCausalLM):

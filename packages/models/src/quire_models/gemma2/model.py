@@ -11,32 +11,29 @@ from quire_attention import ForwardBatch
 from quire_models.gemma.model import scaled_embedding
 from quire_models.gemma2.config import Gemma2Config
 from quire_models.layers.attention import SelfAttention
+from quire_models.layers.blocks import SandwichBlock
 from quire_models.layers.decoder_lm import DecoderLM
 from quire_models.layers.mlp import GatedMLP
 from quire_models.layers.norm import OffsetRMSNorm
 from quire_models.layers.scope import Scope
 
-__all__ = ["Gemma2ForCausalLM", "SandwichLayer", "make_gemma2_layer"]
+__all__ = ["Gemma2ForCausalLM", "make_gemma2_layer", "sandwich_block"]
 
 
-class SandwichLayer:
-    """x + norm(attention(norm(x))), then x + norm(mlp(norm(x)))."""
-
-    def __init__(self, config: Gemma2Config, scope: Scope, attention: SelfAttention) -> None:
-        hidden, eps = config.hidden_size, config.rms_norm_eps
-        self.attention = attention
-        self.input_norm = OffsetRMSNorm(scope / "input_layernorm", hidden, eps)
-        self.attention_norm = OffsetRMSNorm(scope / "post_attention_layernorm", hidden, eps)
-        self.mlp_norm = OffsetRMSNorm(scope / "pre_feedforward_layernorm", hidden, eps)
-        self.output_norm = OffsetRMSNorm(scope / "post_feedforward_layernorm", hidden, eps)
-        self.mlp = GatedMLP(scope / "mlp", hidden, config.intermediate_size, act=config.hidden_act)
-
-    def __call__(self, x: Tensor, cos: Tensor, sin: Tensor, batch: ForwardBatch) -> Tensor:
-        x = x + self.attention_norm(self.attention(self.input_norm(x), cos, sin, batch))
-        return x + self.output_norm(self.mlp(self.mlp_norm(x)))
+def sandwich_block(config: Gemma2Config, scope: Scope, attention: SelfAttention) -> SandwichBlock:
+    """A layer around an attention of its own."""
+    hidden, eps = config.hidden_size, config.rms_norm_eps
+    return SandwichBlock(
+        attention=attention,
+        input_norm=OffsetRMSNorm(scope / "input_layernorm", hidden, eps),
+        attention_norm=OffsetRMSNorm(scope / "post_attention_layernorm", hidden, eps),
+        mlp_norm=OffsetRMSNorm(scope / "pre_feedforward_layernorm", hidden, eps),
+        output_norm=OffsetRMSNorm(scope / "post_feedforward_layernorm", hidden, eps),
+        mlp=GatedMLP(scope / "mlp", hidden, config.intermediate_size, act=config.hidden_act),
+    )
 
 
-def make_gemma2_layer(config: Gemma2Config, layer: int, scope: Scope) -> SandwichLayer:
+def make_gemma2_layer(config: Gemma2Config, layer: int, scope: Scope) -> SandwichBlock:
     """One layer; its window, if any, is the configuration's."""
     attention = SelfAttention(
         config,
@@ -45,7 +42,7 @@ def make_gemma2_layer(config: Gemma2Config, layer: int, scope: Scope) -> Sandwic
         scale=config.query_pre_attn_scalar**-0.5,
         soft_cap=config.attention_soft_cap,
     )
-    return SandwichLayer(config, scope, attention)
+    return sandwich_block(config, scope, attention)
 
 
 class Gemma2ForCausalLM(DecoderLM):
@@ -55,7 +52,7 @@ class Gemma2ForCausalLM(DecoderLM):
         self,
         config: Gemma2Config,
         scope: Scope,
-        make_layer: Callable[..., SandwichLayer] = make_gemma2_layer,
+        make_layer: Callable[..., SandwichBlock] = make_gemma2_layer,
     ) -> None:
         """Args:
         make_layer: (config, index of the layer, scope of the layer) -> the layer.

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from quire_models.gemma2.model import Gemma2ForCausalLM, SandwichLayer
+from quire_models.gemma2.model import Gemma2ForCausalLM, sandwich_block
 from quire_models.gemma3_text.config import Gemma3Config
 from quire_models.layers.attention import HeadNorms, SelfAttention
+from quire_models.layers.blocks import SandwichBlock
 from quire_models.layers.norm import OffsetRMSNorm
 from quire_models.layers.scope import Scope
 from quire_models.rope_config import RopeConfig
@@ -12,7 +13,7 @@ from quire_models.rope_config import RopeConfig
 __all__ = ["Gemma3ForCausalLM"]
 
 
-def make_gemma3_layer(config: Gemma3Config, layer: int, scope: Scope) -> SandwichLayer:
+def make_gemma3_layer(config: Gemma3Config, layer: int, scope: Scope) -> SandwichBlock:
     """One layer; its window, if any, is the configuration's."""
     inner = scope / "self_attn"
     norms = HeadNorms(
@@ -21,7 +22,7 @@ def make_gemma3_layer(config: Gemma3Config, layer: int, scope: Scope) -> Sandwic
     )
     scale = config.query_pre_attn_scalar**-0.5
     attention = SelfAttention(config, layer, inner, scale=scale, soft_cap=config.attention_soft_cap, norms=norms)
-    return SandwichLayer(config, scope, attention)
+    return sandwich_block(config, scope, attention)
 
 
 class Gemma3ForCausalLM(Gemma2ForCausalLM):

@@ -6,9 +6,9 @@ from collections.abc import Iterable
 
 from torch import Tensor
 
-from quire_attention import ForwardBatch
 from quire_models.config import ModelConfig
 from quire_models.layers.attention import SelfAttention
+from quire_models.layers.blocks import PreNormBlock
 from quire_models.layers.decoder_lm import DecoderLM
 from quire_models.layers.fused import split_rows
 from quire_models.layers.mlp import GatedMLP
@@ -18,26 +18,22 @@ from quire_models.layers.scope import Scope
 __all__ = ["GlmForCausalLM"]
 
 
-class GlmLayer:
-    """x + attention(norm(x)), then x + mlp(norm(x))."""
-
-    def __init__(self, config: ModelConfig, layer: int, scope: Scope) -> None:
-        hidden, eps = config.hidden_size, config.rms_norm_eps
-        self.input_norm = RMSNorm(scope / "input_layernorm", hidden, eps)
-        self.attention = SelfAttention(config, layer, scope / "self_attn", interleaved=True)
-        self.mlp_norm = RMSNorm(scope / "post_attention_layernorm", hidden, eps)
-        self.mlp = GatedMLP(scope / "mlp", hidden, config.intermediate_size, act=config.hidden_act)
-
-    def __call__(self, x: Tensor, cos: Tensor, sin: Tensor, batch: ForwardBatch) -> Tensor:
-        x = x + self.attention(self.input_norm(x), cos, sin, batch)
-        return x + self.mlp(self.mlp_norm(x))
+def make_layer(config: ModelConfig, layer: int, scope: Scope) -> PreNormBlock:
+    """One layer."""
+    hidden, eps = config.hidden_size, config.rms_norm_eps
+    return PreNormBlock(
+        input_norm=RMSNorm(scope / "input_layernorm", hidden, eps),
+        attention=SelfAttention(config, layer, scope / "self_attn", interleaved=True),
+        mlp_norm=RMSNorm(scope / "post_attention_layernorm", hidden, eps),
+        mlp=GatedMLP(scope / "mlp", hidden, config.intermediate_size, act=config.hidden_act),
+    )
 
 
 class GlmForCausalLM(DecoderLM):
     """The GLM network."""
 
     def __init__(self, config: ModelConfig, scope: Scope) -> None:
-        super().__init__(config, scope, GlmLayer, RMSNorm)
+        super().__init__(config, scope, make_layer, RMSNorm)
 
     def checkpoint_tensors(self, name: str, tensor: Tensor) -> Iterable[tuple[str, Tensor]]:
         """Takes gate and up apart."""

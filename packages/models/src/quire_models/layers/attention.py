@@ -33,7 +33,18 @@ class SelfAttention:
     Biases, heads, window and the rotated share of a head are those of the configuration.
     """
 
-    __slots__ = ("_attend", "_clip", "_head_dim", "_norms", "_rotary", "k_proj", "o_proj", "q_proj", "v_proj")
+    __slots__ = (
+        "_attend",
+        "_clip",
+        "_head_dim",
+        "_norms",
+        "_query_factor",
+        "_rotary",
+        "k_proj",
+        "o_proj",
+        "q_proj",
+        "v_proj",
+    )
 
     def __init__(
         self,
@@ -47,6 +58,7 @@ class SelfAttention:
         interleaved: bool = False,
         norms: HeadNorms | None = None,
         clip: float | None = None,
+        query_factor: Callable[[Tensor], Tensor] | None = None,
         out: str = "o_proj",
     ) -> None:
         """Args:
@@ -55,6 +67,7 @@ class SelfAttention:
         rotated: Positions come by rotation in this layer.
         interleaved: See `Rotary`.
         clip: Queries, keys and values are kept within this distance from zero.
+        query_factor: Positions [T] -> factors [T] of the queries.
         out: Name of the last projection.
         """
         hidden, query, kv = config.hidden_size, config.query_size, config.kv_size
@@ -65,6 +78,7 @@ class SelfAttention:
         self._head_dim = config.head_dim
         self._norms = norms
         self._clip = clip
+        self._query_factor = query_factor
         self._rotary = Rotary(scope, config.rotary_dim, interleaved=interleaved) if rotated else None
         self._attend = Attention(
             scope.attention_backend,
@@ -83,6 +97,8 @@ class SelfAttention:
             query, key = self._rotary(query, cos, sin), self._rotary(key, cos, sin)
         if norms is not None and norms.after_rotation:
             query, key = norms.query(query), norms.key(key)
+        if self._query_factor is not None:
+            query = query * self._query_factor(batch.positions)[:, None, None].to(query.dtype)
         return self.o_proj(self._attend(query, key, value, batch).flatten(1))
 
     def _heads(self, projected: Tensor) -> Tensor:

@@ -6,7 +6,7 @@ Shape legend: T tokens of the step, N rows that need logits.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -43,7 +43,7 @@ class CausalLM(Network):
         self,
         config: ModelConfig,
         scope: Scope,
-        make_layer: Callable[[ModelConfig, int, Scope], DecoderLayer],
+        make_layer: Callable[[Any, int, Scope], DecoderLayer],
     ) -> None:
         """Args:
         scope: What layers get from outside; collects the parameters.

@@ -30,7 +30,7 @@ def split_rows(name: str, tensor: Tensor, fused: Mapping[str, Mapping[str, int]]
 
 
 def split_heads(
-    name: str, tensor: Tensor, module: str, *, head_dim: int, num_kv_heads: int, queries_per_kv_head: int
+    name: str, tensor: Tensor, module: str, *, head_dim: int, num_kv_heads: int, queries_per_kv_head: int = 1
 ) -> Iterable[tuple[str, Tensor]]:
     """Take apart queries, keys and values that are stored group by group: the query heads of a key-value head, its key
     head, its value head.

@@ -56,17 +56,17 @@ class MLP:
         size: int,
         inner: int,
         *,
-        act: str,
+        act: str | Callable[[Tensor], Tensor],
         bias: bool = True,
         names: tuple[str, str] = ("fc1", "fc2"),
     ) -> None:
         """Args:
-        act: A name of `ACTIVATIONS`.
+        act: A name of `ACTIVATIONS`, or the function.
         names: Of the two matrices, in the order in which they are used.
         """
         self.up = Linear(scope / names[0], size, inner, bias=bias)
         self.down = Linear(scope / names[1], inner, size, bias=bias)
-        self._act = ACTIVATIONS[act]
+        self._act = ACTIVATIONS[act] if isinstance(act, str) else act
 
     def __call__(self, x: Tensor) -> Tensor:
         return self.down(self._act(self.up(x)))

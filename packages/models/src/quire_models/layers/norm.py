@@ -85,12 +85,17 @@ class ProjectionRMSNorm:
 class LayerNorm:
     """x [..., size] -> like x (Ba et al. 2016); weight and bias are there or not."""
 
-    __slots__ = ("_bias", "_eps", "_norm", "_parameters", "_size", "_weight")
+    __slots__ = ("_bias", "_eps", "_norm", "_offset", "_parameters", "_weight")
 
-    def __init__(self, scope: Scope, size: int, eps: float, *, weight: bool = True, bias: bool = True) -> None:
+    def __init__(
+        self, scope: Scope, size: int, eps: float, *, weight: bool = True, bias: bool = True, offset: float = 0.0
+    ) -> None:
+        """Args:
+        offset: What is to be added to the stored weight.
+        """
         self._norm = scope.op("layer_norm")
-        self._size = size
         self._eps = eps
+        self._offset = offset
         self._parameters = (
             scope.parameter("weight", size) if weight else None,
             scope.parameter("bias", size) if bias else None,
@@ -102,6 +107,8 @@ class LayerNorm:
     def _finish(self) -> None:
         weight, bias = self._parameters
         self._weight = None if weight is None else weight.take()
+        if self._weight is not None and self._offset:
+            self._weight = self._weight + self._offset
         self._bias = None if bias is None else bias.take()
 
     def __call__(self, x: Tensor) -> Tensor:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from torch import Tensor
-
-from quire_attention import ForwardBatch
 from quire_models.layers.attention import HeadNorms, SelfAttention
+from quire_models.layers.blocks import ParallelBlock
 from quire_models.layers.decoder_lm import DecoderLM
 from quire_models.layers.mlp import MLP
 from quire_models.layers.norm import LayerNorm
@@ -15,26 +13,22 @@ from quire_models.phi.config import PhiConfig
 __all__ = ["PhiForCausalLM"]
 
 
-class PhiLayer:
-    """x + attention(norm(x)) + mlp(norm(x))."""
-
-    def __init__(self, config: PhiConfig, layer: int, scope: Scope) -> None:
-        inner, eps = scope / "self_attn", config.rms_norm_eps
-        norms = None
-        if config.qk_layernorm:
-            query_norm = LayerNorm(inner / "q_layernorm", config.head_dim, eps)
-            norms = HeadNorms(query_norm, LayerNorm(inner / "k_layernorm", config.head_dim, eps))
-        self.norm = LayerNorm(scope / "input_layernorm", config.hidden_size, eps)
-        self.attention = SelfAttention(config, layer, inner, norms=norms, out="dense")
-        self.mlp = MLP(scope / "mlp", config.hidden_size, config.intermediate_size, act=config.hidden_act)
-
-    def __call__(self, x: Tensor, cos: Tensor, sin: Tensor, batch: ForwardBatch) -> Tensor:
-        normed = self.norm(x)
-        return x + self.attention(normed, cos, sin, batch) + self.mlp(normed)
+def make_layer(config: PhiConfig, layer: int, scope: Scope) -> ParallelBlock:
+    """One layer."""
+    inner, eps = scope / "self_attn", config.rms_norm_eps
+    norms = None
+    if config.qk_layernorm:
+        query_norm = LayerNorm(inner / "q_layernorm", config.head_dim, eps)
+        norms = HeadNorms(query_norm, LayerNorm(inner / "k_layernorm", config.head_dim, eps))
+    return ParallelBlock(
+        input_norm=LayerNorm(scope / "input_layernorm", config.hidden_size, eps),
+        attention=SelfAttention(config, layer, inner, norms=norms, out="dense"),
+        mlp=MLP(scope / "mlp", config.hidden_size, config.intermediate_size, act=config.hidden_act),
+    )
 
 
 class PhiForCausalLM(DecoderLM):
     """The Phi network."""
 
     def __init__(self, config: PhiConfig, scope: Scope) -> None:
-        super().__init__(config, scope, PhiLayer, LayerNorm, norm="final_layernorm", head_bias=True)
+        super().__init__(config, scope, make_layer, LayerNorm, norm="final_layernorm", head_bias=True)

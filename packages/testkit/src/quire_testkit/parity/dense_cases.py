@@ -9,6 +9,16 @@ __all__ = ["DENSE_CASES"]
 _FOUR_LAYERS = {**LLAMA_FIELDS, "num_hidden_layers": 4}
 _WINDOWS = ["sliding_attention", "sliding_attention", "full_attention", "sliding_attention"]
 
+_GPT_FIELDS = {
+    "vocab_size": 200,
+    "n_positions": 256,
+    "n_embd": 64,
+    "n_layer": 3,
+    "n_head": 4,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+
 DENSE_CASES: dict[str, ParityCase] = {
     "CohereForCausalLM": ParityCase(config="CohereConfig", fields={**LLAMA_FIELDS, "use_qk_norm": True}),
     "Cohere2ForCausalLM": ParityCase(config="Cohere2Config", fields={**_FOUR_LAYERS, "sliding_window": 20}),
@@ -68,4 +78,60 @@ DENSE_CASES: dict[str, ParityCase] = {
         fields={**LLAMA_FIELDS, "use_sliding_window": True, "sliding_window": 20, "max_window_layers": 1},
     ),
     "Qwen3ForCausalLM": ParityCase(config="Qwen3Config", fields={**LLAMA_FIELDS, "head_dim": 16}),
+    "GPT2LMHeadModel": ParityCase(config="GPT2Config", fields={**_GPT_FIELDS, "scale_attn_by_inverse_layer_idx": True}),
+    "GPTBigCodeForCausalLM": ParityCase(config="GPTBigCodeConfig", fields=_GPT_FIELDS),
+    "GPTNeoXForCausalLM": ParityCase(config="GPTNeoXConfig", fields=LLAMA_FIELDS),
+    "GPTJForCausalLM": ParityCase(config="GPTJConfig", fields={**_GPT_FIELDS, "rotary_dim": 8}),
+    "CodeGenForCausalLM": ParityCase(config="CodeGenConfig", fields={**_GPT_FIELDS, "rotary_dim": 8}),
+    "OPTForCausalLM": ParityCase(config="OPTConfig", fields={**LLAMA_FIELDS, "ffn_dim": 96, "word_embed_proj_dim": 64}),
+    "BioGptForCausalLM": ParityCase(config="BioGptConfig"),
+    "XGLMForCausalLM": ParityCase(
+        config="XGLMConfig",
+        fields={
+            "vocab_size": 200,
+            "max_position_embeddings": 256,
+            "d_model": 64,
+            "ffn_dim": 96,
+            "num_layers": 3,
+            "attention_heads": 4,
+        },
+    ),
+    "StableLmForCausalLM": ParityCase(
+        config="StableLmConfig", fields={**LLAMA_FIELDS, "use_qkv_bias": True, "qk_layernorm": True}
+    ),
+    "NemotronForCausalLM": ParityCase(config="NemotronConfig"),
+    "Exaone4ForCausalLM": ParityCase(config="Exaone4Config", fields={**_FOUR_LAYERS, "sliding_window": 20}),
+    "SmolLM3ForCausalLM": ParityCase(config="SmolLM3Config", fields=_FOUR_LAYERS),
+    "HunYuanDenseV1ForCausalLM": ParityCase(
+        config="HunYuanDenseV1Config",
+        fields={
+            **LLAMA_FIELDS,
+            "head_dim": 16,
+            "rope_parameters": {"rope_type": "dynamic", "alpha": 50.0, "factor": 1.0, "rope_theta": 10000.0},
+        },
+    ),
+    "SeedOssForCausalLM": ParityCase(config="SeedOssConfig", fields={**LLAMA_FIELDS, "head_dim": 16}),
+    "MinistralForCausalLM": ParityCase(
+        config="MinistralConfig", fields={**_FOUR_LAYERS, "head_dim": 16, "sliding_window": 20, "layer_types": _WINDOWS}
+    ),
+    "Ministral3ForCausalLM": ParityCase(
+        config="Ministral3Config",
+        fields={
+            **LLAMA_FIELDS,
+            "head_dim": 16,
+            "rope_parameters": {
+                "rope_type": "yarn",
+                "rope_theta": 10000.0,
+                "factor": 4.0,
+                "original_max_position_embeddings": 32,
+                "mscale": 1.0,
+                "mscale_all_dim": 1.0,
+                "llama_4_scaling_beta": 0.3,
+            },
+        },
+    ),
+    "ArceeForCausalLM": ParityCase(config="ArceeConfig"),
+    "HeliumForCausalLM": ParityCase(config="HeliumConfig", fields={**LLAMA_FIELDS, "head_dim": 16}),
+    "ApertusForCausalLM": ParityCase(config="ApertusConfig"),
+    "PersimmonForCausalLM": ParityCase(config="PersimmonConfig"),
 }

@@ -1,0 +1,1 @@
+"""The apertus network."""

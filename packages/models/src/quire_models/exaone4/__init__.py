@@ -1,0 +1,1 @@
+"""The exaone4 network."""

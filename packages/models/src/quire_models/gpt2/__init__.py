@@ -1,0 +1,1 @@
+"""The gpt2 network."""

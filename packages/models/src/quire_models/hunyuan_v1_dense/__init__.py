@@ -1,0 +1,1 @@
+"""The hunyuan_v1_dense network."""

@@ -1,0 +1,15 @@
+"""Ministral's config.json."""
+
+from __future__ import annotations
+
+from quire_models.config import ModelConfig
+from quire_models.config_fields import decoder_fields, layer_windows
+from quire_models.fields import Fields
+
+__all__ = ["read_config"]
+
+
+def read_config(config: Fields) -> ModelConfig:
+    """Windows in the layers that `layer_types` names, in all of them without it."""
+    values = decoder_fields(config)
+    return ModelConfig(**{**values, "sliding_windows": layer_windows(config, values["num_layers"])})

@@ -1,0 +1,1 @@
+"""The ministral3 network."""

@@ -1,0 +1,18 @@
+"""Nemotron's config.json."""
+
+from __future__ import annotations
+
+from quire_models.config import ModelConfig
+from quire_models.config_fields import ACTIVATIONS, decoder_fields
+from quire_models.fields import Fields
+
+__all__ = ["read_config"]
+
+
+def read_config(config: Fields) -> ModelConfig:
+    """Half of each head is rotated when it is not said otherwise."""
+    bias = config.flag("attention_bias", default=False)
+    named = config.named(rms_norm_eps="norm_eps")
+    values = decoder_fields(named, act="relu2", acts=ACTIVATIONS, partial=0.5, eps=1e-5)
+    values |= {"qkv_bias": bias, "attention_out_bias": bias, "mlp_bias": config.flag("mlp_bias", default=False)}
+    return ModelConfig(**values, mlp_gated=False, norm_bias=True)

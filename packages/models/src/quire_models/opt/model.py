@@ -1,0 +1,42 @@
+"""OPT (Zhang et al. 2022): pre-norm with layer norms, learned positions, ReLU."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from quire_attention import ForwardBatch
+from quire_models.config import ModelConfig
+from quire_models.layers.attention import SelfAttention
+from quire_models.layers.blocks import PreNormBlock
+from quire_models.layers.decoder_lm import DecoderLM
+from quire_models.layers.linear import Embedding
+from quire_models.layers.mlp import MLP
+from quire_models.layers.norm import LayerNorm
+from quire_models.layers.scope import Scope
+from quire_models.opt.config import POSITION_OFFSET
+
+__all__ = ["OPTForCausalLM", "make_layer"]
+
+
+def make_layer(config: ModelConfig, layer: int, scope: Scope) -> PreNormBlock:
+    """One layer."""
+    hidden, eps = config.hidden_size, config.rms_norm_eps
+    return PreNormBlock(
+        input_norm=LayerNorm(scope / "self_attn_layer_norm", hidden, eps),
+        attention=SelfAttention(config, layer, scope / "self_attn", rotated=False, out="out_proj"),
+        mlp_norm=LayerNorm(scope / "final_layer_norm", hidden, eps),
+        mlp=MLP(scope, hidden, config.intermediate_size, act=config.hidden_act, bias=config.mlp_bias),
+    )
+
+
+class OPTForCausalLM(DecoderLM):
+    """The OPT network."""
+
+    def __init__(self, config: ModelConfig, scope: Scope) -> None:
+        super().__init__(config, scope, make_layer, LayerNorm, body="model.decoder", norm="final_layer_norm")
+        rows = config.max_model_len + POSITION_OFFSET
+        self.positions = Embedding(self.body / "embed_positions", rows, config.hidden_size)
+
+    def embed(self, batch: ForwardBatch) -> Tensor:
+        """Tokens and positions."""
+        return super().embed(batch) + self.positions(batch.positions + POSITION_OFFSET)
