@@ -63,6 +63,7 @@ def backends() -> list[OpBackend]:
             devices=frozenset({"cpu"}),
             dtypes=frozenset(DTYPES),
             sizes=_ATTENTION_SIZES if function in (paged_attention, decoder_stack) else {},
+            cache_dtypes=frozenset() if function is decoder_stack else None,
             batch_invariant=True,
             unavailable=unavailable(),
         )
@@ -174,12 +175,20 @@ def paged_attention(
     sliding_window: int | None = None,
     soft_cap: float | None = None,
     sinks: Tensor | None = None,
+    kv_scale: Tensor | None = None,
 ) -> Tensor:
     """Op `paged_attention`; sinks, and a cache of another dtype than the queries, go to torch's operators."""
     is_served = query.dtype in DTYPES and query.dtype == kv_cache.dtype and kv_cache.is_contiguous()
     if sinks is not None or not is_served:
         return torch_paged_attention(
-            query, kv_cache, layout, scale=scale, sliding_window=sliding_window, soft_cap=soft_cap, sinks=sinks
+            query,
+            kv_cache,
+            layout,
+            scale=scale,
+            sliding_window=sliding_window,
+            soft_cap=soft_cap,
+            sinks=sinks,
+            kv_scale=kv_scale,
         )
     query = query.contiguous()
     out = torch.empty_like(query)

@@ -63,7 +63,7 @@ def test_nothing_can_serve() -> None:
     [
         (AttentionAbilities(devices=frozenset({"cuda"})), "does not run on cpu"),
         (AttentionAbilities(dtypes=frozenset({torch.float16})), "does not compute in torch.float32"),
-        (AttentionAbilities(cache_dtypes=frozenset({torch.float16})), "does not read a torch.float32 cache"),
+        (AttentionAbilities(cache_dtypes=frozenset({"float16"})), "does not read a float32 cache"),
         (AttentionAbilities(block_sizes=frozenset({32, 64})), "does not take block size 16, only 32, 64"),
         (AttentionAbilities(head_dims=frozenset({128})), "does not take head dimension 64, only 128"),
         (AttentionAbilities(sliding_window=False), "has no sliding window"),

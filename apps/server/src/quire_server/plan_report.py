@@ -24,6 +24,7 @@ def print_plan(config: QuireConfig, *, as_json: bool) -> int:
             "model": str(config.model.model or folder.name),
             "architecture": model.architecture,
             "dtype": plan.dtype,
+            "kv_cache_dtype": plan.kv_cache_dtype,
             "linear_method": plan.linear_method,
             "max_model_len": plan.max_model_len,
             "ledger_bytes": plan.ledger_bytes,
@@ -41,7 +42,10 @@ def print_plan(config: QuireConfig, *, as_json: bool) -> int:
     for what, size in plan.ledger_bytes.items():
         print(f"  {what:<24}{format_bytes(size):>12}")
     print(f"  {'together':<24}{format_bytes(plan.total_bytes):>12}   of {format_bytes(plan.free_bytes)} free")
-    print(f"The KV cache holds {plan.num_kv_tokens} tokens in {plan.kv_plan.num_blocks} blocks of {plan.block_size}:")
+    print(
+        f"The KV cache holds {plan.num_kv_tokens} tokens in {plan.kv_plan.num_blocks} blocks of {plan.block_size}, "
+        f"as {plan.kv_cache_dtype}:"
+    )
     print(f"  {plan.max_concurrency:.1f} requests of {plan.max_model_len} tokens at the same time")
     for note in plan.notes:
         print(f"  note: {note}")

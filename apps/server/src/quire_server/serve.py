@@ -69,7 +69,9 @@ async def _serve(
         names = server.served_model_name or (info.model,)
         context = ServerContext(llm=llm, config=server, metrics=metrics, model_names=names)
         metrics.set_labels(model_name=names[0], engine="0")
-        metrics.set_cache_config(block_size=info.block_size, num_gpu_blocks=info.num_blocks, cache_dtype=info.dtype)
+        metrics.set_cache_config(
+            block_size=info.block_size, num_gpu_blocks=info.num_blocks, cache_dtype=info.kv_cache_dtype
+        )
         signals.http = http = make_http_server(context)
         running = asyncio.ensure_future(http.serve(sockets=[listening]))
         while not (http.started or running.done()):  # who reads the banner may connect

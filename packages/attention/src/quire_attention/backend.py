@@ -15,13 +15,13 @@ import torch
 from torch import Tensor
 
 from quire_attention.batch import AttentionMetadata
-from quire_interfaces import ConfigError
+from quire_interfaces import KV_CACHE_DTYPES, ConfigError
 from quire_ops import OpFunction, OpTable, kv_cache_shape
 
 __all__ = ["AttentionAbilities", "AttentionBackend", "AttentionRequest", "OpsAttentionBackend"]
 
-CACHE_DTYPES = frozenset({torch.float32, torch.bfloat16, torch.float16})
-"""Dtypes that the ops of `quire_ops` compute in and keep keys and values in."""
+COMPUTE_DTYPES = frozenset({torch.float32, torch.bfloat16, torch.float16})
+"""Dtypes that the ops of `quire_ops` compute in."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,8 +31,8 @@ class AttentionRequest:
     device: str = "cpu"
     dtype: torch.dtype = torch.float32
     """Compute dtype."""
-    cache_dtype: torch.dtype | None = None
-    """Dtype of the cache; None for the compute dtype."""
+    cache_dtype: str | None = None
+    """What keys and values are kept in, a name of `quire_interfaces.KV_CACHE_DTYPES`; None for the compute dtype."""
     head_dim: int
     num_heads: int
     num_kv_heads: int
@@ -48,8 +48,8 @@ class AttentionAbilities:
     """What a backend can do, as data."""
 
     devices: frozenset[str] = frozenset({"cpu"})
-    dtypes: frozenset[torch.dtype] = CACHE_DTYPES
-    cache_dtypes: frozenset[torch.dtype] = CACHE_DTYPES
+    dtypes: frozenset[torch.dtype] = COMPUTE_DTYPES
+    cache_dtypes: frozenset[str] = frozenset(KV_CACHE_DTYPES)
     block_sizes: frozenset[int] | None = None
     """None for any."""
     head_dims: frozenset[int] | None = None
@@ -60,7 +60,7 @@ class AttentionAbilities:
 
     def refusal(self, request: AttentionRequest) -> str | None:
         """Why a backend of these abilities cannot serve `request`, or None when it can."""
-        cache_dtype = request.cache_dtype or request.dtype
+        cache_dtype = request.cache_dtype or str(request.dtype).removeprefix("torch.")
         refusals = (
             (request.device not in self.devices, f"does not run on {request.device}"),
             (request.dtype not in self.dtypes, f"does not compute in {request.dtype}"),
@@ -88,12 +88,30 @@ class AttentionBackend(Protocol):
     name: str
     abilities: AttentionAbilities
 
-    def kv_cache_shape(self, num_blocks: int, block_size: int, num_kv_heads: int, head_dim: int) -> tuple[int, ...]:
+    def kv_cache_shape(self, num_blocks: int, block_size: int, num_kv_heads: int, row_size: int) -> tuple[int, ...]:
         """Shape of a layer's cache. Its first dimension is `num_blocks`, and a block's bytes follow each other, so
-        that layers of different shapes can share memory by block id."""
+        that layers of different shapes can share memory by block id.
 
-    def write(self, key: Tensor, value: Tensor, kv_cache: Tensor, metadata: AttentionMetadata) -> None:
-        """Store the keys and values [T, Hkv, D] of this step's tokens in their slots. Changes only `kv_cache`."""
+        Args:
+            row_size: Elements that one token takes for one key-value head: D, or more or fewer in the integer formats
+                (`quire_ops.declarations`).
+        """
+
+    def write(
+        self,
+        key: Tensor,
+        value: Tensor,
+        kv_cache: Tensor,
+        metadata: AttentionMetadata,
+        *,
+        kv_scale: Tensor | None = None,
+    ) -> None:
+        """Store the keys and values [T, Hkv, D] of this step's tokens in their slots. Changes only `kv_cache`.
+
+        Args:
+            kv_scale: [2, Hkv] float32, what the numbers of an fp8 cache are multiples of: keys, then values. None for
+                ones.
+        """
 
     def forward(
         self,
@@ -105,6 +123,7 @@ class AttentionBackend(Protocol):
         sliding_window: int | None = None,
         soft_cap: float | None = None,
         sinks: Tensor | None = None,
+        kv_scale: Tensor | None = None,
     ) -> Tensor:
         """Attention of this step's tokens over what their sequences have in the cache, the step's own tokens included
         (`write` comes first). A sequence's result does not depend on the other sequences of the step.
@@ -115,6 +134,7 @@ class AttentionBackend(Protocol):
             sliding_window: A token sees itself and the `sliding_window` - 1 tokens before it.
             soft_cap: c in score -> c * tanh(score / c).
             sinks: [Hq], a score of each head that has no value: what falls on it is attention paid to nothing.
+            kv_scale: As in `write`.
 
         Returns:
             [T, Hq, D], dtype of `query`.
@@ -140,13 +160,21 @@ class OpsAttentionBackend:
         has_write = any(backend.name == name for backend in table.backends("write_kv_cache"))
         self._write = _find(table, "write_kv_cache", name if has_write else "torch")
 
-    def kv_cache_shape(self, num_blocks: int, block_size: int, num_kv_heads: int, head_dim: int) -> tuple[int, ...]:
-        """[num_blocks, 2, num_kv_heads, block_size, head_dim]."""
-        return kv_cache_shape(num_blocks, block_size, num_kv_heads, head_dim)
+    def kv_cache_shape(self, num_blocks: int, block_size: int, num_kv_heads: int, row_size: int) -> tuple[int, ...]:
+        """[num_blocks, 2, num_kv_heads, block_size, row_size]."""
+        return kv_cache_shape(num_blocks, block_size, num_kv_heads, row_size)
 
-    def write(self, key: Tensor, value: Tensor, kv_cache: Tensor, metadata: AttentionMetadata) -> None:
+    def write(
+        self,
+        key: Tensor,
+        value: Tensor,
+        kv_cache: Tensor,
+        metadata: AttentionMetadata,
+        *,
+        kv_scale: Tensor | None = None,
+    ) -> None:
         """See `AttentionBackend.write`."""
-        self._write(key, value, kv_cache, metadata.slot_mapping)
+        self._write(key, value, kv_cache, metadata.slot_mapping, kv_scale)
 
     def forward(
         self,
@@ -158,10 +186,18 @@ class OpsAttentionBackend:
         sliding_window: int | None = None,
         soft_cap: float | None = None,
         sinks: Tensor | None = None,
+        kv_scale: Tensor | None = None,
     ) -> Tensor:
         """See `AttentionBackend.forward`."""
         out: Tensor = self._attend(
-            query, kv_cache, metadata, scale=scale, sliding_window=sliding_window, soft_cap=soft_cap, sinks=sinks
+            query,
+            kv_cache,
+            metadata,
+            scale=scale,
+            sliding_window=sliding_window,
+            soft_cap=soft_cap,
+            sinks=sinks,
+            kv_scale=kv_scale,
         )
         return out
 

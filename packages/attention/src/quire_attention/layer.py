@@ -11,9 +11,9 @@ __all__ = ["Attention"]
 
 
 class Attention:
-    """Writes a layer's new keys and values into its cache, then attends over it. Holds no tensors."""
+    """Writes a layer's new keys and values into its cache, then attends over it."""
 
-    __slots__ = ("_backend", "_layer", "_scale", "_sliding_window", "_soft_cap")
+    __slots__ = ("_backend", "_layer", "_scale", "_sliding_window", "_soft_cap", "kv_scale")
 
     def __init__(
         self,
@@ -33,13 +33,16 @@ class Attention:
         self._scale = scale
         self._sliding_window = sliding_window
         self._soft_cap = soft_cap
+        self.kv_scale: Tensor | None = None
+        """[2, Hkv] float32: what the numbers of an fp8 cache are multiples of, keys' and values'. None for ones. Set by
+        whoever loads the weights, before the first step."""
 
     def __call__(
         self, query: Tensor, key: Tensor, value: Tensor, batch: ForwardBatch, sinks: Tensor | None = None
     ) -> Tensor:
         """query [T, Hq, D], key and value [T, Hkv, D], sinks [Hq] -> [T, Hq, D]."""
         kv_cache, metadata = batch.of_layer(self._layer)
-        self._backend.write(key, value, kv_cache, metadata)
+        self._backend.write(key, value, kv_cache, metadata, kv_scale=self.kv_scale)
         return self._backend.forward(
             query,
             kv_cache,
@@ -48,4 +51,5 @@ class Attention:
             sliding_window=self._sliding_window,
             soft_cap=self._soft_cap,
             sinks=sinks,
+            kv_scale=self.kv_scale,
         )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from quire_attention.backend import (
-    CACHE_DTYPES,
+    COMPUTE_DTYPES,
     AttentionAbilities,
     AttentionBackend,
     AttentionRequest,
@@ -54,11 +54,11 @@ def select_attention_backend(request: AttentionRequest, name: str | None = None)
     for op_backend in table.backends("paged_attention"):
         candidate_name = op_backend.name
         abilities = AttentionAbilities(
-            devices=op_backend.devices or _ANY_DEVICE, dtypes=op_backend.dtypes or CACHE_DTYPES
+            devices=op_backend.devices or _ANY_DEVICE, dtypes=op_backend.dtypes or COMPUTE_DTYPES
         )
         candidate = OpsAttentionBackend(candidate_name, table, abilities=abilities)
         reason = abilities.refusal(request) or op_backend.refusal(
-            OpRequest(device=request.device, dtype=request.dtype, sizes=sizes)
+            OpRequest(device=request.device, dtype=request.dtype, sizes=sizes, cache_dtype=request.cache_dtype)
         )
         if reason is None and name not in (None, candidate_name):
             reason = f"{name} was asked for"

@@ -158,6 +158,8 @@ class EngineInfo:
     """Token slots in a block."""
     max_num_seqs: int = 0
     dtype: str = ""
+    kv_cache_dtype: str = ""
+    """What keys and values are kept in."""
     device: str = ""
     batch_invariant: bool = False
     """A request's tokens depend on nothing but the request: not on others, on chunks or on what was cached."""

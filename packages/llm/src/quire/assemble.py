@@ -125,6 +125,7 @@ def build_parts(
         device=config.runner.device,
         linear_method=plan.linear_method,
         attention_backend=config.model.attention_backend,
+        kv_cache_dtype=plan.kv_cache_dtype,
         progress=lambda done, total: report("loading weights", done / max(1, total)),
     )
     loaded = time.perf_counter()
@@ -184,6 +185,7 @@ def _info(
         "threads": _threads(runner.cores),
         "determinism": "a request's tokens depend on nothing else" if network.batch_invariant else "not promised",
         "weights": f"{plan.linear_method}, {plan.dtype}",
+        "KV cache": _cache_format(plan.kv_cache_dtype, network),
         "scheduling": "asynchronous, one step ahead" if config.engine.depth else "synchronous",
         "structured output": resolve_backend(config.structured_output.backend),
         "speculation": config.speculative.method,
@@ -201,6 +203,7 @@ def _info(
         block_size=plan.block_size,
         max_num_seqs=config.scheduler.max_num_seqs,
         dtype=plan.dtype,
+        kv_cache_dtype=plan.kv_cache_dtype,
         device=config.runner.device,
         memory_bytes=dict(plan.ledger_bytes),
         choices=choices,
@@ -229,6 +232,19 @@ def _threads(cores: tuple[int, ...]) -> str:
 
     where = f"bound to cores {','.join(map(str, cores))}" if cores else "not bound to cores"
     return f"{torch.get_num_threads()}, {where}"
+
+
+def _cache_format(dtype: str, network: Network) -> str:
+    """What keys and values are kept in, and where their scales come from."""
+    if dtype in ("int8", "int4"):
+        return f"{dtype}, a scale for each token and head"
+    if not dtype.startswith("fp8"):
+        return dtype
+    found = network.num_kv_scales
+    if not found:
+        return f"{dtype}, all scales 1.0: the checkpoint has none"
+    num_layers = len(network.attention_names)
+    return f"{dtype}, the checkpoint's scales for {found} of {num_layers} layers, 1.0 for the others"
 
 
 def engine_factory(data: dict[str, Any], report: Report) -> EngineParts:

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 from quire.environment import environment_values, warn_unknown_variables
 from quire_engine import EngineConfig
-from quire_interfaces import MAX_LOGPROBS, ConfigError, Settings, at_least, between, one_of, setting
+from quire_interfaces import KV_CACHE_DTYPES, MAX_LOGPROBS, ConfigError, Settings, at_least, between, one_of, setting
 from quire_kv_cache import KVCacheConfig
 from quire_kv_transfer import KVTransferConfig
 from quire_renderers import RendererConfig
@@ -41,6 +41,13 @@ __all__ = [
 ]
 
 Sections = Mapping[str, type[Settings]]
+
+KV_CACHE_ALIASES = {
+    "fp8": "fp8_e4m3",
+    "int8_per_token_head": "int8",
+    "int4_per_token_head": "int4",
+}
+"""Other names of formats of the KV cache, as vLLM's command line has them."""
 
 ENVIRONMENT = "environment"
 """The source of settings that came from environment variables."""
@@ -81,6 +88,12 @@ class ModelSettings(Settings):
         check=at_least(1),
     )
     attention_backend: str | None = setting(None, help="Attention backend by name; empty chooses the best available.")
+    kv_cache_dtype: str = setting(
+        "auto",
+        help="What keys and values are kept in; auto takes the dtype of the activations. fp8 is fp8_e4m3; "
+        "int8 and int4 scale each token and head by itself.",
+        check=one_of("auto", *KV_CACHE_DTYPES, *KV_CACHE_ALIASES),
+    )
     kv_cache_memory_bytes: int | None = setting(
         None,
         help="Memory for the KV cache; empty derives it from the free memory.",

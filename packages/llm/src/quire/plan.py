@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from quire.config import QuireConfig
+from quire.config import KV_CACHE_ALIASES, QuireConfig
 from quire_interfaces import ConfigError, KVCachePlan, KVCacheSpec, MambaSpec
 from quire_kv_cache import max_concurrency, plan_kv_cache, state_block_size
 from quire_kv_transfer import MAX_STORE_BYTES
@@ -31,7 +31,9 @@ class MemoryPlan:
     """The ledger and what it buys."""
 
     dtype: str
-    """Of weights, activations and KV cache."""
+    """Of weights and activations."""
+    kv_cache_dtype: str
+    """What keys and values are kept in: a name of `quire_interfaces.KV_CACHE_DTYPES`."""
     linear_method: str
     max_model_len: int
     ledger_bytes: dict[str, int]
@@ -60,6 +62,11 @@ def resolved_dtype(asked: str, checkpoint: str) -> str:
     return checkpoint if asked == "auto" else _DTYPE_ALIASES.get(asked, asked)
 
 
+def resolved_cache_dtype(asked: str, dtype: str) -> str:
+    """What keys and values are kept in: as asked, or the dtype to run in for "auto"."""
+    return dtype if asked == "auto" else KV_CACHE_ALIASES.get(asked, asked)
+
+
 def make_plan(config: QuireConfig, model: ModelConfig, *, free_bytes: int | None = None) -> MemoryPlan:
     """Plan memory for a model.
 
@@ -85,14 +92,15 @@ def make_plan(config: QuireConfig, model: ModelConfig, *, free_bytes: int | None
         config.runner, dtype=dtype, max_model_len=max_model_len,
         max_num_batched_tokens=scheduler.max_num_batched_tokens, max_num_seqs=scheduler.max_num_seqs,
     )  # fmt: skip
-    block_size = state_block_size(lambda size: model.kv_cache_specs(size, dtype), config.kv_cache.block_size)
+    cache_dtype = resolved_cache_dtype(config.model.kv_cache_dtype, dtype)
+    block_size = state_block_size(lambda size: model.kv_cache_specs(size, cache_dtype), config.kv_cache.block_size)
     if block_size != config.kv_cache.block_size:
         notes.append(f"blocks of {block_size} tokens: each holds a state of the model's recurrent layers")
-    specs = model.kv_cache_specs(block_size, dtype)
+    specs = model.kv_cache_specs(block_size, cache_dtype)
     _check_drafts(config, specs)
     one_block = plan_kv_cache(specs, num_blocks=1 + len(specs))
     ledger = {f"weights: {part}": size for part, size in weight_ledger(model, dtype, method).items()}
-    ledger["activations"] = activation_bytes(model, runner)
+    ledger["activations"] = activation_bytes(model, runner, kv_cache_dtype=cache_dtype)
     ledger["rows"] = row_bytes(runner, block_sizes=tuple(group.spec.block_size for group in one_block.groups))
     if config.kv_transfer.kv_disk_path is not None:
         ledger["copies on their way to disk"] = MAX_STORE_BYTES
@@ -110,6 +118,7 @@ def make_plan(config: QuireConfig, model: ModelConfig, *, free_bytes: int | None
     ledger["KV cache"] = plan.total_bytes
     return MemoryPlan(
         dtype=dtype,
+        kv_cache_dtype=cache_dtype,
         linear_method=method,
         max_model_len=max_model_len,
         ledger_bytes=ledger,

@@ -48,6 +48,7 @@ def build_model(
     device: str = "cpu",
     linear_method: str = "plain",
     attention_backend: AttentionBackend | str | None = None,
+    kv_cache_dtype: str | None = None,
 ) -> Network:
     """The network without weights: `parameters` says what it needs. See `load_model` for the arguments."""
     torch_dtype = resolve_dtype(dtype, config)
@@ -62,6 +63,7 @@ def build_model(
                 head_dim=config.head_dim or 64,
                 num_heads=config.num_heads or 1,
                 num_kv_heads=config.num_kv_heads or 1,
+                cache_dtype=kv_cache_dtype,
                 sliding_window=any(window is not None for window in config.sliding_windows),
                 sinks=config.attention_sinks,
             ),
@@ -73,6 +75,7 @@ def build_model(
         linear_method=find_linear_method(linear_method, request),
         plain_method=find_linear_method("plain", request),
         attention_backend=attention_backend,
+        cache_dtype=kv_cache_dtype,
     )
     model: Network = model_class(config.architecture)(config, scope)
     return model
@@ -86,6 +89,7 @@ def load_model(
     device: str = "cpu",
     linear_method: str = "plain",
     attention_backend: AttentionBackend | str | None = None,
+    kv_cache_dtype: str | None = None,
     progress: Progress | None = None,
 ) -> Network:
     """Build the network of `config` and fill it from the checkpoint in `folder`.
@@ -95,6 +99,8 @@ def load_model(
         device: As torch names it.
         linear_method: How linear layers keep their weights: "plain" or "int8".
         attention_backend: A backend, or the name of one; None for the best that can serve.
+        kv_cache_dtype: What the KV cache is kept in, a name of `quire_interfaces.KV_CACHE_DTYPES`; None for the compute
+            dtype. The caches that the network is run with must have it.
         progress: Called as tensors are placed with (bytes so far, bytes of all).
 
     Raises:
@@ -104,7 +110,12 @@ def load_model(
     if not Path(folder).is_dir():
         raise CheckpointError(f"model folder {str(folder)!r} does not exist or is not a folder")
     model = build_model(
-        config, dtype=dtype, device=device, linear_method=linear_method, attention_backend=attention_backend
+        config,
+        dtype=dtype,
+        device=device,
+        linear_method=linear_method,
+        attention_backend=attention_backend,
+        kv_cache_dtype=kv_cache_dtype,
     )
     load_weights(model, folder, progress)
     return model

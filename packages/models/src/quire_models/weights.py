@@ -15,6 +15,7 @@ from torch import Tensor
 
 from quire_interfaces import CheckpointError
 from quire_models.fields import read_json
+from quire_models.kv_scales import KVScales
 from quire_models.layers.network import Network
 from quire_models.layers.scope import Parameter
 
@@ -33,7 +34,7 @@ IGNORED_SUFFIXES = (
 
 
 def load_weights(model: Network, folder: str | Path, progress: Progress | None = None) -> None:
-    """Fill every parameter of `model` from the safetensors files in `folder`.
+    """Fill every parameter of `model` from the safetensors files in `folder`, and scales for its KV cache.
 
     Args:
         progress: Called after each tensor.
@@ -45,6 +46,7 @@ def load_weights(model: Network, folder: str | Path, progress: Progress | None =
     folder = Path(folder)
     parameters = {parameter.name: parameter for parameter in model.parameters}
     total = _total_bytes(checkpoint_files(folder))
+    scales = KVScales(model.attention_names, model.config.num_kv_heads)
     done = 0
     wrong: dict[str, str] = {}
     extra: list[str] = []
@@ -54,7 +56,7 @@ def load_weights(model: Network, folder: str | Path, progress: Progress | None =
             for part, piece in _parts(name, tensor, model, wrong):
                 parameter = parameters.get(part)
                 if parameter is None:
-                    if part not in model.ignored_tensors and not part.endswith(IGNORED_SUFFIXES):
+                    if not (_is_ignored(part, model) or scales.take(part, piece)):
                         extra.append(part)
                 elif tuple(piece.shape) != parameter.shape:
                     wrong[part] = f"{part} is {list(piece.shape)}, should be {list(parameter.shape)}"
@@ -65,7 +67,12 @@ def load_weights(model: Network, folder: str | Path, progress: Progress | None =
     missing = [name for name, p in parameters.items() if p.tensor is None and name not in wrong]
     if missing or extra or wrong:
         raise CheckpointError(_complaint(folder, missing, extra, [line for line in wrong.values() if line]))
+    model.set_kv_scales(scales.found)
     model.finish_loading()
+
+
+def _is_ignored(name: str, model: Network) -> bool:
+    return name in model.ignored_tensors or name.endswith(IGNORED_SUFFIXES)
 
 
 def _parts(name: str, tensor: Tensor, model: Network, wrong: dict[str, str]) -> Iterable[tuple[str, Tensor]]:

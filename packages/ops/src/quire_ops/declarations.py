@@ -4,9 +4,19 @@ are in `recurrent.py`.
 Shape legend: T tokens, S sequences, N any number of rows, I inputs, O outputs, Hq query heads, Hkv key-value heads
 (Hq is a multiple of Hkv), D head dimension, B blocks in the widest block table.
 
-The paged cache of one layer is one tensor [num_blocks, 2, Hkv, block_size, D]: of each block the keys of a head, token
+The paged cache of one layer is one tensor [num_blocks, 2, Hkv, block_size, X]: of each block the keys of a head, token
 after token, then the next head's, then the values. Blocks come first, so layers of different shapes can share memory by
 block id; a head's tokens of a block are one piece of memory, which kernels read in one run.
+
+A row, the X elements of one token and head, holds a key (or value) x of D numbers in the format that the dtype tells:
+- a floating-point dtype: X = D, x itself.
+- float8_e4m3fn, float8_e5m2: X = D, x / s rounded to nearest even, at most the largest finite number; it stands for
+  stored * s. s is the layer's `kv_scale` [2, Hkv] float32, of keys and of values, per head; none means ones.
+- int8: X = D + 4. With a = max |x|: x * (127 / a) rounded to nearest even, then s = a / 127 as the four bytes of a
+  float32; it stands for stored * s.
+- uint8 is int4: X = D / 2 + 4. As int8 with 7 for 127; byte i holds element i in its low half and element i + D/2 in
+  its high half, 8 added to both.
+All of it is computed in float32. Where 127 / a (7 / a) is not finite, zeros are stored. A NaN in x makes s NaN.
 """
 
 from __future__ import annotations
@@ -18,9 +28,9 @@ from quire_ops.table import Op
 __all__ = ["OPS", "PagedLayout", "kv_cache_shape"]
 
 
-def kv_cache_shape(num_blocks: int, block_size: int, num_kv_heads: int, head_dim: int) -> tuple[int, ...]:
-    """Shape of the paged cache of one layer."""
-    return (num_blocks, 2, num_kv_heads, block_size, head_dim)
+def kv_cache_shape(num_blocks: int, block_size: int, num_kv_heads: int, row_size: int) -> tuple[int, ...]:
+    """Shape of the paged cache of one layer. row_size: elements of a row, X above."""
+    return (num_blocks, 2, num_kv_heads, block_size, row_size)
 
 
 OPS: tuple[Op, ...] = (
@@ -90,14 +100,15 @@ OPS: tuple[Op, ...] = (
     ),
     Op(
         name="write_kv_cache",
-        signature="(key [T, Hkv, D], value [T, Hkv, D], kv_cache [num_blocks, 2, Hkv, block_size, D], "
-        "slot_mapping [T] int64) -> None",
-        description="Write key and value of token t into slot `slot_mapping[t]`, cast to the dtype of the cache",
+        signature="(key [T, Hkv, D], value [T, Hkv, D], kv_cache [num_blocks, 2, Hkv, block_size, X], "
+        "slot_mapping [T] int64, kv_scale [2, Hkv] float32 | None) -> None",
+        description="Write key and value of token t into slot `slot_mapping[t]`, in the format of the cache",
     ),
     Op(
         name="paged_attention",
-        signature="(query [T, Hq, D], kv_cache [num_blocks, 2, Hkv, block_size, D], layout: PagedLayout, *, "
-        "scale: float, sliding_window: int | None, soft_cap: float | None, sinks [Hq] | None) "
+        signature="(query [T, Hq, D], kv_cache [num_blocks, 2, Hkv, block_size, X], layout: PagedLayout, *, "
+        "scale: float, sliding_window: int | None, soft_cap: float | None, sinks [Hq] | None, "
+        "kv_scale [2, Hkv] float32 | None) "
         "-> [T, Hq, D], dtype of query",
         description=(
             "Causal softmax attention of this step's tokens (prefill chunks and decodes mixed) over the paged keys and "

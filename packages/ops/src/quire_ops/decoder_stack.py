@@ -51,6 +51,8 @@ class DecoderLayerWeights:
     up: LinearWeights
     down: LinearWeights
     sliding_window: int | None = None
+    kv_scale: Tensor | None = None
+    """[2, Hkv] float32, of a cache in fp8, as op `write_kv_cache` takes it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,7 +90,8 @@ class RunDecoder(Protocol):
             cos: [T, 1, D], as `rotary_embedding` takes it; `sin` likewise.
             layouts: Per KV cache group.
             group_of_layer: Per layer, index into `layouts`.
-            kv_caches: Per layer, of the dtype of x. The same tuple each time, as long as they are the same caches.
+            kv_caches: Per layer, in a format that the backend serves. The same tuple each time, as long as they are the
+                same caches.
 
         Returns:
             [T, hidden_size] after the final norm.
@@ -122,10 +125,10 @@ def reference_decoder_stack(stack: DecoderStack) -> RunDecoder:
             normed = reference.rms_norm(x, layer.input_norm, stack.eps)
             query = reference.rotary_embedding(heads(normed, layer.q, layer.q_norm), cos, sin)
             key = reference.rotary_embedding(heads(normed, layer.k, layer.k_norm), cos, sin)
-            reference.write_kv_cache(key, heads(normed, layer.v, None), kv_cache, layouts[group].slot_mapping)
-            attended = reference.paged_attention(
-                query, kv_cache, layouts[group], scale=stack.scale, sliding_window=layer.sliding_window
-            )
+            value, layout = heads(normed, layer.v, None), layouts[group]
+            reference.write_kv_cache(key, value, kv_cache, layout.slot_mapping, layer.kv_scale)
+            options = {"sliding_window": layer.sliding_window, "kv_scale": layer.kv_scale}
+            attended = reference.paged_attention(query, kv_cache, layout, scale=stack.scale, **options)
             x = x + linear(attended.flatten(1), layer.o)
             normed = reference.rms_norm(x, layer.post_attention_norm, stack.eps)
             inner = act_and_mul(linear(normed, layer.gate), linear(normed, layer.up))

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from quire_ops.declarations import PagedLayout
 from quire_ops.grouped import dequantize
+from quire_ops.kv_reference import decode_row, encode_row
 
 __all__ = [
     "add_rms_norm",
@@ -110,12 +111,17 @@ def gelu_and_mul(gate: Tensor, up: Tensor) -> Tensor:
     return (0.5 * wide * (1.0 + torch.tanh(inner)) * up.double()).to(gate.dtype)
 
 
-def write_kv_cache(key: Tensor, value: Tensor, kv_cache: Tensor, slot_mapping: Tensor) -> None:
-    """Op `write_kv_cache`."""
-    block_size = kv_cache.shape[3]
+def write_kv_cache(
+    key: Tensor, value: Tensor, kv_cache: Tensor, slot_mapping: Tensor, kv_scale: Tensor | None = None
+) -> None:
+    """Op `write_kv_cache`: one row at a time."""
+    num_kv_heads, block_size = kv_cache.shape[2:4]
     for token, slot in enumerate(slot_mapping.tolist()):
-        kv_cache[slot // block_size, 0, :, slot % block_size] = key[token].to(kv_cache.dtype)
-        kv_cache[slot // block_size, 1, :, slot % block_size] = value[token].to(kv_cache.dtype)
+        block, offset = divmod(slot, block_size)
+        for head in range(num_kv_heads):
+            for which, x in enumerate((key[token, head], value[token, head])):
+                scale = 1.0 if kv_scale is None else float(kv_scale[which, head])
+                kv_cache[block, which, head, offset] = encode_row(x, kv_cache.dtype, scale)
 
 
 def paged_attention(
@@ -127,6 +133,7 @@ def paged_attention(
     sliding_window: int | None = None,
     soft_cap: float | None = None,
     sinks: Tensor | None = None,
+    kv_scale: Tensor | None = None,
 ) -> Tensor:
     """Op `paged_attention`: one query token at a time, over exactly the tokens that it may see."""
     out = torch.empty_like(query)
@@ -134,13 +141,14 @@ def paged_attention(
     tables = layout.block_table.tolist()
     token = 0
     for blocks, query_len, kv_len in zip(tables, layout.query_lens, layout.kv_lens, strict=True):
-        for position in range(kv_len - query_len, kv_len):
+        first = kv_len - query_len  # position of the first query
+        first_seen = 0 if sliding_window is None else max(0, first + 1 - sliding_window)
+        pairs = _pairs(kv_cache, blocks, first_seen, kv_len, kv_scale)
+        for position in range(first, kv_len):
             begin = 0 if sliding_window is None else max(0, position + 1 - sliding_window)
-            seen = [divmod(p, layout.block_size) for p in range(begin, position + 1)]
-            # [L, 2, Hkv, D]
-            slots = torch.stack([kv_cache[blocks[block], :, :, offset] for block, offset in seen]).double()
-            keys = slots[:, 0].repeat_interleave(group_size, dim=1)  # [L, Hq, D]
-            values = slots[:, 1].repeat_interleave(group_size, dim=1)
+            seen = pairs[begin - first_seen : position + 1 - first_seen]  # [L, 2, Hkv, D]
+            keys = seen[:, 0].repeat_interleave(group_size, dim=1)  # [L, Hq, D]
+            values = seen[:, 1].repeat_interleave(group_size, dim=1)
             scores = torch.einsum("hd,lhd->hl", query[token].double(), keys) * scale
             if soft_cap is not None:
                 scores = soft_cap * torch.tanh(scores / soft_cap)
@@ -150,3 +158,18 @@ def paged_attention(
             out[token] = torch.einsum("hl,lhd->hd", weights, values).to(query.dtype)
             token += 1
     return out
+
+
+def _pairs(kv_cache: Tensor, blocks: list[int], begin: int, end: int, kv_scale: Tensor | None) -> Tensor:
+    """[end - begin, 2, Hkv, D] float64: keys and values at these positions of one sequence."""
+    num_kv_heads, block_size = kv_cache.shape[2:4]
+    scales = torch.ones(2, num_kv_heads) if kv_scale is None else kv_scale
+    rows = [
+        decode_row(
+            kv_cache[blocks[position // block_size], which, head, position % block_size], float(scales[which, head])
+        )
+        for position in range(begin, end)
+        for which in range(2)
+        for head in range(num_kv_heads)
+    ]
+    return torch.stack(rows).view(end - begin, 2, num_kv_heads, -1)

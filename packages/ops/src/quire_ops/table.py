@@ -29,6 +29,8 @@ class OpRequest:
     """Compute dtype of the op's main input."""
     sizes: Mapping[str, int] = field(default_factory=dict)
     """Named sizes known when the model is built, for example {"head_dim": 128, "block_size": 16}."""
+    cache_dtype: str | None = None
+    """What keys and values are kept in, a name of `quire_interfaces.KV_CACHE_DTYPES`; None for the compute dtype."""
 
 
 class SizeRule(NamedTuple):
@@ -64,6 +66,8 @@ class OpBackend:
     dtypes: frozenset[torch.dtype] | None = None
     """Compute dtypes; None for every dtype."""
     sizes: Mapping[str, SizeRule] = field(default_factory=dict)
+    cache_dtypes: frozenset[str] | None = None
+    """What keys and values may be kept in, besides the compute dtype; None for everything, or where there are none."""
     batch_invariant: bool = False
     """A row's result is the same to the bit whatever rows are beside it and however a sequence is cut into steps."""
     unavailable: str | None = None
@@ -77,6 +81,9 @@ class OpBackend:
             return f"runs on {', '.join(sorted(self.devices))}, not on {request.device}"
         if self.dtypes is not None and request.dtype not in self.dtypes:
             return f"takes {_dtype_names(self.dtypes)}, not {_dtype_name(request.dtype)}"
+        cache_dtype = request.cache_dtype or _dtype_name(request.dtype)
+        if self.cache_dtypes is not None and cache_dtype not in (_dtype_name(request.dtype), *self.cache_dtypes):
+            return f"reads no {cache_dtype} KV cache"
         for name, rule in self.sizes.items():
             if name in request.sizes and (reason := rule.refusal(name, request.sizes[name])) is not None:
                 return reason

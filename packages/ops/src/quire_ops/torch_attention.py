@@ -7,12 +7,15 @@ layer of a step (`attention_plan.py`) and kept in `layout.derived` for the other
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from quire_ops.attention_plan import AttentionPlan, DecodeGroup, PrefillSequence, make_plan
 from quire_ops.declarations import PagedLayout
+from quire_ops.kv_format import decode_rows
 
 __all__ = ["paged_attention"]
 
@@ -29,29 +32,30 @@ def paged_attention(
     sliding_window: int | None = None,
     soft_cap: float | None = None,
     sinks: Tensor | None = None,
+    kv_scale: Tensor | None = None,
 ) -> Tensor:
     """Op `paged_attention`."""
+    cache = _Cache(kv_cache, kv_scale)
     key = ("torch", sliding_window)
     plan: AttentionPlan | None = layout.derived.get(key)
     if plan is None:
-        plan = layout.derived[key] = make_plan(
-            layout, kv_cache[0].nbytes // layout.block_size, query.dtype, sliding_window
-        )
+        gathered_bytes = 2 * kv_cache.shape[2] * query.shape[2] * query.itemsize
+        plan = layout.derived[key] = make_plan(layout, gathered_bytes, query.dtype, sliding_window)
     if soft_cap is not None or sinks is not None:
-        return _in_the_open(query, kv_cache, plan, scale, sliding_window, soft_cap, sinks)
+        return _in_the_open(query, cache, plan, scale, sliding_window, soft_cap, sinks)
     if plan.decode_order is None and not plan.prefills and len(plan.decodes) == 1:
-        return _decode(query, kv_cache, plan.decodes[0], scale)
+        return _decode(query, cache, plan.decodes[0], scale)
     out = torch.empty_like(query)
     for seq in plan.prefills:
         rows = slice(seq.query_begin, seq.query_begin + seq.query_len)
-        out[rows] = _prefill(query[rows], kv_cache, seq, scale, sliding_window)
+        out[rows] = _prefill(query[rows], cache, seq, scale, sliding_window)
     if plan.decodes:
         decoding = query if plan.decode_order is None else query.index_select(0, plan.decode_order)
         parts = []
         begin = 0
         for group in plan.decodes:
             end = begin + group.num_sequences
-            parts.append(_decode(decoding[begin:end], kv_cache, group, scale))
+            parts.append(_decode(decoding[begin:end], cache, group, scale))
             begin = end
         decoded = torch.cat(parts)
         if plan.decode_order is None:
@@ -60,10 +64,23 @@ def paged_attention(
     return out
 
 
-def _decode(query: Tensor, kv_cache: Tensor, group: DecodeGroup, scale: float) -> Tensor:
+class _Cache(NamedTuple):
+    """A layer's cache, and what its numbers are multiples of."""
+
+    kv_cache: Tensor
+    kv_scale: Tensor | None
+
+    def pairs(self, slots: Tensor, dtype: torch.dtype) -> Tensor:
+        """[tokens, 2, Hkv, D] keys and values of these slots."""
+        block_size = self.kv_cache.shape[3]
+        rows = self.kv_cache[slots // block_size, :, :, slots % block_size]
+        return decode_rows(rows, dtype, None if self.kv_scale is None else self.kv_scale[..., None])
+
+
+def _decode(query: Tensor, cache: _Cache, group: DecodeGroup, scale: float) -> Tensor:
     """query [n, Hq, D], one token of each sequence of the group -> [n, Hq, D]."""
     n, num_heads, head_dim = query.shape
-    pairs = _pairs(kv_cache, group.slots, query.dtype)
+    pairs = cache.pairs(group.slots, query.dtype)
     pairs = pairs.view(n, group.kv_len, 2, -1, head_dim) if n > 1 else pairs[None]
     keys, values = pairs[:, :, 0].transpose(1, 2), pairs[:, :, 1].transpose(1, 2)  # [n, Hkv, L, D]
     if query.dtype == torch.bfloat16:
@@ -79,10 +96,10 @@ def _decode(query: Tensor, kv_cache: Tensor, group: DecodeGroup, scale: float) -
     return out.reshape(n, num_heads, head_dim)
 
 
-def _prefill(query: Tensor, kv_cache: Tensor, seq: PrefillSequence, scale: float, sliding_window: int | None) -> Tensor:
+def _prefill(query: Tensor, cache: _Cache, seq: PrefillSequence, scale: float, sliding_window: int | None) -> Tensor:
     """query [q, Hq, D], the last q tokens of one sequence -> [q, Hq, D]."""
     query_len, kv_len = seq.query_len, seq.kv_len
-    pairs = _pairs(kv_cache, seq.slots, query.dtype)
+    pairs = cache.pairs(seq.slots, query.dtype)
     keys, values = pairs[:, 0].transpose(0, 1)[None], pairs[:, 1].transpose(0, 1)[None]  # [1, Hkv, L, D]
     heads = query.transpose(0, 1)[None]  # [1, Hq, q, D]
     if query_len == kv_len and (sliding_window is None or sliding_window >= kv_len):
@@ -107,15 +124,9 @@ def _prefill(query: Tensor, kv_cache: Tensor, seq: PrefillSequence, scale: float
     return pieces[0] if len(pieces) == 1 else torch.cat(pieces)
 
 
-def _pairs(kv_cache: Tensor, slots: Tensor, dtype: torch.dtype) -> Tensor:
-    """[tokens, 2, Hkv, D] keys and values of these slots."""
-    block_size = kv_cache.shape[3]
-    return kv_cache[slots // block_size, :, :, slots % block_size].to(dtype)
-
-
 def _in_the_open(
     query: Tensor,
-    kv_cache: Tensor,
+    cache: _Cache,
     plan: AttentionPlan,
     scale: float,
     sliding_window: int | None,
@@ -125,11 +136,11 @@ def _in_the_open(
     """As above with the scores in the open, because torch's fused operator has neither soft cap nor sinks."""
     out = torch.empty_like(query)
     num_heads, head_dim = query.shape[1:]
-    num_kv_heads = kv_cache.shape[2]
+    num_kv_heads = cache.kv_cache.shape[2]
     if sinks is not None:
         sinks = sinks.float().view(num_kv_heads, -1, 1, 1)  # [Hkv, Hq / Hkv, 1, 1]
     for seq in plan.all_sequences():
-        pairs = _pairs(kv_cache, seq.slots, torch.float32)
+        pairs = cache.pairs(seq.slots, torch.float32)
         keys, values = pairs[:, 0], pairs[:, 1]  # [L, Hkv, D]
         context_len = seq.kv_len - seq.query_len
         for begin in range(0, seq.query_len, QUERY_PIECE):

@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from quire_ops.grouped import dequantize
+from quire_ops.kv_format import encode_rows
 
 __all__ = [
     "add_rms_norm",
@@ -121,8 +122,11 @@ def gelu_and_mul(gate: Tensor, up: Tensor) -> Tensor:
     return F.gelu(gate, approximate="tanh").mul_(up)
 
 
-def write_kv_cache(key: Tensor, value: Tensor, kv_cache: Tensor, slot_mapping: Tensor) -> None:
+def write_kv_cache(
+    key: Tensor, value: Tensor, kv_cache: Tensor, slot_mapping: Tensor, kv_scale: Tensor | None = None
+) -> None:
     """Op `write_kv_cache`: one scatter."""
     block_size = kv_cache.shape[3]
-    pairs = torch.stack((key, value), dim=1).to(kv_cache.dtype)
+    scale = None if kv_scale is None else kv_scale[..., None]
+    pairs = encode_rows(torch.stack((key, value), dim=1), kv_cache.dtype, scale)  # [T, 2, Hkv, X]
     kv_cache[slot_mapping // block_size, :, :, slot_mapping % block_size] = pairs

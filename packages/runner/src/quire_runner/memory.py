@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
+from quire_interfaces import KV_CACHE_DTYPES
 from quire_runner.config import DTYPE_BYTES, RunnerConfig
 
 __all__ = ["NetworkShape", "activation_bytes", "row_bytes"]
@@ -39,7 +40,9 @@ class NetworkShape(Protocol):
     def head_dim(self) -> int: ...
 
 
-def activation_bytes(network: NetworkShape, config: RunnerConfig, *, dtype_bytes: int | None = None) -> int:
+def activation_bytes(
+    network: NetworkShape, config: RunnerConfig, *, dtype_bytes: int | None = None, kv_cache_dtype: str | None = None
+) -> int:
     """Largest number of bytes alive at once within a step: either in a layer of the full token budget, or at the
     logits of a step in which every row samples (drafts included).
 
@@ -47,6 +50,7 @@ def activation_bytes(network: NetworkShape, config: RunnerConfig, *, dtype_bytes
         network: Shape of the network.
         config: Token budget, rows and dtype.
         dtype_bytes: Bytes of an activation's element; None takes the configured dtype's, and 4 where that is "auto".
+        kv_cache_dtype: What keys and values are kept in; None for the dtype of the activations.
     """
     num_tokens = config.max_num_batched_tokens
     element = dtype_bytes or DTYPE_BYTES.get(config.dtype, 4)
@@ -58,7 +62,9 @@ def activation_bytes(network: NetworkShape, config: RunnerConfig, *, dtype_bytes
     mlp = network.inner_width
     # An attention backend gathers one sequence's keys and values, lays them out anew, and masks a piece of its queries.
     mask = min(num_tokens, MASKED_QUERIES) * (1 + element)
-    context = config.max_model_len * (2 * key_value * element + mask + SLOT_BYTES)
+    # Numbers of fewer bits are widened to float32 on the way.
+    widened = 0 if kv_cache_dtype is None or KV_CACHE_DTYPES[kv_cache_dtype] > 8 else 4 + 1
+    context = config.max_model_len * (key_value * (2 * element + widened) + mask + SLOT_BYTES)
     layer = max(num_tokens * (stream + attention) * element + context, num_tokens * (stream + mlp) * element)
     # Kernels that run the whole stack keep one buffer for each of its parts, and nothing per context.
     stack = 3 * network.hidden_size + 2 * network.head_dim + 3 * query + key_value + network.intermediate_size

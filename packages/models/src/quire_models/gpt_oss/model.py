@@ -11,7 +11,7 @@ from functools import partial
 
 from torch import Tensor
 
-from quire_attention import Attention, ForwardBatch
+from quire_attention import ForwardBatch
 from quire_models.gpt_oss.config import GptOssConfig
 from quire_models.layers.causal_lm import CausalLM
 from quire_models.layers.decoder import PreNormDecoderLayer
@@ -36,12 +36,8 @@ class GptOssAttention:
         self.sinks: Tensor
         self.head_dim = config.head_dim
         self.rotate = scope.op("rotary_embedding", head_dim=config.head_dim)
-        self.attend = Attention(
-            scope.attention_backend,
-            layer,
-            scale=config.head_dim**-0.5,
-            sliding_window=config.sliding_windows[layer],
-        )
+        window = config.sliding_windows[layer]
+        self.attend = scope.attention(layer, scale=config.head_dim**-0.5, sliding_window=window)
         scope.when_loaded(self._finish)
 
     def _finish(self) -> None:

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from quire_attention import Attention, ForwardBatch
+from quire_attention import ForwardBatch
 from quire_models.config import ModelConfig
 from quire_models.layers.linear import Linear
 from quire_models.layers.rotary import Rotary
@@ -80,8 +80,7 @@ class SelfAttention:
         self._clip = clip
         self._query_factor = query_factor
         self._rotary = Rotary(scope, config.rotary_dim, interleaved=interleaved) if rotated else None
-        self._attend = Attention(
-            scope.attention_backend,
+        self._attend = scope.attention(
             layer,
             scale=config.head_dim**-0.5 if scale is None else scale,
             sliding_window=config.sliding_windows[layer],

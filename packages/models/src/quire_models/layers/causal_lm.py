@@ -5,6 +5,7 @@ Shape legend: T tokens of the step, N rows that need logits.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any, Protocol
 
@@ -84,7 +85,11 @@ class CausalLM(Network):
         if backend.name != self.attention_backend.name or None in layers:
             return None
         stack = DecoderStack(
-            layers=tuple(layer for layer in layers if layer is not None),
+            layers=tuple(
+                dataclasses.replace(layer, kv_scale=attention.kv_scale)
+                for layer, attention in zip(layers, self._scope.attentions.values(), strict=True)
+                if layer is not None
+            ),
             final_norm=self.norm.weight,
             head_dim=config.head_dim,
             eps=config.rms_norm_eps,

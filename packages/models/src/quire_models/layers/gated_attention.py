@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from quire_attention import Attention, ForwardBatch
+from quire_attention import ForwardBatch
 from quire_models.config import ModelConfig
 from quire_models.layers.linear import Linear
 from quire_models.layers.norm import OffsetRMSNorm
@@ -34,7 +34,7 @@ class GatedAttention:
         self._head_dim = config.head_dim
         self._rotary = Rotary(scope, config.rotary_dim)
         self._gate = scope.op("sigmoid_and_mul")
-        self._attend = Attention(scope.attention_backend, cache, scale=config.head_dim**-0.5)
+        self._attend = scope.attention(cache, scale=config.head_dim**-0.5)
 
     def __call__(self, x: Tensor, cos: Tensor, sin: Tensor, batch: ForwardBatch) -> Tensor:
         query, gate = self.q_proj(x).unflatten(-1, (-1, 2 * self._head_dim)).chunk(2, dim=-1)  # [T, Hq, D]

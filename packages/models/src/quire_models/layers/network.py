@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 import torch
 from torch import Tensor
@@ -28,11 +28,18 @@ class Network:
         """
         self.config = config
         self._scope = scope
+        self.num_kv_scales = 0
+        """Layers for whose KV cache the checkpoint brought scales."""
 
     @property
     def dtype(self) -> torch.dtype:
         """Compute dtype."""
         return self._scope.dtype
+
+    @property
+    def cache_dtype(self) -> str:
+        """What its KV caches have to be kept in: a name of `quire_interfaces.KV_CACHE_DTYPES`."""
+        return self._scope.cache_dtype or str(self._scope.dtype).removeprefix("torch.")
 
     @property
     def device(self) -> torch.device:
@@ -43,6 +50,11 @@ class Network:
     def attention_backend(self) -> AttentionBackend:
         """The backend that all layers use; it says what shape the caches have."""
         return self._scope.attention_backend
+
+    @property
+    def attention_names(self) -> tuple[str, ...]:
+        """Names of the parts that attend over a paged cache, with the dot behind: "model.layers.0.self_attn."."""
+        return tuple(self._scope.attentions)
 
     @property
     def parameters(self) -> list[Parameter]:
@@ -57,6 +69,17 @@ class Network:
     def checkpoint_tensors(self, name: str, tensor: Tensor) -> Iterable[tuple[str, Tensor]]:
         """A tensor of the checkpoint as parameters: renamed, split, transposed; unknown names are passed on."""
         return ((name, tensor),)
+
+    def set_kv_scales(self, scales: Mapping[str, Tensor]) -> None:
+        """Take the checkpoint's scales for an fp8 KV cache; other caches have no use for them. Before `finish_loading`.
+
+        Args:
+            scales: A name of `attention_names` -> [2, num_kv_heads] float32, keys first. The others keep a scale of 1.
+        """
+        self.num_kv_scales = len(scales)
+        if self.cache_dtype.startswith("fp8"):
+            for name, scale in scales.items():
+                self._scope.attentions[name].kv_scale = scale.to(self.device)
 
     def finish_loading(self) -> None:
         """Give the loaded parameters to their layers. Once, after all parameters have their tensor."""

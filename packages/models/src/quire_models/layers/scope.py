@@ -5,6 +5,7 @@ Knows names, parameters and the chosen ops; does not know files or how checkpoin
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -12,7 +13,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from quire_attention import AttentionBackend
+from quire_attention import Attention, AttentionBackend
 from quire_interfaces import LinearMethod
 from quire_ops import OpBackend, OpChoice, OpRequest, op_table
 
@@ -54,6 +55,8 @@ class Scope:
     plain_method: LinearMethod
     """For layers that are never quantized (the LM head)."""
     attention_backend: AttentionBackend
+    cache_dtype: str | None = None
+    """What keys and values are kept in; None for the compute dtype."""
     prefix: str = ""
     parameters: list[Parameter] = field(default_factory=list)
     """Every parameter of the network, in the order in which layers were made; shared by all scopes of a network."""
@@ -61,20 +64,22 @@ class Scope:
     """Name in the checkpoint -> what it stands for."""
     finishers: list[Callable[[], None]] = field(default_factory=list)
     """Called once all parameters are loaded, in the order in which layers were made."""
+    attentions: dict[str, Attention] = field(default_factory=dict)
+    """Name of each layer's attention, with the dot behind it, in the order of the layers."""
 
     def __truediv__(self, name: str) -> Scope:
         """The scope of a part: scope / "mlp"."""
-        return Scope(
-            dtype=self.dtype,
-            device=self.device,
-            linear_method=self.linear_method,
-            plain_method=self.plain_method,
-            attention_backend=self.attention_backend,
-            prefix=f"{self.prefix}{name}.",
-            parameters=self.parameters,
-            packs=self.packs,
-            finishers=self.finishers,
+        return dataclasses.replace(self, prefix=f"{self.prefix}{name}.")
+
+    def attention(
+        self, layer: int, *, scale: float, sliding_window: int | None = None, soft_cap: float | None = None
+    ) -> Attention:
+        """The attention over a layer's paged cache; see `quire_attention.Attention`. At most one for a scope."""
+        attention = Attention(
+            self.attention_backend, layer, scale=scale, sliding_window=sliding_window, soft_cap=soft_cap
         )
+        self.attentions[self.prefix] = attention
+        return attention
 
     def parameter(self, name: str, *shape: int, dtype: torch.dtype | None = None) -> Parameter:
         """Declare a parameter that the checkpoint has to bring."""
@@ -98,4 +103,5 @@ class Scope:
 
     def choose(self, name: str, **sizes: int) -> tuple[OpBackend, OpChoice]:
         """The backend that serves the op on this device in this dtype, and why not another."""
-        return op_table().choose(name, OpRequest(device=self.device.type, dtype=self.dtype, sizes=sizes))
+        request = OpRequest(device=self.device.type, dtype=self.dtype, sizes=sizes, cache_dtype=self.cache_dtype)
+        return op_table().choose(name, request)

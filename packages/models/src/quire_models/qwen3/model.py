@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import Tensor
 
-from quire_attention import Attention, ForwardBatch
+from quire_attention import ForwardBatch
 from quire_models.config import ModelConfig
 from quire_models.layers.causal_lm import CausalLM
 from quire_models.layers.decoder import PreNormDecoderLayer
@@ -34,12 +34,7 @@ class Qwen3Attention:
         self.head_dim = config.head_dim
         self.sliding_window = config.sliding_windows[layer]
         self.rotate = scope.op("rotary_embedding", head_dim=config.head_dim)
-        self.attend = Attention(
-            scope.attention_backend,
-            layer,
-            scale=config.head_dim**-0.5,
-            sliding_window=self.sliding_window,
-        )
+        self.attend = scope.attention(layer, scale=config.head_dim**-0.5, sliding_window=self.sliding_window)
 
     def __call__(self, x: Tensor, cos: Tensor, sin: Tensor, batch: ForwardBatch) -> Tensor:
         """x [T, hidden_size] -> [T, hidden_size]."""

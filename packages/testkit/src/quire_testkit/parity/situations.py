@@ -97,7 +97,7 @@ def serve(network: Any, situation: Situation, prompt: Sequence[int], num_tokens:
         Name of the request -> what was seen of it.
     """
     max_model_len = len(prompt) + num_tokens + 16
-    specs = network.config.kv_cache_specs(situation.block_size, dtype="float32")
+    specs = network.config.kv_cache_specs(situation.block_size, dtype=network.cache_dtype)
     num_blocks = (2 + situation.num_strangers) * (max_model_len // situation.block_size + 4) * len(specs)
     plan = plan_kv_cache(specs, num_blocks=num_blocks)
     recorder = _RecordingRunner()
