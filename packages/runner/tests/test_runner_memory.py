@@ -66,9 +66,17 @@ def test_halving_the_dtype_halves_a_layer() -> None:
 
 
 @pytest.mark.parametrize(
-    ("step_tokens", "context", "wide"), [(256, 256, 512), (64, 2048, 512), (256, 256, 4096)], ids=str
+    ("step_tokens", "context", "wide", "cache_dtype"),
+    [
+        (256, 256, 512, "float32"),
+        (64, 2048, 512, "float32"),
+        (256, 256, 4096, "float32"),
+        (64, 2048, 512, "fp8_e4m3"),
+        (64, 2048, 512, "int8"),
+        (64, 2048, 512, "int4"),
+    ],
 )
-def test_a_prefill_step_stays_within_the_figure(step_tokens: int, context: int, wide: int) -> None:
+def test_a_prefill_step_stays_within_the_figure(step_tokens: int, context: int, wide: int, cache_dtype: str) -> None:
     """The last chunk of a long prompt in scattered blocks, as torch's own allocation log has it.
 
     With torch's attention, which takes the most.
@@ -77,7 +85,7 @@ def test_a_prefill_step_stays_within_the_figure(step_tokens: int, context: int, 
     model = random_model(
         "llama", num_hidden_layers=2, max_position_embeddings=4096, attention_backend="torch", **fields
     )
-    plan = plan_kv_cache(model.config.kv_cache_specs(16, "float32"), num_blocks=300)
+    plan = plan_kv_cache(model.config.kv_cache_specs(16, cache_dtype), num_blocks=300)
     config = RunnerConfig(
         max_num_seqs=1, max_model_len=context, max_num_batched_tokens=step_tokens, logits_chunk_tokens=1
     )
@@ -99,7 +107,7 @@ def test_a_prefill_step_stays_within_the_figure(step_tokens: int, context: int, 
         runner.execute(step)
     events = [e for e in log.profiler.kineto_results.events() if e.name() == "[memory]"]
     peak = max(accumulate(e.nbytes() for e in sorted(events, key=lambda e: e.start_ns())))
-    figure = activation_bytes(model.config, config, dtype_bytes=4)
+    figure = activation_bytes(model.config, config, dtype_bytes=4, kv_cache_dtype=cache_dtype)
     assert peak <= figure < 2 * peak
 
 
