@@ -67,15 +67,15 @@ def decode_rows(rows: Tensor, dtype: torch.dtype, scale: Tensor | None) -> Tenso
         [..., D] of `dtype`.
     """
     if rows.dtype in FP8 and scale is not None:
-        return (rows.float() * scale).to(dtype)
+        return rows.float().mul_(scale).to(dtype)
     if rows.dtype == torch.int8:
         codes, row_scale = rows[..., :-SCALE_BYTES].float(), rows[..., -SCALE_BYTES:]
     elif rows.dtype == torch.uint8:
         packed, row_scale = rows[..., :-SCALE_BYTES], rows[..., -SCALE_BYTES:]
-        codes = torch.cat((packed & 15, packed >> 4), dim=-1).float() - INT4_ZERO
+        codes = torch.cat((packed & 15, packed >> 4), dim=-1).float().sub_(INT4_ZERO)
     else:
         return rows.to(dtype)
-    return (codes * row_scale.contiguous().view(torch.float32)).to(dtype)
+    return codes.mul_(row_scale.contiguous().view(torch.float32)).to(dtype)
 
 
 def _integers(x: Tensor, limit: int) -> tuple[Tensor, Tensor]:

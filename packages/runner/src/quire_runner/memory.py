@@ -62,9 +62,11 @@ def activation_bytes(
     mlp = network.inner_width
     # An attention backend gathers one sequence's keys and values, lays them out anew, and masks a piece of its queries.
     mask = min(num_tokens, MASKED_QUERIES) * (1 + element)
-    # Numbers of fewer bits are widened to float32 on the way.
-    widened = 0 if kv_cache_dtype is None or KV_CACHE_DTYPES[kv_cache_dtype] > 8 else 4 + 1
-    context = config.max_model_len * (key_value * (2 * element + widened) + mask + SLOT_BYTES)
+    gathered = 2 * element
+    if kv_cache_dtype is not None and KV_CACHE_DTYPES[kv_cache_dtype] <= 8:
+        # First as bytes, then widened to float32, then cast if that is not what the network computes in.
+        gathered = max(gathered, 1 + 4 + (element if element != 4 else 0))
+    context = config.max_model_len * (key_value * gathered + mask + SLOT_BYTES)
     layer = max(num_tokens * (stream + attention) * element + context, num_tokens * (stream + mlp) * element)
     # Kernels that run the whole stack keep one buffer for each of its parts, and nothing per context.
     stack = 3 * network.hidden_size + 2 * network.head_dim + 3 * query + key_value + network.intermediate_size
