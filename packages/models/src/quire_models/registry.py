@@ -37,6 +37,26 @@ ARCHITECTURES: dict[str, Architecture] = {
     "GPTBigCodeForCausalLM": Architecture("gpt_bigcode", "quire_models.gpt_bigcode.model", "GPTBigCodeForCausalLM"),
     "GPTJForCausalLM": Architecture("gptj", "quire_models.gptj.model", "GPTJForCausalLM"),
     "GPTNeoXForCausalLM": Architecture("gpt_neox", "quire_models.gpt_neox.model", "GPTNeoXForCausalLM"),
+    "GraniteForCausalLM": Architecture("granite", "quire_models.granite.model", "GraniteForCausalLM"),
+    "OlmoForCausalLM": Architecture("olmo", "quire_models.olmo.model", "OlmoForCausalLM"),
+    "Olmo2ForCausalLM": Architecture("olmo2", "quire_models.olmo2.model", "Olmo2ForCausalLM"),
+    "Olmo3ForCausalLM": Architecture("olmo3", "quire_models.olmo3.model", "Olmo3ForCausalLM"),
+    "PhiForCausalLM": Architecture("phi", "quire_models.phi.model", "PhiForCausalLM"),
+    "Phi3ForCausalLM": Architecture("phi3", "quire_models.phi3.model", "Phi3ForCausalLM"),
+    "Starcoder2ForCausalLM": Architecture("starcoder2", "quire_models.starcoder2.model", "Starcoder2ForCausalLM"),
+    "Dots1ForCausalLM": Architecture("dots1", "quire_models.dots1.model", "Dots1ForCausalLM"),
+    "Ernie4_5_MoeForCausalLM": Architecture(
+        "ernie4_5_moe", "quire_models.ernie4_5_moe.model", "Ernie4_5_MoeForCausalLM"
+    ),
+    "FlexOlmoForCausalLM": Architecture("flex_olmo", "quire_models.flex_olmo.model", "FlexOlmoForCausalLM"),
+    "Glm4MoeForCausalLM": Architecture("glm4_moe", "quire_models.glm4_moe.model", "Glm4MoeForCausalLM"),
+    "GraniteMoeForCausalLM": Architecture("granitemoe", "quire_models.granitemoe.model", "GraniteMoeForCausalLM"),
+    "GraniteMoeSharedForCausalLM": Architecture(
+        "granitemoeshared", "quire_models.granitemoeshared.model", "GraniteMoeSharedForCausalLM"
+    ),
+    "MiniMaxM2ForCausalLM": Architecture("minimax_m2", "quire_models.minimax_m2.model", "MiniMaxM2ForCausalLM"),
+    "OlmoeForCausalLM": Architecture("olmoe", "quire_models.olmoe.model", "OlmoeForCausalLM"),
+    "SolarOpenForCausalLM": Architecture("solar_open", "quire_models.solar_open.model", "SolarOpenForCausalLM"),
     "GptOssForCausalLM": Architecture("gpt_oss", "quire_models.gpt_oss.model", "GptOssForCausalLM"),
     "GraniteForCausalLM": Architecture("granite", "quire_models.granite.model", "GraniteForCausalLM"),
     "HeliumForCausalLM": Architecture("helium", "quire_models.helium.model", "HeliumForCausalLM"),

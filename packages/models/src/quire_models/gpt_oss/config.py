@@ -24,7 +24,7 @@ def read_config(config: Fields) -> GptOssConfig:
     config.fixed("hidden_act", "silu")
     config.fixed("swiglu_alpha", 1.702)
     bias = config.flag("attention_bias", default=True)
-    values = decoder_fields(config, head_dim=64)
+    values = decoder_fields(config, head_dim=64, theta=150000.0)
     num_experts, per_token = expert_counts(config, "num_local_experts", "num_experts_per_tok")
     layers = values["num_layers"]
     alternating = tuple(layer % 2 == 0 for layer in range(layers))

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from quire_models.config import ModelConfig
 from quire_models.config_fields import decoder_fields
 from quire_models.fields import Fields
 
-__all__ = ["GraniteConfig", "read_config"]
+__all__ = ["GraniteConfig", "granite_fields", "read_config"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,13 +27,18 @@ class GraniteConfig(ModelConfig):
 
 def read_config(config: Fields) -> GraniteConfig:
     """All factors are 1 when they are not given."""
+    return GraniteConfig(**granite_fields(config))
+
+
+def granite_fields(config: Fields) -> dict[str, Any]:
+    """The fields of a decoder with biases and factors."""
     bias = config.flag("attention_bias", default=False)
-    values = decoder_fields(config)
-    values |= {"qkv_bias": bias, "attention_out_bias": bias, "mlp_bias": config.flag("mlp_bias", default=False)}
-    return GraniteConfig(
-        **values,
-        embedding_multiplier=config.number("embedding_multiplier", default=1.0),
-        attention_multiplier=config.number("attention_multiplier", default=1.0),
-        residual_multiplier=config.number("residual_multiplier", default=1.0),
-        logits_scaling=config.number("logits_scaling", default=1.0, above=0.0),
-    )
+    return decoder_fields(config) | {
+        "qkv_bias": bias,
+        "attention_out_bias": bias,
+        "mlp_bias": config.flag("mlp_bias", default=False),
+        "embedding_multiplier": config.number("embedding_multiplier", default=1.0),
+        "attention_multiplier": config.number("attention_multiplier", default=1.0),
+        "residual_multiplier": config.number("residual_multiplier", default=1.0),
+        "logits_scaling": config.number("logits_scaling", default=1.0, above=0.0),
+    }

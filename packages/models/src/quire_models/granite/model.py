@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -13,18 +16,23 @@ from quire_models.layers.mlp import GatedMLP
 from quire_models.layers.norm import RMSNorm
 from quire_models.layers.scope import Scope
 
-__all__ = ["GraniteForCausalLM"]
+__all__ = ["GraniteForCausalLM", "GraniteLayer"]
 
 
 class GraniteLayer:
     """x + c * attention(norm(x)), then x + c * mlp(norm(x))."""
 
-    def __init__(self, config: GraniteConfig, layer: int, scope: Scope) -> None:
+    def __init__(
+        self, config: GraniteConfig, layer: int, scope: Scope, mlp: Callable[[Tensor], Tensor] | None = None
+    ) -> None:
+        """Args:
+        mlp: None for a gated feed-forward network of the configuration's size.
+        """
         hidden, eps = config.hidden_size, config.rms_norm_eps
         self.input_norm = RMSNorm(scope / "input_layernorm", hidden, eps)
         self.attention = SelfAttention(config, layer, scope / "self_attn", scale=config.attention_multiplier)
         self.mlp_norm = RMSNorm(scope / "post_attention_layernorm", hidden, eps)
-        self.mlp = GatedMLP(
+        self.mlp = mlp or GatedMLP(
             scope / "mlp", hidden, config.intermediate_size, act=config.hidden_act, bias=config.mlp_bias
         )
         self.factor = config.residual_multiplier
@@ -39,8 +47,13 @@ class GraniteForCausalLM(DecoderLM):
 
     config: GraniteConfig
 
-    def __init__(self, config: GraniteConfig, scope: Scope) -> None:
-        super().__init__(config, scope, GraniteLayer, RMSNorm)
+    def __init__(
+        self,
+        config: GraniteConfig,
+        scope: Scope,
+        make_layer: Callable[[Any, int, Scope], GraniteLayer] = GraniteLayer,
+    ) -> None:
+        super().__init__(config, scope, make_layer, RMSNorm)
 
     def embed(self, batch: ForwardBatch) -> Tensor:
         """The embedding, scaled."""

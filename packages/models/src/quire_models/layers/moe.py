@@ -13,13 +13,17 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import Tensor
 
+from quire_models.config import ModelConfig
+from quire_models.layers.attention import SelfAttention
+from quire_models.layers.blocks import PreNormBlock
 from quire_models.layers.linear import Linear
 from quire_models.layers.mlp import GatedMLP
+from quire_models.layers.norm import RMSNorm
 from quire_models.layers.routing import Router
 from quire_models.layers.scope import Scope
 from quire_ops import Experts, LinearWeights, RunExperts, swigluoai_and_mul
 
-__all__ = ["FusedExperts", "SharedExpert", "SparseMoE"]
+__all__ = ["FusedExperts", "SharedExpert", "SparseMoE", "pre_norm_block"]
 
 EXPERT_NAMES = ("gate_proj", "up_proj", "down_proj")
 
@@ -102,6 +106,19 @@ class FusedExperts:
     def __call__(self, x: Tensor, topk_ids: Tensor, topk_weights: Tensor) -> Tensor:
         """See `RunExperts`."""
         return self._run(x, topk_ids, topk_weights)
+
+
+def pre_norm_block(
+    config: ModelConfig, scope: Scope, attention: SelfAttention, mlp: Callable[[Tensor], Tensor]
+) -> PreNormBlock:
+    """A layer of Llama's shape, under the names that it has in most checkpoints."""
+    hidden, eps = config.hidden_size, config.rms_norm_eps
+    return PreNormBlock(
+        input_norm=RMSNorm(scope / "input_layernorm", hidden, eps),
+        attention=attention,
+        mlp_norm=RMSNorm(scope / "post_attention_layernorm", hidden, eps),
+        mlp=mlp,
+    )
 
 
 class SharedExpert:

@@ -15,7 +15,16 @@ from torch import Tensor
 
 from quire_models.layers.scope import Parameter, Scope
 
-__all__ = ["Router", "Select", "grouped_sigmoid_topk", "sigmoid_topk", "softmax_topk", "topk_softmax"]
+__all__ = [
+    "CorrectionBias",
+    "Router",
+    "Select",
+    "biased_softmax_topk",
+    "grouped_sigmoid_topk",
+    "sigmoid_topk",
+    "softmax_topk",
+    "topk_softmax",
+]
 
 Select = Callable[[Tensor], tuple[Tensor, Tensor]]
 """logits [T, E] -> (topk_ids, topk_weights) [T, K]."""
@@ -25,6 +34,14 @@ def softmax_topk(logits: Tensor, k: int, *, renormalize: bool) -> tuple[Tensor, 
     """The k most probable experts; their probabilities, made to sum to one if `renormalize` (Mixtral, Qwen)."""
     weights, ids = torch.topk(torch.softmax(logits, dim=-1), k, dim=-1)
     return ids, weights / weights.sum(dim=-1, keepdim=True) if renormalize else weights
+
+
+def biased_softmax_topk(logits: Tensor, k: int, *, bias: Tensor, minimum: float) -> tuple[Tensor, Tensor]:
+    """The k most probable experts after a bias; their probabilities over their sum, which is at least `minimum`."""
+    probabilities = torch.softmax(logits, dim=-1)
+    ids = torch.topk(probabilities + bias, k, dim=-1).indices
+    weights = probabilities.gather(1, ids)
+    return ids, weights / weights.sum(dim=-1, keepdim=True).clamp_min(minimum)
 
 
 def topk_softmax(logits: Tensor, k: int) -> tuple[Tensor, Tensor]:
@@ -63,6 +80,23 @@ def _weigh(
     if renormalize:
         weights = weights / (weights.sum(dim=-1, keepdim=True) + 1e-20)
     return ids, weights * scale
+
+
+class CorrectionBias:
+    """[E] float32, which decides who is chosen and never how much it counts."""
+
+    __slots__ = ("_parameter", "value")
+
+    def __init__(self, scope: Scope, *shape: int) -> None:
+        """Args:
+        scope: Of `e_score_correction_bias`, which has this shape.
+        """
+        self._parameter = scope.parameter("e_score_correction_bias", *shape, dtype=torch.float32)
+        self.value: Tensor
+        scope.when_loaded(self._finish)
+
+    def _finish(self) -> None:
+        self.value = self._parameter.take().flatten()
 
 
 class Router:

@@ -11,7 +11,7 @@ __all__ = ["read_config"]
 
 def read_config(config: Fields) -> MoEConfig:
     """Every layer has experts, which are as wide as Mistral's feed-forward network."""
-    values = decoder_fields(config)
+    values = decoder_fields(config, theta=1e6)
     num_experts, per_token = expert_counts(config, "num_local_experts", "num_experts_per_tok")
     layers = values["num_layers"]
     values["sliding_windows"] = layer_windows(config, layers)

@@ -2,13 +2,79 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from quire_testkit.parity.case import LLAMA_FIELDS, ParityCase
 
 __all__ = ["MOE_CASES"]
 
 MOE_FIELDS = {**LLAMA_FIELDS, "intermediate_size": 48, "num_experts_per_tok": 2}
 
+GROUPED_FIELDS = {
+    **MOE_FIELDS,
+    "head_dim": 16,
+    "moe_intermediate_size": 32,
+    "n_routed_experts": 8,
+    "n_shared_experts": 2,
+    "num_experts_per_tok": 3,
+    "n_group": 4,
+    "topk_group": 2,
+    "first_k_dense_replace": 1,
+    "norm_topk_prob": True,
+    "routed_scaling_factor": 1.5,
+}
+GRANITE_FIELDS = {
+    **MOE_FIELDS,
+    "num_local_experts": 6,
+    "embedding_multiplier": 6.0,
+    "attention_multiplier": 0.3,
+    "residual_multiplier": 0.4,
+    "logits_scaling": 3.0,
+}
+
+
+def _without(fields: dict[str, Any], *names: str) -> dict[str, Any]:
+    return {name: value for name, value in fields.items() if name not in names}
+
+
 MOE_CASES: dict[str, ParityCase] = {
+    "Dots1ForCausalLM": ParityCase(
+        config="Dots1Config", fields={**GROUPED_FIELDS, "sliding_window": 20, "max_window_layers": 2}
+    ),
+    "Ernie4_5_MoeForCausalLM": ParityCase(
+        config="Ernie4_5_MoeConfig",
+        fields={
+            **LLAMA_FIELDS,
+            "use_bias": True,
+            "num_hidden_layers": 4,
+            "moe_intermediate_size": 32,
+            "moe_num_experts": 6,
+            "moe_k": 2,
+            "moe_num_shared_experts": 1,
+            "moe_layer_interval": 2,
+        },
+    ),
+    "FlexOlmoForCausalLM": ParityCase(
+        config="FlexOlmoConfig", fields={**MOE_FIELDS, "num_experts": 6, "norm_topk_prob": False}, weight_scale=0.1
+    ),
+    "Glm4MoeForCausalLM": ParityCase(
+        config="Glm4MoeConfig", fields={**GROUPED_FIELDS, "use_qk_norm": True, "attention_bias": True}
+    ),
+    "GraniteMoeForCausalLM": ParityCase(config="GraniteMoeConfig", fields=GRANITE_FIELDS, weight_scale=0.1),
+    "GraniteMoeSharedForCausalLM": ParityCase(
+        config="GraniteMoeSharedConfig", fields={**GRANITE_FIELDS, "shared_intermediate_size": 40}
+    ),
+    "MiniMaxM2ForCausalLM": ParityCase(
+        config="MiniMaxM2Config",
+        fields={**MOE_FIELDS, "head_dim": 32, "rotary_dim": 16, "num_local_experts": 8, "num_experts_per_tok": 3},
+        weight_scale=0.1,
+    ),
+    "OlmoeForCausalLM": ParityCase(config="OlmoeConfig", fields={**MOE_FIELDS, "num_experts": 8}),
+    "SolarOpenForCausalLM": ParityCase(
+        config="SolarOpenConfig",
+        fields=_without(GROUPED_FIELDS, "first_k_dense_replace", "intermediate_size"),
+        weight_scale=0.1,
+    ),
     "GptOssForCausalLM": ParityCase(
         config="GptOssConfig",
         fields={

@@ -37,7 +37,8 @@ def write_checkpoint(folder: str | Path, architecture: str, case: ParityCase) ->
         torch.manual_seed(case.seed)
         model = getattr(transformers, architecture)(config).float().eval()
         with torch.no_grad():
-            for name, parameter in model.named_parameters():
+            biases = [(name, buffer) for name, buffer in model.named_buffers() if name.endswith("bias")]
+            for name, parameter in [*model.named_parameters(), *biases]:
                 if any(part in name for part in case.keep):
                     continue
                 if parameter.ndim < 2:

@@ -1,0 +1,1 @@
+"""The dots1 network."""

@@ -1,0 +1,1 @@
+"""The ernie4_5_moe network."""

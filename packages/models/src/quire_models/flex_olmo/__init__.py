@@ -1,0 +1,1 @@
+"""The flex_olmo network."""

@@ -1,0 +1,1 @@
+"""The glm4_moe network."""

@@ -1,0 +1,53 @@
+"""Granite 3's mixtures of experts (IBM 2024): Granite with experts, chosen by their logits, in every layer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from functools import partial
+
+from torch import Tensor
+
+from quire_models.granite.model import GraniteForCausalLM, GraniteLayer
+from quire_models.granitemoe.config import GraniteMoEConfig
+from quire_models.layers.fused import split_rows
+from quire_models.layers.mlp import GatedMLP
+from quire_models.layers.moe import FusedExperts, SparseMoE
+from quire_models.layers.routing import Router, topk_softmax
+from quire_models.layers.scope import Scope
+
+__all__ = ["GraniteMoeForCausalLM"]
+
+
+def make_moe(config: GraniteMoEConfig, scope: Scope, shared_scope: Scope) -> SparseMoE:
+    """The experts of the largest logits; their weights are the softmax over these."""
+    hidden, act = config.hidden_size, config.hidden_act
+    select = partial(topk_softmax, k=config.num_experts_per_tok)
+    router = Router(scope / "router" / "layer", hidden, config.num_experts, select)
+    experts = FusedExperts(scope / "experts", config.num_experts, hidden, config.moe_intermediate_size, act=act)
+    experts.accept_stacked(scope, ("input_linear.weight", "output_linear.weight"))
+    shared = None
+    if config.shared_intermediate_size:
+        shared = GatedMLP(shared_scope, hidden, config.shared_intermediate_size, act=act)
+    return SparseMoE(router, experts, shared)
+
+
+def make_granite_moe_layer(config: GraniteMoEConfig, layer: int, scope: Scope) -> GraniteLayer:
+    """One decoder layer."""
+    return GraniteLayer(config, layer, scope, make_moe(config, scope / "block_sparse_moe", scope / "shared_mlp"))
+
+
+class GraniteMoeForCausalLM(GraniteForCausalLM):
+    """The network of Granite 3's mixtures of experts."""
+
+    config: GraniteMoEConfig
+
+    def __init__(self, config: GraniteMoEConfig, scope: Scope) -> None:
+        super().__init__(config, scope, make_granite_moe_layer)
+
+    def checkpoint_tensors(self, name: str, tensor: Tensor) -> Iterable[tuple[str, Tensor]]:
+        """Takes gate and up of the shared network apart."""
+        if ".shared_mlp." not in name:
+            return ((name, tensor),)
+        inner = self.config.shared_intermediate_size
+        name = name.replace("output_linear", "down_proj")
+        return split_rows(name, tensor, {"input_linear": {"gate_proj": inner, "up_proj": inner}})

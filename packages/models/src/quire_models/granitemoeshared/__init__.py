@@ -1,0 +1,1 @@
+"""The granitemoeshared network."""

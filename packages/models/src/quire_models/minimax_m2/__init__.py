@@ -1,0 +1,1 @@
+"""The minimax_m2 network."""

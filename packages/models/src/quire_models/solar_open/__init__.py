@@ -1,0 +1,1 @@
+"""The solar_open network."""
