@@ -39,6 +39,11 @@ _SIGNATURES: dict[str, tuple[list[type], type | None]] = {
     "quire_moe_new": ([_I, _I, _P, _L, _L, _I, _F], _P),
     "quire_moe_delete": ([_I, _P], None),
     "quire_moe_run": ([_I, _P, _P, _P, _P, _L, _I, _P], None),
+    "quire_causal_conv1d": ([_I, _P, _L, _P, _P, _P, _L, _P, _P, _P, _L, _I, _I], None),
+    "quire_mamba2_scan": ([_I, _P, _P, _P, _P, _L, _P, _P, _P, _I, _I, _I, _I, _F, _F], None),
+    "quire_selective_scan": ([_I, _P, _P, _P, _P, _L, _P, _P, _P, _L, _I], None),
+    "quire_gated_delta_rule": ([_I, _P, _P, _P, _P, _L, _P, _P, _P, _I, _I, _I, _I], None),
+    "quire_sigmoid_and_mul": ([_I, _P, _P, _L], None),
     "quire_read": ([_P, _L], _L),
 }
 

@@ -16,6 +16,14 @@ from quire_kernels_cpu.decoder import MAX_HEAD_DIM, MAX_QUERIES_PER_KV_HEAD, dec
 from quire_kernels_cpu.dtypes import DTYPES
 from quire_kernels_cpu.matrix import Matrix
 from quire_kernels_cpu.moe import fused_moe
+from quire_kernels_cpu.recurrent import (
+    SIZES,
+    causal_conv1d,
+    gated_delta_rule,
+    mamba2_scan,
+    selective_scan,
+    sigmoid_and_mul,
+)
 from quire_ops import OpBackend, SizeRule
 from quire_ops.declarations import PagedLayout
 from quire_ops.torch_attention import paged_attention as torch_paged_attention
@@ -53,6 +61,11 @@ def backends() -> list[OpBackend]:
         paged_attention,
         decoder_stack,
         fused_moe,
+        causal_conv1d,
+        mamba2_scan,
+        selective_scan,
+        gated_delta_rule,
+        sigmoid_and_mul,
     )
     return [
         OpBackend(
@@ -62,7 +75,7 @@ def backends() -> list[OpBackend]:
             priority=10,
             devices=frozenset({"cpu"}),
             dtypes=frozenset(DTYPES),
-            sizes=_ATTENTION_SIZES if function in (paged_attention, decoder_stack) else {},
+            sizes=_ATTENTION_SIZES if function in (paged_attention, decoder_stack) else SIZES,
             cache_dtypes=frozenset() if function is decoder_stack else None,
             batch_invariant=True,
             unavailable=unavailable(),

@@ -7,6 +7,7 @@
 #include "elementwise.h"
 #include "linear.h"
 #include "moe.h"
+#include "recurrent.h"
 
 namespace quire {
 
@@ -256,6 +257,97 @@ void quire_moe_run(int dtype, void* moe, const void* x, const int64_t* ids, cons
     for_dtype(dtype, [&](auto zero) {
         using T = decltype(zero);
         static_cast<quire::Moe<T>*>(moe)->run(static_cast<const T*>(x), ids, weights, tokens, k, static_cast<T*>(out));
+    });
+}
+
+// Recurrent ops. Strides are those of rows in numbers; `states` holds float32. `where`: block table, query_start_loc,
+// kv_lens; `sizes`: stride of the block table, sequences, block size, tokens.
+static quire::Sequences sequences_of(const int32_t* const* where, const int64_t* sizes) {
+    return {where[0], sizes[0], where[1], where[2], static_cast<int>(sizes[1]), static_cast<int>(sizes[2])};
+}
+
+// x [tokens, channels], taps [taps, channels], bias [channels] or none, state [blocks, taps - 1, channels].
+void quire_causal_conv1d(int dtype, const void* x, int64_t x_stride, const void* taps, const void* bias, float* states,
+                         int64_t state_stride, void* out, const int32_t* const* where, const int64_t* sizes,
+                         int64_t channels, int num_taps, int silu) {
+    for_dtype(dtype, [&](auto zero) {
+        using T = decltype(zero);
+        const quire::Convolution<T> convolution{{static_cast<const T*>(x), x_stride}, static_cast<const T*>(taps),
+                                                static_cast<const T*>(bias), {states, state_stride},
+                                                static_cast<T*>(out), channels, num_taps, silu != 0};
+        const auto sequences = sequences_of(where, sizes);
+        constexpr int64_t kRun = 8 * quire::kLanes;
+        const int64_t cost = sizes[3] * channels * num_taps;
+        quire::for_parts(sequences.count, (channels + kRun - 1) / kRun, cost, [&](int64_t sequence, int64_t part) {
+            for (int64_t c = part * kRun; c < std::min((part + 1) * kRun, channels); c += quire::kLanes)
+                convolution.run(sequences, sequence, c, static_cast<int>(std::min<int64_t>(quire::kLanes, channels - c)));
+        });
+    });
+}
+
+// tensors: x, dt, b, c; strides likewise; fixed: a, d, dt_bias [heads].
+void quire_mamba2_scan(int dtype, const void* const* tensors, const int64_t* strides, const float* const* fixed,
+                       float* states, int64_t state_stride, void* out, const int32_t* const* where,
+                       const int64_t* sizes, int heads, int size, int groups, int numbers, float dt_min, float dt_max) {
+    for_dtype(dtype, [&](auto zero) {
+        using T = decltype(zero);
+        const auto rows = [&](int i) { return quire::Rows<T>{static_cast<const T*>(tensors[i]), strides[i]}; };
+        const quire::Mamba2Scan<T> scan{rows(0), rows(1), rows(2), rows(3), fixed[0], fixed[1], fixed[2],
+                                        {states, state_stride}, static_cast<T*>(out), heads, size, groups, numbers,
+                                        dt_min, dt_max};
+        const auto sequences = sequences_of(where, sizes);
+        const int64_t cost = sizes[3] * heads * size * numbers;
+        quire::for_parts(sequences.count, heads, cost, [&](int64_t sequence, int64_t head) {
+            static thread_local quire::Buffer buffer;
+            scan.run(sequences, sequence, static_cast<int>(head), buffer);
+        });
+    });
+}
+
+// tensors: x, dt, b, c; strides likewise; fixed: a [channels, numbers], d and dt_bias [channels].
+void quire_selective_scan(int dtype, const void* const* tensors, const int64_t* strides, const float* const* fixed,
+                          float* states, int64_t state_stride, void* out, const int32_t* const* where,
+                          const int64_t* sizes, int64_t channels, int numbers) {
+    for_dtype(dtype, [&](auto zero) {
+        using T = decltype(zero);
+        const auto rows = [&](int i) { return quire::Rows<T>{static_cast<const T*>(tensors[i]), strides[i]}; };
+        const quire::SelectiveScan<T> scan{rows(0), rows(1), rows(2), rows(3), fixed[0], fixed[1], fixed[2],
+                                           {states, state_stride}, static_cast<T*>(out), channels, numbers};
+        const auto sequences = sequences_of(where, sizes);
+        constexpr int64_t kRun = 64;
+        const int64_t cost = sizes[3] * channels * numbers;
+        quire::for_parts(sequences.count, (channels + kRun - 1) / kRun, cost, [&](int64_t sequence, int64_t part) {
+            static thread_local quire::Buffer buffer;
+            const int64_t begin = part * kRun;
+            scan.run(sequences, sequence, begin, static_cast<int>(std::min(kRun, channels - begin)), buffer);
+        });
+    });
+}
+
+// tensors: query, key, value, a, b; strides likewise; fixed: a_log, dt_bias [values]. Limit: key_size <= 256.
+void quire_gated_delta_rule(int dtype, const void* const* tensors, const int64_t* strides, const float* const* fixed,
+                            float* states, int64_t state_stride, void* out, const int32_t* const* where,
+                            const int64_t* sizes, int keys, int values, int key_size, int value_size) {
+    for_dtype(dtype, [&](auto zero) {
+        using T = decltype(zero);
+        const auto rows = [&](int i) { return quire::Rows<T>{static_cast<const T*>(tensors[i]), strides[i]}; };
+        const quire::DeltaRule<T> rule{rows(0), rows(1), rows(2), rows(3), rows(4), fixed[0], fixed[1],
+                                       {states, state_stride}, static_cast<T*>(out), keys, values, key_size, value_size};
+        const auto sequences = sequences_of(where, sizes);
+        const int parts = (value_size + rule.kWidth - 1) / rule.kWidth;
+        const int64_t cost = sizes[3] * values * key_size * value_size;
+        quire::for_parts(sequences.count, static_cast<int64_t>(values) * parts, cost, [&](int64_t sequence, int64_t i) {
+            static thread_local quire::Buffer buffer;
+            rule.run(sequences, sequence, static_cast<int>(i / parts), static_cast<int>(i % parts) * rule.kWidth, buffer);
+        });
+    });
+}
+
+// gate = sigmoid(gate) * up, `count` numbers.
+void quire_sigmoid_and_mul(int dtype, void* gate, const void* up, int64_t count) {
+    for_dtype(dtype, [&](auto zero) {
+        using T = decltype(zero);
+        quire::sigmoid_and_mul(static_cast<T*>(gate), static_cast<const T*>(up), count);
     });
 }
 

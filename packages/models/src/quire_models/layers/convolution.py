@@ -30,7 +30,8 @@ class ShortConvolution:
         scope.when_loaded(self._finish)
 
     def _finish(self) -> None:
-        self.weight = self._weight.take()[:, 0].contiguous()
+        # Kernels read it tap by tap.
+        self.weight = self._weight.take()[:, 0].t().contiguous().t()
         self.bias = None if self._bias is None else self._bias.take()
 
     def __call__(self, x: Tensor, state: Tensor, layout: AttentionMetadata) -> Tensor:

@@ -38,7 +38,7 @@ class GatedDeltaNet:
             self.in_proj_b = Linear(scope / "in_proj_b", hidden, heads)
             self.in_proj_a = Linear(scope / "in_proj_a", hidden, heads)
         self.conv1d = ShortConvolution(scope / "conv1d", shape.conv_size, shape.conv_kernel, activation="silu")
-        self._delta_rule = scope.op("gated_delta_rule", value_head_dim=shape.value_head_dim)
+        self._delta_rule = scope.op("gated_delta_rule", key_head_dim=shape.key_head_dim)
         self.norm = GatedNorm(scope, shape.value_head_dim, shape.eps, before_gate=True)
         self.out_proj = Linear(scope / "out_proj", shape.value_size, hidden)
         self._a_log = scope.parameter("A_log", heads, dtype=torch.float32)

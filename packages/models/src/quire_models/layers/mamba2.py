@@ -31,7 +31,7 @@ class Mamba2Mixer:
         self.conv1d = ShortConvolution(
             scope / "conv1d", shape.conv_size, shape.conv_kernel, bias=shape.conv_bias, activation="silu"
         )
-        self._scan = scope.op("mamba2_scan", state_size=shape.state_size)
+        self._scan = scope.op("mamba2_scan")
         self.norm = GatedNorm(
             scope,
             shape.inner_size,
