@@ -62,6 +62,8 @@ class Scope:
     """Every parameter of the network, in the order in which layers were made; shared by all scopes of a network."""
     packs: dict[str, Packed] = field(default_factory=dict)
     """Name in the checkpoint -> what it stands for."""
+    chosen: list[OpBackend] = field(default_factory=list)
+    """The backends of every op that a layer bound; shared by all scopes of a network."""
     finishers: list[Callable[[], None]] = field(default_factory=list)
     """Called once all parameters are loaded, in the order in which layers were made."""
     attentions: dict[str, Attention] = field(default_factory=dict)
@@ -99,7 +101,9 @@ class Scope:
 
     def op(self, name: str, **sizes: int) -> Callable[..., Any]:
         """The op that serves on this device in this dtype."""
-        return self.choose(name, **sizes)[0].function
+        backend = self.choose(name, **sizes)[0]
+        self.chosen.append(backend)
+        return backend.function
 
     def choose(self, name: str, **sizes: int) -> tuple[OpBackend, OpChoice]:
         """The backend that serves the op on this device in this dtype, and why not another."""

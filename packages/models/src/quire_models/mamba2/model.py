@@ -5,9 +5,9 @@ from __future__ import annotations
 from torch import Tensor
 
 from quire_attention import ForwardBatch
-from quire_models.layers.decoder_lm import DecoderLM
 from quire_models.layers.mamba2 import Mamba2Mixer
 from quire_models.layers.norm import RMSNorm
+from quire_models.layers.recurrent_lm import RecurrentLM
 from quire_models.layers.scope import Scope
 from quire_models.mamba2.config import Mamba2Config
 
@@ -26,7 +26,7 @@ class Mamba2Layer:
         return x + self.mixer(self.norm(x), batch)
 
 
-class Mamba2ForCausalLM(DecoderLM):
+class Mamba2ForCausalLM(RecurrentLM):
     """The Mamba-2 network."""
 
     def __init__(self, config: Mamba2Config, scope: Scope) -> None:

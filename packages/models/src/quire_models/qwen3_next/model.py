@@ -8,11 +8,11 @@ from torch import Tensor
 
 from quire_attention import ForwardBatch
 from quire_models.delta_config import GatedDeltaConfig
-from quire_models.layers.decoder_lm import DecoderLM
 from quire_models.layers.gated_attention import GatedAttention
 from quire_models.layers.gated_delta import GatedDeltaNet
 from quire_models.layers.mlp import GatedMLP
 from quire_models.layers.norm import OffsetRMSNorm
+from quire_models.layers.recurrent_lm import RecurrentLM
 from quire_models.layers.scope import Scope
 from quire_models.qwen2_moe.model import make_moe
 from quire_models.qwen3_next.config import Qwen3NextConfig
@@ -49,14 +49,21 @@ class DeltaLayer:
         return x + self.mlp(self.post_attention_layernorm(x))
 
 
-class Qwen3NextForCausalLM(DecoderLM):
+class Qwen3NextForCausalLM(RecurrentLM):
     """The Qwen3-Next network. Its multi-token prediction head is not used."""
+
+    config: Qwen3NextConfig
 
     def __init__(self, config: Qwen3NextConfig, scope: Scope) -> None:
         def make_layer(config: Qwen3NextConfig, layer: int, scope: Scope) -> DeltaLayer:
             return DeltaLayer(config, layer, scope, sparse=config.sparse_layers[layer], by_key_head=True)
 
         super().__init__(config, scope, make_layer, OffsetRMSNorm)
+
+    @property
+    def batch_invariant(self) -> bool:
+        """See `RecurrentLM`. Experts are weighed by torch's operators, which promise nothing."""
+        return super().batch_invariant and not any(self.config.sparse_layers)
 
     def checkpoint_tensors(self, name: str, tensor: Tensor) -> Iterable[tuple[str, Tensor]]:
         """See `Network.checkpoint_tensors`."""
