@@ -43,7 +43,7 @@ SITUATIONS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.fixture(scope="module", params=["plain", "int8"])
+@pytest.fixture(scope="module", params=["plain", "int8", "int4"])
 def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     folder = make_checkpoint(tmp_path_factory.mktemp("model") / "tiny", like="qwen3", dtype="bfloat16")
     return folder, request.param

@@ -78,11 +78,12 @@ def test_speculation_changes_nothing(llm: LLM, folder: Path) -> None:
     assert [o.outputs[0].token_ids for o in drafted] == [o.outputs[0].token_ids for o in plain]
 
 
-def test_int8_weights_serve(folder: Path) -> None:
-    with LLM(folder, max_model_len=128, quantization="int8", num_threads=1) as small:
+@pytest.mark.parametrize("method", ["int8", "int4", "int4-g32"])
+def test_quantized_weights_serve(folder: Path, method: str) -> None:
+    with LLM(folder, max_model_len=128, quantization=method, num_threads=1) as small:
         (output,) = small.generate([[5, 6, 7]], GREEDY, use_tqdm=False)
         assert len(output.outputs[0].token_ids) == 8
-        assert "int8" in small.engine.info.choices["weights"]
+        assert small.engine.info.choices["weights"].startswith(f"{method}, ")
 
 
 def test_custom_logits_processor(folder: Path) -> None:

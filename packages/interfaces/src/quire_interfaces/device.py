@@ -49,18 +49,23 @@ class LogitsProcessor(Protocol):
 
 
 class LinearMethod(Protocol):
-    """How a linear layer stores its weight and multiplies with it: plain, int8 weight-only, ...
+    """How a linear layer stores its weight and multiplies with it: plain, int8 or int4 weight-only, ...
 
     A method is stateless; the layer owns the tensors it makes.
     """
 
     name: str
+    logits_op: str
+    """The op behind `logits`."""
 
     def make_weights(self, weight: Tensor, bias: Tensor | None) -> dict[str, Tensor]:
         """Turn a loaded weight [out_features, in_features] (and bias [out_features]) into what `apply` needs."""
 
     def apply(self, weights: dict[str, Tensor], x: Tensor) -> Tensor:
         """x [num_tokens, in_features] -> [num_tokens, out_features], dtype of x."""
+
+    def logits(self, weights: dict[str, Tensor], x: Tensor) -> Tensor:
+        """x [num_tokens, in_features] -> [num_tokens, out_features] float32, as it is summed, without a bias."""
 
     def weight_bytes(self, out_features: int, in_features: int, dtype_bytes: int) -> int:
         """Bytes that `make_weights` keeps for a weight of this shape, without the bias."""

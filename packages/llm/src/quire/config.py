@@ -80,7 +80,10 @@ class ModelSettings(Settings):
         help="Type of weights and activations; auto takes the checkpoint's.",
         check=one_of("auto", "float32", "bfloat16", "float16", "float", "half"),
     )
-    quantization: str | None = setting(None, help="Linear method that stores the weights: int8_weight_only, or none.")
+    quantization: str | None = setting(
+        None,
+        help="Form in which weights are held: int8, int4, int4-g64, int4-g32; empty as the checkpoint has them.",
+    )
     max_model_len: int | None = setting(
         None,
         help="Longest sequence, prompt and output together; empty takes the model's.",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 from quire_interfaces import ConfigError
 from quire_models.config import DTYPE_BYTES, ModelConfig
@@ -11,9 +12,19 @@ from quire_models.recurrent_config import RecurrentConfig
 
 __all__ = ["WEIGHT_BYTES", "num_parameters", "weight_ledger"]
 
+
+def _int4_bytes(group_size: int, out_features: int, in_features: int, dtype_bytes: int) -> int:
+    # Whole pieces of 128 inputs; a scale per group for whole blocks of 16 outputs.
+    groups = -(-in_features // group_size)
+    return out_features * -(-in_features // 128) * 64 + -(-out_features // 16) * 16 * groups * dtype_bytes
+
+
 WEIGHT_BYTES: dict[str, Callable[[int, int, int], int]] = {
     "plain": lambda out_features, in_features, dtype_bytes: out_features * in_features * dtype_bytes,
     "int8": lambda out_features, in_features, dtype_bytes: out_features * (in_features + dtype_bytes),
+    "int4": partial(_int4_bytes, 128),
+    "int4-g64": partial(_int4_bytes, 64),
+    "int4-g32": partial(_int4_bytes, 32),
 }
 """Linear method -> bytes of a weight, as `LinearMethod.weight_bytes` says (a test holds the two together)."""
 
@@ -24,7 +35,7 @@ def weight_ledger(config: ModelConfig, dtype: str, linear_method: str = "plain")
     Args:
         config: The network.
         dtype: What it runs in: "float32", "bfloat16" or "float16".
-        linear_method: How linear layers keep their weights; embedding, norms and LM head keep theirs as they are.
+        linear_method: How linear layers and the LM head keep their weights; the others keep theirs as they are.
 
     Raises:
         ConfigError: there is no such method.
@@ -35,8 +46,11 @@ def weight_ledger(config: ModelConfig, dtype: str, linear_method: str = "plain")
             field="quantization",
         )
     element, linear = DTYPE_BYTES[dtype], WEIGHT_BYTES[linear_method]
+    # A tied head shares the embedding, but in another form it is a copy of its own.
+    shared = config.tie_word_embeddings and linear_method == "plain"
+    head = 0 if shared else linear(config.vocab_size, config.hidden_size, element)
     if isinstance(config, RecurrentConfig):
-        return _recurrent_ledger(config, element, linear)
+        return _recurrent_ledger(config, element, linear, head)
     hidden, layers = config.hidden_size, config.num_layers
     query, kv = config.query_size, config.kv_size
     attention = linear(query, hidden, element) + 2 * linear(kv, hidden, element) + linear(hidden, query, element)
@@ -54,7 +68,7 @@ def weight_ledger(config: ModelConfig, dtype: str, linear_method: str = "plain")
         "attention": layers * attention,
         "MLP": layers * mlp(config.intermediate_size, bias=config.mlp_bias),
         "norms": norms * element,
-        "LM head": 0 if config.tie_word_embeddings else config.vocab_size * hidden * element,
+        "LM head": head,
     }
     if isinstance(config, MoEConfig):
         sparse = sum(config.sparse_layers)
@@ -66,7 +80,9 @@ def weight_ledger(config: ModelConfig, dtype: str, linear_method: str = "plain")
     return ledger
 
 
-def _recurrent_ledger(config: RecurrentConfig, element: int, linear: Callable[[int, int, int], int]) -> dict[str, int]:
+def _recurrent_ledger(
+    config: RecurrentConfig, element: int, linear: Callable[[int, int, int], int], head: int
+) -> dict[str, int]:
     outer = config.vocab_size * config.hidden_size * element
     parts = {
         name: sum(count * linear(outputs, inputs, element) for outputs, inputs, count in part.matrices)
@@ -74,7 +90,7 @@ def _recurrent_ledger(config: RecurrentConfig, element: int, linear: Callable[[i
         + part.wide * DTYPE_BYTES["float32"]
         for name, part in config.weights.items()
     }
-    return {"embedding": outer, **parts, "LM head": 0 if config.tie_word_embeddings else outer}
+    return {"embedding": outer, **parts, "LM head": head}
 
 
 def num_parameters(config: ModelConfig) -> int:

@@ -97,7 +97,7 @@ def load_model(
     Args:
         dtype: Compute dtype; "auto" for the checkpoint's. Weights of this dtype are mapped, not copied.
         device: As torch names it.
-        linear_method: How linear layers keep their weights: "plain" or "int8".
+        linear_method: How linear layers and the LM head keep their weights: "plain", "int8", "int4", ...
         attention_backend: A backend, or the name of one; None for the best that can serve.
         kv_cache_dtype: What the KV cache is kept in, a name of `quire_interfaces.KV_CACHE_DTYPES`; None for the compute
             dtype. The caches that the network is run with must have it.

@@ -1,7 +1,13 @@
 """Linear methods: plain and quantized weights."""
 
-from quire_quantization.methods import Int8WeightOnlyLinear, PlainLinear, linear_method, linear_method_names
+from quire_quantization.methods import (
+    Int4WeightOnlyLinear,
+    Int8WeightOnlyLinear,
+    PlainLinear,
+    linear_method,
+    linear_method_names,
+)
 
 __version__ = "0.1.0"
 
-__all__ = ["Int8WeightOnlyLinear", "PlainLinear", "linear_method", "linear_method_names"]
+__all__ = ["Int4WeightOnlyLinear", "Int8WeightOnlyLinear", "PlainLinear", "linear_method", "linear_method_names"]

@@ -6,26 +6,32 @@ Knows weights and ops; does not know layers, checkpoints or networks. A method i
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from quire_interfaces import ConfigError, LinearMethod
 from quire_ops import OpRequest, bind
+from quire_ops.grouped import GROUP_SIZES, block_groups, pack_int4
 
-__all__ = ["Int8WeightOnlyLinear", "PlainLinear", "linear_method", "linear_method_names"]
-
+__all__ = ["Int4WeightOnlyLinear", "Int8WeightOnlyLinear", "PlainLinear", "linear_method", "linear_method_names"]
 
 _ROWS = 4096
+_SEARCH_ELEMENTS = 1 << 18
+"""Weights whose scales are searched at a time: what a core's cache holds."""
+_SHRINKS = (1.0, 0.93, 0.86, 0.79)
 
 
 class PlainLinear:
     """The weight as loaded."""
 
     name = "plain"
+    logits_op = "lm_head"
 
     def __init__(self, request: OpRequest) -> None:
         self._linear = bind("linear", request)
+        self._lm_head = bind("lm_head", request)
 
     def make_weights(self, weight: Tensor, bias: Tensor | None) -> dict[str, Tensor]:
         """Keeps `weight` [out_features, in_features] itself, without a copy."""
@@ -34,6 +40,11 @@ class PlainLinear:
     def apply(self, weights: dict[str, Tensor], x: Tensor) -> Tensor:
         """x [N, in_features] -> [N, out_features]."""
         out: Tensor = self._linear(x, weights["weight"], weights.get("bias"))
+        return out
+
+    def logits(self, weights: dict[str, Tensor], x: Tensor) -> Tensor:
+        """x [N, in_features] -> [N, out_features] float32, without a bias."""
+        out: Tensor = self._lm_head(x, weights["weight"])
         return out
 
     def weight_bytes(self, out_features: int, in_features: int, dtype_bytes: int) -> int:
@@ -48,6 +59,7 @@ class Int8WeightOnlyLinear:
     """
 
     name = "int8"
+    logits_op = "int8_linear"
 
     def __init__(self, request: OpRequest) -> None:
         self._linear = bind("int8_linear", request)
@@ -71,14 +83,83 @@ class Int8WeightOnlyLinear:
         out: Tensor = self._linear(x, weights["weight"], weights["scale"], weights.get("bias"))
         return out
 
+    def logits(self, weights: dict[str, Tensor], x: Tensor) -> Tensor:
+        """x [N, in_features] -> [N, out_features] float32, without a bias."""
+        out: Tensor = self._linear(x, weights["weight"], weights["scale"], None, wide=True)
+        return out
+
     def weight_bytes(self, out_features: int, in_features: int, dtype_bytes: int) -> int:
         """One byte per weight and one scale per output."""
         return out_features * in_features + out_features * dtype_bytes
 
 
+class Int4WeightOnlyLinear:
+    """The weight in int4 with one symmetric scale for each group of inputs of an output; activations as they are.
+
+    Rounded to nearest. A group's weight of the largest magnitude becomes -8, or more than that: of a few scales the one
+    with the smallest squared error is taken (Nagel et al. 2021, "A White Paper on Neural Network Quantization", sec.
+    3.1, the range by mean squared error).
+    """
+
+    logits_op = "grouped_linear"
+
+    def __init__(self, request: OpRequest, *, group_size: int) -> None:
+        self.name = "int4" if group_size == GROUP_SIZES[0] else f"int4-g{group_size}"
+        self.group_size = group_size
+        self._linear = bind("grouped_linear", request)
+
+    def make_weights(self, weight: Tensor, bias: Tensor | None) -> dict[str, Tensor]:
+        """weight [out_features, in_features] float -> as op `grouped_linear` takes it, scales in the weight's dtype."""
+        outputs, inputs = weight.shape
+        rows = max(16, _SEARCH_ELEMENTS // inputs // 16 * 16)
+        parts = [self._quantize(weight[begin : begin + rows]) for begin in range(0, outputs, rows)]
+        scale = torch.cat([scale for _, scale in parts])
+        weights = {"weight": torch.cat([elements for elements, _ in parts]), "scale": block_groups(scale)}
+        return weights if bias is None else {**weights, "bias": bias}
+
+    def _quantize(self, weight: Tensor) -> tuple[Tensor, Tensor]:
+        """Some rows -> packed elements, and scales [rows, groups]."""
+        outputs, inputs = weight.shape
+        num_groups = -(-inputs // self.group_size)
+        padded = torch.nn.functional.pad(weight.float(), (0, num_groups * self.group_size - inputs))
+        groups = padded.view(outputs, num_groups, self.group_size)
+        extreme = groups.gather(2, groups.abs().argmax(dim=2, keepdim=True))
+        scale, least = torch.zeros_like(extreme), torch.full_like(extreme, torch.inf)
+        for shrink in _SHRINKS:
+            candidate = (extreme * (shrink / -8.0)).to(weight.dtype).float()
+            error = _elements(groups, candidate).mul_(candidate).sub_(groups).square_().sum(dim=2, keepdim=True)
+            better = error < least
+            scale, least = torch.where(better, candidate, scale), torch.where(better, error, least)
+        elements = _elements(groups, scale).view(outputs, -1)[:, :inputs].to(torch.int8)
+        return pack_int4(elements), scale[:, :, 0].to(weight.dtype)
+
+    def apply(self, weights: dict[str, Tensor], x: Tensor) -> Tensor:
+        """x [N, in_features] -> [N, out_features]."""
+        out: Tensor = self._linear(x, weights["weight"], weights["scale"], None, weights.get("bias"))
+        return out
+
+    def logits(self, weights: dict[str, Tensor], x: Tensor) -> Tensor:
+        """x [N, in_features] -> [N, out_features] float32, without a bias."""
+        out: Tensor = self._linear(x, weights["weight"], weights["scale"], None, None, wide=True)
+        return out
+
+    def weight_bytes(self, out_features: int, in_features: int, dtype_bytes: int) -> int:
+        """Half a byte per weight of whole pieces of 128 inputs, and a scale per group of whole blocks of 16 outputs."""
+        groups = -(-in_features // self.group_size)
+        return out_features * -(-in_features // 128) * 64 + -(-out_features // 16) * 16 * groups * dtype_bytes
+
+
+def _elements(groups: Tensor, scale: Tensor) -> Tensor:
+    # A group of zeros (or one so small that its scale is rounded to zero) is kept as zeros.
+    return groups.div(torch.where(scale == 0, torch.inf, scale)).round_().clamp_(-8, 7)
+
+
 _METHODS: dict[str, Callable[[OpRequest], LinearMethod]] = {
     "plain": PlainLinear,
     "int8": Int8WeightOnlyLinear,
+    "int4": partial(Int4WeightOnlyLinear, group_size=128),
+    "int4-g64": partial(Int4WeightOnlyLinear, group_size=64),
+    "int4-g32": partial(Int4WeightOnlyLinear, group_size=32),
 }
 
 

@@ -65,7 +65,7 @@ class CausalLM(Network):
     def batch_invariant(self) -> bool:  # type: ignore[override]
         """Logits depend on nothing but the tokens before them: not on other requests, chunks, or what was cached.
         Promised where one call runs the whole stack; what is outside of it acts on each element alone."""
-        ops = ("decoder_stack", "lm_head")
+        ops = ("decoder_stack", self.lm_head.op)
         return self._run_stack is not None and all(self._scope.choose(op)[0].batch_invariant for op in ops)
 
     def finish_loading(self) -> None:

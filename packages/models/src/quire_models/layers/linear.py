@@ -50,10 +50,10 @@ class Linear:
         return self._weight.shape
 
     def stack_weights(self) -> LinearWeights | None:
-        """The weight as loaded or in int8, or None when the linear method keeps another form of it."""
-        if self._method.name not in ("plain", "int8"):
+        """The weight as ops take it, or None when the linear method keeps another form of it."""
+        if not self._weights.keys() <= set(LinearWeights._fields):
             return None
-        return LinearWeights(self._weights["weight"], self._weights.get("bias"), self._weights.get("scale"))
+        return LinearWeights(**self._weights)
 
     def __call__(self, x: Tensor) -> Tensor:
         out: Tensor = self._apply(self._weights, x)
@@ -86,32 +86,39 @@ class Embedding:
 
 
 class LMHead:
-    """hidden [N, size] -> logits [N, vocab_size] float32. Never quantized; may share the embedding's weight."""
+    """hidden [N, size] -> logits [N, vocab_size] float32, through the linear method of the scope. May share the
+    embedding's weight: a method that keeps another form of it has a copy of its own."""
 
-    __slots__ = ("_bias", "_bias_parameter", "_embedding", "_lm_head", "_parameter", "_weight")
+    __slots__ = ("_bias", "_bias_parameter", "_embedding", "_method", "_parameter", "_weights")
 
     def __init__(
         self, scope: Scope, vocab_size: int, size: int, *, tied_to: Embedding | None = None, bias: bool = False
     ) -> None:
         self._bias_parameter = scope.parameter("bias", vocab_size) if bias else None
         self._bias: Tensor | None = None
-        self._lm_head = scope.op("lm_head")
+        self._method = scope.linear_method
         self._embedding = tied_to
         self._parameter: Parameter | None = None
         if tied_to is None:
             self._parameter = scope.parameter("weight", vocab_size, size)
-        self._weight: Tensor
+        self._weights: dict[str, Tensor] = {}
         scope.when_loaded(self._finish)
+
+    @property
+    def op(self) -> str:
+        """The op that computes the logits."""
+        return self._method.logits_op
 
     def _finish(self) -> None:
         if self._embedding is not None:
-            self._weight = self._embedding.weight
+            weight = self._embedding.weight
         else:
             assert self._parameter is not None
-            self._weight = self._parameter.take()
+            weight = self._parameter.take()
+        self._weights = self._method.make_weights(weight, None)
         if self._bias_parameter is not None:
             self._bias = self._bias_parameter.take().float()
 
     def __call__(self, hidden: Tensor) -> Tensor:
-        logits: Tensor = self._lm_head(hidden, self._weight)
+        logits: Tensor = self._method.logits(self._weights, hidden)
         return logits if self._bias is None else logits.add_(self._bias)

@@ -78,7 +78,7 @@ class FusedExperts:
     def _bind(self) -> None:
         def weights(layers: list[Linear]) -> tuple[LinearWeights, ...]:
             found = [layer.stack_weights() for layer in layers]
-            return tuple(one for one in found if one is not None)
+            return tuple(one for one in found if one is not None and (one.scale is None or one.scale.ndim == 1))
 
         gate, up, down = weights(self.gate), weights(self.up), weights(self.down)
         if len(gate) == len(up) == len(down) == len(self.gate):

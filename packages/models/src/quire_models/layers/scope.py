@@ -53,7 +53,7 @@ class Scope:
     device: torch.device
     linear_method: LinearMethod
     plain_method: LinearMethod
-    """For layers that are never quantized (the LM head)."""
+    """For layers that are never quantized."""
     attention_backend: AttentionBackend
     cache_dtype: str | None = None
     """What keys and values are kept in; None for the compute dtype."""

@@ -44,6 +44,15 @@ class LinearMethodSuite:
                         scale = x.double().norm(dim=1).max() * weight.double().norm(dim=1).max()
                         assert error <= rounding * wanted.abs().max() + self.max_error * scale
 
+    def test_logits_are_kept_wide(self) -> None:
+        for dtype, rounding in ROUNDING.items():
+            method = self.make_method(dtype)
+            weight, x = torch.randn(70, 64).to(dtype), torch.randn(5, 64).to(dtype)
+            weights = method.make_weights(weight, None)
+            got = method.logits(weights, x)
+            assert got.dtype == torch.float32
+            assert (got - method.apply(weights, x)).abs().max() <= rounding * got.abs().max()
+
     def test_bytes_are_said_truly(self) -> None:
         for dtype in ROUNDING:
             method = self.make_method(dtype)
