@@ -21,6 +21,7 @@ class Layout:
     block_table: Tensor = field(default_factory=lambda: torch.empty(0))
     """[S, B] int32; left empty, blocks are given out at random."""
     query_start_loc: Tensor = field(init=False)
+    seq_lens: Tensor = field(init=False)
     slot_mapping: Tensor = field(init=False)
     derived: dict[Any, Any] = field(default_factory=dict)
     num_blocks: int = 0
@@ -34,6 +35,7 @@ class Layout:
             for row, (blocks, count) in enumerate(zip(free.split(counts), counts, strict=True)):
                 self.block_table[row, :count] = blocks
         self.query_start_loc = torch.tensor([0, *self.query_lens]).cumsum(0).to(torch.int32)
+        self.seq_lens = torch.tensor(self.kv_lens, dtype=torch.int32)
         slots = []
         for row, (query_len, kv_len) in enumerate(zip(self.query_lens, self.kv_lens, strict=True)):
             positions = torch.arange(kv_len - query_len, kv_len)

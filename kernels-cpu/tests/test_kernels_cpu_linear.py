@@ -44,6 +44,9 @@ def test_linear_equals_the_reference_and_each_row_alone(dtype: torch.dtype, toke
     logits = ops.lm_head(x, weight)
     assert logits.dtype == torch.float32
     assert relative_error(logits, x.double() @ weight.double().T) <= 1e-6
+    ids, peaks = ops.lm_head_argmax(x, weight)
+    assert torch.equal(peaks, logits.amax(dim=1))
+    assert torch.equal(ids, logits.argmax(dim=1))
 
 
 GROUP_SHAPES = [(1, 64, 64), (17, 1024, 50), (1, 40, 33), (65, 70, 79), (9, 192, 31)]

@@ -30,6 +30,9 @@ BUILDS: dict[str, frozenset[str]] = {
 _P, _I, _L, _F = ctypes.c_void_p, ctypes.c_int, ctypes.c_int64, ctypes.c_float
 _SIGNATURES: dict[str, tuple[list[type], type | None]] = {
     "quire_linear": ([_I, _P, _P, _P, _L, _L, _L, _I], None),
+    "quire_linear_largest": ([_I, _P, _P, _P, _P, _L, _L, _L], None),
+    "quire_step_inputs": ([_P, _L, _P, _P, _P, _L, _P, _P, _P, _P, _P, _I], None),
+    "quire_decode_step": ([_I, _P, _P], _I),
     "quire_rms_norm": ([_I, _P, _P, _P, _P, _L, _L, _F], None),
     "quire_activate_and_mul": ([_I, _I, _P, _P, _L], None),
     "quire_attention": ([_I, _P, _P, _P, _P, _L, _P, _P, _I, _I, _I, _I, _I, _F, _I, _F], None),

@@ -17,7 +17,7 @@ from quire_kernels_cpu.matrix import Matrix
 from quire_ops.declarations import PagedLayout
 from quire_ops.decoder_stack import DecoderStack, RunDecoder
 
-__all__ = ["MAX_HEAD_DIM", "MAX_QUERIES_PER_KV_HEAD", "decoder_stack"]
+__all__ = ["MAX_HEAD_DIM", "MAX_QUERIES_PER_KV_HEAD", "Decoder", "decoder_stack"]
 
 MAX_HEAD_DIM = 256
 MAX_QUERIES_PER_KV_HEAD = 64
@@ -25,10 +25,10 @@ MAX_QUERIES_PER_KV_HEAD = 64
 
 def decoder_stack(stack: DecoderStack) -> RunDecoder:
     """Op `decoder_stack`."""
-    return _Decoder(stack)
+    return Decoder(stack)
 
 
-class _Decoder:
+class Decoder:
     """A decoder of the library. Keeps the weights that it points to."""
 
     def __init__(self, stack: DecoderStack) -> None:
@@ -37,8 +37,9 @@ class _Decoder:
         self._dtype = DTYPES[stack.final_norm.dtype]
         self._group_of_layer: tuple[int, ...] | None = None
         self._caches: tuple[Tensor, ...] = ()
-        self._cache_pointers = (ctypes.c_void_p * len(stack.layers))()
-        self._handle: int | None = None
+        self.cache_pointers = (ctypes.c_void_p * len(stack.layers))()
+        self.handle: int | None = None
+        """What the C functions take; from `prepare` on."""
 
     def __del__(self) -> None:
         self._release()
@@ -53,21 +54,18 @@ class _Decoder:
         kv_caches: tuple[Tensor, ...],
     ) -> Tensor:
         """See `RunDecoder`."""
-        if group_of_layer != self._group_of_layer:
-            self._prepare(group_of_layer)
-        if kv_caches is not self._caches:
-            self._point_to(kv_caches)
+        self.prepare(group_of_layer, kv_caches)
         x, cos, sin = x.contiguous(), cos.contiguous(), sin.contiguous()
         hidden = torch.empty_like(x)
-        groups = (ctypes.c_int64 * (3 * len(layouts)))()
-        for i, layout in enumerate(layouts):
+        pointers: list[int] = []
+        for layout in layouts:
             table = layout.block_table
-            groups[3 * i : 3 * i + 3] = [table.data_ptr(), table.stride(0), layout.slot_mapping.data_ptr()]
+            pointers += (table.data_ptr(), table.stride(0), layout.slot_mapping.data_ptr())
+        groups = (ctypes.c_int64 * len(pointers))(*pointers)
         first = layouts[0]
-        kv_lens = torch.tensor(first.kv_lens, dtype=torch.int32)
         library().quire_decoder_run(
             self._dtype,
-            self._handle,
+            self.handle,
             x.data_ptr(),
             hidden.data_ptr(),
             cos.data_ptr(),
@@ -75,14 +73,21 @@ class _Decoder:
             x.shape[0],
             len(first.kv_lens),
             first.query_start_loc.data_ptr(),
-            kv_lens.data_ptr(),
+            first.seq_lens.data_ptr(),
             groups,
-            self._cache_pointers,
+            self.cache_pointers,
             kv_caches[0].shape[3],
         )
         return hidden
 
-    def _prepare(self, group_of_layer: tuple[int, ...]) -> None:
+    def prepare(self, group_of_layer: tuple[int, ...], kv_caches: tuple[Tensor, ...]) -> None:
+        """Make `handle` and `cache_pointers` fit; nothing to do when they do already."""
+        if group_of_layer != self._group_of_layer:
+            self._make(group_of_layer)
+        if kv_caches is not self._caches:
+            self._point_to(kv_caches)
+
+    def _make(self, group_of_layer: tuple[int, ...]) -> None:
         self._release()
         stack, num_layers = self._stack, len(self._stack.layers)
         norms: list[int | None] = []
@@ -96,7 +101,7 @@ class _Decoder:
                 matrices.append(Matrix.of(*weights, inputs=cols))
         windows = [layer.sliding_window or 0 for layer in stack.layers]
         first = stack.layers[0]
-        self._handle = library().quire_decoder_new(
+        self.handle = library().quire_decoder_new(
             self._dtype,
             num_layers,
             (ctypes.c_void_p * len(norms))(*norms),
@@ -118,10 +123,10 @@ class _Decoder:
     def _point_to(self, kv_caches: tuple[Tensor, ...]) -> None:
         for i, cache in enumerate(kv_caches):
             assert cache.is_contiguous(), "a layer's cache must be contiguous"
-            self._cache_pointers[i] = cache.data_ptr()
+            self.cache_pointers[i] = cache.data_ptr()
         self._caches = kv_caches
 
     def _release(self) -> None:
-        if self._handle is not None:
-            library().quire_decoder_delete(self._dtype, self._handle)
-            self._handle = None
+        if self.handle is not None:
+            library().quire_decoder_delete(self._dtype, self.handle)
+            self.handle = None

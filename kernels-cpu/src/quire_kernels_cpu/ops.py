@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from quire_kernels_cpu.builds import library, unavailable
+from quire_kernels_cpu.decode_step import decode_step
 from quire_kernels_cpu.decoder import MAX_HEAD_DIM, MAX_QUERIES_PER_KV_HEAD, decoder_stack
 from quire_kernels_cpu.dtypes import DTYPES
 from quire_kernels_cpu.matrix import Matrix
@@ -24,6 +25,7 @@ from quire_kernels_cpu.recurrent import (
     selective_scan,
     sigmoid_and_mul,
 )
+from quire_kernels_cpu.step_inputs import step_inputs
 from quire_ops import OpBackend, SizeRule
 from quire_ops.declarations import PagedLayout
 from quire_ops.torch_attention import paged_attention as torch_paged_attention
@@ -36,6 +38,7 @@ __all__ = [
     "int8_linear",
     "linear",
     "lm_head",
+    "lm_head_argmax",
     "paged_attention",
     "rms_norm",
     "silu_and_mul",
@@ -52,6 +55,8 @@ def backends() -> list[OpBackend]:
     functions = (
         linear,
         lm_head,
+        lm_head_argmax,
+        step_inputs,
         int8_linear,
         grouped_linear,
         rms_norm,
@@ -60,6 +65,7 @@ def backends() -> list[OpBackend]:
         gelu_and_mul,
         paged_attention,
         decoder_stack,
+        decode_step,
         fused_moe,
         causal_conv1d,
         mamba2_scan,
@@ -75,8 +81,8 @@ def backends() -> list[OpBackend]:
             priority=10,
             devices=frozenset({"cpu"}),
             dtypes=frozenset(DTYPES),
-            sizes=_ATTENTION_SIZES if function in (paged_attention, decoder_stack) else SIZES,
-            cache_dtypes=frozenset() if function is decoder_stack else None,
+            sizes=_ATTENTION_SIZES if function in (paged_attention, decoder_stack, decode_step) else SIZES,
+            cache_dtypes=frozenset() if function in (decoder_stack, decode_step) else None,
             batch_invariant=True,
             unavailable=unavailable(),
         )
@@ -92,6 +98,26 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 def lm_head(x: Tensor, weight: Tensor) -> Tensor:
     """Op `lm_head`."""
     return _linear(x, weight, wide=True)
+
+
+def lm_head_argmax(x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+    """Op `lm_head_argmax`: the logits are those of `lm_head` to the bit, and never in memory."""
+    x, weight = x.contiguous(), weight.contiguous()
+    num_tokens, cols = x.shape
+    ids = torch.empty(num_tokens, dtype=torch.int64)
+    peaks = torch.empty(num_tokens, dtype=torch.float32)
+    if num_tokens:
+        library().quire_linear_largest(
+            DTYPES[x.dtype],
+            x.data_ptr(),
+            weight.data_ptr(),
+            ids.data_ptr(),
+            peaks.data_ptr(),
+            num_tokens,
+            cols,
+            weight.shape[0],
+        )
+    return ids, peaks
 
 
 def int8_linear(x: Tensor, weight: Tensor, scale: Tensor, bias: Tensor | None, *, wide: bool = False) -> Tensor:
@@ -205,9 +231,6 @@ def paged_attention(
         )
     query = query.contiguous()
     out = torch.empty_like(query)
-    kv_lens: Tensor | None = layout.derived.get("cpu")
-    if kv_lens is None:
-        kv_lens = layout.derived["cpu"] = torch.tensor(layout.kv_lens, dtype=torch.int32)
     library().quire_attention(
         DTYPES[query.dtype],
         query.data_ptr(),
@@ -216,7 +239,7 @@ def paged_attention(
         layout.block_table.data_ptr(),
         layout.block_table.stride(0),
         layout.query_start_loc.data_ptr(),
-        kv_lens.data_ptr(),
+        layout.seq_lens.data_ptr(),
         len(layout.query_lens),
         query.shape[1],
         kv_cache.shape[2],

@@ -35,8 +35,8 @@ SCHEMA = {
     "additionalProperties": False,
 }
 SETTINGS: dict[str, dict[str, Any]] = {
-    "asynchronous": {},
     "synchronous": {"async_scheduling": False},
+    "asynchronous": {"async_scheduling": True},
     "one token blocks, few rows": {"block_size": 1, "max_num_seqs": 3},
     "preemptions": {"block_size": 2, "num_gpu_blocks_override": 200, "max_model_len": 320, "max_num_seqs": 16},
     "small chunks": {"max_num_batched_tokens": 5},

@@ -31,7 +31,7 @@ def test_equals_transformers(rope: str, length: int) -> None:
     positions = torch.arange(length)
     cos, sin = oracle(torch.zeros(1, 1), positions[None])
     ours = parse_rope(Fields({"rope_parameters": parameters}, "config.json"), max_position_embeddings=256)
-    got_cos, got_sin = table(ours)(positions)
+    got_cos, got_sin = table(ours)(positions, length)
     # The dynamic kind, once longer than the original context: Transformers takes every token's base from the longest.
     rows = slice(length - 1, length) if rope == "dynamic" and length > 256 else slice(None)
     half = HEAD_DIM // 2
@@ -43,14 +43,14 @@ def test_equals_transformers(rope: str, length: int) -> None:
 def test_dynamic_does_not_depend_on_what_comes_along() -> None:
     rope = RopeConfig(kind="dynamic", factor=2.0, original_max_position_embeddings=64)
     positions = torch.arange(150)
-    together = table(rope)(positions)
+    together = table(rope)(positions, 150)
     for begin, end in ((0, 1), (60, 70), (149, 150)):
-        alone = table(rope)(positions[begin:end])
+        alone = table(rope)(positions[begin:end], end)
         assert torch.equal(alone[0], together[0][begin:end])
         assert torch.equal(alone[1], together[1][begin:end])
-    early = table(RopeConfig())(positions[:64])
+    early = table(RopeConfig())(positions[:64], 64)
     assert (together[0][:64] - early[0]).abs().max() <= 1e-5
-    assert (together[0][100:] - table(RopeConfig())(positions)[0][100:]).abs().max() > 0.1
+    assert (together[0][100:] - table(RopeConfig())(positions, 150)[0][100:]).abs().max() > 0.1
 
 
 def test_kinds_differ() -> None:

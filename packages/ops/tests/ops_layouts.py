@@ -18,7 +18,11 @@ class Layout:
     block_size: int
     query_lens: list[int]
     kv_lens: list[int]
+    seq_lens: Tensor = field(init=False)
     derived: dict[Any, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.seq_lens = torch.tensor(self.kv_lens, dtype=torch.int32)
 
 
 def random_layout(

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import random as random_module
+
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
-from quire_ops import OpBackend, OpRequest, op_table
+from quire_ops import OpBackend, OpRequest, RowTable, op_table
 from quire_ops import reference as ref
 from quire_ops.grouped import GROUP_SIZES, block_groups, dequantize, pack_int4, unblock_groups, unpack_int4
 
@@ -59,6 +62,65 @@ def test_linear(backend: OpBackend, dtype: torch.dtype, rows: int, bias: bool) -
         assert backend.function(x, weight, offset).shape == (0, 33)
         return
     check(backend.function(x, weight, offset), ref.linear(x, weight, offset))
+
+
+def whole_numbers(*shape: int, dtype: torch.dtype, seed: int) -> Tensor:
+    """Of which sums are exact in every order, so that equal logits, of which there are many, are equal indeed."""
+    return torch.randint(-1, 2, shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
+
+
+@cases("lm_head_argmax")
+@pytest.mark.parametrize("rows", [1, 5, 33])
+@pytest.mark.parametrize("shape", [(33, 64), (1, 32), (2000, 96), (515, 70)])
+def test_lm_head_argmax(backend: OpBackend, dtype: torch.dtype, rows: int, shape: tuple[int, int]) -> None:
+    x, weight = whole_numbers(rows, shape[1], dtype=dtype, seed=rows), whole_numbers(*shape, dtype=dtype, seed=9)
+    ids, peaks = backend.function(x, weight)
+    wanted_ids, wanted_peaks = ref.lm_head_argmax(x, weight)
+    assert torch.equal(ids, wanted_ids)
+    assert torch.equal(peaks, wanted_peaks)
+    assert ids.dtype == torch.int64
+    assert peaks.dtype == torch.float32
+
+
+@cases("lm_head_argmax")
+def test_lm_head_argmax_of_what_is_no_number(backend: OpBackend, dtype: torch.dtype) -> None:
+    x, weight = whole_numbers(20, 64, dtype=dtype, seed=0), whole_numbers(300, 64, dtype=dtype, seed=1)
+    wanted_ids, wanted_peaks = ref.lm_head_argmax(x, weight)
+    x[3] = torch.nan
+    x[7, 5] = torch.inf
+    ids, peaks = backend.function(x, weight)
+    sound = [i for i in range(20) if i not in (3, 7)]
+    assert torch.equal(ids[sound], wanted_ids[sound])
+    assert torch.equal(peaks[sound], wanted_peaks[sound])
+    assert peaks[3].isnan()
+    assert not peaks[7].isfinite()
+    assert ((ids >= 0) & (ids < 300)).all()
+    # Every logit -inf: the first token, and a peak that says so.
+    weight = torch.full((300, 64), -torch.inf, dtype=dtype)
+    ids, peaks = backend.function(torch.ones(2, 64, dtype=dtype), weight)
+    assert ids.tolist() == [0, 0]
+    assert peaks.tolist() == [-torch.inf, -torch.inf]
+
+
+@pytest.mark.parametrize("backend", [b for b in BACKENDS if b.op == "step_inputs" and b.refusal(OpRequest()) is None])
+@pytest.mark.parametrize("seed", range(20))
+def test_step_inputs(backend: OpBackend, seed: int) -> None:
+    rng = random_module.Random(seed)
+    num_rows, row_len = 7, 50
+    token_ids = torch.arange(num_rows * row_len, dtype=torch.int32).view(num_rows, row_len)
+    tables = tuple(
+        RowTable(torch.randint(1, 999, (num_rows, -(-row_len // size)), dtype=torch.int32), size, window)
+        for size, window in ((rng.choice([1, 4, 16]), None), (rng.choice([1, 2, 8]), rng.randint(1, 20)))
+    )[: rng.randint(1, 2)]
+    rows = np.array(rng.sample(range(num_rows), rng.randint(1, num_rows)))
+    starts = np.array([rng.randrange(row_len) for _ in rows])
+    is_decode = seed % 2
+    ends = np.array([start + 1 if is_decode else rng.randint(start + 1, row_len) for start in starts.tolist()])
+    got = backend.function(token_ids, tables, rows, starts, ends)
+    wanted = ref.step_inputs(token_ids, tables, rows, starts, ends)
+    for mine, theirs in zip((*got[:4], *sum(got.groups, ())), (*wanted[:4], *sum(wanted.groups, ())), strict=True):
+        assert mine.dtype == theirs.dtype
+        assert torch.equal(mine, theirs)
 
 
 @cases("int8_linear")

@@ -18,6 +18,7 @@ import torch
 
 from quire_attention.batch import ForwardBatch
 from quire_interfaces import FullAttentionSpec, KVCacheGroup, KVCachePlan, NewRow, SamplingParams, SchedulerOutput
+from quire_ops import DecodeRows
 from quire_runner import ModelRunner, RunnerConfig
 
 BLOCK_SIZE = 16
@@ -44,6 +45,16 @@ class NoNetwork:
         self.seconds += time.perf_counter() - begin
         self.cpu_seconds += time.thread_time() - cpu_begin
         return logits
+
+    def bind_decode(self, rows: DecodeRows) -> None:
+        return None
+
+    def most_likely(self, hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        begin, cpu_begin = time.perf_counter(), time.thread_time()
+        peaks, token_ids = self._logits[: len(hidden)].max(dim=-1)
+        self.seconds += time.perf_counter() - begin
+        self.cpu_seconds += time.thread_time() - cpu_begin
+        return token_ids, peaks
 
 
 def decode(step_id: int, num_rows: int, position: int) -> SchedulerOutput:

@@ -29,6 +29,7 @@ from quire_interfaces import (
 )
 from quire_kv_cache import KVCacheConfig, KVCacheManager, plan_kv_cache
 from quire_models import CausalLM, ModelConfig, build_model
+from quire_ops import DecodeRows
 from quire_runner import ModelRunner, RunnerConfig, RunnerExecutor
 from quire_sampling import Sampler, SamplingState
 from quire_scheduler import KVTransfers, Scheduler, SchedulerConfig
@@ -107,6 +108,13 @@ class TinyNetwork(nn.Module):
 
     def compute_logits(self, hidden: Tensor) -> Tensor:
         return (hidden @ self.embedding.T).to(torch.float32)
+
+    def bind_decode(self, rows: DecodeRows) -> None:
+        return None
+
+    def most_likely(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
+        peaks, token_ids = self.compute_logits(hidden).max(dim=-1)
+        return token_ids, peaks
 
     def dense_logits(self, token_ids: Sequence[int]) -> Tensor:
         """[n, VOCAB_SIZE] float32 logits of a whole sequence, without any cache."""

@@ -6,11 +6,13 @@ import random
 from dataclasses import dataclass
 
 import numpy as np
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from quire_interfaces import FullAttentionSpec, KVCacheGroup, NewRow, SamplingParams, SchedulerOutput, SlidingWindowSpec
+from quire_ops import OpFunction, OpRequest, op_table
 from quire_runner import Rows, RunnerConfig
 from quire_runner.grammars import RowGrammars
 from quire_runner.inputs import forward_batch, plan_step, write_drafts
@@ -96,9 +98,15 @@ def fill(rows: Rows, entries: list[Entry], rng: random.Random) -> SchedulerOutpu
     return output
 
 
+STEP_INPUTS = [
+    backend.function for backend in op_table().backends("step_inputs") if backend.refusal(OpRequest()) is None
+]
+
+
+@pytest.mark.parametrize("step_inputs", STEP_INPUTS)
 @given(seed=st.integers(0, 2**32), sizes=st.tuples(st.sampled_from([1, 2, 8]), st.sampled_from([1, 4, 16])))
 @settings(max_examples=150, deadline=None)
-def test_inputs_equal_a_loop_over_tokens(seed: int, sizes: tuple[int, int]) -> None:
+def test_inputs_equal_a_loop_over_tokens(step_inputs: OpFunction, seed: int, sizes: tuple[int, int]) -> None:
     rng = random.Random(seed)
     rows = make_rows(sizes)
     # Rows were used before: what is left of it must not be seen.
@@ -110,7 +118,7 @@ def test_inputs_equal_a_loop_over_tokens(seed: int, sizes: tuple[int, int]) -> N
     plan = plan_step(output, rows)
     if plan.num_drafts is not None:
         write_drafts(output, plan, rows)
-    batch = forward_batch(plan, rows, (0, 1), ())
+    batch = forward_batch(plan, rows, step_inputs, (0, 1), ())
 
     known = {e.row: e.tokens + e.drafts for e in entries}
     tokens = [(e.row, p) for e in entries for p in range(e.start, e.start + e.num)]

@@ -45,8 +45,8 @@ def test_activations_of_a_long_step_are_those_of_its_widest_layer() -> None:
     config = RunnerConfig(
         max_num_batched_tokens=4096, max_num_seqs=1, max_model_len=16, logits_chunk_tokens=1, dtype="bfloat16"
     )
-    mlp, stream = 3 * 256, 3 * 64 + 2 * 16
-    assert activation_bytes(Shape(), config) == 4096 * (stream + mlp) * 2
+    mlp, stream, rotations = 3 * 256, 3 * 64 + 2 * 16, 4 * 16 * 16
+    assert activation_bytes(Shape(), config) == (rotations + 4096 * (stream + mlp)) * 2
 
 
 def test_many_sampling_rows_are_bound_by_their_logits() -> None:

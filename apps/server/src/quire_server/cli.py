@@ -234,7 +234,7 @@ def settings_from(
 def _add_flag(parser: argparse.ArgumentParser, spec: ConfigField) -> None:
     kinds = [kind for kind in typing.get_args(spec.type) or (spec.type,) if kind is not type(None)]
     text = spec.help.replace("%", "%%") + f" (default: {spec.default})".replace("%", "%%")
-    if spec.type is bool:
+    if kinds == [bool]:
         parser.add_argument(spec.flag, dest=spec.name, action=argparse.BooleanOptionalAction, default=None, help=text)
     elif any((typing.get_origin(kind) or kind) is tuple for kind in (*kinds, spec.type)):
         count = 1 if spec.name in SECRETS else "+"

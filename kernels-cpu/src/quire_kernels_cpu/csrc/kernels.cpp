@@ -3,11 +3,14 @@
 // Compiled once per instruction set. dtype: 0 float32, 1 bfloat16, 2 float16. Every function uses the threads of the OpenMP
 // runtime that is loaded; a decoder may be run by one thread at a time.
 #include "attention.h"
+#include "decode_step.h"
 #include "decoder.h"
 #include "elementwise.h"
+#include "largest.h"
 #include "linear.h"
 #include "moe.h"
 #include "recurrent.h"
+#include "step_inputs.h"
 
 namespace quire {
 
@@ -181,6 +184,26 @@ void quire_linear(int dtype, const void* x, const quire::MatrixArgument* argumen
     });
 }
 
+// Per token the largest of x weight^T in float32 and its place, the first among equals: peaks and ids [tokens].
+void quire_linear_largest(int dtype, const void* x, const void* weight, int64_t* ids, float* peaks, int64_t tokens,
+                          int64_t cols, int64_t rows) {
+    for_dtype(dtype, [&](auto zero) {
+        using T = decltype(zero);
+        const quire::Matrix<T> matrix{weight, rows, cols};
+        quire::largest_op(static_cast<const T*>(x), matrix, ids, peaks, tokens);
+    });
+}
+
+// See step_inputs.h; groups: an array of RowTable.
+void quire_step_inputs(const int32_t* token_ids, int64_t row_len, const int64_t* rows, const int64_t* starts,
+                       const int64_t* ends, int64_t count, int64_t* input_ids, int64_t* positions,
+                       int32_t* query_start_loc, int32_t* seq_lens, const void* groups, int num_groups) {
+    const quire::Entries entries{rows, starts, ends, count};
+    quire::gather_tokens(token_ids, row_len, entries, input_ids, positions, query_start_loc, seq_lens);
+    for (int i = 0; i < num_groups; ++i)
+        quire::gather_blocks(static_cast<const quire::RowTable*>(groups)[i], entries);
+}
+
 // to [rows, size] = norm of x; with `added`, x becomes x + added first.
 void quire_rms_norm(int dtype, void* to, void* x, const void* added, const void* weight, int64_t rows, int64_t size,
                     float eps) {
@@ -236,6 +259,14 @@ void quire_decoder_run(int dtype, void* decoder, const void* x, void* hidden, co
     for_dtype(dtype, [&](auto zero) {
         quire::run_decoder<decltype(zero)>(decoder, x, hidden, cos, sin, tokens, num_sequences, query_start_loc,
                                            kv_lens, static_cast<const quire::StepGroup*>(groups), kv_caches, block_size);
+    });
+}
+
+// Whether it was done; see decode_step.h.
+int quire_decode_step(int dtype, void* decoder, const void* arguments) {
+    return for_dtype(dtype, [&](auto zero) -> int {
+        return quire::decode_step(*static_cast<quire::Decoder<decltype(zero)>*>(decoder),
+                                  *static_cast<const quire::DecodeArguments*>(arguments));
     });
 }
 

@@ -13,10 +13,11 @@ __all__ = ["EngineConfig"]
 class EngineConfig(Settings):
     """How the step loop, its process and its client behave."""
 
-    async_scheduling: bool = setting(
-        True,
-        help="Plan the next step while the device runs this one; stopping is then noticed one step late.",
-        check=one_of(True, False),
+    async_scheduling: bool | None = setting(
+        None,
+        help="Plan the next step while the device runs this one; stopping is then noticed one step late. Empty: yes on "
+        "accelerators, no on the CPU, where planning would take a core from computing.",
+        check=one_of(None, True, False),
     )
     stream_interval: int = setting(
         1,
@@ -73,7 +74,8 @@ class EngineConfig(Settings):
         check=one_of(True, False),
     )
 
-    @property
-    def depth(self) -> int:
-        """Steps that may be planned ahead of the one the device runs."""
-        return 1 if self.async_scheduling else 0
+    def depth(self, device: str) -> int:
+        """Steps that may be planned ahead of the one that a device (as torch names it) runs."""
+        if self.async_scheduling is None:
+            return 0 if device.startswith("cpu") else 1
+        return int(self.async_scheduling)

@@ -76,6 +76,7 @@ class EngineCore:
         self.config = config or EngineConfig()
         self._scheduler = parts.scheduler
         self._executor = parts.executor
+        self._depth = self.config.depth(parts.info.device)
         self._in_flight: deque[tuple[SchedulerOutput, Future[ModelRunnerOutput]]] = deque()
         self._quarantine = Quarantine()
         self._alive: set[str] = set()
@@ -177,7 +178,7 @@ class EngineCore:
         if self._quarantine:
             self._step_in_quarantine(result)
             return result
-        while len(self._in_flight) <= self.config.depth and self._launch(None, result):
+        while len(self._in_flight) <= self._depth and self._launch(None, result):
             pass
         if self._in_flight:
             self._take_in(result)

@@ -162,7 +162,7 @@ def build_parts(
     timings = {"import": imported - start, "weights": loaded - imported, "cache": time.perf_counter() - loaded}
     return EngineParts(
         scheduler=Scheduler(scheduler_config, allocator, rules=(gate,), transfers=transfers),
-        executor=RunnerExecutor(runner, threaded=config.engine.depth > 0),
+        executor=RunnerExecutor(runner, threaded=config.engine.depth(config.runner.device) > 0),
         info=_info(config, folder, model, plan, network, runner, tier, timings),
         gates=(gate,),
         check_integrity=allocator.check_integrity,
@@ -186,7 +186,7 @@ def _info(
         "determinism": "a request's tokens depend on nothing else" if network.batch_invariant else "not promised",
         "weights": f"{plan.linear_method}, {plan.dtype}",
         "KV cache": _cache_format(plan.kv_cache_dtype, network),
-        "scheduling": "asynchronous, one step ahead" if config.engine.depth else "synchronous",
+        "scheduling": "asynchronous, one step ahead" if config.engine.depth(config.runner.device) else "synchronous",
         "structured output": resolve_backend(config.structured_output.backend),
         "speculation": config.speculative.method,
         "prefix caching": config.kv_cache.prefix_caching_hash_algo if config.kv_cache.enable_prefix_caching else "off",

@@ -2,9 +2,11 @@
 
 from quire_ops.backends import ENTRY_POINT_GROUP, bind, builtin_table, op_report, op_table
 from quire_ops.declarations import OPS, PagedLayout, kv_cache_shape
+from quire_ops.decode_step import DecodeNetwork, DecodeRows, RunDecode
 from quire_ops.decoder_stack import DecoderLayerWeights, DecoderStack, LinearWeights, RunDecoder
 from quire_ops.fused_moe import EXPERT_ACTIVATIONS, Experts, RunExperts
 from quire_ops.kv_format import CACHE_TORCH_DTYPES
+from quire_ops.step_inputs import GroupInputs, RowTable, StepInputs
 from quire_ops.table import Op, OpBackend, OpChoice, OpFunction, OpRequest, OpTable, SizeRule
 from quire_ops.torch_moe import swigluoai_and_mul
 
@@ -15,9 +17,12 @@ __all__ = [
     "ENTRY_POINT_GROUP",
     "EXPERT_ACTIVATIONS",
     "OPS",
+    "DecodeNetwork",
+    "DecodeRows",
     "DecoderLayerWeights",
     "DecoderStack",
     "Experts",
+    "GroupInputs",
     "LinearWeights",
     "Op",
     "OpBackend",
@@ -26,9 +31,12 @@ __all__ = [
     "OpRequest",
     "OpTable",
     "PagedLayout",
+    "RowTable",
+    "RunDecode",
     "RunDecoder",
     "RunExperts",
     "SizeRule",
+    "StepInputs",
     "bind",
     "builtin_table",
     "kv_cache_shape",

@@ -9,12 +9,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import cache
 from importlib.metadata import entry_points
+from types import ModuleType
 
 import torch
 
 from quire_interfaces import ConfigError
-from quire_ops import recurrent_reference, reference, torch_attention, torch_ops, torch_recurrent
+from quire_ops import recurrent_reference, reference, torch_attention, torch_ops, torch_recurrent, torch_step_inputs
 from quire_ops.declarations import OPS
+from quire_ops.decode_step import reference_decode_step
 from quire_ops.decoder_stack import reference_decoder_stack
 from quire_ops.fused_moe import reference_fused_moe
 from quire_ops.recurrent import RECURRENT_OPS
@@ -26,6 +28,10 @@ __all__ = ["ENTRY_POINT_GROUP", "bind", "builtin_table", "op_report", "op_table"
 ENTRY_POINT_GROUP = "quire.ops"
 
 _FLOATS = frozenset({torch.float32, torch.bfloat16, torch.float16})
+_MODULES: dict[str, ModuleType] = {"paged_attention": torch_attention, "step_inputs": torch_step_inputs}
+"""Where the torch backend of an op is, if not in `torch_ops`."""
+_OPTIONS: dict[str, OpFunction] = {"decoder_stack": reference_decoder_stack, "decode_step": reference_decode_step}
+"""Reference of each op that has no torch backend: networks do without where no other package brings one."""
 _EVEN_HEAD = {"head_dim": SizeRule(minimum=2, multiple_of=2)}
 
 
@@ -33,8 +39,8 @@ def builtin_table() -> OpTable:
     """A table with the backends of this package only."""
     table = OpTable(OPS)
     for op in OPS:
-        if op.name == "decoder_stack":
-            table.add(OpBackend(op=op.name, name="reference", function=reference_decoder_stack, priority=-100))
+        if op.name in _OPTIONS:
+            table.add(OpBackend(op=op.name, name="reference", function=_OPTIONS[op.name], priority=-100))
             continue
         if op.name == "fused_moe":
             table.add(OpBackend(op=op.name, name="reference", function=reference_fused_moe, priority=-100))
@@ -43,7 +49,7 @@ def builtin_table() -> OpTable:
         is_recurrent = op in RECURRENT_OPS
         function = getattr(recurrent_reference if is_recurrent else reference, op.name)
         table.add(OpBackend(op=op.name, name="reference", function=function, priority=-100))
-        module = torch_attention if op.name == "paged_attention" else torch_recurrent if is_recurrent else torch_ops
+        module = torch_recurrent if is_recurrent else _MODULES.get(op.name, torch_ops)
         sizes = _EVEN_HEAD if op.name == "rotary_embedding" else {}
         fused = getattr(module, op.name)
         table.add(OpBackend(op=op.name, name="torch", function=fused, dtypes=_FLOATS, sizes=sizes))

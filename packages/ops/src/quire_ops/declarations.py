@@ -45,6 +45,14 @@ OPS: tuple[Op, ...] = (
         description="x @ weight.T, kept as wide as it is summed",
     ),
     Op(
+        name="lm_head_argmax",
+        signature="(x [N, I], weight [vocab, I] of x's dtype) -> (ids [N] int64, peaks [N] float32)",
+        description=(
+            "The largest logit of op `lm_head` and its token, the lowest among equals; a row with NaN has the peak NaN "
+            "and any token. Logits need not be written anywhere"
+        ),
+    ),
+    Op(
         name="int8_linear",
         signature="(x [N, I], weight [O, I] int8, scale [O] of x's dtype, bias [O] | None, *, wide: bool) -> [N, O], "
         "dtype of x, or float32 if wide",
@@ -119,11 +127,28 @@ OPS: tuple[Op, ...] = (
         ),
     ),
     Op(
+        name="decode_step",
+        signature="(network: DecodeNetwork, rows: DecodeRows) -> RunDecode",
+        description=(
+            "A whole decode step of greedy rows in one call, from embedding to tokens (`decode_step.py`). An option of "
+            "a backend, as decoder_stack is"
+        ),
+    ),
+    Op(
         name="fused_moe",
         signature="(experts: Experts) -> RunExperts",
         description=(
             "The experts of a mixture-of-experts layer, each with the tokens that are routed to it, and the weighted "
             "sum of their results (`fused_moe.py`)"
+        ),
+    ),
+    Op(
+        name="step_inputs",
+        signature="(token_ids [R, L] int32, tables: tuple[RowTable, ...], rows [S], starts [S], ends [S]: int64 on the "
+        "host) -> StepInputs",
+        description=(
+            "Gather the inputs of a step from what is kept of each row: sequence s computes the tokens at positions "
+            "starts[s] to ends[s] - 1 of row rows[s], at least one. Any dtype of the network"
         ),
     ),
     Op(

@@ -16,6 +16,8 @@ class PagedLayout(Protocol):
     """[S, B] int32."""
     query_start_loc: Tensor
     """[S + 1] int32."""
+    seq_lens: Tensor
+    """[S] int32: `kv_lens` on the device."""
     slot_mapping: Tensor
     """[T] int64."""
     block_size: int

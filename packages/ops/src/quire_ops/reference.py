@@ -14,6 +14,7 @@ from torch import Tensor
 from quire_ops.declarations import PagedLayout
 from quire_ops.grouped import dequantize
 from quire_ops.kv_reference import decode_row, encode_row
+from quire_ops.step_inputs import GroupInputs, HostInts, RowTable, StepInputs
 
 __all__ = [
     "add_rms_norm",
@@ -24,10 +25,12 @@ __all__ = [
     "layer_norm",
     "linear",
     "lm_head",
+    "lm_head_argmax",
     "paged_attention",
     "rms_norm",
     "rotary_embedding",
     "silu_and_mul",
+    "step_inputs",
     "write_kv_cache",
 ]
 
@@ -43,6 +46,12 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 def lm_head(x: Tensor, weight: Tensor) -> Tensor:
     """Op `lm_head`."""
     return (x.double() @ weight.double().T).float()
+
+
+def lm_head_argmax(x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+    """Op `lm_head_argmax`."""
+    peaks, ids = lm_head(x, weight).max(dim=-1)  # torch promises the first of equals
+    return ids, peaks
 
 
 def int8_linear(x: Tensor, weight: Tensor, scale: Tensor, bias: Tensor | None, *, wide: bool = False) -> Tensor:
@@ -173,3 +182,43 @@ def _pairs(kv_cache: Tensor, blocks: list[int], begin: int, end: int, kv_scale: 
         for head in range(num_kv_heads)
     ]
     return torch.stack(rows).view(end - begin, 2, num_kv_heads, -1)
+
+
+def step_inputs(
+    token_ids: Tensor, tables: tuple[RowTable, ...], rows: HostInts, starts: HostInts, ends: HostInts
+) -> StepInputs:
+    """Op `step_inputs`: one token at a time."""
+    spans = list(zip(rows.tolist(), starts.tolist(), ends.tolist(), strict=True))
+    tokens = [(row, position) for row, start, end in spans for position in range(start, end)]
+    query_start_loc = [0]
+    for _, start, end in spans:
+        query_start_loc.append(query_start_loc[-1] + end - start)
+
+    def block_table(table: RowTable) -> list[list[int]]:
+        window = table.sliding_window
+        width = max(-(-end // table.block_size) for _, _, end in spans)
+        found = []
+        for row, start, end in spans:
+            first = 0 if window is None else max(start - window + 1, 0)
+            seen = range(first // table.block_size, -(-end // table.block_size))
+            found.append([int(table.table[row, block]) if block in seen else 0 for block in range(width)])
+        return found
+
+    def slots(table: RowTable) -> list[int]:
+        size = table.block_size
+        return [int(table.table[row, position // size]) * size + position % size for row, position in tokens]
+
+    device = token_ids.device
+    return StepInputs(
+        input_ids=torch.tensor([int(token_ids[token]) for token in tokens], dtype=torch.int64, device=device),
+        positions=torch.tensor([position for _, position in tokens], dtype=torch.int64, device=device),
+        query_start_loc=torch.tensor(query_start_loc, dtype=torch.int32, device=device),
+        seq_lens=torch.tensor([end for _, _, end in spans], dtype=torch.int32, device=device),
+        groups=tuple(
+            GroupInputs(
+                torch.tensor(block_table(table), dtype=torch.int32, device=device),
+                torch.tensor(slots(table), dtype=torch.int64, device=device),
+            )
+            for table in tables
+        ),
+    )

@@ -23,6 +23,7 @@ __all__ = [
     "layer_norm",
     "linear",
     "lm_head",
+    "lm_head_argmax",
     "rms_norm",
     "rotary_embedding",
     "silu_and_mul",
@@ -43,6 +44,12 @@ embedding = F.embedding
 def lm_head(x: Tensor, weight: Tensor) -> Tensor:
     """Op `lm_head`."""
     return F.linear(x, weight).float()
+
+
+def lm_head_argmax(x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+    """Op `lm_head_argmax`."""
+    peaks, ids = lm_head(x, weight).max(dim=-1)
+    return ids, peaks
 
 
 def int8_linear(x: Tensor, weight: Tensor, scale: Tensor, bias: Tensor | None, *, wide: bool = False) -> Tensor:

@@ -47,6 +47,11 @@ class RowGrammars:
         self._buffer = torch.zeros(0, self._num_words, dtype=torch.int32)
         self._words: list[memoryview] = []
 
+    @property
+    def is_used(self) -> bool:
+        """Whether any row has a matcher."""
+        return bool(self._matchers)
+
     def fill(self, new: NewRow) -> None:
         """Put a request into its row: a matcher that has seen all of its output so far.
 

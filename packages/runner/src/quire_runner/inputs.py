@@ -1,7 +1,8 @@
-"""Derives the inputs of a step from the rows and the scheduler's numbers. No loop over tokens, one sort of index work.
+"""Derives the inputs of a step from the rows and the scheduler's numbers.
 
-Index arithmetic happens on the host, from numbers the scheduler sent (numpy); everything that depends on token ids or
-block ids is gathered on the device, so that a token sampled a moment ago is found without a round trip.
+Index arithmetic that the host needs itself happens here, on numbers that the scheduler sent (numpy); everything that
+depends on token ids or block ids is gathered on the device by op `step_inputs`, so that a token sampled a moment ago is
+found without a round trip.
 
 Shape legend: T tokens, S entries (sequences), N logit rows of this step.
 """
@@ -9,7 +10,6 @@ Shape legend: T tokens, S entries (sequences), N logit rows of this step.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -18,7 +18,8 @@ from torch import Tensor
 
 from quire_attention.batch import AttentionMetadata, ForwardBatch
 from quire_interfaces.step import SchedulerOutput
-from quire_runner.rows import BlockTable, Rows
+from quire_ops import OpFunction
+from quire_runner.rows import Rows
 
 __all__ = ["HostPlan", "LogitRows", "forward_batch", "plan_step", "to_device", "write_drafts"]
 
@@ -48,16 +49,12 @@ class HostPlan:
     """[S]"""
     start: Ints
     """[S] position of the first token."""
-    query_lens: Ints
-    """[S]"""
     ends: Ints
     """[S] position after the last token: the sequence's length once the step has run."""
+    query_lens: list[int]
+    """Per entry."""
     query_start_loc: Ints
     """[S + 1]"""
-    token_rows: Ints
-    """[T] row of each token."""
-    positions: Ints
-    """[T] position of each token."""
     num_drafts: Ints | None
     """[S] draft tokens, None when no entry has any."""
     logits: LogitRows
@@ -69,23 +66,52 @@ def plan_step(output: SchedulerOutput, rows: Rows) -> HostPlan:
     Raises:
         RuntimeError: the scheduler asks for tokens that no step has produced (a step before this one failed).
     """
-    entry_rows = np.asarray(output.rows, dtype=np.int64)
-    start = np.asarray(output.num_computed_tokens, dtype=np.int64)
-    query_lens = np.asarray(output.num_scheduled_tokens, dtype=np.int64)
+    entry_rows = np.array(output.rows, dtype=np.int64)
+    start = np.array(output.num_computed_tokens, dtype=np.int64)
+    if sum(output.num_scheduled_tokens) == len(entry_rows) and all(output.samples):
+        return _plan_decodes(output, rows, entry_rows, start)
+    query_lens = np.array(output.num_scheduled_tokens, dtype=np.int64)
     ends = start + query_lens
     query_start_loc = np.zeros(len(entry_rows) + 1, dtype=np.int64)
     np.cumsum(query_lens, out=query_start_loc[1:])
-    num_tokens = int(query_start_loc[-1])
-    if num_tokens == len(entry_rows):
-        token_rows, positions = entry_rows, start
-    else:
-        token_rows = np.repeat(entry_rows, query_lens)
-        positions = np.arange(num_tokens) + np.repeat(start - query_start_loc[:-1], query_lens)
     num_drafts = None
     if output.draft_token_ids:
         drafts = output.draft_token_ids
-        num_drafts = np.asarray([len(drafts.get(row, ())) for row in output.rows], dtype=np.int64)
-    known = ends if num_drafts is None else ends - num_drafts
+        num_drafts = np.array([len(drafts.get(row, ())) for row in output.rows], dtype=np.int64)
+    _check_known(output, rows, entry_rows, ends if num_drafts is None else ends - num_drafts)
+    return HostPlan(
+        rows=entry_rows,
+        start=start,
+        ends=ends,
+        query_lens=output.num_scheduled_tokens,
+        query_start_loc=query_start_loc,
+        num_drafts=num_drafts,
+        logits=_logit_rows(output, entry_rows, ends, query_start_loc, _num_verified(output, rows, num_drafts)),
+    )
+
+
+def _plan_decodes(output: SchedulerOutput, rows: Rows, entry_rows: Ints, start: Ints) -> HostPlan:
+    """The step of every day: each entry computes its last known token and samples the next one."""
+    ends = start + 1
+    _check_known(output, rows, entry_rows, ends)
+    query_start_loc = np.arange(len(entry_rows) + 1)
+    return HostPlan(
+        rows=entry_rows,
+        start=start,
+        ends=ends,
+        query_lens=output.num_scheduled_tokens,
+        query_start_loc=query_start_loc,
+        num_drafts=None,
+        logits=LogitRows(
+            rows=entry_rows,
+            positions=start,
+            token_index=query_start_loc[:-1],
+            entry_ends=list(range(1, len(entry_rows) + 1)),
+        ),
+    )
+
+
+def _check_known(output: SchedulerOutput, rows: Rows, entry_rows: Ints, known: Ints) -> None:
     unknown = known > rows.num_tokens[entry_rows]
     if unknown.any():
         i = int(unknown.argmax())
@@ -93,17 +119,6 @@ def plan_step(output: SchedulerOutput, rows: Rows) -> HostPlan:
             f"step {output.step_id} needs {known[i]} known tokens in row {output.rows[i]} (request "
             f"{output.request_ids[i]!r}), which has {rows.num_tokens[output.rows[i]]}: a step before it failed"
         )
-    return HostPlan(
-        rows=entry_rows,
-        start=start,
-        query_lens=query_lens,
-        ends=ends,
-        query_start_loc=query_start_loc,
-        token_rows=token_rows,
-        positions=positions,
-        num_drafts=num_drafts,
-        logits=_logit_rows(output, entry_rows, ends, query_start_loc, _num_verified(output, rows, num_drafts)),
-    )
 
 
 def _num_verified(output: SchedulerOutput, rows: Rows, num_drafts: Ints | None) -> Ints | None:
@@ -154,79 +169,39 @@ def write_drafts(output: SchedulerOutput, plan: HostPlan, rows: Rows) -> None:
 def forward_batch(
     plan: HostPlan,
     rows: Rows,
+    step_inputs: OpFunction,
     group_of_layer: tuple[int, ...],
     kv_caches: tuple[Tensor, ...],
     states: tuple[tuple[Tensor, ...], ...] = (),
 ) -> ForwardBatch:
-    """Gather what the network gets; the last three arguments are handed on.
+    """Gather what the network gets, with op `step_inputs`; the last three arguments are handed on.
 
     Raises:
         RuntimeError: a row has fewer blocks than the step's tokens need (a bug of the scheduler's side).
     """
-    device = rows.token_ids.device
-    index = to_device(plan.token_rows * rows.row_len + plan.positions, device)
-    shared = _Shared(
-        rows=to_device(plan.rows, device),
-        query_start_loc=to_device(plan.query_start_loc.astype(np.int32), device),
-        seq_lens=to_device(plan.ends.astype(np.int32), device),
-        query_lens=plan.query_lens.tolist(),
-        kv_lens=plan.ends.tolist(),
-    )
+    for table in rows.block_tables:
+        table.check(plan.rows, plan.ends)
+    inputs = step_inputs(rows.token_ids, rows.row_tables, plan.rows, plan.start, plan.ends)
+    kv_lens = plan.ends.tolist()
     return ForwardBatch(
-        input_ids=rows.token_ids.view(-1).index_select(0, index).to(torch.int64),
-        positions=to_device(plan.positions, device),
-        attention=tuple(_attention_metadata(plan, table, shared) for table in rows.block_tables),
+        input_ids=inputs.input_ids,
+        positions=inputs.positions,
+        attention=tuple(
+            AttentionMetadata(
+                query_start_loc=inputs.query_start_loc,
+                seq_lens=inputs.seq_lens,
+                block_table=group.block_table,
+                slot_mapping=group.slot_mapping,
+                block_size=table.block_size,
+                query_lens=plan.query_lens,
+                kv_lens=kv_lens,
+            )
+            for group, table in zip(inputs.groups, rows.block_tables, strict=True)
+        ),
         group_of_layer=group_of_layer,
         kv_caches=kv_caches,
         states=states,
     )
-
-
-class _Shared(NamedTuple):
-    """What all groups' metadata have in common."""
-
-    rows: Tensor
-    query_start_loc: Tensor
-    seq_lens: Tensor
-    query_lens: list[int]
-    kv_lens: list[int]
-
-
-def _attention_metadata(plan: HostPlan, table: BlockTable, shared: _Shared) -> AttentionMetadata:
-    device, size = table.table.device, table.block_size
-    needed = -(-plan.ends // size)
-    held = table.num_blocks[plan.rows]
-    if (needed > held).any():
-        i = int((needed > held).argmax())
-        raise RuntimeError(f"row {plan.rows[i]} needs {needed[i]} blocks but was given {held[i]}")
-    index = to_device(plan.token_rows * table.width + plan.positions // size, device)
-    slots = table.table.view(-1).index_select(0, index).to(torch.int64)
-    slots.mul_(size).add_(to_device(plan.positions % size, device))
-    return AttentionMetadata(
-        query_start_loc=shared.query_start_loc,
-        seq_lens=shared.seq_lens,
-        block_table=_block_table(plan, table, shared.rows, needed, held),
-        slot_mapping=slots,
-        block_size=size,
-        query_lens=shared.query_lens,
-        kv_lens=shared.kv_lens,
-    )
-
-
-def _block_table(plan: HostPlan, table: BlockTable, rows: Tensor, needed: Ints, held: Ints) -> Tensor:
-    """[S, B] int32: the rows' tables, with the null block wherever a kernel must not look."""
-    width = int(needed.max())
-    blocks = table.table[:, :width].index_select(0, rows)
-    first = np.zeros_like(needed)
-    if table.sliding_window is not None:
-        # Blocks before the window may already belong to another request.
-        first = np.maximum(plan.start - table.sliding_window + 1, 0) // table.block_size
-    beyond = np.minimum(held, width) > needed
-    if beyond.any() or first.any():
-        place = np.arange(width)
-        outside = (place < first[:, None]) | (place >= needed[:, None])
-        blocks.masked_fill_(to_device(outside, blocks.device), 0)
-    return blocks
 
 
 def to_device(array: NDArray[np.generic], device: torch.device) -> Tensor:

@@ -74,7 +74,9 @@ def activation_bytes(
     num_logit_rows = min(config.max_num_seqs * (1 + config.num_speculative_tokens), num_tokens)
     num_logit_rows = max(num_logit_rows, min(config.logits_chunk_tokens, num_tokens))
     logits = LOGITS_COPIES * num_logit_rows * network.vocab_size * 4
-    return max(layer, num_tokens * stream * element + logits)
+    # Cosines and sines of every position so far; the table grows by doubling.
+    rotations = 4 * config.max_model_len * network.head_dim * element
+    return rotations + max(layer, num_tokens * stream * element + logits)
 
 
 def row_bytes(config: RunnerConfig, *, block_sizes: tuple[int, ...]) -> int:

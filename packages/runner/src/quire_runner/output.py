@@ -33,7 +33,8 @@ def build_output(
         grammar_failures: Row -> why its grammar gave no mask.
     """
     token_ids: list[int] = sampled.token_ids.tolist()
-    failed = {**sampled.failed_rows(), **grammar_failures}
+    failed = sampled.failed_rows()
+    failed.update(grammar_failures)
     logprobs = sampled.logprobs()
     if plan.num_drafts is None and not failed and not logprobs and len(token_ids) == len(output.rows):
         # Decodes and finished prompts only, the step of every day.

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from quire_interfaces.kv_cache import KVCacheGroup, KVCacheSpec, MambaSpec, SlidingWindowSpec
 from quire_interfaces.step import NewRow, SchedulerOutput
+from quire_ops import DecodeRows, RowTable
 from quire_runner.config import RunnerConfig
 from quire_runner.grammars import RowGrammars
 from quire_sampling import SamplingState
@@ -74,6 +75,19 @@ class BlockTable:
             index = torch.tensor(places, dtype=torch.int64).to(device)
             self.table.view(-1)[index] = torch.tensor(values, dtype=torch.int32).to(device)
 
+    def check(self, rows: NDArray[np.int64], ends: NDArray[np.int64]) -> None:
+        """Make sure that rows [S] have blocks for their first `ends` [S] tokens.
+
+        Raises:
+            RuntimeError: one has not (a bug of the scheduler's side).
+        """
+        short = ends > self.num_blocks[rows] * self.block_size
+        if short.any():
+            i = int(short.argmax())
+            raise RuntimeError(
+                f"row {rows[i]} needs {-(-ends[i] // self.block_size)} blocks but was given {self.num_blocks[rows[i]]}"
+            )
+
     def clear(self, row: int) -> None:
         """Empty a row."""
         self.table[row, : int(self.num_blocks[row])] = 0
@@ -100,6 +114,7 @@ class Rows:
         "num_tokens",
         "prompt_logprobs",
         "row_len",
+        "row_tables",
         "sampling",
         "token_ids",
     )
@@ -131,6 +146,10 @@ class Rows:
             BlockTable(config.max_num_seqs, -(-config.row_len // group.spec.block_size), group, device)
             for group in groups
         )
+        self.row_tables = tuple(
+            RowTable(table.table, table.block_size, table.sliding_window) for table in self.block_tables
+        )
+        """The same tables, as op `step_inputs` takes them."""
 
     def apply(self, output: SchedulerOutput) -> None:
         """Free, fill and extend rows as the scheduler says. Freeing an empty row and filling a full one are fine, so
@@ -149,6 +168,17 @@ class Rows:
         if output.new_block_ids:
             for group, table in enumerate(self.block_tables):
                 table.append({row: ids[group] for row, ids in output.new_block_ids.items() if row not in self.failed})
+
+    def for_decode(self, group_of_layer: tuple[int, ...], kv_caches: tuple[Tensor, ...]) -> DecodeRows:
+        """The rows as op `decode_step` takes them, with the caches."""
+        return DecodeRows(
+            token_ids=self.token_ids,
+            num_tokens=self.num_tokens,
+            tables=self.row_tables,
+            num_blocks=tuple(table.num_blocks for table in self.block_tables),
+            group_of_layer=group_of_layer,
+            kv_caches=kv_caches,
+        )
 
     def fill(self, new: NewRow) -> None:
         """Put a request in its row.
@@ -185,8 +215,11 @@ class Rows:
             positions: [N] position of the token whose successor was sampled.
             token_ids: [N], on the device.
         """
+        if self.token_ids.device.type == "cpu":
+            self.token_ids.numpy()[rows, positions + 1] = token_ids.numpy()
+            return
         index = torch.from_numpy(rows * self.row_len + positions + 1).to(self.token_ids.device)
-        self.token_ids.view(-1)[index] = token_ids.to(torch.int32)
+        self.token_ids.view(-1).index_copy_(0, index, token_ids.to(torch.int32))
 
     def history(self, row: int) -> array[int]:
         """The certain tokens of a row, on the host: an array of C integers, which drafters can search as bytes."""

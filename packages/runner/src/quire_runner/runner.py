@@ -22,6 +22,7 @@ from quire_interfaces.kv_cache import KVCachePlan, MambaSpec
 from quire_interfaces.kv_transfer import BlockMemory, KVTransferWorker
 from quire_interfaces.step import ModelRunnerOutput, SchedulerOutput
 from quire_models import Network as QuireNetwork
+from quire_ops import DecodeRows, OpRequest, RunDecode, bind
 from quire_runner.affinity import bind_team, choose_cores
 from quire_runner.block_bytes import BlockBytes
 from quire_runner.config import RunnerConfig
@@ -31,7 +32,7 @@ from quire_runner.kv_cache import CacheShape, allocate_kv_caches, layer_states
 from quire_runner.output import build_output, without_entries
 from quire_runner.prompt_logprobs import step_prompt_logprobs
 from quire_runner.rows import Rows
-from quire_sampling import Sampler, SamplingConfig, SamplingState
+from quire_sampling import Sampler, SamplerOutput, SamplingConfig, SamplingState
 
 __all__ = ["LogitsTap", "ModelRunner", "Network"]
 
@@ -53,6 +54,14 @@ class Network(Protocol):
 
     def compute_logits(self, hidden: Tensor) -> Tensor:
         """[N, hidden_size] -> [N, vocab_size] float32."""
+
+    def bind_decode(self, rows: DecodeRows) -> RunDecode | None:
+        """The network joined with the rows, for steps in which every row takes its most likely token; None where
+        nothing runs these in one call."""
+
+    def most_likely(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
+        """[N, hidden_size] -> per row the largest logit's token [N] int64, the lowest id among equals, and that logit
+        [N] float32, NaN where the row has NaN."""
 
 
 class ModelRunner:
@@ -117,6 +126,7 @@ class ModelRunner:
         states = layer_states(plan, caches)
         self._states = tuple(states.get(name, ()) for name in names) if states else ()
         self._network: Network | None = network
+        self._step_inputs = bind("step_inputs", OpRequest(device=self._device.type))
         state = SamplingState(
             config.max_num_seqs,
             vocab_size,
@@ -128,6 +138,7 @@ class ModelRunner:
         self._grammars = RowGrammars(grammars, vocab_size, self._device)
         self._rows = Rows(config, plan.groups, state, self._grammars, self._device)
         self._sampler = Sampler(state)
+        self._decode = network.bind_decode(self._rows.for_decode(self._group_of_layer, self._kv_caches))
         self._drafter = drafter
         self._on_logits = on_logits
         self._transfers = None if make_transfer_worker is None else make_transfer_worker(BlockBytes(plan, caches))
@@ -211,16 +222,20 @@ class ModelRunner:
             self._transfers.close()
         self._kv_caches = ()
         self._states = ()
-        self._network = None
+        self._network = self._decode = None
 
     def _run(self, output: SchedulerOutput) -> ModelRunnerOutput:
         network = self._network
         if network is None:
             raise RuntimeError("the runner is closed")
+        if self._decode is not None and self._is_plain(output):
+            token_ids = self._decode(output.rows, output.num_computed_tokens)
+            if token_ids is not None:
+                return ModelRunnerOutput(step_id=output.step_id, sampled_token_ids=[[each] for each in token_ids])
         plan = plan_step(output, self._rows)
         if plan.num_drafts is not None:
             write_drafts(output, plan, self._rows)
-        batch = forward_batch(plan, self._rows, self._group_of_layer, self._kv_caches, self._states)
+        batch = forward_batch(plan, self._rows, self._step_inputs, self._group_of_layer, self._kv_caches, self._states)
         hidden = network.forward(batch)
         result = ModelRunnerOutput(step_id=output.step_id, sampled_token_ids=[[] for _ in output.rows])
         if self._rows.prompt_logprobs:
@@ -230,19 +245,33 @@ class ModelRunner:
             self._sample(network, output, plan, hidden, result)
         return result
 
+    def _is_plain(self, output: SchedulerOutput) -> bool:
+        """Whether every entry computes one token, and nothing is wanted but the most likely one behind it."""
+        return (
+            sum(output.num_scheduled_tokens) == len(output.rows)
+            and all(output.samples)
+            and self._takes_most_likely(output.rows)
+            and self._drafter is None
+            and not self._rows.prompt_logprobs
+        )
+
+    def _takes_most_likely(self, rows: list[int]) -> bool:
+        """Whether nothing of these rows' logits is wanted but the most likely token."""
+        return self._on_logits is None and not self._grammars.is_used and self._sampler.takes_most_likely(rows)
+
     def _sample(
         self, network: Network, output: SchedulerOutput, plan: HostPlan, hidden: Tensor, result: ModelRunnerOutput
     ) -> None:
         wanted = plan.logits
         if len(wanted.rows) < hidden.shape[0]:
             hidden = hidden.index_select(0, to_device(wanted.token_index, hidden.device))
-        logits = network.compute_logits(hidden)
         rows = wanted.rows.tolist()
-        if self._on_logits is not None:
-            self._on_logits(rows, wanted.positions.tolist(), logits)
-        positions = to_device(wanted.positions, logits.device)
-        masks, grammar_failures = self._grammars.masks(output, plan)
-        sampled = self._sampler.sample(logits, rows, positions, self._rows.token_ids, masks)
+        grammar_failures: dict[int, str] = {}
+        if self._takes_most_likely(rows):
+            token_ids, peaks = network.most_likely(hidden)
+            sampled = SamplerOutput(token_ids, rows, peaks)
+        else:
+            sampled, grammar_failures = self._sample_logits(output, plan, rows, network.compute_logits(hidden))
         self._rows.write_next(wanted.rows, wanted.positions, sampled.token_ids)
         build_output(output, plan, self._rows, sampled, result, grammar_failures)
         left = self._grammars.accept(output, result)
@@ -250,6 +279,16 @@ class ModelRunner:
         result.failed_rows |= left
         if self._drafter is not None:
             result.draft_token_ids = self._propose(output, result)
+
+    def _sample_logits(
+        self, output: SchedulerOutput, plan: HostPlan, rows: list[int], logits: Tensor
+    ) -> tuple[SamplerOutput, dict[int, str]]:
+        """What was sampled, and per row whose grammar gave no mask, why."""
+        if self._on_logits is not None:
+            self._on_logits(rows, plan.logits.positions.tolist(), logits)
+        masks, grammar_failures = self._grammars.masks(output, plan)
+        positions = to_device(plan.logits.positions, logits.device)
+        return self._sampler.sample(logits, rows, positions, self._rows.token_ids, masks), grammar_failures
 
     def _propose(self, output: SchedulerOutput, result: ModelRunnerOutput) -> dict[int, list[int]]:
         assert self._drafter is not None

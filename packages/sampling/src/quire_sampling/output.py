@@ -58,9 +58,10 @@ class SamplerOutput:
         A logit row behind a rejected draft does not count: the request never goes there.
         """
         failed = dict(self.edit_errors)
-        if bool(self.peaks.isfinite().all()):
+        peaks = self.peaks.tolist()
+        if all(map(math.isfinite, peaks)):
             return failed
-        for index, peak in enumerate(self.peaks.tolist()):
+        for index, peak in enumerate(peaks):
             if not math.isfinite(peak):
                 failed.setdefault(index, _NOTHING_LEFT if peak == -math.inf else _NOT_FINITE)
         return failed

@@ -46,6 +46,11 @@ class Sampler:
     def __init__(self, state: SamplingState) -> None:
         self.state = state
 
+    def takes_most_likely(self, rows: Sequence[int]) -> bool:
+        """Whether nothing of the logits of these rows matters but the most likely token and its logit. Then `sample`
+        may be left out, unless there are masks: `SamplerOutput(token_ids, rows, peaks)` says the same."""
+        return self.state.needs_logits.isdisjoint(rows)
+
     def sample(
         self,
         logits: Tensor,

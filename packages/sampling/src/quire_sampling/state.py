@@ -102,6 +102,8 @@ class SamplingState:
         self.processors: dict[int, tuple[str, ...]] = {}
         self.num_logprobs: dict[int, int] = {}
         """Rows that want logprobs -> how many besides the sampled token's."""
+        self.needs_logits: set[int] = set()
+        """Rows in any of the above: for all others the most likely token is the answer."""
 
     def set_row(
         self,
@@ -141,10 +143,12 @@ class SamplingState:
         if penalties != (1, 0, 0):
             self.penalized.add(row)
             self.repetition_penalty[row], self.presence_penalty[row], self.frequency_penalty[row] = penalties
+        if any(row in rows for rows in (self.random, self.penalized, self.edited, self.num_logprobs)):
+            self.needs_logits.add(row)
 
     def clear_row(self, row: int) -> None:
         """Forget the request in this row. Clearing an empty row does nothing."""
-        for rows in (self.random, self.penalized, self.edited):
+        for rows in (self.random, self.penalized, self.edited, self.needs_logits):
             rows.discard(row)
         tables: tuple[dict[int, Any], ...] = (
             self.filtered, self.allowed, self.bad_words, self.min_tokens, self.bias, self.processors, self.num_logprobs,

@@ -9,7 +9,6 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any, Protocol
 
-import torch
 from torch import Tensor
 
 from quire_attention import ForwardBatch
@@ -19,7 +18,7 @@ from quire_models.layers.network import Network
 from quire_models.layers.norm import AddRMSNorm
 from quire_models.layers.rotary import RotaryTable
 from quire_models.layers.scope import Scope
-from quire_ops import DecoderLayerWeights, DecoderStack, RunDecoder
+from quire_ops import DecodeNetwork, DecoderLayerWeights, DecodeRows, DecoderStack, OpBackend, RunDecode, RunDecoder
 
 __all__ = ["CausalLM", "DecoderLayer"]
 
@@ -58,6 +57,7 @@ class CausalLM(Network):
         self.norm = AddRMSNorm(body / "norm", config.hidden_size, config.rms_norm_eps)
         tied_to = self.embed_tokens if config.tie_word_embeddings else None
         self.lm_head = LMHead(scope / "lm_head", config.vocab_size, config.hidden_size, tied_to=tied_to)
+        self._stack: DecoderStack | None = None
         self._run_stack: RunDecoder | None = None
         self.rotary = RotaryTable(config.rope, config.rotary_dim, dtype=scope.dtype, device=scope.device)
 
@@ -75,16 +75,25 @@ class CausalLM(Network):
 
     def _bind_stack(self) -> RunDecoder | None:
         """The whole stack in one call, where a backend of op `decoder_stack` serves beside its `paged_attention`."""
-        config = self.config
-        backend, _ = self._scope.choose(
-            "decoder_stack",
-            head_dim=config.head_dim,
-            queries_per_kv_head=config.num_heads // config.num_kv_heads,
-        )
-        layers = [layer.stack_weights() for layer in self.layers]
-        if backend.name != self.attention_backend.name or None in layers:
+        backend, self._stack = self._choose("decoder_stack"), self._stack_as_data()
+        if backend is None or self._stack is None:
             return None
-        stack = DecoderStack(
+        run: RunDecoder = backend.function(self._stack)
+        return run
+
+    def _choose(self, op: str) -> OpBackend | None:
+        """The backend of an op that takes the whole stack, if it is the one that serves attention."""
+        config = self.config
+        sizes = {"head_dim": config.head_dim, "queries_per_kv_head": config.num_heads // config.num_kv_heads}
+        backend, _ = self._scope.choose(op, **sizes)
+        return backend if backend.name == self.attention_backend.name else None
+
+    def _stack_as_data(self) -> DecoderStack | None:
+        config = self.config
+        layers = [layer.stack_weights() for layer in self.layers]
+        if None in layers:
+            return None
+        return DecoderStack(
             layers=tuple(
                 dataclasses.replace(layer, kv_scale=attention.kv_scale)
                 for layer, attention in zip(layers, self._scope.attentions.values(), strict=True)
@@ -96,13 +105,21 @@ class CausalLM(Network):
             scale=config.head_dim**-0.5,
             activation=config.hidden_act,
         )
-        run: RunDecoder = backend.function(stack)
+
+    def bind_decode(self, rows: DecodeRows) -> RunDecode | None:
+        """See `Network.bind_decode`: op `decode_step`, where a backend serves it beside its `decoder_stack`."""
+        backend, head = self._choose("decode_step"), self.lm_head.plain_weight
+        if backend is None or self._stack is None or head is None or rows.kv_caches[0].dtype != self.dtype:
+            return None
+        network = DecodeNetwork(
+            embedding=self.embed_tokens.weight, stack=self._stack, head=head, rotations=self.rotary.up_to
+        )
+        run: RunDecode = backend.function(network, rows)
         return run
 
-    @torch.inference_mode()
     def forward(self, batch: ForwardBatch) -> Tensor:
         """[T] tokens -> hidden states [T, hidden_size] after the final norm; writes the step's keys and values."""
-        cos, sin = self.rotary(batch.positions)
+        cos, sin = self.rotary(batch.positions, max(batch.attention[0].kv_lens))
         x = self.embed_tokens(batch.input_ids)
         if self._run_stack is not None and batch.kv_caches[0].dtype == x.dtype:
             return self._run_stack(x, cos, sin, batch.attention, batch.group_of_layer, batch.kv_caches)
@@ -112,7 +129,10 @@ class CausalLM(Network):
         assert residual is not None
         return self.norm(x, residual)[0]
 
-    @torch.inference_mode()
     def compute_logits(self, hidden: Tensor) -> Tensor:
         """Hidden states [N, hidden_size] -> logits [N, vocab_size] float32."""
         return self.lm_head(hidden)
+
+    def most_likely(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
+        """See `Network.most_likely`; logits need not be written."""
+        return self.lm_head.most_likely(hidden)

@@ -82,7 +82,8 @@ class DecoderLM(Network):
     @torch.inference_mode()
     def forward(self, batch: ForwardBatch) -> Tensor:
         """See `Network.forward`."""
-        rotations = {rope: table(batch.positions) for rope, table in self._tables.items()}
+        length = max(batch.attention[0].kv_lens)
+        rotations = {rope: table(batch.positions, length) for rope, table in self._tables.items()}
         nothing = (self._unrotated, self._unrotated)
         x = self.embed(batch)
         for layer, rope in zip(self.layers, self._rope_of_layer, strict=True):

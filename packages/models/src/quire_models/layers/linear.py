@@ -89,7 +89,7 @@ class LMHead:
     """hidden [N, size] -> logits [N, vocab_size] float32, through the linear method of the scope. May share the
     embedding's weight: a method that keeps another form of it has a copy of its own."""
 
-    __slots__ = ("_bias", "_bias_parameter", "_embedding", "_method", "_parameter", "_weights")
+    __slots__ = ("_argmax", "_bias", "_bias_parameter", "_embedding", "_method", "_parameter", "_weights")
 
     def __init__(
         self, scope: Scope, vocab_size: int, size: int, *, tied_to: Embedding | None = None, bias: bool = False
@@ -97,6 +97,7 @@ class LMHead:
         self._bias_parameter = scope.parameter("bias", vocab_size) if bias else None
         self._bias: Tensor | None = None
         self._method = scope.linear_method
+        self._argmax = scope.op("lm_head_argmax")
         self._embedding = tied_to
         self._parameter: Parameter | None = None
         if tied_to is None:
@@ -122,3 +123,18 @@ class LMHead:
     def __call__(self, hidden: Tensor) -> Tensor:
         logits: Tensor = self._method.logits(self._weights, hidden)
         return logits if self._bias is None else logits.add_(self._bias)
+
+    @property
+    def plain_weight(self) -> Tensor | None:
+        """[vocab_size, size], or None when there is more to the head than a product with it as it was loaded."""
+        is_plain = self._method.name == "plain" and self._bias is None
+        return self._weights["weight"] if is_plain else None
+
+    def most_likely(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
+        """The largest logit's token [N] int64, the lowest id among equals, and that logit [N] float32."""
+        weight = self.plain_weight
+        if weight is not None:
+            found: tuple[Tensor, Tensor] = self._argmax(hidden, weight)
+            return found
+        peaks, ids = self(hidden).max(dim=-1)
+        return ids, peaks

@@ -10,12 +10,13 @@ from torch import Tensor
 from quire_attention import AttentionBackend, ForwardBatch
 from quire_models.config import ModelConfig
 from quire_models.layers.scope import Packed, Parameter, Scope
+from quire_ops import DecodeRows, RunDecode
 
 __all__ = ["Network"]
 
 
 class Network:
-    """A network on a single device. Not an autograd module: it serves."""
+    """A network on a single device. Not an autograd module: it serves, and no weight asks for gradients."""
 
     batch_invariant: bool = False
     """Logits are promised to depend on nothing but the tokens before them, to the bit."""
@@ -94,3 +95,14 @@ class Network:
     def compute_logits(self, hidden: Tensor) -> Tensor:
         """Hidden states [N, hidden_size] -> logits [N, vocab_size] float32."""
         raise NotImplementedError
+
+    def bind_decode(self, rows: DecodeRows) -> RunDecode | None:
+        """The network joined with the rows of a runner, for steps in which every row takes its most likely token; None
+        where no backend runs these in one call."""
+        return None
+
+    def most_likely(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
+        """Hidden states [N, hidden_size] -> the largest logit's token [N] int64, the lowest id among equals, and that
+        logit [N] float32 (NaN for a row with NaN)."""
+        peaks, token_ids = self.compute_logits(hidden).max(dim=-1)
+        return token_ids, peaks

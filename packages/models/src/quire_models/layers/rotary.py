@@ -43,7 +43,10 @@ class Rotary:
 
 
 class RotaryTable:
-    """positions [T] -> cosines and signed sines, [T, 1, head_dim] each, as op `rotary_embedding` takes them."""
+    """positions [T] -> cosines and signed sines, [T, 1, head_dim] each, as op `rotary_embedding` takes them.
+
+    Positions that were seen once are looked up: the table grows with the longest sequence, by doubling.
+    """
 
     def __init__(self, rope: RopeConfig, head_dim: int, *, dtype: torch.dtype, device: torch.device) -> None:
         self._rope = rope
@@ -52,8 +55,24 @@ class RotaryTable:
         self._exponents = (torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim).to(device)  # [D/2]
         self._inverse = inverse_frequencies(rope, head_dim).to(device)  # [D/2]
         self._head_dim = head_dim
+        self._cos, self._sin = self._compute(torch.arange(0, device=device))
 
-    def __call__(self, positions: Tensor) -> tuple[Tensor, Tensor]:
+    def __call__(self, positions: Tensor, length: int) -> tuple[Tensor, Tensor]:
+        """Args:
+        positions: [T] int64, all below `length`.
+        length: Of the longest sequence.
+        """
+        cos, sin = self.up_to(length)
+        return cos.index_select(0, positions), sin.index_select(0, positions)
+
+    def up_to(self, length: int) -> tuple[Tensor, Tensor]:
+        """[P, 1, head_dim] each, for positions 0 to P - 1, P at least `length`."""
+        if length > len(self._cos):
+            size = 1 << max(9, (length - 1).bit_length())
+            self._cos, self._sin = self._compute(torch.arange(size, device=self._inverse.device))
+        return self._cos, self._sin
+
+    def _compute(self, positions: Tensor) -> tuple[Tensor, Tensor]:
         inverse = self._inverse if self._rope.kind != "dynamic" else self._dynamic(positions)
         angles = positions.float()[:, None] * inverse  # [T, D/2]
         cos, sin = angles.cos(), angles.sin()

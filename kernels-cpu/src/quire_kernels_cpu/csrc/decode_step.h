@@ -1,0 +1,105 @@
+// A decode step of greedy rows in one call: op `decode_step`. Gathers, runs the stack, takes the most likely tokens and
+// writes them behind the known ones.
+#pragma once
+
+#include <cmath>
+#include <cstring>
+
+#include "decoder.h"
+#include "largest.h"
+#include "step_inputs.h"
+
+namespace quire {
+
+// As `decode_step.py` lays it out: every field has 8 bytes.
+struct DecodeArguments {
+    // The same in every step.
+    const void* embedding;  // [vocab, hidden]
+    const void* head;       // [vocab, hidden]
+    int64_t vocab_size;
+    int32_t* token_ids;  // [R, row_len]
+    int64_t row_len;
+    int64_t* num_tokens;              // [R]
+    const RowTable* tables;           // per group; what is of one step is left empty
+    const int64_t* const* num_blocks;  // per group [R]
+    int64_t num_groups;
+    void* const* kv_caches;  // per layer
+    int64_t cache_block_size;
+    // This step's.
+    const void *cos, *sin;  // [positions, D]
+    const int64_t *rows, *starts;
+    int64_t count;
+    int64_t* ids;  // [count]
+    float* peaks;
+};
+
+// Whether every row has the token it begins with, and room for its keys and values.
+inline bool is_possible(const DecodeArguments& a) {
+    for (int64_t s = 0; s < a.count; ++s) {
+        const int64_t row = a.rows[s], end = a.starts[s] + 1;
+        if (end > a.num_tokens[row]) return false;
+        for (int64_t g = 0; g < a.num_groups; ++g)
+            if (end > a.num_blocks[g][row] * a.tables[g].block_size) return false;
+    }
+    return true;
+}
+
+template <typename T>
+void take_rows(const void* table, const int64_t* which, int64_t count, int64_t width, T* to) {
+    for (int64_t i = 0; i < count; ++i)
+        std::memcpy(to + i * width, static_cast<const T*>(table) + which[i] * width, width * sizeof(T));
+}
+
+// False, and nothing changed but keys and values of this step: something is out of the ordinary.
+template <typename T>
+bool decode_step(Decoder<T>& decoder, const DecodeArguments& a) {
+    static thread_local Buffer numbers, small, steps, blocks, embedded, cosines, sines, normed;
+    if (!is_possible(a)) return false;
+    const int64_t n = a.count, groups = a.num_groups;
+    int64_t* const ends = numbers.get<int64_t>((3 + groups) * n);
+    int64_t *const ids = ends + n, *const positions = ids + n, *const slots = positions + n;
+    int32_t *const query_start_loc = small.get<int32_t>(2 * n + 1), *const seq_lens = query_start_loc + n + 1;
+    int64_t longest = 0;
+    for (int64_t s = 0; s < n; ++s) {
+        ends[s] = a.starts[s] + 1;
+        longest = std::max(longest, ends[s]);
+    }
+    const Entries entries{a.rows, a.starts, ends, n};
+    gather_tokens(a.token_ids, a.row_len, entries, ids, positions, query_start_loc, seq_lens);
+
+    const auto num_blocks = [&](int64_t g) { return (longest + a.tables[g].block_size - 1) / a.tables[g].block_size; };
+    int64_t total = 0;
+    for (int64_t g = 0; g < groups; ++g) total += n * num_blocks(g);
+    int32_t* table = blocks.get<int32_t>(total);
+    StepGroup* const step_groups = steps.get<StepGroup>(groups);
+    for (int64_t g = 0; g < groups; ++g) {
+        RowTable group = a.tables[g];
+        group.num_blocks = num_blocks(g);
+        group.block_table = table;
+        group.slot_mapping = slots + g * n;
+        gather_blocks(group, entries);
+        step_groups[g] = {table, group.num_blocks, group.slot_mapping};
+        table += n * group.num_blocks;
+    }
+
+    T* const x = embedded.get<T>(n * decoder.hidden);
+    T* const hidden = normed.get<T>(n * decoder.hidden);
+    T* const cos = cosines.get<T>(n * decoder.head_dim);
+    T* const sin = sines.get<T>(n * decoder.head_dim);
+    take_rows(a.embedding, ids, n, decoder.hidden, x);
+    take_rows(a.cos, positions, n, decoder.head_dim, cos);
+    take_rows(a.sin, positions, n, decoder.head_dim, sin);
+    decoder.run(Step<T>{x, hidden, cos, sin, n, static_cast<int>(n), query_start_loc, seq_lens, step_groups,
+                        reinterpret_cast<T* const*>(a.kv_caches), static_cast<int>(a.cache_block_size)});
+    const Matrix<T> head{a.head, a.vocab_size, decoder.hidden};
+    largest_op(hidden, head, a.ids, a.peaks, n);
+    for (int64_t s = 0; s < n; ++s)
+        if (!std::isfinite(a.peaks[s])) return false;
+    for (int64_t s = 0; s < n; ++s) {
+        a.token_ids[a.rows[s] * a.row_len + ends[s]] = static_cast<int32_t>(a.ids[s]);
+        a.num_tokens[a.rows[s]] = ends[s] + 1;
+    }
+    return true;
+}
+
+}  // namespace quire

@@ -1,0 +1,104 @@
+"""Op `decode_step` by the compiled kernels: one call per step, with nothing made anew for it.
+
+Knows the C interface; the step is in `csrc/decode_step.h`.
+"""
+
+from __future__ import annotations
+
+import ctypes
+
+from quire_kernels_cpu.builds import library
+from quire_kernels_cpu.decoder import Decoder
+from quire_kernels_cpu.dtypes import DTYPES
+from quire_kernels_cpu.step_inputs import Group
+from quire_ops import DecodeNetwork, DecodeRows, RunDecode
+
+__all__ = ["decode_step"]
+
+_P, _L = ctypes.c_void_p, ctypes.c_int64
+
+
+class _Arguments(ctypes.Structure):
+    """`DecodeArguments` of `csrc/decode_step.h`."""
+
+    _fields_ = (
+        ("embedding", _P),
+        ("head", _P),
+        ("vocab_size", _L),
+        ("token_ids", _P),
+        ("row_len", _L),
+        ("num_tokens", _P),
+        ("tables", _P),
+        ("num_blocks", _P),
+        ("num_groups", _L),
+        ("kv_caches", _P),
+        ("cache_block_size", _L),
+        ("cos", _P),
+        ("sin", _P),
+        ("rows", _P),
+        ("starts", _P),
+        ("count", _L),
+        ("ids", _P),
+        ("peaks", _P),
+    )
+
+
+def decode_step(network: DecodeNetwork, rows: DecodeRows) -> RunDecode:
+    """Op `decode_step`."""
+    return _DecodeStep(network, rows)
+
+
+class _DecodeStep:
+    """Keeps everything that the arguments point to."""
+
+    def __init__(self, network: DecodeNetwork, rows: DecodeRows) -> None:
+        self._network, self._kept = network, rows
+        self._decoder = Decoder(network.stack)
+        self._decoder.prepare(rows.group_of_layer, rows.kv_caches)
+        self._dtype = DTYPES[network.embedding.dtype]
+        self._run = library().quire_decode_step
+        num_rows, num_groups = len(rows.num_tokens), len(rows.tables)
+        self._tables = (Group * num_groups)(
+            *(
+                Group(table=table.data_ptr(), width=table.shape[1], block_size=size, window=window or 0)
+                for table, size, window in rows.tables
+            )
+        )
+        self._num_blocks = (_P * num_groups)(*(numbers.ctypes.data for numbers in rows.num_blocks))
+        self._rows, self._starts, self._ids = ((_L * num_rows)() for _ in range(3))
+        self._peaks = (ctypes.c_float * num_rows)()
+        self._length = 0
+        self._arguments = _Arguments(
+            embedding=network.embedding.data_ptr(),
+            head=network.head.data_ptr(),
+            vocab_size=network.head.shape[0],
+            token_ids=rows.token_ids.data_ptr(),
+            row_len=rows.token_ids.shape[1],
+            num_tokens=rows.num_tokens.ctypes.data,
+            tables=ctypes.addressof(self._tables),
+            num_blocks=ctypes.addressof(self._num_blocks),
+            num_groups=num_groups,
+            kv_caches=ctypes.addressof(self._decoder.cache_pointers),
+            cache_block_size=rows.kv_caches[0].shape[3],
+            rows=ctypes.addressof(self._rows),
+            starts=ctypes.addressof(self._starts),
+            ids=ctypes.addressof(self._ids),
+            peaks=ctypes.addressof(self._peaks),
+        )
+
+    def __call__(self, rows: list[int], starts: list[int]) -> list[int] | None:
+        """See `RunDecode`."""
+        arguments, count = self._arguments, len(rows)
+        if max(starts) >= self._length:
+            self._reach(max(starts) + 1)
+        self._rows[:count] = rows
+        self._starts[:count] = starts
+        arguments.count = count
+        if not self._run(self._dtype, self._decoder.handle, ctypes.byref(arguments)):
+            return None
+        return self._ids[:count]
+
+    def _reach(self, length: int) -> None:
+        self._cos, self._sin = self._network.rotations(length)
+        self._length = len(self._cos)
+        self._arguments.cos, self._arguments.sin = self._cos.data_ptr(), self._sin.data_ptr()

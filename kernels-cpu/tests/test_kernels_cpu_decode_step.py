@@ -1,0 +1,138 @@
+"""Whole decode steps in one call against the reference made of ops, and what must not be computed that way."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+import torch
+from test_kernels_cpu_decoder import KV_HEADS, _widened, make_stack
+from torch import Tensor
+
+from quire_kernels_cpu.decode_step import decode_step
+from quire_ops import DecodeNetwork, DecodeRows, RowTable
+from quire_ops.decode_step import reference_decode_step
+
+VOCAB, ROW_LEN, NUM_ROWS, HEAD_DIM = 300, 90, 9, 32
+BLOCK_SIZE, WINDOW = 4, 20
+GROUP_OF_LAYER = (0, 1, 0)
+
+
+def rotations(length: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    turns = torch.arange(length + 3)[:, None] * 10000.0 ** (-torch.arange(0, HEAD_DIM, 2) / HEAD_DIM)
+    cos, sin = turns.cos(), turns.sin()
+    return torch.cat([cos, cos], -1)[:, None].to(dtype), torch.cat([-sin, sin], -1)[:, None].to(dtype)
+
+
+def make_network(dtype: torch.dtype) -> DecodeNetwork:
+    return DecodeNetwork(
+        embedding=torch.randn(VOCAB, 64).to(dtype),
+        stack=make_stack(dtype, windows=(None, WINDOW, None)),
+        head=torch.randn(VOCAB, 64).to(dtype),
+        rotations=lambda length: rotations(length, dtype),
+    )
+
+
+def widened(network: DecodeNetwork) -> DecodeNetwork:
+    return DecodeNetwork(
+        embedding=network.embedding.double(),
+        stack=_widened(network.stack),
+        head=network.head.double(),
+        rotations=lambda length: tuple(part.double() for part in network.rotations(length)),  # type: ignore[arg-type,return-value]
+    )
+
+
+def make_rows(dtype: torch.dtype, rng: random.Random) -> DecodeRows:
+    """Rows of random lengths, whose earlier keys and values are random, too; slots of nobody hold NaN."""
+    width = -(-ROW_LEN // BLOCK_SIZE)
+    lengths = [rng.randint(1, ROW_LEN - 20) for _ in range(NUM_ROWS)]
+    free = torch.randperm(2 * NUM_ROWS * width).add(1).to(torch.int32).view(2, NUM_ROWS, width)
+    shape = (2 * NUM_ROWS * width + 1, 2, KV_HEADS, BLOCK_SIZE, HEAD_DIM)
+    caches = []
+    for group in GROUP_OF_LAYER:
+        cache = torch.full(shape, torch.nan, dtype=dtype)
+        for row, length in enumerate(lengths):
+            for position in range(length):
+                cache[free[group, row, position // BLOCK_SIZE], :, :, position % BLOCK_SIZE] = torch.randn(
+                    2, KV_HEADS, HEAD_DIM
+                ).to(dtype)
+        caches.append(cache)
+    return DecodeRows(
+        token_ids=torch.randint(0, VOCAB, (NUM_ROWS, ROW_LEN), dtype=torch.int32),
+        num_tokens=np.array([length + 1 for length in lengths]),
+        tables=(RowTable(free[0], BLOCK_SIZE), RowTable(free[1], BLOCK_SIZE, WINDOW)),
+        num_blocks=(np.full(NUM_ROWS, width), np.full(NUM_ROWS, width)),
+        group_of_layer=GROUP_OF_LAYER,
+        kv_caches=tuple(caches),
+    )
+
+
+def copied(rows: DecodeRows, dtype: torch.dtype) -> DecodeRows:
+    return DecodeRows(
+        token_ids=rows.token_ids.clone(),
+        num_tokens=rows.num_tokens.copy(),
+        tables=rows.tables,
+        num_blocks=rows.num_blocks,
+        group_of_layer=rows.group_of_layer,
+        kv_caches=tuple(cache.to(dtype, copy=True) for cache in rows.kv_caches),
+    )
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_steps_equal_the_reference_token_by_token(seed: int) -> None:
+    torch.manual_seed(seed)
+    rng = random.Random(seed)
+    network = make_network(torch.float32)
+    rows = make_rows(torch.float32, rng)
+    expected = copied(rows, torch.float64)
+    run, reference = decode_step(network, rows), reference_decode_step(widened(network), expected)
+    for _ in range(12):
+        which = rng.sample(range(NUM_ROWS), rng.randint(1, NUM_ROWS))
+        starts = [int(rows.num_tokens[row]) - 1 for row in which]
+        tokens = run(which, starts)
+        assert tokens is not None
+        assert tokens == reference(which, starts)
+        assert tokens == [int(rows.token_ids[row, start + 1]) for row, start in zip(which, starts, strict=True)]
+    assert torch.equal(rows.token_ids, expected.token_ids)
+    assert np.array_equal(rows.num_tokens, expected.num_tokens)
+    for cache, wide in zip(rows.kv_caches, expected.kv_caches, strict=True):
+        assert torch.equal(cache.isfinite(), wide.isfinite())
+        assert (cache - wide)[wide.isfinite()].abs().max() <= 1e-4
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_neighbours_change_no_token(dtype: torch.dtype) -> None:
+    torch.manual_seed(5)
+    network, rows = make_network(dtype), make_rows(dtype, random.Random(5))
+    alone = copied(rows, dtype)
+    together, single = decode_step(network, rows), decode_step(network, alone)
+    for _ in range(8):
+        starts = [int(count) - 1 for count in rows.num_tokens]
+        tokens = together(list(range(NUM_ROWS)), starts)
+        assert tokens == [(single([row], [start]) or [-1])[0] for row, start in enumerate(starts)]
+    for cache, other in zip(rows.kv_caches, alone.kv_caches, strict=True):
+        assert torch.equal(cache.nan_to_num(), other.nan_to_num())
+
+
+def test_what_is_out_of_the_ordinary_changes_no_row() -> None:
+    torch.manual_seed(1)
+    network, rows = make_network(torch.float32), make_rows(torch.float32, random.Random(1))
+    which, starts = [3, 5], [int(rows.num_tokens[row]) - 1 for row in (3, 5)]
+    before = copied(rows, torch.float32)
+
+    def refused(run_starts: list[int]) -> bool:
+        done = decode_step(network, rows)(which, run_starts)
+        unchanged = torch.equal(rows.token_ids, before.token_ids) and np.array_equal(rows.num_tokens, before.num_tokens)
+        return done is None and unchanged
+
+    assert refused([starts[0], starts[1] + 1])  # a token that nobody has sampled yet
+    rows.num_blocks[1][5] = starts[1] // BLOCK_SIZE
+    assert refused(starts)  # no block for the token
+    rows.num_blocks[1][5] = -(-ROW_LEN // BLOCK_SIZE)
+    for spoilt in (torch.nan, torch.inf):
+        kept = network.embedding[rows.token_ids[5, starts[1]]].clone()
+        network.embedding[rows.token_ids[5, starts[1]]] = spoilt
+        assert refused(starts)
+        network.embedding[rows.token_ids[5, starts[1]]] = kept
+    assert decode_step(network, rows)(which, starts) is not None

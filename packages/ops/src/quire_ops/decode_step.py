@@ -1,0 +1,107 @@
+"""Op `decode_step`: a whole decode step of greedy rows, from the rows' last tokens to their next ones, in one call.
+
+What a captured graph is on an accelerator, this is on a CPU: the step of every day without anything around its kernels.
+Knows rows and a `DecoderStack`; does not know requests. Its reference is made of the other ops' references.
+
+Shape legend: R rows, L token slots of a row, P positions, D head dimension.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Protocol
+
+import numpy as np
+from torch import Tensor
+
+from quire_ops import reference
+from quire_ops.decoder_stack import DecoderStack, reference_decoder_stack
+from quire_ops.step_inputs import HostInts, RowTable
+
+__all__ = ["DecodeNetwork", "DecodeRows", "RunDecode", "reference_decode_step"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DecodeNetwork:
+    """A network: token ids -> embedding -> stack -> the largest logit."""
+
+    embedding: Tensor
+    """[vocab, hidden_size], contiguous, of the stack's dtype; `head` likewise."""
+    stack: DecoderStack
+    head: Tensor
+    rotations: Callable[[int], tuple[Tensor, Tensor]]
+    """Length -> cosines and signed sines [P, 1, D] of the first P positions, at least so many, as op `rotary_embedding`
+    takes them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DecodeRows:
+    """What is kept of all rows. Never moves: backends may hold addresses."""
+
+    token_ids: Tensor
+    """[R, L] int32."""
+    num_tokens: HostInts
+    """[R] tokens of each row that are known."""
+    tables: tuple[RowTable, ...]
+    """Per KV cache group."""
+    num_blocks: tuple[HostInts, ...]
+    """Per KV cache group [R]: blocks of each row."""
+    group_of_layer: tuple[int, ...]
+    kv_caches: tuple[Tensor, ...]
+    """Per layer, of the stack's dtype."""
+
+
+class RunDecode(Protocol):
+    """A network joined with its rows. Not thread-safe."""
+
+    def __call__(self, rows: list[int], starts: list[int]) -> list[int] | None:
+        """Compute the token at position `starts[s]` of row `rows[s]`, different rows, and write its most likely
+        successor behind it (the lowest id among equals); the row then has `starts[s] + 2` known tokens.
+
+        Returns:
+            The successors. None when something is out of the ordinary: a row lacks its token or a block, or a largest
+            logit is not finite. Then no row has changed, and computing the step by other means says what it is.
+        """
+
+
+def reference_decode_step(network: DecodeNetwork, rows: DecodeRows) -> RunDecode:
+    """The step by the references of the other ops."""
+    run_stack = reference_decoder_stack(network.stack)
+
+    def run(entry_rows: list[int], entry_starts: list[int]) -> list[int] | None:
+        which, starts = np.array(entry_rows), np.array(entry_starts)
+        ends = starts + 1
+        if (ends > rows.num_tokens[which]).any():
+            return None
+        for table, num_blocks in zip(rows.tables, rows.num_blocks, strict=True):
+            if (ends > num_blocks[which] * table.block_size).any():
+                return None
+        inputs = reference.step_inputs(rows.token_ids, rows.tables, which, starts, ends)
+        layouts = [
+            SimpleNamespace(
+                block_table=group.block_table,
+                slot_mapping=group.slot_mapping,
+                query_start_loc=inputs.query_start_loc,
+                seq_lens=inputs.seq_lens,
+                block_size=table.block_size,
+                query_lens=[1] * len(which),
+                kv_lens=ends.tolist(),
+                derived={},
+            )
+            for group, table in zip(inputs.groups, rows.tables, strict=True)
+        ]
+        cos, sin = network.rotations(int(ends.max()))
+        x = reference.embedding(inputs.input_ids, network.embedding)
+        positions = inputs.positions
+        hidden = run_stack(x, cos[positions], sin[positions], layouts, rows.group_of_layer, rows.kv_caches)
+        ids, peaks = reference.lm_head_argmax(hidden, network.head)
+        if not peaks.isfinite().all():
+            return None
+        rows.token_ids[which, ends] = ids.int()
+        rows.num_tokens[which] = ends + 1
+        found: list[int] = ids.tolist()
+        return found
+
+    return run

@@ -1,0 +1,60 @@
+"""The torch backend of op `step_inputs`. No loop over tokens.
+
+Index arithmetic happens on the host, from numbers that are known there (numpy); everything that depends on token ids or
+block ids is gathered on the device, so that a token sampled a moment ago is found without a round trip.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from quire_ops.step_inputs import GroupInputs, HostInts, RowTable, StepInputs
+
+__all__ = ["step_inputs"]
+
+
+def step_inputs(
+    token_ids: Tensor, tables: tuple[RowTable, ...], rows: HostInts, starts: HostInts, ends: HostInts
+) -> StepInputs:
+    """Op `step_inputs`."""
+    device = token_ids.device
+    query_lens = ends - starts
+    query_start_loc = np.zeros(len(rows) + 1, dtype=np.int64)
+    np.cumsum(query_lens, out=query_start_loc[1:])
+    token_rows = np.repeat(rows, query_lens)
+    positions = np.arange(query_start_loc[-1]) + np.repeat(starts - query_start_loc[:-1], query_lens)
+    index = _to(token_rows * token_ids.shape[1] + positions, device)
+    entry_rows = _to(rows, device)
+
+    def group(table: RowTable) -> GroupInputs:
+        size = table.block_size
+        place = _to(token_rows * table.table.shape[1] + positions // size, device)
+        slots = table.table.view(-1).index_select(0, place).to(torch.int64)
+        slots.mul_(size).add_(_to(positions % size, device))
+        return GroupInputs(_block_table(table, entry_rows, starts, ends), slots)
+
+    return StepInputs(
+        input_ids=token_ids.view(-1).index_select(0, index).to(torch.int64),
+        positions=_to(positions, device),
+        query_start_loc=_to(query_start_loc.astype(np.int32), device),
+        seq_lens=_to(ends.astype(np.int32), device),
+        groups=tuple(group(table) for table in tables),
+    )
+
+
+def _block_table(table: RowTable, rows: Tensor, starts: HostInts, ends: HostInts) -> Tensor:
+    needed = -(-ends // table.block_size)
+    first = np.zeros_like(needed)
+    if table.sliding_window is not None:
+        first = np.maximum(starts - table.sliding_window + 1, 0) // table.block_size
+    blocks = table.table[:, : int(needed.max())].index_select(0, rows)
+    place = np.arange(blocks.shape[1])
+    outside = (place < first[:, None]) | (place >= needed[:, None])
+    return blocks.masked_fill_(_to(outside, blocks.device), 0)
+
+
+def _to(array: np.ndarray, device: torch.device) -> Tensor:
+    """On the CPU they share memory."""
+    return torch.from_numpy(array).to(device)
