@@ -215,10 +215,11 @@ def paged_attention(
     soft_cap: float | None = None,
     sinks: Tensor | None = None,
     kv_scale: Tensor | None = None,
+    alibi_slopes: Tensor | None = None,
 ) -> Tensor:
-    """Op `paged_attention`; sinks, and a cache of another dtype than the queries, go to torch's operators."""
+    """Op `paged_attention`; sinks, slopes, and a cache of another dtype than the queries go to torch's operators."""
     is_served = query.dtype in DTYPES and query.dtype == kv_cache.dtype and kv_cache.is_contiguous()
-    if sinks is not None or not is_served:
+    if sinks is not None or alibi_slopes is not None or not is_served:
         return torch_paged_attention(
             query,
             kv_cache,
@@ -228,6 +229,7 @@ def paged_attention(
             soft_cap=soft_cap,
             sinks=sinks,
             kv_scale=kv_scale,
+            alibi_slopes=alibi_slopes,
         )
     query = query.contiguous()
     out = torch.empty_like(query)

@@ -18,7 +18,7 @@ from quire_interfaces import ConfigError
 from quire_ops import op_table
 
 REQUEST = AttentionRequest(
-    head_dim=64, num_heads=4, num_kv_heads=2, sliding_window=True, soft_cap=True, sinks=True, block_size=16
+    head_dim=64, num_heads=4, num_kv_heads=2, sliding_window=True, soft_cap=True, sinks=True, alibi=True, block_size=16
 )
 
 UNAVAILABLE = {backend.name: backend.unavailable for backend in op_table().backends("paged_attention")}
@@ -69,6 +69,7 @@ def test_nothing_can_serve() -> None:
         (AttentionAbilities(sliding_window=False), "has no sliding window"),
         (AttentionAbilities(soft_cap=False), "has no soft cap"),
         (AttentionAbilities(sinks=False), "has no attention sinks"),
+        (AttentionAbilities(alibi=False), "has no ALiBi slopes"),
         (AttentionAbilities(), None),
     ],
 )

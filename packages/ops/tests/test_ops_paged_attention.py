@@ -28,16 +28,18 @@ MIXES = {
 @pytest.mark.parametrize("mix", MIXES)
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
 @pytest.mark.parametrize(
-    ("window", "soft_cap", "sinks", "heads", "block_size"),
+    ("window", "soft_cap", "sinks", "alibi", "heads", "block_size"),
     [
-        (None, None, False, (4, 2), 16),
-        (6, None, False, (4, 4), 1),
-        (1, None, False, (2, 1), 8),
-        (None, 3.0, False, (6, 2), 8),
-        (8, 5.0, False, (4, 1), 16),
-        (None, None, True, (6, 2), 8),
-        (7, None, True, (4, 1), 16),
-        (1, 2.0, True, (4, 2), 1),
+        (None, None, False, False, (4, 2), 16),
+        (6, None, False, False, (4, 4), 1),
+        (1, None, False, False, (2, 1), 8),
+        (None, 3.0, False, False, (6, 2), 8),
+        (8, 5.0, False, False, (4, 1), 16),
+        (None, None, True, False, (6, 2), 8),
+        (7, None, True, False, (4, 1), 16),
+        (1, 2.0, True, False, (4, 2), 1),
+        (None, None, False, True, (6, 2), 8),
+        (9, 4.0, True, True, (4, 4), 4),
     ],
 )
 def test_equals_reference(
@@ -47,6 +49,7 @@ def test_equals_reference(
     window: int | None,
     soft_cap: float | None,
     sinks: bool,
+    alibi: bool,
     heads: tuple[int, int],
     block_size: int,
 ) -> None:
@@ -57,6 +60,7 @@ def test_equals_reference(
     query = torch.randn(sum(layout.query_lens), heads[0], 16).to(dtype)
     scores_of_nothing = torch.linspace(-3.0, 3.0, heads[0]).to(dtype) if sinks else None
     options = {"scale": 0.25, "sliding_window": window, "soft_cap": soft_cap, "sinks": scores_of_nothing}
+    options["alibi_slopes"] = torch.logspace(-1, -3, heads[0]) if alibi else None
     wanted = ref.paged_attention(query, cache, layout, **options)
     for _ in range(2):  # the second layer of a step finds what the first one worked out
         got = backend.function(query, cache, layout, **options)
@@ -140,3 +144,13 @@ def test_write_touches_its_slots_only(backend, cache_dtype: torch.dtype) -> None
     others = torch.ones(num_blocks * 4, dtype=torch.bool)
     others[layout.slot_mapping] = False
     assert (slots[others] == 7.0).all()
+
+
+def test_slopes_prefer_what_is_near() -> None:
+    layout, num_blocks = random_layout(random.Random(4), [(1, 3)], 4, shuffle=True)
+    cache = poisoned_cache(layout, num_blocks, 1, 8, torch.float32)
+    query = torch.zeros(1, 1, 8)  # every score is 0: with a slope of log(2) a token weighs half of the one behind it
+    values = torch.stack([cache[layout.block_table[0, 0], 1, 0, offset] for offset in range(3)])
+    slopes = torch.tensor([2.0]).log()
+    got = ref.paged_attention(query, cache, layout, scale=1.0, alibi_slopes=slopes)
+    assert torch.allclose(got[0, 0], (values[0] + 2 * values[1] + 4 * values[2]) / 7)

@@ -41,6 +41,7 @@ class AttentionRequest:
     sliding_window: bool = False
     soft_cap: bool = False
     sinks: bool = False
+    alibi: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,6 +58,7 @@ class AttentionAbilities:
     sliding_window: bool = True
     soft_cap: bool = True
     sinks: bool = True
+    alibi: bool = True
 
     def refusal(self, request: AttentionRequest) -> str | None:
         """Why a backend of these abilities cannot serve `request`, or None when it can."""
@@ -78,6 +80,7 @@ class AttentionAbilities:
             (request.sliding_window and not self.sliding_window, "has no sliding window"),
             (request.soft_cap and not self.soft_cap, "has no soft cap"),
             (request.sinks and not self.sinks, "has no attention sinks"),
+            (request.alibi and not self.alibi, "has no ALiBi slopes"),
         )
         return next((reason for refused, reason in refusals if refused), None)
 
@@ -124,6 +127,7 @@ class AttentionBackend(Protocol):
         soft_cap: float | None = None,
         sinks: Tensor | None = None,
         kv_scale: Tensor | None = None,
+        alibi_slopes: Tensor | None = None,
     ) -> Tensor:
         """Attention of this step's tokens over what their sequences have in the cache, the step's own tokens included
         (`write` comes first). A sequence's result does not depend on the other sequences of the step.
@@ -135,6 +139,7 @@ class AttentionBackend(Protocol):
             soft_cap: c in score -> c * tanh(score / c).
             sinks: [Hq], a score of each head that has no value: what falls on it is attention paid to nothing.
             kv_scale: As in `write`.
+            alibi_slopes: [Hq], what a head's scores lose for each token of distance.
 
         Returns:
             [T, Hq, D], dtype of `query`.
@@ -187,6 +192,7 @@ class OpsAttentionBackend:
         soft_cap: float | None = None,
         sinks: Tensor | None = None,
         kv_scale: Tensor | None = None,
+        alibi_slopes: Tensor | None = None,
     ) -> Tensor:
         """See `AttentionBackend.forward`."""
         out: Tensor = self._attend(
@@ -198,6 +204,7 @@ class OpsAttentionBackend:
             soft_cap=soft_cap,
             sinks=sinks,
             kv_scale=kv_scale,
+            alibi_slopes=alibi_slopes,
         )
         return out
 

@@ -13,7 +13,7 @@ __all__ = ["Attention"]
 class Attention:
     """Writes a layer's new keys and values into its cache, then attends over it."""
 
-    __slots__ = ("_backend", "_layer", "_scale", "_sliding_window", "_soft_cap", "kv_scale")
+    __slots__ = ("_alibi_slopes", "_backend", "_layer", "_scale", "_sliding_window", "_soft_cap", "kv_scale")
 
     def __init__(
         self,
@@ -23,10 +23,12 @@ class Attention:
         scale: float,
         sliding_window: int | None = None,
         soft_cap: float | None = None,
+        alibi_slopes: Tensor | None = None,
     ) -> None:
         """Args:
         layer: Index of the layer: which cache of the batch is its own.
         scale: Factor of the scores, usually head_dim ** -0.5.
+        alibi_slopes: [Hq], what a head's scores lose for each token of distance.
         """
         self._backend = backend
         self._layer = layer
@@ -36,6 +38,7 @@ class Attention:
         self.kv_scale: Tensor | None = None
         """[2, Hkv] float32: what the numbers of an fp8 cache are multiples of, keys' and values'. None for ones. Set by
         whoever loads the weights, before the first step."""
+        self._alibi_slopes = alibi_slopes
 
     def __call__(
         self, query: Tensor, key: Tensor, value: Tensor, batch: ForwardBatch, sinks: Tensor | None = None
@@ -52,4 +55,5 @@ class Attention:
             soft_cap=self._soft_cap,
             sinks=sinks,
             kv_scale=self.kv_scale,
+            alibi_slopes=self._alibi_slopes,
         )

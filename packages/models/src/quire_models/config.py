@@ -72,6 +72,8 @@ class ModelConfig:
     """Norms have a bias (layer norms)."""
     attention_sinks: bool = False
     """Each head has a score that takes attention and gives nothing (see op `paged_attention`)."""
+    alibi: bool = False
+    """Positions come as ALiBi slopes of the attention scores."""
     other_parameters: int = 0
     """Weights that none of the fields above counts: learned positions, unusual norms, a bias of the LM head."""
 

@@ -57,6 +57,7 @@ def decoder_fields(
     eps: float = 1e-6,
     rotary: bool = True,
     inner_factor: int | None = None,
+    context: int | None = None,
 ) -> dict[str, Any]:
     """Fields of `ModelConfig` that are read alike everywhere, for full attention and whole-head rotation.
 
@@ -68,6 +69,7 @@ def decoder_fields(
         theta: The class's default base of the rotation.
         eps: The class's default epsilon of norms.
         rotary: Positions come by rotation; nothing of it is read otherwise.
+        context: The class's default context in tokens; None when it must be given.
         inner_factor: The class's default width of the feed-forward network in hidden sizes; None for none.
     """
     heads = config.integer("num_attention_heads", minimum=1)
@@ -78,7 +80,8 @@ def decoder_fields(
         )
     layers = config.integer("num_hidden_layers", minimum=1)
     hidden_size = config.integer("hidden_size", minimum=1)
-    positions = config.integer("max_position_embeddings", minimum=1)
+    given = {} if context is None else {"default": context}
+    positions = config.integer("max_position_embeddings", minimum=1, **given)
     size = head_size(config, hidden_size, heads, head_dim)
     rope = RopeConfig()
     if rotary:

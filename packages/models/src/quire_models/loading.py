@@ -66,6 +66,7 @@ def build_model(
                 cache_dtype=kv_cache_dtype,
                 sliding_window=any(window is not None for window in config.sliding_windows),
                 sinks=config.attention_sinks,
+                alibi=config.alibi,
             ),
             attention_backend,
         ).backend

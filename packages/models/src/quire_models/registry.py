@@ -53,6 +53,9 @@ ARCHITECTURES: dict[str, Architecture] = {
     "HunYuanDenseV1ForCausalLM": Architecture(
         "hunyuan_v1_dense", "quire_models.hunyuan_v1_dense.model", "HunYuanDenseV1ForCausalLM"
     ),
+    "BloomForCausalLM": Architecture("bloom", "quire_models.bloom.model", "BloomForCausalLM"),
+    "MptForCausalLM": Architecture("mpt", "quire_models.mpt.model", "MptForCausalLM"),
+    "FalconForCausalLM": Architecture("falcon", "quire_models.falcon.model", "FalconForCausalLM"),
     "LlamaForCausalLM": Architecture("llama", "quire_models.llama.model", "LlamaForCausalLM"),
     "Mamba2ForCausalLM": Architecture("mamba2", "quire_models.mamba2.model", "Mamba2ForCausalLM"),
     "MiniMaxM2ForCausalLM": Architecture("minimax_m2", "quire_models.minimax_m2.model", "MiniMaxM2ForCausalLM"),

@@ -116,14 +116,15 @@ OPS: tuple[Op, ...] = (
         name="paged_attention",
         signature="(query [T, Hq, D], kv_cache [num_blocks, 2, Hkv, block_size, X], layout: PagedLayout, *, "
         "scale: float, sliding_window: int | None, soft_cap: float | None, sinks [Hq] | None, "
-        "kv_scale [2, Hkv] float32 | None) "
+        "kv_scale [2, Hkv] float32 | None, alibi_slopes [Hq] | None) "
         "-> [T, Hq, D], dtype of query",
         description=(
             "Causal softmax attention of this step's tokens (prefill chunks and decodes mixed) over the paged keys and "
             "values of their own sequence. Query head h reads key-value head h // (Hq / Hkv). sliding_window W: a "
             "token sees itself and the W - 1 before it. soft_cap c: scores become c * tanh(score / c). sinks: each "
-            "head has one more score to attend to, which has no value (gpt-oss). Slots that no token of the step may "
-            "see are never read"
+            "head has one more score to attend to, which has no value (gpt-oss). alibi_slopes: of a head's scores its "
+            "slope is taken once for each token of distance (Press et al. 2022, sec. 3). Slots that no token of the "
+            "step may see are never read"
         ),
     ),
     Op(

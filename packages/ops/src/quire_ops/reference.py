@@ -143,6 +143,7 @@ def paged_attention(
     soft_cap: float | None = None,
     sinks: Tensor | None = None,
     kv_scale: Tensor | None = None,
+    alibi_slopes: Tensor | None = None,
 ) -> Tensor:
     """Op `paged_attention`: one query token at a time, over exactly the tokens that it may see."""
     out = torch.empty_like(query)
@@ -161,6 +162,9 @@ def paged_attention(
             scores = torch.einsum("hd,lhd->hl", query[token].double(), keys) * scale
             if soft_cap is not None:
                 scores = soft_cap * torch.tanh(scores / soft_cap)
+            if alibi_slopes is not None:
+                distance = torch.arange(position - begin, -1, -1)
+                scores = scores - alibi_slopes.double()[:, None] * distance
             if sinks is not None:
                 scores = torch.cat([scores, sinks.double()[:, None]], dim=-1)
             weights = torch.softmax(scores, dim=-1)[:, : len(seen)]

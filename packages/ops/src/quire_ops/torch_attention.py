@@ -33,6 +33,7 @@ def paged_attention(
     soft_cap: float | None = None,
     sinks: Tensor | None = None,
     kv_scale: Tensor | None = None,
+    alibi_slopes: Tensor | None = None,
 ) -> Tensor:
     """Op `paged_attention`."""
     cache = _Cache(kv_cache, kv_scale)
@@ -41,8 +42,8 @@ def paged_attention(
     if plan is None:
         gathered_bytes = 2 * kv_cache.shape[2] * query.shape[2] * query.itemsize
         plan = layout.derived[key] = make_plan(layout, gathered_bytes, query.dtype, sliding_window)
-    if soft_cap is not None or sinks is not None:
-        return _in_the_open(query, cache, plan, scale, sliding_window, soft_cap, sinks)
+    if soft_cap is not None or sinks is not None or alibi_slopes is not None:
+        return _in_the_open(query, cache, plan, scale, sliding_window, soft_cap, sinks, alibi_slopes)
     if plan.decode_order is None and not plan.prefills and len(plan.decodes) == 1:
         return _decode(query, cache, plan.decodes[0], scale)
     out = torch.empty_like(query)
@@ -132,13 +133,16 @@ def _in_the_open(
     sliding_window: int | None,
     soft_cap: float | None,
     sinks: Tensor | None,
+    alibi_slopes: Tensor | None,
 ) -> Tensor:
-    """As above with the scores in the open, because torch's fused operator has neither soft cap nor sinks."""
+    """As above with the scores in the open, because torch's fused operator has no soft cap, sinks or slopes."""
     out = torch.empty_like(query)
     num_heads, head_dim = query.shape[1:]
     num_kv_heads = cache.kv_cache.shape[2]
     if sinks is not None:
         sinks = sinks.float().view(num_kv_heads, -1, 1, 1)  # [Hkv, Hq / Hkv, 1, 1]
+    if alibi_slopes is not None:
+        alibi_slopes = alibi_slopes.float().view(num_kv_heads, -1, 1, 1)
     for seq in plan.all_sequences():
         pairs = cache.pairs(seq.slots, torch.float32)
         keys, values = pairs[:, 0], pairs[:, 1]  # [L, Hkv, D]
@@ -150,6 +154,9 @@ def _in_the_open(
             scores = torch.einsum("qhgd,lhd->hgql", grouped, keys) * scale
             if soft_cap is not None:
                 scores = soft_cap * torch.tanh(scores / soft_cap)
+            if alibi_slopes is not None:
+                positions = torch.arange(seq.kv_len, device=query.device)
+                scores -= alibi_slopes * (positions[context_len + begin : context_len + end, None] - positions)
             mask = _visible(context_len + begin, context_len + end, 0, seq.kv_len, sliding_window, query.device)
             scores = scores.masked_fill_(~mask, float("-inf"))
             if sinks is not None:

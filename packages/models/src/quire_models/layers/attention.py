@@ -57,6 +57,7 @@ class SelfAttention:
         rotated: bool = True,
         interleaved: bool = False,
         norms: HeadNorms | None = None,
+        alibi_slopes: Tensor | None = None,
         clip: float | None = None,
         query_factor: Callable[[Tensor], Tensor] | None = None,
         out: str = "o_proj",
@@ -66,6 +67,7 @@ class SelfAttention:
         soft_cap: See op `paged_attention`.
         rotated: Positions come by rotation in this layer.
         interleaved: See `Rotary`.
+        alibi_slopes: See op `paged_attention`.
         clip: Queries, keys and values are kept within this distance from zero.
         query_factor: Positions [T] -> factors [T] of the queries.
         out: Name of the last projection.
@@ -85,6 +87,7 @@ class SelfAttention:
             scale=config.head_dim**-0.5 if scale is None else scale,
             sliding_window=config.sliding_windows[layer],
             soft_cap=soft_cap,
+            alibi_slopes=alibi_slopes,
         )
 
     def __call__(self, x: Tensor, cos: Tensor, sin: Tensor, batch: ForwardBatch) -> Tensor:

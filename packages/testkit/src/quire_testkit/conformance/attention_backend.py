@@ -57,6 +57,12 @@ class AttentionBackendSuite:
             for window in (None, 7):
                 self._run(torch.float32, window=window, soft_cap=None, sinks=sinks)
 
+    def test_alibi_slopes(self) -> None:
+        if self.make_backend().abilities.alibi:
+            slopes = torch.logspace(-0.5, -2.5, KV_HEADS * GROUP)
+            for window in (None, 7):
+                self._run(torch.float32, window=window, soft_cap=None, alibi_slopes=slopes)
+
     def test_result_does_not_depend_on_neighbours(self) -> None:
         alone = self._run(torch.float32, window=None, soft_cap=None, only=0)
         together = self._run(torch.float32, window=None, soft_cap=None)
@@ -73,6 +79,7 @@ class AttentionBackendSuite:
         window: int | None,
         soft_cap: float | None,
         sinks: Tensor | None = None,
+        alibi_slopes: Tensor | None = None,
         only: int | None = None,
     ) -> list[Tensor]:
         """Three sequences in mixed steps (prefill, chunk, decode); every output is compared. Returns them all."""
@@ -101,7 +108,14 @@ class AttentionBackendSuite:
             query, key, value = (torch.cat([tokens[i][j][a:b] for i, a, b in parts]) for j in range(3))
             backend.write(key, value, cache, metadata)
             out = backend.forward(
-                query, cache, metadata, scale=SCALE, sliding_window=window, soft_cap=soft_cap, sinks=sinks
+                query,
+                cache,
+                metadata,
+                scale=SCALE,
+                sliding_window=window,
+                soft_cap=soft_cap,
+                sinks=sinks,
+                alibi_slopes=alibi_slopes,
             )
             assert out.dtype == dtype
             assert out.shape == query.shape
@@ -111,7 +125,7 @@ class AttentionBackendSuite:
         results = []
         for i in chosen:
             got = torch.cat(outputs[i]).double()
-            wanted = self._dense(*tokens[i], window, soft_cap, sinks)
+            wanted = self._dense(*tokens[i], window, soft_cap, sinks, alibi_slopes)
             tolerance = 2e-5 if dtype in (torch.float32, torch.float64) else 2e-2
             assert torch.isfinite(got).all()
             assert (got - wanted).abs().max() <= tolerance * wanted.abs().max()
@@ -152,6 +166,7 @@ class AttentionBackendSuite:
         window: int | None,
         soft_cap: float | None,
         sinks: Tensor | None,
+        alibi_slopes: Tensor | None,
     ) -> Tensor:
         length = query.shape[0]
         keys = key.double().repeat_interleave(GROUP, dim=1)
@@ -160,6 +175,8 @@ class AttentionBackendSuite:
         if soft_cap is not None:
             scores = soft_cap * torch.tanh(scores / soft_cap)
         distance = torch.arange(length)[:, None] - torch.arange(length)
+        if alibi_slopes is not None:
+            scores = scores - alibi_slopes.double()[:, None, None] * distance
         hidden = distance < 0
         if window is not None:
             hidden |= distance >= window

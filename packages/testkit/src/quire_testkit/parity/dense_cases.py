@@ -134,4 +134,28 @@ DENSE_CASES: dict[str, ParityCase] = {
     "HeliumForCausalLM": ParityCase(config="HeliumConfig", fields={**LLAMA_FIELDS, "head_dim": 16}),
     "ApertusForCausalLM": ParityCase(config="ApertusConfig"),
     "PersimmonForCausalLM": ParityCase(config="PersimmonConfig"),
+    "BloomForCausalLM": ParityCase(
+        config="BloomConfig", fields={"vocab_size": 200, "hidden_size": 48, "n_layer": 3, "n_head": 6}
+    ),
+    "MptForCausalLM": ParityCase(
+        config="MptConfig",
+        fields={
+            "vocab_size": 200,
+            "d_model": 48,
+            "n_layers": 3,
+            "n_heads": 6,
+            "max_seq_len": 256,
+            "attn_config": {"clip_qkv": 2.0},
+        },
+    ),
+    "FalconForCausalLM": ParityCase(
+        config="FalconConfig",
+        fields={
+            **LLAMA_FIELDS,
+            "new_decoder_architecture": True,
+            "num_kv_heads": 2,
+            "ffn_hidden_size": 96,
+            "bias": True,
+        },
+    ),
 }
