@@ -28,7 +28,7 @@ OPTIONS: dict[str, tuple[str, dict[str, Any]]] = {
     "starcoder-many-heads": ("GPTBigCodeForCausalLM", {"multi_query": False}),
     "bloom-8-heads": ("BloomForCausalLM", {"n_head": 8, "hidden_size": 64}),
     "cohere-plain": ("CohereForCausalLM", {"use_qk_norm": False, "attention_bias": True}),
-    "exaone4-full": ("Exaone4ForCausalLM", {"sliding_window": None}),
+    "exaone4-full": ("Exaone4ForCausalLM", {"sliding_window": None, "layer_types": ["full_attention"] * 4}),
     "gemma3-scaled": (
         "Gemma3ForCausalLM",
         {
