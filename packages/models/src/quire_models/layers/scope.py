@@ -74,11 +74,22 @@ class Scope:
         return dataclasses.replace(self, prefix=f"{self.prefix}{name}.")
 
     def attention(
-        self, layer: int, *, scale: float, sliding_window: int | None = None, soft_cap: float | None = None
+        self,
+        layer: int,
+        *,
+        scale: float,
+        sliding_window: int | None = None,
+        soft_cap: float | None = None,
+        alibi_slopes: Tensor | None = None,
     ) -> Attention:
         """The attention over a layer's paged cache; see `quire_attention.Attention`. At most one for a scope."""
         attention = Attention(
-            self.attention_backend, layer, scale=scale, sliding_window=sliding_window, soft_cap=soft_cap
+            self.attention_backend,
+            layer,
+            scale=scale,
+            sliding_window=sliding_window,
+            soft_cap=soft_cap,
+            alibi_slopes=alibi_slopes,
         )
         self.attentions[self.prefix] = attention
         return attention
