@@ -5,13 +5,12 @@ Knows the C interface of experts and where their tensors are; the arithmetic is 
 
 from __future__ import annotations
 
-import ctypes
-
 import torch
 from torch import Tensor
 
 from quire_kernels_cpu.builds import library
 from quire_kernels_cpu.dtypes import DTYPES
+from quire_kernels_cpu.matrix import Matrix
 from quire_ops import EXPERT_ACTIVATIONS, Experts, RunExperts
 
 __all__ = ["fused_moe"]
@@ -29,16 +28,14 @@ class _Experts:
         self._handle: int | None = None
         self._library = library()  # says why when there is none
         self._experts = experts
-        pointers: list[int | None] = []
-        for expert in zip(experts.gate, experts.up, experts.down, strict=True):
-            for weights in expert:
+        self._width, self._inner = len(experts.down[0].weight), len(experts.gate[0].weight)
+        matrices: list[Matrix] = []
+        for gate, up, down in zip(experts.gate, experts.up, experts.down, strict=True):
+            for weights, inputs in ((gate, self._width), (up, self._width), (down, self._inner)):
                 assert weights.weight.is_contiguous(), "an expert's matrix must be contiguous"
-                parts = (weights.weight, weights.scale, weights.bias)
-                pointers += [None if part is None else part.data_ptr() for part in parts]
-        down = experts.down[0]
-        self._dtype: int | None = None  # of the tokens; int8 weights do not say
-        self._pointers = (ctypes.c_void_p * len(pointers))(*pointers)
-        self._width, self._inner = down.weight.shape
+                matrices.append(Matrix.of(*weights, inputs=inputs))
+        self._matrices = (Matrix * len(matrices))(*matrices)
+        self._dtype: int | None = None  # of the tokens; quantized weights do not say
 
     def __del__(self) -> None:
         if self._handle is not None:
@@ -68,7 +65,7 @@ class _Experts:
         self._handle = self._library.quire_moe_new(
             self._dtype,
             len(self._experts.gate),
-            self._pointers,
+            self._matrices,
             self._width,
             self._inner,
             EXPERT_ACTIVATIONS.index(self._experts.activation),

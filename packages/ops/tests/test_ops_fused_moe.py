@@ -8,6 +8,7 @@ from torch import Tensor
 
 from quire_ops import EXPERT_ACTIVATIONS, Experts, LinearWeights, OpBackend, OpRequest, op_table
 from quire_ops.fused_moe import reference_fused_moe
+from quire_ops.grouped import block_groups, pack_int4
 
 TOLERANCE = {torch.float32: 2e-6, torch.bfloat16: 1.6e-2, torch.float16: 2e-3}
 """Of the largest result."""
@@ -23,13 +24,18 @@ each_backend = pytest.mark.parametrize(("backend", "dtype"), CASES, ids=[f"{b.na
 
 
 def make_experts(
-    num: int, width: int, inner: int, dtype: torch.dtype, *, bias: bool = False, int8: bool = False, act: str = "silu"
+    num: int, width: int, inner: int, dtype: torch.dtype, *, bias: bool = False, kind: str = "plain", act: str = "silu"
 ) -> Experts:
     def linear(outputs: int, inputs: int) -> LinearWeights:
         offset = torch.randn(outputs).to(dtype) if bias else None
-        if int8:
+        if kind == "int8":
             weight = torch.randint(-127, 128, (outputs, inputs), dtype=torch.int8)
             return LinearWeights(weight, offset, (torch.rand(outputs) * 0.02 / inputs**0.5).to(dtype))
+        if kind == "int4":
+            elements = torch.randint(-8, 8, (outputs, inputs), dtype=torch.int8)
+            groups = (outputs, -(-inputs // 32))
+            scale = block_groups((torch.rand(groups) * 0.3 / inputs**0.5).to(dtype))
+            return LinearWeights(pack_int4(elements), offset, scale, block_groups(torch.randint(-8, 8, groups).short()))
         return LinearWeights((torch.randn(outputs, inputs) * inputs**-0.5).to(dtype), offset)
 
     return Experts(
@@ -48,7 +54,15 @@ def make_step(tokens: int, width: int, num: int, k: int, dtype: torch.dtype) -> 
 
 def widened(experts: Experts) -> Experts:
     def wide(matrices: tuple[LinearWeights, ...]) -> tuple[LinearWeights, ...]:
-        return tuple(LinearWeights(*(None if part is None else part.double() for part in one)) for one in matrices)
+        return tuple(
+            LinearWeights(
+                one.weight.double() if one.scale is None else one.weight,
+                None if one.bias is None else one.bias.double(),
+                None if one.scale is None else one.scale.double(),
+                one.zero,
+            )
+            for one in matrices
+        )
 
     return Experts(
         gate=wide(experts.gate), up=wide(experts.up), down=wide(experts.down), activation=experts.activation,
@@ -65,17 +79,17 @@ def check(got: Tensor, expected: Tensor, dtype: torch.dtype) -> None:
 @each_backend
 @pytest.mark.parametrize("act", EXPERT_ACTIVATIONS)
 @pytest.mark.parametrize("bias", [False, True])
-@pytest.mark.parametrize("int8", [False, True])
+@pytest.mark.parametrize("kind", ["plain", "int8", "int4"])
 @pytest.mark.parametrize(
     ("tokens", "num", "k", "width", "inner"),
     [(1, 8, 2, 64, 96), (5, 4, 4, 128, 64), (40, 3, 1, 70, 41), (70, 16, 3, 64, 48)],
 )
 def test_equals_reference(
-    backend: OpBackend, dtype: torch.dtype, act: str, bias: bool, int8: bool, tokens: int, num: int, k: int, width: int,
+    backend: OpBackend, dtype: torch.dtype, act: str, bias: bool, kind: str, tokens: int, num: int, k: int, width: int,
     inner: int,
 ) -> None:  # fmt: skip
     torch.manual_seed(tokens)
-    experts = make_experts(num, width, inner, dtype, bias=bias, int8=int8, act=act)
+    experts = make_experts(num, width, inner, dtype, bias=bias, kind=kind, act=act)
     x, ids, weights = make_step(tokens, width, num, k, dtype)
     before = x.clone()
     run = backend.function(experts)
@@ -106,11 +120,11 @@ def test_an_expert_that_is_not_hit_is_not_read(backend: OpBackend, dtype: torch.
     assert backend.function(experts)(x, ids, weights).isfinite().all()
 
 
-@pytest.mark.parametrize("int8", [False, True])
+@pytest.mark.parametrize("kind", ["plain", "int8", "int4"])
 @pytest.mark.parametrize(("backend", "dtype"), INVARIANT, ids=[f"{b.name}-{d}" for b, d in INVARIANT])
-def test_a_row_depends_on_itself_alone(backend: OpBackend, dtype: torch.dtype, int8: bool) -> None:
+def test_a_row_depends_on_itself_alone(backend: OpBackend, dtype: torch.dtype, kind: str) -> None:
     torch.manual_seed(1)
-    run = backend.function(make_experts(8, 128, 192, dtype, int8=int8))
+    run = backend.function(make_experts(8, 128, 192, dtype, kind=kind))
     x, ids, weights = make_step(67, 128, 8, 3, dtype)
     together = run(x, ids, weights)
     for row in range(67):

@@ -129,15 +129,13 @@ Decoder<T>* make_decoder(int num_layers, const void* const* norms, const MatrixA
 
 // Three matrices an expert: gate, up, down.
 template <typename T>
-Moe<T>* make_moe(int num_experts, const void* const* pointers, int64_t width, int64_t inner, int activation, float limit) {
+Moe<T>* make_moe(int num_experts, const MatrixArgument* matrices, int64_t width, int64_t inner, int activation, float limit) {
     auto* moe = new Moe<T>;
     moe->activation = static_cast<Activation>(activation);
     moe->limit = limit;
     for (int i = 0; i < num_experts; ++i) {
         const auto matrix = [&](int which, int64_t rows, int64_t cols) {
-            const void* const* p = pointers + 9 * i + 3 * which;
-            const Coding coding = p[1] ? Coding::int8 : Coding::plain;
-            return make_matrix<T>({p[0], p[1], nullptr, p[2], static_cast<int32_t>(coding), 0, 0}, rows, cols);
+            return make_matrix<T>(matrices[3 * i + which], rows, cols);
         };
         moe->experts.push_back({{matrix(0, inner, width), matrix(1, inner, width)}, matrix(2, width, inner)});
     }
@@ -271,10 +269,11 @@ int quire_decode_step(int dtype, void* decoder, const void* arguments) {
 }
 
 // Experts keep the pointers: the weights must outlive them. activation: 0 SiLU, 1 GELU, 2 swigluoai with its limit.
-void* quire_moe_new(int dtype, int num_experts, const void* const* pointers, int64_t width, int64_t inner, int activation,
+void* quire_moe_new(int dtype, int num_experts, const void* matrices, int64_t width, int64_t inner, int activation,
                     float limit) {
     return for_dtype(dtype, [&](auto zero) -> void* {
-        return quire::make_moe<decltype(zero)>(num_experts, pointers, width, inner, activation, limit);
+        const auto* arguments = static_cast<const quire::MatrixArgument*>(matrices);
+        return quire::make_moe<decltype(zero)>(num_experts, arguments, width, inner, activation, limit);
     });
 }
 

@@ -134,25 +134,40 @@ private:
             pairs += g.count;
             num_tiles_ += g.x.tiles();
         }
-        char* data = x_buffer_.get<char>(bytes);
-        char* inner_data = inner_buffer_.get<char>(inner_bytes);
-        float* scales = scale_buffer_.get<float>(2 * num_tiles_ * kTile);
+        const bool sums = coding >= Coding::group_int4;
+        Room room{x_buffer_.get<char>(bytes + inner_bytes), scale_buffer_.get<float>(2 * num_tiles_ * kTile),
+                  sums ? sum_buffer_.get<float>(num_tiles_ * (width + inner)) : nullptr};
         tile_groups_ = tile_buffer_.get<TileOf>(num_tiles_);
         int64_t tile = 0;
         for (size_t i = 0; i < groups_.size(); ++i) {
-            ExpertGroup& g = groups_[i];
-            g.x.data = data;
-            g.inner.data = inner_data;
-            data += padded(g.x.bytes());
-            inner_data += padded(g.inner.bytes());
-            g.x.scales = scales + 2 * tile * kTile;
-            g.inner.scales = g.x.scales + g.x.tiles() * kTile;
-            for (int64_t t = 0; t < g.x.tiles(); ++t) tile_groups_[tile++] = {static_cast<int>(i), t};
+            room.take(groups_[i].x);
+            room.take(groups_[i].inner);
+            for (int64_t t = 0; t < groups_[i].x.tiles(); ++t) tile_groups_[tile++] = {static_cast<int>(i), t};
         }
         rows_ = inner_form == Form::quads ? row_buffer_.get<T>(pairs * inner) : nullptr;
     }
 
     static int64_t padded(int64_t bytes) { return (bytes + 63) / 64 * 64; }
+
+    // Memory that activations take their parts of, see `make_activations`.
+    struct Room {
+        char* data;
+        float *scales, *sums;
+
+        void take(Activations& x) {
+            x.data = data;
+            data += padded(x.bytes());
+            if (x.form == Form::rows) {
+                for (int64_t t = 0; t < x.tokens; ++t) std::fill(x.row(t) + x.cols, x.row(t) + x.row_stride(), 0.0f);
+                return;
+            }
+            x.scales = scales;
+            scales += x.tiles() * kTile;
+            if (!sums) return;
+            x.sums = sums;
+            sums += x.tiles() * x.cols;
+        }
+    };
 
     void gather(const T* x, int64_t width) {
         const Range mine = my_share(num_tiles_);
@@ -238,7 +253,7 @@ private:
     TileOf* tile_groups_ = nullptr;
     T* rows_ = nullptr;  // what the experts have inside, for quads
     int64_t num_tiles_ = 0;
-    Buffer token_buffer_, weight_buffer_, x_buffer_, inner_buffer_, scale_buffer_, tile_buffer_, row_buffer_;
+    Buffer token_buffer_, weight_buffer_, x_buffer_, scale_buffer_, sum_buffer_, tile_buffer_, row_buffer_;
 };
 
 }  // namespace quire

@@ -65,12 +65,12 @@ class RunExperts(Protocol):
 def reference_fused_moe(experts: Experts) -> RunExperts:
     """The experts one token at a time, in float64."""
 
-    def matrix(weights: LinearWeights) -> Tensor:
-        wide = weights.weight.double()
-        return wide if weights.scale is None else wide * weights.scale.double()[:, None]
-
     def linear(x: Tensor, weights: LinearWeights) -> Tensor:
-        return reference.linear(x, matrix(weights), weights.bias)
+        if weights.scale is None:
+            return reference.linear(x, weights.weight, weights.bias)
+        if weights.scale.ndim == 1:
+            return reference.int8_linear(x, weights.weight, weights.scale, weights.bias)
+        return reference.grouped_linear(x, weights.weight, weights.scale, weights.zero, weights.bias)
 
     def activated(gate: Tensor, up: Tensor) -> Tensor:
         if experts.activation != "swigluoai":

@@ -50,4 +50,6 @@ def swigluoai_and_mul(gate: Tensor, up: Tensor, limit: float) -> Tensor:
 def _linear(x: Tensor, weights: LinearWeights) -> Tensor:
     if weights.scale is None:
         return F.linear(x, weights.weight, weights.bias)
+    if weights.scale.ndim > 1:
+        return torch_ops.grouped_linear(x, weights.weight, weights.scale, weights.zero, weights.bias)
     return torch_ops.int8_linear(x, weights.weight, weights.scale, weights.bias)
