@@ -1,0 +1,121 @@
+"""KV caches narrower than the network, through `LLM`: what is stored depends on the tokens before alone, so a request
+gets the same tokens however it is served; the plan, the report and the disk tier know the format.
+"""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from quire import LLM, ConfigError, QuireConfig, SamplingParams
+from quire.plan import make_plan
+from quire_models import ModelConfig
+from quire_testkit.checkpoints import checkpoint_config, make_checkpoint
+
+FORMATS = ("fp8_e4m3", "fp8_e5m2", "int8", "int4")
+RANDOM = random.Random(7)
+SHARED = [RANDOM.randrange(3, 250) for _ in range(48)]
+PROMPTS = [SHARED[: 16 * (i % 4)] + [RANDOM.randrange(3, 250) for _ in range(1 + 7 * i)] for i in range(6)]
+PARAMS = [
+    SamplingParams(temperature=[0.0, 0.8][i % 2], seed=i, max_tokens=12 + 4 * i, ignore_eos=True) for i in range(6)
+]
+
+SITUATIONS: dict[str, dict[str, Any]] = {
+    "together": {},
+    "chunks of seven": {"max_num_batched_tokens": 16, "long_prefill_token_threshold": 7},
+    "preempted": {"num_gpu_blocks_override": 17, "enable_prefix_caching": False},
+    "tiny blocks and drafts": {"block_size": 2, "speculative_method": "ngram", "prompt_lookup_min": 1},
+    "synchronous": {"async_scheduling": False},
+}
+
+
+@pytest.fixture(scope="module", params=["qwen3", "windows"])
+def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    fields = {"use_sliding_window": True, "sliding_window": 24, "max_window_layers": 1}
+    fields = fields if request.param == "windows" else {}
+    return make_checkpoint(tmp_path_factory.mktemp("model") / "tiny", like="qwen3", dtype="float32", **fields)
+
+
+def start(folder: Path, dtype: str, **settings: Any) -> LLM:
+    defaults = {"max_model_len": 128, "max_num_seqs": 6, "num_threads": 1}
+    return LLM(folder, kv_cache_dtype=dtype, **(defaults | settings))
+
+
+def tokens(llm: LLM, prompts: list[list[int]], params: list[SamplingParams]) -> list[list[int]]:
+    return [output.outputs[0].token_ids for output in llm.generate(prompts, params, use_tqdm=False)]
+
+
+@pytest.mark.parametrize("dtype", FORMATS)
+def test_tokens_depend_on_nothing_else(folder: Path, dtype: str) -> None:
+    with start(folder, dtype, enable_prefix_caching=False) as llm:
+        alone = [tokens(llm, [prompt], [params])[0] for prompt, params in zip(PROMPTS, PARAMS, strict=True)]
+    for situation, settings in SITUATIONS.items():
+        with start(folder, dtype, **settings) as llm:
+            assert tokens(llm, PROMPTS, PARAMS) == alone, situation
+            again = llm.generate(PROMPTS[::-1], PARAMS[::-1], use_tqdm=False)
+            assert [output.outputs[0].token_ids for output in again] == alone[::-1], f"{situation}, the second time"
+            if settings.get("enable_prefix_caching", True):
+                assert any(output.num_cached_tokens for output in again), "nothing came from the prefix cache"
+
+
+def test_formats_are_not_the_same(folder: Path) -> None:
+    """Logits of a network of random weights move with the cache's precision, the most with four bits."""
+    params = SamplingParams(temperature=0, max_tokens=1, logprobs=1, ignore_eos=True, prompt_logprobs=0)
+    seen = {}
+    for dtype in ("auto", *FORMATS):
+        with start(folder, dtype, enable_prefix_caching=False) as llm:
+            (output,) = llm.generate([PROMPTS[-1]], params, use_tqdm=False)
+            seen[dtype] = [entries[0].logprob for entries in output.prompt_logprobs if entries]
+    errors = {dtype: max(abs(a - b) for a, b in zip(seen[dtype], seen["auto"], strict=True)) for dtype in FORMATS}
+    assert 0 < errors["int8"] < errors["fp8_e4m3"] < errors["fp8_e5m2"]
+    assert errors["int8"] < errors["int4"] < 1.0
+
+
+@pytest.mark.parametrize("dtype", ["fp8_e4m3", "int8", "int4"])
+def test_prefixes_on_disk_are_those_of_the_format(folder: Path, dtype: str, tmp_path: Path) -> None:
+    tier = {"kv_disk_path": str(tmp_path / "tier"), "kv_disk_size": "50M"}
+    with start(folder, dtype, **tier) as llm:
+        first = llm.generate(PROMPTS, PARAMS, use_tqdm=False)
+    expected = [output.outputs[0].token_ids for output in first]
+    with start(folder, dtype, **tier) as llm:
+        again = llm.generate(PROMPTS, PARAMS, use_tqdm=False)
+    assert [output.outputs[0].token_ids for output in again] == expected
+    assert again[-1].num_cached_tokens > first[-1].num_cached_tokens >= 0
+    for other in {"auto", *FORMATS} - {dtype}:
+        with start(folder, other, **tier) as llm:
+            (output,) = llm.generate([PROMPTS[-1]], PARAMS[-1:], use_tqdm=False)
+            assert output.num_cached_tokens == 0, f"{other} took blocks of {dtype}"
+
+
+def test_the_plan_counts_the_bytes_of_each_format() -> None:
+    model = ModelConfig.from_dict(checkpoint_config("qwen3", "0.6b"))
+    rows = {"auto": 256, "bfloat16": 256, "float32": 512, "fp8": 128, "fp8_e5m2": 128, "int8": 132, "int4": 68}
+    rows |= {"int8_per_token_head": 132, "int4_per_token_head": 68}
+    for dtype, row_bytes in rows.items():
+        config = QuireConfig.of(kv_cache_dtype=dtype, max_model_len=1024, num_gpu_blocks_override=100)
+        plan = make_plan(config, model, free_bytes=20 * 10**9)
+        assert plan.ledger_bytes["KV cache"] == 100 * 16 * 28 * 2 * 8 * row_bytes, dtype
+    assert plan.kv_cache_dtype == "int4"
+
+
+def test_the_report_and_the_memory(folder: Path) -> None:
+    reports = {
+        "auto": "float32",
+        "bfloat16": "bfloat16",
+        "fp8": "fp8_e4m3, all scales 1.0: the checkpoint has none",
+        "int8": "int8, a scale for each token and head",
+    }
+    for dtype, report in reports.items():
+        with start(folder, dtype) as llm:
+            info = llm.engine_info
+            assert info.choices["KV cache"] == report
+            assert info.kv_cache_dtype == report.split(",")[0]
+
+
+def test_wrong_formats_are_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"kv_cache_dtype.*int3") as caught:
+        QuireConfig.of(kv_cache_dtype="int3")
+    assert caught.value.field == "kv_cache_dtype"
