@@ -82,7 +82,7 @@ def backends() -> list[OpBackend]:
             devices=frozenset({"cpu"}),
             dtypes=frozenset(DTYPES),
             sizes=_ATTENTION_SIZES if function in (paged_attention, decoder_stack, decode_step) else SIZES,
-            cache_dtypes=frozenset() if function in (decoder_stack, decode_step) else None,
+            cache_dtypes=frozenset() if function in (paged_attention, decoder_stack, decode_step) else None,
             batch_invariant=True,
             unavailable=unavailable(),
         )

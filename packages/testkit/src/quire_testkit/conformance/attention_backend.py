@@ -14,6 +14,9 @@ import torch
 from torch import Tensor
 
 from quire_attention import AttentionBackend, AttentionMetadata
+from quire_interfaces import kv_row_bytes
+from quire_ops import CACHE_TORCH_DTYPES
+from quire_ops.kv_reference import decode_row, encode_row
 
 __all__ = ["AttentionBackendSuite"]
 
@@ -68,6 +71,12 @@ class AttentionBackendSuite:
         together = self._run(torch.float32, window=None, soft_cap=None)
         assert (alone[0] - together[0]).abs().max() <= 1e-6
 
+    def test_narrow_caches(self) -> None:
+        kv_scale = torch.tensor([[0.5, 3.0], [2.0, 0.1]])
+        for name in sorted(self.make_backend().abilities.cache_dtypes - {"float32", "bfloat16", "float16"}):
+            self._run(torch.float32, window=7, soft_cap=None, cache_dtype=name)
+            self._run(torch.float32, window=None, soft_cap=None, cache_dtype=name, kv_scale=kv_scale)
+
     def _block_size(self, backend: AttentionBackend) -> int:
         sizes = backend.abilities.block_sizes
         return 8 if sizes is None else min(sizes)
@@ -81,6 +90,8 @@ class AttentionBackendSuite:
         sinks: Tensor | None = None,
         alibi_slopes: Tensor | None = None,
         only: int | None = None,
+        cache_dtype: str | None = None,
+        kv_scale: Tensor | None = None,
     ) -> list[Tensor]:
         """Three sequences in mixed steps (prefill, chunk, decode); every output is compared. Returns them all."""
         backend = self.make_backend()
@@ -97,8 +108,10 @@ class AttentionBackendSuite:
             tables.append(blocks[:count])
             blocks = blocks[count:]
         num_blocks = 1 + sum(map(len, tables))
-        shape = backend.kv_cache_shape(num_blocks, block_size, KV_HEADS, HEAD_DIM)
-        cache = torch.full(shape, float("nan"), dtype=dtype)
+        kept = dtype if cache_dtype is None else CACHE_TORCH_DTYPES[cache_dtype]
+        row_size = HEAD_DIM if cache_dtype is None else kv_row_bytes(cache_dtype, HEAD_DIM) // kept.itemsize
+        cache = torch.empty(backend.kv_cache_shape(num_blocks, block_size, KV_HEADS, row_size), dtype=kept)
+        cache.view(torch.uint8).fill_(255)  # NaN, or the NaN of a scale, in every format
         outputs: list[list[Tensor]] = [[], [], []]
         done = [0, 0, 0]
         chosen = range(3) if only is None else (only,)
@@ -106,7 +119,7 @@ class AttentionBackendSuite:
             parts = [(i, done[i], done[i] + chunks[i][step]) for i in chosen]
             metadata = self._metadata(parts, tables, block_size)
             query, key, value = (torch.cat([tokens[i][j][a:b] for i, a, b in parts]) for j in range(3))
-            backend.write(key, value, cache, metadata)
+            backend.write(key, value, cache, metadata, kv_scale=kv_scale)
             out = backend.forward(
                 query,
                 cache,
@@ -116,6 +129,7 @@ class AttentionBackendSuite:
                 soft_cap=soft_cap,
                 sinks=sinks,
                 alibi_slopes=alibi_slopes,
+                kv_scale=kv_scale,
             )
             assert out.dtype == dtype
             assert out.shape == query.shape
@@ -125,12 +139,23 @@ class AttentionBackendSuite:
         results = []
         for i in chosen:
             got = torch.cat(outputs[i]).double()
-            wanted = self._dense(*tokens[i], window, soft_cap, sinks, alibi_slopes)
+            query, key, value = tokens[i]
+            key, value = (self._kept(x, kept, kv_scale, which) for which, x in enumerate((key, value)))
+            wanted = self._dense(query, key, value, window, soft_cap, sinks, alibi_slopes)
             tolerance = 2e-5 if dtype in (torch.float32, torch.float64) else 2e-2
             assert torch.isfinite(got).all()
             assert (got - wanted).abs().max() <= tolerance * wanted.abs().max()
             results.append(got)
         return results
+
+    def _kept(self, x: Tensor, dtype: torch.dtype, kv_scale: Tensor | None, which: int) -> Tensor:
+        """Keys or values as a cache of this dtype keeps them."""
+        kept = torch.empty(x.shape, dtype=torch.float64)
+        for token in range(x.shape[0]):
+            for head in range(x.shape[1]):
+                scale = 1.0 if kv_scale is None else float(kv_scale[which, head])
+                kept[token, head] = decode_row(encode_row(x[token, head], dtype, scale), scale)
+        return kept
 
     def _tokens(self, seed: int, length: int, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
         generator = torch.Generator().manual_seed(seed)
