@@ -8,7 +8,8 @@ from typing import Any
 from quire_interfaces import CheckpointError, StateTensor
 from quire_models.config_fields import decoder_fields
 from quire_models.fields import Fields
-from quire_models.recurrent_config import LayerCache, RecurrentConfig, WeightCount
+from quire_models.mixer_shapes import WeightCount
+from quire_models.recurrent_config import LayerCache, RecurrentConfig
 
 __all__ = ["DeltaShape", "GatedDeltaConfig", "attention_layers", "delta_fields"]
 

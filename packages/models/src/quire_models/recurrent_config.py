@@ -2,26 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from quire_interfaces import CheckpointError, FullAttentionSpec, KVCacheSpec, MambaSpec, StateTensor
+from quire_interfaces import FullAttentionSpec, KVCacheSpec, MambaSpec, StateTensor
 from quire_models.config import ModelConfig
 from quire_models.config_fields import hidden_act, stored_dtype
 from quire_models.fields import Fields
+from quire_models.mixer_shapes import MixerShape, WeightCount
 from quire_models.registry import ARCHITECTURES, architecture_of
 from quire_models.rope_config import RopeConfig
 
 __all__ = [
+    "HybridConfig",
     "LayerCache",
-    "Mamba2Shape",
     "RecurrentConfig",
-    "WeightCount",
     "attention_free_fields",
     "attention_weights",
     "gated_mlp_weights",
-    "time_step_limit",
+    "hybrid_fields",
 ]
 
 CONTEXT_TOKENS = 32768
@@ -34,17 +34,6 @@ class LayerCache(NamedTuple):
     name: str
     states: tuple[StateTensor, ...] = ()
     """None for attention: then it keeps keys and values."""
-
-
-class WeightCount(NamedTuple):
-    """Weights of a part of the network."""
-
-    matrices: tuple[tuple[int, int, int], ...] = ()
-    """(outputs, inputs, how many) of linear layers, which a linear method may keep in another form."""
-    others: int = 0
-    """Numbers that are kept in the compute dtype."""
-    wide: int = 0
-    """Numbers that are kept in float32."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,83 +65,6 @@ class RecurrentConfig(ModelConfig):
     def cache_index(self, name: str) -> int:
         """Which cache of a batch belongs to the part of this name."""
         return [cache.name for cache in self.caches].index(name)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Mamba2Shape:
-    """A Mamba-2 mixer (Dao & Gu 2024, arXiv:2405.21060)."""
-
-    hidden_size: int
-    num_heads: int
-    head_dim: int
-    state_size: int
-    num_groups: int
-    conv_kernel: int
-    conv_bias: bool
-    proj_bias: bool
-    eps: float
-    """Of the norm behind the scan."""
-    normed: bool = True
-    """Behind the scan there is a norm beside the gate, over the channels of each group for themselves."""
-    norm_before_gate: bool = False
-    dt_limit: tuple[float, float] = (0.0, float("inf"))
-    """Bounds of the time steps."""
-
-    @property
-    def inner_size(self) -> int:
-        return self.num_heads * self.head_dim
-
-    @property
-    def conv_size(self) -> int:
-        """Channels of the convolution: what goes into the state, and what writes and reads it."""
-        return self.inner_size + 2 * self.num_groups * self.state_size
-
-    @property
-    def width(self) -> int:
-        """See `RecurrentConfig.mixer_width`: projected, convolved, and the scan's copies."""
-        inputs = 2 * (self.inner_size + self.conv_size) + self.num_heads
-        return inputs + 2 * (4 * self.inner_size + 2 * self.num_heads * self.state_size)
-
-    @property
-    def states(self) -> tuple[StateTensor, ...]:
-        return (
-            StateTensor("conv", (self.conv_kernel - 1, self.conv_size), "float32"),
-            StateTensor("ssm", (self.num_heads, self.head_dim, self.state_size), "float32"),
-        )
-
-    def check(self, source: str) -> None:
-        """Raises CheckpointError when groups do not divide heads; `source` names the file."""
-        if self.num_heads % self.num_groups:
-            raise CheckpointError(
-                f"{source}: {self.num_heads} Mamba heads cannot be shared out to {self.num_groups} groups"
-            )
-
-    def weights(self, count: int) -> WeightCount:
-        """Of `count` mixers."""
-        inputs = self.inner_size + self.conv_size + self.num_heads
-        others = self.conv_size * (self.conv_kernel + self.conv_bias) + self.normed * self.inner_size
-        others += self.proj_bias * (inputs + self.hidden_size)
-        return WeightCount(
-            ((inputs, self.hidden_size, count), (self.hidden_size, self.inner_size, count)),
-            count * others,
-            count * 3 * self.num_heads,
-        )
-
-
-def time_step_limit(config: Fields) -> tuple[float, float]:
-    """`time_step_limit` of a config.json; an infinite bound may be written as {"__float__": "Infinity"}."""
-    given = config.get("time_step_limit")
-    if given is None:
-        return (0.0, float("inf"))
-    try:
-        low, high = (float(bound["__float__"] if isinstance(bound, dict) else bound) for bound in given)
-    except (TypeError, ValueError, KeyError):
-        low = high = float("nan")
-    if not low <= high:
-        raise CheckpointError(
-            f"{config.source}: time_step_limit must be two numbers, the smaller one first, is {given!r}"
-        )
-    return (low, high)
 
 
 def attention_free_fields(config: Fields, *, tied: bool) -> dict[str, Any]:
@@ -204,3 +116,41 @@ def attention_weights(config: Mapping[str, int], count: int, *, bias: int = 0) -
 def gated_mlp_weights(hidden: int, inner: int, count: int, *, bias: bool = False) -> WeightCount:
     """Of `count` gated feed-forward networks."""
     return WeightCount(((inner, hidden, 2 * count), (hidden, inner, count)), count * bias * (2 * inner + hidden))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HybridConfig(RecurrentConfig):
+    """A recurrent mixer in most layers, attention in the others, and a feed-forward network behind each."""
+
+    mixer: Any
+    """A `MixerShape`."""
+    attention_layers: tuple[bool, ...]
+    """Per layer: it attends."""
+
+
+def hybrid_fields(
+    values: dict[str, Any], mixer: MixerShape, attends: Sequence[bool], *, kind: str = "state space"
+) -> dict[str, Any]:
+    """Fields of `HybridConfig` from those of a decoder whose every layer attends, without the feed-forward networks.
+
+    Args:
+        attends: Per layer, whether it attends.
+        kind: What the weights of the mixers are called.
+    """
+    num, layers = sum(attends), values["num_layers"]
+    query, kv = (values[heads] * values["head_dim"] for heads in ("num_heads", "num_kv_heads"))
+    bias = values["qkv_bias"] * (query + 2 * kv) + values["attention_out_bias"] * values["hidden_size"]
+    bias += values["qk_norm"] * 2 * values["head_dim"]
+    return values | {
+        "mixer": mixer,
+        "mixer_width": mixer.width,
+        "attention_layers": tuple(attends),
+        "caches": tuple(
+            LayerCache(f"model.layers.{layer}", () if attends[layer] else mixer.states) for layer in range(layers)
+        ),
+        "weights": {
+            "attention": attention_weights(values, num, bias=bias),
+            kind: mixer.weights(layers - num),
+            "norms": WeightCount(others=(2 * layers + 1) * values["hidden_size"]),
+        },
+    }

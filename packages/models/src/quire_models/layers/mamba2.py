@@ -13,7 +13,7 @@ from quire_models.layers.convolution import ShortConvolution
 from quire_models.layers.gated_norm import GatedNorm
 from quire_models.layers.linear import Linear
 from quire_models.layers.scope import Scope
-from quire_models.recurrent_config import Mamba2Shape
+from quire_models.mixer_shapes import Mamba2Shape
 
 __all__ = ["Mamba2Mixer"]
 

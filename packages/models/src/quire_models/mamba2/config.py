@@ -6,14 +6,8 @@ from dataclasses import dataclass
 
 from quire_interfaces import CheckpointError
 from quire_models.fields import Fields
-from quire_models.recurrent_config import (
-    LayerCache,
-    Mamba2Shape,
-    RecurrentConfig,
-    WeightCount,
-    attention_free_fields,
-    time_step_limit,
-)
+from quire_models.mixer_shapes import Mamba2Shape, WeightCount, time_step_limit
+from quire_models.recurrent_config import LayerCache, RecurrentConfig, attention_free_fields
 
 __all__ = ["Mamba2Config", "read_config"]
 

@@ -6,9 +6,10 @@ from dataclasses import dataclass
 
 from quire_models.delta_config import GatedDeltaConfig, delta_fields
 from quire_models.fields import Fields
+from quire_models.mixer_shapes import WeightCount
 from quire_models.moe_config import expert_counts
 from quire_models.qwen2_moe.config import sparse_layers
-from quire_models.recurrent_config import WeightCount, gated_mlp_weights
+from quire_models.recurrent_config import gated_mlp_weights
 
 __all__ = ["Qwen3NextConfig", "read_config"]
 

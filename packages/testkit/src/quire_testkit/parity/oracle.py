@@ -60,8 +60,10 @@ def load_oracle(folder: str | Path) -> Any:
 
 
 @torch.inference_mode()
-def greedy_continuation(model: Any, prompt: Sequence[int], num_tokens: int) -> Continuation:
-    """`num_tokens` greedy tokens after the prompt, with the model's own cache."""
+def greedy_continuation(model: Any, prompt: Sequence[int], num_tokens: int, *, uses_cache: bool = True) -> Continuation:
+    """`num_tokens` greedy tokens after the prompt, with the model's own cache or each from the whole sequence."""
+    if not uses_cache:
+        return _without_cache(model, list(prompt), num_tokens)
     step = model(input_ids=torch.tensor([list(prompt)]), use_cache=True)
     # Networks without attention call their cache otherwise.
     cache = "past_key_values" if hasattr(step, "past_key_values") else "cache_params"
@@ -70,4 +72,13 @@ def greedy_continuation(model: Any, prompt: Sequence[int], num_tokens: int) -> C
         logits.append(step.logits[0, -1].float())
         tokens.append(int(logits[-1].argmax()))
         step = model(input_ids=torch.tensor([[tokens[-1]]]), **{cache: step[cache]}, use_cache=True)
+    return Continuation(tokens, torch.stack(logits))
+
+
+def _without_cache(model: Any, token_ids: list[int], num_tokens: int) -> Continuation:
+    tokens: list[int] = []
+    logits = []
+    for _ in range(num_tokens):
+        logits.append(model(input_ids=torch.tensor([token_ids + tokens]), use_cache=False).logits[0, -1].float())
+        tokens.append(int(logits[-1].argmax()))
     return Continuation(tokens, torch.stack(logits))

@@ -18,6 +18,14 @@ DELTA_FIELDS = {
     "linear_conv_kernel_dim": 4,
 }
 
+MAMBA2_FIELDS = {
+    "mamba_n_heads": 8,
+    "mamba_d_head": 16,
+    "mamba_n_groups": 2,
+    "mamba_d_state": 24,
+    "mamba_chunk_size": 32,
+}
+
 RECURRENT_CASES: dict[str, ParityCase] = {
     "Mamba2ForCausalLM": ParityCase(
         config="Mamba2Config",
@@ -48,5 +56,40 @@ RECURRENT_CASES: dict[str, ParityCase] = {
         },
         tolerance=1e-3,
         weight_scale=0.1,
+    ),
+    "BambaForCausalLM": ParityCase(
+        config="BambaConfig",
+        fields={**LLAMA_FIELDS, **MAMBA2_FIELDS, "attn_layer_indices": [1], "mlp_bias": True},
+        tolerance=1e-3,
+        uses_cache=False,
+    ),
+    "Lfm2ForCausalLM": ParityCase(
+        config="Lfm2Config",
+        fields={
+            **LLAMA_FIELDS,
+            "layer_types": ["conv", "full_attention", "conv"],
+            "block_multiple_of": 16,
+            "conv_bias": True,
+        },
+        tolerance=1e-3,
+    ),
+    "MambaForCausalLM": ParityCase(
+        config="MambaConfig",
+        fields={"vocab_size": 200, "hidden_size": 40, "num_hidden_layers": 3, "state_size": 12, "use_bias": True},
+        tolerance=1e-3,
+    ),
+    "JambaForCausalLM": ParityCase(
+        config="JambaConfig",
+        fields={
+            **LLAMA_FIELDS,
+            "attn_layer_period": 3,
+            "attn_layer_offset": 1,
+            "expert_layer_period": 2,
+            "expert_layer_offset": 1,
+            "num_experts": 4,
+            "mamba_d_state": 12,
+            "use_mamba_kernels": False,
+        },
+        tolerance=1e-3,
     ),
 }

@@ -62,7 +62,7 @@ def compare(folder: str | Path, oracle: Any, case: ParityCase) -> Verdict:
     config = ModelConfig.from_path(folder)
     verdict = Verdict(config.architecture)
     prompt = random.Random(config.architecture).choices(range(3, config.vocab_size), k=NUM_PROMPT)
-    expected = greedy_continuation(oracle, prompt, NUM_TOKENS)
+    expected = greedy_continuation(oracle, prompt, NUM_TOKENS, uses_cache=case.uses_cache)
     network = load_model(config, folder, dtype="float32")
     planned, loaded = num_parameters(config), sum(p.numel() for p in oracle.parameters())
     if planned != loaded:
