@@ -57,9 +57,10 @@ class BlockTable:
         self.num_blocks[row] = len(block_ids)
 
     def append(self, new_block_ids: dict[int, Sequence[int]]) -> None:
-        """Append blocks to several rows with one write to the device."""
+        """Append blocks to several rows: on the host at once, elsewhere with one write to the device."""
         places: list[int] = []
         values: list[int] = []
+        on_host = self.table.numpy() if self.table.device.type == "cpu" else None
         for row, block_ids in new_block_ids.items():
             if not block_ids:
                 continue
@@ -67,9 +68,12 @@ class BlockTable:
             end = begin + len(block_ids)
             if end > self.width:
                 raise ValueError(f"row {row} would hold {end} blocks, it has room for {self.width}")
+            self.num_blocks[row] = end
+            if on_host is not None:
+                on_host[row, begin:end] = block_ids
+                continue
             places.extend(range(row * self.width + begin, row * self.width + end))
             values.extend(block_ids)
-            self.num_blocks[row] = end
         if places:
             device = self.table.device
             index = torch.tensor(places, dtype=torch.int64).to(device)
