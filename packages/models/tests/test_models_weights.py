@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 from pathlib import Path
@@ -139,7 +140,7 @@ def test_folders_without_usable_weights(llama: Path, tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=r"neither model\.safetensors nor"):
         load(tmp_path)
     (tmp_path / "pytorch_model.bin").write_bytes(b"pickle")
-    with pytest.raises(CheckpointError, match=r"pytorch_model\.bin, a format that runs code.*save_pretrained"):
+    with pytest.raises(CheckpointError, match=r"pytorch_model\.bin, a format that can run code.*save_pretrained"):
         load(tmp_path)
     (tmp_path / "model.safetensors").write_bytes(b"\xff" * 100)
     with pytest.raises(CheckpointError, match=r"cannot read .*model\.safetensors"):
@@ -171,3 +172,42 @@ def test_reference_attention_serves_a_network(llama: Path) -> None:
     load_weights(model, llama)
     exact = logits_of(load(llama))
     assert (logits_of(model) - exact).abs().max() <= 1e-5 * exact.abs().max()
+
+
+def test_pickled_files_are_taken_when_asked_for(llama: Path, tmp_path: Path) -> None:
+    shutil.copytree(llama, tmp_path, dirs_exist_ok=True)
+    weights = load_file(tmp_path / "model.safetensors")
+    (tmp_path / "model.safetensors").unlink()
+    torch.save(weights, tmp_path / "pytorch_model.bin")
+    with pytest.raises(CheckpointError, match=r"pytorch_model\.bin, a format that can run code .* load_format 'pt'"):
+        load(tmp_path)
+    assert torch.equal(logits_of(load(tmp_path, load_format="pt")), logits_of(load(llama)))
+    with pytest.raises(ConfigError, match="load_format must be one of auto, safetensors, pt, dummy, got 'bin'"):
+        load(tmp_path, load_format="bin")
+
+
+class Trap:
+    """Makes a folder when it is read."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def __reduce__(self) -> tuple[object, tuple[str]]:
+        return os.mkdir, (str(self.folder),)
+
+
+@pytest.mark.parametrize("content", ["code", {"a": 1}, [torch.zeros(2)]], ids=["code", "no tensors", "no names"])
+def test_pickled_files_run_no_code(content: object, llama: Path, tmp_path: Path) -> None:
+    shutil.copy(llama / "config.json", tmp_path)
+    torch.save(Trap(tmp_path / "trap") if content == "code" else content, tmp_path / "pytorch_model.bin")
+    with pytest.raises(CheckpointError, match="convert the checkpoint to safetensors"):
+        load(tmp_path, load_format="pt")
+    assert not (tmp_path / "trap").exists()
+
+
+def test_dummy_weights_need_no_files(llama: Path, tmp_path: Path) -> None:
+    shutil.copy(llama / "config.json", tmp_path)
+    first, second = (logits_of(load(tmp_path, load_format="dummy")) for _ in range(2))
+    assert torch.isfinite(first).all()
+    assert first.std() > 0
+    assert torch.equal(first, second)

@@ -126,6 +126,7 @@ def build_parts(
         linear_method=plan.linear_method,
         attention_backend=config.model.attention_backend,
         kv_cache_dtype=plan.kv_cache_dtype,
+        load_format=config.model.load_format,
         progress=lambda done, total: report("loading weights", done / max(1, total)),
     )
     loaded = time.perf_counter()

@@ -75,6 +75,11 @@ class ModelSettings(Settings):
     )
     tokenizer: str | None = setting(None, help="Folder with another tokenizer than the model's own.")
     revision: str | None = setting(None, help="Branch, tag or commit of a hub model.")
+    load_format: str = setting(
+        "auto",
+        help="Where weights come from: safetensors files (auto), PyTorch's own (pt; tensors only), or random (dummy).",
+        check=one_of("auto", "safetensors", "pt", "dummy"),
+    )
     dtype: str = setting(
         "auto",
         help="Type of weights and activations; auto takes the checkpoint's.",

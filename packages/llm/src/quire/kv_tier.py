@@ -60,11 +60,13 @@ def start_digest(config: QuireConfig, folder: Path) -> Future[str]:
 
     The future raises what reading raised.
     """
-    from quire_models.weights import checkpoint_files
+    from quire_models.checkpoint_files import open_checkpoint
 
     assert config.kv_transfer.kv_disk_path is not None
     root = prepare_folder(config.kv_transfer.kv_disk_path)
-    files = [folder / "config.json", *checkpoint_files(folder)]
+    files = [folder / "config.json"]
+    if config.model.load_format != "dummy":
+        files += open_checkpoint(folder, pickled=config.model.load_format == "pt").files
     return _in_thread(lambda: weights_digest(files, root))
 
 

@@ -12,7 +12,7 @@ from quire_models.config import DTYPE_BYTES, ModelConfig
 from quire_models.layers.network import Network
 from quire_models.layers.scope import Scope
 from quire_models.registry import model_class
-from quire_models.weights import Progress, load_weights
+from quire_models.weights import LOAD_FORMATS, Progress, load_dummy_weights, load_weights
 from quire_ops import OpRequest
 from quire_quantization import linear_method as find_linear_method
 
@@ -91,6 +91,7 @@ def load_model(
     linear_method: str = "plain",
     attention_backend: AttentionBackend | str | None = None,
     kv_cache_dtype: str | None = None,
+    load_format: str = "auto",
     progress: Progress | None = None,
 ) -> Network:
     """Build the network of `config` and fill it from the checkpoint in `folder`.
@@ -102,12 +103,18 @@ def load_model(
         attention_backend: A backend, or the name of one; None for the best that can serve.
         kv_cache_dtype: What the KV cache is kept in, a name of `quire_interfaces.KV_CACHE_DTYPES`; None for the compute
             dtype. The caches that the network is run with must have it.
+        load_format: Where the weights come from: "auto" or "safetensors", "pt" for PyTorch's own files (tensors only),
+            "dummy" for random ones, for which the folder needs no weights.
         progress: Called as tensors are placed with (bytes so far, bytes of all).
 
     Raises:
         ConfigError: A choice that does not exist or cannot serve.
         CheckpointError: Weights that cannot be read or do not fit the configuration.
     """
+    if load_format not in LOAD_FORMATS:
+        raise ConfigError(
+            f"load_format must be one of {', '.join(LOAD_FORMATS)}, got {load_format!r}", field="load_format"
+        )
     if not Path(folder).is_dir():
         raise CheckpointError(f"model folder {str(folder)!r} does not exist or is not a folder")
     model = build_model(
@@ -118,5 +125,8 @@ def load_model(
         attention_backend=attention_backend,
         kv_cache_dtype=kv_cache_dtype,
     )
-    load_weights(model, folder, progress)
+    if load_format == "dummy":
+        load_dummy_weights(model)
+    else:
+        load_weights(model, folder, progress, load_format=load_format)
     return model

@@ -1,0 +1,116 @@
+"""The files of a checkpoint and the tensors in them, mapped: nothing is read before it is used.
+
+Knows safetensors, and PyTorch's own files for those who ask for them; does not know networks.
+"""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from quire_interfaces import CheckpointError
+from quire_models.fields import read_json
+
+__all__ = ["CheckpointFiles", "open_checkpoint"]
+
+SAFETENSORS = "model.safetensors"
+PICKLED = "pytorch_model.bin"
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointFiles:
+    """The files of one checkpoint, in order of name."""
+
+    files: tuple[Path, ...]
+    pickled: bool = False
+    """They are PyTorch's own, not safetensors."""
+
+    @property
+    def total_bytes(self) -> int:
+        """Bytes of all tensors; of PyTorch's own files, which say nothing about it, the files'."""
+        return sum(file.stat().st_size if self.pickled else _tensor_bytes(file) for file in self.files)
+
+    def tensors(self) -> Iterator[tuple[str, Tensor]]:
+        """Name and mapped tensor of everything in the checkpoint.
+
+        Raises:
+            CheckpointError: A file cannot be read, or holds something else than tensors.
+        """
+        for file in self.files:
+            yield from _pickled_tensors(file) if self.pickled else _safe_tensors(file)
+
+
+def open_checkpoint(folder: Path, *, pickled: bool = False) -> CheckpointFiles:
+    """Find the files.
+
+    Args:
+        pickled: PyTorch's own files, which are refused unless they are asked for.
+
+    Raises:
+        CheckpointError: There are none, or the index names files that are not there.
+    """
+    name = PICKLED if pickled else SAFETENSORS
+    index = folder / f"{name}.index.json"
+    if index.is_file():
+        return CheckpointFiles(_indexed_files(index), pickled)
+    if (folder / name).is_file():
+        return CheckpointFiles((folder / name,), pickled)
+    others = sorted(path.name for path in folder.glob("*.bin"))
+    if others and not pickled:
+        raise CheckpointError(
+            f"{folder} has its weights as {', '.join(others)}, a format that can run code when it is read; convert it "
+            "(load it with transformers and call save_pretrained(folder), which writes safetensors), or ask for it "
+            "with load_format 'pt', which takes tensors only"
+        )
+    raise CheckpointError(f"{folder} has no weights: neither {name} nor {index.name}")
+
+
+def _indexed_files(index: Path) -> tuple[Path, ...]:
+    weight_map = read_json(index).get("weight_map")
+    if not isinstance(weight_map, dict) or not all(isinstance(name, str) for name in weight_map.values()):
+        raise CheckpointError(f"{index} has no weight_map of names to files; download the file again")
+    outside = [name for name in weight_map.values() if Path(name).name != name]
+    if outside:
+        raise CheckpointError(f"{index} names {outside[0]!r}, which is not a file of this folder; do not use it")
+    files = [index.parent / name for name in sorted(set(weight_map.values()))]
+    absent = [file.name for file in files if not file.is_file()]
+    if absent:
+        raise CheckpointError(
+            f"{index.parent} lacks {len(absent)} of the {len(files)} files that {index.name} names: "
+            f"{', '.join(absent)}; download the checkpoint again"
+        )
+    return tuple(files)
+
+
+def _tensor_bytes(file: Path) -> int:
+    """A safetensors file's size without its header (8 bytes of length, then the header)."""
+    with file.open("rb") as stream:
+        header_len = int.from_bytes(stream.read(8), "little")
+    return max(0, file.stat().st_size - 8 - header_len)
+
+
+def _safe_tensors(file: Path) -> Iterator[tuple[str, Tensor]]:
+    try:
+        with safe_open(file, framework="pt", device="cpu") as reader:
+            for name in reader.keys():  # noqa: SIM118 (not a dict)
+                yield name, reader.get_tensor(name)
+    except (SafetensorError, OSError) as error:
+        raise CheckpointError(f"cannot read {file}: {error}; download the file again") from error
+
+
+def _pickled_tensors(file: Path) -> Iterator[tuple[str, Tensor]]:
+    try:
+        # Tensors only: nothing in the file is called. Mapped where the file is of the format since PyTorch 1.6.
+        tensors = torch.load(file, map_location="cpu", mmap=True, weights_only=True)
+    except (pickle.UnpicklingError, RuntimeError, OSError, EOFError, ValueError) as error:
+        reason = str(error).partition("\n")[0]
+        raise CheckpointError(f"cannot read {file}: {reason}; convert the checkpoint to safetensors") from error
+    if not isinstance(tensors, dict) or not all(isinstance(tensor, Tensor) for tensor in tensors.values()):
+        raise CheckpointError(f"{file} does not hold names and tensors; convert the checkpoint to safetensors")
+    yield from tensors.items()
