@@ -200,6 +200,19 @@ def test_plan_takes_less_than_two_seconds_and_no_torch(tiny_folder):
     assert seconds < 2
 
 
+def test_plan_of_a_narrow_kv_cache(capsys, tiny_folder):
+    blocks = {}
+    for dtype in ("bfloat16", "int8_per_token_head"):
+        command = ("plan", str(tiny_folder), "--json", "--kv-cache-memory-bytes", "1M", "--kv-cache-dtype", dtype)
+        status, out, _ = run(capsys, *command)
+        assert status == 0
+        figures = json.loads(out)
+        blocks[figures["kv_cache_dtype"]] = figures["num_blocks"]
+    assert blocks["int8"] == blocks["bfloat16"] * 2 * 16 // (16 + 4), "heads of 16"
+    _, out, _ = run(capsys, "plan", str(tiny_folder), "--kv-cache-dtype", "fp8")
+    assert "as fp8_e4m3" in out
+
+
 def test_plan_for_people(capsys, tiny_folder):
     status, out, _ = run(capsys, "plan", str(tiny_folder))
     assert status == 0

@@ -5,12 +5,16 @@ gets the same tokens however it is served; the plan, the report and the disk tie
 from __future__ import annotations
 
 import random
+import re
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from safetensors.torch import load_file, save_file
 
-from quire import LLM, ConfigError, QuireConfig, SamplingParams
+from quire import LLM, ConfigError, QuireConfig, SamplingParams, StructuredOutputsParams
 from quire.plan import make_plan
 from quire_models import ModelConfig
 from quire_testkit.checkpoints import checkpoint_config, make_checkpoint
@@ -115,7 +119,43 @@ def test_the_report_and_the_memory(folder: Path) -> None:
             assert info.kv_cache_dtype == report.split(",")[0]
 
 
-def test_wrong_formats_are_named(tmp_path: Path) -> None:
+@pytest.mark.parametrize("names", [("k_scale", "v_scale"), ("attn.k_scale", "attn.v_scale")])
+def test_scales_of_the_checkpoint(folder: Path, tmp_path: Path, names: tuple[str, str]) -> None:
+    """With scales so large that little is left of the values, other tokens come, and int8 does not mind."""
+    scaled = tmp_path / "scaled"
+    shutil.copytree(folder, scaled)
+    extra = {f"model.layers.0.self_attn.{name}": torch.tensor(1000.0) for name in names}
+    save_file(load_file(folder / "model.safetensors") | extra, scaled / "model.safetensors", {"format": "pt"})
+    found = {}
+    for which in (folder, scaled):
+        for dtype in ("fp8", "int8"):
+            with start(which, dtype) as llm:
+                found[which, dtype] = tokens(llm, PROMPTS, PARAMS)
+                report = llm.engine_info.choices["KV cache"]
+            if (which, dtype) == (scaled, "fp8"):
+                assert report == "fp8_e4m3, the checkpoint's scales for 1 of 2 layers, 1.0 for the others"
+    assert found[folder, "int8"] == found[scaled, "int8"]
+    assert found[folder, "fp8"] != found[scaled, "fp8"]
+
+
+@pytest.mark.parametrize("dtype", ["fp8", "int8", "int4"])
+def test_beside_narrow_weights_and_constraints(folder: Path, dtype: str) -> None:
+    grammar = StructuredOutputsParams(regex="(a|b|c){9}")
+    params = [
+        *PARAMS[:3],
+        SamplingParams(temperature=1.0, seed=3, max_tokens=20, structured_outputs=grammar),
+        SamplingParams(temperature=0.0, max_tokens=20, repetition_penalty=1.4, logprobs=2, ignore_eos=True),
+    ]
+    settings = {"quantization": "int8", "speculative_method": "ngram", "long_prefill_token_threshold": 7}
+    with start(folder, dtype, quantization="int8", enable_prefix_caching=False) as llm:
+        alone = [tokens(llm, [prompt], [one])[0] for prompt, one in zip(PROMPTS, params, strict=False)]
+    with start(folder, dtype, **settings) as llm:
+        outputs = llm.generate(PROMPTS[:5], params, use_tqdm=False)
+        assert [output.outputs[0].token_ids for output in outputs] == alone
+        assert re.fullmatch("[abc]{9}", outputs[3].outputs[0].text)
+
+
+def test_wrong_formats_are_named() -> None:
     with pytest.raises(ConfigError, match=r"kv_cache_dtype.*int3") as caught:
         QuireConfig.of(kv_cache_dtype="int3")
     assert caught.value.field == "kv_cache_dtype"

@@ -15,6 +15,17 @@ def fast(**facts) -> OpBackend:
     return OpBackend(**{"op": "rms_norm", "name": "fast", "function": lambda x, w, eps: x, "priority": 10, **facts})
 
 
+def test_formats_of_the_cache_are_part_of_a_request() -> None:
+    plain = OpBackend(op="paged_attention", name="x", function=print, cache_dtypes=frozenset({"int8"}))
+    assert plain.refusal(OpRequest(dtype=torch.bfloat16)) is None
+    assert plain.refusal(OpRequest(dtype=torch.bfloat16, cache_dtype="bfloat16")) is None
+    assert plain.refusal(OpRequest(cache_dtype="int8")) is None
+    assert plain.refusal(OpRequest(cache_dtype="fp8_e4m3")) == "reads no fp8_e4m3 KV cache"
+    assert plain.refusal(OpRequest(cache_dtype="bfloat16")) == "reads no bfloat16 KV cache"
+    every = OpBackend(op="paged_attention", name="x", function=print)
+    assert every.refusal(OpRequest(cache_dtype="int4")) is None
+
+
 def test_every_op_has_a_reference_and_a_fast_backend() -> None:
     for op in OPS:
         expected = ["reference"] if op.name in ("decoder_stack", "decode_step") else ["torch", "reference"]
