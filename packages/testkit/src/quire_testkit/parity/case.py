@@ -40,5 +40,5 @@ class ParityCase:
     seed: int = 0
     keep: tuple[str, ...] = ()
     """Parameters whose names contain one of these stay as the class starts them."""
-    uses_cache: bool = True
+    uses_cache: bool = field(default=True, repr=False)
     """Transformers decodes with its cache. False where that gives this class other logits than without one."""
