@@ -1,0 +1,135 @@
+"""The command `quire new-model`: the folder, the registry line and the parity case of a new architecture.
+
+What it writes loads and runs as Llama does, and is to be changed until `quire verify` says ok.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+from pathlib import Path
+from typing import Any
+
+from quire_interfaces import ConfigError
+
+__all__ = ["register_new_model", "write_model"]
+
+CONFIG = '''"""{title}'s config.json."""
+
+from __future__ import annotations
+
+from quire_models.config import ModelConfig
+from quire_models.config_fields import decoder_fields
+from quire_models.fields import Fields
+
+__all__ = ["read_config"]
+
+
+def read_config(config: Fields) -> ModelConfig:
+    """The fields of Llama, without biases."""
+    return ModelConfig(**decoder_fields(config))
+'''
+
+MODEL = '''"""{title} (authors and year of the paper): what it does differently."""
+
+from __future__ import annotations
+
+from quire_models.config import ModelConfig
+from quire_models.layers.attention import SelfAttention
+from quire_models.layers.blocks import PreNormBlock
+from quire_models.layers.decoder_lm import DecoderLM
+from quire_models.layers.mlp import GatedMLP
+from quire_models.layers.norm import RMSNorm
+from quire_models.layers.scope import Scope
+
+__all__ = ["{architecture}"]
+
+
+def make_layer(config: ModelConfig, layer: int, scope: Scope) -> PreNormBlock:
+    """One layer."""
+    hidden, eps = config.hidden_size, config.rms_norm_eps
+    return PreNormBlock(
+        input_norm=RMSNorm(scope / "input_layernorm", hidden, eps),
+        attention=SelfAttention(config, layer, scope / "self_attn"),
+        mlp_norm=RMSNorm(scope / "post_attention_layernorm", hidden, eps),
+        mlp=GatedMLP(scope / "mlp", hidden, config.intermediate_size, act=config.hidden_act),
+    )
+
+
+class {architecture}(DecoderLM):
+    """The {title} network."""
+
+    def __init__(self, config: ModelConfig, scope: Scope) -> None:
+        super().__init__(config, scope, make_layer, RMSNorm)
+'''
+
+
+def write_model(root: Path, architecture: str, model_type: str, config_class: str) -> list[Path]:
+    """Write the files of a new architecture into a checkout, and its lines into the tables.
+
+    Args:
+        root: The repository.
+        architecture: Name of the Transformers class, as config.json has it.
+        model_type: As config.json has it; also the folder.
+        config_class: Name of the configuration class of Transformers.
+
+    Returns:
+        What was written.
+
+    Raises:
+        ConfigError: Not a checkout, a name that cannot be one, or an architecture that is there already.
+    """
+    models = root / "packages" / "models" / "src" / "quire_models"
+    registry = models / "registry.py"
+    cases = root / "packages" / "testkit" / "src" / "quire_testkit" / "parity" / "dense_cases.py"
+    if not registry.is_file() or not cases.is_file():
+        raise ConfigError(f"{root} is not a checkout of Quire; run this command in one, or give --root")
+    if not re.fullmatch(r"[a-z][a-z0-9_]*", model_type):
+        raise ConfigError(f"model_type must be a name in lower case, as a Python module's, got {model_type!r}")
+    for name in (architecture, config_class):
+        if not name.isidentifier():
+            raise ConfigError(f"{name!r} is not the name of a class; give it as transformers has it")
+    folder = models / model_type
+    if folder.exists() or f'"{architecture}"' in registry.read_text(encoding="utf-8"):
+        raise ConfigError(f"{architecture} is there already: see {folder}; remove it first to begin anew")
+    names = {"architecture": architecture, "title": re.sub(r"For[A-Z]\w+$|LMHeadModel$", "", architecture)}
+    folder.mkdir()
+    written = {
+        folder / "__init__.py": f'"""The {model_type} network."""\n',
+        folder / "config.py": CONFIG.format(**names),
+        folder / "model.py": MODEL.format(**names),
+    }
+    for path, text in written.items():
+        path.write_text(text, encoding="utf-8")
+    line = f'    "{architecture}": Architecture("{model_type}", "quire_models.{model_type}.model", "{architecture}"),'
+    _insert(registry, "ARCHITECTURES: dict[str, Architecture] = {", line)
+    _insert(
+        cases, "DENSE_CASES: dict[str, ParityCase] = {", f'    "{architecture}": ParityCase(config="{config_class}"),'
+    )
+    return [*written, registry, cases]
+
+
+def _insert(path: Path, opening: str, line: str) -> None:
+    """Add an entry as the first of a table."""
+    text = path.read_text(encoding="utf-8")
+    if opening not in text:
+        raise ConfigError(f"{path} has no line {opening!r}; add by hand: {line.strip()}")
+    path.write_text(text.replace(opening, f"{opening}\n{line}", 1), encoding="utf-8")
+
+
+def register_new_model(commands: Any) -> None:
+    """Add `new-model` to the command line."""
+    parser = commands.add_parser("new-model", help="begin an architecture: folder, registry line, parity case")
+    parser.add_argument("ARCHITECTURE", help="name of the Transformers class, e.g. MyModelForCausalLM")
+    parser.add_argument("--model-type", required=True, help="as in config.json, e.g. my_model; also the folder")
+    parser.add_argument("--config-class", required=True, help="Transformers' configuration class, e.g. MyModelConfig")
+    parser.add_argument("--root", type=Path, default=Path(), help="the checkout (default: here)")
+    parser.set_defaults(run=run_new_model)
+
+
+def run_new_model(args: argparse.Namespace) -> int:
+    """Write, and say what is next."""
+    for path in write_model(args.root, args.ARCHITECTURE, args.model_type, args.config_class):
+        print(path)
+    print(f"now change them until `quire verify {args.ARCHITECTURE}` says ok (docs/adding-a-model.md)")
+    return 0
