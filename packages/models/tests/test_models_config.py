@@ -128,7 +128,7 @@ def test_end_tokens_of_both_files(tmp_path: Path) -> None:
         ({"dtype": "int4"}, "dtype 'int4' is not supported"),
         ({"eos_token_id": "</s>"}, "eos_token_id must be a token id"),
         ({"eos_token_id": [1, -2]}, "eos_token_id must be a token id"),
-        ({"quantization_config": {"quant_method": "awq"}}, "the checkpoint is quantized"),
+        ({"quantization_config": {"quant_method": "hqq"}}, "quant_method 'hqq' is not supported"),
         ({"rope_scaling": "linear"}, "rope_scaling must be an object"),
         ({"rope_scaling": {"type": "su", "factor": 2}}, "rope type 'su'; Quire computes default, linear"),
         ({"rope_scaling": {"type": ["yarn"]}}, "rope type"),

@@ -185,7 +185,7 @@ def _info(
         "matrices": _matrices(config.runner.device, network.dtype),
         "threads": _threads(runner.cores),
         "determinism": "a request's tokens depend on nothing else" if network.batch_invariant else "not promised",
-        "weights": f"{plan.linear_method}, {plan.dtype}",
+        "weights": f"{_weight_format(plan, model)}, {plan.dtype}",
         "KV cache": _cache_format(plan.kv_cache_dtype, network),
         "scheduling": "asynchronous, one step ahead" if config.engine.depth(config.runner.device) else "synchronous",
         "structured output": resolve_backend(config.structured_output.backend),
@@ -246,6 +246,13 @@ def _cache_format(dtype: str, network: Network) -> str:
         return f"{dtype}, all scales 1.0: the checkpoint has none"
     num_layers = len(network.attention_names)
     return f"{dtype}, the checkpoint's scales for {found} of {num_layers} layers, 1.0 for the others"
+
+
+def _weight_format(plan: MemoryPlan, model: ModelConfig) -> str:
+    stored = model.quantization
+    if stored is None:
+        return plan.linear_method
+    return f"{stored.name}; {stored.note}" if stored.note else stored.name
 
 
 def engine_factory(data: dict[str, Any], report: Report) -> EngineParts:

@@ -14,6 +14,7 @@ from typing import Any
 
 from quire_interfaces import CheckpointError, FullAttentionSpec, KVCacheSpec, SlidingWindowSpec
 from quire_models.fields import Fields, read_json
+from quire_models.quantization_config import QuantizationConfig, parse_quantization
 from quire_models.registry import ARCHITECTURES, architecture_of
 from quire_models.rope_config import RopeConfig
 
@@ -74,6 +75,8 @@ class ModelConfig:
     """Each head has a score that takes attention and gives nothing (see op `paged_attention`)."""
     alibi: bool = False
     """Positions come as ALiBi slopes of the attention scores."""
+    quantization: QuantizationConfig | None = None
+    """How the checkpoint stores the weights of linear layers; None as they are."""
     other_parameters: int = 0
     """Weights that none of the fields above counts: learned positions, unusual norms, a bias of the LM head."""
 
@@ -102,15 +105,12 @@ class ModelConfig:
         """As `from_path`, from the parsed files."""
         config = Fields(values, source)
         model_type = ARCHITECTURES[architecture_of(config)].model_type
-        if config.get("quantization_config") is not None:
-            raise CheckpointError(
-                f"{source}: the checkpoint is quantized (quantization_config); use the unquantized checkpoint, "
-                "and quantize while loading if wanted (quantization 'int8')"
-            )
+        quantization = parse_quantization(config)
         model: ModelConfig = import_module(f"quire_models.{model_type}.config").read_config(config)
         generation_source = source.replace("config.json", "generation_config.json")
         preferred = Fields(generation or {}, generation_source).token_ids("eos_token_id")
-        return dataclasses.replace(model, eos_token_ids=tuple(dict.fromkeys(preferred + model.eos_token_ids)))
+        eos_token_ids = tuple(dict.fromkeys(preferred + model.eos_token_ids))
+        return dataclasses.replace(model, quantization=quantization, eos_token_ids=eos_token_ids)
 
     @property
     def query_size(self) -> int:

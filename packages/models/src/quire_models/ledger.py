@@ -46,9 +46,12 @@ def weight_ledger(config: ModelConfig, dtype: str, linear_method: str = "plain")
             field="quantization",
         )
     element, linear = DTYPE_BYTES[dtype], WEIGHT_BYTES[linear_method]
+    of_head = linear
+    if config.quantization is not None:
+        linear = config.quantization.weight_bytes
     # A tied head shares the embedding, but in another form it is a copy of its own.
     shared = config.tie_word_embeddings and linear_method == "plain"
-    head = 0 if shared else linear(config.vocab_size, config.hidden_size, element)
+    head = 0 if shared else of_head(config.vocab_size, config.hidden_size, element)
     if isinstance(config, RecurrentConfig):
         return _recurrent_ledger(config, element, linear, head)
     hidden, layers = config.hidden_size, config.num_layers

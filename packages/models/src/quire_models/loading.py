@@ -51,6 +51,12 @@ def build_model(
     kv_cache_dtype: str | None = None,
 ) -> Network:
     """The network without weights: `parameters` says what it needs. See `load_model` for the arguments."""
+    if config.quantization is not None and linear_method != "plain":
+        raise ConfigError(
+            f"quantization {linear_method!r} was asked for, but the checkpoint is quantized already "
+            f"({config.quantization.name}); leave the setting out, or use the unquantized checkpoint",
+            field="quantization",
+        )
     torch_dtype = resolve_dtype(dtype, config)
     torch_device = _resolve_device(device)
     request = OpRequest(device=torch_device.type, dtype=torch_dtype)
@@ -77,6 +83,7 @@ def build_model(
         plain_method=find_linear_method("plain", request),
         attention_backend=attention_backend,
         cache_dtype=kv_cache_dtype,
+        quantization=config.quantization,
     )
     model: Network = model_class(config.architecture)(config, scope)
     return model

@@ -6,6 +6,7 @@ files (`checkpoint_files.py`), nor networks beyond their list of parameters.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
@@ -29,6 +30,10 @@ LOAD_FORMATS = ("auto", "safetensors", "pt", "dummy")
 IGNORED_SUFFIXES = (
     ".rotary_emb.inv_freq",  # older checkpoints stored the frequencies, which follow from config.json
     ".attn.masked_bias",
+    ".weight_shape",  # of packed weights: it follows from config.json
+    ".input_scale",  # of activations, which stay as they are
+    ".activation_scale",
+    ".input_zero_point",
 )
 
 
@@ -60,13 +65,13 @@ def load_weights(
                 if parameter is None:
                     if not (_is_ignored(part, model) or scales.take(part, piece)):
                         extra.append(part)
-                elif tuple(piece.shape) != parameter.shape:
+                elif tuple(piece.shape) != parameter.shape and not piece.numel() == math.prod(parameter.shape) == 1:
                     wrong[part] = f"{part} is {list(piece.shape)}, should be {list(parameter.shape)}"
                 else:
                     parameter.tensor = _placed(piece, model, parameter)
         if progress is not None:
             progress(done, checkpoint.total_bytes)
-    missing = [name for name, p in parameters.items() if p.tensor is None and name not in wrong]
+    missing = [name for name, p in parameters.items() if p.tensor is None and not p.optional and name not in wrong]
     if missing or extra or wrong:
         raise CheckpointError(_complaint(folder, missing, extra, [line for line in wrong.values() if line]))
     model.set_kv_scales(scales.found)
@@ -78,6 +83,8 @@ def load_dummy_weights(model: Network, seed: int = 0) -> None:
     zeros, so that activations stay in range."""
     generator = torch.Generator().manual_seed(seed)
     for parameter in model.parameters:
+        if parameter.optional:
+            continue
         dtype = parameter.dtype or model.dtype
         if len(parameter.shape) < 2 or not dtype.is_floating_point:
             value = 0.0 if parameter.name.endswith("bias") or not dtype.is_floating_point else 1.0
@@ -106,11 +113,18 @@ def _parts(name: str, tensor: Tensor, model: Network, wrong: dict[str, str]) -> 
 
 def _placed(tensor: Tensor, model: Network, parameter: Parameter) -> Tensor:
     """The tensor itself where dtype and device are right, else a converted copy."""
-    if not tensor.is_floating_point():
+    exact = parameter.dtype is not None and (not parameter.dtype.is_floating_point or parameter.dtype.itemsize == 1)
+    if exact and tensor.dtype != parameter.dtype:
         raise CheckpointError(
-            f"the checkpoint has weights of dtype {tensor.dtype}, which is a quantized format; use the unquantized one"
+            f"{parameter.name} is {tensor.dtype} where quantization_config of config.json says {parameter.dtype}; "
+            "use files of one checkpoint"
         )
-    return tensor.to(device=model.device, dtype=parameter.dtype or model.dtype).contiguous()
+    if not exact and (not tensor.is_floating_point() or tensor.dtype.itemsize == 1):
+        raise CheckpointError(
+            f"{parameter.name} is of dtype {tensor.dtype}, a quantized format, but config.json has no "
+            "quantization_config that says so; use files of one checkpoint, or the unquantized one"
+        )
+    return tensor.reshape(parameter.shape).to(device=model.device, dtype=parameter.dtype or model.dtype).contiguous()
 
 
 def _complaint(folder: Path, missing: list[str], extra: list[str], wrong: list[str]) -> str:

@@ -91,7 +91,7 @@ class CausalLM(Network):
     def _stack_as_data(self) -> DecoderStack | None:
         config = self.config
         layers = [layer.stack_weights() for layer in self.layers]
-        if None in layers:
+        if None in layers or not _alike(layers):
             return None
         return DecoderStack(
             layers=tuple(
@@ -136,3 +136,16 @@ class CausalLM(Network):
     def most_likely(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
         """See `Network.most_likely`; logits need not be written."""
         return self.lm_head.most_likely(hidden)
+
+
+def _alike(layers: list[DecoderLayerWeights | None]) -> bool:
+    """Whether all matrices are kept in the same way, as far as op `decoder_stack` asks for that."""
+    forms = set()
+    for layer in layers:
+        assert layer is not None
+        for one in (layer.q, layer.k, layer.v, layer.o, layer.gate, layer.up, layer.down):
+            forms.add((one.weight.dtype, None if one.scale is None else one.scale.ndim))
+        gate, up = (None if one.scale is None else one.scale.shape for one in (layer.gate, layer.up))
+        if gate != up:
+            return False
+    return len(forms) == 1

@@ -6,6 +6,7 @@ from torch import Tensor
 
 from quire_interfaces import LinearMethod
 from quire_models.layers.scope import Parameter, Scope
+from quire_models.layers.stored_linear import StoredLinear, StoredTensor
 from quire_ops import LinearWeights
 
 __all__ = ["Embedding", "LMHead", "Linear", "stack_weights"]
@@ -14,7 +15,12 @@ __all__ = ["Embedding", "LMHead", "Linear", "stack_weights"]
 class Linear:
     """x [N, in_features] -> [N, out_features], through the linear method of the scope."""
 
-    __slots__ = ("_apply", "_bias", "_method", "_weight", "_weights")
+    __slots__ = ("_apply", "_bias", "_method", "_stored", "_weights", "name", "shape")
+
+    name: str
+    """Of the weight, in full."""
+    shape: tuple[int, ...]
+    """[out_features, in_features]."""
 
     def __init__(
         self,
@@ -28,26 +34,28 @@ class Linear:
         """Args:
         method: None for the scope's.
         """
-        self._method = method or scope.linear_method
+        self.name, self.shape = f"{scope.prefix}weight", (out_features, in_features)
+        stored = None if method else scope.stored_linear(out_features, in_features)
+        self._method = stored or method or scope.linear_method
         self._apply = self._method.apply
-        self._weight = scope.parameter("weight", out_features, in_features)
+        tensors = {"weight": StoredTensor(self.shape, None)} if stored is None else stored.tensors()
+        if bias:
+            tensors.pop("bias", None)
+        self._stored = {
+            name: scope.parameter(name, *shape, dtype=dtype, optional=optional)
+            for name, (shape, dtype, optional) in tensors.items()
+        }
         self._bias = scope.parameter("bias", out_features) if bias else None
         self._weights: dict[str, Tensor] = {}
         scope.when_loaded(self._finish)
 
     def _finish(self) -> None:
         bias = None if self._bias is None else self._bias.take()
-        self._weights = self._method.make_weights(self._weight.take(), bias)
-
-    @property
-    def name(self) -> str:
-        """Of the weight, in full."""
-        return self._weight.name
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """[out_features, in_features]."""
-        return self._weight.shape
+        tensors = {name: parameter.take() for name, parameter in self._stored.items() if parameter.tensor is not None}
+        if isinstance(self._method, StoredLinear):
+            self._weights = self._method.read(tensors, bias)
+        else:
+            self._weights = self._method.make_weights(tensors["weight"], bias)
 
     def stack_weights(self) -> LinearWeights | None:
         """The weight as ops take it, or None when the linear method keeps another form of it."""
@@ -98,6 +106,7 @@ class LMHead:
         self._bias: Tensor | None = None
         self._method = scope.linear_method
         self._argmax = scope.op("lm_head_argmax")
+        scope.op(self._method.logits_op)  # for the record of chosen backends
         self._embedding = tied_to
         self._parameter: Parameter | None = None
         if tied_to is None:

@@ -11,7 +11,9 @@ __all__ = ["RecurrentLM"]
 ELEMENTWISE = frozenset({"embedding", "rotary_embedding"})
 """Ops that copy numbers or act on each alone, with operations that round one way: alike in every backend."""
 
-LINEAR_OPS = {"plain": "linear", "int8": "int8_linear"}
+LINEAR_OPS = {"plain": "linear", "int8": "int8_linear"} | dict.fromkeys(
+    ("int4", "int4-g64", "int4-g32"), "grouped_linear"
+)
 
 
 class RecurrentLM(DecoderLM):
@@ -24,7 +26,7 @@ class RecurrentLM(DecoderLM):
         """Logits depend on nothing but the tokens before them: not on other requests, chunks, or what was cached.
         Promised where every op of the network promises it for itself."""
         linear = LINEAR_OPS.get(self._scope.linear_method.name)
-        if linear is None:
+        if linear is None or self._scope.quantization is not None:
             return False
         backends = [*self._scope.chosen, self._scope.choose(linear)[0]]
         if self.config.num_heads:

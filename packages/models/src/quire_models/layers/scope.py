@@ -15,6 +15,8 @@ from torch import Tensor
 
 from quire_attention import Attention, AttentionBackend
 from quire_interfaces import LinearMethod
+from quire_models.layers.stored_linear import StoredLinear
+from quire_models.quantization_config import QuantizationConfig
 from quire_ops import OpBackend, OpChoice, OpRequest, op_table
 
 __all__ = ["Packed", "Parameter", "Scope"]
@@ -29,6 +31,8 @@ class Parameter:
     tensor: Tensor | None = None
     dtype: torch.dtype | None = None
     """What it is kept in; None for the network's compute dtype."""
+    optional: bool = False
+    """The checkpoint need not bring it."""
 
     def take(self) -> Tensor:
         """The loaded tensor; the parameter lets go of it, so that a layer may replace it by another form."""
@@ -57,6 +61,8 @@ class Scope:
     attention_backend: AttentionBackend
     cache_dtype: str | None = None
     """What keys and values are kept in; None for the compute dtype."""
+    quantization: QuantizationConfig | None = None
+    """How the checkpoint stores linear layers, when it is quantized."""
     prefix: str = ""
     parameters: list[Parameter] = field(default_factory=list)
     """Every parameter of the network, in the order in which layers were made; shared by all scopes of a network."""
@@ -94,9 +100,9 @@ class Scope:
         self.attentions[self.prefix] = attention
         return attention
 
-    def parameter(self, name: str, *shape: int, dtype: torch.dtype | None = None) -> Parameter:
+    def parameter(self, name: str, *shape: int, dtype: torch.dtype | None = None, optional: bool = False) -> Parameter:
         """Declare a parameter that the checkpoint has to bring."""
-        parameter = Parameter(self.prefix + name, shape, dtype=dtype)
+        parameter = Parameter(self.prefix + name, shape, dtype=dtype, optional=optional)
         self.parameters.append(parameter)
         return parameter
 
@@ -105,6 +111,14 @@ class Scope:
     ) -> None:
         """Declare a tensor that the checkpoint may bring in the place of parameters; see `Packed`."""
         self.packs[self.prefix + name] = Packed(shape, split)
+
+    def stored_linear(self, out_features: int, in_features: int) -> StoredLinear | None:
+        """The method of the layer of this scope where the checkpoint is quantized."""
+        name = self.prefix.removesuffix(".")
+        if self.quantization is None or not self.quantization.quantizes(name):
+            return None
+        request = OpRequest(device=self.device.type, dtype=self.dtype)
+        return StoredLinear(self.quantization, request, name, out_features, in_features)
 
     def when_loaded(self, finish: Callable[[], None]) -> None:
         """Call `finish` once all parameters are loaded."""

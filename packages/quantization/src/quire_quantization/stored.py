@@ -1,0 +1,136 @@
+"""Quantized weights as checkpoints store them -> as ops take them; nothing is rounded on the way.
+
+Layouts (packed integers are int32, the first number in the lowest bits):
+- gptq: qweight [I * bits / 32, O] packed along inputs, qzeros [G, O * bits / 32], scales [G, O], g_idx [I]
+  (AutoGPTQ's `QuantLinear`, whose first version stores zero points one smaller).
+- awq: qweight [I, O / 8] and qzeros [G, O / 8], of each 8 outputs in the order 0 2 4 6 1 3 5 7, scales [G, O]
+  (AutoAWQ's `WQLinear_GEMM`).
+- packed: compressed-tensors' weight_packed [O, I * bits / 32] of numbers with 2^(bits - 1) added, weight_scale [O, G],
+  weight_zero_point [O * bits / 32, G], weight_g_idx [I].
+Knows tensors; does not know files, names or configurations.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from quire_interfaces import CheckpointError
+from quire_ops.grouped import block_groups, pack_int4
+
+__all__ = ["GroupedIntegers", "grouped_weights", "read_awq", "read_gptq", "read_packed", "unpack_int32"]
+
+AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
+
+
+class GroupedIntegers(NamedTuple):
+    """value[o, i] = scale[o, group of i] * (element[o, i] - zero[o, group of i])."""
+
+    elements: Tensor
+    """[O, I] int8, from -2^(bits - 1)."""
+    scale: Tensor
+    """[O, G] float."""
+    zero: Tensor | None
+    """[O, G] int16."""
+    order: Tensor | None = None
+    """[I] int64: which of the network's inputs column i belongs to; None as they come."""
+
+    def dequantized(self) -> Tensor:
+        """[O, I] float32, inputs as the network has them."""
+        size = self.elements.shape[1] // self.scale.shape[1]
+        wide = self.elements.float()
+        if self.zero is not None:
+            wide -= self.zero.float().repeat_interleave(size, dim=1)
+        wide *= self.scale.float().repeat_interleave(size, dim=1)
+        return wide if self.order is None else torch.empty_like(wide).index_copy_(1, self.order, wide)
+
+
+def unpack_int32(packed: Tensor, bits: int, dim: int) -> Tensor:
+    """packed int32 -> int32 numbers from 0, `32 / bits` times as many along `dim`."""
+    shifts = torch.arange(0, 32, bits, dtype=torch.int32)
+    numbers = (packed.movedim(dim, -1)[..., None] >> shifts) & ((1 << bits) - 1)
+    return numbers.flatten(-2).movedim(-1, dim)
+
+
+def read_gptq(
+    qweight: Tensor, qzeros: Tensor, scales: Tensor, g_idx: Tensor | None, *, bits: int, zero_offset: int, name: str
+) -> GroupedIntegers:
+    """See above. `name` of the layer, for messages."""
+    middle = 1 << (bits - 1)
+    elements = (unpack_int32(qweight, bits, 0) - middle).to(torch.int8).T.contiguous()
+    zero = (unpack_int32(qzeros, bits, 1) + zero_offset - middle).to(torch.int16).T.contiguous()
+    return _in_order(elements, scales.T.contiguous(), _or_none(zero), g_idx, name)
+
+
+def read_awq(qweight: Tensor, qzeros: Tensor, scales: Tensor) -> GroupedIntegers:
+    """See above."""
+
+    def unpack(packed: Tensor) -> Tensor:
+        numbers = unpack_int32(packed, 4, 1).view(packed.shape[0], -1, 8)
+        placed = torch.empty_like(numbers)
+        placed[:, :, list(AWQ_ORDER)] = numbers
+        return placed.view(packed.shape[0], -1).T - 8
+
+    zero = _or_none(unpack(qzeros).to(torch.int16).contiguous())
+    return GroupedIntegers(unpack(qweight).to(torch.int8).contiguous(), scales.T.contiguous(), zero)
+
+
+def read_packed(
+    packed: Tensor, scale: Tensor, zero_point: Tensor | None, g_idx: Tensor | None, *, bits: int, inputs: int, name: str
+) -> GroupedIntegers:
+    """See above. inputs: of the layer; packed numbers may be a few more."""
+    middle = 1 << (bits - 1)
+    elements = (unpack_int32(packed, bits, 1)[:, :inputs] - middle).to(torch.int8)
+    zero = None
+    if zero_point is not None:
+        zero = _or_none((unpack_int32(zero_point, bits, 0)[: scale.shape[0]] - middle).to(torch.int16))
+    return _in_order(elements, scale, zero, g_idx, name)
+
+
+def _or_none(zero: Tensor) -> Tensor | None:
+    return zero if zero.any() else None
+
+
+def _in_order(elements: Tensor, scale: Tensor, zero: Tensor | None, g_idx: Tensor | None, name: str) -> GroupedIntegers:
+    """Inputs group by group, where the checkpoint says of each which group it is in."""
+    inputs, num_groups = elements.shape[1], scale.shape[1]
+    if inputs % num_groups:
+        raise CheckpointError(f"{name}: {inputs} inputs cannot be cut into {num_groups} groups; get the files again")
+    expected = torch.arange(inputs) // (inputs // num_groups)
+    if g_idx is None or torch.equal(g_idx.long(), expected):
+        return GroupedIntegers(elements, scale, zero)
+    groups, order = torch.sort(g_idx.long(), stable=True)
+    if not torch.equal(groups, expected):
+        raise CheckpointError(
+            f"{name}: g_idx does not put {inputs // num_groups} inputs into each of {num_groups} groups; "
+            "the checkpoint is damaged, get the files again"
+        )
+    return GroupedIntegers(elements[:, order], scale, zero, order)
+
+
+def grouped_weights(integers: GroupedIntegers, bits: int, dtype: torch.dtype, name: str) -> dict[str, Tensor]:
+    """As op `grouped_linear` takes them, and "order" where there is one. Scales that `dtype` cannot hold exactly are
+    kept in float32."""
+    elements, scale, zero, order = integers
+    size = elements.shape[1] // scale.shape[1]
+    if size > 128 or scale.shape[1] == 1:  # of the same scale: as many smaller groups as the op takes
+        if scale.shape[1] > 1 and size % 128:
+            raise CheckpointError(f"{name}: groups of {size} inputs are not a multiple of 128")
+        repeats = -(-size // 128)
+        scale = scale.repeat_interleave(repeats, dim=1)
+        zero = None if zero is None else zero.repeat_interleave(repeats, dim=1)
+    weights = {
+        "weight": pack_int4(elements) if bits == 4 else elements.contiguous(),
+        "scale": block_groups(exact_scale(scale, dtype)),
+    }
+    if zero is not None:
+        weights["zero"] = block_groups(zero)
+    return weights if order is None else {**weights, "order": order}
+
+
+def exact_scale(scale: Tensor, dtype: torch.dtype) -> Tensor:
+    """The scale in `dtype` where that holds it exactly, else in float32."""
+    narrow = scale.to(dtype)
+    return narrow if torch.equal(narrow.float(), scale.float()) else scale.float()
