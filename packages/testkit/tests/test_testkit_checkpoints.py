@@ -107,7 +107,7 @@ def test_overrides_reach_the_weights() -> None:
 @pytest.mark.parametrize(
     ("settings", "field", "message"),
     [
-        ({"like": "gpt7"}, "like", "like must be one of llama, mistral, qwen2, qwen3, mamba2, qwen3-next, got 'gpt7'"),
+        ({"like": "gpt7"}, "like", f"like must be one of {', '.join(FAMILIES)}, got 'gpt7'"),
         ({"size": "huge"}, "size", "size must be one of tiny, 60m, 0.6b, 1b, 8b, got 'huge'"),
         ({"dtype": "int3"}, "dtype", "dtype must be one of float32, float16, bfloat16, got 'int3'"),
         ({"seed": -1}, "seed", "seed must be at least 0, got -1"),

@@ -1,8 +1,8 @@
 """Random checkpoints in the Hugging Face format, made offline: config.json, safetensors, a real BPE tokenizer, a chat
 template. For benchmarks (true shapes, meaningless text) and for tests (tiny shapes).
 
-Knows the weight names of the Llama-shaped families (`recurrent_checkpoints.py` those of others); imports neither torch
-nor transformers.
+Knows the weight names of the Llama-shaped families (`moe_checkpoints.py` and `recurrent_checkpoints.py` those of
+others); imports neither torch nor transformers.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from quire_interfaces import ConfigError
+from quire_testkit.moe_checkpoints import MOE_FAMILIES, moe_fields, moe_shapes
 from quire_testkit.recurrent_checkpoints import RECURRENT_FAMILIES, recurrent_fields, recurrent_shapes
 from quire_testkit.tokenizers import write_tokenizer
 
@@ -31,6 +32,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "mistral": {"model_type": "mistral", "architectures": ["MistralForCausalLM"], "sliding_window": None},
     "qwen2": {"model_type": "qwen2", "architectures": ["Qwen2ForCausalLM"], "rope_theta": 1000000.0},
     "qwen3": {"model_type": "qwen3", "architectures": ["Qwen3ForCausalLM"], "rope_theta": 1000000.0},
+    **MOE_FAMILIES,
     **RECURRENT_FAMILIES,
 }
 
@@ -76,6 +78,7 @@ def checkpoint_config(like: str, size: str, dtype: str = "bfloat16", **overrides
         "dtype": dtype,
         "bos_token_id": None,
         **FAMILIES[like],
+        **(moe_fields(like, {**SIZES[size], **overrides}) if like in MOE_FAMILIES else {}),
         **(recurrent_fields(like, {**SIZES[size], **overrides}) if like in RECURRENT_FAMILIES else {}),
         **overrides,
     }
@@ -103,6 +106,7 @@ def parameter_shapes(config: dict[str, Any]) -> Iterator[tuple[str, tuple[int, .
     hidden, inner, head_dim = config["hidden_size"], config["intermediate_size"], config["head_dim"]
     query, kv = config["num_attention_heads"] * head_dim, config["num_key_value_heads"] * head_dim
     qkv_bias = config["model_type"] == "qwen2" or config["attention_bias"]
+    has_experts = any(config["model_type"] == family["model_type"] for family in MOE_FAMILIES.values())
     yield "model.embed_tokens.weight", (config["vocab_size"], hidden)
     for layer in range(config["num_hidden_layers"]):
         at = f"model.layers.{layer}."
@@ -113,12 +117,15 @@ def parameter_shapes(config: dict[str, Any]) -> Iterator[tuple[str, tuple[int, .
         yield f"{at}self_attn.o_proj.weight", (hidden, query)
         if config["attention_bias"]:
             yield f"{at}self_attn.o_proj.bias", (hidden,)
-        if config["model_type"] == "qwen3":
+        if config["model_type"] in ("qwen3", "qwen3_moe"):
             yield f"{at}self_attn.q_norm.weight", (head_dim,)
             yield f"{at}self_attn.k_norm.weight", (head_dim,)
-        yield f"{at}mlp.gate_proj.weight", (inner, hidden)
-        yield f"{at}mlp.up_proj.weight", (inner, hidden)
-        yield f"{at}mlp.down_proj.weight", (hidden, inner)
+        if has_experts:
+            yield from moe_shapes(config, at)
+        else:
+            yield f"{at}mlp.gate_proj.weight", (inner, hidden)
+            yield f"{at}mlp.up_proj.weight", (inner, hidden)
+            yield f"{at}mlp.down_proj.weight", (hidden, inner)
         yield f"{at}input_layernorm.weight", (hidden,)
         yield f"{at}post_attention_layernorm.weight", (hidden,)
     yield "model.norm.weight", (hidden,)
