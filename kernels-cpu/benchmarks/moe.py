@@ -3,8 +3,8 @@
 Run:  python kernels-cpu/benchmarks/moe.py [--int8] [--experts 128] [--repeats 9]
 
 Each line: one step of so many tokens through the experts of one layer of Qwen3-30B-A3B's shape (hidden 2048, experts
-768 wide, 8 of a token). Every repetition takes another layer's weights, so that none are in a cache. Reading is measured
-between the lines; figures are the shortest of the repetitions.
+768 wide, 8 of a token). Every repetition takes another layer's weights, so that none are in a cache. Reading is
+measured between the lines; figures are the shortest of the repetitions.
 """
 
 from __future__ import annotations
