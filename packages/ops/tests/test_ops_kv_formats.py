@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from fractions import Fraction
 
+import numpy as np
 import pytest
 import torch
 from ops_layouts import Layout, random_layout
@@ -19,8 +20,8 @@ SMALL = ("fp8_e4m3", "fp8_e5m2", "int8", "int4")
 TOLERANCE = {torch.float32: 5e-6, torch.bfloat16: 2e-2, torch.float16: 3e-3}
 
 
-def serving(op: str) -> list[OpBackend]:
-    backends = [backend for backend in op_table().backends(op) if backend.name != "reference"]
+def serving(op: str, *, reference: bool = False) -> list[OpBackend]:
+    backends = [backend for backend in op_table().backends(op) if reference or backend.name != "reference"]
     return [backend for backend in backends if backend.refusal(OpRequest()) is None]
 
 
@@ -60,7 +61,7 @@ def test_bits_are_those_of_the_reference(backend: OpBackend, name: str, head_dim
         assert torch.equal(got.view(torch.uint8), wanted.view(torch.uint8))
 
 
-@pytest.mark.parametrize("backend", op_table().backends("write_kv_cache"), ids=lambda backend: backend.name)
+@pytest.mark.parametrize("backend", serving("write_kv_cache", reference=True), ids=lambda backend: backend.name)
 @pytest.mark.parametrize("name", SMALL)
 def test_nan_stays_nan(backend: OpBackend, name: str) -> None:
     key = torch.randn(1, 2, 8)
@@ -99,13 +100,42 @@ def test_fp8_is_the_nearest_number(name: str, exponent_bits: int) -> None:
             assert (plus, minus) == (nearest + sign, nearest + 128 - sign), exact
 
 
-def test_division_is_not_multiplication_with_the_inverse() -> None:
-    torch.manual_seed(1)
-    x, scale = torch.randn(200, 1, 64) * 50, torch.full((2, 1), 0.3)
-    cache = empty_cache("fp8_e4m3", 1, 200, 1, 64)
-    ref.write_kv_cache(x, x, cache, torch.arange(200), scale)
-    divided = (x / 0.3).to(torch.float8_e4m3fn)
-    assert torch.equal(cache[0, 0, 0].view(torch.uint8), divided[:, 0].view(torch.uint8))
+@pytest.mark.parametrize("backend", serving("write_kv_cache", reference=True), ids=lambda backend: backend.name)
+def test_division_is_not_multiplication_with_the_inverse(backend: OpBackend) -> None:
+    numbers = torch.arange(126, dtype=torch.uint8).view(torch.float8_e4m3fn).float()
+    scale = np.float32(1.7)
+    x = ((numbers[1:] + numbers[:-1]).double().numpy() / 2 * float(scale)).astype(np.float32)
+    divided, multiplied = (
+        torch.from_numpy(quotient).to(torch.float8_e4m3fn).view(torch.uint8)
+        for quotient in (x / scale, x * (np.float32(1) / scale))
+    )
+    assert not torch.equal(divided, multiplied)
+    cache = empty_cache("fp8_e4m3", 1, 1, 1, len(x))
+    row = torch.from_numpy(x)[None, None]
+    backend.function(row, row, cache, torch.tensor([0]), torch.full((2, 1), float(scale)))
+    assert torch.equal(cache[0, 0, 0, 0].view(torch.uint8), divided)
+
+
+@pytest.mark.parametrize("backend", serving("write_kv_cache", reference=True), ids=lambda backend: backend.name)
+@pytest.mark.parametrize(("name", "limit"), [("int8", 127), ("int4", 7)])
+def test_integers_are_those_of_numpy(backend: OpBackend, name: str, limit: int) -> None:
+    """Each operation rounded once to float32, as IEEE 754 has it."""
+    torch.manual_seed(3)
+    # Nearly all of them halfway between two whole numbers, where the last bit of a quotient decides.
+    halves = (torch.randint(-limit, limit, (500, 1, 64)) + 0.5) / limit
+    halves[:, :, 0] = 1.0
+    x = (halves.double() * (torch.rand(500, 1, 1) + 0.5) * torch.logspace(-4, 4, 500)[:, None, None]).float()
+    cache = empty_cache(name, 1, 500, 1, 64)
+    backend.function(x, -x, cache, torch.arange(500))
+    wide = x[:, 0].numpy()
+    largest = np.abs(wide).max(axis=1, keepdims=True)
+    codes = np.rint(wide * (np.float32(limit) / largest)).astype(np.int64)
+    rows = cache[0, 0, 0].view(torch.uint8).numpy()
+    assert np.array_equal(rows[:, -4:].copy().view(np.float32), largest / np.float32(limit))
+    if name == "int4":
+        assert np.array_equal(rows[:, :-4], codes[:, :32] + 8 + 16 * (codes[:, 32:] + 8))
+    else:
+        assert np.array_equal(rows[:, :-4].view(np.int8), codes)
 
 
 def test_integers_by_hand() -> None:

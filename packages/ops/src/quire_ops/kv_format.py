@@ -85,6 +85,7 @@ def _integers(x: Tensor, limit: int) -> tuple[Tensor, Tensor]:
     """
     wide = x.float()
     largest = wide.abs().amax(dim=-1, keepdim=True)
-    inverse = limit / largest
+    # A number over a tensor would be rounded twice: torch multiplies it with the reciprocal.
+    inverse = torch.full_like(largest, limit) / largest
     inverse = torch.where(torch.isfinite(inverse), inverse, 0.0)
     return torch.round(wide * inverse).nan_to_num_(0.0), largest / limit

@@ -46,7 +46,8 @@ def _whole_numbers(x: Tensor, limit: float) -> tuple[Tensor, Tensor]:
     """x [D] -> whole numbers up to `limit` [D], and what they are multiples of [1], both float32."""
     wide = x.float()
     largest = wide.abs().max()
-    inverse = limit / largest
+    # A number over a tensor would be rounded twice: torch multiplies it with the reciprocal.
+    inverse = torch.full_like(largest, limit) / largest
     if not torch.isfinite(inverse):  # nothing but zeros, or too little to tell from them
         inverse = torch.zeros(())
     codes = torch.round(wide * inverse)  # halves go to the even neighbour
