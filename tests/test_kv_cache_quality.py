@@ -1,4 +1,4 @@
-"""What narrow KV caches cost the demo model on held-out answers, bounded by the figures of docs/quantization.md."""
+"""What narrow KV caches and quantized weights cost the demo model on held-out answers (docs/quantization.md)."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from quire import LLM, SamplingParams
 TRAIN = Path(__file__).parents[1] / "packages" / "demo-model" / "train"
 BOUNDS = {"fp8_e4m3": 1.003, "fp8_e5m2": 1.003, "int8": 1.0005, "int4": 1.005}
 """Format -> most that the perplexity may grow, as a factor."""
+WEIGHT_BOUNDS = {"int8": 1.0005, "int4": 1.002, "int4-g32": 1.002}
 
 
 @pytest.fixture(scope="module")
@@ -53,4 +54,13 @@ def test_perplexity_grows_no_more_than_documented(held_out: list[tuple[str, str]
     assert exact < 1.05, "the demo model knows these answers"
     found = perplexity(held_out, kv_cache_dtype=dtype)
     assert found <= exact * BOUNDS[dtype], f"{found:.5f} after {exact:.5f}"
+    assert found != exact
+
+
+@pytest.mark.parametrize("form", WEIGHT_BOUNDS)
+def test_quantized_weights_cost_no_more_than_documented(
+    held_out: list[tuple[str, str]], exact: float, form: str
+) -> None:
+    found = perplexity(held_out, quantization=form)
+    assert found <= exact * WEIGHT_BOUNDS[form], f"{found:.5f} after {exact:.5f}"
     assert found != exact

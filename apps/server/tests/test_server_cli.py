@@ -8,12 +8,14 @@ import subprocess
 import sys
 import time
 from importlib.metadata import entry_points
+from pathlib import Path
 
 import pytest
 
 from quire_interfaces import ConfigError
 from quire_server import cli
 from quire_server.config import ServerConfig
+from quire_testkit.checkpoints import make_checkpoint
 
 
 @pytest.fixture(autouse=True)
@@ -248,3 +250,25 @@ def test_a_bad_value_names_its_variable(capsys, monkeypatch):
 def test_the_servers_settings_are_announced_to_other_programs():
     (point,) = entry_points(group="quire.settings", name="server")
     assert point.load() is ServerConfig
+
+
+def test_eval_compares_forms_of_the_weights(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = make_checkpoint(tmp_path / "tiny")
+    text = tmp_path / "text.txt"
+    text.write_text("The quick brown fox jumps over the lazy dog. " * 20)
+    flags = ["--text", str(text), "--window", "32", "--max-model-len", "64", "--num-threads", "1", "--json"]
+    status, out, err = run(capsys, "eval", str(folder), *flags, "--against", "int8", "int4")
+    assert status == 0, err
+    plain, int8, int4 = json.loads(out)
+    # Random weights predict nothing: as good as choosing among all 1,024 tokens.
+    assert 800 < plain["perplexity"] < 1400
+    assert plain["change"] == 0
+    assert plain["num_tokens"] == int8["num_tokens"] > 100
+    assert 0 < abs(int8["change"]) < abs(int4["change"]) < 0.2
+    assert int4["weights"].startswith("int4")
+    status, _, err = run(capsys, "eval", str(folder), "--text", str(tmp_path / "nothing"))
+    assert status == 1
+    assert "cannot read" in err
+    status, _, err = run(capsys, "eval", str(folder), *flags[:2], "--window", "100", "--max-model-len", "64")
+    assert status == 1
+    assert "window must be from 2 to 63" in err

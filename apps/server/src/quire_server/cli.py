@@ -100,6 +100,24 @@ def run_plan(arguments: list[str]) -> int:
     return print_plan(QuireConfig(**built), as_json=args.as_json)
 
 
+@command("eval", "measure a model's perplexity on a text, before and after quantization")
+def run_eval(arguments: list[str]) -> int:
+    from quire.config import QuireConfig
+
+    parser = _Parser("quire eval", usage="quire eval [MODEL] --text FILE [--flag value ...]", allow_abbrev=False)
+    parser.add_argument("MODEL", nargs="?", help="checkpoint folder or hub name (default: the demo model)")
+    parser.add_argument("--text", required=True, metavar="FILE", help="UTF-8 text to predict")
+    parser.add_argument("--window", type=int, default=512, metavar="TOKENS", help="tokens at a time (default: 512)")
+    parser.add_argument(
+        "--against", nargs="+", default=[], metavar="FORM", help="values of --quantization to compare with, or none"
+    )
+    parser.add_argument("--json", action="store_true", dest="as_json", help="machine-readable")
+    built, _, args = settings_from(parser, arguments, QuireConfig.sections())
+    from quire_server.eval_report import print_eval
+
+    return print_eval(QuireConfig(**built), args.text, window=args.window, against=args.against, as_json=args.as_json)
+
+
 @command("explain", "say value, source and effect of a setting; without a name, list all")
 def run_explain(arguments: list[str]) -> int:
     parser = _Parser("quire explain", usage="quire explain [FIELD] [--flag value ...]", allow_abbrev=False)
