@@ -44,6 +44,103 @@ def test_mixed_steps_equal_the_reference(
         assert error <= TOLERANCE[dtype], f"window {window}, soft cap {soft_cap}: off by {error:.1e}"
 
 
+def attended_densely(
+    query: torch.Tensor, cache: torch.Tensor, layout: Layout, sinks: torch.Tensor | None, slopes: torch.Tensor | None
+) -> torch.Tensor:
+    """In float64, one query after another, over a cache that holds numbers."""
+    block_size, group = cache.shape[3], query.shape[1] // cache.shape[2]
+    out, token = torch.empty_like(query, dtype=torch.float64), 0
+    for row, (query_len, kv_len) in enumerate(zip(layout.query_lens, layout.kv_lens, strict=True)):
+        positions = torch.arange(kv_len)
+        blocks = layout.block_table[row].long()[positions // block_size]
+        pairs = cache[blocks, :, :, positions % block_size].double().repeat_interleave(group, 2)  # [L, 2, Hq, D]
+        for position in range(kv_len - query_len, kv_len):
+            seen = pairs[: position + 1]
+            scores = torch.einsum("hd,lhd->hl", query[token].double(), seen[:, 0]) * query.shape[2] ** -0.5
+            if slopes is not None:
+                scores = scores - slopes[:, None] * (position - positions[: position + 1])
+            if sinks is not None:
+                scores = torch.cat([scores, sinks.double()[:, None]], dim=1)
+            weights = torch.softmax(scores, dim=1)[:, : position + 1]
+            out[token] = torch.einsum("hl,lhd->hd", weights, seen[:, 1])
+            token += 1
+    return out
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE)
+@pytest.mark.parametrize(("heads", "kv_heads", "head_dim"), [(4, 4, 32), (16, 8, 64), (8, 1, 32)])
+def test_sinks_and_slopes(dtype: torch.dtype, heads: int, kv_heads: int, head_dim: int) -> None:
+    torch.manual_seed(5)
+    layout = Layout(16, [1, 40, 2, 1], [1, 40, 130, 2100])
+    cache, query = layout.cache(kv_heads, head_dim, dtype), torch.randn(44, heads, head_dim).to(dtype)
+    for sinks, slopes in ((torch.randn(heads) * 3, None), (None, torch.rand(heads)), (torch.ones(heads) * 60, None)):
+        got = paged_attention(query, cache, layout, scale=head_dim**-0.5, sinks=sinks, alibi_slopes=slopes)
+        expected = attended_densely(query, cache, layout, sinks, slopes)
+        assert (got.double() - expected).abs().max() <= TOLERANCE[dtype]
+
+
+def quantized(values: torch.Tensor, name: str, kv_scale: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """values [..., 2, Hkv, block_size, D] -> (as stored, as they are read back in float64)."""
+    if name.startswith("fp8"):
+        dtype, limit = {"fp8_e4m3": (torch.float8_e4m3fn, 448.0), "fp8_e5m2": (torch.float8_e5m2, 57344.0)}[name]
+        scale = kv_scale[:, :, None, None]
+        stored = (values / scale).clamp(-limit, limit).to(dtype)
+        return stored, stored.double() * scale
+    limit = {"int8": 127.0, "int4": 7.0}[name]
+    most = values.abs().amax(-1, keepdim=True)
+    scale = most / limit
+    codes = (values * (limit / most)).round()
+    bytes_of_scale = scale.contiguous().view(torch.uint8)
+    if name == "int8":
+        stored = torch.cat([codes.to(torch.int8), bytes_of_scale.view(torch.int8)], dim=-1)
+    else:
+        low, high = (codes + 8).to(torch.uint8).chunk(2, dim=-1)
+        stored = torch.cat([low | high << 4, bytes_of_scale], dim=-1)
+    return stored, codes.double() * scale
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE)
+@pytest.mark.parametrize("name", ["fp8_e4m3", "fp8_e5m2", "int8", "int4"])
+@pytest.mark.parametrize("head_dim", [32, 64, 20])
+def test_caches_of_fewer_bits(dtype: torch.dtype, name: str, head_dim: int) -> None:
+    torch.manual_seed(6)
+    layout = Layout(16, [1, 40, 2, 1], [1, 40, 130, 1100])
+    values = torch.randn(layout.num_blocks, 2, 2, 16, head_dim) * torch.rand(layout.num_blocks, 1, 1, 16, 1)
+    kv_scale = torch.tensor([[0.01, 0.5], [2.0, 0.03]])
+    stored, read_back = quantized(values, name, kv_scale)
+    query = torch.randn(44, 6, head_dim).to(dtype)
+    got = paged_attention(query, stored, layout, scale=head_dim**-0.5, kv_scale=kv_scale)
+    expected = attended_densely(query, read_back, layout, None, None)
+    assert (got.double() - expected).abs().max() <= TOLERANCE[dtype]
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE)
+@pytest.mark.parametrize("window", [None, 1500])
+def test_segments_change_no_bit(dtype: torch.dtype, window: int | None) -> None:
+    """Long sequences are cut for the threads if there are few of them; alone and beside others, with any heads."""
+    torch.manual_seed(7)
+    lengths = [5000, 1025, 1024, 3, 2048, 700, *[40] * 20]
+    together = Layout(16, [1] * len(lengths), lengths)
+    cache, query = together.cache(8, 32, dtype), torch.randn(len(lengths), 16, 32).to(dtype)
+    whole = paged_attention(query, cache, together, scale=0.2, sliding_window=window)
+    expected = reference(query.double(), cache.double(), together, scale=0.2, sliding_window=window, soft_cap=None)
+    assert (whole.double() - expected).abs().max() <= TOLERANCE[dtype]
+    before = torch.get_num_threads()
+    try:
+        for threads in (1, 2, 5):
+            torch.set_num_threads(threads)
+            for row, length in enumerate(lengths[:6]):
+                alone = Layout(16, [1], [length], together.block_table[row : row + 1].contiguous())
+                got = paged_attention(query[row : row + 1], cache, alone, scale=0.2, sliding_window=window)
+                assert torch.equal(got[0], whole[row])
+                chunk = torch.cat([torch.randn(min(length, 9) - 1, 16, 32).to(dtype), query[row : row + 1]])
+                alone = Layout(16, [len(chunk)], [length], together.block_table[row : row + 1].contiguous())
+                got = paged_attention(chunk, cache, alone, scale=0.2, sliding_window=window)
+                assert torch.equal(got[-1], whole[row])
+    finally:
+        torch.set_num_threads(before)
+
+
 def test_large_scores_do_not_overflow() -> None:
     layout = Layout(16, [1, 1], [200, 5])
     cache = layout.cache(2, 32, torch.float32) * 100

@@ -17,10 +17,16 @@ from quire_kernels_cpu.matrix import Matrix
 from quire_ops.declarations import PagedLayout
 from quire_ops.decoder_stack import DecoderStack, RunDecoder
 
-__all__ = ["MAX_HEAD_DIM", "MAX_QUERIES_PER_KV_HEAD", "Decoder", "decoder_stack"]
+__all__ = ["MAX_HEAD_DIM", "MAX_QUERIES_PER_KV_HEAD", "Decoder", "cache_format", "decoder_stack"]
 
 MAX_HEAD_DIM = 256
 MAX_QUERIES_PER_KV_HEAD = 64
+_CACHE_FORMATS = {torch.float8_e4m3fn: 1, torch.float8_e5m2: 2, torch.int8: 3, torch.uint8: 4}
+
+
+def cache_format(kv_cache: Tensor, dtype: torch.dtype) -> int | None:
+    """The number of the cache's format (`csrc/kv_cache.h`) beside numbers of `dtype`, or None if it is not served."""
+    return 0 if kv_cache.dtype == dtype else _CACHE_FORMATS.get(kv_cache.dtype)
 
 
 def decoder_stack(stack: DecoderStack) -> RunDecoder:
@@ -37,6 +43,8 @@ class Decoder:
         self._dtype = DTYPES[stack.final_norm.dtype]
         self._group_of_layer: tuple[int, ...] | None = None
         self._caches: tuple[Tensor, ...] = ()
+        self.cache_format = 0
+        """Number of the caches' format."""
         self.cache_pointers = (ctypes.c_void_p * len(stack.layers))()
         self.handle: int | None = None
         """What the C functions take; from `prepare` on."""
@@ -76,6 +84,7 @@ class Decoder:
             first.seq_lens.data_ptr(),
             groups,
             self.cache_pointers,
+            self.cache_format,
             kv_caches[0].shape[3],
         )
         return hidden
@@ -93,7 +102,7 @@ class Decoder:
         norms: list[int | None] = []
         matrices: list[Matrix] = []
         for layer in stack.layers:
-            of_layer = (layer.input_norm, layer.post_attention_norm, layer.q_norm, layer.k_norm)
+            of_layer = (layer.input_norm, layer.post_attention_norm, layer.q_norm, layer.k_norm, layer.kv_scale)
             norms += [None if norm is None else norm.data_ptr() for norm in of_layer]
             inputs = (stack.final_norm.shape[0],) * 3 + (layer.q.weight.shape[0],) + (stack.final_norm.shape[0],) * 2
             linears = (layer.q, layer.k, layer.v, layer.o, layer.gate, layer.up, layer.down)
@@ -124,6 +133,9 @@ class Decoder:
         for i, cache in enumerate(kv_caches):
             assert cache.is_contiguous(), "a layer's cache must be contiguous"
             self.cache_pointers[i] = cache.data_ptr()
+        number = cache_format(kv_caches[0], self._stack.final_norm.dtype)
+        assert number is not None, f"a cache of {kv_caches[0].dtype} is not served"
+        self.cache_format = number
         self._caches = kv_caches
 
     def _release(self) -> None:

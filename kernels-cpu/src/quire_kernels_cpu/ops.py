@@ -13,7 +13,7 @@ from torch import Tensor
 
 from quire_kernels_cpu.builds import library, unavailable
 from quire_kernels_cpu.decode_step import decode_step
-from quire_kernels_cpu.decoder import MAX_HEAD_DIM, MAX_QUERIES_PER_KV_HEAD, decoder_stack
+from quire_kernels_cpu.decoder import MAX_HEAD_DIM, MAX_QUERIES_PER_KV_HEAD, cache_format, decoder_stack
 from quire_kernels_cpu.dtypes import DTYPES
 from quire_kernels_cpu.matrix import Matrix
 from quire_kernels_cpu.moe import fused_moe
@@ -29,6 +29,7 @@ from quire_kernels_cpu.step_inputs import step_inputs
 from quire_ops import OpBackend, SizeRule
 from quire_ops.declarations import PagedLayout
 from quire_ops.torch_attention import paged_attention as torch_paged_attention
+from quire_ops.torch_ops import write_kv_cache as torch_write_kv_cache
 
 __all__ = [
     "add_rms_norm",
@@ -42,12 +43,16 @@ __all__ = [
     "paged_attention",
     "rms_norm",
     "silu_and_mul",
+    "write_kv_cache",
 ]
 
 _ATTENTION_SIZES = {
     "head_dim": SizeRule(maximum=MAX_HEAD_DIM),
     "queries_per_kv_head": SizeRule(maximum=MAX_QUERIES_PER_KV_HEAD),
 }
+
+
+_QUANTIZED_CACHES = frozenset({"fp8_e4m3", "fp8_e5m2", "int8", "int4"})
 
 
 def backends() -> list[OpBackend]:
@@ -63,6 +68,7 @@ def backends() -> list[OpBackend]:
         add_rms_norm,
         silu_and_mul,
         gelu_and_mul,
+        write_kv_cache,
         paged_attention,
         decoder_stack,
         decode_step,
@@ -82,7 +88,7 @@ def backends() -> list[OpBackend]:
             devices=frozenset({"cpu"}),
             dtypes=frozenset(DTYPES),
             sizes=_ATTENTION_SIZES if function in (paged_attention, decoder_stack, decode_step) else SIZES,
-            cache_dtypes=frozenset() if function in (paged_attention, decoder_stack, decode_step) else None,
+            cache_dtypes=_QUANTIZED_CACHES if function in (paged_attention, decoder_stack, decode_step) else None,
             batch_invariant=True,
             unavailable=unavailable(),
         )
@@ -205,6 +211,30 @@ def _activate_and_mul(gate: Tensor, up: Tensor, *, gelu: bool) -> Tensor:
     return gate
 
 
+def write_kv_cache(
+    key: Tensor, value: Tensor, kv_cache: Tensor, slot_mapping: Tensor, kv_scale: Tensor | None = None
+) -> None:
+    """Op `write_kv_cache`; dtypes that the kernels do not know go to torch's operators."""
+    number = cache_format(kv_cache, key.dtype)
+    if key.dtype not in DTYPES or number is None or not kv_cache.is_contiguous():
+        torch_write_kv_cache(key, value, kv_cache, slot_mapping, kv_scale)
+        return
+    key, value, slots, scales = key.contiguous(), value.contiguous(), slot_mapping.contiguous(), _as_float(kv_scale)
+    library().quire_write_kv_cache(
+        DTYPES[key.dtype],
+        key.data_ptr(),
+        value.data_ptr(),
+        kv_cache.data_ptr(),
+        number,
+        _pointer(scales),
+        slots.data_ptr(),
+        len(slots),
+        kv_cache.shape[2],
+        key.shape[2],
+        kv_cache.shape[3],
+    )
+
+
 def paged_attention(
     query: Tensor,
     kv_cache: Tensor,
@@ -214,12 +244,12 @@ def paged_attention(
     sliding_window: int | None = None,
     soft_cap: float | None = None,
     sinks: Tensor | None = None,
-    kv_scale: Tensor | None = None,
     alibi_slopes: Tensor | None = None,
+    kv_scale: Tensor | None = None,
 ) -> Tensor:
-    """Op `paged_attention`; sinks, slopes, and a cache of another dtype than the queries go to torch's operators."""
-    is_served = query.dtype in DTYPES and query.dtype == kv_cache.dtype and kv_cache.is_contiguous()
-    if sinks is not None or alibi_slopes is not None or not is_served:
+    """Op `paged_attention`; dtypes that the kernels do not read go to torch's operators."""
+    number = cache_format(kv_cache, query.dtype)
+    if query.dtype not in DTYPES or number is None or not kv_cache.is_contiguous():
         return torch_paged_attention(
             query,
             kv_cache,
@@ -232,11 +262,14 @@ def paged_attention(
             alibi_slopes=alibi_slopes,
         )
     query = query.contiguous()
+    sinks, slopes, scales = (_as_float(each) for each in (sinks, alibi_slopes, kv_scale))
     out = torch.empty_like(query)
     library().quire_attention(
         DTYPES[query.dtype],
         query.data_ptr(),
         kv_cache.data_ptr(),
+        number,
+        _pointer(scales),
         out.data_ptr(),
         layout.block_table.data_ptr(),
         layout.block_table.stride(0),
@@ -250,5 +283,15 @@ def paged_attention(
         scale,
         sliding_window or 0,
         soft_cap or 0.0,
+        _pointer(sinks),
+        _pointer(slopes),
     )
     return out
+
+
+def _as_float(x: Tensor | None) -> Tensor | None:
+    return None if x is None else x.float().contiguous()
+
+
+def _pointer(x: Tensor | None) -> int | None:
+    return None if x is None else x.data_ptr()

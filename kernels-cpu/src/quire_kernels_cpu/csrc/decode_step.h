@@ -24,7 +24,7 @@ struct DecodeArguments {
     const int64_t* const* num_blocks;  // per group [R]
     int64_t num_groups;
     void* const* kv_caches;  // per layer
-    int64_t cache_block_size;
+    int64_t cache_format, cache_block_size;
     // This step's.
     const void *cos, *sin;  // [positions, D]
     const int64_t *rows, *starts;
@@ -90,7 +90,7 @@ bool decode_step(Decoder<T>& decoder, const DecodeArguments& a) {
     take_rows(a.cos, positions, n, decoder.head_dim, cos);
     take_rows(a.sin, positions, n, decoder.head_dim, sin);
     decoder.run(Step<T>{x, hidden, cos, sin, n, static_cast<int>(n), query_start_loc, seq_lens, step_groups,
-                        reinterpret_cast<T* const*>(a.kv_caches), static_cast<int>(a.cache_block_size)});
+                        a.kv_caches, static_cast<CacheFormat>(a.cache_format), static_cast<int>(a.cache_block_size)});
     const Matrix<T> head{a.head, a.vocab_size, decoder.hidden};
     largest_op(hidden, head, a.ids, a.peaks, n);
     for (int64_t s = 0; s < n; ++s)

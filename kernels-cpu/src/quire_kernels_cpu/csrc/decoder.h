@@ -18,6 +18,7 @@ struct Layer {
     Matrix<T> qkv[3], o, gate_up[2], down;
     int window;
     int group;  // of KV cache groups
+    const float* kv_scale;  // [2, Hkv], or none
 };
 
 // One group of layers that share a block table.
@@ -36,7 +37,8 @@ struct Step {
     int num_sequences;
     const int32_t *query_start_loc, *kv_lens;
     const StepGroup* groups;
-    T* const* kv_caches;  // per layer
+    void* const* kv_caches;  // per layer
+    CacheFormat cache_format;
     int block_size;
 };
 
@@ -88,7 +90,7 @@ private:
         Buffer rows;
     };
 
-    void layer(const Layer<T>& l, const Layer<T>* next, T* kv_cache, bool add, const Step<T>& step, Thread& mine,
+    void layer(const Layer<T>& l, const Layer<T>* next, void* kv_cache, bool add, const Step<T>& step, Thread& mine,
                Claimer& claimer) {
         const int64_t q = static_cast<int64_t>(num_heads) * head_dim, kv = static_cast<int64_t>(num_kv_heads) * head_dim;
         const int64_t width = q + 2 * kv;
@@ -105,13 +107,15 @@ private:
                    ToRows<T, T>{l.qkv, to, token_stride, step.tokens, by_head ? head_dim : 0}, &o);
         }
         wait_for_team();
-        place_heads(l, kv_cache, step, token_stride, head_stride);
+        const PagedCache cache =
+            make_cache<T>(kv_cache, step.cache_format, num_kv_heads, step.block_size, head_dim, l.kv_scale);
+        place_heads(l, cache, step, token_stride, head_stride);
         wait_for_team();
         const StepGroup& group = step.groups[l.group];
-        attention(Attention<T>{heads_, token_stride, head_stride, kv_cache, attention_out_, q, group.block_table, group.table_stride,
-                               step.query_start_loc, step.kv_lens, order_, step.num_sequences, num_heads, num_kv_heads,
-                               head_dim, step.block_size, scale, l.window, 0.0f},
-                  mine.attention, claimer);
+        attention(Attention<T>{heads_, token_stride, head_stride, cache, attention_out_, q, group.block_table,
+                               group.table_stride, step.query_start_loc, step.kv_lens, order_, step.num_sequences,
+                               num_heads, scale, l.window, 0.0f, nullptr, nullptr},
+                  mine.attention, claimer, partials_);
         wait_for_team();
         set_all(attended_, attention_out_, q);
         wait_for_team();
@@ -151,7 +155,8 @@ private:
     }
 
     // Norms and rotates queries and keys; keys and values go to their slots.
-    void place_heads(const Layer<T>& l, T* kv_cache, const Step<T>& step, int64_t token_stride, int64_t head_stride) {
+    void place_heads(const Layer<T>& l, const PagedCache& cache, const Step<T>& step, int64_t token_stride,
+                     int64_t head_stride) {
         const int per_token = num_heads + 2 * num_kv_heads;
         const int64_t* slots = step.groups[l.group].slot_mapping;
         const Range share = my_share(step.tokens * per_token);
@@ -165,15 +170,12 @@ private:
                 rotate(x, x, cos, sin, head_dim);
                 continue;
             }
-            const int64_t kv_head = head - num_heads;  // keys, then values, as in the cache
-            const int64_t block = slots[token] / step.block_size, offset = slots[token] % step.block_size;
-            T* to = kv_cache + ((block * 2 * num_kv_heads + kv_head) * step.block_size + offset) * head_dim;
-            if (kv_head < num_kv_heads) {
+            const int kv_head = head - num_heads, is_value = kv_head >= num_kv_heads;  // keys, then values, as in the cache
+            if (!is_value) {
                 if (l.k_norm) rms_norm(x, x, static_cast<const T*>(nullptr), l.k_norm, head_dim, eps);
-                rotate(to, x, cos, sin, head_dim);
-            } else {
-                std::memcpy(to, x, head_dim * sizeof(T));
+                rotate(x, x, cos, sin, head_dim);
             }
+            write_row(cache, cache.row(slots[token], kv_head), x, is_value, kv_head - is_value * num_kv_heads);
         }
     }
 
@@ -181,7 +183,7 @@ private:
     T *residual_, *projected_, *heads_, *attention_out_, *inner_;
     const int32_t* order_;
     ActivationBuffers inputs_[3];
-    Buffer buffers_[5], order_buffer_;
+    Buffer buffers_[5], order_buffer_, partials_;
 };
 
 }  // namespace quire

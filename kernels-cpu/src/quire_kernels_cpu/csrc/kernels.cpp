@@ -49,7 +49,8 @@ void activate_and_mul_op(Activation kind, T* gate, const T* up, int64_t count) {
 
 template <typename T>
 void attention_op(Attention<T> a) {
-    static thread_local Buffer buffer;
+    static thread_local Buffer buffer, partials;
+    Buffer& shared = partials;
     a.order = by_work(a.query_start_loc, a.kv_lens, a.num_sequences, buffer);
     Claims claims;
 #pragma omp parallel
@@ -57,7 +58,7 @@ void attention_op(Attention<T> a) {
         static thread_local AttentionScratch scratch;
         const HeldTiles tiles(attends_with_tiles(a));
         Claimer claimer(claims);
-        attention(a, scratch, claimer);
+        attention(a, scratch, claimer, shared);
     }
 }
 
@@ -84,8 +85,21 @@ Matrix<T> make_matrix(const MatrixArgument& from, int64_t rows, int64_t cols) {
     return m;
 }
 
+template <typename T>
+void write_kv_cache_op(const T* key, const T* value, const PagedCache& cache, const int64_t* slots, int64_t tokens) {
+    const int64_t heads = cache.num_kv_heads;
+#pragma omp parallel for schedule(static) if (tokens * heads > 64)
+    for (int64_t i = 0; i < tokens * heads; ++i) {
+        const int64_t slot = slots[i / heads];
+        const int head = static_cast<int>(i % heads);
+        write_row(cache, cache.row(slot, head), key + i * cache.head_dim, 0, head);
+        write_row(cache, cache.row(slot, heads + head), value + i * cache.head_dim, 1, head);
+    }
+}
+
 // How a decoder arrives: the norms and matrices of its layers in a row, then numbers.
-enum LayerNorms { kInputNorm, kPostNorm, kQNorm, kKNorm, kNumNorms };
+// The scales of its cache come with the norms.
+enum LayerNorms { kInputNorm, kPostNorm, kQNorm, kKNorm, kKvScale, kNumNorms };
 enum LayerMatrices { kQ, kK, kV, kO, kGate, kUp, kDown, kNumMatrices };
 
 template <typename T>
@@ -110,6 +124,7 @@ Decoder<T>* make_decoder(int num_layers, const void* const* norms, const MatrixA
         layer.post_norm = norm(kPostNorm);
         layer.q_norm = norm(kQNorm);
         layer.k_norm = norm(kKNorm);
+        layer.kv_scale = static_cast<const float*>(norms[i * kNumNorms + kKvScale]);
         const auto matrix = [&](int which, int64_t rows, int64_t cols) {
             return make_matrix<T>(matrices[i * kNumMatrices + which], rows, cols);
         };
@@ -145,10 +160,10 @@ Moe<T>* make_moe(int num_experts, const MatrixArgument* matrices, int64_t width,
 template <typename T>
 void run_decoder(void* decoder, const void* x, void* hidden, const void* cos, const void* sin, int64_t tokens,
                  int num_sequences, const int32_t* query_start_loc, const int32_t* kv_lens, const StepGroup* groups,
-                 void* const* kv_caches, int block_size) {
+                 void* const* kv_caches, int cache_format, int block_size) {
     static_cast<Decoder<T>*>(decoder)->run(Step<T>{
         static_cast<const T*>(x), static_cast<T*>(hidden), static_cast<const T*>(cos), static_cast<const T*>(sin),
-        tokens, num_sequences, query_start_loc, kv_lens, groups, reinterpret_cast<T* const*>(kv_caches), block_size});
+        tokens, num_sequences, query_start_loc, kv_lens, groups, kv_caches, static_cast<CacheFormat>(cache_format), block_size});
 }
 
 // function(T{}) for the dtype's T.
@@ -221,18 +236,32 @@ void quire_activate_and_mul(int dtype, int gelu, void* gate, const void* up, int
     });
 }
 
-// Limits: D <= 256, Hq / Hkv <= 256. window, soft_cap: 0 for none.
-void quire_attention(int dtype, const void* query, const void* kv, void* out, const int32_t* block_table,
-                     int64_t table_stride, const int32_t* query_start_loc, const int32_t* kv_lens, int num_sequences,
-                     int num_heads, int num_kv_heads, int head_dim, int block_size, float scale, int window,
-                     float soft_cap) {
+// key, value [tokens, Hkv, D] into the slots of the cache.
+void quire_write_kv_cache(int dtype, const void* key, const void* value, void* kv, int cache_format,
+                          const float* kv_scale, const int64_t* slots, int64_t tokens, int num_kv_heads, int head_dim,
+                          int block_size) {
+    for_dtype(dtype, [&](auto zero) {
+        using T = decltype(zero);
+        const auto cache = quire::make_cache<T>(kv, static_cast<quire::CacheFormat>(cache_format), num_kv_heads,
+                                                block_size, head_dim, kv_scale);
+        quire::write_kv_cache_op(static_cast<const T*>(key), static_cast<const T*>(value), cache, slots, tokens);
+    });
+}
+
+// Limits: D <= 256, Hq / Hkv <= 64. cache_format: a `CacheFormat`, with its scales or none. window, soft_cap: 0 for none;
+// sinks, slopes: [Hq] or none.
+void quire_attention(int dtype, const void* query, void* kv, int cache_format, const float* kv_scale, void* out,
+                     const int32_t* block_table, int64_t table_stride, const int32_t* query_start_loc,
+                     const int32_t* kv_lens, int num_sequences, int num_heads, int num_kv_heads, int head_dim,
+                     int block_size, float scale, int window, float soft_cap, const float* sinks, const float* slopes) {
     const int64_t stride = static_cast<int64_t>(num_heads) * head_dim;
     for_dtype(dtype, [&](auto zero) {
         using T = decltype(zero);
-        quire::attention_op(quire::Attention<T>{
-            static_cast<const T*>(query), stride, head_dim, static_cast<const T*>(kv), static_cast<T*>(out), stride,
-            block_table, table_stride, query_start_loc, kv_lens, nullptr, num_sequences, num_heads, num_kv_heads,
-            head_dim, block_size, scale, window, soft_cap});
+        const auto cache = quire::make_cache<T>(kv, static_cast<quire::CacheFormat>(cache_format), num_kv_heads,
+                                                block_size, head_dim, kv_scale);
+        quire::attention_op(quire::Attention<T>{static_cast<const T*>(query), stride, head_dim, cache, static_cast<T*>(out),
+                                                stride, block_table, table_stride, query_start_loc, kv_lens, nullptr,
+                                                num_sequences, num_heads, scale, window, soft_cap, sinks, slopes});
     });
 }
 
@@ -253,10 +282,11 @@ void quire_decoder_delete(int dtype, void* decoder) {
 
 void quire_decoder_run(int dtype, void* decoder, const void* x, void* hidden, const void* cos, const void* sin,
                        int64_t tokens, int num_sequences, const int32_t* query_start_loc, const int32_t* kv_lens,
-                       const void* groups, void* const* kv_caches, int block_size) {
+                       const void* groups, void* const* kv_caches, int cache_format, int block_size) {
     for_dtype(dtype, [&](auto zero) {
-        quire::run_decoder<decltype(zero)>(decoder, x, hidden, cos, sin, tokens, num_sequences, query_start_loc,
-                                           kv_lens, static_cast<const quire::StepGroup*>(groups), kv_caches, block_size);
+        quire::run_decoder<decltype(zero)>(decoder, x, hidden, cos, sin, tokens, num_sequences, query_start_loc, kv_lens,
+                                           static_cast<const quire::StepGroup*>(groups), kv_caches, cache_format,
+                                           block_size);
     });
 }
 

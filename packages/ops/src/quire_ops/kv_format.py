@@ -12,7 +12,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-__all__ = ["CACHE_TORCH_DTYPES", "decode_rows", "encode_rows"]
+__all__ = ["CACHE_TORCH_DTYPES", "QUANTIZED", "decode_rows", "encode_rows"]
 
 CACHE_TORCH_DTYPES = {
     "float32": torch.float32,
@@ -26,6 +26,8 @@ CACHE_TORCH_DTYPES = {
 """A name of `quire_interfaces.KV_CACHE_DTYPES` -> dtype of the cache's tensor; each dtype stands for one format."""
 
 FP8 = (torch.float8_e4m3fn, torch.float8_e5m2)
+QUANTIZED = frozenset({*FP8, torch.int8, torch.uint8})
+"""Dtypes of caches of fewer bits than networks compute in."""
 SCALE_BYTES = 4
 INT4_ZERO = 8
 

@@ -19,6 +19,7 @@ from quire_models.layers.norm import AddRMSNorm
 from quire_models.layers.rotary import RotaryTable
 from quire_models.layers.scope import Scope
 from quire_ops import DecodeNetwork, DecoderLayerWeights, DecodeRows, DecoderStack, OpBackend, RunDecode, RunDecoder
+from quire_ops.kv_format import QUANTIZED
 
 __all__ = ["CausalLM", "DecoderLayer"]
 
@@ -88,6 +89,10 @@ class CausalLM(Network):
         backend, _ = self._scope.choose(op, **sizes)
         return backend if backend.name == self.attention_backend.name else None
 
+    def _reads(self, kv_cache: Tensor) -> bool:
+        """Whether the ops that take the whole stack read such a cache."""
+        return kv_cache.dtype == self.dtype or kv_cache.dtype in QUANTIZED
+
     def _stack_as_data(self) -> DecoderStack | None:
         config = self.config
         layers = [layer.stack_weights() for layer in self.layers]
@@ -109,7 +114,7 @@ class CausalLM(Network):
     def bind_decode(self, rows: DecodeRows) -> RunDecode | None:
         """See `Network.bind_decode`: op `decode_step`, where a backend serves it beside its `decoder_stack`."""
         backend, head = self._choose("decode_step"), self.lm_head.plain_weight
-        if backend is None or self._stack is None or head is None or rows.kv_caches[0].dtype != self.dtype:
+        if backend is None or self._stack is None or head is None or not self._reads(rows.kv_caches[0]):
             return None
         network = DecodeNetwork(
             embedding=self.embed_tokens.weight, stack=self._stack, head=head, rotations=self.rotary.up_to
@@ -121,7 +126,7 @@ class CausalLM(Network):
         """[T] tokens -> hidden states [T, hidden_size] after the final norm; writes the step's keys and values."""
         cos, sin = self.rotary(batch.positions, max(batch.attention[0].kv_lens))
         x = self.embed_tokens(batch.input_ids)
-        if self._run_stack is not None and batch.kv_caches[0].dtype == x.dtype:
+        if self._run_stack is not None and self._reads(batch.kv_caches[0]):
             return self._run_stack(x, cos, sin, batch.attention, batch.group_of_layer, batch.kv_caches)
         residual: Tensor | None = None
         for layer in self.layers:

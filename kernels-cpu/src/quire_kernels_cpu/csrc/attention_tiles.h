@@ -1,0 +1,451 @@
+// Attention in tiles of AMX, in bfloat16: 16 columns at a time. Included by `attention.h`.
+//
+// Scores come out as [16 tokens][16 columns], so that softmax runs along the lanes without a sum across them; weights are
+// rounded to bfloat16 and turned over before they meet the values, which then need no turning: pairs of tokens are
+// interleaved as they are copied. Keys are multiplied where they lie if 16 tokens lie together, else copied.
+//
+// A task of several key-value heads has few columns of each. They share one tile: the queries of a head are zero in the
+// columns of the others, so that its scores add up to the ones of its own columns, and softmax is done once for all.
+#pragma once
+
+#include "attention.h"
+
+#ifdef QUIRE_AMX
+
+namespace quire {
+
+// Reads the cache ahead of its use, block by block: of each the keys of all heads, then the values.
+class ReadAhead {
+public:
+    ReadAhead() = default;
+    ReadAhead(const PagedCache& cache, const CacheRows& rows, int heads, Span tokens)
+        : cache_(&cache), rows_(rows), position_(tokens.begin), end_(tokens.end), parts_(2 * heads), part_(-1) {}
+
+    void fetch(int lines) {
+        while (lines > 0) {
+            if (at_ >= stop_ && !next_run()) return;
+            const int now = std::min<int64_t>(lines, (stop_ - at_ + 63) / 64);
+            for (int i = 0; i < now; ++i) _mm_prefetch(at_ + i * 64, _MM_HINT_T1);
+            at_ += now * 64;
+            lines -= now;
+        }
+    }
+
+private:
+    bool next_run() {
+        if (++part_ == parts_) {
+            position_ += run_;
+            part_ = 0;
+        }
+        if (position_ >= end_) {
+            part_ = parts_ - 1;
+            run_ = 0;
+            return false;
+        }
+        if (part_ == 0) run_ = std::min(rows_.block_end(position_), end_) - position_;
+        const int heads = parts_ / 2, is_value = part_ >= heads;
+        at_ = rows_.at(position_) + is_value * cache_->value_offset() + (part_ - is_value * heads) * cache_->head_bytes();
+        stop_ = at_ + run_ * cache_->row_bytes;
+        return true;
+    }
+
+    const PagedCache* cache_ = nullptr;
+    CacheRows rows_;
+    const char *at_ = nullptr, *stop_ = nullptr;
+    int position_ = 0, end_ = 0, parts_ = 2, part_ = -1, run_ = 0;
+};
+
+class TiledAttention {
+public:
+    // next: the task that this thread will do then, whose beginning is read ahead; or none.
+    TiledAttention(const Attention<BFloat16>& a, const AttentionTask& task, const AttentionTask* next,
+                   AttentionScratch& scratch)
+        : a_(a), task_(task), next_(next), rows_(a.cache, a.table(task.sequence), task.kv_head), wide_(a.cache),
+          dim_(a.cache.head_dim), group_(a.group()), heads_(task.num_kv_heads),
+          per_head_((task.last - task.first) * group_), columns_(per_head_ * heads_),
+          tiles_((columns_ + kTile - 1) / kTile), units_(std::max(heads_, tiles_)),
+          in_place_(tiles_ == 1 && a.cache.format == CacheFormat::network && a.cache.block_size % kTile == 0),
+          context_(a.context(task.sequence)) {
+        keys_ = scratch.keys.get<BFloat16>(kPiece * dim_);
+        values_ = scratch.values.get<uint32_t>(kPiece / 2 * dim_);
+        queries_ = scratch.queries.get<uint32_t>(units_ * queries_size());
+        outputs_ = scratch.outputs.get<float>(2 * units_ * outputs_size());
+        weights_ = scratch.weights.get<uint32_t>(kPiece / 2 * kTile);
+        scores_ = scratch.scores.get<float>(kPiece * kTile);
+        row_scales_ = scratch.row_scales.get<float>(2 * kPiece * kTile);
+        state_ = scratch.state.get<float>(7 * tiles_ * kTile);
+        factors_ = state_ + 4 * tiles_ * kTile;
+        slopes_ = factors_ + tiles_ * kTile;
+        positions_ = reinterpret_cast<int32_t*>(slopes_ + tiles_ * kTile);
+        set_queries();
+        set_columns();
+    }
+
+    void run(const Partials& partials, int64_t index) {
+        const Span span = task_.tokens(a_);
+        bool merged = false;
+        clear(0);
+        for (int piece = span.begin / kPiece * kPiece; piece < span.end; piece += kPiece) {
+            if (piece % kSegment == 0 && piece > span.begin) {
+                keep(merged);
+                merged = true;
+            }
+            const Span here{std::max(span.begin, piece), std::min(piece + kPiece, span.end)};
+            look_ahead(here.end, span.end);
+            if (tiles_ == 1) {
+                attend_heads(piece, here);
+            } else {
+                attend_queries(piece, here);
+            }
+        }
+        if (merged) keep(true);
+        write(merged, partials, index);
+    }
+
+private:
+    int64_t queries_size() const { return static_cast<int64_t>(dim_) / 2 * kTile; }
+    int64_t outputs_size() const { return static_cast<int64_t>(dim_) * kTile; }
+    int queries_of_column(int c) const { return task_.first + c % per_head_ / group_; }
+    int head_of_column(int c) const { return (task_.kv_head + c / per_head_) * group_ + c % group_; }
+    int position_of(int c) const { return context_ + queries_of_column(c); }
+    // A unit is one head of the tile, or one tile of the head.
+    int tile_of(int unit) const { return heads_ > 1 ? 0 : unit; }
+    Span columns_of(int unit) const {
+        if (heads_ > 1) return {unit * per_head_, (unit + 1) * per_head_};
+        return {0, std::min(columns_ - unit * kTile, kTile)};
+    }
+    // which: 0 for the segment at hand, 1 for those before it.
+    float* tops(int which, int tile) const { return state_ + (which * 2 * tiles_ + tile) * kTile; }
+    float* totals(int which, int tile) const { return tops(which, tile) + tiles_ * kTile; }
+    // Sums [D / 16][16 columns][16 of D, in the order of the values].
+    float* output(int which, int unit, int column, int d) const {
+        return outputs_ + (which * units_ + unit) * outputs_size() + d * kTile + column * kTile;
+    }
+    Column column(int which, int unit, int c) const {
+        const int tile = tile_of(unit);
+        return {tops(which, tile) + c, totals(which, tile) + c, output(which, unit, c, 0), kTile * kTile};
+    }
+
+    void look_ahead(int done, int end) {
+        if (done < end) {
+            ahead_ = ReadAhead(a_.cache, rows_, heads_, {done, std::min(done + kPiece, end)});
+        } else if (next_) {
+            const Span then = next_->tokens(a_);
+            const CacheRows rows(a_.cache, a_.table(next_->sequence), next_->kv_head);
+            const int stop = then.begin / kPiece * kPiece + kPiece;
+            ahead_ = ReadAhead(a_.cache, rows, next_->num_kv_heads, {then.begin, std::min(stop, then.end)});
+        }
+    }
+
+    void set_queries() {
+        const int begin = a_.query_start_loc[task_.sequence];
+        for (int unit = 0; unit < units_; ++unit) {
+            const Span columns = columns_of(unit);
+            const BFloat16* rows[kTile] = {};
+            for (int i = columns.begin; i < columns.end; ++i) {
+                const int c = tile_of(unit) * kTile + i;
+                rows[i] = a_.query + (begin + queries_of_column(c)) * a_.query_stride + head_of_column(c) * a_.head_stride;
+            }
+            interleave_pairs(rows, dim_, queries_ + unit * queries_size());
+        }
+    }
+
+    void set_columns() {
+        for (int c = 0; c < tiles_ * kTile; ++c) {
+            const bool used = c < columns_;
+            positions_[c] = used ? position_of(c) : -1;
+            factors_[c] = a_.scale * (used ? a_.cache.head_scale(0, task_.kv_head + c / per_head_) : 1.0f);
+            slopes_[c] = used && a_.slopes ? a_.slopes[head_of_column(c)] : 0.0f;
+        }
+    }
+
+    void clear(int which) {
+        std::memset(output(which, 0, 0, 0), 0, units_ * outputs_size() * 4);
+        for (int c = 0; c < tiles_ * kTile; ++c) {
+            tops(which, 0)[c] = -INFINITY;
+            totals(which, 0)[c] = 0.0f;
+        }
+    }
+
+    // Puts the segment at hand behind those before it.
+    void keep(bool there_are_some) {
+        if (!there_are_some) clear(1);
+        for (int unit = 0; unit < units_; ++unit) {
+            const Span columns = columns_of(unit);
+            for (int c = columns.begin; c < columns.end; ++c) merge(column(1, unit, c), column(0, unit, c), dim_ / kTile);
+        }
+        clear(0);
+    }
+
+    // Few columns: the heads one after another, scores of all in one tile.
+    void attend_heads(int piece, Span here) {
+        const int steps = (here.end - piece + 31) / 32;
+        multiply_keys(0, heads_, nullptr, piece, here);
+        softmax(0, piece, steps);
+        for (int head = 0; head < heads_; ++head) {
+            copy_values(head, piece, here);
+            multiply_values(head, steps);
+        }
+    }
+
+    // Many queries of one head: its keys and values once for all of them.
+    void attend_queries(int piece, Span here) {
+        const char* copied = copy_keys(0, piece, here);
+        copy_values(0, piece, here);
+        for (int tile = 0; tile < tiles_; ++tile) {
+            const int first = positions_[tile * kTile], last = positions_[std::min(tile * kTile + kTile, columns_) - 1];
+            if (piece > last) continue;                                          // before all of these tokens
+            if (a_.window > 0 && piece + kPiece <= first + 1 - a_.window) continue;  // behind all their windows
+            const Span seen{here.begin, std::min(here.end, last + 1)};
+            const int steps = (seen.end - piece + 31) / 32;
+            multiply_keys(tile, tile + 1, copied, piece, seen);
+            softmax(tile, piece, steps);
+            multiply_values(tile, steps);
+        }
+    }
+
+    // The keys of a head as bfloat16, [64][D], and its rows' scales; nothing if they can stay in the cache.
+    const char* copy_keys(int head, int piece, Span here) {
+        if (in_place_) return nullptr;
+        for (int t = 0; t < (here.end - piece + 31) / 32 * 32; ++t) {
+            const int position = piece + t;
+            const bool there = position >= here.begin && position < here.end;
+            const char* row = there ? rows_.at(position) + head * a_.cache.head_bytes() : nullptr;
+            for (int d = 0; d < dim_; d += 32)
+                _mm512_store_si512(keys_ + t * dim_ + d, there ? wide_.load32(row, d) : _mm512_setzero_si512());
+            if (a_.cache.scaled_by_row()) {
+                set_row_scales(0, head, t, there ? a_.cache.row_scale(row) : 0.0f);
+                set_row_scales(1, head, t, there ? a_.cache.row_scale(row + a_.cache.value_offset()) : 0.0f);
+            }
+        }
+        return reinterpret_cast<const char*>(keys_);
+    }
+
+    // The scale of a key (which = 0) or value for each column that it meets: [2][64 tokens][16 columns].
+    void set_row_scales(int which, int head, int t, float scale) {
+        float* to = row_scales_ + (which * kPiece + t) * kTile;
+        if (heads_ == 1) {
+            store(to, splat(scale));
+        } else {
+            for (int c = head * per_head_; c < (head + 1) * per_head_; ++c) to[c] = scale;
+        }
+    }
+
+    // scores [64 tokens][16 columns] = sums over units of keys x queries. `copied`: the keys of all units, or none.
+    void multiply_keys(int unit, int end, const char* copied, int piece, Span seen) {
+        const int blocks = (seen.end - piece + kTile - 1) / kTile;
+        const bool spread = tiles_ == 1;
+        _tile_zero(0);
+        _tile_zero(1);
+        _tile_zero(2);
+        _tile_zero(3);
+        for (; unit < end; ++unit) {
+            const char* base = spread ? copy_keys(unit, piece, seen) : copied;
+            const int64_t stride = base ? dim_ * 2 : a_.cache.row_bytes;
+            const char* key[4] = {};
+            for (int i = 0; i < blocks; ++i)
+                key[i] = base ? base + i * kTile * stride
+                              : rows_.at(piece + i * kTile) + (spread ? unit * a_.cache.head_bytes() : 0);
+            const uint32_t* q = queries_ + unit * queries_size();
+            for (int d = 0; d < dim_; d += 32) {
+                _tile_loadd(6, q + d * 8, 64);
+                _tile_loadd(4, key[0] + d * 2, stride);
+                _tile_dpbf16ps(0, 4, 6);
+                if (blocks > 1) {
+                    _tile_loadd(5, key[1] + d * 2, stride);
+                    _tile_dpbf16ps(1, 5, 6);
+                }
+                if (spread) ahead_.fetch(16);
+                if (blocks > 2) {
+                    _tile_loadd(4, key[2] + d * 2, stride);
+                    _tile_dpbf16ps(2, 4, 6);
+                }
+                if (blocks > 3) {
+                    _tile_loadd(5, key[3] + d * 2, stride);
+                    _tile_dpbf16ps(3, 5, 6);
+                }
+                if (spread) ahead_.fetch(16);
+            }
+        }
+        _tile_stored(0, scores_, 64);
+        _tile_stored(1, scores_ + 256, 64);
+        _tile_stored(2, scores_ + 512, 64);
+        _tile_stored(3, scores_ + 768, 64);
+    }
+
+    // Pairs of tokens, [tokens / 2][D], each 32 elements of D in the order of `unpack`: the elements 0-3, 8-11, 16-19,
+    // 24-27 of both, then the others. Zeros where no token is: what lies there may not be a number.
+    void copy_values(int head, int piece, Span here) {
+        const int64_t offset = a_.cache.value_offset() + head * a_.cache.head_bytes();
+        const int used = (here.end - piece + 31) / 32 * 32;
+        const bool as_they_are = a_.cache.format == CacheFormat::network;
+        for (int t = 0; t < used; t += 2) {
+            const char* row[2];
+            for (int i = 0; i < 2; ++i) {
+                const int position = piece + t + i;
+                row[i] = position < here.begin || position >= here.end ? nullptr : rows_.at(position) + offset;
+            }
+            ahead_.fetch(tiles_ == 1 ? 8 : 16);
+            uint32_t* to = values_ + t / 2 * dim_;
+            if (row[0] && row[1] && as_they_are) {
+                for (int d = 0; d < dim_; d += 32)
+                    interleave(_mm512_loadu_si512(row[0] + 2 * d), _mm512_loadu_si512(row[1] + 2 * d), to + d);
+            } else {
+                const __m512i zero = _mm512_setzero_si512();
+                for (int d = 0; d < dim_; d += 32)
+                    interleave(row[0] ? wide_.load32(row[0], d) : zero, row[1] ? wide_.load32(row[1], d) : zero, to + d);
+            }
+        }
+    }
+
+    static void interleave(__m512i even, __m512i odd, uint32_t* to) {
+        _mm512_store_si512(to, _mm512_unpacklo_epi16(even, odd));
+        _mm512_store_si512(to + 16, _mm512_unpackhi_epi16(even, odd));
+    }
+
+    // Scores of a tile -> weights, and the state of its columns.
+    void softmax(int tile, int piece, int steps) {
+        if (a_.soft_cap > 0 || a_.slopes || a_.cache.scaled_by_row()) {
+            softmax<false>(tile, piece, steps);
+        } else {
+            softmax<true>(tile, piece, steps);
+        }
+    }
+    // plain: without soft cap, slopes and scales of rows.
+    template <bool plain>
+    void softmax(int tile, int piece, int steps) {
+        const int32_t* positions = positions_ + tile * kTile;
+        Ints at;
+        std::memcpy(&at, positions, sizeof at);
+        const int tokens = steps * 32;
+        // Columns of several heads repeat their queries: the first and the last query are those of any head.
+        const int first = positions[0], last = positions[std::min(columns_ - tile * kTile, kTile) - 1];
+        const bool whole = piece + tokens <= first + 1 && (a_.window == 0 || piece >= last + 1 - a_.window);
+        const bool by_row = !plain && a_.cache.scaled_by_row();
+        // The scale is left for the exponent, which has a multiplication anyway, whether something is hidden or not: a
+        // column must not depend on what its neighbours see.
+        const bool early = !plain && (a_.soft_cap > 0 || a_.slopes);
+        const Floats scale = load(factors_ + tile * kTile), factor = early ? splat(1.0f) : scale;
+        const Floats before = load(tops(0, tile));
+        Floats most = splat(-INFINITY);
+        for (int t = 0; t < tokens; ++t) {
+            Floats s = load(scores_ + t * kTile);
+            if (by_row) s *= load(row_scales_ + t * kTile);
+            if (early) {
+                s *= scale;
+                if (a_.soft_cap > 0) s = tanh(s / a_.soft_cap) * a_.soft_cap;
+                if (a_.slopes) s -= load(slopes_ + tile * kTile) * __builtin_convertvector(at - (piece + t), Floats);
+            }
+            if (!whole) {
+                const Ints distance = at - (piece + t);
+                Ints hidden = distance < 0;
+                if (a_.window > 0) hidden |= distance >= a_.window;
+                s = hidden ? splat(-INFINITY) : s;
+            }
+            if (early || by_row || !whole) store(scores_ + t * kTile, s);
+            most = max(s, most);
+        }
+        const Floats highest = max(most * factor, before);
+        // A column that has seen nothing yet keeps -inf; its weights become zeros.
+        const Floats base = highest > -INFINITY ? highest : splat(0.0f);
+        const Floats shrink = exp(before - base);
+        Floats sums[2] = {};
+        for (int t = 0; t < tokens; t += 32) {
+            __m512i pairs[16];
+            for (int i = 0; i < 16; ++i) {
+                const int row = (t + 2 * i) * kTile;
+                Floats a = exp(load(scores_ + row) * factor - base), b = exp(load(scores_ + row + kTile) * factor - base);
+                sums[0] += a;
+                sums[1] += b;
+                if (by_row) {
+                    const float* scales = row_scales_ + kPiece * kTile + row;
+                    a *= load(scales);
+                    b *= load(scales + kTile);
+                }
+                pairs[i] = pair_up((__m512)a, (__m512)b);
+            }
+            transpose(pairs);
+            for (int i = 0; i < 16; ++i) _mm512_store_si512(weights_ + t * 8 + i * 16, pairs[i]);
+        }
+        store(totals(0, tile), load(totals(0, tile)) * shrink + (sums[0] + sums[1]));
+        store(tops(0, tile), highest);
+        if (_mm512_cmpneq_epi32_mask((__m512i)shrink, (__m512i)splat(1.0f))) {
+            for (int unit = heads_ > 1 ? 0 : tile; unit < (heads_ > 1 ? heads_ : tile + 1); ++unit) {
+                const Span columns = columns_of(unit);
+                for (int c = columns.begin; c < columns.end; ++c)
+                    for (int d = 0; d < dim_; d += 16) {
+                        float* o = output(0, unit, c, d);
+                        store(o, load(o) * shrink[c]);
+                    }
+            }
+        }
+    }
+
+    void multiply_values(int unit, int steps) {
+        _tile_loadd(4, weights_, 64);
+        _tile_loadd(5, weights_ + 256, 64);
+        for (int d = 0; d < dim_; d += 32) {
+            _tile_loadd(0, output(0, unit, 0, d), 64);
+            _tile_loadd(1, output(0, unit, 0, d + 16), 64);
+            _tile_loadd(6, values_ + d, dim_ * 4);
+            _tile_dpbf16ps(0, 4, 6);
+            _tile_loadd(7, values_ + d + 16, dim_ * 4);
+            _tile_dpbf16ps(1, 4, 7);
+            if (tiles_ == 1) ahead_.fetch(16);
+            if (steps > 1) {
+                _tile_loadd(6, values_ + 16 * dim_ + d, dim_ * 4);
+                _tile_dpbf16ps(0, 5, 6);
+                _tile_loadd(7, values_ + 16 * dim_ + d + 16, dim_ * 4);
+                _tile_dpbf16ps(1, 5, 7);
+                if (tiles_ == 1) ahead_.fetch(16);
+            }
+            _tile_stored(0, output(0, unit, 0, d), 64);
+            _tile_stored(1, output(0, unit, 0, d + 16), 64);
+        }
+    }
+
+    // which: where the sums are.
+    void write(int which, const Partials& partials, int64_t index) {
+        const __m512i low = _mm512_setr_epi32(0, 1, 2, 3, 16, 17, 18, 19, 4, 5, 6, 7, 20, 21, 22, 23);
+        const __m512i high = _mm512_setr_epi32(8, 9, 10, 11, 24, 25, 26, 27, 12, 13, 14, 15, 28, 29, 30, 31);
+        alignas(64) float natural[kMaxHeadDim];
+        for (int unit = 0; unit < units_; ++unit) {
+            const Span columns = columns_of(unit);
+            for (int i = columns.begin; i < columns.end; ++i) {
+                for (int d = 0; d < dim_; d += 32) {
+                    const __m512 a = (__m512)load(output(which, unit, i, d)), b = (__m512)load(output(which, unit, i, d + 16));
+                    store(natural + d, (Floats)_mm512_permutex2var_ps(a, low, b));
+                    store(natural + d + 16, (Floats)_mm512_permutex2var_ps(a, high, b));
+                }
+                const int c = tile_of(unit) * kTile + i;
+                const Column done = column(which, unit, i);
+                if (task_.segment < 0) {
+                    write_column(a_, task_, queries_of_column(c), head_of_column(c), {done.top, done.total, natural, kLanes});
+                } else {
+                    const Column to = partials.column(index, c);
+                    *to.top = *done.top;
+                    *to.total = *done.total;
+                    std::memcpy(to.out, natural, dim_ * sizeof(float));
+                }
+            }
+        }
+    }
+
+    const Attention<BFloat16>& a_;
+    const AttentionTask& task_;
+    const AttentionTask* next_;
+    CacheRows rows_;
+    const BFloat16Rows wide_;
+    ReadAhead ahead_;
+    const int dim_, group_, heads_, per_head_, columns_, tiles_, units_;
+    const bool in_place_;
+    const int context_;
+    BFloat16* keys_;
+    uint32_t *values_, *weights_, *queries_;
+    float *scores_, *outputs_, *row_scales_, *state_, *factors_, *slopes_;
+    int32_t* positions_;
+};
+
+}  // namespace quire
+
+#endif
