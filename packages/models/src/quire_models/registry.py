@@ -25,6 +25,7 @@ ARCHITECTURES: dict[str, Architecture] = {
     "ArceeForCausalLM": Architecture("arcee", "quire_models.arcee.model", "ArceeForCausalLM"),
     "BambaForCausalLM": Architecture("bamba", "quire_models.bamba.model", "BambaForCausalLM"),
     "BioGptForCausalLM": Architecture("biogpt", "quire_models.biogpt.model", "BioGptForCausalLM"),
+    "BloomForCausalLM": Architecture("bloom", "quire_models.bloom.model", "BloomForCausalLM"),
     "CodeGenForCausalLM": Architecture("codegen", "quire_models.codegen.model", "CodeGenForCausalLM"),
     "Cohere2ForCausalLM": Architecture("cohere2", "quire_models.cohere2.model", "Cohere2ForCausalLM"),
     "CohereForCausalLM": Architecture("cohere", "quire_models.cohere.model", "CohereForCausalLM"),
@@ -33,6 +34,9 @@ ARCHITECTURES: dict[str, Architecture] = {
         "ernie4_5_moe", "quire_models.ernie4_5_moe.model", "Ernie4_5_MoeForCausalLM"
     ),
     "Exaone4ForCausalLM": Architecture("exaone4", "quire_models.exaone4.model", "Exaone4ForCausalLM"),
+    "FalconForCausalLM": Architecture("falcon", "quire_models.falcon.model", "FalconForCausalLM"),
+    "FalconH1ForCausalLM": Architecture("falcon_h1", "quire_models.falcon_h1.model", "FalconH1ForCausalLM"),
+    "FalconMambaForCausalLM": Architecture("falcon_mamba", "quire_models.falcon_mamba.model", "FalconMambaForCausalLM"),
     "FlexOlmoForCausalLM": Architecture("flex_olmo", "quire_models.flex_olmo.model", "FlexOlmoForCausalLM"),
     "GPT2LMHeadModel": Architecture("gpt2", "quire_models.gpt2.model", "GPT2LMHeadModel"),
     "GPTBigCodeForCausalLM": Architecture("gpt_bigcode", "quire_models.gpt_bigcode.model", "GPTBigCodeForCausalLM"),
@@ -47,6 +51,9 @@ ARCHITECTURES: dict[str, Architecture] = {
     "GptOssForCausalLM": Architecture("gpt_oss", "quire_models.gpt_oss.model", "GptOssForCausalLM"),
     "GraniteForCausalLM": Architecture("granite", "quire_models.granite.model", "GraniteForCausalLM"),
     "GraniteMoeForCausalLM": Architecture("granitemoe", "quire_models.granitemoe.model", "GraniteMoeForCausalLM"),
+    "GraniteMoeHybridForCausalLM": Architecture(
+        "granitemoehybrid", "quire_models.granitemoehybrid.model", "GraniteMoeHybridForCausalLM"
+    ),
     "GraniteMoeSharedForCausalLM": Architecture(
         "granitemoeshared", "quire_models.granitemoeshared.model", "GraniteMoeSharedForCausalLM"
     ),
@@ -54,9 +61,6 @@ ARCHITECTURES: dict[str, Architecture] = {
     "HunYuanDenseV1ForCausalLM": Architecture(
         "hunyuan_v1_dense", "quire_models.hunyuan_v1_dense.model", "HunYuanDenseV1ForCausalLM"
     ),
-    "BloomForCausalLM": Architecture("bloom", "quire_models.bloom.model", "BloomForCausalLM"),
-    "MptForCausalLM": Architecture("mpt", "quire_models.mpt.model", "MptForCausalLM"),
-    "FalconForCausalLM": Architecture("falcon", "quire_models.falcon.model", "FalconForCausalLM"),
     "JambaForCausalLM": Architecture("jamba", "quire_models.jamba.model", "JambaForCausalLM"),
     "Lfm2ForCausalLM": Architecture("lfm2", "quire_models.lfm2.model", "Lfm2ForCausalLM"),
     "LlamaForCausalLM": Architecture("llama", "quire_models.llama.model", "LlamaForCausalLM"),
@@ -67,6 +71,7 @@ ARCHITECTURES: dict[str, Architecture] = {
     "MinistralForCausalLM": Architecture("ministral", "quire_models.ministral.model", "MinistralForCausalLM"),
     "MistralForCausalLM": Architecture("mistral", "quire_models.mistral.model", "MistralForCausalLM"),
     "MixtralForCausalLM": Architecture("mixtral", "quire_models.mixtral.model", "MixtralForCausalLM"),
+    "MptForCausalLM": Architecture("mpt", "quire_models.mpt.model", "MptForCausalLM"),
     "NemotronForCausalLM": Architecture("nemotron", "quire_models.nemotron.model", "NemotronForCausalLM"),
     "OPTForCausalLM": Architecture("opt", "quire_models.opt.model", "OPTForCausalLM"),
     "Olmo2ForCausalLM": Architecture("olmo2", "quire_models.olmo2.model", "Olmo2ForCausalLM"),
@@ -81,6 +86,7 @@ ARCHITECTURES: dict[str, Architecture] = {
     "Qwen3ForCausalLM": Architecture("qwen3", "quire_models.qwen3.model", "Qwen3ForCausalLM"),
     "Qwen3MoeForCausalLM": Architecture("qwen3_moe", "quire_models.qwen3_moe.model", "Qwen3MoeForCausalLM"),
     "Qwen3NextForCausalLM": Architecture("qwen3_next", "quire_models.qwen3_next.model", "Qwen3NextForCausalLM"),
+    "Qwen3_5ForCausalLM": Architecture("qwen3_5_text", "quire_models.qwen3_5_text.model", "Qwen3_5ForCausalLM"),
     "SeedOssForCausalLM": Architecture("seed_oss", "quire_models.seed_oss.model", "SeedOssForCausalLM"),
     "SmolLM3ForCausalLM": Architecture("smollm3", "quire_models.smollm3.model", "SmolLM3ForCausalLM"),
     "SolarOpenForCausalLM": Architecture("solar_open", "quire_models.solar_open.model", "SolarOpenForCausalLM"),

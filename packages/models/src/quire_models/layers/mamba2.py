@@ -21,11 +21,12 @@ __all__ = ["Mamba2Mixer"]
 class Mamba2Mixer:
     """x [T, hidden_size] -> [T, hidden_size] (Dao & Gu 2024, arXiv:2405.21060, sec. 7)."""
 
-    def __init__(self, scope: Scope, shape: Mamba2Shape, cache: int) -> None:
+    def __init__(self, scope: Scope, shape: Mamba2Shape, cache: int, *, factors: Tensor | None = None) -> None:
         """Args:
         cache: Which cache of the batch has its states.
+        factors: Of the outputs of the first projection.
         """
-        self._shape, self._cache = shape, cache
+        self._shape, self._cache, self._factors = shape, cache, factors
         inputs = shape.inner_size + shape.conv_size + shape.num_heads
         self.in_proj = Linear(scope / "in_proj", shape.hidden_size, inputs, bias=shape.proj_bias)
         self.conv1d = ShortConvolution(
@@ -52,7 +53,10 @@ class Mamba2Mixer:
     def __call__(self, x: Tensor, batch: ForwardBatch) -> Tensor:
         shape = self._shape
         (conv_state, ssm_state), layout = batch.states_of_layer(self._cache)
-        gate, mixed, dt = self.in_proj(x).split([shape.inner_size, shape.conv_size, shape.num_heads], dim=-1)
+        projected = self.in_proj(x)
+        if self._factors is not None:
+            projected = projected * self._factors
+        gate, mixed, dt = projected.split([shape.inner_size, shape.conv_size, shape.num_heads], dim=-1)
         mixed = self.conv1d(mixed, conv_state, layout)
         group = shape.num_groups * shape.state_size
         inner, b, c = mixed.split([shape.inner_size, group, group], dim=-1)

@@ -1,0 +1,85 @@
+"""Falcon H1 (TII 2025, arXiv:2507.22448): Mamba-2 and attention side by side in every layer."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from quire_attention import ForwardBatch
+from quire_models.falcon_h1.config import FalconH1Config
+from quire_models.layers.attention import HeadNorms, SelfAttention
+from quire_models.layers.linear import Linear
+from quire_models.layers.mamba2 import Mamba2Mixer
+from quire_models.layers.norm import RMSNorm
+from quire_models.layers.recurrent_lm import RecurrentLM
+from quire_models.layers.scope import Scope
+
+__all__ = ["FalconH1ForCausalLM"]
+
+
+class FalconH1MLP:
+    """x [T, hidden_size] -> the same: c * down(silu(g * gate(x)) * up(x))."""
+
+    def __init__(self, config: FalconH1Config, scope: Scope) -> None:
+        hidden, inner, bias = config.hidden_size, config.intermediate_size, config.mlp_bias
+        self.gate_proj = Linear(scope / "gate_proj", hidden, inner, bias=bias)
+        self.up_proj = Linear(scope / "up_proj", hidden, inner, bias=bias)
+        self.down_proj = Linear(scope / "down_proj", inner, hidden, bias=bias)
+        self._gate = scope.op("silu_and_mul")
+        self._gate_factor, self._factor = config.mlp_multipliers
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return self.down_proj(self._gate(self.gate_proj(x) * self._gate_factor, self.up_proj(x))) * self._factor
+
+
+class FalconH1Layer:
+    """x + mamba(norm(x)) + attention(norm(x)), then x + mlp(norm(x))."""
+
+    def __init__(self, config: FalconH1Config, layer: int, scope: Scope) -> None:
+        hidden, eps = config.hidden_size, config.rms_norm_eps
+        at = f"model.layers.{layer}"
+        self.config = config
+        self.input_norm = RMSNorm(scope / "input_layernorm", hidden, eps)
+        self.mamba = Mamba2Mixer(
+            scope / "mamba",
+            config.mixer,
+            config.cache_index(f"{at}.mamba"),
+            factors=_projection_factors(config).to(dtype=scope.dtype, device=scope.device),
+        )
+        keys = HeadNorms(lambda query: query, lambda key: key * config.key_multiplier)
+        self.attention = SelfAttention(config, config.cache_index(f"{at}.self_attn"), scope / "self_attn", norms=keys)
+        self.mlp_norm = RMSNorm(scope / "pre_ff_layernorm", hidden, eps)
+        self.mlp = FalconH1MLP(config, scope / "feed_forward")
+
+    def __call__(self, x: Tensor, cos: Tensor, sin: Tensor, batch: ForwardBatch) -> Tensor:
+        config, normed = self.config, self.input_norm(x)
+        mixed = self.mamba(normed * config.ssm_in_multiplier, batch) * config.ssm_out_multiplier
+        attended = self.attention(normed * config.attention_in_multiplier, cos, sin, batch)
+        x = x + (mixed + attended * config.attention_out_multiplier)
+        return x + self.mlp(self.mlp_norm(x))
+
+
+def _projection_factors(config: FalconH1Config) -> Tensor:
+    """[outputs of the mixer's projection]"""
+    shape = config.mixer
+    group = shape.num_groups * shape.state_size
+    sizes = torch.tensor([shape.inner_size, shape.inner_size, group, group, shape.num_heads])
+    return torch.tensor(config.ssm_multipliers).repeat_interleave(sizes)
+
+
+class FalconH1ForCausalLM(RecurrentLM):
+    """The Falcon H1 network."""
+
+    config: FalconH1Config
+
+    def __init__(self, config: FalconH1Config, scope: Scope) -> None:
+        super().__init__(config, scope, FalconH1Layer, RMSNorm, norm="final_layernorm")
+
+    def embed(self, batch: ForwardBatch) -> Tensor:
+        """The embedding, scaled."""
+        return super().embed(batch) * self.config.embedding_multiplier
+
+    @torch.inference_mode()
+    def compute_logits(self, hidden: Tensor) -> Tensor:
+        """Logits, scaled."""
+        return super().compute_logits(hidden) * self.config.lm_head_multiplier
