@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ import pytest
 import torch
 from models_paged_driver import PagedDriver
 from safetensors.torch import load_file, save_file
+from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
 from quire_interfaces import CheckpointError
 from quire_models import ModelConfig, load_model
@@ -68,6 +70,32 @@ def test_everything_wrong_with_stacked_experts_is_listed(tmp_path: Path) -> None
         "1 of the wrong shape: model.layers.0.mlp.experts.gate_up_proj is [5, 96, 64], should be [6, 96, 64]" in message
     )
     assert "6 missing: model.layers.1.block_sparse_moe.experts.0.w2.weight" in message
+
+
+def test_mxfp4_experts_are_unpacked_exactly(tmp_path: Path) -> None:
+    case = CASES["GptOssForCausalLM"]
+    case = dataclasses.replace(case, fields={**case.fields, "intermediate_size": 32, "num_hidden_layers": 2})
+    write_checkpoint(tmp_path, "GptOssForCausalLM", case)
+    state, packed = load_file(tmp_path / "model.safetensors"), {}
+    generator = torch.Generator().manual_seed(0)
+    for name in [name for name in state if name.endswith(("gate_up_proj", "down_proj")) and "experts" in name]:
+        num, inputs, outputs = state[name].shape
+        blocks = torch.randint(0, 256, (num, outputs, inputs // 32, 16), dtype=torch.uint8, generator=generator)
+        scales = torch.randint(121, 128, (num, outputs, inputs // 32), dtype=torch.uint8, generator=generator)
+        packed |= {f"{name}_blocks": blocks, f"{name}_scales": scales}
+        state[name] = convert_moe_packed_tensors(blocks, scales, dtype=torch.float32).contiguous()
+    save_file(state, tmp_path / "model.safetensors")
+    unpacked = logits(tmp_path)
+    assert unpacked.std() > 0.01
+    others = {name: tensor for name, tensor in state.items() if f"{name}_blocks" not in packed}
+    save_file(others | packed, tmp_path / "model.safetensors")
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | {"quantization_config": {"quant_method": "mxfp4"}}))
+    assert torch.equal(logits(tmp_path), unpacked)
+    del packed["model.layers.1.mlp.experts.down_proj_scales"]
+    save_file(others | packed, tmp_path / "model.safetensors")
+    with pytest.raises(CheckpointError, match=r"6 missing: model\.layers\.1\.mlp\.experts\.0\.down_proj\.weight"):
+        logits(tmp_path)
 
 
 @pytest.mark.parametrize(

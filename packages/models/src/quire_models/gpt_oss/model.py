@@ -6,13 +6,15 @@ expert, I width of the network.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 
+import torch
 from torch import Tensor
 
 from quire_attention import ForwardBatch
 from quire_models.gpt_oss.config import GptOssConfig
+from quire_models.gpt_oss.mxfp4 import dequantize_mxfp4
 from quire_models.layers.causal_lm import CausalLM
 from quire_models.layers.decoder import PreNormDecoderLayer
 from quire_models.layers.linear import Linear
@@ -70,6 +72,7 @@ def make_moe(config: GptOssConfig, scope: Scope) -> SparseMoE:
         bias=True,
     )
     _accept_transposed(experts, scope / "experts", config)
+    _accept_mxfp4(experts, scope / "experts")
     return SparseMoE(router, experts)
 
 
@@ -93,6 +96,48 @@ def _accept_transposed(experts: FusedExperts, scope: Scope, config: GptOssConfig
     scope.packed("gate_up_proj_bias", (num, 2 * inner), split_gate_up)
     scope.packed("down_proj", (num, inner, size), split_down)
     scope.packed("down_proj_bias", (num, size), split_down)
+
+
+def _accept_mxfp4(experts: FusedExperts, scope: Scope) -> None:
+    """Or [E, 2 M, I / 32, 16] and [E, I, M / 32, 16] in MXFP4, outputs first, with their scales; unpacked here."""
+    (inner, size), num = experts.gate[0].shape, len(experts.gate)
+
+    def gate_up(expert: int, matrix: Tensor) -> Iterator[tuple[str, Tensor]]:
+        yield experts.gate[expert].name, matrix[0::2].contiguous()
+        yield experts.up[expert].name, matrix[1::2].contiguous()
+
+    def down(expert: int, matrix: Tensor) -> Iterator[tuple[str, Tensor]]:
+        yield experts.down[expert].name, matrix
+
+    for name, outputs, inputs, split in (
+        ("gate_up_proj", 2 * inner, size, gate_up),
+        ("down_proj", size, inner, down),
+    ):
+        halves = _Halves(outputs, inputs, split)
+        groups = -(-inputs // 32)
+        scope.packed(f"{name}_blocks", (num, outputs, groups, 16), partial(halves.take, "blocks"))
+        scope.packed(f"{name}_scales", (num, outputs, groups), partial(halves.take, "scales"))
+
+
+class _Halves:
+    """Elements and scales of matrices in MXFP4, which are two tensors in the file: whichever comes first waits."""
+
+    def __init__(self, outputs: int, inputs: int, split: Callable[[int, Tensor], Iterator[tuple[str, Tensor]]]) -> None:
+        self._shape = (outputs, inputs)
+        self._split = split
+        self._held: dict[str, Tensor] = {}
+
+    def take(self, kind: str, tensor: Tensor) -> Iterator[tuple[str, Tensor]]:
+        """The experts' matrices, one at a time, once both tensors are here."""
+        if tensor.is_meta:  # only the names are asked for
+            for expert in range(len(tensor)):
+                yield from self._split(expert, torch.empty(self._shape, device="meta"))
+            return
+        self._held[kind] = tensor
+        if len(self._held) == 2:
+            blocks, scales = self._held.pop("blocks"), self._held.pop("scales")
+            for expert in range(len(blocks)):
+                yield from self._split(expert, dequantize_mxfp4(blocks[expert], scales[expert]))
 
 
 def make_gpt_oss_layer(config: GptOssConfig, layer: int, scope: Scope) -> PreNormDecoderLayer:
