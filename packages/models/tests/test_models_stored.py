@@ -15,7 +15,7 @@ from torch import Tensor
 
 from quire_interfaces import CheckpointError, ConfigError
 from quire_models import CausalLM, ModelConfig, load_model
-from quire_models.ledger import weight_ledger
+from quire_models.ledger import num_parameters, weight_ledger
 from quire_quantization.stored import GroupedIntegers, read_awq, read_gptq, read_packed
 from quire_testkit.hf_checkpoints import tiny_hf_checkpoint
 
@@ -136,6 +136,7 @@ def test_logits_are_those_of_the_dequantized_model(name: str, tmp_path: Path) ->
     assert (rounded - expected).abs().max() <= 0.08 * expected.abs().max()
     ledger = weight_ledger(config, "bfloat16")
     assert 0 < ledger["MLP"] < 3 * 3 * 320 * 128 * 2
+    assert num_parameters(config) == sum(p.numel() for p in oracle.parameters())
 
 
 @pytest.mark.parametrize("bits", [4, 8])

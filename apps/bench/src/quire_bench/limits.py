@@ -6,6 +6,7 @@ token (processor); it cannot be faster than the slower of the two. What overlaps
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import subprocess
 import sys
@@ -61,9 +62,9 @@ class ModelWork:
     def of(cls, model: ModelConfig, dtype: str, quantization: str | None = None) -> ModelWork:
         """From config.json; `quantization` is the linear method that stores the weights."""
         ledger = weight_ledger(model, dtype, quantization or "plain")
-        if not model.tie_word_embeddings:
+        if ledger["LM head"]:  # then it is not the embedding itself
             del ledger["embedding"]
-        plain = weight_ledger(model, "float32")
+        plain = weight_ledger(dataclasses.replace(model, quantization=None), "float32")
         element = DTYPE_BYTES[dtype]
         return cls(
             weight_bytes=sum(ledger.values()),

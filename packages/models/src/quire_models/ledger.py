@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from functools import partial
 
@@ -98,4 +99,4 @@ def _recurrent_ledger(
 
 def num_parameters(config: ModelConfig) -> int:
     """Weights of the network, a tied LM head counted once."""
-    return sum(weight_ledger(config, "float32").values()) // 4
+    return sum(weight_ledger(dataclasses.replace(config, quantization=None), "float32").values()) // 4
