@@ -1,0 +1,126 @@
+"""What networks with recurrent layers say of themselves, and what they refuse; promises follow from the ops chosen."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from quire_interfaces import CheckpointError, FullAttentionSpec, MambaSpec
+from quire_models import ModelConfig, build_model
+from quire_models.layers.gated_norm import GatedNorm
+from quire_models.ledger import num_parameters
+from quire_ops import op_table
+from quire_testkit.checkpoints import checkpoint_config
+from quire_testkit.parity.cases import CASES
+from quire_testkit.parity.oracle import write_checkpoint
+from quire_testkit.parity.recurrent_cases import RECURRENT_CASES
+
+
+def hybrid(**fields: Any) -> dict[str, Any]:
+    return {
+        "architectures": ["BambaForCausalLM"],
+        "vocab_size": 64,
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "num_hidden_layers": 3,
+        "num_attention_heads": 4,
+        "max_position_embeddings": 128,
+        "mamba_n_heads": 4,
+        "attn_layer_indices": [1],
+        **fields,
+    }
+
+
+@pytest.mark.parametrize("architecture", RECURRENT_CASES)
+def test_networks_ask_for_what_the_planner_counts(architecture: str, tmp_path: Path) -> None:
+    write_checkpoint(tmp_path, architecture, CASES[architecture])
+    config = ModelConfig.from_path(tmp_path)
+    model = build_model(config, dtype="bfloat16")
+    assert sum(torch.Size(parameter.shape).numel() for parameter in model.parameters) == num_parameters(config)
+    specs = config.kv_cache_specs(16, "bfloat16")
+    assert any(isinstance(spec, MambaSpec) for spec in specs.values())
+    assert all(isinstance(spec, (MambaSpec, FullAttentionSpec)) for spec in specs.values())
+
+
+def test_a_layer_may_have_two_caches(tmp_path: Path) -> None:
+    write_checkpoint(tmp_path, "FalconH1ForCausalLM", CASES["FalconH1ForCausalLM"])
+    specs = ModelConfig.from_path(tmp_path).kv_cache_specs(16, "float32")
+    assert [name.removeprefix("model.layers.") for name in specs][:3] == ["0.mamba", "0.self_attn", "1.mamba"]
+
+
+def test_a_state_is_float32_whatever_keys_are_kept_in() -> None:
+    config = ModelConfig.from_dict(hybrid())
+    narrow, wide = config.kv_cache_specs(16, "fp8_e4m3"), config.kv_cache_specs(16, "float32")
+    assert narrow["model.layers.0"] == wide["model.layers.0"]
+    assert narrow["model.layers.1"] != wide["model.layers.1"]
+    inner, group = 64, 256
+    assert [state.shape for state in wide["model.layers.0"].states] == [(3, inner + 2 * group), (4, 16, 256)]  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"mamba_n_heads": 5}, "are not the mixer's inner width"),
+        ({"mamba_n_groups": 3}, "4 Mamba heads cannot be shared out to 3 groups"),
+        ({"time_step_limit": [2.0, 1.0]}, "time_step_limit must be two numbers, the smaller one first"),
+        ({"time_step_limit": 3}, "time_step_limit must be two numbers"),
+        ({"attn_layer_indices": ["1"]}, "attn_layer_indices must be a list of layers"),
+        ({"hidden_act": "gelu"}, "hidden_act 'gelu' is not supported"),
+    ],
+)
+def test_wrong_fields_are_named(fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(CheckpointError, match=message):
+        ModelConfig.from_dict(hybrid(**fields))
+
+
+@pytest.mark.parametrize(
+    ("like", "fields", "message"),
+    [
+        ("mamba2", {"expand": 3}, r"expand \* hidden_size must be num_heads \* head_dim"),
+        ("mamba2", {"state_size": 0}, "state_size must be at least 1"),
+        ("qwen3-next", {"layer_types": ["linear_attention"]}, "layer_types must name"),
+        ("qwen3-next", {"linear_num_value_heads": 3, "linear_num_key_heads": 2}, "must be a multiple of"),
+        ("qwen3-next", {"num_experts": 2, "num_experts_per_tok": 3}, "num_experts_per_tok"),
+    ],
+)
+def test_wrong_fields_of_a_family_are_named(like: str, fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(CheckpointError, match=message):
+        ModelConfig.from_dict(checkpoint_config(like, "tiny") | fields)
+
+
+def test_infinite_bounds_of_time_steps_are_read_as_transformers_writes_them() -> None:
+    config = ModelConfig.from_dict(hybrid(time_step_limit=[0.5, {"__float__": "Infinity"}]))
+    assert config.mixer.dt_limit == (0.5, float("inf"))  # type: ignore[attr-defined]
+
+
+def test_the_same_bits_are_promised_only_where_every_op_promises_them() -> None:
+    plain = ModelConfig.from_dict(checkpoint_config("mamba2", "tiny"))
+    has_kernels = op_table().backends("mamba2_scan")[0].unavailable is None
+    model = build_model(plain, dtype="float32")
+    assert model.batch_invariant == has_kernels
+    model._scope.chosen.append(op_table().backends("mamba2_scan")[-1])  # the reference promises nothing
+    assert not model.batch_invariant
+    sparse = checkpoint_config("qwen3-next", "tiny") | {"num_experts": 4, "num_experts_per_tok": 2}
+    assert not build_model(ModelConfig.from_dict(sparse), dtype="float32").batch_invariant
+
+
+@pytest.mark.parametrize("groups", [0, 1, 4])
+@pytest.mark.parametrize("before_gate", [False, True])
+def test_gated_norm_is_its_formula(groups: int, before_gate: bool) -> None:
+    scope = build_model(ModelConfig.from_dict(checkpoint_config("mamba2", "tiny")), dtype="float32")._scope
+    norm = GatedNorm(scope, 16, 1e-5, groups=groups, before_gate=before_gate)
+    torch.manual_seed(0)
+    x, gate, weight = torch.randn(3, 16), torch.randn(3, 16), torch.randn(16)
+    if groups:
+        scope.parameters[-1].tensor = weight.clone()
+    norm._finish()
+    wide, opened = x.double(), torch.nn.functional.silu(gate.double())
+    wanted = wide if before_gate else wide * opened
+    if groups:
+        parts = wanted.view(3, groups, -1)
+        wanted = (parts / (parts.square().mean(-1, keepdim=True) + 1e-5).sqrt()).view(3, 16) * weight.double()
+    wanted = wanted * opened if before_gate else wanted
+    assert torch.allclose(norm(x.clone(), gate.clone()).double(), wanted, atol=1e-5)
