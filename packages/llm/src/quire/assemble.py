@@ -192,6 +192,8 @@ def _info(
         "speculation": config.speculative.method,
         "prefix caching": config.kv_cache.prefix_caching_hash_algo if config.kv_cache.enable_prefix_caching else "off",
     }
+    if not model.is_native:
+        choices["network"] = "Transformers', with Quire's attention"
     if tier is not None:
         choices["prefixes on disk"] = (
             f"{tier.root}, {format_bytes(tier.used_bytes)} of at most {format_bytes(tier.size_bytes)}"

@@ -15,7 +15,7 @@ from typing import Any
 from quire_interfaces import CheckpointError, FullAttentionSpec, KVCacheSpec, SlidingWindowSpec
 from quire_models.fields import Fields, read_json
 from quire_models.quantization_config import QuantizationConfig, parse_quantization
-from quire_models.registry import ARCHITECTURES, architecture_of
+from quire_models.registry import architecture_entry, architecture_of
 from quire_models.rope_config import RopeConfig
 
 __all__ = ["DTYPE_BYTES", "ModelConfig"]
@@ -77,6 +77,10 @@ class ModelConfig:
     """Positions come as ALiBi slopes of the attention scores."""
     quantization: QuantizationConfig | None = None
     """How the checkpoint stores the weights of linear layers; None as they are."""
+    is_native: bool = True
+    """Quire has a network of its own for it; otherwise Transformers' is run."""
+    stored_parameters: int | None = None
+    """Weights of the checkpoint, where they are counted instead of derived."""
     other_parameters: int = 0
     """Weights that none of the fields above counts: learned positions, unusual norms, a bias of the LM head."""
 
@@ -96,7 +100,11 @@ class ModelConfig:
             raise CheckpointError(f"{str(folder)!r} has no config.json, so it is not a model folder in HF format")
         generation_path = folder / "generation_config.json"
         generation = read_json(generation_path) if generation_path.is_file() else {}
-        return cls.from_dict(read_json(path), generation=generation, source=str(path))
+        model = cls.from_dict(read_json(path), generation=generation, source=str(path))
+        if not model.is_native:
+            counted = import_module("quire_models.transformers_backend.config").stored_parameters(folder)
+            return dataclasses.replace(model, stored_parameters=counted)
+        return model
 
     @classmethod
     def from_dict(
@@ -104,7 +112,7 @@ class ModelConfig:
     ) -> ModelConfig:
         """As `from_path`, from the parsed files."""
         config = Fields(values, source)
-        model_type = ARCHITECTURES[architecture_of(config)].model_type
+        model_type = architecture_entry(architecture_of(config)).model_type
         quantization = parse_quantization(config)
         model: ModelConfig = import_module(f"quire_models.{model_type}.config").read_config(config)
         generation_source = source.replace("config.json", "generation_config.json")

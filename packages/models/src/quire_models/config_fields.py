@@ -11,7 +11,7 @@ from typing import Any
 from quire_interfaces import CheckpointError
 from quire_models.config import DTYPE_BYTES
 from quire_models.fields import Fields
-from quire_models.registry import ARCHITECTURES, architecture_of
+from quire_models.registry import architecture_entry, architecture_of
 from quire_models.rope_config import RopeConfig, parse_rope
 
 __all__ = [
@@ -90,7 +90,7 @@ def decoder_fields(
     architecture = architecture_of(config)
     return {
         "architecture": architecture,
-        "model_type": ARCHITECTURES[architecture].model_type,
+        "model_type": architecture_entry(architecture).model_type,
         "vocab_size": config.integer("vocab_size", minimum=1),
         "hidden_size": hidden_size,
         "intermediate_size": config.integer("intermediate_size", minimum=1, **inner),

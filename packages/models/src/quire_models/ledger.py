@@ -30,6 +30,14 @@ WEIGHT_BYTES: dict[str, Callable[[int, int, int], int]] = {
 """Linear method -> bytes of a weight, as `LinearMethod.weight_bytes` says (a test holds the two together)."""
 
 
+def _counted_ledger(config: ModelConfig, element: int, head: int) -> dict[str, int]:
+    """For a network of which only the number of its weights is known."""
+    assert config.stored_parameters is not None
+    embedding = config.vocab_size * config.hidden_size * element
+    layers = max(0, config.stored_parameters * element - embedding - head)
+    return {"embedding": embedding, "attention": 0, "MLP": layers, "norms": 0, "LM head": head}
+
+
 def weight_ledger(config: ModelConfig, dtype: str, linear_method: str = "plain") -> dict[str, int]:
     """Part of the network -> bytes of its weights.
 
@@ -53,6 +61,8 @@ def weight_ledger(config: ModelConfig, dtype: str, linear_method: str = "plain")
     # A tied head shares the embedding, but in another form it is a copy of its own.
     shared = config.tie_word_embeddings and linear_method == "plain"
     head = 0 if shared else of_head(config.vocab_size, config.hidden_size, element)
+    if config.stored_parameters is not None:
+        return _counted_ledger(config, element, head)
     if isinstance(config, RecurrentConfig):
         return _recurrent_ledger(config, element, linear, head)
     hidden, layers = config.hidden_size, config.num_layers

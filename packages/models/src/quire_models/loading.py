@@ -132,8 +132,26 @@ def load_model(
         attention_backend=attention_backend,
         kv_cache_dtype=kv_cache_dtype,
     )
-    if load_format == "dummy":
+    if model.loads_itself:
+        _load_by_itself(model, folder, linear_method, load_format)
+    elif load_format == "dummy":
         load_dummy_weights(model)
     else:
         load_weights(model, folder, progress, load_format=load_format)
     return model
+
+
+def _load_by_itself(model: Network, folder: str | Path, linear_method: str, load_format: str) -> None:
+    if linear_method != "plain":
+        raise ConfigError(
+            f"{model.config.architecture} runs through Transformers, where weights cannot be held as {linear_method}; "
+            "leave quantization empty",
+            field="quantization",
+        )
+    if load_format == "pt":
+        raise ConfigError(
+            f"{model.config.architecture} runs through Transformers, which is given safetensors only; convert the "
+            "checkpoint",
+            field="load_format",
+        )
+    model.load(folder, dummy=load_format == "dummy")

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from quire_interfaces import CheckpointError
 from quire_models.fields import Fields
 
-__all__ = ["ARCHITECTURES", "Architecture", "architecture_of", "model_class"]
+__all__ = ["ARCHITECTURES", "Architecture", "architecture_entry", "architecture_of", "model_class"]
 
 
 class Architecture(NamedTuple):
@@ -96,17 +96,26 @@ ARCHITECTURES: dict[str, Architecture] = {
 }
 
 
+FALLBACK = Architecture("transformers_backend", "quire_models.transformers_backend.model", "TransformersLM")
+"""For decoders that are not in the table."""
+
+
+def architecture_entry(architecture: str) -> Architecture:
+    """Where the network of an architecture is: in the table, or run through Transformers."""
+    return ARCHITECTURES.get(architecture, FALLBACK)
+
+
 def model_class(architecture: str) -> Any:
-    """The class of a network; `architecture` is a key of `ARCHITECTURES`."""
-    entry = ARCHITECTURES[architecture]
+    """The class of a network; see `architecture_entry`."""
+    entry = architecture_entry(architecture)
     return getattr(import_module(entry.module), entry.name)
 
 
 def architecture_of(config: Fields) -> str:
-    """The first architecture of a config.json that is in the table.
+    """The first architecture of a config.json that is in the table, or else that is a decoder.
 
     Raises:
-        CheckpointError: None is.
+        CheckpointError: There is none.
     """
     architectures = config.get("architectures")
     supported = ", ".join(sorted(ARCHITECTURES))
@@ -122,6 +131,9 @@ def architecture_of(config: Fields) -> str:
         raise CheckpointError(f"{config.source}: architectures must be a list of names, is {architectures!r}")
     for name in architectures:
         if name in ARCHITECTURES:
+            return str(name)
+    for name in architectures:
+        if name.endswith(("ForCausalLM", "LMHeadModel")):
             return str(name)
     raise CheckpointError(
         f"{config.source}: architecture {', '.join(architectures) or '(none)'} is not supported; "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -20,6 +21,8 @@ class Network:
 
     batch_invariant: bool = False
     """Logits are promised to depend on nothing but the tokens before them, to the bit."""
+    loads_itself: bool = False
+    """It has a method `load`, and no parameters for others to fill."""
     ignored_tensors: frozenset[str] = frozenset()
     """Names of checkpoint tensors that are not needed."""
 
@@ -81,6 +84,10 @@ class Network:
         if self.cache_dtype.startswith("fp8"):
             for name, scale in scales.items():
                 self._scope.attentions[name].kv_scale = scale.to(self.device)
+
+    def load(self, folder: str | Path, *, dummy: bool = False) -> None:
+        """Read the checkpoint, where `loads_itself`."""
+        raise NotImplementedError
 
     def finish_loading(self) -> None:
         """Give the loaded parameters to their layers. Once, after all parameters have their tensor."""

@@ -7,10 +7,12 @@ from __future__ import annotations
 
 from quire_testkit.parity.case import ParityCase
 from quire_testkit.parity.dense_cases import DENSE_CASES
+from quire_testkit.parity.fallback_cases import FALLBACK_CASES
 from quire_testkit.parity.moe_cases import MOE_CASES
 from quire_testkit.parity.recurrent_cases import RECURRENT_CASES
 
 __all__ = ["CASES"]
 
-CASES: dict[str, ParityCase] = {**DENSE_CASES, **MOE_CASES, **RECURRENT_CASES}
-"""Architecture -> its case. Every architecture of `quire_models.ARCHITECTURES` has one."""
+CASES: dict[str, ParityCase] = {**FALLBACK_CASES, **DENSE_CASES, **MOE_CASES, **RECURRENT_CASES}
+"""Architecture -> its case. Every architecture of `quire_models.ARCHITECTURES` has one; the others run through
+Transformers."""

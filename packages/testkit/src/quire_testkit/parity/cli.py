@@ -23,13 +23,13 @@ def register_verify(commands: Any) -> None:
 
 def run_verify(args: argparse.Namespace) -> int:
     """Print a table per model; 1 when one of them fails."""
-    from quire_models import ARCHITECTURES
+    from quire_testkit.parity.cases import CASES
     from quire_testkit.parity.table import update_table
     from quire_testkit.parity.verify import verify_architecture, verify_checkpoint
 
     failed = False
-    for name in args.MODEL or sorted(ARCHITECTURES):
-        is_folder = name not in ARCHITECTURES
+    for name in args.MODEL or sorted(CASES):
+        is_folder = name not in CASES
         verdict = verify_checkpoint(name) if is_folder else verify_architecture(name)
         print_verdict(name, verdict)
         failed = failed or bool(verdict.failures)

@@ -7,13 +7,14 @@ without verifying anything.
 from __future__ import annotations
 
 import hashlib
+import math
 import re
 from collections.abc import Iterable
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from quire_models.registry import ARCHITECTURES
+from quire_models.registry import ARCHITECTURES, architecture_entry
 from quire_testkit.parity.cases import CASES
 
 if TYPE_CHECKING:
@@ -33,7 +34,9 @@ a tiny random checkpoint of the Transformers class; for int8 weights it is the d
 - **with strangers**: in a batch with other requests that come and go. **prefix hit**: the prompt is in the prefix
   cache. **preempted**: twice thrown out and computed again. **asynchronous**: scheduled one step ahead. **all at
   once**: these together.
-- *native* networks are Quire's own; *fallback* ones are Transformers' with Quire's attention.
+- *native* networks are Quire's own. *fallback* ones are Transformers', with Quire's attention, cache and scheduler: any
+  decoder of Transformers that lets its attention be exchanged runs so, those below have been verified. They take
+  unquantized safetensors; what cannot run is refused at the start, with the reason.
 
 `quire verify ARCHITECTURE` (or a checkpoint folder) prints the same for one; `quire verify --table docs/models.md`
 makes this table. The digest is that of the architecture's own source files and its test configuration: a test fails
@@ -45,7 +48,7 @@ when they have changed and the table has not.
 def digest(architecture: str) -> str:
     """Of the files in the architecture's folder, and of its case."""
     state = hashlib.sha256(repr(CASES.get(architecture)).encode())
-    spec = find_spec(ARCHITECTURES[architecture].module)
+    spec = find_spec(architecture_entry(architecture).module)
     assert spec is not None, f"{architecture} has no module"
     assert spec.origin is not None
     for file in sorted(Path(spec.origin).parent.glob("*.py")):
@@ -60,13 +63,14 @@ def read_digests(path: Path) -> dict[str, str]:
 
 def update_table(path: Path, verdicts: Iterable[Verdict]) -> None:
     """Write the rows of the verdicts into the file; other rows stay, those of architectures that are gone go."""
-    rows = {name: match[0] for name, match in _rows(path).items() if name in ARCHITECTURES}
+    rows = {name: match[0] for name, match in _rows(path).items() if name in CASES}
     names: list[str] = []
     for verdict in verdicts:
         names = list(verdict.errors)
-        figures = " | ".join(f"{error:.0e}" for error in verdict.errors.values())
+        figures = " | ".join("-" if math.isnan(error) else f"{error:.0e}" for error in verdict.errors.values())
+        kind = "native" if verdict.architecture in ARCHITECTURES else "fallback"
         rows[verdict.architecture] = (
-            f"| {verdict.architecture} | native | {figures} | `{digest(verdict.architecture)}` |"
+            f"| {verdict.architecture} | {kind} | {figures} | `{digest(verdict.architecture)}` |"
         )
     head = f"| architecture | network | {' | '.join(names)} | digest |\n|{'---|' * (len(names) + 3)}\n"
     path.write_text(HEADER + head + "\n".join(rows[name] for name in sorted(rows)) + "\n", encoding="utf-8")

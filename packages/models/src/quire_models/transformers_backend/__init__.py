@@ -1,0 +1,1 @@
+"""Networks of Hugging Face Transformers, with the paged attention of Quire."""

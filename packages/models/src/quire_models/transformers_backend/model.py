@@ -1,0 +1,249 @@
+"""Any decoder of Transformers whose attention can be exchanged, with Quire's paged attention in its place.
+
+Transformers builds the network, reads its weights and runs its layers; keys and values go into Quire's cache, where
+scheduler, prefix cache and preemption find them. Steps are one sequence of tokens to the network, with a position each.
+
+Shape legend: T tokens of the step, Hq query heads, Hkv key-value heads, D head dimension.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from quire_attention import AttentionMetadata, ForwardBatch
+from quire_interfaces import CheckpointError
+from quire_models.config import ModelConfig
+from quire_models.layers.network import Network
+from quire_models.layers.scope import Scope
+
+__all__ = ["TransformersLM"]
+
+IMPLEMENTATION = "quire"
+"""Name of the attention in Transformers' table."""
+
+KNOWN = frozenset({"position_ids", "s_aux", "cache_position"})
+"""Tensors given to attention functions that are understood, or do not matter."""
+
+
+class TransformersLM(Network):
+    """A network of Transformers. Reads its checkpoint itself (`load`)."""
+
+    loads_itself = True
+
+    def __init__(self, config: ModelConfig, scope: Scope) -> None:
+        super().__init__(config, scope)
+        self._model: Any = None
+        self._paged = PagedAttention(config, scope)
+
+    def load(self, folder: str | Path, *, dummy: bool = False) -> None:
+        """Build the network and read its weights.
+
+        Args:
+            dummy: Leave the weights as the class starts them.
+
+        Raises:
+            CheckpointError: Transformers has no such class, cannot exchange its attention, or cannot read it.
+        """
+        import transformers
+
+        architecture = self.config.architecture
+        cls: Any = getattr(transformers, architecture, None)
+        if reason := _refusal(architecture, cls):
+            raise CheckpointError(f"{reason}; Quire has no network of its own for it either (docs/models.md)")
+        transformers.AttentionInterface.register(IMPLEMENTATION, paged_attention)
+        transformers.AttentionMaskInterface.register(IMPLEMENTATION, _no_mask)
+        options = {"attn_implementation": IMPLEMENTATION, "dtype": self.dtype}
+        try:
+            if dummy:
+                hf_config = transformers.AutoConfig.from_pretrained(folder, local_files_only=True)
+                model = cls._from_config(hf_config, **options)
+            else:
+                model = cls.from_pretrained(folder, local_files_only=True, use_safetensors=True, **options)
+        except (ValueError, OSError, RuntimeError, KeyError) as error:
+            raise CheckpointError(f"Transformers cannot read {folder}: {error}") from error
+        self._model = model.to(self.device).eval()
+        self._check()
+        for module in self._model.modules():
+            if hasattr(module, "layer_idx"):
+                module.quire_attention = self._paged
+        self._try()
+
+    def _try(self) -> None:
+        """One token through the network: what cannot work is said at the start, not by the first request."""
+        config, backend = self.config, self.attention_backend
+        shape = backend.kv_cache_shape(2, 1, config.num_kv_heads, config.head_dim)
+        caches = tuple(torch.zeros(shape, dtype=self.dtype, device=self.device) for _ in range(config.num_layers))
+        one = torch.ones(1, dtype=torch.int32, device=self.device)
+        metadata = AttentionMetadata(
+            query_start_loc=torch.tensor([0, 1], dtype=torch.int32, device=self.device),
+            seq_lens=one,
+            block_table=one[None],
+            slot_mapping=one.long(),
+            block_size=1,
+            query_lens=[1],
+            kv_lens=[1],
+        )
+        batch = ForwardBatch(
+            input_ids=one.long(),
+            positions=torch.zeros(1, dtype=torch.int64, device=self.device),
+            attention=(metadata,),
+            group_of_layer=(0,) * config.num_layers,
+            kv_caches=caches,
+        )
+        try:
+            self.compute_logits(self.forward(batch))
+        except (CheckpointError, TypeError, ValueError, RuntimeError, AttributeError, KeyError, IndexError) as error:
+            raise CheckpointError(
+                f"Transformers' {config.architecture} does not run with Quire's attention: {error}"
+            ) from error
+        if missing := set(range(config.num_layers)) - self._paged.layers:
+            raise CheckpointError(
+                f"Transformers' {config.architecture} does not call the attention it is given in layers "
+                f"{', '.join(map(str, sorted(missing)))}"
+            )
+
+    def _check(self) -> None:
+        """What planners have read of config.json is what Transformers has."""
+        found = self._model.config
+        for name, planned in (
+            ("num_hidden_layers", self.config.num_layers),
+            ("num_attention_heads", self.config.num_heads),
+            ("hidden_size", self.config.hidden_size),
+            ("vocab_size", self.config.vocab_size),
+        ):
+            if getattr(found, name, planned) != planned:
+                raise CheckpointError(
+                    f"{self.config.architecture}: {name} is {planned} in config.json, but {getattr(found, name)} to "
+                    "Transformers; this architecture cannot be planned for"
+                )
+
+    @torch.inference_mode()
+    def forward(self, batch: ForwardBatch) -> Tensor:
+        """See `Network.forward`."""
+        self._paged.batch = batch
+        self._paged.layers.clear()
+        body = getattr(self._model, self._model.base_model_prefix)
+        out = body(input_ids=batch.input_ids[None], position_ids=batch.positions[None], use_cache=False)
+        self._paged.batch = None
+        hidden: Tensor = out.last_hidden_state[0]
+        return hidden
+
+    @torch.inference_mode()
+    def compute_logits(self, hidden: Tensor) -> Tensor:
+        """See `Network.compute_logits`: whatever the class does behind its body, scales and caps included."""
+        prefix = self._model.base_model_prefix
+        body = getattr(self._model, prefix)
+        setattr(self._model, prefix, _Computed(hidden))
+        try:
+            logits: Tensor = self._model(inputs_embeds=hidden[None], use_cache=False).logits[0]
+        finally:
+            setattr(self._model, prefix, body)
+        return logits.float()
+
+
+class PagedAttention:
+    """What the attention modules of a network find the step's cache with."""
+
+    def __init__(self, config: ModelConfig, scope: Scope) -> None:
+        self._backend = scope.attention_backend
+        self._config = config
+        self.batch: ForwardBatch | None = None
+        """Of the step that runs."""
+        self.layers: set[int] = set()
+        """Those that have attended in this step."""
+
+    def __call__(
+        self,
+        layer: int,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        *,
+        scale: float,
+        window: int | None,
+        soft_cap: float | None,
+        sinks: Tensor | None,
+    ) -> Tensor:
+        """query [1, Hq, T, D], key and value [1, Hkv, T, D] -> [1, T, Hq, D]."""
+        assert self.batch is not None, "attention outside of a step"
+        if key.shape != value.shape or key.shape[1::2] != (self._config.num_kv_heads, self._config.head_dim):
+            raise CheckpointError(
+                f"{self._config.architecture} has keys of {list(key.shape[1::2])} and values of "
+                f"{list(value.shape[1::2])} (heads, dimensions), but its config.json says "
+                f"{[self._config.num_kv_heads, self._config.head_dim]}; this attention is not supported"
+            )
+        if window != self._config.sliding_windows[layer]:
+            raise CheckpointError(
+                f"layer {layer} of {self._config.architecture} has a window of {window}, but its config.json says "
+                f"{self._config.sliding_windows[layer]}; this attention is not supported"
+            )
+        if layer in self.layers:
+            raise CheckpointError(f"layer {layer} of {self._config.architecture} attends twice in a step")
+        self.layers.add(layer)
+        kv_cache, metadata = self.batch.of_layer(layer)
+        key, value, query = (part[0].transpose(0, 1).contiguous() for part in (key, value, query))
+        self._backend.write(key, value, kv_cache, metadata)
+        out = self._backend.forward(
+            query,
+            kv_cache,
+            metadata,
+            scale=scale,
+            sliding_window=window,
+            soft_cap=soft_cap,
+            sinks=sinks,
+        )
+        return out[None]
+
+
+def paged_attention(
+    module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **options: Any
+) -> tuple[Tensor, None]:
+    """An entry of Transformers' table of attention functions."""
+    if attention_mask is not None:
+        raise CheckpointError("its attention has a mask of its own, which Quire's has not")
+    if unknown := [name for name, value in options.items() if isinstance(value, Tensor) and name not in KNOWN]:
+        raise CheckpointError(f"its attention has {', '.join(unknown)}, which Quire's has not")
+    scale = options.get("scaling")
+    out = module.quire_attention(
+        module.layer_idx,
+        query,
+        key,
+        value,
+        scale=query.shape[-1] ** -0.5 if scale is None else scale,
+        window=options.get("sliding_window"),
+        soft_cap=options.get("softcap"),
+        sinks=options.get("s_aux"),
+    )
+    return out, None
+
+
+class _Computed(nn.Module):
+    """In the place of a body: hidden states that are there already."""
+
+    def __init__(self, hidden: Tensor) -> None:
+        super().__init__()
+        self._hidden = hidden
+
+    def forward(self, *args: Any, **options: Any) -> Any:
+        from transformers.modeling_outputs import MoeModelOutputWithPast
+
+        return MoeModelOutputWithPast(last_hidden_state=self._hidden[None])
+
+
+def _no_mask(*args: Any, **options: Any) -> None:
+    """Attention over a paged cache knows from positions what a token may see."""
+
+
+def _refusal(architecture: str, cls: Any) -> str | None:
+    """Why the class cannot run here, or None."""
+    if cls is None:
+        return f"the installed Transformers has no class {architecture}"
+    if not getattr(cls, "_supports_attention_backend", False):
+        return f"Transformers' {architecture} does not let its attention be exchanged"
+    if getattr(cls, "_is_stateful", False):
+        return f"Transformers' {architecture} keeps a state between tokens that is not a KV cache"
+    return None
