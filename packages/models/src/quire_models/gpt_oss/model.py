@@ -48,7 +48,7 @@ class GptOssAttention:
     def __call__(self, x: Tensor, cos: Tensor, sin: Tensor, batch: ForwardBatch) -> Tensor:
         """x [T, hidden_size] -> [T, hidden_size]."""
         query, key, value = (
-            projection(x).unflatten(-1, (-1, self.head_dim)) for projection in (self.q_proj, self.k_proj, self.v_proj)
+            project(x).view(len(x), -1, self.head_dim) for project in (self.q_proj, self.k_proj, self.v_proj)
         )  # [T, Hq, D], [T, Hkv, D] twice
         query, key = self.rotate(query, cos, sin), self.rotate(key, cos, sin)
         return self.o_proj(self.attend(query, key, value, batch, self.sinks).flatten(1))
