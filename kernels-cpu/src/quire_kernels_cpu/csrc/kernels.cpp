@@ -374,7 +374,7 @@ void quire_selective_scan(int dtype, const void* const* tensors, const int64_t* 
         const quire::SelectiveScan<T> scan{rows(0), rows(1), rows(2), rows(3), fixed[0], fixed[1], fixed[2],
                                            {states, state_stride}, static_cast<T*>(out), channels, numbers};
         const auto sequences = sequences_of(where, sizes);
-        constexpr int64_t kRun = 64;
+        constexpr int64_t kRun = quire::kChannels;
         const int64_t cost = sizes[3] * channels * numbers;
         quire::for_parts(sequences.count, (channels + kRun - 1) / kRun, cost, [&](int64_t sequence, int64_t part) {
             static thread_local quire::Buffer buffer;

@@ -14,6 +14,7 @@ namespace quire {
 
 constexpr int kTokens = 16;    // tokens whose vectors are prepared at once
 constexpr int kMaxTaps = 8;    // of a convolution
+constexpr int kChannels = 64;  // channels of a selective scan that are taken at once
 constexpr int kMaxKey = 256;   // numbers of a key of the delta rule
 constexpr int kColumns = 2;    // vectors of values that the delta rule takes at once
 
@@ -156,10 +157,11 @@ inline void scan_row(const float* from, float* to, int numbers, int tokens, cons
     }
 }
 
-// Numbers of a row, rounded up so that whole runs of vectors can be read.
+// Numbers of a row, rounded up so that whole runs of vectors (see `for_vectors`) can be read.
 inline int64_t padded_numbers(int numbers) {
-    constexpr int kRun = 8 * kLanes;
-    return (static_cast<int64_t>(numbers) + kRun - 1) / kRun * kRun;
+    int64_t run = kLanes;
+    while (run < numbers && run < 8 * kLanes) run *= 2;
+    return (numbers + run - 1) / run * run;
 }
 
 template <typename T>
@@ -261,15 +263,20 @@ struct SelectiveScan {
         float* bs = scratch;
         float* cs = scratch + kTokens * padded;
         float* as = scratch + 2 * kTokens * padded;
+        alignas(64) float steps[kTokens][kChannels];
         for (int t = 0; t < tokens; ++t) {
             widen(b[first + t], bs + t * padded, numbers, padded);
             widen(c[first + t], cs + t * padded, numbers, padded);
+            for (int i = 0; i < count; i += kLanes)
+                store(steps[t] + i, softplus(load_some(dt[first + t] + channel + i, count - i) +
+                                             load_some(dt_bias + channel + i, count - i)));
         }
         for (int64_t i = channel; i < channel + count; ++i) {
-            alignas(64) float step[kTokens] = {}, input[kTokens], y[kTokens];
-            for (int t = 0; t < tokens; ++t) step[t] = to_float(dt[first + t][i]) + dt_bias[i];
-            for (int t = 0; t < kTokens; t += kLanes) store(step + t, softplus(load(step + t)));
-            for (int t = 0; t < tokens; ++t) input[t] = step[t] * to_float(x[first + t][i]);
+            float step[kTokens], input[kTokens], y[kTokens];
+            for (int t = 0; t < tokens; ++t) {
+                step[t] = steps[t][i - channel];
+                input[t] = step[t] * to_float(x[first + t][i]);
+            }
             widen(a + i * numbers, as, numbers, padded);
             scan_row<kVectors>(from ? from + i * numbers : nullptr, to + i * numbers, numbers, tokens, input, bs, cs,
                                padded, y, [&](int t, int n) { return exp(load(as + n) * step[t]); });
