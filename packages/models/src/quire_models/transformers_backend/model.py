@@ -48,9 +48,14 @@ class TransformersLM(Network):
         Raises:
             CheckpointError: Transformers has no such class, cannot exchange its attention, or cannot read it.
         """
-        import transformers
-
         architecture = self.config.architecture
+        try:
+            import transformers
+        except ImportError as error:
+            raise CheckpointError(
+                f"Quire has no network of its own for {architecture}, and Transformers, which may have one, is not "
+                "installed: install quire-models[transformers]"
+            ) from error
         cls: Any = getattr(transformers, architecture, None)
         if reason := _refusal(architecture, cls):
             raise CheckpointError(f"{reason}; Quire has no network of its own for it either (docs/models.md)")

@@ -29,5 +29,13 @@ FALLBACK_CASES: dict[str, ParityCase] = {
     "HunYuanMoEV1ForCausalLM": ParityCase(config="HunYuanMoEV1Config", fields={**_MOE, "head_dim": 16}),
     "ExaoneMoeForCausalLM": ParityCase(config="ExaoneMoeConfig", fields=_MOE),
     "AriaTextForCausalLM": ParityCase(config="AriaTextConfig", fields=_MOE),
+    "BeamForCausalLM": ParityCase(config="BeamConfig", fields=_MOE),
+    "Cohere2MoeForCausalLM": ParityCase(config="Cohere2MoeConfig", fields=_MOE),
+    "FlintForCausalLM": ParityCase(config="FlintConfig", fields=_MOE),
+    "GraniteMoeSWAForCausalLM": ParityCase(config="GraniteMoeSWAConfig", fields=_MOE),
+    "HYV3ForCausalLM": ParityCase(config="HYV3Config", fields=_MOE),
+    "Kolibri1ForCausalLM": ParityCase(config="Kolibri1Config", fields=_MOE),
+    "LagunaForCausalLM": ParityCase(config="LagunaConfig", fields=_MOE),
+    "MiniMaxM3VLForCausalLM": ParityCase(config="MiniMaxM3VLTextConfig", fields=_MOE),
 }
 """Architecture -> its case."""
