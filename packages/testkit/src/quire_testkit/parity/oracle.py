@@ -39,7 +39,7 @@ def write_checkpoint(folder: str | Path, architecture: str, case: ParityCase) ->
         with torch.no_grad():
             biases = [(name, buffer) for name, buffer in model.named_buffers() if name.endswith("bias")]
             for name, parameter in [*model.named_parameters(), *biases]:
-                if any(part in name for part in case.keep):
+                if any(part in name for part in case.keep) or not parameter.is_floating_point():
                     continue
                 if parameter.ndim < 2:
                     parameter.add_(torch.randn_like(parameter) * case.weight_scale)
