@@ -18,7 +18,7 @@ namespace quire {
 
 constexpr int kPiece = 64;          // tokens of the cache at a time: their keys and values stay in the first-level cache
 constexpr int kSegment = 1024;      // tokens that a thread may take for itself; a multiple of kPiece
-constexpr int kMaxColumns = 256;    // columns of a task
+constexpr int kMaxColumns = 512;    // columns of a task
 constexpr int kMaxHeadDim = 256;
 
 template <typename T>

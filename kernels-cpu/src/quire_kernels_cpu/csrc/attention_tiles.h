@@ -303,6 +303,22 @@ private:
         _mm512_store_si512(to + 16, _mm512_unpackhi_epi16(even, odd));
     }
 
+    static constexpr float kLog2E = 1.44269504088896341f;
+
+    // 2^(scores * exponent - start) within 3e-6, far below the rounding of the weights; 0 below the normal numbers, for
+    // which the instruction has a slow path. The polynomial is fitted to 2^r on [0, 1] and exact at 0.
+    static Floats weights_of(const float* scores, __m512 exponent, __m512 start) {
+        const __m512 x = _mm512_fmsub_ps(_mm512_loadu_ps(scores), exponent, start);
+        const __mmask16 kept = _mm512_cmp_ps_mask(x, _mm512_set1_ps(-126.0f), _CMP_NLT_UQ);
+        const __m512 r = _mm512_reduce_ps(x, _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC);
+        __m512 p = _mm512_set1_ps(0.0134266876f);
+        p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(0.0522424653f));
+        p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(0.241280213f));
+        p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(0.693044841f));
+        p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(1.0f));
+        return (Floats)_mm512_maskz_scalef_ps(kept, p, x);
+    }
+
     // Scores of a tile -> weights, and the state of its columns.
     void softmax(int tile, int piece, int steps) {
         if (a_.soft_cap > 0 || a_.slopes || a_.cache.scaled_by_row()) {
@@ -327,7 +343,9 @@ private:
         const bool early = !plain && (a_.soft_cap > 0 || a_.slopes);
         const Floats scale = load(factors_ + tile * kTile), factor = early ? splat(1.0f) : scale;
         const Floats before = load(tops(0, tile));
-        Floats most = splat(-INFINITY);
+        // Four at a time: one maximum or sum would wait for the one before.
+        Floats most[4], sums[4] = {};
+        for (Floats& each : most) each = splat(-INFINITY);
         for (int t = 0; t < tokens; ++t) {
             Floats s = load(scores_ + t * kTile);
             if (by_row) s *= load(row_scales_ + t * kTile);
@@ -343,20 +361,20 @@ private:
                 s = hidden ? splat(-INFINITY) : s;
             }
             if (early || by_row || !whole) store(scores_ + t * kTile, s);
-            most = max(s, most);
+            most[t % 4] = (Floats)_mm512_max_ps((__m512)s, (__m512)most[t % 4]);
         }
-        const Floats highest = max(most * factor, before);
+        const Floats highest = max(max(max(most[0], most[1]), max(most[2], most[3])) * factor, before);
         // A column that has seen nothing yet keeps -inf; its weights become zeros.
         const Floats base = highest > -INFINITY ? highest : splat(0.0f);
         const Floats shrink = exp(before - base);
-        Floats sums[2] = {};
+        const __m512 exponent = (__m512)(factor * kLog2E), start = (__m512)(base * kLog2E);
         for (int t = 0; t < tokens; t += 32) {
             __m512i pairs[16];
             for (int i = 0; i < 16; ++i) {
                 const int row = (t + 2 * i) * kTile;
-                Floats a = exp(load(scores_ + row) * factor - base), b = exp(load(scores_ + row + kTile) * factor - base);
-                sums[0] += a;
-                sums[1] += b;
+                Floats a = weights_of(scores_ + row, exponent, start), b = weights_of(scores_ + row + kTile, exponent, start);
+                sums[i % 2 * 2] += a;
+                sums[i % 2 * 2 + 1] += b;
                 if (by_row) {
                     const float* scales = row_scales_ + kPiece * kTile + row;
                     a *= load(scales);
@@ -367,16 +385,19 @@ private:
             transpose(pairs);
             for (int i = 0; i < 16; ++i) _mm512_store_si512(weights_ + t * 8 + i * 16, pairs[i]);
         }
-        store(totals(0, tile), load(totals(0, tile)) * shrink + (sums[0] + sums[1]));
+        const Floats sum = (sums[0] + sums[1]) + (sums[2] + sums[3]);
+        store(totals(0, tile), load(totals(0, tile)) * shrink + sum);
         store(tops(0, tile), highest);
         if (_mm512_cmpneq_epi32_mask((__m512i)shrink, (__m512i)splat(1.0f))) {
             for (int unit = heads_ > 1 ? 0 : tile; unit < (heads_ > 1 ? heads_ : tile + 1); ++unit) {
                 const Span columns = columns_of(unit);
-                for (int c = columns.begin; c < columns.end; ++c)
+                for (int c = columns.begin; c < columns.end; ++c) {
+                    if (shrink[c] == 1.0f) continue;
                     for (int d = 0; d < dim_; d += 16) {
                         float* o = output(0, unit, c, d);
                         store(o, load(o) * shrink[c]);
                     }
+                }
             }
         }
     }

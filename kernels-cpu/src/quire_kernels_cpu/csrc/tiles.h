@@ -41,9 +41,9 @@ inline void transpose(__m512i r[16]) {
 #if defined(__AVX512BF16__)
 // Two vectors of 16 numbers -> 16 pairs of bfloat16, the first number in the lower half.
 inline __m512i pair_up(__m512 low, __m512 high) {
-    const __m512i a = _mm512_cvtepu16_epi32((__m256i)_mm512_cvtneps_pbh(low));
-    const __m512i b = _mm512_cvtepu16_epi32((__m256i)_mm512_cvtneps_pbh(high));
-    return _mm512_or_si512(a, _mm512_slli_epi32(b, 16));
+    const __m512i order = _mm512_set_epi16(31, 15, 30, 14, 29, 13, 28, 12, 27, 11, 26, 10, 25, 9, 24, 8, 23, 7, 22, 6, 21,
+                                           5, 20, 4, 19, 3, 18, 2, 17, 1, 16, 0);
+    return _mm512_permutexvar_epi16(order, (__m512i)_mm512_cvtne2ps_pbh(high, low));
 }
 #endif
 
