@@ -47,7 +47,11 @@ class EngineConfig(Settings):
         check=at_least(0),
     )
     step_timeout_s: float = setting(
-        600.0, help="A step that takes longer than this means the device hangs.", unit="seconds", check=at_least(0.1)
+        600.0,
+        help="A step that takes longer than this means the device hangs. Watched where steps are planned ahead "
+        "(async_scheduling).",
+        unit="seconds",
+        check=at_least(0.1),
     )
     call_timeout_s: float = setting(
         60.0,
