@@ -11,7 +11,7 @@ from test_kernels_cpu_decoder import KV_HEADS, _widened, make_stack
 from torch import Tensor
 
 from quire_kernels_cpu.decode_step import decode_step
-from quire_ops import DecodeNetwork, DecodeRows, RowTable
+from quire_ops import DecodeNetwork, DecodeRows, LinearWeights, RowTable
 from quire_ops.decode_step import reference_decode_step
 
 VOCAB, ROW_LEN, NUM_ROWS, HEAD_DIM = 300, 90, 9, 32
@@ -25,11 +25,15 @@ def rotations(length: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     return torch.cat([cos, cos], -1)[:, None].to(dtype), torch.cat([-sin, sin], -1)[:, None].to(dtype)
 
 
-def make_network(dtype: torch.dtype) -> DecodeNetwork:
+def make_network(dtype: torch.dtype, *, int8_head: bool = False) -> DecodeNetwork:
+    head = LinearWeights(torch.randn(VOCAB, 64).to(dtype))
+    if int8_head:
+        scale = (torch.rand(VOCAB) * 0.01 + 0.001).to(dtype)
+        head = LinearWeights(torch.randint(-127, 128, (VOCAB, 64), dtype=torch.int8), None, scale)
     return DecodeNetwork(
         embedding=torch.randn(VOCAB, 64).to(dtype),
         stack=make_stack(dtype, windows=(None, WINDOW, None)),
-        head=torch.randn(VOCAB, 64).to(dtype),
+        head=head,
         rotations=lambda length: rotations(length, dtype),
     )
 
@@ -38,7 +42,9 @@ def widened(network: DecodeNetwork) -> DecodeNetwork:
     return DecodeNetwork(
         embedding=network.embedding.double(),
         stack=_widened(network.stack),
-        head=network.head.double(),
+        head=LinearWeights(
+            *(part if part is None or part.dtype == torch.int8 else part.double() for part in network.head)
+        ),
         rotations=lambda length: tuple(part.double() for part in network.rotations(length)),  # type: ignore[arg-type,return-value]
     )
 
@@ -101,10 +107,11 @@ def test_steps_equal_the_reference_token_by_token(seed: int) -> None:
         assert (cache - wide)[wide.isfinite()].abs().max() <= 1e-4
 
 
+@pytest.mark.parametrize("int8_head", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-def test_neighbours_change_no_token(dtype: torch.dtype) -> None:
+def test_neighbours_change_no_token(dtype: torch.dtype, int8_head: bool) -> None:
     torch.manual_seed(5)
-    network, rows = make_network(dtype), make_rows(dtype, random.Random(5))
+    network, rows = make_network(dtype, int8_head=int8_head), make_rows(dtype, random.Random(5))
     alone = copied(rows, dtype)
     together, single = decode_step(network, rows), decode_step(network, alone)
     for _ in range(8):

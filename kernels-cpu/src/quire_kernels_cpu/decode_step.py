@@ -10,6 +10,7 @@ import ctypes
 from quire_kernels_cpu.builds import library
 from quire_kernels_cpu.decoder import Decoder
 from quire_kernels_cpu.dtypes import DTYPES
+from quire_kernels_cpu.matrix import Matrix
 from quire_kernels_cpu.step_inputs import Group
 from quire_ops import DecodeNetwork, DecodeRows, RunDecode
 
@@ -57,6 +58,7 @@ class _DecodeStep:
         self._decoder = Decoder(network.stack)
         self._decoder.prepare(rows.group_of_layer, rows.kv_caches)
         self._dtype = DTYPES[network.embedding.dtype]
+        self._head = Matrix.of(*network.head, inputs=network.embedding.shape[1])
         self._run = library().quire_decode_step
         num_rows, num_groups = len(rows.num_tokens), len(rows.tables)
         self._tables = (Group * num_groups)(
@@ -71,8 +73,8 @@ class _DecodeStep:
         self._length = 0
         self._arguments = _Arguments(
             embedding=network.embedding.data_ptr(),
-            head=network.head.data_ptr(),
-            vocab_size=network.head.shape[0],
+            head=ctypes.addressof(self._head),
+            vocab_size=network.head.weight.shape[0],
             token_ids=rows.token_ids.data_ptr(),
             row_len=rows.token_ids.shape[1],
             num_tokens=rows.num_tokens.ctypes.data,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import random
 import subprocess
@@ -73,6 +74,16 @@ def test_nothing_changes_a_bit(model: tuple[Path, str], alone: list[tuple[list[i
     with start(model, **SITUATIONS[situation]) as llm:
         assert answers(llm, PROMPTS, PARAMS) == alone
         assert answers(llm, PROMPTS[::-1], PARAMS[::-1]) == alone[::-1], "the second time, from the prefix cache"
+
+
+@pytest.mark.parametrize("kv_cache_dtype", ["auto", "int8"])
+def test_greedy_tokens_are_those_of_the_logits(model: tuple[Path, str], kv_cache_dtype: str) -> None:
+    """Steps of greedy rows alone are one call that never writes logits; with log probabilities they are computed."""
+    greedy = SamplingParams(temperature=0, max_tokens=40, ignore_eos=True)
+    with start(model, kv_cache_dtype=kv_cache_dtype) as llm:
+        with_logits = answers(llm, PROMPTS, [dataclasses.replace(greedy, logprobs=1)] * len(PROMPTS))
+        without = answers(llm, PROMPTS, [greedy] * len(PROMPTS))
+    assert [tokens for tokens, _ in without] == [tokens for tokens, _ in with_logits]
 
 
 def test_a_wish_that_cannot_be_kept_is_refused(tmp_path: Path) -> None:

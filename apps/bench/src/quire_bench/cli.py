@@ -268,7 +268,8 @@ def register_make_model(commands: Any) -> None:
     """Add `make-model` to an argparse subparsers object."""
     parser = commands.add_parser("make-model", help="write a random checkpoint with a real tokenizer, offline")
     parser.add_argument("folder", type=Path, help="where to write: a new or empty folder")
-    parser.add_argument("--like", default="llama", help="family: llama, mistral, qwen2, qwen3 (default llama)")
+    families = "llama, mistral, qwen2, qwen3, mixtral, qwen3-moe, gpt-oss, mamba2, qwen3-next"
+    parser.add_argument("--like", default="llama", help=f"family: {families} (default llama)")
     parser.add_argument("--size", default="tiny", help="shape: tiny, 60m, 0.6b, 1b, 8b (default tiny)")
     parser.add_argument("--dtype", default="bfloat16", help="bfloat16, float16 or float32 (default bfloat16)")
     parser.add_argument("--seed", type=int, default=0, help="same seed, same bytes")

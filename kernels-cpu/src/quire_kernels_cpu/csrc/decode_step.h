@@ -15,7 +15,7 @@ namespace quire {
 struct DecodeArguments {
     // The same in every step.
     const void* embedding;  // [vocab, hidden]
-    const void* head;       // [vocab, hidden]
+    const void* head;       // a MatrixArgument, [vocab, hidden]
     int64_t vocab_size;
     int32_t* token_ids;  // [R, row_len]
     int64_t row_len;
@@ -52,7 +52,7 @@ void take_rows(const void* table, const int64_t* which, int64_t count, int64_t w
 
 // False, and nothing changed but keys and values of this step: something is out of the ordinary.
 template <typename T>
-bool decode_step(Decoder<T>& decoder, const DecodeArguments& a) {
+bool decode_step(Decoder<T>& decoder, const Matrix<T>& head, const DecodeArguments& a) {
     static thread_local Buffer numbers, small, steps, blocks, embedded, cosines, sines, normed;
     if (!is_possible(a)) return false;
     const int64_t n = a.count, groups = a.num_groups;
@@ -91,7 +91,6 @@ bool decode_step(Decoder<T>& decoder, const DecodeArguments& a) {
     take_rows(a.sin, positions, n, decoder.head_dim, sin);
     decoder.run(Step<T>{x, hidden, cos, sin, n, static_cast<int>(n), query_start_loc, seq_lens, step_groups,
                         a.kv_caches, static_cast<CacheFormat>(a.cache_format), static_cast<int>(a.cache_block_size)});
-    const Matrix<T> head{a.head, a.vocab_size, decoder.hidden};
     largest_op(hidden, head, a.ids, a.peaks, n);
     for (int64_t s = 0; s < n; ++s)
         if (!std::isfinite(a.peaks[s])) return false;

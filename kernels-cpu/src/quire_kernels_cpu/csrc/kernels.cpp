@@ -293,8 +293,11 @@ void quire_decoder_run(int dtype, void* decoder, const void* x, void* hidden, co
 // Whether it was done; see decode_step.h.
 int quire_decode_step(int dtype, void* decoder, const void* arguments) {
     return for_dtype(dtype, [&](auto zero) -> int {
-        return quire::decode_step(*static_cast<quire::Decoder<decltype(zero)>*>(decoder),
-                                  *static_cast<const quire::DecodeArguments*>(arguments));
+        using T = decltype(zero);
+        auto& stack = *static_cast<quire::Decoder<T>*>(decoder);
+        const auto& step = *static_cast<const quire::DecodeArguments*>(arguments);
+        const auto& head = *static_cast<const quire::MatrixArgument*>(step.head);
+        return quire::decode_step(stack, quire::make_matrix<T>(head, step.vocab_size, stack.hidden), step);
     });
 }
 

@@ -14,9 +14,11 @@ struct Largest {
 };
 
 // A value that is not a number wins and stays; among equals the first one does, and a thread sees its strips in order.
+template <typename T>
 struct ToLargest {
     Largest found;
     int64_t rows;
+    const T* scale;  // per output, or none
 
     void operator()(int, int64_t row, int64_t tile, const Sums& sums) const {
         for (int t = 0; t < kTile; t += kLanes) {
@@ -27,7 +29,8 @@ struct ToLargest {
                 const int64_t begin = row + h * kTile;
                 const int count = static_cast<int>(std::min<int64_t>(kTile, rows - begin));
                 for (int n = 0; n < count; ++n) {
-                    const Floats v = load(&sums.at[h][n][t]);
+                    const float factor = scale ? to_float(scale[begin + n]) : 1.0f;
+                    const Floats v = load(&sums.at[h][n][t]) * factor;
                     const Ints wins = (v > best) | (v != v);
                     best = wins ? v : best;
                     ids = wins ? Ints{} + static_cast<int32_t>(begin + n) : ids;
@@ -68,7 +71,7 @@ void largest_op(const T* x, const Matrix<T>& matrix, int64_t* ids, float* peaks,
         set_all(packed, x, matrix.cols);
         wait_for_team();
         linear(Strips<T>{&matrix, 1, false}, packed, scratch, claimer,
-               ToLargest{{all_values + begin, all_ids + begin}, matrix.rows});
+               ToLargest<T>{{all_values + begin, all_ids + begin}, matrix.rows, matrix.scale});
     }
     for (int64_t t = 0; t < tokens; ++t) {
         float best = all_values[t];

@@ -17,7 +17,7 @@ import numpy as np
 from torch import Tensor
 
 from quire_ops import reference
-from quire_ops.decoder_stack import DecoderStack, reference_decoder_stack
+from quire_ops.decoder_stack import DecoderStack, LinearWeights, reference_decoder_stack, reference_linear
 from quire_ops.step_inputs import HostInts, RowTable
 
 __all__ = ["DecodeNetwork", "DecodeRows", "RunDecode", "reference_decode_step"]
@@ -28,9 +28,10 @@ class DecodeNetwork:
     """A network: token ids -> embedding -> stack -> the largest logit."""
 
     embedding: Tensor
-    """[vocab, hidden_size], contiguous, of the stack's dtype; `head` likewise."""
+    """[vocab, hidden_size], contiguous, of the stack's dtype."""
     stack: DecoderStack
-    head: Tensor
+    head: LinearWeights
+    """hidden_size -> vocab, without a bias; in a form of its own, whatever the stack's matrices have."""
     rotations: Callable[[int], tuple[Tensor, Tensor]]
     """Length -> cosines and signed sines [P, 1, D] of the first P positions, at least so many, as op `rotary_embedding`
     takes them."""
@@ -50,7 +51,7 @@ class DecodeRows:
     """Per KV cache group [R]: blocks of each row."""
     group_of_layer: tuple[int, ...]
     kv_caches: tuple[Tensor, ...]
-    """Per layer, of the stack's dtype."""
+    """Per layer, of the stack's dtype or quantized (`kv_format`)."""
 
 
 class RunDecode(Protocol):
@@ -96,7 +97,7 @@ def reference_decode_step(network: DecodeNetwork, rows: DecodeRows) -> RunDecode
         x = reference.embedding(inputs.input_ids, network.embedding)
         positions = inputs.positions
         hidden = run_stack(x, cos[positions], sin[positions], layouts, rows.group_of_layer, rows.kv_caches)
-        ids, peaks = reference.lm_head_argmax(hidden, network.head)
+        peaks, ids = reference_linear(hidden, network.head, wide=True).max(dim=-1)  # the first of equals
         if not peaks.isfinite().all():
             return None
         rows.token_ids[which, ends] = ids.int()

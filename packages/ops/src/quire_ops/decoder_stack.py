@@ -98,16 +98,20 @@ class RunDecoder(Protocol):
         """
 
 
+def reference_linear(x: Tensor, weights: LinearWeights, *, wide: bool = False) -> Tensor:
+    """Any form of a linear layer. wide: the result in float32, of a layer without a bias."""
+    if weights.scale is None:
+        return reference.lm_head(x, weights.weight) if wide else reference.linear(x, weights.weight, weights.bias)
+    if weights.scale.ndim == 1:
+        return reference.int8_linear(x, weights.weight, weights.scale, weights.bias, wide=wide)
+    return reference.grouped_linear(x, weights.weight, weights.scale, weights.zero, weights.bias, wide=wide)
+
+
 def reference_decoder_stack(stack: DecoderStack) -> RunDecoder:
     """The stack by the references of the other ops."""
     act_and_mul: Callable[[Tensor, Tensor], Tensor] = getattr(reference, f"{stack.activation}_and_mul")
 
-    def linear(x: Tensor, weights: LinearWeights) -> Tensor:
-        if weights.scale is None:
-            return reference.linear(x, weights.weight, weights.bias)
-        if weights.scale.ndim == 1:
-            return reference.int8_linear(x, weights.weight, weights.scale, weights.bias)
-        return reference.grouped_linear(x, weights.weight, weights.scale, weights.zero, weights.bias)
+    linear = reference_linear
 
     def heads(x: Tensor, weights: LinearWeights, norm: Tensor | None) -> Tensor:
         out = linear(x, weights).view(x.shape[0], -1, stack.head_dim)

@@ -113,7 +113,7 @@ class CausalLM(Network):
 
     def bind_decode(self, rows: DecodeRows) -> RunDecode | None:
         """See `Network.bind_decode`: op `decode_step`, where a backend serves it beside its `decoder_stack`."""
-        backend, head = self._choose("decode_step"), self.lm_head.plain_weight
+        backend, head = self._choose("decode_step"), self.lm_head.stack_weights()
         if backend is None or self._stack is None or head is None or not self._reads(rows.kv_caches[0]):
             return None
         network = DecodeNetwork(

@@ -133,6 +133,12 @@ class LMHead:
         logits: Tensor = self._method.logits(self._weights, hidden)
         return logits if self._bias is None else logits.add_(self._bias)
 
+    def stack_weights(self) -> LinearWeights | None:
+        """The weight as ops take it, or None when there is more to the head than a product with it."""
+        if self._bias is not None or not self._weights.keys() <= set(LinearWeights._fields):
+            return None
+        return LinearWeights(**self._weights)
+
     @property
     def plain_weight(self) -> Tensor | None:
         """[vocab_size, size], or None when there is more to the head than a product with it as it was loaded."""
