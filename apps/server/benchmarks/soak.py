@@ -4,9 +4,10 @@
 
 Serves the demo model with a cache so small that requests are preempted, and sends it whole and streamed chat, several
 answers at once, log probabilities, JSON schemas, tools, long prompts, refused requests, and clients that leave in the
-middle. Every ten seconds it reads the memory of the server's processes (proportional set size). In the end, when nobody
-is being served, it prints the slope of memory over the second half of the time with its standard error, and whether
-the cache is empty again. The exit status is 1 if a request failed that should not have, or a block is still held.
+middle. Every ten seconds it reads the anonymous memory of the server's processes: what they have written, and not the
+files that they share with others. In the end, when nobody is being served, it prints the slope of memory over the
+second half of the time with its standard error, and whether the cache is empty again. The exit status is 1 if a request
+failed that should not have, or a block is still held.
 """
 
 from __future__ import annotations
@@ -67,12 +68,12 @@ def send(url: str, random_: random.Random, outcomes: Counter[str]) -> None:
     outcomes[kind if good else f"failed: {kind}"] += 1
 
 
-def pss_bytes(pid: int) -> int:
-    """Proportional set size of a process and its children."""
+def memory_bytes(pid: int) -> int:
+    """Anonymous memory of a process and its children."""
     children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-    rollup = Path(f"/proc/{pid}/smaps_rollup").read_text()
-    own = int(re.search(r"^Pss:\s+(\d+)", rollup, re.MULTILINE).group(1)) * 1024  # type: ignore[union-attr]
-    return own + sum(pss_bytes(int(child)) for child in children)
+    found = re.search(r"^Anonymous:\s+(\d+)", Path(f"/proc/{pid}/smaps_rollup").read_text(), re.MULTILINE)
+    assert found is not None
+    return int(found.group(1)) * 1024 + sum(memory_bytes(int(child)) for child in children)
 
 
 def slope(points: list[tuple[float, int]]) -> tuple[float, float]:
@@ -107,7 +108,7 @@ def run(url: str, pid: int, options: argparse.Namespace) -> dict[str, Any]:
         each.start()
     start_s, points = time.monotonic(), list[tuple[float, int]]()
     while (now_s := time.monotonic() - start_s) < options.minutes * 60:
-        points.append((now_s, pss_bytes(pid)))
+        points.append((now_s, memory_bytes(pid)))
         print(
             f"\r{now_s:6.0f} s  {points[-1][1] / 1e6:7.1f} MB  {sum(outcomes.values())} requests",
             end="",
