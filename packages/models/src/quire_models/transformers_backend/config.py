@@ -17,7 +17,7 @@ from quire_models.fields import Fields
 __all__ = ["read_config", "stored_parameters"]
 
 UNSUPPORTED = {
-    "kv_lora_rank": "latent attention",
+    "index_topk": "sparse attention",
     "ssm_cfg": "recurrent layers",
     "mamba_d_state": "recurrent layers",
     "linear_conv_kernel_dim": "recurrent layers",
@@ -37,6 +37,10 @@ def read_config(config: Fields) -> ModelConfig:
     values = decoder_fields(named, rotary=False, inner_factor=4)
     if config.flag("use_sliding_window", default=True):
         values["sliding_windows"] = layer_windows(config, values["num_layers"])
+    if config.integer("kv_lora_rank", default=0):
+        # Latent attention: Transformers hands out the keys and values that it makes of the latents, for each head.
+        values["num_kv_heads"] = values["num_heads"]
+        values["head_dim"] = config.integer("qk_nope_head_dim") + config.integer("qk_rope_head_dim")
     return ModelConfig(**values, is_native=False)
 
 

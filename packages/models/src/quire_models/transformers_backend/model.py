@@ -132,7 +132,8 @@ class TransformersLM(Network):
         self._paged.batch = batch
         self._paged.layers.clear()
         body = getattr(self._model, self._model.base_model_prefix)
-        out = body(input_ids=batch.input_ids[None], position_ids=batch.positions[None], use_cache=False)
+        positions = batch.positions[None] + _first_position(body)
+        out = body(input_ids=batch.input_ids[None], position_ids=positions, use_cache=False)
         self._paged.batch = None
         hidden: Tensor = out.last_hidden_state[0]
         return hidden
@@ -173,8 +174,12 @@ class PagedAttention:
         soft_cap: float | None,
         sinks: Tensor | None,
     ) -> Tensor:
-        """query [1, Hq, T, D], key and value [1, Hkv, T, D] -> [1, T, Hq, D]."""
+        """query [1, Hq, T, D], key [1, Hkv, T, D], value [1, Hkv, T, Dv] with Dv <= D -> [1, T, Hq, Dv]."""
         assert self.batch is not None, "attention outside of a step"
+        value_dim = value.shape[-1]
+        if value_dim < self._config.head_dim:
+            # The cache has keys and values of one size; zeros in a value add nothing to an output.
+            value = nn.functional.pad(value, (0, self._config.head_dim - value_dim))
         if key.shape != value.shape or key.shape[1::2] != (self._config.num_kv_heads, self._config.head_dim):
             raise CheckpointError(
                 f"{self._config.architecture} has keys of {list(key.shape[1::2])} and values of "
@@ -201,7 +206,7 @@ class PagedAttention:
             soft_cap=soft_cap,
             sinks=sinks,
         )
-        return out[None]
+        return out[None, ..., :value_dim]
 
 
 def paged_attention(
@@ -210,6 +215,8 @@ def paged_attention(
     """An entry of Transformers' table of attention functions."""
     if attention_mask is not None:
         raise CheckpointError("its attention has a mask of its own, which Quire's has not")
+    if not getattr(module, "is_causal", True):
+        raise CheckpointError("its attention also looks at later tokens, which Quire's does not")
     if unknown := [name for name, value in options.items() if isinstance(value, Tensor) and name not in KNOWN]:
         raise CheckpointError(f"its attention has {', '.join(unknown)}, which Quire's has not")
     scale = options.get("scaling")
@@ -236,7 +243,15 @@ class _Computed(nn.Module):
     def forward(self, *args: Any, **options: Any) -> Any:
         from transformers.modeling_outputs import MoeModelOutputWithPast
 
-        return MoeModelOutputWithPast(last_hidden_state=self._hidden[None])
+        output = MoeModelOutputWithPast(last_hidden_state=self._hidden[None])
+        output.cross_attentions = None  # heads of decoders that can stand behind an encoder ask for it
+        return output
+
+
+def _first_position(body: Any) -> int:
+    """Of a sequence: RoBERTa and its relatives count from behind the padding token."""
+    embeddings = getattr(body, "embeddings", None)
+    return embeddings.padding_idx + 1 if hasattr(embeddings, "create_position_ids_from_input_ids") else 0
 
 
 def _no_mask(*args: Any, **options: Any) -> None:
