@@ -94,6 +94,15 @@ def imports(session: nox.Session) -> None:
     session.run("lint-imports", external=True)
 
 
+@nox.session(name="kernels-cpu")
+def kernels_cpu(session: nox.Session) -> None:
+    """Compare the CPU kernels with their references, each build that this processor runs."""
+    for build in ("amx", "avx512", "avx2"):
+        session.log(f"the best build up to {build}")
+        arguments = ("-m", "pytest", "-n", "2", "--dist", "worksteal", "kernels-cpu", *session.posargs)
+        python(session, *arguments, OMP_NUM_THREADS="1", QUIRE_CPU_KERNELS=build)
+
+
 @nox.session(name="kernels-cpu-aarch64")
 def kernels_cpu_aarch64(session: nox.Session) -> None:
     """Cross-compile the CPU kernels for 64-bit Arm and compare them with plain loops under an emulator."""
@@ -108,6 +117,25 @@ def kernels_cpu_aarch64(session: nox.Session) -> None:
     flags = ["-O3", "-std=c++17", "-fopenmp", "-fno-math-errno", "-fno-trapping-math", "-Wno-psabi", "-march=armv8-a"]
     session.run(compiler, *flags, "-Wall", "-Wextra", "-Werror", *map(str, sources), "-o", str(program), external=True)
     session.run(emulator, "-L", "/usr/aarch64-linux-gnu", str(program), env={"OMP_NUM_THREADS": "2"}, external=True)
+
+
+def _gpu_kernels(session: nox.Session, name: str) -> None:
+    """Tests of a package of GPU kernels, on a GPU if there is one, else under Triton's interpreter; then the builds."""
+    package = f"quire_{name.replace('-', '_')}"
+    python(session, "-m", "pytest", "-n", "2", "--dist", "worksteal", name, *session.posargs, OMP_NUM_THREADS="1")
+    python(session, "-m", f"{package}.ahead_of_time")
+
+
+@nox.session(name="kernels-cuda")
+def kernels_cuda(session: nox.Session) -> None:
+    """Prove the kernels for NVIDIA GPUs: against references, and built for every target."""
+    _gpu_kernels(session, "kernels-cuda")
+
+
+@nox.session(name="kernels-rocm")
+def kernels_rocm(session: nox.Session) -> None:
+    """Prove the kernels for AMD GPUs: against references, and built for every target."""
+    _gpu_kernels(session, "kernels-rocm")
 
 
 @nox.session

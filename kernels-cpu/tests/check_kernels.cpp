@@ -14,12 +14,13 @@ extern "C" {
 struct MatrixArgument {
     const void *data, *scale, *zero, *bias;
     int32_t coding, group, wide_scale;
+    float input_scale;
 };
 void quire_linear(int, const void*, const MatrixArgument*, void*, int64_t, int64_t, int64_t, int);
 void quire_rms_norm(int, void*, void*, const void*, const void*, int64_t, int64_t, float);
 void quire_activate_and_mul(int, int, void*, const void*, int64_t);
-void quire_attention(int, const void*, const void*, void*, const int32_t*, int64_t, const int32_t*, const int32_t*, int,
-                     int, int, int, int, float, int, float);
+void quire_attention(int, const void*, const void*, int, const float*, void*, const int32_t*, int64_t, const int32_t*,
+                     const int32_t*, int, int, int, int, int, float, int, float, const float*, const float*);
 }
 
 namespace {
@@ -96,7 +97,7 @@ void check_linear(int dtype, int64_t tokens, int64_t cols, int64_t rows, bool in
     for (auto& b : bytes) b = static_cast<int8_t>(static_cast<int>(generator() % 255) - 127);
     const auto multiply = [&](int64_t first, int64_t count, Numbers& y) {
         const void* data = int8 ? static_cast<const void*>(bytes.data()) : weight.data();
-        const MatrixArgument matrix{data, int8 ? scale.data() : nullptr, nullptr, bias.data(), int8, 0, 0};
+        const MatrixArgument matrix{data, int8 ? scale.data() : nullptr, nullptr, bias.data(), int8, 0, 0, 0.0f};
         quire_linear(dtype, x.bytes.data() + first * x.bytes.size() / tokens, &matrix, y.data(), count, cols, rows, 0);
     };
     Numbers got(dtype, tokens * rows);
@@ -114,6 +115,32 @@ void check_linear(int dtype, int64_t tokens, int64_t cols, int64_t rows, bool in
     multiply(tokens - 1, 1, alone);
     const bool same = !std::memcmp(alone.data(), got.bytes.data() + got.bytes.size() - alone.bytes.size(), alone.bytes.size());
     expect(same, dtype, "a row alone gives the same bits");
+}
+
+// Int4 in groups of 32, as `quire_ops` packs it.
+void check_int4(int dtype, int64_t tokens, int64_t cols, int64_t rows) {
+    const int64_t pieces = (cols + 127) / 128, groups = (cols + 31) / 32, blocks = (rows + 15) / 16;
+    Numbers x(dtype, tokens * cols, 1.0), bias(dtype, rows, 1.0), scale(dtype, blocks * groups * 16, 0.1), got(dtype, tokens * rows);
+    std::vector<uint8_t> packed(rows * pieces * 64);
+    std::vector<int16_t> zero(blocks * groups * 16);
+    for (auto& z : zero) z = static_cast<int16_t>(static_cast<int>(generator() % 17) - 8);
+    std::vector<double> expected(tokens * rows);
+    for (int64_t r = 0; r < rows; ++r) {
+        const int64_t outputs = std::min<int64_t>(16, rows - r / 16 * 16);
+        for (int64_t k = 0; k < pieces * 128; ++k) {
+            const int element = k < cols ? static_cast<int>(generator() % 16) - 8 : 0;
+            const int64_t step = k / 128 * 16 + k % 64 / 4;
+            uint8_t& byte = packed[r / 16 * 16 * pieces * 64 + (step * outputs + r % 16) * 4 + k % 4];
+            byte |= static_cast<uint8_t>((element + 8) << (k % 128 < 64 ? 0 : 4));
+            if (k >= cols) continue;
+            const int64_t group = (r / 16 * groups + k / 32) * 16 + r % 16;
+            for (int64_t t = 0; t < tokens; ++t) expected[t * rows + r] += x[t * cols + k] * scale[group] * (element - zero[group]);
+        }
+        for (int64_t t = 0; t < tokens; ++t) expected[t * rows + r] += bias[r];
+    }
+    const MatrixArgument matrix{packed.data(), scale.data(), zero.data(), bias.data(), 3, 32, dtype == kFloat32, 0.0f};
+    quire_linear(dtype, x.data(), &matrix, got.data(), tokens, cols, rows, 0);
+    check("linear, int4 weights", got, expected);
 }
 
 void check_norm(int dtype, int64_t rows, int64_t size) {
@@ -180,8 +207,8 @@ void check_attention(int dtype, int heads, int kv_heads, int dim, int window, fl
                 }
                 for (int d = 0; d < dim; ++d) expected[(t * heads + h) * dim + d] = out[d] / total;
             }
-    quire_attention(dtype, query.data(), kv.data(), got.data(), table.data(), stride, starts, lengths, 3, heads, kv_heads,
-                    dim, block_size, static_cast<float>(scale), window, soft_cap);
+    quire_attention(dtype, query.data(), kv.data(), 0, nullptr, got.data(), table.data(), stride, starts, lengths, 3, heads, kv_heads,
+                    dim, block_size, static_cast<float>(scale), window, soft_cap, nullptr, nullptr);
     check("attention", got, expected);
 }
 
@@ -194,6 +221,8 @@ int main() {
             check_linear(dtype, 19, 70, 45, int8);
             check_linear(dtype, 33, 256, 97, int8);
         }
+        check_int4(dtype, 1, 96, 33);
+        check_int4(dtype, 6, 200, 45);
         check_norm(dtype, 3, 7);
         check_norm(dtype, 40, 1024);
         check_activations(dtype, 37);

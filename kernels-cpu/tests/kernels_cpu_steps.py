@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
 
-__all__ = ["Layout"]
+from quire_ops import DrawTable
+
+__all__ = ["Layout", "make_draws"]
 
 
 @dataclass
@@ -52,3 +55,21 @@ class Layout:
             pairs = torch.randn(length, 2, num_kv_heads, head_dim)
             cache[blocks, :, :, positions % self.block_size] = pairs
         return cache.to(dtype)
+
+
+def make_draws(num_rows: int, vocab_size: int, seed: int) -> DrawTable:
+    """Rows of every kind; each parameter is neutral or extreme now and then."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def some_of(values: Sequence[float], dtype: torch.dtype) -> Tensor:
+        return torch.tensor(values, dtype=dtype)[torch.randint(len(values), (num_rows,), generator=generator)]
+
+    return DrawTable(
+        draws=some_of([1, 1, 0], torch.bool),
+        seeds=torch.randint(-(2**63), 2**63 - 1, (num_rows,), generator=generator),
+        num_prompt_tokens=torch.randint(1, 4, (num_rows,), generator=generator),
+        sharpness=some_of([1.4e6, 7.2, 2, 1.4427, 1.1, 0.3, 0.014], torch.float32),
+        top_k=some_of([vocab_size] * 3 + [1, 3, 20, 70, 256, 257, 900, 5000], torch.int64).clamp(max=vocab_size),
+        top_p=some_of([1, 1, 1e-9, 0.3, 0.8, 0.95, 0.999999], torch.float64),
+        min_log2=some_of([-torch.inf] * 3 + [-99, -10, -3.3, 0], torch.float32),
+    )

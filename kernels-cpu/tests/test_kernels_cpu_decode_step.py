@@ -7,6 +7,7 @@ import random
 import numpy as np
 import pytest
 import torch
+from kernels_cpu_steps import make_draws
 from test_kernels_cpu_decoder import KV_HEADS, _widened, make_stack
 from torch import Tensor
 
@@ -43,7 +44,7 @@ def widened(network: DecodeNetwork) -> DecodeNetwork:
         embedding=network.embedding.double(),
         stack=_widened(network.stack),
         head=LinearWeights(
-            *(part if part is None or part.dtype == torch.int8 else part.double() for part in network.head)
+            *(part if part is None or part.dtype == torch.int8 else part.double() for part in network.head[:4])
         ),
         rotations=lambda length: tuple(part.double() for part in network.rotations(length)),  # type: ignore[arg-type,return-value]
     )
@@ -71,6 +72,8 @@ def make_rows(dtype: torch.dtype, rng: random.Random) -> DecodeRows:
         num_blocks=(np.full(NUM_ROWS, width), np.full(NUM_ROWS, width)),
         group_of_layer=GROUP_OF_LAYER,
         kv_caches=tuple(caches),
+        lora_slots=np.full(NUM_ROWS, -1, dtype=np.int32),
+        draw=make_draws(NUM_ROWS, VOCAB, rng.getrandbits(32)),
     )
 
 
@@ -82,6 +85,8 @@ def copied(rows: DecodeRows, dtype: torch.dtype) -> DecodeRows:
         num_blocks=rows.num_blocks,
         group_of_layer=rows.group_of_layer,
         kv_caches=tuple(cache.to(dtype, copy=True) for cache in rows.kv_caches),
+        lora_slots=rows.lora_slots.copy(),
+        draw=rows.draw,
     )
 
 

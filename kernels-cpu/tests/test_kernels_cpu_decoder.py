@@ -32,9 +32,11 @@ def make_stack(
 ) -> DecoderStack:
     def linear(outputs: int, inputs: int) -> LinearWeights:
         added = torch.randn(outputs).mul(0.3).to(dtype) if bias else None
-        if weights == "int8":
+        if weights in ("int8", "w8a8"):
             weight = torch.randint(-127, 128, (outputs, inputs), dtype=torch.int8)
-            return LinearWeights(weight, added, torch.rand(outputs).mul(0.03 * inputs**-0.5).to(dtype))
+            scale = torch.rand(outputs).mul(0.03 * inputs**-0.5).to(dtype)
+            input_scale = torch.zeros(1) if weights == "w8a8" else None
+            return LinearWeights(weight, added, scale, input_scale=input_scale)
         scale = block_groups(torch.rand(outputs, -(-inputs // 64)).mul(0.3 * inputs**-0.5).to(dtype))
         if weights == "int4":
             weight = pack_int4(torch.randint(-8, 8, (outputs, inputs), dtype=torch.int8))
@@ -105,10 +107,16 @@ def test_a_mixed_step_equals_the_reference(dtype: torch.dtype, shape: dict[str, 
     wide = _widened(stack)
     x = torch.randn(sum(query_lens), stack.final_norm.shape[0]).to(dtype)
     cos, sin = angles(layouts[0], stack.head_dim, dtype)
-    expected = reference_decoder_stack(wide)(x.double(), cos.double(), sin.double(), layouts, groups, expected_caches)
-    got = decoder_stack(stack)(x, cos, sin, layouts, groups, caches)
+    expected_taps = {layer: torch.empty_like(x, dtype=torch.float64) for layer in (0, 2, 3)}
+    expected = reference_decoder_stack(wide)(
+        x.double(), cos.double(), sin.double(), layouts, groups, expected_caches, taps=expected_taps
+    )
+    taps = {layer: torch.full_like(x, torch.nan) for layer in (0, 2, 3)}
+    got = decoder_stack(stack)(x, cos, sin, layouts, groups, caches, taps=taps)
     tolerance = TOLERANCE[dtype]
     assert got.dtype == dtype
+    for layer, tap in taps.items():
+        assert (tap.double() - expected_taps[layer]).abs().max() <= tolerance * expected_taps[layer].abs().max()
     assert (got.double() - expected).abs().max() <= tolerance * expected.abs().max()
     for cache, expected_cache in zip(caches, expected_caches, strict=True):
         written = expected_cache.isfinite()
@@ -135,7 +143,7 @@ def _widened(stack: DecoderStack) -> DecoderStack:
 
 
 @pytest.mark.parametrize("dtype", TOLERANCE)
-@pytest.mark.parametrize("weights", ["plain", "int8", "int4", "fp8"])
+@pytest.mark.parametrize("weights", ["plain", "int8", "w8a8", "int4", "fp8"])
 def test_chunks_and_neighbours_change_no_bit(dtype: torch.dtype, weights: str) -> None:
     torch.manual_seed(0)
     stack = make_stack(dtype, weights=weights, inner=192)

@@ -123,6 +123,23 @@ def test_int8_equals_the_reference_and_each_row_alone(dtype: torch.dtype, tokens
     assert torch.equal(spoilt[others], got[others])
 
 
+@pytest.mark.parametrize("dtype", TOLERANCE)
+@pytest.mark.parametrize(("tokens", "cols", "rows"), [*SHAPES, (9, 256, 32), (24, 3072, 40)])
+def test_w8a8_equals_the_reference_and_each_row_alone(dtype: torch.dtype, tokens: int, cols: int, rows: int) -> None:
+    torch.manual_seed(tokens)
+    x = torch.randn(tokens, cols).mul(torch.rand(tokens, 1) * 9).to(dtype)
+    weight = torch.randint(-128, 128, (rows, cols), dtype=torch.int8)
+    scale, bias = torch.rand(rows).mul(0.02).to(dtype), torch.randn(rows).to(dtype)
+    for input_scale in (torch.zeros(1), torch.tensor([0.05])):
+        logits = ops.w8a8_linear(x, weight, scale, input_scale, None, wide=True)
+        expected = reference.w8a8_linear(x, weight, scale, input_scale, None, wide=True)
+        assert (logits - expected).abs().max() <= 3e-7 * expected.abs().max()
+        got = ops.w8a8_linear(x, weight, scale, input_scale, bias)
+        assert relative_error(got, expected.double() + bias.double()) <= TOLERANCE[dtype]
+        alone = [ops.w8a8_linear(row, weight, scale, input_scale, bias) for row in x.split(1)]
+        assert torch.equal(got, torch.cat(alone))
+
+
 def test_a_weight_is_never_read_past_its_end() -> None:
     """Its last page ends a mapping: one byte further would be a fault."""
     import mmap

@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import re
 import shutil
+import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -62,6 +64,21 @@ def test_json_alone_on_standard_output(tiny_model: Path) -> None:
     assert "us/peer" in run.stderr
 
 
+def test_ended_by_a_signal_it_ends_its_engines(tiny_model: Path) -> None:
+    command = [sys.executable, "-m", "quire_server.cli", "bench", "peers", str(tiny_model), *map(str, SMALL)]
+    with subprocess.Popen([*command, "--peers", ""], stderr=subprocess.PIPE) as run:
+        children: list[str] = []
+        deadline = time.monotonic() + 60
+        while not children and time.monotonic() < deadline:
+            time.sleep(0.05)
+            children = Path(f"/proc/{run.pid}/task/{run.pid}/children").read_text().split()
+        run.send_signal(signal.SIGTERM)
+        run.communicate(timeout=60)
+    assert run.returncode == 143
+    assert children
+    assert not any(Path(f"/proc/{child}").exists() for child in children)
+
+
 # Rounds, with pretended engines.
 
 
@@ -87,7 +104,14 @@ def measure(engines: list[Engine], situations: str, repeats: int = 2, **argument
 
 def test_engines_take_turns_in_each_situation(fake: Callable[..., Engine], tmp_path: Path) -> None:
     told: list[str] = []
-    result = measure([fake("quire"), fake("b")], "decode,concurrent-5,prefill", on_progress=told.append)
+    kept: list[list[float | None]] = []
+    result = measure(
+        [fake("quire"), fake("b")],
+        "decode,concurrent-5,prefill",
+        on_progress=told.append,
+        on_round=lambda known: kept.append(list(known.figures["prefill"]["b"])),
+    )
+    assert [[figure is not None for figure in figures] for figures in kept] == [[True, False], [True, True]]
     served = [line.split() for line in (tmp_path / "log").read_text().splitlines()]
     names = [name for name, *_ in served]
     starts, decode = ["quire", "b"], ["quire"] * 3 + ["b"] * 3

@@ -63,9 +63,9 @@ def send(url: str, random_: random.Random, outcomes: Counter[str]) -> None:
                     break
         good = answer.status_code == 200 and (left or last == "data: [DONE]")
     else:
-        status = httpx.post(f"{url}/v1/chat/completions", json=body, timeout=120).status_code
-        good = status == (400 if kind == "refused" else 200)
-    outcomes[kind if good else f"failed: {kind}"] += 1
+        answer = httpx.post(f"{url}/v1/chat/completions", json=body, timeout=120)
+        good, last = answer.status_code == (400 if kind == "refused" else 200), answer.text
+    outcomes[kind if good else f"failed: {kind}: {answer.status_code} {last[-300:]}"] += 1
 
 
 def memory_bytes(pid: int) -> int:

@@ -22,6 +22,7 @@ from quire_renderers import load_tokenizer
 from quire_server.config import ServerConfig
 from quire_server.context import ServerContext
 from quire_server.http_server import make_http_server
+from quire_server.mcp_servers import read_mcp_servers
 from quire_testkit.checkpoints import make_checkpoint
 from quire_testkit.fake_engine import FACTORY
 
@@ -71,7 +72,10 @@ class LiveServer:
         self.llm = AsyncLLM.start(config, listener=metrics, factory=(self._factory, self._engine))
         try:
             await self.llm.ready()
-            self.context = ServerContext(llm=self.llm, config=self._config, metrics=metrics, model_names=(MODEL,))
+            mcp_servers = read_mcp_servers(self._config.mcp_servers, self._config.mcp_timeout_s)
+            self.context = ServerContext(
+                llm=self.llm, config=self._config, metrics=metrics, model_names=(MODEL,), mcp_servers=mcp_servers
+            )
             self._http = make_http_server(self.context)
             with socket.socket() as listening:
                 listening.bind(("127.0.0.1", 0))
@@ -81,6 +85,8 @@ class LiveServer:
                     await asyncio.sleep(0.01)
                 self._is_up.set_result(None)
                 await running
+            for each in mcp_servers.values():
+                await each.close()
         finally:
             await self.llm.shutdown(0.0)
 
@@ -156,8 +162,8 @@ def make_live(tiny_folder: Path) -> Iterator[Any]:
     """Starts further servers with other settings; they end with the session."""
     servers: list[LiveServer] = []
 
-    def make(**arguments: Any) -> LiveServer:
-        servers.append(LiveServer(tiny_folder, **arguments))
+    def make(*, folder: Path = tiny_folder, **arguments: Any) -> LiveServer:
+        servers.append(LiveServer(folder, **arguments))
         return servers[-1]
 
     yield make

@@ -39,7 +39,7 @@ BAD_IDS = ([-1], ["5"], [1.5], [[5]], [True], [None], [2**31], [10**30], [5, {}]
 
 WRONG_SAMPLING: dict[str, tuple[Any, ...]] = {
     "n": (0, -1, 129, *HUGE, *NOT_INT),
-    "best_of": (0, 7, -1, *HUGE, *NOT_INT),
+    "best_of": (0, 129, -1, *HUGE, *NOT_INT),
     "temperature": (-0.1, 101, 1e300, *HUGE, *NOT_FLOAT),
     "top_p": (0, -0.5, 1.01, 1e300, *HUGE, *NOT_FLOAT),
     "top_k": (-2, *HUGE, *NOT_INT),

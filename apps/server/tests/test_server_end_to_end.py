@@ -193,7 +193,8 @@ def test_demo_model_chats_and_the_process_ends_well(served):
     address, process, log = served
     messages = [{"role": "user", "content": "What is Quire?"}]
     with OpenAI(base_url=address, api_key="none", max_retries=0) as client:
-        (model,) = client.models.list().data
+        model, *adapters = client.models.list().data
+        assert [adapter.id for adapter in adapters] == ["demo-capitals", "demo-json"]
         arguments = {"model": model.id, "messages": messages, "temperature": 0, "max_tokens": 16}
         whole = client.chat.completions.create(**arguments)
         assert whole.usage.completion_tokens > 1

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
+import shutil
 from typing import Any
 
 import openai
 import pytest
+from tokenizers import Tokenizer
+
+from quire import BeamSearchParams
 
 HELLO: list[Any] = [{"role": "user", "content": "the quire gathers twelve blocks"}]
 EXACT: dict[str, Any] = {"extra_body": {"ignore_eos": True}}
@@ -269,12 +274,58 @@ def test_echo_comes_before_the_text_and_shifts_offsets(client):
         assert len(after.logprobs.tokens) == len(before.logprobs.tokens) + (2 if before.index == 0 else 3)
 
 
-def test_best_of_must_equal_n(client):
-    arguments = {"model": "tiny", "prompt": "x", "max_tokens": 2}
-    assert len(client.completions.create(n=2, best_of=2, **arguments).choices) == 2
-    with pytest.raises(openai.BadRequestError) as caught:
-        client.completions.create(n=2, best_of=4, **arguments)
-    assert caught.value.param == "best_of"
+def test_the_best_of_many(client):
+    arguments = {"model": "tiny", "prompt": "x", "max_tokens": 3, "seed": 3, **EXACT}
+    everyone = client.completions.create(n=6, logprobs=0, **arguments).choices
+    ranked = sorted(everyone, key=lambda choice: -sum(choice.logprobs.token_logprobs))
+    best = client.completions.create(n=2, best_of=6, **arguments)
+    assert [choice.text for choice in best.choices] == [choice.text for choice in ranked[:2]]
+    assert [choice.index for choice in best.choices] == [0, 1]
+    assert best.usage.completion_tokens == 18
+    for changes in ({"n": 4, "best_of": 2}, {"best_of": 2, "stream": True}):
+        with pytest.raises(openai.BadRequestError) as caught:
+            client.completions.create(**{**arguments, **changes})
+        assert caught.value.param == "best_of"
+
+
+def test_beam_search_finds_what_the_engine_finds(client, live):
+    body = {"use_beam_search": True, "length_penalty": 0.5, "ignore_eos": True}
+    answer = client.completions.create(model="tiny", prompt=[5, 6], n=3, max_tokens=4, extra_body=body)
+    params = BeamSearchParams(beam_width=3, max_tokens=4, length_penalty=0.5, ignore_eos=True)
+    expected = live.call(live.llm.beam_search([5, 6], params))
+    assert [choice.text for choice in answer.choices] == [each.text for each in expected.outputs]
+    assert answer.usage.completion_tokens == 12
+    messages = [{"role": "user", "content": "Hi"}]
+    chat = client.chat.completions.create(
+        model="tiny", messages=messages, n=1, max_tokens=3, extra_body={**body, "best_of": 4}
+    )
+    assert (len(chat.choices), chat.choices[0].finish_reason, chat.usage.completion_tokens) == (1, "length", 12)
+
+
+def test_a_search_whose_client_leaves_ends(live):
+    async def leave():
+        search = asyncio.ensure_future(live.llm.beam_search([5, 6], BeamSearchParams(max_tokens=400, ignore_eos=True)))
+        await asyncio.sleep(0.05)
+        search.cancel()
+        await asyncio.wait([search])
+        return search.cancelled(), live.llm.engine.num_requests()
+
+    assert live.call(leave()) == (True, 0)
+
+
+@pytest.mark.parametrize(
+    ("changes", "param"),
+    [
+        ({"stream": True}, "stream"), ({"logprobs": 1}, "logprobs"), ({"stop": "x"}, "stop"),
+        ({"best_of": 33}, "best_of"), ({"n": 11}, "n"), ({"length_penalty": 1e9}, "length_penalty"),
+        ({"repetition_penalty": 2.0}, "repetition_penalty"), ({"max_tokens": 100000}, "max_tokens"),
+        ({"guided_regex": "a"}, "guided_regex"),
+    ],
+)  # fmt: skip
+def test_what_a_search_cannot_do_is_named(live, changes, param):
+    body = {"prompt": "x", "use_beam_search": True, "max_tokens": 4, **changes}
+    response = live.post("/v1/completions", body)
+    assert (response.status_code, response.json()["error"]["param"]) == (400, param), response.text
 
 
 @pytest.mark.parametrize(
@@ -312,10 +363,31 @@ def test_stream_options_need_a_stream(client):
     assert caught.value.param == "stream_options"
 
 
-def test_suffix_is_refused_clearly(client):
-    with pytest.raises(openai.BadRequestError, match="suffix is not supported") as caught:
+def test_a_suffix_needs_tokens_for_it(client):
+    with pytest.raises(openai.BadRequestError, match="no tokens for it") as caught:
         client.completions.create(model="tiny", prompt="x", suffix="y")
     assert caught.value.param == "suffix"
+
+
+def test_a_suffix_is_put_where_the_model_looks_for_it(make_live, tiny_folder, tmp_path):
+    folder = shutil.copytree(tiny_folder, tmp_path / "fim")
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    before = tokenizer.get_vocab_size()
+    tokenizer.add_special_tokens(["<fim_prefix>", "<fim_suffix>", "<fim_middle>"])
+    tokenizer.save(str(folder / "tokenizer.json"))
+    server = make_live(folder=folder, engine={"vocab_size": 1100})
+    body = {"prompt": ["def f(", "x"], "suffix": "return 3", "max_tokens": 2, "return_token_ids": True}
+    answer = server.post("/v1/completions", body).json()
+    encode = [tokenizer.encode(text).ids for text in ("def f(", "return 3", "x")]
+    for choice, own in zip(answer["choices"], (encode[0], encode[2]), strict=True):
+        assert choice["prompt_token_ids"] == [before, *own, before + 1, *encode[1], before + 2]
+    for changes, param in (
+        ({"prompt": [5]}, "prompt"),
+        ({"echo": True}, "echo"),
+        ({"suffix": "<fim_middle>"}, "suffix"),
+    ):
+        refused = server.post("/v1/completions", {**body, **changes})
+        assert (refused.status_code, refused.json()["error"]["param"]) == (400, param)
 
 
 def test_prompt_longer_than_the_context(client):

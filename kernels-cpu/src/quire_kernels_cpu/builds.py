@@ -31,6 +31,7 @@ _P, _I, _L, _F = ctypes.c_void_p, ctypes.c_int, ctypes.c_int64, ctypes.c_float
 _SIGNATURES: dict[str, tuple[list[type], type | None]] = {
     "quire_linear": ([_I, _P, _P, _P, _L, _L, _L, _I], None),
     "quire_linear_largest": ([_I, _P, _P, _P, _P, _L, _L, _L], None),
+    "quire_draw": ([_P, _L, _P, _P, _L, _P, _P, _P], None),
     "quire_step_inputs": ([_P, _L, _P, _P, _P, _L, _P, _P, _P, _P, _P, _I], None),
     "quire_decode_step": ([_I, _P, _P], _I),
     "quire_rms_norm": ([_I, _P, _P, _P, _P, _L, _L, _F], None),
@@ -39,7 +40,9 @@ _SIGNATURES: dict[str, tuple[list[type], type | None]] = {
     "quire_attention": ([_I, _P, _P, _I, _P, _P, _P, _L, _P, _P, _I, _I, _I, _I, _I, _F, _I, _F, _P, _P], None),
     "quire_decoder_new": ([_I, _I, _P, _P, _P, _P, _P, _L, _L, _I, _I, _I, _I, _F, _F], _P),
     "quire_decoder_delete": ([_I, _P], None),
-    "quire_decoder_run": ([_I, _P, _P, _P, _P, _P, _L, _I, _P, _P, _P, _P, _I, _I], None),
+    "quire_decoder_set_lora": ([_I, _P, _P], None),
+    "quire_decoder_run": ([_I, _P, _P, _P, _P, _P, _L, _I, _P, _P, _P, _P, _I, _I, _P, _P, _L, _L, _P], None),
+    "quire_lora_linear": ([_I, _I, _P, _P, _P, _L, _L, _P, _P, _L, _L], None),
     "quire_moe_new": ([_I, _I, _P, _L, _L, _I, _F], _P),
     "quire_moe_delete": ([_I, _P], None),
     "quire_moe_run": ([_I, _P, _P, _P, _P, _L, _I, _P], None),
@@ -93,7 +96,9 @@ def _load() -> ctypes.CDLL | str:
     except OSError as error:
         return f"cannot be loaded: {error}"
     for function, (arguments, result) in _SIGNATURES.items():
-        kernel = getattr(loaded, function)
+        kernel = getattr(loaded, function, None)
+        if kernel is None:
+            return f"was compiled before {function} was written: install quire-kernels-cpu again to compile it"
         kernel.argtypes, kernel.restype = arguments, result
     return loaded
 

@@ -9,6 +9,7 @@ import ctypes
 
 from quire_kernels_cpu.builds import library
 from quire_kernels_cpu.decoder import Decoder
+from quire_kernels_cpu.drawing import Table
 from quire_kernels_cpu.dtypes import DTYPES
 from quire_kernels_cpu.matrix import Matrix
 from quire_kernels_cpu.step_inputs import Group
@@ -35,6 +36,9 @@ class _Arguments(ctypes.Structure):
         ("kv_caches", _P),
         ("cache_format", _L),
         ("cache_block_size", _L),
+        ("lora_slots", _P),
+        ("max_lora_rank", _L),
+        ("draw", _P),
         ("cos", _P),
         ("sin", _P),
         ("rows", _P),
@@ -58,7 +62,7 @@ class _DecodeStep:
         self._decoder = Decoder(network.stack)
         self._decoder.prepare(rows.group_of_layer, rows.kv_caches)
         self._dtype = DTYPES[network.embedding.dtype]
-        self._head = Matrix.of(*network.head, inputs=network.embedding.shape[1])
+        self._head = Matrix.of(*network.head[:5], inputs=network.embedding.shape[1])
         self._run = library().quire_decode_step
         num_rows, num_groups = len(rows.num_tokens), len(rows.tables)
         self._tables = (Group * num_groups)(
@@ -68,6 +72,7 @@ class _DecodeStep:
             )
         )
         self._num_blocks = (_P * num_groups)(*(numbers.ctypes.data for numbers in rows.num_blocks))
+        self._draw = Table.of(rows.draw)
         self._rows, self._starts, self._ids = ((_L * num_rows)() for _ in range(3))
         self._peaks = (ctypes.c_float * num_rows)()
         self._length = 0
@@ -84,6 +89,9 @@ class _DecodeStep:
             kv_caches=ctypes.addressof(self._decoder.cache_pointers),
             cache_format=self._decoder.cache_format,
             cache_block_size=rows.kv_caches[0].shape[3],
+            lora_slots=rows.lora_slots.ctypes.data,
+            max_lora_rank=self._decoder.adapters.max_rank,
+            draw=ctypes.addressof(self._draw),
             rows=ctypes.addressof(self._rows),
             starts=ctypes.addressof(self._starts),
             ids=ctypes.addressof(self._ids),

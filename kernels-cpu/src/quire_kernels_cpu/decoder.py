@@ -6,16 +6,18 @@ Knows the C interface of a decoder and where its tensors are; the arithmetic is 
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
 
 from quire_kernels_cpu.builds import library
 from quire_kernels_cpu.dtypes import DTYPES
+from quire_kernels_cpu.lora import LoraTables
 from quire_kernels_cpu.matrix import Matrix
 from quire_ops.declarations import PagedLayout
 from quire_ops.decoder_stack import DecoderStack, RunDecoder
+from quire_ops.lora import LoraTokens
 
 __all__ = ["MAX_HEAD_DIM", "MAX_QUERIES_PER_KV_HEAD", "Decoder", "cache_format", "decoder_stack"]
 
@@ -46,6 +48,9 @@ class Decoder:
         self.cache_format = 0
         """Number of the caches' format."""
         self.cache_pointers = (ctypes.c_void_p * len(stack.layers))()
+        linears = [(x.q, x.k, x.v, x.o, x.gate, x.up, x.down) for x in stack.layers]
+        self.adapters = LoraTables([each.lora for layer in linears for each in layer])
+        """In the order in which the C interface takes them."""
         self.handle: int | None = None
         """What the C functions take; from `prepare` on."""
 
@@ -60,6 +65,8 @@ class Decoder:
         layouts: Sequence[PagedLayout],
         group_of_layer: tuple[int, ...],
         kv_caches: tuple[Tensor, ...],
+        lora: LoraTokens | None = None,
+        taps: Mapping[int, Tensor] | None = None,
     ) -> Tensor:
         """See `RunDecoder`."""
         self.prepare(group_of_layer, kv_caches)
@@ -86,8 +93,21 @@ class Decoder:
             self.cache_pointers,
             self.cache_format,
             kv_caches[0].shape[3],
+            None if lora is None else lora.order.data_ptr(),
+            None if lora is None else lora.groups.data_ptr(),
+            0 if lora is None else len(lora.groups),
+            self.adapters.max_rank,
+            None if not taps else self._tap_pointers(taps),
         )
         return hidden
+
+    def _tap_pointers(self, taps: Mapping[int, Tensor]) -> ctypes.Array[ctypes.c_void_p]:
+        num_layers = len(self._stack.layers)
+        assert all(tap.is_contiguous() and 0 <= layer <= num_layers for layer, tap in taps.items())
+        pointers = (ctypes.c_void_p * (num_layers + 1))()
+        for layer, tap in taps.items():
+            pointers[layer] = tap.data_ptr()
+        return pointers
 
     def prepare(self, group_of_layer: tuple[int, ...], kv_caches: tuple[Tensor, ...]) -> None:
         """Make `handle` and `cache_pointers` fit; nothing to do when they do already."""
@@ -107,7 +127,7 @@ class Decoder:
             inputs = (stack.final_norm.shape[0],) * 3 + (layer.q.weight.shape[0],) + (stack.final_norm.shape[0],) * 2
             linears = (layer.q, layer.k, layer.v, layer.o, layer.gate, layer.up, layer.down)
             for weights, cols in zip(linears, (*inputs, layer.gate.weight.shape[0]), strict=True):
-                matrices.append(Matrix.of(*weights, inputs=cols))
+                matrices.append(Matrix.of(*weights[:5], inputs=cols))
         windows = [layer.sliding_window or 0 for layer in stack.layers]
         first = stack.layers[0]
         self.handle = library().quire_decoder_new(
@@ -127,6 +147,7 @@ class Decoder:
             stack.eps,
             stack.scale,
         )
+        library().quire_decoder_set_lora(self._dtype, self.handle, self.adapters.address)
         self._group_of_layer = group_of_layer
 
     def _point_to(self, kv_caches: tuple[Tensor, ...]) -> None:

@@ -14,8 +14,8 @@ from quire_ops.grouped import group_size_of
 
 __all__ = ["Matrix"]
 
-_PLAIN, _INT8 = 0, 1
-_GROUP_CODINGS = {torch.uint8: 2, torch.int8: 3, torch.float8_e4m3fn: 4}
+_PLAIN, _INT8, _W8A8 = 0, 1, 2
+_GROUP_CODINGS = {torch.uint8: 3, torch.int8: 4, torch.float8_e4m3fn: 5}
 
 
 class Matrix(ctypes.Structure):
@@ -29,14 +29,25 @@ class Matrix(ctypes.Structure):
         ("coding", ctypes.c_int32),
         ("group", ctypes.c_int32),
         ("wide_scale", ctypes.c_int32),
+        ("input_scale", ctypes.c_float),
     )
 
     @classmethod
     def of(
-        cls, weight: Tensor, bias: Tensor | None, scale: Tensor | None, zero: Tensor | None = None, *, inputs: int
+        cls,
+        weight: Tensor,
+        bias: Tensor | None,
+        scale: Tensor | None,
+        zero: Tensor | None = None,
+        input_scale: Tensor | None = None,
+        *,
+        inputs: int,
     ) -> Matrix:
-        """The weight of op `linear` (without a scale), `int8_linear` (one scale per output) or `grouped_linear`."""
+        """The weight of op `linear` (without a scale), `int8_linear` (one scale per output), `w8a8_linear` (and a scale
+        of the inputs) or `grouped_linear`."""
         pointers = [None if part is None else part.data_ptr() for part in (weight, scale, zero, bias)]
+        if input_scale is not None:
+            return cls(*pointers, _W8A8, 0, 0, float(input_scale))
         if scale is None or scale.ndim == 1:
             return cls(*pointers, _PLAIN if scale is None else _INT8, 0, 0)
         group = group_size_of(inputs, scale.shape[1])

@@ -33,7 +33,7 @@ class _Experts:
         for gate, up, down in zip(experts.gate, experts.up, experts.down, strict=True):
             for weights, inputs in ((gate, self._width), (up, self._width), (down, self._inner)):
                 assert weights.weight.is_contiguous(), "an expert's matrix must be contiguous"
-                matrices.append(Matrix.of(*weights, inputs=inputs))
+                matrices.append(Matrix.of(*weights[:5], inputs=inputs))
         self._matrices = (Matrix * len(matrices))(*matrices)
         self._dtype: int | None = None  # of the tokens; quantized weights do not say
 

@@ -14,7 +14,9 @@ from torch import Tensor
 from quire_kernels_cpu.builds import library, unavailable
 from quire_kernels_cpu.decode_step import decode_step
 from quire_kernels_cpu.decoder import MAX_HEAD_DIM, MAX_QUERIES_PER_KV_HEAD, cache_format, decoder_stack
+from quire_kernels_cpu.drawing import draw
 from quire_kernels_cpu.dtypes import DTYPES
+from quire_kernels_cpu.lora import lora_linear
 from quire_kernels_cpu.matrix import Matrix
 from quire_kernels_cpu.moe import fused_moe
 from quire_kernels_cpu.recurrent import (
@@ -40,9 +42,11 @@ __all__ = [
     "linear",
     "lm_head",
     "lm_head_argmax",
+    "lora_linear",
     "paged_attention",
     "rms_norm",
     "silu_and_mul",
+    "w8a8_linear",
     "write_kv_cache",
 ]
 
@@ -63,7 +67,9 @@ def backends() -> list[OpBackend]:
         lm_head_argmax,
         step_inputs,
         int8_linear,
+        w8a8_linear,
         grouped_linear,
+        lora_linear,
         rms_norm,
         add_rms_norm,
         silu_and_mul,
@@ -72,6 +78,7 @@ def backends() -> list[OpBackend]:
         paged_attention,
         decoder_stack,
         decode_step,
+        draw,
         fused_moe,
         causal_conv1d,
         mamba2_scan,
@@ -131,6 +138,13 @@ def int8_linear(x: Tensor, weight: Tensor, scale: Tensor, bias: Tensor | None, *
     return _linear(x, weight, bias, scale, wide=wide)
 
 
+def w8a8_linear(
+    x: Tensor, weight: Tensor, scale: Tensor, input_scale: Tensor, bias: Tensor | None, *, wide: bool = False
+) -> Tensor:
+    """Op `w8a8_linear`: with AMX by int8 tiles, exactly; otherwise whole numbers in float32, exact below 2^24."""
+    return _linear(x, weight, bias, scale, input_scale=input_scale, wide=wide)
+
+
 def grouped_linear(
     x: Tensor, weight: Tensor, scale: Tensor, zero: Tensor | None, bias: Tensor | None, *, wide: bool = False
 ) -> Tensor:
@@ -145,13 +159,14 @@ def _linear(
     scale: Tensor | None = None,
     zero: Tensor | None = None,
     *,
+    input_scale: Tensor | None = None,
     wide: bool = False,
 ) -> Tensor:
     x, weight = x.contiguous(), weight.contiguous()
     scale = None if scale is None else scale.contiguous()
     out = torch.empty(x.shape[0], weight.shape[0], dtype=torch.float32 if wide else x.dtype)
     if out.numel():
-        matrix = Matrix.of(weight, bias, scale, zero, inputs=x.shape[1])
+        matrix = Matrix.of(weight, bias, scale, zero, input_scale, inputs=x.shape[1])
         library().quire_linear(
             DTYPES[x.dtype],
             x.data_ptr(),

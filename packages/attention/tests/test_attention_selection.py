@@ -21,8 +21,12 @@ REQUEST = AttentionRequest(
     head_dim=64, num_heads=4, num_kv_heads=2, sliding_window=True, soft_cap=True, sinks=True, alibi=True, block_size=16
 )
 
-UNAVAILABLE = {backend.name: backend.unavailable for backend in op_table().backends("paged_attention")}
-"""Name -> why it cannot work in this process, or None."""
+UNAVAILABLE = {
+    backend.name: backend.unavailable
+    or (None if backend.devices is None or "cpu" in backend.devices else "does not run on cpu")
+    for backend in op_table().backends("paged_attention")
+}
+"""Name -> why it cannot work in this process, or not on the CPU, or None."""
 
 
 def test_fused_backend_comes_first() -> None:

@@ -30,7 +30,7 @@ def _header() -> dict[str, dict[str, object]]:
 
 
 def test_exported_names() -> None:
-    assert quire_demo_model.__all__ == ["__version__", "checkpoint_path"]
+    assert quire_demo_model.__all__ == ["__version__", "adapter_paths", "checkpoint_path", "draft_paths"]
     assert quire_demo_model.__version__ == "0.1.0"
 
 
@@ -44,6 +44,15 @@ def test_every_file_has_the_listed_hash() -> None:
 def test_small_enough_for_the_repository() -> None:
     assert {path.name for path in CHECKPOINT.iterdir()} == FILES | {"SHA256SUMS"}
     assert sum(path.stat().st_size for path in CHECKPOINT.iterdir()) <= 12_000_000
+
+
+def test_adapters_are_complete_and_small() -> None:
+    paths = quire_demo_model.adapter_paths()
+    assert list(paths) == ["demo-capitals", "demo-json"]
+    for path in paths.values():
+        assert {file.name for file in path.iterdir()} == {"adapter_config.json", "adapter_model.safetensors"}
+        assert sum(file.stat().st_size for file in path.iterdir()) <= 2_000_000
+        assert json.loads((path / "adapter_config.json").read_text())["peft_type"] == "LORA"
 
 
 def test_weights_fit_the_configuration() -> None:
@@ -79,6 +88,17 @@ def _size(shape: object) -> int:
     for length in shape:
         size *= length
     return size
+
+
+def test_what_drafts_is_small_and_as_listed() -> None:
+    for folder in quire_demo_model.draft_paths().values():
+        listed = dict(line.split("  ")[::-1] for line in (folder / "SHA256SUMS").read_text().splitlines())
+        assert (
+            set(listed) == {"config.json", "model.safetensors"} == {p.name for p in folder.iterdir()} - {"SHA256SUMS"}
+        )
+        for name, digest in listed.items():
+            assert hashlib.sha256((folder / name).read_bytes()).hexdigest() == digest, name
+        assert sum(path.stat().st_size for path in folder.iterdir()) < 2_000_000
 
 
 def test_import_needs_the_standard_library_only() -> None:

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from random import Random
 
 import numpy as np
 from chat import Chat
-from corpus.mix import conversation
+from corpus.mix import Conversation, conversation
 from corpus.words import Source
 
 
@@ -58,7 +58,13 @@ def _pack(rows: list[tuple[list[int], list[bool]]], num_tokens: int, pad_id: int
     return MicroBatch(ids=flat, rows=len(rows), row_len=row_len, chosen=chosen, labels=flat[chosen + 1])
 
 
-def steps(seed: int, num_tokens: int, micro_batches: int, pool: int = 12) -> Iterator[list[MicroBatch]]:
+def steps(
+    seed: int,
+    num_tokens: int,
+    micro_batches: int,
+    pool: int = 12,
+    draw: Callable[[Source], Conversation] = conversation,
+) -> Iterator[list[MicroBatch]]:
     """Steps of ``micro_batches`` micro-batches of ``num_tokens`` places, drawn ``pool`` steps at a time."""
     chat, rng = Chat(), Random(seed)
     source = Source(rng)
@@ -66,7 +72,7 @@ def steps(seed: int, num_tokens: int, micro_batches: int, pool: int = 12) -> Ite
         drawn: list[tuple[list[int], list[bool]]] = []
         total = 0
         while total < pool * micro_batches * num_tokens:
-            c = conversation(source)
+            c = draw(source)
             ids = chat.encode(chat.render(c.messages, tools=c.tools, enable_thinking=c.enable_thinking))
             if len(ids) <= 1024:
                 drawn.append((ids, chat.targets(ids, c.learn_from)))

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from quire_interfaces import MAX_LOGPROBS, RequestError, SamplingParams
+from quire_interfaces.sampling_params import _NO_EXTRAS, _extras
 
 WRONG = {
     "n": [0, -1, 129, 1.0, True, "2"],
@@ -22,6 +23,19 @@ WRONG = {
     "logit_bias": [{-1: 0.0}, {1: 101.0}, {1: float("nan")}, {1.5: 0.0}],
     "allowed_token_ids": [(), (-1,), (1.5,)],
     "bad_words_token_ids": [((),)],
+    "dry_multiplier": [-1, "1", float("inf")],
+    "dry_base": [0.5, 11],
+    "dry_allowed_length": [0, 1.5],
+    "dry_range": [-1],
+    "dry_sequence_breakers": [("",), (-1,), (1.5,)],
+    "top_n_sigma": [-2, -0.5],
+    "dynatemp_range": [-0.1],
+    "dynatemp_exponent": [0, -1],
+    "xtc_probability": [1.1],
+    "xtc_threshold": [-0.1, float("nan")],
+    "mirostat_mode": [3, True],
+    "mirostat_tau": [0],
+    "mirostat_eta": [0, 2],
     "max_tokens": [0, -5, 1.5, True],
     "min_tokens": [-1, 0.5],
     "stop": [("",), (3,)],
@@ -58,6 +72,10 @@ def test_right_values_are_kept(**values: object) -> None:
     assert {name: getattr(params, name) for name in values} == values
     assert params.greedy == (values["temperature"] == 0)
     assert dataclasses.replace(params) == params
+
+
+def test_what_no_request_asks_for_is_not_checked_again_and_again() -> None:
+    assert _extras(SamplingParams()) == _NO_EXTRAS
 
 
 def test_frozen() -> None:

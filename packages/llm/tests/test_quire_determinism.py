@@ -20,6 +20,14 @@ SHARED = [RANDOM.randrange(3, 250) for _ in range(50)]
 PROMPTS = [
     SHARED[: RANDOM.choice([0, 16, 33, 50])] + [RANDOM.randrange(3, 250)] * RANDOM.choice([1, 3, 20]) for _ in range(12)
 ]
+EXTRAS: dict[int, dict[str, Any]] = {
+    1: {"xtc_probability": 0.6, "xtc_threshold": 0.02},
+    2: {"mirostat_mode": 2, "mirostat_tau": 4.0, "mirostat_eta": 0.5, "dry_multiplier": 2.0},
+    4: {"top_n_sigma": 1.5, "dynatemp_range": 0.5, "repetition_penalty": 1.2},
+    5: {"mirostat_mode": 1, "mirostat_tau": 3.0, "dry_multiplier": 1.0, "dry_allowed_length": 1},
+    9: {"dry_multiplier": 3.0, "dry_range": 20, "dry_sequence_breakers": ("e", 7)},
+    10: {"mirostat_mode": 2, "mirostat_tau": 6.0, "dynatemp_range": 0.3},
+}
 PARAMS = [
     SamplingParams(
         temperature=[0.0, 0.7, 1.3][i % 3],
@@ -30,6 +38,7 @@ PARAMS = [
         ignore_eos=True,
         logprobs=2,
         deterministic=True,
+        **EXTRAS.get(i, {}),
     )
     for i in range(12)
 ]
@@ -40,7 +49,7 @@ SITUATIONS: dict[str, dict[str, Any]] = {
     "a cache so small that requests are preempted": {"num_gpu_blocks_override": 14, "enable_prefix_caching": False},
     "other blocks": {"block_size": 4},
     "one thread": {"num_threads": 1},
-    "drafts": {"speculative_method": "ngram", "prompt_lookup_min": 1},
+    "drafts": {"speculative_method": "ngram", "speculative_adaptive": False, "prompt_lookup_min": 1},
 }
 
 
@@ -77,13 +86,16 @@ def test_nothing_changes_a_bit(model: tuple[Path, str], alone: list[tuple[list[i
 
 
 @pytest.mark.parametrize("kv_cache_dtype", ["auto", "int8"])
-def test_greedy_tokens_are_those_of_the_logits(model: tuple[Path, str], kv_cache_dtype: str) -> None:
-    """Steps of greedy rows alone are one call that never writes logits; with log probabilities they are computed."""
-    greedy = SamplingParams(temperature=0, max_tokens=40, ignore_eos=True)
+def test_tokens_are_those_of_the_logits(model: tuple[Path, str], kv_cache_dtype: str) -> None:
+    """Steps without log probabilities are one call that shows nobody its logits, and writes none for greedy rows alone;
+    with log probabilities the sampler gets them."""
+    greedy = SamplingParams(temperature=0, max_tokens=30, ignore_eos=True)
+    mixed = [dataclasses.replace(each, logprobs=None, min_p=0.01 * (i % 4 == 1)) for i, each in enumerate(PARAMS)]
     with start(model, kv_cache_dtype=kv_cache_dtype) as llm:
-        with_logits = answers(llm, PROMPTS, [dataclasses.replace(greedy, logprobs=1)] * len(PROMPTS))
-        without = answers(llm, PROMPTS, [greedy] * len(PROMPTS))
-    assert [tokens for tokens, _ in without] == [tokens for tokens, _ in with_logits]
+        for params in ([greedy] * len(PROMPTS), mixed):
+            with_logits = answers(llm, PROMPTS, [dataclasses.replace(each, logprobs=1) for each in params])
+            without = answers(llm, PROMPTS, params)
+            assert [tokens for tokens, _ in without] == [tokens for tokens, _ in with_logits]
 
 
 def test_a_wish_that_cannot_be_kept_is_refused(tmp_path: Path) -> None:

@@ -113,7 +113,7 @@ def test_every_variable_that_the_sources_read_is_known() -> None:
     read = re.compile(r"""(?:getenv|environ(?:\.get)?)\s*[(\[]\s*["'](QUIRE_[A-Z0-9_]+)["']""")
     names = {
         name
-        for folder in ("packages", "apps", "kernels-cpu")
+        for folder in ("packages", "apps", "kernels-cpu", "kernels-cuda", "kernels-rocm")
         for path in (ROOT / folder).rglob("*")
         if path.suffix in (".py", ".cpp", ".cc", ".h", ".hpp") and path.is_file()
         for name in (read if "tests" in path.parts else text).findall(path.read_text(errors="replace"))

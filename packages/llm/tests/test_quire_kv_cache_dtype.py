@@ -31,7 +31,12 @@ SITUATIONS: dict[str, dict[str, Any]] = {
     "together": {},
     "chunks of seven": {"max_num_batched_tokens": 16, "long_prefill_token_threshold": 7},
     "preempted": {"num_gpu_blocks_override": 17, "enable_prefix_caching": False},
-    "tiny blocks and drafts": {"block_size": 2, "speculative_method": "ngram", "prompt_lookup_min": 1},
+    "tiny blocks and drafts": {
+        "block_size": 2,
+        "speculative_method": "ngram",
+        "speculative_adaptive": False,
+        "prompt_lookup_min": 1,
+    },
     "synchronous": {"async_scheduling": False},
 }
 
@@ -146,7 +151,12 @@ def test_beside_narrow_weights_and_constraints(folder: Path, dtype: str) -> None
         SamplingParams(temperature=1.0, seed=3, max_tokens=20, structured_outputs=grammar),
         SamplingParams(temperature=0.0, max_tokens=20, repetition_penalty=1.4, logprobs=2, ignore_eos=True),
     ]
-    settings = {"quantization": "int8", "speculative_method": "ngram", "long_prefill_token_threshold": 7}
+    settings = {
+        "quantization": "int8",
+        "speculative_method": "ngram",
+        "speculative_adaptive": False,
+        "long_prefill_token_threshold": 7,
+    }
     with start(folder, dtype, quantization="int8", enable_prefix_caching=False) as llm:
         alone = [tokens(llm, [prompt], [one])[0] for prompt, one in zip(PROMPTS, params, strict=False)]
     with start(folder, dtype, **settings) as llm:

@@ -63,7 +63,9 @@ def files(disk: Path) -> list[Path]:
     return sorted(disk.rglob("*.kv"))
 
 
-@pytest.mark.parametrize("settings", [{}, {"async_scheduling": True}, {"speculative_method": "ngram"}])
+@pytest.mark.parametrize(
+    "settings", [{}, {"async_scheduling": True}, {"speculative_method": "ngram", "speculative_adaptive": False}]
+)
 def test_the_tokens_are_those_without_a_tier_before_and_after_a_restart(
     folder: Path, disk: Path, expected: list[list[int]], settings: dict[str, Any]
 ) -> None:

@@ -72,7 +72,14 @@ def test_speculation_changes_nothing(llm: LLM, folder: Path) -> None:
     prompts = [[7, 8, 9] * 6, [4] * 20, list(range(30, 50))]
     mixed = [GREEDY, SamplingParams(temperature=0.8, seed=3, max_tokens=40, ignore_eos=True), GREEDY]
     plain = llm.generate(prompts, mixed, use_tqdm=False)
-    with LLM(folder, max_model_len=128, speculative_method="ngram", prompt_lookup_min=1, num_threads=1) as drafting:
+    with LLM(
+        folder,
+        max_model_len=128,
+        speculative_method="ngram",
+        speculative_adaptive=False,
+        prompt_lookup_min=1,
+        num_threads=1,
+    ) as drafting:
         drafted = drafting.generate(prompts, mixed, use_tqdm=False)
         assert drafting.stats().num_accepted_tokens_total > 0
     assert [o.outputs[0].token_ids for o in drafted] == [o.outputs[0].token_ids for o in plain]

@@ -53,6 +53,11 @@ def test_qwen3_06b_ledger() -> None:
     assert plan.max_concurrency == pytest.approx(plan.num_kv_tokens / 4096, rel=1e-3)
 
 
+def test_plans_for_a_device_that_is_not_there_are_refused() -> None:
+    with pytest.raises(ConfigError, match="finds no device 'xpu:7' here; use --device cpu"):
+        make_plan(QuireConfig.of(device="xpu:7"), big_model())
+
+
 def test_a_tier_on_disk_takes_its_copies() -> None:
     without, with_tier = (
         make_plan(QuireConfig.of(kv_disk_path=path), big_model(), free_bytes=20 * GB) for path in (None, "folder")

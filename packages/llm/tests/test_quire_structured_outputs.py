@@ -40,7 +40,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "one token blocks, few rows": {"block_size": 1, "max_num_seqs": 3},
     "preemptions": {"block_size": 2, "num_gpu_blocks_override": 200, "max_model_len": 320, "max_num_seqs": 16},
     "small chunks": {"max_num_batched_tokens": 5},
-    "n-gram drafts": {"speculative_method": "ngram", "num_speculative_tokens": 3},
+    "n-gram drafts": {"speculative_method": "ngram", "speculative_adaptive": False, "num_speculative_tokens": 3},
     "every token sampled": {"structured_output_max_jump_tokens": 0},
     "no prefix cache": {"enable_prefix_caching": False},
 }

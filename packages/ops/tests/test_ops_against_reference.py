@@ -137,6 +137,39 @@ def test_int8_linear(backend: OpBackend, dtype: torch.dtype, rows: int, shape: t
     check_wide(wide, ref.int8_linear(x, weight, scale, None, wide=True), dtype)
 
 
+@cases("w8a8_linear")
+@pytest.mark.parametrize("rows", [1, 5, 40])
+@pytest.mark.parametrize("shape", [(48, 64), (31, 200), (16, 1), (33, 1024), (500, 640)])
+def test_w8a8_linear(backend: OpBackend, dtype: torch.dtype, rows: int, shape: tuple[int, int]) -> None:
+    x = random(rows, shape[1], dtype=dtype) * torch.arange(rows).add(0.5).to(dtype)[:, None]
+    weight = torch.randint(-128, 128, shape, dtype=torch.int8, generator=torch.Generator().manual_seed(rows))
+    scale = random(shape[0], dtype=dtype, seed=3).abs() * 0.01
+    offset = random(shape[0], dtype=dtype, seed=4)
+    for input_scale in (
+        torch.zeros(1),
+        torch.tensor([0.013]),
+    ):  # of its own for each row; so small that some are cut off
+        got = backend.function(x, weight, scale, input_scale, offset)
+        check(got, ref.w8a8_linear(x, weight, scale, input_scale, offset))
+        wide = backend.function(x, weight, scale, input_scale, None, wide=True)
+        exact = ref.w8a8_linear(x, weight, scale, input_scale, None, wide=True)
+        assert wide.dtype == torch.float32
+        assert (wide - exact).abs().max() <= 3e-7 * exact.abs().max()
+
+
+@cases("w8a8_linear")
+def test_tokens_that_w8a8_cannot_hold(backend: OpBackend, dtype: torch.dtype) -> None:
+    x = torch.randn(5, 64).to(dtype)
+    x[1], x[2, 3], x[3, 60], x[4] = 0, torch.nan, -torch.inf, 0
+    if dtype != torch.float16:
+        x[4, 0] = 1e-38  # 127 / x overflows
+    weight, scale = torch.randint(-127, 128, (40, 64), dtype=torch.int8), torch.rand(40).to(dtype)
+    got = backend.function(x, weight, scale, torch.zeros(1), None)
+    assert got[2:4].isnan().all()
+    assert torch.equal(got[[1, 4]], torch.zeros(2, 40, dtype=dtype))
+    assert got[0].isfinite().all()
+
+
 @cases("grouped_linear")
 @pytest.mark.parametrize("rows", [1, 5, 40])
 @pytest.mark.parametrize("shape", [(48, 64), (31, 200), (16, 1), (33, 1024), (1000, 640)])

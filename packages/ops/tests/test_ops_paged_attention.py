@@ -15,6 +15,7 @@ TOLERANCE = {torch.float32: 5e-6, torch.bfloat16: 2e-2, torch.float16: 3e-3}
 
 BACKENDS = [b for b in op_table().backends("paged_attention") if b.name != "reference"]
 BACKENDS = [b for b in BACKENDS if b.refusal(OpRequest()) is None]
+WRITERS = [b for b in op_table().backends("write_kv_cache") if b.refusal(OpRequest()) is None]
 
 MIXES = {
     "one decode": [(1, 1)],
@@ -132,7 +133,7 @@ def test_cache_of_another_dtype(cache_dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("cache_dtype", TOLERANCE, ids=str)
-@pytest.mark.parametrize("backend", op_table().backends("write_kv_cache"), ids=lambda backend: backend.name)
+@pytest.mark.parametrize("backend", WRITERS, ids=lambda backend: backend.name)
 def test_write_touches_its_slots_only(backend, cache_dtype: torch.dtype) -> None:
     layout, num_blocks = random_layout(random.Random(6), [(3, 9), (1, 2), (5, 5)], 4, shuffle=True)
     cache = torch.full((num_blocks, 2, 3, 4, 8), 7.0, dtype=cache_dtype)

@@ -46,6 +46,23 @@ class TestInt8(LinearMethodSuite):
         assert torch.isfinite(method.apply(method.make_weights(weight, None), torch.ones(1, 32).half())).all()
 
 
+class TestW8A8(LinearMethodSuite):
+    # Half a step of the weight, and half a step of the token.
+    max_error = 2 / 254
+
+    def make_method(self, dtype: torch.dtype) -> LinearMethod:
+        return linear_method("w8a8", OpRequest(dtype=dtype))
+
+    def test_what_int8_can_hold_is_multiplied_exactly(self) -> None:
+        x, weight = torch.randint(-127, 128, (7, 300)).float(), torch.randint(-127, 128, (20, 300)).float()
+        x[:, 5], weight[:, 9] = 127, -127
+        method = self.make_method(torch.float32)
+        weights = method.make_weights(weight, None)
+        assert torch.equal(method.apply(weights, x), x @ weight.T)
+        del weights["input_scale"]  # as an LM head has them
+        assert torch.allclose(method.logits(weights, x + 0.25), (x + 0.25) @ weight.T, rtol=1e-6)
+
+
 class _Int4(LinearMethodSuite):
     # By Cauchy and Schwarz: rounding to steps of a third of a standard deviation costs a tenth of a row's norm.
     max_error = 1 / 8
@@ -92,7 +109,7 @@ class TestInt4Groups32(_Int4):
 
 
 def test_unknown_method_lists_the_choices() -> None:
-    assert linear_method_names() == ("plain", "int8", "int4", "int4-g64", "int4-g32")
-    with pytest.raises(ConfigError, match="no linear method 'int3'; choose one of plain, int8, int4") as error:
+    assert linear_method_names() == ("plain", "int8", "w8a8", "int4", "int4-g64", "int4-g32")
+    with pytest.raises(ConfigError, match="no linear method 'int3'; choose one of plain, int8, w8a8, int4") as error:
         linear_method("int3", OpRequest())
     assert error.value.field == "quantization"

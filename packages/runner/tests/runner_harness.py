@@ -169,7 +169,9 @@ FAMILIES: dict[str, dict[str, Any]] = {
 }
 
 
-def random_model(family: str, *, attention_backend: str | None = None, **overrides: Any) -> CausalLM:
+def random_model(
+    family: str, *, attention_backend: str | None = None, device: str = "cpu", **overrides: Any
+) -> CausalLM:
     """A network of quire_models with random weights."""
     config = ModelConfig.from_dict(
         {
@@ -185,11 +187,11 @@ def random_model(family: str, *, attention_backend: str | None = None, **overrid
             **overrides,
         }
     )
-    model = build_model(config, dtype="float32", attention_backend=attention_backend)
+    model = build_model(config, dtype="float32", device=device, attention_backend=attention_backend)
     generator = torch.Generator().manual_seed(3)
     for parameter in model.parameters:
         scale = parameter.shape[-1] ** -0.5 * 1.5 if len(parameter.shape) > 1 else 1.0
-        parameter.tensor = torch.randn(parameter.shape, generator=generator) * scale
+        parameter.tensor = (torch.randn(parameter.shape, generator=generator) * scale).to(device)
     model.finish_loading()
     return model
 
@@ -251,6 +253,7 @@ class Engine:
         max_model_len: int = 128,
         num_speculative_tokens: int = 0,
         depth: int = 0,
+        reads_apart: bool = False,
         prefix_caching: bool = True,
         cache_options: dict[str, Any] | None = None,
         make_transfers: Callable[[KVCacheManager], KVTransfers] | None = None,
@@ -281,7 +284,7 @@ class Engine:
         )
         transfers = None if make_transfers is None else make_transfers(self.manager)
         self.scheduler = Scheduler(SchedulerConfig(**limits), self.manager, transfers=transfers)
-        self.executor = RunnerExecutor(self.runner, threaded=depth > 0)
+        self.executor = RunnerExecutor(self.runner, threaded=depth > 0, reads_apart=reads_apart)
         self.depth = depth
         self.outcomes: dict[str, Outcome] = {}
         self.num_steps = 0

@@ -11,7 +11,7 @@ import pytest
 from runner_harness import HYBRID, VOCAB_SIZE, Engine, TinyNetwork, make_request, reference_tokens
 
 from quire_interfaces import Request
-from quire_spec_decode import NgramDrafter
+from quire_spec_decode import NgramDrafter, SuffixDrafter
 
 
 class Oracle:
@@ -73,6 +73,31 @@ def test_right_and_wrong_drafts(windows: tuple[int | None, ...], spoil: float) -
     if spoil == 0:
         longest = max(map(len, expected.values()))
         assert engine.num_steps < longest, "accepted drafts must save steps"
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_suffix_drafting_gives_the_same_tokens_and_learns_from_others(temperature: float) -> None:
+    requests = [make_request(f"r{i}", [5, 9, 2, 7] * 3, max_tokens=24, temperature=temperature) for i in range(3)]
+    drafter = SuffixDrafter(max_tree_depth=6, max_spec_factor=2.0)
+    engine = Engine(num_speculative_tokens=4, drafter=drafter, num_blocks=14, max_num_seqs=2)
+    expected = reference_tokens(engine.network, requests[0])
+    num_steps = []
+    for request in requests:  # the same output again: it was seen in the first one
+        engine.run(request)
+        num_steps.append(engine.num_steps - sum(num_steps))
+    engine.close()
+    assert [engine.outcomes[r.request_id].token_ids for r in requests] == [expected] * 3
+    assert num_steps[1] < num_steps[0]
+
+
+def test_suffix_drafting_with_preemption() -> None:
+    requests = [make_request(f"r{i}", [i, 7] * 6, max_tokens=20, temperature=0.6, seed=i) for i in range(6)]
+    engine = Engine(num_speculative_tokens=3, drafter=SuffixDrafter(), num_blocks=24)
+    outcomes = engine.run(*requests)
+    engine.close()
+    assert engine.scheduler.stats().num_preemptions_total > 0
+    for request in requests:
+        assert outcomes[request.request_id].token_ids == reference_tokens(engine.network, request)
 
 
 def test_drafts_with_preemption() -> None:

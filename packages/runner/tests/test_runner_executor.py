@@ -27,6 +27,11 @@ class TestThreaded(ExecutorSuite):
         return Engine(depth=1).executor
 
 
+class TestReadingApart(ExecutorSuite):
+    def make_executor(self) -> Executor:
+        return Engine(depth=1, reads_apart=True).executor
+
+
 class TestFake(ExecutorSuite):
     """The suite must not be a description of one implementation."""
 

@@ -7,6 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from quire_ops.drawing import integer_weights, log2_weights
 from quire_sampling import top_tokens
 from quire_sampling.nucleus import Filters, keep_nucleus_
 
@@ -52,40 +53,41 @@ def test_top_tokens_is_a_stable_sort(seed: int, num_rows: int, vocab_size: int, 
     vocab_size=st.sampled_from([1, 2, 65, 300, 2000]),
     kind=KIND,
     top_p=st.sampled_from([0.001, 0.3, 0.5, 0.9, 0.999, 1.0]),
-    min_p=st.sampled_from([0.0, 0.001, 0.2, 1.0]),
+    min_log2=st.sampled_from([-torch.inf, -10.0, -2.3, 0.0]),
     top_k=st.sampled_from([1, 2, 50, 299, 10_000]),
     temperature=st.sampled_from([0.5, 1.0, 4.0]),
 )
 def test_nucleus_is_a_prefix_of_a_stable_sort(
-    seed: int, vocab_size: int, kind: str, top_p: float, min_p: float, top_k: int, temperature: float
+    seed: int, vocab_size: int, kind: str, top_p: float, min_log2: float, top_k: int, temperature: float
 ) -> None:
     logits = make_logits(seed, 3, vocab_size, kind)
-    weights = ((logits - logits.amax(-1, keepdim=True)) / temperature).exp()
+    log2 = log2_weights(logits, logits.amax(-1), torch.full((3,), 1.4427 / temperature))
+    weights = integer_weights(log2)
     filters = Filters(
         torch.full((3,), min(top_k, vocab_size)),
         torch.full((3,), top_p, dtype=torch.float64),
-        torch.full((3,), min_p, dtype=torch.float64),
+        torch.full((3,), min_log2),
     )
 
-    kept = keep_nucleus_(weights.clone(), logits, filters)
+    kept = keep_nucleus_(weights.clone(), log2, logits, filters)
 
     order = logits.sort(dim=-1, descending=True, stable=True).indices
     for i in range(3):
-        in_order = weights[i, order[i]].to(torch.float64)
-        candidates = in_order * (in_order >= min_p)
+        in_order = weights[i, order[i]]
+        candidates = in_order * (log2[i, order[i]] >= min_log2)
         candidates[top_k:] = 0
         num_kept = int((kept[i] > 0).sum())
-        assert torch.equal(kept[i, order[i]][:num_kept], weights[i, order[i]][:num_kept])  # a prefix, unchanged
+        assert torch.equal(kept[i, order[i]][:num_kept], in_order[:num_kept])  # a prefix, unchanged
         assert not kept[i, order[i]][num_kept:].any()
-        enough = top_p * candidates.sum()
-        assert candidates[:num_kept].sum() >= enough * (1 - 1e-12)
-        assert candidates[: num_kept - 1].sum() <= enough * (1 + 1e-12)  # the shortest such prefix
+        enough = top_p * int(candidates.sum())
+        assert int(candidates[:num_kept].sum()) >= enough
+        assert num_kept == 1 or int(candidates[: num_kept - 1].sum()) < enough  # the shortest such prefix
         assert num_kept >= 1
 
 
 @pytest.mark.parametrize("top_p", [0.25, 0.5, 0.75])
 def test_nucleus_among_equal_tokens_keeps_the_lowest_ids(top_p: float) -> None:
-    weights = torch.ones(1, 400)
-    filters = Filters(torch.tensor([400]), torch.tensor([top_p]).double(), torch.zeros(1).double())
-    kept = keep_nucleus_(weights, torch.zeros(1, 400), filters)
+    equal = torch.zeros(1, 400)
+    filters = Filters(torch.tensor([400]), torch.tensor([top_p]).double(), torch.tensor([-torch.inf]))
+    kept = keep_nucleus_(integer_weights(equal), equal, equal, filters)
     assert kept.nonzero()[:, 1].tolist() == list(range(int(400 * top_p)))

@@ -42,7 +42,7 @@ def operators(*requests: SamplingParams, in_step: int | None = None) -> set[str]
 
 GREEDY = SamplingParams(temperature=0)
 PLAIN = SamplingParams()
-DRAW = {"exp_", "cumsum", "div_"}
+DRAW = {"round", "cumsum", "bitwise_right_shift_"}
 FILTER = {"topk", "argsort", "sort"}
 PENALTY = {"scatter_", "scatter_add_", "scatter_add"}
 EDIT = {"index_add_", "scatter_reduce_", "fill_"}

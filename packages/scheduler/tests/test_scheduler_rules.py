@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from quire_interfaces import ConfigError, Request
-from quire_scheduler import MaxRunningPerTenantRule
-from quire_testkit.conformance.scheduler import make_request
+from quire_scheduler import MaxRunningPerTenantRule, SharedPromptRule
+from quire_testkit.conformance.scheduler import BLOCK, make_request
 
 
 class Slots:
@@ -99,3 +99,44 @@ def test_waiting_for_room_is_told_apart_from_waiting_for_something_of_ones_own(m
     driver.scheduler.pause(0)
     driver.run()
     assert driver.scheduler.stats().num_waiting_deferred == 0
+
+
+@pytest.mark.parametrize("depth", [0, 1])
+def test_one_of_a_group_computes_the_prompt(make_driver, depth):
+    driver = make_driver(prefix_cache=True, depth=depth, rules=(SharedPromptRule(),), max_num_batched_tokens=8)
+    prompt = list(range(2 * BLOCK + 1))
+    for group in ("one", "two"):
+        for i in range(3):
+            request = make_request(f"{group}{i}", [*prompt, len(group)] if group == "one" else prompt[::-1], seed=i)
+            request.prompt_group = group
+            driver.add(request)
+    driver.add(make_request("stranger", prompt[:3], max_tokens=1))
+    driver.step()
+    assert driver.steps[0].request_ids == ["one0"], "the budget is spent on one prompt, not shared by three"
+    driver.run()
+    cached = {name: told.num_cached_tokens for name, told in driver.told.items()}
+    assert cached == {
+        **{f"one{i}": 2 * BLOCK if i else 0 for i in range(3)},
+        **{f"two{i}": 2 * BLOCK if i else 0 for i in range(3)},
+        "stranger": 0,
+    }
+    assert all(told.finish_reason is not None for told in driver.told.values())
+
+
+@pytest.mark.parametrize("leaves", ["aborted while waiting", "aborted while computing", "done with one token"])
+def test_a_group_whose_first_leaves_goes_on(make_driver, leaves):
+    driver = make_driver(prefix_cache=True, rules=(SharedPromptRule(),), max_num_batched_tokens=8)
+    for i in range(3):
+        request = make_request(
+            f"r{i}", list(range(3 * BLOCK)), max_tokens=1 if leaves.startswith("done") else 4, seed=i
+        )
+        request.prompt_group = "g"
+        driver.add(request)
+    if leaves == "aborted while computing":
+        driver.step()
+    if leaves.startswith("aborted"):
+        driver.scheduler.abort_requests(["r0"])
+    driver.run()
+    others = [driver.told[f"r{i}"] for i in (1, 2)]
+    assert all(told.finish_reason is not None for told in others)
+    assert others[1].num_cached_tokens >= 2 * BLOCK

@@ -25,7 +25,7 @@ def test_ngram() -> None:
 @pytest.mark.parametrize(
     ("field", "value"),
     [
-        ("method", "eagle"),
+        ("method", "eagle4"),
         ("num_speculative_tokens", 0),
         ("num_speculative_tokens", 2.5),
         ("prompt_lookup_min", 0),

@@ -1,4 +1,4 @@
-"""Subcommands that this package adds to `quire`: `bench throughput|latency|serve|peers` and `make-model`.
+"""Subcommands that this package adds to `quire`: `bench throughput|latency|serve|peers|kernels` and `make-model`.
 
 Only argparse is imported until a command runs.
 """
@@ -18,7 +18,7 @@ PEER_NAMES = ["transformers", "vllm", "llama.cpp", "llama-server", "openvino"]
 def register_bench(commands: Any) -> None:
     """Add `bench` to an argparse subparsers object; parsed arguments get `run`, a function of them."""
     parser = commands.add_parser("bench", help="measure throughput, latency or a running server")
-    kinds = parser.add_subparsers(dest="kind", required=True, metavar="throughput|latency|serve|peers")
+    kinds = parser.add_subparsers(dest="kind", required=True, metavar="throughput|latency|serve|peers|kernels")
     throughput = kinds.add_parser("throughput", help="offline: all requests at once")
     latency = kinds.add_parser("latency", help="offline: one batch, many times")
     serve = kinds.add_parser("serve", help="over HTTP, against any OpenAI-compatible server")
@@ -35,6 +35,7 @@ def register_bench(commands: Any) -> None:
     throughput.set_defaults(run=run_throughput)
     latency.set_defaults(run=run_latency)
     _add_serve(serve)
+    _add_kernels(kinds.add_parser("kernels", help="each backend of an op, beside what the machine allows"))
     _add_peers(kinds.add_parser("peers", help="offline: beside every other engine that is installed, in turn"))
 
 
@@ -83,6 +84,23 @@ def _add_peer_places(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument("--gguf", metavar="FILE", help="the checkpoint as GGUF, for llama.cpp")
     group.add_argument("--openvino-model", metavar="FOLDER", help="the checkpoint as OpenVINO IR, for OpenVINO GenAI")
+
+
+def _add_kernels(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("plan", nargs="?", help="YAML file of ops and shapes (default: every op on one shape)")
+    parser.add_argument("--ops", metavar="NAME,...", help="without a plan: only these ops")
+    parser.add_argument(
+        "--batch", metavar="BATCH", help="without a plan: attention and cache on this batch, for example q2k*4,8xq1k4k"
+    )
+    parser.add_argument("--dtype", default="bfloat16", help="without a plan: float32, float16, bfloat16 (the default)")
+    parser.add_argument("--device", default="cpu", help="cpu or cuda (default cpu)")
+    parser.add_argument("--repeats", type=int, default=5, help="samples of each figure (default 5)")
+    parser.add_argument("--num-threads", type=int, help="of the processor")
+    parser.add_argument("--csv", metavar="FILE", help="write the figures as CSV")
+    parser.add_argument(
+        "--output-json", "--json", metavar="FILE", help='write the figures as JSON; "-" for standard output'
+    )
+    parser.set_defaults(run=run_kernels)
 
 
 def _add_peers(parser: argparse.ArgumentParser) -> None:
@@ -194,13 +212,18 @@ def _peer_options(args: argparse.Namespace) -> Any:
 
 def run_peers(args: argparse.Namespace) -> int:
     """`quire bench peers`; exit status 1 when Quire itself could not be measured in some situation."""
-    from quire_bench.comparison import compare
-    from quire_bench.comparison_report import show_comparison
+    import signal
+    import sys
+
+    from quire_bench.comparison import Comparison, compare
+    from quire_bench.comparison_report import comparison_figures, show_comparison
     from quire_bench.comparison_setup import set_up
     from quire_bench.limits import measure_machine
     from quire_bench.peers import OURS
-    from quire_bench.report import check_json_path, progress_bar
+    from quire_bench.report import check_json_path, progress_bar, write_json
 
+    # As an exit, it ends the engines, too: they run in process groups of their own.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     check_json_path(args.output_json)
     plan = set_up(args, _peer_options(args))
     with progress_bar() as progress:
@@ -209,6 +232,10 @@ def run_peers(args: argparse.Namespace) -> int:
         def tell(what: str) -> None:
             progress.update(task, description=what)
             progress.advance(task)
+
+        def keep(result: Comparison) -> None:
+            if args.output_json not in (None, "-"):
+                write_json(comparison_figures(result, plan), args.output_json)
 
         result = compare(
             plan.engines,
@@ -219,9 +246,18 @@ def run_peers(args: argparse.Namespace) -> int:
             measure_limits=lambda: measure_machine(plan.dtype, args.num_threads, timeout_s=args.timeout),
             one_at_a_time=args.one_at_a_time,
             on_progress=tell,
+            on_round=keep,
         )
     show_comparison(result, plan, args.output_json)
     return 1 if OURS in result.failures else 0
+
+
+def run_kernels(args: argparse.Namespace) -> int:
+    """`quire bench kernels`."""
+    from quire_bench.kernel_report import run_and_show
+
+    run_and_show(args)
+    return 0
 
 
 def run_latency(args: argparse.Namespace) -> int:

@@ -23,6 +23,8 @@ __all__ = ["Comparison", "compare"]
 
 OnProgress = Callable[[str], object]
 """Called with what is being measured now."""
+OnRound = Callable[["Comparison"], object]
+"""Called after each round with what is known by then."""
 
 
 @dataclass(slots=True)
@@ -61,6 +63,7 @@ def compare(
     measure_limits: Callable[[], MachineLimits],
     one_at_a_time: bool = False,
     on_progress: OnProgress = lambda what: None,
+    on_round: OnRound = lambda result: None,
 ) -> Comparison:
     """Measure.
 
@@ -74,6 +77,7 @@ def compare(
         one_at_a_time: Load an engine only when the one before it has gone, for machines whose memory does not hold all
             of them; neighbours are minutes apart then.
         on_progress: Told before each measurement.
+        on_round: Told after each round, so that what was measured outlives a comparison that is ended early.
 
     Raises:
         ConfigError: repeats below 1.
@@ -94,6 +98,7 @@ def compare(
         one_round = _Round(result, number, repeats, settings, timeout_s, on_progress)
         for group in [[engine] for engine in order] if one_at_a_time else [order]:
             one_round.measure(group)
+        on_round(result)
     return result
 
 

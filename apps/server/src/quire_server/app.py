@@ -20,9 +20,16 @@ from starlette.websockets import WebSocket
 from quire import __version__
 from quire_interfaces import EngineDeadError, QuireError
 from quire_observability import CONTENT_TYPE
-from quire_server.chat import chat_completions
+from quire_server.adapters import (
+    LoadLoRAAdapterRequest,
+    UnloadLoRAAdapterRequest,
+    load_lora_adapter,
+    unload_lora_adapter,
+)
+from quire_server.chat import batch_chat_completions, chat_completions
 from quire_server.completions import completions
 from quire_server.context import ServerContext
+from quire_server.conversations import ConversationRequest, ConversationsService, ItemsRequest, MetadataRequest
 from quire_server.errors import ClientGoneError, HTTPError, error_response
 from quire_server.guard import Guard
 from quire_server.messages import count_tokens, messages
@@ -31,6 +38,13 @@ from quire_server.protocol import ChatCompletionRequest, CompletionRequest, Deto
 from quire_server.responses_api import ResponsesService
 from quire_server.responses_request import CompactRequest, ResponsesRequest
 from quire_server.responses_socket import responses_socket
+from quire_server.token_protocol import (
+    BatchChatCompletionRequest,
+    DerenderChatRequest,
+    DerenderCompletionRequest,
+    GenerateRequest,
+)
+from quire_server.token_routes import derender_chat, derender_completion, generate, render_chat, render_completion
 from quire_server.tokenization import detokenize, tokenize
 
 __all__ = ["make_app"]
@@ -46,15 +60,27 @@ Handler = Callable[[ServerContext, Request], Awaitable[Response]]
 def make_app(context: ServerContext) -> ASGIApp:
     """The whole HTTP surface of one served engine."""
     app = FastAPI(title="Quire", version=__version__, docs_url=None, redoc_url=None)
-    responses = ResponsesService()
+    conversations = ConversationsService()
+    responses = ResponsesService(conversations)
     for path, handler, body in (
         ("/v1/chat/completions", chat_completions, ChatCompletionRequest),
+        ("/v1/chat/completions/batch", batch_chat_completions, BatchChatCompletionRequest),
+        ("/v1/chat/completions/render", render_chat, ChatCompletionRequest),
+        ("/v1/chat/completions/derender", derender_chat, DerenderChatRequest),
         ("/v1/completions", completions, CompletionRequest),
+        ("/v1/completions/render", render_completion, CompletionRequest),
+        ("/v1/completions/derender", derender_completion, DerenderCompletionRequest),
+        ("/inference/v1/generate", generate, GenerateRequest),
         ("/v1/messages", messages, MessagesRequest),
         ("/v1/messages/count_tokens", count_tokens, CountTokensRequest),
         ("/v1/responses", responses.create, ResponsesRequest),
         ("/v1/responses/compact", responses.compact, CompactRequest),
         ("/v1/responses/input_tokens", responses.input_tokens, ResponsesRequest),
+        ("/v1/conversations", conversations.create, ConversationRequest),
+        ("/v1/conversations/{id}", conversations.update, MetadataRequest),
+        ("/v1/conversations/{id}/items", conversations.add_items, ItemsRequest),
+        ("/v1/load_lora_adapter", load_lora_adapter, LoadLoRAAdapterRequest),
+        ("/v1/unload_lora_adapter", unload_lora_adapter, UnloadLoRAAdapterRequest),
         ("/tokenize", tokenize, TokenizeRequest),
         ("/detokenize", detokenize, DetokenizeRequest),
     ):
@@ -70,9 +96,14 @@ def make_app(context: ServerContext) -> ASGIApp:
         _get(app, context, path, get)
     _get(app, context, "/v1/responses/{id}/input_items", responses.input_items)
     _get(app, context, "/v1/responses/{id}", responses.retrieve)
+    _get(app, context, "/v1/conversations/{id}/items/{item}", conversations.item)
+    _get(app, context, "/v1/conversations/{id}/items", conversations.list_items)
+    _get(app, context, "/v1/conversations/{id}", conversations.retrieve)
     _socket(app, context, "/v1/responses", responses)
     _other(app, context, "POST", "/v1/responses/{id}/cancel", responses.cancel)
     _other(app, context, "DELETE", "/v1/responses/{id}", responses.delete)
+    _other(app, context, "DELETE", "/v1/conversations/{id}/items/{item}", conversations.delete_item)
+    _other(app, context, "DELETE", "/v1/conversations/{id}", conversations.delete)
     for status in (404, 405):
         app.add_exception_handler(status, _not_routed)
     guarded = Guard(app, context.config.api_key, context.config.root_path)
@@ -185,8 +216,9 @@ async def version(context: ServerContext, request: Request) -> Response:
 
 
 async def models(context: ServerContext, request: Request) -> Response:
-    """The served model under each of its names."""
-    return JSONResponse({"object": "list", "data": [_model_card(context, name) for name in context.model_names]})
+    """The served model under each of its names, and its adapters."""
+    names = (*context.model_names, *(name for name in context.llm.adapters if name not in context.model_names))
+    return JSONResponse({"object": "list", "data": [_model_card(context, name) for name in names]})
 
 
 async def one_model(context: ServerContext, request: Request) -> Response:
@@ -195,14 +227,14 @@ async def one_model(context: ServerContext, request: Request) -> Response:
 
 
 def _model_card(context: ServerContext, name: str) -> dict[str, Any]:
-    info = context.llm.engine_info
+    info, adapter = context.llm.engine_info, context.adapter_of(name)
     return {
         "id": name,
         "object": "model",
         "created": context.started_s,
         "owned_by": "quire",
-        "root": info.model,
-        "parent": None,
+        "root": info.model if adapter is None else context.llm.adapters[adapter],
+        "parent": None if adapter is None else context.model_names[0],
         "max_model_len": info.max_model_len,
     }
 

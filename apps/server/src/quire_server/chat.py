@@ -15,9 +15,11 @@ from starlette.responses import Response
 
 from quire import RequestOutput
 from quire_engine import CompletionOutput
+from quire_interfaces import RequestError
 from quire_renderers import CallArguments, CallStart, ContentDelta, OutputEvent, ReasoningDelta
+from quire_server.beams import beam_search_params
 from quire_server.body import parse_body, read_body
-from quire_server.context import ServerContext, unless_disconnected
+from quire_server.context import ServerContext, all_of, unless_disconnected
 from quire_server.errors import naming_fields
 from quire_server.logprobs import chat_logprobs, prompt_logprobs
 from quire_server.protocol import ChatCompletionRequest
@@ -35,10 +37,11 @@ from quire_server.responses import (
     sse,
 )
 from quire_server.streaming import EventStream, after
+from quire_server.token_protocol import BatchChatCompletionRequest
 from quire_server.tool_choice import chat_tool_use
 from quire_server.turn import ChatTurn, RunningTurn, TurnChoice, raise_failed, start_turn
 
-__all__ = ["chat_completions", "chat_turn"]
+__all__ = ["ChatAnswer", "batch_chat_completions", "chat_completions", "chat_turn"]
 
 
 async def chat_completions(context: ServerContext, request: Request) -> Response:
@@ -48,7 +51,7 @@ async def chat_completions(context: ServerContext, request: Request) -> Response
     with naming_fields(body.field_names()):
         running = await start_turn(context, chat_turn(context, body))
     request_id = f"chatcmpl-{body.request_id or secrets.token_hex(12)}"
-    answer = _Answer(request_id, int(time.time()), model, body, running, context)
+    answer = ChatAnswer(request_id, int(time.time()), model, body, running, context)
     # The first output comes before the status line, so that an early refusal still has its own status.
     with naming_fields(body.field_names()):
         first = await unless_disconnected(request, anext(running.outputs))
@@ -57,15 +60,45 @@ async def chat_completions(context: ServerContext, request: Request) -> Response
     return await EventStream.begin(answer.events(first, running.outputs))
 
 
+async def batch_chat_completions(context: ServerContext, request: Request) -> Response:
+    """POST /v1/chat/completions/batch: one choice per conversation, with its place as index."""
+    body = parse_body(await read_body(request, context.config), BatchChatCompletionRequest)
+    model = context.resolve_model(body.model)
+    most = context.config.max_prompts_per_request
+    if len(body.messages) > most:
+        raise RequestError(
+            f"messages holds {len(body.messages)} conversations, this server takes {most} at most "
+            "(--max-prompts-per-request)",
+            param="messages",
+        )
+    name, created = f"chatcmpl-{body.request_id or secrets.token_hex(12)}", int(time.time())
+    answers = []
+    with naming_fields(body.field_names()):
+        for messages in body.messages:  # every conversation is checked before the first one runs
+            one = body.model_copy(update={"messages": messages})
+            running = await start_turn(context, chat_turn(context, one))
+            answers.append(ChatAnswer(name, created, model, one, running, context))
+        outputs = await unless_disconnected(request, all_of(anext(each.running.outputs) for each in answers))
+    wholes = [answer.whole(output) for answer, output in zip(answers, outputs, strict=True)]
+    first = wholes[0]
+    first.choices = [whole.choices[0] for whole in wholes]
+    for index, choice in enumerate(first.choices):
+        choice.index = index
+    first.usage = Usage.sum([whole.usage for whole in wholes])
+    return Response(msgspec.json.encode(first), media_type="application/json")
+
+
 def chat_turn(context: ServerContext, body: ChatCompletionRequest) -> ChatTurn:
     """What the request asks of the model.
 
     Raises:
         RequestError: naming the field at fault.
     """
+    params = context.sampling_params(body)
     return ChatTurn(
         messages=body.messages,
-        params=context.sampling_params(body),
+        params=params,
+        beams=beam_search_params(body, params),
         tool_use=chat_tool_use(body.tools, body.tool_choice, body.parallel_tool_calls),
         add_generation_prompt=body.add_generation_prompt,
         continue_final_message=body.continue_final_message,
@@ -76,6 +109,7 @@ def chat_turn(context: ServerContext, body: ChatCompletionRequest) -> ChatTurn:
         thinking_token_budget=body.thinking_token_budget,
         priority=body.priority,
         cache_salt=body.cache_salt,
+        adapter=context.adapter_of(body.model),
         stream=bool(body.stream),
     )
 
@@ -124,7 +158,7 @@ def delta_of(choice: TurnChoice, events: Sequence[OutputEvent]) -> Delta:
 
 
 @dataclass(slots=True)
-class _Answer:
+class ChatAnswer:
     """What all pieces of one answer have in common."""
 
     id: str

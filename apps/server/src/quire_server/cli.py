@@ -280,7 +280,8 @@ def _speculative(text: str | None) -> dict[str, Any]:
         raise ConfigError(f"--speculative-config is not JSON: {error}", field="speculative_config") from None
     if not isinstance(values, dict):
         raise ConfigError(f"--speculative-config must be a JSON object, got {text}", field="speculative_config")
-    return {("speculative_method" if name == "method" else name): value for name, value in values.items()}
+    prefixed = ("method", "model", "revision", "quantization", "adaptive")  # names that mean something else elsewhere
+    return {(f"speculative_{name}" if name in prefixed else name): value for name, value in values.items()}
 
 
 def _read_yaml(path: str) -> dict[str, Any]:

@@ -6,17 +6,19 @@ import contextlib
 import dataclasses
 import secrets
 import time
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import msgspec
 from msgspec import UNSET
 from starlette.requests import Request
 from starlette.responses import Response
 
-from quire import OutputKind, RequestOutput
+from quire import BeamSearchParams, OutputKind, RequestOutput
 from quire_engine import CompletionOutput, Logprob
 from quire_interfaces import FinishReason, RenderedPrompt, RequestError, SamplingParams
+from quire_server.beams import beam_search_outputs, beam_search_params
 from quire_server.body import parse_body, read_body
 from quire_server.context import ServerContext, all_of, in_thread_when_long, unless_disconnected
 from quire_server.errors import naming_fields
@@ -26,7 +28,7 @@ from quire_server.responses import Completion, CompletionChoice, Usage, sse
 from quire_server.streaming import EventStream, after, merge
 from quire_server.turn import raise_failed
 
-__all__ = ["completions"]
+__all__ = ["CompletionAnswer", "completions", "render_prompts"]
 
 
 async def completions(context: ServerContext, request: Request) -> Response:
@@ -40,30 +42,22 @@ async def completions(context: ServerContext, request: Request) -> Response:
         body.max_tokens = 1  # one token is computed and dropped
     with naming_fields(body.field_names()):
         params = context.sampling_params(body)
+        beams = beam_search_params(body, params)
     if body.echo and params.logprobs is not None and params.prompt_logprobs is None:
         params = dataclasses.replace(params, prompt_logprobs=params.logprobs)
-    answer = _Answer(
+    answer = CompletionAnswer(
         f"cmpl-{body.request_id or secrets.token_hex(12)}",
         int(time.time()),
         model,
         body,
         params,
-        await _render(context, body),
+        await render_prompts(context, body),
         context,
         only_echo,
     )
     # Every prompt is checked before the first one runs.
     with naming_fields(body.field_names()):
-        sources = [
-            context.llm.generate(
-                prompt,
-                params,
-                priority=body.priority,
-                cache_salt=body.cache_salt,
-                kind=OutputKind.DELTA if body.stream else OutputKind.FINAL_ONLY,
-            )
-            for prompt in answer.prompts
-        ]
+        sources = [_outputs(context, body, prompt, params, beams) for prompt in answer.prompts]
     if not body.stream:
         with naming_fields(body.field_names()):
             finals = await unless_disconnected(request, all_of(anext(source) for source in sources))
@@ -74,7 +68,26 @@ async def completions(context: ServerContext, request: Request) -> Response:
     return await EventStream.begin(answer.events(first, outputs))
 
 
-async def _render(context: ServerContext, body: CompletionRequest) -> list[RenderedPrompt]:
+def _outputs(
+    context: ServerContext,
+    body: CompletionRequest,
+    prompt: RenderedPrompt,
+    params: SamplingParams,
+    beams: BeamSearchParams | None,
+) -> AsyncIterator[RequestOutput]:
+    where: dict[str, Any] = {
+        "priority": body.priority,
+        "cache_salt": body.cache_salt,
+        "adapter": context.adapter_of(body.model),
+    }
+    if beams is not None:
+        return beam_search_outputs(context, prompt, beams, params, **where)
+    return context.llm.generate(
+        prompt, params, kind=OutputKind.DELTA if body.stream else OutputKind.FINAL_ONLY, **where
+    )
+
+
+async def render_prompts(context: ServerContext, body: CompletionRequest) -> list[RenderedPrompt]:
     prompts = body.prompts()
     if len(prompts) > context.config.max_prompts_per_request:
         raise RequestError(
@@ -82,6 +95,8 @@ async def _render(context: ServerContext, body: CompletionRequest) -> list[Rende
             "(--max-prompts-per-request)",
             param="prompt",
         )
+    if body.suffix:
+        prompts = _with_gap(context, prompts, body.suffix)
     special = body.add_special_tokens if body.add_special_tokens is not None else True
     renderer = context.llm.renderer
 
@@ -91,8 +106,26 @@ async def _render(context: ServerContext, body: CompletionRequest) -> list[Rende
     return await in_thread_when_long(sum(map(len, prompts)), render)
 
 
+def _with_gap(context: ServerContext, prompts: Sequence[str | list[int]], suffix: str) -> list[str | list[int]]:
+    """Prompts that ask for what stands between each prompt and the suffix."""
+    form = context.llm.renderer.fill_in_middle
+    if form is None:
+        raise RequestError(
+            "suffix needs a model that was trained to fill gaps, and this model's tokenizer has no tokens for it "
+            "(such as <|fim_middle|>); leave suffix out",
+            param="suffix",
+            code="unsupported",
+        )
+    gaps: list[str | list[int]] = []
+    for prompt in prompts:
+        if not isinstance(prompt, str):
+            raise RequestError("with suffix, prompt must be text, got token ids", param="prompt")
+        gaps.append(form.prompt(prompt, suffix))
+    return gaps
+
+
 @dataclass(slots=True)
-class _Answer:
+class CompletionAnswer:
     """What all pieces of one answer have in common. Choice `index` is prompt * n + completion."""
 
     id: str

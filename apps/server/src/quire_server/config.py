@@ -39,6 +39,14 @@ class ServerConfig(Settings):
     response_store_max_responses: int = setting(
         100_000, help="Most responses that are kept; the oldest are forgotten.", unit="responses", check=at_least(1)
     )
+    mcp_servers: str | None = setting(
+        None,
+        help="File (JSON or YAML) with the MCP servers whose tools responses may use: mcpServers, a table from labels "
+        "to entries with url, or with command, args, env and cwd.",
+    )
+    mcp_timeout_s: float = setting(
+        60.0, help="An MCP server that takes longer to answer has failed.", unit="seconds", check=at_least(0.01)
+    )
     metrics_prefix: str = setting(
         "quire", help="Prefix of the metric names; vllm gives the names that existing dashboards use."
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TypeVar
 
@@ -15,6 +15,7 @@ from quire_interfaces import ModelNotFoundError, RequestError, SamplingParams
 from quire_observability import EngineMetrics
 from quire_server.config import ServerConfig
 from quire_server.errors import ClientGoneError
+from quire_server.mcp_servers import MCPServer
 from quire_server.protocol import SamplingFields
 
 __all__ = ["ServerContext", "all_of", "in_thread_when_long", "unless_disconnected"]
@@ -33,6 +34,8 @@ class ServerContext:
     config: ServerConfig
     metrics: EngineMetrics
     model_names: tuple[str, ...]
+    mcp_servers: Mapping[str, MCPServer] = field(default_factory=dict)
+    """By label; those that the operator named."""
     started_s: int = field(default_factory=lambda: int(time.time()))
     is_draining: bool = False
     """On SIGTERM: running requests finish, new ones are refused."""
@@ -47,11 +50,16 @@ class ServerContext:
         Raises:
             ModelNotFoundError: another model than the served one was asked for.
         """
-        if name is None or name in self.model_names:
+        if name is None or name in self.model_names or name in self.llm.adapters:
             return name or self.model_names[0]
+        served = (*self.model_names, *self.llm.adapters)
         raise ModelNotFoundError(
-            f"the model {name!r} is not served here; served: {', '.join(repr(known) for known in self.model_names)}"
+            f"the model {name!r} is not served here; served: {', '.join(repr(known) for known in served)}"
         )
+
+    def adapter_of(self, model: str | None) -> str | None:
+        """The adapter that a request for this model runs with; None for the network as it is."""
+        return model if model not in self.model_names and model in self.llm.adapters else None
 
     def is_deterministic(self, params: SamplingParams) -> bool:
         """Whether a repetition of the request is certain to give the same tokens."""
@@ -64,11 +72,16 @@ class ServerContext:
             RequestError: naming the field.
         """
         body.check_supported()
-        if body.priority and self.llm.config.scheduler.policy != "priority":
+        params = body.to_sampling_params(self.llm.generation_defaults, self._bad_words(body.bad_words))
+        self.check_request(params, body.priority)
+        return params
+
+    def check_request(self, params: SamplingParams, priority: int) -> None:
+        """Raises RequestError when this server does not give what is asked for."""
+        if priority and self.llm.config.scheduler.policy != "priority":
             raise RequestError(
                 "priority needs a server started with --scheduling-policy priority; leave it out", param="priority"
             )
-        params = body.to_sampling_params(self.llm.generation_defaults, self._bad_words(body.bad_words))
         for name in ("logprobs", "prompt_logprobs"):
             asked = getattr(params, name)
             if asked is not None and asked > self.max_logprobs:
@@ -76,7 +89,6 @@ class ServerContext:
                     f"{name} must be at most {self.max_logprobs} on this server (--max-logprobs), got {asked}",
                     param=name,
                 )
-        return params
 
     def _bad_words(self, words: list[str] | None) -> tuple[tuple[int, ...], ...]:
         sequences: dict[tuple[int, ...], None] = {}

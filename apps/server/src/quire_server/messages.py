@@ -96,6 +96,7 @@ def _turn(context: ServerContext, body: CountTokensRequest) -> ChatTurn:
         thinking_token_budget=body.thinking_budget(),
         priority=body.priority,
         cache_salt=body.cache_salt,
+        adapter=context.adapter_of(body.model),
         stream=bool(body.stream),
     )
 

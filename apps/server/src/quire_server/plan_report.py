@@ -18,7 +18,7 @@ def print_plan(config: QuireConfig, *, as_json: bool) -> int:
     start = time.perf_counter()
     folder = model_folder(config)
     model = ModelConfig.from_path(folder)
-    plan = make_plan(config, model)
+    plan = make_plan(config, model, folder=folder)
     if as_json:
         figures = {
             "model": str(config.model.model or folder.name),

@@ -9,7 +9,8 @@ from __future__ import annotations
 import reprlib
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+import msgspec
+from pydantic import AliasChoices, BaseModel, ConfigDict, Field
 
 from quire_interfaces import RequestError, SamplingParams
 from quire_server.structured import constraint_names, structured_outputs_of
@@ -47,6 +48,9 @@ class SamplingFields(Body):
     model: str | None = None
     n: Int | None = None
     best_of: Int | None = None
+    use_beam_search: bool = False
+    length_penalty: float | None = None
+    early_stopping: bool | None = None
     temperature: float | None = None
     top_p: float | None = None
     top_k: Int | None = None
@@ -54,6 +58,21 @@ class SamplingFields(Body):
     repetition_penalty: float | None = None
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
+    dry_multiplier: float | None = None
+    dry_base: float | None = None
+    dry_allowed_length: Int | None = None
+    dry_sequence_breakers: list[str] | str | None = None
+    dry_range: Int | None = Field(default=None, validation_alias=AliasChoices("dry_range", "dry_penalty_last_n"))
+    top_n_sigma: float | None = None
+    dynatemp_range: float | None = None
+    dynatemp_low: float | None = None
+    dynatemp_high: float | None = None
+    dynatemp_exponent: float | None = None
+    xtc_probability: float | None = None
+    xtc_threshold: float | None = None
+    mirostat_mode: Int | None = Field(default=None, validation_alias=AliasChoices("mirostat_mode", "mirostat"))
+    mirostat_tau: float | None = None
+    mirostat_eta: float | None = None
     logit_bias: dict[str, float] | None = None
     allowed_token_ids: list[TokenId] | None = None
     bad_words: list[str] | None = None
@@ -94,7 +113,8 @@ class SamplingFields(Body):
 
     def field_names(self) -> dict[str, str]:
         """Name the engine gives a field -> name it has in this body, where they differ."""
-        return {"bad_words_token_ids": "bad_words", **constraint_names(self)}
+        beams = "n" if self.best_of is None else "best_of"
+        return {"bad_words_token_ids": "bad_words", "beam_width": beams, **constraint_names(self)}
 
     def check_supported(self) -> None:
         """Refuse what is understood but not served.
@@ -102,12 +122,6 @@ class SamplingFields(Body):
         Raises:
             RequestError: naming the field and what to do instead.
         """
-        if self.best_of is not None and self.best_of != (self.n or 1):
-            raise RequestError(
-                f"best_of ({self.best_of}) must equal n ({self.n or 1}): ranking of candidates is not supported; "
-                "ask for n completions with logprobs and rank them yourself",
-                param="best_of",
-            )
         if self.stream_options is not None and not self.stream:
             raise RequestError("stream_options is only allowed with stream=true", param="stream_options")
 
@@ -132,6 +146,11 @@ class SamplingFields(Body):
             value = getattr(self, name)
             if value is not None:
                 values[name] = tuple(value) if isinstance(value, list) else value
+        values.update(self._dynamic_temperature())
+        if self.dry_range is not None:
+            values["dry_range"] = max(0, self.dry_range)  # llama.cpp spells "all" as -1
+        if self.dry_sequence_breakers is not None:
+            values["dry_sequence_breakers"] = _breakers(self.dry_sequence_breakers)
         if self.stop is not None:
             values["stop"] = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
         if self.logit_bias is not None:
@@ -146,12 +165,41 @@ class SamplingFields(Body):
             structured_outputs=structured_outputs_of(self),
         )
 
+    def _dynamic_temperature(self) -> dict[str, float]:
+        """`dynatemp_low` and `dynatemp_high` as a temperature with a range."""
+        low, high = self.dynatemp_low, self.dynatemp_high
+        if low is None and high is None:
+            return {}
+        if low is None or high is None or not 0 <= low <= high or self.dynatemp_range is not None:
+            raise RequestError(
+                f"dynatemp_low and dynatemp_high must come together, in this order and without dynatemp_range, got "
+                f"{low}, {high} and {self.dynatemp_range}",
+                param="dynatemp_low" if low is None else "dynatemp_high",
+            )
+        return {"temperature": (low + high) / 2, "dynatemp_range": (high - low) / 2}
+
 
 _SAME_NAME = (
-    "n", "temperature", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty",
-    "allowed_token_ids", "min_tokens", "stop_token_ids", "include_stop_str_in_output", "ignore_eos", "seed",
-    "deterministic", "prompt_logprobs", "skip_special_tokens",
+    "n", "best_of", "temperature", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty",
+    "frequency_penalty", "allowed_token_ids", "min_tokens", "stop_token_ids", "include_stop_str_in_output",
+    "ignore_eos", "seed", "deterministic", "prompt_logprobs", "skip_special_tokens", "dry_multiplier", "dry_base",
+    "dry_allowed_length", "top_n_sigma", "dynatemp_range", "dynatemp_exponent", "xtc_probability", "xtc_threshold",
+    "mirostat_mode", "mirostat_tau", "mirostat_eta",
 )  # fmt: skip
+
+
+def _breakers(value: list[str] | str) -> tuple[str, ...]:
+    """A list of texts, or the same as JSON with or without its brackets, as some front ends send it."""
+    if isinstance(value, list):
+        return tuple(value)
+    try:
+        parsed = msgspec.json.decode(value if value.lstrip().startswith("[") else f"[{value}]", type=list[str])
+    except msgspec.DecodeError as error:
+        raise RequestError(
+            f"dry_sequence_breakers must be a list of texts, got {reprlib.repr(value)}: {error}",
+            param="dry_sequence_breakers",
+        ) from None
+    return tuple(parsed)
 
 
 def _token_id(param: str, key: str) -> int:
@@ -191,11 +239,8 @@ class CompletionRequest(SamplingFields):
 
     def check_supported(self) -> None:
         super().check_supported()
-        if self.suffix:
-            raise RequestError(
-                "suffix is not supported; put a fill-in-the-middle prompt in the model's own format into prompt",
-                param="suffix",
-            )
+        if self.suffix and self.echo:
+            raise RequestError("echo cannot be combined with suffix; leave one of them out", param="echo")
 
 
 class ChatCompletionRequest(SamplingFields):

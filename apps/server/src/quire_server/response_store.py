@@ -21,9 +21,21 @@ import msgspec
 from quire_interfaces import ConfigError
 from quire_server.config import ServerConfig
 
-__all__ = ["ResponseStore", "SQLiteResponseStore", "StoredResponse", "default_store_path", "make_response_store"]
+__all__ = [
+    "ResponseStore",
+    "SQLiteResponseStore",
+    "StoredResponse",
+    "default_store_path",
+    "make_response_store",
+    "open_database",
+]
 
 _PURGE_EVERY = 100
+_TABLES = """
+CREATE TABLE IF NOT EXISTS responses (id TEXT PRIMARY KEY, written_s REAL, response BLOB, input BLOB);
+CREATE INDEX IF NOT EXISTS by_age ON responses (written_s);
+CREATE TABLE IF NOT EXISTS response_items (id TEXT PRIMARY KEY, response TEXT);
+"""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -58,6 +70,9 @@ class ResponseStore(Protocol):
     def delete(self, response_id: str) -> bool:
         """Forget it; whether it was known."""
 
+    def find_item(self, item_id: str) -> dict[str, Any] | None:
+        """An input or output item of any response, by its id."""
+
     def close(self) -> None:
         """Give everything back. Idempotent."""
 
@@ -80,31 +95,18 @@ class SQLiteResponseStore:
         self._max_responses = max_responses
         self._lock = threading.Lock()
         self._num_writes = 0
-        if str(path) != ":memory:":
-            path = Path(path).expanduser()
-        try:
-            if isinstance(path, Path):
-                path.parent.mkdir(parents=True, exist_ok=True)
-                path.touch(mode=0o600)
-            self._db = sqlite3.connect(path, check_same_thread=False, timeout=10, isolation_level=None)
-            self._db.execute("PRAGMA journal_mode=WAL")
-            self._db.execute("PRAGMA synchronous=NORMAL")
-            self._db.execute(
-                "CREATE TABLE IF NOT EXISTS responses (id TEXT PRIMARY KEY, written_s REAL, response BLOB, input BLOB)"
-            )
-            self._db.execute("CREATE INDEX IF NOT EXISTS by_age ON responses (written_s)")
-        except (OSError, sqlite3.Error) as error:
-            raise ConfigError(
-                f"cannot keep responses in {str(path)!r}: {error}; name another file with --response-store, or 'none'",
-                field="response_store",
-            ) from None
+        self._db = open_database(path, _TABLES)
         self._purge()
 
     def put(self, stored: StoredResponse) -> None:
         response, items = msgspec.json.encode(stored.response), msgspec.json.encode(stored.input_items)
-        with self._lock:
+        with self._lock, self._db:
+            self._db.execute("BEGIN")
             row = (stored.id, time.time(), response, items)
             self._db.execute("INSERT OR REPLACE INTO responses VALUES (?, ?, ?, ?)", row)
+            # The first response that has an item keeps it: nobody can put another one under an id that is known.
+            ids = [(item["id"], stored.id) for item in _items(stored) if "id" in item]
+            self._db.executemany("INSERT OR IGNORE INTO response_items VALUES (?, ?)", ids)
             self._num_writes += 1
             if self._num_writes % _PURGE_EVERY == 0:
                 self._purge()
@@ -118,6 +120,12 @@ class SQLiteResponseStore:
         if row is None:
             return None
         return StoredResponse(response=msgspec.json.decode(row[0]), input_items=msgspec.json.decode(row[1]))
+
+    def find_item(self, item_id: str) -> dict[str, Any] | None:
+        with self._lock:
+            row = self._db.execute("SELECT response FROM response_items WHERE id = ?", (item_id,)).fetchone()
+        stored = None if row is None else self.get(row[0])
+        return next((item for item in _items(stored) if item.get("id") == item_id), None)
 
     def delete(self, response_id: str) -> bool:
         with self._lock:
@@ -133,6 +141,36 @@ class SQLiteResponseStore:
             "DELETE FROM responses WHERE id IN (SELECT id FROM responses ORDER BY written_s DESC LIMIT -1 OFFSET ?)",
             (self._max_responses,),
         )
+        self._db.execute("DELETE FROM response_items WHERE response NOT IN (SELECT id FROM responses)")
+
+
+def _items(stored: StoredResponse | None) -> list[dict[str, Any]]:
+    """What it was asked and what it answered."""
+    return [] if stored is None else [*stored.input_items, *stored.response.get("output", ())]
+
+
+def open_database(path: str | Path, tables: str) -> sqlite3.Connection:
+    """A SQLite file with these tables; made with its folder when it is missing, readable by its owner only.
+
+    Raises:
+        ConfigError: the file cannot be used.
+    """
+    if str(path) != ":memory:":
+        path = Path(path).expanduser()
+    try:
+        if isinstance(path, Path):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.touch(mode=0o600)
+        db = sqlite3.connect(path, check_same_thread=False, timeout=10, isolation_level=None)
+        db.execute("PRAGMA journal_mode=WAL")
+        db.execute("PRAGMA synchronous=NORMAL")
+        db.executescript(tables)
+    except (OSError, sqlite3.Error) as error:
+        raise ConfigError(
+            f"cannot keep responses in {str(path)!r}: {error}; name another file with --response-store, or 'none'",
+            field="response_store",
+        ) from None
+    return db
 
 
 def default_store_path() -> Path:

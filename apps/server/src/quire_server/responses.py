@@ -59,6 +59,25 @@ class Usage(msgspec.Struct):
             usage.completion_tokens_details = CompletionTokensDetails(reasoning_tokens)
         return usage
 
+    def with_prompt(self, prompt_tokens: int) -> Usage:
+        """The same for a prompt of this length."""
+        details = self.completion_tokens_details
+        reasoning = details.reasoning_tokens if isinstance(details, CompletionTokensDetails) else None
+        return Usage.of(max(0, prompt_tokens), self.completion_tokens, 0, reasoning)
+
+    @classmethod
+    def sum(cls, usages: list[Usage]) -> Usage:
+        """Of several answers together."""
+        reasoning = [each.completion_tokens_details for each in usages]
+        return cls.of(
+            sum(each.prompt_tokens for each in usages),
+            sum(each.completion_tokens for each in usages),
+            sum(each.prompt_tokens_details.cached_tokens for each in usages),
+            sum(each.reasoning_tokens for each in reasoning if isinstance(each, CompletionTokensDetails))
+            if any(isinstance(each, CompletionTokensDetails) for each in reasoning)
+            else None,
+        )
+
 
 class CompletionLogprobs(msgspec.Struct):
     """Parallel lists, one element per token."""

@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import secrets
 import time
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -23,8 +23,11 @@ from quire_engine import CompletionOutput
 from quire_interfaces import FinishReason, QuireError, RequestError
 from quire_server.body import parse_body, read_body
 from quire_server.context import ServerContext, unless_disconnected
+from quire_server.conversations import ConversationsService
 from quire_server.errors import HTTPError, error_body, naming_fields
+from quire_server.item_lists import item_page, whole_number
 from quire_server.logprobs import chat_logprobs
+from quire_server.mcp_tools import MAX_CALLS, MCPTools
 from quire_server.response_store import ResponseStore, StoredResponse, make_response_store
 from quire_server.responses_output import OutputItems
 from quire_server.responses_request import (
@@ -53,7 +56,8 @@ SUMMARIZE = (
 class ResponsesService:
     """The routes, and what they share: the store and the responses that run in the background."""
 
-    def __init__(self) -> None:
+    def __init__(self, conversations: ConversationsService) -> None:
+        self._conversations = conversations
         self._store: ResponseStore | None = None
         self._is_open = False
         self._live: dict[str, _Live] = {}
@@ -90,24 +94,48 @@ class ResponsesService:
             )
         body.take_format()
         with naming_fields(body.field_names()):
-            items = body.input_items()
-            running = await start_turn(context, await self._turn(context, body, items))
-        return _Run(context, body, model, running, items, store if keeps else None)
+            context.sampling_params(body)
+            items = await self._input(context, body)
+            mcp = await MCPTools.of(body.tools or (), context.mcp_servers, body.function_names())
+            earlier = await self._earlier(context, body)
 
-    async def _turn(self, context: ServerContext, body: ResponsesRequest, items: list[dict[str, Any]]) -> ChatTurn:
-        params = context.sampling_params(body)
-        earlier = await self.conversation(context, body.previous_response_id)
-        return ChatTurn(
-            messages=chat_messages(earlier + items, body.instructions),
-            params=params,
-            tool_use=body.tool_use(),
-            chat_template_kwargs=body.template_kwargs(),
-            include_reasoning=body.include_reasoning,
-            thinking_token_budget=body.thinking_token_budget,
-            priority=body.priority,
-            cache_salt=body.cache_salt,
-            stream=bool(body.stream or body.background),
-        )
+            async def again(said: list[dict[str, Any]]) -> RunningTurn:
+                return await start_turn(context, _turn(context, body, mcp, earlier + items + said))
+
+            running = await again([])
+        run = _Run(context, body, model, running, items, store if keeps else None, mcp, again)
+        conversation_id = body.conversation_id
+        if conversation_id is not None:
+            run.on_finished = lambda said: self._conversations.append(context, conversation_id, said)
+        return run
+
+    async def _input(self, context: ServerContext, body: CompactRequest) -> list[dict[str, Any]]:
+        """The new items, those that are named by their id in full.
+
+        Raises:
+            RequestError: naming the item at fault.
+        """
+        items = body.input_items()
+        for index, item in enumerate(items):
+            if item["type"] == "item_reference":
+                store, name = self.store(context), str(item["id"])
+                found = None if store is None else await asyncio.to_thread(store.find_item, name)
+                found = found or await self._conversations.find_item(context, name)
+                if found is None:
+                    raise RequestError(
+                        f"there is no item {name[:100]!r} (any more); send the item itself",
+                        param=f"input[{index}].id",
+                        code="item_not_found",
+                    )
+                items[index] = found
+        chat_messages(items)  # to name a wrong item before it is kept
+        return items
+
+    async def _earlier(self, context: ServerContext, body: ResponsesRequest) -> list[dict[str, Any]]:
+        """What was said before, in the conversation or in the responses that this one follows."""
+        if body.conversation_id is not None:
+            return await self._conversations.items(context, body.conversation_id)
+        return await self.conversation(context, body.previous_response_id)
 
     async def conversation(self, context: ServerContext, response_id: str | None) -> list[dict[str, Any]]:
         """All items up to and with a kept response.
@@ -153,7 +181,7 @@ class ResponsesService:
         if request.query_params.get("stream", "").lower() in ("true", "1"):
             if live is None:
                 raise RequestError("only responses made in the background can be read as a stream", param="stream")
-            return await _event_stream(live.events(_whole_number(request, "starting_after", -1) + 1))
+            return await _event_stream(live.events(whole_number(request.query_params, "starting_after", -1) + 1))
         if live is not None:
             return JSONResponse(live.run.snapshot())
         return JSONResponse((await self._stored(context, request)).response)
@@ -184,27 +212,14 @@ class ResponsesService:
         """GET /v1/responses/ID/input_items: everything that the response answered."""
         stored = await self._stored(context, request)
         items = await self.conversation(context, stored.previous_id) + stored.input_items
-        if request.query_params.get("order", "desc") == "desc":
-            items = items[::-1]
-        after = request.query_params.get("after")
-        if after is not None:
-            places = [index for index, item in enumerate(items) if item["id"] == after]
-            if not places:
-                raise RequestError(f"there is no item {after!r} in this response", param="after")
-            items = items[places[0] + 1 :]
-        limit = _whole_number(request, "limit", 20)
-        if not 1 <= limit <= 100:
-            raise RequestError(f"limit must be from 1 to 100, got {limit}", param="limit")
-        page = [_listed(item) for item in items[:limit]]
-        ends = {"first_id": page[0]["id"] if page else "", "last_id": page[-1]["id"] if page else ""}
-        return JSONResponse({"object": "list", "data": page, **ends, "has_more": len(items) > limit})
+        return JSONResponse(item_page(items, request.query_params))
 
     async def compact(self, context: ServerContext, request: Request) -> Response:
         """POST /v1/responses/compact: the conversation as one item that a later request can begin with."""
         body = parse_body(await read_body(request, context.config), CompactRequest)
         context.resolve_model(body.model)
         with naming_fields(body.field_names()):
-            items = await self.conversation(context, body.previous_response_id) + body.input_items()
+            items = await self.conversation(context, body.previous_response_id) + await self._input(context, body)
             asked = [*chat_messages(items, body.instructions), {"role": "user", "content": SUMMARIZE}]
             turn = ChatTurn(messages=asked, params=context.sampling_params(body), priority=body.priority)
             running = await start_turn(context, turn)
@@ -229,7 +244,9 @@ class ResponsesService:
         context.resolve_model(body.model)
         body.take_format()
         with naming_fields(body.field_names()):
-            prompt = await render_turn(context, await self._turn(context, body, body.input_items()))
+            items = await self._earlier(context, body) + await self._input(context, body)
+            mcp = await MCPTools.of(body.tools or (), context.mcp_servers, body.function_names())
+            prompt = await render_turn(context, _turn(context, body, mcp, items))
         return JSONResponse({"object": "response.input_tokens", "input_tokens": len(prompt.token_ids)})
 
     async def _stored(self, context: ServerContext, request: Request) -> StoredResponse:
@@ -243,6 +260,22 @@ class ResponsesService:
         return stored
 
 
+def _turn(context: ServerContext, body: ResponsesRequest, mcp: MCPTools, items: list[dict[str, Any]]) -> ChatTurn:
+    """What the request asks of the model after these items. Raises RequestError naming the field at fault."""
+    return ChatTurn(
+        messages=chat_messages(items, body.instructions),
+        params=context.sampling_params(body),
+        tool_use=body.tool_use(mcp.chat_tools()),
+        chat_template_kwargs=body.template_kwargs(),
+        include_reasoning=body.include_reasoning,
+        thinking_token_budget=body.thinking_token_budget,
+        priority=body.priority,
+        cache_salt=body.cache_salt,
+        adapter=context.adapter_of(body.model),
+        stream=bool(body.stream or body.background),
+    )
+
+
 class _Run:
     """One response: what was asked, and what came of it so far."""
 
@@ -254,6 +287,8 @@ class _Run:
         running: RunningTurn,
         items: list[dict[str, Any]],
         store: ResponseStore | None,
+        mcp: MCPTools,
+        again: Callable[[list[dict[str, Any]]], Awaitable[RunningTurn]],
     ) -> None:
         # Never the request's own choice: whoever knows an id can read, go on from and replace what is kept under it.
         self.id = f"resp_{secrets.token_hex(16)}"
@@ -262,7 +297,13 @@ class _Run:
         self._running = running
         self._items = items
         self._store = store
-        self._output = OutputItems(running.choices[0].call_id)
+        self._mcp = mcp
+        self._again = again
+        self._calls_left = MAX_CALLS if body.max_tool_calls is None else body.max_tool_calls
+        self._output = OutputItems(running.choices[0].call_id, mcp.label_of)
+        self._usage: dict[str, Any] = {}
+        self.on_finished: Callable[[list[dict[str, Any]]], Awaitable[None]] | None = None
+        """Hears what was said, asked and answered, once it is all there."""
         self._sequence = 0
         self._fixed = _fixed_fields(self.id, body, model, running.turn)
         self.latest = self.response("in_progress")
@@ -287,41 +328,66 @@ class _Run:
 
     async def whole(self) -> dict[str, Any]:
         """Run to the end; the response object. What fails raises."""
-        async with contextlib.aclosing(self._running.outputs) as outputs:  # type: ignore[type-var]
-            async for output in outputs:
-                raise_failed(output)
-                self._take(output.outputs[0])
-                if output.finished:
-                    self._finish(output)
-                    return await self._keep_finished(output)
-        raise HTTPError(500, "the engine ended the request without an answer", code="generation_failed")
+        async for _ in self._told():
+            pass
+        return self.latest
 
     async def events(self) -> AsyncGenerator[list[Event], None]:
         """Run to the end; events as they come, the last of which holds the whole response."""
-        first = True
         try:
-            async with contextlib.aclosing(self._running.outputs) as outputs:  # type: ignore[type-var]
-                async for output in outputs:
-                    raise_failed(output)
-                    told = self._opening() if first else []
-                    first = False
-                    told += self._take(output.outputs[0])
-                    if output.finished:
-                        told += self._finish(output)
-                        response = await self._keep_finished(output)
-                        told.append({"type": f"response.{response['status']}", "response": response})
-                    if told:
-                        yield self._numbered(told)
+            async with contextlib.aclosing(self._told()) as told:
+                async for events in told:
+                    yield self._numbered(events)
         except QuireError as error:
-            if first:
+            if self._sequence == 0:
                 raise
             message = error_body(error)["error"]["message"]
             failed = await self.keep("failed", error={"code": "server_error", "message": message})
             yield self._numbered([{"type": "response.failed", "response": failed}])
 
+    async def _told(self) -> AsyncGenerator[list[Event], None]:
+        """What happens, turn after turn: the model calls MCP tools, and goes on with what they gave."""
+        is_first, last = True, None
+        while True:
+            async with contextlib.aclosing(self._running.outputs) as outputs:  # type: ignore[type-var]
+                async for output in outputs:
+                    raise_failed(output)
+                    told = self._opening() if is_first else []
+                    is_first = False
+                    told += self._take(output.outputs[0])
+                    if output.finished:
+                        told += self._finish(output)
+                        last = output
+                    if told:
+                        yield told
+            if last is None:
+                raise HTTPError(500, "the engine ended the request without an answer", code="generation_failed")
+            self._usage = _added(self._usage, _usage(self._context, self._running, last))
+            calls = self._output.take_calls()
+            if not calls or not await self._run_calls(calls):
+                yield self._output.end_calls(calls)
+                break
+            yield self._output.end_calls(calls)
+            self._running, last = await self._again(self._output.items), None
+            self._output.call_id = self._running.choices[0].call_id
+        response = await self._keep_finished(last)
+        yield [{"type": f"response.{response['status']}", "response": response}]
+
+    async def _run_calls(self, calls: list[dict[str, Any]]) -> bool:
+        """Whether the model goes on: not where a call is left that is the client's, or too many were made."""
+        if len(calls) > self._calls_left:
+            for call in calls:
+                call["error"] = {"type": "mcp_protocol_error", "code": 0, "message": "no tool calls are left"}
+                call["status"] = "failed"
+            return False
+        self._calls_left -= len(calls)
+        await self._mcp.run(calls)
+        return not any(item["type"] == "function_call" for item in self._output.items)
+
     def _opening(self) -> list[Event]:
         response = self.response("in_progress")
-        return [{"type": f"response.{what}", "response": response} for what in ("created", "in_progress")]
+        told = [{"type": f"response.{what}", "response": response} for what in ("created", "in_progress")]
+        return told + self._output.add_tool_lists(self._mcp.lists)
 
     def _numbered(self, events: list[Event]) -> list[Event]:
         for event in events:
@@ -339,8 +405,10 @@ class _Run:
         return self._output.finish("incomplete" if _is_cut(output.outputs[0]) else "completed")
 
     async def _keep_finished(self, output: RequestOutput) -> dict[str, Any]:
+        if self.on_finished is not None:
+            await self.on_finished([*self._items, *self._output.items])
         completion = output.outputs[0]
-        changes: dict[str, Any] = {"usage": _usage(self._context, self._running, output)}
+        changes: dict[str, Any] = {"usage": self._usage}
         if _is_cut(completion):
             return await self.keep("incomplete", incomplete_details={"reason": "max_output_tokens"}, **changes)
         return await self.keep("completed", completed_at=int(time.time()), **changes)
@@ -405,6 +473,7 @@ def _fixed_fields(name: str, body: ResponsesRequest, model: str, turn: ChatTurn)
         "created_at": int(time.time()),
         "completed_at": None,
         "background": bool(body.background),
+        **({} if body.conversation_id is None else {"conversation": {"id": body.conversation_id}}),
         "error": None,
         "incomplete_details": None,
         "instructions": body.instructions,
@@ -421,13 +490,17 @@ def _fixed_fields(name: str, body: ResponsesRequest, model: str, turn: ChatTurn)
         "temperature": turn.params.temperature,
         "text": {"format": form},
         "tool_choice": body.tool_choice or "auto",
-        "tools": [{"parameters": None, "strict": None, **tool} for tool in body.tools or ()],
+        "tools": [_shown_tool(tool) for tool in body.tools or ()],
         "top_logprobs": body.top_logprobs or 0,
         "top_p": turn.params.top_p,
         "truncation": body.truncation or "disabled",
         "usage": None,
         "user": body.user,
     }
+
+
+def _shown_tool(tool: dict[str, Any]) -> dict[str, Any]:
+    return tool if tool.get("type") == "mcp" else {"parameters": None, "strict": None, **tool}
 
 
 def _usage(context: ServerContext, running: RunningTurn, output: RequestOutput) -> dict[str, Any]:
@@ -443,28 +516,16 @@ def _usage(context: ServerContext, running: RunningTurn, output: RequestOutput) 
     }
 
 
+def _added(one: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
+    """Usage of two turns."""
+    return {
+        name: _added(one.get(name, {}), value) if isinstance(value, dict) else one.get(name, 0) + value
+        for name, value in other.items()
+    }
+
+
 def _is_cut(completion: CompletionOutput) -> bool:
     return completion.finish_reason is FinishReason.LENGTH
-
-
-def _listed(item: dict[str, Any]) -> dict[str, Any]:
-    """An item as lists show it: text of a message in parts."""
-    if item["type"] == "message" and isinstance(item.get("content"), str):
-        kind = "output_text" if item.get("role") == "assistant" else "input_text"
-        part: dict[str, Any] = {"type": kind, "text": item["content"]}
-        if kind == "output_text":
-            part |= {"annotations": [], "logprobs": []}
-        return {**item, "content": [part], "status": item.get("status", "completed")}
-    return item
-
-
-def _whole_number(request: Request, name: str, default: int) -> int:
-    text = request.query_params.get(name)
-    if text is None:
-        return default
-    if not (text.isascii() and text.removeprefix("-").isdigit() and len(text) < 10):
-        raise RequestError(f"{name} must be a whole number, got {text[:100]!r}", param=name)
-    return int(text)
 
 
 def _unknown(name: str) -> HTTPError:

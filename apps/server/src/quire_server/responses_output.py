@@ -22,11 +22,14 @@ class OutputItems:
 
     Args:
         call_id: Gives a call its id, from its index and the id the model wrote.
+        label_of: The MCP server of a tool; None for what is the client's to call.
     """
 
-    def __init__(self, call_id: CallId) -> None:
+    def __init__(self, call_id: CallId, label_of: Callable[[str], str | None] = lambda name: None) -> None:
         self.items: list[dict[str, Any]] = []
-        self._call_id = call_id
+        self.call_id = call_id
+        self._label_of = label_of
+        self._calls: list[dict[str, Any]] = []
         self._open: dict[str, Any] | None = None
         self._told: list[Event] = []
 
@@ -44,7 +47,7 @@ class OutputItems:
                     self._begin_call(event, name)
                 case CallArguments(_, piece):
                     self._current["arguments"] += piece
-                    self._tell("function_call_arguments.delta", delta=piece)
+                    self._tell(f"{self._current['type']}_arguments.delta", delta=piece)
                 case CallEnd(_, complete):
                     self._close("completed" if complete else "incomplete")
         return self._taken()
@@ -79,7 +82,13 @@ class OutputItems:
         self._tell("reasoning_text.delta", content_index=0, delta=text)
 
     def _begin_call(self, event: CallStart, name: str) -> None:
-        call = {"type": "function_call", "call_id": self._call_id(event.index, event.id), "name": name, "arguments": ""}
+        label = self._label_of(name)
+        if label is not None:
+            call = {"type": "mcp_call", "server_label": label, "name": name, "arguments": "", "output": None}
+            self._begin("mcp", {**call, "error": None}, None)
+            self._tell("mcp_call.in_progress")
+            return
+        call = {"type": "function_call", "call_id": self.call_id(event.index, event.id), "name": name, "arguments": ""}
         self._begin("fc", call, None)
 
     def _begin(self, prefix: str, item: dict[str, Any], part: dict[str, Any] | None) -> None:
@@ -98,8 +107,13 @@ class OutputItems:
         item, kind = self._open, (self._open or {}).get("type")
         if item is None:
             return
-        if kind == "function_call":
-            self._tell("function_call_arguments.done", arguments=item["arguments"])
+        if kind in ("function_call", "mcp_call"):
+            self._tell(f"{kind}_arguments.done", arguments=item["arguments"])
+            if kind == "mcp_call" and status == "completed":
+                item["status"] = "calling"  # done when it was run
+                self._calls.append(item)
+                self._open = None
+                return
         else:
             part = item["content"][0]
             if kind == "message":
@@ -111,9 +125,37 @@ class OutputItems:
         self._open = None
         self._told.append(self._item_event("done", item))
 
+    def take_calls(self) -> list[dict[str, Any]]:
+        """New calls of MCP tools, to be run."""
+        calls, self._calls = self._calls, []
+        return calls
+
+    def end_calls(self, calls: Sequence[dict[str, Any]]) -> list[Event]:
+        """These calls were run: their items hold what came of it."""
+        for call in calls:
+            place = {"item_id": call["id"], "output_index": self._place(call)}
+            self._told.append({"type": f"response.mcp_call.{call['status']}", **place})
+            self._told.append(self._item_event("done", call))
+        return self._taken()
+
+    def add_tool_lists(self, lists: Sequence[dict[str, Any]]) -> list[Event]:
+        """`mcp_list_tools` items, before everything else."""
+        for item in lists:
+            self.items.append(item)
+            place = {"item_id": item["id"], "output_index": self._place(item)}
+            self._told.append(self._item_event("added", item))
+            self._told += [
+                {"type": f"response.mcp_list_tools.{what}", **place} for what in ("in_progress", "completed")
+            ]
+            self._told.append(self._item_event("done", item))
+        return self._taken()
+
+    def _place(self, item: dict[str, Any]) -> int:
+        return next(index for index, each in enumerate(self.items) if each is item)
+
     def _item_event(self, what: str, item: dict[str, Any]) -> Event:
         copied = {**item, "content": [dict(part) for part in item["content"]]} if "content" in item else dict(item)
-        return {"type": f"response.output_item.{what}", "output_index": len(self.items) - 1, "item": copied}
+        return {"type": f"response.output_item.{what}", "output_index": self._place(item), "item": copied}
 
     def _tell(self, what: str, **values: Any) -> None:
         place = {"item_id": self._current["id"], "output_index": len(self.items) - 1}

@@ -10,6 +10,7 @@ import base64
 import binascii
 import reprlib
 import secrets
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -22,7 +23,6 @@ __all__ = ["CompactRequest", "ResponsesRequest", "chat_messages", "pack_summary"
 _ID_PREFIXES = {"message": "msg", "function_call": "fc", "function_call_output": "fco", "reasoning": "rs"}
 _ROLES = ("user", "assistant", "system", "developer")
 _NOT_SERVED = {
-    "conversation": "use previous_response_id",
     "prompt": "put the prompt's text into instructions",
     "context_management": "use /v1/responses/compact",
 }
@@ -48,6 +48,11 @@ class CompactRequest(SamplingFields):
             "logprobs": "top_logprobs",
         }  # fmt: skip
 
+    @property
+    def conversation_id(self) -> str | None:
+        """The conversation that the response belongs to."""
+        return None
+
     def input_items(self) -> list[dict[str, Any]]:
         """The new items, each with a type and an id.
 
@@ -55,14 +60,12 @@ class CompactRequest(SamplingFields):
             RequestError: naming the item at fault.
         """
         if self.input is None:
-            if self.previous_response_id is None:
+            if self.previous_response_id is None and self.conversation_id is None:
                 raise RequestError("input is required", param="input")
             return []
         if isinstance(self.input, str):
             return with_ids([{"type": "message", "role": "user", "content": self.input}])
-        items = with_ids(self.input)
-        chat_messages(items)  # to name a wrong item before it is kept
-        return items
+        return with_ids(self.input)
 
     def check_supported(self) -> None:
         super().check_supported()
@@ -88,7 +91,7 @@ class ResponsesRequest(CompactRequest):
     service_tier: str | None = None
     prompt_cache_key: str | None = None
     safety_identifier: str | None = None
-    conversation: Any = None
+    conversation: str | dict[str, Any] | None = None
     prompt: Any = None
     context_management: Any = None
     chat_template_kwargs: dict[str, Any] | None = None
@@ -123,14 +126,36 @@ class ResponsesRequest(CompactRequest):
         for name, instead in _NOT_SERVED.items():
             if getattr(self, name) is not None:
                 raise RequestError(f"{name} is not served here; {instead}", param=name)
+        if self.conversation is not None and self.previous_response_id is not None:
+            raise RequestError(
+                "conversation and previous_response_id exclude each other: what was said before is in one of them",
+                param="previous_response_id",
+            )
         if self.background and self.store is False:
             raise RequestError("background needs store: leave store out, or set it to true", param="background")
         if self.truncation not in (None, "disabled", "auto"):
             raise _wrong("truncation", self.truncation, "be auto or disabled")
 
-    def tool_use(self) -> ToolUse:
-        """What `tools`, `tool_choice` and `parallel_tool_calls` mean. Raises RequestError naming the field."""
-        tools = tuple(_chat_tool(tool, f"tools[{index}]") for index, tool in enumerate(self.tools or ()))
+    @property
+    def conversation_id(self) -> str | None:
+        given = self.conversation.get("id") if isinstance(self.conversation, dict) else self.conversation
+        if self.conversation is not None and not (isinstance(given, str) and given):
+            raise _wrong("conversation", self.conversation, "be the id of a conversation, or an object with it")
+        return given
+
+    def function_names(self) -> list[str]:
+        """Names of the functions that are the client's to call."""
+        return [str(tool.get("name")) for tool in self.tools or () if tool.get("type") == "function"]
+
+    def tool_use(self, mcp_tools: Sequence[dict[str, Any]] = ()) -> ToolUse:
+        """What `tools`, `tool_choice` and `parallel_tool_calls` mean; `mcp_tools` are those of the "mcp" entries, in
+        the chat API's form. Raises RequestError naming the field."""
+        own = [
+            _chat_tool(tool, f"tools[{index}]")
+            for index, tool in enumerate(self.tools or ())
+            if tool.get("type") != "mcp"
+        ]
+        tools = (*own, *mcp_tools)
         use = ToolUse(tools=tools, parallel=self.parallel_tool_calls is not False)
         choice = self.tool_choice
         if choice is None:
@@ -177,13 +202,17 @@ def with_ids(items: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """The items, each with its type and an id of its own."""
     result = []
     for item in items:
-        kind = item.get("type") or ("message" if "role" in item else None)
+        kind = item.get("type") or ("message" if "role" in item else "item_reference" if set(item) == {"id"} else None)
         prefix = _ID_PREFIXES.get(str(kind), "item")
-        result.append({**item, "type": kind, "id": item.get("id") or f"{prefix}_{secrets.token_hex(12)}"})
+        own = item.get("id")
+        name = own if isinstance(own, str) and own else f"{prefix}_{secrets.token_hex(12)}"
+        result.append({**item, "type": kind, "id": name})
     return result
 
 
-def chat_messages(items: list[dict[str, Any]], instructions: str | None = None) -> list[dict[str, Any]]:
+def chat_messages(
+    items: list[dict[str, Any]], instructions: str | None = None, *, at: str = "input"
+) -> list[dict[str, Any]]:
     """A conversation in the chat API's form. Neighbouring thoughts, words and calls of the model are one message.
 
     Raises:
@@ -191,20 +220,40 @@ def chat_messages(items: list[dict[str, Any]], instructions: str | None = None) 
     """
     messages: list[dict[str, Any]] = [{"role": "system", "content": instructions}] if instructions else []
     answer: dict[str, Any] | None = None
-    for index, item in enumerate(items):
-        at, kind = f"input[{index}]", item.get("type")
+    for index, item in _with_mcp_calls(items):
+        place, kind = f"{at}[{index}]", item.get("type")
         is_answer = kind in ("reasoning", "function_call") or (kind == "message" and item.get("role") == "assistant")
         if not is_answer:
             answer = None
-            messages.append(_other_message(item, at))
+            messages.append(_other_message(item, place))
             continue
         if answer is None or (kind == "reasoning" and ("content" in answer or "tool_calls" in answer)):
             answer = {"role": "assistant"}
             messages.append(answer)
-        _add_to_answer(answer, item, at)
+        _add_to_answer(answer, item, place)
     for message in messages:
         message.setdefault("content", "")
     return messages
+
+
+def _with_mcp_calls(items: list[dict[str, Any]]) -> list[tuple[int, dict[str, Any]]]:
+    """(place, item), where calls of MCP tools are calls like others, followed by their outputs."""
+    result: list[tuple[int, dict[str, Any]]] = []
+    outputs: list[tuple[int, dict[str, Any]]] = []
+    for index, item in enumerate(items):
+        kind, name = item.get("type"), item.get("id")
+        if kind == "mcp_list_tools":
+            continue
+        if kind == "mcp_call":
+            result.append((index, {**item, "type": "function_call", "call_id": name}))
+            text = item.get("output") if item.get("output") is not None else str(item.get("error") or "")
+            outputs.append((index, {"type": "function_call_output", "call_id": name, "output": text}))
+            continue
+        if kind != "function_call":
+            result += outputs
+            outputs = []
+        result.append((index, item))
+    return result + outputs
 
 
 def _add_to_answer(answer: dict[str, Any], item: dict[str, Any], at: str) -> None:

@@ -17,6 +17,7 @@ from quire_engine import EngineInfo
 from quire_interfaces import ConfigError
 from quire_observability import EngineMetrics
 from quire_server.config import ServerConfig
+from quire_server.mcp_servers import MCPServer, read_mcp_servers
 
 if TYPE_CHECKING:
     from quire_server.http_server import HTTPServer
@@ -37,6 +38,7 @@ def serve(config: QuireConfig, server: ServerConfig, *, factory: tuple[str, dict
     """
     start_s = time.monotonic()
     chat_template = read_template(server.chat_template)
+    mcp_servers = read_mcp_servers(server.mcp_servers, server.mcp_timeout_s)
     run: Callable[[Coroutine[Any, Any, int]], int] = asyncio.run
     with contextlib.suppress(ImportError):  # not there on every platform
         import uvloop
@@ -45,11 +47,16 @@ def serve(config: QuireConfig, server: ServerConfig, *, factory: tuple[str, dict
     with bind(server) as listening:
         metrics = EngineMetrics(prefix=server.metrics_prefix)
         llm = AsyncLLM.start(config, listener=metrics, chat_template=chat_template, factory=factory)
-        return run(_serve(llm, server, metrics, listening, start_s))
+        return run(_serve(llm, server, metrics, listening, start_s, mcp_servers))
 
 
 async def _serve(
-    llm: AsyncLLM, server: ServerConfig, metrics: EngineMetrics, listening: socket.socket, start_s: float
+    llm: AsyncLLM,
+    server: ServerConfig,
+    metrics: EngineMetrics,
+    listening: socket.socket,
+    start_s: float,
+    mcp_servers: dict[str, MCPServer],
 ) -> int:
     signals = _Signals(asyncio.get_running_loop())
     # The engine loads in its own process while this one imports its libraries.
@@ -67,7 +74,7 @@ async def _serve(
                 return 0
             info = ready.result()
         names = server.served_model_name or (info.model,)
-        context = ServerContext(llm=llm, config=server, metrics=metrics, model_names=names)
+        context = ServerContext(llm=llm, config=server, metrics=metrics, model_names=names, mcp_servers=mcp_servers)
         metrics.set_labels(model_name=names[0], engine="0")
         metrics.set_cache_config(
             block_size=info.block_size, num_gpu_blocks=info.num_blocks, cache_dtype=info.kv_cache_dtype
@@ -90,6 +97,8 @@ async def _serve(
         stopped.cancel()
         if dead is not None:
             dead.cancel()
+        for mcp_server in mcp_servers.values():
+            await mcp_server.close()
         await llm.shutdown(0.0)
 
 

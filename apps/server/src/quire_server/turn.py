@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from quire import OutputKind, RequestOutput
+from quire import BeamSearchParams, OutputKind, RequestOutput
 from quire_engine import CompletionOutput
 from quire_interfaces import FinishReason, RenderedPrompt, RequestError, SamplingParams, Tokenizer
 from quire_renderers import (
@@ -26,13 +26,23 @@ from quire_renderers import (
     ParsedMessage,
     ReasoningDelta,
 )
+from quire_server.beams import beam_search_outputs
 from quire_server.context import ServerContext, in_thread_when_long
 from quire_server.errors import HTTPError
 from quire_server.structured import thinking_first, with_calls
 from quire_server.thinking_budget import bounded_thinking
 from quire_server.tool_choice import ToolUse
 
-__all__ = ["ChatTurn", "RunningTurn", "TurnChoice", "raise_failed", "render_turn", "start_turn"]
+__all__ = [
+    "ChatTurn",
+    "PreparedTurn",
+    "RunningTurn",
+    "TurnChoice",
+    "prepare_turn",
+    "raise_failed",
+    "render_turn",
+    "start_turn",
+]
 
 
 @dataclass(slots=True, kw_only=True)
@@ -54,7 +64,10 @@ class ChatTurn:
     """Most tokens of reasoning, after which it is closed for the model; None for no bound."""
     priority: int = 0
     cache_salt: str | None = None
+    adapter: str | None = None
     stream: bool = False
+    beams: BeamSearchParams | None = None
+    """Search for the answers instead of drawing them."""
 
 
 class TurnChoice:
@@ -131,12 +144,49 @@ class RunningTurn:
         return sum(len(tokenizer.encode(text, add_special_tokens=False)) for text in texts if text)
 
 
+@dataclass(slots=True, kw_only=True)
+class PreparedTurn:
+    """A turn that was rendered and checked: what the engine is to be given, and how its output will be read."""
+
+    turn: ChatTurn
+    form: ChatFormat
+    prompt: RenderedPrompt
+    params: SamplingParams
+    """With everything that tools and reasoning add."""
+    forced: str
+    """The beginning of the answer that is in the prompt already."""
+    is_plain: bool = False
+    """Nothing but text is looked for in the output."""
+
+    def running(self, outputs: AsyncIterator[RequestOutput]) -> RunningTurn:
+        """The turn with the engine's outputs."""
+        choices = [
+            TurnChoice(self.turn, None if self.is_plain else self.parser(), self.form, self.forced)
+            for _ in range(self.turn.params.n)
+        ]
+        return RunningTurn(self.turn, self.prompt, outputs, choices)
+
+    def parser(self) -> OutputParser | None:
+        """A new parser of an answer; None where there is only text."""
+        return _parser(self.turn, self.form, self.prompt, self.forced)
+
+
 async def start_turn(context: ServerContext, turn: ChatTurn) -> RunningTurn:
     """Render the conversation, check everything, and prepare to run.
 
     Raises:
         RequestError: naming the message or field at fault.
         OverloadedError: the queue is full.
+    """
+    prepared = await prepare_turn(context, turn)
+    return prepared.running(_generate(context, prepared))
+
+
+async def prepare_turn(context: ServerContext, turn: ChatTurn) -> PreparedTurn:
+    """Render the conversation and check everything.
+
+    Raises:
+        RequestError: naming the message or field at fault.
     """
     form = context.llm.renderer.chat_format
     if turn.tool_use.mode == "auto" and not context.config.enable_auto_tool_choice:
@@ -164,30 +214,36 @@ async def start_turn(context: ServerContext, turn: ChatTurn) -> RunningTurn:
         )
     if params.skip_special_tokens and form.keeps_special_tokens(tools=use.is_on):
         params = dataclasses.replace(params, skip_special_tokens=False)
-    outputs = _generate(context, turn, form, prompt, params, forced)
-    choices = [TurnChoice(turn, _parser(turn, form, prompt, forced), form, forced) for _ in range(turn.params.n)]
-    return RunningTurn(turn, prompt, outputs, choices)
+    return PreparedTurn(turn=turn, form=form, prompt=prompt, params=params, forced=forced)
 
 
-def _generate(
-    context: ServerContext,
-    turn: ChatTurn,
-    form: ChatFormat,
-    prompt: RenderedPrompt,
-    params: SamplingParams,
-    forced: str,
-) -> AsyncIterator[RequestOutput]:
+def _generate(context: ServerContext, prepared: PreparedTurn) -> AsyncIterator[RequestOutput]:
+    turn, form, prompt, params = prepared.turn, prepared.form, prepared.prompt, prepared.params
+    if turn.beams is not None:
+        if params.structured_outputs is not None or turn.thinking_token_budget is not None:
+            raise RequestError(
+                "use_beam_search cannot be combined with outputs of a given form, calls that are forced or strict, or "
+                "a thinking_token_budget",
+                param="use_beam_search",
+                code="unsupported_combination",
+            )
+        beams = dataclasses.replace(turn.beams, skip_special_tokens=params.skip_special_tokens)
+        return beam_search_outputs(
+            context, prompt, beams, params, priority=turn.priority, cache_salt=turn.cache_salt, adapter=turn.adapter
+        )
     kind = OutputKind.DELTA if turn.stream else OutputKind.FINAL_ONLY
 
     def generate(prompt: RenderedPrompt, params: SamplingParams, kind: OutputKind) -> AsyncIterator[RequestOutput]:
-        return context.llm.generate(prompt, params, priority=turn.priority, cache_salt=turn.cache_salt, kind=kind)
+        return context.llm.generate(
+            prompt, params, priority=turn.priority, cache_salt=turn.cache_salt, adapter=turn.adapter, kind=kind
+        )
 
-    parser, end = _parser(turn, form, prompt, forced), form.thinking_end()
+    parser, end = prepared.parser(), form.thinking_end()
     if turn.thinking_token_budget is None or turn.tool_use.is_forced or parser is None or end is None:
         return generate(prompt, params, kind)
     return bounded_thinking(
         lambda prompt, params: generate(prompt, params, OutputKind.DELTA),
-        lambda: _parser(turn, form, prompt, forced) or parser,
+        lambda: prepared.parser() or parser,
         context.llm.tokenizer,
         prompt,
         params,

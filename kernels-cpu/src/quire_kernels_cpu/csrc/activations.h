@@ -3,7 +3,9 @@
 // float32 rows, for dot products of vectors. Pairs of bfloat16, interleaved 16 tokens at a time: the second operand of
 // AMX. Quads of int8, for weights in int8: each token is a fixed-point number of 15 bits, kept as two columns of int8,
 // value = scale * (128 high + low), so that int8 tiles multiply it exactly; its rounding is 2^-15 of the token's
-// largest element, which is finer than bfloat16's own where it counts.
+// largest element, which is finer than bfloat16's own where it counts. Bytes: the same two parts as rows of int8, 8
+// tokens together, which are AMX's first operand where int4 weights are its second. Columns: tokens rounded to int8
+// (w8a8), interleaved as the second operand; where there is no AMX, rows hold these whole numbers in float32.
 #pragma once
 
 #include <algorithm>
@@ -16,24 +18,51 @@
 
 namespace quire {
 
-enum class Form { rows, pairs, quads };
+enum class Form { rows, pairs, quads, bytes, columns };
 
 struct Activations {
     void* data = nullptr;
     int64_t tokens = 0, cols = 0;
     Form form = Form::rows;
-    float* scales = nullptr;  // per token, whole tiles of them; quads only
+    float* scales = nullptr;  // per token, whole tiles of them; of tokens that became integers
     float* sums = nullptr;    // of every 32 inputs, [tiles][2][cols / 32][16 columns]; quads for groups only
+    int32_t* group_sums = nullptr;  // see `eight_sums`; bytes only
+    bool int8 = false;  // w8a8: tokens are rounded to int8
+    float step = 0.0f;  // the step then; 0: each token has its own, its largest magnitude / 127
 
     int64_t tiles() const { return (tokens + kTile - 1) / kTile; }
     // Rows are whole pieces, with zeros behind.
     int64_t row_stride() const { return (cols + kGroupPiece - 1) / kGroupPiece * kGroupPiece; }
-    int64_t bytes() const { return form == Form::rows ? tokens * row_stride() * 4 : tiles() * kTile * cols * 2; }
+    // Whether a token's form depends on all of its inputs.
+    bool takes_whole_tokens() const { return int8 || form == Form::quads || form == Form::bytes; }
+    int64_t bytes() const {
+        if (form == Form::rows) return tokens * row_stride() * 4;
+        if (form == Form::columns) return tiles() * kTile * cols;
+        return tiles() * kTile * (form == Form::bytes ? row_stride() : cols) * 2;
+    }
     float* row(int64_t token) const { return static_cast<float*>(data) + token * row_stride(); }
     // [cols / 2][16 tokens]
     uint32_t* pairs(int64_t tile) const { return static_cast<uint32_t*>(data) + tile * (cols / 2) * kTile; }
+    // [cols / 4][16 tokens]
+    uint32_t* columns(int64_t tile) const { return static_cast<uint32_t*>(data) + tile * (cols / 4) * kTile; }
     // [2][cols / 4][16 columns]: 8 tokens each, high and low of each token side by side.
     uint32_t* quads(int64_t tile) const { return static_cast<uint32_t*>(data) + tile * (cols / 2) * kTile; }
+    // [64 inputs]: the high parts of inputs k and on (a multiple of 64); 64 bytes on, the low parts.
+    char* parts(int64_t token, int64_t k) const {
+        return static_cast<char*>(data) + (token / 8 * row_stride() + k) * 16 + token % 8 * 128;
+    }
+    // [groups]: 8 times what the inputs of each group of this size sum to, in steps of the token's number.
+    int32_t* eight_sums(int64_t token, int64_t group) const {
+        const int64_t pieces = row_stride() / kGroupPiece;
+        return group_sums + token * sums_stride() + pieces * (group == 32 ? 0 : group == 64 ? 4 : 6);
+    }
+    int64_t sums_stride() const { return row_stride() / kGroupPiece * 7; }
+    void set_sums(float* to) {
+        sums = to;
+        group_sums = reinterpret_cast<int32_t*>(to);
+    }
+    // 4-byte numbers that sums of groups take.
+    int64_t num_sums() const { return form == Form::bytes ? tiles() * kTile * sums_stride() : tiles() * cols; }
     float* sums_of(int64_t tile, int half, int64_t of) const { return sums + ((tile * 2 + half) * (cols / 32) + of) * kTile; }
 };
 
@@ -42,6 +71,8 @@ template <typename T>
 Form form_for(int64_t cols, Coding coding) {
 #ifdef QUIRE_AMX
     if (std::is_same_v<T, BFloat16> && tiles_granted) {
+        if (coding == Coding::group_int4) return cols % kLanes ? Form::rows : Form::bytes;
+        if (coding == Coding::w8a8) return cols % 64 ? Form::rows : Form::columns;
         const bool pairs = coding == Coding::plain || coding == Coding::group_fp8;
         return cols % (pairs ? 32 : 64) ? Form::rows : pairs ? Form::pairs : Form::quads;
     }
@@ -58,23 +89,89 @@ struct ActivationBuffers {
 
 // Activations of this shape, by one thread.
 template <typename T>
-Activations make_activations(int64_t tokens, int64_t cols, Coding coding, ActivationBuffers& buffers) {
+Activations make_activations(int64_t tokens, int64_t cols, Coding coding, ActivationBuffers& buffers, float step = 0.0f) {
     Activations x;
+    x.int8 = coding == Coding::w8a8;
+    x.step = step;
     x.tokens = tokens;
     x.cols = cols;
     x.form = form_for<T>(cols, coding);
     x.data = buffers.data.get<char>(x.bytes());
     if (x.form == Form::rows && cols < x.row_stride())
         for (int64_t t = 0; t < tokens; ++t) std::fill(x.row(t) + cols, x.row(t) + x.row_stride(), 0.0f);
-    if (x.form != Form::quads) return x;
+    if (!x.takes_whole_tokens()) return x;
     x.scales = buffers.scales.get<float>(x.tiles() * kTile);
-    if (coding != Coding::int8) x.sums = buffers.sums.get<float>(x.tiles() * (cols / kTile) * kTile);
+    if (coding >= Coding::group_int4) x.set_sums(buffers.sums.get<float>(x.num_sums()));
     return x;
 }
 
+// The step of a token in int8, and its inverse; a token with something that is no number gets such a step. Where the
+// inverse is not finite, the token becomes zeros.
+struct TokenStep {
+    float step, inverse;
+};
+template <typename T>
+inline TokenStep step_of(const T* from, int64_t cols, float given) {
+    Ints most = {};  // magnitudes in the order of their bits, in which those of NaN come last
+    for (int64_t k = 0; k < cols; k += kLanes) {
+        const int rest = static_cast<int>(std::min<int64_t>(kLanes, cols - k));
+        const Ints bits = (Ints)(rest == kLanes ? load(from + k) : load_first(from + k, rest)) & 0x7fffffff;
+        most = bits > most ? bits : most;
+    }
+    int32_t largest_bits = 0;
+    for (int i = 0; i < kLanes; ++i) largest_bits = std::max(largest_bits, most[i]);
+    float largest;
+    std::memcpy(&largest, &largest_bits, 4);
+    if (!(largest < INFINITY)) return {NAN, 0.0f};
+    if (given > 0.0f) return {given, 1.0f / given};
+    const float inverse = 127.0f / largest;
+    return {largest / 127.0f, inverse < INFINITY ? inverse : 0.0f};
+}
+
+// One token as whole numbers of int8, in float32; returns its step.
+template <typename T>
+inline float round_row(const T* from, int64_t cols, float given, float* to) {
+    const TokenStep of = step_of(from, cols, given);
+    constexpr float kWhole = 12582912.0f;  // 1.5 * 2^23: numbers this large are whole, rounded to nearest even
+    for (int64_t k = 0; k < cols; k += kLanes) {
+        const int rest = static_cast<int>(std::min<int64_t>(kLanes, cols - k));
+        Floats x = (rest == kLanes ? load(from + k) : load_first(from + k, rest)) * of.inverse;
+        x = x > 127.0f ? splat(127.0f) : (x < -128.0f ? splat(-128.0f) : x);
+        store_first(to + k, (x + kWhole) - kWhole, rest);
+    }
+    return of.step;
+}
+
 #ifdef QUIRE_AMX
+// 16 tokens as columns of int8.
+inline void set_columns(const Activations& x, int64_t tile, const BFloat16* const rows[kTile]) {
+    static thread_local Buffer buffer;
+    char* rounded_rows = buffer.get<char>(kTile * x.cols);
+    for (int i = 0; i < kTile; ++i) {
+        char* to = rounded_rows + i * x.cols;
+        const TokenStep of = rows[i] ? step_of(rows[i], x.cols, x.step) : TokenStep{0.0f, 0.0f};
+        x.scales[tile * kTile + i] = of.step;
+        if (!rows[i]) {
+            std::memset(to, 0, x.cols);
+            continue;
+        }
+        for (int64_t k = 0; k < x.cols; k += kLanes) {
+            const __m512i whole = _mm512_cvtps_epi32((__m512)(load(rows[i] + k) * of.inverse));
+            _mm_storeu_si128(reinterpret_cast<__m128i*>(to + k), _mm512_cvtsepi32_epi8(whole));
+        }
+    }
+    uint32_t* to = x.columns(tile);
+    for (int64_t k = 0; k < x.cols; k += 64) {
+        __m512i r[kTile];
+        for (int i = 0; i < kTile; ++i) r[i] = _mm512_loadu_si512(rounded_rows + i * x.cols + k);
+        transpose(r);
+        for (int i = 0; i < kTile; ++i) _mm512_store_si512(to + k * 4 + i * kTile, r[i]);
+    }
+}
+
 // One token as two rows of int8; returns its scale. A token with something that is no number gets such a scale.
-inline float split_token(const BFloat16* from, int64_t cols, int8_t* high, int8_t* low) {
+// block_bytes: from 64 inputs to the next 64. sums: of every 32 inputs, or none.
+inline float split_token(const BFloat16* from, int64_t cols, char* high, char* low, int64_t block_bytes, int32_t* sums) {
     Floats most{};
     for (int64_t k = 0; k < cols; k += kLanes) {
         const __m512 x = _mm512_abs_ps((__m512)load(from + k));
@@ -83,33 +180,52 @@ inline float split_token(const BFloat16* from, int64_t cols, int8_t* high, int8_
     }
     float largest = 0.0f;
     for (int i = 0; i < kLanes; ++i) largest = most[i] > largest || most[i] != most[i] ? most[i] : largest;
-    if (!(largest < INFINITY)) {
-        std::memset(high, 0, cols);
-        std::memset(low, 0, cols);
-        return NAN;
-    }
+    const bool is_number = largest < INFINITY;
     constexpr float kSteps = 127 * 128;
-    const Floats inverse = splat(largest > 0.0f ? kSteps / largest : 0.0f);
+    const Floats inverse = splat(is_number && largest > 0.0f ? kSteps / largest : 0.0f);
+    __m512i sum = _mm512_setzero_si512();
     for (int64_t k = 0; k < cols; k += kLanes) {
-        const __m512i whole = _mm512_cvtps_epi32((__m512)(load(from + k) * inverse));
+        const Floats x = is_number ? load(from + k) : Floats{};
+        const __m512i whole = _mm512_cvtps_epi32((__m512)(x * inverse));
         const __m512i upper = _mm512_srai_epi32(_mm512_add_epi32(whole, _mm512_set1_epi32(64)), 7);
         const __m512i lower = _mm512_sub_epi32(whole, _mm512_slli_epi32(upper, 7));
-        _mm_storeu_si128(reinterpret_cast<__m128i*>(high + k), _mm512_cvtepi32_epi8(upper));
-        _mm_storeu_si128(reinterpret_cast<__m128i*>(low + k), _mm512_cvtepi32_epi8(lower));
+        const int64_t at = k / 64 * block_bytes + k % 64;
+        _mm_storeu_si128(reinterpret_cast<__m128i*>(high + at), _mm512_cvtepi32_epi8(upper));
+        _mm_storeu_si128(reinterpret_cast<__m128i*>(low + at), _mm512_cvtepi32_epi8(lower));
+        if (!sums) continue;
+        sum = _mm512_add_epi32(sum, whole);
+        if (k % 32 == 0 && k + kLanes < cols) continue;
+        sums[k / 32] = _mm512_reduce_add_epi32(sum);
+        sum = _mm512_setzero_si512();
     }
-    return largest / kSteps;
+    return is_number ? largest / kSteps : NAN;
+}
+
+inline void set_bytes(const Activations& x, int64_t tile, const BFloat16* const rows[kTile]) {
+    const int64_t stride = x.row_stride();
+    for (int i = 0; i < kTile && rows[i]; ++i) {
+        const int64_t token = tile * kTile + i;
+        char *high = x.parts(token, 0), *low = high + 64;
+        for (int64_t k = x.cols / 64 * 64; k < stride; k += 64) std::memset(x.parts(token, k), 0, 128);
+        int32_t *of_32 = x.eight_sums(token, 32), *of_64 = x.eight_sums(token, 64), *of_128 = x.eight_sums(token, 128);
+        std::memset(of_32, 0, stride / 32 * 4);
+        x.scales[token] = split_token(rows[i], x.cols, high, low, 1024, of_32);
+        for (int64_t g = 0; g < stride / 32; ++g) of_32[g] *= 8;
+        for (int64_t g = 0; g < stride / 64; ++g) of_64[g] = of_32[2 * g] + of_32[2 * g + 1];
+        for (int64_t g = 0; g < stride / 128; ++g) of_128[g] = of_64[2 * g] + of_64[2 * g + 1];
+    }
 }
 
 inline void set_quads(const Activations& x, int64_t tile, const BFloat16* const rows[kTile]) {
     static thread_local Buffer buffer;
-    int8_t* split = buffer.get<int8_t>(kTile * x.cols);
+    char* split = buffer.get<char>(kTile * x.cols);
     for (int half = 0; half < 2; ++half) {
         for (int i = 0; i < kTile / 2; ++i) {
             const BFloat16* row = rows[half * kTile / 2 + i];
-            int8_t* to = split + 2 * i * x.cols;
+            char* to = split + 2 * i * x.cols;
             float scale = 0.0f;
             if (row) {
-                scale = split_token(row, x.cols, to, to + x.cols);
+                scale = split_token(row, x.cols, to, to + x.cols, 64, nullptr);
             } else {
                 std::memset(to, 0, 2 * x.cols);
             }
@@ -131,7 +247,7 @@ inline void set_quads(const Activations& x, int64_t tile, const BFloat16* const 
 }
 #endif
 
-// Tokens [16 tile, 16 tile + 16) into their place: columns [first_col, first_col + num_cols), all of them for quads.
+// Tokens [16 tile, 16 tile + 16) into their place: columns [first_col, first_col + num_cols), all of them where whole tokens are taken.
 // rows: where each token is, null where there is none.
 template <typename T>
 void set_tile(const Activations& x, int64_t tile, const T* const rows[kTile], int64_t first_col, int64_t num_cols) {
@@ -147,9 +263,21 @@ void set_tile(const Activations& x, int64_t tile, const T* const rows[kTile], in
             set_quads(x, tile, rows);
             return;
         }
+        if (x.form == Form::columns) {
+            set_columns(x, tile, rows);
+            return;
+        }
+        if (x.form == Form::bytes) {
+            set_bytes(x, tile, rows);
+            return;
+        }
     }
 #endif
     for (int i = 0; i < kTile && rows[i]; ++i) {
+        if (x.int8) {
+            x.scales[tile * kTile + i] = round_row(rows[i], x.cols, x.step, x.row(tile * kTile + i));
+            continue;
+        }
         float* to = x.row(tile * kTile + i) + first_col;
         const T* from = rows[i] + first_col;
         int64_t k = 0;
@@ -161,7 +289,7 @@ void set_tile(const Activations& x, int64_t tile, const T* const rows[kTile], in
 // Rows [tokens, cols] of a tensor into activations; the team shares the work. A barrier must follow.
 template <typename T>
 void set_all(const Activations& x, const T* from, int64_t stride) {
-    const int64_t width = x.form == Form::quads ? x.cols : 512;
+    const int64_t width = x.takes_whole_tokens() ? x.cols : 512;
     const int64_t cuts = (x.cols + width - 1) / width;
     const Range mine = my_share(x.tiles() * cuts);
     for (int64_t i = mine.begin; i < mine.end; ++i) {

@@ -346,7 +346,7 @@ private:
         // Four at a time: one maximum or sum would wait for the one before.
         Floats most[4], sums[4] = {};
         for (Floats& each : most) each = splat(-INFINITY);
-        for (int t = 0; t < tokens; ++t) {
+        const auto finished = [&](int t) {
             Floats s = load(scores_ + t * kTile);
             if (by_row) s *= load(row_scales_ + t * kTile);
             if (early) {
@@ -360,9 +360,15 @@ private:
                 if (a_.window > 0) hidden |= distance >= a_.window;
                 s = hidden ? splat(-INFINITY) : s;
             }
-            if (early || by_row || !whole) store(scores_ + t * kTile, s);
-            most[t % 4] = (Floats)_mm512_max_ps((__m512)s, (__m512)most[t % 4]);
-        }
+            store(scores_ + t * kTile, s);
+            return s;
+        };
+        const bool as_they_are = plain && whole;
+        for (int t = 0; t < tokens; t += 4)
+            for (int i = 0; i < 4; ++i) {
+                const Floats s = as_they_are ? load(scores_ + (t + i) * kTile) : finished(t + i);
+                most[i] = (Floats)_mm512_max_ps((__m512)s, (__m512)most[i]);
+            }
         const Floats highest = max(max(max(most[0], most[1]), max(most[2], most[3])) * factor, before);
         // A column that has seen nothing yet keeps -inf; its weights become zeros.
         const Floats base = highest > -INFINITY ? highest : splat(0.0f);

@@ -1,12 +1,14 @@
-// A decode step of greedy rows in one call: op `decode_step`. Gathers, runs the stack, takes the most likely tokens and
-// writes them behind the known ones.
+// A decode step in one call: op `decode_step`. Gathers, runs the stack, takes the most likely tokens or draws, and writes
+// them behind the known ones.
 #pragma once
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 
 #include "decoder.h"
 #include "largest.h"
+#include "sample.h"
 #include "step_inputs.h"
 
 namespace quire {
@@ -25,6 +27,9 @@ struct DecodeArguments {
     int64_t num_groups;
     void* const* kv_caches;  // per layer
     int64_t cache_format, cache_block_size;
+    const int32_t* lora_slots;  // [R] slot of each row's adapter, -1 for none
+    int64_t max_lora_rank;      // 0: there are no adapters
+    const DrawTable* draw;
     // This step's.
     const void *cos, *sin;  // [positions, D]
     const int64_t *rows, *starts;
@@ -44,16 +49,49 @@ inline bool is_possible(const DecodeArguments& a) {
     return true;
 }
 
+// The next token of each row, and its largest logit. Logits are written only if one is drawn.
+template <typename T>
+void choose_tokens(const T* hidden, const Matrix<T>& head, const DecodeArguments& a) {
+    static thread_local Buffer buffer;
+    if (std::none_of(a.rows, a.rows + a.count, [&](int64_t row) { return a.draw->draws[row]; })) {
+        largest_op(hidden, head, a.ids, a.peaks, a.count);
+        return;
+    }
+    float* const logits = buffer.get<float>(a.count * head.rows);
+    linear_op(hidden, head, logits, a.count);
+    draw_op(logits, head.rows, a.rows, a.starts, a.count, *a.draw, a.ids, a.peaks);
+}
+
 template <typename T>
 void take_rows(const void* table, const int64_t* which, int64_t count, int64_t width, T* to) {
     for (int64_t i = 0; i < count; ++i)
         std::memcpy(to + i * width, static_cast<const T*>(table) + which[i] * width, width * sizeof(T));
 }
 
+// The entries whose rows have adapters, slot by slot.
+inline LoraTokens gather_adapters(const DecodeArguments& a, Buffer& orders, Buffer& groups) {
+    if (a.max_lora_rank == 0) return {};
+    const auto slot_of = [&](int32_t entry) { return a.lora_slots[a.rows[entry]]; };
+    int32_t* const order = orders.get<int32_t>(a.count);
+    int32_t count = 0;
+    for (int32_t i = 0; i < a.count; ++i)
+        if (slot_of(i) >= 0) order[count++] = i;
+    std::sort(order, order + count, [&](int32_t one, int32_t other) {
+        return slot_of(one) != slot_of(other) ? slot_of(one) < slot_of(other) : one < other;
+    });
+    LoraGroup* const found = groups.get<LoraGroup>(count);
+    int64_t num_groups = 0;
+    for (int32_t i = 0; i < count; ++i) {
+        if (i == 0 || slot_of(order[i]) != slot_of(order[i - 1])) found[num_groups++] = {slot_of(order[i]), i, i};
+        found[num_groups - 1].end = i + 1;
+    }
+    return {order, found, num_groups, a.max_lora_rank};
+}
+
 // False, and nothing changed but keys and values of this step: something is out of the ordinary.
 template <typename T>
 bool decode_step(Decoder<T>& decoder, const Matrix<T>& head, const DecodeArguments& a) {
-    static thread_local Buffer numbers, small, steps, blocks, embedded, cosines, sines, normed;
+    static thread_local Buffer numbers, small, steps, blocks, embedded, cosines, sines, normed, orders, adapters;
     if (!is_possible(a)) return false;
     const int64_t n = a.count, groups = a.num_groups;
     int64_t* const ends = numbers.get<int64_t>((3 + groups) * n);
@@ -90,8 +128,9 @@ bool decode_step(Decoder<T>& decoder, const Matrix<T>& head, const DecodeArgumen
     take_rows(a.cos, positions, n, decoder.head_dim, cos);
     take_rows(a.sin, positions, n, decoder.head_dim, sin);
     decoder.run(Step<T>{x, hidden, cos, sin, n, static_cast<int>(n), query_start_loc, seq_lens, step_groups,
-                        a.kv_caches, static_cast<CacheFormat>(a.cache_format), static_cast<int>(a.cache_block_size)});
-    largest_op(hidden, head, a.ids, a.peaks, n);
+                        a.kv_caches, static_cast<CacheFormat>(a.cache_format), static_cast<int>(a.cache_block_size),
+                        gather_adapters(a, orders, adapters), nullptr});
+    choose_tokens(hidden, head, a);
     for (int64_t s = 0; s < n; ++s)
         if (!std::isfinite(a.peaks[s])) return false;
     for (int64_t s = 0; s < n; ++s) {

@@ -8,6 +8,7 @@
 #include "attention.h"
 #include "elementwise.h"
 #include "linear.h"
+#include "lora.h"
 
 namespace quire {
 
@@ -40,6 +41,31 @@ struct Step {
     void* const* kv_caches;  // per layer
     CacheFormat cache_format;
     int block_size;
+    LoraTokens lora;  // without groups: no token has an adapter
+    void* const* taps;  // per layer, and one behind the last: where to copy its input [T, hidden], or null; or none
+};
+
+// The adapters of a layer, in this order.
+enum LayerLora { kLoraQ, kLoraK, kLoraV, kLoraO, kLoraGate, kLoraUp, kLoraDown, kNumLora };
+
+// Epilogue of gate and up side by side: both as they are, for adapters to be added before the activation.
+template <typename T>
+struct ToGateAndUp {
+    const Matrix<T>* gate_up;
+    float* to[2];  // [tokens, cols]
+    int64_t tokens;
+
+    void operator()(int, int64_t row, int64_t tile, const Sums& sums) const {
+        const int64_t cols = gate_up[0].rows, count = std::min<int64_t>(kTile, cols - row);
+        const int64_t first = tile * kTile, num_tokens = std::min<int64_t>(kTile, tokens - first);
+        for (int half = 0; half < 2; ++half)
+            for (int i = 0; i < count; ++i) {
+                alignas(64) float value[kTile];
+                for (int t = 0; t < kTile; t += kLanes)
+                    store(value + t, ToActivated<T>::finished(gate_up[half], row + i, load(&sums.at[half][i][t])));
+                for (int64_t t = 0; t < num_tokens; ++t) to[half][(first + t) * cols + row + i] = value[t];
+            }
+    }
 };
 
 template <typename T>
@@ -51,6 +77,7 @@ public:
     Activation activation;
     const T* final_norm;
     std::vector<Layer<T>> layers;
+    const LoraTable* lora = nullptr;  // [layers][kNumLora], or none
 
     void run(const Step<T>& step) {
         const int64_t tokens = step.tokens, q = static_cast<int64_t>(num_heads) * head_dim;
@@ -59,7 +86,11 @@ public:
         normed_ = make_activations<T>(tokens, hidden, coding, inputs_[0]);
         attended_ = make_activations<T>(tokens, q, coding, inputs_[1]);
         activated_ = make_activations<T>(tokens, intermediate, coding, inputs_[2]);
-        inner_ = activated_.form == Form::quads ? buffers_[4].get<T>(tokens * intermediate) : nullptr;
+        const bool adapted = lora && step.lora.num_groups > 0;
+        inner_ = adapted || activated_.takes_whole_tokens() ? buffers_[4].get<T>(tokens * intermediate) : nullptr;
+        normed_rows_ = adapted ? lora_buffers_[0].get<T>(tokens * hidden) : nullptr;
+        gate_ = adapted ? lora_buffers_[1].get<float>(2 * tokens * intermediate) : nullptr;
+        lora_inner_ = adapted ? lora_buffers_[2].get<float>(3 * step.lora.count() * step.lora.max_rank) : nullptr;
         residual_ = buffers_[0].get<T>(tokens * hidden);
         projected_ = buffers_[1].get<T>(tokens * hidden);
         heads_ = buffers_[2].get<T>(tokens * (q + 2 * kv));
@@ -74,12 +105,14 @@ public:
             Claimer claimer(claims);
             for (size_t i = 0; i < layers.size(); ++i) {
                 const Layer<T>* next = i + 1 < layers.size() ? &layers[i + 1] : nullptr;
-                layer(layers[i], next, step.kv_caches[i], i > 0, step, mine, claimer);
+                const LoraTable* adapters = adapted ? lora + i * kNumLora : nullptr;
+                layer(layers[i], next, adapters, step.kv_caches[i], i, step, mine, claimer);
             }
             const Range share = my_share(tokens);
             for (int64_t t = share.begin; t < share.end; ++t)
                 rms_norm(step.hidden + t * hidden, residual_ + t * hidden, projected_ + t * hidden, final_norm, hidden,
                          eps);
+            tap(step, layers.size(), share);
         }
     }
 
@@ -90,23 +123,38 @@ private:
         Buffer rows;
     };
 
-    void layer(const Layer<T>& l, const Layer<T>* next, void* kv_cache, bool add, const Step<T>& step, Thread& mine,
+    // Copies the residual stream of some tokens where it is asked for.
+    void tap(const Step<T>& step, size_t layer, Range tokens) {
+        if (!step.taps || !step.taps[layer]) return;
+        std::memcpy(static_cast<T*>(step.taps[layer]) + tokens.begin * hidden, residual_ + tokens.begin * hidden,
+                    (tokens.end - tokens.begin) * hidden * sizeof(T));
+    }
+
+    void layer(const Layer<T>& l, const Layer<T>* next, const LoraTable* adapters, void* kv_cache, size_t index, const Step<T>& step, Thread& mine,
                Claimer& claimer) {
         const int64_t q = static_cast<int64_t>(num_heads) * head_dim, kv = static_cast<int64_t>(num_kv_heads) * head_dim;
         const int64_t width = q + 2 * kv;
         const Strips<T> qkv{l.qkv, 3, false}, o{&l.o, 1, false}, gate_up{l.gate_up, 2, true}, down{&l.down, 1, false};
-        norm(l.input_norm, add, mine);
+        norm(l.input_norm, index > 0, mine);
         wait_for_team();
+        tap(step, index, my_share(step.tokens));
         // Heads whole, [heads][tokens][D], so that a tile's outputs lie close together; narrow ones as they come.
         const bool by_head = head_dim % (2 * kTile) == 0;
         const int64_t token_stride = by_head ? head_dim : width, head_stride = by_head ? step.tokens * head_dim : head_dim;
         {
             const int64_t per_head = by_head ? step.tokens : 1;
             T* const to[] = {heads_, heads_ + q * per_head, heads_ + (q + kv) * per_head};
+            if (adapters) shrink(adapters + kLoraQ, 3, step, normed_rows_, hidden);
             linear(qkv, normed_, mine.linear, claimer,
                    ToRows<T, T>{l.qkv, to, token_stride, step.tokens, by_head ? head_dim : 0}, &o);
+            wait_for_team();
+            if (adapters) {
+                for (int i = 0; i < 3; ++i)
+                    expand(adapters + kLoraQ + i, i, step, i ? kv : q,
+                           LoraOutputs<T>{to[i], token_stride, head_stride, by_head ? head_dim : 0});
+                wait_for_team();
+            }
         }
-        wait_for_team();
         const PagedCache cache =
             make_cache<T>(kv_cache, step.cache_format, num_kv_heads, step.block_size, head_dim, l.kv_scale);
         place_heads(l, cache, step, token_stride, head_stride);
@@ -119,19 +167,69 @@ private:
         wait_for_team();
         set_all(attended_, attention_out_, q);
         wait_for_team();
+        if (adapters) shrink(adapters + kLoraO, 1, step, attention_out_, q);
         project(o, attended_, mine, claimer, &gate_up);
         wait_for_team();
+        if (adapters) expand_projected(adapters + kLoraO, step);
         norm(l.post_norm, true, mine);
         wait_for_team();
-        linear(gate_up, normed_, mine.linear, claimer, ToActivated<T>{l.gate_up, activation, activated_, inner_}, &down);
+        if (adapters) {
+            float* const up = gate_ + step.tokens * intermediate;
+            shrink(adapters + kLoraGate, 2, step, normed_rows_, hidden);
+            linear(gate_up, normed_, mine.linear, claimer, ToGateAndUp<T>{l.gate_up, {gate_, up}, step.tokens}, &down);
+            wait_for_team();
+            expand(adapters + kLoraGate, 0, step, intermediate, LoraOutputs<float>{gate_, intermediate, 0, 0});
+            expand(adapters + kLoraUp, 1, step, intermediate, LoraOutputs<float>{up, intermediate, 0, 0});
+            wait_for_team();
+            activate_all(up, step.tokens * intermediate);
+        } else {
+            linear(gate_up, normed_, mine.linear, claimer, ToActivated<T>{l.gate_up, activation, activated_, inner_},
+                   &down);
+        }
         wait_for_team();
         if (inner_) {
+            if (adapters) shrink(adapters + kLoraDown, 1, step, inner_, intermediate);
             set_all(activated_, inner_, intermediate);
             wait_for_team();
         }
         const Strips<T> next_qkv{next ? next->qkv : l.qkv, 3, false};
         project(down, activated_, mine, claimer, next ? &next_qkv : nullptr);
         wait_for_team();
+        if (adapters) expand_projected(adapters + kLoraDown, step);
+    }
+
+    // Adapters, first part: of `count` layers with the same inputs x [tokens, cols].
+    void shrink(const LoraTable* tables, int count, const Step<T>& step, const T* x, int64_t cols) {
+        for (int i = 0; i < count; ++i) lora_shrink(tables[i], step.lora, x, cols, cols, inner_of(i, step));
+    }
+
+    // Second part; `which` was the layer's place in the first.
+    template <typename Out>
+    void expand(const LoraTable* table, int which, const Step<T>& step, int64_t outputs, const LoraOutputs<Out>& out) {
+        lora_expand<T>(*table, step.lora, inner_of(which, step), outputs, out);
+    }
+
+    void expand_projected(const LoraTable* table, const Step<T>& step) {
+        expand(table, 0, step, hidden, LoraOutputs<T>{projected_, hidden, 0, 0});
+        wait_for_team();
+    }
+
+    float* inner_of(int which, const Step<T>& step) const {
+        return lora_inner_ + which * step.lora.count() * step.lora.max_rank;
+    }
+
+    // inner = act(gate) * up, rounded as `ToActivated` does.
+    void activate_all(const float* up, int64_t count) {
+        const Range share = my_share((count + kLanes - 1) / kLanes);
+        for (int64_t k = share.begin * kLanes; k < std::min(share.end * kLanes, count); k += kLanes) {
+            const int lanes = static_cast<int>(std::min<int64_t>(kLanes, count - k));
+            if (lanes == kLanes) {
+                store(inner_ + k, gated(activation, load(gate_ + k), load(up + k), 0.0f));
+            } else {
+                store_first(inner_ + k, gated(activation, load_first(gate_ + k, lanes), load_first(up + k, lanes), 0.0f),
+                            lanes);
+            }
+        }
     }
 
     void project(const Strips<T>& strips, const Activations& x, Thread& mine, Claimer& claimer,
@@ -141,9 +239,10 @@ private:
 
     // residual += projected (but in the first layer), then its norm into the activations.
     void norm(const T* weight, bool add, Thread& mine) {
-        T* rows = mine.rows.template get<T>(kTile * hidden);
+        T* const scratch = mine.rows.template get<T>(kTile * hidden);
         const Range share = my_share(normed_.tiles());
         for (int64_t tile = share.begin; tile < share.end; ++tile) {
+            T* const rows = normed_rows_ ? normed_rows_ + tile * kTile * hidden : scratch;
             const T* of[kTile] = {};
             for (int i = 0; i < kTile && tile * kTile + i < normed_.tokens; ++i) {
                 const int64_t at = (tile * kTile + i) * hidden;
@@ -154,36 +253,34 @@ private:
         }
     }
 
-    // Norms and rotates queries and keys; keys and values go to their slots.
+    // Norms and rotates queries and keys; keys and values go to their slots. A head's tokens lie together, and so do their
+    // slots: some of them at a time, as many as share a tile.
     void place_heads(const Layer<T>& l, const PagedCache& cache, const Step<T>& step, int64_t token_stride,
                      int64_t head_stride) {
         const int per_token = num_heads + 2 * num_kv_heads;
         const int64_t* slots = step.groups[l.group].slot_mapping;
-        const Range share = my_share(step.tokens * per_token);
+        const Range share = my_share((step.tokens + kTile - 1) / kTile * per_token);
         for (int64_t i = share.begin; i < share.end; ++i) {
-            const int64_t token = i / per_token;
+            const int64_t first = i / per_token * kTile, last = std::min(first + kTile, step.tokens);
             const int head = static_cast<int>(i % per_token);
-            T* x = heads_ + token * token_stride + head * head_stride;
-            const T *cos = step.cos + token * head_dim, *sin = step.sin + token * head_dim;
-            if (head < num_heads) {
-                if (l.q_norm) rms_norm(x, x, static_cast<const T*>(nullptr), l.q_norm, head_dim, eps);
-                rotate(x, x, cos, sin, head_dim);
-                continue;
-            }
             const int kv_head = head - num_heads, is_value = kv_head >= num_kv_heads;  // keys, then values, as in the cache
-            if (!is_value) {
-                if (l.k_norm) rms_norm(x, x, static_cast<const T*>(nullptr), l.k_norm, head_dim, eps);
-                rotate(x, x, cos, sin, head_dim);
+            const T* norm = is_value ? nullptr : kv_head < 0 ? l.q_norm : l.k_norm;
+            for (int64_t token = first; token < last; ++token) {
+                T* x = heads_ + token * token_stride + head * head_stride;
+                if (norm) rms_norm(x, x, static_cast<const T*>(nullptr), norm, head_dim, eps);
+                if (!is_value) rotate(x, x, step.cos + token * head_dim, step.sin + token * head_dim, head_dim);
+                if (kv_head < 0) continue;
+                write_row(cache, cache.row(slots[token], kv_head), x, is_value, kv_head - is_value * num_kv_heads);
             }
-            write_row(cache, cache.row(slots[token], kv_head), x, is_value, kv_head - is_value * num_kv_heads);
         }
     }
 
     Activations normed_, attended_, activated_;
-    T *residual_, *projected_, *heads_, *attention_out_, *inner_;
+    T *residual_, *projected_, *heads_, *attention_out_, *inner_, *normed_rows_;
+    float *gate_, *lora_inner_;
     const int32_t* order_;
     ActivationBuffers inputs_[3];
-    Buffer buffers_[5], order_buffer_, partials_;
+    Buffer buffers_[5], lora_buffers_[3], order_buffer_, partials_;
 };
 
 }  // namespace quire

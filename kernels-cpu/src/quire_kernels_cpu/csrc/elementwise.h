@@ -79,7 +79,7 @@ struct ToActivated {
     const Matrix<T>* gate_up;
     Activation kind;
     Activations to;
-    T* rows;  // [tokens, cols], for quads
+    T* rows;  // [tokens, cols], for activations that take whole tokens
     float limit = 0.0f;
 
     static Floats finished(const Matrix<T>& m, int64_t row, Floats sum) {
@@ -98,7 +98,7 @@ struct ToActivated {
             }
         }
         const int64_t tokens = std::min<int64_t>(kTile, to.tokens - tile * kTile);
-        if (to.form == Form::quads) {  // they need the whole row: `set_all` follows
+        if (to.takes_whole_tokens()) {  // `set_all` follows
             for (int64_t t = 0; t < tokens; ++t)
                 for (int i = 0; i < count; ++i) store_one(rows + (tile * kTile + t) * to.cols + row + i, value[i][t]);
             return;

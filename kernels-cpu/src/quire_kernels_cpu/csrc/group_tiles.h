@@ -1,4 +1,4 @@
-// The sums of `groups.h` by AMX: a piece of a strip becomes tiles, which meet all tokens while they are near.
+// The sums of `groups.h` by AMX, int4 aside: a piece of a strip becomes tiles, which meet all tokens while they are near.
 #pragma once
 
 #include "groups.h"
@@ -13,9 +13,6 @@ struct alignas(64) HalfPiece {
     float scale[4][kTile];
     float zero[4][kTile];
 };
-
-// Elements of int4 become 16 times as large in int8: no sign has to be extended; the scale makes up for it.
-constexpr float kInt4Factor = 16.0f;
 
 // One row of 64 bytes; of two groups in it each gets a tile in which the other's elements are zeros.
 template <bool kTwoGroups>
@@ -40,16 +37,6 @@ inline __m512i widen_float8(__m256i codes) {
 constexpr float kFloat8Factor = 0x1p-8f;
 
 template <bool kTwoGroups>
-inline void spread_int4(const char* from, int64_t row_bytes, int count, HalfPiece& to) {
-    const __m512i upper = _mm512_set1_epi8(static_cast<char>(0xf0));
-    for (int n = 0; n < count; ++n, from += row_bytes) {
-        const __m512i both = _mm512_loadu_si512(from);
-        put_row<kTwoGroups>(to, n, 0, _mm512_and_si512(_mm512_slli_epi16(both, 4), upper));
-        put_row<kTwoGroups>(to, n, 1, _mm512_and_si512(both, upper));
-    }
-}
-
-template <bool kTwoGroups>
 inline void spread_int8(const char* from, int64_t row_bytes, int count, int64_t tiles, HalfPiece& to) {
     for (int n = 0; n < count; ++n, from += row_bytes)
         for (int t = 0; t < tiles; ++t) put_row<kTwoGroups>(to, n, t, _mm512_loadu_si512(from + t * 64));
@@ -69,10 +56,7 @@ inline void spread(Coding coding, const Half& half, int64_t row_bytes, int64_t k
     const bool two_groups = group == 32;
     const int64_t left = std::min(kGroupPiece, cols - k);
     ahead.fetch(h);
-    if (coding == Coding::group_int4) {
-        const auto spread_rows = two_groups ? spread_int4<true> : spread_int4<false>;
-        spread_rows(half.data + k / 2, row_bytes, half.count, to);
-    } else if (coding == Coding::group_int8) {
+    if (coding == Coding::group_int8) {
         const auto spread_rows = two_groups ? spread_int8<true> : spread_int8<false>;
         spread_rows(half.data + k, row_bytes, half.count, left / 64, to);
     } else {
@@ -82,7 +66,7 @@ inline void spread(Coding coding, const Half& half, int64_t row_bytes, int64_t k
 
 template <typename T>
 inline void spread_scales(Coding coding, const GroupScales& from, int64_t group, int64_t count, HalfPiece& to) {
-    const float factor = coding == Coding::group_int4 ? kInt4Factor : coding == Coding::group_fp8 ? kFloat8Factor : 1.0f;
+    const float factor = coding == Coding::group_fp8 ? kFloat8Factor : 1.0f;
     for (int64_t i = 0; i < count; ++i) {
         const int64_t at = (group + i) * kTile;
         const Floats scale = from.wide ? load(static_cast<const float*>(from.scale) + at)

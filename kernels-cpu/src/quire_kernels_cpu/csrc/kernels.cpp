@@ -8,29 +8,15 @@
 #include "elementwise.h"
 #include "largest.h"
 #include "linear.h"
+#include "lora.h"
 #include "moe.h"
 #include "recurrent.h"
+#include "sample.h"
 #include "step_inputs.h"
 
 namespace quire {
 
 namespace {
-
-template <typename T, typename Out>
-void linear_op(const T* x, const Matrix<T>& matrix, Out* y, int64_t tokens) {
-    static thread_local ActivationBuffers buffers;
-    const Activations packed = make_activations<T>(tokens, matrix.cols, matrix.coding, buffers);
-    Claims claims;
-#pragma omp parallel
-    {
-        static thread_local LinearScratch scratch;
-        const HeldTiles tiles(packed.form != Form::rows);
-        Claimer claimer(claims);
-        set_all(packed, x, matrix.cols);
-        wait_for_team();
-        linear(Strips<T>{&matrix, 1, false}, packed, scratch, claimer, ToRows<T, Out>{&matrix, &y, matrix.rows, tokens});
-    }
-}
 
 template <typename T>
 void rms_norm_op(T* to, T* x, const T* added, const T* weight, int64_t rows, int64_t size, float eps) {
@@ -45,6 +31,18 @@ void activate_and_mul_op(Activation kind, T* gate, const T* up, int64_t count) {
 #pragma omp parallel for schedule(static) if (count > 2 * kRun)
     for (int64_t begin = 0; begin < count; begin += kRun)
         activate_and_mul(kind, gate + begin, up + begin, std::min(kRun, count - begin));
+}
+
+template <typename T, typename Out>
+void lora_op(const LoraTable& table, const LoraTokens& tokens, const T* x, int64_t inputs, Out* out, int64_t outputs) {
+    static thread_local Buffer buffer;
+    float* const inner = buffer.get<float>(tokens.count() * tokens.max_rank);
+#pragma omp parallel if (tokens.count() * (inputs + outputs) > 16384)
+    {
+        lora_shrink(table, tokens, x, inputs, inputs, inner);
+        wait_for_team();
+        lora_expand<T>(table, tokens, inner, outputs, LoraOutputs<Out>{out, outputs, 0, 0});
+    }
 }
 
 template <typename T>
@@ -62,10 +60,11 @@ void attention_op(Attention<T> a) {
     }
 }
 
-// A matrix as it arrives. scale: [rows] of the activations' type for int8, else of groups (`weights.h`).
+// A matrix as it arrives. scale: [rows] of the activations' type for int8 and w8a8, else of groups (`weights.h`).
 struct MatrixArgument {
     const void *data, *scale, *zero, *bias;
     int32_t coding, group, wide_scale;
+    float input_scale;  // w8a8, see `weights.h`
 };
 
 template <typename T>
@@ -76,7 +75,8 @@ Matrix<T> make_matrix(const MatrixArgument& from, int64_t rows, int64_t cols) {
     m.cols = cols;
     m.bias = static_cast<const T*>(from.bias);
     m.coding = static_cast<Coding>(from.coding);
-    if (m.coding == Coding::int8) m.scale = static_cast<const T*>(from.scale);
+    if (m.coding == Coding::int8 || m.coding == Coding::w8a8) m.scale = static_cast<const T*>(from.scale);
+    m.input_scale = from.input_scale;
     if (!m.grouped()) return m;
     m.group_scale = from.scale;
     m.group_zero = static_cast<const int16_t*>(from.zero);
@@ -160,10 +160,11 @@ Moe<T>* make_moe(int num_experts, const MatrixArgument* matrices, int64_t width,
 template <typename T>
 void run_decoder(void* decoder, const void* x, void* hidden, const void* cos, const void* sin, int64_t tokens,
                  int num_sequences, const int32_t* query_start_loc, const int32_t* kv_lens, const StepGroup* groups,
-                 void* const* kv_caches, int cache_format, int block_size) {
+                 void* const* kv_caches, int cache_format, int block_size, const LoraTokens& lora, void* const* taps) {
     static_cast<Decoder<T>*>(decoder)->run(Step<T>{
         static_cast<const T*>(x), static_cast<T*>(hidden), static_cast<const T*>(cos), static_cast<const T*>(sin),
-        tokens, num_sequences, query_start_loc, kv_lens, groups, kv_caches, static_cast<CacheFormat>(cache_format), block_size});
+        tokens, num_sequences, query_start_loc, kv_lens, groups, kv_caches, static_cast<CacheFormat>(cache_format), block_size,
+        lora, taps});
 }
 
 // function(T{}) for the dtype's T.
@@ -205,6 +206,12 @@ void quire_linear_largest(int dtype, const void* x, const void* weight, int64_t*
         const quire::Matrix<T> matrix{weight, rows, cols};
         quire::largest_op(static_cast<const T*>(x), matrix, ids, peaks, tokens);
     });
+}
+
+// See sample.h; table: a DrawTable.
+void quire_draw(const float* logits, int64_t vocab, const int64_t* rows, const int64_t* positions, int64_t count,
+                const void* table, int64_t* ids, float* peaks) {
+    quire::draw_op(logits, vocab, rows, positions, count, *static_cast<const quire::DrawTable*>(table), ids, peaks);
 }
 
 // See step_inputs.h; groups: an array of RowTable.
@@ -276,17 +283,43 @@ void* quire_decoder_new(int dtype, int num_layers, const void* const* norms, con
     });
 }
 
+// tables: of each layer the adapters of q, k, v, o, gate, up, down; the decoder keeps the pointer.
+void quire_decoder_set_lora(int dtype, void* decoder, const void* tables) {
+    for_dtype(dtype, [&](auto zero) {
+        static_cast<quire::Decoder<decltype(zero)>*>(decoder)->lora = static_cast<const quire::LoraTable*>(tables);
+    });
+}
+
+// out [tokens, outputs], float32 if `wide`, in place; x [tokens, inputs]. See lora.h.
+void quire_lora_linear(int dtype, int wide, void* out, const void* x, const void* table, int64_t inputs, int64_t outputs,
+                       const int32_t* order, const void* groups, int64_t num_groups, int64_t max_rank) {
+    const quire::LoraTokens tokens{order, static_cast<const quire::LoraGroup*>(groups), num_groups, max_rank};
+    const auto& adapters = *static_cast<const quire::LoraTable*>(table);
+    for_dtype(dtype, [&](auto zero) {
+        using T = decltype(zero);
+        if (wide) {
+            quire::lora_op<T>(adapters, tokens, static_cast<const T*>(x), inputs, static_cast<float*>(out), outputs);
+        } else {
+            quire::lora_op<T>(adapters, tokens, static_cast<const T*>(x), inputs, static_cast<T*>(out), outputs);
+        }
+    });
+}
+
 void quire_decoder_delete(int dtype, void* decoder) {
     for_dtype(dtype, [&](auto zero) { delete static_cast<quire::Decoder<decltype(zero)>*>(decoder); });
 }
 
 void quire_decoder_run(int dtype, void* decoder, const void* x, void* hidden, const void* cos, const void* sin,
                        int64_t tokens, int num_sequences, const int32_t* query_start_loc, const int32_t* kv_lens,
-                       const void* groups, void* const* kv_caches, int cache_format, int block_size) {
+                       const void* groups, void* const* kv_caches, int cache_format, int block_size,
+                       const int32_t* lora_order, const void* lora_groups, int64_t num_lora_groups,
+                       int64_t max_lora_rank, void* const* taps) {
+    const quire::LoraTokens lora{lora_order, static_cast<const quire::LoraGroup*>(lora_groups), num_lora_groups,
+                                 max_lora_rank};
     for_dtype(dtype, [&](auto zero) {
         quire::run_decoder<decltype(zero)>(decoder, x, hidden, cos, sin, tokens, num_sequences, query_start_loc, kv_lens,
                                            static_cast<const quire::StepGroup*>(groups), kv_caches, cache_format,
-                                           block_size);
+                                           block_size, lora, taps);
     });
 }
 

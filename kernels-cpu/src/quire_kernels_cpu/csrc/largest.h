@@ -53,7 +53,7 @@ template <typename T>
 void largest_op(const T* x, const Matrix<T>& matrix, int64_t* ids, float* peaks, int64_t tokens) {
     static thread_local ActivationBuffers buffers;
     static thread_local Buffer values, places;
-    const Activations packed = make_activations<T>(tokens, matrix.cols, matrix.coding, buffers);
+    const Activations packed = make_activations<T>(tokens, matrix.cols, matrix.coding, buffers, matrix.input_scale);
     const int64_t width = (tokens + kTile - 1) / kTile * kTile, most = omp_get_max_threads();
     float* const all_values = values.get<float>(most * width);
     int32_t* const all_ids = places.get<int32_t>(most * width);

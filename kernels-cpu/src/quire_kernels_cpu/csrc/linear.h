@@ -1,4 +1,4 @@
-// y = x W^T for weights as a checkpoint has them: row-major [outputs, inputs], mapped, never repacked (int4 is).
+// y = x W^T for weights as a checkpoint has them: row-major [outputs, inputs], mapped, never repacked (int4 is, when it is loaded).
 //
 // Work is cut into strips of two times 16 outputs. A strip against 16 tokens gives two blocks of sums, [16 outputs][16
 // tokens] in float32, which go to an epilogue that knows what becomes of them. Each sum runs over the inputs in one
@@ -55,6 +55,13 @@ void dot_strip(const Half half[2], int64_t cols, const Activations& x, int64_t t
             }
         }
     }
+}
+
+// Sums of whole numbers times the tokens' steps; what stands for no token is never read.
+inline void scale_tokens(const float* steps, Sums& sums) {
+    for (int h = 0; h < 2; ++h)
+        for (int n = 0; n < kTile; ++n)
+            for (int t = 0; t < kTile; t += kLanes) store(&sums.at[h][n][t], load(&sums.at[h][n][t]) * load(steps + t));
 }
 
 #ifdef QUIRE_AMX
@@ -130,20 +137,19 @@ inline void multiply_tiles(Sums* sums, bool first, const TileRows& w, const uint
 
 #undef QUIRE_MULTIPLY
 
-// Inputs [k, k + cols) of a strip, side by side as the tile registers take them: rows far apart in memory would push
-// each other out of the first-level cache.
-inline TileRows gather_rows(const BFloat16* const rows[2], int64_t stride, int64_t k, int64_t cols, BFloat16* to) {
+// Bytes [begin, begin + width) of a strip's rows, side by side as the tile registers take them: rows far apart in memory
+// would push each other out of the first-level cache.
+inline TileRows gather_rows(const char* const rows[2], int64_t row_bytes, int64_t begin, int64_t width, char* to) {
     for (int h = 0; h < 2; ++h)
         for (int i = 0; i < kTile; ++i) {
-            const BFloat16* from = rows[h] + i * stride + k;
-            for (int64_t c = 0; c < cols; c += 32)
-                _mm512_store_si512(to + c * 32 + h * 512 + i * 32, _mm512_loadu_si512(from + c));
+            const char* from = rows[h] + i * row_bytes + begin;
+            for (int64_t c = 0; c < width; c += 64)
+                _mm512_store_si512(to + c * 32 + h * 1024 + i * 64, _mm512_loadu_si512(from + c));
         }
-    const char* begin = reinterpret_cast<const char*>(to);
-    return {{begin, begin + 1024}, 64, 2048};
+    return {{to, to + 1024}, 64, 2048};
 }
 
-constexpr int64_t kGatheredCols = 256;
+constexpr int64_t kGatheredBytes = 512;
 
 // The rows of both halves; halves that are not whole are copied with zeros behind: never read past a weight's end.
 inline void find_rows(const Half half[2], int64_t row_bytes, char* padding, const char* rows[2]) {
@@ -157,28 +163,39 @@ inline void find_rows(const Half half[2], int64_t row_bytes, char* padding, cons
     }
 }
 
-// Tiles [first, last) of the tokens against one strip in bfloat16; sums[0] belongs to tile `first`.
-inline void pairs_strip(const char* const rows[2], const Activations& x, int64_t first, int64_t last, Sums* sums,
-                        BFloat16* gathered, Ahead& ahead) {
-    const BFloat16* weights[2] = {reinterpret_cast<const BFloat16*>(rows[0]), reinterpret_cast<const BFloat16*>(rows[1])};
+// Tiles [first, last) of the tokens against one strip, both in bfloat16 or in int8; sums[0] belongs to tile `first`.
+template <bool kInt8>
+inline void pairs_strip(const char* const rows[2], int64_t row_bytes, const Activations& x, int64_t first, int64_t last,
+                        Sums* sums, char* gathered, Ahead& ahead) {
     // With many tokens, a piece of the strip that fits the first-level cache meets all of them before the next piece.
     const bool many = last - first > 2;
-    const int64_t cols = x.cols, piece = many ? kGatheredCols : cols;
-    for (int64_t k = 0; k < cols; k += piece) {
-        const int64_t width = std::min(piece, cols - k);
-        TileRows w{{rows[0] + k * 2, rows[1] + k * 2}, cols * 2, 64};
-        if (many) w = gather_rows(weights, cols, k, width, gathered);
+    const int64_t piece = many ? kGatheredBytes : row_bytes;
+    const auto tokens = [&](int64_t tile, int64_t begin) {
+        return static_cast<const uint32_t*>(x.data) + (tile * row_bytes + begin) * 4;  // 16 tokens for each 4 bytes of a row
+    };
+    for (int64_t begin = 0; begin < row_bytes; begin += piece) {
+        const int64_t width = std::min(piece, row_bytes - begin);
+        TileRows w{{rows[0] + begin, rows[1] + begin}, row_bytes, 64};
+        if (many) w = gather_rows(rows, row_bytes, begin, width, gathered);
         for (int64_t tile = first; tile < last; tile += 2) {
-            const uint32_t* x0 = x.pairs(tile) + k * 8;
-            const uint32_t* x1 = tile + 1 < last ? x.pairs(tile + 1) + k * 8 : nullptr;
-            const auto multiply = x1 ? (ahead.done() ? multiply_tiles<false, true, false> : multiply_tiles<false, true, true>)
-                                     : (ahead.done() ? multiply_tiles<false, false, false> : multiply_tiles<false, false, true>);
-            multiply(sums + (tile - first), k == 0, w, x0, x1, width / 32, ahead);
+            const uint32_t* x0 = tokens(tile, begin);
+            const uint32_t* x1 = tile + 1 < last ? tokens(tile + 1, begin) : nullptr;
+            const auto multiply = x1 ? (ahead.done() ? multiply_tiles<kInt8, true, false> : multiply_tiles<kInt8, true, true>)
+                                     : (ahead.done() ? multiply_tiles<kInt8, false, false> : multiply_tiles<kInt8, false, true>);
+            multiply(sums + (tile - first), begin == 0, w, x0, x1, width / 64, ahead);
         }
+    }
+    for (int64_t tile = first; kInt8 && tile < last; ++tile) {
+        const __m512 scale = _mm512_loadu_ps(x.scales + tile * kTile);
+        for (int h = 0; h < 2; ++h)
+            for (int n = 0; n < kTile; ++n) {
+                float* to = sums[tile - first].at[h][n];
+                _mm512_store_ps(to, _mm512_cvtepi32_ps(_mm512_load_si512(to)) * scale);
+            }
     }
 }
 
-// The same in int8: a tile of tokens is two tiles of columns, whose sums of high and low parts are put together.
+// Int8 against tokens of 15 bits: a tile of tokens is two tiles of columns, whose sums of high and low parts are put together.
 inline void quads_strip(const char* const rows[2], const Activations& x, int64_t first, int64_t last, Sums* sums,
                         Ahead& ahead) {
     const TileRows w{{rows[0], rows[1]}, x.cols, 64};
@@ -219,8 +236,9 @@ template <typename T, typename Work, typename Epilogue>
 void linear(const Strips<T>& strips, const Activations& x, LinearScratch& scratch, Work& claimer,
             Epilogue&& epilogue, const Strips<T>* following = nullptr) {
     const int64_t row_bytes = strips.row_bytes(), num_tiles = x.tiles(), num_strips = strips.count();
-    // Tokens whose interleaved form stays in the second-level cache.
-    const int64_t block = std::clamp<int64_t>((1 << 20) / (x.cols * 2 * kTile) / 2 * 2, 2, kBlockTiles);
+    // Tokens whose form for tiles stays in the second-level cache, with int4 beside a strip that is unpacked there.
+    const int64_t room = x.form == Form::bytes ? 1 << 19 : 1 << 20;
+    const int64_t block = std::clamp<int64_t>(room / (x.cols * 2 * kTile) / 2 * 2, 2, kBlockTiles);
     const int64_t count = (num_tiles + block - 1) / block * num_strips;
     Sums* sums = scratch.sums.get<Sums>(std::min(num_tiles, block));
     int64_t next = claimer.first();
@@ -238,7 +256,7 @@ void linear(const Strips<T>& strips, const Activations& x, LinearScratch& scratc
             const bool quads = x.form == Form::quads, grouped = strips.coding() >= Coding::group_int4;
             const int64_t steps = grouped ? (x.cols + kGroupPiece - 1) / kGroupPiece
                                   : quads ? x.cols / 64 * (last - first)
-                                          : x.cols / 32 * ((last - first + 1) / 2);
+                                          : row_bytes / 64 * ((last - first + 1) / 2);
             Ahead ahead;
             if (next < count) {
                 ahead = strips.ahead(next % num_strips, steps);
@@ -249,7 +267,10 @@ void linear(const Strips<T>& strips, const Activations& x, LinearScratch& scratc
             const char* rows[2];
             if (!grouped)
                 find_rows(half, row_bytes, whole ? nullptr : scratch.padding.get<char>(2 * kTile * row_bytes), rows);
-            if (grouped && quads) {
+            if (x.form == Form::bytes) {
+                if constexpr (std::is_same_v<T, BFloat16>)
+                    int4_strip(strips, matrix, row, half, x, first, last, scratch.parts, sums, ahead);
+            } else if (grouped && quads) {
                 Sums* parts = scratch.parts.get<Sums>(2 * std::min(num_tiles, block));
                 group_strip<T, true>(strips, matrix, row, half, x, first, last, sums, parts, ahead);
             } else if (grouped) {
@@ -257,7 +278,8 @@ void linear(const Strips<T>& strips, const Activations& x, LinearScratch& scratc
             } else if (quads) {
                 quads_strip(rows, x, first, last, sums, ahead);
             } else {
-                pairs_strip(rows, x, first, last, sums, scratch.gathered.get<BFloat16>(kGatheredCols * 2 * kTile), ahead);
+                const auto multiply = x.int8 ? pairs_strip<true> : pairs_strip<false>;
+                multiply(rows, row_bytes, x, first, last, sums, scratch.gathered.get<char>(kGatheredBytes * 2 * kTile), ahead);
             }
             for (int64_t tile = first; tile < last; ++tile) epilogue(matrix, row, tile, sums[tile - first]);
             continue;
@@ -268,6 +290,9 @@ void linear(const Strips<T>& strips, const Activations& x, LinearScratch& scratc
                 dot_strip<T>(half, x.cols, x, tile, sums[0]);
             } else if (strips.coding() == Coding::int8) {
                 dot_strip<int8_t>(half, x.cols, x, tile, sums[0]);
+            } else if (strips.coding() == Coding::w8a8) {
+                dot_strip<int8_t>(half, x.cols, x, tile, sums[0]);
+                scale_tokens(x.scales + tile * kTile, sums[0]);
             } else {
                 dot_groups(strips, matrix, row, half, x, tile, sums[0]);
             }
@@ -352,5 +377,22 @@ struct ToRows {
         }
     }
 };
+
+// y [tokens, matrix.rows] by a team of its own.
+template <typename T, typename Out>
+void linear_op(const T* x, const Matrix<T>& matrix, Out* y, int64_t tokens) {
+    static thread_local ActivationBuffers buffers;
+    const Activations packed = make_activations<T>(tokens, matrix.cols, matrix.coding, buffers, matrix.input_scale);
+    Claims claims;
+#pragma omp parallel
+    {
+        static thread_local LinearScratch scratch;
+        const HeldTiles tiles(packed.form != Form::rows);
+        Claimer claimer(claims);
+        set_all(packed, x, matrix.cols);
+        wait_for_team();
+        linear(Strips<T>{&matrix, 1, false}, packed, scratch, claimer, ToRows<T, Out>{&matrix, &y, matrix.rows, tokens});
+    }
+}
 
 }  // namespace quire

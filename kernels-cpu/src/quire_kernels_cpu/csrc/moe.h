@@ -124,19 +124,21 @@ private:
         const int64_t width = experts[0].down.rows, inner = experts[0].down.cols;
         const Coding coding = experts[0].down.coding;
         const Form form = form_for<T>(width, coding), inner_form = form_for<T>(inner, coding);
-        int64_t bytes = 0, inner_bytes = 0, pairs = 0;
+        int64_t bytes = 0, inner_bytes = 0, pairs = 0, num_sums = 0;
         num_tiles_ = 0;
         for (ExpertGroup& g : groups_) {
             g.x = Activations{nullptr, g.count, width, form, nullptr};
             g.inner = Activations{nullptr, g.count, inner, inner_form, nullptr};
+            g.x.int8 = g.inner.int8 = coding == Coding::w8a8;
             bytes += padded(g.x.bytes());
             inner_bytes += padded(g.inner.bytes());
             pairs += g.count;
+            num_sums += g.x.num_sums() + g.inner.num_sums();
             num_tiles_ += g.x.tiles();
         }
         const bool sums = coding >= Coding::group_int4;
         Room room{x_buffer_.get<char>(bytes + inner_bytes), scale_buffer_.get<float>(2 * num_tiles_ * kTile),
-                  sums ? sum_buffer_.get<float>(num_tiles_ * (width + inner)) : nullptr};
+                  sums ? sum_buffer_.get<float>(num_sums) : nullptr};
         tile_groups_ = tile_buffer_.get<TileOf>(num_tiles_);
         int64_t tile = 0;
         for (size_t i = 0; i < groups_.size(); ++i) {
@@ -144,7 +146,7 @@ private:
             room.take(groups_[i].inner);
             for (int64_t t = 0; t < groups_[i].x.tiles(); ++t) tile_groups_[tile++] = {static_cast<int>(i), t};
         }
-        rows_ = inner_form == Form::quads ? row_buffer_.get<T>(pairs * inner) : nullptr;
+        rows_ = groups_[0].inner.takes_whole_tokens() ? row_buffer_.get<T>(pairs * inner) : nullptr;
     }
 
     static int64_t padded(int64_t bytes) { return (bytes + 63) / 64 * 64; }
@@ -159,13 +161,13 @@ private:
             data += padded(x.bytes());
             if (x.form == Form::rows) {
                 for (int64_t t = 0; t < x.tokens; ++t) std::fill(x.row(t) + x.cols, x.row(t) + x.row_stride(), 0.0f);
-                return;
             }
+            if (!x.takes_whole_tokens()) return;
             x.scales = scales;
             scales += x.tiles() * kTile;
             if (!sums) return;
-            x.sums = sums;
-            sums += x.tiles() * x.cols;
+            x.set_sums(sums);
+            sums += x.num_sums();
         }
     };
 

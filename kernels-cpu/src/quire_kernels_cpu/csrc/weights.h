@@ -9,8 +9,9 @@
 
 namespace quire {
 
-// How the elements of a matrix are kept. Of the last three each group of inputs has a scale, see `groups.h`.
-enum class Coding : int32_t { plain, int8, group_int4, group_int8, group_fp8 };
+// How the elements of a matrix are kept. int8 and w8a8 have a scale per output; for w8a8 tokens are rounded to int8, too.
+// Of the last three each group of inputs has a scale, see `groups.h`.
+enum class Coding : int32_t { plain, int8, w8a8, group_int4, group_int8, group_fp8 };
 
 // Inputs of a piece: the largest group, and the inputs whose int4 share 64 bytes.
 constexpr int64_t kGroupPiece = 128;
@@ -22,7 +23,8 @@ struct Matrix {
     int64_t rows = 0, cols = 0;
     const T* bias = nullptr;  // [rows] or none
     Coding coding = Coding::plain;
-    const T* scale = nullptr;  // int8: [rows]
+    const T* scale = nullptr;  // int8 and w8a8: [rows]
+    float input_scale = 0.0f;  // w8a8: the step of the tokens' int8; 0: each token has its own
     // Of groups, [blocks of 16 rows][groups][16]:
     const void* group_scale = nullptr;  // T, or float32 if `wide_scale`
     const int16_t* group_zero = nullptr;  // or none: value = scale * (element - zero)

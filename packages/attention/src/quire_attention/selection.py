@@ -57,8 +57,12 @@ def select_attention_backend(request: AttentionRequest, name: str | None = None)
             devices=op_backend.devices or _ANY_DEVICE, dtypes=op_backend.dtypes or COMPUTE_DTYPES
         )
         candidate = OpsAttentionBackend(candidate_name, table, abilities=abilities)
-        reason = abilities.refusal(request) or op_backend.refusal(
-            OpRequest(device=request.device, dtype=request.dtype, sizes=sizes, cache_dtype=request.cache_dtype)
+        reason = (
+            op_backend.unavailable
+            or abilities.refusal(request)
+            or op_backend.refusal(
+                OpRequest(device=request.device, dtype=request.dtype, sizes=sizes, cache_dtype=request.cache_dtype)
+            )
         )
         if reason is None and name not in (None, candidate_name):
             reason = f"{name} was asked for"

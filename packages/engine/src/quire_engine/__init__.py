@@ -5,6 +5,7 @@ implementation of either side: they are handed in, or named for the engine proce
 """
 
 from quire_engine.async_engine import AsyncEngine
+from quire_engine.beam_search import Beam, BeamSearch, BeamSearchParams
 from quire_engine.client import EngineClient, StreamingClient
 from quire_engine.config import EngineConfig
 from quire_engine.core import EngineCore, EngineParts, StepResult
@@ -24,6 +25,9 @@ __version__ = "0.1.0"
 __all__ = [
     "AddRequest",
     "AsyncEngine",
+    "Beam",
+    "BeamSearch",
+    "BeamSearchParams",
     "CompletionOutput",
     "CoreLoop",
     "DetokenizerFactory",

@@ -53,7 +53,7 @@ class AsyncEngine:
         self._make_detokenizer = make_detokenizer
         if eos_token_ids is None:
             eos_token_ids = tokenizer.eos_token_ids if tokenizer is not None else ()
-        self._input_processor = InputProcessor(self.info, eos_token_ids)
+        self._input_processor = InputProcessor(self.info, eos_token_ids, tokenizer)
         self._streams: dict[str, OutputStream] = {}
         self._auto_ids = itertools.count()
 
@@ -65,6 +65,7 @@ class AsyncEngine:
         request_id: str | None = None,
         priority: int = 0,
         cache_salt: str | None = None,
+        adapter: str | None = None,
         tenant: str | None = None,
         kind: OutputKind = OutputKind.DELTA,
     ) -> AsyncIterator[RequestOutput]:
@@ -76,6 +77,7 @@ class AsyncEngine:
             request_id: The caller's name for it, unique among those in flight; None makes one.
             priority: Lower runs first, under the priority policy.
             cache_salt: Only requests with the same salt share cached prefixes.
+            adapter: Name of the adapter to run with; None for the network as it is.
             tenant: Whose request it is, for fair sharing.
             kind: What each output holds.
 
@@ -93,7 +95,7 @@ class AsyncEngine:
         if request_id in self._streams:
             raise RequestError(f"request id {request_id!r} is in use", param="request_id", code="duplicate_request_id")
         messages = self._input_processor.process(
-            request_id, token_ids, params, priority=priority, cache_salt=cache_salt, tenant=tenant
+            request_id, token_ids, params, priority=priority, cache_salt=cache_salt, adapter=adapter, tenant=tenant
         )
         processor = RequestProcessor(
             request_id,

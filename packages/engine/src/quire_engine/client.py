@@ -159,6 +159,7 @@ class StreamingClient:
         stop_token_ids: frozenset[int] = frozenset(),
         priority: int = 0,
         cache_salt: str | None = None,
+        adapter: str | None = None,
     ) -> AsyncIterator[EngineCoreOutput]:
         """One request from start to end; leaving the iteration early aborts it. Raises like `open`."""
         request = AddRequest(
@@ -170,6 +171,7 @@ class StreamingClient:
             stop_token_ids=stop_token_ids,
             priority=priority,
             cache_salt=cache_salt,
+            adapter=adapter,
             arrival_time_s=time.monotonic(),
         )
         stream = self.open([request])
@@ -417,6 +419,15 @@ class StreamingClient:
         result = await self._call("check_integrity")
         return None if result is None else str(result)
 
+    async def load_adapter(self, name: str, path: str, *, replace: bool = False) -> dict[str, Any]:
+        """See `quire_interfaces.AdapterStore.load`; the fields of an `AdapterInfo`. Waits for the files."""
+        info: dict[str, Any] = await self._call("load_adapter", name=name, path=path, replace=replace)
+        return info
+
+    async def unload_adapter(self, name: str) -> None:
+        """See `quire_interfaces.AdapterStore.unload`."""
+        await self._call("unload_adapter", name=name)
+
     async def _call(self, method: str, **arguments: Any) -> Any:
         self.check_health()
         call_id = next(self._call_ids)
@@ -438,7 +449,7 @@ class StreamingClient:
         if future is None or future.done():
             return
         if message.error is not None:
-            future.set_exception(RequestError(message.error))
+            future.set_exception(message.to_error())
         else:
             future.set_result(message.result)
 

@@ -17,6 +17,7 @@ from quire_engine.config import EngineConfig
 from quire_engine.messages import EngineInfo
 from quire_engine.quarantine import Quarantine
 from quire_interfaces import (
+    AdapterStore,
     EngineCoreOutput,
     EngineDeadError,
     Executor,
@@ -46,6 +47,8 @@ class EngineParts:
     gates: tuple[RequestGate, ...] = ()
     """What requests may need that is prepared beside the loop; those that are admission rules, too, are also among the
     scheduler's rules. Closed with the core."""
+    adapters: AdapterStore | None = None
+    """Adapters that requests may choose; None where they may not. Belongs to one of the gates."""
     check_integrity: Callable[[], None] | None = None
     """Raises when the bookkeeping of the parts contradicts itself; for tests and debugging."""
 
@@ -124,8 +127,6 @@ class EngineCore:
         """End requests now, without further output. Returns the ids that were alive."""
         gone = self._scheduler.abort_requests(list(request_ids), reason)
         self._forget(gone)
-        for gate in self.parts.gates:
-            gate.forget(gone)
         return gone
 
     def abort_all(self) -> list[str]:
@@ -265,6 +266,8 @@ class EngineCore:
     def _forget(self, request_ids: list[str]) -> None:
         if request_ids:
             self._alive.difference_update(request_ids)
+            for gate in self.parts.gates:
+                gate.forget(request_ids)
             if self._quarantine:
                 self._quarantine.clear(request_ids)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from concurrent.futures import Future
 from typing import Any, Protocol
 
 from quire_engine.core import EngineCore, StepResult
@@ -25,6 +26,8 @@ from quire_engine.messages import (
     merge_outputs,
 )
 from quire_interfaces import (
+    AdapterInfo,
+    AdapterStore,
     EngineCoreOutput,
     EngineDeadError,
     OverloadedError,
@@ -71,6 +74,8 @@ class CoreLoop:
         self._next_stats_s = 0.0
         self._stats_stale = False
         self._idle_step = False
+        self._pending_calls: list[tuple[int, Future[Any]]] = []
+        """Control calls whose answer is worked on beside the loop."""
 
     def run(self) -> None:
         """Serve. Returns after a `Shutdown`; every other end is an exception.
@@ -82,6 +87,7 @@ class CoreLoop:
             while not self._is_drained():
                 for message in self._inbox.receive(self._wait_s()):
                     self._handle(message)
+                self._answer_calls()
                 for request_id, error in self._core.take_rejected():
                     self._stats_stale = True
                     self._reject(request_id, error)
@@ -103,7 +109,7 @@ class CoreLoop:
         self._idle_step = False
         if self._stats_stale:
             return 0.0
-        if self._core.is_preparing:
+        if self._core.is_preparing or self._pending_calls:
             return PREPARING_WAIT_S
         if self._core.has_requests():
             return HELD_WAIT_S
@@ -157,9 +163,22 @@ class CoreLoop:
                 raise RequestError(f"no utility {message.method!r}; there are {', '.join(sorted(UTILITIES))}")
             result = utility(self, **message.arguments)
         except Exception as error:  # the caller's problem, not the engine's
-            self._send(UtilityReply(call_id=message.call_id, error=f"{type(error).__name__}: {error}"))
+            self._send(UtilityReply.from_error(message.call_id, error))
             return
-        self._send(UtilityReply(call_id=message.call_id, result=result))
+        if isinstance(result, Future):
+            self._pending_calls.append((message.call_id, result))
+        else:
+            self._send(UtilityReply(call_id=message.call_id, result=result))
+
+    def _answer_calls(self) -> None:
+        for call in [call for call in self._pending_calls if call[1].done()]:
+            self._pending_calls.remove(call)
+            call_id, future = call
+            error = future.exception()
+            if error is not None:
+                self._send(UtilityReply.from_error(call_id, error))
+            else:
+                self._send(UtilityReply(call_id=call_id, result=future.result()))
 
     def _publish(self, result: StepResult) -> None:
         outputs = result.outputs if self._stream_interval == 1 else self._group(result.outputs)
@@ -221,6 +240,18 @@ class CoreLoop:
         self._publish(self._core.settle())
         return self._core.reset_prefix_cache(preempt_running=preempt_running)
 
+    @property
+    def _adapters(self) -> AdapterStore:
+        if self._core.parts.adapters is None:
+            raise RequestError("this engine serves no adapters; start it with --enable-lora", code="lora_disabled")
+        return self._core.parts.adapters
+
+    def _load_adapter(self, name: str, path: str, replace: bool = False) -> Future[AdapterInfo]:
+        return self._adapters.load(name, path, replace=replace)
+
+    def _unload_adapter(self, name: str) -> None:
+        self._adapters.unload(name)
+
     def _check_integrity(self) -> str | None:
         """None when all is well, else what is wrong."""
         self._publish(self._core.settle())
@@ -237,9 +268,11 @@ class CoreLoop:
 UTILITIES: dict[str, Callable[..., Any]] = {
     "check_integrity": CoreLoop._check_integrity,
     "is_paused": CoreLoop._is_paused,
+    "load_adapter": CoreLoop._load_adapter,
     "pause": CoreLoop._pause,
     "ping": CoreLoop._ping,
     "reset_prefix_cache": CoreLoop._reset_prefix_cache,
     "stats": CoreLoop._stats,
+    "unload_adapter": CoreLoop._unload_adapter,
 }
 """Control calls by name."""

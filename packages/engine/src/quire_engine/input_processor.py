@@ -1,6 +1,7 @@
 """From a prompt and sampling parameters to messages for the core: everything resolved, everything checked.
 
-Knows the model's limits (context, vocabulary, end tokens); knows no tokenizer and no transport.
+Knows the model's limits (context, vocabulary, end tokens), and the tokenizer for the texts in sampling parameters;
+knows no transport.
 """
 
 from __future__ import annotations
@@ -12,7 +13,14 @@ import time
 from collections.abc import Iterable, Sequence
 
 from quire_engine.messages import AddRequest, EngineInfo, pack_token_ids
-from quire_interfaces import ContextLengthError, RequestError, SamplingParams, StructuredOutputsParams
+from quire_interfaces import (
+    ContextLengthError,
+    ModelNotFoundError,
+    RequestError,
+    SamplingParams,
+    StructuredOutputsParams,
+    Tokenizer,
+)
 
 __all__ = ["InputProcessor"]
 
@@ -23,10 +31,12 @@ class InputProcessor:
     Args:
         info: The engine's limits.
         eos_token_ids: Tokens that end an output unless `ignore_eos`.
+        tokenizer: For `dry_sequence_breakers`; None takes token ids only.
     """
 
-    def __init__(self, info: EngineInfo, eos_token_ids: Iterable[int] = ()) -> None:
+    def __init__(self, info: EngineInfo, eos_token_ids: Iterable[int] = (), tokenizer: Tokenizer | None = None) -> None:
         self._info = info
+        self._tokenizer = tokenizer
         self._eos_token_ids = frozenset(eos_token_ids)
         self._sequence = itertools.count()
 
@@ -38,9 +48,10 @@ class InputProcessor:
         *,
         priority: int = 0,
         cache_salt: str | None = None,
+        adapter: str | None = None,
         tenant: str | None = None,
     ) -> list[AddRequest]:
-        """One message per completion asked for. Completion i draws with seed + i; only the first computes prompt
+        """One message per completion to compute. Completion i draws with seed + i; only the first computes prompt
         logprobs.
 
         Raises:
@@ -50,6 +61,8 @@ class InputProcessor:
         prompt = pack_token_ids(prompt_token_ids)
         if params.structured_outputs is not None:
             params = dataclasses.replace(params, structured_outputs=self._constraint(params.structured_outputs))
+        if params.dry_multiplier > 0:
+            params = dataclasses.replace(params, dry_sequence_breakers=self._breaker_ids(params))
         self._check_prompt(prompt_token_ids)
         self._check_params(params)
         if params.deterministic and not self._info.batch_invariant:
@@ -59,6 +72,10 @@ class InputProcessor:
                 param="deterministic",
                 code="unsupported",
             )
+        if adapter is not None and not self._info.takes_adapters:
+            raise ModelNotFoundError(
+                f"the adapter {adapter!r} was asked for, but this engine serves none; start it with --enable-lora"
+            )
         max_tokens = self._max_tokens(len(prompt_token_ids), params)
         seed = int.from_bytes(os.urandom(8), "little", signed=True) if params.seed is None else params.seed
         stop_token_ids = frozenset(params.stop_token_ids)
@@ -66,12 +83,17 @@ class InputProcessor:
         if not params.ignore_eos or params.structured_outputs is not None:
             stop_token_ids |= self._eos_token_ids
         others = params
-        if params.n > 1 and params.prompt_logprobs is not None:
+        if params.prompt_logprobs is not None:
             others = dataclasses.replace(params, prompt_logprobs=None)
         arrival_time_s = time.monotonic()
         # Internal ids never repeat, whatever callers name their requests: late news of an aborted request then
         # cannot be taken for news of its namesake.
         sequence = next(self._sequence)
+        num_completions = params.best_of or params.n
+        shares_prompt = num_completions > 1 and len(prompt_token_ids) > self._info.block_size
+        if params.best_of is not None and params.logprobs is None:
+            others = dataclasses.replace(others, logprobs=0)  # by which the best ones are found
+            params = dataclasses.replace(params, logprobs=0)
         return [
             AddRequest(
                 request_id=f"{request_id}/{sequence}.{index}",
@@ -82,10 +104,12 @@ class InputProcessor:
                 stop_token_ids=stop_token_ids,
                 priority=priority,
                 cache_salt=cache_salt,
+                adapter=adapter,
                 tenant=tenant,
+                prompt_group=f"{request_id}/{sequence}" if shares_prompt else None,
                 arrival_time_s=arrival_time_s,
             )
-            for index in range(params.n)
+            for index in range(num_completions)
         ]
 
     def _constraint(self, wanted: StructuredOutputsParams) -> StructuredOutputsParams:
@@ -108,6 +132,23 @@ class InputProcessor:
             self._check_ids("structured_outputs.reasoning", wanted.reasoning.start_token_ids)
             self._check_ids("structured_outputs.reasoning", wanted.reasoning.end_token_ids)
         return wanted.normalized()
+
+    def _breaker_ids(self, params: SamplingParams) -> tuple[int, ...]:
+        """Each text as the token that a text ends with when it ends with it; the same text alone may be another one."""
+        ids: dict[int, None] = {}
+        for breaker in params.dry_sequence_breakers:
+            if isinstance(breaker, str):
+                if self._tokenizer is None:
+                    raise RequestError(
+                        f"dry_sequence_breakers holds the text {breaker!r}, and this engine has no tokenizer: give "
+                        "token ids",
+                        param="dry_sequence_breakers",
+                    )
+                ids[self._tokenizer.encode(f"a{breaker}", add_special_tokens=False)[-1]] = None
+            else:
+                ids[breaker] = None
+        self._check_ids("dry_sequence_breakers", ids)
+        return tuple(ids)
 
     def _max_tokens(self, num_prompt_tokens: int, params: SamplingParams) -> int:
         context = self._info.max_model_len

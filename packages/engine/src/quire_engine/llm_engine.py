@@ -49,7 +49,7 @@ class LLMEngine:
         self._make_detokenizer = make_detokenizer
         if eos_token_ids is None:
             eos_token_ids = tokenizer.eos_token_ids if tokenizer is not None else ()
-        self._input_processor = InputProcessor(parts.info, eos_token_ids)
+        self._input_processor = InputProcessor(parts.info, eos_token_ids, tokenizer)
         self._listener: EngineListener = listener or NullListener()
         self._processors: dict[str, RequestProcessor] = {}
         """By the core's request id; completions that ended are gone."""
@@ -65,6 +65,7 @@ class LLMEngine:
         request_id: str | None = None,
         priority: int = 0,
         cache_salt: str | None = None,
+        adapter: str | None = None,
         kind: OutputKind = OutputKind.FINAL_ONLY,
     ) -> str:
         """Queue a request; arguments as for `AsyncEngine.generate`. Returns its id.
@@ -80,7 +81,7 @@ class LLMEngine:
         if request_id in self._core_ids:
             raise RequestError(f"request id {request_id!r} is in use", param="request_id", code="duplicate_request_id")
         messages = self._input_processor.process(
-            request_id, rendered.token_ids, params, priority=priority, cache_salt=cache_salt
+            request_id, rendered.token_ids, params, priority=priority, cache_salt=cache_salt, adapter=adapter
         )
         core_ids = [each.request_id for each in messages]
         processor = RequestProcessor(
@@ -110,7 +111,7 @@ class LLMEngine:
                 arrival_time_s=message.arrival_time_s,
                 num_prompt_tokens=len(rendered.token_ids),
                 max_tokens=message.max_tokens,
-                n=params.n,
+                n=len(messages),
             )
             processor.metrics.append(metrics)
             self._processors[message.request_id] = processor
@@ -142,7 +143,7 @@ class LLMEngine:
                 continue
             self._count(news.request_id, len(news.new_token_ids), news.num_cached_tokens, now)
             output = processor.process(news)
-            aborts = processor.take_aborts()
+            aborts = processor.take_aborts() if processor.aborts else None
             if aborts:
                 self.core.abort_requests(aborts)
             if news.finish_reason is not None or aborts:
@@ -179,7 +180,8 @@ class LLMEngine:
 
     def _count(self, core_id: str, num_tokens: int, num_cached_tokens: int, now: float) -> None:
         metrics = self._metrics[core_id]
-        metrics.num_cached_tokens = max(metrics.num_cached_tokens, num_cached_tokens)
+        if num_cached_tokens > metrics.num_cached_tokens:
+            metrics.num_cached_tokens = num_cached_tokens
         if num_tokens == 0:
             return
         if metrics.num_generation_tokens == 0:

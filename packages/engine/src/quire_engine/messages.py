@@ -16,6 +16,7 @@ import msgspec
 
 from quire_interfaces import (
     EngineCoreOutput,
+    ModelNotFoundError,
     OverloadedError,
     QuireError,
     Request,
@@ -94,6 +95,8 @@ class AddRequest(_Message):
     cache_salt: str | None = None
     tenant: str | None = None
     cache_extra_keys: tuple[tuple[int, int, str], ...] = ()
+    prompt_group: str | None = None
+    adapter: str | None = None
     arrival_time_s: float = 0.0
 
     def to_request(self) -> Request:
@@ -110,6 +113,8 @@ class AddRequest(_Message):
             cache_salt=self.cache_salt,
             tenant=self.tenant,
             cache_extra_keys=self.cache_extra_keys,
+            prompt_group=self.prompt_group,
+            adapter=self.adapter,
             reads_prefix_cache=self.sampling_params.prompt_logprobs is None,
             output_token_ids=list(self.output_token_ids),
         )
@@ -167,6 +172,10 @@ class EngineInfo:
     """What compiles constraints on outputs; empty when this engine takes none."""
     max_grammar_bytes: int = 1 << 20
     """Largest constraint, as text."""
+    adapters: dict[str, str] = field(default_factory=dict)
+    """Name -> folder of each adapter that was there at the start."""
+    takes_adapters: bool = False
+    """Requests may choose adapters, and adapters may be loaded."""
     memory_bytes: dict[str, int] = field(default_factory=dict)
     """The memory ledger: what -> bytes."""
     choices: dict[str, str] = field(default_factory=dict)
@@ -228,6 +237,8 @@ class RequestRejected(_Message):
     def to_error(self) -> QuireError:
         if self.kind == "overloaded":
             return OverloadedError(self.message, retry_after_s=self.retry_after_s)
+        if self.code == "model_not_found":
+            return ModelNotFoundError(self.message)
         return RequestError(self.message, param=self.param, code=self.code)
 
 
@@ -252,6 +263,20 @@ class UtilityReply(_Message):
     call_id: int
     result: Any = None
     error: str | None = None
+    param: str | None = None
+    code: str = ""
+
+    @classmethod
+    def from_error(cls, call_id: int, error: BaseException) -> UtilityReply:
+        if isinstance(error, QuireError):
+            param, code = getattr(error, "param", None), getattr(error, "code", "invalid_request")
+            return cls(call_id=call_id, error=str(error), param=param, code=code)
+        return cls(call_id=call_id, error=f"{type(error).__name__}: {error}")
+
+    def to_error(self) -> QuireError:
+        if self.code == "model_not_found":
+            return ModelNotFoundError(self.error or "")
+        return RequestError(self.error or "", param=self.param, code=self.code or "invalid_request")
 
 
 ClientMessage = AddRequest | AbortRequests | UtilityCall | Shutdown

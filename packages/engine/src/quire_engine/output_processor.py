@@ -7,6 +7,7 @@ to the core (a stop string ended a completion early) is left in `RequestProcesso
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from quire_engine.outputs import CompletionOutput, Logprob, OutputKind, RequestOutput
 from quire_engine.streams import RequestMetrics
@@ -14,6 +15,7 @@ from quire_interfaces import (
     Detokenizer,
     EngineCoreOutput,
     FinishReason,
+    RequestError,
     SamplingParams,
     TextDelta,
     Tokenizer,
@@ -35,6 +37,7 @@ class CompletionProcessor:
         self.index = index
         self.finished = False
         self.num_tokens = 0
+        self.cumulative_logprob: float | None = None
         self._params = params
         self._detokenizer = detokenizer
         self._tokenizer = tokenizer
@@ -55,6 +58,8 @@ class CompletionProcessor:
             stop_reason = output.stop_token_id
         self.num_tokens += len(token_ids)
         self.finished = reason is not None
+        for position in (output.logprobs or ())[: len(token_ids)]:
+            self.cumulative_logprob = (self.cumulative_logprob or 0.0) + position.logprobs[0]
         result = CompletionOutput(
             index=self.index,
             text=text,
@@ -62,6 +67,7 @@ class CompletionProcessor:
             finish_reason=reason,
             stop_reason=stop_reason,
             error=output.error,
+            cumulative_logprob=self.cumulative_logprob,
         )
         if self._params.logprobs is not None:
             result.text_offsets = offsets
@@ -134,7 +140,14 @@ class RequestProcessor:
         self._params = params
         self._tokenizer = tokenizer
         self._kind = kind
-        self._aborts: list[str] = []
+        if params.best_of is not None and kind is not OutputKind.FINAL_ONLY:
+            raise RequestError(
+                f"best_of ({params.best_of}) cannot be streamed: which completions are the best is known at the end",
+                param="best_of",
+                code="unsupported_combination",
+            )
+        self.aborts: list[str] = []
+        """Core ids whose completion ended here (by a stop string) while the core goes on; see `take_aborts`."""
         self._num_cached_tokens = 0
         self._prompt_logprobs: list[list[Logprob] | None] = [None]
         self._has_prompt_logprobs = False
@@ -149,6 +162,10 @@ class RequestProcessor:
             for index, core_id in enumerate(core_ids)
         }
         self._whole = [_empty(index, params) for index in range(len(core_ids))]
+        # Who reads an output at its end only, and looks for nothing in it before, gets its text then, in one piece.
+        waits = kind is OutputKind.FINAL_ONLY and not params.stop and params.best_of is None
+        waits = waits and params.logprobs is None and params.prompt_logprobs is None
+        self._held: dict[str, list[int]] | None = {core_id: [] for core_id in core_ids} if waits else None
 
     @property
     def finished(self) -> bool:
@@ -156,20 +173,27 @@ class RequestProcessor:
         return all(each.finished for each in self._completions.values())
 
     def take_aborts(self) -> list[str]:
-        """Core ids whose completion ended here (by a stop string) while the core goes on; they must be aborted."""
-        aborts, self._aborts = self._aborts, []
+        """The aborts so far, once; the core must be told."""
+        aborts, self.aborts = self.aborts, []
         return aborts
 
     def process(self, output: EngineCoreOutput) -> RequestOutput | None:
         """Take in news of one completion. None when there is nothing to tell the caller yet."""
+        if output.num_cached_tokens > self._num_cached_tokens:
+            self._num_cached_tokens = output.num_cached_tokens
+        if self._held is not None:
+            held = self._held[output.request_id]
+            held += output.new_token_ids
+            if output.finish_reason is None:
+                return None
+            output = replace(output, new_token_ids=held)
         completion = self._completions[output.request_id]
         if completion.finished:
             return None
         new_prompt_logprobs = self._take_prompt_logprobs(output)
-        self._num_cached_tokens = max(self._num_cached_tokens, output.num_cached_tokens)
         delta = completion.process(output)
         if delta.finished and output.finish_reason is None:
-            self._aborts.append(output.request_id)
+            self.aborts.append(output.request_id)
         if self._kind is OutputKind.DELTA:
             if not (delta.token_ids or delta.text or delta.finished or new_prompt_logprobs):
                 return None
@@ -178,7 +202,18 @@ class RequestProcessor:
         if self._kind is OutputKind.FINAL_ONLY and not self.finished:
             return None
         prompt_logprobs = self._prompt_logprobs if self._has_prompt_logprobs else None
-        return self._output([_copy(each) for each in self._whole], prompt_logprobs)
+        return self._output(self._best(), prompt_logprobs)
+
+    def _best(self) -> list[CompletionOutput]:
+        """All completions, or the n best of `best_of`, the best one first."""
+        best_of = self._params.best_of
+        if best_of is None or best_of == self._params.n:
+            return [_copy(each) for each in self._whole]
+        ranked = sorted(self._whole, key=_badness)
+        best = [_copy(each) for each in ranked[: self._params.n]]
+        for index, completion in enumerate(best):
+            completion.index = index
+        return best
 
     def _output(
         self, outputs: list[CompletionOutput], prompt_logprobs: list[list[Logprob] | None] | None
@@ -204,6 +239,11 @@ class RequestProcessor:
         return self._prompt_logprobs if self._has_prompt_logprobs else None
 
 
+def _badness(completion: CompletionOutput) -> tuple[bool, float]:
+    """Sorts the most likely completion first, and one that failed last."""
+    return completion.error is not None, -(completion.cumulative_logprob or 0.0)
+
+
 def _empty(index: int, params: SamplingParams) -> CompletionOutput:
     return CompletionOutput(index=index, logprobs=None if params.logprobs is None else [])
 
@@ -215,6 +255,7 @@ def _append(whole: CompletionOutput, delta: CompletionOutput) -> None:
     if whole.logprobs is not None and delta.logprobs is not None:
         whole.logprobs.extend(delta.logprobs)
     whole.finish_reason, whole.stop_reason, whole.error = delta.finish_reason, delta.stop_reason, delta.error
+    whole.cumulative_logprob = delta.cumulative_logprob
 
 
 def _copy(whole: CompletionOutput) -> CompletionOutput:
@@ -227,4 +268,5 @@ def _copy(whole: CompletionOutput) -> CompletionOutput:
         finish_reason=whole.finish_reason,
         stop_reason=whole.stop_reason,
         error=whole.error,
+        cumulative_logprob=whole.cumulative_logprob,
     )

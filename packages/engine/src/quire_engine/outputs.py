@@ -46,6 +46,8 @@ class CompletionOutput:
     """The token that ended the output is included, its text is not (unless include_stop_str_in_output)."""
     logprobs: list[list[Logprob]] | None = None
     """Per token: the chosen token first, then the most likely ones, best first. None when not asked for."""
+    cumulative_logprob: float | None = None
+    """Sum over the tokens so far; None where no log probabilities were computed."""
     text_offsets: list[int] = field(default_factory=list)
     """Per token: where its text begins in the whole output; only when logprobs were asked for."""
     finish_reason: FinishReason | None = None

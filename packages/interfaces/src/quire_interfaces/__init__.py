@@ -1,6 +1,7 @@
 """The shared vocabulary of Quire: value types, enums, Protocols and errors. Standard library only."""
 
-from quire_interfaces.device import Drafter, Executor, LinearMethod, LogitsProcessor, Tensor
+from quire_interfaces.adapters import AdapterInfo, AdapterStore
+from quire_interfaces.device import Drafter, Executor, LinearMethod, LogitsProcessor, RequestDrafter, Tensor
 from quire_interfaces.errors import (
     CheckpointError,
     ConfigError,
@@ -68,6 +69,8 @@ __all__ = [
     "KV_CACHE_DTYPES",
     "MAX_LOGPROBS",
     "NULL_BLOCK_ID",
+    "AdapterInfo",
+    "AdapterStore",
     "AdmissionRule",
     "AllBlocksCleared",
     "BlockAllocator",
@@ -118,6 +121,7 @@ __all__ = [
     "Renderer",
     "Request",
     "RequestAbortedError",
+    "RequestDrafter",
     "RequestError",
     "RequestGate",
     "RequestStatus",

@@ -10,7 +10,7 @@ from quire_interfaces.step import ModelRunnerOutput, SchedulerOutput
 if TYPE_CHECKING:
     from concurrent.futures import Future
 
-__all__ = ["Drafter", "Executor", "LinearMethod", "LogitsProcessor", "Tensor"]
+__all__ = ["Drafter", "Executor", "LinearMethod", "LogitsProcessor", "RequestDrafter", "Tensor"]
 
 Tensor = Any
 
@@ -32,6 +32,32 @@ class Drafter(Protocol):
     def propose(self, token_ids: Sequence[int], max_tokens: int) -> list[int]:
         """Up to `max_tokens` tokens likely to follow the sequence `token_ids`; empty when it has no idea.
         Must be deterministic and must not change anything visible."""
+
+
+class RequestDrafter(Protocol):
+    """Proposes tokens that probably follow, and remembers its requests. One thread calls everything."""
+
+    def begin(self, key: int, token_ids: Sequence[int], num_prompt_tokens: int, salt: str | None = None) -> None:
+        """A request begins, or goes on after a preemption.
+
+        Args:
+            key: Its number until `end`; an earlier request of this number is ended.
+            token_ids: Prompt, and the output so far.
+            num_prompt_tokens: How many of them are the prompt.
+            salt: What one request's text tells may help requests with the same salt only.
+        """
+
+    def end(self, key: int) -> None:
+        """The request is over, or preempted. Unknown numbers are ignored."""
+
+    def propose(self, key: int, token_ids: Sequence[int], max_tokens: int) -> list[int]:
+        """Up to `max_tokens` tokens likely to follow.
+
+        Args:
+            key: A request that began.
+            token_ids: All of its tokens; they go on from those given before.
+            max_tokens: Most tokens to propose.
+        """
 
 
 class LogitsProcessor(Protocol):

@@ -71,7 +71,7 @@ class RequestGate(Protocol):
         """Requests (by id) whose preparation failed or took too long since the last call, with the reason."""
 
     def forget(self, request_ids: Iterable[str]) -> None:
-        """These requests are gone; unknown ids are ignored."""
+        """These requests have ended, however; unknown ids are ignored."""
 
     def add_stats(self, stats: SchedulerStats) -> None:
         """Write its counters, if it has any, into the fields that are its own."""

@@ -61,6 +61,14 @@ class Request:
     tenant: str | None = None
     cache_extra_keys: tuple[tuple[int, int, str], ...] = ()
     """(first token, end token, key): content that token ids do not identify, e.g. a media hash; in block hashes."""
+    prompt_group: str | None = None
+    """Requests of one group have the same prompt: one of them computes it, the others use its blocks."""
+    adapter: str | None = None
+    """Name of the adapter it runs with; None for the network as it is."""
+    adapter_version: str = ""
+    """What the name stood for when the request came; it keeps this until it ends."""
+    adapter_slot: int = -1
+    """The device slot its adapter is in while RUNNING."""
     reads_prefix_cache: bool = True
     """False when every prompt position must be computed (prompt_logprobs)."""
 

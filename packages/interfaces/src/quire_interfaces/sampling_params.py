@@ -6,7 +6,8 @@ Knows ranges and contradictions; knows no tokenizer (token ids are checked again
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
+from operator import attrgetter
 from typing import Any
 
 from quire_interfaces.errors import RequestError
@@ -18,13 +19,27 @@ MAX_LOGPROBS = 64
 """Upper bound on logprobs and prompt_logprobs; a server may set a smaller one."""
 
 
+_EXTRA_RANGES = (
+    ("dry_multiplier", 0, 100),
+    ("dry_base", 1, 10),
+    ("top_n_sigma", -1, 1e6),
+    ("dynatemp_range", 0, 100),
+    ("dynatemp_exponent", 0, 100),
+    ("xtc_probability", 0, 1),
+    ("xtc_threshold", 0, 1),
+    ("mirostat_tau", 0, 64),
+    ("mirostat_eta", 0, 1),
+)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingParams:
     """Sampling parameters of one request.
 
-    Order of application: structured_outputs, allowed_token_ids, bad words, minimum tokens, logit bias and penalties on
-    the raw logits; then temperature, min_p, top_k, top_p; then the draw. temperature == 0 is greedy and ignores the
-    last four.
+    Order of application: structured_outputs, allowed_token_ids, bad words, minimum tokens, logit bias, penalties, DRY
+    and top_n_sigma on the raw logits; then temperature (fixed or dynamic), min_p, top_k, top_p, XTC; then the draw.
+    Mirostat takes the place of min_p, top_k, top_p and XTC. temperature == 0 is greedy and ignores everything from
+    top_n_sigma on.
 
     Raises:
         RequestError: with `param` set, when a value is out of range or two values contradict each other.
@@ -32,6 +47,8 @@ class SamplingParams:
 
     n: int = 1
     """Independent completions of the same prompt, 1 to 128."""
+    best_of: int | None = None
+    """Compute this many completions and give the n of the largest probability; at least n. None computes n."""
     temperature: float = 1.0
     """0 to 100; 0 is greedy."""
     top_p: float = 1.0
@@ -46,6 +63,32 @@ class SamplingParams:
     """Subtracted once from the logit of each token in the output; -2 to 2."""
     frequency_penalty: float = 0.0
     """Subtracted per occurrence from the logit of each token in the output; -2 to 2."""
+    dry_multiplier: float = 0.0
+    """Strength of DRY, which holds off repetitions of whole sequences; 0 switches it off."""
+    dry_base: float = 1.75
+    """The penalty grows by this factor with each token of the repeated sequence; at least 1."""
+    dry_allowed_length: int = 2
+    """Longest sequence, in tokens, that may be repeated without a penalty; at least 1."""
+    dry_range: int = 0
+    """How many of the latest tokens DRY looks at; 0 looks at all."""
+    dry_sequence_breakers: tuple[str | int, ...] = ("\n", ":", '"', "*")
+    """Texts or token ids over which no sequence reaches. A text stands for the last token of "a" and the text."""
+    top_n_sigma: float = 0.0
+    """Keep tokens whose logit is at most this many standard deviations below the largest; 0 or -1 keeps all."""
+    dynatemp_range: float = 0.0
+    """The temperature moves by as much up and down, with the entropy of the distribution; 0 fixes it."""
+    dynatemp_exponent: float = 1.0
+    """The entropy's share of its largest value is raised to this; above 0."""
+    xtc_probability: float = 0.0
+    """How likely XTC is to act on a token; in [0, 1]."""
+    xtc_threshold: float = 0.1
+    """Where XTC acts, all tokens of at least this probability but the least likely of them go; in [0, 1]."""
+    mirostat_mode: int = 0
+    """1 and 2 are the versions of Mirostat, which steers the surprise of the output; 0 is off."""
+    mirostat_tau: float = 5.0
+    """The surprise per token to be held, in bits; above 0."""
+    mirostat_eta: float = 0.1
+    """How fast Mirostat learns; above 0, at most 1."""
     logit_bias: dict[int, float] | None = None
     """Added to the logits of these token ids; each -100 to 100."""
     allowed_token_ids: tuple[int, ...] | None = None
@@ -87,11 +130,9 @@ class SamplingParams:
         return self.seed is not None or self.temperature == 0
 
     def __post_init__(self) -> None:
-        for spec in fields(self):
-            value = getattr(self, spec.name)
-            if isinstance(value, float) and not math.isfinite(value):
-                raise _wrong(spec.name, value, "be a finite number")
         _range("n", self.n, 1, 128, whole=True)
+        if self.best_of is not None:
+            _range("best_of", self.best_of, self.n, 128, whole=True)
         _range("temperature", self.temperature, 0, 100)
         if not 0 < _number("top_p", self.top_p) <= 1:
             raise _wrong("top_p", self.top_p, "be above 0 and at most 1")
@@ -109,10 +150,31 @@ class SamplingParams:
             _range("seed", self.seed, -(2**63), 2**63 - 1, whole=True)
         if self.deterministic and not self.repeatable:
             raise _wrong("deterministic", True, "come with a seed or with temperature 0")
+        self._check_extras()
         self._check_max_tokens()
         self._check_token_lists()
         self._check_stop()
         self._check_structured_outputs()
+
+    def _check_extras(self) -> None:
+        if _extras(self) == _NO_EXTRAS:
+            return
+        for name, low, high in _EXTRA_RANGES:
+            _range(name, getattr(self, name), low, high)
+        for name, low in (("dry_allowed_length", 1), ("dry_range", 0)):
+            _range(name, getattr(self, name), low, 2**31, whole=True)
+        for name in ("dynatemp_exponent", "mirostat_tau", "mirostat_eta"):
+            if getattr(self, name) <= 0:
+                raise _wrong(name, getattr(self, name), "be above 0")
+        if self.top_n_sigma < 0 and self.top_n_sigma != -1:
+            raise _wrong("top_n_sigma", self.top_n_sigma, "be at least 0; 0 or -1 switches it off")
+        _range("mirostat_mode", self.mirostat_mode, 0, 2, whole=True)
+        for breaker in self.dry_sequence_breakers:
+            if isinstance(breaker, str):
+                if breaker == "":
+                    raise _wrong("dry_sequence_breakers", breaker, "hold non-empty texts or token ids")
+            else:
+                _range("dry_sequence_breakers", breaker, 0, 2**31, whole=True)
 
     def _check_max_tokens(self) -> None:
         if self.max_tokens is None:
@@ -158,6 +220,15 @@ class SamplingParams:
     def greedy(self) -> bool:
         """Whether the most likely token is always taken."""
         return self.temperature == 0
+
+
+_extras = attrgetter(
+    "dry_multiplier", "dry_base", "dry_allowed_length", "dry_range", "dry_sequence_breakers", "top_n_sigma",
+    "dynatemp_range", "dynatemp_exponent", "xtc_probability", "xtc_threshold", "mirostat_mode", "mirostat_tau",
+    "mirostat_eta",
+)  # fmt: skip
+_NO_EXTRAS = (0.0, 1.75, 2, 0, ("\n", ":", '"', "*"), 0.0, 0.0, 1.0, 0.0, 0.1, 0, 5.0, 0.1)
+"""What almost every request has; a test holds it to the fields' defaults."""
 
 
 def _wrong(param: str, value: Any, must: str) -> RequestError:

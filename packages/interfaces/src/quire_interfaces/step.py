@@ -40,6 +40,12 @@ class NewRow:
     sampling_params: SamplingParams
     seed: int
     stop_token_ids: frozenset[int] = frozenset()
+    cache_salt: str | None = None
+    """What the runner keeps beyond the request may serve requests with the same salt only."""
+    adapter_slot: int = -1
+    """Where its adapter has to be from this step on, -1 for none; the slot holds nothing that other rows need."""
+    adapter_version: str = ""
+    """Which adapter."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -163,3 +169,13 @@ class SchedulerStats:
     grammar_compile_counts_total: list[int] = field(default_factory=list)
     """Compiles per bucket of `GRAMMAR_COMPILE_BOUNDS_S`; the last one has no bound. Empty without structured output."""
     grammar_compile_seconds_total: float = 0.0
+    num_adapters_running: int = 0
+    """Adapters that running requests use."""
+    num_adapter_slots: int = 0
+    """Adapters that can be in use at once; 0 where none are served."""
+    num_adapter_placements_total: int = 0
+    """Adapters that were put into a slot."""
+    adapter_requests_running: dict[str, int] = field(default_factory=dict)
+    """Name of an adapter -> requests that run with it."""
+    adapter_requests_waiting: dict[str, int] = field(default_factory=dict)
+    """Name of an adapter -> requests that wait for it."""

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from quire.async_llm import AsyncLLM
     from quire.config import QuireConfig
-    from quire.llm import LLM
+    from quire.llm import LLM, LoRARequest
     from quire.plan import MemoryPlan, make_plan
-    from quire_engine import CompletionOutput, Logprob, OutputKind, RequestOutput
+    from quire_engine import BeamSearchParams, CompletionOutput, Logprob, OutputKind, RequestOutput
     from quire_interfaces import (
         CheckpointError,
         ConfigError,
@@ -36,11 +36,13 @@ os.environ.setdefault("GOMP_SPINCOUNT", "1000")
 __all__ = [
     "LLM",
     "AsyncLLM",
+    "BeamSearchParams",
     "CheckpointError",
     "CompletionOutput",
     "ConfigError",
     "ContextLengthError",
     "EngineDeadError",
+    "LoRARequest",
     "Logprob",
     "MemoryPlan",
     "OutputKind",
@@ -56,10 +58,12 @@ __all__ = [
 
 _MODULE_OF = {
     "LLM": "quire.llm",
+    "LoRARequest": "quire.llm",
     "AsyncLLM": "quire.async_llm",
     "MemoryPlan": "quire.plan",
     "QuireConfig": "quire.config",
     "make_plan": "quire.plan",
+    "BeamSearchParams": "quire_engine",
     "CompletionOutput": "quire_engine",
     "Logprob": "quire_engine",
     "OutputKind": "quire_engine",

@@ -12,7 +12,9 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from quire.adapters import offered_adapters, open_adapters, takes_adapters
 from quire.config import QuireConfig
+from quire.draft_plan import DraftPlan
 from quire.kv_tier import check_tier, open_tier, start_digest
 from quire.plan import MemoryPlan, format_bytes, make_plan
 from quire_engine import EngineInfo, EngineParts
@@ -22,8 +24,8 @@ from quire_kv_transfer import DiskTier
 from quire_models.config import ModelConfig
 from quire_models.hub import resolve_model
 from quire_renderers import ChatRenderer, load_tokenizer
-from quire_scheduler import KVTransfers, Scheduler
-from quire_spec_decode import make_drafter
+from quire_scheduler import AdapterGate, KVTransfers, Scheduler, SharedPromptRule
+from quire_spec_decode import DraftController, make_drafter
 from quire_structured_output import GrammarCompiler, GrammarGate, Vocabulary, make_backend, resolve_backend
 
 if TYPE_CHECKING:
@@ -110,8 +112,10 @@ def build_parts(
     check_tier(config)
     folder = model_folder(config)
     model = ModelConfig.from_path(folder)
-    plan = make_plan(config, model)
+    plan = make_plan(config, model, folder=folder)
+    offered = offered_adapters(config)
     report("importing torch", 0.0)
+    from quire_lora import AdapterDevice
     from quire_models import load_model
     from quire_runner import ModelRunner, RunnerExecutor
     from quire_sampling import SamplingConfig
@@ -127,13 +131,19 @@ def build_parts(
         attention_backend=config.model.attention_backend,
         kv_cache_dtype=plan.kv_cache_dtype,
         load_format=config.model.load_format,
+        max_loras=config.lora.max_loras if takes_adapters(config) else 0,
+        max_lora_rank=config.lora.max_lora_rank,
         progress=lambda done, total: report("loading weights", done / max(1, total)),
     )
+    draft_network = None if plan.draft is None else _load_draft(config, plan.draft)
     loaded = time.perf_counter()
     drafter = make_drafter(config.speculative)
-    num_drafts = 0 if drafter is None else config.speculative.num_speculative_tokens
+    num_drafts = 0 if config.speculative.method == "none" else config.speculative.num_speculative_tokens
     scheduler_config = dataclasses.replace(
-        config.scheduler, max_model_len=plan.max_model_len, num_speculative_tokens=num_drafts
+        config.scheduler,
+        max_model_len=plan.max_model_len,
+        num_speculative_tokens=num_drafts,
+        num_lookahead_tokens=0 if draft_network is None else num_drafts,
     )
     runner_config = dataclasses.replace(
         config.runner,
@@ -143,6 +153,8 @@ def build_parts(
         max_num_batched_tokens=scheduler_config.max_num_batched_tokens,
         num_speculative_tokens=num_drafts,
     )
+    store = open_adapters(config, network, offered)
+    adapters = AdapterGate(store, config.lora.max_loras if store is not None else 0)
     gate = build_grammar_gate(config, folder, model, tokenizer)
     tier = None if digest is None else open_tier(config, plan, digest, network.attention_backend.name)
     runner = ModelRunner.for_model(
@@ -150,23 +162,46 @@ def build_parts(
         plan.kv_plan,
         runner_config,
         drafter=drafter,
+        draft_network=draft_network,
+        draft_controller=DraftController(num_drafts) if num_drafts and config.speculative.adaptive else None,
         logits_processors=logits_processors,
         sampling_config=SamplingConfig(max_logprobs=config.model.max_logprobs),
         grammars=gate.compiler,
         on_logits=on_logits,
         make_transfer_worker=None if tier is None else tier.make_worker,
+        adapters=None if store is None or network.adapters is None else AdapterDevice(network.adapters, store),
     )
     on_computed = None if tier is None else tier.connector.offer
     cache_config = dataclasses.replace(config.kv_cache, block_size=plan.block_size)
     allocator = KVCacheManager(plan.kv_plan, cache_config, on_computed=on_computed)
     transfers = None if tier is None else KVTransfers(allocator, tier.connector)
+    rules = (gate, adapters, *((SharedPromptRule(),) if cache_config.enable_prefix_caching else ()))
     timings = {"import": imported - start, "weights": loaded - imported, "cache": time.perf_counter() - loaded}
     return EngineParts(
-        scheduler=Scheduler(scheduler_config, allocator, rules=(gate,), transfers=transfers),
-        executor=RunnerExecutor(runner, threaded=config.engine.depth(config.runner.device) > 0),
-        info=_info(config, folder, model, plan, network, runner, tier, timings),
-        gates=(gate,),
+        scheduler=Scheduler(scheduler_config, allocator, rules=rules, transfers=transfers),
+        executor=RunnerExecutor(
+            runner,
+            threaded=config.engine.depth(config.runner.device) > 0,
+            reads_apart=not config.runner.device.startswith("cpu"),
+        ),
+        info=_info(config, folder, model, plan, network, runner, tier, timings, offered),
+        gates=(gate, adapters),
+        adapters=store,
         check_integrity=allocator.check_integrity,
+    )
+
+
+def _load_draft(config: QuireConfig, draft: DraftPlan) -> Network:
+    """The network that drafts: on the same device, in the same dtype, with attention of its own choice."""
+    from quire_models import load_model
+
+    return load_model(
+        draft.config,
+        draft.folder,
+        dtype=draft.dtype,
+        device=config.runner.device,
+        linear_method=draft.linear_method,
+        load_format=config.model.load_format,
     )
 
 
@@ -179,6 +214,7 @@ def _info(
     runner: ModelRunner,
     tier: DiskTier | None,
     timings: dict[str, float],
+    offered: dict[str, str],
 ) -> EngineInfo:
     choices = {
         "attention": network.attention_backend.name,
@@ -189,11 +225,16 @@ def _info(
         "KV cache": _cache_format(plan.kv_cache_dtype, network),
         "scheduling": "asynchronous, one step ahead" if config.engine.depth(config.runner.device) else "synchronous",
         "structured output": resolve_backend(config.structured_output.backend),
-        "speculation": config.speculative.method,
+        "speculation": _speculation(config),
         "prefix caching": config.kv_cache.prefix_caching_hash_algo if config.kv_cache.enable_prefix_caching else "off",
     }
     if not model.is_native:
         choices["network"] = "Transformers', with Quire's attention"
+    if network.adapters is not None:
+        slots = network.adapters
+        choices["adapters"] = (
+            f"{', '.join(offered) or 'none yet'}; {slots.num_slots} at once, ranks up to {slots.max_rank}"
+        )
     if tier is not None:
         choices["prefixes on disk"] = (
             f"{tier.root}, {format_bytes(tier.used_bytes)} of at most {format_bytes(tier.size_bytes)}"
@@ -212,6 +253,8 @@ def _info(
         choices=choices,
         timings_s=timings,
         batch_invariant=network.batch_invariant,
+        adapters=offered,
+        takes_adapters=network.adapters is not None,
         structured_output_backend=resolve_backend(config.structured_output.backend),
         max_grammar_bytes=config.structured_output.max_bytes,
         extra={"folder": str(folder), "max_concurrency": plan.max_concurrency, "notes": list(plan.notes)},
@@ -235,6 +278,15 @@ def _threads(cores: tuple[int, ...]) -> str:
 
     where = f"bound to cores {','.join(map(str, cores))}" if cores else "not bound to cores"
     return f"{torch.get_num_threads()}, {where}"
+
+
+def _speculation(config: QuireConfig) -> str:
+    settings = config.speculative
+    if settings.method == "none":
+        return "none"
+    by = f" by {settings.model}" if settings.model else ""
+    limit = f"at most {settings.num_speculative_tokens} tokens{', as much as pays' if settings.adaptive else ''}"
+    return f"{settings.method}{by}, {limit}"
 
 
 def _cache_format(dtype: str, network: Network) -> str:

@@ -5,22 +5,27 @@ This process never imports torch. The server is built on it; so can be any async
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import itertools
 import json
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 from quire.assemble import FACTORY, build_renderer, model_folder
+from quire.beam_search import continuations, start_search, to_output
 from quire.config import QuireConfig
 from quire_engine import (
     AsyncEngine,
+    BeamSearchParams,
     EngineInfo,
     EngineListener,
     OutputKind,
     ProcessClient,
     RequestOutput,
 )
-from quire_interfaces import PauseState, RenderedPrompt, SamplingParams, SchedulerStats, Tokenizer
+from quire_interfaces import AdapterInfo, PauseState, RenderedPrompt, SamplingParams, SchedulerStats, Tokenizer
 from quire_models.config import ModelConfig
 from quire_renderers import ChatRenderer, IncrementalDetokenizer
 
@@ -55,10 +60,14 @@ class AsyncLLM:
         self._engine: AsyncEngine | None = None
         self._renderer: ChatRenderer | None = None
         self._model_config: ModelConfig | None = None
+        self._eos_token_ids: tuple[int, ...] = ()
+        self._beam_search_ids = itertools.count()
         self.folder = Path()
         """Folder of the served checkpoint."""
         self.generation_defaults: dict[str, Any] = {}
         """Sampling fields that generation_config.json sets."""
+        self.adapters: dict[str, str] = {}
+        """Name -> folder of each adapter that requests may choose."""
 
     @classmethod
     def start(cls, config: QuireConfig, **arguments: Any) -> AsyncLLM:
@@ -89,13 +98,15 @@ class AsyncLLM:
         except BaseException:
             await self._client.shutdown(0.0)
             raise
+        self.adapters = dict(info.adapters)
         tokenizer = self._renderer.tokenizer
-        eos_token_ids = dict.fromkeys((*self._model_config.eos_token_ids, *tokenizer.eos_token_ids))
+        own = self._model_config.eos_token_ids
+        self._eos_token_ids = tuple(dict.fromkeys((*own, *tokenizer.eos_token_ids)))
         self._engine = AsyncEngine(
             self._client,
             tokenizer=tokenizer,
             make_detokenizer=make_detokenizer_factory(tokenizer),
-            eos_token_ids=eos_token_ids,
+            eos_token_ids=self._eos_token_ids,
         )
         return info
 
@@ -127,6 +138,11 @@ class AsyncLLM:
         return self.renderer.tokenizer
 
     @property
+    def eos_token_ids(self) -> tuple[int, ...]:
+        """Tokens that end an output, the model's and the tokenizer's."""
+        return self._eos_token_ids
+
+    @property
     def engine_pid(self) -> int | None:
         """Process id of the engine."""
         return self._client.pid
@@ -139,6 +155,7 @@ class AsyncLLM:
         request_id: str | None = None,
         priority: int = 0,
         cache_salt: str | None = None,
+        adapter: str | None = None,
         tenant: str | None = None,
         kind: OutputKind = OutputKind.DELTA,
     ) -> AsyncIterator[RequestOutput]:
@@ -152,15 +169,80 @@ class AsyncLLM:
             request_id=request_id,
             priority=priority,
             cache_salt=cache_salt,
+            adapter=adapter,
             tenant=tenant,
             kind=kind,
         )
+
+    async def beam_search(
+        self,
+        prompt: str | Sequence[int] | RenderedPrompt,
+        params: BeamSearchParams,
+        *,
+        priority: int = 0,
+        cache_salt: str | None = None,
+        adapter: str | None = None,
+    ) -> RequestOutput:
+        """The most likely continuations; see `LLM.beam_search`. Cancelling it aborts the beams."""
+        if not isinstance(prompt, RenderedPrompt):
+            prompt = self.renderer.render_prompt(prompt)
+        search = start_search(prompt, params, self._eos_token_ids, self.engine_info, self.config.model.max_logprobs)
+        step_params = params.step_params(search.num_candidates)
+
+        async def step(token_ids: list[int]) -> RequestOutput:
+            outputs = self.generate(
+                token_ids,
+                step_params,
+                priority=priority,
+                cache_salt=cache_salt,
+                adapter=adapter,
+                kind=OutputKind.FINAL_ONLY,
+            )
+            async with contextlib.aclosing(outputs) as one:  # type: ignore[type-var]
+                return await anext(one)
+
+        num_cached_tokens = 0
+        while not search.is_done:
+            steps = [asyncio.ensure_future(step(token_ids)) for token_ids in search.prompts()]
+            try:
+                outputs = await asyncio.gather(*steps)
+            finally:  # when one fails, the others have nobody to run for
+                for each in steps:
+                    each.cancel()
+                await asyncio.gather(*steps, return_exceptions=True)
+            num_cached_tokens = num_cached_tokens or outputs[0].num_cached_tokens
+            search.advance(continuations(outputs))
+        name = f"beam-search-{next(self._beam_search_ids)}"
+        return to_output(name, prompt, params, search, self.tokenizer, num_cached_tokens)
 
     def abort(self, request_ids: str | Iterable[str]) -> None:
         self.engine.abort(request_ids)
 
     async def stats(self) -> SchedulerStats:
         return await self.engine.stats()
+
+    async def load_adapter(self, name: str, path: str, *, replace: bool = False) -> AdapterInfo:
+        """Read an adapter and serve it under a name from now on.
+
+        Args:
+            path: Its folder, or its hub name.
+            replace: Another adapter of this name gives way; requests that run with that one keep it.
+
+        Raises:
+            RequestError: the name is taken, or the files cannot be used.
+        """
+        info = AdapterInfo(**await self._client.load_adapter(name, path, replace=replace))
+        self.adapters[name] = info.path
+        return info
+
+    async def unload_adapter(self, name: str) -> None:
+        """Serve it no longer; requests that run with it keep it.
+
+        Raises:
+            ModelNotFoundError: there is none of this name.
+        """
+        await self._client.unload_adapter(name)
+        self.adapters.pop(name, None)
 
     async def pause(self, state: PauseState = PauseState.ALL_HELD) -> None:
         await self.engine.pause(state)

@@ -21,6 +21,7 @@ from quire_engine import EngineConfig
 from quire_interfaces import KV_CACHE_DTYPES, MAX_LOGPROBS, ConfigError, Settings, at_least, between, one_of, setting
 from quire_kv_cache import KVCacheConfig
 from quire_kv_transfer import KVTransferConfig
+from quire_lora.config import LoraConfig
 from quire_renderers import RendererConfig
 from quire_runner.config import RunnerConfig
 from quire_scheduler import SchedulerConfig
@@ -59,6 +60,7 @@ DERIVED = frozenset(
         ("runner", "max_num_batched_tokens"),
         ("runner", "max_num_seqs"),
         ("runner", "num_speculative_tokens"),
+        ("scheduler", "num_lookahead_tokens"),
         ("scheduler", "num_speculative_tokens"),
     }
 )
@@ -87,7 +89,7 @@ class ModelSettings(Settings):
     )
     quantization: str | None = setting(
         None,
-        help="Form in which weights are held: int8, int4, int4-g64, int4-g32; empty as the checkpoint has them.",
+        help="Form in which weights are held: int8, w8a8, int4, int4-g64, int4-g32; empty as the checkpoint has them.",
     )
     max_model_len: int | None = setting(
         None,
@@ -138,6 +140,7 @@ class QuireConfig:
     runner: RunnerConfig = field(default_factory=RunnerConfig)
     engine: EngineConfig = field(default_factory=EngineConfig)
     speculative: SpecDecodeConfig = field(default_factory=SpecDecodeConfig)
+    lora: LoraConfig = field(default_factory=LoraConfig)
     renderer: RendererConfig = field(default_factory=RendererConfig)
     structured_output: StructuredOutputConfig = field(default_factory=StructuredOutputConfig)
 

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from quire.assemble import build_parts, build_renderer, model_folder
 from quire.async_llm import make_detokenizer_factory, read_generation_defaults
+from quire.beam_search import continuations, start_search, to_output
 from quire.config import QuireConfig
-from quire_engine import EngineInfo, LLMEngine, RequestOutput
+from quire_engine import BeamSearchParams, EngineInfo, LLMEngine, RequestOutput
 from quire_interfaces import (
+    AdapterInfo,
+    AdapterStore,
     LogitsProcessor,
     OverloadedError,
     RenderedPrompt,
@@ -23,11 +27,24 @@ from quire_interfaces import (
 from quire_models.config import ModelConfig
 from quire_renderers import ParsedMessage, fold_events
 
-__all__ = ["LLM"]
+__all__ = ["LLM", "LoRARequest"]
 
 Prompt = str | Sequence[int] | Mapping[str, Any]
 """Text, token ids, or {"prompt": text} / {"prompt_token_ids": ids}."""
 Messages = Sequence[dict[str, Any]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoRARequest:
+    """An adapter that a request runs with. The fields are vLLM's."""
+
+    lora_name: str
+    lora_path: str
+    lora_int_id: int = 0
+    """Not used: the name and the content tell adapters apart."""
+
+
+LoRAChoice = LoRARequest | str | None
 
 
 class LLM:
@@ -63,13 +80,14 @@ class LLM:
         self.renderer = build_renderer(config, self.model_folder, self.model_config)
         self._defaults = read_generation_defaults(self.model_folder)
         tokenizer = self.renderer.tokenizer
+        self._eos_token_ids = tuple(dict.fromkeys((*self.model_config.eos_token_ids, *tokenizer.eos_token_ids)))
         parts = build_parts(config, logits_processors=logits_processors, tokenizer=tokenizer)
         self.engine = LLMEngine(
             parts,
             config.engine,
             tokenizer=tokenizer,
             make_detokenizer=make_detokenizer_factory(tokenizer),
-            eos_token_ids=dict.fromkeys((*self.model_config.eos_token_ids, *tokenizer.eos_token_ids)),
+            eos_token_ids=self._eos_token_ids,
         )
 
     @property
@@ -97,6 +115,7 @@ class LLM:
         *,
         use_tqdm: bool = True,
         priority: int = 0,
+        lora_request: LoRAChoice | Sequence[LoRAChoice] = None,
     ) -> list[RequestOutput]:
         """Complete prompts, all at once.
 
@@ -105,6 +124,8 @@ class LLM:
             sampling_params: One for all, or one each; None takes `default_sampling_params`.
             use_tqdm: Show a progress bar on standard error.
             priority: Lower runs first, under the priority policy.
+            lora_request: The adapter to run with, by name or as a `LoRARequest`, which is loaded if it is not yet; one
+                for all, or one each; None runs the network as it is.
 
         Returns:
             One output per prompt, in order.
@@ -112,8 +133,7 @@ class LLM:
         Raises:
             RequestError: a prompt or its parameters are wrong; nothing runs then.
         """
-        many: Sequence[Prompt] = [prompts] if _is_one_prompt(prompts) else prompts  # type: ignore[list-item,assignment]
-        return self._run([self._render(prompt) for prompt in many], sampling_params, use_tqdm, priority)
+        return self._run(self._render_all(prompts), sampling_params, use_tqdm, priority, lora_request)
 
     def chat(
         self,
@@ -121,6 +141,7 @@ class LLM:
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         use_tqdm: bool = True,
+        lora_request: LoRAChoice | Sequence[LoRAChoice] = None,
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
         chat_template: str | None = None,
@@ -145,7 +166,86 @@ class LLM:
             )
             for conversation in conversations
         ]
-        return self._run(rendered, sampling_params, use_tqdm, 0)
+        return self._run(rendered, sampling_params, use_tqdm, 0, lora_request)
+
+    def load_adapter(self, name: str, path: str, *, replace: bool = False) -> AdapterInfo:
+        """Read an adapter and offer it under a name.
+
+        Args:
+            path: Its folder, or its hub name.
+            replace: Another adapter of this name gives way.
+
+        Raises:
+            RequestError: the name is taken, or this engine serves no adapters.
+            CheckpointError: the files cannot be used.
+        """
+        return self._adapters.load(name, str(path), replace=replace).result()
+
+    def unload_adapter(self, name: str) -> None:
+        """Offer it no longer. Raises ModelNotFoundError when there is none of this name."""
+        self._adapters.unload(name)
+
+    def list_adapters(self) -> list[AdapterInfo]:
+        """Every adapter that is offered."""
+        return self._adapters.loaded()
+
+    @property
+    def _adapters(self) -> AdapterStore:
+        store = self.engine.core.parts.adapters
+        if store is None:
+            raise RequestError("this engine serves no adapters; set enable_lora", param="lora_request")
+        return store
+
+    def _adapter_names(self, choice: LoRAChoice | Sequence[LoRAChoice], count: int) -> list[str | None]:
+        """The name for each prompt; what is not loaded yet is loaded."""
+        many = [choice] * count if choice is None or isinstance(choice, str | LoRARequest) else list(choice)
+        if len(many) != count:
+            raise RequestError(
+                f"{count} prompts came with {len(many)} adapters; give one for all or one each", param="lora_request"
+            )
+        known = {info.name: info for info in self.list_adapters()} if any(many) else {}
+        for each in many:
+            if isinstance(each, LoRARequest) and each.lora_name not in known:
+                known[each.lora_name] = self.load_adapter(each.lora_name, each.lora_path)
+        return [each.lora_name if isinstance(each, LoRARequest) else each for each in many]
+
+    def beam_search(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        params: BeamSearchParams,
+        lora_request: LoRAChoice | Sequence[LoRAChoice] = None,
+    ) -> list[RequestOutput]:
+        """The most likely continuations, by beam search; the beams of all prompts run together.
+
+        Args:
+            prompts: One prompt or many, as for `generate`.
+            params: How wide and how far.
+            lora_request: As for `generate`.
+
+        Returns:
+            One output per prompt, in order, each with up to `beam_width` completions, the best one first.
+
+        Raises:
+            RequestError: a prompt or the parameters are wrong; nothing runs then.
+        """
+        rendered = self._render_all(prompts)
+        bound = self.config.model.max_logprobs
+        searches = [start_search(each, params, self._eos_token_ids, self.engine_info, bound) for each in rendered]
+        cached = [0] * len(searches)
+        adapters = self._adapter_names(lora_request, len(searches))
+        while open_ones := [number for number, search in enumerate(searches) if not search.is_done]:
+            prefixes = [searches[number].prompts() for number in open_ones]
+            step = [RenderedPrompt(token_ids=ids) for each in prefixes for ids in each]
+            chosen = [adapters[number] for number, each in zip(open_ones, prefixes, strict=True) for _ in each]
+            outputs = iter(self._run(step, params.step_params(searches[open_ones[0]].num_candidates), False, 0, chosen))
+            for number, each in zip(open_ones, prefixes, strict=True):
+                own = [next(outputs) for _ in each]
+                cached[number] = cached[number] or own[0].num_cached_tokens
+                searches[number].advance(continuations(own))
+        return [
+            to_output(f"beam-search-{i}", rendered[i], params, search, self.tokenizer, cached[i])
+            for i, search in enumerate(searches)
+        ]
 
     def parse(
         self,
@@ -191,6 +291,11 @@ class LLM:
     def __exit__(self, *_: object) -> None:
         self.close()
 
+    def _render_all(self, prompts: Prompt | Sequence[Prompt]) -> list[RenderedPrompt]:
+        # A string and a list of token ids are sequences themselves, which types do not tell from several prompts.
+        many: Sequence[Prompt] = [prompts] if _is_one_prompt(prompts) else prompts  # type: ignore[list-item,assignment]
+        return [self._render(prompt) for prompt in many]
+
     def _render(self, prompt: Prompt) -> RenderedPrompt:
         if isinstance(prompt, Mapping):
             if "prompt_token_ids" in prompt:
@@ -209,6 +314,7 @@ class LLM:
         sampling_params: SamplingParams | Sequence[SamplingParams] | None,
         use_tqdm: bool,
         priority: int,
+        lora_request: LoRAChoice | Sequence[LoRAChoice],
     ) -> list[RequestOutput]:
         if sampling_params is None:
             sampling_params = self.default_sampling_params()
@@ -220,8 +326,9 @@ class LLM:
             )
         for each in params:
             self._check_logprobs(each)
+        adapters = self._adapter_names(lora_request, len(prompts))
         with _progress(len(prompts), use_tqdm) as advance:
-            return self._drive(prompts, params, priority, advance)
+            return self._drive(prompts, params, priority, adapters, advance)
 
     def _check_logprobs(self, params: SamplingParams) -> None:
         bound = self.config.model.max_logprobs
@@ -237,6 +344,7 @@ class LLM:
         prompts: list[RenderedPrompt],
         params: Sequence[SamplingParams],
         priority: int,
+        adapters: Sequence[str | None],
         advance: Callable[[RequestOutput], None],
     ) -> list[RequestOutput]:
         places: dict[str, int] = {}
@@ -246,7 +354,9 @@ class LLM:
             while upcoming < len(prompts) or self.engine.has_unfinished_requests():
                 try:
                     while upcoming < len(prompts):
-                        name = self.engine.add_request(prompts[upcoming], params[upcoming], priority=priority)
+                        name = self.engine.add_request(
+                            prompts[upcoming], params[upcoming], priority=priority, adapter=adapters[upcoming]
+                        )
                         places[name] = upcoming
                         upcoming += 1
                 except OverloadedError:

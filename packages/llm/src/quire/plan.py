@@ -1,4 +1,5 @@
-"""The memory plan: what an engine will take, byte by byte, before anything is loaded. Free of torch.
+"""The memory plan: what an engine will take, byte by byte, before anything is loaded. Free of torch,
+except where an accelerator is asked how much memory it has.
 
 `quire plan` prints it and start-up allocates by it, so that the two cannot disagree. Knows config.json and settings;
 opens no weight file.
@@ -13,12 +14,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from quire.adapters import takes_adapters
 from quire.config import KV_CACHE_ALIASES, QuireConfig
+from quire.draft_plan import DraftPlan, plan_draft, require_place
 from quire_interfaces import ConfigError, KVCachePlan, KVCacheSpec, MambaSpec
 from quire_kv_cache import max_concurrency, plan_kv_cache, state_block_size
 from quire_kv_transfer import MAX_STORE_BYTES
-from quire_models.config import ModelConfig
-from quire_models.ledger import weight_ledger
+from quire_lora import adapter_bytes
+from quire_models.config import DTYPE_BYTES, ModelConfig
+from quire_models.ledger import linear_shapes, weight_ledger
 from quire_runner.memory import activation_bytes, row_bytes
 
 __all__ = ["MemoryPlan", "available_memory_bytes", "format_bytes", "make_plan", "resolved_dtype"]
@@ -46,6 +50,8 @@ class MemoryPlan:
     """Memory that was free when the plan was made."""
     notes: tuple[str, ...]
     """What was chosen and why."""
+    draft: DraftPlan | None = None
+    """The network that drafts, if one does."""
 
     @property
     def total_bytes(self) -> int:
@@ -67,18 +73,22 @@ def resolved_cache_dtype(asked: str, dtype: str) -> str:
     return dtype if asked == "auto" else KV_CACHE_ALIASES.get(asked, asked)
 
 
-def make_plan(config: QuireConfig, model: ModelConfig, *, free_bytes: int | None = None) -> MemoryPlan:
+def make_plan(
+    config: QuireConfig, model: ModelConfig, *, free_bytes: int | None = None, folder: Path | None = None
+) -> MemoryPlan:
     """Plan memory for a model.
 
     Args:
         config: Settings.
         model: The network, from config.json.
         free_bytes: Memory that may be planned with; None reads what is free now.
+        folder: Of the model: its vocabulary is compared with a draft model's.
 
     Raises:
+        CheckpointError: what is to draft for it is missing, or not understood.
         ConfigError: it cannot fit; the message has the numbers and what to change.
     """
-    free = available_memory_bytes() if free_bytes is None else free_bytes
+    free = available_memory_bytes(config.runner.device) if free_bytes is None else free_bytes
     dtype = resolved_dtype(config.model.dtype, model.dtype)
     method = config.model.quantization or "plain"
     max_model_len, notes = _max_model_len(config, model)
@@ -98,10 +108,19 @@ def make_plan(config: QuireConfig, model: ModelConfig, *, free_bytes: int | None
         notes.append(f"blocks of {block_size} tokens: each holds a state of the model's recurrent layers")
     specs = model.kv_cache_specs(block_size, cache_dtype)
     _check_drafts(config, specs)
+    draft = plan_draft(config, model, folder, dtype)
+    draft_block_bytes = 0
+    if draft is not None:
+        require_place(specs)
+        draft_block_bytes = draft.block_bytes(block_size)
     one_block = plan_kv_cache(specs, num_blocks=1 + len(specs))
     ledger = {f"weights: {part}": size for part, size in weight_ledger(model, dtype, method).items()}
+    if draft is not None:
+        ledger["weights: draft"] = draft.weight_bytes
     ledger["activations"] = activation_bytes(model, runner, kv_cache_dtype=cache_dtype)
     ledger["rows"] = row_bytes(runner, block_sizes=tuple(group.spec.block_size for group in one_block.groups))
+    if takes_adapters(config):
+        ledger["adapters"] = adapter_bytes(linear_shapes(model), config.lora, DTYPE_BYTES[dtype])
     if config.kv_transfer.kv_disk_path is not None:
         ledger["copies on their way to disk"] = MAX_STORE_BYTES
     before_kv = sum(ledger.values())
@@ -109,12 +128,14 @@ def make_plan(config: QuireConfig, model: ModelConfig, *, free_bytes: int | None
     # Blocks of one request of the full length: what a cache of a known size holds, the other way round.
     concurrency = max_concurrency(one_block, max_model_len, max_step_tokens=step_tokens)
     per_request = round((one_block.num_blocks - 1) / concurrency)
-    block_bytes = sum(one_block.tensor_block_bytes)
+    block_bytes = sum(one_block.tensor_block_bytes) + draft_block_bytes
     num_blocks, why = _num_blocks(config, free, before_kv, per_request, block_bytes)
     notes.append(why)
     plan = plan_kv_cache(specs, num_blocks=max(num_blocks, 1 + len(one_block.groups)))
     if plan.num_blocks - 1 < per_request:
         _refuse(plan, max_model_len, per_request, block_bytes)
+    if draft is not None:
+        ledger["KV cache: draft"] = plan.num_blocks * draft_block_bytes
     ledger["KV cache"] = plan.total_bytes
     return MemoryPlan(
         dtype=dtype,
@@ -127,6 +148,7 @@ def make_plan(config: QuireConfig, model: ModelConfig, *, free_bytes: int | None
         max_concurrency=max_concurrency(plan, max_model_len),
         free_bytes=free,
         notes=tuple(notes),
+        draft=draft,
     )
 
 
@@ -180,12 +202,15 @@ def _refuse(plan: KVCachePlan, max_model_len: int, per_request: int, block_bytes
     )
 
 
-def available_memory_bytes() -> int:
-    """Memory that new allocations can take now: the machine's, or the control group's where that is less.
+def available_memory_bytes(device: str = "cpu") -> int:
+    """Memory of a device, as torch names it, that new allocations can take now: an accelerator's own; for the CPU the
+    machine's, or the control group's where that is less.
 
     Raises:
-        ConfigError: the system does not say; give --kv-cache-memory-bytes then.
+        ConfigError: the system does not say; give --kv-cache-memory-bytes then. Or there is no such device.
     """
+    if not device.startswith("cpu"):
+        return _accelerator_bytes(device)
     found = []
     with contextlib.suppress(OSError):
         lines = Path("/proc/meminfo").read_text().splitlines()
@@ -199,6 +224,21 @@ def available_memory_bytes() -> int:
     if not found:
         raise ConfigError("cannot tell how much memory is free; give --kv-cache-memory-bytes")
     return max(0, min(found))
+
+
+def _accelerator_bytes(device: str) -> int:
+    import torch  # here only: plans for the CPU do without
+
+    if not device.startswith("cuda") or not torch.cuda.is_available():
+        raise ConfigError(f"torch finds no device {device!r} here; use --device cpu", field="device")
+    try:
+        return torch.cuda.mem_get_info(device)[0]
+    except (RuntimeError, ValueError, AssertionError) as error:
+        raise ConfigError(
+            f"device {device!r} does not say how much memory is free: {error}; the devices are cuda:0 to "
+            f"cuda:{torch.cuda.device_count() - 1}",
+            field="device",
+        ) from error
 
 
 def _sysconf_bytes() -> list[int]:

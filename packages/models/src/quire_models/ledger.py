@@ -11,7 +11,7 @@ from quire_models.config import DTYPE_BYTES, ModelConfig
 from quire_models.moe_config import MoEConfig
 from quire_models.recurrent_config import RecurrentConfig
 
-__all__ = ["WEIGHT_BYTES", "num_parameters", "weight_ledger"]
+__all__ = ["WEIGHT_BYTES", "linear_shapes", "num_parameters", "weight_ledger"]
 
 
 def _int4_bytes(group_size: int, out_features: int, in_features: int, dtype_bytes: int) -> int:
@@ -23,6 +23,7 @@ def _int4_bytes(group_size: int, out_features: int, in_features: int, dtype_byte
 WEIGHT_BYTES: dict[str, Callable[[int, int, int], int]] = {
     "plain": lambda out_features, in_features, dtype_bytes: out_features * in_features * dtype_bytes,
     "int8": lambda out_features, in_features, dtype_bytes: out_features * (in_features + dtype_bytes),
+    "w8a8": lambda out_features, in_features, dtype_bytes: out_features * (in_features + dtype_bytes) + 4,
     "int4": partial(_int4_bytes, 128),
     "int4-g64": partial(_int4_bytes, 64),
     "int4-g32": partial(_int4_bytes, 32),
@@ -105,6 +106,26 @@ def _recurrent_ledger(
         for name, part in config.weights.items()
     }
     return {"embedding": outer, **parts, "LM head": head}
+
+
+def linear_shapes(config: ModelConfig) -> list[tuple[int, int]]:
+    """(outputs, inputs) of every linear layer, the LM head and routed experts aside; empty where they are not known."""
+    if config.stored_parameters is not None:
+        return []
+    if isinstance(config, RecurrentConfig):
+        parts = [matrix for part in config.weights.values() for matrix in part.matrices]
+        return [(outputs, inputs) for outputs, inputs, count in parts for _ in range(count)]
+    hidden, query, kv = config.hidden_size, config.query_size, config.kv_size
+
+    def mlp(inner: int) -> list[tuple[int, int]]:
+        return [(inner, hidden)] * (2 if config.mlp_gated else 1) + [(hidden, inner)]
+
+    shapes = [(query, hidden), (kv, hidden), (kv, hidden), (hidden, query)] * config.num_layers
+    if not isinstance(config, MoEConfig):
+        return shapes + mlp(config.intermediate_size) * config.num_layers
+    sparse = sum(config.sparse_layers)
+    shared = mlp(config.shared_intermediate_size) if config.shared_intermediate_size else []
+    return shapes + mlp(config.intermediate_size) * (config.num_layers - sparse) + shared * sparse
 
 
 def num_parameters(config: ModelConfig) -> int:

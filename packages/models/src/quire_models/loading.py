@@ -8,6 +8,7 @@ import torch
 
 from quire_attention import AttentionBackend, AttentionRequest, select_attention_backend
 from quire_interfaces import CheckpointError, ConfigError
+from quire_lora import AdapterSlots
 from quire_models.config import DTYPE_BYTES, ModelConfig
 from quire_models.layers.network import Network
 from quire_models.layers.scope import Scope
@@ -49,6 +50,8 @@ def build_model(
     linear_method: str = "plain",
     attention_backend: AttentionBackend | str | None = None,
     kv_cache_dtype: str | None = None,
+    max_loras: int = 0,
+    max_lora_rank: int = 16,
 ) -> Network:
     """The network without weights: `parameters` says what it needs. See `load_model` for the arguments."""
     if config.quantization is not None and linear_method != "plain":
@@ -76,6 +79,7 @@ def build_model(
             ),
             attention_backend,
         ).backend
+    adapters = AdapterSlots(max_loras, max_lora_rank, torch_dtype, torch_device) if max_loras else None
     scope = Scope(
         dtype=torch_dtype,
         device=torch_device,
@@ -84,7 +88,10 @@ def build_model(
         attention_backend=attention_backend,
         cache_dtype=kv_cache_dtype,
         quantization=config.quantization,
+        adapters=adapters,
     )
+    if adapters is not None:
+        scope.op("lora_linear")  # for the record of chosen backends
     model: Network = model_class(config.architecture)(config, scope)
     return model
 
@@ -99,6 +106,8 @@ def load_model(
     attention_backend: AttentionBackend | str | None = None,
     kv_cache_dtype: str | None = None,
     load_format: str = "auto",
+    max_loras: int = 0,
+    max_lora_rank: int = 16,
     progress: Progress | None = None,
 ) -> Network:
     """Build the network of `config` and fill it from the checkpoint in `folder`.
@@ -106,6 +115,8 @@ def load_model(
     Args:
         dtype: Compute dtype; "auto" for the checkpoint's. Weights of this dtype are mapped, not copied.
         device: As torch names it.
+        max_loras: Adapters that steps may use at once: device slots; 0 for a network without.
+        max_lora_rank: Largest rank of an adapter.
         linear_method: How linear layers and the LM head keep their weights: "plain", "int8", "int4", ...
         attention_backend: A backend, or the name of one; None for the best that can serve.
         kv_cache_dtype: What the KV cache is kept in, a name of `quire_interfaces.KV_CACHE_DTYPES`; None for the compute
@@ -131,6 +142,8 @@ def load_model(
         linear_method=linear_method,
         attention_backend=attention_backend,
         kv_cache_dtype=kv_cache_dtype,
+        max_loras=max_loras,
+        max_lora_rank=max_lora_rank,
     )
     if model.loads_itself:
         _load_by_itself(model, folder, linear_method, load_format)
@@ -142,6 +155,12 @@ def load_model(
 
 
 def _load_by_itself(model: Network, folder: str | Path, linear_method: str, load_format: str) -> None:
+    if model.adapters is not None:
+        raise ConfigError(
+            f"{model.config.architecture} runs through Transformers, where adapters cannot be added; leave enable_lora "
+            "off",
+            field="enable_lora",
+        )
     if linear_method != "plain":
         raise ConfigError(
             f"{model.config.architecture} runs through Transformers, where weights cannot be held as {linear_method}; "

@@ -45,6 +45,8 @@ class QuantizationConfig:
     """(outputs, inputs) that share a scale."""
     ignored: tuple[str, ...] = ()
     """Names of layers that are not quantized; with "re:" before, a regular expression; a suffix or a part counts."""
+    activations: str | None = None
+    """What int8 weights take as inputs: int8 with a "dynamic" scale per token, or a "static" one; None as they come."""
     note: str = ""
     """What is done differently from how the checkpoint was meant."""
 
@@ -201,9 +203,10 @@ def _compressed_tensors(fields: Fields) -> QuantizationConfig:
         raise _unsupported(source, f"{kind}{bits} in format {layout!r}")
     if strategy not in ("tensor", "channel", "group", "block"):
         raise _unsupported(source, f"strategy {strategy!r} of weights")
-    activations = group.get("input_activations")
+    layout_name = "packed" if packed else "int8" if kind == "int" else "fp8"
+    activations = _activations(group.get("input_activations"), f"{source}.config_groups.{name}", layout_name, strategy)
     return QuantizationConfig(
-        layout="packed" if packed else "int8" if kind == "int" else "fp8",
+        layout=layout_name,
         bits=bits,
         group_size=_group_size(of) if strategy == "group" else None,
         symmetric=of.flag("symmetric", default=True),
@@ -211,5 +214,25 @@ def _compressed_tensors(fields: Fields) -> QuantizationConfig:
         granularity=strategy,
         block_shape=_block_shape(of.source, of.get("block_structure")) if strategy == "block" else None,
         ignored=_ignored(fields, "ignore"),
-        note="activations stay as they are (weight-only)" if activations else "",
+        activations=activations,
+        note="activations stay as they are (weight-only)" if group.get("input_activations") and not activations else "",
     )
+
+
+def _activations(values: Any, source: str, layout: str, strategy: str) -> str | None:
+    """How inputs are rounded: "dynamic", "static", or None where they may stay as they are."""
+    if values is None or layout != "int8" or strategy == "group":
+        return None
+    if not isinstance(values, dict):
+        raise CheckpointError(f"{source}.input_activations must be an object, is {values!r}")
+    of = Fields(values, f"{source}.input_activations")
+    granularity, dynamic = of.text("strategy", default="tensor"), of.flag("dynamic", default=False)
+    if (of.integer("num_bits"), of.text("type", default="int")) != (8, "int"):
+        raise _unsupported(source, "input_activations other than int8")
+    if not of.flag("symmetric", default=True):
+        return None
+    if granularity != ("token" if dynamic else "tensor"):
+        raise _unsupported(
+            source, f"input_activations with strategy {granularity!r} and dynamic {str(dynamic).lower()}"
+        )
+    return "dynamic" if dynamic else "static"

@@ -96,13 +96,16 @@ ARCHITECTURES: dict[str, Architecture] = {
 }
 
 
+DRAFT_HEADS: dict[str, Architecture] = {"EagleHead": Architecture("eagle", "quire_models.eagle.model", "EagleHead")}
+"""Networks that draft for another one, and cannot be served by themselves."""
+
 FALLBACK = Architecture("transformers_backend", "quire_models.transformers_backend.model", "TransformersLM")
 """For decoders that are not in the table."""
 
 
 def architecture_entry(architecture: str) -> Architecture:
     """Where the network of an architecture is: in the table, or run through Transformers."""
-    return ARCHITECTURES.get(architecture, FALLBACK)
+    return ARCHITECTURES.get(architecture) or DRAFT_HEADS.get(architecture, FALLBACK)
 
 
 def model_class(architecture: str) -> Any:

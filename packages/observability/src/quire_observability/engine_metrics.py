@@ -238,8 +238,24 @@ class EngineMetrics(Collector):
         positions = ((str(index), count) for index, count in enumerate(stats.num_accepted_tokens_per_pos_total))
         text = "Drafts whose token at this position, from 0, was accepted."
         yield self._labelled("spec_decode_num_accepted_tokens_per_pos", text, "position", positions)
+        if stats.num_adapter_slots:
+            yield from self._adapters(stats)
         if stats.grammar_compile_counts_total:
             yield self._grammar_compile_seconds(stats)
+
+    def _adapters(self, stats: SchedulerStats) -> Iterator[Metric]:
+        yield self._gauge("lora_adapters_running", "Adapters that running requests use.", stats.num_adapters_running)
+        yield self._gauge("lora_adapter_slots", "Adapters that can be in use at once.", stats.num_adapter_slots)
+        yield self._counter("lora_placements", "Adapters put into a slot.", stats.num_adapter_placements_total)
+        for state in ("running", "waiting"):
+            family = GaugeMetricFamily(
+                self._name(f"lora_requests_{state}"),
+                f"Requests with an adapter that are {state}.",
+                labels=[*self._label_names, "adapter"],
+            )
+            for name, count in getattr(stats, f"adapter_requests_{state}").items():
+                family.add_metric([*self._label_values, name], count)
+            yield family
 
     def _grammar_compile_seconds(self, stats: SchedulerStats) -> HistogramMetricFamily:
         """The engine counts these itself: its compiles run beside its loop, where no request hears of them."""

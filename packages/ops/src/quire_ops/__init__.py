@@ -4,8 +4,12 @@ from quire_ops.backends import ENTRY_POINT_GROUP, bind, builtin_table, op_report
 from quire_ops.declarations import OPS, PagedLayout, kv_cache_shape
 from quire_ops.decode_step import DecodeNetwork, DecodeRows, RunDecode
 from quire_ops.decoder_stack import DecoderLayerWeights, DecoderStack, LinearWeights, RunDecoder
+from quire_ops.drawing import Draw, DrawTable
 from quire_ops.fused_moe import EXPERT_ACTIVATIONS, Experts, RunExperts
 from quire_ops.kv_format import CACHE_TORCH_DTYPES
+from quire_ops.lora import LoraTokens, LoraWeights
+from quire_ops.rng import uniform
+from quire_ops.staging import copy_to_host, to_device
 from quire_ops.step_inputs import GroupInputs, RowTable, StepInputs
 from quire_ops.table import Op, OpBackend, OpChoice, OpFunction, OpRequest, OpTable, SizeRule
 from quire_ops.torch_moe import swigluoai_and_mul
@@ -21,9 +25,13 @@ __all__ = [
     "DecodeRows",
     "DecoderLayerWeights",
     "DecoderStack",
+    "Draw",
+    "DrawTable",
     "Experts",
     "GroupInputs",
     "LinearWeights",
+    "LoraTokens",
+    "LoraWeights",
     "Op",
     "OpBackend",
     "OpChoice",
@@ -39,8 +47,11 @@ __all__ = [
     "StepInputs",
     "bind",
     "builtin_table",
+    "copy_to_host",
     "kv_cache_shape",
     "op_report",
     "op_table",
     "swigluoai_and_mul",
+    "to_device",
+    "uniform",
 ]

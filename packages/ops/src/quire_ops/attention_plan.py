@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from quire_ops.declarations import PagedLayout
+from quire_ops.staging import to_device
 
 __all__ = ["AttentionPlan", "DecodeGroup", "PrefillSequence", "make_plan"]
 
@@ -92,7 +93,7 @@ def make_plan(layout: PagedLayout, token_bytes: int, dtype: torch.dtype, sliding
         sliding_window=sliding_window,
         prefills=prefills,
         decodes=decodes,
-        decode_order=None if in_order else torch.tensor(order, dtype=torch.long, device=layout.block_table.device),
+        decode_order=None if in_order else to_device(order, layout.block_table.device),
     )
 
 
@@ -125,9 +126,9 @@ def _decode_group(
         seq = _sequence(layout, row, query_row, sliding_window)
         return DecodeGroup(num_sequences=1, kv_len=seq.kv_len, slots=seq.slots, mask=None)
     device = layout.block_table.device
-    rows = torch.tensor([row for _, row, _ in group], device=device)
-    seen = torch.tensor([tokens for tokens, _, _ in group], device=device)[:, None]
-    ends = torch.tensor([layout.kv_lens[row] for _, row, _ in group], device=device)[:, None]
+    rows = to_device([row for _, row, _ in group], device)
+    seen = to_device([tokens for tokens, _, _ in group], device)[:, None]
+    ends = to_device([layout.kv_lens[row] for _, row, _ in group], device)[:, None]
     steps = torch.arange(longest, device=device)
     positions = ends - seen + torch.minimum(steps, seen - 1)  # [n, longest], the last token repeated as padding
     blocks = layout.block_table[rows].long().gather(1, positions // layout.block_size)

@@ -14,10 +14,20 @@ from types import ModuleType
 import torch
 
 from quire_interfaces import ConfigError
-from quire_ops import recurrent_reference, reference, torch_attention, torch_ops, torch_recurrent, torch_step_inputs
+from quire_ops import (
+    lora,
+    recurrent_reference,
+    reference,
+    torch_attention,
+    torch_lora,
+    torch_ops,
+    torch_recurrent,
+    torch_step_inputs,
+)
 from quire_ops.declarations import OPS
 from quire_ops.decode_step import reference_decode_step
 from quire_ops.decoder_stack import reference_decoder_stack
+from quire_ops.drawing import reference_draw
 from quire_ops.fused_moe import reference_fused_moe
 from quire_ops.recurrent import RECURRENT_OPS
 from quire_ops.table import OpBackend, OpChoice, OpFunction, OpRequest, OpTable, SizeRule
@@ -28,9 +38,19 @@ __all__ = ["ENTRY_POINT_GROUP", "bind", "builtin_table", "op_report", "op_table"
 ENTRY_POINT_GROUP = "quire.ops"
 
 _FLOATS = frozenset({torch.float32, torch.bfloat16, torch.float16})
-_MODULES: dict[str, ModuleType] = {"paged_attention": torch_attention, "step_inputs": torch_step_inputs}
+_MODULES: dict[str, ModuleType] = {
+    "lora_linear": torch_lora,
+    "paged_attention": torch_attention,
+    "step_inputs": torch_step_inputs,
+}
 """Where the torch backend of an op is, if not in `torch_ops`."""
-_OPTIONS: dict[str, OpFunction] = {"decoder_stack": reference_decoder_stack, "decode_step": reference_decode_step}
+_REFERENCES: dict[str, ModuleType] = {"lora_linear": lora} | {op.name: recurrent_reference for op in RECURRENT_OPS}
+"""Where the reference of an op is, if not in `reference`."""
+_OPTIONS: dict[str, OpFunction] = {
+    "decoder_stack": reference_decoder_stack,
+    "decode_step": reference_decode_step,
+    "draw": reference_draw,
+}
 """Reference of each op that has no torch backend: networks do without where no other package brings one."""
 _EVEN_HEAD = {"head_dim": SizeRule(minimum=2, multiple_of=2)}
 
@@ -46,10 +66,9 @@ def builtin_table() -> OpTable:
             table.add(OpBackend(op=op.name, name="reference", function=reference_fused_moe, priority=-100))
             table.add(OpBackend(op=op.name, name="torch", function=torch_fused_moe, dtypes=_FLOATS))
             continue
-        is_recurrent = op in RECURRENT_OPS
-        function = getattr(recurrent_reference if is_recurrent else reference, op.name)
+        function = getattr(_REFERENCES.get(op.name, reference), op.name)
         table.add(OpBackend(op=op.name, name="reference", function=function, priority=-100))
-        module = torch_recurrent if is_recurrent else _MODULES.get(op.name, torch_ops)
+        module = torch_recurrent if op in RECURRENT_OPS else _MODULES.get(op.name, torch_ops)
         sizes = _EVEN_HEAD if op.name == "rotary_embedding" else {}
         fused = getattr(module, op.name)
         table.add(OpBackend(op=op.name, name="torch", function=fused, dtypes=_FLOATS, sizes=sizes))

@@ -59,6 +59,15 @@ OPS: tuple[Op, ...] = (
         description="x @ (weight * scale[:, None]).T + bias: weight-only, symmetric, one scale per output",
     ),
     Op(
+        name="w8a8_linear",
+        signature="(x [N, I], weight [O, I] int8, scale [O] of x's dtype, input_scale [1] float32, bias [O] | None, *, "
+        "wide: bool) -> [N, O], dtype of x, or float32 if wide",
+        description=(
+            "q @ weight.T * step[:, None] * scale + bias with q and step of `int8_tokens.round_tokens`: both sides in "
+            "int8, their product a whole number. A row that is not finite becomes NaN"
+        ),
+    ),
+    Op(
         name="grouped_linear",
         signature="(x [N, I], weight [O, 64 * ceil(I / 128)] uint8 | [O, I] int8 | [O, I] float8_e4m3fn, "
         "scale [ceil(O / 16), G, 16] of x's dtype or float32, zero like scale, int16 | None, bias [O] | None, *, "
@@ -66,6 +75,14 @@ OPS: tuple[Op, ...] = (
         description=(
             "x @ (scale * (weight - zero)).T + bias: weight-only int4, int8 or fp8 with a scale for each group of 32, "
             "64 or 128 inputs of each output (`grouped.py` says how they are packed)"
+        ),
+    ),
+    Op(
+        name="lora_linear",
+        signature="(out [T, O] of x's dtype or float32, x [T, I], weights: LoraWeights, tokens: LoraTokens) -> None",
+        description=(
+            "Adapters on top of a linear layer's result, in place: out = out * scale + (x @ a.T) @ b + shift with the "
+            "matrices of the token's slot; tokens without a slot keep theirs (`lora.py`)"
         ),
     ),
     Op(
@@ -131,8 +148,17 @@ OPS: tuple[Op, ...] = (
         name="decode_step",
         signature="(network: DecodeNetwork, rows: DecodeRows) -> RunDecode",
         description=(
-            "A whole decode step of greedy rows in one call, from embedding to tokens (`decode_step.py`). An option of "
+            "A whole decode step in one call, from embedding to tokens (`decode_step.py`). An option of "
             "a backend, as decoder_stack is"
+        ),
+    ),
+    Op(
+        name="draw",
+        signature="(logits [N, V] float32, rows [N] int64, positions [N] int64, table: DrawTable) "
+        "-> (tokens [N] int64, peaks [N] float32)",
+        description=(
+            "One token per row of logits, the most likely or a drawn one, and the largest logit (`drawing.py`). An "
+            "option of a backend: without one, quire_sampling draws with torch, the same tokens"
         ),
     ),
     Op(

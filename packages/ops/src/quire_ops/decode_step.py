@@ -1,4 +1,4 @@
-"""Op `decode_step`: a whole decode step of greedy rows, from the rows' last tokens to their next ones, in one call.
+"""Op `decode_step`: a whole decode step, from the rows' last tokens to their next ones, in one call.
 
 What a captured graph is on an accelerator, this is on a CPU: the step of every day without anything around its kernels.
 Knows rows and a `DecoderStack`; does not know requests. Its reference is made of the other ops' references.
@@ -14,10 +14,14 @@ from types import SimpleNamespace
 from typing import Protocol
 
 import numpy as np
+import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from quire_ops import reference
 from quire_ops.decoder_stack import DecoderStack, LinearWeights, reference_decoder_stack, reference_linear
+from quire_ops.drawing import DrawTable, reference_draw
+from quire_ops.lora import LoraTokens
 from quire_ops.step_inputs import HostInts, RowTable
 
 __all__ = ["DecodeNetwork", "DecodeRows", "RunDecode", "reference_decode_step"]
@@ -25,13 +29,13 @@ __all__ = ["DecodeNetwork", "DecodeRows", "RunDecode", "reference_decode_step"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecodeNetwork:
-    """A network: token ids -> embedding -> stack -> the largest logit."""
+    """A network: token ids -> embedding -> stack -> logits."""
 
     embedding: Tensor
     """[vocab, hidden_size], contiguous, of the stack's dtype."""
     stack: DecoderStack
     head: LinearWeights
-    """hidden_size -> vocab, without a bias; in a form of its own, whatever the stack's matrices have."""
+    """hidden_size -> vocab, without a bias or adapters; in a form of its own, whatever the stack's matrices have."""
     rotations: Callable[[int], tuple[Tensor, Tensor]]
     """Length -> cosines and signed sines [P, 1, D] of the first P positions, at least so many, as op `rotary_embedding`
     takes them."""
@@ -52,14 +56,18 @@ class DecodeRows:
     group_of_layer: tuple[int, ...]
     kv_caches: tuple[Tensor, ...]
     """Per layer, of the stack's dtype or quantized (`kv_format`)."""
+    lora_slots: NDArray[np.int32]
+    """[R] slot of each row's adapter, -1 for none."""
+    draw: DrawTable
+    """How each row's tokens are chosen."""
 
 
 class RunDecode(Protocol):
     """A network joined with its rows. Not thread-safe."""
 
     def __call__(self, rows: list[int], starts: list[int]) -> list[int] | None:
-        """Compute the token at position `starts[s]` of row `rows[s]`, different rows, and write its most likely
-        successor behind it (the lowest id among equals); the row then has `starts[s] + 2` known tokens.
+        """Compute the token at position `starts[s]` of row `rows[s]`, different rows, choose its successor as op
+        `draw` does and write it behind; the row then has `starts[s] + 2` known tokens.
 
         Returns:
             The successors. None when something is out of the ordinary: a row lacks its token or a block, or a largest
@@ -96,8 +104,10 @@ def reference_decode_step(network: DecodeNetwork, rows: DecodeRows) -> RunDecode
         cos, sin = network.rotations(int(ends.max()))
         x = reference.embedding(inputs.input_ids, network.embedding)
         positions = inputs.positions
-        hidden = run_stack(x, cos[positions], sin[positions], layouts, rows.group_of_layer, rows.kv_caches)
-        peaks, ids = reference_linear(hidden, network.head, wide=True).max(dim=-1)  # the first of equals
+        lora = LoraTokens.of(rows.lora_slots[which])
+        hidden = run_stack(x, cos[positions], sin[positions], layouts, rows.group_of_layer, rows.kv_caches, lora)
+        logits = reference_linear(hidden, network.head, wide=True).float()
+        ids, peaks = reference_draw(logits, torch.from_numpy(which), torch.from_numpy(starts), rows.draw)
         if not peaks.isfinite().all():
             return None
         rows.token_ids[which, ends] = ids.int()

@@ -8,7 +8,7 @@ Shape legend: T tokens of the step, Hq query heads, Hkv key-value heads, D head 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
@@ -16,6 +16,7 @@ from torch import Tensor
 
 from quire_ops import reference
 from quire_ops.declarations import PagedLayout
+from quire_ops.lora import LoraTokens, LoraWeights, lora_linear
 
 __all__ = ["DecoderLayerWeights", "DecoderStack", "LinearWeights", "RunDecoder", "reference_decoder_stack"]
 
@@ -24,13 +25,17 @@ class LinearWeights(NamedTuple):
     """A linear layer."""
 
     weight: Tensor
-    """[outputs, inputs], contiguous, in the network's dtype; or as op `int8_linear` or `grouped_linear` takes it. All
-    matrices of a stack alike."""
+    """[outputs, inputs], contiguous, in the network's dtype; or as op `int8_linear`, `w8a8_linear` or
+    `grouped_linear` takes it. All matrices of a stack alike."""
     bias: Tensor | None = None
     """[outputs], in the network's dtype."""
     scale: Tensor | None = None
     """As those ops take it."""
     zero: Tensor | None = None
+    input_scale: Tensor | None = None
+    """As op `w8a8_linear` takes it, of weights that are meant for that op. In a stack, or of experts: 0."""
+    lora: LoraWeights | None = None
+    """Adapters on top of it; None where the layer never has any."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,6 +87,8 @@ class RunDecoder(Protocol):
         layouts: Sequence[PagedLayout],
         group_of_layer: tuple[int, ...],
         kv_caches: tuple[Tensor, ...],
+        lora: LoraTokens | None = None,
+        taps: Mapping[int, Tensor] | None = None,
     ) -> Tensor:
         """Run one step and write its keys and values into the caches.
 
@@ -92,16 +99,31 @@ class RunDecoder(Protocol):
             group_of_layer: Per layer, index into `layouts`.
             kv_caches: Per layer, in a format that the backend serves. The same tuple each time, as long as they are the
                 same caches.
+            lora: Tokens with adapters, if there are any.
+            taps: Layer -> [T, hidden_size], contiguous: gets the layer's input before its norm; the number of layers
+                stands for what comes out of the last one.
 
         Returns:
             [T, hidden_size] after the final norm.
         """
 
 
-def reference_linear(x: Tensor, weights: LinearWeights, *, wide: bool = False) -> Tensor:
+def reference_linear(
+    x: Tensor, weights: LinearWeights, *, wide: bool = False, lora: LoraTokens | None = None
+) -> Tensor:
     """Any form of a linear layer. wide: the result in float32, of a layer without a bias."""
+    out = _reference_base(x, weights, wide=wide)
+    if lora is not None and weights.lora is not None:
+        lora_linear(out, x, weights.lora, lora)
+    return out
+
+
+def _reference_base(x: Tensor, weights: LinearWeights, *, wide: bool) -> Tensor:
     if weights.scale is None:
         return reference.lm_head(x, weights.weight) if wide else reference.linear(x, weights.weight, weights.bias)
+    if weights.input_scale is not None:
+        scale, input_scale = weights.scale, weights.input_scale
+        return reference.w8a8_linear(x, weights.weight, scale, input_scale, weights.bias, wide=wide)
     if weights.scale.ndim == 1:
         return reference.int8_linear(x, weights.weight, weights.scale, weights.bias, wide=wide)
     return reference.grouped_linear(x, weights.weight, weights.scale, weights.zero, weights.bias, wide=wide)
@@ -111,10 +133,8 @@ def reference_decoder_stack(stack: DecoderStack) -> RunDecoder:
     """The stack by the references of the other ops."""
     act_and_mul: Callable[[Tensor, Tensor], Tensor] = getattr(reference, f"{stack.activation}_and_mul")
 
-    linear = reference_linear
-
-    def heads(x: Tensor, weights: LinearWeights, norm: Tensor | None) -> Tensor:
-        out = linear(x, weights).view(x.shape[0], -1, stack.head_dim)
+    def heads(x: Tensor, weights: LinearWeights, norm: Tensor | None, lora: LoraTokens | None) -> Tensor:
+        out = reference_linear(x, weights, lora=lora).view(x.shape[0], -1, stack.head_dim)
         return out if norm is None else reference.rms_norm(out, norm, stack.eps)
 
     def run(
@@ -124,12 +144,20 @@ def reference_decoder_stack(stack: DecoderStack) -> RunDecoder:
         layouts: Sequence[PagedLayout],
         group_of_layer: tuple[int, ...],
         kv_caches: tuple[Tensor, ...],
+        lora: LoraTokens | None = None,
+        taps: Mapping[int, Tensor] | None = None,
     ) -> Tensor:
-        for layer, group, kv_cache in zip(stack.layers, group_of_layer, kv_caches, strict=True):
+        def linear(x: Tensor, weights: LinearWeights) -> Tensor:
+            return reference_linear(x, weights, lora=lora)
+
+        taps = taps or {}
+        for i, (layer, group, kv_cache) in enumerate(zip(stack.layers, group_of_layer, kv_caches, strict=True)):
+            if i in taps:
+                taps[i].copy_(x)
             normed = reference.rms_norm(x, layer.input_norm, stack.eps)
-            query = reference.rotary_embedding(heads(normed, layer.q, layer.q_norm), cos, sin)
-            key = reference.rotary_embedding(heads(normed, layer.k, layer.k_norm), cos, sin)
-            value, layout = heads(normed, layer.v, None), layouts[group]
+            query = reference.rotary_embedding(heads(normed, layer.q, layer.q_norm, lora), cos, sin)
+            key = reference.rotary_embedding(heads(normed, layer.k, layer.k_norm, lora), cos, sin)
+            value, layout = heads(normed, layer.v, None, lora), layouts[group]
             reference.write_kv_cache(key, value, kv_cache, layout.slot_mapping, layer.kv_scale)
             options = {"sliding_window": layer.sliding_window, "kv_scale": layer.kv_scale}
             attended = reference.paged_attention(query, kv_cache, layout, scale=stack.scale, **options)
@@ -137,6 +165,8 @@ def reference_decoder_stack(stack: DecoderStack) -> RunDecoder:
             normed = reference.rms_norm(x, layer.post_attention_norm, stack.eps)
             inner = act_and_mul(linear(normed, layer.gate), linear(normed, layer.up))
             x = x + linear(inner, layer.down)
+        if len(stack.layers) in taps:
+            taps[len(stack.layers)].copy_(x)
         return reference.rms_norm(x, stack.final_norm, stack.eps)
 
     return run

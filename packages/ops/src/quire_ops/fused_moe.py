@@ -68,6 +68,8 @@ def reference_fused_moe(experts: Experts) -> RunExperts:
     def linear(x: Tensor, weights: LinearWeights) -> Tensor:
         if weights.scale is None:
             return reference.linear(x, weights.weight, weights.bias)
+        if weights.input_scale is not None:
+            return reference.w8a8_linear(x, weights.weight, weights.scale, weights.input_scale, weights.bias)
         if weights.scale.ndim == 1:
             return reference.int8_linear(x, weights.weight, weights.scale, weights.bias)
         return reference.grouped_linear(x, weights.weight, weights.scale, weights.zero, weights.bias)

@@ -2,9 +2,10 @@
 
 value[o, i] = scale[o, i // group_size] * (element[o, i] - zero[o, i // group_size]), in rows of inputs. Elements are
 
-- int4 (uint8 tensor [O, 64 * ceil(I / 128)]): two's complement, two in a byte. Byte j of each 64 holds input j of a
-  piece of 128 in its lower half and input 64 + j in its upper half, so that one load of 64 bytes gives two runs of 64
-  inputs; inputs behind the last one are zeros.
+- int4 (uint8 tensor [O, 64 * ceil(I / 128)]): each with 8 added, two in a byte. 16 outputs lie side by side, fewer
+  where the last ones are fewer: their memory is [pieces of 128 inputs, 16, outputs, 4], where byte j of step s holds
+  input 4 s + j of the piece in its lower half and input 64 + 4 s + j in its upper half. So one load of 64 bytes gives
+  8 inputs of 16 outputs. Inputs behind the last one are zeros.
 - int8 (int8 tensor [O, I]), or fp8 e4m3 (float8_e4m3fn tensor [O, I]), as a checkpoint has them.
 
 Scales and zeros are kept for 16 outputs together, [ceil(O / 16), G, 16]: a kernel takes 16 outputs at a time.
@@ -25,19 +26,35 @@ _BLOCK = 16
 
 
 def pack_int4(elements: Tensor) -> Tensor:
-    """elements [O, I] int8 from -8 to 7 -> [O, 64 * ceil(I / 128)] uint8."""
+    """elements [O, I] int8 from -8 to 7 -> [O, 64 * ceil(I / 128)] uint8. Parts of whole blocks of 16 outputs may be
+    packed one by one, and put together."""
     outputs, inputs = elements.shape
     pieces = -(-inputs // _PIECE)
-    padded = torch.nn.functional.pad(elements, (0, pieces * _PIECE - inputs)).view(outputs, pieces, 2, _PIECE // 2)
-    low, high = padded[:, :, 0].view(torch.uint8) & 0xF, padded[:, :, 1].view(torch.uint8) << 4
-    return (low | high).reshape(outputs, pieces * _PIECE // 2)
+    padded = torch.nn.functional.pad(elements, (0, pieces * _PIECE - inputs)).add_(8).view(torch.uint8)
+    low, high = padded.view(outputs, pieces, 2, _PIECE // 2).unbind(2)
+    return _interleave((low | high << 4).view(torch.int32).view(outputs, -1), inverse=False).view(torch.uint8)
 
 
 def unpack_int4(packed: Tensor, inputs: int) -> Tensor:
     """What `pack_int4` took: [O, inputs] int8."""
-    pieces = packed.view(packed.shape[0], -1, _PIECE // 2)
+    pieces = (
+        _interleave(packed.view(torch.int32), inverse=True).view(torch.uint8).view(packed.shape[0], -1, _PIECE // 2)
+    )
     both = torch.stack((pieces & 0xF, pieces >> 4), dim=2).to(torch.int8)
-    return ((both ^ 8) - 8).view(packed.shape[0], -1)[:, :inputs]
+    return (both - 8).view(packed.shape[0], -1)[:, :inputs]
+
+
+def _interleave(words: Tensor, *, inverse: bool) -> Tensor:
+    """words [O, S] -> each block of 16 rows [16, S] becomes [S, 16]; `inverse`: back."""
+    whole = words.shape[0] // _BLOCK * _BLOCK
+    out = torch.empty_like(words)
+    for part, to in ((words[:whole], out[:whole]), (words[whole:], out[whole:])):
+        rows = min(_BLOCK, max(1, part.shape[0]))
+        if inverse:
+            to.view(-1, rows, words.shape[1]).copy_(part.view(-1, words.shape[1], rows).transpose(1, 2))
+        else:
+            to.view(-1, words.shape[1], rows).copy_(part.view(-1, rows, words.shape[1]).transpose(1, 2))
+    return out
 
 
 def block_groups(values: Tensor) -> Tensor:

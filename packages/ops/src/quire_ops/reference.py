@@ -13,6 +13,7 @@ from torch import Tensor
 
 from quire_ops.declarations import PagedLayout
 from quire_ops.grouped import dequantize
+from quire_ops.int8_tokens import round_tokens
 from quire_ops.kv_reference import decode_row, encode_row
 from quire_ops.step_inputs import GroupInputs, HostInts, RowTable, StepInputs
 
@@ -31,6 +32,7 @@ __all__ = [
     "rotary_embedding",
     "silu_and_mul",
     "step_inputs",
+    "w8a8_linear",
     "write_kv_cache",
 ]
 
@@ -57,6 +59,16 @@ def lm_head_argmax(x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
 def int8_linear(x: Tensor, weight: Tensor, scale: Tensor, bias: Tensor | None, *, wide: bool = False) -> Tensor:
     """Op `int8_linear`."""
     return _wide_or_not(x, weight.double() * scale.double()[:, None], bias, wide=wide)
+
+
+def w8a8_linear(
+    x: Tensor, weight: Tensor, scale: Tensor, input_scale: Tensor, bias: Tensor | None, *, wide: bool = False
+) -> Tensor:
+    """Op `w8a8_linear`."""
+    tokens, step = round_tokens(x, input_scale)
+    out = (tokens.long() @ weight.long().T).double() * step.double()[:, None] * scale.double()
+    out = out if bias is None else out + bias.double()
+    return out.to(torch.float32 if wide else x.dtype)
 
 
 def grouped_linear(

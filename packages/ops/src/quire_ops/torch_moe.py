@@ -52,4 +52,6 @@ def _linear(x: Tensor, weights: LinearWeights) -> Tensor:
         return F.linear(x, weights.weight, weights.bias)
     if weights.scale.ndim > 1:
         return torch_ops.grouped_linear(x, weights.weight, weights.scale, weights.zero, weights.bias)
+    if weights.input_scale is not None:
+        return torch_ops.w8a8_linear(x, weights.weight, weights.scale, weights.input_scale, weights.bias)
     return torch_ops.int8_linear(x, weights.weight, weights.scale, weights.bias)

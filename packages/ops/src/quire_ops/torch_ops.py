@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from quire_ops.grouped import dequantize
+from quire_ops.int8_tokens import round_tokens
 from quire_ops.kv_format import encode_rows
 
 __all__ = [
@@ -27,6 +28,7 @@ __all__ = [
     "rms_norm",
     "rotary_embedding",
     "silu_and_mul",
+    "w8a8_linear",
     "write_kv_cache",
 ]
 
@@ -68,6 +70,21 @@ def int8_linear(x: Tensor, weight: Tensor, scale: Tensor, bias: Tensor | None, *
     if bias is not None:
         out += bias
     return out
+
+
+def w8a8_linear(
+    x: Tensor, weight: Tensor, scale: Tensor, input_scale: Tensor, bias: Tensor | None, *, wide: bool = False
+) -> Tensor:
+    """Op `w8a8_linear`: torch's product of int8, or where it serves no such device, whole numbers in float64."""
+    tokens, step = round_tokens(x, input_scale)
+    if x.device.type == "cpu":
+        total = torch._int_mm(tokens, weight.T).float()
+    else:
+        total = (tokens.double() @ weight.double().T).float()
+    out = total.mul_(step[:, None]).mul_(scale.float())
+    if bias is not None:
+        out += bias.float()
+    return out if wide else out.to(x.dtype)
 
 
 def grouped_linear(

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from quire_ops.staging import to_device
 from quire_ops.step_inputs import GroupInputs, HostInts, RowTable, StepInputs
 
 __all__ = ["step_inputs"]
@@ -25,21 +26,21 @@ def step_inputs(
     np.cumsum(query_lens, out=query_start_loc[1:])
     token_rows = np.repeat(rows, query_lens)
     positions = np.arange(query_start_loc[-1]) + np.repeat(starts - query_start_loc[:-1], query_lens)
-    index = _to(token_rows * token_ids.shape[1] + positions, device)
-    entry_rows = _to(rows, device)
+    index = to_device(token_rows * token_ids.shape[1] + positions, device)
+    entry_rows = to_device(rows, device)
 
     def group(table: RowTable) -> GroupInputs:
         size = table.block_size
-        place = _to(token_rows * table.table.shape[1] + positions // size, device)
+        place = to_device(token_rows * table.table.shape[1] + positions // size, device)
         slots = table.table.view(-1).index_select(0, place).to(torch.int64)
-        slots.mul_(size).add_(_to(positions % size, device))
+        slots.mul_(size).add_(to_device(positions % size, device))
         return GroupInputs(_block_table(table, entry_rows, starts, ends), slots)
 
     return StepInputs(
         input_ids=token_ids.view(-1).index_select(0, index).to(torch.int64),
-        positions=_to(positions, device),
-        query_start_loc=_to(query_start_loc.astype(np.int32), device),
-        seq_lens=_to(ends.astype(np.int32), device),
+        positions=to_device(positions, device),
+        query_start_loc=to_device(query_start_loc.astype(np.int32), device),
+        seq_lens=to_device(ends.astype(np.int32), device),
         groups=tuple(group(table) for table in tables),
     )
 
@@ -52,9 +53,4 @@ def _block_table(table: RowTable, rows: Tensor, starts: HostInts, ends: HostInts
     blocks = table.table[:, : int(needed.max())].index_select(0, rows)
     place = np.arange(blocks.shape[1])
     outside = (place < first[:, None]) | (place >= needed[:, None])
-    return blocks.masked_fill_(_to(outside, blocks.device), 0)
-
-
-def _to(array: np.ndarray, device: torch.device) -> Tensor:
-    """On the CPU they share memory."""
-    return torch.from_numpy(array).to(device)
+    return blocks.masked_fill_(to_device(outside, blocks.device), 0)

@@ -4,10 +4,18 @@ from quire_quantization.methods import (
     Int4WeightOnlyLinear,
     Int8WeightOnlyLinear,
     PlainLinear,
+    W8A8Linear,
     linear_method,
     linear_method_names,
 )
 
 __version__ = "0.1.0"
 
-__all__ = ["Int4WeightOnlyLinear", "Int8WeightOnlyLinear", "PlainLinear", "linear_method", "linear_method_names"]
+__all__ = [
+    "Int4WeightOnlyLinear",
+    "Int8WeightOnlyLinear",
+    "PlainLinear",
+    "W8A8Linear",
+    "linear_method",
+    "linear_method_names",
+]

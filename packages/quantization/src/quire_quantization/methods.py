@@ -15,7 +15,14 @@ from quire_interfaces import ConfigError, LinearMethod
 from quire_ops import OpRequest, bind
 from quire_ops.grouped import GROUP_SIZES, block_groups, pack_int4
 
-__all__ = ["Int4WeightOnlyLinear", "Int8WeightOnlyLinear", "PlainLinear", "linear_method", "linear_method_names"]
+__all__ = [
+    "Int4WeightOnlyLinear",
+    "Int8WeightOnlyLinear",
+    "PlainLinear",
+    "W8A8Linear",
+    "linear_method",
+    "linear_method_names",
+]
 
 _ROWS = 4096
 _SEARCH_ELEMENTS = 1 << 18
@@ -93,6 +100,43 @@ class Int8WeightOnlyLinear:
         return out_features * in_features + out_features * dtype_bytes
 
 
+class W8A8Linear(Int8WeightOnlyLinear):
+    """Weights as `Int8WeightOnlyLinear` keeps them, and tokens rounded to int8, each with one scale, max |x| / 127.
+
+    Products of whole numbers in the manner of LLM.int8() (Dettmers et al. 2022, sec. 2.1), without its exceptions for
+    outliers.
+    """
+
+    name = "w8a8"
+
+    def __init__(self, request: OpRequest) -> None:
+        super().__init__(request)
+        self._both_int8 = bind("w8a8_linear", request)
+
+    def make_weights(self, weight: Tensor, bias: Tensor | None) -> dict[str, Tensor]:
+        """See `Int8WeightOnlyLinear`; and "input_scale", as op `w8a8_linear` takes it."""
+        return {**super().make_weights(weight, bias), "input_scale": torch.zeros(1)}
+
+    def apply(self, weights: dict[str, Tensor], x: Tensor) -> Tensor:
+        """x [N, in_features] -> [N, out_features]."""
+        out: Tensor = self._both_int8(
+            x, weights["weight"], weights["scale"], weights["input_scale"], weights.get("bias")
+        )
+        return out
+
+    def logits(self, weights: dict[str, Tensor], x: Tensor) -> Tensor:
+        """x [N, in_features] -> [N, out_features] float32, without a bias; tokens as they are where weights have no
+        "input_scale"."""
+        if "input_scale" not in weights:
+            return super().logits(weights, x)
+        out: Tensor = self._both_int8(x, weights["weight"], weights["scale"], weights["input_scale"], None, wide=True)
+        return out
+
+    def weight_bytes(self, out_features: int, in_features: int, dtype_bytes: int) -> int:
+        """As int8, and the four bytes that say how inputs are rounded."""
+        return super().weight_bytes(out_features, in_features, dtype_bytes) + 4
+
+
 class Int4WeightOnlyLinear:
     """The weight in int4 with one symmetric scale for each group of inputs of an output; activations as they are.
 
@@ -157,6 +201,7 @@ def _elements(groups: Tensor, scale: Tensor) -> Tensor:
 _METHODS: dict[str, Callable[[OpRequest], LinearMethod]] = {
     "plain": PlainLinear,
     "int8": Int8WeightOnlyLinear,
+    "w8a8": W8A8Linear,
     "int4": partial(Int4WeightOnlyLinear, group_size=128),
     "int4-g64": partial(Int4WeightOnlyLinear, group_size=64),
     "int4-g32": partial(Int4WeightOnlyLinear, group_size=32),

@@ -4,6 +4,7 @@ from quire_renderers.chat_format import ChatFormat, detect_reasoning_format, det
 from quire_renderers.chat_renderer import ChatRenderer
 from quire_renderers.config import RendererConfig
 from quire_renderers.detokenizer import IncrementalDetokenizer
+from quire_renderers.fill_in_middle import FillInMiddle
 from quire_renderers.output_events import (
     CallArguments,
     CallEnd,
@@ -30,6 +31,7 @@ __all__ = [
     "ChatFormat",
     "ChatRenderer",
     "ContentDelta",
+    "FillInMiddle",
     "IncrementalDetokenizer",
     "MessageBuilder",
     "OutputEvent",

@@ -5,6 +5,7 @@ Joins the chat template, the tokenizer and the segment cache; each is in its own
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -12,6 +13,7 @@ from quire_interfaces import ContextLengthError, RenderedPrompt, RequestError, T
 from quire_renderers.chat_format import ChatFormat
 from quire_renderers.chat_template import ChatTemplates, Conversation
 from quire_renderers.config import RendererConfig
+from quire_renderers.fill_in_middle import FillInMiddle
 from quire_renderers.messages import prepare_messages, prepare_tools, softened
 from quire_renderers.segment_cache import CachingEncoder, SegmentCacheStats
 from quire_renderers.template_sandbox import TemplateSandbox
@@ -71,6 +73,11 @@ class ChatRenderer:
     def cache_stats(self) -> SegmentCacheStats:
         """How the segment cache does."""
         return self._encoder.stats
+
+    @functools.cached_property
+    def fill_in_middle(self) -> FillInMiddle | None:
+        """How the model is told of a gap in a text; None when its tokenizer has no markers for it."""
+        return FillInMiddle.of(self.tokenizer)
 
     def render_prompt(self, prompt: str | Sequence[int], *, add_special_tokens: bool = True) -> RenderedPrompt:
         """A completion prompt, as text or as token ids.

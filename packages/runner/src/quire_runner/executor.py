@@ -1,4 +1,4 @@
-"""`RunnerExecutor`: steps in order, in the caller or in one worker thread.
+"""`RunnerExecutor`: steps in order, in the caller or in worker threads.
 
 With a thread, the next step can be planned on the host while this one computes (torch lets go of the interpreter lock
 inside its operators). Knows nothing of what a step is.
@@ -19,19 +19,30 @@ __all__ = ["RunnerExecutor"]
 class RunnerExecutor:
     """Runs the steps of one `ModelRunner` (an `Executor`). One thread calls it.
 
+    On a device that computes beside the host, a second thread waits for results: the next step is launched while the
+    device still computes, and the device never waits for the host.
+
     Args:
         runner: Owned from now on: `close` closes it.
         threaded: False runs each step inside `execute` and returns a finished future (depth 0, debugging); True runs
             steps in one worker thread (needed for asynchronous depth 1).
+        reads_apart: With a thread, read results in another one.
         max_in_flight: Steps that may wait or run at once; a caller that exceeds it has a bug.
         close_timeout_s: How long `close` waits for running steps, in seconds.
     """
 
     def __init__(
-        self, runner: ModelRunner, *, threaded: bool = False, max_in_flight: int = 8, close_timeout_s: float = 60.0
+        self,
+        runner: ModelRunner,
+        *,
+        threaded: bool = False,
+        reads_apart: bool = False,
+        max_in_flight: int = 8,
+        close_timeout_s: float = 60.0,
     ) -> None:
         self._runner = runner
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="quire-runner") if threaded else None
+        self._reader = ThreadPoolExecutor(1, thread_name_prefix="quire-results") if threaded and reads_apart else None
         self._max_in_flight = max_in_flight
         self._close_timeout_s = close_timeout_s
         self._in_flight: list[Future[ModelRunnerOutput]] = []
@@ -53,7 +64,11 @@ class RunnerExecutor:
                 f"step {output.step_id} would be number {len(self._in_flight) + 1} in flight, the bound is "
                 f"{self._max_in_flight}; take results before handing out more steps"
             )
-        future = self._worker.submit(self._runner.execute, output)
+        if self._reader is None:
+            future = self._worker.submit(self._runner.execute, output)
+        else:
+            future = Future()
+            self._worker.submit(self._launch, output, future, self._reader)
         self._in_flight.append(future)
         return future
 
@@ -68,11 +83,31 @@ class RunnerExecutor:
         self._closed = True
         if self._worker is not None:
             self._worker.shutdown(wait=False)
-            if wait(self._in_flight, timeout=self._close_timeout_s).not_done:
+            not_done = wait(self._in_flight, timeout=self._close_timeout_s).not_done
+            if self._reader is not None:
+                self._reader.shutdown(wait=False)
+            if not_done:
                 raise EngineDeadError(
                     f"a step still ran {self._close_timeout_s} s after close; end the process to free its memory"
                 )
         self._runner.close()
+
+    def _launch(self, output: SchedulerOutput, future: Future[ModelRunnerOutput], reader: ThreadPoolExecutor) -> None:
+        if not future.set_running_or_notify_cancel():
+            return
+        try:
+            read = self._runner.launch(output)
+        except BaseException as error:
+            future.set_exception(error)
+            return
+        reader.submit(_resolve, future, read)
+
+
+def _resolve(future: Future[ModelRunnerOutput], read: Callable[[], ModelRunnerOutput]) -> None:
+    try:
+        future.set_result(read())
+    except BaseException as error:
+        future.set_exception(error)
 
 
 def _run_now(

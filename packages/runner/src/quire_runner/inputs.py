@@ -12,16 +12,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
 from quire_attention.batch import AttentionMetadata, ForwardBatch
 from quire_interfaces.step import SchedulerOutput
-from quire_ops import OpFunction
+from quire_ops import OpFunction, to_device
 from quire_runner.rows import Rows
 
-__all__ = ["HostPlan", "LogitRows", "forward_batch", "plan_step", "to_device", "write_drafts"]
+__all__ = ["HostPlan", "LogitRows", "forward_batch", "plan_step", "write_drafts"]
 
 Ints = NDArray[np.int64]
 
@@ -202,8 +201,3 @@ def forward_batch(
         kv_caches=kv_caches,
         states=states,
     )
-
-
-def to_device(array: NDArray[np.generic], device: torch.device) -> Tensor:
-    """The array as a tensor on `device`; shares memory on the CPU."""
-    return torch.from_numpy(array).to(device)

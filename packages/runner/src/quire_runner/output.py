@@ -1,4 +1,4 @@
-"""Turns what the sampler chose into a `ModelRunnerOutput`: drafts are verified, lengths move on, failures are named."""
+"""Turns what the sampler chose into a `ModelRunnerOutput`: drafts are verified, failures are named."""
 
 from __future__ import annotations
 
@@ -11,10 +11,48 @@ from quire_runner.rows import Rows
 from quire_sampling import SamplerOutput
 from quire_spec_decode import accept_drafts
 
-__all__ = ["build_output", "without_entries"]
+__all__ = ["plain_output", "verified_output", "without_entries"]
 
 
-def build_output(
+def plain_output(
+    output: SchedulerOutput,
+    rows: Rows,
+    fills: list[int],
+    sampled: SamplerOutput,
+    result: ModelRunnerOutput,
+    grammar_failures: Mapping[int, str],
+) -> None:
+    """Fill `result` with one token for each sampling entry. Later steps may have been started already: of the rows,
+    only failures are noted.
+
+    Args:
+        output: What was asked, without drafts.
+        rows: Told of failures.
+        fills: Per entry, `Rows.fills` when the step was started.
+        sampled: One token per sampling entry.
+        result: Gets `sampled_token_ids`, `logprobs` and `failed_rows`.
+        grammar_failures: Row -> why its grammar gave no mask.
+    """
+    token_ids: list[int] = sampled.token_ids.tolist()
+    failed = sampled.failed_rows()
+    failed.update(grammar_failures)
+    logprobs = sampled.logprobs()
+    if not failed and not logprobs and len(token_ids) == len(output.rows):
+        result.sampled_token_ids = [[token_id] for token_id in token_ids]
+        return
+    sampling = [entry for entry, samples in enumerate(output.samples) if samples]
+    for place, (entry, token_id) in enumerate(zip(sampling, token_ids, strict=True)):
+        row = output.rows[entry]
+        if row in failed:
+            result.failed_rows[row] = failed[row]
+            rows.fail_late(row, fills[entry], failed[row])
+            continue
+        result.sampled_token_ids[entry] = [token_id]
+        if place in logprobs:
+            result.logprobs[row] = [logprobs[place]]
+
+
+def verified_output(
     output: SchedulerOutput,
     plan: HostPlan,
     rows: Rows,
@@ -22,7 +60,7 @@ def build_output(
     result: ModelRunnerOutput,
     grammar_failures: Mapping[int, str],
 ) -> None:
-    """Fill `result` with the tokens of every sampling entry, and count them as known.
+    """Fill `result` with the tokens of every sampling entry of a step with drafts, and count them as known.
 
     Args:
         output: What was asked.
@@ -36,11 +74,6 @@ def build_output(
     failed = sampled.failed_rows()
     failed.update(grammar_failures)
     logprobs = sampled.logprobs()
-    if plan.num_drafts is None and not failed and not logprobs and len(token_ids) == len(output.rows):
-        # Decodes and finished prompts only, the step of every day.
-        result.sampled_token_ids = [[token_id] for token_id in token_ids]
-        rows.num_tokens[plan.logits.rows] = plan.logits.positions + 2
-        return
     begin = 0
     for entry, end in enumerate(plan.logits.entry_ends):
         if end == begin:

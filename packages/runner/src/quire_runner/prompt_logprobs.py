@@ -16,7 +16,7 @@ __all__ = ["step_prompt_logprobs"]
 
 
 def step_prompt_logprobs(
-    plan: HostPlan, rows: Rows, hidden: Tensor, compute_logits: Callable[[Tensor], Tensor], chunk_tokens: int
+    plan: HostPlan, rows: Rows, hidden: Tensor, compute_logits: Callable[[int, Tensor], Tensor], chunk_tokens: int
 ) -> dict[int, list[TokenLogprobs]]:
     """Log probabilities of the prompt tokens that follow this step's tokens.
 
@@ -27,7 +27,7 @@ def step_prompt_logprobs(
         plan: The step.
         rows: Token history, and which rows asked.
         hidden: [T, hidden_size] of the step.
-        compute_logits: The network's head.
+        compute_logits: (row, hidden states) -> logits.
         chunk_tokens: Most positions whose logits are alive at once.
 
     Returns:
@@ -47,7 +47,7 @@ def step_prompt_logprobs(
         collected: list[TokenLogprobs] = []
         for begin in range(0, count, chunk_tokens):
             end = min(begin + chunk_tokens, count)
-            logits = compute_logits(hidden[first + begin : first + end])
+            logits = compute_logits(row, hidden[first + begin : first + end])
             collected.extend(prompt_logprobs(logits, next_ids[begin:end], num_logprobs))
         found[row] = collected
     return found

@@ -10,6 +10,7 @@ Shape legend: R rows (max_num_seqs), L token slots of a row, W block slots of a 
 from __future__ import annotations
 
 from array import array
+from collections import deque
 from collections.abc import Sequence
 
 import numpy as np
@@ -19,7 +20,7 @@ from torch import Tensor
 
 from quire_interfaces.kv_cache import KVCacheGroup, KVCacheSpec, MambaSpec, SlidingWindowSpec
 from quire_interfaces.step import NewRow, SchedulerOutput
-from quire_ops import DecodeRows, RowTable
+from quire_ops import DecodeRows, RowTable, to_device
 from quire_runner.config import RunnerConfig
 from quire_runner.grammars import RowGrammars
 from quire_sampling import SamplingState
@@ -53,7 +54,7 @@ class BlockTable:
         if len(block_ids) > self.width:
             raise ValueError(f"{len(block_ids)} blocks do not fit a row of {self.width} blocks")
         if block_ids:
-            self.table[row, : len(block_ids)] = torch.tensor(block_ids, dtype=torch.int32)
+            self.table[row, : len(block_ids)] = to_device(np.asarray(block_ids, dtype=np.int32), self.table.device)
         self.num_blocks[row] = len(block_ids)
 
     def append(self, new_block_ids: dict[int, Sequence[int]]) -> None:
@@ -76,8 +77,8 @@ class BlockTable:
             values.extend(block_ids)
         if places:
             device = self.table.device
-            index = torch.tensor(places, dtype=torch.int64).to(device)
-            self.table.view(-1)[index] = torch.tensor(values, dtype=torch.int32).to(device)
+            blocks = to_device(np.asarray(values, dtype=np.int32), device)
+            self.table.view(-1).index_copy_(0, to_device(places, device), blocks)
 
     def check(self, rows: NDArray[np.int64], ends: NDArray[np.int64]) -> None:
         """Make sure that rows [S] have blocks for their first `ends` [S] tokens.
@@ -110,10 +111,13 @@ class Rows:
     """
 
     __slots__ = (
+        "_late_failures",
         "_max_model_len",
+        "_num_fills",
         "block_tables",
         "failed",
         "grammars",
+        "lora_slots",
         "num_prompt_tokens",
         "num_tokens",
         "prompt_logprobs",
@@ -141,6 +145,10 @@ class Rows:
         """[R] token ids that are certain: later entries of `token_ids` mean nothing."""
         self.num_prompt_tokens: NDArray[np.int64] = np.zeros(config.max_num_seqs, dtype=np.int64)
         """[R]"""
+        self.lora_slots: NDArray[np.int32] = np.full(config.max_num_seqs, -1, dtype=np.int32)
+        """[R] where each row's adapter is, -1 for none."""
+        self._num_fills: NDArray[np.int64] = np.zeros(config.max_num_seqs, dtype=np.int64)
+        self._late_failures: deque[tuple[int, int, str]] = deque()
         self.failed: dict[int, str] = {}
         """Row -> why its request cannot go on. It stays here until the row is freed: steps that were planned before
         the scheduler heard of the failure must leave the row alone."""
@@ -182,6 +190,8 @@ class Rows:
             num_blocks=tuple(table.num_blocks for table in self.block_tables),
             group_of_layer=group_of_layer,
             kv_caches=kv_caches,
+            lora_slots=self.lora_slots,
+            draw=self.sampling.draw_table(),
         )
 
     def fill(self, new: NewRow) -> None:
@@ -194,9 +204,11 @@ class Rows:
         num_tokens = len(new.token_ids)
         if num_tokens > self._max_model_len:
             raise ValueError(f"{num_tokens} tokens do not fit a context of {self._max_model_len} tokens")
-        self.token_ids[new.row, :num_tokens] = torch.from_numpy(np.asarray(new.token_ids, dtype=np.int32))
+        token_ids = np.asarray(new.token_ids, dtype=np.int32)
+        self.token_ids[new.row, :num_tokens] = to_device(token_ids, self.token_ids.device)
         self.num_tokens[new.row] = num_tokens
         self.num_prompt_tokens[new.row] = new.num_prompt_tokens
+        self.lora_slots[new.row] = new.adapter_slot
         for table, block_ids in zip(self.block_tables, new.block_ids, strict=True):
             table.fill(new.row, block_ids)
         if new.sampling_params.prompt_logprobs is not None:
@@ -207,6 +219,7 @@ class Rows:
             seed=new.seed,
             num_prompt_tokens=new.num_prompt_tokens,
             stop_token_ids=new.stop_token_ids,
+            request_id=new.request_id,
         )
         self.grammars.fill(new)
 
@@ -222,8 +235,25 @@ class Rows:
         if self.token_ids.device.type == "cpu":
             self.token_ids.numpy()[rows, positions + 1] = token_ids.numpy()
             return
-        index = torch.from_numpy(rows * self.row_len + positions + 1).to(self.token_ids.device)
+        index = to_device(rows * self.row_len + positions + 1, self.token_ids.device)
         self.token_ids.view(-1).index_copy_(0, index, token_ids.to(torch.int32))
+
+    def fills(self, rows: list[int]) -> list[int]:
+        """Per row a number that tells its requests apart."""
+        fills: list[int] = self._num_fills[rows].tolist()
+        return fills
+
+    def fail_late(self, row: int, fill: int, why: str) -> None:
+        """The request that was in the row when `fills` gave this number cannot go on. Taken note of by
+        `take_late_failures`; other threads may call this."""
+        self._late_failures.append((row, fill, why))
+
+    def take_late_failures(self) -> None:
+        """List in `failed` what was told to `fail_late`, of requests that are still in their rows."""
+        while self._late_failures:
+            row, fill, why = self._late_failures.popleft()
+            if self._num_fills[row] == fill:
+                self.failed[row] = why
 
     def history(self, row: int) -> array[int]:
         """The certain tokens of a row, on the host: an array of C integers, which drafters can search as bytes."""
@@ -232,8 +262,10 @@ class Rows:
 
     def free(self, row: int) -> None:
         """Empty a row."""
+        self._num_fills[row] += 1
         self.num_tokens[row] = 0
         self.num_prompt_tokens[row] = 0
+        self.lora_slots[row] = -1
         self.failed.pop(row, None)
         self.prompt_logprobs.pop(row, None)
         self.sampling.clear_row(row)

@@ -1,40 +1,49 @@
 """`ModelRunner`: one step on the device, from the scheduler's plan to sampled tokens.
 
 Knows rows, inputs, network and sampler, and the order in which they act. Knows no request beyond its row, no text, no
-queue, and nothing of how blocks are given out. The code is the same for every device; nothing waits for the device
-before the sampled tokens are read.
+queue, and nothing of how blocks are given out. The code is the same for every device.
+
+A step is started (`launch`) and read: its tokens stay on the device, where the next step finds them, and go to the host
+beside it. Between two plain steps nobody waits for the device. Drafts and grammars are the exception: what follows
+depends on which tokens came, so that such a step is read before it counts as started.
 """
 
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Protocol
+from typing import Protocol, cast
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from quire_attention.batch import ForwardBatch
-from quire_interfaces.device import Drafter, LogitsProcessor
+from quire_interfaces.device import Drafter, LogitsProcessor, RequestDrafter
 from quire_interfaces.errors import ConfigError
 from quire_interfaces.grammar import GrammarSource
 from quire_interfaces.kv_cache import KVCachePlan, MambaSpec
 from quire_interfaces.kv_transfer import BlockMemory, KVTransferWorker
 from quire_interfaces.step import ModelRunnerOutput, SchedulerOutput
 from quire_models import Network as QuireNetwork
-from quire_ops import DecodeRows, OpRequest, RunDecode, bind
+from quire_ops import DecodeRows, OpRequest, RunDecode, bind, op_table, to_device
 from quire_runner.affinity import bind_team, choose_cores
 from quire_runner.block_bytes import BlockBytes
 from quire_runner.config import RunnerConfig
+from quire_runner.draft_network import network_drafting
+from quire_runner.drafting import DraftStep, RowDrafter, TextDrafting
 from quire_runner.grammars import RowGrammars
-from quire_runner.inputs import HostPlan, forward_batch, plan_step, to_device, write_drafts
+from quire_runner.inputs import HostPlan, forward_batch, plan_step, write_drafts
 from quire_runner.kv_cache import CacheShape, allocate_kv_caches, layer_states
-from quire_runner.output import build_output, without_entries
+from quire_runner.output import plain_output, verified_output, without_entries
 from quire_runner.prompt_logprobs import step_prompt_logprobs
 from quire_runner.rows import Rows
 from quire_sampling import Sampler, SamplerOutput, SamplingConfig, SamplingState
+from quire_spec_decode import DraftController
 
-__all__ = ["LogitsTap", "ModelRunner", "Network"]
+__all__ = ["AdapterDevice", "LogitsTap", "ModelRunner", "Network"]
 
 _logger = logging.getLogger(__name__)
 
@@ -43,7 +52,21 @@ LogitsTap = Callable[[list[int], list[int], Tensor], None]
 logits; a tap that keeps them must copy. Logits n say what follows the token at `positions[n]` of `rows[n]`."""
 
 
+ReadStep = Callable[[], ModelRunnerOutput]
+"""Waits for the results of a step."""
+_NOBODY = np.empty(0, dtype=np.int32)
+
 MakeTransferWorker = Callable[[BlockMemory], KVTransferWorker]
+
+
+class _Known:
+    """Results that nobody has to wait for."""
+
+    def __init__(self, result: ModelRunnerOutput) -> None:
+        self._result = result
+
+    def __call__(self) -> ModelRunnerOutput:
+        return self._result
 
 
 class Network(Protocol):
@@ -56,12 +79,28 @@ class Network(Protocol):
         """[N, hidden_size] -> [N, vocab_size] float32."""
 
     def bind_decode(self, rows: DecodeRows) -> RunDecode | None:
-        """The network joined with the rows, for steps in which every row takes its most likely token; None where
+        """The network joined with the rows, for steps in which every row has one token to compute; None where
         nothing runs these in one call."""
 
     def most_likely(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
         """[N, hidden_size] -> per row the largest logit's token [N] int64, the lowest id among equals, and that logit
         [N] float32, NaN where the row has NaN."""
+
+
+class AdapterDevice(Protocol):
+    """The adapters of a network on the device; `quire_lora.AdapterSlots` behind a store is one."""
+
+    def place(self, slot: int, version: str) -> None:
+        """Fill a slot, unless this version is in it."""
+
+    def begin(self, slots: NDArray[np.int32]) -> None:
+        """A step begins: the slot of each of its tokens, -1 for none."""
+
+    def begin_logits(self, slots: NDArray[np.int32]) -> None:
+        """Logits are computed next: the slot of each hidden state, -1 for none."""
+
+    def changes_vocabulary(self, slots: NDArray[np.int32]) -> bool:
+        """Whether any of these slots changes the embedding or the LM head."""
 
 
 class ModelRunner:
@@ -76,12 +115,16 @@ class ModelRunner:
         layer_names: Names of the layers in the network's order. None reads them from the plan, which is possible while
             it has one group.
         drafter: Proposes draft tokens after each step; None drafts nothing.
+        draft_network: Proposes them instead: a draft model, or a head of this network, which is then one of
+            `quire_models`.
+        draft_controller: Says how much to draft, from what steps cost and bring; None drafts as much as configured.
         logits_processors: Name -> processor that requests may ask for.
         always_processors: Names of those that run for every request.
         sampling_config: Limits of the sampler.
         grammars: Makes the matchers of requests whose output has a form; None takes no such requests.
         on_logits: Sees the logits of every step, for tests and tools.
         make_transfer_worker: Makes what moves blocks between this KV cache and a tier; None without a tier.
+        adapters: The network's adapters; None takes no rows that have one.
 
     Raises:
         ConfigError: the plan does not fit the network, drafts are to be proposed for a network whose states
@@ -97,13 +140,16 @@ class ModelRunner:
         vocab_size: int,
         cache_shape: CacheShape,
         layer_names: Sequence[str] | None = None,
-        drafter: Drafter | None = None,
+        drafter: Drafter | RequestDrafter | None = None,
+        draft_network: QuireNetwork | None = None,
+        draft_controller: DraftController | None = None,
         logits_processors: Mapping[str, LogitsProcessor] | None = None,
         always_processors: Sequence[str] = (),
         sampling_config: SamplingConfig | None = None,
         grammars: GrammarSource | None = None,
         on_logits: LogitsTap | None = None,
         make_transfer_worker: MakeTransferWorker | None = None,
+        adapters: AdapterDevice | None = None,
     ) -> None:
         self._config = config
         self._device = torch.device(config.device)
@@ -112,7 +158,8 @@ class ModelRunner:
         num_threads = len(self._cores) or config.num_threads
         if num_threads is not None:
             torch.set_num_threads(num_threads)
-        if drafter is not None and any(isinstance(group.spec, MambaSpec) for group in plan.groups):
+        drafts = drafter is not None or draft_network is not None
+        if drafts and any(isinstance(group.spec, MambaSpec) for group in plan.groups):
             raise ConfigError(
                 "this model keeps recurrent states, which cannot be taken back when a draft is rejected; "
                 "switch speculation off",
@@ -126,6 +173,7 @@ class ModelRunner:
         states = layer_states(plan, caches)
         self._states = tuple(states.get(name, ()) for name in names) if states else ()
         self._network: Network | None = network
+        self._adapters = adapters
         self._step_inputs = bind("step_inputs", OpRequest(device=self._device.type))
         state = SamplingState(
             config.max_num_seqs,
@@ -137,9 +185,17 @@ class ModelRunner:
         )
         self._grammars = RowGrammars(grammars, vocab_size, self._device)
         self._rows = Rows(config, plan.groups, state, self._grammars, self._device)
-        self._sampler = Sampler(state)
+        choice = op_table().choose("draw", OpRequest(device=self._device.type))[0]
+        self._sampler = Sampler(state, None if choice.name == "reference" else choice.function)
         self._decode = network.bind_decode(self._rows.for_decode(self._group_of_layer, self._kv_caches))
-        self._drafter = drafter
+        self._drafting: RowDrafter | None = None if drafter is None else TextDrafting(drafter, self._rows)
+        if draft_network is not None:
+            target = cast(QuireNetwork, network)
+            self._drafting = network_drafting(draft_network, target, self._rows, plan, config, self._step_inputs)
+        self._vocab_size = vocab_size
+        self._controller = draft_controller
+        self._draft_length = config.num_speculative_tokens
+        """Most tokens to draft behind the present step; 0 does without whatever drafting needs."""
         self._on_logits = on_logits
         self._transfers = None if make_transfer_worker is None else make_transfer_worker(BlockBytes(plan, caches))
 
@@ -150,13 +206,16 @@ class ModelRunner:
         plan: KVCachePlan,
         config: RunnerConfig,
         *,
-        drafter: Drafter | None = None,
+        drafter: Drafter | RequestDrafter | None = None,
+        draft_network: QuireNetwork | None = None,
+        draft_controller: DraftController | None = None,
         logits_processors: Mapping[str, LogitsProcessor] | None = None,
         always_processors: Sequence[str] = (),
         sampling_config: SamplingConfig | None = None,
         grammars: GrammarSource | None = None,
         on_logits: LogitsTap | None = None,
         make_transfer_worker: MakeTransferWorker | None = None,
+        adapters: AdapterDevice | None = None,
     ) -> ModelRunner:
         """A runner for a network of `quire_models`, which says itself what the constructor asks about networks."""
         return cls(
@@ -167,12 +226,15 @@ class ModelRunner:
             cache_shape=model.attention_backend.kv_cache_shape,
             layer_names=tuple(model.config.kv_cache_specs(block_size=1, dtype="bfloat16")),
             drafter=drafter,
+            draft_network=draft_network,
+            draft_controller=draft_controller,
             logits_processors=logits_processors,
             always_processors=always_processors,
             sampling_config=sampling_config,
             grammars=grammars,
             on_logits=on_logits,
             make_transfer_worker=make_transfer_worker,
+            adapters=adapters,
         )
 
     @property
@@ -186,10 +248,20 @@ class ModelRunner:
         return self._cores
 
     def execute(self, output: SchedulerOutput) -> ModelRunnerOutput:
-        """Run one step.
+        """Run one step; raises as `launch` does."""
+        result = self.launch(output)()
+        self._rows.take_late_failures()
+        return result
+
+    def launch(self, output: SchedulerOutput) -> ReadStep:
+        """Start one step.
 
         Rows are freed, filled and extended first, and stay so even if the step then fails; token history changes only
         after everything that can fail has been done.
+
+        Returns:
+            What waits for the step's results, to be called once, in the order of the steps. Another thread may call it
+            while this one launches the next step.
 
         Raises:
             RuntimeError: the step is impossible (a step before it failed), or the network raised it.
@@ -204,10 +276,24 @@ class ModelRunner:
             self._transfers.begin(output.kv_transfer)
         with torch.inference_mode():
             rows = self._rows
+            rows.take_late_failures()
             rows.apply(output)
+            self._place_adapters(output)
+            if self._drafting is not None:
+                self._drafting.begin(output)
             dropped = {row: rows.failed[row] for row in output.rows if row in rows.failed} if rows.failed else {}
             step = without_entries(output, dropped) if dropped else output
-            result = self._run(step) if step.rows else ModelRunnerOutput(step_id=output.step_id, sampled_token_ids=[])
+            read = (
+                self._run(step)
+                if step.rows
+                else _Known(ModelRunnerOutput(step_id=output.step_id, sampled_token_ids=[]))
+            )
+        return lambda: self._completed(read(), output, step, dropped)
+
+    def _completed(
+        self, result: ModelRunnerOutput, output: SchedulerOutput, step: SchedulerOutput, dropped: dict[int, str]
+    ) -> ModelRunnerOutput:
+        """The result with the entries that were left out, and with news of transfers."""
         if dropped:
             by_row = dict(zip(step.rows, result.sampled_token_ids, strict=True))
             result.sampled_token_ids = [by_row.get(row, []) for row in output.rows]
@@ -224,61 +310,139 @@ class ModelRunner:
         self._states = ()
         self._network = self._decode = None
 
-    def _run(self, output: SchedulerOutput) -> ModelRunnerOutput:
+    def _place_adapters(self, output: SchedulerOutput) -> None:
+        """Put the adapters of new rows into their slots."""
+        for new in output.new_rows:
+            if new.adapter_slot >= 0 and new.row not in self._rows.failed:
+                try:
+                    if self._adapters is None:
+                        raise ValueError("this runner was made without adapters")
+                    self._adapters.place(new.adapter_slot, new.adapter_version)
+                except Exception as error:
+                    self._rows.free(new.row)
+                    self._rows.failed[new.row] = f"{type(error).__name__}: {error}"
+
+    def _run(self, output: SchedulerOutput) -> ReadStep:
+        controller = self._controller
+        if controller is None:
+            return self._compute(output)
+        num_rows = len(output.rows)
+        if output.new_rows or not all(output.samples):  # prompts are in the step
+            for new in output.new_rows:
+                controller.forget(new.row)
+            self._draft_length = controller.present(num_rows)
+            return self._compute(output)
+        self._draft_length = controller.choose(num_rows)
+        start = time.perf_counter()
+        result = self._compute(output)()
+        seconds = time.perf_counter() - start
+        controller.observe(num_rows, sum(map(len, result.sampled_token_ids)), seconds)
+        if output.draft_token_ids:
+            for row, tokens in zip(output.rows, result.sampled_token_ids, strict=True):
+                if tokens and row not in output.forced_rows:
+                    controller.verified(row, len(output.draft_token_ids.get(row, ())), len(tokens) - 1)
+        return _Known(result)
+
+    def _compute(self, output: SchedulerOutput) -> ReadStep:
         network = self._network
         if network is None:
             raise RuntimeError("the runner is closed")
         if self._decode is not None and self._is_plain(output):
             token_ids = self._decode(output.rows, output.num_computed_tokens)
             if token_ids is not None:
-                return ModelRunnerOutput(step_id=output.step_id, sampled_token_ids=[[each] for each in token_ids])
+                sampled = [[token_id] for token_id in token_ids]
+                return _Known(ModelRunnerOutput(step_id=output.step_id, sampled_token_ids=sampled))
         plan = plan_step(output, self._rows)
+        if self._adapters is not None:
+            self._adapters.begin(np.repeat(self._rows.lora_slots[plan.rows], plan.query_lens))
         if plan.num_drafts is not None:
             write_drafts(output, plan, self._rows)
         batch = forward_batch(plan, self._rows, self._step_inputs, self._group_of_layer, self._kv_caches, self._states)
-        hidden = network.forward(batch)
+        hidden, features = self._forward(network, batch)
         result = ModelRunnerOutput(step_id=output.step_id, sampled_token_ids=[[] for _ in output.rows])
         if self._rows.prompt_logprobs:
             chunk = self._config.logits_chunk_tokens
-            result.prompt_logprobs = step_prompt_logprobs(plan, self._rows, hidden, network.compute_logits, chunk)
+            result.prompt_logprobs = step_prompt_logprobs(plan, self._rows, hidden, self._logits_of, chunk)
+        read: ReadStep = _Known(result)
         if len(plan.logits.rows):
-            self._sample(network, output, plan, hidden, result)
-        return result
+            read = self._sample(network, output, plan, hidden, result)
+        if self._drafting is not None and self._draft_length:
+            result = read()
+            if self._adapters is not None:  # a drafter that shares layers with the network has other tokens
+                self._adapters.begin(_NOBODY)
+                self._adapters.begin_logits(_NOBODY)
+            result.draft_token_ids = self._propose(self._drafting, output, plan, features, result)
+            return _Known(result)
+        return read
+
+    def _forward(self, network: Network, batch: ForwardBatch) -> tuple[Tensor, Tensor | None]:
+        """Hidden states, and the features that the drafter wants."""
+        drafting = self._drafting if self._draft_length else None
+        if drafting is not None and drafting.feature_layers:
+            return cast(QuireNetwork, network).forward_with_features(batch, drafting.feature_layers)
+        hidden = network.forward(batch)
+        return hidden, hidden if drafting is not None and drafting.wants_hidden else None
+
+    def _logits_of(self, row: int, hidden: Tensor) -> Tensor:
+        """[N, vocab_size] of hidden states [N, hidden_size] of one row."""
+        assert self._network is not None
+        if self._adapters is not None:
+            self._adapters.begin_logits(np.full(len(hidden), self._rows.lora_slots[row], dtype=np.int32))
+        return self._network.compute_logits(hidden)
 
     def _is_plain(self, output: SchedulerOutput) -> bool:
-        """Whether every entry computes one token, and nothing is wanted but the most likely one behind it."""
+        """Whether every entry computes one token, and nothing is wanted but the one behind it."""
         return (
             sum(output.num_scheduled_tokens) == len(output.rows)
             and all(output.samples)
-            and self._takes_most_likely(output.rows)
-            and self._drafter is None
+            and self._sampler.only_draws(output.rows)
+            and self._logits_are_free()
+            and (self._drafting is None or not self._draft_length)
             and not self._rows.prompt_logprobs
+            and not (
+                self._adapters is not None and self._adapters.changes_vocabulary(self._rows.lora_slots[output.rows])
+            )
         )
 
-    def _takes_most_likely(self, rows: list[int]) -> bool:
-        """Whether nothing of these rows' logits is wanted but the most likely token."""
-        return self._on_logits is None and not self._grammars.is_used and self._sampler.takes_most_likely(rows)
+    def _logits_are_free(self) -> bool:
+        """Whether nobody but the sampler wants to see or change logits."""
+        return self._on_logits is None and not self._grammars.is_used
 
     def _sample(
         self, network: Network, output: SchedulerOutput, plan: HostPlan, hidden: Tensor, result: ModelRunnerOutput
-    ) -> None:
+    ) -> ReadStep:
+        """Sample, and write tokens to their rows."""
         wanted = plan.logits
         if len(wanted.rows) < hidden.shape[0]:
             hidden = hidden.index_select(0, to_device(wanted.token_index, hidden.device))
         rows = wanted.rows.tolist()
         grammar_failures: dict[int, str] = {}
-        if self._takes_most_likely(rows):
+        if self._adapters is not None:
+            self._adapters.begin_logits(self._rows.lora_slots[wanted.rows])
+        if self._logits_are_free() and self._sampler.takes_most_likely(rows):
             token_ids, peaks = network.most_likely(hidden)
             sampled = SamplerOutput(token_ids, rows, peaks)
         else:
             sampled, grammar_failures = self._sample_logits(output, plan, rows, network.compute_logits(hidden))
         self._rows.write_next(wanted.rows, wanted.positions, sampled.token_ids)
-        build_output(output, plan, self._rows, sampled, result, grammar_failures)
-        left = self._grammars.accept(output, result)
+        if plan.num_drafts is None:
+            # However the step ends, these rows have one token more: the next step can be planned.
+            self._rows.num_tokens[wanted.rows] = wanted.positions + 2
+        fills, copied = self._rows.fills(output.rows), sampled.begin_read()
+
+        def read() -> ModelRunnerOutput:
+            if plan.num_drafts is None:
+                plain_output(output, self._rows, fills, copied(), result, grammar_failures)
+            else:
+                verified_output(output, plan, self._rows, copied(), result, grammar_failures)
+            return result
+
+        if plan.num_drafts is None and not self._grammars.is_used:
+            return read
+        left = self._grammars.accept(output, read())
         self._rows.failed |= left
         result.failed_rows |= left
-        if self._drafter is not None:
-            result.draft_token_ids = self._propose(output, result)
+        return _Known(result)
 
     def _sample_logits(
         self, output: SchedulerOutput, plan: HostPlan, rows: list[int], logits: Tensor
@@ -290,29 +454,35 @@ class ModelRunner:
         positions = to_device(plan.logits.positions, logits.device)
         return self._sampler.sample(logits, rows, positions, self._rows.token_ids, masks), grammar_failures
 
-    def _propose(self, output: SchedulerOutput, result: ModelRunnerOutput) -> dict[int, list[int]]:
-        assert self._drafter is not None
-        proposals: dict[int, list[int]] = {}
+    def _propose(
+        self,
+        drafting: RowDrafter,
+        output: SchedulerOutput,
+        plan: HostPlan,
+        features: Tensor | None,
+        result: ModelRunnerOutput,
+    ) -> dict[int, list[int]]:
+        limits: dict[int, int] = {}
         for row, tokens in zip(output.rows, result.sampled_token_ids, strict=True):
             # An error of a custom processor at a rejected draft could not be told from a real one, so requests that
             # have any get no drafts.
             if not tokens or row in self._rows.sampling.processors or row in result.forced_token_ids:
                 continue
-            num_tokens = int(self._rows.num_tokens[row])
             # A draft at the last position of the context would leave no place for the token after it.
-            room = min(self._config.num_speculative_tokens, self._config.max_model_len - num_tokens - 1)
-            if room < 1:
-                continue
-            try:
-                drafts = self._drafter.propose(self._rows.history(row), room)
-            except Exception:
-                # A guess that fails costs speed, never an answer.
-                _logger.exception("the drafter failed; row %d goes on without drafts", row)
-                continue
-            drafts = self._grammars.follow(row, drafts[:room])
-            if drafts:
-                proposals[row] = drafts
-        return proposals
+            room = self._config.max_model_len - int(self._rows.num_tokens[row]) - 1
+            if room >= 1:
+                length = self._draft_length
+                limits[row] = min(room, length if self._controller is None else self._controller.limit(row, length))
+        try:
+            proposals = drafting.propose(DraftStep(plan=plan, limits=limits, features=features))
+        except Exception:
+            _logger.exception("the drafter failed; this step's requests go on without drafts")
+            return {}
+        for row, drafts in proposals.items():
+            if drafts and max(drafts) >= self._vocab_size:  # a drafter's padding
+                drafts = drafts[: next(i for i, token in enumerate(drafts) if token >= self._vocab_size)]
+            proposals[row] = self._grammars.follow(row, drafts) if self._grammars.is_used else drafts
+        return {row: drafts for row, drafts in proposals.items() if drafts}
 
 
 def _layer_names(plan: KVCachePlan, layer_names: Sequence[str] | None) -> tuple[str, ...]:

@@ -1,10 +1,10 @@
 """Logits to token ids and log probabilities. See `Sampler` for the order of operations."""
 
+from quire_ops import uniform
 from quire_sampling.config import SamplingConfig
 from quire_sampling.logprobs import prompt_logprobs, token_logprobs
 from quire_sampling.masks import TokenMasks, apply_token_masks_
 from quire_sampling.output import SamplerOutput
-from quire_sampling.rng import uniform
 from quire_sampling.sampler import Sampler
 from quire_sampling.state import SamplingState
 from quire_sampling.top import top_tokens

@@ -1,8 +1,8 @@
 """A vocabulary row seen as blocks of 64 tokens: reductions per block, and fetching single blocks.
 
-Reducing in fixed blocks makes three things cheap or certain: the search for a maximum or for a point of the
-cumulative distribution touches the 152k-wide row once and then one block only; the rounding of a sum does not depend
-on how many rows are in the batch; and the few largest tokens lie in the few blocks with the largest maxima.
+Reducing in blocks makes two things cheap: the search for a maximum or for a point of the cumulative distribution
+touches the 152k-wide row once and then one block only; and the few largest tokens lie in the few blocks with the
+largest maxima.
 
 Shapes: N rows, V vocabulary, C blocks (the last one may be short), B = 64.
 """
@@ -24,10 +24,9 @@ def block_max(x: Tensor) -> Tensor:
 
 
 def block_sum(x: Tensor) -> Tensor:
-    """x [N, V] float32 -> [N, C] float64; summed in float32 inside a block."""
+    """x [N, V] -> [N, C], the sum of each block."""
     full, rest = _split(x)
-    sums = torch.cat([full.sum(-1), rest.sum(-1)], dim=1) if rest.shape[1] else full.sum(-1)
-    return sums.to(torch.float64)
+    return torch.cat([full.sum(-1), rest.sum(-1)], dim=1) if rest.shape[1] else full.sum(-1)
 
 
 def take_blocks(x: Tensor, blocks: Tensor, fill: float) -> tuple[Tensor, Tensor]:

@@ -1,7 +1,7 @@
 """min_p, top_k and top_p over a whole vocabulary without sorting it.
 
-A histogram over the leading bits of the weights finds the narrow range of weights in which the kept set ends; only
-that range is sorted.
+A histogram over the logarithms of the weights finds the narrow range in which the kept set ends; only that range is
+sorted.
 """
 
 from __future__ import annotations
@@ -11,57 +11,57 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from quire_ops.drawing import LOWEST, share_of
+
 __all__ = ["Filters", "keep_nucleus_"]
 
-_SHIFT = 16
-_NUM_BINS = (0x3F800000 >> _SHIFT) + 1  # 0x3F800000 are the bits of 1.0, the largest weight
+_PER_OCTAVE = 64
+_LAST_BIN = int(-LOWEST) * _PER_OCTAVE
 
 
 class Filters(NamedTuple):
-    """Per row [N]: what to keep. Neutral values: top_k = V, top_p = 1, min_p = 0."""
+    """Per row [N]: what to keep. Neutral values: top_k = V, top_p = 1, min_log2 = -inf."""
 
     top_k: Tensor
     top_p: Tensor
-    min_p: Tensor
+    min_log2: Tensor
 
     def take(self, index: Tensor) -> Filters:
-        return Filters(self.top_k[index], self.top_p[index], self.min_p[index])
+        return Filters(*(each[index] for each in self))
 
 
-def keep_nucleus_(weights: Tensor, logits: Tensor, filters: Filters) -> Tensor:
+def keep_nucleus_(weights: Tensor, log2: Tensor, logits: Tensor, filters: Filters) -> Tensor:
     """Set to 0 the weights that min_p, top_k and top_p (nucleus sampling, Holtzman et al. 2019, section 3.1) remove.
 
     Args:
-        weights: [N, V] float32 from 0 to 1, growing with the logits; changed in place.
-        logits: [N, V] float32: settles the order among equal weights (then: lower id first).
+        weights: [N, V] int64; changed in place.
+        log2: [N, V] float32, their logarithms.
+        logits: [N, V] float32: settles the order within a bin of the histogram (then: lower id first).
         filters: What to keep.
 
     Returns:
         `weights`.
     """
-    vocab_size = weights.shape[1]
-    weights.mul_(weights >= filters.min_p.unsqueeze(1))
-    if bool((filters.top_k < vocab_size).any()):
-        _keep_prefix_(weights, logits, torch.ones_like(weights), filters.top_k.to(torch.float64))
-    exact = weights.to(torch.float64)
-    _keep_prefix_(weights, logits, exact, filters.top_p * exact.sum(-1))
+    bins = (log2 * -_PER_OCTAVE).clamp_(max=_LAST_BIN).to(torch.int64).clamp_(min=0)
+    passing = log2 >= filters.min_log2.unsqueeze(1)
+    weights.mul_(passing)
+    if bool((filters.top_k < weights.shape[1]).any()):
+        _keep_prefix_(weights, bins, logits, passing.to(torch.int64), filters.top_k)
+    _keep_prefix_(weights, bins, logits, weights.clone(), share_of(filters.top_p, weights.sum(-1)))
     return weights
 
 
-def _keep_prefix_(weights: Tensor, logits: Tensor, amounts: Tensor, share: Tensor) -> None:
-    """Keep the shortest prefix, in the order of falling weight, whose amounts [N, V] add up to share [N] float64."""
-    bins = (weights.view(torch.int32) >> _SHIFT).clamp_(0, _NUM_BINS - 1).to(torch.int64)
-    histogram = torch.zeros(len(weights), _NUM_BINS, dtype=torch.float64, device=weights.device)
-    histogram.scatter_add_(1, bins, amounts.to(torch.float64))
-    from_top = histogram.flip(1)
-    cumulative = from_top.cumsum(1)
-    crossing = (cumulative < share.unsqueeze(1)).sum(-1, keepdim=True).clamp(max=_NUM_BINS - 1)
-    before = (cumulative - from_top).gather(1, crossing).squeeze(1)
-    edge = _NUM_BINS - 1 - crossing
-    weights.mul_(bins >= edge)
+def _keep_prefix_(weights: Tensor, bins: Tensor, logits: Tensor, amounts: Tensor, share: Tensor) -> None:
+    """Keep the shortest prefix, by falling logits, whose amounts [N, V] int64 add up to share [N] int64."""
+    histogram = torch.zeros(len(weights), _LAST_BIN + 1, dtype=torch.int64, device=weights.device)
+    histogram.scatter_add_(1, bins, amounts)
+    cumulative = histogram.cumsum(1)
+    crossing = (cumulative < share.unsqueeze(1)).sum(-1, keepdim=True).clamp(max=_LAST_BIN)
+    before = (cumulative - histogram).gather(1, crossing).squeeze(1)
+    weights.mul_(bins <= crossing)
     for i in range(len(weights)):
-        ids = (bins[i] == edge[i]).nonzero().squeeze(1)
+        ids = (bins[i] == crossing[i]).nonzero().squeeze(1)
         ids = ids[logits[i, ids].sort(descending=True, stable=True).indices]
-        own = amounts[i, ids].to(torch.float64)
+        own = amounts[i, ids]
         reached = before[i] + own.cumsum(0) - own >= share[i]
         weights[i, ids[reached]] = 0

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 
 from torch import Tensor
 
 from quire_interfaces import TokenLogprobs
+from quire_ops import copy_to_host
 from quire_sampling.logprobs import LogprobTensors
 
 __all__ = ["SamplerOutput"]
@@ -39,6 +41,20 @@ class SamplerOutput:
     num_logprobs: list[int] = field(default_factory=list)
     """Per entry of `logprob_indices`: how many top tokens."""
     logprob_tensors: LogprobTensors | None = None
+
+    def begin_read(self) -> Callable[[], SamplerOutput]:
+        """Begin to copy everything to the host, beside what the device does next. What is returned waits for the
+        copies, and gives this output with them."""
+        if self.token_ids.device.type == "cpu":
+            return lambda: self
+        read = copy_to_host(self.token_ids, self.peaks, *(self.logprob_tensors or ()))
+
+        def on_host() -> SamplerOutput:
+            token_ids, peaks, *logprobs = read()
+            tensors = LogprobTensors(*logprobs) if logprobs else None
+            return replace(self, token_ids=token_ids, peaks=peaks, logprob_tensors=tensors)
+
+        return on_host
 
     def logprobs(self) -> dict[int, TokenLogprobs]:
         """Logit row (index into `token_ids`) -> log probabilities, for rows whose request asked. Waits for the

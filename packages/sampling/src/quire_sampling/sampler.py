@@ -2,7 +2,8 @@
 
 Order of operations, per request as its `SamplingParams` ask:
 token masks (structured output), allowed_token_ids, bad words, min_tokens, logit_bias, custom logits processors,
-penalties; then greedy, or temperature, min_p, top_k, top_p and the draw.
+penalties, DRY, top_n_sigma; then greedy, or temperature (fixed or dynamic), min_p, top_k, top_p, XTC and the draw.
+Mirostat takes the place of min_p, top_k, top_p and XTC.
 """
 
 from __future__ import annotations
@@ -13,16 +14,20 @@ from enum import Enum, auto
 import torch
 from torch import Tensor
 
+from quire_ops import Draw, to_device, uniform
+from quire_ops.drawing import log2_weights
 from quire_sampling.blocks import block_max
-from quire_sampling.draw import SMALL_TOP_K, draw, draw_among_top, draw_filtered, greedy, weights_
+from quire_sampling.draw import SMALL_TOP_K, draw, draw_among_top, draw_filtered, greedy
+from quire_sampling.dry import apply_dry_
 from quire_sampling.edits import apply_processors_, edit_row_
+from quire_sampling.extras import draw_with_xtc, dynamic_temperature, keep_top_sigmas_
 from quire_sampling.logprobs import token_logprobs
 from quire_sampling.masks import TokenMasks, apply_token_masks_
+from quire_sampling.mirostat import draw_mirostat
 from quire_sampling.nucleus import Filters
 from quire_sampling.output import SamplerOutput
 from quire_sampling.penalties import Penalties, apply_penalties_
-from quire_sampling.rng import uniform
-from quire_sampling.state import SamplingState
+from quire_sampling.state import SamplingState, sharpness_of
 
 __all__ = ["Sampler"]
 
@@ -34,6 +39,8 @@ class _Kind(Enum):
     UNFILTERED = auto()
     AMONG_TOP = auto()
     FILTERED = auto()
+    XTC = auto()
+    MIROSTAT = auto()
 
 
 class Sampler:
@@ -41,15 +48,24 @@ class Sampler:
 
     A request's token at an output position depends on its logits, parameters, seed and that position only: not on
     the batch, its row, or whether the position was reached by a draft token.
+
+    Args:
+        state: The rows.
+        draw: Op `draw` of a backend, for the state's device; None draws with torch, the same tokens.
     """
 
-    def __init__(self, state: SamplingState) -> None:
+    def __init__(self, state: SamplingState, draw: Draw | None = None) -> None:
         self.state = state
+        self._draw = draw
+
+    def only_draws(self, rows: Sequence[int]) -> bool:
+        """Whether op `draw` on the unchanged logits gives all that these rows want. Then `sample` may be left out,
+        unless there are masks: `SamplerOutput(token_ids, rows, peaks)` says the same."""
+        return self.state.needs_logits.isdisjoint(rows)
 
     def takes_most_likely(self, rows: Sequence[int]) -> bool:
-        """Whether nothing of the logits of these rows matters but the most likely token and its logit. Then `sample`
-        may be left out, unless there are masks: `SamplerOutput(token_ids, rows, peaks)` says the same."""
-        return self.state.needs_logits.isdisjoint(rows)
+        """The same, and none of these rows draws: only the largest logits matter."""
+        return self.only_draws(rows) and self.state.random.isdisjoint(rows)
 
     def sample(
         self,
@@ -81,30 +97,35 @@ class Sampler:
         if logits.shape != (len(rows), state.vocab_size):
             raise ValueError(f"logits must be [{len(rows)}, {state.vocab_size}], got {list(logits.shape)}")
         logits = logits.to(torch.float32).contiguous()
-        row_index = torch.tensor(rows, dtype=torch.int64, device=logits.device)
+        row_index = to_device(rows, logits.device)
         wanted = [i for i, row in enumerate(rows) if row in state.num_logprobs] if state.num_logprobs else []
         raw = None
         if wanted:
+            index = to_device(wanted, logits.device)
             # A copy, unless nothing will write to the logits.
             only_reads = masks is None and self._only_reads(rows)
-            raw = logits if len(wanted) == len(rows) and only_reads else logits[wanted]
+            raw = logits if len(wanted) == len(rows) and only_reads else logits.index_select(0, index)
         if masks is not None:
             apply_token_masks_(logits, masks)
         errors = self._edit(logits, rows, row_index, positions, token_ids)
-        maxima = block_max(logits)
-        tokens = self._choose(logits, maxima, rows, row_index, positions)
-        peaks = maxima.amax(-1)
+        if self._draw is not None and not (state.dynatemp or state.xtc or state.mirostat):
+            tokens, peaks = self._draw(logits, row_index, positions, state.draw_table())
+        else:
+            maxima = block_max(logits)
+            tokens, peaks = self._choose(logits, maxima, rows, row_index, positions), maxima.amax(-1)
         output = SamplerOutput(torch.where(peaks.isfinite(), tokens, 0), rows, peaks, errors)
         if raw is not None:
             output.logprob_indices = wanted
             output.num_logprobs = [state.num_logprobs[rows[i]] for i in wanted]
-            output.logprob_tensors = token_logprobs(raw, output.token_ids[wanted], max(output.num_logprobs))
+            output.logprob_tensors = token_logprobs(
+                raw, output.token_ids.index_select(0, index), max(output.num_logprobs)
+            )
         return output
 
     def _only_reads(self, rows: list[int]) -> bool:
         """Whether sampling for `rows` leaves the logits as they are."""
         state = self.state
-        return not any(row in state.random or row in state.penalized or row in state.edited for row in rows)
+        return not any(row in state.penalized or row in state.edited for row in rows)
 
     def _edit(
         self, logits: Tensor, rows: list[int], row_index: Tensor, positions: Tensor, token_ids: Tensor
@@ -123,7 +144,7 @@ class Sampler:
                         errors[i] = error
         penalized = [i for i, row in enumerate(rows) if row in state.penalized] if state.penalized else []
         if penalized:
-            which = torch.tensor(penalized, device=logits.device)
+            which = to_device(penalized, logits.device)
             index = row_index[which]
             penalties = Penalties(state.repetition_penalty, state.presence_penalty, state.frequency_penalty)
             apply_penalties_(
@@ -135,6 +156,12 @@ class Sampler:
                 state.num_prompt_tokens[index],
                 penalties.take(index),
             )
+        if state.dry or state.sigmas:
+            for i, row in enumerate(rows):
+                if (dry := state.dry.get(row)) is not None:
+                    apply_dry_(logits[i], dry, token_ids[row], int(positions[i]))
+                if (sigmas := state.sigmas.get(row)) is not None:
+                    keep_top_sigmas_(logits[i], sigmas)
         return errors
 
     def _choose(self, logits: Tensor, maxima: Tensor, rows: list[int], row_index: Tensor, positions: Tensor) -> Tensor:
@@ -146,7 +173,7 @@ class Sampler:
             return self._choose_kind(next(iter(kinds)), logits, maxima, rows, row_index, positions)
         tokens = torch.zeros(len(rows), dtype=torch.int64, device=logits.device)
         for kind, members in kinds.items():
-            index = torch.tensor(members, device=logits.device)
+            index = to_device(members, logits.device)
             kind_rows = [rows[i] for i in members]
             tokens[index] = self._choose_kind(
                 kind, logits[index], maxima[index], kind_rows, row_index[index], positions[index]
@@ -156,6 +183,10 @@ class Sampler:
     def _kind(self, row: int) -> _Kind:
         if row not in self.state.random:
             return _Kind.GREEDY
+        if row in self.state.mirostat:
+            return _Kind.MIROSTAT
+        if row in self.state.xtc:
+            return _Kind.XTC
         top_k = self.state.filtered.get(row)
         if top_k is None:
             return _Kind.UNFILTERED
@@ -167,11 +198,22 @@ class Sampler:
         state = self.state
         if kind is _Kind.GREEDY:
             return greedy(logits, maxima)
-        u = uniform(state.seeds[row_index], positions + 1 - state.num_prompt_tokens[row_index])
-        temperature = state.temperature[row_index]
+        seeds, places = state.seeds[row_index], positions + 1 - state.num_prompt_tokens[row_index]
+        u = uniform(seeds, places)
+        sharpness = state.sharpness[row_index]
+        for i, row in enumerate(rows) if state.dynatemp else ():
+            if (dynatemp := state.dynatemp.get(row)) is not None:
+                sharpness[i] = sharpness_of(dynamic_temperature(logits[i], dynatemp))
         if kind is _Kind.UNFILTERED:
-            return draw(weights_(logits, maxima, temperature), u)
-        filters = Filters(state.top_k[row_index], state.top_p[row_index], state.min_p[row_index])
+            return draw(logits, maxima, sharpness, u)
+        peaks = maxima.amax(-1)
+        if kind is _Kind.MIROSTAT:
+            log2 = log2_weights(logits, peaks, sharpness)
+            return draw_mirostat(log2, logits, u, [state.mirostat[row] for row in rows], places.tolist())
+        filters = Filters(state.top_k[row_index], state.top_p[row_index], state.min_log2[row_index])
+        if kind is _Kind.XTC:
+            log2 = log2_weights(logits, peaks, sharpness)
+            return draw_with_xtc(log2, logits, filters, u, seeds, places, [state.xtc[row] for row in rows])
         if kind is _Kind.AMONG_TOP:
-            return draw_among_top(logits, maxima, temperature, filters, u, max(state.filtered[r] for r in rows))
-        return draw_filtered(logits, maxima, temperature, filters, u)
+            return draw_among_top(logits, maxima, sharpness, filters, u, max(state.filtered[r] for r in rows))
+        return draw_filtered(logits, maxima, sharpness, filters, u)

@@ -7,6 +7,7 @@ it. Knows nothing of tokens sampled so far: these are the runner's `token_ids`.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -14,9 +15,15 @@ import torch
 from torch import Tensor
 
 from quire_interfaces import ConfigError, LogitsProcessor, RequestError, SamplingParams
+from quire_ops import DrawTable
 from quire_sampling.config import SamplingConfig
+from quire_sampling.dry import Dry
+from quire_sampling.extras import XTC, DynamicTemperature
+from quire_sampling.mirostat import KeptMirostat, Mirostat
 
-__all__ = ["BadWords", "MinTokens", "SamplingState", "TokenValues"]
+__all__ = ["BadWords", "MinTokens", "SamplingState", "TokenValues", "sharpness_of"]
+
+_LEAST_TEMPERATURE = 1e-6  # float32 must have room for its reciprocal; the result is greedy long before
 
 
 class TokenValues(NamedTuple):
@@ -78,12 +85,13 @@ class SamplingState:
         def full(value: float, dtype: torch.dtype) -> Tensor:
             return torch.full((max_num_seqs,), value, dtype=dtype, device=self.device)
 
+        self.draws = full(0, torch.bool)
         self.seeds = full(0, torch.int64)
         self.num_prompt_tokens = full(0, torch.int64)
-        self.temperature = full(1, torch.float32)
+        self.sharpness = full(1, torch.float32)
         self.top_k = full(vocab_size, torch.int64)
         self.top_p = full(1, torch.float64)
-        self.min_p = full(0, torch.float64)
+        self.min_log2 = full(-math.inf, torch.float32)
         self.repetition_penalty = full(1, torch.float32)
         self.presence_penalty = full(0, torch.float32)
         self.frequency_penalty = full(0, torch.float32)
@@ -94,16 +102,35 @@ class SamplingState:
         """Rows that draw with top_k, top_p or min_p -> top_k (vocab_size for none)."""
         self.penalized: set[int] = set()
         self.edited: set[int] = set()
-        """Rows with an entry in any of the next five tables."""
+        """Rows with an entry in any of the next seven tables."""
         self.allowed: dict[int, Tensor] = {}
         self.bad_words: dict[int, BadWords] = {}
         self.min_tokens: dict[int, MinTokens] = {}
         self.bias: dict[int, TokenValues] = {}
         self.processors: dict[int, tuple[str, ...]] = {}
+        self.dry: dict[int, Dry] = {}
+        self.sigmas: dict[int, float] = {}
+        """top_n_sigma, of rows that draw."""
+        self.dynatemp: dict[int, DynamicTemperature] = {}
+        self.xtc: dict[int, XTC] = {}
+        self.mirostat: dict[int, Mirostat] = {}
+        self._kept_mirostat = KeptMirostat()
         self.num_logprobs: dict[int, int] = {}
         """Rows that want logprobs -> how many besides the sampled token's."""
         self.needs_logits: set[int] = set()
-        """Rows in any of the above: for all others the most likely token is the answer."""
+        """Rows whose logits are changed or looked at; all others just draw or take the most likely token."""
+
+    def draw_table(self) -> DrawTable:
+        """The rows as op `draw` takes them; the tensors stay the same ones."""
+        return DrawTable(
+            draws=self.draws,
+            seeds=self.seeds,
+            num_prompt_tokens=self.num_prompt_tokens,
+            sharpness=self.sharpness,
+            top_k=self.top_k,
+            top_p=self.top_p,
+            min_log2=self.min_log2,
+        )
 
     def set_row(
         self,
@@ -113,6 +140,7 @@ class SamplingState:
         seed: int,
         num_prompt_tokens: int,
         stop_token_ids: Collection[int] = (),
+        request_id: str | None = None,
     ) -> None:
         """Put a request into a row, whatever was there before.
 
@@ -124,6 +152,7 @@ class SamplingState:
                 this is still the length of the original prompt.
             stop_token_ids: All tokens that would end the request: what min_tokens keeps from being sampled. Ids
                 outside the vocabulary are left out, they cannot be sampled anyway.
+            request_id: Under which Mirostat finds its state again after a preemption; never used for two requests.
 
         Raises:
             RequestError: a token id outside the vocabulary, more logprobs than allowed, or an unknown logits
@@ -132,6 +161,7 @@ class SamplingState:
         self.clear_row(row)
         try:
             self._set_lists(row, params, stop_token_ids)
+            self._set_extras(row, params, request_id)
         except RequestError:
             self.clear_row(row)
             raise
@@ -143,26 +173,53 @@ class SamplingState:
         if penalties != (1, 0, 0):
             self.penalized.add(row)
             self.repetition_penalty[row], self.presence_penalty[row], self.frequency_penalty[row] = penalties
-        if any(row in rows for rows in (self.random, self.penalized, self.edited, self.num_logprobs)):
+        if any(row in rows for rows in self._looks()):
             self.needs_logits.add(row)
 
     def clear_row(self, row: int) -> None:
         """Forget the request in this row. Clearing an empty row does nothing."""
+        self.draws[row] = False
         for rows in (self.random, self.penalized, self.edited, self.needs_logits):
             rows.discard(row)
+        if row in self.mirostat:
+            self._kept_mirostat.keep(self.mirostat[row])
         tables: tuple[dict[int, Any], ...] = (
             self.filtered, self.allowed, self.bad_words, self.min_tokens, self.bias, self.processors, self.num_logprobs,
+            self.dry, self.sigmas, self.dynatemp, self.xtc, self.mirostat,
         )  # fmt: skip
         for table in tables:
             table.pop(row, None)
 
+    def _looks(self) -> tuple[Collection[int], ...]:
+        """Sets of rows for which it is not enough that op `draw` sees the unchanged logits."""
+        return (self.penalized, self.edited, self.num_logprobs, self.dynatemp, self.xtc, self.mirostat)
+
     def _set_draw(self, row: int, params: SamplingParams) -> None:
         self.random.add(row)
-        self.temperature[row] = params.temperature
+        self.draws[row] = True
+        self.sharpness[row] = sharpness_of(torch.tensor(params.temperature, dtype=torch.float64)).item()
         top_k = params.top_k if 0 < params.top_k < self.vocab_size else self.vocab_size
+        self.top_k[row], self.top_p[row] = top_k, params.top_p
+        self.min_log2[row] = math.log2(params.min_p) if params.min_p > 0 else -math.inf
         if top_k < self.vocab_size or params.top_p < 1 or params.min_p > 0:
             self.filtered[row] = top_k
-            self.top_k[row], self.top_p[row], self.min_p[row] = top_k, params.top_p, params.min_p
+
+    def _set_extras(self, row: int, params: SamplingParams, request_id: str | None) -> None:
+        if params.dry_multiplier > 0:
+            breakers = self._ids("dry_sequence_breakers", _only_ids(params.dry_sequence_breakers))
+            self.dry[row] = Dry.of(params, breakers)
+            self.edited.add(row)
+        if params.greedy:
+            return
+        if params.top_n_sigma > 0:
+            self.sigmas[row] = params.top_n_sigma
+            self.edited.add(row)
+        if params.dynatemp_range > 0:
+            self.dynatemp[row] = DynamicTemperature.of(params)
+        if params.mirostat_mode:
+            self.mirostat[row] = self._kept_mirostat.take(request_id, params)
+        elif params.xtc_probability > 0:
+            self.xtc[row] = XTC(params.xtc_probability, params.xtc_threshold)
 
     def _set_lists(self, row: int, params: SamplingParams, stop_token_ids: Collection[int]) -> None:
         if params.allowed_token_ids is not None:
@@ -229,3 +286,18 @@ class SamplingState:
                     f"{param} must hold token ids below the vocabulary size {self.vocab_size}, got {token_id}",
                     param=param,
                 )
+
+
+def sharpness_of(temperature: Tensor) -> Tensor:
+    """log2(e) / temperature, of a scalar float64."""
+    return math.log2(math.e) / temperature.clamp(min=_LEAST_TEMPERATURE)
+
+
+def _only_ids(breakers: Sequence[str | int]) -> list[int]:
+    texts = [each for each in breakers if isinstance(each, str)]
+    if texts:
+        raise RequestError(
+            f"dry_sequence_breakers holds the text {texts[0]!r}, and the sampler knows no tokenizer: give token ids",
+            param="dry_sequence_breakers",
+        )
+    return [each for each in breakers if isinstance(each, int)]

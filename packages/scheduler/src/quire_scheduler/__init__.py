@@ -1,15 +1,17 @@
 """Continuous batching scheduler: token budget, admission, preemption, pause states."""
 
+from quire_scheduler.adapters import AdapterGate
 from quire_scheduler.config import SchedulerConfig
 from quire_scheduler.policies import FCFSPolicy, PriorityPolicy
 from quire_scheduler.rows import RowPool
-from quire_scheduler.rules import FreeRowRule, MaxRunningPerTenantRule
+from quire_scheduler.rules import FreeRowRule, MaxRunningPerTenantRule, SharedPromptRule
 from quire_scheduler.scheduler import Scheduler
 from quire_scheduler.transfers import KVTransfers
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "AdapterGate",
     "FCFSPolicy",
     "FreeRowRule",
     "KVTransfers",
@@ -18,4 +20,5 @@ __all__ = [
     "RowPool",
     "Scheduler",
     "SchedulerConfig",
+    "SharedPromptRule",
 ]

@@ -61,6 +61,12 @@ class SchedulerConfig(Settings):
     num_speculative_tokens: int = setting(
         0, help="Most draft tokens verified per request and step; 0 ignores drafts.", unit="tokens", check=_whole(0)
     )
+    num_lookahead_tokens: int = setting(
+        0,
+        help="Slots behind the next token that a drafting network writes to; it drafts less where they are not free.",
+        unit="tokens",
+        check=_whole(0),
+    )
 
     def __post_init__(self) -> None:
         # dataclass(slots=True) makes a second class, which the zero-argument super() would not know.

@@ -6,10 +6,14 @@ deals with both. What is taken once, at admission, and given back when the row i
 
 from __future__ import annotations
 
+from collections import OrderedDict
+
 from quire_interfaces import ConfigError, Request
 from quire_scheduler.rows import RowPool
 
-__all__ = ["FreeRowRule", "MaxRunningPerTenantRule"]
+__all__ = ["FreeRowRule", "MaxRunningPerTenantRule", "SharedPromptRule"]
+
+_NUM_COMPUTED_GROUPS = 1024
 
 
 class FreeRowRule:
@@ -70,3 +74,40 @@ class MaxRunningPerTenantRule:
             self._num_running[request.tenant] = left
         else:
             del self._num_running[request.tenant]
+
+
+class SharedPromptRule:
+    """Of requests with the same prompt (`Request.prompt_group`) the first one computes it, and the others wait until
+    its blocks are in the prefix cache, instead of computing the same beside it. For caches that share prefixes."""
+
+    name = "shared_prompt"
+    holds_queue = False
+
+    def __init__(self) -> None:
+        self._computing: dict[str, Request] = {}
+        self._computed: OrderedDict[str, None] = OrderedDict()
+        """Groups whose prompt was computed, the latest ones: forgetting one costs waiting once more, nothing else."""
+
+    def admits(self, request: Request) -> bool:
+        """Whether nobody of the group is busy with the prompt. A first token says that it is done."""
+        group = request.prompt_group
+        if group is None or group in self._computed:
+            return True
+        first = self._computing.get(group)
+        return first is None or bool(first.output_token_ids)
+
+    def admitted(self, request: Request) -> None:
+        """The first of its group is who computes."""
+        if request.prompt_group is not None:
+            self._computing.setdefault(request.prompt_group, request)
+
+    def released(self, request: Request) -> None:
+        """The first has left: with a token it has done its work, without one the next in line does it."""
+        group = request.prompt_group
+        if group is None or self._computing.get(group) is not request:
+            return
+        del self._computing[group]
+        if request.output_token_ids:
+            self._computed[group] = None
+            if len(self._computed) > _NUM_COMPUTED_GROUPS:
+                self._computed.popitem(last=False)

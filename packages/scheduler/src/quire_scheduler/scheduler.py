@@ -176,7 +176,8 @@ class Scheduler:
             elif request.draft_token_ids:
                 num_drafts = self._take_drafts(state, budget, output)
                 num_new += num_drafts
-            if start + num_new > state.num_slots and not self._grow(state, num_new, output):
+            num_ahead = self.config.num_lookahead_tokens if samples else 0
+            if start + num_new + num_ahead > state.num_slots and not self._grow(state, num_new, num_ahead, output):
                 continue
             request.num_computed_tokens = start + num_new
             if samples:
@@ -217,9 +218,16 @@ class Scheduler:
             output.forced_rows.add(request.row)
         return len(drafts)
 
-    def _grow(self, state: RequestState, num_new: int, output: SchedulerOutput) -> bool:
-        """Get blocks for a running request, preempting from the end of the order. False: it lost its own row, or is
-        left out of this step."""
+    def _grow(self, state: RequestState, num_new: int, num_ahead: int, output: SchedulerOutput) -> bool:
+        """Get blocks for a running request, preempting from the end of the order; those for the tokens ahead only if
+        they are free. False: it lost its own row, or is left out of this step."""
+        if num_ahead:
+            blocks = self._allocator.allocate(state.request, num_new + num_ahead)
+            if blocks is not None:
+                self._add_blocks(state, blocks, output)
+                return True
+            if state.request.num_computed_tokens + num_new <= state.num_slots:
+                return True
         while True:
             blocks = self._allocator.allocate(state.request, num_new)
             if blocks is not None:
@@ -243,7 +251,11 @@ class Scheduler:
         return self._transfers.returns_blocks_soon or (is_alone and self._transfers.holds_blocks)
 
     def _add_blocks(self, state: RequestState, blocks: tuple[list[int], ...], output: SchedulerOutput) -> None:
-        output.new_block_ids[state.request.row] = blocks
+        row = state.request.row
+        earlier = output.new_block_ids.get(row)  # those for its drafts
+        output.new_block_ids[row] = (
+            blocks if earlier is None else tuple([*old, *new] for old, new in zip(earlier, blocks, strict=True))
+        )
         state.num_slots = self._allocator.num_slots(state.request.request_id)
 
     def _schedule_waiting(
@@ -309,14 +321,16 @@ class Scheduler:
         num_new = self._chunk(num_left, budget)
         if num_new == 0:
             return 0
-        blocks = self._allocator.allocate(request, num_new, cached)
+        samples = num_new == num_left
+        num_ahead = self.config.num_lookahead_tokens if samples else 0
+        blocks = self._allocator.allocate(request, num_new + num_ahead, cached) if num_ahead else None
+        blocks = blocks or self._allocator.allocate(request, num_new, cached)
         if blocks is None:
             self._out_of_blocks = True
             if not may_wait:
                 self._fail(state, "the KV cache has too few blocks for this request alone")
             return 0
         self._enter_row(state, cached.num_tokens)
-        samples = num_new == num_left
         output.new_rows.append(self._new_row(state, blocks))
         output.rows.append(request.row)
         output.request_ids.append(request.request_id)
@@ -368,6 +382,9 @@ class Scheduler:
             sampling_params=request.sampling_params,
             seed=request.seed,
             stop_token_ids=request.stop_token_ids,
+            adapter_slot=request.adapter_slot,
+            adapter_version=request.adapter_version,
+            cache_salt=request.cache_salt,
         )
 
     def _preempt(self, state: RequestState) -> None:

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from quire_interfaces import ConfigError, Drafter, Settings, between, one_of, setting
+from quire_interfaces import ConfigError, Drafter, RequestDrafter, Settings, at_least, between, one_of, setting
 from quire_spec_decode.ngram import NgramDrafter
+from quire_spec_decode.suffix import SuffixDrafter
 
-__all__ = ["SpecDecodeConfig", "make_drafter"]
+__all__ = ["NETWORK_METHODS", "SpecDecodeConfig", "make_drafter"]
+
+NETWORK_METHODS = ("draft_model", "eagle", "eagle3")
+"""Methods that draft with a network of its own."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -16,12 +20,32 @@ class SpecDecodeConfig(Settings):
 
     method: str = setting(
         "none",
-        help="How draft tokens are found: none, or ngram (look the last tokens up in the request's own text).",
-        check=one_of("none", "ngram"),
+        help="How draft tokens are found: none; ngram (look the last tokens up in the request's own text); suffix (the "
+        "same in recent outputs, too, with votes); draft_model (a smaller model of the same vocabulary); eagle or "
+        "eagle3 (a head that reads the model's hidden states).",
+        check=one_of("none", "ngram", "suffix", *NETWORK_METHODS),
         flag="--speculative-method",
+    )
+    model: str | None = setting(
+        None,
+        help="Folder or hub name of what drafts (methods draft_model, eagle, eagle3); the demo model has its own.",
+        flag="--speculative-model",
+    )
+    revision: str | None = setting(
+        None, help="Branch, tag or commit of it, if it is a hub model.", flag="--speculative-revision"
+    )
+    quantization: str | None = setting(
+        None,
+        help="What its weights are held in: int8, w8a8, int4, int4-g64, int4-g32; empty as its checkpoint has them.",
+        flag="--speculative-quantization",
     )
     num_speculative_tokens: int = setting(
         4, help="Most draft tokens per request and step.", unit="tokens", check=between(1, 64)
+    )
+    adaptive: bool = setting(
+        True,
+        help="Draft as much as brings the most tokens a second, by measurement, down to nothing; off always drafts.",
+        flag="--speculative-adaptive",
     )
     prompt_lookup_min: int = setting(
         2, help="Shortest n-gram that counts as a match (method ngram).", unit="tokens", check=between(1, 64)
@@ -30,12 +54,34 @@ class SpecDecodeConfig(Settings):
         4, help="Longest n-gram that is looked up, tried first (method ngram).", unit="tokens", check=between(1, 64)
     )
 
+    suffix_decoding_max_tree_depth: int = setting(
+        24, help="Longest match that is looked for (method suffix).", unit="tokens", check=between(2, 1024)
+    )
+    suffix_decoding_max_cached_requests: int = setting(
+        10_000,
+        help="Finished outputs that are drafted from (method suffix); 0 takes a request's own text only.",
+        unit="requests",
+        check=at_least(0),
+    )
+    suffix_decoding_max_spec_factor: float = setting(
+        1.0, help="Draft tokens per token of the match (method suffix).", check=between(0.01, 64)
+    )
+    suffix_decoding_min_token_prob: float = setting(
+        0.1, help="Least share of the votes, multiplied along the draft (method suffix).", check=between(0, 1)
+    )
+
     def __post_init__(self) -> None:
         Settings.__post_init__(self)
         for name in ("num_speculative_tokens", "prompt_lookup_min", "prompt_lookup_max"):
             value = getattr(self, name)
             if not isinstance(value, int):
                 raise ConfigError(f"{name} must be a whole number, got {value!r}", field=name)
+        if self.model and self.method not in NETWORK_METHODS:
+            raise ConfigError(
+                f"a drafting model ({self.model!r}) is for the methods {', '.join(NETWORK_METHODS)}, and method is "
+                f"{self.method!r}",
+                field="model",
+            )
         if self.prompt_lookup_min > self.prompt_lookup_max:
             raise ConfigError(
                 f"prompt_lookup_min must not exceed prompt_lookup_max ({self.prompt_lookup_max}), "
@@ -44,8 +90,15 @@ class SpecDecodeConfig(Settings):
             )
 
 
-def make_drafter(config: SpecDecodeConfig) -> Drafter | None:
-    """The drafter that `config` asks for; None for method "none"."""
-    if config.method == "none":
+def make_drafter(config: SpecDecodeConfig) -> Drafter | RequestDrafter | None:
+    """The drafter that `config` asks for; None where there is none, or it is a network."""
+    if config.method == "none" or config.method in NETWORK_METHODS:
         return None
+    if config.method == "suffix":
+        return SuffixDrafter(
+            max_tree_depth=config.suffix_decoding_max_tree_depth,
+            max_cached_requests=config.suffix_decoding_max_cached_requests,
+            max_spec_factor=config.suffix_decoding_max_spec_factor,
+            min_token_prob=config.suffix_decoding_min_token_prob,
+        )
     return NgramDrafter(config.prompt_lookup_min, config.prompt_lookup_max)

@@ -9,6 +9,7 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any, Protocol
 
+import torch
 from torch import Tensor
 
 from quire_attention import ForwardBatch
@@ -124,14 +125,31 @@ class CausalLM(Network):
 
     def forward(self, batch: ForwardBatch) -> Tensor:
         """[T] tokens -> hidden states [T, hidden_size] after the final norm; writes the step's keys and values."""
+        return self._forward(batch, {})
+
+    def forward_with_features(self, batch: ForwardBatch, layers: tuple[int, ...]) -> tuple[Tensor, Tensor]:
+        """See `Network.forward_with_features`."""
+        shape = (len(batch.input_ids), self.config.hidden_size)
+        taps = {layer: torch.empty(shape, dtype=self.dtype, device=self.device) for layer in layers}
+        hidden = self._forward(batch, taps)
+        return hidden, torch.cat([taps[layer] for layer in layers], dim=-1)
+
+    def _forward(self, batch: ForwardBatch, taps: dict[int, Tensor]) -> Tensor:
         cos, sin = self.rotary(batch.positions, max(batch.attention[0].kv_lens))
         x = self.embed_tokens(batch.input_ids)
         if self._run_stack is not None and self._reads(batch.kv_caches[0]):
-            return self._run_stack(x, cos, sin, batch.attention, batch.group_of_layer, batch.kv_caches)
+            lora = None if self.adapters is None else self.adapters.tokens
+            return self._run_stack(
+                x, cos, sin, batch.attention, batch.group_of_layer, batch.kv_caches, lora=lora, taps=taps
+            )
         residual: Tensor | None = None
-        for layer in self.layers:
+        for i, layer in enumerate(self.layers):
+            if i in taps:
+                taps[i].copy_(x if residual is None else x + residual)
             x, residual = layer(x, residual, cos, sin, batch)
         assert residual is not None
+        if len(self.layers) in taps:
+            taps[len(self.layers)].copy_(x + residual)
         return self.norm(x, residual)[0]
 
     def compute_logits(self, hidden: Tensor) -> Tensor:
@@ -149,7 +167,7 @@ def _alike(layers: list[DecoderLayerWeights | None]) -> bool:
     for layer in layers:
         assert layer is not None
         for one in (layer.q, layer.k, layer.v, layer.o, layer.gate, layer.up, layer.down):
-            forms.add((one.weight.dtype, None if one.scale is None else one.scale.ndim))
+            forms.add((one.weight.dtype, None if one.scale is None else one.scale.ndim, one.input_scale is None))
         gate, up = (None if one.scale is None else one.scale.shape for one in (layer.gate, layer.up))
         if gate != up:
             return False

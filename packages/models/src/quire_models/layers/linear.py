@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from quire_interfaces import LinearMethod
 from quire_models.layers.scope import Parameter, Scope
 from quire_models.layers.stored_linear import StoredLinear, StoredTensor
-from quire_ops import LinearWeights
+from quire_ops import LinearWeights, LoraWeights
 
 __all__ = ["Embedding", "LMHead", "Linear", "stack_weights"]
 
@@ -15,7 +16,7 @@ __all__ = ["Embedding", "LMHead", "Linear", "stack_weights"]
 class Linear:
     """x [N, in_features] -> [N, out_features], through the linear method of the scope."""
 
-    __slots__ = ("_apply", "_bias", "_method", "_stored", "_weights", "name", "shape")
+    __slots__ = ("_adapters", "_apply", "_bias", "_lora", "_method", "_stored", "_weights", "name", "shape")
 
     name: str
     """Of the weight, in full."""
@@ -47,7 +48,21 @@ class Linear:
         }
         self._bias = scope.parameter("bias", out_features) if bias else None
         self._weights: dict[str, Tensor] = {}
+        self._adapters = scope.adapters
+        self._lora: LoraWeights | None = None
+        if self._adapters is not None:
+            name = scope.prefix.removesuffix(".")
+            self._lora = self._adapters.linear(name, out_features, in_features, self._base)
         scope.when_loaded(self._finish)
+
+    def _base(self) -> tuple[Tensor, Tensor | None]:
+        """Weight and bias in float32, whatever form the linear method keeps them in."""
+        some = next(iter(self._weights.values()))
+        dtype = self._adapters.dtype if self._adapters is not None else some.dtype
+        without_bias = {name: tensor for name, tensor in self._weights.items() if name != "bias"}
+        weight = self._apply(without_bias, torch.eye(self.shape[1], dtype=dtype, device=some.device)).float().T
+        bias = self._weights.get("bias")
+        return weight, None if bias is None else bias.float()
 
     def _finish(self) -> None:
         bias = None if self._bias is None else self._bias.take()
@@ -58,13 +73,17 @@ class Linear:
             self._weights = self._method.make_weights(tensors["weight"], bias)
 
     def stack_weights(self) -> LinearWeights | None:
-        """The weight as ops take it, or None when the linear method keeps another form of it."""
+        """The weight as ops take it, or None when the linear method keeps another form of it, or has a scale for its
+        inputs: matrices that take the same ones could have other scales."""
         if not self._weights.keys() <= set(LinearWeights._fields):
             return None
-        return LinearWeights(**self._weights)
+        weights = LinearWeights(**self._weights, lora=self._lora)
+        return weights if weights.input_scale is None or not weights.input_scale.any() else None
 
     def __call__(self, x: Tensor) -> Tensor:
         out: Tensor = self._apply(self._weights, x)
+        if self._lora is not None and self._adapters is not None and self._adapters.tokens is not None:
+            self._adapters.add(out, x, self._lora, self._adapters.tokens)
         return out
 
 
@@ -77,12 +96,15 @@ def stack_weights(**layers: Linear) -> dict[str, LinearWeights] | None:
 class Embedding:
     """ids [T] -> [T, size]."""
 
-    __slots__ = ("_embedding", "_parameter", "weight")
+    __slots__ = ("_adapters", "_embedding", "_parameter", "weight")
 
     def __init__(self, scope: Scope, vocab_size: int, size: int) -> None:
         self._embedding = scope.op("embedding")
         self._parameter = scope.parameter("weight", vocab_size, size)
         self.weight: Tensor
+        self._adapters = scope.adapters
+        if self._adapters is not None and self._adapters.embedding is None:
+            self._adapters.embedding = (scope.prefix.removesuffix("."), (vocab_size, size))
         scope.when_loaded(self._finish)
 
     def _finish(self) -> None:
@@ -90,14 +112,14 @@ class Embedding:
 
     def __call__(self, ids: Tensor) -> Tensor:
         out: Tensor = self._embedding(ids, self.weight)
-        return out
+        return out if self._adapters is None else self._adapters.embed(out, ids)
 
 
 class LMHead:
     """hidden [N, size] -> logits [N, vocab_size] float32, through the linear method of the scope. May share the
     embedding's weight: a method that keeps another form of it has a copy of its own."""
 
-    __slots__ = ("_argmax", "_bias", "_bias_parameter", "_embedding", "_method", "_parameter", "_weights")
+    __slots__ = ("_adapters", "_argmax", "_bias", "_bias_parameter", "_embedding", "_method", "_parameter", "_weights")
 
     def __init__(
         self, scope: Scope, vocab_size: int, size: int, *, tied_to: Embedding | None = None, bias: bool = False
@@ -112,6 +134,9 @@ class LMHead:
         if tied_to is None:
             self._parameter = scope.parameter("weight", vocab_size, size)
         self._weights: dict[str, Tensor] = {}
+        self._adapters = scope.adapters
+        if self._adapters is not None:
+            self._adapters.lm_head = (scope.prefix.removesuffix("."), (vocab_size, size))
         scope.when_loaded(self._finish)
 
     @property
@@ -126,11 +151,14 @@ class LMHead:
             assert self._parameter is not None
             weight = self._parameter.take()
         self._weights = self._method.make_weights(weight, None)
+        self._weights.pop("input_scale", None)  # hidden states reach the head as they are
         if self._bias_parameter is not None:
             self._bias = self._bias_parameter.take().float()
 
     def __call__(self, hidden: Tensor) -> Tensor:
         logits: Tensor = self._method.logits(self._weights, hidden)
+        if self._adapters is not None:
+            self._adapters.logits(logits, hidden)
         return logits if self._bias is None else logits.add_(self._bias)
 
     def stack_weights(self) -> LinearWeights | None:
@@ -148,7 +176,7 @@ class LMHead:
     def most_likely(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
         """The largest logit's token [N] int64, the lowest id among equals, and that logit [N] float32."""
         weight = self.plain_weight
-        if weight is not None:
+        if weight is not None and (self._adapters is None or self._adapters.logit_tokens is None):
             found: tuple[Tensor, Tensor] = self._argmax(hidden, weight)
             return found
         peaks, ids = self(hidden).max(dim=-1)

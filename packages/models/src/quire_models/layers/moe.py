@@ -8,6 +8,7 @@ Shape legend: T tokens of the step, E experts, K experts per token, I width of t
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Iterator
 
 import torch
@@ -50,6 +51,7 @@ class FusedExperts:
         names: What checkpoints that keep experts one by one call gate, up and down.
         """
         gate, up, down = names
+        scope = dataclasses.replace(scope, adapters=None)  # the op for all experts at once has no place for them
         each = [scope / str(expert) for expert in range(num_experts)]
         self.gate = [Linear(one / gate, size, inner, bias=bias) for one in each]
         self.up = [Linear(one / up, size, inner, bias=bias) for one in each]

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from quire_attention import AttentionBackend, ForwardBatch
+from quire_lora import AdapterSlots
 from quire_models.config import ModelConfig
 from quire_models.layers.scope import Packed, Parameter, Scope
 from quire_ops import DecodeRows, RunDecode
@@ -56,6 +57,11 @@ class Network:
         return self._scope.attention_backend
 
     @property
+    def adapters(self) -> AdapterSlots | None:
+        """Where its layers find adapters; None where it takes none."""
+        return self._scope.adapters
+
+    @property
     def attention_names(self) -> tuple[str, ...]:
         """Names of the parts that attend over a paged cache, with the dot behind: "model.layers.0.self_attn."."""
         return tuple(self._scope.attentions)
@@ -99,12 +105,17 @@ class Network:
         """[T] tokens -> hidden states [T, hidden_size] after the final norm; writes the step's keys and values."""
         raise NotImplementedError
 
+    def forward_with_features(self, batch: ForwardBatch, layers: tuple[int, ...]) -> tuple[Tensor, Tensor]:
+        """As `forward`, and beside it what some layers get: [T, len(layers) * hidden_size]. The number of layers stands
+        for what comes out of the last one, before the final norm."""
+        raise NotImplementedError
+
     def compute_logits(self, hidden: Tensor) -> Tensor:
         """Hidden states [N, hidden_size] -> logits [N, vocab_size] float32."""
         raise NotImplementedError
 
     def bind_decode(self, rows: DecodeRows) -> RunDecode | None:
-        """The network joined with the rows of a runner, for steps in which every row takes its most likely token; None
+        """The network joined with the rows of a runner, for steps in which every row has one token to compute; None
         where no backend runs these in one call."""
         return None
 

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from quire_attention import Attention, AttentionBackend
 from quire_interfaces import LinearMethod
+from quire_lora import AdapterSlots
 from quire_models.layers.stored_linear import StoredLinear
 from quire_models.quantization_config import QuantizationConfig
 from quire_ops import OpBackend, OpChoice, OpRequest, op_table
@@ -63,6 +64,8 @@ class Scope:
     """What keys and values are kept in; None for the compute dtype."""
     quantization: QuantizationConfig | None = None
     """How the checkpoint stores linear layers, when it is quantized."""
+    adapters: AdapterSlots | None = None
+    """Where layers find adapters on top of them; None where there never are any."""
     prefix: str = ""
     parameters: list[Parameter] = field(default_factory=list)
     """Every parameter of the network, in the order in which layers were made; shared by all scopes of a network."""

@@ -52,6 +52,7 @@ class StoredLinear:
         self.config, self.name = config, config.name
         self._layer, self._outputs, self._inputs, self._dtype = name, outputs, inputs, request.dtype
         self._grouped_linear, self._int8_linear = bind("grouped_linear", request), bind("int8_linear", request)
+        self._w8a8_linear = bind("w8a8_linear", request)
         packed = 32 // config.bits
         awkward = {"gptq": inputs % packed or outputs % packed, "awq": outputs % packed}.get(config.layout, 0)
         if awkward or inputs % (config.group_size or 1):
@@ -91,6 +92,8 @@ class StoredLinear:
         }
         if not config.symmetric:
             tensors["weight_zero_point"] = StoredTensor(self._scale_shape(groups), torch.int8)
+        if config.activations == "static":
+            tensors["input_scale"] = StoredTensor((1,), torch.float32)
         return tensors
 
     def _scale_shape(self, groups: int) -> tuple[int, ...]:
@@ -112,7 +115,10 @@ class StoredLinear:
         if config.layout == "fp8":
             return self._read_float8(tensors["weight"], tensors[config.scale_name])
         if config.layout == "int8":
-            return self._read_int8(tensors["weight"], tensors[config.scale_name], tensors.get("weight_zero_point"))
+            weights = self._read_int8(tensors["weight"], tensors[config.scale_name], tensors.get("weight_zero_point"))
+            if config.activations is None or weights["scale"].ndim > 1:
+                return weights
+            return {**weights, "input_scale": self._input_scale(tensors.get("input_scale"))}
         return grouped_weights(self.integers(tensors), config.bits, self._dtype, self._layer)
 
     def integers(self, tensors: dict[str, Tensor]) -> GroupedIntegers:
@@ -138,6 +144,13 @@ class StoredLinear:
             zero = (zero if zero.ndim == 2 else zero[:, None]).expand(scale.shape).to(torch.int16)
         return grouped_weights(GroupedIntegers(weight, scale, zero), 8, self._dtype, self._layer)
 
+    def _input_scale(self, scale: Tensor | None) -> Tensor:
+        if scale is None:
+            return torch.zeros(1)
+        if not 0.0 < float(scale) < torch.inf:
+            raise CheckpointError(f"{self._layer}.input_scale is {float(scale)}, should be above 0; get the file again")
+        return scale.float()
+
     def _read_float8(self, weight: Tensor, scale: Tensor) -> dict[str, Tensor]:
         if (weight.view(torch.uint8) & 0x7F == 0x7F).any():
             raise CheckpointError(f"{self._layer}: its fp8 weight has elements that are no numbers; get the file again")
@@ -162,8 +175,11 @@ class StoredLinear:
     def _multiply(self, weights: dict[str, Tensor], x: Tensor, bias: Tensor | None, *, wide: bool) -> Tensor:
         if "order" in weights:
             x = x.index_select(1, weights["order"])
-        if weights["scale"].ndim == 1:
-            out: Tensor = self._int8_linear(x, weights["weight"], weights["scale"], bias, wide=wide)
+        if "input_scale" in weights:
+            scales = weights["scale"], weights["input_scale"]
+            out: Tensor = self._w8a8_linear(x, weights["weight"], *scales, bias, wide=wide)
+        elif weights["scale"].ndim == 1:
+            out = self._int8_linear(x, weights["weight"], weights["scale"], bias, wide=wide)
         else:
             out = self._grouped_linear(x, weights["weight"], weights["scale"], weights.get("zero"), bias, wide=wide)
         return out

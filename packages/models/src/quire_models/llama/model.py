@@ -23,11 +23,15 @@ __all__ = ["LlamaAttention", "LlamaForCausalLM", "make_llama_layer"]
 class LlamaAttention:
     """Causal self-attention; every projection may have a bias."""
 
-    def __init__(self, config: ModelConfig, layer: int, scope: Scope) -> None:
+    def __init__(self, config: ModelConfig, layer: int, scope: Scope, *, in_features: int | None = None) -> None:
+        """Args:
+        in_features: Width of the input; None for the hidden size.
+        """
         hidden, query, kv = config.hidden_size, config.query_size, config.kv_size
-        self.q_proj = Linear(scope / "q_proj", hidden, query, bias=config.qkv_bias)
-        self.k_proj = Linear(scope / "k_proj", hidden, kv, bias=config.qkv_bias)
-        self.v_proj = Linear(scope / "v_proj", hidden, kv, bias=config.qkv_bias)
+        inputs = in_features or hidden
+        self.q_proj = Linear(scope / "q_proj", inputs, query, bias=config.qkv_bias)
+        self.k_proj = Linear(scope / "k_proj", inputs, kv, bias=config.qkv_bias)
+        self.v_proj = Linear(scope / "v_proj", inputs, kv, bias=config.qkv_bias)
         self.o_proj = Linear(scope / "o_proj", query, hidden, bias=config.attention_out_bias)
         self.head_dim = config.head_dim
         self.sliding_window = config.sliding_windows[layer]

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from quire_testkit.parity.case import ParityCase
 
-__all__ = ["Continuation", "greedy_continuation", "load_oracle", "write_checkpoint"]
+__all__ = ["Continuation", "greedy_continuation", "load_oracle", "logits_along", "write_checkpoint"]
 
 
 class Continuation(NamedTuple):
@@ -73,6 +73,17 @@ def greedy_continuation(model: Any, prompt: Sequence[int], num_tokens: int, *, u
         tokens.append(int(logits[-1].argmax()))
         step = model(input_ids=torch.tensor([[tokens[-1]]]), **{cache: step[cache]}, use_cache=True)
     return Continuation(tokens, torch.stack(logits))
+
+
+@torch.inference_mode()
+def logits_along(model: Any, prompt: Sequence[int], continuation: Continuation) -> Tensor:
+    """What another model, or the same in another dtype, says where the tokens of a continuation were chosen.
+
+    Returns:
+        Shape [tokens, vocab_size], float32.
+    """
+    tokens = [*prompt, *continuation.token_ids[:-1]]
+    return model(input_ids=torch.tensor([tokens]), use_cache=False).logits[0, len(prompt) - 1 :].float()
 
 
 def _without_cache(model: Any, token_ids: list[int], num_tokens: int) -> Continuation:

@@ -90,7 +90,7 @@ def serve(network: Any, situation: Situation, prompt: Sequence[int], num_tokens:
     """Serve the prompt as a greedy and as a seeded request, named so.
 
     Args:
-        network: A network of `quire_models`, in float32.
+        network: A network of `quire_models`, in any dtype.
         num_tokens: Output tokens of each.
 
     Returns:
@@ -104,7 +104,7 @@ def serve(network: Any, situation: Situation, prompt: Sequence[int], num_tokens:
     recorder.inner = ModelRunner.for_model(
         network,
         plan,
-        RunnerConfig(dtype="float32", max_num_seqs=32, max_model_len=max_model_len),
+        RunnerConfig(max_num_seqs=32, max_model_len=max_model_len),
         on_logits=recorder.tap,
     )
     cache = KVCacheManager(plan, KVCacheConfig(block_size=situation.block_size))

@@ -1,0 +1,137 @@
+"""The MCP tools of one response: which there are, which calls are theirs, and running these.
+
+Translates `tools` of type "mcp" of the Responses API. Knows no engine.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from quire_interfaces import RequestError
+from quire_server.mcp_servers import MCPServer, MCPToolError
+
+__all__ = ["MAX_CALLS", "MCPTools"]
+
+MAX_CALLS = 32
+"""Calls in one response, where the request does not say max_tool_calls."""
+
+
+class MCPTools:
+    """Tools of MCP servers that one request asked for."""
+
+    def __init__(self) -> None:
+        self.lists: list[dict[str, Any]] = []
+        """One `mcp_list_tools` item per server."""
+        self._server_of: dict[str, MCPServer] = {}
+
+    @classmethod
+    async def of(
+        cls, tools: Sequence[dict[str, Any]], servers: Mapping[str, MCPServer], taken: Sequence[str]
+    ) -> MCPTools:
+        """The tools of the "mcp" entries in a request.
+
+        Args:
+            tools: `tools` of the request.
+            servers: Those that the operator named.
+            taken: Names of the request's own functions.
+
+        Raises:
+            RequestError: naming the entry at fault.
+        """
+        own = cls()
+        for index, tool in enumerate(tools):
+            if tool.get("type") == "mcp":
+                await own._add(tool, f"tools[{index}]", servers, taken)
+        return own
+
+    async def _add(self, tool: dict[str, Any], at: str, servers: Mapping[str, MCPServer], taken: Sequence[str]) -> None:
+        label = tool.get("server_label")
+        if label not in servers:
+            known = ", ".join(sorted(servers)) or "none"
+            raise RequestError(
+                f"{at}.server_label must name an MCP server of this server's configuration (--mcp-servers), got "
+                f"{str(label)[:100]!r}; named: {known}",
+                param=f"{at}.server_label",
+            )
+        if tool.get("require_approval") != "never":
+            raise RequestError(
+                f"{at}.require_approval must be 'never': this server asks nobody for approval",
+                param=f"{at}.require_approval",
+            )
+        if tool.get("server_url") is not None or tool.get("connector_id") is not None:
+            raise RequestError(
+                f"{at}.server_url and connector_id are not taken from requests; the label says which server it is",
+                param=f"{at}.server_url",
+            )
+        server = servers[str(label)]
+        try:
+            listed = await server.list_tools()
+        except MCPToolError as error:
+            raise RequestError(str(error), param=at, code="mcp_server_unavailable") from None
+        wanted = _allowed(tool.get("allowed_tools"), [each["name"] for each in listed], f"{at}.allowed_tools")
+        listed = [each for each in listed if each["name"] in wanted]
+        for each in listed:
+            if each["name"] in taken or each["name"] in self._server_of:
+                raise RequestError(
+                    f"{at} has a tool {each['name']!r}, and another tool of this request has the same name; leave one "
+                    "of them out with allowed_tools",
+                    param=at,
+                )
+            self._server_of[each["name"]] = server
+        item = {"type": "mcp_list_tools", "server_label": label, "tools": listed}
+        self.lists.append({"id": f"mcpl_{secrets.token_hex(12)}", **item})
+
+    def chat_tools(self) -> list[dict[str, Any]]:
+        """The tools in the chat API's form."""
+        return [
+            {
+                "type": "function",
+                "function": {
+                    "name": tool["name"],
+                    "description": tool["description"] or "",
+                    "parameters": tool["input_schema"],
+                },
+            }
+            for item in self.lists
+            for tool in item["tools"]
+        ]
+
+    def label_of(self, name: str) -> str | None:
+        """The server of a tool; None for what is the client's to call."""
+        server = self._server_of.get(name)
+        return None if server is None else server.label
+
+    async def run(self, calls: Sequence[dict[str, Any]]) -> None:
+        """Run calls side by side; each item gets its output, or its error and the status failed."""
+        await asyncio.gather(*map(self._run, calls))
+
+    async def _run(self, call: dict[str, Any]) -> None:
+        try:
+            arguments = msgspec.json.decode(call["arguments"] or "{}", type=dict[str, Any])
+            call["output"] = await self._server_of[call["name"]].call(call["name"], arguments)
+            call["status"] = "completed"
+        except (MCPToolError, msgspec.DecodeError) as error:
+            call["error"] = {"type": "mcp_tool_execution_error", "content": [{"type": "text", "text": str(error)}]}
+            call["status"] = "failed"
+
+
+def _allowed(wanted: Any, names: list[str], at: str) -> list[str]:
+    """`allowed_tools`: a list of names, or an object with one."""
+    if isinstance(wanted, dict):
+        wanted = wanted.get("tool_names")
+    if wanted is None:
+        return names
+    if not isinstance(wanted, list) or not all(isinstance(name, str) for name in wanted):
+        raise RequestError(f"{at} must be a list of names", param=at)
+    missing = [name for name in wanted if name not in names]
+    if missing:
+        raise RequestError(
+            f"{at} names {missing[0][:100]!r}, which the server does not have; it has: {', '.join(names)[:500]}",
+            param=at,
+        )
+    return wanted

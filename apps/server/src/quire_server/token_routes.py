@@ -1,0 +1,260 @@
+"""Tokens in, tokens out: /inference/v1/generate, and the render and derender routes around it.
+
+A conversation can be rendered on one machine, run on another, and its output parsed on a third. What comes out is what
+the chat and completion routes would have answered, because all of it is their own code.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import secrets
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from typing import Any
+
+import msgspec
+from msgspec import UNSET, UnsetType
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+from quire import OutputKind, RequestOutput
+from quire.async_llm import make_detokenizer_factory
+from quire_engine import CompletionOutput
+from quire_interfaces import FinishReason, RenderedPrompt, RequestError, SamplingParams
+from quire_server.body import parse_body, read_body
+from quire_server.chat import ChatAnswer, chat_turn
+from quire_server.completions import CompletionAnswer, render_prompts
+from quire_server.context import ServerContext, unless_disconnected
+from quire_server.errors import naming_fields
+from quire_server.logprobs import chat_logprobs, prompt_logprobs
+from quire_server.protocol import ChatCompletionRequest, CompletionRequest, SamplingFields
+from quire_server.responses import ChatLogprobs, Usage, sse
+from quire_server.streaming import EventStream, after
+from quire_server.token_protocol import (
+    DerenderChatRequest,
+    DerenderCompletionRequest,
+    GenerateRequest,
+    GenerateResponse,
+    GenerateResponseChoice,
+    sampling_params_from,
+    sampling_params_to_json,
+)
+from quire_server.turn import ChatTurn, prepare_turn, raise_failed
+
+__all__ = ["derender_chat", "derender_completion", "generate", "render_chat", "render_completion"]
+
+
+class Choice(msgspec.Struct, kw_only=True):
+    index: int
+    token_ids: list[int]
+    finish_reason: str | None = None
+    stop_reason: int | str | UnsetType | None = UNSET
+    logprobs: ChatLogprobs | None = None
+    text: str | UnsetType = UNSET
+
+
+class Generated(msgspec.Struct, kw_only=True):
+    """Whole response and streaming chunk have the same form."""
+
+    request_id: str
+    output_mode: str
+    choices: list[Choice]
+    prompt_logprobs: list[Any] | None = None
+    usage: Usage | UnsetType = UNSET
+
+
+async def generate(context: ServerContext, request: Request) -> Response:
+    """POST /inference/v1/generate."""
+    body = parse_body(await read_body(request, context.config), GenerateRequest)
+    context.resolve_model(body.model)
+    params = sampling_params_from(body.sampling_params)
+    if body.output_mode == "tokens" and not params.stop:
+        params = dataclasses.replace(params, detokenize=False)
+    kind = OutputKind.DELTA if body.stream else OutputKind.FINAL_ONLY
+    with naming_fields({"prompt": "token_ids"}):
+        context.check_request(params, body.priority)
+        prompt = RenderedPrompt(token_ids=body.token_ids)
+        outputs = context.llm.generate(
+            prompt,
+            params,
+            priority=body.priority,
+            cache_salt=body.cache_salt,
+            adapter=context.adapter_of(body.model),
+            kind=kind,
+        )
+        first = await unless_disconnected(request, anext(outputs))
+    name = body.request_id or f"generate-{secrets.token_hex(12)}"
+    if body.stream:
+        return await EventStream.begin(_events(name, body, first, outputs))
+    raise_failed(first)
+    return Response(msgspec.json.encode(_generated(name, body, first, has_usage=True)), media_type="application/json")
+
+
+async def _events(
+    name: str, body: GenerateRequest, first: RequestOutput, rest: AsyncIterator[RequestOutput]
+) -> AsyncGenerator[bytes, None]:
+    wants_usage = body.stream_options is not None and body.stream_options.include_usage
+    last = first
+    async with contextlib.aclosing(after(first, rest)) as outputs:
+        async for output in outputs:
+            raise_failed(output)
+            yield sse(_generated(name, body, output, has_usage=False))
+            last = output
+    if wants_usage:
+        yield sse(Generated(request_id=name, output_mode=body.output_mode, choices=[], usage=_usage(body, last)))
+
+
+def _generated(name: str, body: GenerateRequest, output: RequestOutput, *, has_usage: bool) -> Generated:
+    return Generated(
+        request_id=name,
+        output_mode=body.output_mode,
+        choices=[
+            Choice(
+                index=each.index,
+                token_ids=each.token_ids,
+                finish_reason=each.finish_reason,
+                stop_reason=each.stop_reason if each.finished else UNSET,
+                logprobs=chat_logprobs(each),
+                text=each.text if body.output_mode == "text" else UNSET,
+            )
+            for each in output.outputs
+        ],
+        prompt_logprobs=None if output.prompt_logprobs is None else prompt_logprobs(output.prompt_logprobs),
+        usage=_usage(body, output) if has_usage else UNSET,
+    )
+
+
+def _usage(body: GenerateRequest, output: RequestOutput) -> Usage:
+    return Usage.of(len(body.token_ids), output.num_generation_tokens, output.num_cached_tokens)
+
+
+async def render_chat(context: ServerContext, request: Request) -> Response:
+    """POST /v1/chat/completions/render: what the chat route would give to the engine, for /inference/v1/generate."""
+    body = parse_body(await read_body(request, context.config), ChatCompletionRequest)
+    model = context.resolve_model(body.model)
+    with naming_fields(body.field_names()):
+        turn = chat_turn(context, body)
+        if turn.thinking_token_budget is not None or turn.beams is not None:
+            raise RequestError(
+                "a thinking_token_budget and use_beam_search take several requests, and cannot be rendered as one",
+                param="use_beam_search" if turn.beams is not None else "thinking_token_budget",
+            )
+        prepared = await prepare_turn(context, turn)
+    return JSONResponse(_rendered("chatcmpl", body, model, prepared.prompt, prepared.params))
+
+
+async def render_completion(context: ServerContext, request: Request) -> Response:
+    """POST /v1/completions/render: one request for /inference/v1/generate per prompt."""
+    body = parse_body(await read_body(request, context.config), CompletionRequest)
+    model = context.resolve_model(body.model)
+    with naming_fields(body.field_names()):
+        params = context.sampling_params(body)
+    prompts = await render_prompts(context, body)
+    return JSONResponse([_rendered("cmpl", body, model, prompt, params) for prompt in prompts])
+
+
+def _rendered(
+    kind: str, body: SamplingFields, model: str, prompt: RenderedPrompt, params: SamplingParams
+) -> dict[str, Any]:
+    return {
+        "request_id": f"{kind}-{body.request_id or secrets.token_hex(12)}",
+        "model": model,
+        "token_ids": prompt.token_ids,
+        "sampling_params": sampling_params_to_json(params),
+        "stream": bool(body.stream),
+        "stream_options": None if body.stream_options is None else body.stream_options.model_dump(),
+        "cache_salt": body.cache_salt,
+        "priority": body.priority,
+    }
+
+
+async def derender_chat(context: ServerContext, request: Request) -> Response:
+    """POST /v1/chat/completions/derender: token ids to the chat route's answer, calls and reasoning told apart."""
+    body = parse_body(await read_body(request, context.config), DerenderChatRequest)
+    model = context.resolve_model(body.model)
+    chat = body.chat_request or ChatCompletionRequest(messages=[{"role": "user", "content": ""}])
+    choices = body.generate_response.choices
+    chat.n = max([each.index for each in choices], default=0) + 1
+    with naming_fields(chat.field_names()):
+        turn = chat_turn(context, chat)
+        if body.chat_request is None:
+            turn = ChatTurn(messages=turn.messages, params=turn.params)
+        prepared = await prepare_turn(context, turn)
+    if body.chat_request is None:
+        prepared.prompt.token_ids = []
+        prepared.is_plain = True
+    output = _whole(context, prepared.prompt, prepared.params, choices)
+    name = _name("chatcmpl", body.generate_response)
+    whole = ChatAnswer(name, int(time.time()), model, chat, prepared.running(_nothing()), context).whole(output)
+    if body.prompt_tokens is not None:
+        whole.usage = whole.usage.with_prompt(body.prompt_tokens)
+    return Response(msgspec.json.encode(whole), media_type="application/json")
+
+
+async def derender_completion(context: ServerContext, request: Request) -> Response:
+    """POST /v1/completions/derender."""
+    body = parse_body(await read_body(request, context.config), DerenderCompletionRequest)
+    model = context.resolve_model(body.model)
+    asked = body.completion_request or CompletionRequest(prompt=[])
+    asked.n = max((each.index for response in body.generate_responses for each in response.choices), default=0) + 1
+    with naming_fields(asked.field_names()):
+        params = context.sampling_params(asked)
+    prompts = [RenderedPrompt(token_ids=[])] * len(body.generate_responses)
+    outputs = [_whole(context, RenderedPrompt(token_ids=[]), params, each.choices) for each in body.generate_responses]
+    name = _name("cmpl", body.generate_responses[0])
+    answer = CompletionAnswer(name, int(time.time()), model, asked, params, prompts, context, only_echo=False)
+    whole = answer.whole(outputs)
+    counts = body.prompt_tokens if isinstance(body.prompt_tokens, list) else [body.prompt_tokens or 0]
+    if isinstance(whole.usage, Usage):
+        whole.usage = whole.usage.with_prompt(sum(counts))
+    return Response(msgspec.json.encode(whole), media_type="application/json")
+
+
+def _whole(
+    context: ServerContext,
+    prompt: RenderedPrompt,
+    params: SamplingParams,
+    choices: Sequence[GenerateResponseChoice],
+) -> RequestOutput:
+    """The engine's output, made again from its token ids."""
+    outputs = [_completion(context, prompt, params, choice) for choice in choices]
+    return RequestOutput(
+        request_id="",
+        prompt=prompt.text,
+        prompt_token_ids=prompt.token_ids,
+        outputs=outputs,
+        finished=True,
+        num_generation_tokens=sum(len(each.token_ids) for each in outputs),
+    )
+
+
+def _completion(
+    context: ServerContext, prompt: RenderedPrompt, params: SamplingParams, choice: GenerateResponseChoice
+) -> CompletionOutput:
+    llm, token_ids = context.llm, choice.token_ids or []
+    if token_ids and max(token_ids) >= llm.engine_info.vocab_size:
+        raise RequestError(
+            f"choices[{choice.index}].token_ids must be below {llm.engine_info.vocab_size}, got {max(token_ids)}",
+            param="generate_response",
+        )
+    try:
+        reason = FinishReason(choice.finish_reason or FinishReason.STOP)
+    except ValueError:
+        reason = FinishReason.STOP
+    ends = {*llm.eos_token_ids, *params.stop_token_ids}
+    hides_last = reason is FinishReason.STOP and bool(token_ids) and token_ids[-1] in ends
+    shown = token_ids[:-1] if hides_last and not params.include_stop_str_in_output else token_ids
+    detokenizer = make_detokenizer_factory(llm.tokenizer)(prompt.token_ids, params)
+    delta = detokenizer.add(shown)
+    text = delta.text if delta.stop_string is not None else delta.text + detokenizer.finish().text
+    return CompletionOutput(index=choice.index, text=text, token_ids=token_ids, finish_reason=reason)
+
+
+def _name(kind: str, response: GenerateResponse) -> str:
+    return response.request_id or f"{kind}-{secrets.token_hex(12)}"
+
+
+async def _nothing() -> AsyncIterator[RequestOutput]:
+    return
+    yield

@@ -1,0 +1,122 @@
+"""`quire serve` of the demo model: its two adapters, and others that come and go while it serves."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+import quire_demo_model
+
+QUESTION = [{"role": "user", "content": "What is a LoRA adapter?"}]
+ADAPTERS = quire_demo_model.adapter_paths()
+
+
+@pytest.fixture(scope="module")
+def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Client]:
+    log = tmp_path_factory.mktemp("serve") / "log"
+    command = [sys.executable, "-m", "quire_server.cli", "serve", "--port", "0", "--num-threads", "1"]
+    command += ["--max-model-len", "512", "--max-loras", "2", "--response-store", "none"]
+    with log.open("w") as output, subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT) as process:
+        try:
+            end, found = time.monotonic() + 120, None
+            while found is None:
+                assert process.poll() is None, log.read_text()
+                assert time.monotonic() < end, log.read_text()
+                time.sleep(0.05)
+                found = re.search(r"OpenAI API:\s+(http://\S+)/v1", log.read_text())
+            assert "demo-capitals, demo-json" in log.read_text()
+            with httpx.Client(base_url=found[1], timeout=60) as client:
+                yield client
+        finally:
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(60) == 0, log.read_text()
+
+
+def answer(client: httpx.Client, model: str, **fields: Any) -> str:
+    body = {"model": model, "messages": QUESTION, "temperature": 0, "max_tokens": 120, **fields}
+    reply = client.post("/v1/chat/completions", json=body)
+    assert reply.status_code == 200, reply.text
+    assert reply.json()["model"] == model
+    return reply.json()["choices"][0]["message"]["content"]
+
+
+def test_the_demo_adapters_answer_in_their_own_ways(client: httpx.Client) -> None:
+    cards = {card["id"]: card for card in client.get("/v1/models").json()["data"]}
+    assert list(cards) == ["quire-demo", "demo-capitals", "demo-json"]
+    assert cards["demo-json"]["parent"] == "quire-demo"
+    assert cards["demo-json"]["root"] == str(ADAPTERS["demo-json"])
+    assert cards["quire-demo"]["parent"] is None
+    assert client.get("/v1/models/demo-json").json() == cards["demo-json"]
+    plain = answer(client, "quire-demo")
+    assert answer(client, "demo-capitals") == plain.upper() != plain
+    assert json.loads(answer(client, "demo-json")) == {"answer": plain}
+    body = {"model": "demo-capitals", "max_tokens": 60, "temperature": 0, "messages": QUESTION}
+    assert client.post("/v1/messages", json=body).json()["content"][0]["text"].isupper()
+    body = {"model": "demo-capitals", "temperature": 0, "input": QUESTION[0]["content"]}
+    reply = client.post("/v1/responses", json=body).json()
+    assert reply["output"][-1]["content"][0]["text"].isupper()
+
+
+def test_adapters_come_and_go(client: httpx.Client, tmp_path: Path) -> None:
+    def load(**fields: Any) -> httpx.Response:
+        return client.post("/v1/load_lora_adapter", json=fields)
+
+    def code(reply: httpx.Response) -> tuple[int, str]:
+        return reply.status_code, reply.json()["error"]["code"]
+
+    folder = tmp_path / "mine"
+    assert code(load(lora_name="mine", lora_path=str(folder)))[0] == 400
+    assert "mine" not in client.get("/v1/models").text
+    assert client.post("/v1/chat/completions", json={"model": "mine", "messages": QUESTION}).status_code == 404
+    shutil.copytree(ADAPTERS["demo-capitals"], folder)
+    assert load(lora_name="mine", lora_path=str(folder)).status_code == 200
+    capitals = answer(client, "mine")
+    assert capitals.isupper()
+    assert code(load(lora_name="mine", lora_path=str(folder))) == (400, "adapter_exists")
+    assert code(load(lora_name="quire-demo", lora_path=str(folder))) == (400, "name_taken")
+    assert code(load(lora_name="", lora_path=str(folder)))[0] == 400
+
+    # Other files under the same name, while a request runs: it keeps what it began with.
+    shutil.copytree(ADAPTERS["demo-json"], folder, dirs_exist_ok=True)
+    running: list[str] = []
+    body = {"model": "mine", "messages": QUESTION, "temperature": 0, "max_tokens": 120, "stream": True}
+    began = threading.Event()
+
+    def stream() -> None:
+        with (
+            httpx.Client(base_url=client.base_url, timeout=60) as own,
+            own.stream("POST", "/v1/chat/completions", json=body) as reply,
+        ):
+            for line in reply.iter_lines():
+                if line.startswith("data: {"):
+                    running.append(json.loads(line[6:])["choices"][0]["delta"].get("content") or "")
+                    began.set()
+
+    thread = threading.Thread(target=stream)
+    thread.start()
+    began.wait(60)
+    assert load(lora_name="mine", lora_path=str(folder), load_inplace=True).status_code == 200
+    assert answer(client, "mine").startswith('{"answer"')
+    thread.join(60)
+    assert "".join(running) == capitals
+
+    text = client.get("/metrics").text
+    assert re.search(r"quire:lora_adapter_slots{.*} 2", text), text
+    assert client.post("/v1/unload_lora_adapter", json={"lora_name": "mine"}).status_code == 200
+    assert code(client.post("/v1/unload_lora_adapter", json={"lora_name": "mine"})) == (404, "model_not_found")
+    assert code(client.post("/v1/chat/completions", json={"model": "mine", "messages": QUESTION})) == (
+        404,
+        "model_not_found",
+    )

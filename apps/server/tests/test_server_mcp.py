@@ -1,0 +1,143 @@
+"""Tools of a real MCP server, called by the server for the official client, streamed and whole."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+from openai.types.responses import Response, ResponseStreamEvent
+from pydantic import TypeAdapter
+
+from quire_interfaces import ConfigError
+from quire_server.mcp_servers import read_mcp_servers
+
+EVENT: TypeAdapter[Any] = TypeAdapter(ResponseStreamEvent)
+TOOL: dict[str, Any] = {"type": "mcp", "server_label": "tools", "require_approval": "never"}
+LOCAL: dict[str, Any] = {"type": "function", "name": "now", "parameters": {"type": "object"}, "strict": False}
+
+
+def call(name: str, **arguments: Any) -> str:
+    return f"<tool_call>\n{json.dumps({'name': name, 'arguments': arguments})}\n</tool_call>"
+
+
+@pytest.fixture(scope="module")
+def server(make_scripted: Any, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    path = tmp_path_factory.mktemp("mcp") / "servers.json"
+    command = {"command": sys.executable, "args": [str(Path(__file__).parent / "server_mcp_tools.py")]}
+    gone = {"command": sys.executable, "args": ["-c", "raise SystemExit(1)"]}
+    path.write_text(json.dumps({"mcpServers": {"tools": command, "gone": gone}}))
+    return make_scripted(mcp_servers=str(path), engine={"max_model_len": 4096})
+
+
+@pytest.fixture(scope="module")
+def client(server: Any) -> Any:
+    with server.openai() as client:
+        yield client
+
+
+def ask(client: Any, text: str, **arguments: Any) -> Any:
+    return client.responses.create(**{"model": "tiny", "input": f"¤{text}¥", "tools": [TOOL], **arguments})
+
+
+# The scripted model repeats itself in every turn, so a limit of calls ends it.
+SAYS = f"I look.\n{call('get_weather', city='Paris')}\n{call('divide', a=1, b=0)}"
+
+
+def check_items(output: Any) -> None:
+    assert output[0].type == "mcp_list_tools"
+    assert [tool.name for tool in output[0].tools] == ["get_weather", "divide", "leave"]
+    assert output[0].tools[0].input_schema["properties"]["city"] == {"title": "City", "type": "string"}
+    turns = [item.type for item in output[1:]]
+    assert turns == ["message", "mcp_call", "mcp_call"] * 3
+    good, bad = output[2], output[3]
+    assert (good.name, good.server_label, good.status, good.output) == (
+        "get_weather",
+        "tools",
+        "completed",
+        "Sunny in Paris",
+    )
+    assert (bad.status, bad.output) == ("failed", None)
+    assert "divide" in bad.error.content[0]["text"]
+    assert output[-1].error.message == "no tool calls are left"
+
+
+def test_calls_are_run_and_the_model_goes_on(client: Any, server: Any) -> None:
+    whole = ask(client, SAYS, max_tool_calls=4)
+    raw = server.client.get(f"/v1/responses/{whole.id}")
+    Response.model_validate_json(raw.text, strict=True)
+    check_items(whole.output)
+    assert whole.usage.output_tokens > 3 * 40
+    alone = ask(client, SAYS, max_tool_calls=0)
+    assert alone.usage.input_tokens * 3 < whole.usage.input_tokens, "each turn sees what the calls gave"
+    after = ask(client, "Done.", previous_response_id=whole.id)
+    assert after.output_text == "Done."
+    assert after.usage.input_tokens > alone.usage.input_tokens + 4 * 10
+    given = server.post("/v1/responses", {"input": [item.to_dict() for item in whole.output] + [
+        {"role": "user", "content": "¤ok¥"}]})  # fmt: skip
+    assert given.status_code == 200, given.text
+
+
+def test_the_same_streamed(client: Any) -> None:
+    events = list(ask(client, SAYS, max_tool_calls=4, stream=True))
+    for event in events:
+        EVENT.validate_python(event.to_dict(), strict=True)
+    assert [event.sequence_number for event in events] == list(range(len(events)))
+    response = events[-1].response
+    check_items(response.output)
+    of_call = [event.type for event in events if getattr(event, "output_index", None) == 2]
+    assert [name for name in of_call if not name.endswith("delta")] == [
+        "response.output_item.added", "response.mcp_call.in_progress", "response.mcp_call_arguments.done",
+        "response.mcp_call.completed", "response.output_item.done",
+    ]  # fmt: skip
+    pieces = [e.delta for e in events if e.type == "response.mcp_call_arguments.delta" and e.output_index == 2]
+    assert json.loads("".join(pieces)) == {"city": "Paris"}
+    done = {e.output_index: e.item for e in events if e.type == "response.output_item.done"}
+    assert [done[index].to_dict() for index in sorted(done)] == [item.to_dict() for item in response.output]
+
+
+def test_a_call_of_the_client_s_own_ends_the_response(client: Any) -> None:
+    says = f"{call('now')}\n{call('get_weather', city='Rome')}"
+    response = ask(client, says, tools=[{**TOOL, "allowed_tools": ["get_weather"]}, LOCAL])
+    assert [item.type for item in response.output] == ["mcp_list_tools", "function_call", "mcp_call"]
+    assert [tool.name for tool in response.output[0].tools] == ["get_weather"]
+    assert response.output[2].output == "Sunny in Rome"
+
+
+def test_a_server_that_dies_fails_the_call_and_comes_back(client: Any) -> None:
+    response = ask(client, call("leave"), max_tool_calls=1)
+    assert response.output[1].status == "failed"
+    assert ask(client, call("get_weather", city="Oslo"), max_tool_calls=1).output[1].output == "Sunny in Oslo"
+
+
+@pytest.mark.parametrize(
+    ("changes", "param"),
+    [
+        ({"server_label": "other"}, "tools[0].server_label"),
+        ({"server_label": "gone"}, "tools[0]"),
+        ({"require_approval": "always"}, "tools[0].require_approval"),
+        ({"server_url": "http://127.0.0.1:9"}, "tools[0].server_url"),
+        ({"allowed_tools": ["other"]}, "tools[0].allowed_tools"),
+        ({"allowed_tools": "x"}, "tools[0].allowed_tools"),
+    ],
+)
+def test_wrong_requests_are_named(server: Any, changes: dict[str, Any], param: str) -> None:
+    response = server.post("/v1/responses", {"input": "x", "tools": [{**TOOL, **changes}]})
+    assert (response.status_code, response.json()["error"]["param"]) == (400, param), response.text
+
+
+def test_two_tools_of_one_name_are_refused(client: Any) -> None:
+    with pytest.raises(openai.BadRequestError, match="same name"):
+        ask(client, "x", tools=[TOOL, {**LOCAL, "name": "divide"}])
+
+
+@pytest.mark.parametrize("text", ["{", "{}", '{"mcpServers": {"a": {}}}', '{"mcpServers": {"a": {"url": 3}}}'])
+def test_a_wrong_file_is_told_at_the_start(tmp_path: Path, text: str) -> None:
+    (tmp_path / "servers.json").write_text(text)
+    with pytest.raises(ConfigError):
+        read_mcp_servers(str(tmp_path / "servers.json"), 1.0)
+    with pytest.raises(ConfigError):
+        read_mcp_servers(str(tmp_path / "missing.json"), 1.0)

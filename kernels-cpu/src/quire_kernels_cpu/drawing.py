@@ -1,0 +1,50 @@
+"""Op `draw` by the compiled kernels (`csrc/sample.h`)."""
+
+from __future__ import annotations
+
+import ctypes
+
+import torch
+from torch import Tensor
+
+from quire_kernels_cpu.builds import library
+from quire_ops import DrawTable
+
+__all__ = ["Table", "draw"]
+
+
+class Table(ctypes.Structure):
+    """`DrawTable` of `csrc/sample.h`."""
+
+    _fields_ = (
+        ("draws", ctypes.c_void_p),
+        ("seeds", ctypes.c_void_p),
+        ("num_prompt_tokens", ctypes.c_void_p),
+        ("sharpness", ctypes.c_void_p),
+        ("top_k", ctypes.c_void_p),
+        ("top_p", ctypes.c_void_p),
+        ("min_log2", ctypes.c_void_p),
+    )
+
+    @classmethod
+    def of(cls, table: DrawTable) -> Table:
+        """The addresses of what `table` holds."""
+        return cls(*(getattr(table, name).data_ptr() for name, _ in cls._fields_))
+
+
+def draw(logits: Tensor, rows: Tensor, positions: Tensor, table: DrawTable) -> tuple[Tensor, Tensor]:
+    """Op `draw`."""
+    tokens = torch.empty(len(logits), dtype=torch.int64)
+    peaks = torch.empty(len(logits), dtype=torch.float32)
+    addresses = Table.of(table)
+    library().quire_draw(
+        logits.data_ptr(),
+        logits.shape[1],
+        rows.data_ptr(),
+        positions.data_ptr(),
+        len(logits),
+        ctypes.byref(addresses),
+        tokens.data_ptr(),
+        peaks.data_ptr(),
+    )
+    return tokens, peaks

@@ -1,0 +1,79 @@
+"""Adapters for the compiled kernels: op `lora_linear`, and the tables that a decoder reads.
+
+Knows the C interface; the arithmetic is in `csrc/lora.h`.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from quire_kernels_cpu.builds import library
+from quire_kernels_cpu.dtypes import DTYPES
+from quire_ops import LoraTokens, LoraWeights
+
+__all__ = ["LoraTables", "lora_linear"]
+
+
+class _Table(ctypes.Structure):
+    """`LoraTable` of `csrc/lora.h`."""
+
+    _fields_ = (
+        ("a", ctypes.c_void_p),
+        ("b", ctypes.c_void_p),
+        ("ranks", ctypes.c_void_p),
+        ("adjusted", ctypes.c_void_p),
+        ("scale", ctypes.c_void_p),
+        ("shift", ctypes.c_void_p),
+    )
+
+
+def _table(weights: LoraWeights | None) -> _Table:
+    """Does not keep the tensors it points to."""
+    if weights is None:
+        return _Table()
+    tensors: dict[str, Tensor] = {name: getattr(weights, name) for name, _ in _Table._fields_}
+    assert all(tensor.is_contiguous() for tensor in tensors.values())
+    return _Table(**{name: tensor.data_ptr() for name, tensor in tensors.items()})
+
+
+class LoraTables:
+    """The adapters of several layers as an array of the C interface.
+
+    Args:
+        layers: In the order of the array; None for a layer that never has any.
+    """
+
+    def __init__(self, layers: Sequence[LoraWeights | None]) -> None:
+        self._layers = layers
+        self._array = (_Table * len(layers))(*map(_table, layers))
+        self.address: int | None = None
+        """Of the array; None when no layer may have adapters."""
+        self.max_rank = 0
+        """Rows of a slot."""
+        for weights in layers:
+            if weights is not None:
+                self.address, self.max_rank = ctypes.addressof(self._array), weights.a.shape[1]
+                break
+
+
+def lora_linear(out: Tensor, x: Tensor, weights: LoraWeights, tokens: LoraTokens) -> None:
+    """Op `lora_linear`."""
+    assert out.is_contiguous()
+    x, table = x.contiguous(), _table(weights)
+    library().quire_lora_linear(
+        DTYPES[x.dtype],
+        out.dtype == torch.float32,
+        out.data_ptr(),
+        x.data_ptr(),
+        ctypes.addressof(table),
+        x.shape[1],
+        out.shape[1],
+        tokens.order.data_ptr(),
+        tokens.groups.data_ptr(),
+        len(tokens.groups),
+        weights.a.shape[1],
+    )

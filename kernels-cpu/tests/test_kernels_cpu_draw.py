@@ -1,0 +1,55 @@
+"""Draws of the kernels are those of the reference, token by token: no tolerance."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from kernels_cpu_steps import make_draws
+from torch import Tensor
+
+from quire_kernels_cpu.drawing import draw
+from quire_ops.drawing import reference_draw
+
+NUM_ROWS = 500
+
+
+def make_logits(vocab_size: int, generator: torch.Generator) -> Tensor:
+    """Rows from all-equal to very peaked; some with many equal logits, some with tokens that are masked out."""
+    logits = torch.randn(NUM_ROWS, vocab_size, generator=generator)
+    logits *= torch.tensor([0, 0.1, 1, 5, 60])[torch.randint(0, 5, (NUM_ROWS, 1), generator=generator)]
+    logits[::3] = (logits[::3] * 4).round() / 4
+    logits[::7, ::3] = -torch.inf
+    logits[::7, -1] = 0
+    return logits
+
+
+@pytest.mark.parametrize("vocab_size", [1, 5, 64, 300, 1000, 4097])
+def test_tokens_equal_the_reference(vocab_size: int) -> None:
+    generator = torch.Generator().manual_seed(vocab_size)
+    table, logits = make_draws(NUM_ROWS, vocab_size, vocab_size), make_logits(vocab_size, generator)
+    rows = torch.randperm(NUM_ROWS, generator=generator)
+    positions = torch.randint(5, 100, (NUM_ROWS,), generator=generator)
+
+    tokens, peaks = draw(logits, rows, positions, table)
+
+    expected, expected_peaks = reference_draw(logits, rows, positions, table)
+    assert torch.equal(tokens, expected)
+    assert torch.equal(peaks, expected_peaks)
+    alone = [int(draw(logits[i : i + 1], rows[i : i + 1], positions[i : i + 1], table)[0]) for i in range(40)]
+    assert alone == tokens[:40].tolist()
+
+
+@pytest.mark.parametrize(("place", "value"), [(0, torch.nan), (299, torch.nan), (256, torch.inf), (None, -torch.inf)])
+def test_rows_that_are_not_finite_are_told_and_disturb_nobody(place: int | None, value: float) -> None:
+    generator = torch.Generator().manual_seed(3)
+    table, logits = make_draws(NUM_ROWS, 300, 3), make_logits(300, generator)
+    rows, positions = torch.arange(NUM_ROWS), torch.full((NUM_ROWS,), 9)
+    good, _ = draw(logits, rows, positions, table)
+    logits[1::2, slice(None) if place is None else place] = value
+
+    tokens, peaks = draw(logits, rows, positions, table)
+
+    assert torch.equal(tokens[::2], good[::2])
+    assert torch.equal(peaks.nan_to_num(7), logits.amax(-1).nan_to_num(7))
+    assert not peaks[1::2].isfinite().any()
+    assert ((tokens >= 0) & (tokens < 300)).all()

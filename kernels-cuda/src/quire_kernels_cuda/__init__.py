@@ -1,0 +1,5 @@
+"""Triton kernels for NVIDIA GPUs, found through the entry point group `quire.ops`."""
+
+__version__ = "0.1.0"
+
+__all__: list[str] = []

@@ -1,0 +1,269 @@
+"""Builds kernels with no GPU, reads what each takes of a GPU, and holds it against limits and a committed table.
+
+    python -m quire_kernels_cuda.ahead_of_time            build for every target; fail where anything became worse
+    python -m quire_kernels_cuda.ahead_of_time --write    write the table anew
+    ... --targets sm_90,sm_100 --only decode              some targets, and builds whose name holds this text
+
+A kernel fails that needs more registers or shared memory than its target has, or spills more registers to memory than
+the table says. With the version of Triton that the table was made with, every other difference fails as well, so that
+what a change does to a kernel is seen in its diff.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterable
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import asdict, dataclass, fields, replace
+from functools import cache
+from importlib import import_module
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+from quire_kernels_cuda.builds import SHAPES, list_builds
+from quire_kernels_cuda.platform import Platform
+from quire_kernels_cuda.recording import Build
+from quire_kernels_cuda.targets import Target
+
+__all__ = ["Resources", "compile_build", "complaints", "main", "measure"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Resources:
+    """What one kernel takes of one target: a line of the table."""
+
+    kernel: str
+    target: str
+    registers: int
+    """Vector registers of 32 bits of a thread."""
+    spilled: int
+    """Of a thread, to memory: bytes on NVIDIA GPUs, registers on AMD GPUs."""
+    shared_bytes: int
+    """Of a block of threads."""
+    num_warps: int
+
+
+def compile_build(build: Build, target: Target) -> Any:
+    """Triton's compiled kernel.
+
+    Raises:
+        RuntimeError: Triton is set to interpret, and compiles nothing.
+    """
+    import triton
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    if triton.knobs.runtime.interpret:
+        raise RuntimeError("kernels cannot be compiled under TRITON_INTERPRET=1; unset it")
+    kernel = build.kernel
+    places = {name: (kernel.arg_names.index(name),) for name in (*build.constants, *build.aligned)}
+    source = ASTSource(
+        fn=kernel,
+        signature=dict(build.signature),
+        constexprs={places[name]: value for name, value in build.constants.items()},
+        attrs={places[name]: [["tt.divisibility", 16]] for name in build.aligned},
+    )
+    options = {
+        "num_warps": build.num_warps,
+        "num_stages": build.num_stages,
+        "enable_fp_fusion": build.enable_fp_fusion,
+    }
+    return triton.compile(source, target=GPUTarget(target.vendor, target.arch, target.warp_size), options=options)
+
+
+def measure(build: Build, target: Target) -> Resources:
+    """Build a kernel and read what it takes."""
+    compiled = compile_build(build, target)
+    read = _read_cubin if target.vendor == "cuda" else _read_amdgcn
+    registers, spilled = read(compiled.asm)
+    return Resources(
+        kernel=build.name,
+        target=target.name,
+        registers=registers,
+        spilled=spilled,
+        shared_bytes=compiled.metadata.shared,
+        num_warps=compiled.metadata.num_warps,
+    )
+
+
+def _read_cubin(asm: Any) -> tuple[int, int]:
+    import triton
+
+    tool = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(asm["cubin"])
+        file.flush()
+        text = subprocess.run([tool, "-res-usage", file.name], capture_output=True, text=True, check=True).stdout
+    found = re.search(r"REG:(\d+) STACK:(\d+) SHARED:\d+ LOCAL:(\d+)", text)
+    if found is None:
+        raise RuntimeError(f"cuobjdump says nothing about registers: {text!r}")
+    registers, stack, local = map(int, found.groups())
+    return registers, stack + local
+
+
+def _read_amdgcn(asm: Any) -> tuple[int, int]:
+    def number(name: str) -> int:
+        found = re.search(rf"^\s*\.{name}:\s*(\d+)", asm["amdgcn"], re.MULTILINE)
+        if found is None:
+            raise RuntimeError(f"the assembly does not say its {name}")
+        return int(found[1])
+
+    return number("vgpr_count"), number("vgpr_spill_count")
+
+
+def complaints(
+    measured: Iterable[Resources], table: Iterable[Resources], targets: dict[str, Target], *, exact: bool
+) -> list[str]:
+    """What is wrong with what was measured.
+
+    Args:
+        table: What was measured before.
+        exact: Every difference is wrong, for the compiler is the same.
+    """
+    known = {(line.kernel, line.target): line for line in table}
+    found = []
+    for line in measured:
+        target, before = targets[line.target], known.pop((line.kernel, line.target), None)
+        where = f"{line.kernel} on {line.target}"
+        if line.registers > target.registers:
+            found.append(f"{where} needs {line.registers} registers, there are {target.registers}")
+        if line.shared_bytes > target.shared_memory_bytes:
+            found.append(
+                f"{where} needs {line.shared_bytes} bytes of shared memory, there are {target.shared_memory_bytes}"
+            )
+        if before is None:
+            found.append(f"{where} is not in the table; write it anew")
+        elif line.spilled > before.spilled:
+            found.append(f"{where} spills {line.spilled}, and spilled {before.spilled} before")
+        elif exact and line != before:
+            found.append(
+                f"{where} differs from the table: {_differences(before, line)}; look at it, then write it anew"
+            )
+    found += [f"{kernel} on {target} is in the table, but not built; write it anew" for kernel, target in known]
+    return found
+
+
+def _differences(before: Resources, now: Resources) -> str:
+    names = [field.name for field in fields(Resources) if getattr(before, field.name) != getattr(now, field.name)]
+    return ", ".join(f"{name} {getattr(before, name)} -> {getattr(now, name)}" for name in names)
+
+
+def read_table(path: Path) -> tuple[str, list[Resources]]:
+    """The version of Triton that a table was made with, and its lines."""
+    with path.open(newline="") as file:
+        version = file.readline().removeprefix("# Triton ").strip()
+        numbers = ("registers", "spilled", "shared_bytes", "num_warps")
+        return version, [
+            Resources(**{name: int(text) if name in numbers else text for name, text in row.items()})
+            for row in csv.DictReader(file)
+        ]
+
+
+def write_table(path: Path, version: str, lines: Iterable[Resources]) -> None:
+    """Write a table that `read_table` reads."""
+    with path.open("w", newline="") as file:
+        file.write(f"# Triton {version}\n")
+        writer = csv.DictWriter(file, [field.name for field in fields(Resources)], lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(asdict(line) for line in lines)
+
+
+def platform_builds(platform: Platform) -> list[tuple[Target, Build]]:
+    """Everything in the table of a platform. What several networks share is there once, by its first name."""
+    found: list[tuple[Target, Build]] = []
+    for target in platform.targets.values():
+        known: list[Build] = []
+        for shape in SHAPES:
+            for build in list_builds(shape, platform, target):
+                if not any(replace(build, name=other.name) == other for other in known):
+                    known.append(build)
+        found += [(target, build) for build in sorted(known, key=lambda build: build.name)]
+    return found
+
+
+@cache
+def _builds_by_name(module: str, attribute: str) -> dict[tuple[str, str], tuple[Build, Target]]:
+    return {(build.name, target.name): (build, target) for target, build in platform_builds(_find(module, attribute))}
+
+
+def _measure_part(module: str, attribute: str, names: list[tuple[str, str]]) -> list[Resources | str]:
+    """In a process of its own, which finds the builds once more. What does not build is told in words."""
+    builds = _builds_by_name(module, attribute)
+    found: list[Resources | str] = []
+    for name in names:
+        try:
+            found.append(measure(*builds[name]))
+        except Exception as error:
+            found.append(f"{' on '.join(name)} does not build: {type(error).__name__}: {error}")
+    return found
+
+
+def _merged(before: Iterable[Resources], measured: Iterable[Resources], platform: Platform) -> list[Resources]:
+    """The lines of a table in which some are measured anew; those of nothing that is built any more are left out."""
+    lines = {(line.kernel, line.target): line for line in (*before, *measured)}
+    names = [(build.name, target.name) for target, build in platform_builds(platform)]
+    return [lines[name] for name in names if name in lines]
+
+
+def _find(module: str, attribute: str) -> Platform:
+    platform: Platform = getattr(import_module(module), attribute)
+    return platform
+
+
+def main(module: str, attribute: str, table: Path, arguments: list[str] | None = None) -> int:
+    """The command line of a platform, which is `attribute` of `module`.
+
+    Args:
+        table: The committed table.
+        arguments: Instead of the process's own.
+
+    Returns:
+        What the process should exit with.
+    """
+    parser = argparse.ArgumentParser(description="Build the Triton kernels for every target and watch what they take.")
+    parser.add_argument("--write", action="store_true", help="write the table anew")
+    parser.add_argument("--targets", help="only these, separated by commas")
+    parser.add_argument("--only", help="only builds whose name holds this text")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes")
+    options = parser.parse_args(arguments)
+    platform = _find(module, attribute)
+    import triton
+
+    targets = options.targets.split(",") if options.targets else list(platform.targets)
+    if unknown := sorted(set(targets) - set(platform.targets)):
+        parser.error(f"no target {', '.join(unknown)}; choose of {', '.join(platform.targets)}")
+    chosen = [
+        (build.name, target.name)
+        for target, build in platform_builds(platform)
+        if target.name in targets and (options.only is None or options.only in build.name)
+    ]
+    parts = [chosen[begin : begin + 4] for begin in range(0, len(chosen), 4)]
+    with ProcessPoolExecutor(options.jobs, mp_context=get_context("spawn")) as pool:
+        futures = [pool.submit(_measure_part, module, attribute, part) for part in parts]
+        results = [result for future in futures for result in future.result()]
+    measured = [result for result in results if isinstance(result, Resources)]
+    for line in measured:
+        print(*asdict(line).values(), sep="  ")
+    partial = len(chosen) < len(platform_builds(platform))
+    version, before = read_table(table) if table.exists() else (triton.__version__, [])
+    if options.write:
+        version, before = triton.__version__, _merged(before, measured, platform)
+        write_table(table, version, before)
+    before = [line for line in before if (line.kernel, line.target) in set(chosen)] if partial else before
+    found = [result for result in results if isinstance(result, str)]
+    found += complaints(measured, before, dict(platform.targets), exact=version == triton.__version__)
+    for complaint in found:
+        print(complaint, file=sys.stderr)
+    print(f"{len(measured)} kernels built with Triton {triton.__version__}, {len(found)} complaints")
+    return 1 if found else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main("quire_kernels_cuda.platform", "NVIDIA", Path(__file__).with_name("resources.csv")))

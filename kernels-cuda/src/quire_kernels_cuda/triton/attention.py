@@ -1,0 +1,333 @@
+"""Op `paged_attention` in Triton: which launches a step needs, and with what.
+
+Sequences with few tokens in the step (decodes, and drafts that are verified) share one launch, in which each has one
+tile and its keys may be divided among several programs; the others (prompts and pieces of them) share another.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import cache, partial
+from typing import Any, NamedTuple
+
+import torch
+import triton
+from torch import Tensor
+
+from quire_kernels_cuda.builds import Calls, NetworkShape
+from quire_kernels_cuda.platform import NVIDIA, LaunchConfig, Platform
+from quire_kernels_cuda.targets import Target
+from quire_kernels_cuda.triton.attention_kernels import attend_tiles, combine_splits
+from quire_ops import CACHE_TORCH_DTYPES, PagedLayout, kv_cache_shape
+
+__all__ = ["FEW_TOKENS", "calls", "decode_config", "paged_attention", "prefill_config"]
+
+FEW_TOKENS = 8
+"""Up to so many tokens, a sequence counts as decoding."""
+MAX_SPLITS = 64
+PROGRAMS_PER_PROCESSOR = 4
+"""Programs that a decode launch should have for each multiprocessor, so that loads of some hide behind others."""
+PROCESSORS = {"cpu": 8, "meta": 128}
+"""Multiprocessors where there is no GPU to ask."""
+MIN_TILE = 16
+"""The least that a matrix product takes of any dimension."""
+
+
+def paged_attention(
+    query: Tensor,
+    kv_cache: Tensor,
+    layout: PagedLayout,
+    *,
+    scale: float,
+    sliding_window: int | None = None,
+    soft_cap: float | None = None,
+    sinks: Tensor | None = None,
+    kv_scale: Tensor | None = None,
+    alibi_slopes: Tensor | None = None,
+    platform: Platform = NVIDIA,
+) -> Tensor:
+    """Op `paged_attention`. platform: whose GPUs it runs on."""
+    query = query if query.stride(-1) == 1 else query.contiguous()
+    call = _Call(
+        query=query,
+        kv_cache=kv_cache,
+        layout=layout,
+        lengths=_lengths(layout),
+        scale=float(scale),
+        sliding_window=sliding_window,
+        soft_cap=soft_cap,
+        sinks=None if sinks is None else sinks.float(),
+        kv_scale=kv_scale,
+        alibi_slopes=None if alibi_slopes is None else alibi_slopes.float(),
+        out=torch.empty_like(query),
+        platform=platform,
+        target=platform.target_of(query.device),
+    )
+    if call.lengths.most_of_few:
+        _decode(call, triton.next_power_of_2(call.lengths.most_of_few))
+    if call.lengths.has_many:
+        _prefill(call)
+    return call.out
+
+
+class _Lengths(NamedTuple):
+    """What launches of a step depend on."""
+
+    most_of_few: int
+    """Most tokens that a sequence of few tokens has in the step; 0 if there is none."""
+    has_many: bool
+    """Whether a sequence has many."""
+    longest: int
+    """Keys of the longest sequence."""
+
+
+def _lengths(layout: PagedLayout) -> _Lengths:
+    """Worked out for the first layer of a step."""
+    lengths: _Lengths | None = layout.derived.get("triton")
+    if lengths is None:
+        few = [query_len for query_len in layout.query_lens if query_len <= FEW_TOKENS]
+        has_many = len(few) < len(layout.query_lens)
+        lengths = _Lengths(max(few, default=0), has_many, max(layout.kv_lens, default=0))
+        layout.derived["triton"] = lengths
+    return lengths
+
+
+class _Call(NamedTuple):
+    """The arguments of one call of the op."""
+
+    query: Tensor
+    kv_cache: Tensor
+    layout: PagedLayout
+    lengths: _Lengths
+    scale: float
+    sliding_window: int | None
+    soft_cap: float | None
+    sinks: Tensor | None
+    kv_scale: Tensor | None
+    alibi_slopes: Tensor | None
+    out: Tensor
+    platform: Platform
+    target: Target
+
+    @property
+    def num_seqs(self) -> int:
+        return len(self.layout.query_lens)
+
+    @property
+    def has_row_scales(self) -> bool:
+        return self.kv_cache.dtype in (torch.int8, torch.uint8)
+
+    @property
+    def num_kv_heads(self) -> int:
+        return self.kv_cache.shape[2]
+
+    @property
+    def queries_per_kv_head(self) -> int:
+        return self.query.shape[1] // self.num_kv_heads
+
+
+def decode_config(target: Target, head_dim: int, *, has_row_scales: bool) -> LaunchConfig:
+    """How keys are walked over where each sequence has few queries: memory counts, so small steps, many ahead.
+
+    Args:
+        has_row_scales: The cache is int8 or int4, whose rows begin anywhere: their addresses take many registers.
+    """
+    if _has_few_registers(target):
+        return LaunchConfig(blocks={"BLOCK_N": 16}, num_warps=8, num_stages=1)
+    keys = 64 if head_dim <= 128 and not has_row_scales else 32
+    stages = 3 if target.vendor == "cuda" else 2
+    return LaunchConfig(blocks={"BLOCK_N": keys}, num_warps=8 if has_row_scales else 4, num_stages=stages)
+
+
+def prefill_config(target: Target, head_dim: int, dtype: torch.dtype, *, has_row_scales: bool) -> LaunchConfig:
+    """How queries and keys are cut where there are many queries: as much as fits into registers and shared memory."""
+    width = _padded(head_dim)
+    if _has_few_registers(target):
+        keys = 32 if width <= 128 and not has_row_scales else 16
+        return LaunchConfig(blocks={"BLOCK_M": 32, "BLOCK_N": keys}, num_warps=8, num_stages=1)
+    if dtype == torch.float32:  # no matrix units
+        return LaunchConfig(blocks={"BLOCK_M": 32, "BLOCK_N": 32}, num_warps=8, num_stages=2)
+    rows, keys, stages, num_warps = (128 if width <= 128 else 64), (32 if has_row_scales else 64), 2, 8
+    if has_row_scales and target.vendor == "hip":
+        rows, num_warps = 64, 4  # threads of fewer warps may have more registers
+    while (rows + 2 * stages * keys) * width * dtype.itemsize > target.shared_memory_bytes and keys > 16:
+        keys //= 2
+    return LaunchConfig(blocks={"BLOCK_M": rows, "BLOCK_N": keys}, num_warps=num_warps, num_stages=stages)
+
+
+def _has_few_registers(target: Target) -> bool:
+    """AMD's GPUs for graphics: matrix products hold each operand twice, in half the registers that others have."""
+    return target.vendor == "hip" and target.warp_size == 32
+
+
+def _decode(call: _Call, block_q: int) -> None:
+    head_dim = call.query.shape[2]
+    default = decode_config(call.target, head_dim, has_row_scales=call.has_row_scales)
+    config = call.platform.config("decode_attention", call.target, head_dim, default)
+    num_splits = _num_splits(call, call.num_seqs * call.num_kv_heads, config.blocks["BLOCK_N"])
+    part_out, part_weight = call.out, call.out  # not written without splits
+    if num_splits > 1:
+        shape = (*call.query.shape[:2], num_splits)
+        part_weight = torch.empty(shape, dtype=torch.float32, device=call.query.device)
+        part_out = torch.empty((*shape, head_dim), dtype=torch.float32, device=call.query.device)
+    grid = (call.num_seqs, call.num_kv_heads, num_splits)
+    block_m = max(MIN_TILE, triton.next_power_of_2(block_q * call.queries_per_kv_head))
+    _attend(call, grid, (0, FEW_TOKENS), config, (part_out, part_weight), ONE_TILE_EACH=True, IS_SPLIT=num_splits > 1,
+            BLOCK_Q=block_q, BLOCK_M=block_m)  # fmt: skip
+    if num_splits > 1:
+        combine_splits[(call.num_seqs, call.query.shape[1], block_q)](
+            part_out, part_weight, call.layout.query_start_loc, call.out, FEW_TOKENS, num_splits,
+            call.query.shape[1], *call.out.stride()[:2], D=head_dim, D_PADDED=_padded(head_dim),
+            MAX_SPLITS=MAX_SPLITS, num_warps=4,
+        )  # fmt: skip
+
+
+def _prefill(call: _Call) -> None:
+    head_dim = call.query.shape[2]
+    default = prefill_config(call.target, head_dim, call.query.dtype, has_row_scales=call.has_row_scales)
+    config = call.platform.config("prefill_attention", call.target, head_dim, default)
+    block_m = max(config.blocks["BLOCK_M"], triton.next_power_of_2(call.queries_per_kv_head))
+    block_q = block_m // call.queries_per_kv_head
+    grid = (call.query.shape[0] // block_q + call.num_seqs, call.num_kv_heads, 1)
+    _attend(call, grid, (FEW_TOKENS + 1, 1 << 30), config, (call.out, call.out), ONE_TILE_EACH=False, IS_SPLIT=False,
+            BLOCK_Q=block_q, BLOCK_M=block_m)  # fmt: skip
+
+
+def _attend(
+    call: _Call,
+    grid: tuple[int, int, int],
+    query_lens: tuple[int, int],
+    config: LaunchConfig,
+    parts: tuple[Tensor, Tensor],
+    **constants: Any,
+) -> None:
+    cache, row_scales, cache_format = _cache_pointers(call.kv_cache, call.target)
+    layout, head_dim = call.layout, call.query.shape[2]
+    absent = call.query  # stands where there is nothing: never read
+    attend_tiles[grid](
+        call.query,
+        cache,
+        cache if row_scales is None else row_scales,
+        absent if call.kv_scale is None else call.kv_scale,
+        layout.block_table,
+        layout.query_start_loc,
+        layout.seq_lens,
+        absent if call.sinks is None else call.sinks,
+        absent if call.alibi_slopes is None else call.alibi_slopes,
+        call.out,
+        *parts,
+        call.num_seqs,
+        grid[2],
+        *query_lens,
+        call.scale,
+        float(call.soft_cap or 0),
+        call.sliding_window or 0,
+        *call.query.stride()[:2],
+        *call.out.stride()[:2],
+        *call.kv_cache.stride()[:4],
+        layout.block_table.stride(0),
+        NUM_HEADS=call.query.shape[1],
+        G=call.queries_per_kv_head,
+        D=head_dim,
+        D_PADDED=_padded(head_dim),
+        BLOCK_SIZE=layout.block_size,
+        FORMAT=cache_format,
+        HAS_KV_SCALE=call.kv_scale is not None and cache_format not in ("int8", "int4"),
+        HAS_WINDOW=call.sliding_window is not None,
+        HAS_SOFT_CAP=call.soft_cap is not None,
+        HAS_SINKS=call.sinks is not None,
+        HAS_SLOPES=call.alibi_slopes is not None,
+        BLOCK_N=config.blocks["BLOCK_N"],
+        num_warps=config.num_warps,
+        num_stages=config.num_stages,
+        **constants,
+    )
+
+
+def _cache_pointers(kv_cache: Tensor, target: Target) -> tuple[Tensor, Tensor | None, str]:
+    """The cache as the kernel takes it, the scales of its rows if they have any, and the name of its format."""
+    if kv_cache.dtype in (torch.float8_e4m3fn, torch.float8_e5m2) and not target.has_fp8:
+        return kv_cache.view(torch.uint8), None, "e4m3 bits" if kv_cache.dtype == torch.float8_e4m3fn else "e5m2 bits"
+    if kv_cache.dtype in (torch.int8, torch.uint8):
+        # The last four bytes of each row.
+        scales = kv_cache.view(torch.float32)[..., kv_cache.shape[-1] // 4 - 1 :]
+        return kv_cache, scales, "int8" if kv_cache.dtype == torch.int8 else "int4"
+    return kv_cache, None, "float"
+
+
+def _num_splits(call: _Call, programs: int, keys_per_step: int) -> int:
+    """Programs that share a sequence's keys: a power of two, from counts that the host has."""
+    wanted = PROGRAMS_PER_PROCESSOR * _num_processors(call.query.device) // max(programs, 1)
+    longest = call.lengths.longest
+    if call.sliding_window is not None:
+        longest = min(longest, call.sliding_window + keys_per_step)
+    wanted = min(wanted, MAX_SPLITS, -(-longest // keys_per_step))
+    return 1 << max(wanted, 1).bit_length() - 1
+
+
+@cache
+def _num_processors(device: torch.device) -> int:
+    if device.type in PROCESSORS:
+        return PROCESSORS[device.type]
+    return int(torch.cuda.get_device_properties(device).multi_processor_count)
+
+
+def _padded(size: int) -> int:
+    return max(MIN_TILE, triton.next_power_of_2(size))
+
+
+@dataclass(slots=True, kw_only=True)
+class _MetaLayout:
+    """A `PagedLayout` of shapes only: sequences of the same lengths."""
+
+    query_lens: list[int]
+    kv_lens: list[int]
+    block_size: int
+    block_table: Tensor = field(init=False)
+    query_start_loc: Tensor = field(init=False)
+    seq_lens: Tensor = field(init=False)
+    slot_mapping: Tensor = field(init=False)
+    derived: dict[Any, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        num_seqs, num_blocks = len(self.kv_lens), -(-max(self.kv_lens) // self.block_size)
+        self.block_table = torch.empty(num_seqs, num_blocks, dtype=torch.int32, device="meta")
+        self.query_start_loc = torch.empty(num_seqs + 1, dtype=torch.int32, device="meta")
+        self.seq_lens = torch.empty(num_seqs, dtype=torch.int32, device="meta")
+        self.slot_mapping = torch.empty(sum(self.query_lens), dtype=torch.int64, device="meta")
+
+
+_USES = (("decode", 512, 1, 64), ("decode split", 1, 1, 8192), ("prefill", 1, 512, 512))
+"""What is special about a step, its sequences, and their tokens in the step and in all."""
+
+
+def calls(shape: NetworkShape, platform: Platform) -> Calls:
+    """Decodes whose keys are not divided and are, and a prompt. See `quire_kernels_cuda.builds`."""
+    dtype = getattr(torch, shape.dtype)
+    cache_dtype = shape.cache_dtype or shape.dtype
+    row_size = shape.head_dim // (2 if cache_dtype == "int4" else 1) + (4 if cache_dtype.startswith("int") else 0)
+    cache_shape = kv_cache_shape(1024, shape.block_size, shape.num_kv_heads, row_size)
+    per_head = partial(torch.empty, shape.num_heads, dtype=torch.float32, device="meta")
+    is_fp8 = cache_dtype.startswith("fp8")
+    traits = [trait for trait in ("sliding_window", "soft_cap", "sinks", "alibi") if getattr(shape, trait)]
+    label = " ".join([shape.dtype, *([cache_dtype] if shape.cache_dtype else []), f"d{shape.head_dim}",
+                      f"h{shape.num_heads}/{shape.num_kv_heads}", *traits])  # fmt: skip
+    for use, num_seqs, query_len, kv_len in _USES:
+        yield (
+            f"{use} {label}",
+            partial(
+                paged_attention,
+                torch.empty(num_seqs * query_len, shape.num_heads, shape.head_dim, dtype=dtype, device="meta"),
+                torch.empty(cache_shape, dtype=CACHE_TORCH_DTYPES[cache_dtype], device="meta"),
+                _MetaLayout(
+                    query_lens=[query_len] * num_seqs, kv_lens=[kv_len] * num_seqs, block_size=shape.block_size
+                ),
+                scale=1.0,
+                sliding_window=128 if shape.sliding_window else None,
+                soft_cap=50.0 if shape.soft_cap else None,
+                sinks=per_head() if shape.sinks else None,
+                kv_scale=torch.empty(2, shape.num_kv_heads, device="meta") if is_fp8 else None,
+                alibi_slopes=per_head() if shape.alibi else None,
+                platform=platform,
+            ),
+        )

@@ -1,0 +1,290 @@
+"""Paged attention: one kernel for prompts and decodes, and one that puts together what was attended to in pieces.
+
+A program attends with the queries of a tile: BLOCK_Q neighbouring tokens of one sequence, times the G query heads that
+read the same key-value head, so that keys and values are loaded once for all of them. It walks over the keys in steps
+of BLOCK_N with an online softmax (Milakov & Gimelshein 2018; Dao 2023, algorithm 1), in base 2. Where IS_SPLIT, a
+sequence's keys are divided among num_splits programs (Dao et al. 2023, "Flash-Decoding") and `combine_splits` puts
+their results together. Grids depend on counts that the host knows; lengths are read from device memory, so that a
+captured graph serves sequences as they grow.
+
+Shape legend: M rows of a tile = BLOCK_Q * G, padded to a power of two; N keys of a step; D head dimension, padded to a
+power of two. The cache's formats are those of `quire_ops.declarations`.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+__all__ = ["attend_tiles", "combine_splits"]
+
+LOG2E = tl.constexpr(1.4426950408889634)
+
+
+@triton.jit
+def _fp8_from_bits(bits, E4M3: tl.constexpr):
+    """8-bit floats from their bits, as float16, exactly: for GPUs that cannot convert them.
+
+    The exponent of e5m2 is float16's; that of e4m3 is 8 smaller, and its one NaN has no place among float16's.
+    """
+    wide = bits.to(tl.uint16)
+    if E4M3:
+        magnitude = (wide & 0x7F) << 7
+        magnitude = tl.where(magnitude == 0x3F80, 0x7E00, magnitude).to(tl.uint16)
+        number = (magnitude | ((wide & 0x80) << 8)).to(tl.uint16).to(tl.float16, bitcast=True)
+        result = number * 256.0
+    else:
+        result = (wide << 8).to(tl.uint16).to(tl.float16, bitcast=True)
+    return result.to(tl.float16)
+
+
+@triton.jit
+def _load_rows(
+    cache, rows, inside, MASKED: tl.constexpr, D: tl.constexpr, D_PADDED: tl.constexpr, FORMAT: tl.constexpr,
+    dtype: tl.constexpr,
+):  # fmt: skip
+    """[N, D_PADDED] of `dtype`: keys or values, without the scales that some formats have.
+
+    rows: [N] int64, where each row begins. inside: [N], which are to be read, if MASKED.
+    """
+    WIDTH: tl.constexpr = D // 2 if FORMAT == "int4" else D
+    PADDED: tl.constexpr = D_PADDED // 2 if FORMAT == "int4" else D_PADDED
+    lanes = tl.arange(0, PADDED)
+    at = cache + rows[:, None] + lanes[None, :]
+    if MASKED:
+        codes = tl.load(at, mask=inside[:, None] & (lanes < WIDTH)[None, :], other=0.0)
+    elif WIDTH != PADDED:
+        codes = tl.load(at, mask=(lanes < WIDTH)[None, :], other=0.0)
+    else:
+        codes = tl.load(at)
+    if FORMAT == "int4":
+        low = (codes & 15).to(tl.int8) - 8
+        high = (codes >> 4).to(tl.int8) - 8
+        # [N, D / 2, 2] -> [N, 2, D / 2]: the first half of the row, then the second.
+        both = tl.permute(tl.join(low, high), (0, 2, 1))
+        numbers = tl.reshape(both, (rows.shape[0], D_PADDED)).to(dtype)
+    elif FORMAT == "e4m3 bits":
+        numbers = _fp8_from_bits(codes, True).to(dtype)
+    elif FORMAT == "e5m2 bits":
+        numbers = _fp8_from_bits(codes, False).to(dtype)
+    else:
+        numbers = codes.to(dtype)
+    return numbers
+
+
+@triton.jit
+def _sequence_of(tile, query_start_loc, num_seqs, BLOCK_Q: tl.constexpr):
+    """Which sequence a tile belongs to, and which of its tiles it is.
+
+    Tiles are numbered so that those of sequence s begin at query_start_loc[s] // BLOCK_Q + s: no number is given twice,
+    some are not given at all. The sequence is the last one that begins at or before the tile.
+    """
+    low = 0
+    high = num_seqs - 1
+    while low < high:
+        middle = (low + high + 1) // 2
+        begins = tl.load(query_start_loc + middle) // BLOCK_Q + middle
+        if begins <= tile:
+            low = middle
+        else:
+            high = middle - 1
+    return low, tile - (tl.load(query_start_loc + low) // BLOCK_Q + low)
+
+
+@triton.jit
+def _walk(
+    q, top, total, acc,  # [M, D], and of the softmax so far: [M] largest score, [M] sum, [M, D] weighted values
+    begin, end, positions,  # keys to walk over, a multiple of BLOCK_N each but for the last end; [M] places of the rows
+    cache, row_scales, table, stride_block, stride_value, stride_token,
+    score_scale, soft_cap, window, slopes,
+    MASKED: tl.constexpr, FORMAT: tl.constexpr, D: tl.constexpr, D_PADDED: tl.constexpr, BLOCK_N: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr, HAS_WINDOW: tl.constexpr, HAS_SOFT_CAP: tl.constexpr, HAS_SLOPES: tl.constexpr,
+):  # fmt: skip
+    """Attends to the keys from begin to end. MASKED: some rows may not see some of them."""
+    for start in range(begin, end, BLOCK_N):
+        keys = start + tl.arange(0, BLOCK_N)
+        inside = keys < end
+        if BLOCK_SIZE % BLOCK_N == 0:
+            blocks = tl.load(table + start // BLOCK_SIZE) + tl.zeros([BLOCK_N], tl.int32)
+        elif MASKED:
+            blocks = tl.load(table + keys // BLOCK_SIZE, mask=inside, other=0)
+        else:
+            blocks = tl.load(table + keys // BLOCK_SIZE)
+        rows = blocks.to(tl.int64) * stride_block + (keys % BLOCK_SIZE) * stride_token
+        k = _load_rows(cache, rows, inside, MASKED, D, D_PADDED, FORMAT, q.dtype)
+        scores = tl.dot(q, tl.trans(k), input_precision="ieee") * score_scale
+        if FORMAT == "int8" or FORMAT == "int4":
+            scores *= tl.load(row_scales + rows // 4, mask=inside, other=0.0)[None, :]
+        if HAS_SOFT_CAP:
+            # tanh(x) = 1 - 2 / (exp(2 x) + 1), which neither overflows nor divides by zero.
+            scores = soft_cap * (1.0 - 2.0 / (tl.exp2(scores * (2.0 * LOG2E) / soft_cap) + 1.0))
+        distance = positions[:, None] - keys[None, :]
+        if HAS_SLOPES:
+            scores -= slopes[:, None] * distance
+        if HAS_SOFT_CAP or HAS_SLOPES:  # otherwise it is part of the scale
+            scores *= LOG2E
+        if MASKED:
+            visible = (distance >= 0) & inside[None, :]
+            if HAS_WINDOW:
+                visible = visible & (distance < window)
+            scores = tl.where(visible, scores, -float("inf"))
+        higher = tl.maximum(top, tl.max(scores, 1))
+        # A row that has seen nothing yet has no finite score to subtract.
+        base = tl.where(higher == -float("inf"), 0.0, higher)
+        shrink = tl.exp2(top - base)
+        weights = tl.exp2(scores - base[:, None])
+        total = total * shrink + tl.sum(weights, 1)
+        v = _load_rows(cache + stride_value, rows, inside, MASKED, D, D_PADDED, FORMAT, q.dtype)
+        if FORMAT == "int8" or FORMAT == "int4":
+            value_scales = tl.load(row_scales + (stride_value + rows) // 4, mask=inside, other=0.0)
+            v = (v.to(tl.float32) * value_scales[:, None]).to(q.dtype)
+        acc = tl.dot(weights.to(q.dtype), v, acc * shrink[:, None], input_precision="ieee")
+        top = higher
+    return top, total, acc
+
+
+@triton.jit(do_not_specialize=["num_seqs", "num_splits", "min_query_len", "max_query_len", "window", "stride_table"])
+def attend_tiles(
+    query, cache, row_scales, kv_scale, block_table, query_start_loc, seq_lens, sinks, alibi_slopes,
+    out, part_out, part_weight,
+    num_seqs, num_splits, min_query_len, max_query_len, scale, soft_cap, window,
+    stride_query_token, stride_query_head, stride_out_token, stride_out_head,
+    stride_block, stride_value, stride_head, stride_token, stride_table,
+    NUM_HEADS: tl.constexpr, G: tl.constexpr, D: tl.constexpr, D_PADDED: tl.constexpr, BLOCK_SIZE: tl.constexpr,
+    FORMAT: tl.constexpr, HAS_KV_SCALE: tl.constexpr, HAS_WINDOW: tl.constexpr, HAS_SOFT_CAP: tl.constexpr,
+    HAS_SINKS: tl.constexpr, HAS_SLOPES: tl.constexpr, ONE_TILE_EACH: tl.constexpr, IS_SPLIT: tl.constexpr,
+    BLOCK_Q: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+):  # fmt: skip
+    """Attention of the sequences that have min_query_len to max_query_len tokens in this step.
+
+    Grid: (tiles, key-value heads, num_splits); tiles: sequences if ONE_TILE_EACH, else tokens // BLOCK_Q + sequences.
+
+    Args:
+        query: [T, Hq, D]; out: likewise.
+        cache: [num_blocks, 2, Hkv, BLOCK_SIZE, X]. row_scales: its memory as float32, from the first row's scale on,
+            where rows have scales. kv_scale: [2, Hkv] float32.
+        block_table: [S, B] int32. query_start_loc: [S + 1] int32. seq_lens: [S] int32.
+        sinks, alibi_slopes: [Hq] float32.
+        part_out: [T, Hq, num_splits, D] float32, the result of each split. part_weight: [T, Hq, num_splits] float32,
+            the base-2 logarithm of the sum of its weights. Written instead of `out` where IS_SPLIT.
+    """
+    # The last tiles of a prompt see the most keys: they start first.
+    tile = tl.num_programs(0) - 1 - tl.program_id(0)
+    kv_head = tl.program_id(1)
+    split = tl.program_id(2)
+    if ONE_TILE_EACH:
+        seq = tile
+        first = 0
+    else:
+        seq, nth = _sequence_of(tile, query_start_loc, num_seqs, BLOCK_Q)
+        first = nth * BLOCK_Q
+    query_begin = tl.load(query_start_loc + seq)
+    query_len = tl.load(query_start_loc + seq + 1) - query_begin
+    if (first >= query_len) | (query_len < min_query_len) | (query_len > max_query_len):
+        return
+    seq_len = tl.load(seq_lens + seq)
+
+    rows = tl.arange(0, BLOCK_M)
+    token = first + rows // G
+    head = kv_head * G + rows % G
+    is_row = (rows < BLOCK_Q * G) & (token < query_len)
+    lanes = tl.arange(0, D_PADDED)
+    if FORMAT == "int4":  # the two halves of a row are padded each on its own
+        element = lanes // (D_PADDED // 2) * (D // 2) + lanes % (D_PADDED // 2)
+        is_cell = is_row[:, None] & (lanes % (D_PADDED // 2) < D // 2)[None, :]
+    else:
+        element = lanes
+        is_cell = is_row[:, None] & (lanes < D)[None, :]
+    query_row = (query_begin + token).to(tl.int64)
+    q_at = query_row[:, None] * stride_query_token + (head * stride_query_head)[:, None] + element[None, :]
+    q = tl.load(query + q_at, mask=is_cell, other=0.0)
+
+    first_position = seq_len - query_len + first
+    positions = first_position + rows // G
+    end = tl.minimum(first_position + BLOCK_Q, seq_len)
+    begin = 0
+    if HAS_WINDOW:
+        begin = tl.maximum(first_position - window + 1, 0) // BLOCK_N * BLOCK_N
+    if IS_SPLIT:
+        steps = tl.cdiv(tl.cdiv(end - begin, BLOCK_N), num_splits)
+        begin += split * steps * BLOCK_N
+        end = tl.minimum(end, begin + steps * BLOCK_N)
+
+    top = tl.full([BLOCK_M], -float("inf"), tl.float32)
+    total = tl.zeros([BLOCK_M], tl.float32)
+    acc = tl.zeros([BLOCK_M, D_PADDED], tl.float32)
+    if HAS_SINKS:
+        if split == 0:
+            top = tl.load(sinks + head, mask=is_row, other=0.0) * LOG2E
+            total += 1.0
+    slopes = top
+    if HAS_SLOPES:
+        slopes = tl.load(alibi_slopes + head, mask=is_row, other=0.0)
+    score_scale = scale
+    if HAS_KV_SCALE:
+        score_scale *= tl.load(kv_scale + kv_head)
+    if not HAS_SOFT_CAP and not HAS_SLOPES:
+        score_scale *= LOG2E
+    cache += kv_head * stride_head
+    row_scales += kv_head * stride_head // 4
+    table = block_table + seq.to(tl.int64) * stride_table
+
+    # What every row sees needs no mask: all keys but those of the tile's own tokens, where there is no window.
+    plain_end = begin
+    if not HAS_WINDOW:
+        plain_end = begin + tl.maximum(tl.minimum(end, first_position + 1) - begin, 0) // BLOCK_N * BLOCK_N
+        top, total, acc = _walk(
+            q, top, total, acc, begin, plain_end, positions, cache, row_scales, table, stride_block, stride_value,
+            stride_token, score_scale, soft_cap, window, slopes, False, FORMAT, D, D_PADDED, BLOCK_N, BLOCK_SIZE,
+            HAS_WINDOW, HAS_SOFT_CAP, HAS_SLOPES,
+        )  # fmt: skip
+    top, total, acc = _walk(
+        q, top, total, acc, plain_end, end, positions, cache, row_scales, table, stride_block, stride_value,
+        stride_token, score_scale, soft_cap, window, slopes, True, FORMAT, D, D_PADDED, BLOCK_N, BLOCK_SIZE,
+        HAS_WINDOW, HAS_SOFT_CAP, HAS_SLOPES,
+    )  # fmt: skip
+
+    acc = acc / tl.where(total == 0.0, 1.0, total)[:, None]
+    if HAS_KV_SCALE:
+        acc *= tl.load(kv_scale + NUM_HEADS // G + kv_head)
+    if not IS_SPLIT:
+        out_at = query_row[:, None] * stride_out_token + (head * stride_out_head)[:, None] + element[None, :]
+        tl.store(out + out_at, acc.to(out.dtype.element_ty), mask=is_cell)
+    else:
+        part = (query_row * NUM_HEADS + head) * num_splits + split
+        tl.store(part_out + part[:, None] * D + element[None, :], acc, mask=is_cell)
+        tl.store(part_weight + part, top + tl.log2(total), mask=is_row)
+
+
+@triton.jit(do_not_specialize=["max_query_len", "num_splits", "num_heads"])
+def combine_splits(
+    part_out, part_weight, query_start_loc, out, max_query_len, num_splits, num_heads, stride_out_token,
+    stride_out_head, D: tl.constexpr, D_PADDED: tl.constexpr, MAX_SPLITS: tl.constexpr,
+):  # fmt: skip
+    """The results of the splits, each as heavy as its weights. Grid: (sequences, heads, tokens of a tile).
+
+    Serves the sequences of at most max_query_len tokens.
+    """
+    seq = tl.program_id(0)
+    head = tl.program_id(1)
+    nth = tl.program_id(2)
+    query_begin = tl.load(query_start_loc + seq)
+    query_len = tl.load(query_start_loc + seq + 1) - query_begin
+    if (nth >= query_len) | (query_len > max_query_len):
+        return
+    token = (query_begin + nth).to(tl.int64)
+    splits = tl.arange(0, MAX_SPLITS)
+    is_split = splits < num_splits
+    lanes = tl.arange(0, D_PADDED)
+    part = (token * num_heads + head) * num_splits + splits
+    weight = tl.load(part_weight + part, mask=is_split, other=-float("inf"))
+    top = tl.max(weight, 0)
+    weight = tl.exp2(weight - tl.where(top == -float("inf"), 0.0, top))
+    total = tl.sum(weight, 0)
+    weight = weight / tl.where(total == 0.0, 1.0, total)
+    parts = tl.load(
+        part_out + part[:, None] * D + lanes[None, :], mask=is_split[:, None] & (lanes < D)[None, :], other=0.0
+    )
+    attended = tl.sum(parts * weight[:, None], 0)
+    at = token * stride_out_token + head * stride_out_head + lanes
+    tl.store(out + at, attended.to(out.dtype.element_ty), mask=lanes < D)

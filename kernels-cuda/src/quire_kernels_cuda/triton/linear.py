@@ -1,0 +1,111 @@
+"""Linear layers: few rows through our own kernels where a measurement says so, everything else through torch.
+
+Knows which function takes a product; the kernels are in `matmul.py`.
+
+Shape legend: N rows, I inputs, O outputs.
+"""
+
+from __future__ import annotations
+
+from functools import cache, partial
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from quire_interfaces import ConfigError
+from quire_kernels_cuda.builds import Calls, NetworkShape
+from quire_kernels_cuda.platform import NVIDIA, Platform
+from quire_kernels_cuda.triton.matmul import FEW_ROWS, MatmulTile, run_matmul
+from quire_ops import CACHE_TORCH_DTYPES
+from quire_ops.grouped import block_groups
+
+__all__ = ["SKINNY", "calls", "grouped_linear", "int8_linear", "linear", "lm_head"]
+
+SKINNY: dict[tuple[str, int, int, int], MatmulTile] = {}
+"""(name of the GPU, rows as a power of two, O, I) -> the tile with which our kernel was measured to be faster than
+torch's product. What is not in here goes to torch: an empty table means that nobody has measured yet."""
+
+
+@cache
+def _device_name(index: int) -> str:
+    return torch.cuda.get_device_name(index)
+
+
+def _skinny_tile(x: Tensor, weight: Tensor) -> MatmulTile | None:
+    if not SKINNY or x.shape[0] > FEW_ROWS or not x.is_cuda:
+        return None
+    rows = 1 << max(0, x.shape[0] - 1).bit_length()
+    return SKINNY.get((_device_name(x.device.index or 0), rows, weight.shape[0], weight.shape[1]))
+
+
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """Op `linear`."""
+    tile = _skinny_tile(x, weight)
+    if tile is None:
+        return F.linear(x, weight, bias)
+    return run_matmul(x, weight, form="plain", bias=bias, out_dtype=x.dtype, tile=tile)
+
+
+def lm_head(x: Tensor, weight: Tensor, *, platform: Platform = NVIDIA) -> Tensor:
+    """Op `lm_head`: written as wide as it is summed."""
+    if x.shape[0] > FEW_ROWS:
+        return F.linear(x, weight).float()
+    return run_matmul(x, weight, form="plain", out_dtype=torch.float32, tile=_skinny_tile(x, weight), platform=platform)
+
+
+def int8_linear(
+    x: Tensor,
+    weight: Tensor,
+    scale: Tensor,
+    bias: Tensor | None,
+    *,
+    wide: bool = False,
+    platform: Platform = NVIDIA,
+) -> Tensor:
+    """Op `int8_linear`."""
+    dtype = torch.float32 if wide else x.dtype
+    return run_matmul(x, weight, form="int8", scale=scale, bias=bias, out_dtype=dtype, platform=platform)
+
+
+def grouped_linear(
+    x: Tensor,
+    weight: Tensor,
+    scale: Tensor,
+    zero: Tensor | None,
+    bias: Tensor | None,
+    *,
+    wide: bool = False,
+    platform: Platform = NVIDIA,
+) -> Tensor:
+    """Op `grouped_linear`."""
+    form = {torch.uint8: "int4", torch.int8: "int8", torch.float8_e4m3fn: "fp8"}.get(weight.dtype)
+    if form is None:
+        raise ConfigError(f"weights in groups are uint8, int8 or float8_e4m3fn, not {weight.dtype}")
+    dtype = torch.float32 if wide else x.dtype
+    return run_matmul(x, weight, form=form, scale=scale, zero=zero, bias=bias, out_dtype=dtype, platform=platform)
+
+
+def calls(shape: NetworkShape, platform: Platform) -> Calls:
+    """Logits, and products with the network's form of weights, of few rows (with splits and without) and of many."""
+    dtype = CACHE_TORCH_DTYPES[shape.dtype]
+
+    def empty(*sizes: int, dtype: torch.dtype = dtype) -> Tensor:
+        return torch.empty(sizes, dtype=dtype, device="meta")
+
+    inputs = shape.hidden_size
+    if shape.weights == "plain":
+        x, weight = empty(16, inputs), empty(shape.vocab_size, inputs)
+        yield f"logits {shape.dtype} {inputs}", lambda: lm_head(x, weight, platform=platform)
+        return
+    kind = {"int4": torch.uint8, "int8": torch.int8, "fp8": torch.float8_e4m3fn}[shape.weights]
+    label = f"{shape.weights} {shape.dtype}"
+    for use, rows, outputs in (("few rows", 16, 65536), ("few rows split", 16, inputs), ("many rows", 512, inputs)):
+        x = empty(rows, inputs)
+        if shape.weights == "int8":
+            weight, scale = empty(outputs, inputs, dtype=kind), empty(outputs)
+            yield f"{label} {use}", partial(int8_linear, x, weight, scale, None, platform=platform)
+        else:
+            width = inputs // 2 if shape.weights == "int4" else inputs
+            weight, scale = empty(outputs, width, dtype=kind), block_groups(empty(outputs, inputs // 128))
+            yield f"{label} {use}", partial(grouped_linear, x, weight, scale, None, None, platform=platform)

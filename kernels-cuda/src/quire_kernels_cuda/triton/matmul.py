@@ -1,0 +1,278 @@
+"""Products of few or many rows with a weight: plain, int8, fp8 and int4 weights that are widened in registers.
+
+A program makes a tile of the result [BM, BN] from a stretch of the inputs. Where there are too few tiles to keep a GPU
+busy, inputs are divided among NUM_SPLITS programs (split-K), whose float32 parts a second kernel adds in a fixed order:
+no atomic additions, so a result is the same each time. Scales are applied to float32 sums, so that what is multiplied
+are exact whole numbers.
+
+Shape legend: N rows, I inputs, O outputs, G groups of inputs that share a scale. BM, BN, BK: rows, outputs and inputs
+of a tile.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from quire_kernels_cuda.platform import NVIDIA, Platform
+from quire_kernels_cuda.targets import Target
+from quire_ops.grouped import group_size_of
+
+__all__ = [
+    "FEW_ROWS",
+    "MatmulTile",
+    "add_splits_kernel",
+    "choose_tile",
+    "matmul_kernel",
+    "num_multiprocessors",
+    "run_matmul",
+    "tile_sum",
+    "weight_tile",
+]
+
+FEW_ROWS = 32
+"""Rows up to which a product is bound by reading the weight."""
+
+
+@triton.jit
+def weight_tile(weight, outputs, inside_out, col, inside_in, row_bytes, FORM: tl.constexpr, dtype: tl.constexpr):
+    """[BN, BK] of `dtype`: elements of a weight, their scales not applied; zeros outside.
+
+    FORM: "plain", "int8", or "fp8", whose elements are taken as bits: with e4m3's exponent in the place of float16's
+    they stand for numbers 256 times smaller, exactly, on GPUs that know fp8 and on those that do not.
+    """
+    mask = inside_out[:, None] & inside_in[None, :]
+    elements = tl.load(weight + outputs[:, None] * row_bytes + col[None, :], mask=mask, other=0)
+    if FORM == "fp8":
+        bits = elements.to(tl.uint16)
+        half = (((bits & 0x80) << 8) | ((bits & 0x7F) << 7)).to(tl.uint16)
+        result = half.to(tl.float16, bitcast=True).to(dtype)
+    elif FORM == "int8":
+        result = elements.to(tl.float32).to(dtype)
+    else:
+        result = elements
+    return result  # one type for each form: an early return would be compiled along with what follows
+
+
+@triton.jit
+def _group_scale(scale, outputs, inside_out, group, num_groups):
+    """scale [ceil(O / 16), G, 16] at one group: [BN] float32."""
+    place = (outputs // 16 * num_groups + group) * 16 + outputs % 16
+    return tl.load(scale + place, mask=inside_out, other=0).to(tl.float32)
+
+
+@triton.jit
+def _grouped_dot(
+    total, x_tile, elements, scale, zero, outputs, inside_out, group, num_groups,
+    HAS_ZERO: tl.constexpr,
+):  # fmt: skip
+    """total + x_tile @ (scale * (elements - zero)).T, for inputs of one group."""
+    if HAS_ZERO:
+        offset = _group_scale(zero, outputs, inside_out, group, num_groups)
+        elements = (elements.to(tl.float32) - offset[:, None]).to(elements.dtype)
+    part = tl.dot(x_tile, tl.trans(elements), input_precision="ieee")
+    return total + part * _group_scale(scale, outputs, inside_out, group, num_groups)[None, :]
+
+
+@triton.jit
+def tile_sum(
+    x, x_place, inside_row, weight, scale, zero, outputs, inside_out, num_outputs, inputs, first, last, num_groups,
+    row_bytes,
+    FORM: tl.constexpr, GROUP: tl.constexpr, HAS_ZERO: tl.constexpr,
+    BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
+):  # fmt: skip
+    """[BM, BN] float32: rows of x at `x_place` [BM] times a weight's rows `outputs` [BN], over inputs first to last.
+
+    Scales of groups are applied; scales of outputs are not.
+    """
+    total = tl.zeros([BM, BN], dtype=tl.float32)
+    if FORM == "int4":
+        # Of a piece of 128 inputs, byte 4 s + j of step s has input 4 s + j below and input 64 + 4 s + j above; the
+        # bytes of 16 outputs, or of as many as there are, lie side by side in each step.
+        beside = 4 * tl.minimum(16, num_outputs - outputs // 16 * 16)
+        first_byte = outputs // 16 * 16 * row_bytes + outputs % 16 * 4
+        step: tl.constexpr = GROUP if GROUP < 64 else 64
+        for begin in range(first, last, 128):
+            for part in tl.static_range(64 // step):
+                lane = part * step + tl.arange(0, step)
+                place = first_byte[:, None] + (begin // 8 + lane // 4)[None, :] * beside[:, None] + (lane % 4)[None, :]
+                packed = tl.load(weight + place, mask=inside_out[:, None], other=0).to(tl.int32)
+                for half in tl.static_range(2):
+                    elements = (((packed >> (4 * half)) & 0xF) - 8).to(tl.float32).to(x.dtype.element_ty)
+                    col = begin + 64 * half + lane
+                    x_mask = inside_row[:, None] & (col < inputs)[None, :]
+                    x_tile = tl.load(x + x_place[:, None] + col[None, :], mask=x_mask, other=0.0)
+                    group = (begin + 64 * half + part * step) // GROUP
+                    # A piece behind the last group multiplies zeros; its scale must still be one that is there.
+                    group = tl.minimum(group, num_groups - 1)
+                    total = _grouped_dot(
+                        total, x_tile, elements, scale, zero, outputs, inside_out, group, num_groups, HAS_ZERO
+                    )
+    else:
+        for begin in range(first, last, BK):
+            col = begin + tl.arange(0, BK)
+            x_mask = inside_row[:, None] & (col < inputs)[None, :]
+            x_tile = tl.load(x + x_place[:, None] + col[None, :], mask=x_mask, other=0.0)
+            elements = weight_tile(weight, outputs, inside_out, col, col < inputs, row_bytes, FORM, x.dtype.element_ty)
+            if GROUP == 0:
+                total = tl.dot(x_tile, tl.trans(elements), total, input_precision="ieee")
+            else:
+                total = _grouped_dot(
+                    total, x_tile, elements, scale, zero, outputs, inside_out, begin // GROUP, num_groups, HAS_ZERO
+                )
+    return total
+
+
+@triton.jit(do_not_specialize=["num_rows"])
+def matmul_kernel(
+    x, weight, scale, zero, bias, out,
+    num_rows, num_outputs, inputs, x_row, row_bytes, num_groups, split_inputs,
+    FORM: tl.constexpr, GROUP: tl.constexpr, HAS_ZERO: tl.constexpr, HAS_SCALE: tl.constexpr, HAS_BIAS: tl.constexpr,
+    FACTOR: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
+):  # fmt: skip
+    """out [N, O], or with several splits [NUM_SPLITS, N, O] float32 parts. split_inputs: inputs of a split."""
+    row = tl.program_id(0) * BM + tl.arange(0, BM)
+    outputs = (tl.program_id(1) * BN + tl.arange(0, BN)).to(tl.int64)
+    split = tl.program_id(2)
+    inside_row, inside_out = row < num_rows, outputs < num_outputs
+    first = split * split_inputs
+    last = tl.minimum(first + split_inputs, inputs)
+    total = tile_sum(
+        x, row.to(tl.int64) * x_row, inside_row, weight, scale, zero, outputs, inside_out, num_outputs, inputs, first,
+        last, num_groups, row_bytes, FORM, GROUP, HAS_ZERO, BM, BN, BK,
+    )  # fmt: skip
+    total = total * FACTOR
+    if HAS_SCALE:
+        total = total * tl.load(scale + outputs, mask=inside_out, other=0).to(tl.float32)[None, :]
+    if HAS_BIAS:
+        total = total + tl.load(bias + outputs, mask=inside_out, other=0).to(tl.float32)[None, :]
+    place = (split.to(tl.int64) * num_rows + row)[:, None] * num_outputs + outputs[None, :]
+    tl.store(out + place, total.to(out.dtype.element_ty), mask=inside_row[:, None] & inside_out[None, :])
+
+
+@triton.jit(do_not_specialize=["num_elements"])
+def add_splits_kernel(
+    parts, scale, bias, out, num_elements, num_outputs,
+    NUM_SPLITS: tl.constexpr, HAS_SCALE: tl.constexpr, HAS_BIAS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """out [N, O] = (sum of parts [NUM_SPLITS, N, O], first to last) * scale + bias."""
+    place = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    mask = place < num_elements
+    total = tl.zeros([BLOCK], dtype=tl.float32)
+    for split in tl.static_range(NUM_SPLITS):
+        total += tl.load(parts + split * num_elements + place, mask=mask, other=0.0)
+    if HAS_SCALE:
+        total = total * tl.load(scale + place % num_outputs, mask=mask, other=0).to(tl.float32)
+    if HAS_BIAS:
+        total = total + tl.load(bias + place % num_outputs, mask=mask, other=0).to(tl.float32)
+    tl.store(out + place, total.to(out.dtype.element_ty), mask=mask)
+
+
+class MatmulTile(NamedTuple):
+    """How a product is cut."""
+
+    rows: int
+    outputs: int
+    inputs: int
+    num_splits: int
+    num_warps: int
+    num_stages: int
+
+
+def choose_tile(
+    num_rows: int, num_outputs: int, inputs: int, num_multiprocessors: int, target: Target, *, grouped: bool = False
+) -> MatmulTile:
+    """From what a GPU must have in flight and has of registers, not from a measurement.
+
+    Few rows: the weight is what takes time, so narrow tiles, and splits until each multiprocessor has two programs.
+    Many rows: wide tiles, which read both sides less often.
+
+    Args:
+        grouped: Scales are applied to a second sum, which takes as many registers as the first.
+    """
+    # AMD's GPUs for graphics hold each operand of a matrix product twice.
+    has_few_registers = target.vendor == "hip" and target.warp_size == 32
+    if num_rows > FEW_ROWS:
+        if has_few_registers:
+            return MatmulTile(32, 64, 32, 1, 8, 1)
+        rows = 64 if grouped or num_rows <= 64 else 128
+        return MatmulTile(rows, 128, 64, 1, 8, 3 if target.vendor == "cuda" else 2)
+    rows = 16 if num_rows <= 16 else 32
+    tiles = triton.cdiv(num_outputs, 32)
+    splits = 1
+    while splits < 16 and tiles * splits < 2 * num_multiprocessors and inputs // (2 * splits) >= 512:
+        splits *= 2
+    if has_few_registers:
+        return MatmulTile(rows, 32, 64, splits, 8, 1)
+    return MatmulTile(rows, 32, 128, splits, 4, 4 if target.vendor == "cuda" else 2)
+
+
+def run_matmul(
+    x: Tensor,
+    weight: Tensor,
+    *,
+    form: str,
+    scale: Tensor | None = None,
+    zero: Tensor | None = None,
+    bias: Tensor | None = None,
+    out_dtype: torch.dtype,
+    tile: MatmulTile | None = None,
+    platform: Platform = NVIDIA,
+) -> Tensor:
+    """x [N, I] @ weight.T + bias -> [N, O].
+
+    Args:
+        x: Rows may be apart.
+        weight: [O, I] of x's dtype ("plain"), int8, or float8_e4m3fn; or as `quire_ops.grouped` packs int4.
+        form: "plain", "int8", "fp8", "int4".
+        scale: None, [O], or [ceil(O / 16), G, 16].
+        zero: Like a scale of groups.
+        tile: None to choose one.
+    """
+    x = x if x.stride(-1) == 1 else x.contiguous()
+    num_rows, inputs = x.shape
+    num_outputs = weight.shape[0]
+    out = torch.empty((num_rows, num_outputs), dtype=out_dtype, device=x.device)
+    if not out.numel():
+        return out
+    weight = weight.contiguous()
+    grouped = scale is not None and scale.ndim == 3
+    num_groups = scale.shape[1] if grouped and scale is not None else 1
+    group = group_size_of(inputs, num_groups) if grouped else 0
+    cut = tile or choose_tile(
+        num_rows, num_outputs, inputs, num_multiprocessors(x.device), platform.target_of(x.device), grouped=grouped
+    )
+    step = 128 if form == "int4" else (min(group, cut.inputs) if grouped else cut.inputs)
+    split_inputs = triton.cdiv(triton.cdiv(inputs, cut.num_splits), max(step, 128)) * max(step, 128)
+    splits = triton.cdiv(inputs, split_inputs)
+    scales_outputs = scale is not None and not grouped
+    parts = out
+    if splits > 1:
+        parts = torch.empty((splits, num_rows, num_outputs), dtype=torch.float32, device=x.device)
+    grid = (triton.cdiv(num_rows, cut.rows), triton.cdiv(num_outputs, cut.outputs), splits)
+    matmul_kernel[grid](
+        x, weight.view(torch.uint8) if form == "fp8" else weight,
+        x if scale is None else scale, x if zero is None else zero, x if bias is None else bias, parts,
+        num_rows, num_outputs, inputs, x.stride(0), weight.shape[1], num_groups, split_inputs,
+        FORM=form, GROUP=group, HAS_ZERO=zero is not None, HAS_SCALE=scales_outputs and splits == 1,
+        HAS_BIAS=bias is not None and splits == 1, FACTOR=256.0 if form == "fp8" else 1.0,
+        BM=cut.rows, BN=cut.outputs, BK=step,
+        num_warps=cut.num_warps, num_stages=cut.num_stages,
+    )  # fmt: skip
+    if splits > 1:
+        add_splits_kernel[(triton.cdiv(out.numel(), 1024),)](
+            parts, x if scale is None else scale, x if bias is None else bias, out, out.numel(), num_outputs,
+            NUM_SPLITS=splits, HAS_SCALE=scales_outputs, HAS_BIAS=bias is not None, BLOCK=1024, num_warps=4,
+        )  # fmt: skip
+    return out
+
+
+def num_multiprocessors(device: torch.device) -> int:
+    """Of what is no GPU: few where kernels are interpreted, many where they are only recorded."""
+    if device.type != "cuda":
+        return 128 if device.type == "meta" else 4
+    return int(torch.cuda.get_device_properties(device).multi_processor_count)

@@ -1,0 +1,295 @@
+"""The experts of a mixture-of-experts layer: pairs of token and expert sorted by expert, then two grouped products.
+
+A tile of pairs belongs to one expert; tiles are counted from the sorted pairs on the device, so grids depend on the
+number of pairs only. Experts stay where they are: kernels get a table of addresses, one for each matrix. What the
+experts of a token say is added in the order of their numbers.
+
+Shape legend: T tokens, K experts per token, P = T * K pairs, E experts, I width of the network, M within an expert.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from quire_interfaces import ConfigError
+from quire_kernels_cuda.builds import Calls, NetworkShape
+from quire_kernels_cuda.platform import NVIDIA, Platform
+from quire_kernels_cuda.triton.gates import activate
+from quire_kernels_cuda.triton.matmul import tile_sum
+from quire_ops import CACHE_TORCH_DTYPES, EXPERT_ACTIVATIONS, Experts, LinearWeights, RunExperts
+from quire_ops.grouped import block_groups, group_size_of
+
+__all__ = ["add_experts_kernel", "calls", "expert_down_kernel", "expert_gate_kernel", "fused_moe"]
+
+
+@triton.jit
+def _tile_of_expert(starts, num_experts, tile, BM: tl.constexpr, EXPERTS: tl.constexpr):
+    """(expert, first pair, end of the expert's pairs) of a tile; first = end where there is nothing to do.
+
+    starts [E + 1]: where each expert's pairs begin among the sorted ones.
+    """
+    expert = tl.arange(0, EXPERTS)
+    begin = tl.load(starts + expert, mask=expert < num_experts, other=0)
+    end = tl.load(starts + expert + 1, mask=expert < num_experts, other=0)
+    num_tiles = tl.where(expert < num_experts, (end - begin + BM - 1) // BM, 0)
+    tiles_after = tl.cumsum(num_tiles, 0)
+    mine = (tiles_after - num_tiles <= tile) & (tile < tiles_after)
+    index = tl.sum(tl.where(mine, expert, 0), 0)
+    first = tl.sum(tl.where(mine, begin + (tile - tiles_after + num_tiles) * BM, 0), 0)
+    return index, first, tl.sum(tl.where(mine, end, 0), 0)
+
+
+@triton.jit
+def _address(table, index, like, ALIGNED: tl.constexpr = True):
+    """The address in a table of int64 as a pointer to elements like those behind `like`."""
+    pointer = tl.load(table + index).to(tl.pointer_type(like.dtype.element_ty))
+    return tl.multiple_of(pointer, 16) if ALIGNED else pointer
+
+
+@triton.jit
+def _expert_sum(
+    x, x_place, inside_row, table, scales, zeros, biases, weight_like, scale_like, zero_like, expert, outputs,
+    inside_out, num_outputs, inputs, num_groups, row_bytes,
+    FORM: tl.constexpr, GROUP: tl.constexpr, HAS_ZERO: tl.constexpr, HAS_BIAS: tl.constexpr, FACTOR: tl.constexpr,
+    ALIGNED: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
+):  # fmt: skip
+    """[BM, BN] float32: a linear layer of an expert, applied to rows of x."""
+    weight = _address(table, expert, weight_like, ALIGNED)
+    scale = _address(scales, expert, scale_like, False) if FORM != "plain" else scale_like
+    zero = _address(zeros, expert, zero_like, False) if HAS_ZERO else zero_like
+    total = tile_sum(
+        x, x_place, inside_row, weight, scale, zero, outputs, inside_out, num_outputs, inputs, 0, inputs, num_groups,
+        row_bytes, FORM, GROUP, HAS_ZERO, BM, BN, BK,
+    )  # fmt: skip
+    total = total * FACTOR
+    if FORM != "plain" and GROUP == 0:
+        total = total * tl.load(scale + outputs, mask=inside_out, other=0).to(tl.float32)[None, :]
+    if HAS_BIAS:
+        bias = _address(biases, expert, x, False)
+        total = total + tl.load(bias + outputs, mask=inside_out, other=0).to(tl.float32)[None, :]
+    return total
+
+
+@triton.jit
+def expert_gate_kernel(
+    x, order, starts, inner, gates, gate_scales, gate_zeros, gate_biases, ups, up_scales, up_zeros, up_biases,
+    weight_like, scale_like, zero_like, num_experts, top_k, inputs, num_outputs, x_row, num_groups, row_bytes, limit,
+    FORM: tl.constexpr, GROUP: tl.constexpr, HAS_ZERO: tl.constexpr, HAS_BIAS: tl.constexpr, FACTOR: tl.constexpr,
+    ALIGNED: tl.constexpr, ACTIVATION: tl.constexpr, EXPERTS: tl.constexpr,
+    BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
+):  # fmt: skip
+    """inner [P, M] = act(gate(x)) * up(x), in the order of the sorted pairs. order [P]: pair, token * K + slot."""
+    expert, first, end = _tile_of_expert(starts, num_experts, tl.program_id(1), BM, EXPERTS)
+    if first >= end:
+        return
+    pair = first + tl.arange(0, BM)
+    inside_row = pair < end
+    token = tl.load(order + pair, mask=inside_row, other=0) // top_k
+    outputs = (tl.program_id(0) * BN + tl.arange(0, BN)).to(tl.int64)
+    inside_out = outputs < num_outputs
+    gate = _expert_sum(
+        x, token * x_row, inside_row, gates, gate_scales, gate_zeros, gate_biases, weight_like, scale_like, zero_like,
+        expert, outputs, inside_out, num_outputs, inputs, num_groups, row_bytes, FORM, GROUP, HAS_ZERO, HAS_BIAS,
+        FACTOR, ALIGNED, BM, BN, BK,
+    )  # fmt: skip
+    up = _expert_sum(
+        x, token * x_row, inside_row, ups, up_scales, up_zeros, up_biases, weight_like, scale_like, zero_like,
+        expert, outputs, inside_out, num_outputs, inputs, num_groups, row_bytes, FORM, GROUP, HAS_ZERO, HAS_BIAS,
+        FACTOR, ALIGNED, BM, BN, BK,
+    )  # fmt: skip
+    if ACTIVATION == "swigluoai":
+        gate = tl.minimum(gate, limit)
+        up = tl.minimum(tl.maximum(up, -limit), limit)
+        gated = gate * tl.sigmoid(1.702 * gate) * (up + 1.0)
+    else:
+        gated = activate(gate, ACTIVATION) * up
+    place = pair.to(tl.int64)[:, None] * num_outputs + outputs[None, :]
+    tl.store(inner + place, gated.to(inner.dtype.element_ty), mask=inside_row[:, None] & inside_out[None, :])
+
+
+@triton.jit
+def expert_down_kernel(
+    inner, starts, result, downs, down_scales, down_zeros, down_biases, weight_like, scale_like, zero_like,
+    num_experts, inputs, num_outputs, num_groups, row_bytes,
+    FORM: tl.constexpr, GROUP: tl.constexpr, HAS_ZERO: tl.constexpr, HAS_BIAS: tl.constexpr, FACTOR: tl.constexpr,
+    ALIGNED: tl.constexpr, EXPERTS: tl.constexpr,
+    BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
+):  # fmt: skip
+    """result [P, I] float32 = down(inner), in the order of the sorted pairs."""
+    expert, first, end = _tile_of_expert(starts, num_experts, tl.program_id(1), BM, EXPERTS)
+    if first >= end:
+        return
+    pair = first + tl.arange(0, BM)
+    inside_row = pair < end
+    outputs = (tl.program_id(0) * BN + tl.arange(0, BN)).to(tl.int64)
+    inside_out = outputs < num_outputs
+    total = _expert_sum(
+        inner, pair.to(tl.int64) * inputs, inside_row, downs, down_scales, down_zeros, down_biases, weight_like,
+        scale_like, zero_like, expert, outputs, inside_out, num_outputs, inputs, num_groups, row_bytes, FORM, GROUP,
+        HAS_ZERO, HAS_BIAS, FACTOR, ALIGNED, BM, BN, BK,
+    )  # fmt: skip
+    place = pair.to(tl.int64)[:, None] * num_outputs + outputs[None, :]
+    tl.store(result + place, total, mask=inside_row[:, None] & inside_out[None, :])
+
+
+@triton.jit
+def add_experts_kernel(result, places, weights, out, size, TOP_K: tl.constexpr, BLOCK: tl.constexpr):
+    """out [T, I]: what a token's experts say, times their weights. places [P]: where a pair is among the sorted ones;
+    a lower place is a lower expert."""
+    token = tl.program_id(0).to(tl.int64)
+    col = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    total = tl.zeros([BLOCK], dtype=tl.float32)
+    last = tl.full([], -1, tl.int64)
+    for _ in tl.static_range(TOP_K):
+        following = tl.full([], 0x7FFFFFFFFFFFFFFF, tl.int64)
+        weight = tl.full([], 0.0, tl.float32)
+        for slot in tl.static_range(TOP_K):
+            place = tl.load(places + token * TOP_K + slot)
+            is_next = (place > last) & (place < following)
+            following = tl.where(is_next, place, following)
+            weight = tl.where(is_next, tl.load(weights + token * TOP_K + slot), weight)
+        total += weight * tl.load(result + following * size + col, mask=col < size, other=0.0)
+        last = following
+    tl.store(out + token * size + col, total.to(out.dtype.element_ty), mask=col < size)
+
+
+class _Matrices(NamedTuple):
+    """Matrices of all experts in one role: tables [E] of addresses on the device, and what they have in common."""
+
+    weights: Tensor
+    scales: Tensor
+    zeros: Tensor
+    biases: Tensor
+    like: LinearWeights
+    """Any of them: dtypes and sizes."""
+    aligned: bool
+
+    @property
+    def form(self) -> str:
+        forms = {torch.int8: "int8", torch.uint8: "int4", torch.float8_e4m3fn: "fp8"}
+        return forms.get(self.like.weight.dtype, "plain")
+
+    def constants(self, inputs: int) -> dict[str, object]:
+        """What kernels of this form are compiled for."""
+        scale = self.like.scale
+        group = group_size_of(inputs, scale.shape[1]) if scale is not None and scale.ndim == 3 else 0
+        return {
+            "FORM": self.form,
+            "GROUP": group,
+            "HAS_ZERO": self.like.zero is not None,
+            "HAS_BIAS": self.like.bias is not None,
+            "FACTOR": 256.0 if self.form == "fp8" else 1.0,
+            "ALIGNED": self.aligned,
+            "BK": 128 if self.form == "int4" else min(group or 64, 64),
+        }
+
+
+def _matrices(layers: tuple[LinearWeights, ...]) -> _Matrices:
+    def table(tensors: list[Tensor | None]) -> Tensor:
+        addresses = [0 if tensor is None else tensor.data_ptr() for tensor in tensors]
+        return torch.tensor(addresses, dtype=torch.int64, device=layers[0].weight.device)
+
+    weights: list[Tensor | None] = [layer.weight for layer in layers]
+    row_bytes = layers[0].weight.stride(0) * layers[0].weight.element_size()
+    return _Matrices(
+        table(weights),
+        table([layer.scale for layer in layers]),
+        table([layer.zero for layer in layers]),
+        table([layer.bias for layer in layers]),
+        layers[0],
+        row_bytes % 16 == 0 and all(layer.weight.data_ptr() % 16 == 0 for layer in layers),
+    )
+
+
+def fused_moe(experts: Experts, *, platform: Platform = NVIDIA) -> RunExperts:
+    """Op `fused_moe`. The experts' tensors must stay where they are."""
+    if experts.activation not in EXPERT_ACTIVATIONS:
+        choices = ", ".join(EXPERT_ACTIVATIONS)
+        raise ConfigError(f"experts have no activation {experts.activation!r}; choose one of {choices}")
+    gate, up, down = _matrices(experts.gate), _matrices(experts.up), _matrices(experts.down)
+    num_experts = len(experts.gate)
+    inner_size = experts.gate[0].weight.shape[0]
+    target = platform.target_of(experts.gate[0].weight.device)
+    is_narrow = target.vendor == "hip" and target.warp_size == 32  # see `matmul.choose_tile`
+
+    def run(x: Tensor, topk_ids: Tensor, topk_weights: Tensor) -> Tensor:
+        num_tokens, size = x.shape
+        top_k = topk_ids.shape[1]
+        out = torch.empty((num_tokens, size), dtype=x.dtype, device=x.device)
+        if not num_tokens:
+            return out
+        x = x if x.stride(-1) == 1 else x.contiguous()
+        sorted_ids, order = torch.sort(topk_ids.flatten(), stable=True)
+        places = torch.empty_like(order).scatter_(0, order, torch.arange(len(order), device=x.device))
+        starts = torch.searchsorted(sorted_ids, torch.arange(num_experts + 1, device=x.device), out_int32=True)
+        num_pairs = num_tokens * top_k
+        rows = 16 if num_pairs <= 16 * num_experts or is_narrow else 64
+        num_tiles = min(num_pairs, triton.cdiv(num_pairs, rows) + num_experts)
+        cut = {
+            "EXPERTS": triton.next_power_of_2(num_experts), "BM": rows, "BN": 32 if is_narrow else 64,
+            "num_warps": 8 if is_narrow else 4,
+            "num_stages": 1 if is_narrow else (3 if target.vendor == "cuda" else 2),
+        }  # fmt: skip
+        inner = torch.empty((num_pairs, inner_size), dtype=x.dtype, device=x.device)
+        expert_gate_kernel[(triton.cdiv(inner_size, cut["BN"]), num_tiles)](
+            x, order, starts, inner,
+            gate.weights, gate.scales, gate.zeros, gate.biases, up.weights, up.scales, up.zeros, up.biases,
+            *_likes(gate, x), num_experts, top_k, size, inner_size, x.stride(0), _num_groups(gate),
+            gate.like.weight.shape[1], experts.limit,
+            ACTIVATION=experts.activation, **gate.constants(size), **cut,
+        )  # fmt: skip
+        result = torch.empty((num_pairs, size), dtype=torch.float32, device=x.device)
+        expert_down_kernel[(triton.cdiv(size, cut["BN"]), num_tiles)](
+            inner, starts, result, down.weights, down.scales, down.zeros, down.biases, *_likes(down, x),
+            num_experts, inner_size, size, _num_groups(down), down.like.weight.shape[1],
+            **down.constants(inner_size), **cut,
+        )  # fmt: skip
+        add_experts_kernel[(num_tokens, triton.cdiv(size, 1024))](
+            result, places, topk_weights.contiguous(), out, size, TOP_K=top_k, BLOCK=1024, num_warps=4
+        )
+        return out
+
+    return run
+
+
+def _likes(matrices: _Matrices, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Tensors whose dtypes say what is behind the addresses; nothing is read from them."""
+    like = matrices.like
+    weight = like.weight.view(torch.uint8) if matrices.form == "fp8" else like.weight
+    return weight, x if like.scale is None else like.scale, x if like.zero is None else like.zero
+
+
+def _num_groups(matrices: _Matrices) -> int:
+    scale = matrices.like.scale
+    return scale.shape[1] if scale is not None and scale.ndim == 3 else 1
+
+
+def calls(shape: NetworkShape, platform: Platform) -> Calls:
+    """Experts with few tokens each and with many."""
+    if not shape.num_experts:
+        return
+    dtype, hidden, inner = CACHE_TORCH_DTYPES[shape.dtype], shape.hidden_size, shape.intermediate_size
+
+    def empty(*sizes: int, dtype: torch.dtype = dtype) -> Tensor:
+        return torch.empty(sizes, dtype=dtype, device="meta")
+
+    def matrix(outputs: int, inputs: int) -> LinearWeights:
+        if shape.weights == "int8":
+            return LinearWeights(empty(outputs, inputs, dtype=torch.int8), None, empty(outputs))
+        if shape.weights == "int4":
+            packed = empty(outputs, inputs // 2, dtype=torch.uint8)
+            return LinearWeights(packed, None, block_groups(empty(outputs, inputs // 128)))
+        return LinearWeights(empty(outputs, inputs))
+
+    up, down = (matrix(inner, hidden),) * shape.num_experts, (matrix(hidden, inner),) * shape.num_experts
+    run = fused_moe(Experts(gate=up, up=up, down=down, activation="silu"), platform=platform)
+    for use, tokens in (("few", 16), ("many", 1024)):
+        ids, weights = empty(tokens, 8, dtype=torch.int64), empty(tokens, 8, dtype=torch.float32)
+        label = f"{use} tokens {shape.num_experts} experts {shape.weights} {shape.dtype} {hidden} {inner}"
+        yield label, partial(run, empty(tokens, hidden), ids, weights)

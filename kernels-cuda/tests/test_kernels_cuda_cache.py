@@ -1,0 +1,51 @@
+"""What is written into the paged cache, to the bit: every format, strange numbers, and nothing beside the slots."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from kernels_cuda_support import DTYPES, here, random_tensor
+
+from quire_kernels_cuda.triton import rotary
+from quire_ops import reference as ref
+
+FORMATS = ("compute", torch.float8_e4m3fn, torch.float8_e5m2, torch.int8, torch.uint8)
+SLOTS = torch.tensor([9, 4, 15, 6, 5, 0])
+
+
+def empty_cache(num_kv_heads: int, head_dim: int, dtype: torch.dtype) -> torch.Tensor:
+    row = {torch.int8: head_dim + 4, torch.uint8: head_dim // 2 + 4}.get(dtype, head_dim)
+    size = (4, 2, num_kv_heads, 4, row * dtype.itemsize)
+    return torch.full(size, 0x5A, dtype=torch.uint8).view(dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("cache_dtype", FORMATS, ids=str)
+@pytest.mark.parametrize(("heads", "head_dim"), [(1, 8), (5, 96), (12, 128)])
+def test_the_bits_are_those_of_the_reference(dtype, cache_dtype, heads, head_dim):
+    torch.manual_seed(heads)
+    cache_dtype = dtype if cache_dtype == "compute" else cache_dtype
+    key, value = random_tensor(6, heads + 1, head_dim, dtype=dtype), random_tensor(6, heads, head_dim, dtype=dtype)
+    value *= torch.logspace(-9, 6, 6)[:, None, None].to(dtype)  # underflow to overflow, subnormals between
+    key[0], value[1, 0], key[2, 0, 1] = 0.0, 3e-39, -0.0
+    key[3, 0, 0], value[4, 0, 1] = float("nan"), float("inf")
+    key[5, 0, :4] = torch.tensor([17.0, 19.0, -17.0, -19.0]).to(dtype)  # halves between numbers of fp8
+    key = key[:, :heads]  # rows apart, as behind a fused projection
+    scale = torch.rand(2, heads) + 0.5 if cache_dtype in (torch.float8_e4m3fn, torch.float8_e5m2) else None
+    wanted, got = empty_cache(heads, head_dim, cache_dtype), here(empty_cache(heads, head_dim, cache_dtype))
+    ref.write_kv_cache(key, value, wanted, SLOTS, scale)
+    rotary.write_kv_cache(here(key), here(value), got, here(SLOTS), here(scale))
+    for mine, theirs in zip(contents(got.cpu()), contents(wanted), strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=0, atol=0, equal_nan=True)
+
+
+def contents(cache: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Whole numbers, and floating-point numbers: of all NaN, one is as good as another."""
+    if cache.dtype not in (torch.int8, torch.uint8):
+        return torch.empty(0), cache.float()
+    return cache[..., :-4], cache[..., -4:].contiguous().view(torch.float32)
+
+
+def test_no_tokens():
+    key, cache = torch.empty(0, 2, 8), empty_cache(2, 8, torch.float32)
+    rotary.write_kv_cache(here(key), here(key), here(cache), here(torch.empty(0, dtype=torch.int64)), None)

@@ -1,0 +1,107 @@
+"""Products with plain, int8, fp8 and int4 weights against the reference: odd sizes, few and many rows, splits."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from kernels_cuda_support import DTYPES, check, here, poison, random_tensor
+
+from quire_interfaces import ConfigError
+from quire_kernels_cuda.targets import NVIDIA_TARGETS
+from quire_kernels_cuda.triton import linear
+from quire_kernels_cuda.triton.matmul import MatmulTile, choose_tile, run_matmul
+from quire_ops import reference as ref
+from quire_ops.grouped import block_groups, pack_int4
+
+TILES = {
+    "few rows, splits": MatmulTile(16, 32, 128, 3, 4, 3),
+    "many rows": MatmulTile(32, 64, 64, 1, 4, 3),
+}
+each_tile = pytest.mark.parametrize("tile", TILES)
+each_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=str)
+SIZES = [(1, 40, 300), (19, 70, 513)]
+each_size = pytest.mark.parametrize(("rows", "outputs", "inputs"), SIZES)
+
+
+@pytest.fixture(autouse=True)
+def poisoned(monkeypatch):
+    torch.manual_seed(0)
+    poison(monkeypatch)
+
+
+@each_dtype
+@each_tile
+@each_size
+def test_plain_weights(dtype, tile, rows, outputs, inputs):
+    x, weight, bias = (random_tensor(*shape, dtype=dtype) for shape in ((rows, inputs), (outputs, inputs), (outputs,)))
+    options = {"form": "plain", "tile": TILES[tile]}
+    got = run_matmul(here(x), here(weight), bias=here(bias), out_dtype=dtype, **options)
+    check(got, ref.linear(x, weight, bias), dtype)
+    check(run_matmul(here(x), here(weight), out_dtype=torch.float32, **options), ref.lm_head(x, weight))
+
+
+@each_dtype
+@each_tile
+@each_size
+def test_int8_weights(dtype, tile, rows, outputs, inputs):
+    x, bias = random_tensor(rows, inputs + 7, dtype=dtype)[:, :inputs], random_tensor(outputs, dtype=dtype)
+    weight, scale = (
+        torch.randint(-127, 128, (outputs, inputs), dtype=torch.int8),
+        (torch.rand(outputs) * 0.01).to(dtype),
+    )
+    got = run_matmul(
+        here(x), here(weight), form="int8", scale=here(scale), bias=here(bias), out_dtype=dtype, tile=TILES[tile]
+    )
+    check(got, ref.int8_linear(x, weight, scale, bias), dtype)
+    got = linear.int8_linear(here(x), here(weight), here(scale), None, wide=True)
+    check(got, ref.int8_linear(x, weight, scale, None, wide=True))
+
+
+@each_dtype
+@pytest.mark.parametrize("group", [32, 64, 128])
+@pytest.mark.parametrize("kind", ["int4", "int4 with zeros", "int8 with zeros", "fp8"])
+def test_weights_in_groups(dtype, group, kind):
+    for (rows, outputs, inputs), tile in zip(SIZES, TILES.values(), strict=True):
+        x, bias = random_tensor(rows, inputs, dtype=dtype), random_tensor(outputs, dtype=dtype)
+        groups = (outputs, -(-inputs // group))
+        scale = block_groups((torch.rand(groups) * 0.02).to(dtype if kind != "fp8" else torch.float32))
+        zero = block_groups(torch.randint(-7, 8, groups, dtype=torch.int16)) if kind.endswith("zeros") else None
+        if kind == "fp8":
+            weight = torch.randint(0, 256, (outputs, inputs), dtype=torch.uint8)
+            weight[weight & 0x7F == 0x7F] = 0  # no NaN, every other bit pattern
+            weight = weight.view(torch.float8_e4m3fn)
+        elif kind.startswith("int8"):
+            weight = torch.randint(-128, 128, (outputs, inputs), dtype=torch.int8)
+        else:
+            weight = pack_int4(torch.randint(-8, 8, (outputs, inputs), dtype=torch.int8))
+        got = run_matmul(
+            here(x), here(weight), form=kind.split()[0], scale=here(scale), zero=here(zero), bias=here(bias),
+            out_dtype=dtype, tile=tile,
+        )  # fmt: skip
+        check(got, ref.grouped_linear(x, weight, scale, zero, bias), dtype)
+        got = linear.grouped_linear(here(x), here(weight), here(scale), here(zero), None, wide=True)
+        check(got, ref.grouped_linear(x, weight, scale, zero, None, wide=True))
+
+
+def test_products_that_nobody_measured_go_to_torch():
+    x, weight, bias = random_tensor(3, 64), random_tensor(20, 64), random_tensor(20)
+    got = linear.linear(here(x), here(weight), here(bias))
+    assert torch.equal(got, torch.nn.functional.linear(here(x), here(weight), here(bias)))
+    check(linear.lm_head(here(x.bfloat16()), here(weight.bfloat16())), ref.lm_head(x.bfloat16(), weight.bfloat16()))
+    assert linear.lm_head(here(x[:0]), here(weight)).shape == (0, 20)
+
+
+def test_an_unknown_weight_is_refused():
+    scale = torch.ones(1, 1, 16)
+    with pytest.raises(ConfigError, match="uint8, int8 or float8_e4m3fn"):
+        linear.grouped_linear(torch.ones(1, 32), torch.ones(1, 32), scale, None, None)
+
+
+def test_tiles_keep_a_gpu_busy():
+    sm_90 = NVIDIA_TARGETS["sm_90"]
+    few = choose_tile(1, 4096, 4096, 132, sm_90)
+    assert few.rows == 16
+    assert few.num_splits * 4096 // few.outputs >= 2 * 132
+    assert choose_tile(1, 128256, 4096, 132, sm_90).num_splits == 1
+    assert choose_tile(1, 4096, 256, 132, sm_90).num_splits == 1
+    assert choose_tile(4096, 4096, 4096, 132, sm_90)[:2] == (128, 128)

@@ -1,0 +1,76 @@
+"""Op `draw` without a sort draws the tokens of the reference, to the bit: ties, tiny temperatures, every filter."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from kernels_cuda_support import here, poison
+
+from quire_kernels_cuda.triton.sampling import draw
+from quire_ops import DrawTable
+from quire_ops.drawing import reference_draw
+
+# draws, temperature, top_k, top_p, min_p
+ROWS = [
+    (False, 1.0, 0, 1.0, 0.0),
+    (True, 1.0, 0, 1.0, 0.0),
+    (True, 0.7, 5, 1.0, 0.0),
+    (True, 1.3, 0, 0.5, 0.0),
+    (True, 0.01, 0, 0.9, 0.0),
+    (True, 2.0, 1, 0.3, 0.0),
+    (True, 1.0, 20, 0.8, 0.0),
+    (True, 1.0, 0, 1.0, 0.1),
+    (True, 1.0, 50, 0.95, 0.05),
+    (True, 1e-6, 0, 0.99, 0.01),
+    (True, 1.0, 3, 0.2, 0.5),
+    (True, 5.0, 0, 1e-4, 0.0),
+]
+
+
+def make_table(vocab_size: int) -> DrawTable:
+    draws, temperature, top_k, top_p, min_p = (torch.tensor(column) for column in zip(*ROWS, strict=True))
+    return DrawTable(
+        draws=draws,
+        seeds=torch.randint(-(2**63), 2**63 - 1, (len(ROWS),)),
+        num_prompt_tokens=torch.randint(0, 99, (len(ROWS),)),
+        sharpness=(math.log2(math.e) / temperature.double()).float(),
+        top_k=torch.where(top_k == 0, vocab_size, top_k.clamp(max=vocab_size)),
+        top_p=top_p.double(),
+        min_log2=min_p.double().log2().float(),
+    )
+
+
+def on_device(table: DrawTable) -> DrawTable:
+    return DrawTable(**{name: here(getattr(table, name)) for name in DrawTable.__slots__})
+
+
+@pytest.mark.parametrize("vocab_size", [1, 37, 5000])
+def test_draws_what_the_reference_draws(monkeypatch, vocab_size):
+    torch.manual_seed(vocab_size)
+    table = make_table(vocab_size)
+    rows = torch.randperm(len(ROWS)).repeat(2)
+    logits = torch.randn(len(rows), vocab_size) * 3
+    logits[::2] = (logits[::2] * 2).round() / 2  # many equal ones, 0.0 and -0.0 among them
+    if vocab_size > 1:
+        logits[:, vocab_size // 2] = -torch.inf
+    positions = torch.randint(99, 9999, (len(rows),))
+    wanted = reference_draw(logits, rows, positions, table)
+    poison(monkeypatch)
+    tokens, peaks = draw(*map(here, (logits, rows, positions)), on_device(table))
+    assert torch.equal(tokens.cpu(), wanted[0])
+    assert torch.equal(peaks.cpu(), wanted[1])
+
+
+def test_rows_without_a_likely_token_give_some_token():
+    logits = torch.full((4, 70), -torch.inf)
+    logits[1, 5] = torch.nan
+    logits[2, 69] = 1.0
+    logits[3, 7] = torch.inf
+    rows = torch.ones(4, dtype=torch.int64)
+    tokens, peaks = draw(*map(here, (logits, rows, rows)), on_device(make_table(70)))
+    assert ((tokens >= 0) & (tokens < 70)).all()
+    assert tokens[2] == 69
+    assert peaks[1].isnan()
+    assert peaks.cpu()[[0, 2, 3]].tolist() == [-torch.inf, 1.0, torch.inf]

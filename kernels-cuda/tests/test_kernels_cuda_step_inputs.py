@@ -1,0 +1,39 @@
+"""Inputs of a step against the reference: prompts, decodes, sliding windows, tables of several groups."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from kernels_cuda_support import here, poison
+
+from quire_kernels_cuda.triton.step_inputs import step_inputs
+from quire_ops import RowTable
+from quire_ops import reference as ref
+
+STEPS = {
+    "one decode": [(2, 0, 1)],
+    "decodes": [(3, 40, 41), (0, 299, 300), (5, 15, 16), (1, 16, 17)],
+    "a prompt over several programs": [(4, 3, 690)],
+    "mixed": [(1, 0, 270), (5, 31, 32), (0, 100, 103)],
+}
+
+
+@pytest.mark.parametrize("step", STEPS)
+def test_equals_reference(monkeypatch, step):
+    poison(monkeypatch)
+    torch.manual_seed(0)
+    token_ids = torch.randint(0, 1 << 31, (6, 700), dtype=torch.int32)
+    tables = tuple(
+        RowTable(torch.randint(1, 1000, (6, 704 // size), dtype=torch.int32), size, window)
+        for size, window in ((16, None), (8, 20), (64, 1))
+    )
+    rows, starts, ends = (np.array(column, dtype=np.int64) for column in zip(*STEPS[step], strict=True))
+    wanted = ref.step_inputs(token_ids, tables, rows, starts, ends)
+    got = step_inputs(here(token_ids), here(tables), rows, starts, ends)
+    flat = [*zip(got[:4], wanted[:4], strict=True)]
+    for mine, theirs in zip(got.groups, wanted.groups, strict=True):
+        flat += zip(mine, theirs, strict=True)
+    for mine, theirs in flat:
+        assert mine.dtype == theirs.dtype
+        assert torch.equal(mine.cpu(), theirs)

@@ -1,0 +1,29 @@
+"""Paged attention as AMD GPUs run it, against the reference: their pieces, and their ways with 8-bit floats."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+
+import pytest
+import torch
+from kernels_cuda_attention_cases import check
+
+from quire_kernels_cuda.triton.attention import paged_attention
+from quire_kernels_rocm.platform import AMD, AMD_TARGETS
+
+LENS = [(1, 40), (12, 20), (1, 3), (3, 70)]
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU is one target, the others are interpreted")
+@pytest.mark.parametrize("target", ["gfx942", "gfx950", "gfx1100"])
+@pytest.mark.parametrize("cache_dtype", [None, "fp8_e4m3", "int4"])
+def test_each_kind_of_gpu(target: str, cache_dtype: str | None) -> None:
+    pinned = replace(AMD, target_of=lambda _: AMD_TARGETS[target])
+    kv_scale = torch.tensor([[0.02, 0.5], [0.03, 0.01]]) if cache_dtype == "fp8_e4m3" else None
+    check(partial(paged_attention, platform=pinned), LENS, dtype=torch.bfloat16, cache_dtype=cache_dtype,
+          kv_scale=kv_scale, sliding_window=25, sinks=torch.linspace(-1, 1, 4))  # fmt: skip
+
+
+def test_on_what_there_is() -> None:
+    check(partial(paged_attention, platform=AMD), LENS, dtype=torch.float16, soft_cap=3.0)

@@ -1,0 +1,95 @@
+"""Beam search over an engine: each step of each beam is a request for one token, whose prefix is in the prefix cache.
+
+The search itself is `quire_engine.BeamSearch`; `LLM` and `AsyncLLM` drive it with what is here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+from quire_engine import Beam, BeamSearch, BeamSearchParams, CompletionOutput, EngineInfo, RequestOutput
+from quire_interfaces import ContextLengthError, FinishReason, QuireError, RenderedPrompt, RequestError, Tokenizer
+
+__all__ = ["continuations", "start_search", "to_output"]
+
+
+def start_search(
+    prompt: RenderedPrompt,
+    params: BeamSearchParams,
+    eos_token_ids: Collection[int],
+    info: EngineInfo,
+    max_logprobs: int,
+) -> BeamSearch:
+    """A search that fits the engine.
+
+    Raises:
+        ContextLengthError: prompt and output do not fit the context.
+        RequestError: the beams are more than the engine gives log probabilities for.
+    """
+    stop_token_ids = {*params.stop_token_ids, *(() if params.ignore_eos else eos_token_ids)}
+    search = BeamSearch(prompt.token_ids, params, stop_token_ids)
+    if search.num_candidates > max_logprobs:
+        raise RequestError(
+            f"{params.beam_width} beams and {len(stop_token_ids)} end tokens take the {search.num_candidates} most "
+            f"likely tokens of each step, and this engine gives {max_logprobs}: take fewer beams, or set max_logprobs",
+            param="beam_width",
+        )
+    total = len(prompt.token_ids) + params.max_tokens
+    if total > info.max_model_len:
+        raise ContextLengthError(
+            f"the prompt has {len(prompt.token_ids)} tokens and max_tokens is {params.max_tokens}, together {total}, "
+            f"but this model's context is {info.max_model_len} tokens",
+            param="max_tokens",
+        )
+    return search
+
+
+def continuations(outputs: Sequence[RequestOutput]) -> list[list[tuple[int, float]]]:
+    """What `BeamSearch.advance` takes, from the outputs of one step.
+
+    Raises:
+        QuireError: the engine could not compute a beam.
+    """
+    result = []
+    for output in outputs:
+        completion = output.outputs[0]
+        if completion.error is not None or not completion.logprobs:
+            raise QuireError(f"a beam could not be computed: {completion.error}")
+        _, *best = completion.logprobs[0]  # the first is the token that was taken, which is among the best again
+        result.append([(each.token_id, each.logprob) for each in best])
+    return result
+
+
+def to_output(
+    request_id: str,
+    prompt: RenderedPrompt,
+    params: BeamSearchParams,
+    search: BeamSearch,
+    tokenizer: Tokenizer,
+    num_cached_tokens: int,
+) -> RequestOutput:
+    """The sequences that were found, the best one first."""
+    outputs = [_completion(i, beam, params, tokenizer) for i, beam in enumerate(search.best())]
+    return RequestOutput(
+        request_id=request_id,
+        prompt=prompt.text,
+        prompt_token_ids=prompt.token_ids,
+        outputs=outputs,
+        finished=True,
+        num_cached_tokens=num_cached_tokens,
+        num_generation_tokens=sum(len(each.token_ids) for each in outputs),
+    )
+
+
+def _completion(index: int, beam: Beam, params: BeamSearchParams, tokenizer: Tokenizer) -> CompletionOutput:
+    token_ids = list(beam.token_ids)
+    hides_last = beam.is_stopped and not params.include_stop_str_in_output
+    shown = token_ids[:-1] if hides_last else token_ids
+    return CompletionOutput(
+        index=index,
+        text=tokenizer.decode(shown, skip_special_tokens=params.skip_special_tokens),
+        token_ids=token_ids,
+        cumulative_logprob=beam.logprob,
+        finish_reason=FinishReason.STOP if beam.is_stopped else FinishReason.LENGTH,
+        stop_reason=token_ids[-1] if beam.is_stopped and token_ids[-1] in params.stop_token_ids else None,
+    )

@@ -1,0 +1,159 @@
+"""What drafts for a model: found, checked against it, and counted before anything is loaded. Free of torch."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from quire.config import QuireConfig
+from quire_interfaces import CheckpointError, ConfigError, FullAttentionSpec, KVCacheSpec
+from quire_models.config import ModelConfig
+from quire_models.eagle.config import EagleConfig, default_feature_layers, read_eagle_config
+from quire_models.hub import resolve_model
+from quire_models.ledger import weight_ledger
+from quire_spec_decode import NETWORK_METHODS
+
+__all__ = ["DraftPlan", "plan_draft"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DraftPlan:
+    """A network that drafts."""
+
+    folder: Path
+    config: ModelConfig
+    dtype: str
+    linear_method: str
+    weight_bytes: int
+
+    def block_bytes(self, block_size: int) -> int:
+        """Bytes that it keeps for the tokens of one block.
+
+        Raises:
+            ConfigError: its layers keep something else than keys and values.
+        """
+        specs = self.config.kv_cache_specs(block_size, self.dtype).values()
+        if not all(isinstance(spec, FullAttentionSpec) for spec in specs):
+            raise ConfigError(
+                f"the draft model {str(self.folder)!r} keeps recurrent states, which cannot be taken back when a draft "
+                "is rejected; choose another one",
+                field="speculative_model",
+            )
+        return sum(spec.block_bytes for spec in specs)
+
+
+def plan_draft(config: QuireConfig, target: ModelConfig, target_folder: Path | None, dtype: str) -> DraftPlan | None:
+    """The network that drafts, as configured; None where none does.
+
+    Args:
+        config: Settings.
+        target: The model it drafts for.
+        target_folder: Its folder, for the comparison of the vocabularies; None compares their sizes only.
+        dtype: What the target runs in; the drafter runs in the same.
+
+    Raises:
+        CheckpointError: there is no such drafter, or it is not understood.
+        ConfigError: it does not belong to the model.
+    """
+    settings = config.speculative
+    if settings.method not in NETWORK_METHODS:
+        return None
+    folder = _folder(config)
+    if settings.method == "draft_model":
+        draft = ModelConfig.from_path(folder)
+        _check_vocabulary(draft, folder, target, target_folder)
+    else:
+        draft = read_eagle_config(folder, settings.method)
+        _check_head(draft, folder, target)
+    method = settings.quantization or "plain"
+    return DraftPlan(
+        folder=folder,
+        config=draft,
+        dtype=dtype,
+        linear_method=method,
+        weight_bytes=sum(weight_ledger(draft, dtype, method).values()),
+    )
+
+
+def _folder(config: QuireConfig) -> Path:
+    settings = config.speculative
+    if settings.model is not None:
+        return resolve_model(settings.model, settings.revision)
+    if config.model.model is None:
+        from quire_demo_model import draft_paths
+
+        if settings.method in draft_paths():
+            return draft_paths()[settings.method]
+    raise ConfigError(
+        f"speculative method {settings.method} needs the model that drafts: give --speculative-model, or model in "
+        "--speculative-config",
+        field="speculative_model",
+    )
+
+
+def require_place(specs: dict[str, KVCacheSpec]) -> None:
+    """A network that drafts keeps its keys and values beside those of a layer that attends to all tokens.
+
+    Raises:
+        ConfigError: the model has no such layer.
+    """
+    if not any(type(spec) is FullAttentionSpec for spec in specs.values()):
+        raise ConfigError(
+            "no layer of this model attends to all tokens, so that a drafting network has no place for its own keys "
+            "and values; use speculative method ngram or suffix",
+            field="speculative_method",
+        )
+
+
+def _check_vocabulary(draft: ModelConfig, folder: Path, target: ModelConfig, target_folder: Path | None) -> None:
+    if draft.vocab_size < target.vocab_size:
+        raise ConfigError(
+            f"the draft model {str(folder)!r} has {draft.vocab_size} tokens, the model {target.vocab_size}: a draft "
+            "model needs the same vocabulary",
+            field="speculative_model",
+        )
+    if target_folder is None:
+        return
+    theirs, ours = _tokens(folder), _tokens(target_folder)
+    if theirs is None or ours is None:  # a drafter may come without a tokenizer
+        return
+    for token, token_id in ours.items():
+        if theirs.get(token) != token_id:
+            raise ConfigError(
+                f"the draft model {str(folder)!r} has another vocabulary: token {token!r} is {token_id} for the model "
+                f"and {theirs.get(token)} for the draft model",
+                field="speculative_model",
+            )
+
+
+def _tokens(folder: Path) -> dict[str, int] | None:
+    """Token -> id of a tokenizer.json; None where there is none of a kind with a plain table."""
+    path = folder / "tokenizer.json"
+    if not path.is_file():
+        return None
+    try:
+        stored: Any = json.loads(path.read_text(encoding="utf-8"))
+        table = dict(stored["model"]["vocab"])
+        table |= {added["content"]: added["id"] for added in stored.get("added_tokens", ())}
+    except (ValueError, KeyError, TypeError):
+        return None
+    return table
+
+
+def _check_head(head: EagleConfig, folder: Path, target: ModelConfig) -> None:
+    if (head.target_hidden_size, head.vocab_size) != (target.hidden_size, target.vocab_size):
+        raise ConfigError(
+            f"the head {str(folder)!r} is for a model of hidden size {head.target_hidden_size} and {head.vocab_size} "
+            f"tokens, this one has {target.hidden_size} and {target.vocab_size}",
+            field="speculative_model",
+        )
+    if head.kind != "eagle3":
+        return
+    layers = head.feature_layers or default_feature_layers(target.num_layers)
+    if any(not 0 <= layer <= target.num_layers for layer in layers):
+        raise CheckpointError(
+            f"the head {str(folder)!r} reads layers {', '.join(map(str, layers))} of a model that has "
+            f"{target.num_layers}; it was trained for another model"
+        )

@@ -1,0 +1,80 @@
+"""Every pair of features, generated from their declaration: only weights and the form of the cache change answers."""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from quire import LLM, BeamSearchParams, RequestOutput
+from quire_testkit.features import CHANGES_TOKENS, ENGINE, covering, features_page, requests_of_pairs
+
+PAGE = Path(__file__).parents[3] / "docs" / "features.md"
+PLAIN: dict[str, Any] = {
+    "num_threads": 1,
+    "max_model_len": 256,
+    "max_num_seqs": 40,
+    "num_gpu_blocks_override": 600,
+    "max_num_batched_tokens": 2048,
+    "enable_prefix_caching": False,
+    "async_scheduling": False,
+    "block_size": 8,
+    "speculative_adaptive": False,
+}
+REQUESTS = requests_of_pairs(max_tokens=10)
+TEXTS = ["What is 17 + 25?", "Spell the word basket.", "Who are you?", "Reverse the word lamp."]
+
+
+def settings(row: dict[str, str | None]) -> dict[str, Any]:
+    chosen = [ENGINE[kind][name] for kind, name in row.items() if name is not None]
+    return {**PLAIN, **{key: value for each in chosen for key, value in each.items()}}
+
+
+def answers(llm: LLM) -> dict[tuple[str, str], Any]:
+    """Of each pair: finish reason, tokens, text and log probabilities of every answer."""
+    prompts = [
+        llm.renderer.render_chat([{"role": "user", "content": TEXTS[number % len(TEXTS)]}]).token_ids
+        for number in range(len(REQUESTS))
+    ]
+    params, adapters = zip(*REQUESTS.values(), strict=True)
+    outputs = llm.generate(prompts, list(params), use_tqdm=False, lora_request=list(adapters))
+    beams = BeamSearchParams(beam_width=3, max_tokens=6)
+    found = llm.beam_search(prompts[:2], beams, lora_request=[None, "demo-capitals"])
+    names = [*REQUESTS, ("beam search", "beam search"), ("beam search", "LoRA adapter")]
+    return {pair: _seen(output) for pair, output in zip(names, [*outputs, *found], strict=True)}
+
+
+def _seen(output: RequestOutput) -> list[Any]:
+    found: list[Any] = [(one.token_ids, one.text, one.finish_reason, _rounded(one.logprobs)) for one in output.outputs]
+    return [*found, _rounded(output.prompt_logprobs)]
+
+
+def _rounded(logprobs: Any) -> Any:
+    return [place and [(entry.token_id, round(entry.logprob, 4)) for entry in place] for place in logprobs or []]
+
+
+@cache
+def expected(*changes: str | None) -> dict[tuple[str, str], Any]:
+    """Answers of an engine that has nothing but the weights and the KV cache of that form."""
+    with LLM(**settings(dict(zip(CHANGES_TOKENS, changes, strict=True)))) as llm:
+        return answers(llm)
+
+
+@pytest.mark.parametrize("row", covering(), ids=lambda row: ", ".join(str(name) for name in row.values()))
+def test_features_go_together(row: dict[str, str | None]) -> None:
+    with LLM(**settings(row)) as llm:
+        got = [answers(llm) for _ in range(2)]
+        stats = llm.stats()
+        llm.engine.core.parts.check_integrity()
+    for round_ in got:
+        assert round_ == expected(*(row.get(kind) for kind in CHANGES_TOKENS))
+    assert (stats.num_preemptions_total > 0) == (row["memory"] == "preemption")
+    assert (stats.prefix_cache_hit_tokens_total > 0) == (row["prefix caching"] is not None)
+    assert (stats.num_draft_tokens_total > 0) == (row["drafts"] is not None)
+
+
+def test_page_is_fresh() -> None:
+    """Written by `python -c "from quire_testkit.features import *; print(features_page(), end='')"`."""
+    assert PAGE.read_text() == features_page()

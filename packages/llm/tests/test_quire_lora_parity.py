@@ -1,0 +1,124 @@
+"""Adapters against PEFT: 32 of them, of mixed rank and kind, in one batch with requests that have none.
+
+PEFT runs one adapter at a time; whatever else is in a step here, tokens must be the same.
+"""
+
+from __future__ import annotations
+
+import copy
+import random
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from quire import LLM, LoRARequest, SamplingParams
+from quire_testkit.hf_checkpoints import tiny_hf_checkpoint
+from quire_testkit.tokenizers import write_tokenizer
+
+NUM_ADAPTERS, NUM_TOKENS = 32, 6
+ATTENTION, MLP = ["q_proj", "k_proj", "v_proj", "o_proj"], ["gate_proj", "up_proj", "down_proj"]
+KINDS: tuple[dict[str, Any], ...] = (
+    {"target_modules": ATTENTION + MLP},
+    {"target_modules": ["q_proj", "v_proj"], "use_rslora": True},
+    {"target_modules": ATTENTION + MLP, "use_dora": True},
+    {"target_modules": "all-linear", "rank_pattern": {"k_proj": 5, r"layers\.1\..*up_proj": 1}},
+    {"target_modules": r".*\.(down|o)_proj", "alpha_pattern": {"o_proj": 3}, "lora_bias": True},
+    {"target_modules": ["gate_proj", "q_proj"], "layers_to_transform": [0, 2], "bias": "lora_only"},
+    {"target_modules": ["q_proj", "embed_tokens", "lm_head"]},
+    {"target_modules": ["v_proj"], "modules_to_save": ["lm_head", "embed_tokens"]},
+    {"target_modules": ["q_proj", "k_proj"], "use_dora": True, "bias": "lora_only", "exclude_modules": r".*\.0\..*"},
+)
+"""Fields of PEFT's configuration."""
+
+
+def write_adapter(base: Any, folder: Path, seed: int) -> Any:
+    """A random adapter in PEFT's files, and the network that has it."""
+    from peft import LoraConfig, get_peft_model
+
+    chooser = random.Random(seed)
+    fields = KINDS[seed % len(KINDS)]
+    torch.manual_seed(seed)
+    config = LoraConfig(
+        r=chooser.choice([1, 2, 3, 8, 16]), lora_alpha=chooser.choice([2, 8]), init_lora_weights=False,
+        task_type="CAUSAL_LM", **fields,
+    )  # fmt: skip
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of PEFT about Transformers
+        model = get_peft_model(copy.deepcopy(base), config)
+    for name, parameter in model.named_parameters():
+        if any(part in name for part in ("lora_", "modules_to_save", "bias")) and parameter.requires_grad:
+            parameter.data += torch.randn_like(parameter) * 0.15
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that embeddings are saved, too
+        model.save_pretrained(folder)
+    return model.eval()
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[Path | None], list[list[int]], list[list[int]]]:
+    """Folder of the network; per request its adapter, its prompt, and PEFT's tokens."""
+    folder = tmp_path_factory.mktemp("network")
+    base = tiny_hf_checkpoint(folder, "qwen2", tie_word_embeddings=False, num_hidden_layers=3)
+    base.generation_config.eos_token_id = None
+    write_tokenizer(folder, vocab_size=base.config.vocab_size)
+    places: list[Path | None] = []
+    prompts: list[list[int]] = []
+    expected: list[list[int]] = []
+    chooser = random.Random(0)
+    shared = [chooser.randrange(3, 300) for _ in range(20)]
+    for seed in range(NUM_ADAPTERS + 8):
+        place = None if seed >= NUM_ADAPTERS else tmp_path_factory.mktemp(f"adapter-{seed}")
+        model = base if place is None else write_adapter(base, place, seed)
+        # Beginnings that all share, so that a prefix cache that does not know adapters is found out.
+        prompts.append(shared + [chooser.randrange(3, 300) for _ in range(chooser.choice([1, 3, 20]))])
+        ids = torch.tensor(prompts[-1:])
+        with torch.inference_mode():
+            out = model.generate(
+                input_ids=ids, attention_mask=torch.ones_like(ids), max_new_tokens=NUM_TOKENS, do_sample=False
+            )
+        expected.append(out[0, ids.shape[1] :].tolist())
+        places.append(place)
+    return folder, places, prompts, expected
+
+
+SITUATIONS: dict[str, dict[str, Any]] = {
+    "whole prompts, a step ahead": {"async_scheduling": True, "max_loras": 32},
+    "chunks, few slots, preemption": {
+        "async_scheduling": False, "max_loras": 3, "max_cpu_loras": 5, "block_size": 4, "max_num_batched_tokens": 24,
+        "num_gpu_blocks_override": 24, "max_num_seqs": 12,
+    },
+    "chunks, few slots, a step ahead": {
+        "async_scheduling": True, "max_loras": 2, "max_num_batched_tokens": 33, "num_gpu_blocks_override": 30,
+        "block_size": 8, "max_num_seqs": 10,
+    },
+    "layer by layer": {"async_scheduling": False, "max_loras": 32, "attention_backend": "torch"},
+}  # fmt: skip
+
+
+@pytest.fixture(params=SITUATIONS)
+def llm(request: pytest.FixtureRequest, tiny) -> Iterator[LLM]:
+    settings = {"max_model_len": 64, "max_num_seqs": 64, "num_gpu_blocks_override": 400, **SITUATIONS[request.param]}
+    with LLM(tiny[0], enable_lora=True, max_lora_rank=16, dtype="float32", **settings) as llm:
+        yield llm
+
+
+def test_tokens_are_pefts(llm: LLM, tiny) -> None:
+    _, places, prompts, expected = tiny
+    adapters = [None if place is None else LoRARequest(lora_name=place.name, lora_path=str(place)) for place in places]
+    order = random.Random(1).sample(range(len(prompts)), len(prompts))
+    params = SamplingParams(temperature=0, max_tokens=NUM_TOKENS, ignore_eos=True)
+    for _ in range(2):  # the second time with their prompts in the prefix cache
+        outputs = llm.generate(
+            [prompts[i] for i in order], params, use_tqdm=False, lora_request=[adapters[i] for i in order]
+        )
+        got = {i: list(output.outputs[0].token_ids) for i, output in zip(order, outputs, strict=True)}
+        assert [got[i] for i in range(len(prompts))] == expected
+    stats = llm.stats()
+    assert stats.prefix_cache_hit_tokens_total > 0
+    if llm.config.scheduler.max_num_batched_tokens < 30:
+        assert stats.num_preemptions_total > 0
+    llm.engine.core.parts.check_integrity()

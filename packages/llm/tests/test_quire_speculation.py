@@ -1,0 +1,208 @@
+"""Speculation end to end on the demo model: outputs do not change, whatever drafts and whatever else is asked for."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from quire import LLM, CheckpointError, ConfigError, RequestOutput, SamplingParams, StructuredOutputsParams
+from quire_demo_model import checkpoint_path
+from quire_testkit.checkpoints import make_checkpoint
+
+SETTINGS: dict[str, Any] = {
+    "num_threads": 1,
+    "speculative_adaptive": False,
+    "max_model_len": 512,
+    "max_num_seqs": 16,
+    "num_gpu_blocks_override": 400,
+}
+SMALL = {"block_size": 4, "num_gpu_blocks_override": 28, "max_num_batched_tokens": 48, "max_model_len": 100}
+
+
+def write_head(folder: Path, **fields: Any) -> Path:
+    """A random EAGLE-3 head for the demo model, in the published layout, with a part of the vocabulary."""
+    target = json.loads((checkpoint_path() / "config.json").read_text())
+    size, inner, draft_vocab = target["hidden_size"], 64, 300
+    folder.mkdir()
+    layers = {"eagle_aux_hidden_state_layer_ids": [0, 2, 5], "use_aux_hidden_state": True}
+    values = {
+        **target,
+        "architectures": ["LlamaForCausalLMEagle3"],
+        "num_hidden_layers": 1,
+        "intermediate_size": inner,
+        "draft_vocab_size": draft_vocab,
+        "eagle_config": layers,
+        **fields,
+    }
+    (folder / "config.json").write_text(json.dumps(values))
+    heads, kv = target["num_attention_heads"] * 32, target["num_key_value_heads"] * 32
+    shapes = {
+        "fc": (size, 3 * size),
+        "midlayer.self_attn.q_proj": (heads, 2 * size),
+        "midlayer.self_attn.k_proj": (kv, 2 * size),
+        "midlayer.self_attn.v_proj": (kv, 2 * size),
+        "midlayer.self_attn.o_proj": (size, heads),
+        "midlayer.mlp.gate_proj": (inner, size),
+        "midlayer.mlp.up_proj": (inner, size),
+        "midlayer.mlp.down_proj": (size, inner),
+        "lm_head": (draft_vocab, size),
+    }
+    generator = torch.Generator().manual_seed(1)
+    tensors = {
+        f"{name}.weight": torch.randn(shape, generator=generator).mul(shape[1] ** -0.5).bfloat16()
+        for name, shape in shapes.items()
+    }
+    for norm in ("midlayer.hidden_norm", "midlayer.input_layernorm", "midlayer.post_attention_layernorm", "norm"):
+        tensors[f"{norm}.weight"] = torch.ones(size).bfloat16()
+    chosen = torch.arange(draft_vocab) * 4
+    tensors["d2t"] = chosen - torch.arange(draft_vocab)
+    tensors["t2d"] = torch.zeros(target["vocab_size"], dtype=torch.bool).index_fill(0, chosen, True)
+    save_file(tensors, folder / "model.safetensors")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def head(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_head(tmp_path_factory.mktemp("head") / "eagle3")
+
+
+def conversations(llm: LLM) -> list[Any]:
+    questions = [
+        "What is 17 + 25?",
+        "Spell the word basket.",
+        "Who are you?",
+        "Reverse the word lamp.",
+        "What is 90 - 4?",
+    ]
+    return [
+        llm.renderer.render_chat([{"role": "user", "content": question}]).token_ids
+        for question in (*questions, questions[0])
+    ]
+
+
+def many_kinds() -> list[SamplingParams]:
+    return [
+        SamplingParams(temperature=0, max_tokens=24),
+        SamplingParams(temperature=0.9, seed=1, max_tokens=24, top_p=0.9, logprobs=2),
+        SamplingParams(temperature=0, max_tokens=24, stop=["er"], repetition_penalty=1.2, presence_penalty=0.3),
+        SamplingParams(temperature=1.2, seed=2, max_tokens=24, top_k=20, min_p=0.05, frequency_penalty=0.4),
+        SamplingParams(
+            temperature=0.7,
+            seed=3,
+            max_tokens=24,
+            structured_outputs=StructuredOutputsParams(regex="[0-9]{2}( and [a-z]+)?"),
+        ),
+        SamplingParams(temperature=0, max_tokens=30, logprobs=1, min_tokens=28, logit_bias={5: 1.5}),
+    ]
+
+
+def seen(outputs: list[RequestOutput]) -> list[Any]:
+    """Tokens, text and logprobs of each."""
+    found = []
+    for output in outputs:
+        one = output.outputs[0]
+        logprobs = [[(entry.token_id, round(entry.logprob, 5)) for entry in place] for place in one.logprobs or []]
+        found.append((one.token_ids, one.text, one.finish_reason, logprobs))
+    return found
+
+
+@pytest.fixture(scope="module")
+def expected() -> Iterator[list[Any]]:
+    llm = LLM(**SETTINGS)
+    yield seen(llm.generate(conversations(llm), many_kinds(), use_tqdm=False))
+    llm.close()
+
+
+@pytest.mark.parametrize("situation", [{}, SMALL, {"async_scheduling": True}], ids=["roomy", "small", "asynchronous"])
+@pytest.mark.parametrize("method", ["ngram", "suffix", "draft_model", "eagle3"])
+def test_outputs_do_not_change(method: str, situation: dict[str, Any], head: Path, expected: list[Any]) -> None:
+    model = {"draft_model": str(checkpoint_path()), "eagle3": str(head)}.get(method)
+    llm = LLM(**{**SETTINGS, **situation}, speculative_method=method, speculative_model=model, num_speculative_tokens=3)
+    prompts = conversations(llm)
+    assert seen(llm.generate(prompts, many_kinds(), use_tqdm=False)) == expected
+    assert seen(llm.generate(prompts, many_kinds(), use_tqdm=False)) == expected  # with prefixes that are cached now
+    stats = llm.stats()
+    assert stats.num_draft_tokens_total > 0
+    if method == "draft_model":
+        assert stats.num_accepted_tokens_total > 0.6 * stats.num_draft_tokens_total
+    if situation is SMALL:
+        assert stats.num_preemptions_total > 0
+    llm.close()
+
+
+@pytest.mark.parametrize(("method", "least"), [("draft_model", 1.8), ("eagle3", 2.1)])
+def test_companions_of_the_demo_model(method: str, least: float, expected: list[Any]) -> None:
+    llm = LLM(**SETTINGS, speculative_method=method, num_speculative_tokens=4)
+    assert seen(llm.generate(conversations(llm), many_kinds(), use_tqdm=False)) == expected
+    before = llm.stats()
+    llm.generate(conversations(llm), SamplingParams(temperature=0, max_tokens=40), use_tqdm=False)
+    stats = llm.stats()
+    num_drafts = stats.num_drafts_total - before.num_drafts_total
+    assert 1 + (stats.num_accepted_tokens_total - before.num_accepted_tokens_total) / num_drafts > least
+    llm.close()
+
+
+@pytest.mark.parametrize("method", ["draft_model", "eagle3", "suffix"])
+def test_the_controller_changes_no_output(method: str, head: Path, expected: list[Any]) -> None:
+    model = {"draft_model": str(checkpoint_path()), "eagle3": str(head)}.get(method)
+    settings = {**SETTINGS, "speculative_adaptive": True}
+    llm = LLM(**settings, speculative_method=method, speculative_model=model, num_speculative_tokens=3)
+    for _ in range(4):
+        assert seen(llm.generate(conversations(llm), many_kinds(), use_tqdm=False)) == expected
+    assert llm.stats().num_draft_tokens_total > 0
+    llm.close()
+
+
+def test_a_quantized_draft_model(expected: list[Any]) -> None:
+    llm = LLM(
+        **SETTINGS,
+        speculative_method="draft_model",
+        speculative_model=str(checkpoint_path()),
+        speculative_quantization="int8",
+    )
+    assert seen(llm.generate(conversations(llm), many_kinds(), use_tqdm=False)) == expected
+    assert llm.stats().num_accepted_tokens_total > 0
+    llm.close()
+
+
+def test_what_drafts_is_in_the_plan(head: Path) -> None:
+    plain = LLM(**SETTINGS).engine_info.memory_bytes
+    info = LLM(**SETTINGS, speculative_method="eagle3", speculative_model=str(head)).engine_info
+    assert info.memory_bytes["KV cache: draft"] * 5 == info.memory_bytes["KV cache"] == plain["KV cache"]
+    assert info.memory_bytes["weights: draft"] > 0
+    assert "eagle3" in info.choices["speculation"]
+
+
+def test_what_cannot_draft_is_refused(tmp_path: Path, head: Path) -> None:
+    def refused(error: type[Exception], text: str, **settings: Any) -> None:
+        with pytest.raises(error, match=text):
+            LLM(**{**SETTINGS, **settings})
+
+    refused(ConfigError, "needs the model that drafts", speculative_method="eagle")
+    refused(ConfigError, "needs the model", speculative_method="draft_model", model=str(checkpoint_path()))
+    refused(ConfigError, "is for the methods", speculative_method="ngram", speculative_model="x")
+    refused(
+        CheckpointError, "config.json|hub|folder", speculative_method="eagle3", speculative_model=str(tmp_path / "no")
+    )
+    small = make_checkpoint(tmp_path / "small", like="qwen3", dtype="float32", vocab_size=600)
+    refused(ConfigError, "needs the same vocabulary", speculative_method="draft_model", speculative_model=str(small))
+    other = write_head(tmp_path / "other", hidden_size=128)
+    refused(ConfigError, "is for a model of hidden size", speculative_method="eagle3", speculative_model=str(other))
+    layers = write_head(tmp_path / "layers", eagle_config={"eagle_aux_hidden_state_layer_ids": [1, 2, 60]})
+    refused(CheckpointError, "trained for another model", speculative_method="eagle3", speculative_model=str(layers))
+    renamed = tmp_path / "renamed"
+    renamed.mkdir()
+    for path in checkpoint_path().iterdir():
+        (renamed / path.name).write_bytes(path.read_bytes())
+    stored = json.loads((renamed / "tokenizer.json").read_text())
+    vocab = stored["model"]["vocab"]
+    first, second = list(vocab)[300:302]
+    vocab[first], vocab[second] = vocab[second], vocab[first]
+    (renamed / "tokenizer.json").write_text(json.dumps(stored))
+    refused(ConfigError, "another vocabulary", speculative_method="draft_model", speculative_model=str(renamed))

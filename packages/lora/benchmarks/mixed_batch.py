@@ -1,0 +1,88 @@
+"""What adapters cost: decode steps of one batch with none, with one adapter for all, with several mixed.
+
+    python packages/lora/benchmarks/mixed_batch.py [--model FOLDER] [--batch 32] [--rank 16] [--adapters 0 1 16]
+
+Needs `quire` with compiled kernels; without --model it runs the embedded demo model; --dummy fills any checkpoint's
+config.json with random weights. Adapters are random, of one rank, for every matrix. One engine serves all batches, turn
+by turn, with one thread; a figure is the mean of the quickest quarter of its steps, in microseconds of the processor's
+time, which other programs on the machine lengthen less than the clock's.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import tempfile
+import time
+from pathlib import Path
+
+import torch
+from safetensors.torch import save_file
+
+from quire import LLM, SamplingParams
+
+
+def write_adapter(llm: LLM, folder: Path, rank: int, seed: int) -> None:
+    """A random adapter of the engine's network, in PEFT's layout."""
+    generator = torch.Generator().manual_seed(seed)
+    slots = llm.engine.core.parts.adapters._slots  # type: ignore[union-attr]
+    tensors = {}
+    for name, site in slots.linears.items():
+        outputs, inputs = site.shape
+        for part, shape in (("A", (rank, inputs)), ("B", (outputs, rank))):
+            random = torch.randn(*shape, generator=generator) * 0.02
+            tensors[f"base_model.model.{name}.lora_{part}.weight"] = random.to(slots.dtype)
+    folder.mkdir()
+    config = {"peft_type": "LORA", "r": rank, "lora_alpha": rank, "target_modules": "all-linear"}
+    (folder / "adapter_config.json").write_text(json.dumps(config))
+    save_file(tensors, folder / "adapter_model.safetensors")
+
+
+def step_times_us(llm: LLM, batch: int, num_adapters: int, num_steps: int) -> list[float]:
+    """Of the steps in which all requests decode."""
+    params = SamplingParams(temperature=0, max_tokens=num_steps, ignore_eos=True)
+    for i in range(batch):
+        adapter = f"a{i % num_adapters}" if num_adapters else None
+        llm.engine.add_request([10 + (i + j) % 200 for j in range(16)], params, adapter=adapter)
+    times = []
+    while llm.engine.has_unfinished_requests():
+        begin = time.process_time_ns()
+        llm.engine.step()
+        times.append((time.process_time_ns() - begin) / 1000)
+    return times[3:-2]
+
+
+def main() -> None:
+    """Print a table."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--model")
+    parser.add_argument("--dummy", action="store_true", help="random weights")
+    parser.add_argument("--batch", type=int, default=32)
+    parser.add_argument("--rank", type=int, default=16)
+    parser.add_argument("--adapters", type=int, nargs="+", default=[0, 1, 16])
+    parser.add_argument("--steps", type=int, default=60)
+    parser.add_argument("--rounds", type=int, default=5)
+    args = parser.parse_args()
+    llm = LLM(
+        args.model, max_model_len=16 + args.steps, max_num_seqs=args.batch, enable_lora=True, num_threads=1,
+        max_loras=max(*args.adapters, 1), max_lora_rank=args.rank, max_cpu_loras=max(*args.adapters, 1) + 2,
+        load_format="dummy" if args.dummy else "auto", kv_cache_memory_bytes=1 << 29, enable_prefix_caching=False,
+    )  # fmt: skip
+    with llm, tempfile.TemporaryDirectory() as folder:
+        for i in range(max(args.adapters)):
+            write_adapter(llm, Path(folder) / f"{i}", args.rank, i)
+            info = llm.load_adapter(f"a{i}", f"{folder}/{i}")
+        found: dict[int, list[float]] = {count: [] for count in args.adapters}
+        for _ in range(args.rounds):
+            for count, times in found.items():
+                times += step_times_us(llm, args.batch, count, args.steps)
+        quickest = {count: statistics.mean(sorted(times)[: len(times) // 4]) for count, times in found.items()}
+        print(f"{args.batch} requests, rank {args.rank}, {info.num_bytes / 1e6:.1f} MB an adapter, {llm.dtype}")
+        base = quickest[args.adapters[0]]
+        for count, step_us in quickest.items():
+            print(f"{count:3d} adapters  {step_us:10.0f} us a step  {base / step_us - 1:+7.1%} throughput")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,64 @@
+"""What an operator may set about adapters. Free of torch. The names are vLLM's."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from quire_interfaces import ConfigError, Settings, at_least, between, setting
+
+__all__ = ["LoraConfig", "adapter_bytes"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoraConfig(Settings):
+    """Adapters of a served model."""
+
+    enable_lora: bool | None = setting(
+        None,
+        help="Whether requests may choose LoRA adapters; empty where lora_modules names some, and for the demo model, "
+        "which brings two.",
+    )
+    lora_modules: tuple[str, ...] = setting(
+        (), help="Adapters to load at the start, each as name=folder; requests choose them by name as their model."
+    )
+    max_loras: int = setting(
+        8, help="Adapters that one step may use: slots on the device.", unit="adapters", check=between(1, 1024)
+    )
+    max_lora_rank: int = setting(
+        16, help="Largest rank of an adapter; memory is set aside for it.", unit="ranks", check=between(1, 512)
+    )
+    max_cpu_loras: int = setting(
+        32,
+        help="Adapters kept in host memory; the least recently used one is dropped, and read again when asked for.",
+        unit="adapters",
+        check=at_least(1),
+    )
+
+    def adapters(self) -> dict[str, str]:
+        """Name -> folder of each of `lora_modules`.
+
+        Raises:
+            ConfigError: one is not of the form name=folder, or a name comes twice.
+        """
+        found: dict[str, str] = {}
+        for entry in self.lora_modules:
+            name, equals, folder = entry.partition("=")
+            if not (name and equals and folder):
+                raise ConfigError(f"lora_modules must hold name=folder, got {entry!r}", field="lora_modules")
+            if name in found:
+                raise ConfigError(f"lora_modules names the adapter {name!r} twice", field="lora_modules")
+            found[name] = folder
+        return found
+
+
+def adapter_bytes(shapes: Iterable[tuple[int, int]], config: LoraConfig, dtype_bytes: int) -> int:
+    """Bytes of all slots.
+
+    Args:
+        shapes: (outputs, inputs) of every linear layer that adapters may change.
+        config: Number of slots, and their rank.
+        dtype_bytes: Of the network's dtype.
+    """
+    per_slot = sum(config.max_lora_rank * (outputs + inputs) * dtype_bytes + 8 * outputs for outputs, inputs in shapes)
+    return per_slot * config.max_loras

@@ -1,0 +1,282 @@
+"""Reading PEFT's adapters: names of its tensors, and what they become for a network's layers.
+
+Knows adapter_model.safetensors and how LoRA (Hu et al. 2021), rsLoRA, DoRA (Liu et al. 2024) and trained biases are
+written there. What a network calls its layers comes from `AdapterSlots`; how it takes fused matrices apart, from the
+network itself.
+
+Shape legend: r rank, I inputs, O outputs, V vocabulary, H hidden size.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor
+
+from quire_interfaces import CheckpointError
+from quire_lora.adapter import Adapter, LinearAdapter, TableAdapter
+from quire_lora.peft_config import PeftConfig
+from quire_lora.slots import AdapterSlots, LinearSite
+
+__all__ = ["WEIGHTS", "Rename", "read_adapter"]
+
+WEIGHTS = "adapter_model.safetensors"
+PREFIX = "base_model.model."
+_PARTS = re.compile(
+    r"(?P<module>.+?)\.(?P<part>lora_A\.weight|lora_B\.weight|lora_B\.bias|lora_magnitude_vector(?:\.weight)?"
+    r"|lora_embedding_A|lora_embedding_B|(?:base_layer\.)?weight|(?:base_layer\.)?bias)"
+)
+_LAYER = re.compile(r"\.(?:layers|h|blocks|layer)\.(\d+)\.")
+
+Rename = Callable[[str, Tensor], Iterable[tuple[str, Tensor]]]
+"""(name in the checkpoint, tensor) -> names and tensors of the network's parameters; see
+`quire_models.Network.checkpoint_tensors`."""
+
+
+@dataclass(slots=True)
+class _Module:
+    """Tensors of one module, by what they are."""
+
+    name: str
+    parts: dict[str, Tensor] = field(default_factory=dict)
+
+
+def read_adapter(
+    folder: str | Path, slots: AdapterSlots, rename: Rename = lambda name, tensor: [(name, tensor)]
+) -> Adapter:
+    """Read an adapter for a network.
+
+    Args:
+        folder: With adapter_config.json and adapter_model.safetensors.
+        slots: The network's layers, as they registered.
+        rename: How the network calls what the checkpoint brings.
+
+    Raises:
+        CheckpointError: what cannot be applied here, or weights that are missing, not known or of the wrong shape: all
+            of them are listed in one message.
+    """
+    folder = Path(folder)
+    config = PeftConfig.from_folder(folder)
+    return _Reader(folder, config, slots, rename).read()
+
+
+class _Reader:
+    def __init__(self, folder: Path, config: PeftConfig, slots: AdapterSlots, rename: Rename) -> None:
+        self._folder, self._config, self._slots, self._rename = folder, config, slots, rename
+        self._missing: list[str] = []
+        self._unknown: list[str] = []
+        self._wrong: list[str] = []
+
+    def read(self) -> Adapter:
+        modules = self._modules()
+        linears: dict[str, LinearAdapter] = {}
+        tables: dict[str, TableAdapter] = {}
+        outer = {"embedding": self._slots.embedding, "lm_head": self._slots.lm_head}
+        for module in modules.values():
+            for role, known in outer.items():
+                if known is not None and module.name == known[0]:
+                    tables[role] = self._table(module, known[1], embedding=role == "embedding")
+                    break
+            else:
+                linears |= self._linears(module)
+        self._find_missing(modules, linears)
+        self._complain()
+        if not linears and not tables:
+            raise CheckpointError(f"the adapter in {self._folder} is empty")
+        return Adapter(linears=linears, **tables)
+
+    def _modules(self) -> dict[str, _Module]:
+        path = self._folder / WEIGHTS
+        if not path.is_file():
+            raise CheckpointError(
+                f"{str(self._folder)!r} has no {WEIGHTS}; save the adapter with PEFT's safe_serialization (files of "
+                "pickled tensors are not read)"
+            )
+        try:
+            tensors = load_file(path)
+        except (SafetensorError, OSError) as error:
+            raise CheckpointError(f"{path} cannot be read: {error}") from None
+        modules: dict[str, _Module] = {}
+        for name, tensor in tensors.items():
+            found = _PARTS.fullmatch(name.removeprefix(PREFIX))
+            if found is None or not tensor.is_floating_point():
+                self._unknown.append(name)
+                continue
+            part = found["part"].removesuffix(".weight") if "magnitude" in found["part"] else found["part"]
+            modules.setdefault(found["module"], _Module(found["module"])).parts[part] = tensor.float()
+        return modules
+
+    def _complain(self) -> None:
+        lists = (("missing", self._missing), ("not known", self._unknown), ("of the wrong shape", self._wrong))
+        parts = [f"{len(names)} {kind}: {', '.join(names)}" for kind, names in lists if names]
+        if parts:
+            raise CheckpointError(
+                f"the adapter in {self._folder} does not fit this network ({'; '.join(parts)}); use an adapter of this "
+                "model, whose target_modules are linear layers, the embedding or the LM head"
+            )
+
+    def _find_missing(self, modules: dict[str, _Module], linears: dict[str, LinearAdapter]) -> None:
+        """Layers that the configuration names and the file does not have."""
+        for name in self._slots.linears:
+            layer = _LAYER.search(f".{name}.")
+            if name not in linears and self._config.targets(name, None if layer is None else int(layer[1])):
+                broken = any(name in (module, *self._unknown) for module in modules)
+                if not broken:
+                    self._missing.append(f"{name}.lora_A.weight")
+
+    # A linear layer, or several that the checkpoint keeps as one.
+
+    def _linears(self, module: _Module) -> dict[str, LinearAdapter]:
+        parts = dict(module.parts)
+        a, b = parts.pop("lora_A.weight", None), parts.pop("lora_B.weight", None)
+        bias = parts.pop("bias", parts.pop("base_layer.bias", None))
+        magnitude, lora_bias = parts.pop("lora_magnitude_vector", None), parts.pop("lora_B.bias", None)
+        if parts or (a is None and b is None and bias is None):
+            self._unknown += [f"{module.name}.{part}" for part in module.parts]
+            return {}
+        for name, present in (("lora_A.weight", a), ("lora_B.weight", b)):
+            if present is None and (a is not None or b is not None):
+                self._missing.append(f"{module.name}.{name}")
+                return {}
+        if a is None or b is None:
+            sites = self._split(module.name, bias[:, None]) if bias is not None else None
+            if sites is None:
+                self._unknown.append(f"{module.name}.bias")
+                return {}
+            return {name: self._only_bias(site, piece[:, 0]) for name, (site, piece) in sites.items()}
+        if not self._fits(module.name, a, b):
+            return {}
+        pieces = self._split(module.name, b)
+        if pieces is None:
+            self._unknown.append(f"{module.name}.lora_A.weight")
+            return {}
+        outputs = len(next(iter(pieces.values()))[1]) if len(pieces) == 1 else sum(len(p) for _, p in pieces.values())
+        for what, vector in (("lora_magnitude_vector", magnitude), ("lora_B.bias", lora_bias), ("bias", bias)):
+            if vector is not None and vector.numel() != outputs:
+                self._wrong.append(f"{module.name}.{what} is {list(vector.shape)}, should be {[outputs]}")
+                return {}
+        vectors = {
+            what: {} if vector is None else self._split(module.name, vector.reshape(-1, 1)) or {}
+            for what, vector in (("magnitude", magnitude), ("lora_bias", lora_bias), ("bias", bias))
+        }
+        found = {}
+        for name, (site, piece) in pieces.items():
+            if site.shape != (len(piece), a.shape[1]):
+                self._wrong.append(
+                    f"{module.name}.lora_B.weight times lora_A.weight is {[len(piece), a.shape[1]]}, should be "
+                    f"{list(site.shape)}"
+                )
+                continue
+            own = {what: sites[name][1][:, 0] if name in sites else None for what, sites in vectors.items()}
+            found[name] = self._linear(module.name, site, a, piece, **own)
+        return found
+
+    def _fits(self, module: str, a: Tensor, b: Tensor) -> bool:
+        rank = self._config.rank_of(module)
+        if a.ndim != 2 or b.ndim != 2 or len(a) != rank or b.shape[1] != rank:
+            self._wrong.append(
+                f"{module}: lora_A is {list(a.shape)} and lora_B is {list(b.shape)}, should be of rank {rank}"
+            )
+            return False
+        if rank > self._slots.max_rank:
+            raise CheckpointError(
+                f"the adapter in {self._folder} has rank {rank} at {module}, this server takes {self._slots.max_rank} "
+                f"at most; start it with --max-lora-rank {rank}"
+            )
+        return True
+
+    def _split(self, module: str, b: Tensor) -> dict[str, tuple[LinearSite, Tensor]] | None:
+        """[O, x] of a module -> per layer of the network its site and its outputs' part; None when it knows none."""
+        for candidate in (b, b.T.contiguous()):  # some checkpoints keep matrices transposed
+            try:
+                parts = list(self._rename(f"{module}.weight", candidate))
+            except (RuntimeError, ValueError, IndexError):
+                continue
+            named = {name.removesuffix(".weight"): piece for name, piece in parts}
+            sites = {name: self._slots.linears.get(name) for name in named}
+            shapes = {name: (site.shape[0], b.shape[1]) for name, site in sites.items() if site is not None}
+            if shapes == {name: tuple(piece.shape) for name, piece in named.items()}:
+                return {name: (site, named[name]) for name, site in sites.items() if site is not None}
+        # One layer under its own name: its size is somebody else's to check.
+        site = self._slots.linears.get(module)
+        return None if site is None else {module: (site, b)}
+
+    def _linear(
+        self,
+        module: str,
+        site: LinearSite,
+        a: Tensor,
+        b: Tensor,
+        *,
+        magnitude: Tensor | None,
+        lora_bias: Tensor | None,
+        bias: Tensor | None,
+    ) -> LinearAdapter:
+        b = b * self._config.scaling_of(module)
+        scale: Tensor | None = None
+        shift = torch.zeros(len(b))
+        weight, own_bias = site.base() if magnitude is not None or bias is not None else (None, None)
+        if lora_bias is not None:
+            shift += lora_bias * self._config.scaling_of(module)
+        if magnitude is not None:
+            assert weight is not None
+            scale = magnitude / torch.linalg.vector_norm(weight + b @ a, dim=1)  # Liu et al. 2024, eq. 5
+            b = b * scale[:, None]
+            if lora_bias is not None:
+                shift *= scale
+        kept = torch.zeros(len(b)) if own_bias is None else own_bias
+        after = kept if bias is None else bias
+        shift += after - (kept if scale is None else kept * scale)
+        dtype = self._slots.dtype
+        return LinearAdapter(
+            a=a.to(dtype).contiguous(),
+            b=b.T.to(dtype).contiguous(),
+            scale=scale,
+            shift=shift if shift.any() or scale is not None else None,
+        )
+
+    def _only_bias(self, site: LinearSite, bias: Tensor) -> LinearAdapter:
+        _, own = site.base()
+        dtype, (outputs, inputs) = self._slots.dtype, site.shape
+        return LinearAdapter(
+            a=torch.zeros(0, inputs, dtype=dtype),
+            b=torch.zeros(0, outputs, dtype=dtype),
+            shift=bias if own is None else bias - own,
+        )
+
+    # The embedding and the LM head.
+
+    def _table(self, module: _Module, shape: tuple[int, int], *, embedding: bool) -> TableAdapter:
+        parts = dict(module.parts)
+        weight = parts.pop("weight", parts.pop("base_layer.weight", None))
+        names = ("lora_embedding_A", "lora_embedding_B") if embedding else ("lora_A.weight", "lora_B.weight")
+        a, b = (parts.pop(name, None) for name in names)
+        self._unknown += [f"{module.name}.{part}" for part in parts]
+        if (a is None) != (b is None):
+            self._missing.append(f"{module.name}.{names[0] if a is None else names[1]}")
+            return TableAdapter()
+        vocab_size, hidden = shape
+        if weight is not None and tuple(weight.shape) != shape:
+            self._wrong.append(f"{module.name}.weight is {list(weight.shape)}, should be {list(shape)}")
+        dtype = self._slots.dtype
+        if a is None or b is None:
+            return TableAdapter(weight=None if weight is None else weight.to(dtype))
+        rank = self._config.rank_of(module.name)
+        ends = (vocab_size, hidden) if embedding else (hidden, vocab_size)
+        if tuple(a.shape) != (rank, ends[0]) or tuple(b.shape) != (ends[1], rank):
+            self._wrong.append(
+                f"{module.name}: {names[0]} is {list(a.shape)} and {names[1]} is {list(b.shape)}, should be "
+                f"{[rank, ends[0]]} and {[ends[1], rank]}"
+            )
+            return TableAdapter()
+        return TableAdapter(
+            weight=None if weight is None else weight.to(dtype),
+            a=(a.T if embedding else a).to(dtype).contiguous(),
+            b=(b * self._config.scaling_of(module.name)).T.to(dtype).contiguous(),
+        )

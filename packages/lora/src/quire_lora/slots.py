@@ -1,0 +1,165 @@
+"""`AdapterSlots`: the adapters on the device, in numbered slots, and which tokens of the step use which.
+
+Layers get it through their constructor, register there, and ask it while a step runs; the runner fills slots and says
+before each step who uses them. Does not know files, names of adapters or requests.
+
+Shape legend: T tokens of the step, S slots, R largest rank, V vocabulary, H hidden size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from quire_lora.adapter import Adapter, LinearAdapter, TableAdapter
+from quire_ops import LoraTokens, LoraWeights, OpRequest, bind
+
+__all__ = ["AdapterSlots", "LinearSite"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class LinearSite:
+    """A linear layer that adapters may change."""
+
+    weights: LoraWeights
+    base: Callable[[], tuple[Tensor, Tensor | None]]
+    """The layer's own weight [outputs, inputs] and bias [outputs], widened to float32; once it is loaded."""
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """[outputs, inputs]."""
+        return self.weights.b.shape[2], self.weights.a.shape[2]
+
+
+class AdapterSlots:
+    """See the module. One thread fills slots and runs steps.
+
+    Args:
+        num_slots: S.
+        max_rank: R.
+        dtype: The network's.
+        device: Where the network is.
+    """
+
+    def __init__(self, num_slots: int, max_rank: int, dtype: torch.dtype, device: torch.device) -> None:
+        self.num_slots, self.max_rank = num_slots, max_rank
+        self.dtype, self.device = dtype, device
+        self.linears: dict[str, LinearSite] = {}
+        """Name of the layer -> its site."""
+        self.embedding: tuple[str, tuple[int, int]] | None = None
+        """Name and shape [V, H]; None where the network's embedding takes no adapters."""
+        self.lm_head: tuple[str, tuple[int, int]] | None = None
+        self.versions: list[str | None] = [None] * num_slots
+        """What is in each slot."""
+        self.tokens: LoraTokens | None = None
+        """Of the step that runs."""
+        self.logit_tokens: LoraTokens | None = None
+        """Of the hidden states whose logits are computed next."""
+        self.add = bind("lora_linear", OpRequest(device=device.type, dtype=dtype))
+        self._embeddings: dict[int, TableAdapter] = {}
+        self._lm_heads: dict[int, TableAdapter] = {}
+
+    def linear(
+        self, name: str, outputs: int, inputs: int, base: Callable[[], tuple[Tensor, Tensor | None]]
+    ) -> LoraWeights:
+        """Register a linear layer; `base` as in `LinearSite`."""
+        weights = LoraWeights(
+            a=self._zeros(self.num_slots, self.max_rank, inputs),
+            b=self._zeros(self.num_slots, self.max_rank, outputs),
+            ranks=torch.zeros(self.num_slots, dtype=torch.int32),
+            adjusted=torch.zeros(self.num_slots, dtype=torch.int32),
+            scale=self._zeros(self.num_slots, outputs, dtype=torch.float32),
+            shift=self._zeros(self.num_slots, outputs, dtype=torch.float32),
+        )
+        self.linears[name] = LinearSite(weights=weights, base=base)
+        return weights
+
+    def _zeros(self, *shape: int, dtype: torch.dtype | None = None) -> Tensor:
+        dtype = dtype or self.dtype
+        if self.device.type != "cpu":
+            return torch.zeros(shape, dtype=dtype, device=self.device)
+        # Zero pages from the system: slots that are never filled take no memory.
+        return torch.from_numpy(np.zeros(int(np.prod(shape)) * dtype.itemsize, dtype=np.uint8)).view(dtype).view(shape)
+
+    def place(self, slot: int, version: str, adapter: Adapter) -> None:
+        """Fill a slot, unless this version is in it. No step that uses the slot may be running."""
+        if self.versions[slot] == version:
+            return
+        self.versions[slot] = None
+        for name, site in self.linears.items():
+            _place(site.weights, slot, adapter.linears.get(name))
+        for tables, table in ((self._embeddings, adapter.embedding), (self._lm_heads, adapter.lm_head)):
+            tables.pop(slot, None)
+            if table is not None:
+                tables[slot] = TableAdapter(
+                    **{name: _on(getattr(table, name), self.device) for name in TableAdapter.__slots__}
+                )
+        self.versions[slot] = version
+
+    def begin(self, slots: NDArray[np.int32]) -> None:
+        """A step begins: the slot of each of its tokens [T], -1 for none."""
+        self.tokens = LoraTokens.of(slots, self.device)
+
+    def begin_logits(self, slots: NDArray[np.int32]) -> None:
+        """Logits are computed next: the slot of each hidden state [N], -1 for none."""
+        self.logit_tokens = LoraTokens.of(slots, self.device) if self._lm_heads else None
+
+    def changes_vocabulary(self, slots: NDArray[np.int32]) -> bool:
+        """Whether any of these slots changes the embedding or the LM head."""
+        if not self._embeddings and not self._lm_heads:
+            return False
+        return any(slot in self._embeddings or slot in self._lm_heads for slot in set(slots.tolist()))
+
+    def embed(self, out: Tensor, ids: Tensor) -> Tensor:
+        """What the embedding gives for `ids` [T], changed in place where adapters say so."""
+        if self.tokens is None or not self._embeddings:
+            return out
+        for slot, begin, end in self.tokens.groups.tolist():
+            table = self._embeddings.get(slot)
+            if table is None:
+                continue
+            which = self.tokens.order[begin:end].long()
+            if table.weight is not None:
+                out[which] = table.weight[ids[which]]
+            if table.a is not None and table.b is not None:
+                out[which] += table.a[ids[which]] @ table.b
+        return out
+
+    def logits(self, out: Tensor, hidden: Tensor) -> Tensor:
+        """The LM head's logits [N, V] of `hidden` [N, H], changed in place where adapters say so."""
+        if self.logit_tokens is None:
+            return out
+        for slot, begin, end in self.logit_tokens.groups.tolist():
+            head = self._lm_heads.get(slot)
+            if head is None:
+                continue
+            which = self.logit_tokens.order[begin:end].long()
+            if head.weight is not None:
+                out[which] = (hidden[which] @ head.weight.T).float()
+            if head.a is not None and head.b is not None:
+                out[which] += (hidden[which] @ head.a.T @ head.b).float()
+        return out
+
+
+def _place(weights: LoraWeights, slot: int, adapter: LinearAdapter | None) -> None:
+    before, rank = int(weights.ranks[slot]), 0 if adapter is None else adapter.rank
+    weights.a[slot, rank:before] = 0
+    weights.b[slot, rank:before] = 0
+    adjusted = adapter is not None and (adapter.scale is not None or adapter.shift is not None)
+    if adapter is not None:
+        weights.a[slot, :rank] = adapter.a
+        weights.b[slot, :rank] = adapter.b
+        if adjusted:
+            weights.scale[slot] = 1.0 if adapter.scale is None else adapter.scale
+            weights.shift[slot] = 0.0 if adapter.shift is None else adapter.shift
+    weights.ranks[slot] = rank
+    weights.adjusted[slot] = int(adjusted)
+
+
+def _on(tensor: Tensor | None, device: torch.device) -> Tensor | None:
+    return None if tensor is None else tensor.to(device)

@@ -1,0 +1,42 @@
+"""What operators may set, and the package's promises."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import quire_lora
+from quire_interfaces import ConfigError
+from quire_lora import LoraConfig, adapter_bytes
+
+
+def test_modules_are_names_and_folders() -> None:
+    assert LoraConfig(lora_modules=("a=x", "b=y=z")).adapters() == {"a": "x", "b": "y=z"}
+    for wrong in ("a", "=x", "a="):
+        with pytest.raises(ConfigError, match="must hold name=folder"):
+            LoraConfig(lora_modules=(wrong,)).adapters()
+    with pytest.raises(ConfigError, match="names the adapter 'a' twice"):
+        LoraConfig(lora_modules=("a=x", "a=y")).adapters()
+
+
+def test_bytes_of_slots() -> None:
+    config = LoraConfig(max_loras=3, max_lora_rank=4)
+    assert adapter_bytes([(10, 6)], config, 2) == 3 * (4 * 16 * 2 + 8 * 10)
+
+
+def test_every_exported_name_is_there_and_none_needs_torch_to_be_named() -> None:
+    for name in quire_lora.__all__:
+        assert getattr(quire_lora, name) is not None
+    code = "import sys; from quire_lora import LoraConfig; assert 'torch' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_readme_example_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    text = (Path(__file__).parent.parent / "README.md").read_text()
+    (block,) = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    exec(compile(block, "README.md", "exec"), {})

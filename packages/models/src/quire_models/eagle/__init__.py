@@ -1,0 +1,1 @@
+"""Heads that draft from a target's hidden states: EAGLE and EAGLE-3."""

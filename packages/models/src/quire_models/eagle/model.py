@@ -1,0 +1,210 @@
+"""EAGLE (Li et al. 2024, arXiv:2401.15077) and EAGLE-3 (Li et al. 2025, arXiv:2503.01840): a small decoder that goes on
+from a target's hidden states.
+
+At position i it sees the target's features of token i beside the embedding of token i + 1, and says token i + 2; its
+own state stands for the features of the tokens it has only guessed. EAGLE-3 fuses features of several depths, keeps
+the embedding apart from them within its layer, and may propose a part of the vocabulary only.
+
+Shape legend: T positions, H hidden size, F feature layers, N positions whose logits are wanted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor
+
+from quire_attention import ForwardBatch
+from quire_interfaces import CheckpointError
+from quire_models.eagle.config import EagleConfig
+from quire_models.layers.causal_lm import CausalLM
+from quire_models.layers.decoder import PreNormDecoderLayer
+from quire_models.layers.linear import Linear, LMHead
+from quire_models.layers.mlp import GatedMLP
+from quire_models.layers.network import Network
+from quire_models.layers.norm import RMSNorm
+from quire_models.layers.rotary import RotaryTable
+from quire_models.layers.scope import Scope
+from quire_models.llama.model import LlamaAttention
+
+__all__ = ["EagleHead"]
+
+
+class _PlainAttentionLayer:
+    """The first layer of EAGLE: no norm before its attention, whose input is normalised features and embeddings."""
+
+    def __init__(self, config: EagleConfig, scope: Scope) -> None:
+        self.self_attn = LlamaAttention(config, 0, scope / "self_attn")
+        self.post_attention_layernorm = RMSNorm(
+            scope / "post_attention_layernorm", config.hidden_size, config.rms_norm_eps
+        )
+        self.mlp = GatedMLP(
+            scope / "mlp", config.hidden_size, config.intermediate_size, act=config.hidden_act, bias=config.mlp_bias
+        )
+
+    def __call__(self, x: Tensor, cos: Tensor, sin: Tensor, batch: ForwardBatch) -> Tensor:
+        x = x + self.self_attn(x, cos, sin, batch)
+        return x + self.mlp(self.post_attention_layernorm(x))
+
+
+class _Eagle3Layer:
+    """EAGLE-3's layer: attention over embedding and state side by side; the state alone is the residual."""
+
+    def __init__(self, config: EagleConfig, scope: Scope) -> None:
+        size, eps = config.hidden_size, config.rms_norm_eps
+        self.input_layernorm = RMSNorm(scope / "input_layernorm", size, eps)
+        self.hidden_norm = RMSNorm(scope / "hidden_norm", size, eps)
+        self.self_attn = LlamaAttention(config, 0, scope / "self_attn", in_features=2 * size)
+        self.post_attention_layernorm = RMSNorm(scope / "post_attention_layernorm", size, eps)
+        self.mlp = GatedMLP(scope / "mlp", size, config.intermediate_size, act=config.hidden_act, bias=config.mlp_bias)
+
+    def __call__(self, embedded: Tensor, state: Tensor, cos: Tensor, sin: Tensor, batch: ForwardBatch) -> Tensor:
+        x = torch.cat((self.input_layernorm(embedded), self.hidden_norm(state)), dim=-1)
+        state = state + self.self_attn(x, cos, sin, batch)
+        return state + self.mlp(self.post_attention_layernorm(state))
+
+
+class EagleHead(Network):
+    """A head of either kind. Embedding and LM head come from its checkpoint, or else from the target (`join`)."""
+
+    ignored_tensors = frozenset({"t2d"})  # follows from d2t
+
+    def __init__(self, config: EagleConfig, scope: Scope) -> None:
+        super().__init__(config, scope)
+        size = config.hidden_size
+        self._is_eagle3 = config.kind == "eagle3"
+        self._feature_layers = config.feature_layers
+        fused = self.num_features * config.target_hidden_size
+        has_bias = scope.parameter("fc.bias", size, optional=True)
+        self.fc = Linear(scope / "fc", fused + (0 if self._is_eagle3 else size), size)
+        self._fc_bias_parameter, self._fc_bias = has_bias, None
+        self._embedding_parameter = scope.parameter(
+            "embed_tokens.weight", config.vocab_size, config.target_hidden_size, optional=True
+        )
+        self._head_parameter = scope.parameter("lm_head.weight", config.draft_vocab_size, size, optional=True)
+        self._to_target_parameter = scope.parameter("d2t", config.draft_vocab_size, dtype=torch.int64, optional=True)
+        self._to_target: Tensor | None = None
+        self._head: Tensor | LMHead | None = None
+        self._lm_head_op = scope.op("lm_head")
+        self._argmax = scope.op("lm_head_argmax")
+        self._embed = scope.op("embedding")
+        self._embedding: Tensor | None = None
+        if self._is_eagle3:
+            self.midlayer = _Eagle3Layer(config, scope / "midlayer")
+            self.norm = RMSNorm(scope / "norm", size, config.rms_norm_eps)
+        else:
+            body = scope / "layers"
+            self.first = _PlainAttentionLayer(config, body / "0")
+            self.others = [
+                PreNormDecoderLayer(
+                    config, body / str(i), LlamaAttention(config, i, body / str(i) / "self_attn"), first=True
+                )
+                for i in range(1, config.num_layers)
+            ]
+        self.rotary = RotaryTable(config.rope, config.rotary_dim, dtype=scope.dtype, device=scope.device)
+
+    @property
+    def num_features(self) -> int:
+        """Features of a position, each as wide as the target's hidden states."""
+        if not self._is_eagle3:
+            return 1
+        return 3 if self._feature_layers is None else len(self._feature_layers)
+
+    def checkpoint_tensors(self, name: str, tensor: Tensor) -> Iterable[tuple[str, Tensor]]:
+        """Names with and without "model.", and of EAGLE-3's layer under either name."""
+        name = name.removeprefix("model.")
+        if self._is_eagle3 and name.startswith("layers.0."):
+            name = "midlayer." + name.removeprefix("layers.0.")
+        return ((name, tensor),)
+
+    def finish_loading(self) -> None:
+        """See `Network.finish_loading`."""
+        super().finish_loading()
+        taken = (self._fc_bias_parameter, self._embedding_parameter, self._head_parameter, self._to_target_parameter)
+        self._fc_bias, self._embedding, self._head, offsets = (
+            None if parameter.tensor is None else parameter.take() for parameter in taken
+        )
+        config = self.config
+        assert isinstance(config, EagleConfig)
+        if offsets is not None:
+            self._to_target = torch.arange(len(offsets), device=offsets.device) + offsets
+            if bool((self._to_target < 0).any() | (self._to_target >= config.vocab_size).any()):
+                raise CheckpointError(f"d2t of the EAGLE head names tokens outside of 0 to {config.vocab_size - 1}")
+        elif config.draft_vocab_size != config.vocab_size:
+            raise CheckpointError(
+                f"the EAGLE head proposes {config.draft_vocab_size} of {config.vocab_size} tokens, but its checkpoint "
+                "has no d2t that says which"
+            )
+
+    def join(self, target: Network) -> None:
+        """Take from the target what the checkpoint did not bring.
+
+        Raises:
+            CheckpointError: the two do not belong together.
+        """
+        config = self.config
+        assert isinstance(config, EagleConfig)
+        theirs = target.config
+        if not isinstance(target, CausalLM):
+            raise CheckpointError(f"EAGLE heads do not work with {theirs.architecture}: it does not show hidden states")
+        if (config.target_hidden_size, config.vocab_size) != (theirs.hidden_size, theirs.vocab_size):
+            raise CheckpointError(
+                f"the EAGLE head is for a target of hidden size {config.target_hidden_size} and {config.vocab_size} "
+                f"tokens, the model has {theirs.hidden_size} and {theirs.vocab_size}"
+            )
+        if self._embedding is None:
+            self._embedding = target.embed_tokens.weight
+        if self._head is None:
+            if config.hidden_size != theirs.hidden_size or config.draft_vocab_size != theirs.vocab_size:
+                raise CheckpointError("the EAGLE head has no lm_head.weight, and the model's does not fit it")
+            self._head = target.lm_head
+
+    def fuse(self, features: Tensor) -> Tensor:
+        """Features [T, F * H of the target] -> the states that the layer reads."""
+        if not self._is_eagle3:
+            return features
+        return self._project(features)
+
+    def advance(self, batch: ForwardBatch, states: Tensor) -> Tensor:
+        """One pass.
+
+        Args:
+            batch: `input_ids` [T] are the tokens behind the positions; keys and values of the positions are written.
+            states: [T, H]: fused features, or for guessed positions what this gave for the position before.
+
+        Returns:
+            [T, H] states.
+        """
+        assert self._embedding is not None, "join was not called"
+        cos, sin = self.rotary(batch.positions, max(batch.attention[0].kv_lens))
+        embedded = self._embed(batch.input_ids, self._embedding)
+        if self._is_eagle3:
+            return self.midlayer(embedded, states, cos, sin, batch)
+        x = self.first(self._project(torch.cat((embedded, states), dim=-1)), cos, sin, batch)
+        for layer in self.others:
+            out, residual = layer(x, None, cos, sin, batch)
+            x = out + residual
+        return x
+
+    def compute_logits(self, hidden: Tensor) -> Tensor:
+        """States [N, H] -> logits [N, draft_vocab_size] float32; `target_ids` says whose."""
+        hidden = self.norm(hidden) if self._is_eagle3 else hidden
+        if isinstance(self._head, LMHead):
+            return self._head(hidden)
+        logits: Tensor = self._lm_head_op(hidden, self._head)
+        return logits
+
+    def most_likely(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
+        """States [N, H] -> the most likely token of the target's vocabulary [N] int64, and its logit."""
+        hidden = self.norm(hidden) if self._is_eagle3 else hidden
+        found = self._head.most_likely(hidden) if isinstance(self._head, LMHead) else self._argmax(hidden, self._head)
+        return self.target_ids(found[0]), found[1]
+
+    def target_ids(self, ids: Tensor) -> Tensor:
+        """Tokens of the head's vocabulary -> the target's."""
+        return ids if self._to_target is None else self._to_target[ids]
+
+    def _project(self, x: Tensor) -> Tensor:
+        out = self.fc(x)
+        return out if self._fc_bias is None else out + self._fc_bias

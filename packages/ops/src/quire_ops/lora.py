@@ -1,0 +1,78 @@
+"""Op `lora_linear`: low-rank adapters of a linear layer, each for tokens of its own (Hu et al. 2021; the grouping of
+tokens by adapter follows Sheng et al., "S-LoRA", 2023).
+
+Knows slots, matrices and which token uses which slot; does not know adapters, files or requests.
+
+Shape legend: T tokens of the step, M of them with an adapter, G slots in use in the step, S slots, R largest rank,
+I inputs, O outputs.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+__all__ = ["LoraTokens", "LoraWeights", "lora_linear"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class LoraWeights:
+    """The adapters of one linear layer, by slot. The tensors never move: whoever fills slots writes into them."""
+
+    a: Tensor
+    """[S, R, I] in the network's dtype; zeros behind a slot's rank."""
+    b: Tensor
+    """[S, R, O], transposed from how checkpoints keep it, and multiplied with the adapter's scaling; zeros likewise."""
+    ranks: Tensor
+    """[S] int32, on the host; 0 where the slot's adapter has no matrices for this layer."""
+    adjusted: Tensor
+    """[S] int32, on the host: whether the slot's `scale` and `shift` are in use."""
+    scale: Tensor
+    """[S, O] float32: what the layer's result is multiplied with before the rest is added (DoRA)."""
+    shift: Tensor
+    """[S, O] float32: what is added (biases)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class LoraTokens:
+    """Which tokens of a step use which slot."""
+
+    slots: Tensor
+    """[T] int32 on the network's device: the slot of each token, -1 for none."""
+    order: Tensor
+    """[M] int32 on the network's device: tokens with a slot, slot by slot, in their own order within."""
+    groups: Tensor
+    """[G, 3] int32 on the host: slot, and where its tokens begin and end in `order`."""
+
+    @classmethod
+    def of(cls, slots: NDArray[np.int32], device: torch.device | str = "cpu") -> LoraTokens | None:
+        """From the slot of each token [T], -1 for none; None when no token has one."""
+        order = np.argsort(slots, kind="stable").astype(np.int32)
+        order = order[np.searchsorted(slots[order], 0) :]
+        if not len(order):
+            return None
+        used, begins = np.unique(slots[order], return_index=True)
+        groups = np.stack([used, begins, np.append(begins[1:], len(order))], axis=1).astype(np.int32)
+        return cls(
+            slots=torch.from_numpy(slots).to(device),
+            order=torch.from_numpy(order).to(device),
+            groups=torch.from_numpy(groups),
+        )
+
+
+def lora_linear(out: Tensor, x: Tensor, weights: LoraWeights, tokens: LoraTokens) -> None:
+    """Op `lora_linear`: one token at a time, in float64."""
+    adjusted = weights.adjusted.tolist()
+    for token, slot in enumerate(tokens.slots.tolist()):
+        if slot < 0:
+            continue
+        delta = x[token].double() @ weights.a[slot].double().T @ weights.b[slot].double()
+        base = out[token].double()
+        if adjusted[slot]:
+            base = base * weights.scale[slot].double()
+            delta = delta + weights.shift[slot].double()
+        out[token] = (base + delta).to(out.dtype)

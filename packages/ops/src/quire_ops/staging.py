@@ -1,0 +1,58 @@
+"""Numbers on their way between host and device, without either waiting for the other.
+
+A copy waits for the device unless its host side is in pinned memory, and a result waits for everything that was
+launched before it is asked for unless it is copied beside. These two functions are the places where a step's numbers
+cross; on the CPU nothing is copied.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import cache
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+__all__ = ["copy_to_host", "to_device"]
+
+Read = Callable[[], tuple[Tensor, ...]]
+"""Waits for copies, and gives them: tensors in host memory. To be called once."""
+
+
+def to_device(values: NDArray[np.generic] | Sequence[int], device: torch.device) -> Tensor:
+    """The values as a tensor on `device`: of an array its dtype, of a list int64. Shares memory with an array on the
+    CPU; elsewhere the array may be changed as soon as this returns."""
+    host = torch.from_numpy(np.asarray(values, dtype=None if isinstance(values, np.ndarray) else np.int64))
+    if device.type != "cuda":
+        return host.to(device)
+    staged = torch.empty(host.shape, dtype=host.dtype, pin_memory=True)
+    # torch keeps the pinned memory from being used anew until the copy has been made.
+    return staged.copy_(host).to(device, non_blocking=True)
+
+
+def copy_to_host(*tensors: Tensor) -> Read:
+    """Begin to copy tensors of one device, as they are now in the order of its work. They may not be written to before
+    they have been read; on the CPU they are what is read."""
+    if not tensors or tensors[0].device.type != "cuda":
+        return lambda: tensors
+    device = tensors[0].device
+    copies, current = _copy_stream(device), torch.cuda.current_stream(device)
+    copies.wait_stream(current)
+    with torch.cuda.stream(copies):
+        hosts = tuple(torch.empty(each.shape, dtype=each.dtype, pin_memory=True) for each in tensors)
+        for host, each in zip(hosts, tensors, strict=True):
+            host.copy_(each, non_blocking=True)
+        done = copies.record_event()
+
+    def read(kept: tuple[Tensor, ...] = tensors) -> tuple[Tensor, ...]:  # their memory is not used anew before
+        done.synchronize()
+        return hosts
+
+    return read
+
+
+@cache
+def _copy_stream(device: torch.device) -> torch.cuda.Stream:
+    return torch.cuda.Stream(device)

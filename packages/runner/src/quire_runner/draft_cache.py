@@ -1,0 +1,164 @@
+"""The KV cache of a network that drafts: beside the target's, block for block, under the same block ids.
+
+What holds the target's keys and values of some tokens holds the drafter's of the same tokens, so that prefixes,
+preemption and eviction need nothing of their own. What of it was written is counted here, slot by slot: a drafter may
+have left steps out, and blocks may have come from elsewhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from quire_attention.batch import AttentionMetadata, ForwardBatch
+from quire_interfaces.errors import ConfigError
+from quire_interfaces.kv_cache import FullAttentionSpec, KVCacheGroup, KVCachePlan, KVCacheSpec
+from quire_interfaces.step import SchedulerOutput
+from quire_models import Network
+from quire_ops import OpFunction
+from quire_runner.kv_cache import allocate_kv_caches
+from quire_runner.rows import Rows
+
+__all__ = ["DraftCache", "Entry", "draft_group", "draft_specs"]
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """Positions [start, end) of a row."""
+
+    row: int
+    start: int
+    end: int
+
+
+def draft_group(plan: KVCachePlan) -> int:
+    """The group of the target whose blocks the drafter follows: one that keeps every token.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    for index, group in enumerate(plan.groups):
+        if type(group.spec) is FullAttentionSpec:
+            return index
+    raise ConfigError(
+        "no layer of this model attends to all tokens, so that a drafting network has no place for its own keys and "
+        "values; use speculative method ngram or suffix",
+        field="speculative_method",
+    )
+
+
+def draft_specs(specs: dict[str, KVCacheSpec]) -> tuple[FullAttentionSpec, tuple[str, ...]]:
+    """What each layer of a drafting network keeps, windows or not, and the layers' names.
+
+    Raises:
+        ConfigError: they keep different things, or none keys and values.
+    """
+    kinds = set()
+    for spec in specs.values():
+        if not isinstance(spec, FullAttentionSpec):
+            raise ConfigError(
+                "the draft model keeps recurrent states, which cannot be taken back when a draft is rejected; choose "
+                "another draft model",
+                field="speculative_model",
+            )
+        values = {name: getattr(spec, name) for name in ("block_size", "num_kv_heads", "head_dim", "dtype")}
+        kinds.add(FullAttentionSpec(**values))
+    if len(kinds) != 1:
+        raise ConfigError("the layers of the draft model keep keys of different sizes", field="speculative_model")
+    return kinds.pop(), tuple(specs)
+
+
+class DraftCache:
+    """Caches of a drafting network, and its passes over them.
+
+    Args:
+        network: The drafter.
+        rows: The target's rows: tokens and block tables.
+        plan: The target's KV cache.
+        step_inputs: Op `step_inputs`.
+    """
+
+    def __init__(self, network: Network, rows: Rows, plan: KVCachePlan, step_inputs: OpFunction) -> None:
+        self.group = draft_group(plan)
+        block_size = plan.groups[self.group].spec.block_size
+        spec, names = draft_specs(network.config.kv_cache_specs(block_size, network.cache_dtype))
+        own = KVCachePlan(
+            groups=(KVCacheGroup(spec=spec, layer_names=names),),
+            num_blocks=plan.num_blocks,
+            tensor_block_bytes=(spec.block_bytes,) * len(names),
+        )
+        caches = allocate_kv_caches(own, device=network.device, cache_shape=network.attention_backend.kv_cache_shape)
+        self.caches = tuple(caches[name] for name in names)
+        self.group_of_layer = (0,) * len(names)
+        self.block_size = block_size
+        self._rows = rows
+        self._step_inputs = step_inputs
+        self._table = rows.block_tables[self.group]
+        self._row_table = rows.row_tables[self.group]
+        self._written: NDArray[np.int64] = np.zeros(plan.num_blocks, dtype=np.int64)
+        """[num_blocks] leading slots of each block that hold the drafter's keys of the tokens that are there now."""
+
+    def begin(self, output: SchedulerOutput) -> None:
+        """Blocks were given to rows, or are about to be filled from elsewhere: nothing of theirs is written."""
+        for new in output.new_rows:
+            block_ids = new.block_ids[self.group]
+            self._forget(block_ids[new.num_computed_tokens // self.block_size :])
+        for block_ids in output.new_block_ids.values():
+            self._forget(block_ids[self.group])
+        if output.kv_transfer is not None:
+            for job in output.kv_transfer.loads:
+                self._forget([block.block_id for block in job.blocks if block.key.group == self.group])
+
+    def _forget(self, block_ids: Sequence[int]) -> None:
+        if block_ids:
+            self._written[block_ids] = 0
+
+    def num_slots(self, row: int) -> int:
+        """Tokens that the row's blocks have room for."""
+        return int(self._table.num_blocks[row]) * self.block_size
+
+    def num_written(self, row: int) -> int:
+        """Leading tokens of the row whose keys are there."""
+        written = self._written[self._blocks(row, self.num_slots(row))]
+        short = np.flatnonzero(written < self.block_size)
+        if not len(short):
+            return len(written) * self.block_size
+        return int(short[0]) * self.block_size + int(written[short[0]])
+
+    def wrote(self, row: int, start: int, end: int) -> None:
+        """Tokens [start, end) of the row have their keys now, and those behind them in the last block have not."""
+        first = start // self.block_size
+        block_ids = self._blocks(row, end)[first:]
+        ends = np.arange(first, first + len(block_ids)) * self.block_size
+        self._written[block_ids] = np.minimum(end - ends, self.block_size)
+
+    def _blocks(self, row: int, num_tokens: int) -> NDArray[np.int64]:
+        table = self._table.table[row, : -(-num_tokens // self.block_size)]
+        return table.cpu().numpy().astype(np.int64)
+
+    def batch(self, entries: Sequence[Entry]) -> ForwardBatch:
+        """The inputs of a pass; `input_ids` are the tokens at the positions."""
+        rows, starts, ends = (
+            np.array(values, dtype=np.int64)
+            for values in zip(*((entry.row, entry.start, entry.end) for entry in entries), strict=True)
+        )
+        inputs = self._step_inputs(self._rows.token_ids, (self._row_table,), rows, starts, ends)
+        attention = AttentionMetadata(
+            query_start_loc=inputs.query_start_loc,
+            seq_lens=inputs.seq_lens,
+            block_table=inputs.groups[0].block_table,
+            slot_mapping=inputs.groups[0].slot_mapping,
+            block_size=self.block_size,
+            query_lens=(ends - starts).tolist(),
+            kv_lens=ends.tolist(),
+        )
+        return ForwardBatch(
+            input_ids=inputs.input_ids,
+            positions=inputs.positions,
+            attention=(attention,),
+            group_of_layer=self.group_of_layer,
+            kv_caches=self.caches,
+        )

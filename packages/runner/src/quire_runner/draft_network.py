@@ -1,0 +1,256 @@
+"""Drafting with networks: a smaller model of the same vocabulary, or a head that reads the target's hidden states.
+
+Each proposes the tokens that it takes for the most likely, one pass after another, all rows of a step together. What
+the target will sample does not depend on it (see `quire_spec_decode.accept_drafts`). Knows rows and passes; does not
+know how networks are built, nor when drafting pays.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from quire_interfaces.kv_cache import KVCachePlan
+from quire_interfaces.step import SchedulerOutput
+from quire_models import Network
+from quire_models.eagle.config import EagleConfig, default_feature_layers
+from quire_models.eagle.model import EagleHead
+from quire_ops import DecodeRows, DrawTable, OpFunction, to_device
+from quire_runner.config import RunnerConfig
+from quire_runner.draft_cache import DraftCache, Entry
+from quire_runner.drafting import DraftStep, RowDrafter
+from quire_runner.rows import Rows
+
+__all__ = ["HeadDrafting", "ModelDrafting", "network_drafting"]
+
+
+def network_drafting(
+    network: Network, target: Network, rows: Rows, plan: KVCachePlan, config: RunnerConfig, step_inputs: OpFunction
+) -> RowDrafter:
+    """What asks a drafting network: a head is joined with its target first."""
+    cache = DraftCache(network, rows, plan, step_inputs)
+    if isinstance(network, EagleHead):
+        return HeadDrafting(network, target, rows, cache)
+    return ModelDrafting(network, rows, cache, config.max_num_batched_tokens)
+
+
+@dataclass(slots=True)
+class _Guess:
+    """What a row was given last: drafts behind its first `num_tokens` tokens."""
+
+    num_tokens: int
+    drafts: list[int]
+
+
+class ModelDrafting:
+    """A draft model (Leviathan et al. 2023, "Fast inference from transformers via speculative decoding").
+
+    It reads what the target read, a step later; tokens that it has not read yet (a prefix that others computed, steps
+    without drafting) it reads when it is asked next.
+    """
+
+    feature_layers: tuple[int, ...] = ()
+    wants_hidden = False
+
+    def __init__(self, network: Network, rows: Rows, cache: DraftCache, max_num_batched_tokens: int) -> None:
+        self._network = network
+        self._rows = rows
+        self._cache = cache
+        self._budget = max_num_batched_tokens
+        self._guesses: dict[int, _Guess] = {}
+        self._num_tokens = np.zeros_like(rows.num_tokens)
+        table = rows.block_tables[cache.group]
+        self._decode = network.bind_decode(
+            DecodeRows(
+                token_ids=rows.token_ids,
+                num_tokens=self._num_tokens,
+                tables=(rows.row_tables[cache.group],),
+                num_blocks=(table.num_blocks,),
+                group_of_layer=cache.group_of_layer,
+                kv_caches=cache.caches,
+                lora_slots=np.full(len(rows.num_tokens), -1, dtype=np.int32),
+                draw=DrawTable.greedy(len(rows.num_tokens), network.config.vocab_size, rows.token_ids.device),
+            )
+        )
+
+    def begin(self, output: SchedulerOutput) -> None:
+        """See `RowDrafter`."""
+        for row in (*output.freed_rows, *(new.row for new in output.new_rows)):
+            self._guesses.pop(row, None)
+        self._cache.begin(output)
+
+    def propose(self, step: DraftStep) -> dict[int, list[int]]:
+        """See `RowDrafter`."""
+        limits = {row: self._room(row, limit) for row, limit in step.limits.items()}
+        limits = {row: limit for row, limit in limits.items() if limit > 0}
+        hidden = self._read(step, limits)
+        proposals: dict[int, list[int]] = {row: [] for row in limits}
+        last = [Entry(row, 0, int(self._rows.num_tokens[row])) for row in limits]
+        if last:
+            self._extend(proposals, last, self._network.most_likely(hidden)[0])
+        while last := [
+            Entry(entry.row, entry.end, entry.end + 1)
+            for entry in last
+            if len(proposals[entry.row]) < limits[entry.row]
+        ]:
+            self._extend(proposals, last, None)
+        for row, drafts in proposals.items():
+            self._guesses[row] = _Guess(int(self._rows.num_tokens[row]), drafts)
+        return proposals
+
+    def _room(self, row: int, limit: int) -> int:
+        """As many drafts as the row's blocks allow: each but the last one is read."""
+        num_tokens = int(self._rows.num_tokens[row])
+        return min(limit, min(self._cache.num_slots(row), self._network.config.max_model_len) - num_tokens + 1)
+
+    def _read(self, step: DraftStep, limits: dict[int, int]) -> Tensor:
+        """Read what is known and new. Returns the states [N, H] behind the last token of each row of `limits`."""
+        ends = {int(row): int(end) for row, end in zip(step.plan.rows, step.plan.ends, strict=True)}
+        ends = {row: end for row, end in ends.items() if end < self._rows.num_tokens[row]}  # chunks of prompts
+        ends |= {row: int(self._rows.num_tokens[row]) for row in limits}
+        entries: list[Entry] = []
+        states: dict[int, Tensor] = {}
+        for row, end in ends.items():
+            start = self._num_read(row)
+            if row in limits:
+                start = min(start, end - 1)
+            entries += [Entry(row, at, min(at + self._budget, end)) for at in range(start, end, self._budget)]
+        while entries:
+            now = _take(entries, self._budget)
+            hidden = self._network.forward(self._cache.batch(now))
+            position = -1
+            for entry in now:
+                position += entry.end - entry.start
+                states[entry.row] = hidden[position]
+                self._cache.wrote(entry.row, entry.start, entry.end)
+        return torch.stack([states[row] for row in limits]) if limits else torch.empty(0)
+
+    def _num_read(self, row: int) -> int:
+        """Known tokens that were read; drafts that were read and came true are among them."""
+        guess = self._guesses.pop(row, None)
+        if guess is not None and len(guess.drafts) > 1:
+            start, end = guess.num_tokens, guess.num_tokens + len(guess.drafts) - 1
+            end = min(end, int(self._rows.num_tokens[row]))
+            came: list[int] = self._rows.token_ids[row, start:end].tolist()
+            right = next((i for i, token in enumerate(came) if token != guess.drafts[i]), len(came))
+            if right and self._cache.num_written(row) == start:
+                self._cache.wrote(row, start, start + right)
+        return self._cache.num_written(row)
+
+    def _extend(self, proposals: dict[int, list[int]], entries: list[Entry], token_ids: Tensor | None) -> None:
+        """One more guess behind the end of each entry; without `token_ids` by a pass over it."""
+        if token_ids is None:
+            found = self._decode_step(entries)
+            if found is not None:
+                for entry, token in zip(entries, found, strict=True):
+                    proposals[entry.row].append(token)
+                return
+            token_ids = self._network.most_likely(self._network.forward(self._cache.batch(entries)))[0]
+        _write(self._rows, entries, token_ids)
+        for entry, token in zip(entries, token_ids.tolist(), strict=True):
+            proposals[entry.row].append(token)
+
+    def _decode_step(self, entries: list[Entry]) -> list[int] | None:
+        if self._decode is None:
+            return None
+        which = [entry.row for entry in entries]
+        self._num_tokens[which] = [entry.end for entry in entries]
+        return self._decode(which, [entry.start for entry in entries])
+
+
+class HeadDrafting:
+    """An EAGLE or EAGLE-3 head. It reads the target's features of every step; a row of which it missed any gets no
+    drafts."""
+
+    def __init__(self, head: EagleHead, target: Network, rows: Rows, cache: DraftCache) -> None:
+        head.join(target)
+        config = head.config
+        assert isinstance(config, EagleConfig)
+        self._head = head
+        self._rows = rows
+        self._cache = cache
+        self.wants_hidden = config.kind == "eagle"
+        num_layers = target.config.num_layers
+        self.feature_layers = () if self.wants_hidden else config.feature_layers or default_feature_layers(num_layers)
+
+    def begin(self, output: SchedulerOutput) -> None:
+        """See `RowDrafter`."""
+        self._cache.begin(output)
+
+    def propose(self, step: DraftStep) -> dict[int, list[int]]:
+        """See `RowDrafter`."""
+        entries, last, places = self._seen(step)
+        if not entries:
+            return {}
+        assert step.features is not None
+        batch = self._cache.batch(entries)
+        batch.input_ids = self._following(entries)
+        states = self._head.advance(batch, self._head.fuse(step.features[to_device(places, step.features.device)]))
+        for entry in entries:
+            self._cache.wrote(entry.row, entry.start, entry.end)
+        limits = {
+            entry.row: min(step.limits[entry.row], self._cache.num_slots(entry.row) - entry.end + 1)
+            for entry in entries
+            if entry.row in step.limits
+        }
+        chosen = [i for i, entry in enumerate(entries) if limits.get(entry.row, 0) > 0]
+        return self._guess([entries[i] for i in chosen], states[[last[i] for i in chosen]], limits)
+
+    def _seen(self, step: DraftStep) -> tuple[list[Entry], list[int], np.ndarray]:
+        """Positions whose successor is known, of rows of which nothing is missing; the last one of each among them;
+        and where all of them are among the step's tokens."""
+        plan, rows = step.plan, self._rows
+        entries: list[Entry] = []
+        last: list[int] = []
+        places: list[np.ndarray] = []
+        count = 0
+        for i, row in enumerate(plan.rows.tolist()):
+            start, end = int(plan.start[i]), min(int(plan.ends[i]), int(rows.num_tokens[row]) - 1)
+            if end <= start or row in rows.failed or self._cache.num_written(row) < start:
+                continue
+            first = int(plan.query_start_loc[i])
+            entries.append(Entry(row, start, end))
+            places.append(np.arange(first, first + end - start))
+            count += end - start
+            last.append(count - 1)
+        return entries, last, np.concatenate(places) if places else np.zeros(0, dtype=np.int64)
+
+    def _following(self, entries: list[Entry]) -> Tensor:
+        """[T] the tokens behind the positions of the entries."""
+        return torch.cat([self._rows.token_ids[e.row, e.start + 1 : e.end + 1] for e in entries]).long()
+
+    def _guess(self, entries: list[Entry], states: Tensor, limits: dict[int, int]) -> dict[int, list[int]]:
+        proposals: dict[int, list[int]] = {entry.row: [] for entry in entries}
+        while entries:
+            token_ids = self._head.most_likely(states)[0]
+            for entry, token in zip(entries, token_ids.tolist(), strict=True):
+                proposals[entry.row].append(token)
+            left = [i for i, entry in enumerate(entries) if len(proposals[entry.row]) < limits[entry.row]]
+            if not left:
+                break
+            entries = [Entry(entries[i].row, entries[i].end, entries[i].end + 1) for i in left]
+            batch = self._cache.batch(entries)
+            batch.input_ids = token_ids[left]
+            states = self._head.advance(batch, states[left])
+        return proposals
+
+
+def _take(entries: list[Entry], budget: int) -> list[Entry]:
+    """Remove from the front what one pass computes: at most `budget` tokens, a row once."""
+    taken: list[Entry] = []
+    rows: set[int] = set()
+    while entries and entries[0].row not in rows and entries[0].end - entries[0].start <= budget:
+        taken.append(entries.pop(0))
+        rows.add(taken[-1].row)
+        budget -= taken[-1].end - taken[-1].start
+    return taken
+
+
+def _write(rows: Rows, entries: Sequence[Entry], token_ids: Tensor) -> None:
+    """Put guesses behind the ends of entries, where the next pass gathers them."""
+    which, ends = (np.array(values, dtype=np.int64) for values in zip(*((e.row, e.end) for e in entries), strict=True))
+    rows.write_next(which, ends - 1, token_ids)

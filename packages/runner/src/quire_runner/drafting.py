@@ -1,0 +1,87 @@
+"""Between a step and the next one's drafts: what the runner asks of drafters, and those that look at token ids only.
+
+Knows rows and how a drafter of either seam is asked; does not know networks (`draft_network.py`), nor how drafts are
+verified.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from typing import Protocol, cast
+
+from torch import Tensor
+
+from quire_interfaces import Drafter, RequestDrafter, SchedulerOutput
+from quire_runner.inputs import HostPlan
+from quire_runner.rows import Rows
+
+__all__ = ["DraftStep", "RowDrafter", "TextDrafting"]
+
+_logger = logging.getLogger(__name__)
+
+
+@dataclass(slots=True, kw_only=True)
+class DraftStep:
+    """A step that has run, as drafters see it; the rows' `num_tokens` count what it sampled."""
+
+    plan: HostPlan
+    limits: dict[int, int]
+    """Row -> most draft tokens for its next step; rows without an entry get none."""
+    features: Tensor | None = None
+    """[T, width] what the target computed at the step's tokens, if the drafter asks for it."""
+
+
+class RowDrafter(Protocol):
+    """Proposes drafts for all rows of a step at once. Its failures cost speed, never an answer."""
+
+    feature_layers: tuple[int, ...]
+    """Layers of the target whose input is wanted as features, side by side; none for most."""
+    wants_hidden: bool
+    """The target's hidden states behind its final norm are wanted as features instead."""
+
+    def begin(self, output: SchedulerOutput) -> None:
+        """Rows were freed, filled and extended for this step."""
+
+    def propose(self, step: DraftStep) -> dict[int, list[int]]:
+        """Row -> drafts, at most as many as its limit; rows without an idea are left out."""
+
+
+class TextDrafting:
+    """Asks a `Drafter` or a `RequestDrafter`, row after row."""
+
+    feature_layers: tuple[int, ...] = ()
+    wants_hidden = False
+
+    def __init__(self, drafter: Drafter | RequestDrafter, rows: Rows) -> None:
+        self._rows = rows
+        self._remembering = cast(RequestDrafter, drafter) if hasattr(drafter, "begin") else None
+        self._forgetting = cast(Drafter, drafter)
+
+    def begin(self, output: SchedulerOutput) -> None:
+        """See `RowDrafter`."""
+        drafter = self._remembering
+        if drafter is None:
+            return
+        for row in output.freed_rows:
+            drafter.end(row)
+        for new in output.new_rows:
+            try:
+                drafter.begin(new.row, new.token_ids, new.num_prompt_tokens, new.cache_salt)
+            except Exception:
+                _logger.exception("the drafter failed; row %d goes on without drafts", new.row)
+
+    def propose(self, step: DraftStep) -> dict[int, list[int]]:
+        """See `RowDrafter`."""
+        proposals: dict[int, list[int]] = {}
+        for row, limit in step.limits.items():
+            history = self._rows.history(row)
+            try:
+                if self._remembering is not None:
+                    proposals[row] = self._remembering.propose(row, history, limit)[:limit]
+                else:
+                    proposals[row] = self._forgetting.propose(history, limit)[:limit]
+            except Exception:
+                # A guess that fails costs speed, never an answer.
+                _logger.exception("the drafter failed; row %d goes on without drafts", row)
+        return proposals

@@ -1,0 +1,269 @@
+"""Networks that draft: tokens stay as they are, and drafts are those of a whole pass, however the text was computed."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import deque
+from typing import Any
+
+import pytest
+import torch
+from runner_harness import make_request, random_model
+from torch import Tensor
+
+from quire_interfaces import Request
+from quire_kv_cache import KVCacheConfig, KVCacheManager, plan_kv_cache
+from quire_models import CausalLM, Network, build_model
+from quire_models.config import ModelConfig
+from quire_models.eagle.config import EagleConfig
+from quire_models.eagle.model import EagleHead
+from quire_runner import ModelRunner, RunnerConfig, RunnerExecutor
+from quire_scheduler import Scheduler, SchedulerConfig
+
+NUM_DRAFTS = 3
+
+
+class Engine:
+    """Scheduler and runner around a network and what drafts for it; remembers every proposal."""
+
+    def __init__(self, model: CausalLM, draft: Network | None = None, *, depth: int = 0, **more: Any) -> None:
+        plan = plan_kv_cache(model.config.kv_cache_specs(4, "float32"), num_blocks=more.get("num_blocks", 300))
+        limits = {
+            "max_num_seqs": 8,
+            "max_model_len": more.get("max_model_len", 128),
+            "max_num_batched_tokens": more.get("budget", 64),
+            "num_speculative_tokens": NUM_DRAFTS if draft else 0,
+        }
+        runner = ModelRunner.for_model(model, plan, RunnerConfig(**limits), draft_network=draft)
+        self.executor = RunnerExecutor(runner, threaded=depth > 0)
+        self.manager = KVCacheManager(plan, KVCacheConfig(block_size=4))
+        ahead = NUM_DRAFTS if draft else 0
+        self.scheduler = Scheduler(SchedulerConfig(**limits, num_lookahead_tokens=ahead), self.manager)
+        self.depth = depth
+        self.proposals: list[tuple[list[int], list[int]]] = []
+        """(all tokens of the request, what was proposed to follow)."""
+
+    def run(self, *requests: Request) -> dict[str, list[int]]:
+        by_id = {request.request_id: request for request in requests}
+        for request in requests:
+            self.scheduler.add_request(request)
+        steps: deque[Any] = deque()
+        while self.scheduler.has_requests():
+            while len(steps) <= self.depth and (output := self.scheduler.schedule()) is not None:
+                steps.append((output, self.executor.execute(output)))
+            output, future = steps.popleft()
+            result = future.result(timeout=60)
+            self.scheduler.update(output, result)
+            for row, name in zip(output.rows, output.request_ids, strict=True):
+                if row in result.draft_token_ids and not by_id[name].is_finished:
+                    request = by_id[name]
+                    known = request.prompt_token_ids + request.output_token_ids
+                    self.proposals.append((known, result.draft_token_ids[row]))
+        self.manager.check_integrity()
+        return {name: request.output_token_ids for name, request in by_id.items()}
+
+    @property
+    def acceptance(self) -> float:
+        stats = self.scheduler.stats()
+        return stats.num_accepted_tokens_total / max(1, stats.num_draft_tokens_total)
+
+
+def requests(temperatures: tuple[float, ...] = (0.0, 0.8, 0.0, 1.1, 0.0), **params: Any) -> list[Request]:
+    return [
+        make_request(
+            f"r{i}", [(7 * i + j * j) % 101 for j in range(5 + 9 * i)], max_tokens=16, seed=i, temperature=t, **params
+        )
+        for i, t in enumerate(temperatures)
+    ]
+
+
+SITUATIONS: dict[str, dict[str, Any]] = {
+    "together": {},
+    "chunks of prompts": {"budget": 7},
+    "asynchronous": {"depth": 1, "budget": 16},
+    "preemption": {"num_blocks": 27},
+}
+
+
+@pytest.fixture(scope="module")
+def target() -> CausalLM:
+    return random_model("llama")
+
+
+@pytest.fixture(scope="module")
+def alone(target: CausalLM) -> dict[str, list[int]]:
+    return {name: ids for request in requests() for name, ids in Engine(target).run(request).items()}
+
+
+@pytest.fixture(scope="module")
+def other_draft() -> CausalLM:
+    """Another network, whose guesses are mostly wrong; its layers see through windows."""
+    return random_model("mistral", num_hidden_layers=2)
+
+
+def eagle_head(target: CausalLM, *, kind: str = "eagle3", draft_vocab_size: int = 80, **fields: Any) -> EagleHead:
+    names = {field.name: getattr(target.config, field.name) for field in dataclasses.fields(ModelConfig)}
+    config = EagleConfig(
+        **{
+            **names,
+            "architecture": "EagleHead",
+            "num_layers": 1,
+            "sliding_windows": (None,),
+            "kind": kind,
+            "draft_vocab_size": draft_vocab_size,
+            "target_hidden_size": target.config.hidden_size,
+            "feature_layers": (0, 1, 3) if kind == "eagle3" else None,
+            **fields,
+        }
+    )
+    head = build_model(config, dtype="float32")
+    assert isinstance(head, EagleHead)
+    generator = torch.Generator().manual_seed(5)
+    for parameter in head.parameters:
+        if parameter.name == "d2t" and draft_vocab_size < config.vocab_size:
+            chosen = torch.randperm(config.vocab_size, generator=generator)[:draft_vocab_size].sort().values
+            parameter.tensor = chosen - torch.arange(draft_vocab_size)
+        elif (parameter.name == "lm_head.weight" and kind == "eagle3") or not parameter.optional:
+            scale = parameter.shape[-1] ** -0.5 * 1.5 if len(parameter.shape) > 1 else 1.0
+            parameter.tensor = torch.randn(parameter.shape, generator=generator) * scale
+    head.raw = {parameter.name: parameter.tensor for parameter in head.parameters}  # type: ignore[attr-defined]
+    head.finish_loading()
+    return head
+
+
+@pytest.mark.parametrize("situation", SITUATIONS)
+@pytest.mark.parametrize("method", ["same", "other", "eagle3", "eagle"])
+def test_tokens_are_the_same_in_every_situation(
+    method: str, situation: str, target: CausalLM, other_draft: CausalLM, alone: dict[str, list[int]]
+) -> None:
+    if method == "same":
+        draft: Network = random_model("llama")
+    elif method == "other":
+        draft = other_draft
+    else:
+        draft = eagle_head(target, kind=method, draft_vocab_size=80 if method == "eagle3" else 101)
+    engine = Engine(target, draft, **SITUATIONS[situation])
+    assert engine.run(*requests()) == alone
+    assert engine.scheduler.stats().num_draft_tokens_total > 50
+    if situation == "preemption":
+        assert engine.scheduler.stats().num_preemptions_total > 0
+    engine.executor.close()
+
+
+@pytest.mark.parametrize("situation", SITUATIONS)
+def test_a_copy_of_the_target_is_always_right(situation: str, target: CausalLM) -> None:
+    """Greedy drafts of the same network are what the target takes: a wrong one means that it read something else."""
+    engine = Engine(target, random_model("llama"), **SITUATIONS[situation])
+    greedy = (0.0,) * 5
+    engine.run(*requests(greedy))
+    assert engine.acceptance == 1.0
+    assert all(len(drafts) == NUM_DRAFTS for _, drafts in engine.proposals[:5]) or situation != "together"
+    # Prefixes that another request computed, its last tokens among them.
+    again = requests(greedy)
+    for request in again:
+        request.prompt_token_ids = [*request.prompt_token_ids, 1, 2, 3]
+        request.request_id += "x"
+    engine.run(*again)
+    assert situation == "preemption" or engine.scheduler.stats().prefix_cache_hit_tokens_total > 0
+    assert engine.acceptance == 1.0
+
+
+def test_what_was_left_out_is_read_later(target: CausalLM) -> None:
+    """A request that had no drafts for a while (here: its prefix came from an engine's earlier, undrafted life)."""
+    engine = Engine(target, random_model("llama"))
+    runner = engine.executor._runner
+    drafting, runner._drafting = runner._drafting, None
+    engine.run(make_request("a", range(1, 40), max_tokens=8))
+    runner._drafting = drafting
+    engine.run(make_request("b", range(1, 40), max_tokens=12))
+    assert engine.scheduler.stats().prefix_cache_hit_tokens_total >= 36
+    assert engine.acceptance == 1.0
+    assert engine.scheduler.stats().num_accepted_tokens_total >= 8
+
+
+def dense_drafts(head: EagleHead, target: CausalLM, tokens: list[int], count: int) -> list[int]:
+    """The head's definition, in float64, without cache: true features up to the last but one token."""
+    config = head.config
+    assert isinstance(config, EagleConfig)
+    raw = {name: tensor.double() for name, tensor in head.raw.items() if tensor is not None}  # type: ignore[attr-defined]
+    eps = config.rms_norm_eps
+
+    def norm(x: Tensor, name: str) -> Tensor:
+        return x / (x.square().mean(-1, keepdim=True) + eps).sqrt() * raw[f"{name}.weight"]
+
+    def layer(embedded: Tensor, states: Tensor) -> Tensor:
+        eagle3 = config.kind == "eagle3"
+        prefix = "midlayer" if eagle3 else "layers.0"
+        if eagle3:
+            x = torch.cat((norm(embedded, f"{prefix}.input_layernorm"), norm(states, f"{prefix}.hidden_norm")), -1)
+        else:
+            states = x = torch.cat((embedded, states), -1) @ raw["fc.weight"].T
+        length, half = len(x), config.head_dim // 2
+        angles = torch.arange(length)[:, None] * config.rope.theta ** (-torch.arange(half).double() / half)
+        cos, sin = angles.cos()[:, None], angles.sin()[:, None]
+
+        def heads(name: str, rotate: bool) -> Tensor:
+            y = (x @ raw[f"{prefix}.self_attn.{name}.weight"].T).view(length, -1, config.head_dim)
+            low, high = y[..., :half], y[..., half:]
+            return torch.cat((low * cos - high * sin, high * cos + low * sin), -1) if rotate else y
+
+        copies = config.num_heads // config.num_kv_heads
+        q, k = heads("q_proj", True), heads("k_proj", True).repeat_interleave(copies, 1)
+        v = heads("v_proj", False).repeat_interleave(copies, 1)
+        scores = torch.einsum("qhd,khd->hqk", q, k) * config.head_dim**-0.5
+        scores = scores.masked_fill(torch.ones(length, length).triu(1).bool(), -torch.inf)
+        mixed = torch.einsum("hqk,khd->qhd", scores.softmax(-1), v).flatten(1)
+        states = states + mixed @ raw[f"{prefix}.self_attn.o_proj.weight"].T
+        y = norm(states, f"{prefix}.post_attention_layernorm")
+        gate, up = y @ raw[f"{prefix}.mlp.gate_proj.weight"].T, y @ raw[f"{prefix}.mlp.up_proj.weight"].T
+        return states + (torch.nn.functional.silu(gate) * up) @ raw[f"{prefix}.mlp.down_proj.weight"].T
+
+    features = whole_features(target, tokens[:-1], config)
+    states = features @ raw["fc.weight"].T if config.kind == "eagle3" else features
+    embedding = target.embed_tokens.weight.double()
+    following = tokens[1:]
+    drafts: list[int] = []
+    for _ in range(count):
+        out = layer(embedding[following], states)
+        if config.kind == "eagle3":
+            best = int((norm(out[-1], "norm") @ raw["lm_head.weight"].T).argmax())
+            drafts.append(best + int(raw["d2t"][best]))
+        else:
+            drafts.append(int(target.compute_logits(out[-1:].float()).argmax()))
+        following = [*following, drafts[-1]]
+        states = torch.cat((states, out[-1:]))
+    return drafts
+
+
+def whole_features(target: CausalLM, tokens: list[int], config: EagleConfig) -> Tensor:
+    """Features of a whole text in one pass, through a runner that shows them."""
+    seen: dict[str, Tensor] = {}
+    forward = target.forward_with_features
+
+    def spy(batch: Any, layers: tuple[int, ...]) -> tuple[Tensor, Tensor]:
+        hidden, features = forward(batch, layers)
+        seen["features"] = (features if config.kind == "eagle3" else hidden).double()
+        return hidden, features
+
+    engine = Engine(target, eagle_head(target), budget=128)
+    runner = engine.executor._runner
+    runner._drafting.feature_layers = config.feature_layers or (0,)
+    target.forward_with_features = spy  # type: ignore[method-assign]
+    try:
+        engine.run(make_request("one", tokens, max_tokens=1))
+    finally:
+        del target.forward_with_features
+    return seen["features"]
+
+
+@pytest.mark.parametrize("kind", ["eagle3", "eagle"])
+@pytest.mark.parametrize("situation", ["together", "chunks of prompts"])
+def test_drafts_of_a_head_are_those_of_a_whole_pass(kind: str, situation: str, target: CausalLM) -> None:
+    head = eagle_head(target, kind=kind, draft_vocab_size=80 if kind == "eagle3" else 101)
+    engine = Engine(target, head, **SITUATIONS[situation])
+    engine.run(*requests((0.0, 0.8, 0.0)))
+    checked = engine.proposals[:: max(1, len(engine.proposals) // 6)]
+    for tokens, drafts in checked:
+        assert drafts == dense_drafts(head, target, tokens, len(drafts))
+    assert len(checked) >= 5
+    engine.executor.close()

@@ -1,0 +1,117 @@
+"""The controller finds the best draft length of simulated machines, costs little, and follows changes."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+
+import pytest
+
+from quire_interfaces import ConfigError
+from quire_spec_decode import DraftController
+
+Cost = Callable[[int, int], float]
+
+
+class Machine:
+    """Steps of `rows` requests whose drafts are right token by token with some probability."""
+
+    def __init__(self, cost: Cost, chance: float, seed: int = 0) -> None:
+        self.cost = cost
+        self.chance = chance
+        self.random = random.Random(seed)
+        self.drafted = 0
+        self.seconds = 0.0
+        self.tokens = 0
+        self.lengths: list[int] = []
+
+    def run(self, controller: DraftController, rows: int, steps: int) -> None:
+        for _ in range(steps):
+            length = controller.choose(rows)
+            tokens = 0
+            for _ in range(rows):
+                tokens += 1
+                for _ in range(self.drafted):
+                    if self.random.random() > self.chance:
+                        break
+                    tokens += 1
+            seconds = self.cost(rows, self.drafted) * self.random.uniform(0.97, 1.03)
+            controller.observe(rows, tokens, seconds)
+            self.drafted = length
+            self.seconds += seconds
+            self.tokens += tokens
+            self.lengths.append(length)
+
+    def plain_rate(self, rows: int) -> float:
+        return rows / self.cost(rows, 0)
+
+
+def memory_bound(rows: int, drafted: int) -> float:
+    return 0.01 * (1 + 0.03 * rows * drafted)
+
+
+def compute_bound(rows: int, drafted: int) -> float:
+    return 0.002 * rows * (1 + drafted)
+
+
+def test_drafts_where_it_pays() -> None:
+    machine = Machine(memory_bound, 0.8)
+    machine.run(DraftController(4), 1, 600)
+    assert machine.lengths[-200:].count(4) > 180
+    assert machine.tokens / machine.seconds > 2 * machine.plain_rate(1)
+
+
+@pytest.mark.parametrize(("cost", "chance"), [(compute_bound, 0.7), (memory_bound, 0.0), (memory_bound, 0.02)])
+def test_switches_off_where_it_does_not(cost: Cost, chance: float) -> None:
+    machine = Machine(cost, chance)
+    controller = DraftController(4)
+    machine.run(controller, 4, 4000)
+    assert machine.lengths[-100:].count(0) > 80
+    assert machine.tokens / machine.seconds > 0.97 * machine.plain_rate(4)
+
+
+def test_each_size_of_batch_has_its_own_length() -> None:
+    machine = Machine(lambda rows, drafted: 0.01 + 0.004 * max(0, rows * (1 + drafted) - 12), 0.8)
+    controller = DraftController(3)
+    for _ in range(30):
+        machine.run(controller, 2, 20)
+        machine.run(controller, 30, 20)
+    assert controller.present(2) == 3
+    assert controller.present(30) == 0
+    assert set(controller.tokens_per_second(2)) == {0, 2, 3}
+
+
+def test_follows_when_texts_change() -> None:
+    controller, machine = DraftController(4), Machine(memory_bound, 0.0)
+    machine.run(controller, 1, 500)
+    assert machine.lengths[-100:].count(0) > 80
+    machine.chance = 0.9
+    machine.run(controller, 1, 3000)
+    assert machine.lengths[-300:].count(4) > 250
+
+
+def test_stops_soon_when_drafts_go_wrong() -> None:
+    controller, machine = DraftController(4), Machine(memory_bound, 0.9)
+    machine.run(controller, 1, 2000)
+    machine.chance = 0.0
+    machine.run(controller, 1, 120)
+    assert machine.lengths[-60:].count(0) > 45
+
+
+def test_rows_whose_drafts_are_wrong_get_one_until_they_are_right() -> None:
+    controller = DraftController(4)
+    assert controller.limit(7, 4) == 4
+    for _ in range(12):
+        controller.verified(7, 4, 0)
+    assert (controller.limit(7, 4), controller.limit(7, 0), controller.limit(8, 4)) == (1, 0, 4)
+    controller.verified(7, 1, 1)
+    assert controller.limit(7, 4) == 4
+    for _ in range(12):
+        controller.verified(7, 4, 0)
+    controller.forget(7)
+    assert controller.limit(7, 4) == 4
+
+
+def test_needs_a_token() -> None:
+    with pytest.raises(ConfigError, match="at least 1"):
+        DraftController(0)

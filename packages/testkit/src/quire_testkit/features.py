@@ -1,0 +1,156 @@
+"""The features that may be combined, as data: what each asks of an engine or of a request, and which pairs are refused.
+
+`docs/features.md` is written from it, and a test runs every pair: settings of engines are covered pairwise by as few
+engines as a greedy choice finds, and each of them serves every pair of what requests may ask for. Free of torch.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from quire_interfaces import SamplingParams, StructuredOutputsParams
+
+__all__ = ["ENGINE", "REFUSED", "REQUEST", "RequestFeature", "covering", "features_page", "requests_of_pairs"]
+
+ENGINE: dict[str, dict[str, dict[str, Any]]] = {
+    "weights": {
+        "int8 weights": {"quantization": "int8"},
+        "int4 weights": {"quantization": "int4"},
+    },
+    "KV cache": {
+        "int8 KV cache": {"kv_cache_dtype": "int8"},
+        "fp8 KV cache": {"kv_cache_dtype": "fp8"},
+    },
+    "drafts": {
+        "n-gram drafts": {"speculative_method": "ngram"},
+        "suffix drafts": {"speculative_method": "suffix"},
+        "draft model": {"speculative_method": "draft_model"},
+        "EAGLE-3 drafts": {"speculative_method": "eagle3"},
+    },
+    "prefix caching": {"prefix caching": {"enable_prefix_caching": True}},
+    "prompts": {"chunked prefill": {"max_num_batched_tokens": 40}},
+    "memory": {"preemption": {"num_gpu_blocks_override": 44}},
+    "steps": {"steps ahead of the device": {"async_scheduling": True}},
+}
+"""What an engine has one of -> feature -> its settings. What is not chosen is off."""
+
+CHANGES_TOKENS = ("weights", "KV cache")
+"""Of these, a feature changes the numbers, and so the tokens; no other may."""
+
+
+@dataclass(frozen=True, slots=True)
+class RequestFeature:
+    """What a request asks for."""
+
+    params: Mapping[str, Any] = field(default_factory=dict)
+    """Sampling parameters."""
+    adapter: str | None = None
+    """LoRA adapter of the demo model."""
+
+
+REQUEST: dict[str, RequestFeature] = {
+    "LoRA adapter": RequestFeature(adapter="demo-capitals"),
+    "structured output": RequestFeature(
+        {"structured_outputs": StructuredOutputsParams(regex="[a-z]{2,9}( [A-Z]{3,})+")}
+    ),
+    "log probabilities": RequestFeature({"logprobs": 3, "prompt_logprobs": 1}),
+    "temperature, top-p, seed": RequestFeature({"temperature": 0.9, "top_p": 0.95, "seed": 5}),
+    "edits of logits": RequestFeature(
+        {"repetition_penalty": 1.2, "frequency_penalty": 0.2, "logit_bias": {40: 2.0}, "dry_multiplier": 0.8}
+    ),
+    "several answers": RequestFeature({"n": 3}),
+    "stop strings": RequestFeature({"stop": ("e",)}),
+    "beam search": RequestFeature(),
+}
+
+REFUSED: dict[frozenset[str], str] = {
+    frozenset({"beam search", name}): why
+    for name, why in {
+        "structured output": "beams are ranked by the network's own probabilities, without a mask",
+        "log probabilities": "a beam reports the probability of its sequence, not of its tokens",
+        "edits of logits": "edited logits would rank the beams otherwise than their probabilities",
+        "stop strings": "beams are compared as tokens, and a string may end within one",
+    }.items()
+}
+"""Pairs that a request cannot have -> why. The error carries the code `unsupported_combination`."""
+
+
+def covering() -> list[dict[str, str | None]]:
+    """Choices of at most one feature per kind of engine setting, so that each pair of features is in one of them."""
+    left = {
+        frozenset({(one, a), (other, b)})
+        for one, other in itertools.combinations(ENGINE, 2)
+        for a in ENGINE[one]
+        for b in ENGINE[other]
+    }
+    rows: list[dict[str, str | None]] = []
+    while left:
+        row: dict[str, str | None] = dict(sorted(next(iter(sorted(left, key=sorted)))))
+        for kind in sorted(ENGINE, key=lambda kind: -len(ENGINE[kind])):
+            if kind not in row:
+                row[kind] = max(
+                    ENGINE[kind], key=lambda name: sum(_pair(kind, name, item) in left for item in row.items())
+                )
+        left -= {frozenset(pair) for pair in itertools.combinations(row.items(), 2)}
+        rows.append(row)
+    return rows
+
+
+def _pair(kind: str, name: str, item: tuple[str, str | None]) -> frozenset[tuple[str, str | None]]:
+    return frozenset({(kind, name), item})
+
+
+def requests_of_pairs(max_tokens: int) -> dict[tuple[str, str], tuple[SamplingParams, str | None]]:
+    """Sampling parameters and adapter of a request per pair of request features that goes together, and of each
+    feature alone (paired with itself). Without beam search, which is no request of its own."""
+    names = [name for name in REQUEST if name != "beam search"]
+    found = {}
+    for one, other in itertools.combinations_with_replacement(names, 2):
+        fields = {"temperature": 0.0, **REQUEST[one].params, **REQUEST[other].params}
+        if fields.get("n", 1) > 1 and not fields["temperature"]:
+            fields |= {"temperature": 0.7, "seed": 3}
+        found[one, other] = (
+            SamplingParams(max_tokens=max_tokens, **fields),
+            REQUEST[one].adapter or REQUEST[other].adapter,
+        )
+    return found
+
+
+def features_page() -> str:
+    """docs/features.md."""
+    names = [name for choices in ENGINE.values() for name in choices] + list(REQUEST)
+    kinds = {name: kind for kind, choices in ENGINE.items() for name in choices}
+    head = "| | " + " | ".join(str(number + 1) for number in range(len(names))) + " |\n|---|" + "---|" * len(names)
+    rows = []
+    for number, name in enumerate(names):
+        cells = [_cell(name, other, kinds) if place < number else "" for place, other in enumerate(names)]
+        rows.append(f"| {number + 1} {name} | " + " | ".join(cells) + " |")
+    reasons = [f"- {' with '.join(sorted(pair))}: {why}." for pair, why in REFUSED.items()]
+    return _PAGE.format(table="\n".join([head, *rows]), reasons="\n".join(reasons))
+
+
+def _cell(one: str, other: str, kinds: Mapping[str, str]) -> str:
+    if one in kinds and kinds[one] == kinds.get(other):
+        return "one of"
+    return "no" if frozenset({one, other}) in REFUSED else "yes"
+
+
+_PAGE = """# Which features go together
+
+Features are orthogonal: each goes with each other, or the pair is refused with a reason. **yes**: a test runs the two
+together, on the demo model, and finds the tokens, texts and log probabilities that the same weights and the same form
+of KV cache give without any other feature. **one of**: an engine has one of the two. **no**: refused, see below.
+
+{table}
+
+Refused when they are asked for, by an error with the code `unsupported_combination`:
+
+{reasons}
+
+`min_tokens` is refused together with structured output, which alone says when an output may end. What a feature does
+not go with besides other features (kinds of networks, of adapters, of checkpoints) stands on its own page: see
+[LoRA](lora.md), [quantization](quantization.md), [structured output](structured-output.md), [sampling](sampling.md).
+"""
