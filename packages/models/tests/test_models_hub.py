@@ -25,13 +25,13 @@ def offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_folder_is_itself(tmp_path: Path) -> None:
     assert resolve_model(tmp_path) == tmp_path
     assert resolve_model(str(tmp_path)) == tmp_path
-    with pytest.raises(CheckpointError, match="local folder, which has no revision 'main'"):
+    with pytest.raises(CheckpointError, match="is local, which has no revision 'main'"):
         resolve_model(tmp_path, "main")
 
 
 def test_names_that_are_neither(tmp_path: Path) -> None:
     for name in ("/no/such/folder", "./models/x", "a/b/c", "", "owner/", "bad name/x"):
-        with pytest.raises(CheckpointError, match="neither a folder here nor the name of a model"):
+        with pytest.raises(CheckpointError, match="no folder or GGUF file here, nor the name of a model"):
             resolve_model(name)
 
 

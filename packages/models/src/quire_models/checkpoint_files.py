@@ -16,6 +16,8 @@ from torch import Tensor
 
 from quire_interfaces import CheckpointError
 from quire_models.fields import read_json
+from quire_models.gguf.folder import GGUF_NAME
+from quire_models.gguf.tensors import GgufCheckpoint
 
 __all__ = ["CheckpointFiles", "open_checkpoint"]
 
@@ -46,7 +48,7 @@ class CheckpointFiles:
             yield from _pickled_tensors(file) if self.pickled else _safe_tensors(file)
 
 
-def open_checkpoint(folder: Path, *, pickled: bool = False) -> CheckpointFiles:
+def open_checkpoint(folder: Path, *, pickled: bool = False) -> CheckpointFiles | GgufCheckpoint:
     """Find the files.
 
     Args:
@@ -55,6 +57,8 @@ def open_checkpoint(folder: Path, *, pickled: bool = False) -> CheckpointFiles:
     Raises:
         CheckpointError: There are none, or the index names files that are not there.
     """
+    if (folder / GGUF_NAME).is_file() and not pickled:
+        return GgufCheckpoint(folder / GGUF_NAME)
     name = PICKLED if pickled else SAFETENSORS
     index = folder / f"{name}.index.json"
     if index.is_file():

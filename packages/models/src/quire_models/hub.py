@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 from quire_interfaces import CheckpointError
+from quire_models.gguf.folder import gguf_folder
 
 __all__ = ["HUB_FILE_PATTERNS", "resolve_model"]
 
@@ -25,22 +26,41 @@ def resolve_model(name_or_path: str | Path, revision: str | None = None) -> Path
     """The folder of a model.
 
     Args:
-        name_or_path: A folder, or the name of a model on the Hugging Face hub ("owner/name"), which is downloaded into
-            the hub's own cache (or found there, without network).
+        name_or_path: A folder; a GGUF file, which gets one in the user's cache (`quire_models.gguf.folder`); or the
+            name of a model on the Hugging Face hub ("owner/name"), which is downloaded into the hub's own cache (or
+            found there, without network).
         revision: Branch, tag or commit on the hub; a local folder has none.
 
     Raises:
         CheckpointError: No such folder, and not a hub name or not to be had: the message says what to do.
     """
     path = Path(name_or_path).expanduser()
-    if str(name_or_path) and path.is_dir():
+    if str(name_or_path) and path.exists():
         if revision is not None:
-            raise CheckpointError(f"{str(name_or_path)!r} is a local folder, which has no revision {revision!r}")
-        return path
+            raise CheckpointError(f"{str(name_or_path)!r} is local, which has no revision {revision!r}")
+        gguf = _gguf_file(path)
+        return path if gguf is None else gguf_folder(gguf)
     name = str(name_or_path)
     if not _HUB_NAME.fullmatch(name):
-        raise CheckpointError(f"{name!r} is neither a folder here nor the name of a model on the hub (owner/name)")
+        raise CheckpointError(
+            f"{name!r} is no folder or GGUF file here, nor the name of a model on the hub (owner/name)"
+        )
     return _download(name, revision)
+
+
+def _gguf_file(path: Path) -> Path | None:
+    """The GGUF file that `path` is, or that a folder without config.json has as its only one."""
+    if path.is_file():
+        if path.suffix != ".gguf":
+            raise CheckpointError(f"{path} is a file; give the folder of a checkpoint, or a file that ends in .gguf")
+        return path
+    if (path / "config.json").is_file():
+        return None
+    files = sorted(path.glob("*.gguf"))
+    if len(files) > 1:
+        names = ", ".join(file.name for file in files)
+        raise CheckpointError(f"{path} has {len(files)} GGUF files; give the path of one of them: {names}")
+    return files[0] if files else None
 
 
 def _download(name: str, revision: str | None) -> Path:

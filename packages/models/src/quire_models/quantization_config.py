@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from quire_interfaces import CheckpointError
 from quire_models.fields import Fields
+from quire_models.gguf.names import COMPRESSED
 
 __all__ = ["QuantizationConfig", "parse_quantization"]
 
@@ -47,14 +48,34 @@ class QuantizationConfig:
     """Names of layers that are not quantized; with "re:" before, a regular expression; a suffix or a part counts."""
     activations: str | None = None
     """What int8 weights take as inputs: int8 with a "dynamic" scale per token, or a "static" one; None as they come."""
+    quantizes_head: bool = False
+    """The LM head, too, where it is not the embedding."""
+    ggml_type: str = ""
+    """Of a layer of a GGUF file, a name of `quire_models.gguf.names.COMPRESSED`."""
+    ggml_types: tuple[tuple[str, str], ...] = ()
+    """Of a GGUF file: (layer, type) of each linear layer."""
+    plain_share: float = 0.0
+    """Of a GGUF file: share of the linear layers' weights that are widened to the compute dtype."""
+    bytes_per_weight: float = 0.0
+    """Of a GGUF file: what the others take in memory."""
     note: str = ""
     """What is done differently from how the checkpoint was meant."""
 
     @property
     def name(self) -> str:
         """For reports: "gptq, 4 bits, groups of 128"."""
+        if self.ggml_types:
+            return f"gguf, {', '.join(dict.fromkeys(kind for _, kind in self.ggml_types))}"
         groups = f"groups of {self.group_size}" if self.group_size else self.granularity
         return f"{self.layout}, {self.bits} bits, {groups}"
+
+    def of_layer(self, layer: str) -> QuantizationConfig | None:
+        """How the linear layer of this full name is stored; None as it is."""
+        if self.layout == "gguf":
+            kind = dict(self.ggml_types).get(layer, "")
+            bits = COMPRESSED.get(kind)
+            return None if bits is None else replace(self, bits=bits, ggml_type=kind, ggml_types=())
+        return self if self.quantizes(layer) else None
 
     def quantizes(self, layer: str) -> bool:
         """Whether the linear layer of this full name is stored in this form."""
@@ -68,6 +89,9 @@ class QuantizationConfig:
 
     def weight_bytes(self, out_features: int, in_features: int, dtype_bytes: int) -> int:
         """Bytes that a layer takes once it is loaded, without the bias; scales counted as float32."""
+        if self.layout == "gguf":
+            per_weight = self.plain_share * dtype_bytes + (1 - self.plain_share) * self.bytes_per_weight
+            return round(out_features * in_features * per_weight)
         if self.layout == "int8" and self.granularity != "group":
             return out_features * (in_features + dtype_bytes)
         size = min(self.group_size or 128, 128)
@@ -90,6 +114,8 @@ def parse_quantization(config: Fields) -> QuantizationConfig | None:
         raise CheckpointError(f"{source} must be an object, is {values!r}")
     fields = Fields(values, source)
     method = fields.text("quant_method", default="(none)")
+    if method == "gguf":
+        return _gguf(fields)
     parsers: dict[str, Callable[[Fields], QuantizationConfig]] = {
         "gptq": _gptq,
         "awq": _awq,
@@ -101,6 +127,24 @@ def parse_quantization(config: Fields) -> QuantizationConfig | None:
     if method not in parsers:
         raise _unsupported(source, f"quant_method {method!r}")
     return parsers[method](fields)
+
+
+def _gguf(fields: Fields) -> QuantizationConfig | None:
+    """As `quire_models.gguf.config` writes it; None for a file of plain numbers."""
+    types: dict[str, str] = fields.get("types")
+    if set(types.values()) <= {"F32", "F16", "BF16"}:
+        return None
+    widened = ", ".join(sorted({kind for kind in types.values() if kind not in COMPRESSED}))
+    return QuantizationConfig(
+        layout="gguf",
+        bits=8,
+        group_size=32,
+        quantizes_head=True,
+        ggml_types=tuple(types.items()),
+        plain_share=fields.number("plain_share"),
+        bytes_per_weight=fields.number("bytes_per_weight"),
+        note=f"{widened}: widened to the compute dtype when they are loaded" if widened else "",
+    )
 
 
 def _unsupported(source: str, what: str) -> CheckpointError:
@@ -139,6 +183,7 @@ def _gptq(fields: Fields) -> QuantizationConfig:
         zero_offset=1 if layout == "gptq" else 0,
         activation_order=fields.flag("desc_act", default=False),
         ignored=() if head else ("lm_head",),
+        quantizes_head=head,
     )
 
 
@@ -215,6 +260,7 @@ def _compressed_tensors(fields: Fields) -> QuantizationConfig:
         block_shape=_block_shape(of.source, of.get("block_structure")) if strategy == "block" else None,
         ignored=_ignored(fields, "ignore"),
         activations=activations,
+        quantizes_head=True,
         note="activations stay as they are (weight-only)" if group.get("input_activations") and not activations else "",
     )
 

@@ -42,10 +42,7 @@ class Linear:
         tensors = {"weight": StoredTensor(self.shape, None)} if stored is None else stored.tensors()
         if bias:
             tensors.pop("bias", None)
-        self._stored = {
-            name: scope.parameter(name, *shape, dtype=dtype, optional=optional)
-            for name, (shape, dtype, optional) in tensors.items()
-        }
+        self._stored = scope.stored_parameters(tensors)
         self._bias = scope.parameter("bias", out_features) if bias else None
         self._weights: dict[str, Tensor] = {}
         self._adapters = scope.adapters
@@ -119,20 +116,23 @@ class LMHead:
     """hidden [N, size] -> logits [N, vocab_size] float32, through the linear method of the scope. May share the
     embedding's weight: a method that keeps another form of it has a copy of its own."""
 
-    __slots__ = ("_adapters", "_argmax", "_bias", "_bias_parameter", "_embedding", "_method", "_parameter", "_weights")
+    __slots__ = ("_adapters", "_argmax", "_bias", "_bias_parameter", "_embedding", "_method", "_stored", "_weights")
 
     def __init__(
         self, scope: Scope, vocab_size: int, size: int, *, tied_to: Embedding | None = None, bias: bool = False
     ) -> None:
         self._bias_parameter = scope.parameter("bias", vocab_size) if bias else None
         self._bias: Tensor | None = None
-        self._method = scope.linear_method
+        stored = scope.stored_head(vocab_size, size, tied=tied_to is not None)
+        self._method = stored or scope.linear_method
         self._argmax = scope.op("lm_head_argmax")
         scope.op(self._method.logits_op)  # for the record of chosen backends
-        self._embedding = tied_to
-        self._parameter: Parameter | None = None
-        if tied_to is None:
-            self._parameter = scope.parameter("weight", vocab_size, size)
+        self._embedding = None if stored else tied_to
+        self._stored: dict[str, Parameter] = {}
+        if self._embedding is None:
+            tensors = {"weight": StoredTensor((vocab_size, size), None)} if stored is None else stored.tensors()
+            tensors.pop("bias", None)
+            self._stored = scope.stored_parameters(tensors)
         self._weights: dict[str, Tensor] = {}
         self._adapters = scope.adapters
         if self._adapters is not None:
@@ -145,12 +145,12 @@ class LMHead:
         return self._method.logits_op
 
     def _finish(self) -> None:
-        if self._embedding is not None:
-            weight = self._embedding.weight
+        tensors = {name: parameter.take() for name, parameter in self._stored.items() if parameter.tensor is not None}
+        if isinstance(self._method, StoredLinear):
+            self._weights = self._method.read(tensors, None)
         else:
-            assert self._parameter is not None
-            weight = self._parameter.take()
-        self._weights = self._method.make_weights(weight, None)
+            weight = tensors["weight"] if self._embedding is None else self._embedding.weight
+            self._weights = self._method.make_weights(weight, None)
         self._weights.pop("input_scale", None)  # hidden states reach the head as they are
         if self._bias_parameter is not None:
             self._bias = self._bias_parameter.take().float()

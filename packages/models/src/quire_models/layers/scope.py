@@ -6,7 +6,7 @@ Knows names, parameters and the chosen ops; does not know files or how checkpoin
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -16,7 +16,7 @@ from torch import Tensor
 from quire_attention import Attention, AttentionBackend
 from quire_interfaces import LinearMethod
 from quire_lora import AdapterSlots
-from quire_models.layers.stored_linear import StoredLinear
+from quire_models.layers.stored_linear import StoredLinear, StoredTensor
 from quire_models.quantization_config import QuantizationConfig
 from quire_ops import OpBackend, OpChoice, OpRequest, op_table
 
@@ -118,10 +118,25 @@ class Scope:
     def stored_linear(self, out_features: int, in_features: int) -> StoredLinear | None:
         """The method of the layer of this scope where the checkpoint is quantized."""
         name = self.prefix.removesuffix(".")
-        if self.quantization is None or not self.quantization.quantizes(name):
+        stored = None if self.quantization is None else self.quantization.of_layer(name)
+        if stored is None:
             return None
         request = OpRequest(device=self.device.type, dtype=self.dtype)
-        return StoredLinear(self.quantization, request, name, out_features, in_features)
+        return StoredLinear(stored, request, name, out_features, in_features)
+
+    def stored_head(self, vocab_size: int, size: int, *, tied: bool) -> StoredLinear | None:
+        """The same of an LM head; one that is the embedding has a form of its own in GGUF files only."""
+        config = self.quantization
+        if config is None or not config.quantizes_head or (tied and config.layout != "gguf"):
+            return None
+        return self.stored_linear(vocab_size, size)
+
+    def stored_parameters(self, tensors: Mapping[str, StoredTensor]) -> dict[str, Parameter]:
+        """Declare what a layer has in the checkpoint."""
+        return {
+            name: self.parameter(name, *shape, dtype=dtype, optional=optional)
+            for name, (shape, dtype, optional) in tensors.items()
+        }
 
     def when_loaded(self, finish: Callable[[], None]) -> None:
         """Call `finish` once all parameters are loaded."""

@@ -14,6 +14,7 @@ from quire_interfaces import CheckpointError, ConfigError
 from quire_models.quantization_config import QuantizationConfig
 from quire_ops import OpRequest, bind
 from quire_ops.grouped import block_groups
+from quire_quantization.ggml import GGML_TYPES, read_ggml
 from quire_quantization.stored import (
     GroupedIntegers,
     exact_scale,
@@ -85,6 +86,9 @@ class StoredLinear:
             if not config.symmetric:
                 tensors["weight_zero_point"] = StoredTensor((-(-outputs // packed), groups), torch.int32)
             return tensors
+        if config.layout == "gguf":
+            weights, num_bytes, _ = GGML_TYPES[config.ggml_type]
+            return {"weight": StoredTensor((outputs, inputs // weights * num_bytes), torch.uint8)}
         dtype = torch.int8 if config.layout == "int8" else torch.float8_e4m3fn
         tensors = {
             "weight": StoredTensor((outputs, inputs), dtype),
@@ -129,6 +133,8 @@ class StoredLinear:
                 tensors["qweight"], tensors["qzeros"], tensors["scales"], tensors.get("g_idx"),
                 bits=config.bits, zero_offset=config.zero_offset, name=self._layer,
             )  # fmt: skip
+        if config.layout == "gguf":
+            return read_ggml(tensors["weight"], config.ggml_type)
         if config.layout == "awq":
             return read_awq(tensors["qweight"], tensors["qzeros"], tensors["scales"])
         return read_packed(

@@ -1,0 +1,70 @@
+"""A GGUF file opened as a folder: config.json and tokenizer written beside a link to it. Free of torch.
+
+Everything that reads checkpoints reads folders; so a file's metadata is written once, as the files that it was made
+from, into the user's cache, and found there by the file's place, size and time.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from quire_interfaces import CheckpointError
+from quire_models.gguf.config import config_values
+from quire_models.gguf.header import read_header
+from quire_models.gguf.tokenizer import tokenizer_files
+
+__all__ = ["GGUF_NAME", "gguf_folder"]
+
+GGUF_NAME = "model.gguf"
+"""Of the link in the folder."""
+_VERSION = "1"
+"""Of what is written; another one makes a new folder."""
+
+
+def gguf_folder(file: Path) -> Path:
+    """The folder of a GGUF file, written when there is none yet.
+
+    Raises:
+        CheckpointError: Not a GGUF file that can be read, or no place to write to.
+    """
+    file = file.resolve()
+    status = file.stat()
+    identity = f"{_VERSION}\0{file}\0{status.st_size}\0{status.st_mtime_ns}"
+    folder = _cache() / hashlib.sha256(identity.encode()).hexdigest()[:24] / file.stem
+    if (folder / GGUF_NAME).exists():
+        return folder
+    header = read_header(file)
+    contents = {"config.json": config_values(header), **tokenizer_files(header)}
+    try:
+        _write(folder, contents, file)
+    except OSError as error:
+        raise CheckpointError(
+            f"cannot write what {file} says about itself into {folder}: {error}; set XDG_CACHE_HOME to a folder that "
+            "can be written to"
+        ) from error
+    return folder
+
+
+def _cache() -> Path:
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "quire" / "gguf"
+
+
+def _write(folder: Path, contents: dict[str, Any], file: Path) -> None:
+    """In one move, so that another process finds all or nothing."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    made = Path(tempfile.mkdtemp(dir=folder.parent))
+    try:
+        for name, content in contents.items():
+            (made / name).write_text(json.dumps(content), encoding="utf-8")
+        (made / GGUF_NAME).symlink_to(file)
+        made.rename(folder)
+    except OSError:
+        shutil.rmtree(made, ignore_errors=True)
+        if not (folder / GGUF_NAME).exists():  # another process may have been faster
+            raise

@@ -1,0 +1,97 @@
+"""The tensors of a GGUF file under the names and in the order of rows of the checkpoint that it was made from.
+
+Plain numbers and types that stay compressed are mapped; the others are widened as they are asked for, one by one.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from quire_interfaces import CheckpointError
+from quire_models.gguf.header import GgufTensor, read_header
+from quire_models.gguf.names import checkpoint_name, stays_compressed
+
+__all__ = ["GgufCheckpoint"]
+
+_PLAIN = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+_UNUSED = ("rope_freqs.weight",)
+_ROWS_BYTES = 1 << 24
+"""Compressed bytes that are widened at a time."""
+
+
+@dataclass(frozen=True, slots=True)
+class GgufCheckpoint:
+    """The weights of one file, beside its config.json."""
+
+    path: Path
+
+    @property
+    def total_bytes(self) -> int:
+        """Of all tensors as they are in the file."""
+        return sum(tensor.num_bytes for tensor in read_header(self.path).tensors.values())
+
+    def tensors(self) -> Iterator[tuple[str, Tensor]]:
+        """Name and tensor: float, or uint8 [outputs, bytes of a row] of a linear layer that stays compressed.
+
+        Raises:
+            CheckpointError: The file cannot be read.
+        """
+        header = read_header(self.path)
+        architecture = header.metadata["general.architecture"]
+        config = json.loads((self.path.parent / "config.json").read_text())
+        data = np.memmap(self.path, dtype=np.uint8, mode="c")
+        for tensor in header.tensors.values():
+            if tensor.name in _UNUSED:
+                continue
+            name = checkpoint_name(tensor.name, architecture)
+            raw = torch.from_numpy(data[tensor.offset : tensor.offset + tensor.num_bytes])
+            is_head = name == "model.embed_tokens.weight" and config["tie_word_embeddings"]
+            if is_head and stays_compressed("lm_head.weight", tensor.kind):
+                yield "lm_head.weight", raw.view(tensor.shape[0], -1)
+            value = raw.view(tensor.shape[0], -1) if stays_compressed(name, tensor.kind) else _floats(raw, tensor)
+            if architecture == "llama" and ".attn_q." in tensor.name:
+                value = _rows_of_halves(value, config["num_attention_heads"])
+            elif architecture == "llama" and ".attn_k." in tensor.name:
+                value = _rows_of_halves(value, config["num_key_value_heads"])
+            elif architecture.startswith("gemma") and name.endswith("norm.weight"):
+                value = value - 1.0  # files have one added to the weights of norms
+            yield name, value
+
+
+def _floats(raw: Tensor, tensor: GgufTensor) -> Tensor:
+    """Of the tensor's shape; widened ones in float32."""
+    if tensor.kind in _PLAIN:
+        return raw.view(_PLAIN[tensor.kind]).view(tensor.shape)
+    quants = _library()
+    kind = quants.GGMLQuantizationType[tensor.kind]
+    rows = raw.view(tensor.shape[0] if len(tensor.shape) > 1 else 1, -1).numpy()
+    out = torch.empty(len(rows), tensor.shape[-1])
+    step = max(1, _ROWS_BYTES // rows.shape[1])
+    for begin in range(0, len(rows), step):
+        out[begin : begin + step] = torch.from_numpy(quants.dequantize(rows[begin : begin + step], kind))
+    return out.view(tensor.shape)
+
+
+def _library() -> Any:
+    try:
+        from gguf import quants
+    except ImportError as error:
+        raise CheckpointError(
+            "the types of this GGUF file are widened by the package gguf, which is not installed; install "
+            "quire-models[gguf], or use a Q8_0 or Q4_0 file"
+        ) from error
+    return quants
+
+
+def _rows_of_halves(value: Tensor, heads: int) -> Tensor:
+    """Rows of a head from pairs that are rotated together side by side to all firsts, then all seconds."""
+    size = value.shape[0] // heads
+    return value.view(heads, size // 2, 2, *value.shape[1:]).transpose(1, 2).reshape(value.shape)

@@ -1,0 +1,117 @@
+"""Writes models of Transformers as GGUF files, with the names and the quantizers of the package gguf; returns with each
+weight what it stands for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import torch
+from torch import Tensor
+
+ARCHITECTURES = {
+    "llama": gguf.MODEL_ARCH.LLAMA,
+    "qwen2": gguf.MODEL_ARCH.QWEN2,
+    "qwen3": gguf.MODEL_ARCH.QWEN3,
+    "gemma": gguf.MODEL_ARCH.GEMMA,
+    "gemma2": gguf.MODEL_ARCH.GEMMA2,
+    "gemma3": gguf.MODEL_ARCH.GEMMA3,
+}
+_SCALE_AT = {"Q2_K": (80, 82), "Q3_K": (108,), "Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,), "TQ1_0": (52,)}
+_SCALE_AT |= {"TQ2_0": (64,)}
+"""Bytes of a block where its float16 scales are; 0 for the others."""
+_SIZE = {"Q2_K": 0.02, "Q3_K": 0.002, "Q4_K": 0.0008, "Q5_K": 0.0004, "Q6_K": 0.0001}
+
+
+def blocks(kind: str, rows: int, inputs: int, generator: np.random.Generator) -> np.ndarray:
+    """Random blocks of a type: any bits, with scales of moderate size."""
+    block, size = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[kind]]
+    data = generator.integers(0, 256, (rows * inputs // block, size), dtype=np.uint8)
+    scale = generator.uniform(0.5, 1.0, len(data)) * _SIZE.get(kind, 0.01 if kind.startswith("TQ") else 0.004)
+    halves = scale.astype(np.float16)[:, None].view(np.uint8)
+    if kind == "MXFP4":
+        data[:, 0] = generator.integers(118, 123, len(data))
+    elif kind == "IQ1_M":  # four bits of the scale on top of each of four words
+        words, bits = data[:, 48:].view(np.uint16), scale.astype(np.float16).view(np.uint16)
+        for i in range(4):
+            words[:, i] = (words[:, i] & 0x0FFF) | ((bits >> (4 * i) & 0xF) << 12)
+    else:
+        for at in _SCALE_AT.get(kind, (0,)):
+            data[:, at : at + 2] = halves
+    return data.reshape(rows, -1)
+
+
+def write_gguf(
+    path: Path, model: Any, family: str, kind_of: Callable[[str], str], vocabulary: Callable[[Any], None] | None = None
+) -> None:
+    """Write `model`, each matrix in the type that `kind_of` gives for its name there, and set its weights to what the
+    file then says."""
+    config = model.config
+    writer = gguf.GGUFWriter(path, family)
+    writer.add_embedding_length(config.hidden_size)
+    writer.add_block_count(config.num_hidden_layers)
+    writer.add_feed_forward_length(config.intermediate_size)
+    writer.add_head_count(config.num_attention_heads)
+    writer.add_head_count_kv(config.num_key_value_heads)
+    writer.add_key_length(config.head_dim)
+    writer.add_context_length(config.max_position_embeddings)
+    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+    rope = config.rope_parameters.get("full_attention", config.rope_parameters)
+    writer.add_rope_freq_base(rope["rope_theta"])
+    writer.add_bos_token_id(1)
+    writer.add_eos_token_id(2)
+    if family in ("gemma2", "gemma3"):
+        writer.add_sliding_window(config.sliding_window)
+    if family == "gemma3":
+        writer.add_sliding_window_pattern([kind == "sliding_attention" for kind in config.layer_types])
+    if family == "gemma2":
+        writer.add_attn_logit_softcapping(config.attn_logit_softcapping)
+        writer.add_final_logit_softcapping(config.final_logit_softcapping)
+    if rope.get("rope_type") == "llama3":
+        frequencies = model.model.rotary_emb.inv_freq.numpy()
+        plain = rope["rope_theta"] ** -(np.arange(len(frequencies)) / len(frequencies))
+        writer.add_tensor("rope_freqs.weight", (plain / frequencies).astype(np.float32))
+    if vocabulary is not None:
+        vocabulary(writer)
+    names = gguf.get_tensor_name_map(ARCHITECTURES[family], config.num_hidden_layers)
+    generator = np.random.default_rng(5)
+    for name, parameter in model.state_dict().items():
+        if name == "lm_head.weight" and config.tie_word_embeddings:
+            continue
+        stored_name = names.get_name(name, try_suffixes=(".weight", ".bias"))
+        weight = parameter.detach()
+        order = rows_in_pairs(name, weight, config) if family == "llama" else slice(None)
+        stored = (weight + 1.0 if family.startswith("gemma") and "norm" in name else weight)[order]
+        kind = kind_of(stored_name) if weight.ndim == 2 else "F32"
+        stored, restored = _convert(stored, kind, generator)
+        writer.add_tensor(stored_name, stored, raw_dtype=gguf.GGMLQuantizationType[kind])
+        if family.startswith("gemma") and "norm" in name:
+            restored -= 1.0
+        parameter[order] = restored
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+def _convert(weight: Tensor, kind: str, generator: np.random.Generator) -> tuple[np.ndarray, Tensor]:
+    type_ = gguf.GGMLQuantizationType[kind]
+    try:
+        stored = gguf.quants.quantize(weight.numpy(), type_)
+    except NotImplementedError:
+        stored = blocks(kind, *weight.shape, generator)
+    return stored, torch.from_numpy(gguf.quants.dequantize(stored, type_).astype(np.float32))
+
+
+def rows_in_pairs(name: str, weight: Tensor, config: Any) -> Any:
+    """Order of rows of llama's queries and keys: dimensions that are rotated together side by side."""
+    heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}
+    part = name.split(".")[-2]
+    if part not in heads:
+        return slice(None)
+    size = len(weight) // heads[part]
+    of_head = [half * size // 2 + i for i in range(size // 2) for half in (0, 1)]
+    return torch.tensor([head * size + row for head in range(heads[part]) for row in of_head])

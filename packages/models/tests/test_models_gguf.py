@@ -1,0 +1,170 @@
+"""GGUF files against Transformers with the weights that the package gguf says are in them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import pytest
+import torch
+from models_gguf_writer import blocks, write_gguf
+from models_paged_driver import PagedDriver
+from torch import Tensor
+
+from quire_interfaces import CheckpointError
+from quire_models import CausalLM, ModelConfig, load_model, resolve_model
+from quire_models.gguf.header import BLOCKS
+from quire_models.ledger import weight_ledger
+from quire_quantization.ggml import GGML_TYPES, read_ggml
+
+TOKENS = [5, 9, 200, 31, 7, 7, 7, 100, 250, 3]
+WIDENED = ("Q4_1", "Q5_1", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S")
+WIDENED += ("IQ1_S", "IQ1_M", "TQ1_0", "TQ2_0")
+EVERY = (*GGML_TYPES, *WIDENED, "F32", "F16", "BF16")
+SHAPE: dict[str, Any] = {
+    "vocab_size": 320, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "head_dim": 16, "max_position_embeddings": 256, "initializer_range": 0.2,
+    "bos_token_id": 1, "eos_token_id": 2, "tie_word_embeddings": False, "attn_implementation": "eager",
+}  # fmt: skip
+FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama": ("Llama", {}),
+    "llama tied": ("Llama", {"tie_word_embeddings": True}),
+    "llama3": (
+        "Llama",
+        {
+            "rope_parameters": {
+                "rope_type": "llama3", "rope_theta": 10000.0, "factor": 8.0, "low_freq_factor": 1.0,
+                "high_freq_factor": 4.0, "original_max_position_embeddings": 8192,
+            }
+        },
+    ),
+    "qwen2": ("Qwen2", {}),
+    "qwen3": ("Qwen3", {}),
+    "gemma": ("Gemma", {"tie_word_embeddings": True}),
+    "gemma2": ("Gemma2", {"tie_word_embeddings": True, "query_pre_attn_scalar": 16, "sliding_window": 6}),
+    "gemma3": (
+        "Gemma3",
+        {"tie_word_embeddings": True, "query_pre_attn_scalar": 16, "sliding_window": 6, "sliding_window_pattern": 2},
+    ),
+}  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
+def random_model(name: str, **more: Any) -> Any:
+    import transformers
+
+    prefix, fields = FAMILIES[name]
+    torch.manual_seed(3)
+    suffix = "TextConfig" if prefix == "Gemma3" else "Config"
+    config = getattr(transformers, f"{prefix}{suffix}")(**{**SHAPE, **fields, **more})
+    model = getattr(transformers, f"{prefix}ForCausalLM")(config).eval().requires_grad_(requires_grad=False)
+    for parameter in model.parameters():
+        if parameter.ndim == 1:  # norms and biases that are not the trivial ones
+            parameter.add_(torch.rand_like(parameter) * 0.2)
+    return model
+
+
+def logits_of(model: CausalLM, tokens: list[int]) -> Tensor:
+    driver = PagedDriver(model, block_size=4, shuffle=True)
+    sequence = driver.add(tokens)
+    while len(sequence.logits) < len(tokens):
+        driver.run(sequence, min(7, len(tokens) - len(sequence.logits)))
+    return torch.stack(sequence.logits)
+
+
+def check_parity(file: Path, oracle: Any) -> ModelConfig:
+    folder = resolve_model(file)
+    config = ModelConfig.from_path(folder)
+    with torch.no_grad():
+        tokens = oracle.generate(torch.tensor([TOKENS]), max_new_tokens=6, do_sample=False, eos_token_id=None)
+        expected = oracle(tokens).logits[0]
+    got = logits_of(load_model(config, folder, dtype="float32"), tokens[0].tolist())
+    assert (got - expected).abs().max() <= 1e-3 * expected.abs().max()
+    assert torch.equal(got.argmax(1)[len(TOKENS) - 1 : -1], tokens[0, len(TOKENS) :])
+    rounded = logits_of(load_model(config, folder, dtype="bfloat16"), tokens[0].tolist())
+    assert (rounded - expected).abs().max() <= 0.08 * expected.abs().max()
+    return config
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("llama", "Q8_0"), ("llama tied", "Q4_0"), ("llama3", "F16"), ("qwen2", "Q4_0"), ("qwen3", "Q8_0"),
+        ("gemma", "Q8_0"), ("gemma2", "BF16"), ("gemma3", "Q5_0"),
+    ],
+)  # fmt: skip
+def test_families_compute_what_transformers_does(name: str, kind: str, tmp_path: Path) -> None:
+    family = name.split()[0].replace("llama3", "llama")
+    oracle = random_model(name)
+    write_gguf(tmp_path / "model.gguf", oracle, family, lambda _: kind)
+    config = check_parity(tmp_path / "model.gguf", oracle)
+    matrices = sum(p.numel() for n, p in oracle.named_parameters() if n.endswith("proj.weight"))
+    ledger, dtype_bytes = weight_ledger(config, "bfloat16"), {"Q8_0": 1.125, "Q5_0": 1.125, "Q4_0": 0.625}.get(kind, 2)
+    assert ledger["attention"] + ledger["MLP"] == pytest.approx(matrices * dtype_bytes, rel=0.02)
+
+
+def test_every_type_serves_beside_every_other(tmp_path: Path) -> None:
+    oracle = random_model("llama", hidden_size=256, intermediate_size=256, head_dim=64, num_hidden_layers=4)
+    kinds = iter(EVERY)
+    used: list[str] = []
+
+    def kind_of(name: str) -> str:
+        used.append(next(kinds, "Q6_K"))
+        return used[-1]
+
+    write_gguf(tmp_path / "mixed.gguf", oracle, "llama", kind_of)
+    assert set(used) == set(EVERY) == {kind for kind, _, _ in BLOCKS.values()}
+    config = check_parity(tmp_path / "mixed.gguf", oracle)
+    assert config.quantization is not None
+    assert "Q6_K" in config.quantization.note
+    assert "Q8_0" not in config.quantization.note
+
+
+@pytest.mark.parametrize("kind", GGML_TYPES)
+def test_blocks_are_read_to_the_bit(kind: str) -> None:
+    data = blocks(kind, 8, 1024, np.random.default_rng(1))
+    wanted = gguf.quants.dequantize(data, gguf.GGMLQuantizationType[kind])
+    assert np.array_equal(read_ggml(torch.from_numpy(data), kind).dequantized().numpy(), wanted)
+
+
+def test_damaged_files_are_refused_by_name(tmp_path: Path) -> None:
+    file = tmp_path / "x.gguf"
+    write_gguf(file, random_model("llama"), "llama", lambda _: "Q8_0")
+    whole = file.read_bytes()
+    damages: list[tuple[bytes, str]] = [
+        (b"GGML" + whole[4:], "is not a GGUF file"),
+        (whole[:4] + b"\1\0\0\0" + whole[8:], "GGUF version 1 is not read"),
+        (whole[:300], "ends within its header"),
+        (whole[:-100], "ends within the tensor"),
+        (whole.replace(b"\5\0\0\0\0\0\0\0llama", b"\5\0\0\0\0\0\0\0lamma"), "general.architecture 'lamma' is not read"),
+        (whole.replace(b"llama.block_count", b"llama.block_kount"), "metadata llama.block_count must be a number"),
+        (whole.replace(b"blk.1.ffn_up", b"blk.1.ffn_xp"), r"1 missing: model.layers.1.mlp.up_proj.weight; 1 not known"),
+        (b"", "cannot read"),
+    ]
+    for i, (data, message) in enumerate(damages):
+        damaged = tmp_path / f"{i}.gguf"
+        damaged.write_bytes(data)
+        with pytest.raises(CheckpointError, match=message):
+            load_model(ModelConfig.from_path(folder := resolve_model(damaged)), folder)
+    with pytest.raises(CheckpointError, match=r"10 GGUF files|9 GGUF files"):
+        resolve_model(tmp_path)
+    (tmp_path / "x.bin").write_bytes(whole)
+    with pytest.raises(CheckpointError, match="a file that ends in"):
+        resolve_model(tmp_path / "x.bin")
+
+
+def test_the_folder_is_made_once_and_again_for_another_file(tmp_path: Path) -> None:
+    file = tmp_path / "x.gguf"
+    write_gguf(file, random_model("llama"), "llama", lambda _: "F32")
+    first = resolve_model(file)
+    assert resolve_model(tmp_path) == first == resolve_model(str(file))
+    assert json.loads((first / "config.json").read_text())["torch_dtype"] == "float32"
+    write_gguf(file, random_model("llama", num_hidden_layers=1), "llama", lambda _: "F16")
+    assert ModelConfig.from_path(resolve_model(file)).num_layers == 1
