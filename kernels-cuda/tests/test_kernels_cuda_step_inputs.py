@@ -7,7 +7,7 @@ import pytest
 import torch
 from kernels_cuda_support import here, poison
 
-from quire_kernels_cuda.triton.step_inputs import step_inputs
+from quire_kernels_cuda.triton.step_inputs import decode_inputs, step_inputs
 from quire_ops import RowTable
 from quire_ops import reference as ref
 
@@ -35,5 +35,23 @@ def test_equals_reference(monkeypatch, step):
     for mine, theirs in zip(got.groups, wanted.groups, strict=True):
         flat += zip(mine, theirs, strict=True)
     for mine, theirs in flat:
+        assert mine.dtype == theirs.dtype
+        assert torch.equal(mine.cpu(), theirs)
+
+
+@pytest.mark.parametrize("starts", [[0], [299, 15, 16], [5, 0, 0, 0, 689]])
+def test_decode_inputs_equal_reference(monkeypatch, starts):
+    poison(monkeypatch)
+    torch.manual_seed(1)
+    token_ids = torch.randint(0, 1 << 31, (6, 700), dtype=torch.int32)
+    tables = tuple(
+        RowTable(torch.randint(1, 1000, (6, 704 // size), dtype=torch.int32), size, window)
+        for size, window in ((16, None), (2, 20))
+    )
+    rows = [(3 * i + 1) % 6 for i in range(len(starts))]
+    spans = torch.tensor([rows, starts, [start + 1 for start in starts], list(range(len(starts)))])
+    wanted = ref.decode_inputs(token_ids, tables, spans)
+    got = decode_inputs(here(token_ids), here(tables), here(spans))
+    for mine, theirs in zip((*got[:4], *sum(got.groups, ())), (*wanted[:4], *sum(wanted.groups, ())), strict=True):
         assert mine.dtype == theirs.dtype
         assert torch.equal(mine.cpu(), theirs)

@@ -37,6 +37,7 @@ class Served:
     sizes: Mapping[str, SizeRule] = field(default_factory=dict)
     cache_dtypes: frozenset[str] | None = None
     batch_invariant: bool = False
+    device_lengths: bool = False
 
 
 _ROW = {"hidden_size": SizeRule(maximum=32768)}
@@ -58,17 +59,19 @@ SERVED = (
     Served(op="gelu_and_mul", module="gates", batch_invariant=True),
     Served(op="sigmoid_and_mul", module="gates", batch_invariant=True),
     Served(op="step_inputs", module="step_inputs"),
+    Served(op="decode_inputs", module="step_inputs"),
     Served(op="draw", module="sampling", batch_invariant=True),
     Served(op="fused_moe", module="moe"),
-    Served(op="causal_conv1d", module="recurrent"),
-    Served(op="mamba2_scan", module="recurrent"),
-    Served(op="selective_scan", module="recurrent"),
-    Served(op="gated_delta_rule", module="recurrent"),
+    Served(op="causal_conv1d", module="recurrent", device_lengths=True),
+    Served(op="mamba2_scan", module="recurrent", device_lengths=True),
+    Served(op="selective_scan", module="recurrent", device_lengths=True),
+    Served(op="gated_delta_rule", module="recurrent", device_lengths=True),
     Served(
         op="paged_attention",
         module="attention",
         sizes={"head_dim": SizeRule(maximum=256), "queries_per_kv_head": SizeRule(maximum=128)},
         cache_dtypes=frozenset({"fp8_e4m3", "fp8_e5m2", "int8", "int4"}),
+        device_lengths=True,
     ),
 )
 
@@ -97,6 +100,7 @@ def op_backends(name: str, platform: Platform, reason: str | None) -> list[OpBac
             sizes=served.sizes,
             cache_dtypes=served.cache_dtypes,
             batch_invariant=served.batch_invariant,
+            device_lengths=served.device_lengths,
             unavailable=reason,
         )
         for served in SERVED

@@ -123,6 +123,26 @@ def test_step_inputs(backend: OpBackend, seed: int) -> None:
         assert torch.equal(mine, theirs)
 
 
+@pytest.mark.parametrize("backend", [b for b in BACKENDS if b.op == "decode_inputs" and b.refusal(OpRequest()) is None])
+@pytest.mark.parametrize("seed", range(10))
+def test_decode_inputs(backend: OpBackend, seed: int) -> None:
+    rng = random_module.Random(seed)
+    num_rows, row_len = 7, 50
+    token_ids = torch.randint(1 << 31, (num_rows, row_len), dtype=torch.int32)
+    tables = tuple(
+        RowTable(torch.randint(1, 999, (num_rows, -(-row_len // size)), dtype=torch.int32), size, window)
+        for size, window in ((rng.choice([1, 4, 16]), None), (rng.choice([1, 2, 8]), rng.randint(1, 20)))
+    )
+    rows = [rng.randrange(num_rows) for _ in range(rng.randint(1, 9))]
+    starts = [rng.randrange(row_len) for _ in rows]
+    spans = torch.tensor([rows, starts, [start + 1 for start in starts], list(range(len(rows)))])
+    got = backend.function(token_ids, tables, spans)
+    wanted = ref.decode_inputs(token_ids, tables, spans)
+    for mine, theirs in zip((*got[:4], *sum(got.groups, ())), (*wanted[:4], *sum(wanted.groups, ())), strict=True):
+        assert mine.dtype == theirs.dtype
+        assert torch.equal(mine, theirs)
+
+
 @cases("int8_linear")
 @pytest.mark.parametrize("rows", [1, 5, 16, 17, 64])
 @pytest.mark.parametrize("shape", [(48, 64), (16, 32), (31, 64), (32, 70), (1, 8), (2000, 640)])

@@ -257,6 +257,7 @@ class Engine:
         prefix_caching: bool = True,
         cache_options: dict[str, Any] | None = None,
         make_transfers: Callable[[KVCacheManager], KVTransfers] | None = None,
+        config: dict[str, Any] | None = None,
         **runner_args: Any,
     ) -> None:
         self.network = network or TinyNetwork()
@@ -271,7 +272,7 @@ class Engine:
         self.runner = ModelRunner(
             self.network,
             self.plan,
-            RunnerConfig(dtype="float32", logits_chunk_tokens=3, **limits),
+            RunnerConfig(dtype="float32", logits_chunk_tokens=3, **limits, **(config or {})),
             vocab_size=VOCAB_SIZE,
             cache_shape=cache_shape,
             layer_names=tuple(specs),

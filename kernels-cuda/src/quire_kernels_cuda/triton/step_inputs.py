@@ -17,9 +17,10 @@ from torch import Tensor
 
 from quire_kernels_cuda.builds import Calls, NetworkShape
 from quire_kernels_cuda.platform import Platform
+from quire_ops import to_device
 from quire_ops.step_inputs import GroupInputs, HostInts, RowTable, StepInputs
 
-__all__ = ["block_table_kernel", "calls", "step_inputs", "tokens_kernel"]
+__all__ = ["block_table_kernel", "calls", "decode_inputs", "step_inputs", "tokens_kernel"]
 
 _BLOCK = 256
 
@@ -71,10 +72,24 @@ def step_inputs(
     token_ids: Tensor, tables: tuple[RowTable, ...], rows: HostInts, starts: HostInts, ends: HostInts
 ) -> StepInputs:
     """Op `step_inputs`: one copy to the device, then a launch for tokens and one for each table."""
-    device, num_seqs = token_ids.device, len(rows)
+    device = token_ids.device
     query_lens = ends - starts
     num_tokens, longest, furthest = int(query_lens.sum()), int(query_lens.max()), int(ends.max())
-    spans = _to_device(np.stack((rows, starts, ends, np.cumsum(query_lens) - query_lens)), device)
+    spans = to_device(np.stack((rows, starts, ends, np.cumsum(query_lens) - query_lens)), device)
+    widths = [-(-furthest // block_size) for _, block_size, _ in tables]
+    return _gather(token_ids, tables, spans, num_tokens, longest, widths)
+
+
+def decode_inputs(token_ids: Tensor, tables: tuple[RowTable, ...], spans: Tensor) -> StepInputs:
+    """Op `decode_inputs`: the same launches, of which nothing depends on what is in `spans`."""
+    return _gather(token_ids, tables, spans, spans.shape[1], 1, [table.shape[1] for table, _, _ in tables])
+
+
+def _gather(
+    token_ids: Tensor, tables: tuple[RowTable, ...], spans: Tensor, num_tokens: int, longest: int, widths: list[int]
+) -> StepInputs:
+    """longest: most tokens of a sequence. widths: of the block tables that are made."""
+    device, num_seqs = token_ids.device, spans.shape[1]
 
     def empty(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         return torch.empty(shape, dtype=dtype, device=device)
@@ -86,8 +101,7 @@ def step_inputs(
         BLOCK=_BLOCK, num_warps=4,
     )  # fmt: skip
     groups = []
-    for table, block_size, window in tables:
-        width = -(-furthest // block_size)
+    for (table, block_size, window), width in zip(tables, widths, strict=True):
         group = GroupInputs(empty((num_seqs, width), torch.int32), empty((num_tokens,), torch.int64))
         block_table_kernel[(num_seqs, triton.cdiv(max(width, longest), _BLOCK))](
             table, spans, group.block_table, group.slot_mapping, num_seqs, table.stride(0), width, block_size,
@@ -95,12 +109,6 @@ def step_inputs(
         )  # fmt: skip
         groups.append(group)
     return StepInputs(input_ids, positions, query_start_loc, seq_lens, tuple(groups))
-
-
-def _to_device(array: np.ndarray, device: torch.device) -> Tensor:
-    """Without waiting for the device: from memory that it reads itself."""
-    host = torch.from_numpy(array)
-    return host.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else host.to(device)
 
 
 def calls(shape: NetworkShape, platform: Platform) -> Calls:
@@ -114,3 +122,5 @@ def calls(shape: NetworkShape, platform: Platform) -> Calls:
     ends = np.arange(1, 9)
     label = f"b{shape.block_size}{' window' if window else ''}"
     yield label, lambda: step_inputs(empty(256, 8192), tables, ends, ends - 1, ends)
+    spans = torch.empty(4, 8, dtype=torch.int64, device="meta")
+    yield label, lambda: decode_inputs(empty(256, 8192), tables, spans)

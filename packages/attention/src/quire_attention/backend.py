@@ -59,6 +59,8 @@ class AttentionAbilities:
     soft_cap: bool = True
     sinks: bool = True
     alibi: bool = True
+    device_lengths: bool = False
+    """`OpBackend.device_lengths` of what attends: steps may be captured in graphs."""
 
     def refusal(self, request: AttentionRequest) -> str | None:
         """Why a backend of these abilities cannot serve `request`, or None when it can."""

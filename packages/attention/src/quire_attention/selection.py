@@ -54,7 +54,9 @@ def select_attention_backend(request: AttentionRequest, name: str | None = None)
     for op_backend in table.backends("paged_attention"):
         candidate_name = op_backend.name
         abilities = AttentionAbilities(
-            devices=op_backend.devices or _ANY_DEVICE, dtypes=op_backend.dtypes or COMPUTE_DTYPES
+            devices=op_backend.devices or _ANY_DEVICE,
+            dtypes=op_backend.dtypes or COMPUTE_DTYPES,
+            device_lengths=op_backend.device_lengths,
         )
         candidate = OpsAttentionBackend(candidate_name, table, abilities=abilities)
         reason = (

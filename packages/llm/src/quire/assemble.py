@@ -224,6 +224,7 @@ def _info(
         "weights": f"{_weight_format(plan, model)}, {plan.dtype}",
         "KV cache": _cache_format(plan.kv_cache_dtype, network),
         "scheduling": "asynchronous, one step ahead" if config.engine.depth(config.runner.device) else "synchronous",
+        "graphs": _graphs(config, runner),
         "structured output": resolve_backend(config.structured_output.backend),
         "speculation": _speculation(config),
         "prefix caching": config.kv_cache.prefix_caching_hash_algo if config.kv_cache.enable_prefix_caching else "off",
@@ -271,6 +272,14 @@ def _matrices(device: str, dtype: torch.dtype) -> str:
         return choice.backend
     reasons = [f"{name}: {reason}" for name, reason in choice.refused.items() if name != "reference"]
     return f"torch ({'; '.join(reasons)})" if reasons else "torch"
+
+
+def _graphs(config: QuireConfig, runner: ModelRunner) -> str:
+    """Whether decode steps are captured, and of how many rows."""
+    if runner.graphs is None:
+        return f"none: {runner.graph_refusal}"
+    sizes = dataclasses.replace(config.runner, max_num_seqs=config.scheduler.max_num_seqs).graph_sizes
+    return f"decode steps of up to {max(sizes)} rows, {len(sizes)} sizes, each captured after it was first needed"
 
 
 def _threads(cores: tuple[int, ...]) -> str:

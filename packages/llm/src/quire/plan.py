@@ -23,7 +23,7 @@ from quire_kv_transfer import MAX_STORE_BYTES
 from quire_lora import adapter_bytes
 from quire_models.config import DTYPE_BYTES, ModelConfig
 from quire_models.ledger import linear_shapes, weight_ledger
-from quire_runner.memory import activation_bytes, row_bytes
+from quire_runner.memory import activation_bytes, graph_bytes, row_bytes
 
 __all__ = ["MemoryPlan", "available_memory_bytes", "format_bytes", "make_plan", "resolved_dtype"]
 
@@ -119,6 +119,11 @@ def make_plan(
         ledger["weights: draft"] = draft.weight_bytes
     ledger["activations"] = activation_bytes(model, runner, kv_cache_dtype=cache_dtype)
     ledger["rows"] = row_bytes(runner, block_sizes=tuple(group.spec.block_size for group in one_block.groups))
+    if config.runner.device.startswith("cuda") and runner.graph_sizes:
+        ledger["graphs"] = graph_bytes(
+            model, runner, dtype_bytes=DTYPE_BYTES[dtype], num_layers=model.num_layers,
+            block_sizes=tuple(group.spec.block_size for group in one_block.groups),
+        )  # fmt: skip
     if takes_adapters(config):
         ledger["adapters"] = adapter_bytes(linear_shapes(model), config.lora, DTYPE_BYTES[dtype])
     if config.kv_transfer.kv_disk_path is not None:

@@ -9,7 +9,7 @@ from quire_ops.fused_moe import EXPERT_ACTIVATIONS, Experts, RunExperts
 from quire_ops.kv_format import CACHE_TORCH_DTYPES
 from quire_ops.lora import LoraTokens, LoraWeights
 from quire_ops.rng import uniform
-from quire_ops.staging import copy_to_host, to_device
+from quire_ops.staging import copy_to_host, fill_on_device, to_device
 from quire_ops.step_inputs import GroupInputs, RowTable, StepInputs
 from quire_ops.table import Op, OpBackend, OpChoice, OpFunction, OpRequest, OpTable, SizeRule
 from quire_ops.torch_moe import swigluoai_and_mul
@@ -48,6 +48,7 @@ __all__ = [
     "bind",
     "builtin_table",
     "copy_to_host",
+    "fill_on_device",
     "kv_cache_shape",
     "op_report",
     "op_table",

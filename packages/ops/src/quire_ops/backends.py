@@ -40,6 +40,7 @@ ENTRY_POINT_GROUP = "quire.ops"
 _FLOATS = frozenset({torch.float32, torch.bfloat16, torch.float16})
 _MODULES: dict[str, ModuleType] = {
     "lora_linear": torch_lora,
+    "decode_inputs": torch_step_inputs,
     "paged_attention": torch_attention,
     "step_inputs": torch_step_inputs,
 }

@@ -179,6 +179,16 @@ OPS: tuple[Op, ...] = (
         ),
     ),
     Op(
+        name="decode_inputs",
+        signature="(token_ids [R, L] int32, tables: tuple[RowTable, ...], spans [4, S] int64 on the device) "
+        "-> StepInputs",
+        description=(
+            "What `step_inputs` gives for sequences of one token each, from numbers on the device, so that a captured "
+            "graph can do it again with others. spans: rows, starts, ends, which are starts + 1, and 0 to S - 1. Block "
+            "tables are as wide as those of the rows"
+        ),
+    ),
+    Op(
         name="decoder_stack",
         signature="(stack: DecoderStack) -> RunDecoder",
         description=(

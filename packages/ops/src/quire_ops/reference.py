@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from quire_ops.declarations import PagedLayout
@@ -198,6 +199,19 @@ def _pairs(kv_cache: Tensor, blocks: list[int], begin: int, end: int, kv_scale: 
         for head in range(num_kv_heads)
     ]
     return torch.stack(rows).view(end - begin, 2, num_kv_heads, -1)
+
+
+def decode_inputs(token_ids: Tensor, tables: tuple[RowTable, ...], spans: Tensor) -> StepInputs:
+    """Op `decode_inputs`: by op `step_inputs`, and zeros up to the width of the tables."""
+    rows, starts, ends, _ = spans.cpu().numpy()
+    inputs = step_inputs(token_ids, tables, rows, starts, ends)
+    groups = tuple(
+        GroupInputs(
+            F.pad(group.block_table, (0, table.table.shape[1] - group.block_table.shape[1])), group.slot_mapping
+        )
+        for group, table in zip(inputs.groups, tables, strict=True)
+    )
+    return inputs._replace(groups=groups)
 
 
 def step_inputs(

@@ -1,7 +1,7 @@
 """Numbers on their way between host and device, without either waiting for the other.
 
 A copy waits for the device unless its host side is in pinned memory, and a result waits for everything that was
-launched before it is asked for unless it is copied beside. These two functions are the places where a step's numbers
+launched before it is asked for unless it is copied beside. These functions are the places where a step's numbers
 cross; on the CPU nothing is copied.
 """
 
@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-__all__ = ["copy_to_host", "to_device"]
+__all__ = ["copy_to_host", "fill_on_device", "to_device"]
 
 Read = Callable[[], tuple[Tensor, ...]]
 """Waits for copies, and gives them: tensors in host memory. To be called once."""
@@ -30,6 +30,15 @@ def to_device(values: NDArray[np.generic] | Sequence[int], device: torch.device)
     staged = torch.empty(host.shape, dtype=host.dtype, pin_memory=True)
     # torch keeps the pinned memory from being used anew until the copy has been made.
     return staged.copy_(host).to(device, non_blocking=True)
+
+
+def fill_on_device(target: Tensor, values: NDArray[np.generic]) -> None:
+    """Write the values into a tensor of their shape and dtype; the array may be changed as soon as this returns."""
+    host = torch.from_numpy(values)
+    if target.device.type == "cuda":
+        staged = torch.empty(host.shape, dtype=host.dtype, pin_memory=True)
+        host = staged.copy_(host)
+    target.copy_(host, non_blocking=True)
 
 
 def copy_to_host(*tensors: Tensor) -> Read:

@@ -70,6 +70,9 @@ class OpBackend:
     """What keys and values may be kept in, besides the compute dtype; None for everything, or where there are none."""
     batch_invariant: bool = False
     """A row's result is the same to the bit whatever rows are beside it and however a sequence is cut into steps."""
+    device_lengths: bool = False
+    """Of an op that gets a `PagedLayout`: what it launches depends on the layout's shapes, on `query_lens`, and on
+    `kv_lens` as bounds; how long sequences are it reads on the device. So a graph that was captured stays right."""
     unavailable: str | None = None
     """Why the backend cannot work in this process at all (a missing compiler, library or instruction set)."""
 

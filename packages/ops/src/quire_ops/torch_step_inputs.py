@@ -13,7 +13,32 @@ from torch import Tensor
 from quire_ops.staging import to_device
 from quire_ops.step_inputs import GroupInputs, HostInts, RowTable, StepInputs
 
-__all__ = ["step_inputs"]
+__all__ = ["decode_inputs", "step_inputs"]
+
+
+def decode_inputs(token_ids: Tensor, tables: tuple[RowTable, ...], spans: Tensor) -> StepInputs:
+    """Op `decode_inputs`. Sends nothing from the host, and asks nothing of the device."""
+    rows, starts, ends, firsts = spans
+
+    def group(table: RowTable) -> GroupInputs:
+        size = table.block_size
+        blocks, here = table.table.index_select(0, rows), (starts // size)[:, None]
+        slots = blocks.gather(1, here).squeeze(1).to(torch.int64).mul_(size).add_(starts % size)
+        place = torch.arange(blocks.shape[1], device=spans.device)
+        outside = place > here
+        if table.sliding_window is not None:
+            outside |= (
+                place < (starts - table.sliding_window + 1).clamp_min_(0).div_(size, rounding_mode="floor")[:, None]
+            )
+        return GroupInputs(blocks.masked_fill_(outside, 0), slots)
+
+    return StepInputs(
+        input_ids=token_ids.view(-1).index_select(0, rows * token_ids.shape[1] + starts).to(torch.int64),
+        positions=starts,
+        query_start_loc=torch.cat((firsts, firsts[-1:] + 1)).to(torch.int32),
+        seq_lens=ends.to(torch.int32),
+        groups=tuple(group(table) for table in tables),
+    )
 
 
 def step_inputs(

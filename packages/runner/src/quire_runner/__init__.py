@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from quire_runner.config import RunnerConfig
     from quire_runner.executor import RunnerExecutor
     from quire_runner.kv_cache import allocate_kv_caches
-    from quire_runner.memory import activation_bytes, row_bytes
+    from quire_runner.memory import activation_bytes, graph_bytes, row_bytes
     from quire_runner.rows import Rows
     from quire_runner.runner import LogitsTap, ModelRunner, Network
 
@@ -30,6 +30,7 @@ __all__ = [
     "RunnerExecutor",
     "activation_bytes",
     "allocate_kv_caches",
+    "graph_bytes",
     "row_bytes",
 ]
 
@@ -43,6 +44,7 @@ _MODULE_OF = {
     "RunnerExecutor": "executor",
     "activation_bytes": "memory",
     "allocate_kv_caches": "kv_cache",
+    "graph_bytes": "memory",
     "row_bytes": "memory",
 }
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from quire_interfaces.settings import Settings, at_least, one_of, setting
 from quire_runner.affinity import complaint_about
@@ -11,6 +12,14 @@ __all__ = ["DTYPE_BYTES", "RunnerConfig"]
 
 DTYPE_BYTES = {"float32": 4, "float": 4, "bfloat16": 2, "float16": 2, "half": 2}
 """Bytes of one element of each dtype that a network or a KV cache may have."""
+
+
+MAX_GRAPH_SIZE = 512
+
+
+def _sizes_complaint(sizes: Any) -> str | None:
+    ok = all(isinstance(size, int) and not isinstance(size, bool) and size >= 1 for size in sizes)
+    return None if ok else "be numbers of requests, each at least 1"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,6 +56,16 @@ class RunnerConfig(Settings):
         "binds them on machines with several NUMA nodes.",
         check=complaint_about,
     )
+    enforce_eager: bool = setting(
+        False, help="Launch every kernel of a decode step from the host, never a captured graph of them all."
+    )
+    cuda_graph_sizes: tuple[int, ...] = setting(
+        (),
+        help="Numbers of rows whose decode steps are captured in graphs; steps with others take the next larger one. "
+        "Empty takes 1, 2, 4, and multiples of 8, of 16 from 256 on, up to 512.",
+        unit="requests",
+        check=_sizes_complaint,
+    )
     logits_chunk_tokens: int = setting(
         256,
         help="Prompt positions whose logits are computed at once for prompt_logprobs; bounds their memory.",
@@ -58,3 +77,12 @@ class RunnerConfig(Settings):
     def row_len(self) -> int:
         """Token slots of a row: the longest sequence, the token sampled at its end, and drafts beyond it."""
         return self.max_model_len + self.num_speculative_tokens + 1
+
+    @property
+    def graph_sizes(self) -> tuple[int, ...]:
+        """Numbers of rows whose decode steps are captured where the device can: none above the first that is enough
+        for all rows."""
+        if self.enforce_eager:
+            return ()
+        sizes = self.cuda_graph_sizes or (1, 2, 4, *range(8, 256, 8), *range(256, MAX_GRAPH_SIZE + 1, 16))
+        return tuple(sorted({min(size, self.max_num_seqs) for size in sizes}))

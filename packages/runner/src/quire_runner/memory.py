@@ -10,7 +10,7 @@ from typing import Protocol
 from quire_interfaces import KV_CACHE_DTYPES
 from quire_runner.config import DTYPE_BYTES, RunnerConfig
 
-__all__ = ["NetworkShape", "activation_bytes", "row_bytes"]
+__all__ = ["NetworkShape", "activation_bytes", "graph_bytes", "row_bytes"]
 
 LOGITS_COPIES = 3
 """The network's logits, the sampler's float32 working copy, and one temporary (probabilities or sort keys)."""
@@ -19,6 +19,11 @@ MASKED_QUERIES = 512
 """Queries that attention masks at once, as booleans and in the compute dtype."""
 
 SLOT_BYTES = 8
+
+GRAPH_SPLIT_BYTES = 32 << 20
+LAUNCHES_PER_LAYER, LAUNCHES_BESIDE = 16, 32
+LAUNCH_BYTES = 4096
+"""Of a kernel's node in a graph, its arguments included, as the driver keeps it: assumed, not measured."""
 
 
 class NetworkShape(Protocol):
@@ -77,6 +82,31 @@ def activation_bytes(
     # Cosines and sines of every position so far; the table grows by doubling.
     rotations = 4 * config.max_model_len * network.head_dim * element
     return rotations + max(layer, num_tokens * stream * element + logits)
+
+
+def graph_bytes(
+    network: NetworkShape, config: RunnerConfig, *, dtype_bytes: int, block_sizes: tuple[int, ...], num_layers: int
+) -> int:
+    """Bytes that graphs of decode steps take on top: memory of their own for a step of the largest size, which they
+    share, their own block tables, and what the driver keeps of each launch.
+
+    Args:
+        network: Shape of the network.
+        config: Sizes, rows and their length.
+        dtype_bytes: Of an activation's element.
+        block_sizes: Block size of each KV cache group.
+        num_layers: Of the network.
+    """
+    sizes = config.graph_sizes
+    if not sizes:
+        return 0
+    query = network.num_heads * network.head_dim
+    row = 3 * network.hidden_size + 4 * query + 2 * network.num_kv_heads * network.head_dim + network.inner_width
+    # Sums of divided products and of divided keys are float32, and there may be as many as fill a GPU.
+    step = max(sizes) * (row * dtype_bytes + LOGITS_COPIES * network.vocab_size * 4) + GRAPH_SPLIT_BYTES
+    tables = sum(4 * max(sizes) * -(-config.row_len // size) for size in block_sizes)
+    launches = 2 * len(sizes) * (LAUNCHES_PER_LAYER * num_layers + LAUNCHES_BESIDE) * LAUNCH_BYTES
+    return step + tables + launches
 
 
 def row_bytes(config: RunnerConfig, *, block_sizes: tuple[int, ...]) -> int:

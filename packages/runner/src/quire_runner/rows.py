@@ -103,9 +103,9 @@ class Rows:
     """The persistent state of all rows. The runner is the only writer.
 
     Args:
-        config: Number of rows and their length.
+        config: Length of the rows.
         groups: KV cache groups, in the order of the scheduler's block id tuples.
-        sampling: Sampling parameters per row; filled and cleared together with the row.
+        sampling: Sampling parameters per row, and so the number of rows; filled and cleared together with the row.
         grammars: Matchers per row, likewise.
         device: Where token ids and block tables live.
     """
@@ -139,15 +139,16 @@ class Rows:
         self.row_len = config.row_len
         self.sampling = sampling
         self.grammars = grammars
-        self.token_ids: Tensor = _zero_int32(config.max_num_seqs, config.row_len, device)
+        num_rows = sampling.max_num_seqs
+        self.token_ids: Tensor = _zero_int32(num_rows, config.row_len, device)
         """[R, L] prompt, output, then drafts of the current step."""
-        self.num_tokens: NDArray[np.int64] = np.zeros(config.max_num_seqs, dtype=np.int64)
+        self.num_tokens: NDArray[np.int64] = np.zeros(num_rows, dtype=np.int64)
         """[R] token ids that are certain: later entries of `token_ids` mean nothing."""
-        self.num_prompt_tokens: NDArray[np.int64] = np.zeros(config.max_num_seqs, dtype=np.int64)
+        self.num_prompt_tokens: NDArray[np.int64] = np.zeros(num_rows, dtype=np.int64)
         """[R]"""
-        self.lora_slots: NDArray[np.int32] = np.full(config.max_num_seqs, -1, dtype=np.int32)
+        self.lora_slots: NDArray[np.int32] = np.full(num_rows, -1, dtype=np.int32)
         """[R] where each row's adapter is, -1 for none."""
-        self._num_fills: NDArray[np.int64] = np.zeros(config.max_num_seqs, dtype=np.int64)
+        self._num_fills: NDArray[np.int64] = np.zeros(num_rows, dtype=np.int64)
         self._late_failures: deque[tuple[int, int, str]] = deque()
         self.failed: dict[int, str] = {}
         """Row -> why its request cannot go on. It stays here until the row is freed: steps that were planned before
@@ -155,8 +156,7 @@ class Rows:
         self.prompt_logprobs: dict[int, int] = {}
         """Row -> how many of the most likely tokens; only rows that asked."""
         self.block_tables = tuple(
-            BlockTable(config.max_num_seqs, -(-config.row_len // group.spec.block_size), group, device)
-            for group in groups
+            BlockTable(num_rows, -(-config.row_len // group.spec.block_size), group, device) for group in groups
         )
         self.row_tables = tuple(
             RowTable(table.table, table.block_size, table.sliding_window) for table in self.block_tables

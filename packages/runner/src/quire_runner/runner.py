@@ -35,9 +35,12 @@ from quire_runner.config import RunnerConfig
 from quire_runner.draft_network import network_drafting
 from quire_runner.drafting import DraftStep, RowDrafter, TextDrafting
 from quire_runner.grammars import RowGrammars
+from quire_runner.graph_choice import choose_capture
+from quire_runner.graphs import CaptureStep, DecodeGraphs
 from quire_runner.inputs import HostPlan, forward_batch, plan_step, write_drafts
 from quire_runner.kv_cache import CacheShape, allocate_kv_caches, layer_states
 from quire_runner.output import plain_output, verified_output, without_entries
+from quire_runner.padded_decode import PaddedDecode
 from quire_runner.prompt_logprobs import step_prompt_logprobs
 from quire_runner.rows import Rows
 from quire_sampling import Sampler, SamplerOutput, SamplingConfig, SamplingState
@@ -125,6 +128,7 @@ class ModelRunner:
         on_logits: Sees the logits of every step, for tests and tools.
         make_transfer_worker: Makes what moves blocks between this KV cache and a tier; None without a tier.
         adapters: The network's adapters; None takes no rows that have one.
+        capture: Captures decode steps in graphs; None takes the device's own way, where it has one.
 
     Raises:
         ConfigError: the plan does not fit the network, drafts are to be proposed for a network whose states
@@ -150,6 +154,7 @@ class ModelRunner:
         on_logits: LogitsTap | None = None,
         make_transfer_worker: MakeTransferWorker | None = None,
         adapters: AdapterDevice | None = None,
+        capture: CaptureStep | None = None,
     ) -> None:
         self._config = config
         self._device = torch.device(config.device)
@@ -175,8 +180,9 @@ class ModelRunner:
         self._network: Network | None = network
         self._adapters = adapters
         self._step_inputs = bind("step_inputs", OpRequest(device=self._device.type))
+        capture, self.graph_refusal = choose_capture(capture, network, config)
         state = SamplingState(
-            config.max_num_seqs,
+            config.max_num_seqs + (capture is not None),  # the last row is padding
             vocab_size,
             self._device,
             logits_processors=logits_processors,
@@ -188,6 +194,7 @@ class ModelRunner:
         choice = op_table().choose("draw", OpRequest(device=self._device.type))[0]
         self._sampler = Sampler(state, None if choice.name == "reference" else choice.function)
         self._decode = network.bind_decode(self._rows.for_decode(self._group_of_layer, self._kv_caches))
+        self._graphs = None if capture is None else self._make_graphs(network, capture)
         self._drafting: RowDrafter | None = None if drafter is None else TextDrafting(drafter, self._rows)
         if draft_network is not None:
             target = cast(QuireNetwork, network)
@@ -216,6 +223,7 @@ class ModelRunner:
         on_logits: LogitsTap | None = None,
         make_transfer_worker: MakeTransferWorker | None = None,
         adapters: AdapterDevice | None = None,
+        capture: CaptureStep | None = None,
     ) -> ModelRunner:
         """A runner for a network of `quire_models`, which says itself what the constructor asks about networks."""
         return cls(
@@ -235,6 +243,7 @@ class ModelRunner:
             on_logits=on_logits,
             make_transfer_worker=make_transfer_worker,
             adapters=adapters,
+            capture=capture,
         )
 
     @property
@@ -246,6 +255,11 @@ class ModelRunner:
     def cores(self) -> tuple[int, ...]:
         """Cores that the threads of a step are bound to, one each; none where they are not."""
         return self._cores
+
+    @property
+    def graphs(self) -> DecodeGraphs | None:
+        """Graphs of decode steps; None where none are captured, and `graph_refusal` says why."""
+        return self._graphs
 
     def execute(self, output: SchedulerOutput) -> ModelRunnerOutput:
         """Run one step; raises as `launch` does."""
@@ -306,9 +320,26 @@ class ModelRunner:
         """Give the KV cache and the network back. Idempotent; `execute` must not follow."""
         if self._transfers is not None:
             self._transfers.close()
+        if self._graphs is not None:
+            self._graphs.close()
         self._kv_caches = ()
         self._states = ()
-        self._network = self._decode = None
+        self._network = self._decode = self._graphs = None
+
+    def _make_graphs(self, network: Network, capture: CaptureStep) -> DecodeGraphs:
+        decode_inputs = bind("decode_inputs", OpRequest(device=self._device.type))
+        layers = (self._group_of_layer, self._kv_caches, self._states)
+        longest = self._config.max_model_len
+        compute = PaddedDecode(network, self._rows, decode_inputs, self._sampler, layers, longest)
+        return DecodeGraphs(
+            compute,
+            self._config.graph_sizes,
+            padding_row=self._config.max_num_seqs,
+            device=self._device,
+            capture=capture,
+            # What adapters change in the network belongs to the thread that runs steps; a CPU has no time beside them.
+            in_background=self._adapters is None and self._device.type == "cuda",
+        )
 
     def _place_adapters(self, output: SchedulerOutput) -> None:
         """Put the adapters of new rows into their slots."""
@@ -347,12 +378,17 @@ class ModelRunner:
         network = self._network
         if network is None:
             raise RuntimeError("the runner is closed")
-        if self._decode is not None and self._is_plain(output):
+        is_plain = (self._decode is not None or self._graphs is not None) and self._is_plain(output)
+        if self._decode is not None and is_plain:
             token_ids = self._decode(output.rows, output.num_computed_tokens)
             if token_ids is not None:
                 sampled = [[token_id] for token_id in token_ids]
                 return _Known(ModelRunnerOutput(step_id=output.step_id, sampled_token_ids=sampled))
         plan = plan_step(output, self._rows)
+        if self._graphs is not None and is_plain:
+            read = self._replay(self._graphs, output, plan)
+            if read is not None:
+                return read
         if self._adapters is not None:
             self._adapters.begin(np.repeat(self._rows.lora_slots[plan.rows], plan.query_lens))
         if plan.num_drafts is not None:
@@ -373,6 +409,32 @@ class ModelRunner:
                 self._adapters.begin_logits(_NOBODY)
             result.draft_token_ids = self._propose(self._drafting, output, plan, features, result)
             return _Known(result)
+        return read
+
+    def _replay(self, graphs: DecodeGraphs, output: SchedulerOutput, plan: HostPlan) -> ReadStep | None:
+        """The step by a graph; None where there is none for it."""
+        draws = not self._sampler.takes_most_likely(output.rows)
+        if draws and not self._sampler.draws_in_one_call:
+            return None
+        if self._adapters is not None:
+            if (self._rows.lora_slots[plan.rows] >= 0).any():
+                return None
+            self._adapters.begin(_NOBODY)
+            self._adapters.begin_logits(_NOBODY)
+        for table in self._rows.block_tables:
+            table.check(plan.rows, plan.ends)
+        tokens = graphs.run(plan.rows, plan.start, draws=draws)
+        if tokens is None:
+            return None
+        self._rows.num_tokens[plan.rows] = plan.ends + 1
+        sampled = SamplerOutput(tokens[0], output.rows, tokens[1])
+        fills, copied = self._rows.fills(output.rows), sampled.begin_read()
+        result = ModelRunnerOutput(step_id=output.step_id, sampled_token_ids=[[] for _ in output.rows])
+
+        def read() -> ModelRunnerOutput:
+            plain_output(output, self._rows, fills, copied(), result, {})
+            return result
+
         return read
 
     def _forward(self, network: Network, batch: ForwardBatch) -> tuple[Tensor, Tensor | None]:

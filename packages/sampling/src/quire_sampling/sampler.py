@@ -67,6 +67,26 @@ class Sampler:
         """The same, and none of these rows draws: only the largest logits matter."""
         return self.only_draws(rows) and self.state.random.isdisjoint(rows)
 
+    @property
+    def draws_in_one_call(self) -> bool:
+        """Whether there is `draw`."""
+        return self._draw is not None
+
+    def draw(self, logits: Tensor, rows: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """What `sample` does for rows that want nothing else (`only_draws`), without a word from the host.
+
+        Args:
+            logits: [N, V] float32.
+            rows: [N] int64 on the device.
+            positions: As in `sample`.
+
+        Returns:
+            Tokens [N] int64 and the largest logits [N] float32, which are not finite where a row has failed.
+        """
+        assert self._draw is not None
+        tokens, peaks = self._draw(logits.contiguous(), rows, positions, self.state.draw_table())
+        return torch.where(peaks.isfinite(), tokens, 0), peaks
+
     def sample(
         self,
         logits: Tensor,

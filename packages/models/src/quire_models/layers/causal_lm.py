@@ -70,6 +70,11 @@ class CausalLM(Network):
         ops = ("decoder_stack", self.lm_head.op)
         return self._run_stack is not None and all(self._scope.choose(op)[0].batch_invariant for op in ops)
 
+    @property
+    def host_lengths(self) -> tuple[str, ...]:
+        """See `Network.host_lengths`."""
+        return super().host_lengths if self._run_stack is None else ("op decoder_stack",)
+
     def finish_loading(self) -> None:
         """Give the loaded parameters to their layers. Once, after all parameters have their tensor."""
         super().finish_loading()

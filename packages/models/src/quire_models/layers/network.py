@@ -16,6 +16,9 @@ from quire_ops import DecodeRows, RunDecode
 
 __all__ = ["Network"]
 
+LAYOUT_OPS = frozenset({"causal_conv1d", "mamba2_scan", "selective_scan", "gated_delta_rule"})
+"""Ops of layers that get a step's layout; attention is bound elsewhere."""
+
 
 class Network:
     """A network on a single device. Not an autograd module: it serves, and no weight asks for gradients."""
@@ -75,6 +78,20 @@ class Network:
     def packs(self) -> dict[str, Packed]:
         """What the checkpoint may bring in the place of several parameters, by its name there."""
         return self._scope.packs
+
+    @property
+    def host_lengths(self) -> tuple[str, ...]:
+        """What in it reads on the host how long sequences are, and keeps decode steps from being captured in a graph;
+        nothing if they can be."""
+        readers = [f"attention backend {self.attention_backend.name}"]
+        if self.attention_backend.abilities.device_lengths:
+            readers.clear()
+        readers += [
+            f"op {backend.op} of backend {backend.name}"
+            for backend in self._scope.chosen
+            if backend.op in LAYOUT_OPS and not backend.device_lengths
+        ]
+        return tuple(dict.fromkeys(readers))
 
     def checkpoint_tensors(self, name: str, tensor: Tensor) -> Iterable[tuple[str, Tensor]]:
         """A tensor of the checkpoint as parameters: renamed, split, transposed; unknown names are passed on."""

@@ -39,6 +39,11 @@ class TransformersLM(Network):
         self._model: Any = None
         self._paged = PagedAttention(config, scope)
 
+    @property
+    def host_lengths(self) -> tuple[str, ...]:
+        """See `Network.host_lengths`: nobody has looked at what its classes do there."""
+        return ("a network of Transformers",)
+
     def load(self, folder: str | Path, *, dummy: bool = False) -> None:
         """Build the network and read its weights.
 

@@ -1,0 +1,139 @@
+"""Whole decode steps made of Triton kernels, by graphs: the tokens of steps that are launched kernel by kernel.
+
+With a GPU the graphs are CUDA's. Without one they are recorded: launches of interpreted kernels, done again with the
+same tensors and numbers. So nothing that differs between steps may come from the host.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+import torch
+from kernels_cuda_support import DEVICE
+
+from quire_interfaces import NewRow, SamplingParams, SchedulerOutput
+from quire_kernels_cuda.ops import backends
+from quire_kv_cache import plan_kv_cache
+from quire_models import ModelConfig, build_model
+from quire_ops import OpRequest, OpTable, builtin_table
+from quire_runner import ModelRunner, RunnerConfig
+from quire_testkit.recorded_graph import record_graph
+
+BLOCK = 16
+PROMPTS = ([5, 6, 7], list(range(11, 22)), [9])
+NETWORK: dict[str, Any] = {
+    "architectures": ["Qwen3ForCausalLM"],
+    "vocab_size": 31,
+    "hidden_size": 16,
+    "intermediate_size": 16,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "head_dim": 16,
+    "max_position_embeddings": 64,
+    "use_sliding_window": True,
+    "sliding_window": 11,
+    "max_window_layers": 1,
+    "tie_word_embeddings": True,
+}
+
+
+def triton_table() -> OpTable:
+    """Triton's kernels before all others, which they are not where they are interpreted."""
+    table = builtin_table()
+    for backend in backends():
+        table.add(dataclasses.replace(backend, priority=10))
+    return table
+
+
+@pytest.fixture(autouse=True)
+def _triton_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    table = triton_table()
+    for place in (
+        "quire_ops.backends",
+        "quire_models.layers.scope",
+        "quire_attention.selection",
+        "quire_runner.runner",
+    ):
+        monkeypatch.setattr(f"{place}.op_table", lambda: table)
+
+
+class Driver:
+    """A runner whose requests never end."""
+
+    def __init__(self, **config: Any) -> None:
+        model = build_model(ModelConfig.from_dict(NETWORK), dtype="float32", device=DEVICE)
+        generator = torch.Generator().manual_seed(3)
+        for parameter in model.parameters:
+            scale = parameter.shape[-1] ** -0.5 * 1.5 if len(parameter.shape) > 1 else 1.0
+            parameter.tensor = (torch.randn(parameter.shape, generator=generator) * scale).to(DEVICE)
+        model.finish_loading()
+        assert not model.host_lengths
+        self.plan = plan_kv_cache(model.config.kv_cache_specs(BLOCK, "float32"), num_blocks=32)
+        config = {"device": DEVICE, "dtype": "float32", "max_num_seqs": 3, "max_model_len": 64, **config}
+        config |= {"cuda_graph_sizes": (2,)}
+        capture = None if DEVICE == "cuda" else record_graph
+        self.runner = ModelRunner.for_model(model, self.plan, RunnerConfig(**config), capture=capture)
+        self.num_tokens: dict[int, int] = {}
+        self.tokens: dict[int, list[int]] = {row: [] for row in range(3)}
+        self._step = 0
+
+    def step(self, rows: list[int]) -> None:
+        """A prompt for each row that is new, one token for the others."""
+        new = [row for row in rows if row not in self.num_tokens]
+        counts = [len(PROMPTS[row]) if row in new else 1 for row in rows]
+        output = SchedulerOutput(
+            step_id=self._step,
+            rows=rows,
+            request_ids=[str(row) for row in rows],
+            num_computed_tokens=[0 if row in new else self.num_tokens[row] - 1 for row in rows],
+            num_scheduled_tokens=counts,
+            samples=[True] * len(rows),
+            total_num_scheduled_tokens=sum(counts),
+            new_rows=[self._new(row) for row in new],
+        )
+        self._step += 1
+        for row, tokens in zip(rows, self.runner.execute(output).sampled_token_ids, strict=True):
+            self.num_tokens[row] = self.num_tokens.get(row, len(PROMPTS[row])) + 1
+            self.tokens[row] += tokens
+        if self.runner.graphs is not None:
+            self.runner.graphs.wait()
+
+    def _new(self, row: int) -> NewRow:
+        ids = list(range(1 + 4 * row, 5 + 4 * row))
+        return NewRow(
+            row=row,
+            request_id=str(row),
+            token_ids=PROMPTS[row],
+            num_prompt_tokens=len(PROMPTS[row]),
+            num_computed_tokens=0,
+            block_ids=tuple([12 * group + block for block in ids] for group in range(len(self.plan.groups))),
+            sampling_params=PARAMS[row],
+            seed=row,
+            stop_token_ids=frozenset(),
+        )
+
+
+STEPS = [[0, 1], [0, 1], [1, 0], [0], [0], [2, 1], [1, 2], [0, 2]]
+PARAMS = (SamplingParams(temperature=0), *2 * [SamplingParams(temperature=1.2)])
+
+
+def test_tokens_are_those_of_eager_steps() -> None:
+    eager, graphs = Driver(enforce_eager=True), Driver()
+    for rows in STEPS:
+        eager.step(rows)
+        graphs.step(rows)
+    assert graphs.tokens == eager.tokens
+    assert eager.runner.graphs is None
+    assert graphs.runner.graphs is not None
+    assert graphs.runner.graphs.failure is None
+    assert set(graphs.runner.graphs.captured) == {(2, True), (2, False)}
+
+
+def test_every_kernel_of_a_step_is_ours() -> None:
+    table = triton_table()
+    request = OpRequest(device=DEVICE, sizes={"head_dim": 16, "queries_per_kv_head": 2})
+    for op in ("decode_inputs", "paged_attention", "draw", "lm_head_argmax", "rms_norm", "write_kv_cache"):
+        assert table.choose(op, request)[0].name == "triton"

@@ -1,0 +1,245 @@
+"""Decode steps by graphs give the tokens of steps kernel by kernel, whatever the batches do.
+
+The graphs are recorded operations on the CPU (`quire_testkit.recorded_graph`): a replay runs no Python of the step.
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from runner_harness import FULL, HYBRID, VOCAB_SIZE, Engine, TinyNetwork, make_request, reference_tokens
+from torch import Tensor
+
+from quire_attention.batch import AttentionMetadata, ForwardBatch
+from quire_interfaces import ConfigError, Request
+from quire_ops import DrawTable, OpBackend, builtin_table, uniform
+from quire_ops.drawing import integer_weights, log2_weights, share_of, target_of
+from quire_runner import RunnerConfig, runner
+from quire_runner.graphs import DecodeGraphs
+from quire_testkit.recorded_graph import record_graph
+
+
+class DeviceNetwork(TinyNetwork):
+    """`TinyNetwork` that reads the lengths of decode steps where a step's numbers are: on the device."""
+
+    host_lengths: tuple[str, ...] = ()
+
+    def forward(self, batch: ForwardBatch) -> Tensor:
+        if self.num_forwards == 0 or max(batch.attention[0].query_lens) > 1:
+            return super().forward(batch)
+        self.num_forwards += 1
+        x = self._embed(batch.input_ids, batch.positions)
+        for layer, window in enumerate(self.windows):
+            cache, metadata = batch.of_layer(layer)
+            query, key, value = self._project(layer, x)
+            size = metadata.block_size
+            cache[metadata.slot_mapping // size, 0, metadata.slot_mapping % size] = key
+            cache[metadata.slot_mapping // size, 1, metadata.slot_mapping % size] = value
+            x = x + attend(query, cache, metadata, window).flatten(1) @ self.out[layer].T
+        return x
+
+
+def attend(query: Tensor, cache: Tensor, metadata: AttentionMetadata, window: int | None) -> Tensor:
+    """Over the whole width of the block tables, as far as the lengths say: [S, H, D]."""
+    found = cache[metadata.block_table.long()].double()  # [S, B, 2, block_size, H, D]
+    place, ends = torch.arange(found.shape[1] * found.shape[3]), metadata.seq_lens.long()[:, None]
+    seen = place < ends
+    if window is not None:
+        seen = seen & (place >= ends - window)
+    keys, values = (torch.where(seen[:, :, None, None], part.flatten(1, 2), 0.0) for part in found.unbind(2))
+    scores = torch.einsum("shd,skhd->shk", query, keys) * query.shape[-1] ** -0.5
+    weights = scores.masked_fill(~seen[:, None], -torch.inf).softmax(-1)
+    return torch.einsum("shk,skhd->shd", weights, values)
+
+
+def draw(logits: Tensor, rows: Tensor, positions: Tensor, table: DrawTable) -> tuple[Tensor, Tensor]:
+    """Op `draw` with a whole sort, without a question to the device."""
+    peaks, greedy = logits.amax(-1), logits.max(-1).indices
+    log2 = log2_weights(logits, peaks, table.sharpness[rows])
+    order = logits.sort(dim=-1, descending=True, stable=True).indices
+    rank = torch.arange(logits.shape[1])
+    passes = (log2.gather(1, order) >= table.min_log2[rows, None]) & (rank < table.top_k[rows, None])
+    weights = torch.where(passes, integer_weights(log2).gather(1, order), 0)
+    before = weights.cumsum(1) - weights
+    kept = torch.where(before < share_of(table.top_p[rows], weights.sum(1))[:, None], weights, 0)
+    cumulative = torch.zeros_like(kept).scatter_(1, order, kept).cumsum(1)
+    u = uniform(table.seeds[rows], positions + 1 - table.num_prompt_tokens[rows])
+    found = (cumulative > target_of(u, cumulative[:, -1])[:, None]).to(torch.int8).argmax(1)
+    return torch.where(table.draws[rows], found, greedy), peaks
+
+
+@pytest.fixture(autouse=True)
+def _draw_with_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The recorder sees what torch does; the compiled kernels for CPUs do without torch."""
+    table = builtin_table()
+    table.add(OpBackend(op="draw", name="sorted", function=draw))
+    monkeypatch.setattr(runner, "op_table", lambda: table)
+
+
+SAMPLING: dict[str, dict[str, Any]] = {
+    "greedy": {},
+    "drawn": {"temperature": 0.8, "top_p": 0.9, "top_k": 12},
+    "log probabilities": {"logprobs": 2},
+}
+
+
+def requests(kinds: list[str], seed: int) -> list[Request]:
+    rng = random.Random(seed)
+    return [
+        make_request(
+            str(i),
+            [rng.randrange(VOCAB_SIZE) for _ in range(rng.randint(1, 14))],
+            max_tokens=rng.randint(3, 16),
+            seed=rng.randrange(1 << 30),
+            **SAMPLING[rng.choice(kinds)],
+        )
+        for i in range(9)
+    ]
+
+
+def run_in_waves(engine: Engine, several: list[Request]) -> None:
+    """Two requests at once, later more: rows come and go, batches grow and shrink."""
+    engine.add(*several[:2])
+    for request in several[2:]:
+        for _ in range(3):
+            engine.step()
+        engine.add(request)
+    engine.run()
+
+
+@pytest.mark.parametrize(("windows", "depth"), [(FULL, 1), (HYBRID, 0)], ids=["full, one ahead", "hybrid"])
+@pytest.mark.parametrize("kinds", [["greedy"], ["drawn"], list(SAMPLING)], ids=["greedy", "drawn", "mixed"])
+def test_tokens_are_those_of_every_request_alone(kinds: list[str], windows: Any, depth: int) -> None:
+    several = requests(kinds, seed=len(kinds) + depth)
+    engine = Engine(
+        DeviceNetwork(windows), capture=record_graph, depth=depth, reads_apart=depth > 0, max_num_seqs=6, num_blocks=60
+    )
+    run_in_waves(engine, several)
+    graphs = engine.runner.graphs
+    assert graphs is not None
+    assert graphs.failure is None
+    sizes = {size for size, _ in graphs.captured}
+    assert len(sizes) >= (3 if len(kinds) == 1 else 2)
+    assert sizes <= {1, 2, 4, 6}
+    for request in several:
+        outcome = engine.outcomes[request.request_id]
+        assert outcome.token_ids == reference_tokens(engine.network, request)
+    engine.close()
+
+
+def test_only_the_first_step_of_a_size_runs_python() -> None:
+    engine = Engine(DeviceNetwork(), capture=record_graph)
+    engine.run(make_request("0", [1, 2, 3], max_tokens=40))
+    # The prompt; the step that first wanted a graph; a step before it is captured, and its capture.
+    assert engine.network.num_forwards == 4
+    engine.run(make_request("1", [4, 5], max_tokens=40))
+    assert engine.network.num_forwards == 5
+    assert len(engine.outcomes["1"].token_ids) == 40
+    engine.close()
+
+
+def test_preempted_requests_find_their_rows() -> None:
+    several = [make_request(str(i), [i, 7, 9], max_tokens=20) for i in range(4)]
+    engine = Engine(
+        DeviceNetwork(), capture=record_graph, num_blocks=16, max_num_seqs=4, max_model_len=32, prefix_caching=False
+    )
+    engine.run(*several)
+    assert engine.runner.graphs is not None
+    assert len(engine.runner.graphs.captured) > 1
+    for request in several:
+        assert engine.outcomes[request.request_id].token_ids == reference_tokens(engine.network, request)
+    engine.close()
+
+
+class BrokenAt20(DeviceNetwork):
+    """Computes NaN for the token at position 20."""
+
+    def _embed(self, token_ids: Tensor, positions: Tensor) -> Tensor:
+        return torch.where(positions[:, None] == 20, torch.nan, super()._embed(token_ids, positions))
+
+
+def test_a_row_that_fails_fails_alone() -> None:
+    engine = Engine(BrokenAt20(), capture=record_graph)
+    short = make_request("short", [5, 6], max_tokens=16)
+    engine.run(short, make_request("long", [1, 2, 3], max_tokens=40))
+    assert engine.runner.graphs is not None
+    assert engine.runner.graphs.captured[0] == (2, False)
+    assert engine.outcomes["short"].token_ids == reference_tokens(engine.network, short)
+    assert "NaN" in (engine.outcomes["long"].error or "")
+    assert len(engine.outcomes["long"].token_ids) == 18
+    engine.close()
+
+
+class Waiting(DeviceNetwork):
+    """Asks the device something in the middle of a step."""
+
+    def forward(self, batch: ForwardBatch) -> Tensor:
+        if max(batch.attention[0].query_lens) == 1 and int(batch.positions.max()) < 0:
+            raise AssertionError
+        return super().forward(batch)
+
+
+def test_what_cannot_be_captured_runs_as_ever(caplog: pytest.LogCaptureFixture) -> None:
+    engine = Engine(Waiting(), capture=record_graph)
+    request = make_request("0", [1, 2, 3], max_tokens=30)
+    engine.run(request)
+    assert engine.outcomes["0"].token_ids == reference_tokens(engine.network, request)
+    graphs = engine.runner.graphs
+    assert graphs is not None
+    assert not graphs.captured
+    assert "waits" in (graphs.failure or "")
+    assert caplog.text.count("cannot be captured") == 1
+    engine.close()
+
+
+@pytest.mark.parametrize(
+    ("network", "settings", "why"),
+    [
+        (TinyNetwork(), {}, "lengths are read on the host by the network"),
+        (DeviceNetwork(), {"enforce_eager": True}, "enforce_eager is set"),
+    ],
+)
+def test_why_nothing_is_captured(network: TinyNetwork, settings: dict[str, Any], why: str) -> None:
+    engine = Engine(network, capture=record_graph, config=settings)
+    assert engine.runner.graphs is None
+    assert engine.runner.graph_refusal == why
+    engine.close()
+
+
+def test_graphs_are_prepared_beside_the_steps() -> None:
+    may_go_on, threads = threading.Event(), []
+
+    def compute(spans: Tensor, *, draws: bool) -> tuple[Tensor, Tensor]:
+        threads.append(threading.current_thread())
+        assert may_go_on.wait(30)
+        return spans[0] * 100 + spans[1], spans[1].float()
+
+    graphs = DecodeGraphs(compute, (4,), padding_row=9, device=torch.device("cpu"), capture=record_graph)
+    rows, starts = np.array([3, 5]), np.array([10, 20])
+    with torch.inference_mode():
+        assert graphs.run(rows, starts, draws=False) is None
+        assert graphs.run(rows, starts, draws=False) is None  # not there yet, and nobody waits
+        may_go_on.set()
+        graphs.wait()
+        first = graphs.run(rows, starts, draws=False)
+        assert graphs.run(rows[:1], starts[:1] + 1, draws=False) is not None
+        assert graphs.run(np.arange(5), np.arange(5), draws=False) is None  # more rows than any graph has
+    assert first is not None
+    assert first[0].tolist() == [310, 520]
+    assert len(threads) == 3
+    assert threads[0] is not threads[1] is threads[2] is threading.current_thread()
+    graphs.close()
+
+
+def test_sizes() -> None:
+    assert RunnerConfig(max_num_seqs=20).graph_sizes == (1, 2, 4, 8, 16, 20)
+    assert RunnerConfig(max_num_seqs=4, cuda_graph_sizes=(3, 64)).graph_sizes == (3, 4)
+    assert RunnerConfig(max_num_seqs=4, enforce_eager=True).graph_sizes == ()
+    assert RunnerConfig(max_num_seqs=1000).graph_sizes[-2:] == (496, 512)
+    with pytest.raises(ConfigError, match="cuda_graph_sizes must be numbers of requests"):
+        RunnerConfig(cuda_graph_sizes=(0,))
