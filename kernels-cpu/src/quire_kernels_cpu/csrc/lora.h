@@ -72,6 +72,8 @@ inline Floats fused(Floats a, Floats b, Floats c) {
     return (Floats)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
 #elif defined(__FMA__)
     return (Floats)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c);
+#elif defined(QUIRE_SVE)
+    return of_sve(svmla_f32_x(all_lanes(), (SveFloats)c, (SveFloats)a, (SveFloats)b));
 #elif defined(__aarch64__)
     return (Floats)vfmaq_f32((float32x4_t)c, (float32x4_t)a, (float32x4_t)b);
 #else

@@ -1,7 +1,7 @@
 // Vectors of the width the instruction set has, and the number formats that tensors come in.
 //
-// Everything here is written for any width with the compiler's vector types, so that AVX2, AVX-512 and NEON share it;
-// intrinsics appear only where the compiler cannot find the instruction itself.
+// Everything here is written for any width with the compiler's vector types, so that AVX2, AVX-512, NEON and SVE share
+// it; intrinsics appear only where the compiler cannot find the instruction itself.
 #pragma once
 
 #include <cmath>
@@ -12,13 +12,17 @@
 #include <immintrin.h>
 #elif defined(__aarch64__)
 #include <arm_neon.h>
+#if defined(__ARM_FEATURE_SVE_BITS) && __ARM_FEATURE_SVE_BITS == 256
+#include <arm_sve.h>
+#define QUIRE_SVE  // vectors of 256 bits, as Neoverse V1 has them; those of 128 bits gain nothing over NEON
+#endif
 #endif
 
 namespace quire {
 
 #if defined(__AVX512F__)
 constexpr int kLanes = 16;
-#elif defined(__AVX2__)
+#elif defined(__AVX2__) || defined(QUIRE_SVE)
 constexpr int kLanes = 8;
 #else
 constexpr int kLanes = 4;
@@ -55,6 +59,14 @@ inline float to_float(Float16 x) {
 #endif
 }
 
+#if defined(QUIRE_SVE)
+typedef svfloat32_t SveFloats __attribute__((arm_sve_vector_bits(256)));
+typedef svuint32_t SveWords __attribute__((arm_sve_vector_bits(256)));
+inline Floats of_sve(svfloat32_t v) { return (Floats)(SveFloats)v; }
+inline Words of_sve(svuint32_t v) { return (Words)(SveWords)v; }
+inline svbool_t all_lanes() { return svptrue_b32(); }
+#endif
+
 inline Floats load(const float* from) {
     Floats v;
     std::memcpy(&v, from, sizeof v);
@@ -78,11 +90,19 @@ inline Halves narrowed(Words w) {
 #endif
 }
 inline Floats load(const BFloat16* from) {
+#if defined(QUIRE_SVE)
+    return (Floats)(of_sve(svld1uh_u32(all_lanes(), &from->bits)) << 16);
+#else
     Halves h;
     std::memcpy(&h, from, sizeof h);
     return (Floats)(widened(h) << 16);
+#endif
 }
 inline Floats load(const Float16* from) {
+#if defined(QUIRE_SVE)
+    const svuint32_t h = svld1uh_u32(all_lanes(), &from->bits);
+    return of_sve(svcvt_f32_f16_x(all_lanes(), svreinterpret_f16_u32(h)));
+#else
     Halves h;
     std::memcpy(&h, from, sizeof h);
 #if defined(__AVX512F__)
@@ -92,10 +112,13 @@ inline Floats load(const Float16* from) {
 #else
     return (Floats)_mm256_cvtph_ps((__m128i)h);
 #endif
+#endif
 }
 
 inline Floats load(const int8_t* from) {
-#if defined(__aarch64__)
+#if defined(QUIRE_SVE)
+    return of_sve(svcvt_f32_s32_x(all_lanes(), svld1sb_s32(all_lanes(), from)));
+#elif defined(__aarch64__)
     // gcc would widen these four bytes one by one.
     int32_t word;
     std::memcpy(&word, from, sizeof word);
@@ -121,6 +144,8 @@ inline Floats load(const Float8* from) {
     const Words code = (Words)_mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from)));
 #elif defined(__AVX2__)
     const Words code = (Words)_mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(from)));
+#elif defined(QUIRE_SVE)
+    const Words code = of_sve(svld1ub_u32(all_lanes(), &from->bits));
 #else
     uint8_t bytes __attribute__((vector_size(kLanes)));
     std::memcpy(&bytes, from, sizeof bytes);
@@ -149,6 +174,10 @@ inline void store(BFloat16* to, Floats v) {
     std::memcpy(to, &h, sizeof h);
 }
 inline void store(Float16* to, Floats v) {
+#if defined(QUIRE_SVE)
+    const svfloat16_t h = svcvt_f16_f32_x(all_lanes(), (SveFloats)v);
+    svst1h_u32(all_lanes(), &to->bits, svreinterpret_u32_f16(h));
+#else
     constexpr int kNearest = 0;  // to even, as everywhere
 #if defined(__AVX512F__)
     const __m256i h = _mm512_cvtps_ph((__m512)v, kNearest);
@@ -159,6 +188,7 @@ inline void store(Float16* to, Floats v) {
     const __m128i h = _mm256_cvtps_ph((__m256)v, kNearest);
 #endif
     std::memcpy(to, &h, sizeof h);
+#endif
 }
 inline void store_one(float* to, float x) { *to = x; }
 inline void store_one(BFloat16* to, float x) {
