@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cache, partial
 from importlib import import_module
 from inspect import signature
 from typing import Any
@@ -17,9 +17,9 @@ from typing import Any
 import torch
 
 from quire_interfaces import ConfigError
-from quire_kernels_cuda.availability import is_interpreted, unavailable
+from quire_kernels_cuda.availability import is_interpreted, unavailable, why_no_triton
 from quire_kernels_cuda.platform import NVIDIA, Platform
-from quire_ops import OpBackend, OpFunction, SizeRule
+from quire_ops import KernelBuilder, OpBackend, OpFunction, SizeRule
 
 __all__ = ["SERVED", "Served", "backends", "op_backends"]
 
@@ -78,15 +78,25 @@ SERVED = (
 
 def backends() -> list[OpBackend]:
     """The entry point of group `quire.ops`."""
-    return op_backends("triton", NVIDIA, unavailable())
+    return op_backends("triton", NVIDIA, unavailable(), builder=_nvidia_builder())
 
 
-def op_backends(name: str, platform: Platform, reason: str | None) -> list[OpBackend]:
+@cache
+def _nvidia_builder() -> KernelBuilder | None:
+    from quire_kernels_cuda.builder import TritonBuilder  # which asks for these backends in its turn
+
+    return None if why_no_triton() or is_interpreted() else TritonBuilder("triton", NVIDIA)
+
+
+def op_backends(
+    name: str, platform: Platform, reason: str | None, *, builder: KernelBuilder | None = None
+) -> list[OpBackend]:
     """Every served op as a backend.
 
     Args:
         name: Of the backends.
         reason: Why nothing can work in this process, or None.
+        builder: Builds their kernels ahead of time.
     """
     return [
         OpBackend(
@@ -101,6 +111,7 @@ def op_backends(name: str, platform: Platform, reason: str | None) -> list[OpBac
             cache_dtypes=served.cache_dtypes,
             batch_invariant=served.batch_invariant,
             device_lengths=served.device_lengths,
+            builder=builder,
             unavailable=reason,
         )
         for served in SERVED

@@ -5,7 +5,8 @@ The kernels' source is the same for all vendors; a `Platform` is what differs.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache
 
@@ -13,7 +14,7 @@ import torch
 
 from quire_kernels_cuda.targets import NVIDIA_TARGETS, Target, nvidia_target
 
-__all__ = ["NVIDIA", "LaunchConfig", "Platform"]
+__all__ = ["NVIDIA", "LaunchConfig", "Platform", "num_multiprocessors", "pretending"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,10 +43,38 @@ class Platform:
         return self.tuned.get((kernel, target.name, size), otherwise)
 
 
-@cache
+_pretended: list[Target] = []
+
+
+@contextmanager
+def pretending(target: Target) -> Iterator[None]:
+    """Within it, every device of this process is taken for a GPU of this target: for finding out what it would run."""
+    _pretended.append(target)
+    try:
+        yield
+    finally:
+        _pretended.pop()
+
+
+def num_multiprocessors(device: torch.device) -> int:
+    """Of what is no GPU: few where kernels are interpreted, many where they are only recorded."""
+    if _pretended:
+        return _pretended[-1].multiprocessors
+    if device.type != "cuda":
+        return 128 if device.type == "meta" else 4
+    return int(torch.cuda.get_device_properties(device).multi_processor_count)
+
+
 def _nvidia_target_of(device: torch.device) -> Target:
+    if _pretended:
+        return _pretended[-1]
     if device.type == "cpu":
         return NVIDIA_TARGETS["sm_90"]
+    return _target_of_gpu(device)
+
+
+@cache
+def _target_of_gpu(device: torch.device) -> Target:
     return nvidia_target(torch.cuda.get_device_capability(device))
 
 

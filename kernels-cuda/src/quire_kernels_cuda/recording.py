@@ -14,9 +14,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-__all__ = ["Build", "recording"]
+__all__ = ["POINTERS", "Build", "recording"]
 
-_POINTERS = {
+POINTERS = {
     torch.float64: "*fp64",
     torch.float32: "*fp32",
     torch.float16: "*fp16",
@@ -30,6 +30,7 @@ _POINTERS = {
     torch.int32: "*i32",
     torch.int64: "*i64",
 }
+"""What pointers to elements of a dtype are to Triton."""
 _OPTIONS = {"num_warps": 4, "num_stages": 3, "enable_fp_fusion": True}
 """What a launch is made with, and Triton's values where it does not say."""
 
@@ -104,8 +105,12 @@ def _build(kernel: Any, label: str, args: tuple[Any, ...], kwargs: dict[str, Any
 def _type(value: Any, *, fixed: bool) -> tuple[str, bool]:
     """Triton's type of an argument, and whether it is a multiple of 16. fixed: nothing is told from its value."""
     if isinstance(value, Tensor):
-        begins = value.storage_offset() * value.itemsize if value.is_meta else value.data_ptr()
-        return _POINTERS[value.dtype], begins % 16 == 0 and not fixed
+        from torch._subclasses.fake_tensor import FakeTensor  # where nothing is recorded, nobody needs it
+
+        # Memory that is not there yet will begin at a multiple of 512 bytes.
+        has_none = value.is_meta or isinstance(value, FakeTensor)
+        begins = value.storage_offset() * value.itemsize if has_none else value.data_ptr()
+        return POINTERS[value.dtype], begins % 16 == 0 and not fixed
     if value is None:
         return "constexpr", False
     if isinstance(value, bool):

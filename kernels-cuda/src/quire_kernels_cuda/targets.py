@@ -26,11 +26,13 @@ class Target:
     """Shared memory that one block of threads can have."""
     registers: int
     """Vector registers of 32 bits that one thread can have, accumulation registers included."""
+    multiprocessors: int = 128
+    """Of a usual GPU of this kind: how work is divided where there is none to ask."""
     has_fp8: bool
     """Whether it converts numbers of float8_e4m3fn and float8_e5m2 itself."""
 
 
-def _nvidia(capability: int, shared_kib: int) -> Target:
+def _nvidia(capability: int, shared_kib: int, multiprocessors: int = 128) -> Target:
     return Target(
         name=f"sm_{capability}",
         vendor="cuda",
@@ -38,13 +40,20 @@ def _nvidia(capability: int, shared_kib: int) -> Target:
         warp_size=32,
         shared_memory_bytes=shared_kib * 1024,
         registers=255,
+        multiprocessors=multiprocessors,
         has_fp8=capability >= 89,
     )
 
 
 NVIDIA_TARGETS: dict[str, Target] = {
     target.name: target
-    for target in (_nvidia(80, 163), _nvidia(89, 99), _nvidia(90, 227), _nvidia(100, 227), _nvidia(120, 99))
+    for target in (
+        _nvidia(80, 163, 108),
+        _nvidia(89, 99, 142),
+        _nvidia(90, 227, 132),
+        _nvidia(100, 227, 148),
+        _nvidia(120, 99, 170),
+    )
 }
 """Shared memory of a block: CUDA C++ Programming Guide, technical specifications per compute capability."""
 

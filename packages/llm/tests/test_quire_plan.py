@@ -6,6 +6,7 @@ import resource
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -56,6 +57,18 @@ def test_qwen3_06b_ledger() -> None:
 def test_plans_for_a_device_that_is_not_there_are_refused() -> None:
     with pytest.raises(ConfigError, match="finds no device 'xpu:7' here; use --device cpu"):
         make_plan(QuireConfig.of(device="xpu:7"), big_model())
+
+
+def test_graphs_are_planned_where_there_are_any() -> None:
+    def graphs(**settings: Any) -> int:
+        plan = make_plan(QuireConfig.of(max_model_len=4096, **settings), big_model(), free_bytes=100 * GB)
+        return plan.ledger_bytes.get("graphs", 0)
+
+    assert graphs() == graphs(device="cuda", enforce_eager=True) == 0
+    few, many = graphs(device="cuda", max_num_seqs=8), graphs(device="cuda", max_num_seqs=256)
+    # At least the logits of as many rows, in float32, and never more than a fifth of what weights take.
+    assert 8 * 151_936 * 4 < few < many < 1.2 * GB
+    assert many > 256 * 151_936 * 4
 
 
 def test_a_tier_on_disk_takes_its_copies() -> None:

@@ -79,6 +79,13 @@ def test_all_names_are_there_from_the_start(prefix: str) -> None:
     assert value(metrics, f"{prefix}:cache_config_info", block_size="16", num_gpu_blocks="100") == 1
 
 
+def test_compilations_are_counted_by_kernel() -> None:
+    metrics = EngineMetrics()
+    metrics.on_step(1, SchedulerStats(jit_compilations_total={"attend_tiles": 2, "draw_kernel": 1}))
+    assert value(metrics, "quire:jit_compilations_total", kernel="attend_tiles") == 2
+    assert value(metrics, "quire:jit_compilations_total", kernel="draw_kernel") == 1
+
+
 def test_statistics_become_gauges_and_counters() -> None:
     metrics = EngineMetrics()
     stats = SchedulerStats(

@@ -100,6 +100,29 @@ def run_plan(arguments: list[str]) -> int:
     return print_plan(QuireConfig(**built), as_json=args.as_json)
 
 
+@command("compile-kernels", "compile a model's kernels for a kind of GPU, which need not be here")
+def run_compile_kernels(arguments: list[str]) -> int:
+    from pathlib import Path
+
+    from quire.config import QuireConfig
+
+    parser = _Parser(
+        "quire compile-kernels",
+        usage="quire compile-kernels [MODEL] --target TARGET --out FOLDER [--flag value ...]",
+        allow_abbrev=False,
+    )
+    parser.add_argument("MODEL", nargs="?", help="checkpoint folder or hub name (default: the demo model)")
+    parser.add_argument("--target", required=True, help="kind of GPU, e.g. sm_90")
+    parser.add_argument("--out", required=True, metavar="FOLDER", help="for --kernel-cache; may hold some already")
+    parser.add_argument("--jobs", type=int, metavar="N", help="processes (default: one for each core)")
+    built, _, args = settings_from(parser, arguments, QuireConfig.sections())
+    from quire.kernel_list import compile_kernels
+
+    found = compile_kernels(QuireConfig(**built), args.target, Path(args.out), num_processes=args.jobs)
+    print(f"{found['kernels']} kernels for {args.target} in {args.out}, {found['compiled']} of them compiled now")
+    return 0
+
+
 @command("eval", "measure a model's perplexity on a text, before and after quantization")
 def run_eval(arguments: list[str]) -> int:
     from quire.config import QuireConfig

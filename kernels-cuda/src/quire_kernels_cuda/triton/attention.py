@@ -7,7 +7,7 @@ tile and its keys may be divided among several programs; the others (prompts and
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from functools import cache, partial
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -15,7 +15,7 @@ import triton
 from torch import Tensor
 
 from quire_kernels_cuda.builds import Calls, NetworkShape
-from quire_kernels_cuda.platform import NVIDIA, LaunchConfig, Platform
+from quire_kernels_cuda.platform import NVIDIA, LaunchConfig, Platform, num_multiprocessors
 from quire_kernels_cuda.targets import Target
 from quire_kernels_cuda.triton.attention_kernels import attend_tiles, combine_splits
 from quire_ops import CACHE_TORCH_DTYPES, PagedLayout, kv_cache_shape
@@ -265,11 +265,8 @@ def _num_splits(call: _Call, programs: int, keys_per_step: int) -> int:
     return 1 << max(wanted, 1).bit_length() - 1
 
 
-@cache
 def _num_processors(device: torch.device) -> int:
-    if device.type in PROCESSORS:
-        return PROCESSORS[device.type]
-    return int(torch.cuda.get_device_properties(device).multi_processor_count)
+    return PROCESSORS.get(device.type) or num_multiprocessors(device)
 
 
 def _padded(size: int) -> int:

@@ -18,7 +18,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from quire_kernels_cuda.platform import NVIDIA, Platform
+from quire_kernels_cuda.platform import NVIDIA, Platform, num_multiprocessors
 from quire_kernels_cuda.targets import Target
 from quire_ops.grouped import group_size_of
 
@@ -28,7 +28,6 @@ __all__ = [
     "add_splits_kernel",
     "choose_tile",
     "matmul_kernel",
-    "num_multiprocessors",
     "run_matmul",
     "tile_sum",
     "weight_tile",
@@ -269,10 +268,3 @@ def run_matmul(
             NUM_SPLITS=splits, HAS_SCALE=scales_outputs, HAS_BIAS=bias is not None, BLOCK=1024, num_warps=4,
         )  # fmt: skip
     return out
-
-
-def num_multiprocessors(device: torch.device) -> int:
-    """Of what is no GPU: few where kernels are interpreted, many where they are only recorded."""
-    if device.type != "cuda":
-        return 128 if device.type == "meta" else 4
-    return int(torch.cuda.get_device_properties(device).multi_processor_count)

@@ -49,6 +49,8 @@ class EngineParts:
     scheduler's rules. Closed with the core."""
     adapters: AdapterStore | None = None
     """Adapters that requests may choose; None where they may not. Belongs to one of the gates."""
+    add_stats: Callable[[SchedulerStats], None] | None = None
+    """Adds what the executor's side counts."""
     check_integrity: Callable[[], None] | None = None
     """Raises when the bookkeeping of the parts contradicts itself; for tests and debugging."""
 
@@ -159,6 +161,8 @@ class EngineCore:
         stats = self._scheduler.stats()
         for gate in self.parts.gates:
             gate.add_stats(stats)
+        if self.parts.add_stats is not None:
+            self.parts.add_stats(stats)
         return stats
 
     def pause(self, state: PauseState) -> None:

@@ -169,6 +169,8 @@ class SchedulerStats:
     grammar_compile_counts_total: list[int] = field(default_factory=list)
     """Compiles per bucket of `GRAMMAR_COMPILE_BOUNDS_S`; the last one has no bound. Empty without structured output."""
     grammar_compile_seconds_total: float = 0.0
+    jit_compilations_total: dict[str, int] = field(default_factory=dict)
+    """Name of a kernel -> how often it was compiled after the start, while requests waited."""
     num_adapters_running: int = 0
     """Adapters that running requests use."""
     num_adapter_slots: int = 0

@@ -7,6 +7,7 @@ see what an engine is made of; `examples/assemble_your_own.py` does the same by 
 from __future__ import annotations
 
 import dataclasses
+import logging
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -18,7 +19,7 @@ from quire.draft_plan import DraftPlan
 from quire.kv_tier import check_tier, open_tier, start_digest
 from quire.plan import MemoryPlan, format_bytes, make_plan
 from quire_engine import EngineInfo, EngineParts
-from quire_interfaces import GrammarBackend, LogitsProcessor, Tokenizer
+from quire_interfaces import GrammarBackend, LogitsProcessor, SchedulerStats, Tokenizer
 from quire_kv_cache import KVCacheManager
 from quire_kv_transfer import DiskTier
 from quire_models.config import ModelConfig
@@ -35,6 +36,8 @@ if TYPE_CHECKING:
     from quire_runner import ModelRunner
 
 __all__ = ["FACTORY", "build_grammar_gate", "build_parts", "build_renderer", "engine_factory", "model_folder"]
+
+_logger = logging.getLogger(__name__)
 
 FACTORY = "quire.assemble:engine_factory"
 """What the engine process calls."""
@@ -120,6 +123,7 @@ def build_parts(
     from quire_runner import ModelRunner, RunnerExecutor
     from quire_sampling import SamplingConfig
 
+    _use_kernels(config)
     imported = time.perf_counter()
     digest = start_digest(config, folder) if config.kv_transfer.kv_disk_path else None
     network = load_model(
@@ -188,7 +192,36 @@ def build_parts(
         gates=(gate, adapters),
         adapters=store,
         check_integrity=allocator.check_integrity,
+        add_stats=_watch_kernels(runner) if config.runner.device.startswith("cuda") else None,
     )
+
+
+def _use_kernels(config: QuireConfig) -> None:
+    """Let every package that compiles kernels look into the configured folder first."""
+    if config.runner.kernel_cache is not None:
+        from quire_ops import kernel_builders
+
+        for builder in kernel_builders():
+            builder.use(Path(config.runner.kernel_cache))
+
+
+def _watch_kernels(runner: ModelRunner) -> Callable[[SchedulerStats], None]:
+    """Have everything compiled that steps need, then count what is compiled nevertheless."""
+    from quire_ops import kernel_builders
+
+    try:
+        runner.rehearse()
+    except Exception:
+        _logger.exception("the rehearsal of steps failed; kernels are compiled when they are first needed")
+    builders = kernel_builders()
+    for builder in builders:
+        builder.count_compilations()
+
+    def add_stats(stats: SchedulerStats) -> None:
+        for builder in builders:
+            stats.jit_compilations_total |= builder.count_compilations()
+
+    return add_stats
 
 
 def _load_draft(config: QuireConfig, draft: DraftPlan) -> Network:

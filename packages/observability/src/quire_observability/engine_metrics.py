@@ -238,6 +238,8 @@ class EngineMetrics(Collector):
         positions = ((str(index), count) for index, count in enumerate(stats.num_accepted_tokens_per_pos_total))
         text = "Drafts whose token at this position, from 0, was accepted."
         yield self._labelled("spec_decode_num_accepted_tokens_per_pos", text, "position", positions)
+        text = "Kernels compiled while serving, which should have been there."
+        yield self._labelled("jit_compilations", text, "kernel", stats.jit_compilations_total.items())
         if stats.num_adapter_slots:
             yield from self._adapters(stats)
         if stats.grammar_compile_counts_total:

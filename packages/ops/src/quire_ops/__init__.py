@@ -1,11 +1,12 @@
 """Every tensor op: typed signature, torch reference, backend table."""
 
-from quire_ops.backends import ENTRY_POINT_GROUP, bind, builtin_table, op_report, op_table
+from quire_ops.backends import ENTRY_POINT_GROUP, bind, builtin_table, kernel_builders, op_report, op_table
 from quire_ops.declarations import OPS, PagedLayout, kv_cache_shape
 from quire_ops.decode_step import DecodeNetwork, DecodeRows, RunDecode
 from quire_ops.decoder_stack import DecoderLayerWeights, DecoderStack, LinearWeights, RunDecoder
 from quire_ops.drawing import Draw, DrawTable
 from quire_ops.fused_moe import EXPERT_ACTIVATIONS, Experts, RunExperts
+from quire_ops.kernel_builds import KernelBuilder
 from quire_ops.kv_format import CACHE_TORCH_DTYPES
 from quire_ops.lora import LoraTokens, LoraWeights
 from quire_ops.rng import uniform
@@ -29,6 +30,7 @@ __all__ = [
     "DrawTable",
     "Experts",
     "GroupInputs",
+    "KernelBuilder",
     "LinearWeights",
     "LoraTokens",
     "LoraWeights",
@@ -49,6 +51,7 @@ __all__ = [
     "builtin_table",
     "copy_to_host",
     "fill_on_device",
+    "kernel_builders",
     "kv_cache_shape",
     "op_report",
     "op_table",

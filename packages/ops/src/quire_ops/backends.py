@@ -6,7 +6,8 @@ returns `OpBackend` records. What cannot work on this machine is still returned,
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import cache
 from importlib.metadata import entry_points
 from types import ModuleType
@@ -29,11 +30,20 @@ from quire_ops.decode_step import reference_decode_step
 from quire_ops.decoder_stack import reference_decoder_stack
 from quire_ops.drawing import reference_draw
 from quire_ops.fused_moe import reference_fused_moe
+from quire_ops.kernel_builds import KernelBuilder
 from quire_ops.recurrent import RECURRENT_OPS
 from quire_ops.table import OpBackend, OpChoice, OpFunction, OpRequest, OpTable, SizeRule
 from quire_ops.torch_moe import torch_fused_moe
 
-__all__ = ["ENTRY_POINT_GROUP", "bind", "builtin_table", "op_report", "op_table"]
+__all__ = [
+    "ENTRY_POINT_GROUP",
+    "bind",
+    "builtin_table",
+    "kernel_builders",
+    "op_report",
+    "op_table",
+    "replaced_backends",
+]
 
 ENTRY_POINT_GROUP = "quire.ops"
 
@@ -76,13 +86,43 @@ def builtin_table() -> OpTable:
     return table
 
 
-@cache
 def op_table() -> OpTable:
     """The table of this process: the backends of this package and those of every installed package.
 
     Raises:
         ConfigError: An installed package's entry point cannot be loaded; the message names it.
     """
+    return _pretended[-1] if _pretended else _installed_table()
+
+
+_pretended: list[OpTable] = []
+
+
+@contextmanager
+def replaced_backends(backends: Iterable[OpBackend]) -> Iterator[None]:
+    """Within it, the table of this process has these backends in the place of those of the same op and name: for asking
+    what would serve on another machine than this one."""
+    new = {(backend.op, backend.name): backend for backend in backends}
+    table = OpTable(OPS)
+    for op in OPS:
+        for backend in op_table().backends(op.name):
+            table.add(new.get((op.name, backend.name), backend))
+    _pretended.append(table)
+    try:
+        yield
+    finally:
+        _pretended.pop()
+
+
+def kernel_builders() -> tuple[KernelBuilder, ...]:
+    """What builds kernels ahead of time, of all installed packages."""
+    table = op_table()
+    found = [backend.builder for op in table.ops for backend in table.backends(op.name)]
+    return tuple({id(builder): builder for builder in found if builder is not None}.values())
+
+
+@cache
+def _installed_table() -> OpTable:
     table = builtin_table()
     for entry_point in entry_points(group=ENTRY_POINT_GROUP):
         try:

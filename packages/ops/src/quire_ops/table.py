@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import torch
 
 from quire_interfaces import ConfigError
+from quire_ops.kernel_builds import KernelBuilder
 
 __all__ = ["Op", "OpBackend", "OpChoice", "OpFunction", "OpRequest", "OpTable", "SizeRule"]
 
@@ -73,6 +74,8 @@ class OpBackend:
     device_lengths: bool = False
     """Of an op that gets a `PagedLayout`: what it launches depends on the layout's shapes, on `query_lens`, and on
     `kv_lens` as bounds; how long sequences are it reads on the device. So a graph that was captured stays right."""
+    builder: KernelBuilder | None = None
+    """Builds this package's kernels ahead of time; None where there is nothing to build."""
     unavailable: str | None = None
     """Why the backend cannot work in this process at all (a missing compiler, library or instruction set)."""
 

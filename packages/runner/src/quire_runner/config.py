@@ -66,6 +66,9 @@ class RunnerConfig(Settings):
         unit="requests",
         check=_sizes_complaint,
     )
+    kernel_cache: str | None = setting(
+        None, help="Folder of kernels compiled ahead of time (quire compile-kernels); what it lacks is compiled here."
+    )
     logits_chunk_tokens: int = setting(
         256,
         help="Prompt positions whose logits are computed at once for prompt_logprobs; bounds their memory.",

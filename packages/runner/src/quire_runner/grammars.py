@@ -43,7 +43,7 @@ class RowGrammars:
         self._num_words = -(-vocab_size // 32)
         self._device = device
         self._matchers: dict[int, GrammarMatcher] = {}
-        self._copies = torch.cuda.Stream(device) if device.type == "cuda" else None
+        self._copies: torch.cuda.Stream | None = None
         self._buffer = torch.zeros(0, self._num_words, dtype=torch.int32)
         self._words: list[memoryview] = []
 
@@ -152,15 +152,17 @@ class RowGrammars:
         if num_rows <= len(self._words):
             return
         self._buffer = torch.zeros(
-            2 * num_rows, self._num_words, dtype=torch.int32, pin_memory=self._copies is not None
+            2 * num_rows, self._num_words, dtype=torch.int32, pin_memory=self._device.type == "cuda"
         )
         self._words = [memoryview(row) for row in self._buffer.numpy()]  # type: ignore[arg-type]
 
     def _to_device(self, num_masks: int) -> Tensor:
         """The first masks, copied beside the computation where there is a device to copy to."""
         masks = self._buffer[:num_masks]
-        if self._copies is None:
+        if self._device.type != "cuda":
             return masks
+        if self._copies is None:
+            self._copies = torch.cuda.Stream(self._device)
         current = torch.cuda.current_stream(self._device)
         with torch.cuda.stream(self._copies):
             copied = masks.to(self._device, non_blocking=True)

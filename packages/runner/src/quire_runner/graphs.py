@@ -147,6 +147,12 @@ class DecodeGraphs:
         # The next step may write over them before they have been read.
         return token_ids[: len(rows)].clone(), peaks[: len(rows)].clone()
 
+    def rehearse(self) -> None:
+        """Run the step of every size once on padding, each way: what it needs is there from then on."""
+        for size in self._sizes:
+            for draws in (False, True):
+                self._warm_up(_Key(size, draws))
+
     def wait(self) -> None:
         """Wait until everything is prepared that steps have wanted so far; for tools and tests."""
         wait(self._prepared.values())

@@ -10,6 +10,7 @@ Shape legend: T tokens, S entries (sequences), N logit rows of this step.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,10 +18,10 @@ from torch import Tensor
 
 from quire_attention.batch import AttentionMetadata, ForwardBatch
 from quire_interfaces.step import SchedulerOutput
-from quire_ops import OpFunction, to_device
+from quire_ops import OpFunction, StepInputs, to_device
 from quire_runner.rows import Rows
 
-__all__ = ["HostPlan", "LogitRows", "forward_batch", "plan_step", "write_drafts"]
+__all__ = ["HostPlan", "Layers", "LogitRows", "forward_batch", "make_batch", "plan_step", "write_drafts"]
 
 Ints = NDArray[np.int64]
 
@@ -181,7 +182,22 @@ def forward_batch(
     for table in rows.block_tables:
         table.check(plan.rows, plan.ends)
     inputs = step_inputs(rows.token_ids, rows.row_tables, plan.rows, plan.start, plan.ends)
-    kv_lens = plan.ends.tolist()
+    layers = Layers(group_of_layer, kv_caches, states)
+    return make_batch(inputs, rows, layers, plan.query_lens, plan.ends.tolist())
+
+
+class Layers(NamedTuple):
+    """What every batch of a runner has: see `ForwardBatch`."""
+
+    group_of_layer: tuple[int, ...]
+    kv_caches: tuple[Tensor, ...]
+    states: tuple[tuple[Tensor, ...], ...] = ()
+
+
+def make_batch(
+    inputs: StepInputs, rows: Rows, layers: Layers, query_lens: list[int], kv_lens: list[int]
+) -> ForwardBatch:
+    """A batch from what op `step_inputs` or `decode_inputs` gathered; the lists are those of its metadata."""
     return ForwardBatch(
         input_ids=inputs.input_ids,
         positions=inputs.positions,
@@ -192,12 +208,12 @@ def forward_batch(
                 block_table=group.block_table,
                 slot_mapping=group.slot_mapping,
                 block_size=table.block_size,
-                query_lens=plan.query_lens,
+                query_lens=query_lens,
                 kv_lens=kv_lens,
             )
             for group, table in zip(inputs.groups, rows.block_tables, strict=True)
         ),
-        group_of_layer=group_of_layer,
-        kv_caches=kv_caches,
-        states=states,
+        group_of_layer=layers.group_of_layer,
+        kv_caches=layers.kv_caches,
+        states=layers.states,
     )

@@ -10,11 +10,13 @@ from __future__ import annotations
 
 from typing import Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from quire_attention.batch import AttentionMetadata, ForwardBatch
-from quire_ops import OpFunction
+from quire_attention.batch import ForwardBatch
+from quire_ops import OpFunction, to_device
+from quire_runner.inputs import Layers, make_batch
 from quire_runner.rows import Rows
 from quire_sampling import Sampler
 
@@ -37,7 +39,7 @@ class PaddedDecode:
         rows: Where its sequences are.
         decode_inputs: Op `decode_inputs`.
         sampler: Draws.
-        layers: `group_of_layer`, `kv_caches` and `states` of the batches.
+        layers: What every batch has.
         longest: Tokens of the longest sequence that there may be.
     """
 
@@ -47,7 +49,7 @@ class PaddedDecode:
         rows: Rows,
         decode_inputs: OpFunction,
         sampler: Sampler,
-        layers: tuple[tuple[int, ...], tuple[Tensor, ...], tuple[tuple[Tensor, ...], ...]],
+        layers: Layers,
         longest: int,
     ) -> None:
         self._network = network
@@ -59,38 +61,33 @@ class PaddedDecode:
 
     def __call__(self, spans: Tensor, *, draws: bool) -> tuple[Tensor, Tensor]:
         """See `ComputeStep`."""
-        batch = self._batch(spans)
+        rows, size = self._rows, spans.shape[1]
+        inputs = self._decode_inputs(rows.token_ids, rows.row_tables, spans)
+        batch = make_batch(inputs, rows, self._layers, [1] * size, [self._longest] * size)  # lengths: a bound
         hidden = self._network.forward(batch)
         if draws:
             logits = self._network.compute_logits(hidden)
             token_ids, peaks = self._sampler.draw(logits, spans[0], batch.positions)
         else:
             token_ids, peaks = self._network.most_likely(hidden)
-        rows = self._rows
         places = torch.add(spans[2], spans[0], alpha=rows.row_len)
         rows.token_ids.view(-1).index_copy_(0, places, token_ids.to(torch.int32))
         return token_ids, peaks
 
-    def _batch(self, spans: Tensor) -> ForwardBatch:
-        rows, size = self._rows, spans.shape[1]
-        inputs = self._decode_inputs(rows.token_ids, rows.row_tables, spans)
-        group_of_layer, kv_caches, states = self._layers
-        return ForwardBatch(
-            input_ids=inputs.input_ids,
-            positions=inputs.positions,
-            attention=tuple(
-                AttentionMetadata(
-                    query_start_loc=inputs.query_start_loc,
-                    seq_lens=inputs.seq_lens,
-                    block_table=group.block_table,
-                    slot_mapping=group.slot_mapping,
-                    block_size=table.block_size,
-                    query_lens=[1] * size,
-                    kv_lens=[self._longest] * size,  # a bound
-                )
-                for group, table in zip(inputs.groups, rows.block_tables, strict=True)
-            ),
-            group_of_layer=group_of_layer,
-            kv_caches=kv_caches,
-            states=states,
-        )
+    def rehearse_prompt(self, step_inputs: OpFunction, query_lens: list[int], num_computed: int) -> None:
+        """Run a step of sequences, all of them padding, with every kernel that a prompt needs.
+
+        Args:
+            step_inputs: The op.
+            query_lens: Tokens of each sequence.
+            num_computed: Tokens before them.
+        """
+        ends = np.array(query_lens) + num_computed
+        rows = np.full(len(ends), self._rows.num_tokens.shape[0] - 1)
+        inputs = step_inputs(self._rows.token_ids, self._rows.row_tables, rows, np.full_like(ends, num_computed), ends)
+        batch = make_batch(inputs, self._rows, self._layers, query_lens, ends.tolist())
+        hidden = self._network.forward(batch)[: len(query_lens)].clone()
+        self._network.most_likely(hidden)
+        if self._sampler.draws_in_one_call:
+            first = inputs.positions[: len(query_lens)].clone()
+            self._sampler.draw(self._network.compute_logits(hidden), to_device(rows, first.device), first)

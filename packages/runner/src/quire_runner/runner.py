@@ -37,7 +37,7 @@ from quire_runner.drafting import DraftStep, RowDrafter, TextDrafting
 from quire_runner.grammars import RowGrammars
 from quire_runner.graph_choice import choose_capture
 from quire_runner.graphs import CaptureStep, DecodeGraphs
-from quire_runner.inputs import HostPlan, forward_batch, plan_step, write_drafts
+from quire_runner.inputs import HostPlan, Layers, forward_batch, plan_step, write_drafts
 from quire_runner.kv_cache import CacheShape, allocate_kv_caches, layer_states
 from quire_runner.output import plain_output, verified_output, without_entries
 from quire_runner.padded_decode import PaddedDecode
@@ -57,6 +57,8 @@ logits; a tap that keeps them must copy. Logits n say what follows the token at 
 
 ReadStep = Callable[[], ModelRunnerOutput]
 """Waits for the results of a step."""
+REHEARSED_PROMPTS = ([1], [2], [3], [5], [9], [16], [33], [64], [100], [129], [512], [16, 1], [2, 3])
+"""Tokens of each sequence of steps that differ in how their work is cut."""
 _NOBODY = np.empty(0, dtype=np.int32)
 
 MakeTransferWorker = Callable[[BlockMemory], KVTransferWorker]
@@ -261,6 +263,19 @@ class ModelRunner:
         """Graphs of decode steps; None where none are captured, and `graph_refusal` says why."""
         return self._graphs
 
+    @torch.inference_mode()
+    def rehearse(self) -> None:
+        """Run steps of many sizes on padding, where decode steps are captured: what they need to have compiled is there
+        when the first request comes. Before the first step."""
+        if self._graphs is None:
+            return
+        self._graphs.rehearse()
+        most = min(self._config.max_num_batched_tokens, self._config.max_model_len)
+        for query_lens in (*REHEARSED_PROMPTS, [most]):
+            if sum(query_lens) <= most:
+                for num_computed in {0, self._config.max_model_len - max(query_lens)}:
+                    self._padded.rehearse_prompt(self._step_inputs, query_lens, num_computed)
+
     def execute(self, output: SchedulerOutput) -> ModelRunnerOutput:
         """Run one step; raises as `launch` does."""
         result = self.launch(output)()
@@ -328,11 +343,11 @@ class ModelRunner:
 
     def _make_graphs(self, network: Network, capture: CaptureStep) -> DecodeGraphs:
         decode_inputs = bind("decode_inputs", OpRequest(device=self._device.type))
-        layers = (self._group_of_layer, self._kv_caches, self._states)
+        layers = Layers(self._group_of_layer, self._kv_caches, self._states)
         longest = self._config.max_model_len
-        compute = PaddedDecode(network, self._rows, decode_inputs, self._sampler, layers, longest)
+        self._padded = PaddedDecode(network, self._rows, decode_inputs, self._sampler, layers, longest)
         return DecodeGraphs(
-            compute,
+            self._padded,
             self._config.graph_sizes,
             padding_row=self._config.max_num_seqs,
             device=self._device,

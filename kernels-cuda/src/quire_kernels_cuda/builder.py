@@ -1,0 +1,141 @@
+"""`KernelBuilder` of the Triton kernels: records what a network launches, compiles it into a folder, reads folders."""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
+from dataclasses import replace
+from importlib import import_module
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+from quire_interfaces import ConfigError
+from quire_kernels_cuda.kernel_folder import read_manifest, reading_class, seal, writing_class
+from quire_kernels_cuda.launch_build import build_as_launched, driver_of
+from quire_kernels_cuda.platform import Platform, pretending
+from quire_kernels_cuda.recording import Build, recording
+from quire_kernels_cuda.targets import Target
+from quire_ops.backends import replaced_backends
+
+__all__ = ["TritonBuilder"]
+
+_logger = logging.getLogger(__name__)
+
+
+class TritonBuilder:
+    """See `KernelBuilder`.
+
+    Args:
+        name: Of the backends.
+        platform: Whose GPUs they run on.
+    """
+
+    def __init__(self, name: str, platform: Platform) -> None:
+        self._name = name
+        self._platform = platform
+        self._counts: Counter[str] | None = None
+
+    @property
+    def targets(self) -> tuple[str, ...]:
+        """See `KernelBuilder`."""
+        return tuple(self._platform.targets)
+
+    @contextmanager
+    def recording(self, target: str) -> Iterator[list[Build]]:
+        """See `KernelBuilder`."""
+        from quire_kernels_cuda.ops import op_backends
+
+        found = self._target(target)
+        backends = op_backends(self._name, self._platform, None)
+        with pretending(found), recording("") as builds, replaced_backends(backends):
+            yield builds
+
+    def build(self, kernels: Sequence[Build], target: str, folder: Path, *, num_processes: int) -> int:
+        """See `KernelBuilder`. Raises RuntimeError where a kernel does not compile."""
+        found = self._target(target)
+        folder.mkdir(parents=True, exist_ok=True)
+        if num_processes == 1:
+            num_new = _build_part([_named(build) for build in kernels], found, folder)
+            seal(folder, target)
+            return num_new
+        parts = [[_named(build) for build in kernels[first::num_processes]] for first in range(num_processes)]
+        with ProcessPoolExecutor(num_processes, mp_context=get_context("spawn")) as pool:
+            futures = [pool.submit(_build_part, part, found, folder) for part in parts]
+            num_new = sum(future.result() for future in futures)
+        seal(folder, target)
+        return num_new
+
+    def use(self, folder: Path) -> None:
+        """See `KernelBuilder`."""
+        import triton
+
+        written_by = read_manifest(folder)["triton"]
+        if written_by != triton.__version__:
+            raise ConfigError(
+                f"the kernels in {folder} were compiled by Triton {written_by}, of which Triton {triton.__version__} "
+                "finds none; compile them with this version, or leave --kernel-cache out",
+                field="kernel_cache",
+            )
+        triton.knobs.cache.manager_class = reading_class(folder)
+
+    def count_compilations(self) -> Mapping[str, int]:
+        """See `KernelBuilder`."""
+        if self._counts is None:
+            import triton
+
+            self._counts = counts = Counter()
+            before = triton.knobs.compilation.listener
+
+            def listen(*, src: Any, cache_hit: bool, **more: Any) -> None:
+                if before is not None:
+                    before(src=src, cache_hit=cache_hit, **more)
+                if not cache_hit:
+                    counts[src.name] += 1
+                    _logger.error(
+                        "kernel %s was compiled while serving, which made requests wait; quire compile-kernels makes a "
+                        "folder for --kernel-cache that has it",
+                        src.name,
+                    )
+
+            triton.knobs.compilation.listener = listen
+        return dict(self._counts)
+
+    def _target(self, name: str) -> Target:
+        if name not in self._platform.targets:
+            raise ConfigError(
+                f"there is no target {name!r}; choose one of {', '.join(self._platform.targets)}", field="target"
+            )
+        return self._platform.targets[name]
+
+
+def _named(build: Build) -> Build:
+    """The same with the kernel's name in the place of the kernel, which other processes cannot be sent."""
+    return replace(build, kernel=f"{build.kernel.fn.__module__}:{build.kernel.fn.__name__}")
+
+
+def _build_part(builds: list[Build], target: Target, folder: Path) -> int:
+    """How many were new."""
+    import triton
+
+    num_new = 0
+
+    def listen(*, cache_hit: bool, **_: Any) -> None:
+        nonlocal num_new
+        num_new += not cache_hit
+
+    with driver_of(target), triton.knobs.cache.scope(), triton.knobs.compilation.scope():
+        triton.knobs.cache.manager_class = writing_class(folder)
+        triton.knobs.compilation.store_binary_only = True
+        triton.knobs.compilation.listener = listen
+        for build in builds:
+            module, _, name = build.kernel.partition(":")
+            try:
+                build_as_launched(replace(build, kernel=getattr(import_module(module), name)))
+            except Exception as error:
+                what = f"{name} does not compile for {target.name}"
+                raise RuntimeError(f"{what}: {type(error).__name__}: {error}") from None
+    return num_new

@@ -1,0 +1,104 @@
+"""Which kernels a model launches on a GPU that need not be here, found by running its steps on tensors without memory.
+
+Nothing is listed by hand: the network is built as ever, on fake tensors of device "cuda", and the runner rehearses.
+Imports torch.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from pathlib import Path
+from typing import Any
+
+from quire.assemble import model_folder
+from quire.config import QuireConfig
+from quire.plan import make_plan
+from quire_interfaces import ConfigError
+from quire_kv_cache import plan_kv_cache
+from quire_models.config import ModelConfig
+from quire_ops import KernelBuilder, kernel_builders
+
+__all__ = ["compile_kernels", "record_kernels"]
+
+ENOUGH_BYTES = 1 << 60
+NUM_BLOCKS = 1 << 16
+"""Of the KV cache that is not there; kernels do not depend on it."""
+
+
+def compile_kernels(
+    config: QuireConfig, target: str, folder: Path, *, num_processes: int | None = None
+) -> dict[str, int]:
+    """Compile what a model launches into a folder for --kernel-cache.
+
+    Args:
+        config: The model, and how it will be served: dtypes, lengths, sizes.
+        target: Kind of GPU, e.g. "sm_90".
+        folder: New, or one that this has made; what it has already is not compiled again.
+
+    Returns:
+        "kernels" that are needed and "compiled" of them.
+
+    Raises:
+        ConfigError: there is no such target, or no package that compiles for it.
+    """
+    builder = _builder(target)
+    kernels = record_kernels(config, builder, target)
+    processes = num_processes or os.cpu_count() or 1
+    compiled = builder.build(kernels, target, folder, num_processes=processes)
+    return {"kernels": len(kernels), "compiled": compiled}
+
+
+def record_kernels(config: QuireConfig, builder: KernelBuilder, target: str) -> list[Any]:
+    """What the model launches on this target, each kernel once, as the builder records it."""
+    import torch
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    from quire_models import load_model
+    from quire_runner import ModelRunner
+
+    runner_settings = dataclasses.replace(config.runner, device="cuda", enforce_eager=False)
+    config = dataclasses.replace(config, runner=runner_settings)
+    folder = model_folder(config)
+    model = ModelConfig.from_path(folder)
+    plan = make_plan(config, model, folder=folder, free_bytes=ENOUGH_BYTES)
+    with torch.inference_mode(), builder.recording(target) as kernels, FakeTensorMode(allow_non_fake_inputs=True):
+        network = load_model(
+            model,
+            folder,
+            dtype=plan.dtype,
+            device="cuda",
+            linear_method=plan.linear_method,
+            attention_backend=config.model.attention_backend,
+            kv_cache_dtype=plan.kv_cache_dtype,
+            load_format="dummy",
+        )
+        if readers := network.host_lengths:
+            raise ConfigError(f"the kernels of this model cannot be listed: lengths are read by {', '.join(readers)}")
+        specs = model.kv_cache_specs(plan.block_size, plan.kv_cache_dtype)
+        scheduler = config.scheduler
+        settings = dataclasses.replace(
+            config.runner, dtype=plan.dtype, max_model_len=plan.max_model_len, max_num_seqs=scheduler.max_num_seqs,
+            max_num_batched_tokens=scheduler.max_num_batched_tokens,
+        )  # fmt: skip
+        cache = plan_kv_cache(specs, num_blocks=NUM_BLOCKS)
+        runner = ModelRunner.for_model(network, cache, settings, capture=_nothing_is_captured)
+        runner.rehearse()
+    return kernels
+
+
+def _builder(target: str) -> KernelBuilder:
+    builders = kernel_builders()
+    for builder in builders:
+        if target in builder.targets:
+            return builder
+    choices = ", ".join(name for builder in builders for name in builder.targets)
+    raise ConfigError(
+        f"nothing here compiles kernels for {target!r}; "
+        + (f"choose one of {choices}" if choices else "install quire-kernels-cuda with Triton"),
+        field="target",
+    )
+
+
+def _nothing_is_captured(step: Any) -> Any:
+    raise NotImplementedError("steps are only rehearsed")
