@@ -134,14 +134,14 @@ def lm_head_argmax(x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def int8_linear(x: Tensor, weight: Tensor, scale: Tensor, bias: Tensor | None, *, wide: bool = False) -> Tensor:
-    """Op `int8_linear`. With AMX the tokens become fixed-point numbers of 15 bits, see `csrc/activations.h`."""
+    """Op `int8_linear`. Tokens in bfloat16 become fixed-point numbers of 15 bits, see `csrc/activations.h`."""
     return _linear(x, weight, bias, scale, wide=wide)
 
 
 def w8a8_linear(
     x: Tensor, weight: Tensor, scale: Tensor, input_scale: Tensor, bias: Tensor | None, *, wide: bool = False
 ) -> Tensor:
-    """Op `w8a8_linear`: with AMX by int8 tiles, exactly; otherwise whole numbers in float32, exact below 2^24."""
+    """Op `w8a8_linear`: whole numbers by int8 tiles or by vectors of 16 bits, exact within 512 inputs at least."""
     return _linear(x, weight, bias, scale, input_scale=input_scale, wide=wide)
 
 

@@ -1,11 +1,13 @@
 // The tokens of a step in the forms in which the matrix kernels read them.
 //
-// float32 rows, for dot products of vectors. Pairs of bfloat16, interleaved 16 tokens at a time: the second operand of
-// AMX. Quads of int8, for weights in int8: each token is a fixed-point number of 15 bits, kept as two columns of int8,
-// value = scale * (128 high + low), so that int8 tiles multiply it exactly; its rounding is 2^-15 of the token's
-// largest element, which is finer than bfloat16's own where it counts. Bytes: the same two parts as rows of int8, 8
-// tokens together, which are AMX's first operand where int4 weights are its second. Columns: tokens rounded to int8
-// (w8a8), interleaved as the second operand; where there is no AMX, rows hold these whole numbers in float32.
+// Rows, for dot products of vectors: float32; split, where of every 2 * kLanes inputs the even ones come before the odd
+// ones, as a shift and a mask give those of bfloat16; or words of 16 bits, for weights in int8. Pairs of bfloat16,
+// interleaved 16 tokens at a time: the second operand of AMX. Quads of int8, for weights in int8: each token is a
+// fixed-point number of 15 bits, kept as two columns of int8, value = scale * (128 high + low), so that int8 tiles multiply
+// it exactly (words hold it whole); its rounding is 2^-15 of the token's largest element, which is finer than bfloat16's
+// own where it counts. Bytes: the same two parts as rows of int8, 8 tokens together, which are AMX's first operand where
+// int4 weights are its second. Columns: tokens rounded to int8 (w8a8), interleaved as the second operand; where there is
+// no AMX, words hold them.
 #pragma once
 
 #include <algorithm>
@@ -18,7 +20,7 @@
 
 namespace quire {
 
-enum class Form { rows, pairs, quads, bytes, columns };
+enum class Form { rows, split_rows, words, pairs, quads, bytes, columns };
 
 struct Activations {
     void* data = nullptr;
@@ -28,19 +30,34 @@ struct Activations {
     float* sums = nullptr;    // of every 32 inputs, [tiles][2][cols / 32][16 columns]; quads for groups only
     int32_t* group_sums = nullptr;  // see `eight_sums`; bytes only
     bool int8 = false;  // w8a8: tokens are rounded to int8
-    float step = 0.0f;  // the step then; 0: each token has its own, its largest magnitude / 127
+    float step = 0.0f;  // the step then; 0: each token has its own, of its largest magnitude
 
     int64_t tiles() const { return (tokens + kTile - 1) / kTile; }
+    // Whether tile registers multiply it.
+    bool tiled() const { return form != Form::rows && form != Form::split_rows && form != Form::words; }
     // Rows are whole pieces, with zeros behind.
     int64_t row_stride() const { return (cols + kGroupPiece - 1) / kGroupPiece * kGroupPiece; }
     // Whether a token's form depends on all of its inputs.
-    bool takes_whole_tokens() const { return int8 || form == Form::quads || form == Form::bytes; }
+    bool takes_whole_tokens() const { return int8 || form == Form::words || form == Form::quads || form == Form::bytes; }
     int64_t bytes() const {
-        if (form == Form::rows) return tokens * row_stride() * 4;
+        if (!tiled()) return tokens * row_stride() * (form == Form::words ? 2 : 4);
         if (form == Form::columns) return tiles() * kTile * cols;
         return tiles() * kTile * (form == Form::bytes ? row_stride() : cols) * 2;
     }
     float* row(int64_t token) const { return static_cast<float*>(data) + token * row_stride(); }
+    int16_t* words(int64_t token) const { return static_cast<int16_t*>(data) + token * row_stride(); }
+    // Where in a row an input is.
+    int64_t place(int64_t col) const {
+        if (form == Form::rows) return col;
+        const int64_t within = col % (2 * kLanes);
+        return col - within + within / 2 + within % 2 * kLanes;
+    }
+    // Zeros behind the inputs of rows that are written input by input.
+    void clear_ends() const {
+        if (form != Form::rows && form != Form::split_rows) return;
+        const int64_t begin = form == Form::rows ? cols : cols / (2 * kLanes) * (2 * kLanes);
+        for (int64_t t = 0; t < tokens; ++t) std::fill(row(t) + begin, row(t) + row_stride(), 0.0f);
+    }
     // [cols / 2][16 tokens]
     uint32_t* pairs(int64_t tile) const { return static_cast<uint32_t*>(data) + tile * (cols / 2) * kTile; }
     // [cols / 4][16 tokens]
@@ -71,15 +88,17 @@ template <typename T>
 Form form_for(int64_t cols, Coding coding) {
 #ifdef QUIRE_AMX
     if (std::is_same_v<T, BFloat16> && tiles_granted) {
-        if (coding == Coding::group_int4) return cols % kLanes ? Form::rows : Form::bytes;
-        if (coding == Coding::w8a8) return cols % 64 ? Form::rows : Form::columns;
         const bool pairs = coding == Coding::plain || coding == Coding::group_fp8;
-        return cols % (pairs ? 32 : 64) ? Form::rows : pairs ? Form::pairs : Form::quads;
+        if (coding == Coding::group_int4 && cols % kLanes == 0) return Form::bytes;
+        if (coding == Coding::w8a8 && cols % 64 == 0) return Form::columns;
+        if (coding != Coding::group_int4 && coding != Coding::w8a8 && cols % (pairs ? 32 : 64) == 0)
+            return pairs ? Form::pairs : Form::quads;
     }
 #endif
     (void)cols;
-    (void)coding;
-    return Form::rows;
+    if (coding == Coding::w8a8) return Form::words;
+    if (!std::is_same_v<T, BFloat16>) return Form::rows;
+    return coding == Coding::int8 ? Form::words : coding == Coding::plain ? Form::split_rows : Form::rows;
 }
 
 // Where a layer's activations keep their memory.
@@ -97,47 +116,48 @@ Activations make_activations(int64_t tokens, int64_t cols, Coding coding, Activa
     x.cols = cols;
     x.form = form_for<T>(cols, coding);
     x.data = buffers.data.get<char>(x.bytes());
-    if (x.form == Form::rows && cols < x.row_stride())
-        for (int64_t t = 0; t < tokens; ++t) std::fill(x.row(t) + cols, x.row(t) + x.row_stride(), 0.0f);
+    x.clear_ends();
     if (!x.takes_whole_tokens()) return x;
     x.scales = buffers.scales.get<float>(x.tiles() * kTile);
     if (coding >= Coding::group_int4) x.set_sums(buffers.sums.get<float>(x.num_sums()));
     return x;
 }
 
-// The step of a token in int8, and its inverse; a token with something that is no number gets such a step. Where the
-// inverse is not finite, the token becomes zeros.
+// The step of a token in whole numbers up to `most`, and its inverse; a token with something that is no number gets such a
+// step. Where the inverse is not finite, the token becomes zeros.
 struct TokenStep {
     float step, inverse;
 };
+constexpr float kInt8Most = 127.0f, kFixedMost = 127.0f * 128.0f;  // w8a8, and fixed-point numbers of 15 bits
 template <typename T>
-inline TokenStep step_of(const T* from, int64_t cols, float given) {
-    Ints most = {};  // magnitudes in the order of their bits, in which those of NaN come last
+inline TokenStep step_of(const T* from, int64_t cols, float most, float given) {
+    Ints top = {};  // magnitudes in the order of their bits, in which those of NaN come last
     for (int64_t k = 0; k < cols; k += kLanes) {
         const int rest = static_cast<int>(std::min<int64_t>(kLanes, cols - k));
         const Ints bits = (Ints)(rest == kLanes ? load(from + k) : load_first(from + k, rest)) & 0x7fffffff;
-        most = bits > most ? bits : most;
+        top = bits > top ? bits : top;
     }
     int32_t largest_bits = 0;
-    for (int i = 0; i < kLanes; ++i) largest_bits = std::max(largest_bits, most[i]);
+    for (int i = 0; i < kLanes; ++i) largest_bits = std::max(largest_bits, top[i]);
     float largest;
     std::memcpy(&largest, &largest_bits, 4);
     if (!(largest < INFINITY)) return {NAN, 0.0f};
     if (given > 0.0f) return {given, 1.0f / given};
-    const float inverse = 127.0f / largest;
-    return {largest / 127.0f, inverse < INFINITY ? inverse : 0.0f};
+    const float inverse = most / largest;
+    return {largest / most, inverse < INFINITY ? inverse : 0.0f};
 }
 
-// One token as whole numbers of int8, in float32; returns its step.
+// One token as whole numbers in words, up to `most` in magnitude and zeros behind; returns its step.
 template <typename T>
-inline float round_row(const T* from, int64_t cols, float given, float* to) {
-    const TokenStep of = step_of(from, cols, given);
+inline float set_words(const T* from, const Activations& x, float most, int16_t* to) {
+    const TokenStep of = step_of(from, x.cols, most, x.step);
     constexpr float kWhole = 12582912.0f;  // 1.5 * 2^23: numbers this large are whole, rounded to nearest even
-    for (int64_t k = 0; k < cols; k += kLanes) {
-        const int rest = static_cast<int>(std::min<int64_t>(kLanes, cols - k));
-        Floats x = (rest == kLanes ? load(from + k) : load_first(from + k, rest)) * of.inverse;
-        x = x > 127.0f ? splat(127.0f) : (x < -128.0f ? splat(-128.0f) : x);
-        store_first(to + k, (x + kWhole) - kWhole, rest);
+    for (int64_t k = 0; k < x.row_stride(); k += kLanes) {
+        const int rest = static_cast<int>(std::clamp<int64_t>(x.cols - k, 0, kLanes));
+        Floats v = (rest == kLanes ? load(from + k) : load_first(from + k, rest)) * of.inverse;
+        v = v > most ? splat(most) : (v < -most - 1.0f ? splat(-most - 1.0f) : v);
+        const Halves h = narrowed((Words)__builtin_convertvector((v + kWhole) - kWhole, Ints));
+        std::memcpy(to + k, &h, sizeof h);
     }
     return of.step;
 }
@@ -149,7 +169,7 @@ inline void set_columns(const Activations& x, int64_t tile, const BFloat16* cons
     char* rounded_rows = buffer.get<char>(kTile * x.cols);
     for (int i = 0; i < kTile; ++i) {
         char* to = rounded_rows + i * x.cols;
-        const TokenStep of = rows[i] ? step_of(rows[i], x.cols, x.step) : TokenStep{0.0f, 0.0f};
+        const TokenStep of = rows[i] ? step_of(rows[i], x.cols, kInt8Most, x.step) : TokenStep{0.0f, 0.0f};
         x.scales[tile * kTile + i] = of.step;
         if (!rows[i]) {
             std::memset(to, 0, x.cols);
@@ -181,8 +201,7 @@ inline float split_token(const BFloat16* from, int64_t cols, char* high, char* l
     float largest = 0.0f;
     for (int i = 0; i < kLanes; ++i) largest = most[i] > largest || most[i] != most[i] ? most[i] : largest;
     const bool is_number = largest < INFINITY;
-    constexpr float kSteps = 127 * 128;
-    const Floats inverse = splat(is_number && largest > 0.0f ? kSteps / largest : 0.0f);
+    const Floats inverse = splat(is_number && largest > 0.0f ? kFixedMost / largest : 0.0f);
     __m512i sum = _mm512_setzero_si512();
     for (int64_t k = 0; k < cols; k += kLanes) {
         const Floats x = is_number ? load(from + k) : Floats{};
@@ -198,7 +217,7 @@ inline float split_token(const BFloat16* from, int64_t cols, char* high, char* l
         sums[k / 32] = _mm512_reduce_add_epi32(sum);
         sum = _mm512_setzero_si512();
     }
-    return is_number ? largest / kSteps : NAN;
+    return is_number ? largest / kFixedMost : NAN;
 }
 
 inline void set_bytes(const Activations& x, int64_t tile, const BFloat16* const rows[kTile]) {
@@ -247,6 +266,19 @@ inline void set_quads(const Activations& x, int64_t tile, const BFloat16* const 
 }
 #endif
 
+// The even inputs of every 2 * kLanes, then the odd ones.
+inline void split_row(const BFloat16* from, int64_t cols, float* to) {
+    constexpr int64_t kStep = 2 * kLanes;
+    for (int64_t k = 0; k < cols; k += kStep) {
+        BFloat16 padded[kStep] = {};
+        const bool whole = k + kStep <= cols;
+        if (!whole) std::memcpy(padded, from + k, (cols - k) * sizeof *from);
+        const BFloat16* const step = whole ? from + k : padded;
+        store(to + k, even_numbers(step));
+        store(to + k + kLanes, odd_numbers(step));
+    }
+}
+
 // Tokens [16 tile, 16 tile + 16) into their place: columns [first_col, first_col + num_cols), all of them where whole tokens are taken.
 // rows: where each token is, null where there is none.
 template <typename T>
@@ -274,12 +306,19 @@ void set_tile(const Activations& x, int64_t tile, const T* const rows[kTile], in
     }
 #endif
     for (int i = 0; i < kTile && rows[i]; ++i) {
-        if (x.int8) {
-            x.scales[tile * kTile + i] = round_row(rows[i], x.cols, x.step, x.row(tile * kTile + i));
+        const int64_t token = tile * kTile + i;
+        if (x.form == Form::words) {
+            x.scales[token] = set_words(rows[i], x, x.int8 ? kInt8Most : kFixedMost, x.words(token));
             continue;
         }
-        float* to = x.row(tile * kTile + i) + first_col;
-        const T* from = rows[i] + first_col;
+        float* const to = x.row(token) + first_col;
+        const T* const from = rows[i] + first_col;
+        if constexpr (std::is_same_v<T, BFloat16>) {
+            if (x.form == Form::split_rows) {
+                split_row(from, num_cols, to);
+                continue;
+            }
+        }
         int64_t k = 0;
         for (; k + kLanes <= num_cols; k += kLanes) store(to + k, load(from + k));
         for (; k < num_cols; ++k) to[k] = to_float(from[k]);

@@ -94,10 +94,16 @@ struct ToActivated {
             for (int t = 0; t < kTile; t += kLanes) {
                 const Floats gate = finished(gate_up[0], row + i, load(&sums.at[0][i][t]));
                 const Floats up = finished(gate_up[1], row + i, load(&sums.at[1][i][t]));
-                store(&value[i][t], gated(kind, gate, up, limit));
+                store(&value[i][t], rounded(gated(kind, gate, up, limit), T{}));
             }
         }
         const int64_t tokens = std::min<int64_t>(kTile, to.tokens - tile * kTile);
+#if defined(__AVX2__) && !defined(__AVX512F__)
+        if (count == kTile) {
+            store_transposed(value, row, tile, tokens);
+            return;
+        }
+#endif
         if (to.takes_whole_tokens()) {  // `set_all` follows
             for (int64_t t = 0; t < tokens; ++t)
                 for (int i = 0; i < count; ++i) store_one(rows + (tile * kTile + t) * to.cols + row + i, value[i][t]);
@@ -113,10 +119,31 @@ struct ToActivated {
             return;
         }
 #endif
-        for (int64_t t = 0; t < tokens; ++t)
-            for (int i = 0; i < count; ++i)
-                to.row(tile * kTile + t)[row + i] = rounded(splat(value[i][t]), T{})[0];
+        for (int64_t t = 0; t < tokens; ++t) {
+            float* const token = to.row(tile * kTile + t);
+            for (int i = 0; i < count; ++i) token[to.place(row + i)] = value[i][t];
+        }
     }
+
+#if defined(__AVX2__) && !defined(__AVX512F__)
+    void store_transposed(const float value[kTile][kTile], int64_t row, int64_t tile, int64_t tokens) const {
+        const bool split = to.form == Form::split_rows;
+        for (int part = 0; part < 2; ++part)
+            for (int64_t first = 0; first < tokens; first += kLanes) {
+                Floats r[kLanes];
+                for (int i = 0; i < kLanes; ++i) r[i] = load(&value[split ? 2 * i + part : part * kLanes + i][first]);
+                transpose(r);
+                for (int64_t t = first; t < std::min(tokens, first + kLanes); ++t) {
+                    const int64_t token = tile * kTile + t, col = row + part * kLanes;
+                    if (to.takes_whole_tokens()) {
+                        store(rows + token * to.cols + col, r[t - first]);
+                    } else {
+                        store(to.row(token) + col, r[t - first]);
+                    }
+                }
+            }
+    }
+#endif
 };
 
 }  // namespace quire

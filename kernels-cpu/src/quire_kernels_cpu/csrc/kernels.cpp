@@ -457,9 +457,11 @@ int64_t quire_read(const void* data, int64_t bytes) {
         const char* from = static_cast<const char*>(data);
         quire::Ints seen[4] = {};
         for (int64_t i = mine.begin; i < mine.end; ++i) {
-            quire::Ints v[4];
-            std::memcpy(v, from + i * kRun, sizeof v);
-            for (int j = 0; j < 4; ++j) seen[j] ^= v[j];
+            for (int j = 0; j < 4; ++j) {
+                quire::Ints v;  // one by one: gcc would copy an array by way of the stack
+                std::memcpy(&v, from + i * kRun + j * sizeof v, sizeof v);
+                seen[j] ^= v;
+            }
         }
         total += (seen[0] ^ seen[1] ^ seen[2] ^ seen[3])[0];
     }

@@ -62,7 +62,7 @@ void largest_op(const T* x, const Matrix<T>& matrix, int64_t* ids, float* peaks,
 #pragma omp parallel
     {
         static thread_local LinearScratch scratch;
-        const HeldTiles tiles(packed.form != Form::rows);
+        const HeldTiles tiles(packed.tiled());
         Claimer claimer(claims);
         const int64_t begin = omp_get_thread_num() * width;
         std::fill_n(all_values + begin, width, -std::numeric_limits<float>::infinity());

@@ -5,13 +5,14 @@
 // order that depends neither on the number of tokens nor on the place of a token among them.
 //
 // With AMX the weight, in bfloat16 or int8, is the first operand, whose rows are read where they are; the tokens, which
-// are few, are the second, which has to be interleaved. Otherwise a sum is a vectorised dot product.
+// are few, are the second, which has to be interleaved. Otherwise sums are dot products by vectors (`dots.h`).
 #pragma once
 
 #include <algorithm>
 #include <type_traits>
 
 #include "activations.h"
+#include "dots.h"
 #include "group_tiles.h"
 #include "groups.h"
 #include "team.h"
@@ -23,46 +24,7 @@ namespace quire {
 
 // Tiles of tokens whose sums wait while a strip's weights are in the core's cache.
 constexpr int64_t kBlockTiles = 32;
-
-template <typename W>
-void dot_strip(const Half half[2], int64_t cols, const Activations& x, int64_t tile, Sums& sums) {
-    constexpr int kRows = 4, kTokens = kLanes == 8 ? 2 : 4;  // AVX2 has half as many registers
-    const int64_t whole = cols / kLanes * kLanes;
-    const int rest = static_cast<int>(cols - whole);
-    const int num_tokens = static_cast<int>(std::min<int64_t>(kTile, x.tokens - tile * kTile));
-    for (int h = 0; h < 2; ++h) {
-        for (int n = 0; n < half[h].count; n += kRows) {
-            const W* w[kRows];
-            for (int i = 0; i < kRows; ++i)
-                w[i] = reinterpret_cast<const W*>(half[h].data) + std::min(n + i, half[h].count - 1) * cols;
-            for (int t = 0; t < num_tokens; t += kTokens) {
-                const float* token[kTokens];
-                for (int j = 0; j < kTokens; ++j) token[j] = x.row(tile * kTile + std::min(t + j, num_tokens - 1));
-                Floats acc[kRows][kTokens] = {};
-                for (int64_t k = 0; k < whole; k += kLanes) {
-                    Floats xs[kTokens];
-                    for (int j = 0; j < kTokens; ++j) xs[j] = load(token[j] + k);
-                    for (int i = 0; i < kRows; ++i) {
-                        const Floats ws = load(w[i] + k);
-                        for (int j = 0; j < kTokens; ++j) acc[i][j] += ws * xs[j];
-                    }
-                }
-                for (int i = 0; i < kRows; ++i)
-                    for (int j = 0; j < kTokens; ++j) {
-                        if (rest) acc[i][j] += load_first(w[i] + whole, rest) * load_first(token[j] + whole, rest);
-                        if (n + i < kTile && t + j < kTile) sums.at[h][n + i][t + j] = sum(acc[i][j]);
-                    }
-            }
-        }
-    }
-}
-
-// Sums of whole numbers times the tokens' steps; what stands for no token is never read.
-inline void scale_tokens(const float* steps, Sums& sums) {
-    for (int h = 0; h < 2; ++h)
-        for (int n = 0; n < kTile; ++n)
-            for (int t = 0; t < kTile; t += kLanes) store(&sums.at[h][n][t], load(&sums.at[h][n][t]) * load(steps + t));
-}
+constexpr int64_t kRowsRoom = 1 << 17;  // where vectors multiply, as numbers of 16 bits
 
 #ifdef QUIRE_AMX
 
@@ -237,7 +199,7 @@ void linear(const Strips<T>& strips, const Activations& x, LinearScratch& scratc
             Epilogue&& epilogue, const Strips<T>* following = nullptr) {
     const int64_t row_bytes = strips.row_bytes(), num_tiles = x.tiles(), num_strips = strips.count();
     // Tokens whose form for tiles stays in the second-level cache, with int4 beside a strip that is unpacked there.
-    const int64_t room = x.form == Form::bytes ? 1 << 19 : 1 << 20;
+    const int64_t room = x.form == Form::bytes ? 1 << 19 : x.tiled() ? 1 << 20 : kRowsRoom;
     const int64_t block = std::clamp<int64_t>(room / (x.cols * 2 * kTile) / 2 * 2, 2, kBlockTiles);
     const int64_t count = (num_tiles + block - 1) / block * num_strips;
     Sums* sums = scratch.sums.get<Sums>(std::min(num_tiles, block));
@@ -252,7 +214,7 @@ void linear(const Strips<T>& strips, const Activations& x, LinearScratch& scratc
         strips.locate(item % num_strips, matrix, row);
         strips.halves(matrix, row, half);
 #ifdef QUIRE_AMX
-        if (x.form != Form::rows) {
+        if (x.tiled()) {
             const bool quads = x.form == Form::quads, grouped = strips.coding() >= Coding::group_int4;
             const int64_t steps = grouped ? (x.cols + kGroupPiece - 1) / kGroupPiece
                                   : quads ? x.cols / 64 * (last - first)
@@ -285,21 +247,22 @@ void linear(const Strips<T>& strips, const Activations& x, LinearScratch& scratc
             continue;
         }
 #endif
-        for (int64_t tile = first; tile < last; ++tile) {
-            if (strips.coding() == Coding::plain) {
-                dot_strip<T>(half, x.cols, x, tile, sums[0]);
-            } else if (strips.coding() == Coding::int8) {
-                dot_strip<int8_t>(half, x.cols, x, tile, sums[0]);
-            } else if (strips.coding() == Coding::w8a8) {
-                dot_strip<int8_t>(half, x.cols, x, tile, sums[0]);
-                scale_tokens(x.scales + tile * kTile, sums[0]);
-            } else {
-                dot_groups(strips, matrix, row, half, x, tile, sums[0]);
+        if (strips.coding() < Coding::group_int4) {
+            Half after[2] = {};
+            if (next < count) {
+                strips.halves(next % num_strips, after);
+            } else if (following && claimer.rank() < following->count()) {
+                following->halves(claimer.rank(), after);
             }
+            dots<T>(strips.coding(), half, after, x, first, last, scratch.parts, sums);
+            for (int64_t tile = first; tile < last; ++tile) epilogue(matrix, row, tile, sums[tile - first]);
+            continue;
+        }
+        for (int64_t tile = first; tile < last; ++tile) {
+            dot_groups(strips, matrix, row, half, x, tile, sums[0]);
             epilogue(matrix, row, tile, sums[0]);
         }
     }
-    (void)following;
     (void)row_bytes;
 }
 
@@ -369,6 +332,20 @@ struct ToRows {
                 for (int t = 0; t < num_tokens; ++t) store(out + t * stride, (Floats)r[t] * factor + added);
                 continue;
             }
+#elif defined(__AVX2__)
+            if (count == kTile) {
+                for (int n = 0; n < kTile; n += kLanes) {
+                    const Floats factor = scale ? load(scale + n) : splat(1.0f), added = bias ? load(bias + n) : Floats{};
+                    for (int first = 0; first < num_tokens; first += kLanes) {
+                        Floats r[kLanes];
+                        for (int i = 0; i < kLanes; ++i) r[i] = load(&sums.at[h][n + i][first]);
+                        transpose(r);
+                        for (int t = first; t < std::min(num_tokens, first + kLanes); ++t)
+                            store(out + t * stride + n, fused(r[t - first], factor, added));
+                    }
+                }
+                continue;
+            }
 #endif
             for (int n = 0; n < count; ++n) {
                 const float factor = scale ? to_float(scale[n]) : 1.0f, added = bias ? to_float(bias[n]) : 0.0f;
@@ -387,7 +364,7 @@ void linear_op(const T* x, const Matrix<T>& matrix, Out* y, int64_t tokens) {
 #pragma omp parallel
     {
         static thread_local LinearScratch scratch;
-        const HeldTiles tiles(packed.form != Form::rows);
+        const HeldTiles tiles(packed.tiled());
         Claimer claimer(claims);
         set_all(packed, x, matrix.cols);
         wait_for_team();

@@ -66,21 +66,6 @@ inline __m512 sums_of(const __m512 v[16]) {
 }
 #endif
 
-// a * b + c, rounded once wherever there is an instruction for it: compilers may choose differently from loop to loop.
-inline Floats fused(Floats a, Floats b, Floats c) {
-#if defined(__AVX512F__)
-    return (Floats)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
-#elif defined(__FMA__)
-    return (Floats)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c);
-#elif defined(QUIRE_SVE)
-    return of_sve(svmla_f32_x(all_lanes(), (SveFloats)c, (SveFloats)a, (SveFloats)b));
-#elif defined(__aarch64__)
-    return (Floats)vfmaq_f32((float32x4_t)c, (float32x4_t)a, (float32x4_t)b);
-#else
-    return a * b + c;
-#endif
-}
-
 // Memory that is used next.
 inline void lora_fetch(const void* from, int64_t bytes) {
     const char* at = static_cast<const char*>(from);

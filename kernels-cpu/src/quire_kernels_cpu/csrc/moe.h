@@ -79,7 +79,7 @@ public:
 #pragma omp parallel
         {
             static thread_local Thread mine;
-            const HeldTiles tiles(form_for<T>(64, Coding::plain) != Form::rows);
+            const HeldTiles tiles(form_for<T>(64, Coding::plain) == Form::pairs);
             Claimer claimer(claims);
             gather(x, width);
             wait_for_team();
@@ -159,9 +159,7 @@ private:
         void take(Activations& x) {
             x.data = data;
             data += padded(x.bytes());
-            if (x.form == Form::rows) {
-                for (int64_t t = 0; t < x.tokens; ++t) std::fill(x.row(t) + x.cols, x.row(t) + x.row_stride(), 0.0f);
-            }
+            x.clear_ends();
             if (!x.takes_whole_tokens()) return;
             x.scales = scales;
             scales += x.tiles() * kTile;

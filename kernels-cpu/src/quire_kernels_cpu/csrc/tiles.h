@@ -1,4 +1,4 @@
-// The 16x16 transposition of AVX-512, and the tile registers of AMX that it feeds. Each is there if its instructions are.
+// The transpositions of AVX2 (8x8) and AVX-512 (16x16), and the tile registers of AMX that it feeds. Each is there if its instructions are.
 #pragma once
 
 #include "vectors.h"
@@ -8,6 +8,29 @@ namespace quire {
 constexpr int kTile = 16;
 
 }  // namespace quire
+
+#if defined(__AVX2__) && !defined(__AVX512F__)
+namespace quire {
+
+inline void transpose(Floats v[8]) {
+    __m256 a[8], b[8];
+    for (int i = 0; i < 8; i += 2) {
+        a[i] = _mm256_unpacklo_ps((__m256)v[i], (__m256)v[i + 1]);
+        a[i + 1] = _mm256_unpackhi_ps((__m256)v[i], (__m256)v[i + 1]);
+    }
+    for (int i = 0; i < 8; i += 4)
+        for (int j = 0; j < 2; ++j) {
+            b[i + 2 * j] = _mm256_shuffle_ps(a[i + j], a[i + j + 2], 0x44);
+            b[i + 2 * j + 1] = _mm256_shuffle_ps(a[i + j], a[i + j + 2], 0xee);
+        }
+    for (int i = 0; i < 4; ++i) {
+        v[i] = (Floats)_mm256_permute2f128_ps(b[i], b[i + 4], 0x20);
+        v[i + 4] = (Floats)_mm256_permute2f128_ps(b[i], b[i + 4], 0x31);
+    }
+}
+
+}  // namespace quire
+#endif
 
 #if defined(__AVX512F__)
 namespace quire {

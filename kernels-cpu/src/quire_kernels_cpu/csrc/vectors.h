@@ -32,6 +32,7 @@ typedef float Floats __attribute__((vector_size(kLanes * 4)));
 typedef int32_t Ints __attribute__((vector_size(kLanes * 4)));
 typedef uint32_t Words __attribute__((vector_size(kLanes * 4)));
 typedef uint16_t Halves __attribute__((vector_size(kLanes * 2)));
+typedef int16_t Shorts __attribute__((vector_size(kLanes * 4)));
 
 struct BFloat16 {
     uint16_t bits;
@@ -234,6 +235,79 @@ inline void store_first(T* to, Floats v, int count) {
     std::memcpy(to, whole, count * sizeof(T));
 }
 
+// Has a vector loaded once: compilers would rather read it from memory wherever it is used.
+template <typename Vector>
+inline void in_register(Vector& v) {
+#if defined(__aarch64__)
+    asm("" : "+w"(v));
+#else
+    asm("" : "+v"(v));
+#endif
+}
+
+// Of 2 * kLanes numbers those with even places, and those with odd ones.
+inline Floats even_numbers(const BFloat16* from) {
+    Words both;
+    std::memcpy(&both, from, sizeof both);
+    return (Floats)(both << 16);
+}
+inline Floats odd_numbers(const BFloat16* from) {
+    Words both;
+    std::memcpy(&both, from, sizeof both);
+    return (Floats)(both & 0xffff0000u);
+}
+
+// 2 * kLanes numbers of 8 bits.
+inline Shorts widened_bytes(const int8_t* from) {
+#if defined(__AVX512BW__)
+    return (Shorts)_mm512_cvtepi8_epi16(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(from)));
+#elif defined(__AVX2__)
+    return (Shorts)_mm256_cvtepi8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from)));
+#else
+    int8_t bytes __attribute__((vector_size(kLanes * 2)));
+    std::memcpy(&bytes, from, sizeof bytes);
+    return __builtin_convertvector(bytes, Shorts);
+#endif
+}
+// Products, added two by two.
+inline Ints pair_products(Shorts a, Shorts b) {
+#if defined(__AVX512BW__)
+    return (Ints)_mm512_madd_epi16((__m512i)a, (__m512i)b);
+#elif defined(__AVX2__)
+    return (Ints)_mm256_madd_epi16((__m256i)a, (__m256i)b);
+#elif defined(QUIRE_SVE)
+    return ((Ints)a << 16 >> 16) * ((Ints)b << 16 >> 16) + ((Ints)a >> 16) * ((Ints)b >> 16);
+#else
+    const int16x8_t left = (int16x8_t)a, right = (int16x8_t)b;
+    const int32x4_t low = vmull_s16(vget_low_s16(left), vget_low_s16(right));
+    return (Ints)vmlal_s16(low, vget_high_s16(left), vget_high_s16(right));
+#endif
+}
+inline Floats whole_to_floats(Ints v) {
+#if defined(__AVX512F__)
+    return (Floats)_mm512_cvtepi32_ps((__m512i)v);
+#elif defined(__AVX2__)
+    return (Floats)_mm256_cvtepi32_ps((__m256i)v);
+#else
+    return __builtin_convertvector(v, Floats);
+#endif
+}
+
+// a * b + c, rounded once wherever there is an instruction for it: compilers may choose differently from loop to loop.
+inline Floats fused(Floats a, Floats b, Floats c) {
+#if defined(__AVX512F__)
+    return (Floats)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
+#elif defined(__FMA__)
+    return (Floats)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c);
+#elif defined(QUIRE_SVE)
+    return of_sve(svmla_f32_x(all_lanes(), (SveFloats)c, (SveFloats)a, (SveFloats)b));
+#elif defined(__aarch64__)
+    return (Floats)vfmaq_f32((float32x4_t)c, (float32x4_t)a, (float32x4_t)b);
+#else
+    return a * b + c;
+#endif
+}
+
 inline Floats max(Floats a, Floats b) { return a > b ? a : b; }
 
 // One fixed order of additions, whoever asks.
@@ -246,6 +320,25 @@ inline float sum(Floats v) {
     for (int width = kLanes / 2; width > 0; width /= 2)
         for (int i = 0; i < width; ++i) lane[i] += lane[i + width];
     return lane[0];
+#endif
+}
+
+// The lanes of each of four vectors, added in one order.
+inline void sum_four(const Floats v[4], float to[4]) {
+#if defined(__AVX2__)
+    __m256 lanes[4];
+    for (int i = 0; i < 4; ++i) {
+#if defined(__AVX512F__)
+        const __m512 whole = (__m512)v[i];
+        lanes[i] = _mm256_add_ps(_mm512_castps512_ps256(whole), _mm512_extractf32x8_ps(whole, 1));
+#else
+        lanes[i] = (__m256)v[i];
+#endif
+    }
+    const __m256 quads = _mm256_hadd_ps(_mm256_hadd_ps(lanes[0], lanes[1]), _mm256_hadd_ps(lanes[2], lanes[3]));
+    _mm_storeu_ps(to, _mm_add_ps(_mm256_castps256_ps128(quads), _mm256_extractf128_ps(quads, 1)));
+#else
+    for (int i = 0; i < 4; ++i) to[i] = sum(v[i]);
 #endif
 }
 

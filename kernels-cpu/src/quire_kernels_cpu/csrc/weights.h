@@ -111,6 +111,12 @@ struct Strips {
                        static_cast<int>(std::clamp<int64_t>(m.rows - begin, 0, kTile))};
         }
     }
+    void halves(int64_t strip, Half half[2]) const {
+        int matrix;
+        int64_t row;
+        locate(strip, matrix, row);
+        halves(matrix, row, half);
+    }
     const Matrix<T>& matrix_of(int matrix, int half) const { return matrices[side_by_side ? half : matrix]; }
     int64_t row_of(int64_t row, int half) const { return row + (side_by_side ? 0 : half * kTile); }
     Ahead ahead(int64_t strip, int64_t steps) const {
