@@ -3,8 +3,15 @@ what reads them. Each takes integers or fp8 and returns the tensors of a layer."
 
 from __future__ import annotations
 
+import json
+from typing import Any
+
 import numpy as np
 import torch
+from compressed_tensors.compressors import BaseCompressor
+from compressed_tensors.compressors.nvfp4.helpers import unpack_fp4_from_uint8
+from compressed_tensors.quantization import QuantizationArgs, QuantizationScheme
+from compressed_tensors.quantization.lifecycle.forward import dequantize
 from torch import Tensor
 
 AWQ_PLACES = {0: 0, 1: 4, 2: 1, 3: 5, 4: 2, 5: 6, 6: 3, 7: 7}
@@ -13,11 +20,89 @@ AWQ_PLACES = {0: 0, 1: 4, 2: 1, 3: 5, 4: 2, 5: 6, 6: 3, 7: 7}
 
 def words(columns: Tensor, bits: int) -> Tensor:
     """[N, M] numbers -> [N * bits / 32, M] int32, the first number lowest."""
+    if 32 % bits:
+        return dense_words(columns, bits)
     numbers, per_word = columns.numpy().astype(np.uint64), 32 // bits
     out = np.zeros((-(-len(numbers) // per_word), numbers.shape[1]), dtype=np.uint64)
     for row, values in enumerate(numbers):
         out[row // per_word] |= values << np.uint64(bits * (row % per_word))
     return torch.from_numpy(out.astype(np.uint32).view(np.int32))
+
+
+def dense_words(columns: Tensor, bits: int) -> Tensor:
+    """The same for numbers that go over the ends of words: 32 of them in as many words as they have bits."""
+    numbers = columns.numpy().astype(object).reshape(-1, 32, columns.shape[1])
+    rows = []
+    for block in numbers:
+        whole = [sum(int(block[i, column]) << (bits * i) for i in range(32)) for column in range(block.shape[1])]
+        rows += [[(value >> (32 * word)) & 0xFFFFFFFF for value in whole] for word in range(bits)]
+    return torch.from_numpy(np.array(rows, dtype=np.uint32).view(np.int32))
+
+
+MICROSCALED = {"mxfp4": 4, "mxfp8": 8, "nvfp4": 4, "modelopt nvfp4": 4, "quark fp4": 4}
+"""Form -> bits of an element."""
+_OF_LIBRARY = {"mxfp4": "mxfp4-pack-quantized", "mxfp8": "mxfp8-quantized", "nvfp4": "nvfp4-pack-quantized"}
+
+
+def microscaled(name: str, weight: Tensor) -> tuple[dict[str, Tensor], Tensor]:
+    """A weight [O, I] packed and unpacked by the library compressed-tensors, under the names of the form."""
+    bits, is_nvidia = MICROSCALED[name], name.endswith("nvfp4")
+    size = 16 if is_nvidia else 32
+    largest = weight.view(len(weight), -1, size).abs().amax(2)
+    tensors = {"weight": weight}
+    if is_nvidia:
+        tensors["weight_global_scale"] = 448 * 6 / weight.abs().max().view(1)
+        if name == "modelopt nvfp4":  # so that a product with the inverse is the quotient
+            tensors["weight_global_scale"] = tensors["weight_global_scale"].log2().floor().exp2()
+        scale = (largest / 6 * tensors["weight_global_scale"]).to(torch.float8_e4m3fn).float()
+    else:
+        scale = torch.exp2(largest.log2().floor() - (2 if bits == 4 else 8))
+    args = QuantizationArgs(
+        num_bits=bits, type="float", strategy="tensor_group" if is_nvidia else "group", group_size=size
+    )
+    scheme = QuantizationScheme(targets=["Linear"], weights=args)
+    form = _OF_LIBRARY["nvfp4" if is_nvidia else "mxfp8" if bits == 8 else "mxfp4"]
+    compressor = BaseCompressor.get_value_from_registry(form)
+    stored = compressor.compress({**tensors, "weight_scale": scale}, scheme)
+    restored = compressor.decompress(stored, scheme)["weight"].float()
+    if bits == 4:  # its decompress widens to bfloat16, which rounds
+        elements = unpack_fp4_from_uint8(stored["weight_packed"], *weight.shape, dtype=torch.float32)
+        factor = tensors.get("weight_global_scale")
+        restored = dequantize(elements, scale, args=args, global_scale=factor, dtype=torch.float32)
+    if name == "modelopt nvfp4":
+        stored["weight_scale_2"] = stored.pop("weight_global_scale").reciprocal()
+    if name in ("modelopt nvfp4", "quark fp4"):
+        stored["weight"] = stored.pop("weight_packed")
+    return stored, restored
+
+
+def bitsandbytes(weight: Tensor, config: dict[str, Any]) -> tuple[dict[str, Tensor], Tensor]:
+    """A weight [O, I] in bitsandbytes' layout: int8 by rows, or codes of four bits in blocks of 64."""
+    if config.get("load_in_8bit"):
+        largest = weight.abs().amax(1)
+        elements = (weight * (127 / largest)[:, None]).round().to(torch.int8)
+        format_ = torch.tensor(0, dtype=torch.uint8)
+        return {"weight": elements, "SCB": largest, "weight_format": format_}, elements * (largest / 127)[:, None]
+    code = torch.randn(16).sort().values.clamp(-1, 1)
+    blocks = weight.reshape(-1, 64)
+    absmax = blocks.abs().amax(1)
+    tensors = {"weight.absmax": absmax, "weight.quant_map": code}
+    kind = config.get("bnb_4bit_quant_type", "fp4")
+    state = {"quant_type": kind, "blocksize": 64, "dtype": "float32", "shape": list(weight.shape)}
+    if config.get("bnb_4bit_use_double_quant"):
+        offset, table = float(absmax.mean()), torch.linspace(-1, 1, 256)
+        centred = torch.nn.functional.pad(absmax - offset, (0, -len(absmax) % 256)).view(-1, 256)
+        nested = centred.abs().amax(1)
+        places = ((centred / nested[:, None] + 1) * 127.5).round().long()
+        absmax = (table[places] * nested[:, None]).flatten()[: len(absmax)] + offset
+        tensors["weight.absmax"] = places.flatten()[: len(absmax)].to(torch.uint8)
+        tensors |= {"weight.nested_absmax": nested, "weight.nested_quant_map": table}
+        state |= {"nested_blocksize": 256, "nested_dtype": "float32", "nested_offset": offset}
+    chosen = (blocks / absmax[:, None])[..., None].sub(code).abs().argmin(-1)
+    tensors["weight"] = (chosen.view(-1, 2)[:, :1] * 16 + chosen.view(-1, 2)[:, 1:]).to(torch.uint8)
+    text = list(json.dumps(state).encode())
+    tensors[f"weight.quant_state.bitsandbytes__{kind}"] = torch.tensor(text, dtype=torch.uint8)
+    return tensors, (code[chosen] * absmax[:, None]).view(weight.shape)
 
 
 def gptq(q: Tensor, zero: Tensor, scale: Tensor, groups: Tensor, bits: int, *, minus: int = 1) -> dict[str, Tensor]:

@@ -8,15 +8,19 @@ from typing import Any
 
 import pytest
 import torch
-from models_packers import awq, gptq, packed
+from models_packers import MICROSCALED, awq, bitsandbytes, gptq, microscaled, packed
 from models_paged_driver import PagedDriver
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from quire_interfaces import CheckpointError, ConfigError
 from quire_models import CausalLM, ModelConfig, load_model
+from quire_models.fields import Fields
+from quire_models.layers.fused import split_rows
+from quire_models.layers.stored_layouts import LAYOUTS, StoredLayer
 from quire_models.ledger import num_parameters, weight_ledger
-from quire_quantization.stored import GroupedIntegers, read_awq, read_gptq, read_packed
+from quire_models.quantization_formats import parse_quantization
+from quire_quantization.stored import GroupedWeight, read_awq, read_gptq, read_packed
 from quire_testkit.hf_checkpoints import tiny_hf_checkpoint
 
 TOKENS = [5, 9, 200, 31, 7, 7, 7, 100, 250, 3]
@@ -28,6 +32,10 @@ INT8 = {"num_bits": 8, "type": "int", "strategy": "channel"}
 
 def ct(layout: str, weights: dict[str, Any], **more: Any) -> dict[str, Any]:
     return {**CT, "format": layout, "config_groups": {"group_0": {"targets": ["Linear"], "weights": weights, **more}}}
+
+
+def quark(weight: dict[str, Any]) -> dict[str, Any]:
+    return {"quant_method": "quark", "global_quant_config": {"weight": weight}, "exclude": ["lm_head"]}
 
 
 FORMATS: dict[str, dict[str, Any]] = {
@@ -53,13 +61,30 @@ FORMATS: dict[str, dict[str, Any]] = {
     ),
     "fp8 block": {"quant_method": "fp8", "weight_block_size": [128, 128], "activation_scheme": "dynamic"},
     "fp8 tensor": {"quant_method": "fp8", "activation_scheme": "static"},
+    "gptq 2 bits": {"quant_method": "gptq", "bits": 2, "group_size": 32},
+    "gptq 3 bits": {"quant_method": "gptq", "bits": 3, "group_size": 64, "desc_act": False},
+    "mxfp4": ct("mxfp4-pack-quantized", {"num_bits": 4, "type": "float", "strategy": "group", "group_size": 32}),
+    "mxfp8": ct("mxfp8-quantized", {"num_bits": 8, "type": "float", "strategy": "group", "group_size": 32}),
+    "nvfp4": ct("nvfp4-pack-quantized", {"num_bits": 4, "type": "float", "strategy": "tensor_group", "group_size": 16}),
+    "modelopt fp8": {"quant_method": "modelopt", "quant_algo": "FP8", "ignore": ["lm_head*"]},
+    "modelopt nvfp4": {"quant_method": "modelopt", "quant_algo": "NVFP4", "exclude_modules": ["lm_head"]},
+    "quark tensor": quark({"dtype": "fp8_e4m3", "qscheme": "per_tensor"}),
+    "quark channel": quark({"dtype": "fp8_e4m3", "qscheme": "per_channel"}),
+    "quark fp4": quark({"dtype": "fp4", "qscheme": "per_group", "group_size": 32, "scale_format": "e8m0"}),
+    "nf4": {"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_type": "nf4"},
+    "fp4 nested": {"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_use_double_quant": True},
+    "bnb int8": {"quant_method": "bitsandbytes", "load_in_8bit": True},
 }
 
 
 def quantize(name: str, weight: Tensor) -> tuple[dict[str, Tensor], Tensor]:
     """A layer's tensors in a format, and the weight they stand for."""
     config, (outputs, inputs) = FORMATS[name], weight.shape
-    if name.startswith(("float", "fp8")):
+    if name in MICROSCALED:
+        return microscaled(name, weight)
+    if config["quant_method"] == "bitsandbytes":
+        return bitsandbytes(weight, config)
+    if name.startswith(("float", "fp8", "modelopt", "quark")):
         return _float8(name, weight)
     if name == "int8" or name.startswith("w8a8"):
         scale = weight.abs().amax(1, keepdim=True) / 127
@@ -68,12 +93,13 @@ def quantize(name: str, weight: Tensor) -> tuple[dict[str, Tensor], Tensor]:
         stored = {"weight": elements, "weight_scale": scale}
         return (stored | {"input_scale": torch.tensor([0.05])} if name == "w8a8 static" else stored), elements * scale
     bits = config.get("bits", 4)
+    assert config["quant_method"] in ("gptq", "awq", "compressed-tensors")
     size = config.get("group_size", 32)
     size = inputs if size == -1 else size
     groups = torch.arange(inputs) // size
     if "ordered" in name:
         groups = groups[torch.randperm(inputs)]
-    scale = (torch.rand(outputs, inputs // size) * weight.std() + 1e-3).half().float() * 2.0 ** (3 - bits)
+    scale = (torch.rand(outputs, inputs // size) * weight.std() + 1e-3).half().float() * min(1.0, 2.0 ** (3 - bits))
     scale = scale.half().float()
     zero = torch.randint(1, 1 << bits, scale.shape)
     if config["quant_method"] == "compressed-tensors" and name != "packed zeros":
@@ -159,8 +185,57 @@ def test_logits_are_those_of_the_dequantized_model(name: str, tmp_path: Path) ->
     tolerance = 0.16 if name in ("w8a8", "w8a8 static") else 0.08
     assert (rounded - expected).abs().max() <= tolerance * expected.abs().max()
     ledger = weight_ledger(config, "bfloat16")
-    assert 0 < ledger["MLP"] < 3 * 3 * 320 * 128 * 2
+    whole = 3 * 3 * 320 * 128 * 2
+    widened = name.endswith("nvfp4") or name in ("nf4", "fp4 nested")
+    assert ledger["MLP"] == whole if widened else 0 < ledger["MLP"] < 0.8 * whole
     assert num_parameters(config) == sum(p.numel() for p in oracle.parameters())
+
+
+@pytest.mark.parametrize("name", [*MICROSCALED, "nf4", "fp4 nested", "bnb int8", "float block", "fp8 tensor", "w8a8"])
+def test_stored_layers_are_read_to_the_bit(name: str, tmp_path: Path) -> None:
+    tensors, restored = quantize(name, torch.randn(48, 256) * 0.1)
+    config = parse_quantization(Fields({"quantization_config": FORMATS[name]}, "config.json"))
+    assert config is not None
+    layer = StoredLayer("x", 48, 256, config)
+    assert torch.equal(LAYOUTS[config.layout].read(layer, tensors).dequantized(), restored)
+
+
+def test_kernels_are_chosen_with_reasons_and_may_be_disabled(tmp_path: Path) -> None:
+    make(tmp_path, "w8a8")
+    config = ModelConfig.from_path(tmp_path)
+    wanted = logits_of(load_model(config, tmp_path, dtype="float32"), TOKENS)
+
+    def load(*disabled: str) -> CausalLM:
+        return load_model(config, tmp_path, dtype="float32", disabled_linear_kernels=disabled)
+
+    assert load().linear_kernels == "w8a8_linear for 21"
+    weight_only = load("w8a8_linear", "int8_linear")
+    assert weight_only.linear_kernels == "grouped_linear for 21 (w8a8_linear: disabled; int8_linear: disabled)"
+    widened = load("w8a8_linear", "int8_linear", "grouped_linear")
+    assert "linear for 21" in widened.linear_kernels
+    same = logits_of(weight_only, TOKENS)
+    assert (logits_of(widened, TOKENS) - same).abs().max() <= 1e-4 * same.abs().max()
+    assert (wanted - same).abs().max() > 1e-4 * same.abs().max()  # inputs were rounded before
+    with pytest.raises(ConfigError, match=r"no linear kernel is left .* \(w8a8_linear: disabled; .*enable one"):
+        load("w8a8_linear", "int8_linear", "grouped_linear", "linear")
+    with pytest.raises(ConfigError, match="no linear kernel 'marlin'; choose of w8a8_linear, int8_linear"):
+        load("marlin")
+
+
+@pytest.mark.parametrize("name", ["gptq ordered", "awq", "packed", "float block", "float tensor"])
+def test_projections_in_one_matrix_are_taken_apart(name: str) -> None:
+    """What Phi-3 and others have: queries, keys and values quantized together."""
+    tensors, restored = quantize(name, torch.randn(512, 128) * 0.1)
+    parts = {"q_proj": 256, "k_proj": 128, "v_proj": 128}
+    config = parse_quantization(Fields({"quantization_config": FORMATS[name]}, "config.json"))
+    assert config is not None
+    found: dict[str, dict[str, Tensor]] = {part: {} for part in parts}
+    for kind, tensor in tensors.items():
+        for full, piece in split_rows(f"self_attn.qkv_proj.{kind}", tensor, {"qkv_proj": parts}):
+            found[full.split(".")[1]][kind] = piece
+    for (part, outputs), wanted in zip(parts.items(), restored.split(list(parts.values())), strict=True):
+        layer = StoredLayer(part, outputs, 128, config)
+        assert torch.equal(LAYOUTS[config.layout].read(layer, found[part]).dequantized(), wanted)
 
 
 @pytest.mark.parametrize("bits", [4, 8])
@@ -171,7 +246,7 @@ def test_packed_integers_are_read_to_the_bit(bits: int, shape: tuple[int, int]) 
     scale = scale.half().float()
     groups = (torch.arange(shape[1]) // 32)[torch.randperm(shape[1])]
     wanted = scale[:, groups] * (q - zero[:, groups])
-    read: list[GroupedIntegers] = [
+    read: list[GroupedWeight] = [
         read_gptq(**gptq(q, zero, scale, groups, bits), bits=bits, zero_offset=1, name="x"),
         read_packed(words["weight_packed"], scale, words["weight_zero_point"], words["weight_g_idx"],
                     bits=bits, inputs=shape[1], name="x") if (words := packed(q, zero, scale, groups, bits)) else None,
@@ -187,14 +262,21 @@ def test_packed_integers_are_read_to_the_bit(bits: int, shape: tuple[int, int]) 
     ("config", "message"),
     [
         ({"quant_method": "bitblas"}, "quant_method 'bitblas' is not supported; compressed-tensors .* are read"),
-        ({"quant_method": "gptq", "bits": 3, "group_size": 128}, "gptq with 3 bits"),
+        ({"quant_method": "gptq", "bits": 5, "group_size": 128}, "gptq with 5 bits"),
         ({"quant_method": "gptq", "bits": 4, "group_size": 48}, "group_size 48"),
         ({"quant_method": "gptq", "bits": 4, "checkpoint_format": "marlin_24"}, "checkpoint_format 'marlin_24'"),
         ({"quant_method": "gptq"}, "bits is missing"),
         ({"quant_method": "awq", "bits": 4, "group_size": 128, "version": "gemv"}, "version 'gemv'"),
         ({"quant_method": "fp8", "weight_block_size": [128, 100]}, "block of 128 x 100"),
         (ct("marlin-24", INT4), "format 'marlin-24'"),
-        (ct("nvfp4-pack-quantized", {"num_bits": 4, "type": "float"}), "format 'nvfp4-pack-quantized'"),
+        (ct("mxfp6-pack-quantized", {"num_bits": 6, "type": "float"}), "format 'mxfp6-pack-quantized'"),
+        ({"quant_method": "modelopt", "quant_algo": "W4A8_AWQ"}, r"quant_algo 'W4A8_AWQ' of modelopt"),
+        ({"quant_method": "quark", "global_quant_config": {}}, r"global_quant_config.weight must be an object"),
+        (quark({"dtype": "int4", "qscheme": "per_group"}), "dtype 'int4' with qscheme 'per_group' of quark"),
+        (
+            {"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_type": "af4"},
+            "bitsandbytes with 'af4'",
+        ),
         (ct("pack-quantized", {"num_bits": 2, "type": "int"}), "int2 in format 'pack-quantized'"),
         ({**ct("pack-quantized", INT4), "sparsity_config": {"format": "sparse-24-bitmask"}}, "'sparse-24-bitmask'"),
         (ct("int-quantized", INT8, input_activations={"num_bits": 4}), "input_activations other than int8"),
@@ -213,6 +295,33 @@ def test_formats_that_are_not_read_are_named(config: Any, message: str, tmp_path
         ModelConfig.from_path(tmp_path)
 
 
+def as_bytes(text: str) -> Tensor:
+    return torch.tensor(list(text.encode()), dtype=torch.uint8)
+
+
+DAMAGES: dict[str, list[tuple[str, Tensor, str]]] = {
+    "nvfp4": [("weight_global_scale", torch.zeros(1), r"up_proj: its global scale is 0.0, should be above 0")],
+    "mxfp4": [
+        ("weight_scale", torch.full((320, 4), 255, dtype=torch.uint8), r"up_proj: it has scales that are no numbers"),
+        (
+            "weight_packed",
+            torch.zeros(320, 32, dtype=torch.uint8),
+            r"is \[320, 32\], should be \[320, 64\]",
+        ),
+    ],
+    "nf4": [
+        ("weight.quant_state.bitsandbytes__nf4", as_bytes("{"), r"up_proj: its quant_state cannot be read"),
+        ("weight.quant_state.bitsandbytes__nf4", as_bytes('{"a": 1}'), r"cannot be read \(incomplete\)"),
+        (
+            "weight.quant_state.bitsandbytes__nf4",
+            as_bytes('{"shape": [3, 3], "blocksize": 64}'),
+            r"state is of \[3",
+        ),
+        ("weight.absmax", torch.ones(639), r"has 639 scales, 40960 elements in blocks of 64 need 640"),
+    ],
+}
+
+
 def test_damaged_checkpoints_are_refused_by_name(tmp_path: Path) -> None:
     make(tmp_path, "gptq ordered")
     config, whole = ModelConfig.from_path(tmp_path), load_file(tmp_path / "model.safetensors")
@@ -229,6 +338,13 @@ def test_damaged_checkpoints_are_refused_by_name(tmp_path: Path) -> None:
         save_file(tensors if tensor is None else {**tensors, at + part: tensor}, tmp_path / "model.safetensors")
         with pytest.raises(CheckpointError, match=message):
             load_model(config, tmp_path)
+    for name, damages in DAMAGES.items():
+        make(tmp_path, name)
+        config, whole = ModelConfig.from_path(tmp_path), load_file(tmp_path / "model.safetensors")
+        for part, tensor, message in damages:
+            save_file({**whole, at + part: tensor}, tmp_path / "model.safetensors")
+            with pytest.raises(CheckpointError, match=message):
+                load_model(config, tmp_path)
     save_file(whole, tmp_path / "model.safetensors")
     with pytest.raises(ConfigError, match="quantized already"):
         load_model(config, tmp_path, linear_method="int8")

@@ -7,7 +7,7 @@ import torch
 
 from quire_interfaces import ConfigError, LinearMethod
 from quire_ops import OpRequest
-from quire_ops.grouped import dequantize
+from quire_ops.grouped import dequantize, unblock_groups
 from quire_quantization import linear_method, linear_method_names
 from quire_testkit.conformance.linear_method import LinearMethodSuite
 
@@ -108,8 +108,45 @@ class TestInt4Groups32(_Int4):
     group_size = 32
 
 
+class _Float8(LinearMethodSuite):
+    # Half a step of 3 bits after the point.
+    max_error = 1 / 16
+    name = "fp8"
+
+    def make_method(self, dtype: torch.dtype) -> LinearMethod:
+        return linear_method(self.name, OpRequest(dtype=dtype))
+
+    @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+    def test_each_weight_is_within_half_a_step(self, dtype: torch.dtype) -> None:
+        weight = (torch.randn(50, 320) * torch.logspace(-2, 1, 50)[:, None]).to(dtype)
+        weight[7] = 0
+        weights = self.make_method(dtype).make_weights(weight, None)
+        restored = dequantize(weights["weight"], weights["scale"], None, 320, torch.float64)
+        wide, scale = weight.double(), weights["scale"].double().max()
+        # Below 2^-6 of a scale steps are all alike; above 448 of them the power of two cuts off.
+        slack = wide.abs() * (1 / 16 + (1 / 8 if self.name == "mxfp8" else 0.005)) + scale * 2.0**-9
+        assert ((restored - wide).abs() <= slack).all()
+        assert (restored[7] == 0).all()
+
+
+class TestFloat8(_Float8):
+    pass
+
+
+class TestFloat8Microscaled(_Float8):
+    name = "mxfp8"
+    max_error = 1 / 8
+
+    def test_scales_are_powers_of_two(self) -> None:
+        weight = torch.randn(16, 64)
+        scale = self.make_method(torch.float32).make_weights(weight, None)["scale"]
+        assert torch.equal(scale.log2(), scale.log2().round())
+        largest = weight.view(16, 2, 32).abs().amax(2)
+        assert torch.equal(unblock_groups(scale, 16).log2(), largest.log2().floor() - 8)
+
+
 def test_unknown_method_lists_the_choices() -> None:
-    assert linear_method_names() == ("plain", "int8", "w8a8", "int4", "int4-g64", "int4-g32")
+    assert linear_method_names() == ("plain", "int8", "w8a8", "int4", "int4-g64", "int4-g32", "fp8", "mxfp8")
     with pytest.raises(ConfigError, match="no linear method 'int3'; choose one of plain, int8, w8a8, int4") as error:
         linear_method("int3", OpRequest())
     assert error.value.field == "quantization"

@@ -137,6 +137,7 @@ def build_parts(
         load_format=config.model.load_format,
         max_loras=config.lora.max_loras if takes_adapters(config) else 0,
         max_lora_rank=config.lora.max_lora_rank,
+        disabled_linear_kernels=config.model.disabled_linear_kernels,
         progress=lambda done, total: report("loading weights", done / max(1, total)),
     )
     draft_network = None if plan.draft is None else _load_draft(config, plan.draft)
@@ -254,7 +255,7 @@ def _info(
         "matrices": _matrices(config.runner.device, network.dtype),
         "threads": _threads(runner.cores),
         "determinism": "a request's tokens depend on nothing else" if network.batch_invariant else "not promised",
-        "weights": f"{_weight_format(plan, model)}, {plan.dtype}",
+        "weights": f"{_weight_format(plan, model, network)}, {plan.dtype}",
         "KV cache": _cache_format(plan.kv_cache_dtype, network),
         "scheduling": "asynchronous, one step ahead" if config.engine.depth(config.runner.device) else "synchronous",
         "graphs": _graphs(config, runner),
@@ -344,11 +345,12 @@ def _cache_format(dtype: str, network: Network) -> str:
     return f"{dtype}, the checkpoint's scales for {found} of {num_layers} layers, 1.0 for the others"
 
 
-def _weight_format(plan: MemoryPlan, model: ModelConfig) -> str:
+def _weight_format(plan: MemoryPlan, model: ModelConfig, network: Network) -> str:
     stored = model.quantization
     if stored is None:
         return plan.linear_method
-    return f"{stored.name}; {stored.note}" if stored.note else stored.name
+    kernels = network.linear_kernels
+    return "; ".join(part for part in (stored.name, stored.note, f"by {kernels}" if kernels else "") if part)
 
 
 def engine_factory(data: dict[str, Any], report: Report) -> EngineParts:

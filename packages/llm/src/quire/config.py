@@ -89,7 +89,13 @@ class ModelSettings(Settings):
     )
     quantization: str | None = setting(
         None,
-        help="Form in which weights are held: int8, w8a8, int4, int4-g64, int4-g32; empty as the checkpoint has them.",
+        help="Form in which weights are held: int8, w8a8, int4, int4-g64, int4-g32, fp8, mxfp8; empty as the "
+        "checkpoint has them.",
+    )
+    disabled_linear_kernels: tuple[str, ...] = setting(
+        (),
+        help="Ops that may not multiply with weights of a quantized checkpoint, of w8a8_linear, int8_linear, "
+        "grouped_linear and linear (which takes any, widened); the report at the start says which do.",
     )
     max_model_len: int | None = setting(
         None,

@@ -14,7 +14,8 @@ from typing import Any
 
 from quire_interfaces import CheckpointError, FullAttentionSpec, KVCacheSpec, SlidingWindowSpec
 from quire_models.fields import Fields, read_json
-from quire_models.quantization_config import QuantizationConfig, parse_quantization
+from quire_models.quantization_config import QuantizationConfig
+from quire_models.quantization_formats import parse_quantization
 from quire_models.registry import architecture_entry, architecture_of
 from quire_models.rope_config import RopeConfig
 
@@ -100,7 +101,10 @@ class ModelConfig:
             raise CheckpointError(f"{str(folder)!r} has no config.json, so it is not a model folder in HF format")
         generation_path = folder / "generation_config.json"
         generation = read_json(generation_path) if generation_path.is_file() else {}
-        model = cls.from_dict(read_json(path), generation=generation, source=str(path))
+        values, other = read_json(path), folder / "hf_quant_config.json"
+        if values.get("quantization_config") is None and other.is_file():  # where ModelOpt used to write it
+            values["quantization_config"] = {"quant_method": "modelopt", **(read_json(other).get("quantization") or {})}
+        model = cls.from_dict(values, generation=generation, source=str(path))
         if not model.is_native:
             counted = import_module("quire_models.transformers_backend.config").stored_parameters(folder)
             return dataclasses.replace(model, stored_parameters=counted)

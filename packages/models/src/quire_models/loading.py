@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from pathlib import Path
 
 import torch
@@ -16,6 +17,7 @@ from quire_models.registry import model_class
 from quire_models.weights import LOAD_FORMATS, Progress, load_dummy_weights, load_weights
 from quire_ops import OpRequest
 from quire_quantization import linear_method as find_linear_method
+from quire_quantization.kernels import check_kernel_names
 
 __all__ = ["build_model", "load_model", "resolve_dtype"]
 
@@ -52,6 +54,7 @@ def build_model(
     kv_cache_dtype: str | None = None,
     max_loras: int = 0,
     max_lora_rank: int = 16,
+    disabled_linear_kernels: Collection[str] = (),
 ) -> Network:
     """The network without weights: `parameters` says what it needs. See `load_model` for the arguments."""
     if config.quantization is not None and linear_method != "plain":
@@ -60,6 +63,7 @@ def build_model(
             f"({config.quantization.name}); leave the setting out, or use the unquantized checkpoint",
             field="quantization",
         )
+    check_kernel_names(disabled_linear_kernels)
     torch_dtype = resolve_dtype(dtype, config)
     torch_device = _resolve_device(device)
     request = OpRequest(device=torch_device.type, dtype=torch_dtype)
@@ -89,6 +93,7 @@ def build_model(
         cache_dtype=kv_cache_dtype,
         quantization=config.quantization,
         adapters=adapters,
+        disabled_linear_kernels=frozenset(disabled_linear_kernels),
     )
     if adapters is not None:
         scope.op("lora_linear")  # for the record of chosen backends
@@ -108,6 +113,7 @@ def load_model(
     load_format: str = "auto",
     max_loras: int = 0,
     max_lora_rank: int = 16,
+    disabled_linear_kernels: Collection[str] = (),
     progress: Progress | None = None,
 ) -> Network:
     """Build the network of `config` and fill it from the checkpoint in `folder`.
@@ -123,6 +129,7 @@ def load_model(
             dtype. The caches that the network is run with must have it.
         load_format: Where the weights come from: "auto" or "safetensors", "pt" for PyTorch's own files (tensors only),
             "dummy" for random ones, for which the folder needs no weights.
+        disabled_linear_kernels: Ops that may not multiply with weights of a quantized checkpoint.
         progress: Called as tensors are placed with (bytes so far, bytes of all).
 
     Raises:
@@ -144,6 +151,7 @@ def load_model(
         kv_cache_dtype=kv_cache_dtype,
         max_loras=max_loras,
         max_lora_rank=max_lora_rank,
+        disabled_linear_kernels=disabled_linear_kernels,
     )
     if model.loads_itself:
         _load_by_itself(model, folder, linear_method, load_format)

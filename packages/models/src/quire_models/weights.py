@@ -34,6 +34,7 @@ IGNORED_SUFFIXES = (
     ".input_scale",  # of activations, which stay as they are
     ".activation_scale",
     ".input_zero_point",
+    ".input_global_scale",
 )
 
 
@@ -65,7 +66,7 @@ def load_weights(
                 if parameter is None:
                     if not (_is_ignored(part, model) or scales.take(part, piece)):
                         extra.append(part)
-                elif tuple(piece.shape) != parameter.shape and not piece.numel() == math.prod(parameter.shape) == 1:
+                elif not _fits(tuple(piece.shape), parameter.shape):
                     wrong[part] = f"{part} is {list(piece.shape)}, should be {list(parameter.shape)}"
                 else:
                     parameter.tensor = _placed(piece, model, parameter)
@@ -93,6 +94,13 @@ def load_dummy_weights(model: Network, seed: int = 0) -> None:
             tensor = torch.empty(parameter.shape, dtype=torch.float32).normal_(0.0, 0.02, generator=generator)
         parameter.tensor = tensor.to(device=model.device, dtype=dtype)
     model.finish_loading()
+
+
+def _fits(shape: tuple[int, ...], wanted: tuple[int, ...]) -> bool:
+    """The same, with -1 for any size; one number is one number in every shape."""
+    if len(shape) == len(wanted) and all(a in (b, -1) for b, a in zip(shape, wanted, strict=True)):
+        return True
+    return math.prod(shape) == math.prod(wanted) == 1
 
 
 def _is_ignored(name: str, model: Network) -> bool:
@@ -124,7 +132,11 @@ def _placed(tensor: Tensor, model: Network, parameter: Parameter) -> Tensor:
             f"{parameter.name} is of dtype {tensor.dtype}, a quantized format, but config.json has no "
             "quantization_config that says so; use files of one checkpoint, or the unquantized one"
         )
-    return tensor.reshape(parameter.shape).to(device=model.device, dtype=parameter.dtype or model.dtype).contiguous()
+    return (
+        tensor.reshape(-1 if -1 in parameter.shape else parameter.shape)
+        .to(device=model.device, dtype=parameter.dtype or model.dtype)
+        .contiguous()
+    )
 
 
 def _complaint(folder: Path, missing: list[str], extra: list[str], wrong: list[str]) -> str:

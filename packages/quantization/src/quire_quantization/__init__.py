@@ -1,6 +1,7 @@
 """Linear methods: plain and quantized weights."""
 
 from quire_quantization.methods import (
+    Float8WeightOnlyLinear,
     Int4WeightOnlyLinear,
     Int8WeightOnlyLinear,
     PlainLinear,
@@ -12,6 +13,7 @@ from quire_quantization.methods import (
 __version__ = "0.1.0"
 
 __all__ = [
+    "Float8WeightOnlyLinear",
     "Int4WeightOnlyLinear",
     "Int8WeightOnlyLinear",
     "PlainLinear",

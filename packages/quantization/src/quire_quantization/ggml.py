@@ -18,21 +18,20 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from quire_quantization.stored import GroupedIntegers
+from quire_quantization.float4 import FP4_DOUBLED
+from quire_quantization.stored import GroupedWeight
 
 __all__ = ["GGML_TYPES", "read_ggml"]
 
 IQ4_VALUES = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
-FP4_DOUBLED = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
-"""Twice the values of e2m1, by their bits."""
 
 
-def read_ggml(blocks: Tensor, kind: str) -> GroupedIntegers:
+def read_ggml(blocks: Tensor, kind: str) -> GroupedWeight:
     """blocks [O, bytes of a row] uint8 of a type in `GGML_TYPES` -> elements [O, I], scale [O, I / 32]."""
     _, size, read = GGML_TYPES[kind]
     rows = blocks.shape[0]
     elements, scale = read(blocks.reshape(-1, size))
-    return GroupedIntegers(elements.view(rows, -1), scale.reshape(rows, -1), None)
+    return GroupedWeight(elements.view(rows, -1), scale.reshape(rows, -1), None, bits=4 if kind == "Q4_0" else 8)
 
 
 def _scale(blocks: Tensor) -> Tensor:

@@ -14,8 +14,10 @@ from torch import Tensor
 from quire_interfaces import ConfigError, LinearMethod
 from quire_ops import OpRequest, bind
 from quire_ops.grouped import GROUP_SIZES, block_groups, pack_int4
+from quire_quantization.stored import exact_scale
 
 __all__ = [
+    "Float8WeightOnlyLinear",
     "Int4WeightOnlyLinear",
     "Int8WeightOnlyLinear",
     "PlainLinear",
@@ -27,6 +29,8 @@ __all__ = [
 _ROWS = 4096
 _SEARCH_ELEMENTS = 1 << 18
 """Weights whose scales are searched at a time: what a core's cache holds."""
+_FP8_MAX, _FP8_EXPONENT = 448.0, 8
+"""Largest magnitude of e4m3, and its exponent."""
 _SHRINKS = (1.0, 0.93, 0.86, 0.79)
 
 
@@ -193,6 +197,62 @@ class Int4WeightOnlyLinear:
         return out_features * -(-in_features // 128) * 64 + -(-out_features // 16) * 16 * groups * dtype_bytes
 
 
+class Float8WeightOnlyLinear:
+    """The weight in fp8 e4m3, rounded to nearest; activations as they are.
+
+    With one scale per output, max |weight[o]| / 448 (Micikevicius et al. 2022, "FP8 Formats for Deep Learning"); or, of
+    groups of 32 inputs, a power of two each: that of the largest magnitude, so that what is above 448 is cut off (OCP
+    Microscaling Formats 1.0, sec. 6.3).
+    """
+
+    logits_op = "grouped_linear"
+
+    def __init__(self, request: OpRequest, *, group_size: int | None = None) -> None:
+        self.name = "fp8" if group_size is None else "mxfp8"
+        self.group_size = group_size
+        self._linear = bind("grouped_linear", request)
+
+    def make_weights(self, weight: Tensor, bias: Tensor | None) -> dict[str, Tensor]:
+        """weight [out_features, in_features] float -> as op `grouped_linear` takes it, scales in the weight's dtype or,
+        where that cannot hold them, in float32."""
+        outputs, inputs = weight.shape
+        size = self.group_size or GROUP_SIZES[0]
+        elements = torch.empty_like(weight, dtype=torch.float8_e4m3fn)
+        scales = torch.empty(outputs, -(-inputs // size))
+        for begin in range(0, outputs, _ROWS):  # bounds the wide copies
+            rows = slice(begin, begin + _ROWS)
+            wide = weight[rows].float()
+            scales[rows] = self._scales(wide, size, weight.dtype)
+            divisor = torch.where(scales[rows] == 0, 1.0, scales[rows]).repeat_interleave(size, dim=1)[:, :inputs]
+            elements[rows] = (wide / divisor).clamp_(-_FP8_MAX, _FP8_MAX).to(torch.float8_e4m3fn)
+        weights = {"weight": elements, "scale": block_groups(exact_scale(scales, weight.dtype))}
+        return weights if bias is None else {**weights, "bias": bias}
+
+    def _scales(self, weight: Tensor, size: int, dtype: torch.dtype) -> Tensor:
+        """Some rows [R, I] -> [R, groups]."""
+        if self.group_size is None:
+            scale = (weight.abs().amax(dim=1, keepdim=True) / _FP8_MAX).to(dtype).float()
+            return scale.expand(-1, -(-weight.shape[1] // size))
+        padded = torch.nn.functional.pad(weight, (0, -weight.shape[1] % size))
+        largest = padded.view(len(weight), -1, size).abs().amax(dim=2)
+        return torch.where(largest == 0, 0.0, torch.exp2(largest.log2().floor().clamp_min(-119) - _FP8_EXPONENT))
+
+    def apply(self, weights: dict[str, Tensor], x: Tensor) -> Tensor:
+        """x [N, in_features] -> [N, out_features]."""
+        out: Tensor = self._linear(x, weights["weight"], weights["scale"], None, weights.get("bias"))
+        return out
+
+    def logits(self, weights: dict[str, Tensor], x: Tensor) -> Tensor:
+        """x [N, in_features] -> [N, out_features] float32, without a bias."""
+        out: Tensor = self._linear(x, weights["weight"], weights["scale"], None, None, wide=True)
+        return out
+
+    def weight_bytes(self, out_features: int, in_features: int, dtype_bytes: int) -> int:
+        """A byte per weight, and a scale per group (of 128 inputs for one scale) of whole blocks of 16 outputs."""
+        groups = -(-in_features // (self.group_size or GROUP_SIZES[0]))
+        return out_features * in_features + -(-out_features // 16) * 16 * groups * dtype_bytes
+
+
 def _elements(groups: Tensor, scale: Tensor) -> Tensor:
     # A group of zeros (or one so small that its scale is rounded to zero) is kept as zeros.
     return groups.div(torch.where(scale == 0, torch.inf, scale)).round_().clamp_(-8, 7)
@@ -205,6 +265,8 @@ _METHODS: dict[str, Callable[[OpRequest], LinearMethod]] = {
     "int4": partial(Int4WeightOnlyLinear, group_size=128),
     "int4-g64": partial(Int4WeightOnlyLinear, group_size=64),
     "int4-g32": partial(Int4WeightOnlyLinear, group_size=32),
+    "fp8": Float8WeightOnlyLinear,
+    "mxfp8": partial(Float8WeightOnlyLinear, group_size=32),
 }
 
 

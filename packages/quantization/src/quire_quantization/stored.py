@@ -20,51 +20,71 @@ from torch import Tensor
 from quire_interfaces import CheckpointError
 from quire_ops.grouped import block_groups, pack_int4
 
-__all__ = ["GroupedIntegers", "grouped_weights", "read_awq", "read_gptq", "read_packed", "unpack_int32"]
+__all__ = [
+    "GroupedWeight",
+    "exact_scale",
+    "grouped_weights",
+    "read_awq",
+    "read_gptq",
+    "read_int8",
+    "read_packed",
+    "unpack_int32",
+]
 
 AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
 
 
-class GroupedIntegers(NamedTuple):
+class GroupedWeight(NamedTuple):
     """value[o, i] = scale[o, group of i] * (element[o, i] - zero[o, group of i])."""
 
     elements: Tensor
-    """[O, I] int8, from -2^(bits - 1)."""
+    """[O, I] int8, from -2^(bits - 1); or fp8 e4m3, or float32 values of a code."""
     scale: Tensor
     """[O, G] float."""
     zero: Tensor | None
     """[O, G] int16."""
     order: Tensor | None = None
     """[I] int64: which of the network's inputs column i belongs to; None as they come."""
+    group_size: int | None = None
+    """Inputs of a group where the last group may be shorter; None divides."""
+    bits: int = 8
+    """Of whole numbers: at most 4 when they are from -8 to 7."""
 
     def dequantized(self) -> Tensor:
         """[O, I] float32, inputs as the network has them."""
-        size = self.elements.shape[1] // self.scale.shape[1]
-        wide = self.elements.float()
+        inputs = self.elements.shape[1]
+        size = self.group_size or inputs // self.scale.shape[1]
+        wide = self.elements.to(torch.float32, copy=True)
         if self.zero is not None:
-            wide -= self.zero.float().repeat_interleave(size, dim=1)
-        wide *= self.scale.float().repeat_interleave(size, dim=1)
+            wide -= self.zero.float().repeat_interleave(size, dim=1)[:, :inputs]
+        wide *= self.scale.float().repeat_interleave(size, dim=1)[:, :inputs]
         return wide if self.order is None else torch.empty_like(wide).index_copy_(1, self.order, wide)
 
 
 def unpack_int32(packed: Tensor, bits: int, dim: int) -> Tensor:
-    """packed int32 -> int32 numbers from 0, `32 / bits` times as many along `dim`."""
-    shifts = torch.arange(0, 32, bits, dtype=torch.int32)
-    numbers = (packed.movedim(dim, -1)[..., None] >> shifts) & ((1 << bits) - 1)
+    """packed int32 -> int32 numbers from 0, `32 / bits` times as many along `dim`; of 3 bits, 32 in 3 words."""
+    words = packed.movedim(dim, -1)
+    if 32 % bits:  # 32 numbers side by side in as many words as a number has bits
+        pairs = torch.nn.functional.pad(words.unflatten(-1, (-1, bits)).long() & 0xFFFFFFFF, (0, 1))
+        first = torch.arange(0, 32 * bits, bits)
+        both = pairs[..., first // 32] | pairs[..., first // 32 + 1] << 32
+        numbers = ((both >> first % 32) & ((1 << bits) - 1)).int()
+    else:
+        numbers = (words[..., None] >> torch.arange(0, 32, bits, dtype=torch.int32)) & ((1 << bits) - 1)
     return numbers.flatten(-2).movedim(-1, dim)
 
 
 def read_gptq(
     qweight: Tensor, qzeros: Tensor, scales: Tensor, g_idx: Tensor | None, *, bits: int, zero_offset: int, name: str
-) -> GroupedIntegers:
+) -> GroupedWeight:
     """See above. `name` of the layer, for messages."""
     middle = 1 << (bits - 1)
     elements = (unpack_int32(qweight, bits, 0) - middle).to(torch.int8).T.contiguous()
     zero = (unpack_int32(qzeros, bits, 1) + zero_offset - middle).to(torch.int16).T.contiguous()
-    return _in_order(elements, scales.T.contiguous(), _or_none(zero), g_idx, name)
+    return _in_order(GroupedWeight(elements, scales.T.contiguous(), _or_none(zero), bits=bits), g_idx, name)
 
 
-def read_awq(qweight: Tensor, qzeros: Tensor, scales: Tensor) -> GroupedIntegers:
+def read_awq(qweight: Tensor, qzeros: Tensor, scales: Tensor) -> GroupedWeight:
     """See above."""
 
     def unpack(packed: Tensor) -> Tensor:
@@ -74,47 +94,55 @@ def read_awq(qweight: Tensor, qzeros: Tensor, scales: Tensor) -> GroupedIntegers
         return placed.view(packed.shape[0], -1).T - 8
 
     zero = _or_none(unpack(qzeros).to(torch.int16).contiguous())
-    return GroupedIntegers(unpack(qweight).to(torch.int8).contiguous(), scales.T.contiguous(), zero)
+    return GroupedWeight(unpack(qweight).to(torch.int8).contiguous(), scales.T.contiguous(), zero, bits=4)
 
 
 def read_packed(
     packed: Tensor, scale: Tensor, zero_point: Tensor | None, g_idx: Tensor | None, *, bits: int, inputs: int, name: str
-) -> GroupedIntegers:
+) -> GroupedWeight:
     """See above. inputs: of the layer; packed numbers may be a few more."""
     middle = 1 << (bits - 1)
     elements = (unpack_int32(packed, bits, 1)[:, :inputs] - middle).to(torch.int8)
     zero = None
     if zero_point is not None:
         zero = _or_none((unpack_int32(zero_point, bits, 0)[: scale.shape[0]] - middle).to(torch.int16))
-    return _in_order(elements, scale, zero, g_idx, name)
+    return _in_order(GroupedWeight(elements, scale, zero, bits=bits), g_idx, name)
+
+
+def read_int8(weight: Tensor, scale: Tensor, zero: Tensor | None) -> GroupedWeight:
+    """weight [O, I] int8, scale and zero [O, G], [O] or [1]."""
+    scale = scale.expand(len(weight), -1) if scale.ndim == 2 else scale.expand(len(weight))[:, None]
+    if zero is not None:
+        zero = (zero if zero.ndim == 2 else zero[:, None]).expand(scale.shape).to(torch.int16)
+    return GroupedWeight(weight, scale, zero)
 
 
 def _or_none(zero: Tensor) -> Tensor | None:
     return zero if zero.any() else None
 
 
-def _in_order(elements: Tensor, scale: Tensor, zero: Tensor | None, g_idx: Tensor | None, name: str) -> GroupedIntegers:
+def _in_order(weight: GroupedWeight, g_idx: Tensor | None, name: str) -> GroupedWeight:
     """Inputs group by group, where the checkpoint says of each which group it is in."""
-    inputs, num_groups = elements.shape[1], scale.shape[1]
+    inputs, num_groups = weight.elements.shape[1], weight.scale.shape[1]
     if inputs % num_groups:
         raise CheckpointError(f"{name}: {inputs} inputs cannot be cut into {num_groups} groups; get the files again")
     expected = torch.arange(inputs) // (inputs // num_groups)
     if g_idx is None or torch.equal(g_idx.long(), expected):
-        return GroupedIntegers(elements, scale, zero)
+        return weight
     groups, order = torch.sort(g_idx.long(), stable=True)
     if not torch.equal(groups, expected):
         raise CheckpointError(
             f"{name}: g_idx does not put {inputs // num_groups} inputs into each of {num_groups} groups; "
             "the checkpoint is damaged, get the files again"
         )
-    return GroupedIntegers(elements[:, order], scale, zero, order)
+    return weight._replace(elements=weight.elements[:, order], order=order)
 
 
-def grouped_weights(integers: GroupedIntegers, bits: int, dtype: torch.dtype, name: str) -> dict[str, Tensor]:
+def grouped_weights(weight: GroupedWeight, dtype: torch.dtype, name: str) -> dict[str, Tensor]:
     """As op `grouped_linear` takes them, and "order" where there is one. Scales that `dtype` cannot hold exactly are
     kept in float32."""
-    elements, scale, zero, order = integers
-    size = elements.shape[1] // scale.shape[1]
+    elements, scale, zero, order, size, bits = weight
+    size = size or elements.shape[1] // scale.shape[1]
     if size > 128 or scale.shape[1] == 1:  # of the same scale: as many smaller groups as the op takes
         if scale.shape[1] > 1 and size % 128:
             raise CheckpointError(f"{name}: groups of {size} inputs are not a multiple of 128")
@@ -122,7 +150,7 @@ def grouped_weights(integers: GroupedIntegers, bits: int, dtype: torch.dtype, na
         scale = scale.repeat_interleave(repeats, dim=1)
         zero = None if zero is None else zero.repeat_interleave(repeats, dim=1)
     weights = {
-        "weight": pack_int4(elements) if bits == 4 else elements.contiguous(),
+        "weight": pack_int4(elements) if bits <= 4 else elements.contiguous(),
         "scale": block_groups(exact_scale(scale, dtype)),
     }
     if zero is not None:

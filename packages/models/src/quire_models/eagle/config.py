@@ -13,7 +13,7 @@ from quire_interfaces import CheckpointError
 from quire_models.config import ModelConfig
 from quire_models.config_fields import decoder_fields
 from quire_models.fields import Fields, read_json
-from quire_models.quantization_config import parse_quantization
+from quire_models.quantization_formats import parse_quantization
 
 __all__ = ["EAGLE_KINDS", "EagleConfig", "default_feature_layers", "read_eagle_config"]
 

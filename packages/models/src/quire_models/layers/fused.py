@@ -9,23 +9,38 @@ from torch import Tensor
 
 __all__ = ["split_heads", "split_rows"]
 
+_OUTPUTS_LAST = frozenset({"qweight", "qzeros", "scales"})
+"""Tensors of GPTQ and AWQ."""
+_EACH_OUTPUT = frozenset({"weight", "bias"})
+_OF_INPUTS = frozenset({"g_idx", "weight_g_idx", "weight_shape"})
+
 
 def split_rows(name: str, tensor: Tensor, fused: Mapping[str, Mapping[str, int]]) -> Iterable[tuple[str, Tensor]]:
-    """Cut a weight or bias whose module is in `fused` along its outputs.
+    """Cut a tensor of a module in `fused` along its outputs: a weight, a bias, or what quantized layers have.
 
     Args:
-        name: The tensor's name in the checkpoint, `<prefix>.<module>.weight` or `.bias`.
+        name: The tensor's name in the checkpoint, `<prefix>.<module>.weight`, `.bias`, `.weight_scale`, `.qweight`, ...
         fused: Name of a module -> names and outputs of its parts, in the order in which they are stored.
 
     Returns:
-        Names and views. A tensor that is not fused, or does not have these sizes, comes back as it is.
+        Names and views. What is of all outputs or of inputs goes to each part. A tensor that is not fused, or does not
+        have these sizes, comes back as it is.
     """
     prefix, _, kind = name.rpartition(".")
     outer, _, module = prefix.rpartition(".")
     parts = fused.get(module)
-    if parts is None or sum(parts.values()) != tensor.shape[0]:
+    if parts is None:
         return ((name, tensor),)
-    pieces = torch.split(tensor, list(parts.values()))
+    if kind in _OF_INPUTS or (tensor.numel() == 1 and kind not in _EACH_OUTPUT):
+        return [(f"{outer}.{part}.{kind}", tensor) for part in parts]
+    dim = 1 if kind in _OUTPUTS_LAST else 0
+    # Outputs may be packed, or share a block.
+    sizes = [size * tensor.shape[dim] / sum(parts.values()) for size in parts.values()]
+    if not all(size.is_integer() for size in sizes) or (
+        kind in ("weight", "bias") and sum(sizes) != sum(parts.values())
+    ):
+        return ((name, tensor),)
+    pieces = [piece.contiguous() for piece in torch.split(tensor, [int(size) for size in sizes], dim)]
     return [(f"{outer}.{part}.{kind}", piece) for part, piece in zip(parts, pieces, strict=True)]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
@@ -63,6 +64,17 @@ class Network:
     def adapters(self) -> AdapterSlots | None:
         """Where its layers find adapters; None where it takes none."""
         return self._scope.adapters
+
+    @property
+    def linear_kernels(self) -> str:
+        """What multiplies with the layers that are quantized in the checkpoint, for how many of them, and why nothing
+        before it in order does: "grouped_linear for 14 (int8_linear: takes no int4)". Empty where there are none."""
+        counts = Counter(method.choice for method in self._scope.stored if method.choice is not None)
+        parts = []
+        for choice, count in counts.items():
+            reasons = "; ".join(f"{op}: {reason}" for op, reason in choice.against)
+            parts.append(f"{choice.kernel.op} for {count}" + (f" ({reasons})" if reasons else ""))
+        return ", ".join(parts)
 
     @property
     def attention_names(self) -> tuple[str, ...]:

@@ -12,7 +12,7 @@ ELEMENTWISE = frozenset({"embedding", "rotary_embedding"})
 """Ops that copy numbers or act on each alone, with operations that round one way: alike in every backend."""
 
 LINEAR_OPS = {"plain": "linear", "int8": "int8_linear", "w8a8": "w8a8_linear"} | dict.fromkeys(
-    ("int4", "int4-g64", "int4-g32"), "grouped_linear"
+    ("int4", "int4-g64", "int4-g32", "fp8", "mxfp8"), "grouped_linear"
 )
 
 

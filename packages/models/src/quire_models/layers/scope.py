@@ -66,6 +66,10 @@ class Scope:
     """How the checkpoint stores linear layers, when it is quantized."""
     adapters: AdapterSlots | None = None
     """Where layers find adapters on top of them; None where there never are any."""
+    disabled_linear_kernels: frozenset[str] = frozenset()
+    """Ops that may not multiply with weights of a quantized checkpoint."""
+    stored: list[StoredLinear] = field(default_factory=list)
+    """The methods of all layers that are quantized in the checkpoint."""
     prefix: str = ""
     parameters: list[Parameter] = field(default_factory=list)
     """Every parameter of the network, in the order in which layers were made; shared by all scopes of a network."""
@@ -122,7 +126,9 @@ class Scope:
         if stored is None:
             return None
         request = OpRequest(device=self.device.type, dtype=self.dtype)
-        return StoredLinear(stored, request, name, out_features, in_features)
+        method = StoredLinear(stored, request, name, out_features, in_features, self.disabled_linear_kernels)
+        self.stored.append(method)
+        return method
 
     def stored_head(self, vocab_size: int, size: int, *, tied: bool) -> StoredLinear | None:
         """The same of an LM head; one that is the embedding has a form of its own in GGUF files only."""

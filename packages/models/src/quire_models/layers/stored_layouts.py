@@ -1,0 +1,211 @@
+"""What a layer has in a quantized checkpoint, layout by layout: names, shapes, dtypes, and how they are read.
+
+A layout is two functions of a table. Knows names of tensors; the arithmetic is in `quire_quantization`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from quire_models.quantization_config import QuantizationConfig
+from quire_quantization.float4 import powers_of_two, read_bitsandbytes4, read_float8, read_mxfp4, read_nvfp4
+from quire_quantization.ggml import GGML_TYPES, read_ggml
+from quire_quantization.stored import GroupedWeight, read_awq, read_gptq, read_int8, read_packed
+
+__all__ = ["LAYOUTS", "Layout", "StoredLayer", "StoredTensor"]
+
+ANY = -1
+"""Of a shape: any size."""
+
+
+class StoredTensor(NamedTuple):
+    """A tensor that a layer has in the checkpoint."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype | None
+    """None for the network's."""
+    optional: bool = False
+
+
+class StoredLayer(NamedTuple):
+    """A layer of a quantized checkpoint."""
+
+    name: str
+    outputs: int
+    inputs: int
+    config: QuantizationConfig
+
+    @property
+    def groups(self) -> int:
+        """Groups of an output."""
+        return self.inputs // (self.config.group_size or self.inputs)
+
+    @property
+    def scale_shape(self) -> tuple[int, ...]:
+        """Of the scales of elements that are not packed."""
+        if self.config.granularity == "tensor":
+            return (1,)
+        if self.config.block_shape is not None:
+            rows, cols = self.config.block_shape
+            return (-(-self.outputs // rows), -(-self.inputs // cols))
+        return (self.outputs, self.groups)
+
+
+class Layout(NamedTuple):
+    """How a format stores a layer."""
+
+    tensors: Callable[[StoredLayer, torch.dtype], dict[str, StoredTensor]]
+    """(layer, compute dtype) -> name behind the layer's -> what the checkpoint has under it, the bias aside."""
+    read: Callable[[StoredLayer, Mapping[str, Tensor]], GroupedWeight]
+    """The loaded tensors -> what they stand for."""
+
+
+def _gptq_tensors(layer: StoredLayer, dtype: torch.dtype) -> dict[str, StoredTensor]:
+    bits, ordered = layer.config.bits, layer.config.activation_order
+    return {
+        "qweight": StoredTensor((layer.inputs * bits // 32, layer.outputs), torch.int32),
+        "qzeros": StoredTensor((layer.groups, layer.outputs * bits // 32), torch.int32),
+        "scales": StoredTensor((layer.groups, layer.outputs), torch.float32),
+        "g_idx": StoredTensor((layer.inputs,), torch.int32, optional=not ordered),
+        "bias": StoredTensor((layer.outputs,), dtype, optional=True),
+    }
+
+
+def _read_gptq(layer: StoredLayer, tensors: Mapping[str, Tensor]) -> GroupedWeight:
+    return read_gptq(
+        tensors["qweight"], tensors["qzeros"], tensors["scales"], tensors.get("g_idx"),
+        bits=layer.config.bits, zero_offset=layer.config.zero_offset, name=layer.name,
+    )  # fmt: skip
+
+
+def _awq_tensors(layer: StoredLayer, dtype: torch.dtype) -> dict[str, StoredTensor]:
+    return {
+        "qweight": StoredTensor((layer.inputs, layer.outputs // 8), torch.int32),
+        "qzeros": StoredTensor((layer.groups, layer.outputs // 8), torch.int32),
+        "scales": StoredTensor((layer.groups, layer.outputs), torch.float32),
+    }
+
+
+def _packed_tensors(layer: StoredLayer, dtype: torch.dtype) -> dict[str, StoredTensor]:
+    config, in_word = layer.config, 32 // layer.config.bits
+    tensors = {
+        "weight_packed": StoredTensor((layer.outputs, -(-layer.inputs // in_word)), torch.int32),
+        "weight_scale": StoredTensor((layer.outputs, layer.groups), torch.float32),
+        "weight_g_idx": StoredTensor((layer.inputs,), torch.int32, optional=not config.activation_order),
+    }
+    if not config.symmetric:
+        tensors["weight_zero_point"] = StoredTensor((-(-layer.outputs // in_word), layer.groups), torch.int32)
+    return tensors
+
+
+def _read_packed(layer: StoredLayer, tensors: Mapping[str, Tensor]) -> GroupedWeight:
+    return read_packed(
+        tensors["weight_packed"], tensors["weight_scale"], tensors.get("weight_zero_point"),
+        tensors.get("weight_g_idx"), bits=layer.config.bits, inputs=layer.inputs, name=layer.name,
+    )  # fmt: skip
+
+
+def _plain_tensors(layer: StoredLayer, element: torch.dtype) -> dict[str, StoredTensor]:
+    """Elements that are not packed, and their scales."""
+    config = layer.config
+    tensors = {
+        "weight": StoredTensor((layer.outputs, layer.inputs), element),
+        config.scale_name: StoredTensor(layer.scale_shape, torch.float32),
+    }
+    if not config.symmetric:
+        tensors["weight_zero_point"] = StoredTensor(layer.scale_shape, torch.int8)
+    if config.activations == "static":
+        tensors["input_scale"] = StoredTensor((1,), torch.float32)
+    return tensors
+
+
+def _read_int8(layer: StoredLayer, tensors: Mapping[str, Tensor]) -> GroupedWeight:
+    return read_int8(tensors["weight"], tensors[layer.config.scale_name], tensors.get("weight_zero_point"))
+
+
+def _read_float8(layer: StoredLayer, tensors: Mapping[str, Tensor]) -> GroupedWeight:
+    return read_float8(tensors["weight"], tensors[layer.config.scale_name], layer.config.block_shape, layer.name)
+
+
+def _fp4_tensors(layer: StoredLayer, scale: torch.dtype) -> dict[str, StoredTensor]:
+    config = layer.config
+    tensors = {
+        config.weight_name: StoredTensor((layer.outputs, layer.inputs // 2), torch.uint8),
+        config.scale_name: StoredTensor((layer.outputs, layer.groups), scale),
+    }
+    if config.global_scale_name:
+        tensors[config.global_scale_name] = StoredTensor((1,), torch.float32)
+    return tensors
+
+
+def _read_mxfp4(layer: StoredLayer, tensors: Mapping[str, Tensor]) -> GroupedWeight:
+    return read_mxfp4(tensors[layer.config.weight_name], tensors[layer.config.scale_name], layer.name)
+
+
+def _read_nvfp4(layer: StoredLayer, tensors: Mapping[str, Tensor]) -> GroupedWeight:
+    config = layer.config
+    packed, scale, factor = (tensors[n] for n in (config.weight_name, config.scale_name, config.global_scale_name))
+    return read_nvfp4(packed, scale, factor, layer.name, divides=config.global_scale_name == "weight_global_scale")
+
+
+def _mxfp8_tensors(layer: StoredLayer, dtype: torch.dtype) -> dict[str, StoredTensor]:
+    return {
+        "weight": StoredTensor((layer.outputs, layer.inputs), torch.float8_e4m3fn),
+        layer.config.scale_name: StoredTensor((layer.outputs, layer.groups), torch.uint8),
+    }
+
+
+def _read_mxfp8(layer: StoredLayer, tensors: Mapping[str, Tensor]) -> GroupedWeight:
+    scale = powers_of_two(tensors[layer.config.scale_name], layer.name)
+    return read_float8(tensors["weight"], scale, None, layer.name)
+
+
+def _bitsandbytes4_tensors(layer: StoredLayer, dtype: torch.dtype) -> dict[str, StoredTensor]:
+    config = layer.config
+    nested = config.scale_name == "nested"
+    tensors = {
+        "weight": StoredTensor((layer.outputs * layer.inputs // 2, 1), torch.uint8),
+        "weight.absmax": StoredTensor((ANY,), torch.uint8 if nested else torch.float32),
+        "weight.quant_map": StoredTensor((16,), torch.float32),
+        f"weight.quant_state.bitsandbytes__{config.weight_name}": StoredTensor((ANY,), torch.uint8),
+    }
+    if nested:
+        tensors["weight.nested_absmax"] = StoredTensor((ANY,), torch.float32)
+        tensors["weight.nested_quant_map"] = StoredTensor((256,), torch.float32)
+    return tensors
+
+
+def _bitsandbytes8_tensors(layer: StoredLayer, dtype: torch.dtype) -> dict[str, StoredTensor]:
+    return {
+        "weight": StoredTensor((layer.outputs, layer.inputs), torch.int8),
+        "SCB": StoredTensor((layer.outputs,), torch.float32),
+        "weight_format": StoredTensor((), torch.uint8, optional=True),
+    }
+
+
+def _gguf_tensors(layer: StoredLayer, dtype: torch.dtype) -> dict[str, StoredTensor]:
+    weights, num_bytes, _ = GGML_TYPES[layer.config.ggml_type]
+    return {"weight": StoredTensor((layer.outputs, layer.inputs // weights * num_bytes), torch.uint8)}
+
+
+LAYOUTS: dict[str, Layout] = {
+    "gptq": Layout(_gptq_tensors, _read_gptq),
+    "awq": Layout(_awq_tensors, lambda _, t: read_awq(t["qweight"], t["qzeros"], t["scales"])),
+    "packed": Layout(_packed_tensors, _read_packed),
+    "int8": Layout(lambda layer, _: _plain_tensors(layer, torch.int8), _read_int8),
+    "fp8": Layout(lambda layer, _: _plain_tensors(layer, torch.float8_e4m3fn), _read_float8),
+    "mxfp8": Layout(_mxfp8_tensors, _read_mxfp8),
+    "mxfp4": Layout(lambda layer, _: _fp4_tensors(layer, torch.uint8), _read_mxfp4),
+    "nvfp4": Layout(lambda layer, _: _fp4_tensors(layer, torch.float8_e4m3fn), _read_nvfp4),
+    "bitsandbytes4": Layout(
+        _bitsandbytes4_tensors, lambda layer, t: read_bitsandbytes4(t, layer.outputs, layer.inputs, layer.name)
+    ),
+    # One step is a 127th of a row's largest magnitude (LLM.int8(), Dettmers et al. 2022, sec. 2.1).
+    "bitsandbytes8": Layout(_bitsandbytes8_tensors, lambda _, t: read_int8(t["weight"], t["SCB"] / 127.0, None)),
+    "gguf": Layout(_gguf_tensors, lambda layer, t: read_ggml(t["weight"], layer.config.ggml_type)),
+}
+"""By the name that `QuantizationConfig.layout` gives."""

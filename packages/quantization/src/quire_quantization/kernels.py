@@ -1,0 +1,185 @@
+"""Which op multiplies with a weight of a checkpoint: kernels say as data what they take, the first to fit serves.
+
+`QuantKey` is what they are asked: the form of a weight, or of inputs. Knows forms and ops; does not know files.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from quire_interfaces import ConfigError
+from quire_quantization.stored import GroupedWeight, exact_scale, grouped_weights
+
+__all__ = ["KERNELS", "KernelChoice", "QuantKey", "WeightKernel", "check_kernel_names", "choose_kernel", "key_of"]
+
+_ELEMENTS = {torch.int8: "int8", torch.float8_e4m3fn: "fp8_e4m3"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QuantKey:
+    """The form of a quantized matrix."""
+
+    dtype: str
+    """Of the elements: "int4", "int8", "fp8_e4m3"; "coded" where no kernel multiplies with them as they are."""
+    scale_dtype: str
+    """ "compute" where the compute dtype holds every scale exactly, else "float32"."""
+    granularity: str
+    """What shares a scale: "tensor", "channel" (all inputs of an output), "group" (some of them), "token"."""
+    group_size: int | None = None
+    """Inputs of a group."""
+    symmetric: bool = True
+    """There are no zero points."""
+    ordered: bool = True
+    """Inputs of a group lie side by side."""
+
+    def __str__(self) -> str:
+        groups = f"groups of {self.group_size}" if self.granularity == "group" else self.granularity
+        extra = [] if self.symmetric else ["zero points"]
+        return ", ".join([self.dtype, groups, f"{self.scale_dtype} scales", *extra])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WeightKernel:
+    """What an op takes; None for everything."""
+
+    op: str
+    dtypes: frozenset[str] | None = None
+    granularities: frozenset[str] | None = None
+    group_step: int = 1
+    """Groups are 32, 64 or multiples of 128 inputs where it is 32."""
+    float32_scales: bool = True
+    zero_points: bool = True
+    rounded_inputs: bool = False
+    """It takes inputs that are rounded to int8; the others take them as they come."""
+    make: Callable[[GroupedWeight, torch.dtype, str], dict[str, Tensor]]
+    """(weight, compute dtype, name of the layer) -> what the op is given."""
+    arguments: tuple[str, ...] = ("weight", "scale")
+    """Names of what `make` gives, in the order of the op's arguments behind x."""
+
+    def multiply(
+        self, ops: Callable[[str], Callable[..., Tensor]], weights: dict[str, Tensor], x: Tensor, *, logits: bool
+    ) -> Tensor:
+        """x [N, in_features] -> [N, out_features]; for `logits` float32, without a bias."""
+        if "order" in weights:
+            x = x.index_select(1, weights["order"])
+        given = [weights.get(name) for name in self.arguments]
+        if self.op == "linear":  # the one op whose logits are another op's
+            return ops("lm_head")(x, *given) if logits else ops("linear")(x, *given, weights.get("bias"))
+        return ops(self.op)(x, *given, None if logits else weights.get("bias"), wide=logits)
+
+    def reason_against(self, weight: QuantKey, inputs: QuantKey | None) -> str:
+        """Why it does not take a weight, and inputs (None: as they come); empty when it does."""
+        size = weight.group_size or 128
+        reasons = (
+            (self.rounded_inputs and inputs is None, "inputs stay as they are"),
+            (self.dtypes is not None and weight.dtype not in self.dtypes, f"takes no {weight.dtype}"),
+            (not self.zero_points and not weight.symmetric, "takes no zero points"),
+            (
+                self.granularities is not None and weight.granularity not in self.granularities,
+                f"takes no scales by {weight.granularity}",
+            ),
+            (size % self.group_step or (size > 128 and size % 128) or size == 96, f"takes no groups of {size}"),
+            (not self.float32_scales and weight.scale_dtype == "float32", "takes scales of the compute dtype only"),
+        )
+        return next((text for applies, text in reasons if applies), "")
+
+
+class KernelChoice(NamedTuple):
+    """The kernel of one weight."""
+
+    kernel: WeightKernel
+    against: tuple[tuple[str, str], ...]
+    """(op, why not) of those before it."""
+
+
+def _one_scale(weight: GroupedWeight, dtype: torch.dtype, name: str) -> dict[str, Tensor]:
+    return {"weight": weight.elements, "scale": weight.scale[:, 0].to(dtype).contiguous()}
+
+
+def _grouped(weight: GroupedWeight, dtype: torch.dtype, name: str) -> dict[str, Tensor]:
+    return grouped_weights(weight, dtype, name)
+
+
+def _widened(weight: GroupedWeight, dtype: torch.dtype, name: str) -> dict[str, Tensor]:
+    return {"weight": weight.dequantized().to(dtype)}
+
+
+_INT8, _BY_OUTPUT = frozenset({"int8"}), frozenset({"tensor", "channel"})
+
+KERNELS = (
+    WeightKernel(
+        op="w8a8_linear",
+        dtypes=_INT8,
+        granularities=_BY_OUTPUT,
+        float32_scales=False,
+        zero_points=False,
+        rounded_inputs=True,
+        make=_one_scale,
+        arguments=("weight", "scale", "input_scale"),
+    ),
+    WeightKernel(
+        op="int8_linear",
+        dtypes=_INT8,
+        granularities=_BY_OUTPUT,
+        float32_scales=False,
+        zero_points=False,
+        make=_one_scale,
+    ),
+    WeightKernel(
+        op="grouped_linear",
+        dtypes=frozenset({"int4", "int8", "fp8_e4m3"}),
+        group_step=32,
+        make=_grouped,
+        arguments=("weight", "scale", "zero"),
+    ),
+    WeightKernel(op="linear", make=_widened, arguments=("weight",)),
+)
+"""In the order of preference. `linear` takes any weight, widened to the compute dtype: rounded to it, and as large."""
+
+
+def key_of(weight: GroupedWeight, dtype: torch.dtype) -> QuantKey:
+    """The key of a weight of a checkpoint for a network that computes in `dtype`."""
+    inputs, groups = weight.elements.shape[1], weight.scale.shape[1]
+    elements = _ELEMENTS.get(weight.elements.dtype, "coded")
+    return QuantKey(
+        dtype="int4" if elements == "int8" and weight.bits <= 4 else elements,
+        scale_dtype="compute" if exact_scale(weight.scale, dtype).dtype == dtype else "float32",
+        granularity="channel" if groups == 1 else "group",
+        group_size=None if groups == 1 else weight.group_size or inputs // groups,
+        symmetric=weight.zero is None,
+        ordered=weight.order is None,
+    )
+
+
+def choose_kernel(weight: QuantKey, inputs: QuantKey | None, disabled: Collection[str]) -> KernelChoice:
+    """The first kernel that takes the weight and is not disabled.
+
+    Raises:
+        ConfigError: None is left.
+    """
+    against: list[tuple[str, str]] = []
+    for kernel in KERNELS:
+        reason = "disabled" if kernel.op in disabled else kernel.reason_against(weight, inputs)
+        if not reason:
+            return KernelChoice(kernel, tuple(against))
+        against.append((kernel.op, reason))
+    reasons = "; ".join(f"{op}: {reason}" for op, reason in against)
+    raise ConfigError(
+        f"no linear kernel is left for weights in {weight} ({reasons}); enable one of them",
+        field="disabled_linear_kernels",
+    )
+
+
+def check_kernel_names(names: Collection[str]) -> None:
+    """Raises ConfigError for a name that no kernel has."""
+    known = [kernel.op for kernel in KERNELS]
+    for name in names:
+        if name not in known:
+            raise ConfigError(
+                f"there is no linear kernel {name!r}; choose of {', '.join(known)}", field="disabled_linear_kernels"
+            )
