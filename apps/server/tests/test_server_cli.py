@@ -272,3 +272,15 @@ def test_eval_compares_forms_of_the_weights(tmp_path: Path, capsys: pytest.Captu
     status, _, err = run(capsys, "eval", str(folder), *flags[:2], "--window", "100", "--max-model-len", "64")
     assert status == 1
     assert "window must be from 2 to 63" in err
+
+
+def test_quantize_writes_a_checkpoint(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = make_checkpoint(tmp_path / "model", like="llama", size="tiny")
+    status, out, _ = run(capsys, "quantize", str(folder), str(tmp_path / "out"), "--scheme", "int8")
+    assert status == 0
+    assert "14 layers in int8, 0 matrices as they were" in out
+    status, out, _ = run(capsys, "plan", str(tmp_path / "out"), "--json")
+    assert status == 0
+    status, _, err = run(capsys, "quantize", str(folder), str(tmp_path / "out"), "--scheme", "int8")
+    assert status == 1
+    assert "is not an empty folder" in err

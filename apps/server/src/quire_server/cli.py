@@ -141,6 +141,21 @@ def run_eval(arguments: list[str]) -> int:
     return print_eval(QuireConfig(**built), args.text, window=args.window, against=args.against, as_json=args.as_json)
 
 
+@command("quantize", "write a checkpoint with quantized weights")
+def run_quantize(arguments: list[str]) -> int:
+    parser = _Parser("quire quantize", usage="quire quantize MODEL OUT --scheme NAME", allow_abbrev=False)
+    parser.add_argument("MODEL", help="folder or hub name of an unquantized checkpoint")
+    parser.add_argument("OUT", help="folder to write, new or empty")
+    parser.add_argument(
+        "--scheme", required=True, metavar="NAME", help="int8, fp8, int4-g128, int4-g64 or int4-g32, rounded to nearest"
+    )
+    parser.add_argument("--revision", help="branch, tag or commit of a hub model")
+    args = parser.parse_args(arguments)
+    from quire_server.quantize_report import print_quantize
+
+    return print_quantize(args.MODEL, args.OUT, args.scheme, revision=args.revision)
+
+
 @command("explain", "say value, source and effect of a setting; without a name, list all")
 def run_explain(arguments: list[str]) -> int:
     parser = _Parser("quire explain", usage="quire explain [FIELD] [--flag value ...]", allow_abbrev=False)

@@ -23,6 +23,7 @@ SETTINGS_GROUP = "quire.settings"
 
 OTHER_VARIABLES = {
     "QUIRE_CPU_KERNELS": "which build of the CPU kernels serves: amx, avx512, avx2 or none; the best by default",
+    "XDG_CACHE_HOME": "folder below which GGUF files get a folder of their own; ~/.cache by default",
     "QUIRE_REQUIRE_BROWSER": "tests: fail instead of skipping when there is no browser to test the chat page with",
     "QUIRE_SCREENSHOTS": "tests: folder for pictures of the chat page",
 }

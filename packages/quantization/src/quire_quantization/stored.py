@@ -24,6 +24,7 @@ __all__ = [
     "GroupedWeight",
     "exact_scale",
     "grouped_weights",
+    "pack_int32",
     "read_awq",
     "read_gptq",
     "read_int8",
@@ -72,6 +73,14 @@ def unpack_int32(packed: Tensor, bits: int, dim: int) -> Tensor:
     else:
         numbers = (words[..., None] >> torch.arange(0, 32, bits, dtype=torch.int32)) & ((1 << bits) - 1)
     return numbers.flatten(-2).movedim(-1, dim)
+
+
+def pack_int32(numbers: Tensor, bits: int) -> Tensor:
+    """numbers [O, I] from 0 -> [O, ceil(I * bits / 32)] int32; what `unpack_int32` takes along dim 1."""
+    count = 32 // bits
+    padded = torch.nn.functional.pad(numbers.long(), (0, -numbers.shape[1] % count)).unflatten(1, (-1, count))
+    words = (padded << torch.arange(0, 32, bits)).sum(dim=2)
+    return torch.where(words > 0x7FFFFFFF, words - (1 << 32), words).int()
 
 
 def read_gptq(

@@ -66,6 +66,11 @@ class Network:
         return self._scope.adapters
 
     @property
+    def stored_layers(self) -> tuple[str, ...]:
+        """Names of the linear layers that are quantized in the checkpoint."""
+        return tuple(method.layer for method in self._scope.stored)
+
+    @property
     def linear_kernels(self) -> str:
         """What multiplies with the layers that are quantized in the checkpoint, for how many of them, and why nothing
         before it in order does: "grouped_linear for 14 (int8_linear: takes no int4)". Empty where there are none."""

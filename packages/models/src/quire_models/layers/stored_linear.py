@@ -57,6 +57,11 @@ class StoredLinear:
         if awkward or inputs % (config.group_size or 1):
             raise CheckpointError(f"{name}: {outputs} x {inputs} does not fit {config.name}; config.json is of another")
 
+    @property
+    def layer(self) -> str:
+        """The layer's full name."""
+        return self._layer.name
+
     def tensors(self) -> dict[str, StoredTensor]:
         """Name behind the layer's -> what the checkpoint has under it, the bias aside."""
         return self._layout.tensors(self._layer, self._dtype)

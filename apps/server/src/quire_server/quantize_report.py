@@ -1,0 +1,30 @@
+"""How `quire quantize` shows what it does."""
+
+from __future__ import annotations
+
+from quire.plan import format_bytes
+from quire.quantize import quantize_checkpoint
+from quire_models.hub import resolve_model
+
+__all__ = ["print_quantize"]
+
+
+def print_quantize(model: str, out: str, scheme: str, *, revision: str | None) -> int:
+    """Write the checkpoint with a bar of progress on standard error, then a summary."""
+    from rich.console import Console
+    from rich.progress import Progress
+
+    with Progress(console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task(f"{scheme}: rounding and writing")
+        report = quantize_checkpoint(
+            resolve_model(model, revision),
+            out,
+            scheme,
+            progress=lambda done, total: bar.update(task, completed=done, total=total),
+        )
+    print(f"{report.num_quantized} layers in {scheme}, {len(report.left)} matrices as they were")
+    print(
+        f"{format_bytes(report.bytes_before)} -> {format_bytes(report.bytes_after)} in {len(report.files)} files: {out}"
+    )
+    print(f"compare them: quire eval {out} --text FILE")
+    return 0
