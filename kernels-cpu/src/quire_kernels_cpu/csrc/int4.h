@@ -20,27 +20,35 @@ namespace quire {
 constexpr int kInt4Middle = 8;
 constexpr int kPieceSteps = 16;
 
-// kLanes outputs from `begin` on against kTokens tokens, in float32.
-template <typename T, int kTokens>
+// kVectors times kLanes outputs from `begin` on against kTokens tokens, in float32; kWhole: all of them are there.
+template <typename T, int kTokens, int kVectors, bool kWhole>
 inline void dot_int4(const Half& half, int begin, const GroupScales& scales, int64_t cols, int64_t group,
-                     const float* const tokens[kTokens], Floats total[kTokens]) {
+                     const float* const tokens[kTokens], Floats total[kVectors][kTokens]) {
     const int lanes = std::min(kLanes, half.count - begin);
     for (int64_t k = 0, g = 0; k < cols; k += group, ++g) {
-        const Floats middle = scales.zeros_of(g, begin) + static_cast<float>(kInt4Middle);
-        const Floats scale = scales.scales_of<T>(g, begin);
-        Floats acc[kTokens] = {};
+        Floats middle[kVectors], acc[kVectors][kTokens] = {};
+        for (int v = 0; v < kVectors; ++v)
+            middle[v] = scales.zeros_of(g, begin + v * kLanes) + static_cast<float>(kInt4Middle);
         // Behind the last input tokens are zeros.
         for (int64_t i = k, end = std::min(k + group, cols); i < end; i += 4) {
             const int64_t step = i / kGroupPiece * kPieceSteps + i % 64 / 4;
-            Words word = {};
-            std::memcpy(&word, half.data + (step * half.count + begin) * 4, lanes * 4);
-            word >>= i % kGroupPiece < 64 ? 0 : 4;
-            for (int j = 0; j < 4; ++j, word >>= 8) {
-                const Floats w = __builtin_convertvector((Ints)(word & 15), Floats) - middle;
-                for (int t = 0; t < kTokens; ++t) acc[t] += w * tokens[t][i + j];
+            const char* const at = half.data + (step * half.count + begin) * 4;
+            Words word[kVectors] = {};
+            for (int v = 0; v < kVectors; ++v) {
+                std::memcpy(&word[v], at + v * sizeof *word, kWhole ? sizeof *word : lanes * 4);
+                word[v] >>= i % kGroupPiece < 64 ? 0 : 4;
             }
+#pragma GCC unroll 4
+            for (int j = 0; j < 4; ++j)
+                for (int v = 0; v < kVectors; ++v) {
+                    const Floats w = whole_to_floats((Ints)(word[v] >> 8 * j & 15)) - middle[v];
+                    for (int t = 0; t < kTokens; ++t) acc[v][t] = fused(w, splat(tokens[t][i + j]), acc[v][t]);
+                }
         }
-        for (int t = 0; t < kTokens; ++t) total[t] += scale * acc[t];
+        for (int v = 0; v < kVectors; ++v) {
+            const Floats scale = scales.scales_of<T>(g, begin + v * kLanes);
+            for (int t = 0; t < kTokens; ++t) total[v][t] = fused(scale, acc[v][t], total[v][t]);
+        }
     }
 }
 
@@ -50,12 +58,20 @@ void dot_int4_rows(const Half& half, const GroupScales& scales, int64_t group, c
                    float sums[kTile][kTile]) {
     const float* tokens[kTokens];
     for (int t = 0; t < kTokens; ++t) tokens[t] = x.row(std::min(first + t, x.tokens - 1));
-    for (int n = 0; n < half.count; n += kLanes) {
-        Floats total[kTokens] = {};
-        dot_int4<T, kTokens>(half, n, scales, x.cols, group, tokens, total);
-        for (int t = 0; t < kTokens; ++t)
-            for (int i = 0; i < kLanes; ++i) sums[n + i][first % kTile + t] = total[t][i];
-    }
+    const auto run = [&](int begin, auto vectors, auto whole) {
+        constexpr int kVectors = decltype(vectors)::value;
+        Floats total[kVectors][kTokens] = {};
+        dot_int4<T, kTokens, kVectors, decltype(whole)::value>(half, begin, scales, x.cols, group, tokens, total);
+        for (int v = 0; v < kVectors; ++v)
+            for (int t = 0; t < kTokens; ++t)
+                for (int i = 0; i < kLanes; ++i) sums[begin + v * kLanes + i][first % kTile + t] = total[v][t][i];
+    };
+    // One token has too few sums to wait for each other.
+    constexpr int kVectors = kTokens == 1 ? kTile / kLanes : 1;
+    int n = 0;
+    for (; n + kVectors * kLanes <= half.count; n += kVectors * kLanes)
+        run(n, std::integral_constant<int, kVectors>{}, std::true_type{});
+    for (; n < half.count; n += kLanes) run(n, std::integral_constant<int, 1>{}, std::false_type{});
 }
 
 #ifdef QUIRE_AMX
