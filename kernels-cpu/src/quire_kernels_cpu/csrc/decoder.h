@@ -58,13 +58,16 @@ struct ToGateAndUp {
     void operator()(int, int64_t row, int64_t tile, const Sums& sums) const {
         const int64_t cols = gate_up[0].rows, count = std::min<int64_t>(kTile, cols - row);
         const int64_t first = tile * kTile, num_tokens = std::min<int64_t>(kTile, tokens - first);
-        for (int half = 0; half < 2; ++half)
-            for (int i = 0; i < count; ++i) {
-                alignas(64) float value[kTile];
+        alignas(64) float value[kTile][kTile];  // a token's outputs are then stored side by side
+        for (int half = 0; half < 2; ++half) {
+            for (int i = 0; i < count; ++i)
                 for (int t = 0; t < kTile; t += kLanes)
-                    store(value + t, ToActivated<T>::finished(gate_up[half], row + i, load(&sums.at[half][i][t])));
-                for (int64_t t = 0; t < num_tokens; ++t) to[half][(first + t) * cols + row + i] = value[t];
+                    store(value[i] + t, ToActivated<T>::finished(gate_up[half], row + i, load(&sums.at[half][i][t])));
+            for (int64_t t = 0; t < num_tokens; ++t) {
+                float* const out = to[half] + (first + t) * cols + row;
+                for (int i = 0; i < count; ++i) out[i] = value[i][t];
             }
+        }
     }
 };
 
@@ -149,9 +152,11 @@ private:
                    ToRows<T, T>{l.qkv, to, token_stride, step.tokens, by_head ? head_dim : 0}, &o);
             wait_for_team();
             if (adapters) {
+                LoraExpansion<T> added[3];
                 for (int i = 0; i < 3; ++i)
-                    expand(adapters + kLoraQ + i, i, step, i ? kv : q,
-                           LoraOutputs<T>{to[i], token_stride, head_stride, by_head ? head_dim : 0});
+                    added[i] = {adapters + kLoraQ + i, inner_of(i, step), i ? kv : q,
+                                {to[i], token_stride, head_stride, by_head ? head_dim : 0}};
+                lora_expand<T>(added, 3, step.lora);
                 wait_for_team();
             }
         }
@@ -178,8 +183,10 @@ private:
             shrink(adapters + kLoraGate, 2, step, normed_rows_, hidden);
             linear(gate_up, normed_, mine.linear, claimer, ToGateAndUp<T>{l.gate_up, {gate_, up}, step.tokens}, &down);
             wait_for_team();
-            expand(adapters + kLoraGate, 0, step, intermediate, LoraOutputs<float>{gate_, intermediate, 0, 0});
-            expand(adapters + kLoraUp, 1, step, intermediate, LoraOutputs<float>{up, intermediate, 0, 0});
+            const LoraExpansion<float> added[] = {
+                {adapters + kLoraGate, inner_of(0, step), intermediate, {gate_, intermediate, 0, 0}},
+                {adapters + kLoraUp, inner_of(1, step), intermediate, {up, intermediate, 0, 0}}};
+            lora_expand<T>(added, 2, step.lora);
             wait_for_team();
             activate_all(up, step.tokens * intermediate);
         } else {
@@ -200,20 +207,17 @@ private:
 
     // Adapters, first part: of `count` layers with the same inputs x [tokens, cols].
     void shrink(const LoraTable* tables, int count, const Step<T>& step, const T* x, int64_t cols) {
-        for (int i = 0; i < count; ++i) lora_shrink(tables[i], step.lora, x, cols, cols, inner_of(i, step));
+        lora_shrink(tables, count, step.lora, x, cols, cols, lora_inner_);
     }
 
-    // Second part; `which` was the layer's place in the first.
-    template <typename Out>
-    void expand(const LoraTable* table, int which, const Step<T>& step, int64_t outputs, const LoraOutputs<Out>& out) {
-        lora_expand<T>(*table, step.lora, inner_of(which, step), outputs, out);
-    }
-
+    // Second part, of a layer whose outputs go to the residual stream.
     void expand_projected(const LoraTable* table, const Step<T>& step) {
-        expand(table, 0, step, hidden, LoraOutputs<T>{projected_, hidden, 0, 0});
+        const LoraExpansion<T> added{table, inner_of(0, step), hidden, {projected_, hidden, 0, 0}};
+        lora_expand<T>(&added, 1, step.lora);
         wait_for_team();
     }
 
+    // Of layer `which` in the first part.
     float* inner_of(int which, const Step<T>& step) const {
         return lora_inner_ + which * step.lora.count() * step.lora.max_rank;
     }

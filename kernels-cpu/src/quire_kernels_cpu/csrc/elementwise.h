@@ -83,7 +83,8 @@ struct ToActivated {
     float limit = 0.0f;
 
     static Floats finished(const Matrix<T>& m, int64_t row, Floats sum) {
-        if (m.scale) sum *= to_float(m.scale[row]);
+        if (m.scale && m.bias) return fused(sum, splat(to_float(m.scale[row])), splat(to_float(m.bias[row])));
+        if (m.scale) return sum * to_float(m.scale[row]);
         return m.bias ? sum + to_float(m.bias[row]) : sum;
     }
 

@@ -39,9 +39,10 @@ void lora_op(const LoraTable& table, const LoraTokens& tokens, const T* x, int64
     float* const inner = buffer.get<float>(tokens.count() * tokens.max_rank);
 #pragma omp parallel if (tokens.count() * (inputs + outputs) > 16384)
     {
-        lora_shrink(table, tokens, x, inputs, inputs, inner);
+        lora_shrink(&table, 1, tokens, x, inputs, inputs, inner);
         wait_for_team();
-        lora_expand<T>(table, tokens, inner, outputs, LoraOutputs<Out>{out, outputs, 0, 0});
+        const LoraExpansion<Out> added{&table, inner, outputs, {out, outputs, 0, 0}};
+        lora_expand<T>(&added, 1, tokens);
     }
 }
 

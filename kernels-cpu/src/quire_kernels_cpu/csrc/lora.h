@@ -121,36 +121,65 @@ inline void lora_dots(const T* const w[kLoraRows], const T* const x[kLoraTokens]
 #endif
 }
 
-// inner [count, max_rank] = x a^T, in the order of `tokens.order`; the team shares the work.
+// Things that each thread should find at least two of: otherwise the tokens of an adapter are cut into parts, too.
+inline int64_t lora_cuts(const LoraTokens& tokens, int64_t things) {
+    const int64_t wanted = 2 * omp_get_num_threads();
+    if (things >= wanted || omp_get_num_threads() == 1) return 1;
+    int64_t most = 0;
+    for (int64_t g = 0; g < tokens.num_groups; ++g) most = std::max<int64_t>(most, tokens.groups[g].end - tokens.groups[g].begin);
+    return std::min((wanted + things - 1) / things, (most + kLoraTokens - 1) / kLoraTokens);
+}
+
+// Part `cut` of `cuts` of an adapter's tokens.
+inline LoraGroup lora_part(const LoraGroup& group, int64_t cut, int64_t cuts) {
+    const int64_t count = group.end - group.begin;
+    return {group.slot, static_cast<int32_t>(group.begin + count * cut / cuts),
+            static_cast<int32_t>(group.begin + count * (cut + 1) / cuts)};
+}
+
+// Rows [row, row + kLoraRows) of an adapter's a against its tokens.
 template <typename T>
-void lora_shrink(const LoraTable& table, const LoraTokens& tokens, const T* x, int64_t stride, int64_t cols, float* inner) {
-    if (!table.ranks) return;
-    const int64_t blocks = (tokens.max_rank + kLoraRows - 1) / kLoraRows;
-    const Range mine = my_share(tokens.num_groups * blocks);
+inline void lora_shrink_rows(const LoraTable& table, const LoraTokens& tokens, const LoraGroup& group, int row, const T* x,
+                             int64_t stride, int64_t cols, float* inner) {
+    const int num_rows = std::min(kLoraRows, table.ranks[group.slot] - row);
+    if (num_rows <= 0) return;
+    const T* a = static_cast<const T*>(table.a) + group.slot * tokens.max_rank * cols;
+    const T* w[kLoraRows];
+    for (int i = 0; i < kLoraRows; ++i) w[i] = a + (row + std::min(i, num_rows - 1)) * cols;
+    for (int t = group.begin; t < group.end; t += kLoraTokens) {
+        const int num_tokens = std::min(kLoraTokens, group.end - t);
+        const T* from[kLoraTokens];
+        float* to[kLoraTokens];
+        for (int j = 0; j < kLoraTokens; ++j) {
+            const int at = t + std::min(j, num_tokens - 1);
+            from[j] = x + tokens.order[at] * stride;
+            to[j] = inner + at * tokens.max_rank + row;
+        }
+        lora_dots(w, from, cols, to, num_rows, num_tokens);
+    }
+}
+
+// inner [tables][count, max_rank] = x a^T for `num_tables` layers of the same inputs, in the order of `tokens.order`; the
+// team shares the work of all of them.
+template <typename T>
+void lora_shrink(const LoraTable* tables, int num_tables, const LoraTokens& tokens, const T* x, int64_t stride, int64_t cols,
+                 float* inner) {
+    const int64_t blocks = (tokens.max_rank + kLoraRows - 1) / kLoraRows, per_table = tokens.num_groups * blocks;
+    const int64_t cuts = lora_cuts(tokens, num_tables * per_table);
+    const Range mine = my_share(num_tables * per_table * cuts);
     for (int64_t item = mine.begin; item < mine.end; ++item) {
-        const LoraGroup& group = tokens.groups[item / blocks];
-        const int rank = table.ranks[group.slot], row = static_cast<int>(item % blocks) * kLoraRows;
-        if (row >= rank) continue;
-        const int num_rows = std::min(kLoraRows, rank - row);
-        const T* a = static_cast<const T*>(table.a) + group.slot * tokens.max_rank * cols;
-        if (item + 1 < mine.end) {
-            const LoraGroup& next = tokens.groups[(item + 1) / blocks];
-            const int64_t first = next.slot * tokens.max_rank + (item + 1) % blocks * kLoraRows;
-            lora_fetch(static_cast<const T*>(table.a) + first * cols, kLoraRows * cols * sizeof(T));
+        const int64_t thing = item / cuts, which = thing / per_table, row = thing % blocks * kLoraRows;
+        const LoraTable& table = tables[which];
+        if (!table.ranks) continue;
+        const LoraGroup& group = tokens.groups[thing % per_table / blocks];
+        const int64_t next = (item + 1) / cuts;
+        if (item + 1 < mine.end && next != thing && tables[next / per_table].ranks) {
+            const int64_t slot = tokens.groups[next % per_table / blocks].slot;
+            const int64_t first = slot * tokens.max_rank + next % blocks * kLoraRows;
+            lora_fetch(static_cast<const T*>(tables[next / per_table].a) + first * cols, kLoraRows * cols * sizeof(T));
         }
-        const T* w[kLoraRows];
-        for (int i = 0; i < kLoraRows; ++i) w[i] = a + (row + std::min(i, num_rows - 1)) * cols;
-        for (int t = group.begin; t < group.end; t += kLoraTokens) {
-            const int num_tokens = std::min(kLoraTokens, group.end - t);
-            const T* from[kLoraTokens];
-            float* to[kLoraTokens];
-            for (int j = 0; j < kLoraTokens; ++j) {
-                const int at = t + std::min(j, num_tokens - 1);
-                from[j] = x + tokens.order[at] * stride;
-                to[j] = inner + at * tokens.max_rank + row;
-            }
-            lora_dots(w, from, cols, to, num_rows, num_tokens);
-        }
+        lora_shrink_rows(table, tokens, lora_part(group, item % cuts, cuts), static_cast<int>(row), x, stride, cols,
+                         inner + which * tokens.count() * tokens.max_rank);
     }
 }
 
@@ -186,44 +215,66 @@ inline void lora_add(const LoraTable& table, const T* b, int64_t at, int rank, i
         }
 }
 
-// outputs of the tokens in place; the team shares the work. A barrier must stand between this and the shrinking.
+// What is added to one layer's outputs: inner [count, max_rank] b.
+template <typename Out>
+struct LoraExpansion {
+    const LoraTable* table;
+    const float* inner;
+    int64_t outputs;
+    LoraOutputs<Out> out;
+
+    int64_t pieces() const { return (outputs + out.run() - 1) / out.run(); }
+};
+
+// Piece `piece` of an adapter's outputs for its tokens.
 template <typename T, typename Out>
-void lora_expand(const LoraTable& table, const LoraTokens& tokens, const float* inner, int64_t outputs,
-                 const LoraOutputs<Out>& out) {
-    if (!table.ranks) return;
-    const int64_t run = out.run(), pieces = (outputs + run - 1) / run;
-    const Range mine = my_share(tokens.num_groups * pieces);
-    for (int64_t item = mine.begin; item < mine.end; ++item) {
-        const LoraGroup& group = tokens.groups[item / pieces];
-        const int rank = table.ranks[group.slot];
-        if (rank == 0 && !table.adjusted[group.slot]) continue;
-        const T* b = static_cast<const T*>(table.b) + group.slot * tokens.max_rank * outputs;
-        const int64_t begin = item % pieces * run, end = std::min(begin + run, outputs);
-        for (int t = group.begin; t < group.end; t += kLoraTokens) {
-            const int num_tokens = std::min(kLoraTokens, group.end - t);
-            Out* to[kLoraTokens];
-            const float* from[kLoraTokens];
-            for (int j = 0; j < kLoraTokens; ++j) {
-                const int at = t + std::min(j, num_tokens - 1);
-                to[j] = out.at(tokens.order[at], begin);
-                from[j] = inner + at * tokens.max_rank;
-            }
-constexpr int kVectors = 4;
-            const bool adjusted = table.adjusted[group.slot];
-            for (int64_t n = begin; n < end;) {
-                if (n + kVectors * kLanes <= end) {
-                    lora_add<kVectors>(table, b, group.slot * outputs, rank, outputs, n, kLanes, adjusted, to, from,
-                                       num_tokens);
-                    n += kVectors * kLanes;
-                    for (int j = 0; j < kLoraTokens; ++j) to[j] += kVectors * kLanes;
-                    continue;
-                }
-                const int lanes = static_cast<int>(std::min<int64_t>(kLanes, end - n));
-                lora_add<1>(table, b, group.slot * outputs, rank, outputs, n, lanes, adjusted, to, from, num_tokens);
-                n += lanes;
-                for (int j = 0; j < kLoraTokens; ++j) to[j] += lanes;
-            }
+inline void lora_expand_piece(const LoraExpansion<Out>& x, const LoraTokens& tokens, const LoraGroup& group, int64_t piece) {
+    constexpr int kVectors = 4;
+    const LoraTable& table = *x.table;
+    const int rank = table.ranks[group.slot];
+    const bool adjusted = table.adjusted[group.slot];
+    if (rank == 0 && !adjusted) return;
+    const T* b = static_cast<const T*>(table.b) + group.slot * tokens.max_rank * x.outputs;
+    const int64_t begin = piece * x.out.run(), end = std::min(begin + x.out.run(), x.outputs);
+    for (int t = group.begin; t < group.end; t += kLoraTokens) {
+        const int num_tokens = std::min(kLoraTokens, group.end - t);
+        Out* to[kLoraTokens];
+        const float* from[kLoraTokens];
+        for (int j = 0; j < kLoraTokens; ++j) {
+            const int at = t + std::min(j, num_tokens - 1);
+            to[j] = x.out.at(tokens.order[at], begin);
+            from[j] = x.inner + at * tokens.max_rank;
         }
+        for (int64_t n = begin; n < end;) {
+            const bool whole = n + kVectors * kLanes <= end;
+            const int lanes = static_cast<int>(std::min<int64_t>(kLanes, end - n)), done = whole ? kVectors * kLanes : lanes;
+            const auto add = whole ? lora_add<kVectors, T, Out> : lora_add<1, T, Out>;
+            add(table, b, group.slot * x.outputs, rank, x.outputs, n, lanes, adjusted, to, from, num_tokens);
+            n += done;
+            for (int j = 0; j < kLoraTokens; ++j) to[j] += done;
+        }
+    }
+}
+
+// Outputs of the tokens in place, of some layers; the team shares the work of all of them. A barrier must stand between
+// this and the shrinking.
+template <typename T, typename Out>
+void lora_expand(const LoraExpansion<Out>* layers, int num_layers, const LoraTokens& tokens) {
+    int64_t pieces = 0;
+    for (int i = 0; i < num_layers; ++i) pieces += layers[i].table->ranks ? layers[i].pieces() : 0;
+    if (pieces == 0) return;
+    const int64_t cuts = lora_cuts(tokens, pieces * tokens.num_groups);
+    const Range mine = my_share(pieces * tokens.num_groups * cuts);
+    for (int64_t item = mine.begin; item < mine.end; ++item) {
+        const LoraExpansion<Out>* layer = layers;
+        int64_t rest = item / cuts;
+        for (;; ++layer) {
+            const int64_t of_layer = layer->table->ranks ? layer->pieces() * tokens.num_groups : 0;
+            if (rest < of_layer) break;
+            rest -= of_layer;
+        }
+        const LoraGroup& group = tokens.groups[rest / layer->pieces()];
+        lora_expand_piece<T>(*layer, tokens, lora_part(group, item % cuts, cuts), rest % layer->pieces());
     }
 }
 
