@@ -148,14 +148,20 @@ def test_companions_of_the_demo_model(method: str, least: float, expected: list[
     llm.close()
 
 
-@pytest.mark.parametrize("method", ["draft_model", "eagle3", "suffix"])
-def test_the_controller_changes_no_output(method: str, head: Path, expected: list[Any]) -> None:
+@pytest.mark.parametrize(
+    ("method", "ahead"), [("draft_model", False), ("draft_model", True), ("eagle3", False), ("suffix", True)]
+)
+def test_the_controller_changes_no_output(method: str, ahead: bool, head: Path, expected: list[Any]) -> None:
     model = {"draft_model": str(checkpoint_path()), "eagle3": str(head)}.get(method)
-    settings = {**SETTINGS, "speculative_adaptive": True}
+    settings = {**SETTINGS, "speculative_adaptive": True, "async_scheduling": ahead}
     llm = LLM(**settings, speculative_method=method, speculative_model=model, num_speculative_tokens=3)
     for _ in range(4):
         assert seen(llm.generate(conversations(llm), many_kinds(), use_tqdm=False)) == expected
-    assert llm.stats().num_draft_tokens_total > 0
+    stats = llm.stats()
+    assert stats.num_draft_tokens_total > 0
+    assert stats.draft_seconds_total > 0
+    if method != "eagle3":  # which is tried before plain steps, to which its time is compared
+        assert stats.draft_saved_seconds != 0
     llm.close()
 
 

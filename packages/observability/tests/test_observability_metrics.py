@@ -139,8 +139,12 @@ def test_breakdowns_add_up_to_what_they_break_down(prefix: str) -> None:
             num_external_prompt_tokens_total=24,
             num_accepted_tokens_total=9,
             num_accepted_tokens_per_pos_total=[6, 2, 1],
+            draft_seconds_total=0.5,
+            draft_saved_seconds=-0.25,
         ),
     )
+    assert value(metrics, f"{prefix}:spec_decode_draft_seconds_total", engine="0") == 0.5
+    assert value(metrics, f"{prefix}:spec_decode_saved_seconds", engine="0") == -0.25
     assert value(metrics, f"{prefix}:num_requests_waiting_by_reason", engine="0", reason="capacity") == 4
     assert value(metrics, f"{prefix}:num_requests_waiting_by_reason", engine="0", reason="deferred") == 3
     assert value(metrics, f"{prefix}:prompt_tokens_by_source_total", engine="0", source="local_compute") == 36

@@ -94,3 +94,18 @@ def test_drafts_are_ignored_unless_asked_for(make_driver):
     driver.run()
     assert all(not step.draft_token_ids for step in driver.steps)
     assert driver.told["a"].token_ids == expected_of(request)
+
+
+def test_nobody_waits_while_no_drafts_follow(make_driver):
+    requests = [make_request(name, range(5), max_tokens=40) for name in "ab"]
+    driver = make_driver(num_speculative_tokens=3, num_lookahead_tokens=3, draft_accuracy=0.7, depth=1)
+    driver.runner.rests_in = range(4, 16)
+    driver.add(*requests)
+    alone = set()
+    while driver.step():
+        if not driver._flying:
+            alone.add(driver.steps[-1].step_id)  # its result came in before the next step was planned
+    assert [driver.told[name].token_ids for name in "ab"] == [expected_of(request) for request in requests]
+    assert {step.step_id for step in driver.steps} - alone == set(range(5, 17))
+    # The proposals of step 16 came behind a step that was planned before: they are dropped, then drafting goes on.
+    assert [step.step_id for step in driver.steps if step.draft_token_ids] == [*range(1, 5), *range(18, 24)]

@@ -115,3 +115,76 @@ def test_rows_whose_drafts_are_wrong_get_one_until_they_are_right() -> None:
 def test_needs_a_token() -> None:
     with pytest.raises(ConfigError, match="at least 1"):
         DraftController(0)
+
+
+def test_a_hopeless_trial_is_short() -> None:
+    machine = Machine(compute_bound, 0.0)
+    machine.run(DraftController(8), 4, 100)
+    assert machine.lengths.count(8) == 0
+    assert machine.lengths.count(4) == 3  # one whose drafts come with the next step, and two that show it
+    assert machine.tokens / machine.seconds > 0.8 * machine.plain_rate(4)
+
+
+def test_heads_are_tried_before_plain_steps() -> None:
+    controller, machine = DraftController(4, catches_up=False), Machine(memory_bound, 0.8)
+    machine.run(controller, 1, 12)
+    assert machine.lengths == [2] * 6 + [0] * 6
+    machine.run(controller, 1, 300)
+    assert machine.lengths[12:268] == [2] * 256
+    assert machine.lengths[268:280] == [4] * 6 + [0] * 6
+    assert machine.lengths[-20:] == [4] * 20
+
+
+def test_a_larger_batch_begins_without_where_a_smaller_one_ended_without() -> None:
+    controller, machine = DraftController(4), Machine(compute_bound, 0.5)
+    machine.run(controller, 2, 60)
+    assert controller.rests(2)
+    machine.run(controller, 8, 2)
+    assert controller.rests(8)
+    assert not controller.rests(1)
+
+
+def test_a_larger_batch_ends_its_first_trial_when_a_smaller_one_ends_without() -> None:
+    controller, machine = DraftController(4, catches_up=False), Machine(compute_bound, 0.5)
+    machine.run(controller, 8, 2)
+    assert controller.present(8) == 2
+    machine.run(controller, 2, 20)
+    machine.run(controller, 8, 2)
+    assert controller.rests(8)
+
+
+def test_trials_come_so_late_that_they_cost_little() -> None:
+    """Catching up makes the first step of each trial take as long as forty plain ones."""
+    controller, seconds, plain_s, drafted = DraftController(4), 0.0, 0.01, 0
+    num_steps = 30_000
+    for _ in range(num_steps):
+        length = controller.choose(1)
+        step_s = plain_s * (1 + drafted) + (0.4 if length and not drafted else 0.0)
+        if not controller.rests(1):
+            controller.observe(1, 1, step_s)
+        seconds += step_s
+        drafted = length
+    assert num_steps * plain_s / seconds > 0.98
+
+
+def test_tells_what_drafting_saved() -> None:
+    controller = DraftController(1)
+    while controller.choose(1) == 0:
+        assert controller.observe(1, 1, 0.1) == 0
+    assert controller.observe(1, 1, 0.15) == pytest.approx(-0.05)
+    controller.choose(1)
+    assert controller.observe(1, 2, 0.15) == pytest.approx(0.05)
+
+
+def test_drafting_beside_prompts_has_to_be_earned_back() -> None:
+    def length(charged_s: float) -> int:
+        controller = DraftController(1)
+        drafted = 0
+        for _ in range(40):
+            now = controller.choose(1)
+            controller.charge(1, charged_s)
+            controller.observe(1, 1 + drafted, 0.01 * (1 + 0.2 * drafted))
+            drafted = now
+        return controller.present(1)
+
+    assert (length(0.0), length(0.02)) == (1, 0)

@@ -102,6 +102,13 @@ class ModelRunnerOutput:
     """Row -> prompt positions finished in this step, in order (position 0 has none)."""
     draft_token_ids: dict[int, list[int]] = field(default_factory=dict)
     """Row -> proposal for the next step."""
+    drafts_follow: bool = True
+    """Whether the next steps may bring proposals. If not, nobody needs to wait for this step's result to plan the next
+    one; a proposal that comes behind a step that was planned before is dropped."""
+    draft_seconds: float = 0.0
+    """Time that finding the proposals took."""
+    draft_saved_seconds: float = 0.0
+    """Time that drafting saved in this step against plain steps, as far as it is known; less than 0 where it lost."""
     forced_token_ids: dict[int, list[int]] = field(default_factory=dict)
     """Row -> tokens that certainly follow the last one in `sampled_token_ids`, because the request's grammar leaves no
     choice. Steps in flight produce the first of them; the scheduler may put the others into the next step as drafts."""
@@ -160,6 +167,11 @@ class SchedulerStats:
     num_drafts_total: int = 0
     num_accepted_tokens_per_pos_total: list[int] = field(default_factory=list)
     """Entry i counts the drafts whose token i (from 0) was accepted; as long as the longest draft allowed."""
+    draft_seconds_total: float = 0.0
+    """Time that finding drafts took."""
+    draft_saved_seconds: float = 0.0
+    """Time that drafting has saved against plain steps, as the controller of draft lengths measures it; trials that
+    lose are in it, so that it may shrink."""
     num_grammar_queries_total: int = 0
     """Constraints on outputs that requests asked for."""
     num_grammar_hits_total: int = 0

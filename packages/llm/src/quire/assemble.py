@@ -26,7 +26,7 @@ from quire_models.config import ModelConfig
 from quire_models.hub import resolve_model
 from quire_renderers import ChatRenderer, load_tokenizer
 from quire_scheduler import AdapterGate, KVTransfers, Scheduler, SharedPromptRule
-from quire_spec_decode import DraftController, make_drafter
+from quire_spec_decode import HEAD_METHODS, DraftController, make_drafter
 from quire_structured_output import GrammarCompiler, GrammarGate, Vocabulary, make_backend, resolve_backend
 
 if TYPE_CHECKING:
@@ -168,7 +168,7 @@ def build_parts(
         runner_config,
         drafter=drafter,
         draft_network=draft_network,
-        draft_controller=DraftController(num_drafts) if num_drafts and config.speculative.adaptive else None,
+        draft_controller=_make_controller(config, num_drafts),
         logits_processors=logits_processors,
         sampling_config=SamplingConfig(max_logprobs=config.model.max_logprobs),
         grammars=gate.compiler,
@@ -223,6 +223,12 @@ def _watch_kernels(runner: ModelRunner) -> Callable[[SchedulerStats], None]:
             stats.jit_compilations_total |= builder.count_compilations()
 
     return add_stats
+
+
+def _make_controller(config: QuireConfig, num_drafts: int) -> DraftController | None:
+    if not num_drafts or not config.speculative.adaptive:
+        return None
+    return DraftController(num_drafts, catches_up=config.speculative.method not in HEAD_METHODS)
 
 
 def _load_draft(config: QuireConfig, draft: DraftPlan) -> Network:

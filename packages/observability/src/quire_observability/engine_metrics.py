@@ -60,6 +60,7 @@ _COUNTERS = {
     "external_prefix_cache_hits": ("external_prefix_cache_hit_tokens_total", "Tokens that a tier brought."),
     "spec_decode_num_drafts": ("num_drafts_total", "Drafts verified."),
     "spec_decode_num_draft_tokens": ("num_draft_tokens_total", "Draft tokens verified."),
+    "spec_decode_draft_seconds": ("draft_seconds_total", "Time that finding drafts took."),
     "grammar_cache_queries": ("num_grammar_queries_total", "Constraints on outputs that requests asked for."),
     "grammar_cache_hits": ("num_grammar_hits_total", "Of these, those whose grammar was there already."),
     "grammar_compile_failures": ("num_grammar_failures_total", "Schemas, patterns and grammars that were refused."),
@@ -70,6 +71,10 @@ _COUNTERS = {
 _GAUGES = {
     "num_requests_running": ("num_running", "Requests in a row."),
     "num_requests_waiting": ("num_waiting", "Requests in the queue."),
+    "spec_decode_saved_seconds": (
+        "draft_saved_seconds",
+        "Time that drafting saved against plain steps, by measurement; less than 0 where it lost.",
+    ),
     "kv_cache_usage_perc": ("kv_cache_usage", "Used share of the KV cache, 1 is full."),
 }
 

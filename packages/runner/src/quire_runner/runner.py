@@ -377,12 +377,18 @@ class ModelRunner:
             for new in output.new_rows:
                 controller.forget(new.row)
             self._draft_length = controller.present(num_rows)
-            return self._compute(output)
+            read = self._compute(output)
+            if self._draft_length:
+                controller.charge(num_rows, read().draft_seconds)
+            return read
         self._draft_length = controller.choose(num_rows)
+        if controller.rests(num_rows):
+            return self._compute(output)
         start = time.perf_counter()
         result = self._compute(output)()
         seconds = time.perf_counter() - start
-        controller.observe(num_rows, sum(map(len, result.sampled_token_ids)), seconds)
+        num_tokens = sum(map(len, result.sampled_token_ids))
+        result.draft_saved_seconds = controller.observe(num_rows, num_tokens, seconds)
         if output.draft_token_ids:
             for row, tokens in zip(output.rows, result.sampled_token_ids, strict=True):
                 if tokens and row not in output.forced_rows:
@@ -393,12 +399,15 @@ class ModelRunner:
         network = self._network
         if network is None:
             raise RuntimeError("the runner is closed")
+        drafts = self._drafting is not None and self._draft_length > 0
         is_plain = (self._decode is not None or self._graphs is not None) and self._is_plain(output)
         if self._decode is not None and is_plain:
             token_ids = self._decode(output.rows, output.num_computed_tokens)
             if token_ids is not None:
                 sampled = [[token_id] for token_id in token_ids]
-                return _Known(ModelRunnerOutput(step_id=output.step_id, sampled_token_ids=sampled))
+                return _Known(
+                    ModelRunnerOutput(step_id=output.step_id, sampled_token_ids=sampled, drafts_follow=drafts)
+                )
         plan = plan_step(output, self._rows)
         if self._graphs is not None and is_plain:
             read = self._replay(self._graphs, output, plan)
@@ -410,7 +419,9 @@ class ModelRunner:
             write_drafts(output, plan, self._rows)
         batch = forward_batch(plan, self._rows, self._step_inputs, self._group_of_layer, self._kv_caches, self._states)
         hidden, features = self._forward(network, batch)
-        result = ModelRunnerOutput(step_id=output.step_id, sampled_token_ids=[[] for _ in output.rows])
+        result = ModelRunnerOutput(
+            step_id=output.step_id, sampled_token_ids=[[] for _ in output.rows], drafts_follow=drafts
+        )
         if self._rows.prompt_logprobs:
             chunk = self._config.logits_chunk_tokens
             result.prompt_logprobs = step_prompt_logprobs(plan, self._rows, hidden, self._logits_of, chunk)
@@ -422,7 +433,9 @@ class ModelRunner:
             if self._adapters is not None:  # a drafter that shares layers with the network has other tokens
                 self._adapters.begin(_NOBODY)
                 self._adapters.begin_logits(_NOBODY)
+            start = time.perf_counter()
             result.draft_token_ids = self._propose(self._drafting, output, plan, features, result)
+            result.draft_seconds = time.perf_counter() - start
             return _Known(result)
         return read
 
@@ -444,7 +457,9 @@ class ModelRunner:
         self._rows.num_tokens[plan.rows] = plan.ends + 1
         sampled = SamplerOutput(tokens[0], output.rows, tokens[1])
         fills, copied = self._rows.fills(output.rows), sampled.begin_read()
-        result = ModelRunnerOutput(step_id=output.step_id, sampled_token_ids=[[] for _ in output.rows])
+        result = ModelRunnerOutput(
+            step_id=output.step_id, sampled_token_ids=[[] for _ in output.rows], drafts_follow=False
+        )
 
         def read() -> ModelRunnerOutput:
             plain_output(output, self._rows, fills, copied(), result, {})

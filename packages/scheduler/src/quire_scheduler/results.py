@@ -39,6 +39,8 @@ class ResultTaker:
         self._counters = counters
         self._num_speculative = num_speculative_tokens
         self._finish = finish
+        self.drafts_follow = num_speculative_tokens > 0
+        """Whether results may bring proposals: then a request's next step waits for its last result."""
 
     def take(
         self,
@@ -57,6 +59,10 @@ class ResultTaker:
         """
         step_id = output.step_id
         sampled = result.sampled_token_ids
+        if self._num_speculative:
+            self.drafts_follow = result.drafts_follow
+            self._counters.draft_seconds_total += result.draft_seconds
+            self._counters.draft_saved_seconds += result.draft_saved_seconds
         assert result.step_id == step_id, f"result of step {result.step_id} for step {step_id}"
         assert len(sampled) == len(members), f"{len(sampled)} results for {len(members)} entries"
         if result.failed_rows or result.logprobs or result.prompt_logprobs or output.draft_token_ids:
@@ -175,7 +181,7 @@ class ResultTaker:
         if num_known >= state.cache_at:
             self._allocator.cache_blocks(request, num_known)
             # With drafts, slots run ahead of the tokens by more than a block's rest; then it is told each time.
-            runs_ahead = self._num_speculative or state.drafts_are_forced
+            runs_ahead = self.drafts_follow or state.drafts_are_forced
             state.cache_at = 0 if runs_ahead or num_known < request.num_prompt_tokens else state.num_slots
 
     def _new_prompt_logprobs(

@@ -151,7 +151,7 @@ class Scheduler:
     ) -> int:
         """Give running requests their tokens, in the order of the policy. Returns the budget that is left."""
         budget = self.config.max_num_batched_tokens
-        waits_for_drafts = self.config.num_speculative_tokens > 0
+        waits_for_drafts = self._results.drafts_follow
         # Preemption takes requests off the end of this list, never before the one at hand.
         for state in self._running.states:
             if budget <= 0:
@@ -176,7 +176,7 @@ class Scheduler:
             elif request.draft_token_ids:
                 num_drafts = self._take_drafts(state, budget, output)
                 num_new += num_drafts
-            num_ahead = self.config.num_lookahead_tokens if samples else 0
+            num_ahead = self.config.num_lookahead_tokens if samples and waits_for_drafts else 0
             if start + num_new + num_ahead > state.num_slots and not self._grow(state, num_new, num_ahead, output):
                 continue
             request.num_computed_tokens = start + num_new
@@ -476,7 +476,7 @@ class Scheduler:
             return True
         if self._pause_state == PauseState.ALL_HELD:
             return False
-        waits_for_drafts = self.config.num_speculative_tokens > 0
+        waits_for_drafts = self._results.drafts_follow
         for state in self._running:
             in_flight = state.request.num_in_flight_tokens
             if state.num_tokens + in_flight < state.limit and not (in_flight and waits_for_drafts):

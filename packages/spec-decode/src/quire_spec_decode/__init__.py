@@ -1,6 +1,6 @@
 """Speculative decoding: drafters propose tokens, verification keeps the ones the model would have sampled itself."""
 
-from quire_spec_decode.config import NETWORK_METHODS, SpecDecodeConfig, make_drafter
+from quire_spec_decode.config import HEAD_METHODS, NETWORK_METHODS, SpecDecodeConfig, make_drafter
 from quire_spec_decode.controller import DraftController
 from quire_spec_decode.ngram import NgramDrafter
 from quire_spec_decode.suffix import SuffixDrafter
@@ -9,6 +9,7 @@ from quire_spec_decode.verify import accept_drafts
 __version__ = "0.1.0"
 
 __all__ = [
+    "HEAD_METHODS",
     "NETWORK_METHODS",
     "DraftController",
     "NgramDrafter",

@@ -8,9 +8,11 @@ from quire_interfaces import ConfigError, Drafter, RequestDrafter, Settings, at_
 from quire_spec_decode.ngram import NgramDrafter
 from quire_spec_decode.suffix import SuffixDrafter
 
-__all__ = ["NETWORK_METHODS", "SpecDecodeConfig", "make_drafter"]
+__all__ = ["HEAD_METHODS", "NETWORK_METHODS", "SpecDecodeConfig", "make_drafter"]
 
-NETWORK_METHODS = ("draft_model", "eagle", "eagle3")
+HEAD_METHODS = ("eagle", "eagle3")
+"""Methods that draft with a head which reads the model's hidden states."""
+NETWORK_METHODS = ("draft_model", *HEAD_METHODS)
 """Methods that draft with a network of its own."""
 
 

@@ -3,6 +3,7 @@
 A longer draft brings more tokens when it is right and costs more when it is wrong; where the balance lies depends on
 the machine, on the batch (verification is nearly free while weights are what is read) and on the text. So a few lengths
 are tried, none among them, and the best one is kept until the next trial; each size of batch has a balance of its own.
+What trials lose is counted: where drafting does not pay, the next one comes so late that it costs next to nothing.
 
 Knows steps, tokens and seconds; does not know who drafts, nor clocks: whoever runs steps measures them.
 """
@@ -22,6 +23,10 @@ LONGEST_STAY_STEPS = 8192
 """Steps with the best length between two trials; it doubles as long as the trial changes nothing."""
 WORTH_IT = 1.03
 """Drafting must bring this many times the tokens a second of not drafting."""
+HOPELESS = 0.4
+"""A trial of a length ends early if n counted steps, 2 at least, bring less than 1 - HOPELESS / n of the plain rate."""
+TRIAL_SHARE = 0.01
+"""Most time that trials may lose, where drafting is off."""
 _DECAY = 0.9
 _QUIET = 0.15
 
@@ -32,14 +37,16 @@ class _Rate:
 
     tokens: float = 0.0
     seconds: float = 0.0
+    num_steps: int = 0
 
     def add(self, tokens: int, seconds: float) -> None:
         self.tokens = self.tokens * _DECAY + tokens
         self.seconds = self.seconds * _DECAY + seconds
+        self.num_steps += 1
 
     def fade(self) -> None:
         """What was measured long ago says little."""
-        self.tokens, self.seconds = self.tokens / 4, self.seconds / 4
+        self.tokens, self.seconds, self.num_steps = self.tokens / 4, self.seconds / 4, 0
 
     @property
     def value(self) -> float:
@@ -58,8 +65,13 @@ class _Batch:
     """How long the present length stays."""
     stay: int = FIRST_STAY_STEPS
     best: int | None = None
-    fresh: bool = True
-    """The present length has just begun."""
+    """What the last trial found; None before it ended."""
+    in_trial: bool = True
+    num_uncounted: int = 1
+    """Steps that do not count, because the present length has just begun."""
+    lost_s: float = 0.0
+    """What the present trial cost more than plain steps would have."""
+    plain_step_s: float = 0.0
 
 
 @dataclass(slots=True)
@@ -68,12 +80,15 @@ class DraftController:
 
     Args:
         max_tokens: The longest draft, at least 1.
+        catches_up: Whether the drafter can be asked about a request after steps that it did not see. If not (heads that
+            read the model's hidden states), lengths are tried before plain steps, which would cut it off.
 
     Raises:
-        ConfigError: it is not.
+        ConfigError: max_tokens is less.
     """
 
     max_tokens: int
+    catches_up: bool = True
     _batches: dict[int, _Batch] = field(default_factory=dict)
     _accepted: dict[int, float] = field(default_factory=dict)
 
@@ -102,6 +117,11 @@ class DraftController:
         """What `choose` said last for such a batch, without counting a step."""
         return self._batch(num_rows).length
 
+    def rests(self, num_rows: int) -> bool:
+        """Whether drafting is off for such batches until the next trial: steps need not be measured."""
+        batch = self._batch(num_rows)
+        return not batch.in_trial and batch.length == 0 and batch.num_uncounted == 0
+
     def limit(self, row: int, length: int) -> int:
         """Draft tokens for one row in a step of such a length: one where its drafts are mostly wrong."""
         return min(length, 1) if self._accepted.get(row, 1.0) < _QUIET else length
@@ -115,16 +135,36 @@ class DraftController:
         """Another request may have the row from now on."""
         self._accepted.pop(row, None)
 
-    def observe(self, num_rows: int, num_tokens: int, seconds: float) -> None:
-        """The step at hand took so long, drafting for the next one included, and gave so many tokens."""
+    def observe(self, num_rows: int, num_tokens: int, seconds: float) -> float:
+        """The step at hand took so long, drafting for the next one included, and gave so many tokens.
+
+        Returns:
+            Seconds that it saved against plain steps, less than 0 where it lost; 0 while these were not measured.
+        """
         batch = self._batch(num_rows)
-        if batch.fresh:
-            batch.fresh = False
-            return
-        batch.rates[batch.length].add(num_tokens, seconds)
         plain = batch.rates[0].value
-        if batch.length and batch.length == batch.best and batch.rates[batch.length].value < plain:
+        saved_s = num_tokens / plain - seconds if plain and (batch.length or batch.num_uncounted) else 0.0
+        batch.lost_s -= saved_s
+        if batch.num_uncounted:
+            batch.num_uncounted -= 1
+            return saved_s
+        rate = batch.rates[batch.length]
+        rate.add(num_tokens, seconds)
+        if batch.length == 0:
+            batch.plain_step_s = rate.seconds / rate.tokens * num_tokens
+        elif batch.in_trial:
+            if rate.num_steps >= 2 and rate.value < (1 - HOPELESS / rate.num_steps) * plain:
+                batch.num_steps = 0
+        elif rate.value < plain:
             batch.num_steps = 0  # the text has changed: try again now
+        return saved_s
+
+    def charge(self, num_rows: int, seconds: float) -> None:
+        """Drafting took so long in a step with prompts, which is not observed: drafting has to earn it back."""
+        batch = self._batch(num_rows)
+        if batch.length:
+            batch.rates[batch.length].seconds += seconds
+            batch.lost_s += seconds
 
     def tokens_per_second(self, num_rows: int) -> dict[int, float]:
         """Length -> what it brought in such a batch, as far as it was measured."""
@@ -134,27 +174,65 @@ class DraftController:
         size = num_rows.bit_length()
         batch = self._batches.get(size)
         if batch is None:
-            *left, first = self.lengths
-            batch = _Batch(rates={length: _Rate() for length in self.lengths}, left=left[::-1], length=first)
-            self._batches[size] = batch
+            batch = self._batches[size] = self._new_batch(size)
         return batch
+
+    def _new_batch(self, size: int) -> _Batch:
+        """Nothing is known about this size. Where a smaller batch does without, a larger one has less to gain."""
+        left = self._trial(0)
+        batch = _Batch(rates={length: _Rate() for length in self.lengths}, left=left, length=left.pop())
+        smaller = [other for other in self._batches if other < size]
+        if smaller and self._batches[max(smaller)].best == 0:
+            self._do_without(batch)
+        return batch
+
+    def _do_without(self, batch: _Batch) -> None:
+        """As if a trial had found that drafting does not pay."""
+        batch.best, batch.in_trial, batch.left = 0, False, self._trial(0)
+        self._begin(batch, 0, FIRST_STAY_STEPS)
+
+    def _trial(self, best: int) -> list[int]:
+        """Lengths to try, the next one last, where `best` was the best so far."""
+        none, *others = self.lengths
+        if self.catches_up:
+            tried = [none, *others]
+        elif best == 0:
+            tried = [others[0], none]  # a longer one is tried once this one has won
+        else:
+            tried = [*reversed(others), none]
+        return [length for length in reversed(tried) if length != best or best == 0]
 
     def _go_on(self, batch: _Batch) -> None:
         """The next length of a trial, or the best one when all were tried."""
+        if not batch.in_trial:
+            batch.in_trial, batch.lost_s = True, 0.0
+        plain, now = batch.rates[0].value, batch.rates[batch.length].value
+        if batch.length and now < plain / WORTH_IT:  # what is longer costs more and is wrong more often
+            batch.left = [length for length in batch.left if length < batch.length]
         if batch.left:
             length = batch.left.pop()
             batch.rates[length].fade()
             self._begin(batch, length, TRIAL_STEPS)
             return
+        self._settle(batch)
+
+    def _settle(self, batch: _Batch) -> None:
         rates = {length: rate.value for length, rate in batch.rates.items()}
         best = max(rates, key=rates.__getitem__)
         if best and rates[best] < WORTH_IT * rates[0]:
             best = 0
         batch.stay = min(2 * batch.stay, LONGEST_STAY_STEPS) if best == batch.best else FIRST_STAY_STEPS
-        batch.best = best
-        batch.left = [length for length in self.lengths if length != best]
-        self._begin(batch, best, batch.stay)
+        num_steps = batch.stay
+        if best == 0 and batch.plain_step_s:
+            num_steps = max(num_steps, int(batch.lost_s / TRIAL_SHARE / batch.plain_step_s))
+        batch.best, batch.in_trial, batch.left = best, False, self._trial(best)
+        self._begin(batch, best, num_steps)
+        if best == 0:
+            size = next(size for size, other in self._batches.items() if other is batch)
+            for larger, other in self._batches.items():
+                if larger > size and other.best is None:
+                    self._do_without(other)
 
     def _begin(self, batch: _Batch, length: int, num_steps: int) -> None:
-        batch.fresh = length != batch.length
+        batch.num_uncounted = int(length != batch.length)  # the first one still carries the drafts of the length before
         batch.length, batch.num_steps = length, num_steps

@@ -12,7 +12,7 @@ reused or remembered wrongly is noticed by what is in it.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 
@@ -141,6 +141,7 @@ class FakeRunner:
     Attributes:
         raise_on: Ids of requests that make the whole step raise; the step then leaves no trace. May be changed.
         fail_on: Request id -> message: requests reported in `failed_rows`. May be changed.
+        rests_in: Ids of steps whose results bring no proposals, and say that none follow. May be changed.
 
     Raises:
         PlanError: From `execute`, when a plan breaks a promise.
@@ -164,6 +165,7 @@ class FakeRunner:
     ) -> None:
         self.raise_on: set[str] = set()
         self.fail_on: dict[str, str] = {}
+        self.rests_in: Container[int] = ()
         self._rows: list[_Row | None] = [None] * num_rows
         self._block_sizes = tuple(block_sizes)
         self._windows = tuple(sliding_windows) if sliding_windows else (None,) * len(self._block_sizes)
@@ -360,7 +362,8 @@ class FakeRunner:
                 )
 
     def _results(self, output: SchedulerOutput, num_known: list[int]) -> ModelRunnerOutput:
-        result = ModelRunnerOutput(step_id=output.step_id, sampled_token_ids=[])
+        follow = output.step_id not in self.rests_in
+        result = ModelRunnerOutput(step_id=output.step_id, sampled_token_ids=[], drafts_follow=follow)
         for index, number in enumerate(output.rows):
             row = self._row(number)
             if row.request_id in self.fail_on:
@@ -389,7 +392,7 @@ class FakeRunner:
                 ]
             if self._num_forced_tokens and (forced := self._forced(row)):
                 result.forced_token_ids[number] = forced
-            elif self._num_draft_tokens:
+            elif self._num_draft_tokens and result.drafts_follow:
                 result.draft_token_ids[number] = self._propose(row)
         return result
 
