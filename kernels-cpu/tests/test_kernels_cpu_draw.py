@@ -7,8 +7,8 @@ import torch
 from kernels_cpu_steps import make_draws
 from torch import Tensor
 
-from quire_kernels_cpu.drawing import draw
-from quire_ops.drawing import reference_draw
+from quire_kernels_cpu.drawing import draw, draw_masked
+from quire_ops.drawing import reference_draw, reference_draw_masked
 
 NUM_ROWS = 500
 
@@ -53,3 +53,31 @@ def test_rows_that_are_not_finite_are_told_and_disturb_nobody(place: int | None,
     assert torch.equal(peaks.nan_to_num(7), logits.amax(-1).nan_to_num(7))
     assert not peaks[1::2].isfinite().any()
     assert ((tokens >= 0) & (tokens < 300)).all()
+
+
+@pytest.mark.parametrize("vocab_size", [1, 31, 64, 65, 300, 1000, 4097])
+def test_masked_tokens_equal_the_reference(vocab_size: int) -> None:
+    generator = torch.Generator().manual_seed(vocab_size)
+    table, logits = make_draws(NUM_ROWS, vocab_size, vocab_size), make_logits(vocab_size, generator)
+    rows = torch.randperm(NUM_ROWS, generator=generator)
+    positions = torch.randint(5, 100, (NUM_ROWS,), generator=generator)
+    num_masks = NUM_ROWS // 2
+    mask_of = torch.full((NUM_ROWS,), -1)
+    mask_of[torch.randperm(NUM_ROWS, generator=generator)[:num_masks]] = torch.arange(num_masks)
+    # From nothing allowed over whole words without a bit to everything allowed.
+    share = torch.rand(num_masks, 1, 1, generator=generator)
+    bits = torch.rand(num_masks, -(-vocab_size // 32), 32, generator=generator) < share
+    bits &= torch.rand(num_masks, bits.shape[1], 1, generator=generator) < 0.6
+    bits[0], bits[1] = False, True
+    bitmask = (bits.long() << torch.arange(32)).sum(-1).to(torch.int32)
+
+    expected, expected_peaks = reference_draw_masked(logits, rows, positions, table, mask_of, bitmask)
+    given = logits.clone()
+    tokens, peaks = draw_masked(given, rows, positions, table, mask_of, bitmask)
+
+    assert torch.equal(tokens, expected)
+    assert torch.equal(peaks, expected_peaks)
+    assert torch.equal(given[mask_of < 0], logits[mask_of < 0])
+    allowed = bits.flatten(1)[:, :vocab_size][mask_of]
+    finite = (mask_of >= 0) & peaks.isfinite()
+    assert allowed[finite, tokens[finite]].all()

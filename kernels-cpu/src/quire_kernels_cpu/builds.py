@@ -33,6 +33,7 @@ _SIGNATURES: dict[str, tuple[list[type], type | None]] = {
     "quire_linear": ([_I, _P, _P, _P, _L, _L, _L, _I], None),
     "quire_linear_largest": ([_I, _P, _P, _P, _P, _L, _L, _L], None),
     "quire_draw": ([_P, _L, _P, _P, _L, _P, _P, _P], None),
+    "quire_draw_masked": ([_P, _L, _P, _P, _L, _P, _P, _P, _P, _P], None),
     "quire_step_inputs": ([_P, _L, _P, _P, _P, _L, _P, _P, _P, _P, _P, _I], None),
     "quire_decode_step": ([_I, _P, _P], _I),
     "quire_rms_norm": ([_I, _P, _P, _P, _P, _L, _L, _F], None),

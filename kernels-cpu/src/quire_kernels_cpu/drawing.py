@@ -1,4 +1,4 @@
-"""Op `draw` by the compiled kernels (`csrc/sample.h`)."""
+"""Ops `draw` and `draw_masked` by the compiled kernels (`csrc/sample.h`)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Tensor
 from quire_kernels_cpu.builds import library
 from quire_ops import DrawTable
 
-__all__ = ["Table", "draw"]
+__all__ = ["Table", "draw", "draw_masked"]
 
 
 class Table(ctypes.Structure):
@@ -44,6 +44,28 @@ def draw(logits: Tensor, rows: Tensor, positions: Tensor, table: DrawTable) -> t
         positions.data_ptr(),
         len(logits),
         ctypes.byref(addresses),
+        tokens.data_ptr(),
+        peaks.data_ptr(),
+    )
+    return tokens, peaks
+
+
+def draw_masked(
+    logits: Tensor, rows: Tensor, positions: Tensor, table: DrawTable, mask_of: Tensor, bitmask: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Op `draw_masked`."""
+    tokens = torch.empty(len(logits), dtype=torch.int64)
+    peaks = torch.empty(len(logits), dtype=torch.float32)
+    addresses = Table.of(table)
+    library().quire_draw_masked(
+        logits.data_ptr(),
+        logits.shape[1],
+        rows.data_ptr(),
+        positions.data_ptr(),
+        len(logits),
+        ctypes.byref(addresses),
+        mask_of.data_ptr(),
+        bitmask.data_ptr(),
         tokens.data_ptr(),
         peaks.data_ptr(),
     )

@@ -14,7 +14,7 @@ from torch import Tensor
 from quire_kernels_cpu.builds import library, unavailable
 from quire_kernels_cpu.decode_step import decode_step
 from quire_kernels_cpu.decoder import MAX_HEAD_DIM, MAX_QUERIES_PER_KV_HEAD, cache_format, decoder_stack
-from quire_kernels_cpu.drawing import draw
+from quire_kernels_cpu.drawing import draw, draw_masked
 from quire_kernels_cpu.dtypes import DTYPES
 from quire_kernels_cpu.lora import lora_linear
 from quire_kernels_cpu.matrix import Matrix
@@ -79,6 +79,7 @@ def backends() -> list[OpBackend]:
         decoder_stack,
         decode_step,
         draw,
+        draw_masked,
         fused_moe,
         causal_conv1d,
         mamba2_scan,

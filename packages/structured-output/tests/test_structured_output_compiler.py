@@ -209,6 +209,7 @@ def test_a_vocabulary_without_end_refuses_every_request():
 def test_closing_lets_waiting_work_go(slow):
     made = make_compiler(slow, num_workers=1)
     first, second = made.submit(regex("a").spec()), made.submit(regex("b").spec())
+    wait_for(first.running)
     made.close()
     assert second.cancelled()
     slow.go.set()

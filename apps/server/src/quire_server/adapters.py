@@ -7,7 +7,7 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 
 from quire_interfaces import RequestError
-from quire_server.body import parse_body, read_body
+from quire_server.body import read_model
 from quire_server.context import ServerContext
 
 __all__ = ["LoadLoRAAdapterRequest", "UnloadLoRAAdapterRequest", "load_lora_adapter", "unload_lora_adapter"]
@@ -36,7 +36,7 @@ class UnloadLoRAAdapterRequest(BaseModel):
 
 async def load_lora_adapter(context: ServerContext, request: Request) -> Response:
     """Read an adapter, beside the engine's loop, and serve it under its name."""
-    body = parse_body(await read_body(request, context.config), LoadLoRAAdapterRequest)
+    body = await read_model(context, request, LoadLoRAAdapterRequest)
     if body.lora_name in context.model_names:
         raise RequestError(
             f"{body.lora_name!r} is the name of the model itself; choose another", param="lora_name", code="name_taken"
@@ -47,6 +47,6 @@ async def load_lora_adapter(context: ServerContext, request: Request) -> Respons
 
 async def unload_lora_adapter(context: ServerContext, request: Request) -> Response:
     """Serve an adapter no longer."""
-    body = parse_body(await read_body(request, context.config), UnloadLoRAAdapterRequest)
+    body = await read_model(context, request, UnloadLoRAAdapterRequest)
     await context.llm.unload_adapter(body.lora_name)
     return PlainTextResponse(f"Success: LoRA adapter '{body.lora_name}' removed successfully.")

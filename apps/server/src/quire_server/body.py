@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import reprlib
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 from pydantic import BaseModel, ValidationError
@@ -14,9 +14,25 @@ from quire_interfaces import RequestError
 from quire_server.config import ServerConfig
 from quire_server.errors import ClientGoneError, HTTPError
 
-__all__ = ["parse_body", "read_body"]
+__all__ = ["parse_body", "read_body", "read_model"]
+
+if TYPE_CHECKING:
+    from quire_server.context import ServerContext
 
 Model = TypeVar("Model", bound=BaseModel)
+
+
+async def read_model(context: ServerContext, request: Request, model: type[Model]) -> Model:
+    """The body of a request, checked.
+
+    Raises:
+        HTTPError: as `read_body`.
+        ClientGoneError: as `read_body`.
+        RequestError: as `parse_body`; or a constraint on the output is too large, which is found without parsing it.
+    """
+    data = await read_body(request, context.config)
+    await context.inspector.check(data)
+    return parse_body(data, model)
 
 
 async def read_body(request: Request, config: ServerConfig) -> bytes:

@@ -18,7 +18,7 @@ from quire_engine import CompletionOutput
 from quire_interfaces import RequestError
 from quire_renderers import CallArguments, CallStart, ContentDelta, OutputEvent, ReasoningDelta
 from quire_server.beams import beam_search_params
-from quire_server.body import parse_body, read_body
+from quire_server.body import read_model
 from quire_server.context import ServerContext, all_of, unless_disconnected
 from quire_server.errors import naming_fields
 from quire_server.logprobs import chat_logprobs, prompt_logprobs
@@ -46,7 +46,7 @@ __all__ = ["ChatAnswer", "batch_chat_completions", "chat_completions", "chat_tur
 
 async def chat_completions(context: ServerContext, request: Request) -> Response:
     """Serve one request; errors of the tree become error bodies in the app."""
-    body = parse_body(await read_body(request, context.config), ChatCompletionRequest)
+    body = await read_model(context, request, ChatCompletionRequest)
     model = context.resolve_model(body.model)
     with naming_fields(body.field_names()):
         running = await start_turn(context, chat_turn(context, body))
@@ -62,7 +62,7 @@ async def chat_completions(context: ServerContext, request: Request) -> Response
 
 async def batch_chat_completions(context: ServerContext, request: Request) -> Response:
     """POST /v1/chat/completions/batch: one choice per conversation, with its place as index."""
-    body = parse_body(await read_body(request, context.config), BatchChatCompletionRequest)
+    body = await read_model(context, request, BatchChatCompletionRequest)
     model = context.resolve_model(body.model)
     most = context.config.max_prompts_per_request
     if len(body.messages) > most:

@@ -19,7 +19,7 @@ from quire import BeamSearchParams, OutputKind, RequestOutput
 from quire_engine import CompletionOutput, Logprob
 from quire_interfaces import FinishReason, RenderedPrompt, RequestError, SamplingParams
 from quire_server.beams import beam_search_outputs, beam_search_params
-from quire_server.body import parse_body, read_body
+from quire_server.body import read_model
 from quire_server.context import ServerContext, all_of, in_thread_when_long, unless_disconnected
 from quire_server.errors import naming_fields
 from quire_server.logprobs import completion_logprobs, prompt_logprobs
@@ -33,7 +33,7 @@ __all__ = ["CompletionAnswer", "completions", "render_prompts"]
 
 async def completions(context: ServerContext, request: Request) -> Response:
     """Serve one request; errors of the tree become error bodies in the app."""
-    body = parse_body(await read_body(request, context.config), CompletionRequest)
+    body = await read_model(context, request, CompletionRequest)
     model = context.resolve_model(body.model)
     only_echo = body.max_tokens == 0
     if only_echo:

@@ -15,6 +15,7 @@ from quire_interfaces import ModelNotFoundError, RequestError, SamplingParams
 from quire_observability import EngineMetrics
 from quire_server.config import ServerConfig
 from quire_server.errors import ClientGoneError
+from quire_server.large_bodies import BodyInspector
 from quire_server.mcp_servers import MCPServer
 from quire_server.protocol import SamplingFields
 
@@ -39,6 +40,11 @@ class ServerContext:
     started_s: int = field(default_factory=lambda: int(time.time()))
     is_draining: bool = False
     """On SIGTERM: running requests finish, new ones are refused."""
+    inspector: BodyInspector = field(init=False)
+    """Refuses bodies with too large constraints."""
+
+    def __post_init__(self) -> None:
+        self.inspector = BodyInspector(self.llm.config.structured_output.max_bytes)
 
     @property
     def max_logprobs(self) -> int:

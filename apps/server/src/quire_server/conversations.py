@@ -15,7 +15,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from quire_interfaces import RequestError
-from quire_server.body import parse_body, read_body
+from quire_server.body import read_model
 from quire_server.context import ServerContext
 from quire_server.conversation_store import ConversationStore, make_conversation_store
 from quire_server.errors import HTTPError
@@ -91,7 +91,7 @@ class ConversationsService:
 
     async def create(self, context: ServerContext, request: Request) -> Response:
         """POST /v1/conversations."""
-        body = parse_body(await read_body(request, context.config), ConversationRequest)
+        body = await read_model(context, request, ConversationRequest)
         items = _checked(body.items or [])
         conversation = {
             "id": f"conv_{secrets.token_hex(16)}",
@@ -109,7 +109,7 @@ class ConversationsService:
 
     async def update(self, context: ServerContext, request: Request) -> Response:
         """POST /v1/conversations/ID: other metadata."""
-        body = parse_body(await read_body(request, context.config), MetadataRequest)
+        body = await read_model(context, request, MetadataRequest)
         conversation = {
             **await self._known(context, request.path_params["id"]),
             "metadata": body.metadata or {},
@@ -126,7 +126,7 @@ class ConversationsService:
 
     async def add_items(self, context: ServerContext, request: Request) -> Response:
         """POST /v1/conversations/ID/items."""
-        body = parse_body(await read_body(request, context.config), ItemsRequest)
+        body = await read_model(context, request, ItemsRequest)
         name = request.path_params["id"]
         await self._known(context, name)
         items = _checked(body.items)

@@ -19,7 +19,7 @@ from quire import RequestOutput
 from quire_engine import CompletionOutput
 from quire_interfaces import QuireError
 from quire_renderers import CallArguments, CallEnd, CallStart, ContentDelta, OutputEvent, ReasoningDelta
-from quire_server.body import parse_body, read_body
+from quire_server.body import read_model
 from quire_server.context import ServerContext, unless_disconnected
 from quire_server.errors import error_body, naming_fields, status_of
 from quire_server.messages_request import CountTokensRequest, MessagesRequest
@@ -60,7 +60,7 @@ def _error(error: BaseException) -> dict[str, Any]:
 
 
 async def _messages(context: ServerContext, request: Request) -> Response:
-    body = parse_body(await read_body(request, context.config), MessagesRequest)
+    body = await read_model(context, request, MessagesRequest)
     model = context.resolve_model(body.model)
     with naming_fields(body.field_names()):
         running = await start_turn(context, _turn(context, body))
@@ -74,7 +74,7 @@ async def _messages(context: ServerContext, request: Request) -> Response:
 
 
 async def _count_tokens(context: ServerContext, request: Request) -> Response:
-    body = parse_body(await read_body(request, context.config), CountTokensRequest)
+    body = await read_model(context, request, CountTokensRequest)
     context.resolve_model(body.model)
     with naming_fields(body.field_names()):
         prompt = await render_turn(context, _turn(context, body))

@@ -21,7 +21,7 @@ from starlette.responses import JSONResponse, Response
 from quire import RequestOutput
 from quire_engine import CompletionOutput
 from quire_interfaces import FinishReason, QuireError, RequestError
-from quire_server.body import parse_body, read_body
+from quire_server.body import read_model
 from quire_server.context import ServerContext, unless_disconnected
 from quire_server.conversations import ConversationsService
 from quire_server.errors import HTTPError, error_body, naming_fields
@@ -71,7 +71,7 @@ class ResponsesService:
 
     async def create(self, context: ServerContext, request: Request) -> Response:
         """POST /v1/responses."""
-        body = parse_body(await read_body(request, context.config), ResponsesRequest)
+        body = await read_model(context, request, ResponsesRequest)
         run = await self.prepare(context, body)
         if body.background:
             return await self._in_background(run, stream=bool(body.stream))
@@ -216,7 +216,7 @@ class ResponsesService:
 
     async def compact(self, context: ServerContext, request: Request) -> Response:
         """POST /v1/responses/compact: the conversation as one item that a later request can begin with."""
-        body = parse_body(await read_body(request, context.config), CompactRequest)
+        body = await read_model(context, request, CompactRequest)
         context.resolve_model(body.model)
         with naming_fields(body.field_names()):
             items = await self.conversation(context, body.previous_response_id) + await self._input(context, body)
@@ -240,7 +240,7 @@ class ResponsesService:
 
     async def input_tokens(self, context: ServerContext, request: Request) -> Response:
         """POST /v1/responses/input_tokens: how many tokens the prompt would have."""
-        body = parse_body(await read_body(request, context.config), ResponsesRequest)
+        body = await read_model(context, request, ResponsesRequest)
         context.resolve_model(body.model)
         body.take_format()
         with naming_fields(body.field_names()):

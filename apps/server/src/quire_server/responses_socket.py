@@ -80,6 +80,7 @@ async def _answer_all(
 async def _answer(service: ResponsesService, context: ServerContext, socket: WebSocket, text: str) -> None:
     if context.is_draining:
         raise HTTPError(503, "the server is shutting down; connect to another one", code="draining")
+    await context.inspector.check(text.encode("utf-8", "surrogatepass"))
     body = parse_body(_request(text), ResponsesRequest)
     if body.background:
         raise RequestError("background is not for websockets; leave it out", param="background")

@@ -22,7 +22,7 @@ from quire import OutputKind, RequestOutput
 from quire.async_llm import make_detokenizer_factory
 from quire_engine import CompletionOutput
 from quire_interfaces import FinishReason, RenderedPrompt, RequestError, SamplingParams
-from quire_server.body import parse_body, read_body
+from quire_server.body import read_model
 from quire_server.chat import ChatAnswer, chat_turn
 from quire_server.completions import CompletionAnswer, render_prompts
 from quire_server.context import ServerContext, unless_disconnected
@@ -66,7 +66,7 @@ class Generated(msgspec.Struct, kw_only=True):
 
 async def generate(context: ServerContext, request: Request) -> Response:
     """POST /inference/v1/generate."""
-    body = parse_body(await read_body(request, context.config), GenerateRequest)
+    body = await read_model(context, request, GenerateRequest)
     context.resolve_model(body.model)
     params = sampling_params_from(body.sampling_params)
     if body.output_mode == "tokens" and not params.stop:
@@ -131,7 +131,7 @@ def _usage(body: GenerateRequest, output: RequestOutput) -> Usage:
 
 async def render_chat(context: ServerContext, request: Request) -> Response:
     """POST /v1/chat/completions/render: what the chat route would give to the engine, for /inference/v1/generate."""
-    body = parse_body(await read_body(request, context.config), ChatCompletionRequest)
+    body = await read_model(context, request, ChatCompletionRequest)
     model = context.resolve_model(body.model)
     with naming_fields(body.field_names()):
         turn = chat_turn(context, body)
@@ -146,7 +146,7 @@ async def render_chat(context: ServerContext, request: Request) -> Response:
 
 async def render_completion(context: ServerContext, request: Request) -> Response:
     """POST /v1/completions/render: one request for /inference/v1/generate per prompt."""
-    body = parse_body(await read_body(request, context.config), CompletionRequest)
+    body = await read_model(context, request, CompletionRequest)
     model = context.resolve_model(body.model)
     with naming_fields(body.field_names()):
         params = context.sampling_params(body)
@@ -171,7 +171,7 @@ def _rendered(
 
 async def derender_chat(context: ServerContext, request: Request) -> Response:
     """POST /v1/chat/completions/derender: token ids to the chat route's answer, calls and reasoning told apart."""
-    body = parse_body(await read_body(request, context.config), DerenderChatRequest)
+    body = await read_model(context, request, DerenderChatRequest)
     model = context.resolve_model(body.model)
     chat = body.chat_request or ChatCompletionRequest(messages=[{"role": "user", "content": ""}])
     choices = body.generate_response.choices
@@ -194,7 +194,7 @@ async def derender_chat(context: ServerContext, request: Request) -> Response:
 
 async def derender_completion(context: ServerContext, request: Request) -> Response:
     """POST /v1/completions/derender."""
-    body = parse_body(await read_body(request, context.config), DerenderCompletionRequest)
+    body = await read_model(context, request, DerenderCompletionRequest)
     model = context.resolve_model(body.model)
     asked = body.completion_request or CompletionRequest(prompt=[])
     asked.n = max((each.index for response in body.generate_responses for each in response.choices), default=0) + 1

@@ -6,7 +6,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from quire_interfaces import RequestError
-from quire_server.body import parse_body, read_body
+from quire_server.body import read_model
 from quire_server.context import ServerContext, in_thread_when_long
 from quire_server.protocol import DetokenizeRequest, TokenizeRequest
 
@@ -15,7 +15,7 @@ __all__ = ["detokenize", "tokenize"]
 
 async def tokenize(context: ServerContext, request: Request) -> Response:
     """A prompt or a conversation to token ids."""
-    body = parse_body(await read_body(request, context.config), TokenizeRequest)
+    body = await read_model(context, request, TokenizeRequest)
     context.resolve_model(body.model)
     renderer, prompt, messages = context.llm.renderer, body.prompt, body.messages
     if prompt is not None and messages is None:
@@ -50,7 +50,7 @@ async def tokenize(context: ServerContext, request: Request) -> Response:
 
 async def detokenize(context: ServerContext, request: Request) -> Response:
     """Token ids to text."""
-    body = parse_body(await read_body(request, context.config), DetokenizeRequest)
+    body = await read_model(context, request, DetokenizeRequest)
     context.resolve_model(body.model)
     vocab_size = context.llm.engine_info.vocab_size
     for index, token_id in enumerate(body.tokens):

@@ -210,9 +210,16 @@ void quire_linear_largest(int dtype, const void* x, const void* weight, int64_t*
 }
 
 // See sample.h; table: a DrawTable.
-void quire_draw(const float* logits, int64_t vocab, const int64_t* rows, const int64_t* positions, int64_t count,
+void quire_draw(float* logits, int64_t vocab, const int64_t* rows, const int64_t* positions, int64_t count,
                 const void* table, int64_t* ids, float* peaks) {
     quire::draw_op(logits, vocab, rows, positions, count, *static_cast<const quire::DrawTable*>(table), ids, peaks);
+}
+
+// The same with masks for some rows: see DrawMasks.
+void quire_draw_masked(float* logits, int64_t vocab, const int64_t* rows, const int64_t* positions, int64_t count,
+                       const void* table, const int64_t* mask_of, const uint32_t* bits, int64_t* ids, float* peaks) {
+    const quire::DrawMasks masks{mask_of, bits};
+    quire::draw_op(logits, vocab, rows, positions, count, *static_cast<const quire::DrawTable*>(table), ids, peaks, masks);
 }
 
 // See step_inputs.h; groups: an array of RowTable.

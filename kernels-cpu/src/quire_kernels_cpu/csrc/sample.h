@@ -93,8 +93,10 @@ inline bool comes_first(const Candidate& a, const Candidate& b) {
 // One row of logits, looked at by one thread.
 class RowDraw {
 public:
-    // Finds the largest logit of each block. Vectors of the last block are filled up with -inf.
-    void begin(const float* logits, int64_t vocab) {
+    // Finds the largest logit of each block. Vectors of the last block are filled up with -inf. With a mask (a bit per
+    // token, in words of 32), tokens without a bit become -inf: in blocks without any bit only their maximum does, as
+    // these are never looked at again.
+    void begin(float* logits, int64_t vocab, const uint32_t* mask = nullptr) {
         logits_ = logits;
         vocab_ = vocab;
         num_blocks_ = (vocab + kDrawBlock - 1) / kDrawBlock;
@@ -105,7 +107,16 @@ public:
         Ints odd{};
         Floats highest = splat(-std::numeric_limits<float>::infinity());
         for (int64_t b = 0; b < num_blocks_; ++b) {
-            const float* x = block(b);
+            float* const x = (b + 1) * kDrawBlock <= vocab ? logits + b * kDrawBlock : tail_;
+            if (mask != nullptr) {
+                const int64_t words = std::min<int64_t>(2, (vocab + 31) / 32 - 2 * b);
+                const uint64_t bits = mask[2 * b] | (words > 1 ? static_cast<uint64_t>(mask[2 * b + 1]) << 32 : 0);
+                if (bits == 0) {
+                    maxima_[b] = -std::numeric_limits<float>::infinity();
+                    continue;
+                }
+                if (~bits != 0) exclude(x, bits);
+            }
             Floats best = load(x);
             odd |= best != best;
             for (int i = kLanes; i < kDrawBlock; i += kLanes) {
@@ -150,6 +161,18 @@ public:
 private:
     const float* block(int64_t b) const { return (b + 1) * kDrawBlock <= vocab_ ? logits_ + b * kDrawBlock : tail_; }
     int64_t first_id(const float* x) const { return x == tail_ ? vocab_ - vocab_ % kDrawBlock : x - logits_; }
+
+    static void exclude(float* x, uint64_t bits) {
+        Words place;
+        uint32_t places[kLanes];
+        for (int i = 0; i < kLanes; ++i) places[i] = i;
+        std::memcpy(&place, places, sizeof place);
+        for (int i = 0; i < kDrawBlock; i += kLanes) {
+            const Words set = ((Words{} + static_cast<uint32_t>(bits >> i)) >> place) & 1u;
+            const Floats v = set != 0u ? load(x + i) : splat(-std::numeric_limits<float>::infinity());
+            std::memcpy(x + i, &v, sizeof v);
+        }
+    }
 
     static float largest_lane(Floats v) {
         float lanes[kLanes];
@@ -279,13 +302,24 @@ private:
     float tail_[kDrawBlock];
 };
 
-// logits [count, vocab]; rows, positions, ids, peaks [count]. Where a peak is not finite, the token is 0.
-inline void draw_op(const float* logits, int64_t vocab, const int64_t* rows, const int64_t* positions, int64_t count,
-                    const DrawTable& table, int64_t* ids, float* peaks) {
+// Masks of some rows: mask_of [count] is the row of bits [.., ceil(vocab / 32)], or -1 for none.
+struct DrawMasks {
+    const int64_t* mask_of = nullptr;
+    const uint32_t* bits = nullptr;
+
+    const uint32_t* of(int64_t i, int64_t vocab) const {
+        return mask_of == nullptr || mask_of[i] < 0 ? nullptr : bits + mask_of[i] * ((vocab + 31) / 32);
+    }
+};
+
+// logits [count, vocab], of which rows with masks are written to; rows, positions, ids, peaks [count]. Where a peak is not
+// finite, the token is 0.
+inline void draw_op(float* logits, int64_t vocab, const int64_t* rows, const int64_t* positions, int64_t count,
+                    const DrawTable& table, int64_t* ids, float* peaks, DrawMasks masks = {}) {
 #pragma omp parallel for schedule(dynamic) if (count > 1 && count * vocab > 16384)
     for (int64_t i = 0; i < count; ++i) {
         static thread_local RowDraw row;
-        row.begin(logits + i * vocab, vocab);
+        row.begin(logits + i * vocab, vocab, masks.of(i, vocab));
         peaks[i] = row.peak();
         ids[i] = 0;
         if (!std::isfinite(row.peak())) continue;

@@ -68,10 +68,17 @@ def build_renderer(
 
 
 def build_grammar_gate(
-    config: QuireConfig, folder: Path, model: ModelConfig, tokenizer: Tokenizer | None = None
+    config: QuireConfig, folder: Path, model: ModelConfig, tokenizer: Tokenizer | None = None, *, apart: bool = False
 ) -> GrammarGate:
     """What compiles constraints on outputs, and lets requests wait for it. Reads the vocabulary beside the engine's
     loop; a model without tokenizer or end token refuses such requests.
+
+    Args:
+        config: Settings.
+        folder: The model's.
+        model: Its configuration.
+        tokenizer: The model's, if it is there already.
+        apart: Whether constraints come from strangers: each is tried in a process of its own first.
 
     Raises:
         ConfigError: the configured backend's library is not installed.
@@ -84,7 +91,7 @@ def build_grammar_gate(
         vocabulary = Vocabulary.from_tokenizer(known, vocab_size=model.vocab_size, eos_token_ids=eos_token_ids)
         return make_backend(name, vocabulary)
 
-    compiler = GrammarCompiler(config.structured_output, make)
+    compiler = GrammarCompiler(config.structured_output, make, tries_apart=apart)
     compiler.warm_up()
     return GrammarGate(compiler)
 
@@ -96,6 +103,7 @@ def build_parts(
     logits_processors: Mapping[str, LogitsProcessor] | None = None,
     on_logits: Any = None,
     tokenizer: Tokenizer | None = None,
+    serves_strangers: bool = False,
 ) -> EngineParts:
     """Plan memory, load the weights, and join scheduler and runner.
 
@@ -105,6 +113,7 @@ def build_parts(
         logits_processors: Name -> processor that requests may ask for.
         on_logits: Sees the logits of every step (`quire_runner.LogitsTap`).
         tokenizer: The model's, if it is there already; for constraints on outputs.
+        serves_strangers: Whether requests come from other programs: their constraints are tried in a process apart.
 
     Raises:
         ConfigError: settings that cannot work together, or too little memory.
@@ -160,7 +169,7 @@ def build_parts(
     )
     store = open_adapters(config, network, offered)
     adapters = AdapterGate(store, config.lora.max_loras if store is not None else 0)
-    gate = build_grammar_gate(config, folder, model, tokenizer)
+    gate = build_grammar_gate(config, folder, model, tokenizer, apart=serves_strangers)
     tier = None if digest is None else open_tier(config, plan, digest, network.attention_backend.name)
     runner = ModelRunner.for_model(
         network,
@@ -361,4 +370,4 @@ def _weight_format(plan: MemoryPlan, model: ModelConfig, network: Network) -> st
 
 def engine_factory(data: dict[str, Any], report: Report) -> EngineParts:
     """`build_parts` from plain data, for the engine process (`QuireConfig.to_dict`)."""
-    return build_parts(QuireConfig.from_dict(data), report=report)
+    return build_parts(QuireConfig.from_dict(data), report=report, serves_strangers=True)

@@ -4,7 +4,7 @@ from quire_ops.backends import ENTRY_POINT_GROUP, bind, builtin_table, kernel_bu
 from quire_ops.declarations import OPS, PagedLayout, kv_cache_shape
 from quire_ops.decode_step import DecodeNetwork, DecodeRows, RunDecode
 from quire_ops.decoder_stack import DecoderLayerWeights, DecoderStack, LinearWeights, RunDecoder
-from quire_ops.drawing import Draw, DrawTable
+from quire_ops.drawing import Draw, DrawMasked, DrawTable
 from quire_ops.fused_moe import EXPERT_ACTIVATIONS, Experts, RunExperts
 from quire_ops.kernel_builds import KernelBuilder
 from quire_ops.kv_format import CACHE_TORCH_DTYPES
@@ -27,6 +27,7 @@ __all__ = [
     "DecoderLayerWeights",
     "DecoderStack",
     "Draw",
+    "DrawMasked",
     "DrawTable",
     "Experts",
     "GroupInputs",

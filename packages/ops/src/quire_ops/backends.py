@@ -28,7 +28,7 @@ from quire_ops import (
 from quire_ops.declarations import OPS
 from quire_ops.decode_step import reference_decode_step
 from quire_ops.decoder_stack import reference_decoder_stack
-from quire_ops.drawing import reference_draw
+from quire_ops.drawing import reference_draw, reference_draw_masked
 from quire_ops.fused_moe import reference_fused_moe
 from quire_ops.kernel_builds import KernelBuilder
 from quire_ops.recurrent import RECURRENT_OPS
@@ -61,6 +61,7 @@ _OPTIONS: dict[str, OpFunction] = {
     "decoder_stack": reference_decoder_stack,
     "decode_step": reference_decode_step,
     "draw": reference_draw,
+    "draw_masked": reference_draw_masked,
 }
 """Reference of each op that has no torch backend: networks do without where no other package brings one."""
 _EVEN_HEAD = {"head_dim": SizeRule(minimum=2, multiple_of=2)}

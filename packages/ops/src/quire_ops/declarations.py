@@ -162,6 +162,15 @@ OPS: tuple[Op, ...] = (
         ),
     ),
     Op(
+        name="draw_masked",
+        signature="(logits [N, V] float32, rows [N] int64, positions [N] int64, table: DrawTable, mask_of [N] int64, "
+        "bitmask [M, ceil(V / 32)] int32) -> (tokens [N] int64, peaks [N] float32); may write over logits",
+        description=(
+            "What `draw` gives when row i takes only the tokens whose bit is 1 in mask `mask_of[i]`, all of them where "
+            "that is -1. An option of a backend, as draw is: one look at the logits serves both"
+        ),
+    ),
+    Op(
         name="fused_moe",
         signature="(experts: Experts) -> RunExperts",
         description=(

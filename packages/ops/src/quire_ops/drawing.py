@@ -26,7 +26,17 @@ from torch import Tensor
 
 from quire_ops.rng import uniform
 
-__all__ = ["Draw", "DrawTable", "integer_weights", "log2_weights", "reference_draw", "share_of", "target_of"]
+__all__ = [
+    "Draw",
+    "DrawMasked",
+    "DrawTable",
+    "integer_weights",
+    "log2_weights",
+    "reference_draw",
+    "reference_draw_masked",
+    "share_of",
+    "target_of",
+]
 
 LOWEST = -42.0
 """Further down, weights are 0."""
@@ -95,6 +105,27 @@ class Draw(Protocol):
         """
 
 
+class DrawMasked(Protocol):
+    """Op `draw_masked`, bound."""
+
+    def __call__(
+        self, logits: Tensor, rows: Tensor, positions: Tensor, table: DrawTable, mask_of: Tensor, bitmask: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Choose one token per row of logits, among those that the row's mask allows.
+
+        Args:
+            logits: [N, V] float32, contiguous; of rows with a mask, what is there afterwards means nothing.
+            rows: As of `Draw`.
+            positions: As of `Draw`.
+            table: As of `Draw`.
+            mask_of: [N] int64, the mask of each row of logits, -1 for none.
+            bitmask: [M, ceil(V / 32)] int32, contiguous; bit i % 32 of word i // 32 is 1 where token i may be chosen.
+
+        Returns:
+            As `Draw`, of logits that are -inf where a token may not be chosen.
+        """
+
+
 def log2_weights(logits: Tensor, peaks: Tensor, sharpness: Tensor) -> Tensor:
     """y [N, V] float32, at most 0. logits [N, V] float32; peaks [N], their largest; sharpness [N] float32."""
     return (logits - peaks.unsqueeze(1)).mul_(sharpness.unsqueeze(1))
@@ -142,3 +173,13 @@ def reference_draw(logits: Tensor, rows: Tensor, positions: Tensor, table: DrawT
         u = uniform(table.seeds[row], positions[i] + 1 - table.num_prompt_tokens[row])
         tokens[i] = kept[cumulative > target_of(u, cumulative[-1])][0]
     return tokens, peaks
+
+
+def reference_draw_masked(
+    logits: Tensor, rows: Tensor, positions: Tensor, table: DrawTable, mask_of: Tensor, bitmask: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Op `draw_masked`: the masks laid over the logits, then `draw`."""
+    bits = bitmask.unsqueeze(-1).bitwise_right_shift(torch.arange(32, dtype=torch.int32)) & 1
+    allowed = bits.flatten(1)[:, : logits.shape[1]].bool()
+    excluded = ~allowed[mask_of] & (mask_of >= 0).unsqueeze(1)
+    return reference_draw(logits.masked_fill(excluded, -torch.inf), rows, positions, table)

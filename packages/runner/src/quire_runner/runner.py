@@ -193,8 +193,8 @@ class ModelRunner:
         )
         self._grammars = RowGrammars(grammars, vocab_size, self._device)
         self._rows = Rows(config, plan.groups, state, self._grammars, self._device)
-        choice = op_table().choose("draw", OpRequest(device=self._device.type))[0]
-        self._sampler = Sampler(state, None if choice.name == "reference" else choice.function)
+        draws = (op_table().choose(name, OpRequest(device=self._device.type))[0] for name in ("draw", "draw_masked"))
+        self._sampler = Sampler(state, *(None if each.name == "reference" else each.function for each in draws))
         self._decode = network.bind_decode(self._rows.for_decode(self._group_of_layer, self._kv_caches))
         self._graphs = None if capture is None else self._make_graphs(network, capture)
         self._drafting: RowDrafter | None = None if drafter is None else TextDrafting(drafter, self._rows)

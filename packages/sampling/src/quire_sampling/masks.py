@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-__all__ = ["TokenMasks", "apply_token_masks_"]
+__all__ = ["TokenMasks", "apply_token_masks_", "check_masks"]
 
 _FEW = 3
 """Tokens are picked out one by one where at most one word of a mask in so many has some of them."""
@@ -40,17 +40,22 @@ def apply_token_masks_(logits: Tensor, masks: TokenMasks) -> None:
     Raises:
         ValueError: the masks do not fit the logits.
     """
+    check_masks(logits, masks)
+    if logits.device.type == "cpu":
+        for index, mask in zip(masks.indices, masks.bitmask.numpy(), strict=True):
+            _apply_row(logits[index], mask.view(np.uint32))
+        return
+    apply_on_device_(logits, masks)
+
+
+def check_masks(logits: Tensor, masks: TokenMasks) -> None:
+    """Raises ValueError when the masks do not fit the logits [N, V]."""
     num_words = -(-logits.shape[1] // 32)
     if masks.bitmask.shape != (len(masks.indices), num_words) or masks.bitmask.dtype != torch.int32:
         raise ValueError(
             f"masks for {len(masks.indices)} rows of {logits.shape[1]} tokens must be int32 "
             f"[{len(masks.indices)}, {num_words}], got {masks.bitmask.dtype} {list(masks.bitmask.shape)}"
         )
-    if logits.device.type == "cpu":
-        for index, mask in zip(masks.indices, masks.bitmask.numpy(), strict=True):
-            _apply_row(logits[index], mask.view(np.uint32))
-        return
-    apply_on_device_(logits, masks)
 
 
 def apply_on_device_(logits: Tensor, masks: TokenMasks) -> None:

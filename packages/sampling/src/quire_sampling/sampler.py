@@ -14,7 +14,7 @@ from enum import Enum, auto
 import torch
 from torch import Tensor
 
-from quire_ops import Draw, to_device, uniform
+from quire_ops import Draw, DrawMasked, to_device, uniform
 from quire_ops.drawing import log2_weights
 from quire_sampling.blocks import block_max
 from quire_sampling.draw import SMALL_TOP_K, draw, draw_among_top, draw_filtered, greedy
@@ -22,7 +22,7 @@ from quire_sampling.dry import apply_dry_
 from quire_sampling.edits import apply_processors_, edit_row_
 from quire_sampling.extras import draw_with_xtc, dynamic_temperature, keep_top_sigmas_
 from quire_sampling.logprobs import token_logprobs
-from quire_sampling.masks import TokenMasks, apply_token_masks_
+from quire_sampling.masks import TokenMasks, apply_token_masks_, check_masks
 from quire_sampling.mirostat import draw_mirostat
 from quire_sampling.nucleus import Filters
 from quire_sampling.output import SamplerOutput
@@ -52,11 +52,13 @@ class Sampler:
     Args:
         state: The rows.
         draw: Op `draw` of a backend, for the state's device; None draws with torch, the same tokens.
+        draw_masked: Op `draw_masked` of a backend; None lays masks over the logits first, for the same tokens.
     """
 
-    def __init__(self, state: SamplingState, draw: Draw | None = None) -> None:
+    def __init__(self, state: SamplingState, draw: Draw | None = None, draw_masked: DrawMasked | None = None) -> None:
         self.state = state
         self._draw = draw
+        self._draw_masked = draw_masked
 
     def only_draws(self, rows: Sequence[int]) -> bool:
         """Whether op `draw` on the unchanged logits gives all that these rows want. Then `sample` may be left out,
@@ -125,10 +127,18 @@ class Sampler:
             # A copy, unless nothing will write to the logits.
             only_reads = masks is None and self._only_reads(rows)
             raw = logits if len(wanted) == len(rows) and only_reads else logits.index_select(0, index)
-        if masks is not None:
+        is_plain = not (state.dynatemp or state.xtc or state.mirostat)
+        draw_masked = self._draw_masked if masks is not None and is_plain and self._only_reads(rows) else None
+        if masks is not None and draw_masked is None:
             apply_token_masks_(logits, masks)
         errors = self._edit(logits, rows, row_index, positions, token_ids)
-        if self._draw is not None and not (state.dynatemp or state.xtc or state.mirostat):
+        if masks is not None and draw_masked is not None:
+            check_masks(logits, masks)
+            mask_of = torch.full((len(rows),), -1)
+            mask_of[list(masks.indices)] = torch.arange(len(masks.indices))
+            table = state.draw_table()
+            tokens, peaks = draw_masked(logits, row_index, positions, table, mask_of, masks.bitmask)
+        elif self._draw is not None and is_plain:
             tokens, peaks = self._draw(logits, row_index, positions, state.draw_table())
         else:
             maxima = block_max(logits)

@@ -29,6 +29,7 @@ from quire_interfaces import (
 from quire_structured_output.blame import largest_part
 from quire_structured_output.config import StructuredOutputConfig
 from quire_structured_output.matcher import OutputMatcher
+from quire_structured_output.trials import SupportsTrials, TrialProcess, can_fork
 from quire_structured_output.workers import WorkerPool
 
 __all__ = ["GrammarCompiler", "timeout_error"]
@@ -39,11 +40,24 @@ MAX_WAITING = 1024
 """Contents that may wait for a thread."""
 
 
-def timeout_error(spec: GrammarSpec, timeout_s: float) -> RequestError:
-    """What a request hears whose constraint took too long."""
+MAX_QUICK_BLAME = 1 << 14
+"""Characters in which the largest part is looked for where others wait for it."""
+
+
+def timeout_error(spec: GrammarSpec, timeout_s: float, part: str | None = None) -> RequestError:
+    """What a request hears whose constraint took too long.
+
+    Args:
+        spec: The constraint.
+        timeout_s: The deadline.
+        part: Its largest part, if it is known already.
+    """
+    if part is None:
+        small = len(spec.text) <= MAX_QUICK_BLAME
+        part = largest_part(spec) if small else f"one of its {len(spec.text)} characters"
     return RequestError(
         f"structured_outputs.{spec.kind} was not compiled within {timeout_s:g} s; the largest part is "
-        f"{largest_part(spec)}: make it smaller",
+        f"{part}: make it smaller",
         param=f"structured_outputs.{spec.kind}",
         code="grammar_timeout",
     )
@@ -55,6 +69,8 @@ class GrammarCompiler:
     Args:
         config: Bounds.
         make_backend: Makes the backend, in the first worker thread that needs it.
+        tries_apart: Whether constraints are tried in a process of their own first, where the backend and the system
+            can: for those of strangers.
         clock: Seconds; for tests.
     """
 
@@ -63,9 +79,12 @@ class GrammarCompiler:
         config: StructuredOutputConfig,
         make_backend: Callable[[], GrammarBackend],
         *,
+        tries_apart: bool = False,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.config = config
+        self._tries_apart = tries_apart and can_fork()
+        self._trials: TrialProcess | None = None
         self._num_queries = self._num_hits = self._num_failures = 0
         self._compile_counts = [0] * (len(GRAMMAR_COMPILE_BOUNDS_S) + 1)
         self._compile_seconds = 0.0
@@ -137,11 +156,15 @@ class GrammarCompiler:
     def close(self) -> None:
         """Take no more work. Idempotent."""
         self._pool.close()
+        if self._trials is not None:
+            self._trials.close()
 
     def _get_backend(self) -> GrammarBackend:
         with self._backend_lock:
             if self._backend is None:
                 self._backend = self._make_backend()
+                if self._tries_apart and isinstance(self._backend, SupportsTrials):
+                    self._trials = TrialProcess(self._backend.vocabulary)
             return self._backend
 
     def _compile(self, spec: GrammarSpec) -> CompiledGrammar:
@@ -157,11 +180,14 @@ class GrammarCompiler:
                     param=f"structured_outputs.{spec.kind}",
                     code="unsupported_constraint",
                 )
-            grammar = backend.compile(spec)
+            grammar = self._compiled(backend, spec)
             failed = False
             return grammar
         except QuireError:
             raise
+        except TimeoutError:
+            assert self._trials is not None
+            raise timeout_error(spec, self.config.timeout_s, self._trials.largest_part(spec)) from None
         except Exception as error:  # a library's accident with this content is this content's failure
             _logger.exception("a grammar of kind %s could not be compiled", spec.kind)
             raise RequestError(
@@ -176,6 +202,11 @@ class GrammarCompiler:
                 seconds = self._clock() - start_s
                 self._compile_counts[bisect_left(GRAMMAR_COMPILE_BOUNDS_S, seconds)] += 1
                 self._compile_seconds += seconds
+
+    def _compiled(self, backend: GrammarBackend, spec: GrammarSpec) -> CompiledGrammar:
+        if self._trials is None or not isinstance(backend, SupportsTrials):
+            return backend.compile(spec)
+        return backend.compile_tried(spec, self._trials.run(spec, self.config.timeout_s))
 
 
 def check_size(spec: GrammarSpec, max_bytes: int) -> None:

@@ -27,8 +27,8 @@ class StructuredOutputConfig(Settings):
         flag="--structured-output-timeout",
     )
     max_bytes: int = setting(
-        1 << 20,
-        help="Largest schema, pattern or grammar, as text; a larger one is refused at once.",
+        1 << 18,
+        help="Largest schema, pattern or grammar, as text and as it is sent; a larger one is refused at once.",
         unit="bytes",
         check=at_least(64),
         flag="--structured-output-max-bytes",

@@ -16,9 +16,10 @@ from llguidance.gbnf_to_lark import any_to_lark
 
 from quire_interfaces import GrammarSpec, RequestError
 from quire_structured_output.blame import largest_part
-from quire_structured_output.probe import probe
+from quire_structured_output.probe import follow, probe
 from quire_structured_output.schema_options import schema_of
 from quire_structured_output.structural_tag import structural_tag_to_lark
+from quire_structured_output.trials import TriedGrammar
 from quire_structured_output.vocabulary import Vocabulary
 
 if TYPE_CHECKING:
@@ -69,6 +70,7 @@ class LLGuidanceBackend:
     kinds = frozenset({"json", "regex", "choice", "grammar", "structural_tag"})
 
     def __init__(self, vocabulary: Vocabulary) -> None:
+        self.vocabulary = vocabulary
         self.vocab_size = vocabulary.vocab_size
         self.eos_token_ids = vocabulary.eos_token_ids
         self._eos_token_ids = frozenset(vocabulary.eos_token_ids)
@@ -83,18 +85,39 @@ class LLGuidanceBackend:
 
     def compile(self, spec: GrammarSpec) -> _Grammar:
         """See `quire_interfaces.GrammarBackend`."""
+        matcher, _ = self._tried(spec, self._translated(spec))
+        return _Grammar(matcher, spec, self._eos_token_ids)
+
+    def try_out(self, spec: GrammarSpec) -> TriedGrammar:
+        """What `compile` does, for another process to follow. Raises RequestError as `compile` does."""
+        source = self._translated(spec)
+        return TriedGrammar(source, tuple(self._tried(spec, source)[1]))
+
+    def compile_tried(self, spec: GrammarSpec, tried: TriedGrammar) -> _Grammar:
+        """See `SupportsTrials`."""
+        matcher = self._new_matcher(spec, tried.source)
+        follow(_Matcher(matcher, spec, self._eos_token_ids), self.vocab_size, tried.walk)
+        return _Grammar(matcher, spec, self._eos_token_ids)
+
+    def _tried(self, spec: GrammarSpec, source: str) -> tuple[llguidance.LLMatcher, list[int]]:
+        """A matcher and its trial walk. What the walk taught the lexer stays in the matcher, and every copy of it has
+        it from the start."""
+        matcher = self._new_matcher(spec, source)
+        return matcher, probe(_Matcher(matcher, spec, self._eos_token_ids), self.vocab_size, self._eos_token_ids, spec)
+
+    def _new_matcher(self, spec: GrammarSpec, source: str) -> llguidance.LLMatcher:
+        matcher = llguidance.LLMatcher(self._tokenizer, source, log_level=0, limits=_limits())
+        if matcher.is_error():
+            raise _refusal(spec, matcher.get_error())
+        return matcher
+
+    def _translated(self, spec: GrammarSpec) -> str:
         try:
-            source = self._source(spec)
+            return self._source(spec)
         except RequestError:
             raise
         except Exception as error:  # the library's translators raise bare Exception, among others
             raise _refusal(spec, str(error) or "nested too deeply") from None
-        matcher = llguidance.LLMatcher(self._tokenizer, source, log_level=0, limits=_limits())
-        if matcher.is_error():
-            raise _refusal(spec, matcher.get_error())
-        # What the walk taught the lexer stays in the matcher, and every copy of it has it from the start.
-        probe(_Matcher(matcher, spec, self._eos_token_ids), self.vocab_size, self._eos_token_ids, spec)
-        return _Grammar(matcher, spec, self._eos_token_ids)
 
     def _source(self, spec: GrammarSpec) -> str:
         if spec.kind == "json":

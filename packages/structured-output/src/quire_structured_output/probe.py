@@ -13,7 +13,7 @@ from collections.abc import Collection
 from quire_interfaces import GrammarMatcher, GrammarSpec, RequestError
 from quire_structured_output.blame import largest_part
 
-__all__ = ["MAX_STEP_S", "probe"]
+__all__ = ["MAX_STEP_S", "follow", "probe"]
 
 MAX_STEP_S = 0.004
 """A mask may take so long when its states are known already, in seconds of processor time. Usual ones take a hundredth
@@ -23,7 +23,7 @@ _NUM_TOKENS = 24
 _LONG_WALK_S = 0.5
 
 
-def probe(matcher: GrammarMatcher, vocab_size: int, eos_token_ids: Collection[int], spec: GrammarSpec) -> None:
+def probe(matcher: GrammarMatcher, vocab_size: int, eos_token_ids: Collection[int], spec: GrammarSpec) -> list[int]:
     """Walk some random tokens into the grammar and back, twice the same way.
 
     Args:
@@ -32,13 +32,17 @@ def probe(matcher: GrammarMatcher, vocab_size: int, eos_token_ids: Collection[in
         eos_token_ids: Where a walk ends.
         spec: For the message.
 
+    Returns:
+        The tokens of the walk.
+
     Raises:
         RequestError: no token can follow at some place, or masks take too long even where the walk has been before.
     """
     words = memoryview(bytearray(-(-vocab_size // 32) * 4)).cast("I")
-    if _walk(matcher, words, eos_token_ids, spec, _LONG_WALK_S) < MAX_STEP_S:
-        return
-    slowest_s = _walk(matcher, words, eos_token_ids, spec, MAX_STEP_S)
+    slowest_s, walk = _walk(matcher, words, eos_token_ids, spec, _LONG_WALK_S)
+    if slowest_s < MAX_STEP_S:
+        return walk
+    slowest_s, _ = _walk(matcher, words, eos_token_ids, spec, MAX_STEP_S)
     if slowest_s > MAX_STEP_S:
         raise RequestError(
             f"structured_outputs.{spec.kind} is too complex: one step takes {slowest_s * 1000:.0f} ms; the largest "
@@ -46,17 +50,36 @@ def probe(matcher: GrammarMatcher, vocab_size: int, eos_token_ids: Collection[in
             param=f"structured_outputs.{spec.kind}",
             code="grammar_too_large",
         )
+    return walk
+
+
+def follow(matcher: GrammarMatcher, vocab_size: int, walk: Collection[int]) -> None:
+    """Go the way of a walk and back, for what that teaches the lexer.
+
+    Args:
+        matcher: At the beginning; it is there again afterwards.
+        vocab_size: Number of token ids.
+        walk: As `probe` gave it.
+    """
+    words = memoryview(bytearray(-(-vocab_size // 32) * 4)).cast("I")
+    num_accepted = 0
+    for token_id in walk:
+        matcher.fill_bitmask(words)
+        if not matcher.accept(token_id):
+            break
+        num_accepted += 1
+    matcher.rollback(num_accepted)
 
 
 def _walk(
     matcher: GrammarMatcher, words: memoryview, eos_token_ids: Collection[int], spec: GrammarSpec, enough_s: float
-) -> float:
+) -> tuple[float, list[int]]:
     """Go some tokens into the grammar, always the same way, and back. Ends early when steps took `enough_s` together,
-    or one of them did. The time of the slowest step."""
+    or one of them did. The time of the slowest step, and the tokens."""
     rng = random.Random(0)
-    num_accepted = 0
+    walk: list[int] = []
     total_s = slowest_s = 0.0
-    while num_accepted < _NUM_TOKENS and slowest_s <= enough_s and total_s < _LONG_WALK_S:
+    while len(walk) < _NUM_TOKENS and slowest_s <= enough_s and total_s < _LONG_WALK_S:
         start_s = time.thread_time()
         matcher.fill_bitmask(words)
         seconds = time.thread_time() - start_s
@@ -64,16 +87,16 @@ def _walk(
         token_id = _any_token(words, rng)
         if token_id is None:
             raise RequestError(
-                f"structured_outputs.{spec.kind} cannot be followed: after {num_accepted} tokens no token of this "
+                f"structured_outputs.{spec.kind} cannot be followed: after {len(walk)} tokens no token of this "
                 "model's vocabulary can come next",
                 param=f"structured_outputs.{spec.kind}",
                 code="invalid_grammar",
             )
         if token_id in eos_token_ids or not matcher.accept(token_id):
             break
-        num_accepted += 1
-    matcher.rollback(num_accepted)
-    return slowest_s
+        walk.append(token_id)
+    matcher.rollback(len(walk))
+    return slowest_s, walk
 
 
 def _any_token(words: memoryview, rng: random.Random) -> int | None:

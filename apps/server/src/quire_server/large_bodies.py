@@ -1,0 +1,170 @@
+"""Large request bodies: whether their constraints are too large is found without parsing them in this process.
+
+Parsing JSON holds the interpreter lock, and with it the token streams of everybody else. So fields that hold a
+constraint are measured as they were sent, by a reader that only looks for where values end; very large bodies are
+measured by another process at low priority (`python -m quire_server.large_bodies`), once per server, started with the
+first one of them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import struct
+import subprocess
+import sys
+import threading
+from typing import Any
+
+import msgspec
+
+from quire_interfaces import RequestError
+
+__all__ = ["BodyInspector", "find_too_large", "main"]
+
+CONSTRAINT_FIELDS = (
+    "structured_outputs", "response_format", "text", "output_config", "output_format", "guided_json", "guided_regex",
+    "guided_choice", "guided_grammar",
+)  # fmt: skip
+TOOLS_FACTOR = 4
+"""The schemas of all tools together may have so many times the size of one constraint."""
+NICE = 10
+_SHARE = 0.5
+_PARAMS = (
+    "response_format.json_schema.schema", "text.format.schema", "structured_outputs.json", "structured_outputs.regex",
+    "structured_outputs.choice", "structured_outputs.grammar", "structured_outputs.structural_tag",
+)  # fmt: skip
+"""As a constraint's faults are named."""
+_MAX_DEPTH = 12
+
+_Fields = msgspec.json.Decoder(dict[str, msgspec.Raw])
+_Elements = msgspec.json.Decoder(list[msgspec.Raw])
+
+
+class TooLarge(msgspec.Struct):
+    """What a body is refused for."""
+
+    field: str
+    size: int
+    limit: int
+    part: str
+
+
+def find_too_large(data: bytes, max_bytes: int) -> TooLarge | None:
+    """The field of a body that holds too large a constraint; None for none, or for a body that is no JSON object.
+
+    Args:
+        data: The body.
+        max_bytes: Of one constraint.
+    """
+    if len(data) <= max_bytes:
+        return None
+    try:
+        fields = _Fields.decode(data)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return None  # whoever parses it says what is wrong
+    for name in (*CONSTRAINT_FIELDS, "tools"):
+        limit = max_bytes * (TOOLS_FACTOR if name == "tools" else 1)
+        if name in fields and len(fields[name]) > limit:
+            return TooLarge(name, len(fields[name]), limit, _largest_part(name, bytes(fields[name])))
+    return None
+
+
+def _largest_part(path: str, raw: bytes) -> str:
+    """Walk down while one value holds more than half of what is left."""
+    for _ in range(_MAX_DEPTH):
+        parts = _parts(raw)
+        if not parts:
+            break
+        step = max(parts, key=lambda step: len(parts[step]))
+        if len(parts[step]) < _SHARE * len(raw):
+            break
+        path += f"[{step}]" if isinstance(step, int) else f".{step[:40]}"
+        raw = bytes(parts[step])
+    return f"{path} ({len(raw)} bytes)"
+
+
+def _parts(raw: bytes) -> dict[Any, msgspec.Raw]:
+    """The values in an object or a list, by name or place."""
+    with contextlib.suppress(msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        if raw[:1] == b"{":
+            return _Fields.decode(raw)
+        if raw[:1] == b"[":
+            return dict(enumerate(_Elements.decode(raw)))
+    return {}
+
+
+class BodyInspector:
+    """Refuses bodies with too large constraints. One per server.
+
+    Args:
+        max_bytes: Of one constraint, as it is sent.
+    """
+
+    def __init__(self, max_bytes: int) -> None:
+        self._max_bytes = max_bytes
+        self._process: subprocess.Popen[bytes] | None = None
+        self._lock = threading.Lock()
+
+    async def check(self, data: bytes) -> None:
+        """Let a body pass, or not.
+
+        Raises:
+            RequestError: a field holds too large a constraint; the message names the field and its largest part.
+        """
+        if len(data) <= self._max_bytes:
+            return
+        found = await asyncio.to_thread(self._ask, data)
+        if found is not None:
+            raise RequestError(
+                f"{found.field} has {found.size} bytes, at most {found.limit} are taken "
+                f"(--structured-output-max-bytes); the largest part is {found.part}",
+                param=next((each for each in _PARAMS if found.part.startswith(each)), found.field),
+                code="grammar_too_large",
+            )
+
+    def _ask(self, data: bytes) -> TooLarge | None:
+        """Waits for the other process, without the interpreter lock."""
+        with self._lock:
+            for _ in range(2):  # once more if it died, of this body or long ago
+                with contextlib.suppress(OSError, struct.error):
+                    return self._answer(data)
+                if self._process is not None:
+                    self._process.kill()
+                    self._process.communicate()
+                    self._process = None
+        raise RequestError(
+            "the request body is too large or too deeply nested to be looked into; make it smaller",
+            param="body",
+            code="grammar_too_large",
+        )
+
+    def _answer(self, data: bytes) -> TooLarge | None:
+        if self._process is None:
+            command = [sys.executable, "-m", "quire_server.large_bodies"]
+            self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        stdin, stdout = self._process.stdin, self._process.stdout
+        assert stdin is not None
+        assert stdout is not None
+        stdin.write(struct.pack("=QQ", self._max_bytes, len(data)))
+        stdin.write(data)
+        stdin.flush()
+        [size] = struct.unpack("=Q", stdout.read(8))
+        return msgspec.json.decode(stdout.read(size), type=TooLarge | None)
+
+
+def main() -> None:
+    """Measure bodies until standard input ends."""
+    if hasattr(os, "nice"):
+        os.nice(NICE)
+    while head := sys.stdin.buffer.read(16):
+        max_bytes, size = struct.unpack("=QQ", head)
+        answer = msgspec.json.encode(find_too_large(sys.stdin.buffer.read(size), max_bytes))
+        sys.stdout.buffer.write(struct.pack("=Q", len(answer)) + answer)
+        sys.stdout.buffer.flush()
+
+
+if __name__ == "__main__":
+    with contextlib.suppress(KeyboardInterrupt, BrokenPipeError):
+        main()

@@ -1,0 +1,154 @@
+"""The process in which constraints of strangers are compiled first: `python -m quire_structured_output.trial_process`.
+
+It reads the vocabulary once, and forks for each constraint: a child with a bound on its time and memory, whose crash is
+nobody else's. Its parent (`trials`) lowers the priority of children that take long. Not for use by hand.
+
+Messages, over the socket that comes with each order: the order is a line of JSON and the text of the constraint, to the
+end of the stream. The child answers with its process id (4 bytes), then a line of JSON and the text of the translated
+grammar, to the end of the stream. Nothing at all means that it did not survive.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import json
+import os
+import signal
+import socket
+import struct
+import sys
+from typing import Any
+
+from quire_interfaces import GrammarSpec, RequestError
+from quire_structured_output.blame import largest_part
+from quire_structured_output.llguidance_backend import LLGuidanceBackend
+from quire_structured_output.vocabulary import Vocabulary
+
+__all__ = ["main", "read_all", "read_vocabulary", "write_vocabulary"]
+
+NICE = 10
+MAX_MEMORY_BYTES = 1 << 30
+"""What one constraint may need beyond what the process has."""
+
+
+def write_vocabulary(channel: socket.socket, vocabulary: Vocabulary) -> None:
+    """Send what a backend needs to know, but for the tokenizer."""
+    lengths = struct.pack(f"={len(vocabulary.tokens)}I", *map(len, vocabulary.tokens))
+    rest = {"special": sorted(vocabulary.special_ids), "eos": vocabulary.eos_token_ids}
+    for part in (lengths, b"".join(vocabulary.tokens), json.dumps(rest).encode()):
+        channel.sendall(struct.pack("=Q", len(part)) + part)
+
+
+def read_vocabulary(channel: socket.socket) -> Vocabulary:
+    """What `write_vocabulary` sent. Text is cut into its bytes: only forced tokens depend on a tokenizer's own way, and
+    nobody asks for them here."""
+    packed, data, rest = (_read_part(channel) for _ in range(3))
+    tokens, at = [], 0
+    for length in struct.unpack(f"={len(packed) // 4}I", packed):
+        tokens.append(data[at : at + length])
+        at += length
+    known = json.loads(rest)
+    single = {piece: token_id for token_id, piece in reversed(list(enumerate(tokens))) if len(piece) == 1}
+    return Vocabulary(
+        tokens=tuple(tokens),
+        special_ids=frozenset(known["special"]),
+        eos_token_ids=tuple(known["eos"]),
+        encode=lambda text: [single[bytes([byte])] for byte in text.encode() if bytes([byte]) in single],
+    )
+
+
+def _read_part(channel: socket.socket) -> bytes:
+    [size] = struct.unpack("=Q", _read(channel, 8))
+    return _read(channel, size)
+
+
+def _read(channel: socket.socket, size: int) -> bytes:
+    parts = []
+    while size:
+        part = channel.recv(min(size, 1 << 20))
+        if not part:
+            raise EOFError("the engine is gone")
+        parts.append(part)
+        size -= len(part)
+    return b"".join(parts)
+
+
+def read_all(channel: socket.socket) -> bytes:
+    """To the end of the stream. Raises TimeoutError as the socket is set."""
+    parts = []
+    while part := channel.recv(1 << 20):
+        parts.append(part)
+    return b"".join(parts)
+
+
+def main(fd: int) -> None:
+    """Serve orders until the other end of socket `fd` is closed."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the server's to handle; this process ends with it
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # children need no burial
+    with contextlib.suppress(OSError):
+        os.setpriority(os.PRIO_PROCESS, 0, NICE)
+    channel = socket.socket(fileno=fd)
+    backend = LLGuidanceBackend(read_vocabulary(channel))
+    gc.collect()
+    gc.freeze()
+    while True:
+        data, fds, _, _ = socket.recv_fds(channel, 1, 1)
+        if not data:
+            return
+        if os.fork() == 0:
+            channel.close()
+            _serve(backend, socket.socket(fileno=fds[0]))
+        os.close(fds[0])
+
+
+def _serve(backend: LLGuidanceBackend, order: socket.socket) -> None:
+    """In the child: follow one order, and end."""
+    status = 1
+    try:
+        order.sendall(struct.pack("=I", os.getpid()))
+        head, _, text = read_all(order).partition(b"\n")
+        wanted = json.loads(head)
+        _limit(wanted["timeout_s"])
+        spec = GrammarSpec(wanted["kind"], text.decode("utf-8", "surrogatepass"), *wanted["options"])
+        answer, source = _blame(spec) if wanted["action"] == "blame" else _try(backend, spec)
+        order.sendall(json.dumps(answer).encode() + b"\n" + source.encode("utf-8", "surrogatepass"))
+        status = 0
+    finally:
+        os._exit(status)
+
+
+def _limit(timeout_s: float) -> None:
+    """Bound the time, the memory and the traces of this process."""
+    import resource
+
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    signal.setitimer(signal.ITIMER_REAL, timeout_s)
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    if sys.platform == "linux":
+        with open("/proc/self/statm", encoding="ascii") as file:
+            now_bytes = int(file.read().split()[0]) * resource.getpagesize()
+        resource.setrlimit(resource.RLIMIT_AS, (now_bytes + MAX_MEMORY_BYTES,) * 2)
+        # A library's last words would stand in the server's log, once per hostile request.
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
+
+
+def _try(backend: LLGuidanceBackend, spec: GrammarSpec) -> tuple[dict[str, Any], str]:
+    try:
+        tried = backend.try_out(spec)
+    except RequestError as error:
+        return {"error": str(error), "param": error.param, "code": error.code}, ""
+    except Exception as error:
+        param = f"structured_outputs.{spec.kind}"
+        message = f"{param} cannot be used: {type(error).__name__}: {str(error)[:600]}"
+        return {"error": message, "param": param, "code": "invalid_grammar"}, ""
+    return {"walk": tried.walk}, tried.source
+
+
+def _blame(spec: GrammarSpec) -> tuple[dict[str, Any], str]:
+    return {}, largest_part(spec)
+
+
+if __name__ == "__main__":
+    with contextlib.suppress(EOFError, ConnectionError):
+        main(int(sys.argv[1]))

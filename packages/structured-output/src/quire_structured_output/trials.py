@@ -1,0 +1,191 @@
+"""`TrialProcess`: constraints of strangers are compiled elsewhere first, in a process that may starve or die of them.
+
+What comes back is the translated grammar and the way of the trial walk through it, so that the engine's process neither
+parses nor walks what has not been found harmless. Knows sockets and priorities; what is tried is `trial_process`'s.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import socket
+import struct
+import subprocess
+import sys
+import threading
+import time
+from typing import Any, NamedTuple, Protocol, runtime_checkable
+
+from quire_interfaces import CompiledGrammar, GrammarSpec, RequestError
+from quire_structured_output.vocabulary import Vocabulary
+
+__all__ = ["SupportsTrials", "TrialProcess", "TriedGrammar", "can_fork"]
+
+QUICK_S = 0.03
+"""A trial that has used the processor for longer goes on when nothing else wants it. Usual ones take a third of it."""
+LOOK_S = 0.015
+"""So often is looked how long that was."""
+BLAME_TIMEOUT_S = 1.0
+
+
+class TriedGrammar(NamedTuple):
+    """A constraint that compiled, and whose steps are quick."""
+
+    source: str
+    """In the library's own notation."""
+    walk: tuple[int, ...]
+    """Tokens that may come from the beginning on, as the trial went."""
+
+
+@runtime_checkable
+class SupportsTrials(Protocol):
+    """A `GrammarBackend` whose constraints can be tried in another process."""
+
+    vocabulary: Vocabulary
+
+    def compile_tried(self, spec: GrammarSpec, tried: TriedGrammar) -> CompiledGrammar:
+        """As `compile`, of what was tried."""
+
+
+def can_fork() -> bool:
+    """Whether this system has what trials need."""
+    return hasattr(os, "fork") and hasattr(socket, "send_fds")
+
+
+class TrialProcess:
+    """Starts with the first trial, and again if it died. Thread-safe.
+
+    Args:
+        vocabulary: The model's tokens.
+    """
+
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        self._vocabulary = vocabulary
+        self._lock = threading.Lock()
+        self._process: subprocess.Popen[bytes] | None = None
+        self._channel: socket.socket | None = None
+
+    def run(self, spec: GrammarSpec, timeout_s: float) -> TriedGrammar:
+        """Try a constraint; waits for it.
+
+        Raises:
+            RequestError: it cannot be used.
+            TimeoutError: that was not known in time.
+        """
+        answer, text = self._ask("try", spec, timeout_s)
+        if "error" in answer:
+            raise RequestError(answer["error"], param=answer["param"], code=answer["code"])
+        return TriedGrammar(text, tuple(answer["walk"]))
+
+    def largest_part(self, spec: GrammarSpec) -> str:
+        """`blame.largest_part`, or the size alone if even that takes long."""
+        with contextlib.suppress(TimeoutError, RequestError):
+            return self._ask("blame", spec, BLAME_TIMEOUT_S)[1]
+        return f"the whole of it, {len(spec.text)} characters"
+
+    def close(self) -> None:
+        """End the process; trials under way end with their deadline. Idempotent."""
+        with self._lock:
+            channel, process = self._channel, self._process
+            self._channel = self._process = None
+        if channel is not None:
+            channel.close()
+        if process is not None:
+            process.wait(10)
+
+    def _ask(self, action: str, spec: GrammarSpec, timeout_s: float) -> tuple[dict[str, Any], str]:
+        deadline_s = time.monotonic() + timeout_s
+        ours, theirs = socket.socketpair()
+        with ours:
+            with theirs:
+                self._order(theirs)
+            ours.settimeout(timeout_s)
+            options = [spec.whitespace_pattern, spec.additional_properties]
+            head = {"action": action, "kind": spec.kind, "options": options, "timeout_s": timeout_s}
+            try:
+                ours.sendall(json.dumps(head).encode() + b"\n" + spec.text.encode("utf-8", "surrogatepass"))
+                ours.shutdown(socket.SHUT_WR)
+                answer = self._answer(ours, deadline_s)
+            except ConnectionError:
+                answer = b""
+        if not answer:
+            if time.monotonic() >= deadline_s - 0.05:  # its own alarm was a little earlier
+                raise TimeoutError
+            raise RequestError(
+                f"structured_outputs.{spec.kind} cannot be used: compiling it needed too much memory or too deep a "
+                f"recursion; make it smaller ({len(spec.text)} characters)",
+                param=f"structured_outputs.{spec.kind}",
+                code="grammar_too_large",
+            )
+        head_line, _, text = answer.partition(b"\n")
+        return json.loads(head_line), text.decode("utf-8", "surrogatepass")
+
+    def _answer(self, ours: socket.socket, deadline_s: float) -> bytes:
+        """All of it; empty when the child died."""
+        packed = ours.recv(4, socket.MSG_WAITALL)
+        if len(packed) < 4:
+            return b""
+        process_id = struct.unpack("=I", packed)[0]
+        is_quick = True
+        parts: list[bytes] = []
+        while True:
+            left_s = deadline_s - time.monotonic()
+            if left_s <= 0:
+                raise TimeoutError
+            ours.settimeout(min(LOOK_S, left_s) if is_quick else left_s)
+            try:
+                part = ours.recv(1 << 20)
+            except TimeoutError:
+                if is_quick and _seconds_used(process_id) > QUICK_S:
+                    _starve(process_id)
+                    is_quick = False
+                continue
+            if not part:
+                return b"".join(parts)
+            parts.append(part)
+
+    def _order(self, theirs: socket.socket) -> None:
+        """Have a child serve the other end; the process is started when it is not there."""
+        with self._lock:
+            for _ in range(2):
+                if self._channel is None:
+                    self._start()
+                assert self._channel is not None
+                try:
+                    socket.send_fds(self._channel, [b"t"], [theirs.fileno()])
+                    return
+                except OSError:
+                    self._channel.close()
+                    self._channel = None
+        raise RequestError("structured_outputs cannot be compiled: the process for that does not start")
+
+    def _start(self) -> None:
+        if self._process is not None:
+            self._process.wait(10)
+        ours, theirs = socket.socketpair()
+        with theirs:
+            command = [sys.executable, "-m", "quire_structured_output.trial_process", str(theirs.fileno())]
+            self._process = subprocess.Popen(command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL)
+        self._channel = ours
+        from quire_structured_output.trial_process import write_vocabulary
+
+        write_vocabulary(ours, self._vocabulary)
+
+
+def _seconds_used(process_id: int) -> float:
+    """Processor time of a process; endless where that is not known, or the process has ended."""
+    if sys.platform != "linux":
+        return float("inf")
+    with contextlib.suppress(OSError):
+        return time.clock_gettime((~process_id << 3) | 2)  # the clock of another process, as clock_getcpuclockid(3)
+    return float("inf")
+
+
+def _starve(process_id: int) -> None:
+    """Let a process run only when nobody else wants to, as far as the system knows such a thing."""
+    with contextlib.suppress(OSError):
+        if sys.platform == "linux":
+            os.sched_setscheduler(process_id, os.SCHED_IDLE, os.sched_param(0))
+        else:
+            os.setpriority(os.PRIO_PROCESS, process_id, 19)

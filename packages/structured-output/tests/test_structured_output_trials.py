@@ -1,0 +1,125 @@
+"""Constraints tried in a process apart: the same grammars and refusals, and whatever happens there stays there."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from quire_interfaces import GrammarSpec, RequestError
+from quire_structured_output import GrammarCompiler, StructuredOutputConfig
+from quire_structured_output.trials import TrialProcess, can_fork
+from quire_testkit.conformance.grammar_backend import TOKENS, allowed_tokens
+
+pytestmark = pytest.mark.skipif(not can_fork(), reason="this system has no fork")
+
+SLOW = GrammarSpec(
+    "json",
+    json.dumps({"anyOf": [{"type": "object", "properties": {f"k{i}_{j}": {} for j in range(9)}} for i in range(900)]}),
+)
+
+
+@pytest.fixture(scope="module")
+def trials(vocabulary):
+    made = TrialProcess(vocabulary)
+    yield made
+    made.close()
+
+
+def children_of(process_id):
+    tasks = Path(f"/proc/{process_id}/task").iterdir()
+    return [int(child) for task in tasks for child in (task / "children").read_text().split()]
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        GrammarSpec("regex", "(a|b)+ö?"),
+        GrammarSpec("json", '{"type":"object","properties":{"a":{"type":"integer"}}}', "", False),
+        GrammarSpec("choice", '["true","false"]'),
+        GrammarSpec("grammar", 'start: "a" | "b" start'),
+        GrammarSpec("structural_tag", '{"format":{"type":"json_schema","json_schema":{"type":"boolean"}}}'),
+    ],
+    ids=lambda spec: spec.kind,
+)
+def test_the_grammar_is_the_same(backend, trials, spec):
+    tried = trials.run(spec, 30)
+    found, expected = (made.new_matcher() for made in (backend.compile_tried(spec, tried), backend.compile(spec)))
+    for _ in range(8):
+        allowed = allowed_tokens(found, len(TOKENS))
+        assert allowed == allowed_tokens(expected, len(TOKENS))
+        if found.is_terminated or not allowed:
+            break
+        for matcher in (found, expected):
+            assert matcher.accept(max(allowed))
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        GrammarSpec("regex", "(a"),
+        GrammarSpec("json", '{"type": 5}'),
+        GrammarSpec("json", "no JSON"),
+        GrammarSpec("json", '{"items":' * 5000 + "{}" + "}" * 5000),
+        GrammarSpec("regex", "\ud800("),
+    ],
+    ids=str,
+)
+def test_refusals_are_the_same(backend, trials, spec):
+    with pytest.raises(RequestError) as expected:
+        backend.compile(spec)
+    with pytest.raises(RequestError) as found:
+        trials.run(spec, 30)
+    assert (str(found.value), found.value.param, found.value.code) == (
+        str(expected.value),
+        expected.value.param,
+        expected.value.code,
+    )
+
+
+def test_the_deadline_names_the_largest_part(backend):
+    compiler = GrammarCompiler(StructuredOutputConfig(timeout_s=0.05), lambda: backend, tries_apart=True)
+    with pytest.raises(RequestError, match=r"within 0\.05 s; the largest part is \$\.anyOf \(900") as error:
+        compiler.submit(SLOW).result(30)
+    assert error.value.code == "grammar_timeout"
+    compiler.close()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="finds processes in /proc")
+def test_a_death_is_one_request_s(trials):
+    trials.run(GrammarSpec("regex", "a"), 30)
+    process = trials._process
+    killed = []
+
+    def kill():
+        while not killed:
+            for child in children_of(process.pid):
+                os.kill(child, signal.SIGKILL)
+                killed.append(child)
+            time.sleep(0.001)
+
+    thread = threading.Thread(target=kill)
+    thread.start()
+    with pytest.raises(RequestError, match="too much memory or too deep a recursion"):
+        trials.run(SLOW, 30)
+    thread.join()
+    assert trials.run(GrammarSpec("regex", "b"), 30).walk
+    process.kill()
+    process.wait()
+    assert trials.run(GrammarSpec("regex", "c"), 30).walk  # another process was started
+    assert trials._process is not process
+
+
+def test_it_ends_when_it_is_closed(vocabulary):
+    trials = TrialProcess(vocabulary)
+    trials.run(GrammarSpec("regex", "a"), 30)
+    process = trials._process
+    trials.close()
+    trials.close()
+    assert process.returncode == 0
