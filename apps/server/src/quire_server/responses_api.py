@@ -221,7 +221,13 @@ class ResponsesService:
         with naming_fields(body.field_names()):
             items = await self.conversation(context, body.previous_response_id) + await self._input(context, body)
             asked = [*chat_messages(items, body.instructions), {"role": "user", "content": SUMMARIZE}]
-            turn = ChatTurn(messages=asked, params=context.sampling_params(body), priority=body.priority)
+            turn = ChatTurn(
+                messages=asked,
+                params=context.sampling_params(body),
+                priority=body.priority,
+                cache_salt=body.cache_salt,
+                adapter=context.adapter_of(body.model),
+            )
             running = await start_turn(context, turn)
         output = await unless_disconnected(request, anext(running.outputs))
         raise_failed(output)

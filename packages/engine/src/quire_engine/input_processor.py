@@ -204,24 +204,26 @@ class InputProcessor:
 
 def _as_text(wanted: StructuredOutputsParams) -> StructuredOutputsParams:
     """The same with JSON written as text, quickly: every stream of this process waits meanwhile."""
-    name = "json" if wanted.json is not None else "structural_tag"
-    value = getattr(wanted, name)
-    if not isinstance(value, dict):
-        return wanted
     try:
-        text = msgspec.json.encode(value).decode()
+        if isinstance(wanted.json, dict):
+            return dataclasses.replace(wanted, json=msgspec.json.encode(wanted.json).decode())
+        if isinstance(wanted.structural_tag, dict):
+            return dataclasses.replace(wanted, structural_tag=msgspec.json.encode(wanted.structural_tag).decode())
     except (TypeError, ValueError, RecursionError):
         return wanted.normalized()  # which knows more, or says what is wrong
-    return dataclasses.replace(wanted, **{name: text})
+    return wanted
 
 
 def _is_json_object(wanted: StructuredOutputsParams) -> bool:
     """Whether JSON given as text is an object, found without making one."""
     text = wanted.json if wanted.json is not None else wanted.structural_tag
+    if not isinstance(text, str):
+        return False
     try:
-        return text is not None and bool(msgspec.json.decode(text, type=dict[str, msgspec.Raw]) or True)
+        msgspec.json.decode(text, type=dict[str, msgspec.Raw])
     except (ValueError, RecursionError):
         return False
+    return True
 
 
 def _wrap(seed: int) -> int:
