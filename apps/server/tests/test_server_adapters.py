@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import re
 import shutil
@@ -67,6 +68,8 @@ def test_the_demo_adapters_answer_in_their_own_ways(client: httpx.Client) -> Non
     body = {"model": "demo-capitals", "temperature": 0, "input": QUESTION[0]["content"]}
     reply = client.post("/v1/responses", json=body).json()
     assert reply["output"][-1]["content"][0]["text"].isupper()
+    [item] = client.post("/v1/responses/compact", json={**body, "max_output_tokens": 40}).json()["output"]
+    assert base64.b64decode(item["encrypted_content"]).decode().isupper()
 
 
 def test_adapters_come_and_go(client: httpx.Client, tmp_path: Path) -> None:

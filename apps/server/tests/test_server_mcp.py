@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -13,7 +15,8 @@ from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import TypeAdapter
 
 from quire_interfaces import ConfigError
-from quire_server.mcp_servers import read_mcp_servers
+from quire_server.mcp_servers import MCPToolError, read_mcp_servers
+from quire_server.responses_request import chat_messages
 
 EVENT: TypeAdapter[Any] = TypeAdapter(ResponseStreamEvent)
 TOOL: dict[str, Any] = {"type": "mcp", "server_label": "tools", "require_approval": "never"}
@@ -118,7 +121,8 @@ def test_a_server_that_dies_fails_the_call_and_comes_back(client: Any) -> None:
     [
         ({"server_label": "other"}, "tools[0].server_label"),
         ({"server_label": "gone"}, "tools[0]"),
-        ({"require_approval": "always"}, "tools[0].require_approval"),
+        ({"require_approval": "sometimes"}, "tools[0].require_approval"),
+        ({"require_approval": {"never": {"tool_names": ["other"]}}}, "tools[0].require_approval.never"),
         ({"server_url": "http://127.0.0.1:9"}, "tools[0].server_url"),
         ({"allowed_tools": ["other"]}, "tools[0].allowed_tools"),
         ({"allowed_tools": "x"}, "tools[0].allowed_tools"),
@@ -132,6 +136,100 @@ def test_wrong_requests_are_named(server: Any, changes: dict[str, Any], param: s
 def test_two_tools_of_one_name_are_refused(client: Any) -> None:
     with pytest.raises(openai.BadRequestError, match="same name"):
         ask(client, "x", tools=[TOOL, {**LOCAL, "name": "divide"}])
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_calls_that_wait_for_approval(client: Any, server: Any, stream: bool) -> None:
+    def run(text: Any, **arguments: Any) -> Any:
+        if not stream:
+            response = client.responses.create(model="tiny", input=text, **arguments)
+            Response.model_validate_json(server.client.get(f"/v1/responses/{response.id}").text, strict=True)
+            return response
+        events = list(client.responses.create(model="tiny", input=text, stream=True, **arguments))
+        for event in events:
+            EVENT.validate_python(event.to_dict(), strict=True)
+        done = {e.output_index: e.item for e in events if e.type == "response.output_item.done"}
+        output = events[-1].response.output
+        assert [done[index].to_dict() for index in sorted(done)] == [item.to_dict() for item in output]
+        return events[-1].response
+
+    # Left out means always, as does everything that an object does not name.
+    tools = [{"type": "mcp", "server_label": "tools", "require_approval": {"never": {"tool_names": ["divide"]}}}]
+    says = f"{call('get_weather', city='Bern')}\n{call('divide', a=4, b=2)}"
+    asked = run(f"¤{says}¥", tools=tools)
+    assert [item.type for item in asked.output] == ["mcp_list_tools", "mcp_approval_request", "mcp_call"]
+    request = asked.output[1]
+    assert (request.name, request.server_label, json.loads(request.arguments)) == (
+        "get_weather", "tools", {"city": "Bern"},
+    )  # fmt: skip
+    assert asked.output[2].output == "2.0"
+
+    answer = {"type": "mcp_approval_response", "approval_request_id": request.id}
+    after = run(
+        [{**answer, "approve": True}, {"role": "user", "content": "¤Done.¥"}],
+        tools=tools,
+        previous_response_id=asked.id,
+    )
+    assert [item.type for item in after.output] == ["mcp_list_tools", "mcp_call", "message"]
+    ran = after.output[1]
+    assert (ran.output, ran.status, ran.approval_request_id) == ("Sunny in Bern", "completed", request.id)
+    refused = run(
+        [{**answer, "approve": False, "reason": "No."}, {"role": "user", "content": "¤Done.¥"}],
+        tools=tools, previous_response_id=asked.id,
+    )  # fmt: skip
+    assert [item.type for item in refused.output] == ["mcp_list_tools", "message"]
+    again = run([{**answer, "approve": True}, {"role": "user", "content": "¤Done.¥"}], tools=tools,
+        previous_response_id=after.id)  # fmt: skip
+    assert [item.type for item in again.output] == ["mcp_list_tools", "message"], "a call is run once"
+
+
+def test_what_was_approved_or_refused_is_told_to_the_model() -> None:
+    asked = {"type": "mcp_approval_request", "id": "mcpr_1", "server_label": "t", "name": "f", "arguments": "{}"}
+    answer = {"type": "mcp_approval_response", "approval_request_id": "mcpr_1"}
+    ran = {"type": "mcp_call", "id": "mcp_1", "approval_request_id": "mcpr_1", "name": "f", "arguments": "{}"}
+    question = {"type": "message", "role": "user", "content": "q"}
+    assert chat_messages([question, asked]) == [{"role": "user", "content": "q"}]
+    approved = chat_messages([question, asked, {**answer, "approve": True}, {**ran, "output": "good"}])
+    assert [message["role"] for message in approved] == ["user", "assistant", "tool"]
+    assert approved[-1]["content"] == "good"
+    refused = chat_messages([question, asked, {**answer, "approve": False, "reason": "Too dear."}])
+    assert [message["role"] for message in refused] == ["user", "assistant", "tool"]
+    assert refused[-1]["content"] == "The user did not approve this call. Too dear."
+
+
+def test_wrong_approvals_are_named(server: Any) -> None:
+    asked = {"type": "mcp_approval_request", "id": "mcpr_1", "server_label": "t", "name": "f", "arguments": "{}"}
+    answer = {"type": "mcp_approval_response", "approval_request_id": "mcpr_1", "approve": True}
+    for items, param in (
+        ([answer], "input[0].approval_request_id"),
+        ([asked, {**answer, "approve": "yes"}], "input[1].approve"),
+        ([asked, answer], "input[1]"),
+    ):
+        response = server.post("/v1/responses", {"input": items, "tools": [TOOL]})
+        assert (response.status_code, response.json()["error"]["param"]) == (400, param), response.text
+
+
+def test_a_server_by_address_with_headers(tmp_path: Path) -> None:
+    command = [sys.executable, str(Path(__file__).parent / "server_mcp_tools.py"), "http"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            url = process.stdout.readline().strip()
+            far = {"url": url, "headers": {"authorization": "Bearer secret"}}
+            (tmp_path / "servers.json").write_text(json.dumps({"mcpServers": {"far": far, "shut": {"url": url}}}))
+            servers = read_mcp_servers(str(tmp_path / "servers.json"), 30.0)
+
+            async def use() -> None:
+                tools = await servers["far"].list_tools()
+                assert [tool["name"] for tool in tools] == ["get_weather", "divide", "leave"]
+                assert await servers["far"].call("get_weather", {"city": "Ulm"}) == "Sunny in Ulm"
+                with pytest.raises(MCPToolError):
+                    await servers["shut"].list_tools()
+                for server in servers.values():
+                    await server.close()
+
+            asyncio.run(use())
+        finally:
+            process.kill()
 
 
 @pytest.mark.parametrize("text", ["{", "{}", '{"mcpServers": {"a": {}}}', '{"mcpServers": {"a": {"url": 3}}}'])

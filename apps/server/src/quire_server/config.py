@@ -42,7 +42,7 @@ class ServerConfig(Settings):
     mcp_servers: str | None = setting(
         None,
         help="File (JSON or YAML) with the MCP servers whose tools responses may use: mcpServers, a table from labels "
-        "to entries with url, or with command, args, env and cwd.",
+        "to entries with url and headers, or with command, args, env and cwd.",
     )
     mcp_timeout_s: float = setting(
         60.0, help="An MCP server that takes longer to answer has failed.", unit="seconds", check=at_least(0.01)

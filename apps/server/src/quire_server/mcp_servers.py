@@ -31,6 +31,7 @@ class ServerSpec(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True)
     """One entry of the file: the address of a server over streamable HTTP, or a command that speaks over its pipes."""
 
     url: str | None = None
+    headers: dict[str, str] = {}
     command: str | None = None
     args: list[str] = []
     env: dict[str, str] = {}
@@ -56,12 +57,14 @@ def read_mcp_servers(path: str | None, timeout_s: float) -> dict[str, MCPServer]
     except (OSError, yaml.YAMLError, KeyError, TypeError, msgspec.ValidationError) as error:
         raise ConfigError(
             f"cannot read MCP servers from {path!r}: {error}; it must hold mcpServers, a table from labels to entries "
-            "with url, or with command, args, env and cwd",
+            "with url and headers, or with command, args, env and cwd",
             field="mcp_servers",
         ) from None
     for label, spec in specs.items():
         if (spec.url is None) == (spec.command is None):
             raise ConfigError(f"the MCP server {label!r} must have either url or command", field="mcp_servers")
+        if spec.headers and spec.url is None:
+            raise ConfigError(f"the MCP server {label!r} has headers, which only go with url", field="mcp_servers")
     try:
         import mcp  # noqa: F401
     except ImportError:
@@ -152,15 +155,29 @@ class MCPServer:
 
     async def _serve(self, asked: asyncio.Queue[_Asked]) -> None:
         """Holds the connection: it must be opened and closed by one task."""
-        from mcp import Client, StdioServerParameters
+        from mcp import Client
+
+        async with contextlib.AsyncExitStack() as held:
+            where = await self._where(held)
+            client = await held.enter_async_context(Client(where, read_timeout_seconds=self._timeout_s))
+            async with asyncio.TaskGroup() as group:
+                while True:
+                    group.create_task(self._answer(client, await asked.get()))
+
+    async def _where(self, held: contextlib.AsyncExitStack) -> Any:
+        """What a client connects to; what must be closed behind it is held."""
+        import httpx2  # what the package mcp speaks HTTP with
+        from mcp import StdioServerParameters
+        from mcp.client.streamable_http import streamable_http_client
 
         spec = self._spec
-        where = spec.url or StdioServerParameters(
-            command=spec.command or "", args=spec.args, env=spec.env or None, cwd=spec.cwd
-        )
-        async with Client(where, read_timeout_seconds=self._timeout_s) as client, asyncio.TaskGroup() as group:
-            while True:
-                group.create_task(self._answer(client, await asked.get()))
+        if spec.url is None:
+            return StdioServerParameters(command=spec.command or "", args=spec.args, env=spec.env or None, cwd=spec.cwd)
+        if not spec.headers:
+            return spec.url
+        timeout = httpx2.Timeout(self._timeout_s, read=None)  # the client bounds answers itself
+        http = await held.enter_async_context(httpx2.AsyncClient(headers=spec.headers, timeout=timeout))
+        return streamable_http_client(spec.url, http_client=http)
 
     async def _answer(self, client: Any, asked: _Asked) -> None:
         from mcp import MCPError

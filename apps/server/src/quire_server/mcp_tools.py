@@ -28,6 +28,7 @@ class MCPTools:
         self.lists: list[dict[str, Any]] = []
         """One `mcp_list_tools` item per server."""
         self._server_of: dict[str, MCPServer] = {}
+        self._asks: set[str] = set()
 
     @classmethod
     async def of(
@@ -58,11 +59,6 @@ class MCPTools:
                 f"{str(label)[:100]!r}; named: {known}",
                 param=f"{at}.server_label",
             )
-        if tool.get("require_approval") != "never":
-            raise RequestError(
-                f"{at}.require_approval must be 'never': this server asks nobody for approval",
-                param=f"{at}.require_approval",
-            )
         if tool.get("server_url") is not None or tool.get("connector_id") is not None:
             raise RequestError(
                 f"{at}.server_url and connector_id are not taken from requests; the label says which server it is",
@@ -75,6 +71,7 @@ class MCPTools:
             raise RequestError(str(error), param=at, code="mcp_server_unavailable") from None
         wanted = _allowed(tool.get("allowed_tools"), [each["name"] for each in listed], f"{at}.allowed_tools")
         listed = [each for each in listed if each["name"] in wanted]
+        self._asks |= _asking(tool.get("require_approval"), wanted, f"{at}.require_approval")
         for each in listed:
             if each["name"] in taken or each["name"] in self._server_of:
                 raise RequestError(
@@ -106,6 +103,49 @@ class MCPTools:
         server = self._server_of.get(name)
         return None if server is None else server.label
 
+    def asks_before(self, name: str) -> bool:
+        """Whether a call of this tool waits for somebody's approval."""
+        return name in self._asks
+
+    def approved(self, items: Sequence[dict[str, Any]], earlier: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+        """Calls that new items approve and that were not run yet, as `mcp_call` items.
+
+        Args:
+            items: The new input.
+            earlier: What was said before.
+
+        Raises:
+            RequestError: naming the item at fault.
+        """
+        everything = [*earlier, *items]
+        requests = {item.get("id"): item for item in everything if item.get("type") == "mcp_approval_request"}
+        ran = {item.get("approval_request_id") for item in everything if item.get("type") == "mcp_call"}
+        calls = []
+        for index, item in enumerate(items):
+            if item.get("type") != "mcp_approval_response":
+                continue
+            name, at = item.get("approval_request_id"), f"input[{index}]"
+            if not isinstance(name, str) or name not in requests:
+                raise RequestError(
+                    f"{at}.approval_request_id must be the id of an mcp_approval_request of this conversation, got "
+                    f"{str(name)[:100]!r}",
+                    param=f"{at}.approval_request_id",
+                )
+            if not isinstance(item.get("approve"), bool):
+                raise RequestError(f"{at}.approve must be true or false", param=f"{at}.approve")
+            if not item["approve"] or name in ran:
+                continue
+            ran.add(name)
+            asked = requests[name]
+            if self.label_of(str(asked.get("name"))) != asked.get("server_label"):
+                raise RequestError(
+                    f"{at} approves a call of {str(asked.get('name'))[:100]!r}, which is not among the tools of this "
+                    "request: send the same tools again",
+                    param=at,
+                )
+            calls.append({"approval_request_id": name, **{key: asked[key] for key in _CALL}})
+        return calls
+
     async def run(self, calls: Sequence[dict[str, Any]]) -> None:
         """Run calls side by side; each item gets its output, or its error and the status failed."""
         await asyncio.gather(*map(self._run, calls))
@@ -118,6 +158,27 @@ class MCPTools:
         except (MCPToolError, msgspec.DecodeError) as error:
             call["error"] = {"type": "mcp_tool_execution_error", "content": [{"type": "text", "text": str(error)}]}
             call["status"] = "failed"
+
+
+_CALL = ("server_label", "name", "arguments")
+
+
+def _asking(wanted: Any, names: Sequence[str], at: str) -> set[str]:
+    """`require_approval`: "always" (also when it is left out), "never", or an object that says which tools are which;
+    those that it does not name wait for approval."""
+    if wanted in (None, "always"):
+        return set(names)
+    if wanted == "never":
+        return set()
+    if not isinstance(wanted, dict) or not set(wanted) <= {"always", "never"}:
+        raise RequestError(
+            f"{at} must be 'always', 'never', or an object with the tool_names of always and never", param=at
+        )
+    always, never = (
+        _allowed(wanted.get(key), list(names), f"{at}.{key}") if wanted.get(key) is not None else []
+        for key in ("always", "never")
+    )
+    return (set(names) - set(never)) | set(always)
 
 
 def _allowed(wanted: Any, names: list[str], at: str) -> list[str]:

@@ -102,8 +102,9 @@ class ResponsesService:
             async def again(said: list[dict[str, Any]]) -> RunningTurn:
                 return await start_turn(context, _turn(context, body, mcp, earlier + items + said))
 
+            approved = mcp.approved(items, earlier)
             running = await again([])
-        run = _Run(context, body, model, running, items, store if keeps else None, mcp, again)
+        run = _Run(context, body, model, running, items, store if keeps else None, mcp, again, approved)
         conversation_id = body.conversation_id
         if conversation_id is not None:
             run.on_finished = lambda said: self._conversations.append(context, conversation_id, said)
@@ -295,6 +296,7 @@ class _Run:
         store: ResponseStore | None,
         mcp: MCPTools,
         again: Callable[[list[dict[str, Any]]], Awaitable[RunningTurn]],
+        approved: list[dict[str, Any]],
     ) -> None:
         # Never the request's own choice: whoever knows an id can read, go on from and replace what is kept under it.
         self.id = f"resp_{secrets.token_hex(16)}"
@@ -305,8 +307,9 @@ class _Run:
         self._store = store
         self._mcp = mcp
         self._again = again
+        self._approved = approved
         self._calls_left = MAX_CALLS if body.max_tool_calls is None else body.max_tool_calls
-        self._output = OutputItems(running.choices[0].call_id, mcp.label_of)
+        self._output = OutputItems(running.choices[0].call_id, mcp.label_of, mcp.asks_before)
         self._usage: dict[str, Any] = {}
         self.on_finished: Callable[[list[dict[str, Any]]], Awaitable[None]] | None = None
         """Hears what was said, asked and answered, once it is all there."""
@@ -354,6 +357,13 @@ class _Run:
     async def _told(self) -> AsyncGenerator[list[Event], None]:
         """What happens, turn after turn: the model calls MCP tools, and goes on with what they gave."""
         is_first, last = True, None
+        if self._approved:
+            is_first = False
+            yield self._opening() + self._output.begin_calls(self._approved)
+            await self._mcp.run(self._approved)
+            yield self._output.end_calls(self._approved)
+            await self._running.outputs.aclose()  # type: ignore[attr-defined]
+            await self._go_on()
         while True:
             async with contextlib.aclosing(self._running.outputs) as outputs:  # type: ignore[type-var]
                 async for output in outputs:
@@ -374,13 +384,19 @@ class _Run:
                 yield self._output.end_calls(calls)
                 break
             yield self._output.end_calls(calls)
-            self._running, last = await self._again(self._output.items), None
-            self._output.call_id = self._running.choices[0].call_id
+            await self._go_on()
+            last = None
         response = await self._keep_finished(last)
         yield [{"type": f"response.{response['status']}", "response": response}]
 
+    async def _go_on(self) -> None:
+        """The next turn, which sees the output so far."""
+        self._running = await self._again(self._output.items)
+        self._output.call_id = self._running.choices[0].call_id
+
     async def _run_calls(self, calls: list[dict[str, Any]]) -> bool:
-        """Whether the model goes on: not where a call is left that is the client's, or too many were made."""
+        """Whether the model goes on: not where a call is left that is the client's, or waits for approval, or too many
+        were made."""
         if len(calls) > self._calls_left:
             for call in calls:
                 call["error"] = {"type": "mcp_protocol_error", "code": 0, "message": "no tool calls are left"}
@@ -388,7 +404,7 @@ class _Run:
             return False
         self._calls_left -= len(calls)
         await self._mcp.run(calls)
-        return not any(item["type"] == "function_call" for item in self._output.items)
+        return not any(item["type"] in ("function_call", "mcp_approval_request") for item in self._output.items)
 
     def _opening(self) -> list[Event]:
         response = self.response("in_progress")

@@ -23,12 +23,19 @@ class OutputItems:
     Args:
         call_id: Gives a call its id, from its index and the id the model wrote.
         label_of: The MCP server of a tool; None for what is the client's to call.
+        asks_before: Whether a call of such a tool waits for approval.
     """
 
-    def __init__(self, call_id: CallId, label_of: Callable[[str], str | None] = lambda name: None) -> None:
+    def __init__(
+        self,
+        call_id: CallId,
+        label_of: Callable[[str], str | None] = lambda name: None,
+        asks_before: Callable[[str], bool] = lambda name: False,
+    ) -> None:
         self.items: list[dict[str, Any]] = []
         self.call_id = call_id
         self._label_of = label_of
+        self._asks_before = asks_before
         self._calls: list[dict[str, Any]] = []
         self._open: dict[str, Any] | None = None
         self._told: list[Event] = []
@@ -47,7 +54,8 @@ class OutputItems:
                     self._begin_call(event, name)
                 case CallArguments(_, piece):
                     self._current["arguments"] += piece
-                    self._tell(f"{self._current['type']}_arguments.delta", delta=piece)
+                    if self._current["type"] != "mcp_approval_request":  # told when it is whole
+                        self._tell(f"{self._current['type']}_arguments.delta", delta=piece)
                 case CallEnd(_, complete):
                     self._close("completed" if complete else "incomplete")
         return self._taken()
@@ -83,6 +91,11 @@ class OutputItems:
 
     def _begin_call(self, event: CallStart, name: str) -> None:
         label = self._label_of(name)
+        if label is not None and self._asks_before(name):
+            self._close("completed")
+            asked = {"type": "mcp_approval_request", "server_label": label, "name": name, "arguments": ""}
+            self._open = {"id": f"mcpr_{secrets.token_hex(12)}", **asked}
+            return
         if label is not None:
             call = {"type": "mcp_call", "server_label": label, "name": name, "arguments": "", "output": None}
             self._begin("mcp", {**call, "error": None}, None)
@@ -107,6 +120,10 @@ class OutputItems:
         item, kind = self._open, (self._open or {}).get("type")
         if item is None:
             return
+        if kind == "mcp_approval_request":
+            self._open = None
+            self._add(item if status == "completed" else _broken(item))
+            return
         if kind in ("function_call", "mcp_call"):
             self._tell(f"{kind}_arguments.done", arguments=item["arguments"])
             if kind == "mcp_call" and status == "completed":
@@ -124,6 +141,24 @@ class OutputItems:
         item["status"] = status
         self._open = None
         self._told.append(self._item_event("done", item))
+
+    def _add(self, item: dict[str, Any]) -> None:
+        """An item that is whole at once."""
+        self.items.append(item)
+        self._told += [self._item_event("added", item), self._item_event("done", item)]
+
+    def begin_calls(self, calls: Sequence[dict[str, Any]]) -> list[Event]:
+        """Calls of MCP tools that were approved and are being run; their items from now on."""
+        for call in calls:
+            call |= {"id": f"mcp_{secrets.token_hex(12)}", "type": "mcp_call", "output": None, "error": None}
+            call["status"] = "in_progress"
+            self.items.append(call)
+            place = {"item_id": call["id"], "output_index": self._place(call)}
+            self._told.append(self._item_event("added", call))
+            self._told.append({"type": "response.mcp_call.in_progress", **place})
+            done = {"type": "response.mcp_call_arguments.done", "arguments": call["arguments"]}
+            self._told.append({**done, **place})
+        return self._taken()
 
     def take_calls(self) -> list[dict[str, Any]]:
         """New calls of MCP tools, to be run."""
@@ -160,6 +195,12 @@ class OutputItems:
     def _tell(self, what: str, **values: Any) -> None:
         place = {"item_id": self._current["id"], "output_index": len(self.items) - 1}
         self._told.append({"type": f"response.{what}", **place, **values})
+
+
+def _broken(item: dict[str, Any]) -> dict[str, Any]:
+    """A call that was cut short before anybody could be asked for approval."""
+    call = {"id": item["id"].replace("mcpr_", "mcp_"), "output": None, "error": None, "status": "incomplete"}
+    return {**item, **call, "type": "mcp_call"}
 
 
 def _plain(logprobs: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:

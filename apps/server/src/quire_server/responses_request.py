@@ -240,9 +240,20 @@ def _with_mcp_calls(items: list[dict[str, Any]]) -> list[tuple[int, dict[str, An
     """(place, item), where calls of MCP tools are calls like others, followed by their outputs."""
     result: list[tuple[int, dict[str, Any]]] = []
     outputs: list[tuple[int, dict[str, Any]]] = []
+    refused = {
+        item.get("approval_request_id"): item.get("reason")
+        for item in items
+        if item.get("type") == "mcp_approval_response" and item.get("approve") is False
+    }
     for index, item in enumerate(items):
         kind, name = item.get("type"), item.get("id")
-        if kind == "mcp_list_tools":
+        if kind in ("mcp_list_tools", "mcp_approval_response"):
+            continue
+        if kind == "mcp_approval_request":  # what was approved is there as the call itself
+            if name in refused:
+                result.append((index, {**item, "type": "function_call", "call_id": name}))
+                told = f"The user did not approve this call. {refused[name] or ''}".rstrip()
+                outputs.append((index, {"type": "function_call_output", "call_id": name, "output": told}))
             continue
         if kind == "mcp_call":
             result.append((index, {**item, "type": "function_call", "call_id": name}))
