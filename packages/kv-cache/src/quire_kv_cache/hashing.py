@@ -16,8 +16,6 @@ import struct
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING
 
-import xxhash
-
 from quire_interfaces import ConfigError, RequestError
 from quire_kv_cache.config import HASH_ALGORITHMS
 
@@ -59,7 +57,11 @@ class BlockHasher:
         self.algorithm = algorithm
         self.block_size = block_size
         self._cbor = algorithm.endswith("_cbor")
-        self._digest: _Digest = _sha256 if algorithm.startswith("sha256") else xxhash.xxh3_128_digest
+        self._digest: _Digest = _sha256
+        if not algorithm.startswith("sha256"):
+            import xxhash  # only these two algorithms need it
+
+            self._digest = xxhash.xxh3_128_digest
         self.root = self._digest(b"quire kv cache: root of the block hash chain, version 1, " + algorithm.encode())
         """Stands where the first block's parent hash would be."""
 

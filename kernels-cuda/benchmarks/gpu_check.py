@@ -1,0 +1,295 @@
+"""Everything that a GPU has to show, in one command: tests on the device, kernels and whole steps beside their limits.
+
+    python kernels-cuda/benchmarks/gpu_check.py tests kernels engine --out results.json
+
+For a machine that has a GPU for a short time: runs in a bare checkout, with torch, Triton and Transformers and little
+else, each part in a few minutes. Weights are random. Limits are measured in the same run: bytes that must be read by
+the rate of reading memory, operations by the rate of matrix products. Results are JSON, a line for each figure as it
+comes; `passes` says whether a figure reaches its bar, where it has one.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import json
+import os
+import re
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+import traceback
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[2]
+SOURCES = [str(path) for pattern in ("packages/*/src", "apps/*/src", "kernels-*/src") for path in ROOT.glob(pattern)]
+sys.path[:0] = [path for path in SOURCES if path not in sys.path]
+KERNEL_BARS: list[tuple[dict[str, Any], float]] = [
+    ({"op": "paged_attention", "shapes": {"batch": "64xq1k4k"}}, 0.85),
+    ({"op": "paged_attention", "shapes": {"batch": "q1k8k"}}, 0.0),
+    ({"op": "paged_attention", "shapes": {"batch": ["q2k*4", "q8k"]}}, 0.4),
+    ({"op": "rms_norm", "shapes": {"rows": 8192}}, 0.85),
+    ({"op": "add_rms_norm", "shapes": {"rows": 8192}}, 0.85),
+    ({"op": "silu_and_mul", "shapes": {"rows": 8192}}, 0.85),
+    ({"op": "rotary_embedding", "shapes": {"rows": 8192}}, 0.85),
+    ({"op": "write_kv_cache", "shapes": {"batch": "q8k"}}, 0.85),
+    ({"op": "linear", "shapes": {"rows": [1, 8, 32], "outputs": [4096, 6144, 28672], "inputs": 4096}}, 0.0),
+    ({"op": "linear", "shapes": {"rows": [1, 32], "outputs": 4096, "inputs": 14336}}, 0.0),
+    ({"op": "lm_head_argmax", "shapes": {"rows": [1, 32], "outputs": 128256}}, 0.0),
+    ({"op": "grouped_linear", "shapes": {"rows": [1, 16], "outputs": 14336}}, 0.0),
+]
+"""Runs of `quire bench kernels`, and the share of the limit that they have to reach; 0 is only measured."""
+DECODES = (("8b", 1, 1024, 0.78), ("8b", 64, 1024, 0.75), ("0.6b", 1, 1024, 0.6))
+"""Shape, requests, context, and the share of the limit that decode steps have to reach."""
+PREFILLS = (("8b", 8192, 0.6),)
+
+
+class Results:
+    """Figures, printed as they come and kept in a file, so that a run that is cut short is not lost."""
+
+    def __init__(self, out: Path | None) -> None:
+        self.figures: list[dict[str, Any]] = []
+        self._out = out
+
+    def add(self, part: str, what: str, **figure: Any) -> None:
+        self.figures.append({"part": part, "what": what, **figure})
+        print(json.dumps(self.figures[-1]), flush=True)
+        if self._out is not None:
+            self._out.write_text(json.dumps(self.figures, indent=1))
+
+    def measured(self, part: str, what: str, seconds: float, limit_s: float, bar: float, **more: Any) -> None:
+        share = limit_s / seconds
+        passes = {"passes": share >= bar} if bar else {}
+        self.add(part, what, median_ms=seconds * 1e3, limit_ms=limit_s * 1e3, of_limit=share, bar=bar, **passes, **more)
+
+
+def register_kernels() -> None:
+    """Entry points are found in installed packages only; a checkout has none."""
+    from quire_kernels_cuda.ops import backends
+    from quire_ops import op_table
+
+    table = op_table()
+    for backend in backends():
+        if all(other.name != backend.name for other in table.backends(backend.op)):
+            table.add(backend)
+
+
+def run_tests(results: Results) -> None:
+    """The tests of the kernels, on the device; files that need a package which is not here are left out."""
+    files, left_out = [], []
+    for path in sorted((ROOT / "kernels-cuda/tests").glob("test_*.py")):
+        needs_engine = re.search(r"^from quire[. ]", path.read_text(), re.MULTILINE) and not _is_here("msgspec")
+        (left_out if needs_engine else files).append(path)
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(SOURCES)}
+    command = [sys.executable, "-m", "pytest", "-q", "-c", os.devnull, "--rootdir", str(ROOT), *map(str, files)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=560, check=False)
+    summary = done.stdout.strip().splitlines()[-25:]
+    names = [path.name for path in left_out]
+    results.add("tests", "kernels-cuda", passes=done.returncode == 0, left_out=names, summary=summary)
+
+
+def _is_here(package: str) -> bool:
+    return importlib.util.find_spec(package) is not None
+
+
+def run_kernels(results: Results, device: str, runs: list[tuple[dict[str, Any], float]]) -> None:
+    """Each backend of each op."""
+    from quire_bench.kernels import make_plan, measure_plan
+
+    for entry, bar in runs:
+        plan = make_plan([entry], "bfloat16", device)
+        try:
+            _, figures, left_out = measure_plan(plan)
+        except Exception as error:
+            results.add("kernels", str(entry["op"]), passes=False, error=f"{type(error).__name__}: {error}"[:500])
+            continue
+        for one in figures:
+            ours = bar if one.backend == "triton" else 0.0
+            what = f"{one.op} {one.shape}"
+            results.measured("kernels", what, one.median_s, one.limit_s, ours, backend=one.backend, by=one.bound_by)
+        for (backend, reason), ops in left_out.items():
+            results.add("kernels", f"{', '.join(ops)} without {backend}", reason=reason)
+
+
+class Engine:
+    """A runner with requests of one length, driven without a scheduler."""
+
+    def __init__(self, shape: str, num_seqs: int, length: int, device: str, dtype: str) -> None:
+        from quire_kv_cache import plan_kv_cache
+        from quire_models import ModelConfig, load_model
+        from quire_runner import ModelRunner, RunnerConfig
+        from quire_testkit.checkpoints import checkpoint_config
+
+        content = checkpoint_config("qwen3" if shape == "0.6b" else "llama", shape, dtype)
+        with tempfile.TemporaryDirectory() as folder:
+            (Path(folder) / "config.json").write_text(json.dumps(content))
+            config = ModelConfig.from_path(Path(folder))
+            self.network = load_model(config, Path(folder), dtype=dtype, device=device, load_format="dummy")
+        self.num_seqs, self.length, self.block = num_seqs, length, 16
+        self.width = -(-(length + 256) // self.block)
+        specs = config.kv_cache_specs(self.block, dtype)
+        plan = plan_kv_cache(specs, num_blocks=1 + num_seqs * self.width)
+        self.num_groups = len(plan.groups)
+        settings = {"max_num_seqs": num_seqs, "max_model_len": length + 256, "max_num_batched_tokens": length}
+        self.runner = ModelRunner.for_model(
+            self.network, plan, RunnerConfig(device=device, dtype=dtype, cuda_graph_sizes=(num_seqs,), **settings)
+        )
+        self.runner.rehearse()
+        self.config, self._step = config, 0
+
+    def step(self, rows: list[int], starts: list[int], counts: list[int], *, new: bool = False) -> Any:
+        """Launch a step; what it returns waits for it."""
+        from quire_interfaces import SchedulerOutput
+
+        self._step += 1
+        return self.runner.launch(
+            SchedulerOutput(
+                step_id=self._step,
+                rows=rows,
+                request_ids=[str(row) for row in rows],
+                num_computed_tokens=starts,
+                num_scheduled_tokens=counts,
+                samples=[True] * len(rows),
+                total_num_scheduled_tokens=sum(counts),
+                new_rows=[self._new(row) for row in rows] if new else [],
+            )
+        )
+
+    def _new(self, row: int) -> Any:
+        from quire_interfaces import NewRow, SamplingParams
+
+        first = 1 + row * self.width
+        ids = list(range(first, first + self.width))
+        return NewRow(
+            row=row, request_id=str(row), token_ids=[7 + (row + i) % 200 for i in range(self.length)],
+            num_prompt_tokens=self.length, num_computed_tokens=0, block_ids=(ids,) * self.num_groups,
+            sampling_params=SamplingParams(temperature=0), seed=row, stop_token_ids=frozenset(),
+        )  # fmt: skip
+
+    def prefill_s(self) -> float:
+        """Seconds of a step with a whole prompt, its result included."""
+        start = time.perf_counter()
+        self.step([0], [0], [self.length], new=True)()
+        return time.perf_counter() - start
+
+    def decode_s(self, num_steps: int) -> tuple[float, float]:
+        """Seconds of a decode step of all rows, the median of five runs, launched one ahead of what is read; and how
+        long launching one takes the host."""
+        rows, samples, host = list(range(self.num_seqs)), [], 0.0
+        for row in rows:
+            self.step([row], [0], [self.length], new=True)()
+        position = self.length
+        for timed in (False, True, True, True, True, True):
+            count = num_steps if timed else 8
+            start, before = time.perf_counter(), None
+            for _ in range(count):
+                begin = time.perf_counter()
+                read = self.step(rows, [position] * self.num_seqs, [1] * self.num_seqs)
+                host += (time.perf_counter() - begin) * timed
+                position += 1
+                if before is not None:
+                    before()
+                if not timed:
+                    read()
+                    if self.runner.graphs is not None:
+                        self.runner.graphs.wait()
+                    before = None
+                else:
+                    before = read
+            if before is not None:
+                before()
+            samples += [(time.perf_counter() - start) / count] * timed
+        return statistics.median(samples), host / (5 * num_steps)
+
+    def weight_bytes(self) -> int:
+        """Of the layers and the LM head: what a decode step has to read."""
+        from quire_models.ledger import weight_ledger
+
+        ledger = weight_ledger(self.config, str(self.network.dtype).removeprefix("torch."), "plain")
+        embedding = self.config.vocab_size * self.config.hidden_size * self.network.dtype.itemsize
+        return sum(ledger.values()) - (0 if self.config.tie_word_embeddings else embedding)
+
+    def kv_bytes(self, num_tokens: int) -> int:
+        config = self.config
+        return 2 * config.num_layers * config.num_kv_heads * config.head_dim * self.network.dtype.itemsize * num_tokens
+
+    def close(self) -> None:
+        self.runner.close()
+
+
+def run_engine(results: Results, device: str, decodes: Any, prefills: Any, dtype: str = "bfloat16") -> None:
+    """Whole steps of networks with random weights."""
+    import torch
+
+    from quire_bench.kernels import measure_rates
+
+    rates = measure_rates(torch.device(device), getattr(torch, dtype))
+    results.add("engine", "rates", read_bytes_per_s=rates.read_bytes_per_s, flop_per_s=rates.matmul_flop_per_s)
+    for shape, num_seqs, length, bar in decodes:
+        engine = Engine(shape, num_seqs, length, device, dtype)
+        seconds, host_s = engine.decode_s(32)
+        tokens = num_seqs * (length + 16 + 5 * 16)
+        limit_s = (engine.weight_bytes() + engine.kv_bytes(tokens)) / rates.read_bytes_per_s
+        graphs = engine.runner.graphs
+        results.measured(
+            "engine", f"decode {shape} batch {num_seqs} context {length}", seconds, limit_s, bar,
+            tokens_per_s=num_seqs / seconds, host_ms=host_s * 1e3, attention=engine.network.attention_backend.name,
+            graphs=engine.runner.graph_refusal if graphs is None else (graphs.failure or len(graphs.captured)),
+        )  # fmt: skip
+        engine.close()
+        del engine
+    for shape, length, bar in prefills:
+        engine = Engine(shape, 1, length, device, dtype)
+        seconds = statistics.median([engine.prefill_s() for _ in range(6)][1:])
+        config = engine.config
+        weights = engine.weight_bytes() // engine.network.dtype.itemsize - config.vocab_size * config.hidden_size
+        attended = 2 * config.num_layers * length * length * config.num_heads * config.head_dim
+        limit_s = (2 * weights * length + attended) / rates.matmul_flop_per_s
+        results.measured("engine", f"prefill {shape} {length}", seconds, limit_s, bar, tokens_per_s=length / seconds)
+        engine.close()
+        del engine
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """The command line; 1 when something failed or stayed under its bar."""
+    parser = argparse.ArgumentParser(description="What a GPU has to show, each figure beside its limit.")
+    parser.add_argument("parts", nargs="+", choices=("tests", "kernels", "engine"))
+    parser.add_argument("--device", default="cuda", help="cpu tries the command itself, on tiny shapes")
+    parser.add_argument("--out", type=Path, help="file for all figures, written after each")
+    args = parser.parse_args(arguments)
+    results, tiny = Results(args.out), args.device == "cpu"
+    import torch
+    import triton
+
+    name = "cpu" if tiny else torch.cuda.get_device_name()
+    results.add("machine", name, torch=torch.__version__, triton=triton.__version__, python=sys.version.split()[0])
+    register_kernels()
+    if tiny:
+        from quire_bench import kernels
+
+        kernels.COPIES_BYTES["cpu"], kernels.LIMIT_SIDE["cpu"] = 1 << 20, 64
+    tiny_runs = [({"op": "rms_norm", "shapes": {"rows": 4, "size": 64}}, 0.0)]
+    parts = {
+        "tests": lambda: run_tests(results),
+        "kernels": lambda: run_kernels(results, args.device, tiny_runs if tiny else KERNEL_BARS),
+        "engine": lambda: (
+            run_engine(results, "cpu", (("tiny", 2, 32, 0.0),), (("tiny", 64, 0.0),), "float32")
+            if tiny
+            else run_engine(results, args.device, DECODES, PREFILLS)
+        ),
+    }
+    for part in args.parts:
+        start = time.perf_counter()
+        try:
+            parts[part]()
+        except Exception:
+            results.add(part, "failed", passes=False, error=traceback.format_exc()[-3000:])
+        results.add(part, "took", seconds=time.perf_counter() - start)
+    return 0 if all(figure.get("passes", True) for figure in results.figures) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
