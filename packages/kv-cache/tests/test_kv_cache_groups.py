@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from quire_interfaces import ConfigError, FullAttentionSpec, KVCacheSpec, SlidingWindowSpec
+from quire_interfaces import ChunkedLocalSpec, ConfigError, FullAttentionSpec, KVCacheSpec, SlidingWindowSpec
 from quire_kv_cache.coordinator import prefix_block_ids, shared_prefix_blocks
 from quire_kv_cache.groups import FullAttentionGroup, GroupPolicy, SlidingWindowGroup, make_group_policy
 from quire_kv_cache.prefix_index import PrefixIndex
@@ -99,6 +99,45 @@ def test_window_bound_is_reached_and_not_passed(window: int, block_size: int, nu
         assert max(held) == bound
 
 
+def make_chunked(chunk: int, block_size: int) -> GroupPolicy:
+    return make_group_policy(
+        ChunkedLocalSpec(block_size=block_size, num_kv_heads=1, head_dim=1, dtype="bfloat16", chunk_tokens=chunk)
+    )
+
+
+@settings(deadline=None)
+@given(
+    blocks_per_chunk=st.integers(1, 5),
+    block_size=st.sampled_from([1, 2, 4]),
+    present=PRESENT,
+    max_blocks=st.integers(0, 12),
+    position=st.integers(0, 200),
+    step=st.integers(1, 20),
+)
+def test_chunks_against_every_token(
+    blocks_per_chunk: int, block_size: int, present: set[int], max_blocks: int, position: int, step: int
+) -> None:
+    chunk = blocks_per_chunk * block_size
+    policy = make_chunked(chunk, block_size)
+
+    def reads(token: int) -> range:
+        """What the token reads beside itself."""
+        return range(token - token % chunk, token)
+
+    index = {HASHES[block] for block in present}
+    wanted = [n for n in range(max_blocks + 1) if all(t // block_size in present for t in reads(n * block_size))]
+    assert policy.longest_prefix(index, HASHES, max_blocks) == max(wanted)
+    first = policy.first_read_block(position)
+    assert first == reads(position).start // block_size
+    at = policy.next_release(first)
+    assert policy.first_read_block(at) > first
+    assert policy.first_read_block(at - 1) == first
+    held = [-(-min(start + step, 99) // block_size) - policy.first_read_block(start) for start in range(99)]
+    assert max(held) <= policy.max_blocks(99, step)
+    if 2 * chunk + step < 99:
+        assert max(held) == policy.max_blocks(99, step)
+
+
 def test_a_subclass_gets_the_nearest_policy() -> None:
     @dataclass(frozen=True, slots=True, kw_only=True)
     class Scaled(SlidingWindowSpec):
@@ -115,3 +154,5 @@ def test_unknown_specs_and_windows_are_refused() -> None:
         make_group_policy(KVCacheSpec(block_size=4))
     with pytest.raises(ConfigError, match="sliding_window"):
         make(0, 4)
+    with pytest.raises(ConfigError, match="chunks of 6 tokens are not whole blocks of 4"):
+        make_chunked(6, 4)

@@ -15,7 +15,7 @@ import torch
 from quire_models import ARCHITECTURES
 from quire_testkit.hf_checkpoints import tiny_hf_checkpoint
 from quire_testkit.parity.case import ParityCase
-from quire_testkit.parity.cases import CASES
+from quire_testkit.parity.cases import CASES, SUITE
 from quire_testkit.parity.oracle import write_checkpoint
 from quire_testkit.parity.table import digest, read_digests
 from quire_testkit.parity.verify import compare, verify_architecture
@@ -44,7 +44,7 @@ VARIATIONS = {
 With dynamic scaling, Transformers computes a prompt beyond max_position_embeddings otherwise than token by token."""
 
 
-@pytest.mark.parametrize("architecture", sorted(CASES))
+@pytest.mark.parametrize("architecture", SUITE)
 def test_architecture_is_transformers(architecture: str) -> None:
     assert verify_architecture(architecture).failures == {}
 

@@ -47,7 +47,7 @@ def test_options_that_cannot_be_had_are_refused(ernie: Path) -> None:
     [
         ("DiffLlamaForCausalLM", "DiffLlamaConfig", "attends twice in a step"),
         ("DogeForCausalLM", "DogeConfig", "its attention has a mask of its own"),
-        ("GPTNeoForCausalLM", None, "does not let its attention be exchanged"),
+        ("MegatronBertForCausalLM", "MegatronBertConfig", "does not let its attention be exchanged"),
         ("WonderForCausalLM", None, "has no class WonderForCausalLM"),
     ],
 )

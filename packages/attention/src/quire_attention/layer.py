@@ -6,6 +6,7 @@ from torch import Tensor
 
 from quire_attention.backend import AttentionBackend
 from quire_attention.batch import ForwardBatch
+from quire_attention.chunks import chunked
 
 __all__ = ["Attention"]
 
@@ -13,7 +14,16 @@ __all__ = ["Attention"]
 class Attention:
     """Writes a layer's new keys and values into its cache, then attends over it."""
 
-    __slots__ = ("_alibi_slopes", "_backend", "_layer", "_scale", "_sliding_window", "_soft_cap", "kv_scale")
+    __slots__ = (
+        "_alibi_slopes",
+        "_backend",
+        "_chunk_tokens",
+        "_layer",
+        "_scale",
+        "_sliding_window",
+        "_soft_cap",
+        "kv_scale",
+    )
 
     def __init__(
         self,
@@ -24,11 +34,13 @@ class Attention:
         sliding_window: int | None = None,
         soft_cap: float | None = None,
         alibi_slopes: Tensor | None = None,
+        chunk_tokens: int | None = None,
     ) -> None:
         """Args:
         layer: Index of the layer: which cache of the batch is its own.
         scale: Factor of the scores, usually head_dim ** -0.5.
         alibi_slopes: [Hq], what a head's scores lose for each token of distance.
+        chunk_tokens: Tokens attend to those of their chunk only; None for no chunks.
         """
         self._backend = backend
         self._layer = layer
@@ -39,6 +51,12 @@ class Attention:
         """[2, Hkv] float32: what the numbers of an fp8 cache are multiples of, keys' and values'. None for ones. Set by
         whoever loads the weights, before the first step."""
         self._alibi_slopes = alibi_slopes
+        self._chunk_tokens = chunk_tokens
+
+    @property
+    def is_chunked(self) -> bool:
+        """Where chunks end is worked out on the host, in every step."""
+        return self._chunk_tokens is not None
 
     def __call__(
         self, query: Tensor, key: Tensor, value: Tensor, batch: ForwardBatch, sinks: Tensor | None = None
@@ -46,6 +64,8 @@ class Attention:
         """query [T, Hq, D], key and value [T, Hkv, D], sinks [Hq] -> [T, Hq, D]."""
         kv_cache, metadata = batch.of_layer(self._layer)
         self._backend.write(key, value, kv_cache, metadata, kv_scale=self.kv_scale)
+        if self._chunk_tokens is not None:
+            metadata = chunked(metadata, self._chunk_tokens)
         return self._backend.forward(
             query,
             kv_cache,

@@ -21,12 +21,14 @@ __all__ = [
     "BlockRemoved",
     "BlockStored",
     "CachedPrefix",
+    "ChunkedLocalSpec",
     "FullAttentionSpec",
     "KVCacheEvent",
     "KVCacheGroup",
     "KVCachePlan",
     "KVCacheSpec",
     "KVCacheUsage",
+    "LatentAttentionSpec",
     "MambaSpec",
     "PrefixCacheMiss",
     "SlidingWindowSpec",
@@ -109,6 +111,32 @@ class SlidingWindowSpec(FullAttentionSpec):
         # The window may begin in the middle of a block, hence one more; while a prefill chunk is computed the blocks
         # of the chunk itself are held too, which the coordinator adds.
         return min(-(-num_tokens // self.block_size), -(-(self.sliding_window - 1) // self.block_size) + 1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChunkedLocalSpec(FullAttentionSpec):
+    """Keys and values of the chunk that a token is in: position p attends from p - p % `chunk_tokens` on (Llama 4)."""
+
+    chunk_tokens: int
+    """A multiple of the block size."""
+
+    def max_blocks(self, num_tokens: int) -> int:
+        return -(-min(num_tokens, self.chunk_tokens) // self.block_size)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LatentAttentionSpec(KVCacheSpec):
+    """One row for every token, from which all heads' keys and values are made: its latent, then the part of the key
+    that is rotated (multi-head latent attention, DeepSeek-AI 2024)."""
+
+    width: int
+    """Numbers of a row."""
+    dtype: str
+    """"float32", "bfloat16" or "float16"."""
+
+    @property
+    def block_bytes(self) -> int:
+        return self.block_size * kv_row_bytes(self.dtype, self.width)
 
 
 class StateTensor(NamedTuple):

@@ -1,6 +1,6 @@
 """What differs between kinds of KV cache groups: which cached blocks a hit needs, and when a block is no longer read.
 
-A new kind (chunked-local, MLA) is one `GroupPolicy` and one entry in `GROUP_POLICIES`; the manager and the
+A new kind is one `GroupPolicy` and one entry in `GROUP_POLICIES`; the manager and the
 coordinator know groups only through it.
 """
 
@@ -10,11 +10,20 @@ import sys
 from collections.abc import Callable, Container, Sequence
 from typing import Protocol
 
-from quire_interfaces import ConfigError, FullAttentionSpec, KVCacheSpec, MambaSpec, SlidingWindowSpec
+from quire_interfaces import (
+    ChunkedLocalSpec,
+    ConfigError,
+    FullAttentionSpec,
+    KVCacheSpec,
+    LatentAttentionSpec,
+    MambaSpec,
+    SlidingWindowSpec,
+)
 
 __all__ = [
     "GROUP_POLICIES",
     "NEVER",
+    "ChunkedLocalGroup",
     "FullAttentionGroup",
     "GroupPolicy",
     "SlidingWindowGroup",
@@ -92,16 +101,7 @@ class SlidingWindowGroup:
         self.num_tokens_before = spec.sliding_window - 1
 
     def longest_prefix(self, index: Container[bytes], block_hashes: Sequence[bytes], max_blocks: int) -> int:
-        # From the end: the last run of present blocks that is long enough, or that reaches the beginning.
-        end = max_blocks
-        first_needed = self.first_read_block(end * self.block_size)
-        i = end - 1
-        while i >= first_needed:
-            if block_hashes[i] not in index:
-                end = i
-                first_needed = self.first_read_block(end * self.block_size)
-            i -= 1
-        return end
+        return _longest_run(self, self.block_size, index, block_hashes, max_blocks)
 
     def first_read_block(self, num_computed_tokens: int) -> int:
         return max(num_computed_tokens - self.num_tokens_before, 0) // self.block_size
@@ -116,6 +116,39 @@ class SlidingWindowGroup:
         # A step reads the window before its first token and writes its own tokens, from any slot of a block.
         num_read_and_written = self.num_tokens_before + max_step_tokens
         return min(-(-num_tokens // self.block_size), -(-(num_read_and_written - 1) // self.block_size) + 1)
+
+
+class ChunkedLocalGroup:
+    """A token reads the tokens of its chunk up to itself; where a chunk ends, all its blocks come back."""
+
+    __slots__ = ("block_size", "chunk_tokens")
+    keeps_states = False
+
+    def __init__(self, spec: ChunkedLocalSpec) -> None:
+        if spec.chunk_tokens < 1 or spec.chunk_tokens % spec.block_size:
+            raise ConfigError(
+                f"chunks of {spec.chunk_tokens} tokens are not whole blocks of {spec.block_size} tokens; choose a "
+                "block size that divides the model's attention_chunk_size",
+                field="block_size",
+            )
+        self.block_size = spec.block_size
+        self.chunk_tokens = spec.chunk_tokens
+
+    def longest_prefix(self, index: Container[bytes], block_hashes: Sequence[bytes], max_blocks: int) -> int:
+        return _longest_run(self, self.block_size, index, block_hashes, max_blocks)
+
+    def first_read_block(self, num_computed_tokens: int) -> int:
+        return num_computed_tokens // self.chunk_tokens * self.chunk_tokens // self.block_size
+
+    def first_written_block(self, end: int) -> int:
+        return 0
+
+    def next_release(self, first_read_block: int) -> int:
+        return first_read_block * self.block_size + self.chunk_tokens
+
+    def max_blocks(self, num_tokens: int, max_step_tokens: int) -> int:
+        # A step reads from the beginning of its first token's chunk, which is where a block begins.
+        return -(-min(num_tokens, self.chunk_tokens - 1 + max_step_tokens) // self.block_size)
 
 
 class StateSpaceGroup:
@@ -151,8 +184,25 @@ class StateSpaceGroup:
         return min(-(-num_tokens // self.block_size), 3 if max_step_tokens > self.block_size > 1 else 2)
 
 
+def _longest_run(
+    policy: GroupPolicy, block_size: int, index: Container[bytes], block_hashes: Sequence[bytes], max_blocks: int
+) -> int:
+    """From the end: the last run of present blocks that is long enough, or that reaches the beginning."""
+    end = max_blocks
+    first_needed = policy.first_read_block(end * block_size)
+    i = end - 1
+    while i >= first_needed:
+        if block_hashes[i] not in index:
+            end = i
+            first_needed = policy.first_read_block(end * block_size)
+        i -= 1
+    return end
+
+
 GROUP_POLICIES: dict[type[KVCacheSpec], Callable[..., GroupPolicy]] = {
     FullAttentionSpec: FullAttentionGroup,
+    LatentAttentionSpec: FullAttentionGroup,
+    ChunkedLocalSpec: ChunkedLocalGroup,
     SlidingWindowSpec: SlidingWindowGroup,
     MambaSpec: StateSpaceGroup,
 }

@@ -101,8 +101,8 @@ def require_place(specs: dict[str, KVCacheSpec]) -> None:
     """
     if not any(type(spec) is FullAttentionSpec for spec in specs.values()):
         raise ConfigError(
-            "no layer of this model attends to all tokens, so that a drafting network has no place for its own keys "
-            "and values; use speculative method ngram or suffix",
+            "no layer of this model keeps keys and values of all tokens, so that a drafting network has no place for "
+            "its own; use speculative method ngram or suffix",
             field="speculative_method",
         )
 

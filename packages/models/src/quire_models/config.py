@@ -66,6 +66,8 @@ class ModelConfig:
     """From generation_config.json and config.json, in this order, without repeats."""
     rotary_dim: int = 0
     """Dimensions of a head that are rotated, from the first; 0 for positions that come another way."""
+    attention_matrices: tuple[tuple[int, int], ...] = ()
+    """(outputs, inputs) of every linear layer of an attention; empty for queries, keys, values and output by heads."""
     mlp_gated: bool = True
     """The feed-forward network has a gate: three matrices instead of two."""
     norms_per_layer: int = 2

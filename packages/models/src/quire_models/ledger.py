@@ -74,7 +74,7 @@ def weight_ledger(config: ModelConfig, dtype: str, linear_method: str = "plain")
         return _recurrent_ledger(config, element, linear, head)
     hidden, layers = config.hidden_size, config.num_layers
     query, kv = config.query_size, config.kv_size
-    attention = linear(query, hidden, element) + 2 * linear(kv, hidden, element) + linear(hidden, query, element)
+    attention = sum(linear(outputs, inputs, element) for outputs, inputs in attention_shapes(config))
     attention += element * ((query + 2 * kv) * config.qkv_bias + hidden * config.attention_out_bias)
     inputs = 2 if config.mlp_gated else 1
 
@@ -114,6 +114,12 @@ def _recurrent_ledger(
     return {"embedding": outer, **parts, "LM head": head}
 
 
+def attention_shapes(config: ModelConfig) -> list[tuple[int, int]]:
+    """(outputs, inputs) of every linear layer of an attention."""
+    hidden, query, kv = config.hidden_size, config.query_size, config.kv_size
+    return list(config.attention_matrices) or [(query, hidden), (kv, hidden), (kv, hidden), (hidden, query)]
+
+
 def linear_shapes(config: ModelConfig) -> list[tuple[int, int]]:
     """(outputs, inputs) of every linear layer, the LM head and routed experts aside; empty where they are not known."""
     if config.stored_parameters is not None:
@@ -121,12 +127,12 @@ def linear_shapes(config: ModelConfig) -> list[tuple[int, int]]:
     if isinstance(config, RecurrentConfig):
         parts = [matrix for part in config.weights.values() for matrix in part.matrices]
         return [(outputs, inputs) for outputs, inputs, count in parts for _ in range(count)]
-    hidden, query, kv = config.hidden_size, config.query_size, config.kv_size
+    hidden = config.hidden_size
 
     def mlp(inner: int) -> list[tuple[int, int]]:
         return [(inner, hidden)] * (2 if config.mlp_gated else 1) + [(hidden, inner)]
 
-    shapes = [(query, hidden), (kv, hidden), (kv, hidden), (hidden, query)] * config.num_layers
+    shapes = attention_shapes(config) * config.num_layers
     if not isinstance(config, MoEConfig):
         return shapes + mlp(config.intermediate_size) * config.num_layers
     sparse = sum(config.sparse_layers)

@@ -29,6 +29,8 @@ ARCHITECTURES: dict[str, Architecture] = {
     "CodeGenForCausalLM": Architecture("codegen", "quire_models.codegen.model", "CodeGenForCausalLM"),
     "Cohere2ForCausalLM": Architecture("cohere2", "quire_models.cohere2.model", "Cohere2ForCausalLM"),
     "CohereForCausalLM": Architecture("cohere", "quire_models.cohere.model", "CohereForCausalLM"),
+    "DeepseekV2ForCausalLM": Architecture("deepseek_v2", "quire_models.deepseek_v2.model", "DeepseekV2ForCausalLM"),
+    "DeepseekV3ForCausalLM": Architecture("deepseek_v3", "quire_models.deepseek_v3.model", "DeepseekV3ForCausalLM"),
     "Dots1ForCausalLM": Architecture("dots1", "quire_models.dots1.model", "Dots1ForCausalLM"),
     "Ernie4_5_MoeForCausalLM": Architecture(
         "ernie4_5_moe", "quire_models.ernie4_5_moe.model", "Ernie4_5_MoeForCausalLM"
@@ -63,6 +65,7 @@ ARCHITECTURES: dict[str, Architecture] = {
     ),
     "JambaForCausalLM": Architecture("jamba", "quire_models.jamba.model", "JambaForCausalLM"),
     "Lfm2ForCausalLM": Architecture("lfm2", "quire_models.lfm2.model", "Lfm2ForCausalLM"),
+    "Llama4ForCausalLM": Architecture("llama4_text", "quire_models.llama4_text.model", "Llama4ForCausalLM"),
     "LlamaForCausalLM": Architecture("llama", "quire_models.llama.model", "LlamaForCausalLM"),
     "Mamba2ForCausalLM": Architecture("mamba2", "quire_models.mamba2.model", "Mamba2ForCausalLM"),
     "MambaForCausalLM": Architecture("mamba", "quire_models.mamba.model", "MambaForCausalLM"),
@@ -136,7 +139,7 @@ def architecture_of(config: Fields) -> str:
         if name in ARCHITECTURES:
             return str(name)
     for name in architectures:
-        if name.endswith(("ForCausalLM", "LMHeadModel")):
+        if name.endswith(("ForCausalLM", "LMHeadModel", "GenerationDecoder")):
             return str(name)
     raise CheckpointError(
         f"{config.source}: architecture {', '.join(architectures) or '(none)'} is not supported; "

@@ -20,6 +20,7 @@ from quire_ops import (
     recurrent_reference,
     reference,
     torch_attention,
+    torch_latent_attention,
     torch_lora,
     torch_ops,
     torch_recurrent,
@@ -49,10 +50,12 @@ ENTRY_POINT_GROUP = "quire.ops"
 
 _FLOATS = frozenset({torch.float32, torch.bfloat16, torch.float16})
 _MODULES: dict[str, ModuleType] = {
+    "latent_attention": torch_latent_attention,
     "lora_linear": torch_lora,
     "decode_inputs": torch_step_inputs,
     "paged_attention": torch_attention,
     "step_inputs": torch_step_inputs,
+    "write_latent_cache": torch_latent_attention,
 }
 """Where the torch backend of an op is, if not in `torch_ops`."""
 _REFERENCES: dict[str, ModuleType] = {"lora_linear": lora} | {op.name: recurrent_reference for op in RECURRENT_OPS}

@@ -145,6 +145,22 @@ OPS: tuple[Op, ...] = (
         ),
     ),
     Op(
+        name="write_latent_cache",
+        signature="(row [T, W], latent_cache [num_blocks, block_size, W], slot_mapping [T] int64) -> None",
+        description="Write the row of token t into slot `slot_mapping[t]`; all of one dtype",
+    ),
+    Op(
+        name="latent_attention",
+        signature="(query [T, Hq, W], latent_cache [num_blocks, block_size, W], layout: PagedLayout, *, scale: float, "
+        "rank: int) -> [T, Hq, rank], dtype of query",
+        description=(
+            "Causal softmax attention of this step's tokens over the rows of their own sequence, which all heads "
+            "share: a row is the key, and its first `rank` numbers, the latent, are the value (multi-head latent "
+            "attention with the projections absorbed, DeepSeek-AI 2024, sec. 2.1.2). Slots that no token of "
+            "the step may see are never read"
+        ),
+    ),
+    Op(
         name="decode_step",
         signature="(network: DecodeNetwork, rows: DecodeRows) -> RunDecode",
         description=(

@@ -24,6 +24,7 @@ __all__ = [
     "gelu_and_mul",
     "grouped_linear",
     "int8_linear",
+    "latent_attention",
     "layer_norm",
     "linear",
     "lm_head",
@@ -35,6 +36,7 @@ __all__ = [
     "step_inputs",
     "w8a8_linear",
     "write_kv_cache",
+    "write_latent_cache",
 ]
 
 
@@ -182,6 +184,26 @@ def paged_attention(
                 scores = torch.cat([scores, sinks.double()[:, None]], dim=-1)
             weights = torch.softmax(scores, dim=-1)[:, : len(seen)]
             out[token] = torch.einsum("hl,lhd->hd", weights, values).to(query.dtype)
+            token += 1
+    return out
+
+
+def write_latent_cache(row: Tensor, latent_cache: Tensor, slot_mapping: Tensor) -> None:
+    """Op `write_latent_cache`."""
+    for token, slot in enumerate(slot_mapping.tolist()):
+        latent_cache[divmod(slot, latent_cache.shape[1])] = row[token]
+
+
+def latent_attention(query: Tensor, latent_cache: Tensor, layout: PagedLayout, *, scale: float, rank: int) -> Tensor:
+    """Op `latent_attention`: one query token at a time, over exactly the tokens that it may see."""
+    out = query.new_empty(*query.shape[:2], rank)
+    block_size, token = latent_cache.shape[1], 0
+    for blocks, query_len, kv_len in zip(layout.block_table.tolist(), layout.query_lens, layout.kv_lens, strict=True):
+        rows = [latent_cache[blocks[position // block_size], position % block_size] for position in range(kv_len)]
+        for position in range(kv_len - query_len, kv_len):
+            seen = torch.stack(rows[: position + 1]).double()  # [L, W]
+            weights = torch.softmax(query[token].double() @ seen.T * scale, dim=-1)
+            out[token] = (weights @ seen[:, :rank]).to(query.dtype)
             token += 1
     return out
 

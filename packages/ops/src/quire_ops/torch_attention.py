@@ -7,6 +7,8 @@ layer of a step (`attention_plan.py`) and kept in `layout.derived` for the other
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -17,7 +19,10 @@ from quire_ops.attention_plan import AttentionPlan, DecodeGroup, PrefillSequence
 from quire_ops.declarations import PagedLayout
 from quire_ops.kv_format import decode_rows
 
-__all__ = ["paged_attention"]
+__all__ = ["GatherRows", "attend", "paged_attention"]
+
+GatherRows = Callable[[Tensor], tuple[Tensor, Tensor]]
+"""Slots [L] -> the keys and values there, [L, Hkv, D] each, in the dtype of the queries."""
 
 QUERY_PIECE = 512
 """Queries per call where an explicit mask is needed: bounds the mask to [QUERY_PIECE, kv_len]."""
@@ -44,19 +49,26 @@ def paged_attention(
         plan = layout.derived[key] = make_plan(layout, gathered_bytes, query.dtype, sliding_window)
     if soft_cap is not None or sinks is not None or alibi_slopes is not None:
         return _in_the_open(query, cache, plan, scale, sliding_window, soft_cap, sinks, alibi_slopes)
+    return attend(query, partial(cache.keys_and_values, dtype=query.dtype), plan, scale, sliding_window)
+
+
+def attend(
+    query: Tensor, gather: GatherRows, plan: AttentionPlan, scale: float, sliding_window: int | None = None
+) -> Tensor:
+    """query [T, Hq, D] -> [T, Hq, D]: causal softmax attention over what `gather` finds."""
     if plan.decode_order is None and not plan.prefills and len(plan.decodes) == 1:
-        return _decode(query, cache, plan.decodes[0], scale)
+        return _decode(query, gather, plan.decodes[0], scale)
     out = torch.empty_like(query)
     for seq in plan.prefills:
         rows = slice(seq.query_begin, seq.query_begin + seq.query_len)
-        out[rows] = _prefill(query[rows], cache, seq, scale, sliding_window)
+        out[rows] = _prefill(query[rows], gather, seq, scale, sliding_window)
     if plan.decodes:
         decoding = query if plan.decode_order is None else query.index_select(0, plan.decode_order)
         parts = []
         begin = 0
         for group in plan.decodes:
             end = begin + group.num_sequences
-            parts.append(_decode(decoding[begin:end], cache, group, scale))
+            parts.append(_decode(decoding[begin:end], gather, group, scale))
             begin = end
         decoded = torch.cat(parts)
         if plan.decode_order is None:
@@ -77,13 +89,16 @@ class _Cache(NamedTuple):
         rows = self.kv_cache[slots // block_size, :, :, slots % block_size]
         return decode_rows(rows, dtype, None if self.kv_scale is None else self.kv_scale[..., None])
 
+    def keys_and_values(self, slots: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """[tokens, Hkv, D] each."""
+        pairs = self.pairs(slots, dtype)
+        return pairs[:, 0], pairs[:, 1]
 
-def _decode(query: Tensor, cache: _Cache, group: DecodeGroup, scale: float) -> Tensor:
+
+def _decode(query: Tensor, gather: GatherRows, group: DecodeGroup, scale: float) -> Tensor:
     """query [n, Hq, D], one token of each sequence of the group -> [n, Hq, D]."""
     n, num_heads, head_dim = query.shape
-    pairs = cache.pairs(group.slots, query.dtype)
-    pairs = pairs.view(n, group.kv_len, 2, -1, head_dim) if n > 1 else pairs[None]
-    keys, values = pairs[:, :, 0].transpose(1, 2), pairs[:, :, 1].transpose(1, 2)  # [n, Hkv, L, D]
+    keys, values = (part.unflatten(0, (n, -1)).transpose(1, 2) for part in gather(group.slots))  # [n, Hkv, L, D]
     if query.dtype == torch.bfloat16:
         # One row per head: torch's bfloat16 kernel is faster with vectors than with matrices of few rows.
         out = F.scaled_dot_product_attention(
@@ -97,11 +112,12 @@ def _decode(query: Tensor, cache: _Cache, group: DecodeGroup, scale: float) -> T
     return out.reshape(n, num_heads, head_dim)
 
 
-def _prefill(query: Tensor, cache: _Cache, seq: PrefillSequence, scale: float, sliding_window: int | None) -> Tensor:
+def _prefill(
+    query: Tensor, gather: GatherRows, seq: PrefillSequence, scale: float, sliding_window: int | None
+) -> Tensor:
     """query [q, Hq, D], the last q tokens of one sequence -> [q, Hq, D]."""
     query_len, kv_len = seq.query_len, seq.kv_len
-    pairs = cache.pairs(seq.slots, query.dtype)
-    keys, values = pairs[:, 0].transpose(0, 1)[None], pairs[:, 1].transpose(0, 1)[None]  # [1, Hkv, L, D]
+    keys, values = (part.transpose(0, 1)[None] for part in gather(seq.slots))  # [1, Hkv, L, D]
     heads = query.transpose(0, 1)[None]  # [1, Hq, q, D]
     if query_len == kv_len and (sliding_window is None or sliding_window >= kv_len):
         out = F.scaled_dot_product_attention(heads, keys, values, is_causal=True, scale=scale, enable_gqa=True)

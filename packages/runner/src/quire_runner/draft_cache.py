@@ -44,8 +44,8 @@ def draft_group(plan: KVCachePlan) -> int:
         if type(group.spec) is FullAttentionSpec:
             return index
     raise ConfigError(
-        "no layer of this model attends to all tokens, so that a drafting network has no place for its own keys and "
-        "values; use speculative method ngram or suffix",
+        "no layer of this model keeps keys and values of all tokens, so that a drafting network has no place for its "
+        "own; use speculative method ngram or suffix",
         field="speculative_method",
     )
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from quire_interfaces.errors import ConfigError
-from quire_interfaces.kv_cache import FullAttentionSpec, KVCachePlan, MambaSpec, kv_row_bytes
+from quire_interfaces.kv_cache import FullAttentionSpec, KVCachePlan, LatentAttentionSpec, MambaSpec, kv_row_bytes
 from quire_ops import CACHE_TORCH_DTYPES
 
 __all__ = ["CacheShape", "allocate_kv_caches", "layer_states"]
@@ -32,8 +32,9 @@ def allocate_kv_caches(plan: KVCachePlan, *, device: torch.device | str, cache_s
         cache_shape: The attention backend's shape of one layer's cache.
 
     Returns:
-        Layer name -> the layer's cache, in the backend's shape; bytes [num_blocks, block_bytes] where a layer keeps
-        states. Layers of different groups may share memory: their blocks have different ids.
+        Layer name -> the layer's cache, in the backend's shape; [num_blocks, block_size, width] where a layer keeps
+        latents, bytes [num_blocks, block_bytes] where it keeps states.
+        Layers of different groups may share memory: their blocks have different ids.
 
     Raises:
         ConfigError: the plan does not fit the backend.
@@ -45,6 +46,12 @@ def allocate_kv_caches(plan: KVCachePlan, *, device: torch.device | str, cache_s
         if isinstance(spec, MambaSpec):
             for name, storage, block_bytes in zip(group.layer_names, storages, plan.tensor_block_bytes, strict=False):
                 caches[name] = storage.view(plan.num_blocks, block_bytes)[:, : spec.block_bytes]
+            continue
+        if isinstance(spec, LatentAttentionSpec):
+            shape = (plan.num_blocks, spec.block_size, spec.width)
+            for name, storage, block_bytes in zip(group.layer_names, storages, plan.tensor_block_bytes, strict=False):
+                dtype = CACHE_TORCH_DTYPES[spec.dtype]
+                caches[name] = _view(storage, block_bytes, spec.block_bytes, shape, plan.num_blocks, dtype)
             continue
         if not isinstance(spec, FullAttentionSpec):
             raise ConfigError(

@@ -18,7 +18,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from quire_interfaces.kv_cache import KVCacheGroup, KVCacheSpec, MambaSpec, SlidingWindowSpec
+from quire_interfaces.kv_cache import ChunkedLocalSpec, KVCacheGroup, KVCacheSpec, MambaSpec, SlidingWindowSpec
 from quire_interfaces.step import NewRow, SchedulerOutput
 from quire_ops import DecodeRows, RowTable, to_device
 from quire_runner.config import RunnerConfig
@@ -278,6 +278,8 @@ def _window(spec: KVCacheSpec) -> int | None:
     """Tokens whose blocks a token may look at, itself included; None for all."""
     if isinstance(spec, MambaSpec):
         return 2  # the state before a token is in the block of the token before it
+    if isinstance(spec, ChunkedLocalSpec):
+        return spec.chunk_tokens  # at most: a chunk begins no further back
     return spec.sliding_window if isinstance(spec, SlidingWindowSpec) else None
 
 

@@ -5,14 +5,15 @@ Also what other families with this routing (DeepSeek-V3, sec. 2.1.2) are made of
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from typing import Any
 
 from torch import Tensor
 
 from quire_models.glm4_moe.config import GroupedMoEConfig
 from quire_models.layers.attention import HeadNorms, SelfAttention
 from quire_models.layers.blocks import PreNormBlock
-from quire_models.layers.decoder_lm import DecoderLM
+from quire_models.layers.decoder_lm import DecoderLM, StreamLayer
 from quire_models.layers.mlp import GatedMLP
 from quire_models.layers.moe import FusedExperts, SparseMoE, pre_norm_block
 from quire_models.layers.norm import RMSNorm
@@ -66,8 +67,16 @@ class GroupedMoELM(DecoderLM):
 
     config: GroupedMoEConfig
 
-    def __init__(self, config: GroupedMoEConfig, scope: Scope) -> None:
-        super().__init__(config, scope, make_layer, RMSNorm)
+    def __init__(
+        self,
+        config: Any,
+        scope: Scope,
+        make: Callable[[Any, int, Scope], StreamLayer] = make_layer,
+    ) -> None:
+        """Args:
+        make: (config, index of the layer, scope of the layer) -> the layer.
+        """
+        super().__init__(config, scope, make, RMSNorm)
         first = config.num_layers
         more = range(first, first + config.num_nextn_predict_layers)
         self._not_loaded = tuple(f"model.layers.{layer}." for layer in more)

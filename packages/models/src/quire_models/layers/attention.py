@@ -60,6 +60,7 @@ class SelfAttention:
         alibi_slopes: Tensor | None = None,
         clip: float | None = None,
         query_factor: Callable[[Tensor], Tensor] | None = None,
+        chunk_tokens: int | None = None,
         out: str = "o_proj",
     ) -> None:
         """Args:
@@ -70,6 +71,7 @@ class SelfAttention:
         alibi_slopes: See op `paged_attention`.
         clip: Queries, keys and values are kept within this distance from zero.
         query_factor: Positions [T] -> factors [T] of the queries.
+        chunk_tokens: Tokens attend to those of their chunk only.
         out: Name of the last projection.
         """
         hidden, query, kv = config.hidden_size, config.query_size, config.kv_size
@@ -88,6 +90,7 @@ class SelfAttention:
             sliding_window=config.sliding_windows[layer],
             soft_cap=soft_cap,
             alibi_slopes=alibi_slopes,
+            chunk_tokens=chunk_tokens,
         )
 
     def __call__(self, x: Tensor, cos: Tensor, sin: Tensor, batch: ForwardBatch) -> Tensor:

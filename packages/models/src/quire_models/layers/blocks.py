@@ -10,7 +10,7 @@ from torch import Tensor
 
 from quire_attention import ForwardBatch
 
-__all__ = ["ParallelBlock", "PostNormBlock", "PreNormBlock", "SandwichBlock"]
+__all__ = ["BlockAttention", "ParallelBlock", "PostNormBlock", "PreNormBlock", "SandwichBlock"]
 
 Map = Callable[[Tensor], Tensor]
 """[T, hidden_size] -> [T, hidden_size]."""

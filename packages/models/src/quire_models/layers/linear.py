@@ -13,10 +13,13 @@ from quire_ops import LinearWeights, LoraWeights
 __all__ = ["Embedding", "LMHead", "Linear", "stack_weights"]
 
 
+COMPUTE_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+
+
 class Linear:
     """x [N, in_features] -> [N, out_features], through the linear method of the scope."""
 
-    __slots__ = ("_adapters", "_apply", "_bias", "_lora", "_method", "_stored", "_weights", "name", "shape")
+    __slots__ = ("_adapters", "_apply", "_bias", "_dtype", "_lora", "_method", "_stored", "_weights", "name", "shape")
 
     name: str
     """Of the weight, in full."""
@@ -45,6 +48,7 @@ class Linear:
         self._stored = scope.stored_parameters(tensors)
         self._bias = scope.parameter("bias", out_features) if bias else None
         self._weights: dict[str, Tensor] = {}
+        self._dtype = scope.dtype
         self._adapters = scope.adapters
         self._lora: LoraWeights | None = None
         if self._adapters is not None:
@@ -68,6 +72,16 @@ class Linear:
             self._weights = self._method.read(tensors, bias)
         else:
             self._weights = self._method.make_weights(tensors["weight"], bias)
+
+    def take_weight(self) -> Tensor:
+        """[out_features, in_features] in the compute dtype, whatever form it was kept in. The layer lets go of it, and
+        is of no use any more."""
+        some = next(iter(self._weights.values()))
+        weight = self._weights.get("weight")
+        if self._weights.keys() != {"weight"} or weight is None or weight.dtype not in COMPUTE_DTYPES:
+            weight = self._apply(self._weights, torch.eye(self.shape[1], dtype=self._dtype, device=some.device)).T
+        self._weights = {}
+        return weight
 
     def stack_weights(self) -> LinearWeights | None:
         """The weight as ops take it, or None when the linear method keeps another form of it, or has a scale for its

@@ -15,8 +15,7 @@ import torch
 from torch import Tensor
 
 from quire_models.config import ModelConfig
-from quire_models.layers.attention import SelfAttention
-from quire_models.layers.blocks import PreNormBlock
+from quire_models.layers.blocks import BlockAttention, PreNormBlock
 from quire_models.layers.linear import Linear
 from quire_models.layers.mlp import GatedMLP
 from quire_models.layers.norm import RMSNorm
@@ -60,22 +59,31 @@ class FusedExperts:
         self._run: RunExperts
         scope.when_loaded(self._bind)
 
-    def accept_stacked(self, scope: Scope, names: tuple[str, str] = ("gate_up_proj", "down_proj")) -> None:
-        """Checkpoints may also bring gate and up [E, 2 M, I], and down [E, I, M], under these names of `scope`."""
+    def accept_stacked(
+        self, scope: Scope, names: tuple[str, str] = ("gate_up_proj", "down_proj"), *, inputs_first: bool = False
+    ) -> None:
+        """Checkpoints may also bring gate and up [E, 2 M, I], and down [E, I, M], under these names of `scope`.
+
+        Args:
+            inputs_first: Matrices are [E, I, 2 M] and [E, M, I] instead.
+        """
         inner, size = self.gate[0].shape
 
         def split_gate_up(tensor: Tensor) -> Iterator[tuple[str, Tensor]]:
-            for matrix, gate, up in zip(tensor, self.gate, self.up, strict=True):
+            stacked = tensor.transpose(1, 2) if inputs_first else tensor
+            for matrix, gate, up in zip(stacked, self.gate, self.up, strict=True):
                 yield gate.name, matrix[:inner]
                 yield up.name, matrix[inner:]
 
         def split_down(tensor: Tensor) -> Iterator[tuple[str, Tensor]]:
-            for matrix, down in zip(tensor, self.down, strict=True):
+            stacked = tensor.transpose(1, 2) if inputs_first else tensor
+            for matrix, down in zip(stacked, self.down, strict=True):
                 yield down.name, matrix
 
         num = len(self.gate)
-        scope.packed(names[0], (num, 2 * inner, size), split_gate_up)
-        scope.packed(names[1], (num, size, inner), split_down)
+        shapes = ((2 * inner, size), (size, inner))
+        for name, shape, split in zip(names, shapes, (split_gate_up, split_down), strict=True):
+            scope.packed(name, (num, *(shape[::-1] if inputs_first else shape)), split)
 
     def _bind(self) -> None:
         def weights(layers: list[Linear]) -> tuple[LinearWeights, ...]:
@@ -111,7 +119,7 @@ class FusedExperts:
 
 
 def pre_norm_block(
-    config: ModelConfig, scope: Scope, attention: SelfAttention, mlp: Callable[[Tensor], Tensor]
+    config: ModelConfig, scope: Scope, attention: BlockAttention, mlp: Callable[[Tensor], Tensor]
 ) -> PreNormBlock:
     """A layer of Llama's shape, under the names that it has in most checkpoints."""
     hidden, eps = config.hidden_size, config.rms_norm_eps

@@ -17,7 +17,7 @@ from quire_ops import DecodeRows, RunDecode
 
 __all__ = ["Network"]
 
-LAYOUT_OPS = frozenset({"causal_conv1d", "mamba2_scan", "selective_scan", "gated_delta_rule"})
+LAYOUT_OPS = frozenset({"causal_conv1d", "mamba2_scan", "selective_scan", "gated_delta_rule", "latent_attention"})
 """Ops of layers that get a step's layout; attention is bound elsewhere."""
 
 
@@ -100,6 +100,8 @@ class Network:
     def host_lengths(self) -> tuple[str, ...]:
         """What in it reads on the host how long sequences are, and keeps decode steps from being captured in a graph;
         nothing if they can be."""
+        if self.loads_itself:
+            return ("a network of Transformers",)  # nobody has looked at what its classes do there
         readers = [f"attention backend {self.attention_backend.name}"]
         if self.attention_backend.abilities.device_lengths:
             readers.clear()
@@ -108,6 +110,8 @@ class Network:
             for backend in self._scope.chosen
             if backend.op in LAYOUT_OPS and not backend.device_lengths
         ]
+        if any(attention.is_chunked for attention in self._scope.attentions.values()):
+            readers.append("attention within chunks")
         return tuple(dict.fromkeys(readers))
 
     def checkpoint_tensors(self, name: str, tensor: Tensor) -> Iterable[tuple[str, Tensor]]:

@@ -21,6 +21,7 @@ __all__ = [
     "Select",
     "biased_softmax_topk",
     "grouped_sigmoid_topk",
+    "grouped_softmax_topk",
     "sigmoid_topk",
     "softmax_topk",
     "topk_softmax",
@@ -42,6 +43,18 @@ def biased_softmax_topk(logits: Tensor, k: int, *, bias: Tensor, minimum: float)
     ids = torch.topk(probabilities + bias, k, dim=-1).indices
     weights = probabilities.gather(1, ids)
     return ids, weights / weights.sum(dim=-1, keepdim=True).clamp_min(minimum)
+
+
+def grouped_softmax_topk(
+    logits: Tensor, k: int, *, scale: float, num_groups: int, topk_groups: int
+) -> tuple[Tensor, Tensor]:
+    """The k most probable experts of the `topk_groups` groups whose best is best (DeepSeek-V2, sec. 2.2.2)."""
+    probabilities = torch.softmax(logits, dim=-1)
+    groups = probabilities.view(len(logits), num_groups, -1)
+    best = groups.max(dim=-1).values  # [T, groups]
+    chosen = torch.zeros_like(best, dtype=torch.bool).scatter_(1, best.topk(topk_groups, dim=-1).indices, True)
+    weights, ids = groups.masked_fill(~chosen[:, :, None], 0.0).flatten(1).topk(k, dim=-1)
+    return ids, weights * scale
 
 
 def topk_softmax(logits: Tensor, k: int) -> tuple[Tensor, Tensor]:

@@ -94,6 +94,7 @@ class Scope:
         sliding_window: int | None = None,
         soft_cap: float | None = None,
         alibi_slopes: Tensor | None = None,
+        chunk_tokens: int | None = None,
     ) -> Attention:
         """The attention over a layer's paged cache; see `quire_attention.Attention`. At most one for a scope."""
         attention = Attention(
@@ -103,6 +104,7 @@ class Scope:
             sliding_window=sliding_window,
             soft_cap=soft_cap,
             alibi_slopes=alibi_slopes,
+            chunk_tokens=chunk_tokens,
         )
         self.attentions[self.prefix] = attention
         return attention

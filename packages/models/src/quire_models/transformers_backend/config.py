@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from math import prod
 from pathlib import Path
+from typing import Any
 
 from quire_models.config import ModelConfig
 from quire_models.config_fields import decoder_fields, layer_windows
@@ -28,20 +29,86 @@ UNSUPPORTED = {
 }
 """Field of config.json -> what it says that the network has, which this backend does not run."""
 
+SYNONYMS = {
+    "hidden_size": ("d_model", "n_embd"),
+    "num_hidden_layers": ("num_layers", "n_layer", "n_layers"),
+    "num_attention_heads": ("num_heads", "n_head", "n_heads"),
+    "max_position_embeddings": ("n_positions", "max_seq_len", "max_target_positions"),
+}
+"""Name of a field -> other names that classes have for it."""
+
 
 def read_config(config: Fields) -> ModelConfig:
     """Sizes, heads and windows under the names that most configurations use."""
     for name in UNSUPPORTED:
         config.fixed(name, False)
-    named = config.named(hidden_act="-", intermediate_size="-", rms_norm_eps="-")
+    named = config.named(hidden_act="-", intermediate_size="-", rms_norm_eps="-", **_names(config))
     values = decoder_fields(named, rotary=False, inner_factor=4)
+    values["num_layers"] *= attentions_per_layer(config)
     if config.flag("use_sliding_window", default=True):
-        values["sliding_windows"] = layer_windows(config, values["num_layers"])
+        windows, context = layer_windows(config, values["num_layers"]), values["max_model_len"]
+        values["sliding_windows"] = tuple(None if window and window >= context else window for window in windows)
+    else:
+        values["sliding_windows"] = (None,) * values["num_layers"]
+    values["num_kv_heads"], values["head_dim"] = _cache_shape(config, values)
+    return ModelConfig(**values, is_native=False)
+
+
+def attentions_per_layer(config: Fields) -> int:
+    """Attentions with a cache of their own, for each layer that config.json counts."""
+    if config.get("model_type") == "longcat_flash":
+        return 2
+    if config.get("model_type") == "hrm_text" and config.get("num_layers_per_stack") is None:
+        # Its two stacks are run again and again.
+        return config.integer("H_cycles", default=2) * (config.integer("L_cycles", default=3) + 1)
+    return 1
+
+
+def _cache_shape(config: Fields, values: dict[str, Any]) -> tuple[int, int]:
+    """Heads and dimensions of a token's keys, and values, in the cache: the most that any layer needs."""
+    heads, kv_heads, head_dim = values["num_heads"], values["num_kv_heads"], values["head_dim"]
+    model_type = config.text("model_type", default="")
     if config.integer("kv_lora_rank", default=0):
         # Latent attention: Transformers hands out the keys and values that it makes of the latents, for each head.
-        values["num_kv_heads"] = values["num_heads"]
-        values["head_dim"] = config.integer("qk_nope_head_dim") + config.integer("qk_rope_head_dim")
-    return ModelConfig(**values, is_native=False)
+        return heads, config.integer("qk_nope_head_dim") + config.integer("qk_rope_head_dim")
+    if model_type == "jetmoe":  # keys are repeated for the experts that make the queries
+        return heads, config.integer("kv_channels")
+    if model_type == "hrm_text":
+        return heads, head_dim
+    if model_type == "mimo_v2_flash" and any(values["sliding_windows"]):
+        return 2 * kv_heads, head_dim  # in layers with a window
+    if model_type == "dbrx":
+        return Fields(config.get("attn_config") or {}, f"{config.source}: attn_config").integer(
+            "kv_n_heads", default=8
+        ), head_dim
+    layers = [
+        Fields(layer, f"{config.source}: per_layer_config") for layer in (config.get("per_layer_config") or {}).values()
+    ]
+    if model_type.startswith("gemma4") and not layers:
+        layers = [config.named(head_dim="global_head_dim", num_key_value_heads="num_global_key_value_heads")]
+        layers[0] = layers[0].with_default("head_dim", 512)
+    return (
+        max([kv_heads, *(layer.integer("num_key_value_heads", default=0) for layer in layers)]),
+        max([head_dim, *(layer.integer("head_dim", default=0) for layer in layers)]),
+    )
+
+
+def _names(config: Fields) -> dict[str, str]:
+    """Llama's names -> those of this config.json."""
+    names = {
+        name: next((other for other in others if config.get(other) is not None), name)
+        for name, others in SYNONYMS.items()
+        if config.get(name) is None
+    }
+    if config.get("decoder_layers") is not None:
+        # Beside these stand fields of the encoder that the decoder once had.
+        names.update(
+            hidden_size="d_model",
+            num_hidden_layers="decoder_layers",
+            num_attention_heads="decoder_attention_heads",
+            num_key_value_heads="decoder_attention_heads",
+        )
+    return names
 
 
 def stored_parameters(folder: Path) -> int | None:

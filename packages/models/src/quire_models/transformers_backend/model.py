@@ -8,6 +8,7 @@ Shape legend: T tokens of the step, Hq query heads, Hkv key-value heads, D head 
 
 from __future__ import annotations
 
+import inspect
 from pathlib import Path
 from typing import Any
 
@@ -37,12 +38,9 @@ class TransformersLM(Network):
     def __init__(self, config: ModelConfig, scope: Scope) -> None:
         super().__init__(config, scope)
         self._model: Any = None
+        self._owner: Any = None
+        self._body_name = ""
         self._paged = PagedAttention(config, scope)
-
-    @property
-    def host_lengths(self) -> tuple[str, ...]:
-        """See `Network.host_lengths`: nobody has looked at what its classes do there."""
-        return ("a network of Transformers",)
 
     def load(self, folder: str | Path, *, dummy: bool = False) -> None:
         """Build the network and read its weights.
@@ -80,7 +78,28 @@ class TransformersLM(Network):
         for module in self._model.modules():
             if hasattr(module, "layer_idx"):
                 module.quire_attention = self._paged
+                module.quire_layer = module.layer_idx
+                if "cycle_offset" in inspect.signature(module.forward).parameters:
+                    module.register_forward_pre_hook(_place_cycle, with_kwargs=True)
+        self._owner, self._body_name = _body_of(self._model)
+        if "position_ids" not in inspect.signature(type(self._body).forward).parameters:
+            self._place_positions()
         self._try()
+
+    @property
+    def _body(self) -> Any:
+        return getattr(self._owner, self._body_name)
+
+    def _place_positions(self) -> None:
+        """Give the positions of a step to embeddings that would count them: bodies of BART's kind take none."""
+
+        def place(module: nn.Module, args: Any, options: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+            assert self._paged.batch is not None, "a step without a batch"
+            return args, {**options, "position_ids": self._paged.batch.positions}
+
+        for module in self._body.modules():
+            if {"past_key_values_length", "position_ids"} <= inspect.signature(module.forward).parameters.keys():
+                module.register_forward_pre_hook(place, with_kwargs=True)
 
     def _try(self) -> None:
         """One token through the network: what cannot work is said at the start, not by the first request."""
@@ -110,6 +129,8 @@ class TransformersLM(Network):
             raise CheckpointError(
                 f"Transformers' {config.architecture} does not run with Quire's attention: {error}"
             ) from error
+        if not self._paged.layers:
+            raise CheckpointError(f"Transformers' {config.architecture} does not let its attention be exchanged")
         if missing := set(range(config.num_layers)) - self._paged.layers:
             raise CheckpointError(
                 f"Transformers' {config.architecture} does not call the attention it is given in layers "
@@ -125,6 +146,8 @@ class TransformersLM(Network):
             ("hidden_size", self.config.hidden_size),
             ("vocab_size", self.config.vocab_size),
         ):
+            if name.startswith("num_") and hasattr(found, "decoder_layers"):
+                continue  # what a former encoder had stands under these names; trying shows the decoder's
             if getattr(found, name, planned) != planned:
                 raise CheckpointError(
                     f"{self.config.architecture}: {name} is {planned} in config.json, but {getattr(found, name)} to "
@@ -136,9 +159,8 @@ class TransformersLM(Network):
         """See `Network.forward`."""
         self._paged.batch = batch
         self._paged.layers.clear()
-        body = getattr(self._model, self._model.base_model_prefix)
-        positions = batch.positions[None] + _first_position(body)
-        out = body(input_ids=batch.input_ids[None], position_ids=positions, use_cache=False)
+        positions = batch.positions[None] + _first_position(self._body)
+        out = self._body(input_ids=batch.input_ids[None], position_ids=positions, use_cache=False)
         self._paged.batch = None
         hidden: Tensor = out.last_hidden_state[0]
         return hidden
@@ -146,13 +168,12 @@ class TransformersLM(Network):
     @torch.inference_mode()
     def compute_logits(self, hidden: Tensor) -> Tensor:
         """See `Network.compute_logits`: whatever the class does behind its body, scales and caps included."""
-        prefix = self._model.base_model_prefix
-        body = getattr(self._model, prefix)
-        setattr(self._model, prefix, _Computed(hidden))
+        body = self._body
+        setattr(self._owner, self._body_name, _Computed(hidden))
         try:
             logits: Tensor = self._model(inputs_embeds=hidden[None], use_cache=False).logits[0]
         finally:
-            setattr(self._model, prefix, body)
+            setattr(self._owner, self._body_name, body)
         return logits.float()
 
 
@@ -179,28 +200,36 @@ class PagedAttention:
         soft_cap: float | None,
         sinks: Tensor | None,
     ) -> Tensor:
-        """query [1, Hq, T, D], key [1, Hkv, T, D], value [1, Hkv, T, Dv] with Dv <= D -> [1, T, Hq, Dv]."""
+        """Args:
+            query: [1, Hq, T, Dk].
+            key: [1, H, T, Dk], Dk <= D and H a divisor of Hkv.
+            value: [1, H, T, Dv], Dv <= D.
+
+        Returns:
+            [1, T, Hq, Dv].
+        """
         assert self.batch is not None, "attention outside of a step"
-        value_dim = value.shape[-1]
-        if value_dim < self._config.head_dim:
-            # The cache has keys and values of one size; zeros in a value add nothing to an output.
-            value = nn.functional.pad(value, (0, self._config.head_dim - value_dim))
-        if key.shape != value.shape or key.shape[1::2] != (self._config.num_kv_heads, self._config.head_dim):
+        config, value_dim = self._config, value.shape[-1]
+        heads, largest = key.shape[1], max(key.shape[-1], value_dim)
+        if largest > config.head_dim or config.num_kv_heads % heads or value.shape[1] != heads:
             raise CheckpointError(
-                f"{self._config.architecture} has keys of {list(key.shape[1::2])} and values of "
-                f"{list(value.shape[1::2])} (heads, dimensions), but its config.json says "
-                f"{[self._config.num_kv_heads, self._config.head_dim]}; this attention is not supported"
+                f"{config.architecture} has keys of {list(key.shape[1::2])} and values of {list(value.shape[1::2])} "
+                f"(heads, dimensions), but its config.json says {[config.num_kv_heads, config.head_dim]}; this "
+                "attention is not supported"
             )
-        if window != self._config.sliding_windows[layer]:
+        if window is not None and window >= config.max_model_len:
+            window = None
+        if window != config.sliding_windows[layer]:
             raise CheckpointError(
-                f"layer {layer} of {self._config.architecture} has a window of {window}, but its config.json says "
-                f"{self._config.sliding_windows[layer]}; this attention is not supported"
+                f"layer {layer} of {config.architecture} has a window of {window}, but its config.json says "
+                f"{config.sliding_windows[layer]}; this attention is not supported"
             )
         if layer in self.layers:
-            raise CheckpointError(f"layer {layer} of {self._config.architecture} attends twice in a step")
+            raise CheckpointError(f"layer {layer} of {config.architecture} attends twice in a step")
         self.layers.add(layer)
         kv_cache, metadata = self.batch.of_layer(layer)
-        key, value, query = (part[0].transpose(0, 1).contiguous() for part in (key, value, query))
+        key, value = (part.repeat_interleave(config.num_kv_heads // heads, dim=1) for part in (key, value))
+        key, value, query = (self._of_cache(part) for part in (key, value, query))
         self._backend.write(key, value, kv_cache, metadata)
         out = self._backend.forward(
             query,
@@ -213,6 +242,12 @@ class PagedAttention:
         )
         return out[None, ..., :value_dim]
 
+    def _of_cache(self, part: Tensor) -> Tensor:
+        """[1, H, T, d] -> [T, H, D]. The cache has one size for all; zeros add nothing to scores and outputs."""
+        part = part[0].transpose(0, 1)
+        missing = self._config.head_dim - part.shape[-1]
+        return nn.functional.pad(part, (0, missing)) if missing else part.contiguous()
+
 
 def paged_attention(
     module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **options: Any
@@ -220,13 +255,13 @@ def paged_attention(
     """An entry of Transformers' table of attention functions."""
     if attention_mask is not None:
         raise CheckpointError("its attention has a mask of its own, which Quire's has not")
-    if not getattr(module, "is_causal", True):
+    if not getattr(module, "is_causal", True) and not getattr(module, "is_decoder", False):
         raise CheckpointError("its attention also looks at later tokens, which Quire's does not")
     if unknown := [name for name, value in options.items() if isinstance(value, Tensor) and name not in KNOWN]:
         raise CheckpointError(f"its attention has {', '.join(unknown)}, which Quire's has not")
     scale = options.get("scaling")
     out = module.quire_attention(
-        module.layer_idx,
+        module.quire_layer,
         query,
         key,
         value,
@@ -245,12 +280,40 @@ class _Computed(nn.Module):
         super().__init__()
         self._hidden = hidden
 
-    def forward(self, *args: Any, **options: Any) -> Any:
-        from transformers.modeling_outputs import MoeModelOutputWithPast
+    def forward(self, *args: Any, **options: Any) -> _Output:
+        return _Output(self._hidden[None])
 
-        output = MoeModelOutputWithPast(last_hidden_state=self._hidden[None])
-        output.cross_attentions = None  # heads of decoders that can stand behind an encoder ask for it
-        return output
+
+class _Output:
+    """What a head asks of its body: hidden states, and None for whatever else bodies may give."""
+
+    def __init__(self, hidden: Tensor) -> None:
+        self.last_hidden_state = hidden
+
+    def __getitem__(self, index: int) -> Tensor:
+        return (self.last_hidden_state,)[index]
+
+    def __getattr__(self, name: str) -> None:
+        return None
+
+
+def _place_cycle(module: Any, args: Any, options: dict[str, Any]) -> None:
+    """A layer that is run again and again in a step has a cache for each time."""
+    module.quire_layer = module.layer_idx + options.get("cycle_offset", 0)
+
+
+def _body_of(model: Any) -> tuple[Any, str]:
+    """What holds the layers of a class with a head on top: its owner, and under which name.
+
+    Decoders that come from behind an encoder stand in a module that holds nothing else.
+    """
+    owner, name = model, model.base_model_prefix
+    if not hasattr(model, name):
+        name = "model"  # of text models that also stand in larger ones, under the prefix
+    inner = list(getattr(owner, name).named_children())
+    if len(inner) == 1:
+        owner, name = getattr(owner, name), inner[0][0]
+    return owner, name
 
 
 def _first_position(body: Any) -> int:
@@ -267,8 +330,6 @@ def _refusal(architecture: str, cls: Any) -> str | None:
     """Why the class cannot run here, or None."""
     if cls is None:
         return f"the installed Transformers has no class {architecture}"
-    if not getattr(cls, "_supports_attention_backend", False):
-        return f"Transformers' {architecture} does not let its attention be exchanged"
     if getattr(cls, "_is_stateful", False):
         return f"Transformers' {architecture} keeps a state between tokens that is not a KV cache"
     return None

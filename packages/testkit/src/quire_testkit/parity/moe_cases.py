@@ -23,6 +23,16 @@ GROUPED_FIELDS = {
     "norm_topk_prob": True,
     "routed_scaling_factor": 1.5,
 }
+LATENT_FIELDS = {
+    **GROUPED_FIELDS,
+    "intermediate_size": 112,
+    "num_key_value_heads": 4,
+    "q_lora_rank": 24,
+    "kv_lora_rank": 16,
+    "qk_nope_head_dim": 12,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 20,
+}
 GRANITE_FIELDS = {
     **MOE_FIELDS,
     "num_local_experts": 6,
@@ -38,6 +48,44 @@ def _without(fields: dict[str, Any], *names: str) -> dict[str, Any]:
 
 
 MOE_CASES: dict[str, ParityCase] = {
+    "Llama4ForCausalLM": ParityCase(
+        config="Llama4TextConfig",
+        fields={
+            **LLAMA_FIELDS,
+            "num_hidden_layers": 4,
+            "head_dim": 16,
+            "intermediate_size": 48,
+            "intermediate_size_mlp": 112,
+            "num_local_experts": 4,
+            "interleave_moe_layer_step": 2,
+            "attention_chunk_size": 32,
+            "floor_scale": 16,
+            "attn_scale": 0.5,
+        },
+    ),
+    "DeepseekV2ForCausalLM": ParityCase(
+        config="DeepseekV2Config",
+        fields={
+            **_without(LATENT_FIELDS, "norm_topk_prob", "head_dim"),
+            "q_lora_rank": None,
+            "topk_method": "group_limited_greedy",
+            "attention_bias": True,
+        },
+    ),
+    "DeepseekV3ForCausalLM": ParityCase(
+        config="DeepseekV3Config",
+        fields={
+            **_without(LATENT_FIELDS, "head_dim"),
+            "rope_parameters": {
+                "rope_type": "yarn",
+                "rope_theta": 10000.0,
+                "factor": 4.0,
+                "original_max_position_embeddings": 64,
+                "mscale": 1.0,
+                "mscale_all_dim": 0.7,
+            },
+        },
+    ),
     "Dots1ForCausalLM": ParityCase(
         config="Dots1Config", fields={**GROUPED_FIELDS, "sliding_window": 20, "max_window_layers": 2}
     ),

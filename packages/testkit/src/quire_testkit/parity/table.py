@@ -40,8 +40,9 @@ a tiny random checkpoint of the Transformers class; for int8 weights it is the d
   unquantized safetensors; what cannot run is refused at the start, with the reason.
 
 `quire verify ARCHITECTURE` (or a checkpoint folder) prints the same for one; `quire verify --table docs/models.md`
-makes this table. The digest is that of the architecture's own source files and its test configuration: a test fails
-when they have changed and the table has not.
+makes this table. The digest is that of the architecture's own source files (for a fallback the backend's) and its test
+configuration: a test fails when they have changed and the table has not. The test suite verifies all native networks,
+and of the fallbacks one for each way in which the backend treats a network.
 
 """
 

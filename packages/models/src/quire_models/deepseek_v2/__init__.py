@@ -1,0 +1,1 @@
+"""The deepseek_v2 network."""

@@ -1,0 +1,117 @@
+"""Multi-head latent attention (DeepSeek-AI 2024, DeepSeek-V2, sec. 2.1), with the up-projections absorbed.
+
+A token's keys and values of all heads are linear in one latent, which is what the cache keeps, beside one rotated key
+that all heads share. Instead of making keys, queries are taken to the latent: q . (W_k c) = (W_k^T q) . c; instead of
+making values, what was attended to is taken from it: sum(w W_v c) = W_v sum(w c).
+
+Shape legend: T tokens of the step, H heads, N and P dimensions of a head without and with rotation, R of the latent,
+V of a head's value.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from quire_attention import ForwardBatch
+from quire_models.layers.linear import Linear
+from quire_models.layers.norm import RMSNorm
+from quire_models.layers.rotary import Rotary
+from quire_models.layers.scope import Scope
+
+__all__ = ["LatentAttention", "LatentShape"]
+
+
+class LatentShape(Protocol):
+    """What a configuration says of it."""
+
+    @property
+    def hidden_size(self) -> int: ...
+    @property
+    def num_heads(self) -> int: ...
+    @property
+    def q_lora_rank(self) -> int | None: ...
+    @property
+    def kv_lora_rank(self) -> int: ...
+    @property
+    def qk_nope_head_dim(self) -> int: ...
+    @property
+    def rotary_dim(self) -> int: ...
+    @property
+    def v_head_dim(self) -> int: ...
+    @property
+    def softmax_scale(self) -> float: ...
+    @property
+    def rope_interleaved(self) -> bool: ...
+    @property
+    def latent_bias(self) -> bool: ...
+    @property
+    def rms_norm_eps(self) -> float: ...
+
+
+class LatentAttention:
+    """x [T, hidden_size] -> [T, hidden_size]."""
+
+    def __init__(self, config: LatentShape, layer: int, scope: Scope) -> None:
+        hidden, heads, eps = config.hidden_size, config.num_heads, config.rms_norm_eps
+        self._config, self._layer = config, layer
+        self._rank = config.kv_lora_rank
+        query = heads * (config.qk_nope_head_dim + config.rotary_dim)
+        self._down: Linear | None = None
+        self._query_norm: RMSNorm | None = None
+        if config.q_lora_rank is None:
+            self._query = Linear(scope / "q_proj", hidden, query)
+        else:
+            self._down = Linear(scope / "q_a_proj", hidden, config.q_lora_rank, bias=config.latent_bias)
+            self._query_norm = RMSNorm(scope / "q_a_layernorm", config.q_lora_rank, eps)
+            self._query = Linear(scope / "q_b_proj", config.q_lora_rank, query)
+        self._latent = Linear(
+            scope / "kv_a_proj_with_mqa", hidden, self._rank + config.rotary_dim, bias=config.latent_bias
+        )
+        self._latent_norm = RMSNorm(scope / "kv_a_layernorm", self._rank, eps)
+        self._up = self._absorbed(scope / "kv_b_proj")
+        self._out = Linear(scope / "o_proj", heads * config.v_head_dim, hidden, bias=config.latent_bias)
+        self._rotate = Rotary(scope, config.rotary_dim, interleaved=config.rope_interleaved)
+        self._write = scope.op("write_latent_cache")
+        self._attend = scope.op("latent_attention")
+        self._key: Tensor
+        """[H, N, R]."""
+        self._value: Tensor
+        """[H, R, V]."""
+        scope.when_loaded(self._absorb)
+
+    def _absorbed(self, scope: Scope) -> Linear:
+        # It is never applied to tokens: no adapter can stand on it, and no form but numbers is of use.
+        config = self._config
+        scope = dataclasses.replace(scope, adapters=None)
+        out = config.num_heads * (config.qk_nope_head_dim + config.v_head_dim)
+        return Linear(scope, self._rank, out, method=None if scope.quantization else scope.plain_method)
+
+    def _absorb(self) -> None:
+        config = self._config
+        weight = self._up.take_weight().view(config.num_heads, -1, self._rank)
+        self._key, value = weight.split((config.qk_nope_head_dim, config.v_head_dim), dim=1)
+        self._value = value.transpose(1, 2)
+
+    def __call__(self, x: Tensor, cos: Tensor, sin: Tensor, batch: ForwardBatch) -> Tensor:
+        latent_cache, metadata = batch.of_layer(self._layer)
+        latent, key = self._latent(x).split((self._rank, self._config.rotary_dim), dim=-1)
+        key = self._rotate(key[:, None], cos, sin)[:, 0]
+        row = torch.cat((self._latent_norm(latent.contiguous()), key), dim=-1)
+        self._write(row, latent_cache, metadata.slot_mapping)
+        query = self._queries(x, cos, sin)
+        attended = self._attend(query, latent_cache, metadata, scale=self._config.softmax_scale, rank=self._rank)
+        values = torch.bmm(attended.transpose(0, 1), self._value)  # [H, T, V]
+        return self._out(values.transpose(0, 1).flatten(1))
+
+    def _queries(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        """[T, H, R + P], as they meet the rows of the cache."""
+        if self._down is not None and self._query_norm is not None:
+            x = self._query_norm(self._down(x))
+        query = self._query(x).unflatten(-1, (self._config.num_heads, -1))
+        plain, rotated = query.split((self._config.qk_nope_head_dim, self._config.rotary_dim), dim=-1)
+        absorbed = torch.bmm(plain.transpose(0, 1), self._key).transpose(0, 1)  # [T, H, R]
+        return torch.cat((absorbed, self._rotate(rotated, cos, sin)), dim=-1)

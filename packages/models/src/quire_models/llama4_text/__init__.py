@@ -1,0 +1,1 @@
+"""The llama4_text network."""
