@@ -103,10 +103,10 @@ def fresh_table(monkeypatch):
         entry_point = EntryPoint("extra", f"{__name__}:{function}", "quire.ops")
         monkeypatch.setattr(EntryPoint, "load", lambda self: globals()[function])
         monkeypatch.setattr(backends, "entry_points", lambda group: [entry_point])
-        op_table.cache_clear()
+        backends._installed_table.cache_clear()
 
     yield install
-    op_table.cache_clear()
+    backends._installed_table.cache_clear()
 
 
 def test_entry_points_bring_backends(fresh_table) -> None:

@@ -20,6 +20,8 @@ def add_counters(stats: SchedulerStats, former: SchedulerStats) -> SchedulerStat
         mine, other = getattr(stats, name), getattr(former, name)
         if isinstance(mine, list):
             together[name] = [sum(pair) for pair in zip_longest(mine, other, fillvalue=0)]
+        elif isinstance(mine, dict):
+            together[name] = {key: mine.get(key, 0) + other.get(key, 0) for key in {**other, **mine}}
         else:
             together[name] = mine + other
     return dataclasses.replace(stats, **together)
