@@ -3,7 +3,8 @@
 Run:  python kernels-cpu/benchmarks/stack.py [--weights int4] [--layers 28] [--repeats 5]
 
 Each line: the whole stack of layers for one step, attention alone, and the LM head. Limits (reading memory, torch's
-product of 2048 x 2048, in float32 where there is no AMX) are measured in the same run, between the lines; figures are medians.
+product of 2048 x 2048, in float32 where there is no AMX) are measured in the same run, between the lines; figures are
+medians.
 """
 
 from __future__ import annotations
