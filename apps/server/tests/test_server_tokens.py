@@ -61,6 +61,65 @@ def test_render_generate_derender_is_a_chat(scripted: Any, text: str, changes: d
     assert rendered["token_ids"][: counts["count"]] == counts["tokens"]
 
 
+@pytest.mark.parametrize(
+    ("budget", "changes"), [(0, {}), (5, {"n": 2}), (12, {"tools": [WEATHER]}), (5, {"max_tokens": 20}), (1000, {})]
+)
+def test_a_rendered_request_keeps_the_thinking_budget(scripted: Any, budget: int, changes: dict[str, Any]) -> None:
+    text = "<think>one two three four five six seven eight</think>Done."
+    body = chat_body(text, {"thinking_token_budget": budget, **changes})
+    whole = ok(scripted.post("/v1/chat/completions", {**body, "return_token_ids": True}))
+    expected = [choice.pop("token_ids") for choice in whole["choices"]]
+    rendered = ok(scripted.post("/v1/chat/completions/render", body))
+    assert rendered["thinking"]["budget"] == budget
+    generated = ok(scripted.post("/inference/v1/generate", rendered))
+    assert [choice["token_ids"] for choice in generated["choices"]] == expected
+    assert generated["usage"]["completion_tokens"] == whole["usage"]["completion_tokens"] == sum(map(len, expected))
+    streamed: dict[int, list[int]] = {}
+    for event in scripted.events("/inference/v1/generate", rendered):
+        for choice in event["choices"]:
+            streamed.setdefault(choice["index"], []).extend(choice["token_ids"])
+    assert [ids for _, ids in sorted(streamed.items())] == expected
+    parts = {"model": "tiny", "generate_response": generated, "chat_request": body}
+    assert comparable(ok(scripted.post("/v1/chat/completions/derender", parts))) == comparable(whole)
+
+
+def test_a_prompt_that_thinks_already_is_bounded_too(scripted: Any) -> None:
+    messages = [
+        {"role": "user", "content": "¤one two three</think>Done.¥"},
+        {"role": "assistant", "content": "<think>"},
+    ]
+    body = {"messages": messages, "continue_final_message": True, "return_token_ids": True}
+    lengths = []
+    for budget in (0, 4):
+        bounded = {**body, "thinking_token_budget": budget}
+        (choice,) = ok(scripted.post("/v1/chat/completions", bounded))["choices"]
+        rendered = ok(scripted.post("/v1/chat/completions/render", bounded))
+        assert rendered["thinking"]["is_open"]
+        assert ok(scripted.post("/inference/v1/generate", rendered))["choices"][0]["token_ids"] == choice["token_ids"]
+        lengths.append(len(choice["token_ids"]))
+    assert lengths[1] == lengths[0] + 4
+
+
+def test_a_budget_is_left_out_where_nothing_thinks(live: Any, scripted: Any) -> None:
+    body = chat_body("x", {"thinking_token_budget": 3})
+    assert "thinking" not in ok(live.post("/v1/chat/completions/render", body))
+    forced = {**body, "tools": [WEATHER], "tool_choice": "required"}
+    assert "thinking" not in ok(scripted.post("/v1/chat/completions/render", forced))
+
+
+@pytest.mark.parametrize(
+    ("thinking", "param"),
+    [
+        ({"budget": -1}, "thinking.budget"),
+        ({}, "thinking.budget"),
+        ({"budget": 1, "tools": [{}]}, "thinking.tools[0].function"),
+    ],
+)
+def test_wrong_thinking_is_named(scripted: Any, thinking: dict[str, Any], param: str) -> None:
+    response = scripted.post("/inference/v1/generate", {"token_ids": [5], "thinking": thinking})
+    assert (response.status_code, response.json()["error"]["param"]) == (400, param), response.text
+
+
 def test_render_generate_derender_are_completions(live: Any) -> None:
     body = {"model": "tiny", "prompt": [[9, 8], [5, 6, 7]], "n": 2, "max_tokens": 5, "seed": 3, "ignore_eos": True}
     whole = ok(live.post("/v1/completions", body))
@@ -117,6 +176,7 @@ def test_several_conversations_at_once(scripted: Any) -> None:
         ("/inference/v1/generate", {"token_ids": [5], "sampling_params": {"top_p": 2}}, "sampling_params.top_p"),
         ("/inference/v1/generate", {"token_ids": [5], "sampling_params": {"top_p": "x"}}, "sampling_params.top_p"),
         ("/inference/v1/generate", {"token_ids": [5] * 600}, "token_ids"),
+        ("/inference/v1/generate", {"token_ids": [5], "thinking": {"budget": 3}}, "thinking"),
         ("/v1/chat/completions/render", {"messages": []}, "messages"),
         (
             "/v1/chat/completions/render",

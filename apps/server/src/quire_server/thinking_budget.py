@@ -16,7 +16,7 @@ from typing import Any
 from quire import OutputKind, RequestOutput
 from quire_engine import CompletionOutput
 from quire_interfaces import RenderedPrompt, SamplingParams, Tokenizer
-from quire_renderers import OutputParser
+from quire_renderers import ChatFormat, OutputParser
 from quire_server.streaming import merge
 
 __all__ = ["bounded_thinking"]
@@ -33,8 +33,7 @@ def bounded_thinking(
     params: SamplingParams,
     *,
     budget: int,
-    opening: str,
-    closing: str,
+    form: ChatFormat,
     kind: OutputKind,
 ) -> AsyncIterator[RequestOutput]:
     """The outputs of a request whose thinking is bounded.
@@ -46,16 +45,16 @@ def bounded_thinking(
         prompt: What the answer goes on from.
         params: As asked for, with n.
         budget: Most tokens of thinking, without the markers.
-        opening: The marker that begins the thinking, where the prompt has not begun it.
-        closing: The text that closes it.
+        form: Says what opens the thinking, where the prompt has not opened it, and what closes it.
         kind: Deltas, or everything at the end.
 
     Raises:
         RequestError, OverloadedError: at once, as `generate` does.
     """
+    closing = f"\n{form.thinking_end()}\n\n"
     markers = _Markers(
         tokenizer,
-        len(tokenizer.encode(opening, add_special_tokens=False)),
+        len(tokenizer.encode(form.thinking_start() or "", add_special_tokens=False)),
         closing,
         tokenizer.encode(closing, add_special_tokens=False),
     )

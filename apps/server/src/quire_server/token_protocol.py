@@ -28,6 +28,7 @@ __all__ = [
     "GenerateRequest",
     "GenerateResponse",
     "GenerateResponseChoice",
+    "ThinkingBounds",
     "sampling_params_from",
     "sampling_params_to_json",
 ]
@@ -51,6 +52,19 @@ class BatchChatCompletionRequest(ChatCompletionRequest):
                 )
 
 
+class ThinkingBounds(Body):
+    """What generation must know to close the thinking after so many tokens."""
+
+    budget: Int
+    """Most tokens of thinking."""
+    is_open: bool = False
+    """Whether the prompt ends inside the thinking."""
+    tools: list[dict[str, Any]] | None = None
+    """Tools whose calls are looked for, which may end the thinking."""
+    skip_special_tokens: bool = True
+    """Whether special tokens are no part of what is read."""
+
+
 class GenerateRequest(Body):
     """Body of POST /inference/v1/generate, and what the render routes answer."""
 
@@ -63,6 +77,7 @@ class GenerateRequest(Body):
     cache_salt: str | None = Field(default=None, min_length=1, max_length=1024)
     priority: Int = 0
     output_mode: Literal["tokens", "text"] = "tokens"
+    thinking: ThinkingBounds | None = None
 
 
 class GenerateResponseChoice(Body):

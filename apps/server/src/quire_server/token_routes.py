@@ -10,7 +10,7 @@ import contextlib
 import dataclasses
 import secrets
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from typing import Any
 
 import msgspec
@@ -22,25 +22,29 @@ from quire import OutputKind, RequestOutput
 from quire.async_llm import make_detokenizer_factory
 from quire_engine import CompletionOutput
 from quire_interfaces import FinishReason, RenderedPrompt, RequestError, SamplingParams
+from quire_renderers import ChatFormat, OutputParser
 from quire_server.body import read_model
 from quire_server.chat import ChatAnswer, chat_turn
 from quire_server.completions import CompletionAnswer, render_prompts
 from quire_server.context import ServerContext, unless_disconnected
 from quire_server.errors import naming_fields
 from quire_server.logprobs import chat_logprobs, prompt_logprobs
-from quire_server.protocol import ChatCompletionRequest, CompletionRequest, SamplingFields
+from quire_server.protocol import ChatCompletionRequest, CompletionRequest, SamplingFields, check_thinking_budget
 from quire_server.responses import ChatLogprobs, Usage, sse
 from quire_server.streaming import EventStream, after
+from quire_server.thinking_budget import bounded_thinking
 from quire_server.token_protocol import (
     DerenderChatRequest,
     DerenderCompletionRequest,
     GenerateRequest,
     GenerateResponse,
     GenerateResponseChoice,
+    ThinkingBounds,
     sampling_params_from,
     sampling_params_to_json,
 )
-from quire_server.turn import ChatTurn, prepare_turn, raise_failed
+from quire_server.tool_choice import check_tools
+from quire_server.turn import ChatTurn, PreparedTurn, prepare_turn, raise_failed
 
 __all__ = ["derender_chat", "derender_completion", "generate", "render_chat", "render_completion"]
 
@@ -69,13 +73,29 @@ async def generate(context: ServerContext, request: Request) -> Response:
     body = await read_model(context, request, GenerateRequest)
     context.resolve_model(body.model)
     params = sampling_params_from(body.sampling_params)
-    if body.output_mode == "tokens" and not params.stop:
+    if body.thinking is not None:
+        params = dataclasses.replace(params, detokenize=True)  # the text tells when it thinks
+    elif body.output_mode == "tokens" and not params.stop:
         params = dataclasses.replace(params, detokenize=False)
     kind = OutputKind.DELTA if body.stream else OutputKind.FINAL_ONLY
     with naming_fields({"prompt": "token_ids"}):
         context.check_request(params, body.priority)
-        prompt = RenderedPrompt(token_ids=body.token_ids)
-        outputs = context.llm.generate(
+        outputs = _outputs(context, body, params, kind)
+        first = await unless_disconnected(request, anext(outputs))
+    name = body.request_id or f"generate-{secrets.token_hex(12)}"
+    if body.stream:
+        return await EventStream.begin(_events(name, body, first, outputs))
+    raise_failed(first)
+    return Response(msgspec.json.encode(_generated(name, body, first, has_usage=True)), media_type="application/json")
+
+
+def _outputs(
+    context: ServerContext, body: GenerateRequest, params: SamplingParams, kind: OutputKind
+) -> AsyncIterator[RequestOutput]:
+    """Check the request now, run it when iterated."""
+
+    def run(prompt: RenderedPrompt, params: SamplingParams, kind: OutputKind) -> AsyncIterator[RequestOutput]:
+        return context.llm.generate(
             prompt,
             params,
             priority=body.priority,
@@ -83,12 +103,42 @@ async def generate(context: ServerContext, request: Request) -> Response:
             adapter=context.adapter_of(body.model),
             kind=kind,
         )
-        first = await unless_disconnected(request, anext(outputs))
-    name = body.request_id or f"generate-{secrets.token_hex(12)}"
-    if body.stream:
-        return await EventStream.begin(_events(name, body, first, outputs))
-    raise_failed(first)
-    return Response(msgspec.json.encode(_generated(name, body, first, has_usage=True)), media_type="application/json")
+
+    prompt, bounds = RenderedPrompt(token_ids=body.token_ids), body.thinking
+    if bounds is None:
+        return run(prompt, params, kind)
+    return bounded_thinking(
+        lambda prompt, params: run(prompt, params, OutputKind.DELTA),
+        _thinking_parsers(context.llm.renderer.chat_format, bounds),
+        context.llm.tokenizer,
+        prompt,
+        params,
+        budget=bounds.budget,
+        form=context.llm.renderer.chat_format,
+        kind=kind,
+    )
+
+
+def _thinking_parsers(form: ChatFormat, bounds: ThinkingBounds) -> Callable[[], OutputParser]:
+    """Makes parsers as the machine that rendered the request has them."""
+    check_thinking_budget(bounds.budget, "thinking.budget")
+    if form.thinking_end() is None:
+        raise RequestError(
+            "thinking: this server knows no way to close the thinking of its model; start it with --reasoning-parser "
+            "as where the request was rendered, or leave thinking out",
+            param="thinking",
+            code="unsupported",
+        )
+    try:
+        check_tools(bounds.tools or ())
+    except RequestError as error:
+        error.param = f"thinking.{error.param}"
+        raise
+    return lambda: form.parser(
+        bounds.tools,
+        continued=(form.thinking_start() or "") if bounds.is_open else "",
+        skip_special_tokens=bounds.skip_special_tokens,
+    )
 
 
 async def _events(
@@ -135,13 +185,27 @@ async def render_chat(context: ServerContext, request: Request) -> Response:
     model = context.resolve_model(body.model)
     with naming_fields(body.field_names()):
         turn = chat_turn(context, body)
-        if turn.thinking_token_budget is not None or turn.beams is not None:
+        if turn.beams is not None:
             raise RequestError(
-                "a thinking_token_budget and use_beam_search take several requests, and cannot be rendered as one",
-                param="use_beam_search" if turn.beams is not None else "thinking_token_budget",
+                "use_beam_search takes several requests, and cannot be rendered as one; leave it out",
+                param="use_beam_search",
             )
         prepared = await prepare_turn(context, turn)
-    return JSONResponse(_rendered("chatcmpl", body, model, prepared.prompt, prepared.params))
+    rendered = _rendered("chatcmpl", body, model, prepared.prompt, prepared.params)
+    bounds = _thinking_bounds(prepared)
+    return JSONResponse(rendered if bounds is None else {**rendered, "thinking": bounds.model_dump()})
+
+
+def _thinking_bounds(prepared: PreparedTurn) -> ThinkingBounds | None:
+    budget, parser, use = prepared.thinking_token_budget, prepared.parser(), prepared.turn.tool_use
+    if budget is None or parser is None:
+        return None
+    return ThinkingBounds(
+        budget=budget,
+        is_open=parser.is_thinking,
+        tools=list(use.tools) if use.is_on else None,
+        skip_special_tokens=prepared.turn.params.skip_special_tokens,
+    )
 
 
 async def render_completion(context: ServerContext, request: Request) -> Response:

@@ -158,6 +158,13 @@ class PreparedTurn:
     is_plain: bool = False
     """Nothing but text is looked for in the output."""
 
+    @property
+    def thinking_token_budget(self) -> int | None:
+        """What was asked for, where the model thinks and can be told to stop; else None."""
+        if self.turn.tool_use.is_forced or self.form.thinking_end() is None:
+            return None
+        return self.turn.thinking_token_budget
+
     def running(self, outputs: AsyncIterator[RequestOutput]) -> RunningTurn:
         """The turn with the engine's outputs."""
         choices = [
@@ -218,7 +225,7 @@ async def prepare_turn(context: ServerContext, turn: ChatTurn) -> PreparedTurn:
 
 
 def _generate(context: ServerContext, prepared: PreparedTurn) -> AsyncIterator[RequestOutput]:
-    turn, form, prompt, params = prepared.turn, prepared.form, prepared.prompt, prepared.params
+    turn, prompt, params = prepared.turn, prepared.prompt, prepared.params
     if turn.beams is not None:
         if params.structured_outputs is not None or turn.thinking_token_budget is not None:
             raise RequestError(
@@ -238,8 +245,8 @@ def _generate(context: ServerContext, prepared: PreparedTurn) -> AsyncIterator[R
             prompt, params, priority=turn.priority, cache_salt=turn.cache_salt, adapter=turn.adapter, kind=kind
         )
 
-    parser, end = prepared.parser(), form.thinking_end()
-    if turn.thinking_token_budget is None or turn.tool_use.is_forced or parser is None or end is None:
+    parser, budget = prepared.parser(), prepared.thinking_token_budget
+    if parser is None or budget is None:
         return generate(prompt, params, kind)
     return bounded_thinking(
         lambda prompt, params: generate(prompt, params, OutputKind.DELTA),
@@ -247,9 +254,8 @@ def _generate(context: ServerContext, prepared: PreparedTurn) -> AsyncIterator[R
         context.llm.tokenizer,
         prompt,
         params,
-        budget=turn.thinking_token_budget,
-        opening=form.thinking_start() or "",
-        closing=f"\n{end}\n\n",
+        budget=budget,
+        form=prepared.form,
         kind=kind,
     )
 
