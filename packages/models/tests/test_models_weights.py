@@ -186,6 +186,27 @@ def test_pickled_files_are_taken_when_asked_for(llama: Path, tmp_path: Path) -> 
         load(tmp_path, load_format="bin")
 
 
+def test_pickled_shards_give_the_same_logits(llama: Path, tmp_path: Path) -> None:
+    """Also where the network's own parameters were saved, or views of another order."""
+    shutil.copy(llama / "config.json", tmp_path)
+    weights = load_file(llama / "model.safetensors")
+    shards: list[dict[str, Tensor]] = [{}, {}]
+    for index, (name, tensor) in enumerate(sorted(weights.items())):
+        shards[index % 2][name] = torch.nn.Parameter(tensor) if index % 3 else tensor.t().contiguous().t()
+    weight_map = {}
+    for index, shard in enumerate(shards, 1):
+        file = f"pytorch_model-{index:05}-of-00002.bin"
+        torch.save(shard, tmp_path / file)
+        weight_map |= dict.fromkeys(shard, file)
+    (tmp_path / "pytorch_model.bin.index.json").write_text(json.dumps({"weight_map": weight_map}))
+    with pytest.raises(CheckpointError, match=r"pytorch_model-00001-of-00002\.bin, .* load_format 'pt'"):
+        load(tmp_path)
+    assert torch.equal(logits_of(load(tmp_path, load_format="pt")), logits_of(load(llama)))
+    (tmp_path / file).unlink()
+    with pytest.raises(CheckpointError, match=rf"lacks 1 of the 2 files .* {re.escape(file)}"):
+        load(tmp_path, load_format="pt")
+
+
 class Trap:
     """Makes a folder when it is read."""
 
@@ -203,6 +224,22 @@ def test_pickled_files_run_no_code(content: object, llama: Path, tmp_path: Path)
     with pytest.raises(CheckpointError, match="convert the checkpoint to safetensors"):
         load(tmp_path, load_format="pt")
     assert not (tmp_path / "trap").exists()
+
+
+def test_damaged_pickled_files_are_named(llama: Path, tmp_path: Path) -> None:
+    """Whatever the unpickler stumbles over; found by flipping bytes: KeyError, IndexError, TypeError and others."""
+    shutil.copy(llama / "config.json", tmp_path)
+    file = tmp_path / "pytorch_model.bin"
+    torch.save({"model.norm.weight": torch.zeros(2)}, file)
+    whole = file.read_bytes()
+    start = whole.index(b"\x80\x02", whole.index(b"data.pkl"))  # the pickle's protocol
+    damaged = [b"", b"\xff" * 100, whole[:-40]]
+    for at in range(start, start + 150):  # "0" drops the last value, "R" calls it
+        damaged += [whole[:at] + code + whole[at + 1 :] for code in (b"0", b"R")]
+    for content in damaged:
+        file.write_bytes(content)
+        with pytest.raises(CheckpointError, match=r"pytorch_model\.bin|do not fit its config.json"):
+            load(tmp_path, load_format="pt")
 
 
 def test_dummy_weights_need_no_files(llama: Path, tmp_path: Path) -> None:

@@ -150,10 +150,11 @@ def run_quantize(arguments: list[str]) -> int:
         "--scheme", required=True, metavar="NAME", help="int8, fp8, int4-g128, int4-g64 or int4-g32, rounded to nearest"
     )
     parser.add_argument("--revision", help="branch, tag or commit of a hub model")
+    parser.add_argument("--use-modelscope", action="store_true", help="the hub is ModelScope")
     args = parser.parse_args(arguments)
     from quire_server.quantize_report import print_quantize
 
-    return print_quantize(args.MODEL, args.OUT, args.scheme, revision=args.revision)
+    return print_quantize(args.MODEL, args.OUT, args.scheme, revision=args.revision, use_modelscope=args.use_modelscope)
 
 
 @command("explain", "say value, source and effect of a setting; without a name, list all")

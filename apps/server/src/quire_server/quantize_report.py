@@ -9,7 +9,7 @@ from quire_models.hub import resolve_model
 __all__ = ["print_quantize"]
 
 
-def print_quantize(model: str, out: str, scheme: str, *, revision: str | None) -> int:
+def print_quantize(model: str, out: str, scheme: str, *, revision: str | None, use_modelscope: bool = False) -> int:
     """Write the checkpoint with a bar of progress on standard error, then a summary."""
     from rich.console import Console
     from rich.progress import Progress
@@ -17,7 +17,7 @@ def print_quantize(model: str, out: str, scheme: str, *, revision: str | None) -
     with Progress(console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task(f"{scheme}: rounding and writing")
         report = quantize_checkpoint(
-            resolve_model(model, revision),
+            resolve_model(model, revision, modelscope=use_modelscope),
             out,
             scheme,
             progress=lambda done, total: bar.update(task, completed=done, total=total),

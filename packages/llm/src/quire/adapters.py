@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -42,9 +43,9 @@ def offered_adapters(config: QuireConfig) -> dict[str, str]:
     return found | config.lora.adapters()
 
 
-def adapter_folder(place: str) -> Path:
+def adapter_folder(config: QuireConfig, place: str) -> Path:
     """Folder of an adapter: as it is, or downloaded from the hub. Raises CheckpointError when there is none."""
-    return resolve_model(place)
+    return resolve_model(place, modelscope=config.model.use_modelscope)
 
 
 def open_adapters(config: QuireConfig, network: Network, offered: Mapping[str, str]) -> AdapterStore | None:
@@ -61,7 +62,7 @@ def open_adapters(config: QuireConfig, network: Network, offered: Mapping[str, s
         network.adapters,
         network.checkpoint_tensors,
         max_adapters=config.lora.max_cpu_loras,
-        resolve=adapter_folder,
+        resolve=partial(adapter_folder, config),
     )
     try:
         for name, place in offered.items():

@@ -51,12 +51,18 @@ def model_folder(config: QuireConfig) -> Path:
 
     Raises:
         CheckpointError: there is no such model; the message says what to do.
+        ConfigError: it is to come from ModelScope, whose package is not installed.
     """
     if config.model.model is None:
         from quire_demo_model import checkpoint_path
 
         return Path(checkpoint_path())
-    return resolve_model(config.model.model, config.model.revision)
+    return resolve_model(
+        config.model.model,
+        config.model.revision,
+        modelscope=config.model.use_modelscope,
+        pickled=config.model.load_format == "pt",
+    )
 
 
 def build_renderer(

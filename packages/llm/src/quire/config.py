@@ -77,6 +77,11 @@ class ModelSettings(Settings):
     )
     tokenizer: str | None = setting(None, help="Folder with another tokenizer than the model's own.")
     revision: str | None = setting(None, help="Branch, tag or commit of a hub model.")
+    use_modelscope: bool = setting(
+        False,
+        help="Get models that are no folders (drafts and adapters, too) from ModelScope, not the Hugging Face hub; "
+        "needs the package modelscope-hub.",
+    )
     load_format: str = setting(
         "auto",
         help="Where weights come from: safetensors files (auto), PyTorch's own (pt; tensors only), or random (dummy).",

@@ -80,7 +80,12 @@ def plan_draft(config: QuireConfig, target: ModelConfig, target_folder: Path | N
 def _folder(config: QuireConfig) -> Path:
     settings = config.speculative
     if settings.model is not None:
-        return resolve_model(settings.model, settings.revision)
+        return resolve_model(
+            settings.model,
+            settings.revision,
+            modelscope=config.model.use_modelscope,
+            pickled=config.model.load_format == "pt",
+        )
     if config.model.model is None:
         from quire_demo_model import draft_paths
 

@@ -5,7 +5,6 @@ Knows safetensors, and PyTorch's own files for those who ask for them; does not 
 
 from __future__ import annotations
 
-import pickle
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -110,11 +109,14 @@ def _safe_tensors(file: Path) -> Iterator[tuple[str, Tensor]]:
 
 def _pickled_tensors(file: Path) -> Iterator[tuple[str, Tensor]]:
     try:
-        # Tensors only: nothing in the file is called. Mapped where the file is of the format since PyTorch 1.6.
+        # Tensors only: nothing in the file is called. Mapped, hence of the format since PyTorch 1.6.
         tensors = torch.load(file, map_location="cpu", mmap=True, weights_only=True)
-    except (pickle.UnpicklingError, RuntimeError, OSError, EOFError, ValueError) as error:
-        reason = str(error).partition("\n")[0]
+    except Exception as error:  # a damaged file fails wherever the unpickler stumbles: KeyError, AssertionError ...
+        reason = str(error).partition("\n")[0] or type(error).__name__
         raise CheckpointError(f"cannot read {file}: {reason}; convert the checkpoint to safetensors") from error
-    if not isinstance(tensors, dict) or not all(isinstance(tensor, Tensor) for tensor in tensors.values()):
+    if not isinstance(tensors, dict) or not all(
+        isinstance(name, str) and isinstance(tensor, Tensor) for name, tensor in tensors.items()
+    ):
         raise CheckpointError(f"{file} does not hold names and tensors; convert the checkpoint to safetensors")
-    yield from tensors.items()
+    for name, tensor in tensors.items():
+        yield name, tensor.detach()  # parameters were saved, where somebody saved the network's own

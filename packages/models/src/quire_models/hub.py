@@ -1,11 +1,14 @@
-"""From a model's name to a folder: local ones as they are, names of the Hugging Face hub downloaded. Free of torch."""
+"""From a model's name to a folder: local ones as they are, names of the Hugging Face hub or of ModelScope downloaded.
+
+Free of torch.
+"""
 
 from __future__ import annotations
 
 import re
 from pathlib import Path
 
-from quire_interfaces import CheckpointError
+from quire_interfaces import CheckpointError, ConfigError
 from quire_models.gguf.folder import gguf_folder
 
 __all__ = ["HUB_FILE_PATTERNS", "resolve_model"]
@@ -19,20 +22,29 @@ HUB_FILE_PATTERNS = (
 )
 """What is downloaded: configuration, tokenizer, chat template and safetensors weights."""
 
+PICKLED_FILE_PATTERNS = (*(name for name in HUB_FILE_PATTERNS if name != "*.safetensors"), "pytorch_model*.bin")
+"""The same with PyTorch's own files in the place of safetensors."""
+
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*|[A-Za-z0-9][\w.-]*")
 
 
-def resolve_model(name_or_path: str | Path, revision: str | None = None) -> Path:
+def resolve_model(
+    name_or_path: str | Path, revision: str | None = None, *, modelscope: bool = False, pickled: bool = False
+) -> Path:
     """The folder of a model.
 
     Args:
         name_or_path: A folder; a GGUF file, which gets one in the user's cache (`quire_models.gguf.folder`); or the
-            name of a model on the Hugging Face hub ("owner/name"), which is downloaded into the hub's own cache (or
-            found there, without network).
+            name of a model on the hub ("owner/name"), which is downloaded into the hub's own cache (or found there,
+            without network).
         revision: Branch, tag or commit on the hub; a local folder has none.
+        modelscope: The hub is ModelScope, by the package `modelscope-hub`, not Hugging Face's. HF_HUB_OFFLINE holds for
+            both.
+        pickled: Download PyTorch's own weight files, not safetensors.
 
     Raises:
         CheckpointError: No such folder, and not a hub name or not to be had: the message says what to do.
+        ConfigError: `modelscope`, and the package is not installed.
     """
     path = Path(name_or_path).expanduser()
     if str(name_or_path) and path.exists():
@@ -45,7 +57,8 @@ def resolve_model(name_or_path: str | Path, revision: str | None = None) -> Path
         raise CheckpointError(
             f"{name!r} is no folder or GGUF file here, nor the name of a model on the hub (owner/name)"
         )
-    return _download(name, revision)
+    patterns = list(PICKLED_FILE_PATTERNS if pickled else HUB_FILE_PATTERNS)
+    return (_from_modelscope if modelscope else _from_hugging_face)(name, revision, patterns)
 
 
 def _gguf_file(path: Path) -> Path | None:
@@ -63,11 +76,10 @@ def _gguf_file(path: Path) -> Path | None:
     return files[0] if files else None
 
 
-def _download(name: str, revision: str | None) -> Path:
+def _from_hugging_face(name: str, revision: str | None, patterns: list[str]) -> Path:
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import LocalEntryNotFoundError
 
-    patterns = list(HUB_FILE_PATTERNS)
     try:
         return Path(snapshot_download(name, revision=revision, allow_patterns=patterns))
     except LocalEntryNotFoundError as error:
@@ -77,9 +89,35 @@ def _download(name: str, revision: str | None) -> Path:
         raise CheckpointError(_advice(name, revision, f"{type(error).__name__}: {error}")) from error
 
 
-def _advice(name: str, revision: str | None, cause: str) -> str:
+def _from_modelscope(name: str, revision: str | None, patterns: list[str]) -> Path:
+    from huggingface_hub import constants
+
+    try:
+        from modelscope_hub.compat import snapshot_download  # modelscope's own would import torch
+    except ImportError as error:
+        raise ConfigError(
+            f"use_modelscope needs the package modelscope-hub, which cannot be imported ({error}): "
+            "pip install 'quire-models[modelscope]', or leave the setting out",
+            field="use_modelscope",
+        ) from error
+    advice = {"hub": "ModelScope", "token": "MODELSCOPE_API_TOKEN"}
+    if not constants.HF_HUB_OFFLINE:
+        try:
+            return Path(snapshot_download(name, revision=revision, allow_patterns=patterns))
+        except ConnectionError:
+            pass  # unreachable: what is in the cache will do, as with Hugging Face's hub
+        except Exception as error:  # the client raises its own, those of requests and OSErrors alike
+            raise CheckpointError(_advice(name, revision, f"{type(error).__name__}: {error}", **advice)) from error
+    try:
+        return Path(snapshot_download(name, revision=revision, local_files_only=True))
+    except Exception as error:
+        cause = "it is not in ModelScope's cache here, and ModelScope cannot be reached"
+        raise CheckpointError(_advice(name, revision, cause, **advice)) from error
+
+
+def _advice(name: str, revision: str | None, cause: str, *, hub: str = "the hub", token: str = "HF_TOKEN") -> str:
     at = f" at revision {revision!r}" if revision else ""
     return (
-        f"cannot get model {name!r}{at} from the hub: {cause}. Check the name and the network (a gated model needs "
-        "HF_TOKEN), or download it elsewhere and pass its folder; there is no folder of this name here"
+        f"cannot get model {name!r}{at} from {hub}: {cause}. Check the name and the network (a gated model needs "
+        f"{token}), or download it elsewhere and pass its folder; there is no folder of this name here"
     )
