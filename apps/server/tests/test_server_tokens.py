@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import http.client
 import json
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 from openai.types import Completion
-from openai.types.chat import ChatCompletion
+from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
 WEATHER = {
     "type": "function",
@@ -81,6 +83,103 @@ def test_a_rendered_request_keeps_the_thinking_budget(scripted: Any, budget: int
     assert [ids for _, ids in sorted(streamed.items())] == expected
     parts = {"model": "tiny", "generate_response": generated, "chat_request": body}
     assert comparable(ok(scripted.post("/v1/chat/completions/derender", parts))) == comparable(whole)
+
+
+def folded(events: list[dict[str, Any]]) -> dict[int, dict[str, Any]]:
+    """The message and finish reason of each choice of a stream, put together as clients do."""
+    found: dict[int, dict[str, Any]] = {}
+    for event in events:
+        for choice in event["choices"]:
+            whole = found.setdefault(choice["index"], {"content": "", "reasoning": "", "calls": {}, "end": None})
+            whole["end"] = choice["finish_reason"] or whole["end"]
+            for name in ("content", "reasoning"):
+                whole[name] += choice["delta"].get(name) or ""
+            for call in choice["delta"].get("tool_calls", []):
+                pair = whole["calls"].setdefault(call["index"], ["", ""])
+                pair[0] += call["function"].get("name", "")
+                pair[1] += call["function"]["arguments"]
+    return found
+
+
+def event_bytes(value: Any) -> bytes:
+    return b"data: " + json.dumps(value).encode() + b"\n\n"
+
+
+def derendered(server: Any, pieces: list[bytes]) -> Any:
+    headers = {"content-type": "text/event-stream"}
+    return server.client.post("/v1/chat/completions/derender", content=iter(pieces), headers=headers)
+
+
+@pytest.mark.parametrize(("text", "changes"), SAYS, ids=range(len(SAYS)))
+def test_a_stream_of_tokens_is_derendered_as_it_comes(scripted: Any, text: str, changes: dict[str, Any]) -> None:
+    body = chat_body(text, {**changes, "stream_options": {"include_usage": True}, "stream": True})
+    chat = scripted.events("/v1/chat/completions", body)
+    rendered = ok(scripted.post("/v1/chat/completions/render", body))
+    chunks = scripted.events("/inference/v1/generate", rendered)
+    data = b"".join(map(event_bytes, [{"model": "tiny", "chat_request": body}, *chunks])) + b"data: [DONE]\n\n"
+    response = derendered(scripted, [data[start : start + 97] for start in range(0, len(data), 97)])
+    assert response.status_code == 200, response.text
+    *events, done = [event.removeprefix("data: ") for event in response.text.split("\n\n") if event]
+    assert done == "[DONE]"
+    events = [json.loads(event) for event in events]
+    for event in events:
+        ChatCompletionChunk.model_validate(event, strict=True)
+    assert folded(events) == folded(chat)
+    lists: dict[int, list[int]] = {}
+    for choice in [choice for chunk in chunks for choice in chunk["choices"]]:
+        lists.setdefault(choice["index"], []).extend(choice["token_ids"])
+    choices = [{"index": index, "token_ids": ids} for index, ids in lists.items()]
+    parts = {"chat_request": body, "generate_response": {"choices": choices}}
+    for choice in ok(scripted.post("/v1/chat/completions/derender", parts))["choices"]:
+        found = folded(events)[choice["index"]]
+        assert found["content"] == (choice["message"]["content"] or "")
+        assert found["reasoning"] == choice["message"].get("reasoning", "")
+    for name in ("prompt_tokens", "completion_tokens", "total_tokens"):
+        assert events[-1]["usage"][name] == chat[-1]["usage"][name]
+
+
+def test_text_is_told_before_the_last_chunk_has_come(scripted: Any) -> None:
+    url = urlsplit(scripted.url)
+    ids = ok(scripted.post("/tokenize", {"prompt": "Hello there.", "add_special_tokens": False}))["tokens"]
+    connection = http.client.HTTPConnection(str(url.hostname), url.port, timeout=60)
+    connection.putrequest("POST", "/v1/chat/completions/derender")
+    connection.putheader("content-type", "text/event-stream")
+    connection.putheader("transfer-encoding", "chunked")
+    connection.endheaders()
+
+    def send(data: bytes) -> None:
+        connection.send(f"{len(data):x}\r\n".encode() + data + b"\r\n")
+
+    send(event_bytes({"prompt_tokens": 3}) + event_bytes({"choices": [{"index": 0, "token_ids": ids}]}))
+    with connection.getresponse() as response:
+        lines = [response.readline() for _ in range(3)]
+        assert b"Hello" in lines[2]
+        send(event_bytes({"choices": [{"index": 0, "token_ids": [], "finish_reason": "length"}]}))
+        send(b"")
+        assert b'"finish_reason":"length"' in response.read()
+    connection.close()
+
+
+@pytest.mark.parametrize(
+    ("events", "status", "param"),
+    [
+        ([], 400, "body"),
+        ([{}], 400, "choices"),
+        ([{"chat_request": {"messages": []}}, {"choices": []}], 400, "chat_request.messages"),
+        ([{}, {"choices": [{"index": 1, "token_ids": [5]}]}], 400, "choices"),
+        ([{}, {"choices": [{"index": 0, "token_ids": [5000]}]}], 400, "generate_response"),
+        ([{}, {"error": {"message": "lost"}}], 500, None),
+    ],
+    ids=range(6),
+)
+def test_wrong_streams_are_named(scripted: Any, events: list[Any], status: int, param: str | None) -> None:
+    response = derendered(scripted, [event_bytes(event) for event in events])
+    assert (response.status_code, response.json()["error"]["param"]) == (status, param), response.text
+
+
+def test_a_stream_that_breaks_off_ends_with_an_error(scripted: Any) -> None:
+    response = derendered(scripted, [event_bytes({}), event_bytes({"choices": [{"index": 0, "token_ids": [70, 71]}]})])
+    assert "before every choice had its finish_reason" in response.text
 
 
 def test_a_prompt_that_thinks_already_is_bounded_too(scripted: Any) -> None:

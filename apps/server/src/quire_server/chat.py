@@ -167,6 +167,8 @@ class ChatAnswer:
     body: ChatCompletionRequest
     running: RunningTurn
     context: ServerContext
+    prompt_tokens: int | None = None
+    """The prompt's length where it is another one than that of the rendered prompt."""
 
     def whole(self, output: RequestOutput) -> ChatCompletion:
         raise_failed(output)
@@ -198,8 +200,8 @@ class ChatAnswer:
 
     def _usage(self, output: RequestOutput, *, is_last: bool = False) -> Usage:
         reasoning = self.running.num_reasoning_tokens(self.context.llm.tokenizer) if is_last else None
-        prompt = self.running.prompt.token_ids
-        return Usage.of(len(prompt), output.num_generation_tokens, output.num_cached_tokens, reasoning)
+        prompt_tokens = len(self.running.prompt.token_ids) if self.prompt_tokens is None else max(0, self.prompt_tokens)
+        return Usage.of(prompt_tokens, output.num_generation_tokens, output.num_cached_tokens, reasoning)
 
     async def events(self, first: RequestOutput, rest: AsyncIterator[RequestOutput]) -> AsyncGenerator[bytes, None]:
         """One element per engine step that has something to tell; the role comes with the first."""

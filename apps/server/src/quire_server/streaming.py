@@ -29,6 +29,7 @@ class EventStream(Response):
     Args:
         events: Encoded events; closed early when the client disconnects, which aborts the requests behind it.
         end: What ends the stream: `[DONE]` in OpenAI's older APIs.
+        watches: Whether to look for the client's leaving; off where the events themselves come from its body.
         on_error: The last event of a stream that fails, in the form its clients know.
     """
 
@@ -40,12 +41,14 @@ class EventStream(Response):
         *,
         end: bytes = DONE,
         on_error: Callable[[BaseException], bytes] = lambda error: sse(error_body(error)),
+        watches: bool = True,
     ) -> None:
         super().__init__(headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
         del self.headers["content-length"]
         self._events = events
         self._end = end
         self._on_error = on_error
+        self._watches = watches
 
     @classmethod
     async def begin(cls, events: AsyncGenerator[bytes, None], **arguments: Any) -> EventStream:
@@ -54,7 +57,7 @@ class EventStream(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         pump = asyncio.ensure_future(self._pump(send))
-        watch = asyncio.ensure_future(self._watch(receive))
+        watch = asyncio.ensure_future(self._watch(receive) if self._watches else asyncio.Event().wait())
         try:
             await asyncio.wait((pump, watch), return_when=asyncio.FIRST_COMPLETED)
         finally:

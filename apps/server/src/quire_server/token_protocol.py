@@ -24,7 +24,9 @@ from quire_server.protocol import (
 __all__ = [
     "BatchChatCompletionRequest",
     "DerenderChatRequest",
+    "DerenderChatStreamRequest",
     "DerenderCompletionRequest",
+    "GenerateChunk",
     "GenerateRequest",
     "GenerateResponse",
     "GenerateResponseChoice",
@@ -93,6 +95,21 @@ class GenerateResponse(Body):
 
     request_id: str | None = None
     choices: list[GenerateResponseChoice]
+
+
+class GenerateChunk(GenerateResponse):
+    """One event of its stream; the last one may hold only usage, or an error."""
+
+    choices: list[GenerateResponseChoice] = Field(default_factory=list)
+    error: dict[str, Any] | None = None
+
+
+class DerenderChatStreamRequest(Body):
+    """First event of a body of events for POST /v1/chat/completions/derender; the chunks come behind it."""
+
+    model: str | None = None
+    chat_request: ChatCompletionRequest | None = None
+    prompt_tokens: Int | None = None
 
 
 class DerenderChatRequest(Body):

@@ -19,14 +19,14 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from quire import OutputKind, RequestOutput
-from quire.async_llm import make_detokenizer_factory
 from quire_engine import CompletionOutput
 from quire_interfaces import FinishReason, RenderedPrompt, RequestError, SamplingParams
 from quire_renderers import ChatFormat, OutputParser
 from quire_server.body import read_model
-from quire_server.chat import ChatAnswer, chat_turn
+from quire_server.chat import chat_turn
 from quire_server.completions import CompletionAnswer, render_prompts
 from quire_server.context import ServerContext, unless_disconnected
+from quire_server.derender import ChoiceText, chat_answer, derender_stream, name_of
 from quire_server.errors import naming_fields
 from quire_server.logprobs import chat_logprobs, prompt_logprobs
 from quire_server.protocol import ChatCompletionRequest, CompletionRequest, SamplingFields, check_thinking_budget
@@ -37,14 +37,13 @@ from quire_server.token_protocol import (
     DerenderChatRequest,
     DerenderCompletionRequest,
     GenerateRequest,
-    GenerateResponse,
     GenerateResponseChoice,
     ThinkingBounds,
     sampling_params_from,
     sampling_params_to_json,
 )
 from quire_server.tool_choice import check_tools
-from quire_server.turn import ChatTurn, PreparedTurn, prepare_turn, raise_failed
+from quire_server.turn import PreparedTurn, prepare_turn, raise_failed
 
 __all__ = ["derender_chat", "derender_completion", "generate", "render_chat", "render_completion"]
 
@@ -234,26 +233,21 @@ def _rendered(
 
 
 async def derender_chat(context: ServerContext, request: Request) -> Response:
-    """POST /v1/chat/completions/derender: token ids to the chat route's answer, calls and reasoning told apart."""
+    """POST /v1/chat/completions/derender: token ids to the chat route's answer, calls and reasoning told apart.
+
+    A body of events is answered by events.
+    """
+    if request.headers.get("content-type", "").split(";")[0].strip().lower() == "text/event-stream":
+        return await derender_stream(context, request)
     body = await read_model(context, request, DerenderChatRequest)
     model = context.resolve_model(body.model)
-    chat = body.chat_request or ChatCompletionRequest(messages=[{"role": "user", "content": ""}])
     choices = body.generate_response.choices
-    chat.n = max([each.index for each in choices], default=0) + 1
-    with naming_fields(chat.field_names()):
-        turn = chat_turn(context, chat)
-        if body.chat_request is None:
-            turn = ChatTurn(messages=turn.messages, params=turn.params)
-        prepared = await prepare_turn(context, turn)
-    if body.chat_request is None:
-        prepared.prompt.token_ids = []
-        prepared.is_plain = True
-    output = _whole(context, prepared.prompt, prepared.params, choices)
-    name = _name("chatcmpl", body.generate_response)
-    whole = ChatAnswer(name, int(time.time()), model, chat, prepared.running(_nothing()), context).whole(output)
-    if body.prompt_tokens is not None:
-        whole.usage = whole.usage.with_prompt(body.prompt_tokens)
-    return Response(msgspec.json.encode(whole), media_type="application/json")
+    num_choices = max([each.index for each in choices], default=0) + 1
+    answer, params = await chat_answer(
+        context, body.generate_response, model, body.chat_request, num_choices, body.prompt_tokens
+    )
+    output = _whole(context, answer.running.prompt, params, choices)
+    return Response(msgspec.json.encode(answer.whole(output)), media_type="application/json")
 
 
 async def derender_completion(context: ServerContext, request: Request) -> Response:
@@ -266,7 +260,7 @@ async def derender_completion(context: ServerContext, request: Request) -> Respo
         params = context.sampling_params(asked)
     prompts = [RenderedPrompt(token_ids=[])] * len(body.generate_responses)
     outputs = [_whole(context, RenderedPrompt(token_ids=[]), params, each.choices) for each in body.generate_responses]
-    name = _name("cmpl", body.generate_responses[0])
+    name = name_of("cmpl", body.generate_responses[0])
     answer = CompletionAnswer(name, int(time.time()), model, asked, params, prompts, context, only_echo=False)
     whole = answer.whole(outputs)
     counts = body.prompt_tokens if isinstance(body.prompt_tokens, list) else [body.prompt_tokens or 0]
@@ -296,29 +290,5 @@ def _whole(
 def _completion(
     context: ServerContext, prompt: RenderedPrompt, params: SamplingParams, choice: GenerateResponseChoice
 ) -> CompletionOutput:
-    llm, token_ids = context.llm, choice.token_ids or []
-    if token_ids and max(token_ids) >= llm.engine_info.vocab_size:
-        raise RequestError(
-            f"choices[{choice.index}].token_ids must be below {llm.engine_info.vocab_size}, got {max(token_ids)}",
-            param="generate_response",
-        )
-    try:
-        reason = FinishReason(choice.finish_reason or FinishReason.STOP)
-    except ValueError:
-        reason = FinishReason.STOP
-    ends = {*llm.eos_token_ids, *params.stop_token_ids}
-    hides_last = reason is FinishReason.STOP and bool(token_ids) and token_ids[-1] in ends
-    shown = token_ids[:-1] if hides_last and not params.include_stop_str_in_output else token_ids
-    detokenizer = make_detokenizer_factory(llm.tokenizer)(prompt.token_ids, params)
-    delta = detokenizer.add(shown)
-    text = delta.text if delta.stop_string is not None else delta.text + detokenizer.finish().text
-    return CompletionOutput(index=choice.index, text=text, token_ids=token_ids, finish_reason=reason)
-
-
-def _name(kind: str, response: GenerateResponse) -> str:
-    return response.request_id or f"{kind}-{secrets.token_hex(12)}"
-
-
-async def _nothing() -> AsyncIterator[RequestOutput]:
-    return
-    yield
+    ended = choice.model_copy(update={"finish_reason": choice.finish_reason or FinishReason.STOP})
+    return ChoiceText(context, prompt, params).take(ended)
