@@ -20,7 +20,7 @@ import pytest
 
 import quire_demo_model
 
-QUESTION = [{"role": "user", "content": "What is a LoRA adapter?"}]
+QUESTION = [{"role": "user", "content": "Who are you?"}]
 ADAPTERS = quire_demo_model.adapter_paths()
 
 
