@@ -23,6 +23,7 @@ from quire_interfaces import (
     BlockStored,
     BlockTransfer,
     CachedPrefix,
+    CrossAttentionSpec,
     FullAttentionSpec,
     KVCacheSpec,
     MambaSpec,
@@ -30,7 +31,7 @@ from quire_interfaces import (
     SlidingWindowSpec,
     StateTensor,
 )
-from quire_kv_cache import KVCacheConfig, KVCacheManager, plan_kv_cache
+from quire_kv_cache import BlockHasher, KVCacheConfig, KVCacheManager, plan_kv_cache
 from quire_testkit.conformance.block_allocator import make_request
 
 STATE = -1
@@ -38,6 +39,7 @@ STATE = -1
 WINDOWS: list[tuple[int | None, ...]] = [
     (None,), (1,), (3,), (6,), (None, 5), (4, None, 7), (None, None), (2, 9), (STATE,), (None, STATE), (STATE, 5, STATE)
 ]  # fmt: skip
+ENCODER_INPUTS = [[7], [7, 8, 9], [7, 8, 8], [7, 8, 9, 7, 8]]
 BASES = [[0] * 40, [0, 1] * 20, [0] * 9 + [1] * 31]
 """Prompts begin with one of these, so that beginnings meet often."""
 
@@ -60,10 +62,14 @@ class CacheMachine(RuleBasedStateMachine):
     @initialize(
         block_size=st.sampled_from([1, 2, 4]),
         windows=st.sampled_from(WINDOWS),
+        num_cross=st.sampled_from([0, 0, 1, 2]),
         num_usable=st.integers(4, 40),
         algorithm=st.sampled_from(["sha256", "xxhash", "xxhash_cbor"]),
     )
-    def start(self, block_size: int, windows: tuple[int | None, ...], num_usable: int, algorithm: str) -> None:
+    def start(
+        self, block_size: int, windows: tuple[int | None, ...], num_cross: int, num_usable: int, algorithm: str
+    ) -> None:
+        self.num_cross, self.hasher = num_cross, BlockHasher(algorithm, block_size)
         self.size, self.windows, self.num_usable = block_size, windows, num_usable
         specs: dict[str, KVCacheSpec] = {}
         for i, window in enumerate(windows):
@@ -74,6 +80,10 @@ class CacheMachine(RuleBasedStateMachine):
                 specs[str(i)] = MambaSpec(block_size=block_size, states=(StateTensor("ssm", (i + 1,), "float32"),))
             else:
                 specs[str(i)] = SlidingWindowSpec(**common, sliding_window=window)
+        for i in range(num_cross):
+            specs[f"cross-{i}"] = CrossAttentionSpec(
+                block_size=block_size, num_kv_heads=2, head_dim=i + 1, dtype="bfloat16", max_encoder_tokens=5
+            )
         config = KVCacheConfig(block_size=block_size, prefix_caching_hash_algo=algorithm, enable_kv_cache_events=True)
         self.offered: list[BlockKey] = []
         self.tier: dict[BlockKey, list[Any]] = {}
@@ -102,12 +112,22 @@ class CacheMachine(RuleBasedStateMachine):
         """Per position, a number for everything its KV depends on: the tokens and media before it, and the salt."""
         request = sequence.request
         numbers = []
-        last: Any = ("salt", request.cache_salt)
+        last: Any = ("salt", request.cache_salt, tuple(request.encoder_token_ids))
         for position, token in enumerate(tokens):
             media = tuple((key, position - a) for a, b, key in request.cache_extra_keys if a <= position < b)
             last = self.contents.setdefault((last, token, media), len(self.contents))
             numbers.append(last)
         return numbers
+
+    def encoder_slots(self, sequence: Sequence) -> dict[tuple[int, int], Any]:
+        """(block, slot) -> what the request needs there of its encoder input; all of it depends on the whole input."""
+        request = sequence.request
+        content = (tuple(request.encoder_token_ids), request.cache_salt, request.cache_extra_keys)
+        return {
+            (sequence.table[group][position // self.size], position % self.size): (group, position, content)
+            for group in range(len(self.windows), len(self.windows) + self.num_cross)
+            for position in range(len(request.encoder_token_ids))
+        }
 
     def first_read(self, window: int | None, position: int) -> int:
         if window == STATE:
@@ -124,6 +144,8 @@ class CacheMachine(RuleBasedStateMachine):
                 assert block == held[group][past // self.size] != 0
                 slot = 0 if window == STATE else past % self.size
                 assert self.memory[block, slot] == (group, numbers[past])
+        assert held[len(self.windows) :] == sequence.table[len(self.windows) :]
+        assert all(self.memory[place] == content for place, content in self.encoder_slots(sequence).items())
 
     def execute(self, sequence: Sequence, tokens: list[int]) -> None:
         """Compute `tokens` at the device's position; only the last ones may be drafts that are not true."""
@@ -152,7 +174,8 @@ class CacheMachine(RuleBasedStateMachine):
         num_held_blocks = 0
         for other in self.running:
             tables = self.manager.block_ids(other.request.request_id)
-            for group, table in enumerate(tables):
+            used.update(block for table in tables[len(self.windows) :] for block in table)
+            for group, table in enumerate(tables[: len(self.windows)]):
                 first = 0
                 if other is sequence:
                     earliest = min(start, request.num_tokens)
@@ -167,6 +190,8 @@ class CacheMachine(RuleBasedStateMachine):
         needed = sum(
             window != STATE or block >= end // self.size - 1 for window in self.windows for block in new_blocks
         )
+        if cached is not None and not cached.has_encoder:
+            needed += self.num_cross * -(-len(request.encoder_token_ids) // self.size)
         return needed, num_free
 
     def allocate(self, sequence: Sequence, num_new: int, lookahead: int, cached: CachedPrefix | None = None) -> bool:
@@ -197,13 +222,17 @@ class CacheMachine(RuleBasedStateMachine):
         salt=st.sampled_from([None, None, None, "s"]),
         keys=st.sampled_from([(), (), (), ((3, 6, "cat"),), ((3, 6, "dog"),), ((0, 100, "adapter"),)]),
         reads=st.sampled_from([True, True, True, False]),
+        encoder=st.sampled_from(ENCODER_INPUTS),
     )
-    def add(self, base: list[int], num_base: int, tail: list[int], salt: Any, keys: Any, reads: bool) -> None:
+    def add(
+        self, base: list[int], num_base: int, tail: list[int], salt: Any, keys: Any, reads: bool, encoder: list[int]
+    ) -> None:
         tokens = base[:num_base] + tail or [0]
         self.num_requests += 1
         request = make_request(
             f"r{self.num_requests}", tokens, cache_salt=salt, cache_extra_keys=keys, reads_prefix_cache=reads
         )
+        request.encoder_token_ids = encoder if self.num_cross else []
         self.waiting.append(Sequence(request, tokens))
 
     @precondition(lambda self: self.waiting)
@@ -213,12 +242,15 @@ class CacheMachine(RuleBasedStateMachine):
         request = sequence.request
         cached = self.manager.find_cached_prefix(request)
         assert cached.num_tokens == self.longest_findable(request)
+        assert cached.has_encoder == self.finds_encoder(request)
         num_new = min(chunk, request.num_tokens - cached.num_tokens)
         if not self.allocate(sequence, num_new, lookahead, cached):
             return
         self.waiting.remove(sequence)
         self.running.append(sequence)
         request.num_computed_tokens = sequence.device_computed = cached.num_tokens
+        if not cached.has_encoder:
+            self.memory.update(self.encoder_slots(sequence))
         self.launch(sequence, num_new, [], data.draw(st.integers(0, 2)))
 
     @precondition(lambda self: self.running)
@@ -398,7 +430,8 @@ class CacheMachine(RuleBasedStateMachine):
 
     def follow_stored(self, event: BlockStored) -> None:
         parent = event.parent_block_hash
-        assert len(event.token_ids) == len(event.block_hashes) * self.size
+        is_full = len(event.token_ids) == len(event.block_hashes) * self.size
+        assert is_full or (event.group >= len(self.windows) and len(event.block_hashes) == 1)
         for i, block_hash in enumerate(event.block_hashes):
             tokens = tuple(event.token_ids[i * self.size : (i + 1) * self.size])
             content = (parent, tokens, event.extra_keys[i])
@@ -406,6 +439,11 @@ class CacheMachine(RuleBasedStateMachine):
             assert (event.group, block_hash) not in self.findable
             self.findable.add((event.group, block_hash))
             parent = block_hash
+
+    def finds_encoder(self, request: Request) -> bool:
+        groups = range(len(self.windows), len(self.windows) + self.num_cross)
+        hashes = self.hasher.encoder_block_hashes(request) if self.num_cross else []
+        return bool(hashes) and {(group, each) for group in groups for each in hashes} <= self.findable
 
     def longest_findable(self, request: Request, where: set[tuple[int, bytes]] | None = None) -> int:
         self.follow_events()

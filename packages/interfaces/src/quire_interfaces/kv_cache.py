@@ -22,6 +22,7 @@ __all__ = [
     "BlockStored",
     "CachedPrefix",
     "ChunkedLocalSpec",
+    "CrossAttentionSpec",
     "FullAttentionSpec",
     "KVCacheEvent",
     "KVCacheGroup",
@@ -125,6 +126,18 @@ class ChunkedLocalSpec(FullAttentionSpec):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class CrossAttentionSpec(FullAttentionSpec):
+    """Keys and values of what the encoder read (`Request.encoder_token_ids`): written once, in the request's first
+    step, and read by every token of the decoder."""
+
+    max_encoder_tokens: int
+    """Most tokens that the encoder reads for one request."""
+
+    def max_blocks(self, num_tokens: int) -> int:
+        return -(-self.max_encoder_tokens // self.block_size)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LatentAttentionSpec(KVCacheSpec):
     """One row for every token, from which all heads' keys and values are made: its latent, then the part of the key
     that is rotated (multi-head latent attention, DeepSeek-AI 2024)."""
@@ -207,6 +220,9 @@ class CachedPrefix(NamedTuple):
     num_tokens: int
     block_ids: tuple[list[int], ...]
     """Per group, null blocks included."""
+    has_encoder: bool = False
+    """The keys and values of the request's whole encoder input are there, in the blocks of the cross-attention groups;
+    otherwise none of them are listed."""
 
 
 class KVCacheUsage(NamedTuple):
@@ -272,7 +288,8 @@ class BlockAllocator(Protocol):
         most `max_step_tokens` of them (sliding-window groups hold a step's tokens beside their window)."""
 
     def find_cached_prefix(self, request: Request) -> CachedPrefix:
-        """Longest cached prefix of the request's known tokens, at most num_tokens - 1 (one token must be computed).
+        """Longest cached prefix of the request's known tokens, at most num_tokens - 1 (one token must be computed), and
+        what the encoder made of the request's whole encoder input, if that is there.
 
         Extends `request.block_hashes` to all whole blocks of known tokens; changes nothing else (no reference is
         taken until `allocate`). Returns zero tokens when `request.reads_prefix_cache` is False.
@@ -295,7 +312,8 @@ class BlockAllocator(Protocol):
         Returns:
             Per group, the blocks appended to the request's block table by this call (cached ones included on the first
             allocation; empty lists when the last block still had room; the null block where a state-space group
-            keeps no state), or None when there are not enough free blocks:
+            keeps no state). Cross-attention groups get all their blocks, those of the encoder input, on the first
+            allocation. Or None when there are not enough free blocks:
             then nothing was changed.
         """
 
@@ -310,7 +328,8 @@ class BlockAllocator(Protocol):
         become evictable, so that shared beginnings live longest. No-op for a request that holds nothing."""
 
     def block_ids(self, request_id: str) -> tuple[list[int], ...]:
-        """The request's block table per group, in token order. KeyError when it holds nothing."""
+        """The request's block table per group, in the order of the tokens, of those that the encoder read in
+        cross-attention groups. KeyError when it holds nothing."""
 
     def num_slots(self, request_id: str) -> int:
         """Tokens that fit in the blocks the request holds; 0 when it holds nothing."""

@@ -1,7 +1,7 @@
 """A request as the policy side sees it: token ids, progress, state. No text, no tensors.
 
 One owner writes a `Request` after it was made: the scheduler. The KV cache manager reads it and writes only
-`block_hashes` (it appends) and `num_cached_tokens`.
+`block_hashes` (it appends), `encoder_hash` and `num_cached_tokens`.
 """
 
 from __future__ import annotations
@@ -61,6 +61,8 @@ class Request:
     tenant: str | None = None
     cache_extra_keys: tuple[tuple[int, int, str], ...] = ()
     """(first token, end token, key): content that token ids do not identify, e.g. a media hash; in block hashes."""
+    encoder_token_ids: list[int] = field(default_factory=list)
+    """What the encoder reads, for networks that have one; the prompt is then what the decoder begins with."""
     prompt_group: str | None = None
     """Requests of one group have the same prompt: one of them computes it, the others use its blocks."""
     adapter: str | None = None
@@ -88,6 +90,8 @@ class Request:
     row: int = -1
     """The runner row this request holds while RUNNING, else -1."""
     block_hashes: list[bytes] = field(default_factory=list)
+    encoder_hash: bytes = b""
+    """Of the whole encoder input with its salt and keys, once the KV cache asked for it."""
 
     @property
     def num_prompt_tokens(self) -> int:

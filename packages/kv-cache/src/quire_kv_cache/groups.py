@@ -13,6 +13,7 @@ from typing import Protocol
 from quire_interfaces import (
     ChunkedLocalSpec,
     ConfigError,
+    CrossAttentionSpec,
     FullAttentionSpec,
     KVCacheSpec,
     LatentAttentionSpec,
@@ -24,6 +25,7 @@ __all__ = [
     "GROUP_POLICIES",
     "NEVER",
     "ChunkedLocalGroup",
+    "CrossAttentionGroup",
     "FullAttentionGroup",
     "GroupPolicy",
     "SlidingWindowGroup",
@@ -84,6 +86,25 @@ class FullAttentionGroup:
 
     def max_blocks(self, num_tokens: int, max_step_tokens: int) -> int:
         return -(-num_tokens // self.block_size)
+
+
+class CrossAttentionGroup(FullAttentionGroup):
+    """Every token reads all that the encoder read, however many tokens there are; prefixes need nothing of it. Its
+    blocks are counted out by `encoder_blocks.py`."""
+
+    __slots__ = ("max_encoder_blocks",)
+
+    def __init__(self, spec: CrossAttentionSpec) -> None:
+        if spec.max_encoder_tokens < 1:
+            raise ConfigError(f"max_encoder_tokens must be at least 1, got {spec.max_encoder_tokens}")
+        super().__init__(spec)
+        self.max_encoder_blocks = spec.max_blocks(0)
+
+    def longest_prefix(self, index: Container[bytes], block_hashes: Sequence[bytes], max_blocks: int) -> int:
+        return max_blocks
+
+    def max_blocks(self, num_tokens: int, max_step_tokens: int) -> int:
+        return self.max_encoder_blocks
 
 
 class SlidingWindowGroup:
@@ -203,6 +224,7 @@ GROUP_POLICIES: dict[type[KVCacheSpec], Callable[..., GroupPolicy]] = {
     FullAttentionSpec: FullAttentionGroup,
     LatentAttentionSpec: FullAttentionGroup,
     ChunkedLocalSpec: ChunkedLocalGroup,
+    CrossAttentionSpec: CrossAttentionGroup,
     SlidingWindowSpec: SlidingWindowGroup,
     MambaSpec: StateSpaceGroup,
 }

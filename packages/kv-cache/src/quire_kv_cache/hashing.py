@@ -1,10 +1,12 @@
 """Block hashes: a chain in which each hash names a block's tokens and everything before them.
 
     hash[i] = H(hash[i-1] || token ids of block i || extra keys of block i)
+    encoder = H(root || number of tokens || all tokens that the encoder reads || all extra keys)
 
 Two blocks with equal hashes hold the same KV, so a hash is the key under which a block can be shared. The chain starts
 from a constant, so the same prompt has the same hashes in every process and on every machine (routers and offload
-stores rely on it); tenants are kept apart by `cache_salt`, which enters the first block and so every later one.
+stores rely on it); tenants are kept apart by `cache_salt`, which enters the first block and so every later one. Where
+there is an encoder, all that the decoder computes depends on what it read: its chain starts from the encoder's hash.
 
 This module knows tokens, keys and digests; it knows nothing of blocks in memory.
 """
@@ -78,8 +80,37 @@ class BlockHasher:
         if num_blocks <= num_done:
             return
         tokens = request.token_ids(num_done * size, num_blocks * size)
-        parent = hashes[-1] if hashes else None
+        parent = hashes[-1] if hashes else self.encoder_hash(request) if request.encoder_token_ids else None
         hashes.extend(self.hash(tokens, parent, num_done, request.cache_salt, request.cache_extra_keys))
+
+    def encoder_hash(self, request: Request) -> bytes:
+        """Of the whole encoder input: every output of an encoder depends on all of it. Kept in the request.
+
+        Raises:
+            RequestError: a token id is not an integer from 0 to 2**32 - 1.
+        """
+        if not request.encoder_hash:
+            request.encoder_hash = self.hash_encoder(
+                request.encoder_token_ids, request.cache_salt, request.cache_extra_keys
+            )
+        return request.encoder_hash
+
+    def hash_encoder(
+        self, token_ids: Sequence[int], cache_salt: str | None = None, extra_keys: Sequence[ExtraKey] = ()
+    ) -> bytes:
+        """The hash of these tokens as an encoder's input. Raises as `encoder_hash` does."""
+        keys = [(_KEY, start, end, key) for start, end, key in extra_keys]
+        if cache_salt is not None:
+            keys.append((_SALT, 0, 0, cache_salt))
+        count = len(token_ids)
+        packed = _pack(token_ids, count)
+        return self._digest(self.root + b"encoder" + struct.pack("<I", count) + packed + _encode(keys))
+
+    def encoder_block_hashes(self, request: Request) -> list[bytes]:
+        """Of the blocks that hold the keys and values of the encoder input, the last one perhaps not filled."""
+        num_blocks = -(-len(request.encoder_token_ids) // self.block_size)
+        whole = self.encoder_hash(request)
+        return [self._digest(whole + b"encoder block" + struct.pack("<I", block)) for block in range(num_blocks)]
 
     def hash(
         self,

@@ -36,10 +36,15 @@ def check_integrity(
     _check_indexes(pool)
     for request_id, held in requests.items():
         _check_tables(pool, request_id, held, policies, block_size)
+        for group, table in enumerate(held.encoder_tables, len(policies)):
+            _check_content(pool, f"{request_id}, group {group}", group, table)
+            assert NULL_BLOCK_ID not in table, f"{request_id}, group {group}: a block of the encoder input is null"
 
 
 def _check_references(pool: BlockPool, requests: Mapping[str, RequestBlocks], loading: Iterable[int]) -> None:
-    counted = Counter(block for held in requests.values() for table in held.tables for block in table)
+    counted = Counter(
+        block for held in requests.values() for table in held.tables + held.encoder_tables for block in table
+    )
     counted.update(loading)
     del counted[NULL_BLOCK_ID]
     free = pool.free_block_ids()
@@ -82,8 +87,11 @@ def _check_tables(
         assert not any(table[:first]), f"{where}: a block before the first read one is held"
         read = table[-1:] if policies[group].keeps_states else table[first:]
         assert all(read), f"{where}: a block that is read is null"
-        kept = [block for block in table if block != NULL_BLOCK_ID]
-        assert len(set(kept)) == len(kept), f"{where}: a block stands in the table twice"
-        for block in kept:
-            of_group = pool.block_hashes[block] is None or pool.block_groups[block] == group
-            assert of_group, f"{where}: block {block} holds content of group {pool.block_groups[block]}"
+        _check_content(pool, where, group, [block for block in table if block != NULL_BLOCK_ID])
+
+
+def _check_content(pool: BlockPool, where: str, group: int, kept: Sequence[int]) -> None:
+    assert len(set(kept)) == len(kept), f"{where}: a block stands in the table twice"
+    for block in kept:
+        of_group = pool.block_hashes[block] is None or pool.block_groups[block] == group
+        assert of_group, f"{where}: block {block} holds content of group {pool.block_groups[block]}"

@@ -72,7 +72,10 @@ class BlockLoads:
         """See `TieredBlockAllocator.find_loadable_prefix`; the prefix has at most `max_blocks` blocks."""
         num_blocks = num_cached_blocks
         if num_cached_blocks < max_blocks:
-            indexes = [_InMemoryOrTier(index.blocks, contains, group) for group, index in enumerate(self._pool.indexes)]
+            indexes = [
+                _InMemoryOrTier(index.blocks, contains, group)
+                for group, index in enumerate(self._pool.indexes[: len(self._policies)])
+            ]
             num_blocks = shared_prefix_blocks(self._policies, indexes, request.block_hashes, max_blocks)
         if num_blocks <= num_cached_blocks:
             return LoadablePrefix(num_cached_blocks * self._block_size, (), 0)
@@ -87,7 +90,7 @@ class BlockLoads:
         missing: list[tuple[int, int]] = []
         held: list[int] = []
         for block in range(min(firsts), num_blocks):
-            for group, index in enumerate(self._pool.indexes):
+            for group, index in enumerate(self._pool.indexes[: len(self._policies)]):
                 if block < firsts[group]:
                     continue
                 block_id = index.blocks.get(hashes[block])

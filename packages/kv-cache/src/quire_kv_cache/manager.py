@@ -16,6 +16,7 @@ from quire_interfaces import (
     BlockTransfer,
     CachedPrefix,
     ConfigError,
+    CrossAttentionSpec,
     KVCacheEvent,
     KVCachePlan,
     KVCacheUsage,
@@ -26,6 +27,7 @@ from quire_interfaces import (
 from quire_kv_cache.block_pool import BlockPool
 from quire_kv_cache.config import KVCacheConfig
 from quire_kv_cache.coordinator import prefix_block_ids, shared_prefix_blocks
+from quire_kv_cache.encoder_blocks import EncoderBlocks
 from quire_kv_cache.errors import AllocatorMisuseError
 from quire_kv_cache.events import EventLog
 from quire_kv_cache.groups import NEVER, make_group_policy
@@ -87,12 +89,20 @@ class KVCacheManager:
             raise ConfigError("the plan has no KV cache groups: there is nothing to allocate blocks for")
         self.config = config
         self.block_size = config.block_size
-        self._policies = tuple(make_group_policy(group.spec) for group in plan.groups)
+        policies = tuple(make_group_policy(group.spec) for group in plan.groups)
+        is_cross = [isinstance(group.spec, CrossAttentionSpec) for group in plan.groups]
+        num_own = is_cross.index(True) if any(is_cross) else len(is_cross)
+        if num_own == 0 or not all(is_cross[num_own:]):
+            raise ConfigError("the plan must have groups of the tokens themselves first, those of cross attention last")
+        self._policies = policies[:num_own]
+        """Of the groups whose blocks hold the request's tokens; those of cross attention are apart."""
+        self._num_encoder_blocks = sum(policy.max_blocks(0, 1) for policy in policies[num_own:])
         self._has_states = any(policy.keeps_states for policy in self._policies)
         self._none_empty = [0] * len(self._policies)
         self._keeps_until_findable = self._has_states and config.enable_prefix_caching
         self._pool = BlockPool(plan.num_blocks, len(plan.groups), self._on_evict)
         self._hasher = BlockHasher(config.prefix_caching_hash_algo, config.block_size)
+        self._encoder = EncoderBlocks(self._pool, self._hasher, range(num_own, len(policies)))
         self._requests: dict[str, RequestBlocks] = {}
         self._loads = BlockLoads(self._pool, self._policies, config.block_size)
         self._on_computed = on_computed
@@ -102,7 +112,7 @@ class KVCacheManager:
 
     @property
     def num_groups(self) -> int:
-        return len(self._policies)
+        return len(self._policies) + len(self._encoder.groups)
 
     @property
     def null_block_id(self) -> int:
@@ -120,9 +130,12 @@ class KVCacheManager:
             RequestError: a token id is not an integer from 0 to 2**32 - 1.
         """
         num_blocks = self._num_hit_blocks(request)
-        indexes = self._pool.indexes
+        indexes = self._pool.indexes[: len(self._policies)]
         tables = prefix_block_ids(self._policies, indexes, request.block_hashes, num_blocks, self.block_size)
-        return CachedPrefix(num_blocks * self.block_size, tables)
+        if not self._encoder.groups:
+            return CachedPrefix(num_blocks * self.block_size, tables)
+        encoder = self._encoder.find(request) if self.config.enable_prefix_caching else self._encoder.nothing()
+        return CachedPrefix(num_blocks * self.block_size, tables + encoder, any(encoder))
 
     def _num_hit_blocks(self, request: Request) -> int:
         if not self.config.enable_prefix_caching:
@@ -184,7 +197,7 @@ class KVCacheManager:
         start = request.num_computed_tokens
         num_slots = start + num_new_tokens + num_lookahead_tokens
         if cached is None and num_slots <= held.num_slots and start < held.release_at:
-            return tuple([[] for _ in held.tables])
+            return tuple([[] for _ in range(self.num_groups)])
         _check_counts(num_new_tokens, num_lookahead_tokens)
         if cached is not None and cached.num_tokens:
             raise AllocatorMisuseError(f"request {request.request_id!r} already holds blocks: it cannot take a prefix")
@@ -196,31 +209,37 @@ class KVCacheManager:
         _check_counts(num_new_tokens, num_lookahead_tokens)
         size, pool = self.block_size, self._pool
         if cached is None:
-            cached = CachedPrefix(0, tuple([[] for _ in self._policies]))
+            cached = CachedPrefix(0, tuple([[] for _ in range(self.num_groups)]))
         num_hit_blocks = cached.num_tokens // size
-        if num_hit_blocks:
+        if num_hit_blocks or cached.has_encoder:
             self._check_fresh(request, cached)
-            start = cached.num_tokens
-        else:
-            start = request.num_computed_tokens
+        start = cached.num_tokens if num_hit_blocks else request.num_computed_tokens
         end = start + num_new_tokens
         num_blocks = max(-(-(end + num_lookahead_tokens) // size), num_hit_blocks)
         num_empty = self._num_empty(num_hit_blocks, num_blocks, end)
         num_needed = (num_blocks - num_hit_blocks) * len(self._policies) - sum(num_empty)
+        if not cached.has_encoder:
+            num_needed += self._encoder.num_blocks(request)
         num_revived = sum(pool.num_unreferenced(table) for table in cached.block_ids)
         if num_needed + num_revived > pool.num_free:
             return None
         for table in cached.block_ids:
             pool.touch(table)
         first_blocks = [policy.first_read_block(cached.num_tokens) for policy in self._policies]
-        held = RequestBlocks(tuple([list(table) for table in cached.block_ids]), first_blocks, num_hit_blocks * size)
+        tables = tuple([list(table) for table in cached.block_ids])
+        held = RequestBlocks(tables[: len(self._policies)], first_blocks, num_hit_blocks * size)
         held.num_cached_blocks = num_hit_blocks
         held.cache_at = (num_hit_blocks + 1) * size if self.config.enable_prefix_caching else NEVER
+        held.encoder_tables = tables[len(self._policies) :]
+        if not cached.has_encoder and request.encoder_token_ids:
+            held.encoder_tables = self._encoder.take(request)
+            held.cache_at = min(held.cache_at, 1)
+            held.encoder_is_new = True
         self._append(held, num_blocks - num_hit_blocks, num_empty)
         self._set_release_at(held)
         self._requests[request.request_id] = held
         self._count_query(request, cached.num_tokens)
-        return tuple([list(table) for table in held.tables])
+        return tuple([list(table) for table in held.tables + held.encoder_tables])
 
     def _grow(self, request: Request, held: RequestBlocks, end: int, num_slots: int) -> tuple[list[int], ...] | None:
         pool = self._pool
@@ -244,7 +263,7 @@ class KVCacheManager:
             held.first_blocks[group] = first + len(blocks)
         if outdated:
             self._set_release_at(held)
-        return self._append(held, num_new_blocks, num_empty)
+        return self._append(held, num_new_blocks, num_empty) + self._encoder.nothing()
 
     def _num_empty(self, first_block: int, end_block: int, end: int) -> list[int]:
         """Per group, how many of the new blocks [first_block, end_block) get nothing in a step up to position `end`."""
@@ -286,13 +305,18 @@ class KVCacheManager:
     def _check_fresh(self, request: Request, cached: CachedPrefix) -> None:
         """A prefix found before the last change may name blocks that now hold other content."""
         block_hashes, block_groups = self._pool.block_hashes, self._pool.block_groups
-        for group, table in enumerate(cached.block_ids):
+        for group, table in enumerate(cached.block_ids[: len(self._policies)]):
             for block, expected in zip(table, request.block_hashes, strict=False):
                 if block != NULL_BLOCK_ID and (block_hashes[block] != expected or block_groups[block] != group):
                     raise AllocatorMisuseError(
                         f"the cached prefix of request {request.request_id!r} is stale: block {block} holds other "
                         "content now; call find_cached_prefix again before allocate"
                     )
+        if not self._encoder.is_fresh(request, cached.block_ids[len(self._policies) :]):
+            raise AllocatorMisuseError(
+                f"the cached encoder input of request {request.request_id!r} is stale; call find_cached_prefix again "
+                "before allocate"
+            )
 
     def _count_query(self, request: Request, num_hit_tokens: int) -> None:
         if request.num_cached_tokens < 0:
@@ -323,6 +347,9 @@ class KVCacheManager:
         start, end = held.num_cached_blocks, num_computed_tokens // self.block_size
         if start == 0:
             self._history.remember_salt(request.cache_salt)
+        if held.encoder_is_new:
+            held.encoder_is_new = False
+            self._encoder.store(request, held.encoder_tables, self._events)
         for group, table in enumerate(held.tables):
             self._store(request, group, table, max(start, held.first_blocks[group]), end)
         held.num_cached_blocks = end
@@ -366,14 +393,17 @@ class KVCacheManager:
             return
         if len(held.tables) == 1:
             self._pool.release(reversed(held.tables[0]))
-            return
-        # Groups side by side, so that no group's beginning becomes older than another group's end.
-        for blocks in zip(*(reversed(table) for table in held.tables), strict=True):
-            self._pool.release(blocks)
+        else:
+            # Groups side by side, so that no group's beginning becomes older than another group's end.
+            for blocks in zip(*(reversed(table) for table in held.tables), strict=True):
+                self._pool.release(blocks)
+        for table in held.encoder_tables:
+            self._pool.release(reversed(table))
 
     def block_ids(self, request_id: str) -> tuple[list[int], ...]:
         """A copy of the request's block table per group; see `BlockAllocator`."""
-        return tuple([list(table) for table in self._requests[request_id].tables])
+        held = self._requests[request_id]
+        return tuple([list(table) for table in held.tables + held.encoder_tables])
 
     def num_slots(self, request_id: str) -> int:
         """Tokens that fit in the blocks the request holds; see `BlockAllocator`."""
@@ -389,7 +419,7 @@ class KVCacheManager:
         """
         if max_step_tokens < 1:
             raise AllocatorMisuseError(f"a step computes at least 1 token, got max_step_tokens={max_step_tokens}")
-        num_blocks = self._pool.num_blocks - 1
+        num_blocks = self._pool.num_blocks - 1 - self._num_encoder_blocks
         # Blocks needed grow with the tokens: halve the range between what fits and what may not.
         low, high = 0, sys.maxsize
         while low < high:
@@ -436,7 +466,8 @@ class KVCacheManager:
         if not request.reads_prefix_cache:
             detail = "the request needs every prompt position computed (prompt logprobs)"
             return PrefixCacheMiss(0, "not_readable", detail)
-        return explain_miss(request, num_blocks, self._policies, self._pool.indexes, self._hasher, self._history)
+        indexes = self._pool.indexes[: len(self._policies)]
+        return explain_miss(request, num_blocks, self._policies, indexes, self._hasher, self._history)
 
     def check_integrity(self) -> None:
         """Check that references, free list, prefix index and block tables agree (slow; for tests and debugging).

@@ -105,7 +105,10 @@ def _stored_under_other_salt(
     first_block = request.token_ids(0, hasher.block_size)
     for salt in history.salts:
         if salt != request.cache_salt:
-            (block_hash,) = hasher.hash(first_block, None, 0, salt, request.cache_extra_keys)
+            parent = None
+            if request.encoder_token_ids:
+                parent = hasher.hash_encoder(request.encoder_token_ids, salt, request.cache_extra_keys)
+            (block_hash,) = hasher.hash(first_block, parent, 0, salt, request.cache_extra_keys)
             if any(block_hash in index.blocks for index in indexes):
                 return True
     return False

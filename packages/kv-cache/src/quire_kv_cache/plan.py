@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from quire_interfaces import ConfigError, KVCacheGroup, KVCachePlan, KVCacheSpec, MambaSpec
+from quire_interfaces import ConfigError, CrossAttentionSpec, KVCacheGroup, KVCachePlan, KVCacheSpec, MambaSpec
 from quire_interfaces.kv_cache import STATE_ALIGNMENT_BYTES
 from quire_kv_cache.config import MAX_BLOCK_SIZE
 from quire_kv_cache.groups import make_group_policy
@@ -110,7 +110,8 @@ def _group_layers(specs: Mapping[str, KVCacheSpec]) -> tuple[KVCacheGroup, ...]:
             end = start + short + (part < num_long)
             groups.append(KVCacheGroup(spec=spec, layer_names=tuple(names[start:end])))
             start = end
-    return tuple(groups)
+    # Last, because their blocks are counted apart from those of the tokens.
+    return tuple(sorted(groups, key=lambda group: isinstance(group.spec, CrossAttentionSpec)))
 
 
 def _tensor_block_bytes(groups: tuple[KVCacheGroup, ...]) -> tuple[int, ...]:

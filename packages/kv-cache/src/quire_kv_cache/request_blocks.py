@@ -11,11 +11,20 @@ class RequestBlocks:
     The thresholds let the calls that happen for every request in every step return after one comparison.
     """
 
-    __slots__ = ("cache_at", "first_blocks", "num_cached_blocks", "num_slots", "release_at", "tables")
+    __slots__ = (
+        "cache_at",
+        "encoder_is_new",
+        "encoder_tables",
+        "first_blocks",
+        "num_cached_blocks",
+        "num_slots",
+        "release_at",
+        "tables",
+    )
 
     def __init__(self, tables: tuple[list[int], ...], first_blocks: list[int], num_slots: int) -> None:
         self.tables = tables
-        """Per group, block ids in token order, all of one length."""
+        """Per group of the decoder's own tokens, block ids in token order, all of one length."""
         self.first_blocks = first_blocks
         """Per group, the leading blocks that were given back (null in the table)."""
         self.num_slots = num_slots
@@ -26,3 +35,7 @@ class RequestBlocks:
         """Number of computed tokens that completes the next block to be made findable."""
         self.release_at = 0
         """Position from which on some group reads one block less."""
+        self.encoder_tables: tuple[list[int], ...] = ()
+        """Per cross-attention group, the blocks of what the encoder read."""
+        self.encoder_is_new = False
+        """These blocks are to be made findable once the first step is certain to be computed."""
