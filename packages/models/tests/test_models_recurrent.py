@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
+from quire_attention import AttentionMetadata
 from quire_interfaces import CheckpointError, FullAttentionSpec, MambaSpec
-from quire_models import ModelConfig, build_model
+from quire_models import ModelConfig, build_model, load_model
 from quire_models.layers.gated_norm import GatedNorm
 from quire_models.ledger import num_parameters
 from quire_ops import op_table
@@ -39,7 +41,8 @@ def test_networks_ask_for_what_the_planner_counts(architecture: str, tmp_path: P
     write_checkpoint(tmp_path, architecture, CASES[architecture])
     config = ModelConfig.from_path(tmp_path)
     model = build_model(config, dtype="bfloat16")
-    assert sum(torch.Size(parameter.shape).numel() for parameter in model.parameters) == num_parameters(config)
+    counted = [each for each in model.parameters if "correction_bias" not in each.name]  # a buffer, not a parameter
+    assert sum(torch.Size(parameter.shape).numel() for parameter in counted) == num_parameters(config)
     specs = config.kv_cache_specs(16, "bfloat16")
     assert any(isinstance(spec, MambaSpec) for spec in specs.values())
     assert all(isinstance(spec, (MambaSpec, FullAttentionSpec)) for spec in specs.values())
@@ -89,6 +92,93 @@ def test_wrong_fields_are_named(fields: dict[str, Any], message: str) -> None:
 def test_wrong_fields_of_a_family_are_named(like: str, fields: dict[str, Any], message: str) -> None:
     with pytest.raises(CheckpointError, match=message):
         ModelConfig.from_dict(checkpoint_config(like, "tiny") | fields)
+
+
+NEMOTRON_H = {
+    "architectures": ["NemotronHForCausalLM"],
+    "vocab_size": 64,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_attention_heads": 4,
+    "max_position_embeddings": 128,
+    "mamba_num_heads": 8,
+}
+ZAMBA2 = {
+    **NEMOTRON_H,
+    "architectures": ["Zamba2ForCausalLM"],
+    "num_hidden_layers": 2,
+    "layers_block_type": ["mamba", "hybrid"],
+}
+
+MINIMAX = {
+    **NEMOTRON_H,
+    "architectures": ["MiniMaxForCausalLM"],
+    "num_hidden_layers": 2,
+    "num_local_experts": 2,
+    "num_experts_per_tok": 1,
+}
+
+
+def test_lightning_attention_is_its_formula(tmp_path: Path) -> None:
+    write_checkpoint(tmp_path, "MiniMaxForCausalLM", CASES["MiniMaxForCausalLM"])
+    config = ModelConfig.from_path(tmp_path)
+    layer = load_model(config, tmp_path, dtype="float32").layers[2].attention
+    torch.manual_seed(0)
+    tokens, heads, size = 21, 4, 24
+    x = torch.randn(tokens, config.hidden_size)
+    state = torch.full((4, heads, size, size), float("nan"))
+    layout = AttentionMetadata(
+        query_start_loc=torch.tensor([0, tokens], dtype=torch.int32),
+        seq_lens=torch.tensor([tokens], dtype=torch.int32),
+        block_table=torch.tensor([[1, 2, 3]], dtype=torch.int32),
+        slot_mapping=torch.arange(8, 8 + tokens),
+        block_size=8,
+        query_lens=[tokens],
+        kv_lens=[tokens],
+    )
+    got = layer(x, x, x, SimpleNamespace(states_of_layer=lambda _: ((state,), layout)))
+    taken = torch.nn.functional.silu(layer.qkv_proj(x).double()).view(tokens, heads, 3 * size)
+    query, key, value = taken.split(size, dim=-1)
+    # Layer 2 of 3 hardly forgets: 2 ** (-8 * head / heads), times one less the share of layers before it.
+    slopes = torch.tensor([2.0 ** (-8 * (head + 1) / heads) for head in range(heads)]).double() * (
+        1 - 2 / (2 + 1e-5) + 1e-5
+    )
+    rows = []
+    for token in range(tokens):
+        forgets = torch.exp(-slopes * (token - torch.arange(token + 1))[:, None])  # [past, H]
+        scores = (query[token] * key[: token + 1]).sum(-1) * forgets
+        rows.append((scores[..., None] * value[: token + 1]).sum(0).flatten())
+    attended = torch.stack(rows)
+    attended = attended * torch.rsqrt(attended.square().mean(-1, keepdim=True) + 1e-6) * layer.norm.weight.double()
+    wanted = layer.out_proj((torch.sigmoid(layer.output_gate(x).double()) * attended).float())
+    torch.testing.assert_close(got, wanted, rtol=1e-4, atol=1e-4 * float(wanted.abs().max()))
+
+
+def test_a_pattern_of_letters_is_one_of_names() -> None:
+    kinds = ["mamba", "mlp", "attention", "mlp"]
+    named = ModelConfig.from_dict(NEMOTRON_H | {"layers_block_type": kinds})
+    assert ModelConfig.from_dict(NEMOTRON_H | {"hybrid_override_pattern": "M-*-"}) == named
+    assert list(named.kv_cache_specs(16, "float32")) == ["backbone.layers.0.mixer", "backbone.layers.2.mixer"]
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        (NEMOTRON_H | {"hybrid_override_pattern": "M-X"}, "hybrid_override_pattern must say M, \\*, - or E"),
+        (NEMOTRON_H | {"layers_block_type": ["conv"]}, "layers_block_type must name one of"),
+        (NEMOTRON_H | {"layers_block_type": ["attention"], "attention_bias": True}, "attention_bias True is not"),
+        (NEMOTRON_H | {"layers_block_type": ["moe"], "n_shared_experts": 2}, "n_shared_experts 2 is not supported"),
+        (ZAMBA2 | {"layers_block_type": ["mamba"]}, "layers_block_type must name one of"),
+        (ZAMBA2 | {"attention_head_dim": 8}, "attention_head_dim must be 2"),
+        (MINIMAX | {"layer_types": ["mamba"]}, "layer_types must name linear_attention or full_attention"),
+        (MINIMAX | {"sliding_window": 8}, "sliding_window 8 is not supported"),
+        (ZAMBA2 | {"n_mamba_heads": 3}, "n_mamba_heads .3. must divide"),
+        (ZAMBA2 | {"num_key_value_heads": 2, "use_shared_attention_adapter": True}, "as many num_key_value_heads"),
+    ],
+)
+def test_wrong_fields_of_further_hybrids_are_named(fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(CheckpointError, match=message):
+        ModelConfig.from_dict(fields)
 
 
 def test_infinite_bounds_of_time_steps_are_read_as_transformers_writes_them() -> None:

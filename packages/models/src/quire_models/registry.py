@@ -69,6 +69,7 @@ ARCHITECTURES: dict[str, Architecture] = {
     "LlamaForCausalLM": Architecture("llama", "quire_models.llama.model", "LlamaForCausalLM"),
     "Mamba2ForCausalLM": Architecture("mamba2", "quire_models.mamba2.model", "Mamba2ForCausalLM"),
     "MambaForCausalLM": Architecture("mamba", "quire_models.mamba.model", "MambaForCausalLM"),
+    "MiniMaxForCausalLM": Architecture("minimax", "quire_models.minimax.model", "MiniMaxForCausalLM"),
     "MiniMaxM2ForCausalLM": Architecture("minimax_m2", "quire_models.minimax_m2.model", "MiniMaxM2ForCausalLM"),
     "Ministral3ForCausalLM": Architecture("ministral3", "quire_models.ministral3.model", "Ministral3ForCausalLM"),
     "MinistralForCausalLM": Architecture("ministral", "quire_models.ministral.model", "MinistralForCausalLM"),
@@ -76,6 +77,7 @@ ARCHITECTURES: dict[str, Architecture] = {
     "MixtralForCausalLM": Architecture("mixtral", "quire_models.mixtral.model", "MixtralForCausalLM"),
     "MptForCausalLM": Architecture("mpt", "quire_models.mpt.model", "MptForCausalLM"),
     "NemotronForCausalLM": Architecture("nemotron", "quire_models.nemotron.model", "NemotronForCausalLM"),
+    "NemotronHForCausalLM": Architecture("nemotron_h", "quire_models.nemotron_h.model", "NemotronHForCausalLM"),
     "OPTForCausalLM": Architecture("opt", "quire_models.opt.model", "OPTForCausalLM"),
     "Olmo2ForCausalLM": Architecture("olmo2", "quire_models.olmo2.model", "Olmo2ForCausalLM"),
     "Olmo3ForCausalLM": Architecture("olmo3", "quire_models.olmo3.model", "Olmo3ForCausalLM"),
@@ -96,6 +98,7 @@ ARCHITECTURES: dict[str, Architecture] = {
     "StableLmForCausalLM": Architecture("stablelm", "quire_models.stablelm.model", "StableLmForCausalLM"),
     "Starcoder2ForCausalLM": Architecture("starcoder2", "quire_models.starcoder2.model", "Starcoder2ForCausalLM"),
     "XGLMForCausalLM": Architecture("xglm", "quire_models.xglm.model", "XGLMForCausalLM"),
+    "Zamba2ForCausalLM": Architecture("zamba2", "quire_models.zamba2.model", "Zamba2ForCausalLM"),
 }
 
 

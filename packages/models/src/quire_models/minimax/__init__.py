@@ -1,0 +1,1 @@
+"""MiniMax-Text-01."""

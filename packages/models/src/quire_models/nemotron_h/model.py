@@ -1,0 +1,137 @@
+"""Nemotron-H (NVIDIA 2025, arXiv:2504.03624) and Nemotron 3: layers of one part each, Mamba-2, attention without
+positions, feed-forward networks without a gate, or experts of that kind, which may work on a projection.
+
+Shape legend: T tokens of the step, E experts, K experts per token, I what experts take, M width within an expert.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterable
+
+import torch
+from torch import Tensor
+
+from quire_attention import ForwardBatch
+from quire_models.layers.attention import SelfAttention
+from quire_models.layers.linear import Linear
+from quire_models.layers.mamba2 import Mamba2Mixer
+from quire_models.layers.mlp import ACTIVATIONS, MLP
+from quire_models.layers.norm import RMSNorm
+from quire_models.layers.recurrent_lm import RecurrentLM
+from quire_models.layers.routing import CorrectionBias, Router, grouped_sigmoid_topk
+from quire_models.layers.scope import Scope
+from quire_models.nemotron_h.config import ATTENTION, MAMBA, MOE, NemotronHConfig
+
+__all__ = ["NemotronHForCausalLM"]
+
+NAMES = ("up_proj", "down_proj")
+
+
+class UngatedExperts:
+    """(x [T, I], topk_ids, topk_weights [T, K]) -> [T, I]: the weighted sum of each token's down(act(up(x)))."""
+
+    def __init__(self, scope: Scope, num_experts: int, size: int, inner: int, act: str) -> None:
+        scope = dataclasses.replace(scope, adapters=None)  # as `FusedExperts`
+        self.up = [Linear(scope / str(expert) / "up_proj", size, inner) for expert in range(num_experts)]
+        self.down = [Linear(scope / str(expert) / "down_proj", inner, size) for expert in range(num_experts)]
+        self.act = ACTIVATIONS[act]
+
+    def __call__(self, x: Tensor, topk_ids: Tensor, topk_weights: Tensor) -> Tensor:
+        out = torch.zeros_like(x, dtype=torch.float32)
+        for expert in torch.unique(topk_ids).tolist():
+            rows, slots = torch.where(topk_ids == expert)
+            result = self.down[expert](self.act(self.up[expert](x[rows])))
+            out.index_add_(0, rows, result.float() * topk_weights[rows, slots, None])
+        return out.to(x.dtype)
+
+
+class NemotronHMoE:
+    """x [T, hidden_size] -> the same: what the router's experts make of it, and the network that every token uses."""
+
+    def __init__(self, config: NemotronHConfig, scope: Scope) -> None:
+        hidden, taken, act = config.hidden_size, config.expert_input_size, config.hidden_act
+        bias = CorrectionBias(scope / "gate", config.num_experts)
+
+        def select(logits: Tensor) -> tuple[Tensor, Tensor]:
+            return grouped_sigmoid_topk(
+                logits,
+                config.num_experts_per_tok,
+                bias=bias.value,
+                renormalize=config.renormalize,
+                scale=config.routed_scaling_factor,
+                num_groups=config.n_group,
+                topk_groups=config.topk_group,
+            )
+
+        self.router = Router(scope / "gate", hidden, config.num_experts, select)
+        self.experts = UngatedExperts(
+            scope / "experts", config.num_experts, taken, config.moe_intermediate_size, config.hidden_act
+        )
+        self.around: tuple[Linear, Linear] | None = None
+        if taken != hidden:
+            self.around = (
+                Linear(scope / "fc1_latent_proj", hidden, taken, bias=config.mlp_bias),
+                Linear(scope / "fc2_latent_proj", taken, hidden, bias=config.mlp_bias),
+            )
+        inner = config.shared_intermediate_size
+        self.shared = MLP(scope / "shared_experts", hidden, inner, act=act, bias=config.mlp_bias, names=NAMES)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        topk_ids, topk_weights = self.router(x)
+        if self.around is None:
+            return self.experts(x, topk_ids, topk_weights) + self.shared(x)
+        down, up = self.around
+        return up(self.experts(down(x), topk_ids, topk_weights)) + self.shared(x)
+
+
+class NemotronHLayer:
+    """x + part(norm(x))."""
+
+    def __init__(self, config: NemotronHConfig, layer: int, scope: Scope) -> None:
+        kind, inner = config.pattern[layer], scope / "mixer"
+        self.norm = RMSNorm(scope / "norm", config.hidden_size, config.rms_norm_eps)
+        self.mamba: Mamba2Mixer | None = None
+        self.attention: SelfAttention | None = None
+        self.mlp: Callable[[Tensor], Tensor]
+        if kind == MAMBA:
+            self.mamba = Mamba2Mixer(inner, config.mixer, config.cache_index(inner.prefix[:-1]))
+        elif kind == ATTENTION:
+            self.attention = SelfAttention(config, config.cache_index(inner.prefix[:-1]), inner, rotated=False)
+        elif kind == MOE:
+            self.mlp = NemotronHMoE(config, inner)
+        else:
+            self.mlp = MLP(
+                inner,
+                config.hidden_size,
+                config.intermediate_size,
+                act=config.hidden_act,
+                bias=config.mlp_bias,
+                names=NAMES,
+            )
+
+    def __call__(self, x: Tensor, cos: Tensor, sin: Tensor, batch: ForwardBatch) -> Tensor:
+        normed = self.norm(x)
+        if self.mamba is not None:
+            return x + self.mamba(normed, batch)
+        if self.attention is not None:
+            return x + self.attention(normed, cos, sin, batch)
+        return x + self.mlp(normed)
+
+
+class NemotronHForCausalLM(RecurrentLM):
+    """The Nemotron-H network."""
+
+    config: NemotronHConfig
+
+    def __init__(self, config: NemotronHConfig, scope: Scope) -> None:
+        super().__init__(config, scope, NemotronHLayer, RMSNorm, body="backbone", embedding="embeddings", norm="norm_f")
+
+    @property
+    def batch_invariant(self) -> bool:
+        """See `RecurrentLM`. Experts are weighed by torch's operators, which promise nothing."""
+        return super().batch_invariant and not self.config.num_experts
+
+    def checkpoint_tensors(self, name: str, tensor: Tensor) -> Iterable[tuple[str, Tensor]]:
+        """Leaves out layers that predict further tokens."""
+        return () if name.startswith("mtp.") else ((name, tensor),)
