@@ -77,6 +77,37 @@ def test_kimi_k2_is_read_and_planned() -> None:
     assert {spec.block_bytes for spec in specs.values()} == {16 * (512 + 64) * 2}
 
 
+SPARSE = KIMI_K2 | {
+    "architectures": ["DeepseekV32ForCausalLM"],
+    "index_n_heads": 64,
+    "index_head_dim": 128,
+    "index_topk": 2048,
+}
+
+
+def test_a_row_of_sparse_attention_ends_with_the_key_of_the_index() -> None:
+    plain, sparse = ModelConfig.from_dict(KIMI_K2), ModelConfig.from_dict(SPARSE)
+    specs = sparse.kv_cache_specs(16, "bfloat16")
+    assert {spec.block_bytes for spec in specs.values()} == {16 * (512 + 64 + 128) * 2}
+    index = 64 * 128 * 1536 + 128 * 7168 + 64 * 7168 + 2 * 128  # queries, key, weights of heads, norm
+    assert num_parameters(sparse) - num_parameters(plain) == 61 * index
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"q_lora_rank": None}, "q_lora_rank is missing"),
+        ({"index_head_dim": 32}, r"index_head_dim \(32\) must be at least qk_rope_head_dim \(64\)"),
+        ({"index_topk": 0}, "index_topk must be at least 1"),
+        ({"mlp_layer_types": ["dense"]}, "mlp_layer_types must name dense or sparse for each of 61 layers"),
+        ({"rope_interleave": False}, "rope_interleave False is not supported"),
+    ],
+)
+def test_wrong_fields_of_the_index_are_named(fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(CheckpointError, match=message):
+        ModelConfig.from_dict(SPARSE | fields)
+
+
 def test_rows_of_every_other_format_are_refused() -> None:
     with pytest.raises(ConfigError, match="latents are not kept in fp8_e4m3") as refusal:
         ModelConfig.from_dict(KIMI_K2).kv_cache_specs(16, "fp8_e4m3")

@@ -31,6 +31,7 @@ ARCHITECTURES: dict[str, Architecture] = {
     "CohereForCausalLM": Architecture("cohere", "quire_models.cohere.model", "CohereForCausalLM"),
     "DeepseekV2ForCausalLM": Architecture("deepseek_v2", "quire_models.deepseek_v2.model", "DeepseekV2ForCausalLM"),
     "DeepseekV3ForCausalLM": Architecture("deepseek_v3", "quire_models.deepseek_v3.model", "DeepseekV3ForCausalLM"),
+    "DeepseekV32ForCausalLM": Architecture("deepseek_v32", "quire_models.deepseek_v32.model", "DeepseekV32ForCausalLM"),
     "Dots1ForCausalLM": Architecture("dots1", "quire_models.dots1.model", "Dots1ForCausalLM"),
     "Ernie4_5_MoeForCausalLM": Architecture(
         "ernie4_5_moe", "quire_models.ernie4_5_moe.model", "Ernie4_5_MoeForCausalLM"

@@ -19,11 +19,13 @@ from quire_ops import (
     lora,
     recurrent_reference,
     reference,
+    sparse_reference,
     torch_attention,
     torch_latent_attention,
     torch_lora,
     torch_ops,
     torch_recurrent,
+    torch_sparse_attention,
     torch_step_inputs,
 )
 from quire_ops.declarations import OPS
@@ -50,15 +52,24 @@ ENTRY_POINT_GROUP = "quire.ops"
 
 _FLOATS = frozenset({torch.float32, torch.bfloat16, torch.float16})
 _MODULES: dict[str, ModuleType] = {
+    "index_topk": torch_sparse_attention,
     "latent_attention": torch_latent_attention,
     "lora_linear": torch_lora,
     "decode_inputs": torch_step_inputs,
     "paged_attention": torch_attention,
+    "position_slots": torch_sparse_attention,
+    "sparse_latent_attention": torch_sparse_attention,
     "step_inputs": torch_step_inputs,
     "write_latent_cache": torch_latent_attention,
 }
 """Where the torch backend of an op is, if not in `torch_ops`."""
-_REFERENCES: dict[str, ModuleType] = {"lora_linear": lora} | {op.name: recurrent_reference for op in RECURRENT_OPS}
+_REFERENCES: dict[str, ModuleType] = {
+    "index_topk": sparse_reference,
+    "lora_linear": lora,
+    "position_slots": sparse_reference,
+    "sparse_latent_attention": sparse_reference,
+    **{op.name: recurrent_reference for op in RECURRENT_OPS},
+}
 """Where the reference of an op is, if not in `reference`."""
 _OPTIONS: dict[str, OpFunction] = {
     "decoder_stack": reference_decoder_stack,

@@ -2,7 +2,7 @@
 are in `recurrent.py`.
 
 Shape legend: T tokens, S sequences, N any number of rows, I inputs, O outputs, Hq query heads, Hkv key-value heads
-(Hq is a multiple of Hkv), D head dimension, B blocks in the widest block table.
+(Hq is a multiple of Hkv), Hi heads of an index, D head dimension, B blocks in the widest block table.
 
 The paged cache of one layer is one tensor [num_blocks, 2, Hkv, block_size, X]: of each block the keys of a head, token
 after token, then the next head's, then the values. Blocks come first, so layers of different shapes can share memory by
@@ -157,7 +157,32 @@ OPS: tuple[Op, ...] = (
             "Causal softmax attention of this step's tokens over the rows of their own sequence, which all heads "
             "share: a row is the key, and its first `rank` numbers, the latent, are the value (multi-head latent "
             "attention with the projections absorbed, DeepSeek-AI 2024, sec. 2.1.2). Slots that no token of "
-            "the step may see are never read"
+            "the step may see are never read. Rows may be the beginnings of longer ones"
+        ),
+    ),
+    Op(
+        name="index_topk",
+        signature="(query [T, Hi, D], weights [T, Hi] float32, key_cache [num_blocks, block_size, D], layout: "
+        "PagedLayout, *, k: int) -> [T, K] int64, K = min(k, tokens of the longest sequence)",
+        description=(
+            "Positions of the k tokens of its own sequence, up to itself, that a token has the largest scores for: "
+            "sum over h of weights[h] * relu(query[h] . key) (lightning indexer, DeepSeek-AI 2025, DeepSeek-V3.2-Exp, "
+            "eq. 1). Their order, and which of equals, is left open; -1 behind them where there are fewer. Rows of the "
+            "cache may be parts of longer ones"
+        ),
+    ),
+    Op(
+        name="position_slots",
+        signature="(positions [T, K] int64, layout: PagedLayout) -> [T, K] int64",
+        description="The slot of each position in the sequence of the token, block id * block_size + offset; -1 for -1",
+    ),
+    Op(
+        name="sparse_latent_attention",
+        signature="(query [T, Hq, W], latent_cache [num_blocks, block_size, W], slots [T, K] int64, *, scale: float, "
+        "rank: int) -> [T, Hq, rank], dtype of query",
+        description=(
+            "As `latent_attention`, each token over the rows in its own slots alone; those of -1, which the first of a "
+            "token is not, count for nothing. Other slots are never read"
         ),
     ),
     Op(

@@ -31,6 +31,11 @@ class LatentMoEConfig(GroupedMoEConfig):
     """The projections to latents, and that of the output, have a bias."""
 
     @property
+    def row_width(self) -> int:
+        """Numbers of a row of the cache."""
+        return self.kv_lora_rank + self.rotary_dim
+
+    @property
     def inner_width(self) -> int:
         """See `ModelConfig.inner_width`. Queries and what they attended to are as wide as the latent."""
         # No zero-argument super: the class is made anew with slots.
@@ -49,8 +54,7 @@ class LatentMoEConfig(GroupedMoEConfig):
                 f"{', '.join(DTYPE_BYTES)} (kv_cache_dtype auto)",
                 field="kv_cache_dtype",
             )
-        width = self.kv_lora_rank + self.rotary_dim
-        spec = LatentAttentionSpec(block_size=block_size, width=width, dtype=dtype)
+        spec = LatentAttentionSpec(block_size=block_size, width=self.row_width, dtype=dtype)
         return {f"model.layers.{layer}": spec for layer in range(self.num_layers)}
 
 

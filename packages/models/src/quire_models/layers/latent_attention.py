@@ -98,20 +98,29 @@ class LatentAttention:
 
     def __call__(self, x: Tensor, cos: Tensor, sin: Tensor, batch: ForwardBatch) -> Tensor:
         latent_cache, metadata = batch.of_layer(self._layer)
+        self._write(self._row(x, cos, sin), latent_cache, metadata.slot_mapping)
+        query = self._queries(self._query_latent(x), cos, sin)
+        attended = self._attend(query, latent_cache, metadata, scale=self._config.softmax_scale, rank=self._rank)
+        return self._output(attended)
+
+    def _row(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        """[T, R + P], what the cache keeps."""
         latent, key = self._latent(x).split((self._rank, self._config.rotary_dim), dim=-1)
         key = self._rotate(key[:, None], cos, sin)[:, 0]
-        row = torch.cat((self._latent_norm(latent.contiguous()), key), dim=-1)
-        self._write(row, latent_cache, metadata.slot_mapping)
-        query = self._queries(x, cos, sin)
-        attended = self._attend(query, latent_cache, metadata, scale=self._config.softmax_scale, rank=self._rank)
-        values = torch.bmm(attended.transpose(0, 1), self._value)  # [H, T, V]
-        return self._out(values.transpose(0, 1).flatten(1))
+        return torch.cat((self._latent_norm(latent.contiguous()), key), dim=-1)
 
-    def _queries(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    def _query_latent(self, x: Tensor) -> Tensor:
+        """[T, q_lora_rank], or x where queries have no latent."""
+        return x if self._down is None or self._query_norm is None else self._query_norm(self._down(x))
+
+    def _queries(self, latent: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         """[T, H, R + P], as they meet the rows of the cache."""
-        if self._down is not None and self._query_norm is not None:
-            x = self._query_norm(self._down(x))
-        query = self._query(x).unflatten(-1, (self._config.num_heads, -1))
+        query = self._query(latent).unflatten(-1, (self._config.num_heads, -1))
         plain, rotated = query.split((self._config.qk_nope_head_dim, self._config.rotary_dim), dim=-1)
         absorbed = torch.bmm(plain.transpose(0, 1), self._key).transpose(0, 1)  # [T, H, R]
         return torch.cat((absorbed, self._rotate(rotated, cos, sin)), dim=-1)
+
+    def _output(self, attended: Tensor) -> Tensor:
+        """[T, H, R] of attended latents -> [T, hidden_size]."""
+        values = torch.bmm(attended.transpose(0, 1), self._value)  # [H, T, V]
+        return self._out(values.transpose(0, 1).flatten(1))

@@ -17,7 +17,17 @@ from quire_ops import DecodeRows, RunDecode
 
 __all__ = ["Network"]
 
-LAYOUT_OPS = frozenset({"causal_conv1d", "mamba2_scan", "selective_scan", "gated_delta_rule", "latent_attention"})
+LAYOUT_OPS = frozenset(
+    {
+        "causal_conv1d",
+        "gated_delta_rule",
+        "index_topk",
+        "latent_attention",
+        "mamba2_scan",
+        "position_slots",
+        "selective_scan",
+    }
+)
 """Ops of layers that get a step's layout; attention is bound elsewhere."""
 
 

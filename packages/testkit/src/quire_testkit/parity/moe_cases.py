@@ -86,6 +86,16 @@ MOE_CASES: dict[str, ParityCase] = {
             },
         },
     ),
+    "DeepseekV32ForCausalLM": ParityCase(
+        config="DeepseekV32Config",
+        fields={
+            **_without(LATENT_FIELDS, "head_dim"),
+            "index_n_heads": 8,
+            "index_head_dim": 20,
+            "index_topk": 12,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
+        },
+    ),
     "Dots1ForCausalLM": ParityCase(
         config="Dots1Config", fields={**GROUPED_FIELDS, "sliding_window": 20, "max_window_layers": 2}
     ),

@@ -1,0 +1,78 @@
+"""Config.json of DeepSeek-V3.2."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from quire_interfaces import CheckpointError
+from quire_models.deepseek_v2.config import LatentMoEConfig, latent_fields
+from quire_models.fields import Fields
+from quire_models.glm4_moe.config import grouped_moe_fields
+
+__all__ = ["SparseLatentConfig", "read_config"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SparseLatentConfig(LatentMoEConfig):
+    """Latent attention over the tokens that an index finds. A row of the cache is the latent, the rotated key, and the
+    index's key."""
+
+    index_heads: int
+    index_head_dim: int
+    index_topk: int
+    """Tokens that a token attends to at most."""
+
+    @property
+    def row_width(self) -> int:
+        """See `LatentMoEConfig.row_width`."""
+        return self.kv_lora_rank + self.rotary_dim + self.index_head_dim
+
+    @property
+    def inner_width(self) -> int:
+        """See `ModelConfig.inner_width`. The index has queries of its own, rotated and in float32 for the scores."""
+        latent = LatentMoEConfig.inner_width.fget(self)  # type: ignore[attr-defined]
+        return int(latent + 4 * self.index_heads * self.index_head_dim)
+
+
+def read_config(config: Fields) -> SparseLatentConfig:
+    """As DeepSeek-V3, and the index. Queries have a latent, which the index reads, too.
+
+    Raises:
+        CheckpointError: No such latent, or an index whose heads are narrower than what is rotated.
+    """
+    config.fixed("topk_method", "noaux_tc")
+    config.fixed("scoring_func", "sigmoid")
+    config.fixed("moe_layer_freq", 1)
+    config.fixed("rope_interleave", True)
+    values = grouped_moe_fields(config, latent_fields(config), dense_layers=3, renormalize=True)
+    q_rank, layers = values["q_lora_rank"], values["num_layers"]
+    if q_rank is None:
+        raise CheckpointError(
+            f"{config.source}: q_lora_rank is missing; the index is computed from the queries' latent"
+        )
+    heads = config.integer("index_n_heads", default=64, minimum=1)
+    head_dim = config.integer("index_head_dim", default=128, minimum=1)
+    if head_dim < values["rotary_dim"]:
+        raise CheckpointError(
+            f"{config.source}: index_head_dim ({head_dim}) must be at least qk_rope_head_dim ({values['rotary_dim']})"
+        )
+    hidden = values["hidden_size"]
+    values["attention_matrices"] += ((heads * head_dim, q_rank), (head_dim, hidden))
+    values["other_parameters"] += layers * (heads * hidden + 2 * head_dim)
+    kinds = config.get("mlp_layer_types")
+    if kinds is not None:
+        if (
+            not isinstance(kinds, list)
+            or len(kinds) != layers
+            or any(kind not in ("dense", "sparse") for kind in kinds)
+        ):
+            raise CheckpointError(
+                f"{config.source}: mlp_layer_types must name dense or sparse for each of {layers} layers, is {kinds!r}"
+            )
+        values["sparse_layers"] = tuple(kind == "sparse" for kind in kinds)
+    return SparseLatentConfig(
+        **values,
+        index_heads=heads,
+        index_head_dim=head_dim,
+        index_topk=config.integer("index_topk", default=2048, minimum=1),
+    )

@@ -1,0 +1,96 @@
+"""DeepSeek-V3.2 (DeepSeek-AI 2025): DeepSeek-V3, whose attention reads the tokens that a lightning indexer finds.
+
+Shape legend: T tokens of the step, H heads of attention, Hi of the index, D their dimension, K tokens that are found.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from quire_attention import AttentionMetadata, ForwardBatch
+from quire_models.deepseek_v32.config import SparseLatentConfig
+from quire_models.glm4_moe.model import GroupedMoELM, make_feed_forward
+from quire_models.layers.blocks import PreNormBlock
+from quire_models.layers.latent_attention import LatentAttention
+from quire_models.layers.linear import Linear
+from quire_models.layers.moe import pre_norm_block
+from quire_models.layers.norm import LayerNorm
+from quire_models.layers.rotary import Rotary
+from quire_models.layers.scope import Scope
+
+__all__ = ["DeepseekV32ForCausalLM"]
+
+KEY_NORM_EPS = 1e-6
+
+
+class LightningIndexer:
+    """Scores a token's past with small heads of its own (DeepSeek-V3.2-Exp, eq. 1): their first dimensions are rotated,
+    by halves, and one key serves all of them."""
+
+    def __init__(self, config: SparseLatentConfig, scope: Scope) -> None:
+        heads, size, hidden = config.index_heads, config.index_head_dim, config.hidden_size
+        assert config.q_lora_rank is not None
+        self._heads, self._topk = heads, config.index_topk
+        self._factor = heads**-0.5 * size**-0.5
+        self.queries = Linear(scope / "wq_b", config.q_lora_rank, heads * size)
+        self.key = Linear(scope / "wk", hidden, size)
+        self.key_norm = LayerNorm(scope / "k_norm", size, KEY_NORM_EPS)
+        self._rotate = Rotary(scope, config.rotary_dim)
+        self._weights = (scope / "weights_proj").parameter("weight", heads, hidden, dtype=torch.float32)
+        self.weights: Tensor
+        self._find = scope.op("index_topk")
+        self._locate = scope.op("position_slots")
+        scope.when_loaded(self._finish)
+
+    def _finish(self) -> None:
+        self.weights = self._weights.take()
+
+    def keys(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        """[T, D]."""
+        return self._rotate(self.key_norm(self.key(x))[:, None], cos, sin)[:, 0]
+
+    def slots(
+        self, x: Tensor, latent: Tensor, cos: Tensor, sin: Tensor, key_cache: Tensor, layout: AttentionMetadata
+    ) -> Tensor:
+        """[T, K]: where the tokens stand that each token attends to; `latent` [T, q_lora_rank] of its query."""
+        query = self._rotate(self.queries(latent).unflatten(-1, (self._heads, -1)), cos, sin)  # [T, Hi, D]
+        weights = F.linear(x.float(), self.weights) * self._factor
+        slots: Tensor = self._locate(self._find(query, weights, key_cache, layout, k=self._topk), layout)
+        return slots
+
+
+class SparseLatentAttention(LatentAttention):
+    """x [T, hidden_size] -> [T, hidden_size]. No sequence longer than the index finds: over all tokens."""
+
+    def __init__(self, config: SparseLatentConfig, layer: int, scope: Scope) -> None:
+        super().__init__(config, layer, scope)
+        self._topk, self._width = config.index_topk, config.kv_lora_rank + config.rotary_dim
+        self.indexer = LightningIndexer(config, scope / "indexer")
+        self._attend_to = scope.op("sparse_latent_attention")
+
+    def __call__(self, x: Tensor, cos: Tensor, sin: Tensor, batch: ForwardBatch) -> Tensor:
+        cache, layout = batch.of_layer(self._layer)
+        row = torch.cat((self._row(x, cos, sin), self.indexer.keys(x, cos, sin)), dim=-1)
+        self._write(row, cache, layout.slot_mapping)
+        latent = self._query_latent(x)
+        query, latents = self._queries(latent, cos, sin), cache[..., : self._width]
+        size = {"scale": self._config.softmax_scale, "rank": self._rank}
+        if max(layout.kv_lens) <= self._topk:
+            return self._output(self._attend(query, latents, layout, **size))
+        slots = self.indexer.slots(x, latent, cos, sin, cache[..., self._width :], layout)
+        return self._output(self._attend_to(query, latents, slots, **size))
+
+
+def make_layer(config: SparseLatentConfig, layer: int, scope: Scope) -> PreNormBlock:
+    """One decoder layer."""
+    attention = SparseLatentAttention(config, layer, scope / "self_attn")
+    return pre_norm_block(config, scope, attention, make_feed_forward(config, layer, scope / "mlp"))
+
+
+class DeepseekV32ForCausalLM(GroupedMoELM):
+    """The DeepSeek-V3.2 network."""
+
+    def __init__(self, config: SparseLatentConfig, scope: Scope) -> None:
+        super().__init__(config, scope, make_layer)
