@@ -23,6 +23,7 @@ from quire_interfaces import (
     BlockStored,
     BlockTransfer,
     CachedPrefix,
+    ChunkedLocalSpec,
     CrossAttentionSpec,
     FullAttentionSpec,
     KVCacheSpec,
@@ -36,8 +37,20 @@ from quire_testkit.conformance.block_allocator import make_request
 
 STATE = -1
 """Stands for the window of a state-space group: a token reads the state after the token before it."""
-WINDOWS: list[tuple[int | None, ...]] = [
-    (None,), (1,), (3,), (6,), (None, 5), (4, None, 7), (None, None), (2, 9), (STATE,), (None, STATE), (STATE, 5, STATE)
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """Stands for the window of a group whose tokens read their chunk up to themselves."""
+
+    tokens: int
+    """Whole blocks of every size there is."""
+
+
+Window = int | Chunk | None
+WINDOWS: list[tuple[Window, ...]] = [
+    (None,), (1,), (3,), (6,), (None, 5), (4, None, 7), (None, None), (2, 9), (STATE,), (None, STATE),
+    (STATE, 5, STATE), (Chunk(4),), (None, Chunk(8)), (Chunk(8), 5, Chunk(4)), (STATE, Chunk(4)),
 ]  # fmt: skip
 ENCODER_INPUTS = [[7], [7, 8, 9], [7, 8, 8], [7, 8, 9, 7, 8]]
 BASES = [[0] * 40, [0, 1] * 20, [0] * 9 + [1] * 31]
@@ -67,7 +80,7 @@ class CacheMachine(RuleBasedStateMachine):
         algorithm=st.sampled_from(["sha256", "xxhash", "xxhash_cbor"]),
     )
     def start(
-        self, block_size: int, windows: tuple[int | None, ...], num_cross: int, num_usable: int, algorithm: str
+        self, block_size: int, windows: tuple[Window, ...], num_cross: int, num_usable: int, algorithm: str
     ) -> None:
         self.num_cross, self.hasher = num_cross, BlockHasher(algorithm, block_size)
         self.size, self.windows, self.num_usable = block_size, windows, num_usable
@@ -76,6 +89,8 @@ class CacheMachine(RuleBasedStateMachine):
             common = {"block_size": block_size, "num_kv_heads": 1, "head_dim": i + 1, "dtype": "bfloat16"}
             if window is None:
                 specs[str(i)] = FullAttentionSpec(**common)
+            elif isinstance(window, Chunk):
+                specs[str(i)] = ChunkedLocalSpec(**common, chunk_tokens=window.tokens)
             elif window == STATE:
                 specs[str(i)] = MambaSpec(block_size=block_size, states=(StateTensor("ssm", (i + 1,), "float32"),))
             else:
@@ -129,9 +144,11 @@ class CacheMachine(RuleBasedStateMachine):
             for position in range(len(request.encoder_token_ids))
         }
 
-    def first_read(self, window: int | None, position: int) -> int:
+    def first_read(self, window: Window, position: int) -> int:
         if window == STATE:
             return max(position - 1, 0)
+        if isinstance(window, Chunk):
+            return position - position % window.tokens
         return 0 if window is None else max(position - window + 1, 0)
 
     def check_readable(self, sequence: Sequence, position: int) -> None:

@@ -1,0 +1,100 @@
+"""The memory plan against what a start-up then allocates, for every kind of KV cache."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from torch import Tensor
+
+from quire.assemble import build_parts
+from quire.config import QuireConfig
+from quire.plan import make_plan
+from quire_interfaces import (
+    ChunkedLocalSpec,
+    FullAttentionSpec,
+    KVCacheSpec,
+    LatentAttentionSpec,
+    MambaSpec,
+    Request,
+    SamplingParams,
+    SlidingWindowSpec,
+)
+from quire_kv_cache import KVCacheConfig, KVCacheManager
+from quire_models.config import ModelConfig
+from quire_models.layers.scope import Parameter
+from quire_testkit.parity.cases import CASES
+from quire_testkit.parity.oracle import write_checkpoint
+
+STEP_TOKENS, MAX_LEN, MEMORY = 48, 192, 6_000_000
+SHARE = 0.02
+
+KINDS: dict[str, set[type[KVCacheSpec]]] = {
+    "LlamaForCausalLM": {FullAttentionSpec},
+    "Gemma2ForCausalLM": {FullAttentionSpec, SlidingWindowSpec},
+    "GptOssForCausalLM": {FullAttentionSpec, SlidingWindowSpec},
+    "Llama4ForCausalLM": {FullAttentionSpec, ChunkedLocalSpec},
+    "DeepseekV3ForCausalLM": {LatentAttentionSpec},
+    "DeepseekV32ForCausalLM": {LatentAttentionSpec},
+    "Mamba2ForCausalLM": {MambaSpec},
+    "BambaForCausalLM": {FullAttentionSpec, MambaSpec},
+    "Qwen3NextForCausalLM": {FullAttentionSpec, MambaSpec},
+    "Zamba2ForCausalLM": {FullAttentionSpec, MambaSpec},
+    "NemotronHForCausalLM": {FullAttentionSpec, MambaSpec},
+    "MiniMaxForCausalLM": {FullAttentionSpec, MambaSpec},
+}
+"""Architecture -> the kinds of cache that its layers have. A context is whole chunks of Llama 4's."""
+
+
+@pytest.mark.parametrize("architecture", KINDS)
+def test_the_plan_is_what_is_allocated(architecture: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_checkpoint(tmp_path, architecture, CASES[architecture])
+    loaded: list[int] = []
+    take = Parameter.take
+
+    def counted(parameter: Parameter) -> Tensor:
+        tensor = take(parameter)
+        loaded.append(tensor.nbytes)
+        return tensor
+
+    monkeypatch.setattr(Parameter, "take", counted)
+    config = QuireConfig.of(
+        model=str(tmp_path), max_model_len=MAX_LEN, max_num_seqs=4, max_num_batched_tokens=STEP_TOKENS,
+        kv_cache_memory_bytes=MEMORY, block_size=8,
+    )  # fmt: skip
+    plan = make_plan(config, ModelConfig.from_path(tmp_path))
+    assert {type(group.spec) for group in plan.kv_plan.groups} == KINDS[architecture]
+    parts = build_parts(config)
+    weights = sum(size for what, size in plan.ledger_bytes.items() if what.startswith("weights"))
+    assert weights == pytest.approx(sum(loaded), rel=SHARE)
+    caches = [cache.untyped_storage() for cache in parts.executor._runner._kv_caches]  # type: ignore[attr-defined]
+    allocated = sum({storage.data_ptr(): storage.nbytes() for storage in caches}.values())
+    assert plan.ledger_bytes["KV cache"] == pytest.approx(allocated, rel=SHARE)
+    assert MEMORY - sum(plan.kv_plan.tensor_block_bytes) < allocated <= MEMORY
+    parts.executor.close()
+    check_request(
+        plan.kv_plan.num_blocks - 1,
+        plan.max_concurrency,
+        KVCacheManager(plan.kv_plan, KVCacheConfig(block_size=plan.block_size)),
+    )
+
+
+def check_request(num_blocks: int, concurrency: float, cache: KVCacheManager) -> None:
+    """A request of the full length holds the blocks that the planned concurrency means, while it decodes."""
+    request = Request(
+        request_id="long",
+        prompt_token_ids=list(range(MAX_LEN - 16)),
+        sampling_params=SamplingParams(),
+        seed=0,
+        max_tokens=16,
+    )
+    most = 0
+    while request.num_computed_tokens < MAX_LEN:
+        prompt_left = len(request.prompt_token_ids) - request.num_computed_tokens
+        count = min(STEP_TOKENS, max(prompt_left, 1))
+        assert cache.allocate(request, count) is not None
+        request.num_computed_tokens += count
+        if prompt_left <= 0:
+            most = max(most, num_blocks - cache.usage().num_free_blocks)
+            request.output_token_ids.append(1)
+    assert num_blocks / most == pytest.approx(concurrency, rel=SHARE)
