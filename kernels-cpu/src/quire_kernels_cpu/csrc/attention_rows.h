@@ -1,12 +1,25 @@
 // Attention without tiles: dot products of vectors in float32. Included by `attention.h`.
 //
 // Some columns at a time, whose queries stay in the first-level cache while keys pass; four keys meet two columns of one
-// query at once, and four vectors of a value. What a column gets does not depend on how it was grouped.
+// query at once, and four vectors of a value. What a column gets does not depend on how it was grouped, nor on whether
+// keys and values were widened once for all columns or, for a few, each time they are read.
 #pragma once
 
 #include "attention.h"
 
 namespace quire {
+
+// Where the keys of a piece's tokens are, their values `value_offset` bytes behind them, and where those of the next piece
+// are, which is fetched meanwhile, a row for a row. Where there is none, it is a row that has been fetched.
+struct PieceRows {
+    const char* const* keys;
+    const char* const* ahead;
+    int64_t value_offset;
+};
+
+inline void fetch(const char* from, int64_t bytes) {
+    for (int64_t i = 0; i < bytes; i += 64) __builtin_prefetch(from + i, 0, 3);
+}
 
 // Columns [query, head of the group] of one key-value head.
 template <typename T>
@@ -30,18 +43,33 @@ public:
         bool merged = false;
         CacheRows rows(a_.cache, a_.table(task_.sequence), head);
         const Span span = task_.tokens(a_);
-        for (int piece = span.begin / kPiece * kPiece; piece < span.end; piece += kPiece) {
+        const bool as_stored = columns_ <= kFewColumns && a_.cache.format == CacheFormat::network && padded_ == a_.cache.head_dim;
+        const char *stored[2][kPiece] = {}, *wide[kPiece];
+        for (int t = 0; t < kPiece; ++t) wide[t] = reinterpret_cast<const char*>(keys_ + t * padded_);
+        int first = span.begin / kPiece * kPiece, which = 0;
+        locate(rows, first, span, stored[which]);
+        for (int piece = first; piece < span.end; piece += kPiece, which ^= 1) {
             if (piece % kSegment == 0 && piece > span.begin) {
                 keep(merged);
                 merged = true;
             }
             const int begin = std::max(piece, span.begin), end = std::min(piece + kPiece, span.end);
-            for (int t = begin; t < end; ++t) {
-                const char* key = rows.at(t);
+            std::copy_n(stored[which], kPiece, stored[which ^ 1]);
+            locate(rows, piece + kPiece, span, stored[which ^ 1]);
+            for (int t = begin; !as_stored && t < end; ++t) {
+                const char* const key = stored[which][t - piece];
                 widen_row<T>(a_.cache, key, keys_ + (t - piece) * padded_, padded_);
                 widen_row<T>(a_.cache, key + a_.cache.value_offset(), values_ + (t - piece) * padded_, padded_);
             }
-            for (int c = 0; c < columns_; c += kTogether) attend(c, std::min(c + kTogether, columns_), piece, begin, end);
+            const int64_t wide_offset = reinterpret_cast<char*>(values_) - reinterpret_cast<char*>(keys_);
+            for (int c = 0; c < columns_; c += kTogether) {
+                const int last = std::min(c + kTogether, columns_);
+                if (as_stored) {
+                    attend<T>(c, last, piece, begin, end, {stored[which], stored[which ^ 1], a_.cache.value_offset()});
+                } else {
+                    attend<float>(c, last, piece, begin, end, {wide, wide, wide_offset});
+                }
+            }
         }
         if (merged) keep(true);
         for (int c = 0; c < columns_; ++c) {
@@ -63,6 +91,14 @@ private:
     Column column(int which, int c) const {
         float* state = state_ + which * 2 * columns_;
         return {state + c, state + columns_ + c, outputs_ + (which * columns_ + c) * padded_, kLanes};
+    }
+
+    // Where the keys of a piece's tokens within the span are.
+    static void locate(CacheRows& rows, int piece, Span span, const char** to) {
+        for (int t = std::max(piece, span.begin), end = std::min(piece + kPiece, span.end); t < end;) {
+            const char* key = rows.at(t);
+            for (const int stop = std::min(end, rows.block_end(t)); t < stop; ++t, key += rows.row_bytes()) to[t - piece] = key;
+        }
     }
 
     void clear(int which) {
@@ -93,7 +129,8 @@ private:
         }
     }
 
-    static constexpr int kTogether = 16;  // columns
+    static constexpr int kTogether = 16;   // columns
+    static constexpr int kFewColumns = 4;  // for which widening beforehand costs more than it saves
     static constexpr int kRun = 4;        // keys, and vectors of a value
 
     // The tokens of [begin, end) that a column sees.
@@ -102,40 +139,54 @@ private:
         return {a_.window > 0 ? std::max(begin, position + 1 - a_.window) : begin, std::min(end, position + 1)};
     }
     int position_of(int c) const { return a_.context(task_.sequence) + task_.first + c / group_; }
-    // Columns of one query from c on, two of them if there are.
-    int pair_at(int c, int last) const { return c + 1 < last && (c + 1) / group_ == c / group_ ? 2 : 1; }
+    // Columns of one query from `first` on, one or two, and the tokens of a piece that they see.
+    struct Together {
+        int first, count;
+        Span span;
+    };
 
     // Columns [first, last) over the tokens [begin, end) of a piece.
-    void attend(int first, int last, int piece, int begin, int end) {
+    template <typename Number>
+    void attend(int first, int last, int piece, int begin, int end, const PieceRows& rows) {
         alignas(64) float weights[kTogether][kPiece];
         float shrink[kTogether];
-        for (int t = begin; t < end; t += kRun)
-            for (int c = first, n; c < last; c += n) {
-                n = pair_at(c, last);
-                const Span span = seen_by(c, begin, end);
-                if (t + kRun <= span.begin || t >= span.end) continue;
-                const auto multiply = n == 2 ? score<2> : score<1>;
-                multiply(queries_ + c * padded_, keys_, padded_, t - piece, end - piece, weights + (c - first));
+        Together all[kTogether];
+        int count = 0;
+        for (int c = first, n; c < last; c += n) {
+            n = c + 1 < last && (c + 1) / group_ == c / group_ ? 2 : 1;
+            all[count++] = {c, n, seen_by(c, begin, end)};
+        }
+        for (int t = begin; t < end; t += kRun) {
+            for (int i = t - piece; i < std::min(t + kRun, end) - piece; ++i) fetch(rows.ahead[i], padded_ * sizeof(Number));
+            for (const Together* at = all; at < all + count; ++at) {
+                if (t + kRun <= at->span.begin || t >= at->span.end) continue;
+                const auto multiply = at->count == 2 ? score<2, Number> : score<1, Number>;
+                multiply(queries_ + at->first * padded_, rows, padded_, t - piece, end - piece, weights + (at->first - first));
             }
-        for (int c = first; c < last; ++c) shrink[c - first] = weigh(c, piece, seen_by(c, begin, end), weights[c - first]);
-        for (int d = 0; d < padded_; d += kRun * kLanes)
-            for (int c = first, n; c < last; c += n) {
-                n = pair_at(c, last);
-                const Span span = seen_by(c, begin, end);
-                if (span.begin >= span.end) continue;
-                const int vectors = std::min(kRun, (padded_ - d) / kLanes);
-                const auto add = n == 2 ? add_values<2> : add_values<1>;
-                add({span.begin - piece, span.end - piece}, weights + (c - first), shrink + (c - first), values_ + d, padded_,
-                    vectors, column(0, c).out + d);
+        }
+        for (const Together* at = all; at < all + count; ++at)
+            for (int c = at->first; c < at->first + at->count; ++c)
+                shrink[c - first] = weigh(c, piece, at->span, weights[c - first]);
+        for (int d = 0; d < padded_; d += kRun * kLanes) {
+            const int vectors = std::min(kRun, (padded_ - d) / kLanes);
+            for (const Together* at = all; at < all + count; ++at) {
+                if (at->span.begin >= at->span.end) continue;
+                const auto add = at->count == 2 ? add_values<2, Number> : add_values<1, Number>;
+                const int c = at->first - first;
+                add({at->span.begin - piece, at->span.end - piece}, weights + c, shrink + c, rows, d, padded_, vectors,
+                    column(0, at->first).out + d);
             }
+        }
     }
 
     // Products of kColumns queries with the keys from t on, four of them or those before `end`.
-    template <int kColumns>
-    static void score(const float* queries, const float* keys, int padded, int t, int end, float (*to)[kPiece]) {
-        const float* key[kRun];
-        for (int i = 0; i < kRun; ++i) key[i] = keys + std::min(t + i, end - 1) * padded;
-        Floats sums[kColumns][kRun] = {};
+    template <int kColumns, typename Number>
+    static void score(const float* queries, const PieceRows& rows, int padded, int t, int end, float (*to)[kPiece]) {
+        const Number* key[kRun];
+        for (int i = 0; i < kRun; ++i) key[i] = reinterpret_cast<const Number*>(rows.keys[std::min(t + i, end - 1)]);
+        Floats sums[kColumns][kRun];
+        for (int c = 0; c < kColumns; ++c)
+            for (int i = 0; i < kRun; ++i) sums[c][i] = splat(0.0f);
         for (int d = 0; d < padded; d += kLanes) {
             Floats q[kColumns];
             for (int c = 0; c < kColumns; ++c) q[c] = load(queries + c * padded + d);
@@ -186,19 +237,19 @@ private:
         return shrink;
     }
 
-    // out = out * shrink + weighted values, of kColumns columns and `vectors` vectors.
-    template <int kColumns>
-    static void add_values(Span seen, const float (*weights)[kPiece], const float* shrink, const float* values, int padded,
-                           int vectors, float* out) {
+    // out = out * shrink + weighted values, of kColumns columns and `vectors` vectors from element d on.
+    template <int kColumns, typename Number>
+    static void add_values(Span seen, const float (*weights)[kPiece], const float* shrink, const PieceRows& rows, int d,
+                           int padded, int vectors, float* out) {
         if (vectors < kRun) {
             for (int v = 0; v < vectors * kLanes; v += kLanes)
-                add_run<kColumns, 1>(seen, weights, shrink, values + v, padded, out + v);
+                add_run<kColumns, 1, Number>(seen, weights, shrink, rows, d + v, padded, out + v);
         } else {
-            add_run<kColumns, kRun>(seen, weights, shrink, values, padded, out);
+            add_run<kColumns, kRun, Number>(seen, weights, shrink, rows, d, padded, out);
         }
     }
-    template <int kColumns, int kVectors>
-    static void add_run(Span seen, const float (*weights)[kPiece], const float* shrink, const float* values, int padded,
+    template <int kColumns, int kVectors, typename Number>
+    static void add_run(Span seen, const float (*weights)[kPiece], const float* shrink, const PieceRows& rows, int d, int padded,
                         float* out) {
         Floats sums[kColumns][kVectors];
         for (int c = 0; c < kColumns; ++c)
@@ -206,8 +257,11 @@ private:
         for (int t = seen.begin; t < seen.end; ++t) {
             Floats weight[kColumns];
             for (int c = 0; c < kColumns; ++c) weight[c] = splat(weights[c][t]);
+            const int64_t at = rows.value_offset + d * sizeof(Number);
+            const Number* const values = reinterpret_cast<const Number*>(rows.keys[t] + at);
+            fetch(rows.ahead[t] + at, kVectors * kLanes * sizeof(Number));
             for (int v = 0; v < kVectors; ++v) {
-                Floats value = load(values + t * padded + v * kLanes);
+                Floats value = load(values + v * kLanes);
                 in_register(value);
                 for (int c = 0; c < kColumns; ++c) sums[c][v] = fused(weight[c], value, sums[c][v]);
             }

@@ -57,6 +57,7 @@ public:
         }
         return first_ + (position - begin_) * cache_->row_bytes;
     }
+    int64_t row_bytes() const { return cache_->row_bytes; }
     int block_end(int position) const { return (position / cache_->block_size + 1) * cache_->block_size; }
 
 private:

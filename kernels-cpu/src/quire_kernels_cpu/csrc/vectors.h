@@ -41,7 +41,7 @@ struct Float16 {
     uint16_t bits;
 };
 
-inline Floats splat(float x) { return Floats{} + x; }
+inline Floats splat(float x) { return x - Floats{}; }  // minus zero: what changes no number costs nothing
 
 inline float to_float(float x) { return x; }
 inline float to_float(BFloat16 x) {
