@@ -147,14 +147,28 @@ def run_quantize(arguments: list[str]) -> int:
     parser.add_argument("MODEL", help="folder or hub name of an unquantized checkpoint")
     parser.add_argument("OUT", help="folder to write, new or empty")
     parser.add_argument(
-        "--scheme", required=True, metavar="NAME", help="int8, fp8, int4-g128, int4-g64 or int4-g32, rounded to nearest"
+        "--scheme", required=True, metavar="NAME", help="int8, fp8, fp8-static, int4-g128, int4-g64 or int4-g32"
+    )
+    parser.add_argument(
+        "--algorithm", metavar="NAME", help="rtn (to nearest), gptq or awq (default: gptq with --calibration, else rtn)"
+    )
+    parser.add_argument(
+        "--calibration",
+        metavar="FILE",
+        help="text of the kind that the model is for; .jsonl: a text or messages a line",
+    )
+    parser.add_argument(
+        "--calibration-tokens", type=int, default=32768, metavar="N", help="read so many tokens of it (default: 32768)"
     )
     parser.add_argument("--revision", help="branch, tag or commit of a hub model")
     parser.add_argument("--use-modelscope", action="store_true", help="the hub is ModelScope")
     args = parser.parse_args(arguments)
     from quire_server.quantize_report import print_quantize
 
-    return print_quantize(args.MODEL, args.OUT, args.scheme, revision=args.revision, use_modelscope=args.use_modelscope)
+    return print_quantize(
+        args.MODEL, args.OUT, args.scheme, algorithm=args.algorithm, calibration=args.calibration,
+        calibration_tokens=args.calibration_tokens, revision=args.revision, use_modelscope=args.use_modelscope,
+    )  # fmt: skip
 
 
 @command("explain", "say value, source and effect of a setting; without a name, list all")

@@ -43,9 +43,9 @@ def print_eval(config: QuireConfig, text_file: str, *, window: int, against: lis
     if as_json:
         print(json.dumps([{**line, "change": line["perplexity"] / first - 1} for line in figures], indent=2))
         return 0
-    print(f"{'weights':<34}{'bytes':>14}{'perplexity':>14}{'change':>10}")
+    print(f"{'bytes':>14}{'perplexity':>14}{'change':>10}  weights")
     for line in figures:
         change = f"{line['perplexity'] / first - 1:+.3%}"
-        print(f"{line['weights']:<34}{line['weight_bytes']:>14}{line['perplexity']:>14.4f}{change:>10}")
+        print(f"{line['weight_bytes']:>14}{line['perplexity']:>14.4f}{change:>10}  {line['weights']}")
     print(f"{figures[0]['num_tokens']} tokens predicted, in {figures[0]['num_windows']} windows of {window}")
     return 0

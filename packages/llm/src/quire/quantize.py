@@ -1,8 +1,7 @@
 """A checkpoint with quantized linear layers, written from an unquantized one, in the format of compressed-tensors.
 
-Tensor by tensor: memory holds one layer and one file of the result, whatever the model's size. Each weight is rounded
-as `--quantization` would do it while loading, so both compute the same. Knows folders and names; the arithmetic is in
-`quire_quantization`.
+Tensor by tensor: memory holds one layer and one file of the result, whatever the model's size; with calibration, what
+`quire.calibration` holds as well. Knows folders and names; the arithmetic is in `quire_quantization`.
 """
 
 from __future__ import annotations
@@ -10,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,66 +17,17 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from quire_interfaces import CheckpointError, ConfigError, LinearMethod
+from quire.calibration import ALGORITHMS, Calibrator
+from quire.quantize_schemes import SCHEMES, Rounded, Scheme, quantization_config
+from quire_interfaces import CheckpointError, ConfigError
 from quire_models import ModelConfig, Network, build_model
 from quire_models.checkpoint_files import open_checkpoint
-from quire_models.quantization_config import QuantizationConfig
-from quire_ops import OpRequest
-from quire_ops.grouped import unblock_groups, unpack_int4
-from quire_quantization import linear_method
-from quire_quantization.stored import pack_int32
+from quire_models.weights import load_weights
 
-__all__ = ["SCHEMES", "QuantizeReport", "quantize_checkpoint"]
+__all__ = ["ALGORITHMS", "SCHEMES", "QuantizeReport", "quantize_checkpoint"]
 
 Progress = Callable[[int, int], None]
-"""(bytes read so far, bytes of all) -> None."""
-
-
-class Scheme(NamedTuple):
-    """A form that is written."""
-
-    method: str
-    """Of `quire_quantization.linear_method`."""
-    format: str
-    """Of compressed-tensors."""
-    weights: dict[str, Any]
-    """What its `config_groups` say."""
-    store: Callable[[dict[str, Tensor], Tensor], dict[str, Tensor]]
-    """(what the method keeps, the weight) -> tensors by their names behind the layer's."""
-
-
-def _store_int8(made: dict[str, Tensor], weight: Tensor) -> dict[str, Tensor]:
-    return {"weight": made["weight"], "weight_scale": made["scale"][:, None].contiguous()}
-
-
-def _store_float8(made: dict[str, Tensor], weight: Tensor) -> dict[str, Tensor]:
-    scale = unblock_groups(made["scale"], len(weight))[:, :1]
-    return {"weight": made["weight"], "weight_scale": scale.contiguous()}
-
-
-def _store_int4(made: dict[str, Tensor], weight: Tensor) -> dict[str, Tensor]:
-    numbers = unpack_int4(made["weight"], weight.shape[1]).int() + 8
-    return {
-        "weight_packed": pack_int32(numbers, 4),
-        "weight_scale": unblock_groups(made["scale"], len(weight)).contiguous(),
-        "weight_shape": torch.tensor(weight.shape),
-    }
-
-
-def _int4(method: str, size: int) -> Scheme:
-    weights = {"num_bits": 4, "type": "int", "strategy": "group", "group_size": size, "symmetric": True}
-    return Scheme(method, "pack-quantized", weights, _store_int4)
-
-
-_CHANNEL = {"num_bits": 8, "strategy": "channel", "symmetric": True}
-SCHEMES: dict[str, Scheme] = {
-    "int8": Scheme("int8", "int-quantized", {**_CHANNEL, "type": "int"}, _store_int8),
-    "fp8": Scheme("fp8", "float-quantized", {**_CHANNEL, "type": "float"}, _store_float8),
-    "int4-g128": _int4("int4", 128),
-    "int4-g64": _int4("int4-g64", 64),
-    "int4-g32": _int4("int4-g32", 32),
-}
-"""Name -> form; all of them weight-only."""
+"""(bytes quantized or copied so far, bytes of all) -> None."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,7 +35,7 @@ class QuantizeReport:
     """What `quantize_checkpoint` wrote."""
 
     num_quantized: int
-    """Layers."""
+    """Matrices of the checkpoint; of experts that it keeps in one tensor, each."""
     left: tuple[str, ...]
     """Names of matrices that stay as they were, embeddings aside."""
     bytes_before: int
@@ -98,6 +48,8 @@ def quantize_checkpoint(
     out: str | Path,
     scheme: str,
     *,
+    algorithm: str | None = None,
+    calibration: Sequence[Sequence[int]] = (),
     file_bytes: int = 2 << 30,
     progress: Progress | None = None,
 ) -> QuantizeReport:
@@ -106,15 +58,19 @@ def quantize_checkpoint(
     Args:
         folder: An unquantized checkpoint in safetensors.
         out: A new or empty folder.
-        scheme: A key of `SCHEMES`. Linear layers are rounded to nearest; LM head, embeddings, norms and experts stay.
+        scheme: A key of `SCHEMES`. Linear layers are rounded, those of experts too; LM head, embeddings, routers and
+            norms stay.
+        algorithm: One of `ALGORITHMS`. None for "gptq" where there is calibration and the scheme is of whole numbers,
+            else "rtn".
+        calibration: Token ids of each sequence of a text, for algorithms other than "rtn" and for scheme "fp8-static".
         file_bytes: At most so much in a file of the result; it is held in memory.
 
     Raises:
-        ConfigError: There is no such scheme, or `out` has files.
+        ConfigError: There is no such scheme or algorithm, they do not go together, the text is missing, or `out` has
+            files.
         CheckpointError: The checkpoint cannot be read, is quantized already, or none of its matrices can be.
     """
-    if scheme not in SCHEMES:
-        raise ConfigError(f"there is no scheme {scheme!r}; choose one of {', '.join(SCHEMES)}", field="scheme")
+    algorithm = _algorithm(scheme, algorithm, calibration)
     folder, out = Path(folder), Path(out)
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise ConfigError(f"{out} exists and is not an empty folder; give another one", field="out")
@@ -123,57 +79,193 @@ def quantize_checkpoint(
         raise CheckpointError(f"{folder} is quantized already ({config.quantization.name}); use the unquantized model")
     if not config.is_native:
         raise CheckpointError(f"{config.architecture} runs through Transformers, where weights cannot be quantized")
-    network = _network(config)
-    layers = frozenset(layer for layer in network.stored_layers)
-    method = linear_method(SCHEMES[scheme].method, OpRequest())
-    checkpoint = open_checkpoint(folder)
+    network = build_model(config)
+    writer = _Writer(folder, out, SCHEMES[scheme], network, file_bytes, progress)
+    if calibration:
+        calibrator = Calibrator(network, writer.layers(), SCHEMES[scheme], algorithm)
+        load_weights(network, folder)
+        out.mkdir(parents=True, exist_ok=True)
+        writer.calibrated(calibrator, calibration)
     out.mkdir(parents=True, exist_ok=True)
-    files = _Files(out, file_bytes)
-    done, quantized, left = 0, 0, []
-    for name, tensor in checkpoint.tensors():
-        done += tensor.nbytes
-        if _is_layer(name, tensor, network, layers) and _fits(tensor, SCHEMES[scheme]):
-            files.add(_quantized(name, tensor, SCHEMES[scheme], method))
-            quantized += 1
-        else:
-            files.add({name: tensor.clone()})
+    return writer.finish(scheme)
+
+
+def _algorithm(scheme: str, algorithm: str | None, calibration: Sequence[Sequence[int]]) -> str:
+    if scheme not in SCHEMES:
+        raise ConfigError(f"there is no scheme {scheme!r}; choose one of {', '.join(SCHEMES)}", field="scheme")
+    if algorithm not in (None, *ALGORITHMS):
+        raise ConfigError(
+            f"there is no algorithm {algorithm!r}; choose one of {', '.join(ALGORITHMS)}", field="algorithm"
+        )
+    whole = SCHEMES[scheme].limits is not None
+    algorithm = algorithm or ("gptq" if calibration and whole else "rtn")
+    if algorithm != "rtn" and not whole:
+        raise ConfigError(f"{algorithm} is for int8 and int4, not for {scheme}; leave it out", field="algorithm")
+    needs = algorithm if algorithm != "rtn" else scheme if SCHEMES[scheme].static_inputs else ""
+    if needs and not any(calibration):
+        raise ConfigError(f"{needs} needs a text to calibrate with; give a file (--calibration)", field="calibration")
+    if calibration and not needs:
+        raise ConfigError(
+            f"{scheme} with {algorithm} does not look at a text; leave calibration out, or choose another algorithm",
+            field="calibration",
+        )
+    return algorithm
+
+
+class _Part(NamedTuple):
+    """A layer of the network in a matrix of the checkpoint."""
+
+    layer: str
+    rows: Tensor
+    """[outputs] int64: where the layer's outputs are in the matrix."""
+
+
+class _Matrix(NamedTuple):
+    """A matrix that is quantized; in the result it has one name."""
+
+    name: str
+    parts: tuple[_Part, ...]
+
+
+class _Writer:
+    """Quantizes tensors and puts them into files."""
+
+    def __init__(
+        self, folder: Path, out: Path, scheme: Scheme, network: Network, file_bytes: int, progress: Progress | None
+    ) -> None:
+        self._folder, self._out, self._scheme, self._network = folder, out, scheme, network
+        self._linears = {layer.name.removesuffix(".weight"): layer for layer in network.linears}
+        self._checkpoint = open_checkpoint(folder)
+        self._files = _Files(out, file_bytes)
+        self._progress = progress
+        self._bytes = self._quantized = 0
+        self._written: set[str] = set()
+        """Names of tensors of the checkpoint."""
+        self._folds: dict[str, Tensor] = {}
+
+    def layers(self) -> list[Any]:
+        """Layers of the network that are quantized."""
+        names = [part.layer for name, tensor in self._checkpoint.tensors() for matrix in self._matrices(name, tensor)
+                 for part in matrix.parts]  # fmt: skip
+        return [self._linears[name] for name in names]
+
+    def calibrated(self, calibrator: Calibrator, sequences: Sequence[Sequence[int]]) -> None:
+        """Write what `calibrator` makes of the layers, one decoder layer after the other."""
+        stored: dict[str, list[tuple[str, Tensor]]] = {}
+        for name, tensor in self._checkpoint.tensors():
+            for place in {calibrator.place(part.layer) for m in self._matrices(name, tensor) for part in m.parts}:
+                stored.setdefault(place, []).append((name, tensor))
+
+        def write(place: str) -> None:
+            for name, tensor in stored[place]:
+                self._add(name, tensor, self._matrices(name, tensor), calibrator.take)
+
+        calibrator.run(sequences, write)
+        self._folds = dict(calibrator.folds)
+
+    def finish(self, scheme: str) -> QuantizeReport:
+        """Write everything else."""
+        left = []
+        for name, tensor in self._checkpoint.tensors():
+            if name in self._written:
+                continue
+            matrices = self._matrices(name, tensor)
+            if matrices:
+                self._add(name, tensor, matrices, None)
+                continue
+            factors = self._folds.pop(name, None)
+            kept = tensor.clone() if factors is None else (tensor.float() / factors).to(tensor.dtype)
+            self._add_tensors({name: kept}, name, tensor)
             if tensor.ndim > 1 and name.endswith(".weight") and "embed" not in name:
                 left.append(name.removesuffix(".weight"))
-        if progress is not None:
-            progress(done, checkpoint.total_bytes)
-    if not quantized:
-        raise CheckpointError(f"none of the matrices of {config.architecture} can be quantized as {scheme}")
-    written = files.finish()
-    _copy_others(folder, out, _config(SCHEMES[scheme], left))
-    return QuantizeReport(
-        num_quantized=quantized, left=tuple(left), bytes_before=done, bytes_after=files.total_bytes, files=written
-    )
+        if not self._quantized:
+            raise CheckpointError(
+                f"none of the matrices of {self._network.config.architecture} can be quantized as {scheme}"
+            )
+        if self._folds:
+            raise CheckpointError(
+                f"the checkpoint keeps {', '.join(self._folds)} within other tensors, where awq cannot change them; "
+                "use gptq"
+            )
+        files = self._files.finish()
+        _copy_others(self._folder, self._out, quantization_config(self._scheme, sorted({*left, "lm_head"})))
+        return QuantizeReport(
+            num_quantized=self._quantized, left=tuple(left), bytes_before=self._bytes,
+            bytes_after=self._files.total_bytes, files=files,
+        )  # fmt: skip
 
+    def _matrices(self, name: str, tensor: Tensor) -> tuple[_Matrix, ...]:
+        """What is quantized in a tensor of the checkpoint: a layer, several side by side, or many experts; nothing
+        where a part of it cannot be."""
+        pack = self._network.packs.get(name)
+        if pack is not None and tuple(tensor.shape) == pack.shape:
+            parts = list(pack.split(tensor))
+            if not all(part.ndim == 2 and self._fits(part_name, part) for part_name, part in parts):
+                return ()
+            names = [part_name.removesuffix(".weight") for part_name, _ in parts]
+            rows = [torch.arange(len(part)) for _, part in parts]
+            return tuple(_Matrix(n, (_Part(n, r),)) for n, r in zip(names, rows, strict=True))
+        if tensor.ndim != 2 or not name.endswith(".weight"):
+            return ()
+        # What becomes of numbered rows says what becomes of the tensor's.
+        numbers = torch.arange(len(tensor))[:, None].expand(-1, 2).contiguous()
+        found = list(self._network.checkpoint_tensors(name, numbers))
+        whole = all(part.ndim == 2 and part.shape[1] == 2 and torch.equal(part[:, 0], part[:, 1]) for _, part in found)
+        if not whole or not torch.equal(torch.cat([part[:, 0] for _, part in found]).sort().values, numbers[:, 0]):
+            return ()
+        if not all(self._fits(part_name, tensor[: len(part)]) for part_name, part in found):
+            return ()
+        parts_of = tuple(_Part(part_name.removesuffix(".weight"), part[:, 0]) for part_name, part in found)
+        return (_Matrix(name.removesuffix(".weight"), parts_of),)
 
-def _network(config: ModelConfig) -> Network:
-    """Without weights, as if its layers were quantized: it says which of them can be."""
-    form = QuantizationConfig(layout="int8", bits=8, group_size=None, granularity="channel")
-    return build_model(dataclasses.replace(config, quantization=form), dtype="float32")
+    def _fits(self, name: str, weight: Tensor) -> bool:
+        layer = self._linears.get(name.removesuffix(".weight"))
+        return (
+            layer is not None
+            and name.endswith(".weight")
+            and layer.shape == tuple(weight.shape)
+            and self._scheme.fits(weight.shape[1])
+        )
 
+    def _add(
+        self,
+        name: str,
+        tensor: Tensor,
+        matrices: tuple[_Matrix, ...],
+        take: Callable[[str], tuple[Rounded, Tensor | None]] | None,
+    ) -> None:
+        """Quantize a tensor, or take what was made of its layers."""
+        pack = self._network.packs.get(name)
+        weights = [tensor] if pack is None else [part for _, part in pack.split(tensor)]
+        for matrix, weight in zip(matrices, weights, strict=True):
+            if take is None:
+                made = self._scheme.tensors(self._scheme.round(weight), tensor.dtype)
+            else:
+                made = self._put_together(matrix, take, len(weight), tensor.dtype)
+            self._add_tensors({f"{matrix.name}.{kind}": part for kind, part in made.items()}, name, None)
+        self._quantized += len(matrices)
+        self._add_tensors({}, name, tensor)
 
-def _is_layer(name: str, tensor: Tensor, network: Network, layers: frozenset[str]) -> bool:
-    """Whether a tensor is the weight of linear layers: of one, or of several side by side."""
-    if tensor.ndim != 2 or not name.endswith(".weight"):
-        return False
-    parts = list(network.checkpoint_tensors(name, tensor))
-    together = sum(len(part) for _, part in parts) == len(tensor)
-    return together and all(
-        part.shape[1:] == tensor.shape[1:] and part_name.removesuffix(".weight") in layers for part_name, part in parts
-    )
+    def _put_together(
+        self, matrix: _Matrix, take: Callable[[str], tuple[Rounded, Tensor | None]], outputs: int, dtype: torch.dtype
+    ) -> dict[str, Tensor]:
+        pieces = [take(part.layer) for part in matrix.parts]
+        places = torch.argsort(torch.cat([part.rows for part in matrix.parts]))
+        elements = torch.cat([rounded.elements.view(torch.int8) for rounded, _ in pieces])[places]
+        scale = torch.cat([rounded.scale.float() for rounded, _ in pieces])[places]
+        made = self._scheme.tensors(Rounded(elements.view(pieces[0][0].elements.dtype), scale), dtype)
+        input_scales = [one for _, one in pieces if one is not None]
+        return {**made, "input_scale": max(input_scales, key=float).to(dtype)} if input_scales else made
 
-
-def _fits(tensor: Tensor, scheme: Scheme) -> bool:
-    return tensor.shape[1] % scheme.weights.get("group_size", 1) == 0
-
-
-def _quantized(name: str, weight: Tensor, scheme: Scheme, method: LinearMethod) -> dict[str, Tensor]:
-    stored = scheme.store(method.make_weights(weight, None), weight)
-    return {f"{name.removesuffix('weight')}{part}": tensor for part, tensor in stored.items()}
+    def _add_tensors(self, tensors: dict[str, Tensor], name: str, done: Tensor | None) -> None:
+        """done: the tensor of the checkpoint that nothing is left to do for."""
+        self._files.add(tensors)
+        if done is None:
+            return
+        self._written.add(name)
+        self._bytes += done.nbytes
+        if self._progress is not None:
+            self._progress(self._bytes, self._checkpoint.total_bytes)
 
 
 class _Files:
@@ -210,18 +302,6 @@ class _Files:
             index = {"metadata": {"total_size": self.total_bytes}, "weight_map": weight_map}
             (self._folder / "model.safetensors.index.json").write_text(json.dumps(index, indent=2), encoding="utf-8")
         return tuple(finals)
-
-
-def _config(scheme: Scheme, left: list[str]) -> dict[str, Any]:
-    weights = {"dynamic": False, "actorder": None, "block_structure": None, "observer": "minmax", **scheme.weights}
-    group = {"targets": ["Linear"], "weights": weights, "input_activations": None, "output_activations": None}
-    return {
-        "quant_method": "compressed-tensors",
-        "format": scheme.format,
-        "quantization_status": "compressed",
-        "config_groups": {"group_0": {**group, "format": scheme.format}},
-        "ignore": sorted({*left, "lm_head"}),
-    }
 
 
 def _copy_others(folder: Path, out: Path, quantization: dict[str, Any]) -> None:

@@ -42,6 +42,8 @@ class Linear:
         stored = None if method else scope.stored_linear(out_features, in_features)
         self._method = stored or method or scope.linear_method
         self._apply = self._method.apply
+        if method is None:
+            scope.linears.append(self)
         tensors = {"weight": StoredTensor(self.shape, None)} if stored is None else stored.tensors()
         if bias:
             tensors.pop("bias", None)
@@ -55,6 +57,12 @@ class Linear:
             name = scope.prefix.removesuffix(".")
             self._lora = self._adapters.linear(name, out_features, in_features, self._base)
         scope.when_loaded(self._finish)
+
+    def set_method(self, method: LinearMethod) -> None:
+        """Keep the weight by another method. Before it is loaded; not for layers of a quantized checkpoint."""
+        assert not self._weights
+        assert not isinstance(self._method, StoredLinear)
+        self._method, self._apply = method, method.apply
 
     def _base(self) -> tuple[Tensor, Tensor | None]:
         """Weight and bias in float32, whatever form the linear method keeps them in."""

@@ -12,6 +12,7 @@ from torch import Tensor
 from quire_attention import AttentionBackend, ForwardBatch
 from quire_lora import AdapterSlots
 from quire_models.config import ModelConfig
+from quire_models.layers.linear import Linear
 from quire_models.layers.scope import Packed, Parameter, Scope
 from quire_ops import DecodeRows, RunDecode
 
@@ -76,9 +77,9 @@ class Network:
         return self._scope.adapters
 
     @property
-    def stored_layers(self) -> tuple[str, ...]:
-        """Names of the linear layers that are quantized in the checkpoint."""
-        return tuple(method.layer for method in self._scope.stored)
+    def linears(self) -> tuple[Linear, ...]:
+        """The layers that can be quantized, the LM head aside."""
+        return tuple(self._scope.linears)
 
     @property
     def linear_kernels(self) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -19,6 +19,9 @@ from quire_lora import AdapterSlots
 from quire_models.layers.stored_linear import StoredLinear, StoredTensor
 from quire_models.quantization_config import QuantizationConfig
 from quire_ops import OpBackend, OpChoice, OpRequest, op_table
+
+if TYPE_CHECKING:
+    from quire_models.layers.linear import Linear
 
 __all__ = ["Packed", "Parameter", "Scope"]
 
@@ -70,6 +73,8 @@ class Scope:
     """Ops that may not multiply with weights of a quantized checkpoint."""
     stored: list[StoredLinear] = field(default_factory=list)
     """The methods of all layers that are quantized in the checkpoint."""
+    linears: list[Linear] = field(default_factory=list)
+    """Layers that take the linear method, in the order in which they were made; shared by all scopes of a network."""
     prefix: str = ""
     parameters: list[Parameter] = field(default_factory=list)
     """Every parameter of the network, in the order in which layers were made; shared by all scopes of a network."""
