@@ -139,3 +139,25 @@ def packed(q: Tensor, zero: Tensor | None, scale: Tensor, groups: Tensor | None,
     if groups is not None:
         tensors["weight_g_idx"] = groups.int()
     return tensors
+
+
+def torchao_layer(weight: Tensor, kind: str) -> tuple[dict[str, Tensor], Tensor]:
+    """What torchao's Int8Tensor, Float8Tensor and IntxUnpackedToInt8Tensor are in safetensors, and the weight."""
+    if kind == "float8":
+        scale = weight.abs().max().view(1, 1) / 448
+        elements = (weight / scale).to(torch.float8_e4m3fn)
+        return {"_weight_qdata": elements, "_weight_scale": scale}, elements.float() * scale
+    size = weight.shape[1] if kind == "int8" else 32
+    groups = weight.view(len(weight), -1, size)
+    low, high = (-128, 127) if kind == "int8" else (-8, 7)
+    scale = (groups.amax(2) - groups.amin(2)) / (high - low) * 1.01
+    zero = (low - groups.amin(2) / scale).round().clamp(low, high)
+    zero = torch.zeros_like(zero) if kind == "int8" else zero
+    scale = groups.abs().amax(2) / 127 if kind == "int8" else scale
+    elements = (groups / scale[:, :, None] + zero[:, :, None]).round().clamp(low, high)
+    restored = ((elements - zero[:, :, None]) * scale[:, :, None]).view(weight.shape)
+    return {
+        "_weight_qdata": elements.view(weight.shape).to(torch.int8),
+        "_weight_scale": scale,
+        "_weight_zero_point": zero.to(torch.int8),
+    }, restored

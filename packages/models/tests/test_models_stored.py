@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from models_packers import MICROSCALED, awq, bitsandbytes, gptq, microscaled, packed
+from models_packers import MICROSCALED, awq, bitsandbytes, gptq, microscaled, packed, torchao_layer
 from models_paged_driver import PagedDriver
 from safetensors.torch import load_file, save_file
 from torch import Tensor
@@ -36,6 +36,17 @@ def ct(layout: str, weights: dict[str, Any], **more: Any) -> dict[str, Any]:
 
 def quark(weight: dict[str, Any]) -> dict[str, Any]:
     return {"quant_method": "quark", "global_quant_config": {"weight": weight}, "exclude": ["lm_head"]}
+
+
+INTX = {
+    "weight_dtype": {"_type": "torch.dtype", "_data": "int4"},
+    "granularity": {"_type": "PerGroup", "_version": 1, "_data": {"group_size": 32}},
+    "intx_packing_format": {"_type": "IntxPackingFormat", "_data": "UNPACKED_TO_INT8"},
+}
+
+
+def torchao(kind: str, **data: Any) -> dict[str, Any]:
+    return {"quant_method": "torchao", "quant_type": {"default": {"_type": kind, "_version": 2, "_data": data}}}
 
 
 FORMATS: dict[str, dict[str, Any]] = {
@@ -74,6 +85,11 @@ FORMATS: dict[str, dict[str, Any]] = {
     "nf4": {"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_type": "nf4"},
     "fp4 nested": {"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_use_double_quant": True},
     "bnb int8": {"quant_method": "bitsandbytes", "load_in_8bit": True},
+    "torchao int8": torchao("Int8WeightOnlyConfig"),
+    "torchao float8": torchao("Float8WeightOnlyConfig", granularity={"_type": "PerTensor", "_data": {}}),
+    "torchao int4": torchao(
+        "IntxWeightOnlyConfig", **INTX, mapping_type={"_type": "MappingType", "_data": "ASYMMETRIC"}
+    ),
 }
 
 
@@ -86,6 +102,8 @@ def quantize(name: str, weight: Tensor) -> tuple[dict[str, Tensor], Tensor]:
         return bitsandbytes(weight, config)
     if name.startswith(("float", "fp8", "modelopt", "quark")):
         return _float8(name, weight)
+    if config["quant_method"] == "torchao":
+        return torchao_layer(weight, name.split()[1])
     if name == "int8" or name.startswith("w8a8"):
         scale = weight.abs().amax(1, keepdim=True) / 127
         scale = scale if name == "int8" else scale.bfloat16().float()  # other scales cannot stay beside rounded inputs
@@ -191,7 +209,9 @@ def test_logits_are_those_of_the_dequantized_model(name: str, tmp_path: Path) ->
     assert num_parameters(config) == sum(p.numel() for p in oracle.parameters())
 
 
-@pytest.mark.parametrize("name", [*MICROSCALED, "nf4", "fp4 nested", "bnb int8", "float block", "fp8 tensor", "w8a8"])
+@pytest.mark.parametrize(
+    "name", [*MICROSCALED, "nf4", "fp4 nested", "bnb int8", "torchao int4", "float block", "fp8 tensor", "w8a8"]
+)
 def test_stored_layers_are_read_to_the_bit(name: str, tmp_path: Path) -> None:
     tensors, restored = quantize(name, torch.randn(48, 256) * 0.1)
     config = parse_quantization(Fields({"quantization_config": FORMATS[name]}, "config.json"))
@@ -261,6 +281,15 @@ def test_packed_integers_are_read_to_the_bit(bits: int, shape: tuple[int, int]) 
 @pytest.mark.parametrize(
     ("config", "message"),
     [
+        (
+            torchao("Int4WeightOnlyConfig"),
+            "quant_type Int4WeightOnlyConfig of torchao is not supported; Int8WeightOnly",
+        ),
+        (torchao("Float8WeightOnlyConfig", weight_dtype="float8_e5m2"), "weight_dtype float8_e5m2 of torchao is not"),
+        (
+            {"quant_method": "torchao", "quant_type": "int8_weight_only"},
+            "quant_type 'int8_weight_only' of torchao is not",
+        ),
         ({"quant_method": "bitblas"}, "quant_method 'bitblas' is not supported; compressed-tensors .* are read"),
         ({"quant_method": "gptq", "bits": 5, "group_size": 128}, "gptq with 5 bits"),
         ({"quant_method": "gptq", "bits": 4, "group_size": 48}, "group_size 48"),

@@ -13,13 +13,14 @@ from quire_interfaces import CheckpointError
 from quire_models.fields import Fields
 from quire_models.gguf.names import COMPRESSED
 from quire_models.quantization_config import QuantizationConfig
+from quire_models.torchao_format import parse_torchao
 
 __all__ = ["parse_quantization"]
 
 _SUPPORTED = (
     "compressed-tensors (int-quantized, float-quantized, naive-quantized, pack-quantized, mxfp4-, mxfp8- and "
-    "nvfp4-pack-quantized), gptq (2, 3, 4 or 8 bits), awq (4 bits, gemm), fp8, modelopt, quark, bitsandbytes and GGUF "
-    "files are read"
+    "nvfp4-pack-quantized), gptq (2, 3, 4 or 8 bits), awq (4 bits, gemm), fp8, modelopt, quark, bitsandbytes, torchao "
+    "(Int8, Float8 and Intx) and GGUF files are read"
 )
 _ADVICE = "use a checkpoint in one of these, or the unquantized one with --quantization int8 or int4"
 _GROUP_STEP = 32
@@ -56,6 +57,7 @@ def parse_quantization(config: Fields) -> QuantizationConfig | None:
         "modelopt": _modelopt,
         "quark": _quark,
         "bitsandbytes": _bitsandbytes,
+        "torchao": parse_torchao,
     }
     if method == "mxfp4" and config.get("model_type") == "gpt_oss":
         return None  # only experts are, and the network unpacks them as they are loaded

@@ -187,6 +187,25 @@ def _bitsandbytes8_tensors(layer: StoredLayer, dtype: torch.dtype) -> dict[str, 
     }
 
 
+def _torchao_tensors(layer: StoredLayer, dtype: torch.dtype) -> dict[str, StoredTensor]:
+    element = torch.int8 if layer.config.weight_name == "int8" else torch.float8_e4m3fn
+    return {
+        "_weight_qdata": StoredTensor((layer.outputs, layer.inputs), element),
+        "_weight_scale": StoredTensor(layer.scale_shape, torch.float32),
+        "_weight_zero_point": StoredTensor(layer.scale_shape, torch.int8, optional=True),
+    }
+
+
+def _read_torchao(layer: StoredLayer, tensors: Mapping[str, Tensor]) -> GroupedWeight:
+    elements, scale, zero = (tensors.get(f"_weight_{name}") for name in ("qdata", "scale", "zero_point"))
+    assert elements is not None
+    assert scale is not None
+    if layer.config.weight_name != "int8":
+        return read_float8(elements, scale, None, layer.name)
+    weight = read_int8(elements, scale, zero if zero is not None and zero.any() else None)
+    return weight._replace(bits=layer.config.bits)
+
+
 def _gguf_tensors(layer: StoredLayer, dtype: torch.dtype) -> dict[str, StoredTensor]:
     weights, num_bytes, _ = GGML_TYPES[layer.config.ggml_type]
     return {"weight": StoredTensor((layer.outputs, layer.inputs // weights * num_bytes), torch.uint8)}
@@ -206,6 +225,8 @@ LAYOUTS: dict[str, Layout] = {
     ),
     # One step is a 127th of a row's largest magnitude (LLM.int8(), Dettmers et al. 2022, sec. 2.1).
     "bitsandbytes8": Layout(_bitsandbytes8_tensors, lambda _, t: read_int8(t["weight"], t["SCB"] / 127.0, None)),
+    # Elements are not packed, whatever their bits (torchao.prototype.safetensors).
+    "torchao": Layout(_torchao_tensors, _read_torchao),
     "gguf": Layout(_gguf_tensors, lambda layer, t: read_ggml(t["weight"], layer.config.ggml_type)),
 }
 """By the name that `QuantizationConfig.layout` gives."""
