@@ -18,6 +18,7 @@ from quire_models.quantization_config import QuantizationConfig
 from quire_models.quantization_formats import parse_quantization
 from quire_models.registry import architecture_entry, architecture_of
 from quire_models.rope_config import RopeConfig
+from quire_models.stored_linears import stored_linears
 
 __all__ = ["DTYPE_BYTES", "ModelConfig"]
 
@@ -84,6 +85,8 @@ class ModelConfig:
     """Quire has a network of its own for it; otherwise Transformers' is run."""
     stored_parameters: int | None = None
     """Weights of the checkpoint, where they are counted instead of derived."""
+    stored_linears: tuple[tuple[int, int], ...] = ()
+    """(outputs, inputs) of the linear layers in the files of such a checkpoint, LM head and routed experts aside."""
     other_parameters: int = 0
     """Weights that none of the fields above counts: learned positions, unusual norms, a bias of the LM head."""
 
@@ -109,7 +112,8 @@ class ModelConfig:
         model = cls.from_dict(values, generation=generation, source=str(path))
         if not model.is_native:
             counted = import_module("quire_models.transformers_backend.config").stored_parameters(folder)
-            return dataclasses.replace(model, stored_parameters=counted)
+            linears = stored_linears(folder, model.vocab_size)
+            return dataclasses.replace(model, stored_parameters=counted, stored_linears=linears)
         return model
 
     @classmethod

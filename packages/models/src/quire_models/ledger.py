@@ -121,9 +121,9 @@ def attention_shapes(config: ModelConfig) -> list[tuple[int, int]]:
 
 
 def linear_shapes(config: ModelConfig) -> list[tuple[int, int]]:
-    """(outputs, inputs) of every linear layer, the LM head and routed experts aside; empty where they are not known."""
+    """(outputs, inputs) of every linear layer, the LM head and routed experts aside."""
     if config.stored_parameters is not None:
-        return []
+        return list(config.stored_linears)
     if isinstance(config, RecurrentConfig):
         parts = [matrix for part in config.weights.values() for matrix in part.matrices]
         return [(outputs, inputs) for outputs, inputs, count in parts for _ in range(count)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -13,6 +14,7 @@ from quire_lora import AdapterSlots
 from quire_models.config import DTYPE_BYTES, ModelConfig
 from quire_models.layers.network import Network
 from quire_models.layers.scope import Scope
+from quire_models.module_adapters import place_adapters
 from quire_models.registry import model_class
 from quire_models.weights import LOAD_FORMATS, Progress, load_dummy_weights, load_weights
 from quire_ops import OpRequest
@@ -162,13 +164,7 @@ def load_model(
     return model
 
 
-def _load_by_itself(model: Network, folder: str | Path, linear_method: str, load_format: str) -> None:
-    if model.adapters is not None:
-        raise ConfigError(
-            f"{model.config.architecture} runs through Transformers, where adapters cannot be added; leave enable_lora "
-            "off",
-            field="enable_lora",
-        )
+def _load_by_itself(model: Any, folder: str | Path, linear_method: str, load_format: str) -> None:
     if linear_method != "plain":
         raise ConfigError(
             f"{model.config.architecture} runs through Transformers, where weights cannot be held as {linear_method}; "
@@ -182,3 +178,5 @@ def _load_by_itself(model: Network, folder: str | Path, linear_method: str, load
             field="load_format",
         )
     model.load(folder, dummy=load_format == "dummy")
+    if model.adapters is not None:
+        place_adapters(model._model, model._body, model.adapters, model._try)

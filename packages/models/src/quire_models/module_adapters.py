@@ -1,0 +1,80 @@
+"""Adapters on the linear layers of a network that is made of torch modules, as Transformers' are.
+
+Knows modules and slots; does not know whose network it is, or how its steps run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from torch import Tensor, nn
+
+from quire_interfaces import ConfigError
+from quire_lora import AdapterSlots
+from quire_ops import LoraWeights
+
+__all__ = ["place_adapters"]
+
+ROUTED = ".experts."
+"""In the names of layers that see some of a step's tokens, in an order of their own."""
+
+
+def place_adapters(model: nn.Module, body: nn.Module, slots: AdapterSlots, run_one_token: Callable[[], None]) -> None:
+    """Register the linear layers of a body under their full names, and add to what they give.
+
+    Layers count that see each token of a step once, in order: what a step of one token shows of a layer, and its name,
+    decide it. Embeddings and heads take no adapters here.
+
+    Args:
+        model: What names count from, as PEFT counts them.
+        body: The part of it that runs on the tokens of a step.
+        run_one_token: Runs a step of one token, without adapters.
+    """
+    within = set(body.modules())
+    sites = {
+        name: _Site(name, module, slots)
+        for name, module in model.named_modules()
+        if module in within and type(module) is nn.Linear and module.weight.dtype == slots.dtype and ROUTED not in name
+    }
+    run_one_token()
+    for site in sites.values():
+        site.decide()
+
+
+class _Site:
+    """One linear layer: first it is watched, then it adds adapters, or is left alone."""
+
+    def __init__(self, name: str, module: nn.Linear, slots: AdapterSlots) -> None:
+        self._name, self._module, self._slots = name, module, slots
+        self._rows: list[int] = []
+        self._weights: LoraWeights | None = None
+        self._handle = module.register_forward_hook(self._after)
+
+    def decide(self) -> None:
+        if self._rows and set(self._rows) == {1}:
+            outputs, inputs = self._module.weight.shape
+            self._weights = self._slots.linear(self._name, outputs, inputs, self._base)
+        else:
+            self._handle.remove()
+
+    def _base(self) -> tuple[Tensor, Tensor | None]:
+        bias: Tensor | None = self._module.bias
+        return self._module.weight.detach().float(), None if bias is None else bias.detach().float()
+
+    def _after(self, module: nn.Module, args: tuple[Any, ...], out: Tensor) -> None:
+        x: Tensor = args[0]
+        rows = x.shape[:-1].numel()
+        if self._weights is None:
+            self._rows.append(rows)
+            return
+        tokens = self._slots.tokens
+        if tokens is None:
+            return
+        if rows != len(tokens.slots):
+            raise ConfigError(
+                f"{self._name} was given {rows} rows in a step of {len(tokens.slots)} tokens, so that no adapter can "
+                "be put on it; serve this model with enable_lora off",
+                field="enable_lora",
+            )
+        self._slots.add(out.view(rows, -1), x.reshape(rows, -1), self._weights, tokens)
