@@ -1,36 +1,35 @@
 """What expensive constraints of some clients cost the token streams of others.
 
-    python apps/server/benchmarks/hostile_constraints.py [--rounds 3] [--streams 4]
+    python apps/server/benchmarks/hostile_constraints.py [--rounds 12] [--streams 4] [--attackers 1] [--num-threads 1]
 
 Serves the demo model. First says how much processor time the API process and the engine's process take per hostile
-request of each kind, which does not depend on what else the machine does. Then measures the time between events of
-plain streams, in turn without and with another client that sends schemas and patterns that are expensive to compile or
-to refuse, each time with new content; the median of the rounds counts. The attacker runs at low priority, as a stand-in
-for a client elsewhere. Wants a quiet machine: constraints are compiled at low priority, but not for nothing.
+request of each kind, which does not depend on what else the machine does. Then plain streams run all the time, while
+another client sends, in turn: nothing; plain requests, for whatever any further request costs; requests with harmless
+constraints; and schemas and patterns that are expensive to compile or to refuse, one after another, each time with new
+content. Compared is the time between events of the streams. The phases are short and take turns often, so that other
+programs of the machine disturb all of them alike; how long the engine's thread waited for a core in each phase is said,
+too. Both clients talk HTTP over bare sockets, so that what a client costs is not taken for what the server costs;
+requests are written before.
 """
 
 from __future__ import annotations
 
 import argparse
-import contextlib
 import itertools
 import json
 import multiprocessing
-import os
-import queue
 import re
+import selectors
+import socket
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from multiprocessing import Queue
-from multiprocessing.synchronize import Event
+from multiprocessing.connection import Connection
 from pathlib import Path
-from statistics import median
 from typing import Any
-
-import httpx
+from urllib.parse import urlsplit
 
 WORDS = [f"word{number * 7919}" for number in range(14_000)]
 HOSTILE: list[dict[str, Any]] = [
@@ -47,36 +46,31 @@ HOSTILE: list[dict[str, Any]] = [
     {"json": '{"items":' * 5000 + "{}" + "}" * 5000},
     {"regex": "(" * 100_000 + ")" * 100_000},
 ]
+HARMLESS: list[dict[str, Any]] = [
+    {"regex": "[a-z]{1,9}"},
+    {"json": {"type": "object", "properties": {"name": {"type": "string"}, "age": {"type": "integer"}}}},
+]
+PHASES: dict[str, list[dict[str, Any]]] = {"quiet": [], "plain": [{}], "harmless": HARMLESS, "hostile": HOSTILE}
+NUM_TOKENS = 900
+PHASE_S = 2.0
+NUM_WRITTEN = 24
+PAUSE_S = 0.1
+"""Between two requests, so that those that are answered quickly are not many more."""
 
 
-def stream(url: str, gaps_s: list[float], num_tokens: int) -> None:
-    """Read one stream; remember the time between its events."""
-    body = {"prompt": "Tell me", "max_tokens": num_tokens, "ignore_eos": True, "stream": True}
-    last_s = None
-    with httpx.stream("POST", f"{url}/v1/completions", json=body, timeout=120) as response:
-        for line in response.iter_lines():
-            if line.startswith("data: {"):
-                now_s = time.perf_counter()
-                if last_s is not None:
-                    gaps_s.append(now_s - last_s)
-                last_s = now_s
+def post(body: bytes) -> bytes:
+    """A whole request."""
+    head = f"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: {len(body)}"
+    return head.encode() + b"\r\nconnection: close\r\n\r\n" + body
 
 
-def measure(url: str, num_streams: int, name: str) -> float:
-    """Run some streams at once and print how evenly they came. The 99th percentile in ms."""
-    gaps_s: list[float] = []
-    with ThreadPoolExecutor(num_streams) as pool:
-        list(pool.map(lambda _: stream(url, gaps_s, 700), range(num_streams)))
-    gaps_s.sort()
-    shares = {f"p{share * 100:g}": gaps_s[int(share * (len(gaps_s) - 1))] * 1e3 for share in (0.5, 0.9, 0.99, 1.0)}
-    print(f"{name:<10}" + "".join(f"{key:>6} {value:7.2f} ms" for key, value in shares.items()), flush=True)
-    return shares["p99"]
-
-
-def bodies(kinds: list[dict[str, Any]] = HOSTILE) -> Iterator[bytes]:
-    """Requests with hostile constraints, none of them twice."""
-    for number, constraint in zip(itertools.count(), itertools.cycle(kinds), strict=False):
+def bodies(kinds: list[dict[str, Any]], first: int = 0) -> Iterator[bytes]:
+    """Requests with constraints, none of them twice."""
+    for number, constraint in zip(itertools.count(first), itertools.cycle(kinds), strict=False):
         wanted = dict(constraint)
+        if not wanted:
+            yield json.dumps({"prompt": "x", "max_tokens": 5}).encode()
+            continue
         if "regex" in wanted:
             wanted["regex"] += f"|z{number}"
         elif isinstance(wanted["json"], str):
@@ -86,23 +80,83 @@ def bodies(kinds: list[dict[str, Any]] = HOSTILE) -> Iterator[bytes]:
         yield json.dumps({"prompt": "x", "max_tokens": 5, "structured_outputs": wanted}).encode()
 
 
-def attack(url: str, stopping: Event, answers: Queue[int]) -> None:
-    """Send hostile requests, one after another. In a process of its own, with bodies made before: what they cost their
-    sender is not the server's doing."""
-    with contextlib.suppress(OSError):
-        os.setpriority(os.PRIO_PROCESS, 0, 19)
-    prepared = list(itertools.islice(bodies(), 150))
-    answers.put(0)
-    for body in prepared:
-        if stopping.is_set():
-            return
-        answers.put(httpx.post(f"{url}/v1/completions", content=body, timeout=120).status_code)
+def ask(address: tuple[str, int], request: bytes) -> int:
+    """Send a request and read its answer. The status."""
+    with socket.create_connection(address, timeout=120) as connection:
+        connection.sendall(request)
+        answer = b""
+        while part := connection.recv(1 << 16):
+            answer += part
+    return int(answer.split(maxsplit=2)[1])
 
 
-def threads_ms(process_id: int) -> float:
-    """Processor time of a process's threads so far (Linux)."""
-    tasks = Path(f"/proc/{process_id}/task").iterdir()
-    return sum(int((task / "schedstat").read_text().split()[0]) for task in tasks) / 1e6
+def attack(address: tuple[str, int], num_attackers: int, orders: Connection) -> None:
+    """In a process of its own: per order (phase, seconds) send requests, and answer with their statuses."""
+
+    def send(requests: list[bytes], end_s: float) -> list[int]:
+        statuses = []
+        while requests and time.monotonic() < end_s:
+            statuses.append(ask(address, requests.pop(0)))
+            time.sleep(PAUSE_S)
+        return statuses
+
+    sources = {name: map(post, bodies(kinds)) for name, kinds in PHASES.items()}
+    written = {name: [*itertools.islice(source, NUM_WRITTEN)] for name, source in sources.items()}
+    while order := orders.recv():
+        name, end_s = order[0], time.monotonic() + order[1]
+        with ThreadPoolExecutor(num_attackers) as pool:
+            sent = [pool.submit(send, written[name], end_s) for _ in range(num_attackers)]
+        statuses = [status for each in sent for status in each.result()]
+        time.sleep(max(0.0, end_s - time.monotonic()))
+        orders.send(statuses)
+        written[name] += itertools.islice(sources[name], len(statuses))
+        orders.send(None)
+
+
+class Streams:
+    """Plain streams that never end: whenever one is over, another begins."""
+
+    def __init__(self, address: tuple[str, int], num_streams: int) -> None:
+        self._address = address
+        self._selector = selectors.DefaultSelector()
+        body = {"prompt": "Tell me", "max_tokens": NUM_TOKENS, "ignore_eos": True, "stream": True}
+        self._request = post(json.dumps(body).encode())
+        for _ in range(num_streams):
+            self._begin()
+
+    def _begin(self) -> None:
+        connection = socket.create_connection(self._address, timeout=120)
+        connection.sendall(self._request)
+        self._selector.register(connection, selectors.EVENT_READ, [0.0])
+
+    def read(self, is_over: Any) -> list[float]:
+        """Read until `is_over()`; the seconds between events of the same stream."""
+        gaps_s: list[float] = []
+        for key in self._selector.get_map().values():
+            key.data[0] = 0.0
+        while not is_over():
+            for key, _ in self._selector.select(0.05):
+                part = key.fileobj.recv(1 << 16)  # type: ignore[union-attr]
+                now_s = time.perf_counter()
+                if not part:
+                    self._selector.unregister(key.fileobj)
+                    key.fileobj.close()  # type: ignore[union-attr]
+                    self._begin()
+                elif b"data: {" in part:
+                    if key.data[0]:
+                        gaps_s.append(now_s - key.data[0])
+                    key.data[0] = now_s
+        return gaps_s
+
+
+def processor_ms(process_id: int) -> float:
+    """Processor time of a process so far (Linux: the clock of another process, as clock_getcpuclockid(3))."""
+    return time.clock_gettime((~process_id << 3) | 2) * 1e3
+
+
+def waited_s(process_id: int) -> float:
+    """How long a process's first thread was ready to run and had no core (Linux)."""
+    return int(Path(f"/proc/{process_id}/schedstat").read_text().split()[1]) / 1e9
 
 
 def children(process_id: int) -> list[int]:
@@ -110,54 +164,91 @@ def children(process_id: int) -> list[int]:
     return [int(child) for task in tasks for child in (task / "children").read_text().split()]
 
 
-def processor_time(url: str, api_id: int, num_requests: int = 5) -> None:
+def engine_of(api_id: int) -> int:
+    """The engine's process."""
+    others = (b"large_bodies", b"tracker")
+    found = [
+        child for child in children(api_id) if not any(n in Path(f"/proc/{child}/cmdline").read_bytes() for n in others)
+    ]
+    assert len(found) == 1, found
+    return found[0]
+
+
+def processor_time(address: tuple[str, int], api_id: int, num_requests: int = 5) -> None:
     """Print what hostile requests of each kind cost the processes that others wait for."""
-    ids = {api_id: "API"}
-    for child in children(api_id):
-        if not any(name in Path(f"/proc/{child}/cmdline").read_bytes() for name in (b"large_bodies", b"tracker")):
-            ids[child] = "engine"
+    ids = {"API": api_id, "engine": engine_of(api_id)}
     for kind in HOSTILE:
-        prepared = list(itertools.islice(bodies([kind]), num_requests))
-        before = {each: threads_ms(each) for each in ids}
-        statuses = {httpx.post(f"{url}/v1/completions", content=body, timeout=120).status_code for body in prepared}
-        spent = ", ".join(f"{ids[each]} {(threads_ms(each) - before[each]) / num_requests:6.1f} ms" for each in ids)
+        prepared = [post(body) for body in itertools.islice(bodies([kind], 10_000), num_requests)]
+        before = {name: processor_ms(each) for name, each in ids.items()}
+        statuses = {ask(address, request) for request in prepared}
+        spent = ", ".join(f"{name} {(processor_ms(ids[name]) - before[name]) / num_requests:6.1f} ms" for name in ids)
         print(f"{str(kind)[:40]:<42}{len(prepared[0]):>9} bytes, status {statuses}: {spent}", flush=True)
+
+
+def percentile_ms(gaps_s: list[float], share: float) -> float:
+    return sorted(gaps_s)[int(share * (len(gaps_s) - 1))] * 1e3
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--rounds", type=int, default=12)
     parser.add_argument("--streams", type=int, default=4)
+    parser.add_argument("--attackers", type=int, default=1)
+    parser.add_argument("--num-threads", type=int, default=1, help="of the engine")
     options = parser.parse_args()
     processes = multiprocessing.get_context("spawn")
-    command = [sys.executable, "-m", "quire_server.cli", "serve", "--port", "0", "--num-threads", "1"]
+    command = [sys.executable, "-m", "quire_server.cli", "serve", "--port", "0"]
+    command += ["--num-threads", str(options.num_threads)]
     server = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
     try:
         assert server.stdout is not None
-        address = next(found for line in server.stdout if (found := re.search(r"OpenAI API:\s+(http://\S+)/v1", line)))
-        url = address.group(1)
-        measure(url, options.streams, "warm-up")
-        httpx.post(f"{url}/v1/completions", content=next(bodies([{"regex": "a"}])), timeout=120)
-        processor_time(url, server.pid)
-        quiet_ms, attacked_ms = [], []
-        for _ in range(options.rounds):
-            quiet_ms.append(measure(url, options.streams, "quiet"))
-            stopping, answers = processes.Event(), processes.Queue()
-            attacker = processes.Process(target=attack, args=(url, stopping, answers))
-            attacker.start()
-            answers.get(timeout=60)  # it is ready
-            attacked_ms.append(measure(url, options.streams, "attacked"))
-            stopping.set()
-            statuses = []
-            while attacker.is_alive() or not answers.empty():
-                with contextlib.suppress(queue.Empty):
-                    statuses.append(answers.get(timeout=0.2))
-            print(f"  {len(statuses)} hostile requests, {statuses.count(400)} of them refused")
-        quiet, attacked = median(quiet_ms), median(attacked_ms)
-        print(f"median p99: {quiet:.2f} ms quiet, {attacked:.2f} ms attacked: {100 * (attacked / quiet - 1):+.0f} %")
+        url = next(found for line in server.stdout if (found := re.search(r"OpenAI API:\s+(http://\S+)/v1", line)))
+        parts = urlsplit(url.group(1))
+        address = (parts.hostname or "", parts.port or 0)
+        for request in map(post, itertools.islice(bodies(HARMLESS, 20_000), 4)):
+            ask(address, request)
+        processor_time(address, server.pid)
+        ours, theirs = processes.Pipe()
+        attacker = processes.Process(target=attack, args=(address, options.attackers, theirs), daemon=True)
+        attacker.start()
+        measure(Streams(address, options.streams), engine_of(server.pid), ours, options.rounds)
+        ours.send(None)
+        attacker.join(30)
     finally:
         server.terminate()
         server.wait(30)
+
+
+def measure(streams: Streams, engine_id: int, orders: Connection, num_rounds: int) -> None:
+    """Let the phases take turns, and print the time between events in each."""
+    gaps_s: dict[str, list[float]] = {name: [] for name in PHASES}
+    waits: dict[str, float] = dict.fromkeys(PHASES, 0.0)
+    times: dict[str, float] = dict.fromkeys(PHASES, 0.0)
+    statuses: dict[str, list[int]] = {name: [] for name in PHASES}
+    end_s = time.monotonic() + PHASE_S
+    streams.read(lambda: time.monotonic() > end_s)  # warm-up
+    names = list(PHASES)
+    for number in range(num_rounds):
+        for name in names if number % 2 else reversed(names):
+            before_s, start_s = waited_s(engine_id), time.monotonic()
+            orders.send((name, PHASE_S))
+            gaps_s[name] += streams.read(orders.poll)
+            waits[name] += waited_s(engine_id) - before_s
+            times[name] += time.monotonic() - start_s
+            statuses[name] += orders.recv()
+            streams.read(orders.poll)  # while the attacker writes its next requests
+            orders.recv()
+    for name in names:
+        shares = (0.5, 0.9, 0.99, 0.999, 1.0)
+        figures = "".join(f"  p{share * 100:g} {percentile_ms(gaps_s[name], share):7.2f} ms" for share in shares)
+        print(
+            f"{name:<9}{figures}; {len(gaps_s[name])} gaps, {len(statuses[name])} requests, "
+            f"{statuses[name].count(400)} refused, {statuses[name].count(200)} answered; the engine's thread waited "
+            f"for a core {100 * waits[name] / times[name]:.0f} % of the time"
+        )
+    quiet = percentile_ms(gaps_s["quiet"], 0.99)
+    for name in names[1:]:
+        print(f"p99 {name}: {100 * (percentile_ms(gaps_s[name], 0.99) / quiet - 1):+.0f} %")
 
 
 if __name__ == "__main__":

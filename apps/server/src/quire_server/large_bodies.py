@@ -29,7 +29,9 @@ CONSTRAINT_FIELDS = (
 )  # fmt: skip
 TOOLS_FACTOR = 4
 """The schemas of all tools together may have so many times the size of one constraint."""
-NICE = 10
+NICE = 19
+MAX_PARTS = 50_000
+"""A value with more parts than that is not looked into."""
 _SHARE = 0.5
 _PARAMS = (
     "response_format.json_schema.schema", "text.format.schema", "structured_outputs.json", "structured_outputs.regex",
@@ -86,7 +88,9 @@ def _largest_part(path: str, raw: bytes) -> str:
 
 
 def _parts(raw: bytes) -> dict[Any, msgspec.Raw]:
-    """The values in an object or a list, by name or place."""
+    """The values in an object or a list, by name or place; nothing for far too many."""
+    if raw.count(b",") > MAX_PARTS:
+        return {}
     with contextlib.suppress(msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         if raw[:1] == b"{":
             return _Fields.decode(raw)

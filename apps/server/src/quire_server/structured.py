@@ -12,6 +12,8 @@ import reprlib
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from quire_interfaces import (
     ReasoningSpan,
     RenderedPrompt,
@@ -21,6 +23,7 @@ from quire_interfaces import (
     Tokenizer,
 )
 from quire_renderers import ChatFormat
+from quire_server.schema_text import SchemaText
 from quire_server.tool_choice import ToolUse
 
 if TYPE_CHECKING:
@@ -57,10 +60,14 @@ def structured_outputs_of(body: SamplingFields) -> StructuredOutputsParams | Non
                 f"structured_outputs has no field {unknown[0][:64]!r}; it has {', '.join(sorted(_FIELDS))}",
                 param="structured_outputs",
             )
-        given = {name: value for name, value in body.structured_outputs.items() if value is not None}
+        given = {
+            name: str(value) if isinstance(value, SchemaText) else value
+            for name, value in body.structured_outputs.items()
+            if value is not None
+        }
         if given:
             asked["structured_outputs"] = given
-    guided = {_GUIDED[name]: getattr(body, name) for name in _GUIDED if getattr(body, name) is not None}
+    guided = {_GUIDED[name]: value for name in _GUIDED if (value := getattr(body, name)) is not None}
     if guided:
         asked["the guided_ fields"] = guided
     if len(asked) > 1:
@@ -87,12 +94,12 @@ def _of_response_format(value: dict[str, Any] | None) -> dict[str, Any] | None:
         )
     holder = value.get("json_schema")
     schema = holder.get("schema") if isinstance(holder, dict) else None
-    if not isinstance(schema, dict):
+    if not isinstance(schema, (dict, SchemaText)):
         raise RequestError(
             f"response_format.json_schema.schema must be a JSON schema, an object, got {reprlib.repr(schema)}",
             param="response_format.json_schema.schema",
         )
-    return {"json": schema}
+    return {"json": str(schema) if isinstance(schema, SchemaText) else schema}
 
 
 def constraint_names(body: SamplingFields) -> dict[str, str]:
@@ -202,4 +209,9 @@ def _schema_of(wanted: StructuredOutputsParams) -> dict[str, Any] | None:
     """The JSON schema of a constraint that is one."""
     if wanted.json_object:
         return {"type": "object"}
-    return wanted.json if isinstance(wanted.json, dict) else None
+    if isinstance(wanted.json, str):
+        try:
+            return msgspec.json.decode(wanted.json, type=dict)
+        except (msgspec.DecodeError, RecursionError):
+            return None  # the constraint alone is then refused by whoever reads it
+    return wanted.json

@@ -26,6 +26,7 @@ from quire_interfaces import (
     SchedulerStats,
     StructuredOutputsParams,
 )
+from quire_structured_output.allowance import Allowance
 from quire_structured_output.blame import largest_part
 from quire_structured_output.config import StructuredOutputConfig
 from quire_structured_output.matcher import OutputMatcher
@@ -85,6 +86,7 @@ class GrammarCompiler:
         self.config = config
         self._tries_apart = tries_apart and can_fork()
         self._trials: TrialProcess | None = None
+        self._allowance = Allowance()
         self._num_queries = self._num_hits = self._num_failures = 0
         self._compile_counts = [0] * (len(GRAMMAR_COMPILE_BOUNDS_S) + 1)
         self._compile_seconds = 0.0
@@ -164,7 +166,7 @@ class GrammarCompiler:
             if self._backend is None:
                 self._backend = self._make_backend()
                 if self._tries_apart and isinstance(self._backend, SupportsTrials):
-                    self._trials = TrialProcess(self._backend.vocabulary)
+                    self._trials = TrialProcess(self._backend.vocabulary, self._allowance)
             return self._backend
 
     def _compile(self, spec: GrammarSpec) -> CompiledGrammar:
@@ -206,7 +208,11 @@ class GrammarCompiler:
     def _compiled(self, backend: GrammarBackend, spec: GrammarSpec) -> CompiledGrammar:
         if self._trials is None or not isinstance(backend, SupportsTrials):
             return backend.compile(spec)
-        return backend.compile_tried(spec, self._trials.run(spec, self.config.timeout_s))
+        tried = self._trials.run(spec, self.config.timeout_s)
+        quick_s = self._allowance.take(tried.compile_s)
+        if starve := quick_s < tried.compile_s:
+            self._allowance.give_back(quick_s)
+        return backend.compile_tried(spec, tried, starve=starve)
 
 
 def check_size(spec: GrammarSpec, max_bytes: int) -> None:

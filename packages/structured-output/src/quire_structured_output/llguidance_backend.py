@@ -9,12 +9,14 @@ from __future__ import annotations
 import ctypes
 import json
 import re
+import time
 from typing import TYPE_CHECKING
 
 import llguidance
 from llguidance.gbnf_to_lark import any_to_lark
 
 from quire_interfaces import GrammarSpec, RequestError
+from quire_structured_output.allowance import run_apart
 from quire_structured_output.blame import largest_part
 from quire_structured_output.probe import follow, probe
 from quire_structured_output.schema_options import schema_of
@@ -29,6 +31,9 @@ __all__ = ["LLGuidanceBackend"]
 
 WHITESPACE = r"[ \t\r\n]{0,24}"
 """Between the tokens of JSON. Bounded: a model that likes white space must not be able to go on with it for ever."""
+
+SHORT_S = 0.004
+"""What compiles within this time, about a system's shortest turn, compiles where it is."""
 
 _EXCLUDES_ESCAPED = re.compile(r"\[\^[^\]]*\\")
 """A negated class with a quote or a backslash in it, which JSON text escapes. The library (1.9) lets such a class match
@@ -85,25 +90,31 @@ class LLGuidanceBackend:
 
     def compile(self, spec: GrammarSpec) -> _Grammar:
         """See `quire_interfaces.GrammarBackend`."""
-        matcher, _ = self._tried(spec, self._translated(spec))
+        matcher = self._new_matcher(spec, self._translated(spec))
+        self._probed(spec, matcher)
         return _Grammar(matcher, spec, self._eos_token_ids)
 
     def try_out(self, spec: GrammarSpec) -> TriedGrammar:
         """What `compile` does, for another process to follow. Raises RequestError as `compile` does."""
         source = self._translated(spec)
-        return TriedGrammar(source, tuple(self._tried(spec, source)[1]))
+        start_s = time.thread_time()
+        matcher = self._new_matcher(spec, source)
+        compile_s = time.thread_time() - start_s
+        return TriedGrammar(source, tuple(self._probed(spec, matcher)), compile_s)
 
-    def compile_tried(self, spec: GrammarSpec, tried: TriedGrammar) -> _Grammar:
+    def compile_tried(self, spec: GrammarSpec, tried: TriedGrammar, *, starve: bool = False) -> _Grammar:
         """See `SupportsTrials`."""
-        matcher = self._new_matcher(spec, tried.source)
+        if starve or tried.compile_s > SHORT_S:
+            matcher = run_apart(lambda: self._new_matcher(spec, tried.source), starve=starve)
+        else:
+            matcher = self._new_matcher(spec, tried.source)
         follow(_Matcher(matcher, spec, self._eos_token_ids), self.vocab_size, tried.walk)
         return _Grammar(matcher, spec, self._eos_token_ids)
 
-    def _tried(self, spec: GrammarSpec, source: str) -> tuple[llguidance.LLMatcher, list[int]]:
-        """A matcher and its trial walk. What the walk taught the lexer stays in the matcher, and every copy of it has
-        it from the start."""
-        matcher = self._new_matcher(spec, source)
-        return matcher, probe(_Matcher(matcher, spec, self._eos_token_ids), self.vocab_size, self._eos_token_ids, spec)
+    def _probed(self, spec: GrammarSpec, matcher: llguidance.LLMatcher) -> list[int]:
+        """The way of a trial walk. What it taught the lexer stays in the matcher, and every copy of it has it from the
+        start."""
+        return probe(_Matcher(matcher, spec, self._eos_token_ids), self.vocab_size, self._eos_token_ids, spec)
 
     def _new_matcher(self, spec: GrammarSpec, source: str) -> llguidance.LLMatcher:
         matcher = llguidance.LLMatcher(self._tokenizer, source, log_level=0, limits=_limits())

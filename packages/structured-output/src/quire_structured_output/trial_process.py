@@ -1,11 +1,12 @@
 """The process in which constraints of strangers are compiled first: `python -m quire_structured_output.trial_process`.
 
 It reads the vocabulary once, and forks for each constraint: a child with a bound on its time and memory, whose crash is
-nobody else's. Its parent (`trials`) lowers the priority of children that take long. Not for use by hand.
+nobody else's, and which goes on when nothing else wants to run once it has taken what its order allows. Not for use by
+hand.
 
 Messages, over the socket that comes with each order: the order is a line of JSON and the text of the constraint, to the
-end of the stream. The child answers with its process id (4 bytes), then a line of JSON and the text of the translated
-grammar, to the end of the stream. Nothing at all means that it did not survive.
+end of the stream. The child answers with a line of JSON and the text of the translated grammar, to the end of the
+stream. Nothing at all means that it did not survive.
 """
 
 from __future__ import annotations
@@ -18,16 +19,19 @@ import signal
 import socket
 import struct
 import sys
+import threading
+import time
 from typing import Any
 
 from quire_interfaces import GrammarSpec, RequestError
+from quire_structured_output.allowance import NICE, lower_priority
 from quire_structured_output.blame import largest_part
 from quire_structured_output.llguidance_backend import LLGuidanceBackend
 from quire_structured_output.vocabulary import Vocabulary
 
 __all__ = ["main", "read_all", "read_vocabulary", "write_vocabulary"]
 
-NICE = 10
+LOOK_S = 0.002
 MAX_MEMORY_BYTES = 1 << 30
 """What one constraint may need beyond what the process has."""
 
@@ -86,8 +90,9 @@ def main(fd: int) -> None:
     """Serve orders until the other end of socket `fd` is closed."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the server's to handle; this process ends with it
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # children need no burial
-    with contextlib.suppress(OSError):
-        os.setpriority(os.PRIO_PROCESS, 0, NICE)
+    lower_priority(0, starve=False)
+    if sys.platform != "linux":
+        os.nice(NICE)
     channel = socket.socket(fileno=fd)
     backend = LLGuidanceBackend(read_vocabulary(channel))
     gc.collect()
@@ -106,12 +111,13 @@ def _serve(backend: LLGuidanceBackend, order: socket.socket) -> None:
     """In the child: follow one order, and end."""
     status = 1
     try:
-        order.sendall(struct.pack("=I", os.getpid()))
         head, _, text = read_all(order).partition(b"\n")
         wanted = json.loads(head)
         _limit(wanted["timeout_s"])
+        _starve_after(wanted["quick_s"])
         spec = GrammarSpec(wanted["kind"], text.decode("utf-8", "surrogatepass"), *wanted["options"])
         answer, source = _blame(spec) if wanted["action"] == "blame" else _try(backend, spec)
+        answer["used_s"] = time.process_time()
         order.sendall(json.dumps(answer).encode() + b"\n" + source.encode("utf-8", "surrogatepass"))
         status = 0
     finally:
@@ -133,6 +139,21 @@ def _limit(timeout_s: float) -> None:
     os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
 
 
+def _starve_after(quick_s: float) -> None:
+    """Let this process run on only when nothing else wants to once it has used the processor for so long."""
+    if quick_s <= 0:
+        lower_priority(0, starve=True)
+        return
+    main_id = threading.get_native_id()
+
+    def watch() -> None:  # the library lets other threads run
+        while (left_s := quick_s - time.process_time()) > 0:
+            time.sleep(max(left_s, LOOK_S))
+        lower_priority(main_id, starve=True)
+
+    threading.Thread(target=watch, daemon=True).start()
+
+
 def _try(backend: LLGuidanceBackend, spec: GrammarSpec) -> tuple[dict[str, Any], str]:
     try:
         tried = backend.try_out(spec)
@@ -142,7 +163,7 @@ def _try(backend: LLGuidanceBackend, spec: GrammarSpec) -> tuple[dict[str, Any],
         param = f"structured_outputs.{spec.kind}"
         message = f"{param} cannot be used: {type(error).__name__}: {str(error)[:600]}"
         return {"error": message, "param": param, "code": "invalid_grammar"}, ""
-    return {"walk": tried.walk}, tried.source
+    return {"walk": tried.walk, "compile_s": tried.compile_s}, tried.source
 
 
 def _blame(spec: GrammarSpec) -> tuple[dict[str, Any], str]:

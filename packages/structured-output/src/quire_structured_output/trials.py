@@ -1,7 +1,7 @@
 """`TrialProcess`: constraints of strangers are compiled elsewhere first, in a process that may starve or die of them.
 
 What comes back is the translated grammar and the way of the trial walk through it, so that the engine's process neither
-parses nor walks what has not been found harmless. Knows sockets and priorities; what is tried is `trial_process`'s.
+parses nor walks what has not been found harmless. Knows sockets; what is tried is `trial_process`'s.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ import contextlib
 import json
 import os
 import socket
-import struct
 import subprocess
 import sys
 import threading
@@ -18,14 +17,11 @@ import time
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from quire_interfaces import CompiledGrammar, GrammarSpec, RequestError
+from quire_structured_output.allowance import Allowance
 from quire_structured_output.vocabulary import Vocabulary
 
 __all__ = ["SupportsTrials", "TrialProcess", "TriedGrammar", "can_fork"]
 
-QUICK_S = 0.03
-"""A trial that has used the processor for longer goes on when nothing else wants it. Usual ones take a third of it."""
-LOOK_S = 0.015
-"""So often is looked how long that was."""
 BLAME_TIMEOUT_S = 1.0
 
 
@@ -36,6 +32,8 @@ class TriedGrammar(NamedTuple):
     """In the library's own notation."""
     walk: tuple[int, ...]
     """Tokens that may come from the beginning on, as the trial went."""
+    compile_s: float
+    """Processor time that compiling `source` takes."""
 
 
 @runtime_checkable
@@ -44,8 +42,8 @@ class SupportsTrials(Protocol):
 
     vocabulary: Vocabulary
 
-    def compile_tried(self, spec: GrammarSpec, tried: TriedGrammar) -> CompiledGrammar:
-        """As `compile`, of what was tried."""
+    def compile_tried(self, spec: GrammarSpec, tried: TriedGrammar, *, starve: bool = False) -> CompiledGrammar:
+        """As `compile`, of what was tried; with `starve` only on what processor time nobody else wants."""
 
 
 def can_fork() -> bool:
@@ -58,10 +56,12 @@ class TrialProcess:
 
     Args:
         vocabulary: The model's tokens.
+        allowance: Processor time that trials may take from others.
     """
 
-    def __init__(self, vocabulary: Vocabulary) -> None:
+    def __init__(self, vocabulary: Vocabulary, allowance: Allowance | None = None) -> None:
         self._vocabulary = vocabulary
+        self._allowance = allowance or Allowance()
         self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
         self._channel: socket.socket | None = None
@@ -73,10 +73,16 @@ class TrialProcess:
             RequestError: it cannot be used.
             TimeoutError: that was not known in time.
         """
-        answer, text = self._ask("try", spec, timeout_s)
+        quick_s = self._allowance.take()
+        used_s = quick_s
+        try:
+            answer, text = self._ask("try", spec, timeout_s, quick_s)
+            used_s = answer["used_s"]
+        finally:
+            self._allowance.give_back(quick_s - used_s)
         if "error" in answer:
             raise RequestError(answer["error"], param=answer["param"], code=answer["code"])
-        return TriedGrammar(text, tuple(answer["walk"]))
+        return TriedGrammar(text, tuple(answer["walk"]), answer["compile_s"])
 
     def largest_part(self, spec: GrammarSpec) -> str:
         """`blame.largest_part`, or the size alone if even that takes long."""
@@ -94,7 +100,9 @@ class TrialProcess:
         if process is not None:
             process.wait(10)
 
-    def _ask(self, action: str, spec: GrammarSpec, timeout_s: float) -> tuple[dict[str, Any], str]:
+    def _ask(
+        self, action: str, spec: GrammarSpec, timeout_s: float, quick_s: float = 0.0
+    ) -> tuple[dict[str, Any], str]:
         deadline_s = time.monotonic() + timeout_s
         ours, theirs = socket.socketpair()
         with ours:
@@ -102,7 +110,7 @@ class TrialProcess:
                 self._order(theirs)
             ours.settimeout(timeout_s)
             options = [spec.whitespace_pattern, spec.additional_properties]
-            head = {"action": action, "kind": spec.kind, "options": options, "timeout_s": timeout_s}
+            head = {"action": action, "kind": spec.kind, "options": options, "timeout_s": timeout_s, "quick_s": quick_s}
             try:
                 ours.sendall(json.dumps(head).encode() + b"\n" + spec.text.encode("utf-8", "surrogatepass"))
                 ours.shutdown(socket.SHUT_WR)
@@ -123,24 +131,13 @@ class TrialProcess:
 
     def _answer(self, ours: socket.socket, deadline_s: float) -> bytes:
         """All of it; empty when the child died."""
-        packed = ours.recv(4, socket.MSG_WAITALL)
-        if len(packed) < 4:
-            return b""
-        process_id = struct.unpack("=I", packed)[0]
-        is_quick = True
         parts: list[bytes] = []
         while True:
             left_s = deadline_s - time.monotonic()
             if left_s <= 0:
                 raise TimeoutError
-            ours.settimeout(min(LOOK_S, left_s) if is_quick else left_s)
-            try:
-                part = ours.recv(1 << 20)
-            except TimeoutError:
-                if is_quick and _seconds_used(process_id) > QUICK_S:
-                    _starve(process_id)
-                    is_quick = False
-                continue
+            ours.settimeout(left_s)
+            part = ours.recv(1 << 20)
             if not part:
                 return b"".join(parts)
             parts.append(part)
@@ -171,21 +168,3 @@ class TrialProcess:
         from quire_structured_output.trial_process import write_vocabulary
 
         write_vocabulary(ours, self._vocabulary)
-
-
-def _seconds_used(process_id: int) -> float:
-    """Processor time of a process; endless where that is not known, or the process has ended."""
-    if sys.platform != "linux":
-        return float("inf")
-    with contextlib.suppress(OSError):
-        return time.clock_gettime((~process_id << 3) | 2)  # the clock of another process, as clock_getcpuclockid(3)
-    return float("inf")
-
-
-def _starve(process_id: int) -> None:
-    """Let a process run only when nobody else wants to, as far as the system knows such a thing."""
-    with contextlib.suppress(OSError):
-        if sys.platform == "linux":
-            os.sched_setscheduler(process_id, os.SCHED_IDLE, os.sched_param(0))
-        else:
-            os.setpriority(os.PRIO_PROCESS, process_id, 19)

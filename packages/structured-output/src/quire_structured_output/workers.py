@@ -1,4 +1,4 @@
-"""A small pool of daemon threads at low priority. Knows nothing of what it runs.
+"""A small pool of daemon threads. Knows nothing of what it runs.
 
 Unlike `concurrent.futures.ThreadPoolExecutor`, whose threads an interpreter waits for at its end, a compile that takes
 very long never keeps a process from ending. It is waited for a little: a thread that comes back from a library in Rust
@@ -8,9 +8,7 @@ while the interpreter is being taken down crashes the process.
 from __future__ import annotations
 
 import contextlib
-import os
 import queue
-import sys
 import threading
 import time
 import weakref
@@ -23,7 +21,6 @@ __all__ = ["WorkerPool"]
 Result = TypeVar("Result")
 _Jobs = queue.SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None]
 
-_NICE = 10
 LAST_WAIT_S = 10.0
 """How long the end of the process waits for what runs."""
 
@@ -60,9 +57,6 @@ class WorkerPool:
         _stop(self._jobs, self._threads)
 
     def _run(self) -> None:
-        if sys.platform == "linux":  # elsewhere a thread has no priority of its own
-            with contextlib.suppress(OSError):
-                os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE)
         while (job := self._jobs.get()) is not None:
             future, work = job
             if not future.set_running_or_notify_cancel():
