@@ -4,6 +4,7 @@ gets the same tokens however it is served; the plan, the report and the disk tie
 
 from __future__ import annotations
 
+import json
 import random
 import re
 import shutil
@@ -16,6 +17,7 @@ from safetensors.torch import load_file, save_file
 
 from quire import LLM, ConfigError, QuireConfig, SamplingParams, StructuredOutputsParams
 from quire.plan import make_plan
+from quire.quantize import quantize_checkpoint
 from quire_models import ModelConfig
 from quire_testkit.checkpoints import checkpoint_config, make_checkpoint
 
@@ -141,6 +143,42 @@ def test_scales_of_the_checkpoint(folder: Path, tmp_path: Path, names: tuple[str
                 assert report == "fp8_e4m3, the checkpoint's scales for 1 of 2 layers, 1.0 for the others"
     assert found[folder, "int8"] == found[scaled, "int8"]
     assert found[folder, "fp8"] != found[scaled, "fp8"]
+
+
+SCHEME = {"num_bits": 8, "type": "float", "strategy": "tensor", "dynamic": False, "symmetric": True}
+
+
+@pytest.mark.parametrize("weights", [False, True])
+def test_the_checkpoint_says_what_the_cache_is_kept_in(folder: Path, tmp_path: Path, weights: bool) -> None:
+    """`kv_cache_scheme` alone, or beside a scheme of weights; auto takes it, a choice comes before it."""
+    made = tmp_path / "made"
+    if weights:
+        quantize_checkpoint(folder, made, "int8")
+    else:
+        shutil.copytree(folder, made)
+    names = [f"model.layers.{layer}.self_attn.{name}" for layer in range(2) for name in ("k_scale", "v_scale")]
+    scales = {name: torch.tensor(0.013) for name in names}
+    save_file(load_file(made / "model.safetensors") | scales, made / "model.safetensors", {"format": "pt"})
+    values = json.loads((made / "config.json").read_text())
+    stored = values.get("quantization_config", {"quant_method": "compressed-tensors", "config_groups": {}})
+
+    def says(scheme: dict[str, Any]) -> None:
+        text = json.dumps({**values, "quantization_config": {**stored, "kv_cache_scheme": scheme}})
+        (made / "config.json").write_text(text)
+
+    def served(dtype: str) -> tuple[str, list[list[int]]]:
+        with start(made, dtype) as llm:
+            return llm.engine_info.choices["KV cache"], tokens(llm, PROMPTS, PARAMS)
+
+    says(SCHEME)
+    report, found = served("auto")
+    assert report == "fp8_e4m3, the checkpoint's scales for 2 of 2 layers, 1.0 for the others"
+    assert (report, found) == served("fp8")
+    plain, other = served("float32")
+    assert plain == "float32"
+    assert other != found
+    says({**SCHEME, "type": "int"})  # no such cache with scales of the checkpoint: more exact instead
+    assert served("auto") == (plain, other)
 
 
 @pytest.mark.parametrize("dtype", ["fp8", "int8", "int4"])

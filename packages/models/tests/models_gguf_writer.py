@@ -45,12 +45,17 @@ def blocks(kind: str, rows: int, inputs: int, generator: np.random.Generator) ->
 
 
 def write_gguf(
-    path: Path, model: Any, family: str, kind_of: Callable[[str], str], vocabulary: Callable[[Any], None] | None = None
+    path: Path,
+    model: Any,
+    family: str,
+    kind_of: Callable[[str], str],
+    vocabulary: Callable[[Any], None] | None = None,
+    part_tensors: int = 0,
 ) -> None:
     """Write `model`, each matrix in the type that `kind_of` gives for its name there, and set its weights to what the
-    file then says."""
+    file then says. part_tensors: at most so many in a file; 0 for one file."""
     config = model.config
-    writer = gguf.GGUFWriter(path, family)
+    writer = gguf.GGUFWriter(path, family, split_max_tensors=part_tensors)
     writer.add_embedding_length(config.hidden_size)
     writer.add_block_count(config.num_hidden_layers)
     writer.add_feed_forward_length(config.intermediate_size)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from torch import Tensor
 
 from quire_interfaces import CheckpointError
 from quire_models import CausalLM, ModelConfig, load_model, resolve_model
+from quire_models.checkpoint_files import open_checkpoint
 from quire_models.gguf.header import BLOCKS
 from quire_models.ledger import weight_ledger
 from quire_quantization.ggml import GGML_TYPES, read_ggml
@@ -108,6 +110,31 @@ def test_families_compute_what_transformers_does(name: str, kind: str, tmp_path:
     matrices = sum(p.numel() for n, p in oracle.named_parameters() if n.endswith("proj.weight"))
     ledger, dtype_bytes = weight_ledger(config, "bfloat16"), {"Q8_0": 1.125, "Q5_0": 1.125, "Q4_0": 0.625}.get(kind, 2)
     assert ledger["attention"] + ledger["MLP"] == pytest.approx(matrices * dtype_bytes, rel=0.02)
+
+
+def test_files_in_parts(tmp_path: Path) -> None:
+    oracle = random_model("llama")
+    write_gguf(tmp_path / "x.gguf", oracle, "llama", lambda _: "Q8_0", part_tensors=8)
+    parts = sorted(tmp_path.glob("*.gguf"))
+    assert len(parts) > 2
+    linked = tmp_path / "linked"  # as the hub's client keeps files: under another name
+    (tmp_path / "blobs").mkdir()
+    linked.mkdir()
+    for i, part in enumerate(parts):
+        part.rename(tmp_path / "blobs" / str(i))
+        (linked / part.name).symlink_to(tmp_path / "blobs" / str(i))
+    check_parity(linked / parts[0].name, oracle)
+    assert resolve_model(linked) == resolve_model(linked / parts[1].name) == resolve_model(linked / parts[0].name)
+    other = linked / parts[2].name
+    other.unlink()
+    with pytest.raises(CheckpointError, match=f"lacks {other.name}; download all {len(parts)} parts"):
+        list(open_checkpoint(resolve_model(linked)).tensors())
+    shutil.copy(linked / parts[1].name, other)
+    with pytest.raises(CheckpointError, match=f"does not say that it is part 3 of {len(parts)}"):
+        list(open_checkpoint(resolve_model(linked)).tensors())
+    shutil.copy(linked / parts[0].name, tmp_path / "renamed.gguf")
+    with pytest.raises(CheckpointError, match=r"is part 0 of .*; give the first part under the name"):
+        resolve_model(tmp_path / "renamed.gguf")
 
 
 def test_every_type_serves_beside_every_other(tmp_path: Path) -> None:

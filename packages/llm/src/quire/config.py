@@ -111,7 +111,8 @@ class ModelSettings(Settings):
     attention_backend: str | None = setting(None, help="Attention backend by name; empty chooses the best available.")
     kv_cache_dtype: str = setting(
         "auto",
-        help="What keys and values are kept in; auto takes the dtype of the activations. fp8 is fp8_e4m3; "
+        help="What keys and values are kept in; auto takes fp8 where the checkpoint asks for it and brings "
+        "scales (kv_cache_scheme), else the dtype of the activations. fp8 is fp8_e4m3; "
         "int8 and int4 scale each token and head by itself.",
         check=one_of("auto", *KV_CACHE_DTYPES, *KV_CACHE_ALIASES),
     )

@@ -17,7 +17,7 @@ from pathlib import Path
 from quire.adapters import takes_adapters
 from quire.config import KV_CACHE_ALIASES, QuireConfig
 from quire.draft_plan import DraftPlan, plan_draft, require_place
-from quire_interfaces import ConfigError, KVCachePlan, KVCacheSpec, MambaSpec
+from quire_interfaces import ConfigError, KVCachePlan, KVCacheSpec, LatentAttentionSpec, MambaSpec
 from quire_kv_cache import max_concurrency, plan_kv_cache, state_block_size
 from quire_kv_transfer import MAX_STORE_BYTES
 from quire_lora import adapter_bytes
@@ -68,9 +68,14 @@ def resolved_dtype(asked: str, checkpoint: str) -> str:
     return checkpoint if asked == "auto" else _DTYPE_ALIASES.get(asked, asked)
 
 
-def resolved_cache_dtype(asked: str, dtype: str) -> str:
-    """What keys and values are kept in: as asked, or the dtype to run in for "auto"."""
-    return dtype if asked == "auto" else KV_CACHE_ALIASES.get(asked, asked)
+def resolved_cache_dtype(asked: str, dtype: str, model: ModelConfig) -> str:
+    """What keys and values are kept in: as asked, or for "auto" what the checkpoint has scales for, or the dtype to run
+    in."""
+    if asked != "auto":
+        return KV_CACHE_ALIASES.get(asked, asked)
+    specs = model.kv_cache_specs(16, dtype).values()
+    takes_scales = model.is_native and not any(isinstance(spec, LatentAttentionSpec) for spec in specs)
+    return (model.stored_cache_dtype if takes_scales else None) or dtype
 
 
 def make_plan(
@@ -102,7 +107,7 @@ def make_plan(
         config.runner, dtype=dtype, max_model_len=max_model_len,
         max_num_batched_tokens=scheduler.max_num_batched_tokens, max_num_seqs=scheduler.max_num_seqs,
     )  # fmt: skip
-    cache_dtype = resolved_cache_dtype(config.model.kv_cache_dtype, dtype)
+    cache_dtype = resolved_cache_dtype(config.model.kv_cache_dtype, dtype, model)
     block_size = state_block_size(lambda size: model.kv_cache_specs(size, cache_dtype), config.kv_cache.block_size)
     if block_size != config.kv_cache.block_size:
         notes.append(f"blocks of {block_size} tokens: each holds a state of the model's recurrent layers")

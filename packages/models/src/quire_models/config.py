@@ -15,7 +15,7 @@ from typing import Any
 from quire_interfaces import CheckpointError, FullAttentionSpec, KVCacheSpec, SlidingWindowSpec
 from quire_models.fields import Fields, read_json
 from quire_models.quantization_config import QuantizationConfig
-from quire_models.quantization_formats import parse_quantization
+from quire_models.quantization_formats import parse_kv_cache, parse_quantization
 from quire_models.registry import architecture_entry, architecture_of
 from quire_models.rope_config import RopeConfig
 from quire_models.stored_linears import stored_linears
@@ -81,6 +81,8 @@ class ModelConfig:
     """Positions come as ALiBi slopes of the attention scores."""
     quantization: QuantizationConfig | None = None
     """How the checkpoint stores the weights of linear layers; None as they are."""
+    stored_cache_dtype: str | None = None
+    """What the checkpoint has scales of keys and values for, a name of `quire_interfaces.KV_CACHE_DTYPES`."""
     is_native: bool = True
     """Quire has a network of its own for it; otherwise Transformers' is run."""
     stored_parameters: int | None = None
@@ -128,7 +130,12 @@ class ModelConfig:
         generation_source = source.replace("config.json", "generation_config.json")
         preferred = Fields(generation or {}, generation_source).token_ids("eos_token_id")
         eos_token_ids = tuple(dict.fromkeys(preferred + model.eos_token_ids))
-        return dataclasses.replace(model, quantization=quantization, eos_token_ids=eos_token_ids)
+        return dataclasses.replace(
+            model,
+            quantization=quantization,
+            stored_cache_dtype=parse_kv_cache(config),
+            eos_token_ids=eos_token_ids,
+        )
 
     @property
     def query_size(self) -> int:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from quire_interfaces import CheckpointError, ConfigError
 from quire_models.gguf.folder import gguf_folder
+from quire_models.gguf.header import first_part
 
 __all__ = ["HUB_FILE_PATTERNS", "resolve_model"]
 
@@ -69,7 +70,7 @@ def _gguf_file(path: Path) -> Path | None:
         return path
     if (path / "config.json").is_file():
         return None
-    files = sorted(path.glob("*.gguf"))
+    files = sorted({first_part(file) for file in path.glob("*.gguf")})
     if len(files) > 1:
         names = ", ".join(file.name for file in files)
         raise CheckpointError(f"{path} has {len(files)} GGUF files; give the path of one of them: {names}")

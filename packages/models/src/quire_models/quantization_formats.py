@@ -15,7 +15,7 @@ from quire_models.gguf.names import COMPRESSED
 from quire_models.quantization_config import QuantizationConfig
 from quire_models.torchao_format import parse_torchao
 
-__all__ = ["parse_quantization"]
+__all__ = ["parse_kv_cache", "parse_quantization"]
 
 _SUPPORTED = (
     "compressed-tensors (int-quantized, float-quantized, naive-quantized, pack-quantized, mxfp4-, mxfp8- and "
@@ -49,6 +49,8 @@ def parse_quantization(config: Fields) -> QuantizationConfig | None:
     method = fields.text("quant_method", default="(none)")
     if method == "gguf":
         return _gguf(fields)
+    if method == "compressed-tensors" and not fields.get("config_groups") and fields.get("kv_cache_scheme"):
+        return None  # weights are as they were
     parsers: dict[str, Callable[[Fields], QuantizationConfig]] = {
         "gptq": _gptq,
         "awq": _awq,
@@ -64,6 +66,25 @@ def parse_quantization(config: Fields) -> QuantizationConfig | None:
     if method not in parsers:
         raise _unsupported(source, f"quant_method {method!r}")
     return parsers[method](fields)
+
+
+def parse_kv_cache(config: Fields) -> str | None:
+    """What the checkpoint has scales for, a name of `quire_interfaces.KV_CACHE_DTYPES`: `kv_cache_scheme` of
+    compressed-tensors, `kv_cache_quant_algo` of ModelOpt. None where it says nothing, or asks for a format that is not
+    kept with the checkpoint's scales (whole numbers, scales computed on the way): more exact is always right."""
+    values = config.get("quantization_config")
+    if not isinstance(values, dict):
+        return None
+    if values.get("kv_cache_quant_algo") == "FP8":
+        return "fp8_e4m3"
+    scheme, source = values.get("kv_cache_scheme"), f"{config.source}: quantization_config.kv_cache_scheme"
+    if scheme is None:
+        return None
+    if not isinstance(scheme, dict):
+        raise CheckpointError(f"{source} must be an object, is {scheme!r}")
+    of = Fields(scheme, source)
+    is_float8 = (of.text("type", default="int"), of.integer("num_bits", default=8)) == ("float", 8)
+    return "fp8_e4m3" if is_float8 and not of.flag("dynamic", default=False) else None
 
 
 def _gguf(fields: Fields) -> QuantizationConfig | None:

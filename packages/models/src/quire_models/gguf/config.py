@@ -50,8 +50,6 @@ def config_values(header: GgufHeader) -> dict[str, Any]:
             "Use the model's safetensors checkpoint"
         )
     architecture, model_type = GGUF_ARCHITECTURES[name]
-    if meta.get("split.count", 1) > 1:
-        raise CheckpointError(f"{path} is a part of a split model; put the parts together with gguf-split --merge")
     if meta.get(f"{name}.expert_count"):
         raise CheckpointError(f"{path}: experts are not read from GGUF files; use the model's safetensors checkpoint")
     values: dict[str, Any] = {"architectures": [architecture], "model_type": model_type}

@@ -16,7 +16,7 @@ from typing import Any
 
 from quire_interfaces import CheckpointError
 from quire_models.gguf.config import config_values
-from quire_models.gguf.header import read_header
+from quire_models.gguf.header import first_part, read_header
 from quire_models.gguf.tokenizer import tokenizer_files
 
 __all__ = ["GGUF_NAME", "gguf_folder"]
@@ -33,7 +33,9 @@ def gguf_folder(file: Path) -> Path:
     Raises:
         CheckpointError: Not a GGUF file that can be read, or no place to write to.
     """
-    file = file.resolve()
+    file = first_part(file.absolute())
+    if not file.is_file():
+        raise CheckpointError(f"{file.parent} lacks {file.name}; download all parts of the file")
     status = file.stat()
     identity = f"{_VERSION}\0{file}\0{status.st_size}\0{status.st_mtime_ns}"
     folder = _cache() / hashlib.sha256(identity.encode()).hexdigest()[:24] / file.stem

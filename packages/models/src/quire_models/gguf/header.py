@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import mmap
+import re
 import struct
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +17,7 @@ from typing import Any
 
 from quire_interfaces import CheckpointError
 
-__all__ = ["BLOCKS", "GgufHeader", "GgufTensor", "read_header"]
+__all__ = ["BLOCKS", "GgufHeader", "GgufTensor", "first_part", "read_header"]
 
 BLOCKS: dict[int, tuple[str, int, int]] = {
     0: ("F32", 1, 4),
@@ -47,6 +48,7 @@ BLOCKS: dict[int, tuple[str, int, int]] = {
 }
 """Number of a tensor type -> name, weights of a block, bytes of a block."""
 
+_PART = re.compile(r"(.+)-\d{5}-of-(\d{5})\.gguf")
 _SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 _STRING, _ARRAY = 8, 9
 _MAX_DIMS = 4
@@ -64,23 +66,65 @@ class GgufTensor:
     offset: int
     """Of its first byte in the file."""
     num_bytes: int
+    path: Path
+    """Of the file."""
 
 
 @dataclass(frozen=True, slots=True)
 class GgufHeader:
-    """Metadata and tensors of a file."""
+    """Metadata and tensors of a file, or of all parts of one that was split."""
 
     path: Path
     metadata: dict[str, Any]
     tensors: dict[str, GgufTensor]
 
 
+def first_part(path: Path) -> Path:
+    """Of a file that was split ("name-00003-of-00005.gguf"), the part that has the metadata; else the file."""
+    found = _PART.fullmatch(path.name)
+    return path.with_name(f"{found[1]}-00001-of-{found[2]}.gguf") if found else path
+
+
 def read_header(path: Path) -> GgufHeader:
-    """Read everything but the weights.
+    """Read everything but the weights; of a file that was split, that of all its parts.
+
+    Args:
+        path: The file, or the first of its parts; or a link to one.
 
     Raises:
-        CheckpointError: Not a GGUF file, a version or tensor type that is not read, or a file that ends too early.
+        CheckpointError: Not a GGUF file, a version or tensor type that is not read, a file that ends too early, or a
+            part that is missing or of another file.
     """
+    if path.is_symlink() and not _PART.fullmatch(path.name):
+        path = path.parent / path.readlink()  # one step: what is linked may be a link itself, under the part's name
+    header = _read_file(path)
+    count = header.metadata.get("split.count", 1)
+    if count == 1:
+        return header
+    found = _PART.fullmatch(path.name)
+    if found is None or int(found[2]) != count or header.metadata.get("split.no") != 0:
+        raise CheckpointError(
+            f"{path} is part {header.metadata.get('split.no')} of {count}, counted from 0; give the first part under "
+            f"the name that it was published with (NAME-00001-of-{count:05d}.gguf), the others beside it"
+        )
+    parts = [path.with_name(f"{found[1]}-{i:05d}-of-{found[2]}.gguf") for i in range(2, count + 1)]
+    missing = [part.name for part in parts if not part.is_file()]
+    if missing:
+        raise CheckpointError(f"{path.parent} lacks {', '.join(missing)}; download all {count} parts of the file")
+    for number, part in enumerate(parts, 1):
+        other = _read_file(part)
+        if (other.metadata.get("split.no"), other.metadata.get("split.count")) != (number, count):
+            raise CheckpointError(f"{part} does not say that it is part {number + 1} of {count}; download it again")
+        header.tensors.update(other.tensors)
+    total = header.metadata.get("split.tensors.count", len(header.tensors))
+    if total != len(header.tensors):
+        raise CheckpointError(
+            f"the parts of {path} have {len(header.tensors)} tensors, should have {total}; use parts of one file"
+        )
+    return header
+
+
+def _read_file(path: Path) -> GgufHeader:
     try:
         with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
             return _parse(_Cursor(path, data), path, len(data))
@@ -170,4 +214,4 @@ def _placed(path: Path, name: str, shape: tuple[int, ...], kind: int, offset: in
         raise CheckpointError(
             f"{path}: {shape[-1]} inputs of tensor {name!r} are no whole blocks of {weights} ({text})"
         )
-    return GgufTensor(name, shape, text, offset, math.prod(shape) // weights * num_bytes)
+    return GgufTensor(name, shape, text, offset, math.prod(shape) // weights * num_bytes, path)

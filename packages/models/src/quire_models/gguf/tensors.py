@@ -29,7 +29,7 @@ _ROWS_BYTES = 1 << 24
 
 @dataclass(frozen=True, slots=True)
 class GgufCheckpoint:
-    """The weights of one file, beside its config.json."""
+    """The weights of one file, or of its parts, beside its config.json."""
 
     path: Path
 
@@ -47,12 +47,13 @@ class GgufCheckpoint:
         header = read_header(self.path)
         architecture = header.metadata["general.architecture"]
         config = json.loads((self.path.parent / "config.json").read_text())
-        data = np.memmap(self.path, dtype=np.uint8, mode="c")
+        files = dict.fromkeys(tensor.path for tensor in header.tensors.values())
+        data = {file: np.memmap(file, dtype=np.uint8, mode="c") for file in files}
         for tensor in header.tensors.values():
             if tensor.name in _UNUSED:
                 continue
             name = checkpoint_name(tensor.name, architecture)
-            raw = torch.from_numpy(data[tensor.offset : tensor.offset + tensor.num_bytes])
+            raw = torch.from_numpy(data[tensor.path][tensor.offset : tensor.offset + tensor.num_bytes])
             is_head = name == "model.embed_tokens.weight" and config["tie_word_embeddings"]
             if is_head and stays_compressed("lm_head.weight", tensor.kind):
                 yield "lm_head.weight", raw.view(tensor.shape[0], -1)
