@@ -26,6 +26,7 @@ class Layout:
     query_start_loc: Tensor = field(init=False)
     seq_lens: Tensor = field(init=False)
     slot_mapping: Tensor = field(init=False)
+    paths: Tensor | None = None
     derived: dict[Any, Any] = field(default_factory=dict)
     num_blocks: int = 0
 

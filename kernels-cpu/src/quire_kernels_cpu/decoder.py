@@ -19,7 +19,7 @@ from quire_ops.declarations import PagedLayout
 from quire_ops.decoder_stack import DecoderStack, RunDecoder
 from quire_ops.lora import LoraTokens
 
-__all__ = ["MAX_HEAD_DIM", "MAX_QUERIES_PER_KV_HEAD", "Decoder", "cache_format", "decoder_stack"]
+__all__ = ["MAX_HEAD_DIM", "MAX_QUERIES_PER_KV_HEAD", "Decoder", "cache_format", "decoder_stack", "path_pointer"]
 
 MAX_HEAD_DIM = 256
 MAX_QUERIES_PER_KV_HEAD = 64
@@ -29,6 +29,15 @@ _CACHE_FORMATS = {torch.float8_e4m3fn: 1, torch.float8_e5m2: 2, torch.int8: 3, t
 def cache_format(kv_cache: Tensor, dtype: torch.dtype) -> int | None:
     """The number of the cache's format (`csrc/kv_cache.h`) beside numbers of `dtype`, or None if it is not served."""
     return 0 if kv_cache.dtype == dtype else _CACHE_FORMATS.get(kv_cache.dtype)
+
+
+def path_pointer(layout: PagedLayout) -> tuple[int | None, int]:
+    """Where the layout's paths are, if it has any, and how far from one token's to the next."""
+    if layout.paths is None:
+        return None, 0
+    assert layout.paths.dtype == torch.int32
+    assert layout.paths.stride(1) == 1
+    return layout.paths.data_ptr(), layout.paths.stride(0)
 
 
 def decoder_stack(stack: DecoderStack) -> RunDecoder:
@@ -98,6 +107,7 @@ class Decoder:
             0 if lora is None else len(lora.groups),
             self.adapters.max_rank,
             None if not taps else self._tap_pointers(taps),
+            *path_pointer(first),
         )
         return hidden
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from quire_kernels_cpu.builds import library, unavailable
 from quire_kernels_cpu.decode_step import decode_step
-from quire_kernels_cpu.decoder import MAX_HEAD_DIM, MAX_QUERIES_PER_KV_HEAD, cache_format, decoder_stack
+from quire_kernels_cpu.decoder import MAX_HEAD_DIM, MAX_QUERIES_PER_KV_HEAD, cache_format, decoder_stack, path_pointer
 from quire_kernels_cpu.drawing import draw, draw_masked
 from quire_kernels_cpu.dtypes import DTYPES
 from quire_kernels_cpu.lora import lora_linear
@@ -98,6 +98,7 @@ def backends() -> list[OpBackend]:
             sizes=_ATTENTION_SIZES if function in (paged_attention, decoder_stack, decode_step) else SIZES,
             cache_dtypes=_QUANTIZED_CACHES if function in (paged_attention, decoder_stack, decode_step) else None,
             batch_invariant=True,
+            trees=function in (paged_attention, decoder_stack),
             unavailable=unavailable(),
         )
         for function in functions
@@ -301,6 +302,7 @@ def paged_attention(
         soft_cap or 0.0,
         _pointer(sinks),
         _pointer(slopes),
+        *path_pointer(layout),
     )
     return out
 

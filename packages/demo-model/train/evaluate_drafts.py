@@ -23,6 +23,8 @@ def main() -> None:
     parser.add_argument("companion", choices=METHODS)
     parser.add_argument("--folder", type=Path, help="of the companion, if it is not the shipped one")
     parser.add_argument("--tokens", type=int, default=5, help="draft tokens a step")
+    parser.add_argument("--topk", type=int, default=1, help="guesses that go on at each depth of a tree")
+    parser.add_argument("--nodes", type=int, help="draft tokens of a tree")
     parser.add_argument("--items", type=int, default=10, help="held-out conversations a skill")
     args = parser.parse_args()
     folder = args.folder or draft_paths()[METHODS[args.companion]]
@@ -32,6 +34,8 @@ def main() -> None:
         speculative_method=METHODS[args.companion],
         speculative_model=str(folder),
         num_speculative_tokens=args.tokens,
+        speculative_eagle_topk=args.topk,
+        speculative_num_draft_tokens=args.nodes,
         speculative_adaptive=False,
     )
     chat, params = Chat(), SamplingParams(temperature=0, max_tokens=160)

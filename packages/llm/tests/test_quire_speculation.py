@@ -148,6 +148,23 @@ def test_companions_of_the_demo_model(method: str, least: float, expected: list[
     llm.close()
 
 
+@pytest.mark.parametrize("adaptive", [False, True])
+def test_trees_of_the_demo_model(adaptive: bool, expected: list[Any]) -> None:
+    settings = {**SETTINGS, "speculative_adaptive": adaptive, "speculative_eagle_topk": 6}
+    llm = LLM(**settings, speculative_method="eagle3", num_speculative_tokens=5)
+    for _ in range(2):
+        assert seen(llm.generate(conversations(llm), many_kinds(), use_tqdm=False)) == expected
+    before = llm.stats()
+    llm.generate(conversations(llm), SamplingParams(temperature=0, max_tokens=40), use_tqdm=False)
+    stats = llm.stats()
+    num_drafts = stats.num_drafts_total - before.num_drafts_total
+    if not adaptive:
+        assert 1 + (stats.num_accepted_tokens_total - before.num_accepted_tokens_total) / num_drafts > 3
+        assert stats.num_draft_tokens_total - before.num_draft_tokens_total > 15 * num_drafts
+    assert "in trees of 20" in llm.engine_info.choices["speculation"]
+    llm.close()
+
+
 @pytest.mark.parametrize(
     ("method", "ahead"), [("draft_model", False), ("draft_model", True), ("eagle3", False), ("suffix", True)]
 )

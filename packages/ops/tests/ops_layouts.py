@@ -19,6 +19,7 @@ class Layout:
     query_lens: list[int]
     kv_lens: list[int]
     seq_lens: Tensor = field(init=False)
+    paths: Tensor | None = None
     derived: dict[Any, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import random
 from collections import deque
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -18,9 +20,12 @@ from quire_models.config import ModelConfig
 from quire_models.eagle.config import EagleConfig
 from quire_models.eagle.model import EagleHead
 from quire_runner import ModelRunner, RunnerConfig, RunnerExecutor
+from quire_runner.drafting import DraftStep
 from quire_scheduler import Scheduler, SchedulerConfig
+from quire_spec_decode import Draft, paths
 
 NUM_DRAFTS = 3
+NUM_NODES = 9
 
 
 class Engine:
@@ -28,20 +33,25 @@ class Engine:
 
     def __init__(self, model: CausalLM, draft: Network | None = None, *, depth: int = 0, **more: Any) -> None:
         plan = plan_kv_cache(model.config.kv_cache_specs(4, "float32"), num_blocks=more.get("num_blocks", 300))
+        topk = more.get("topk", 1)
+        num_drafts = 0 if draft is None else NUM_DRAFTS if topk == 1 else NUM_NODES
         limits = {
             "max_num_seqs": 8,
             "max_model_len": more.get("max_model_len", 128),
             "max_num_batched_tokens": more.get("budget", 64),
-            "num_speculative_tokens": NUM_DRAFTS if draft else 0,
+            "num_speculative_tokens": num_drafts,
         }
-        runner = ModelRunner.for_model(model, plan, RunnerConfig(**limits), draft_network=draft)
+        config = RunnerConfig(**limits, draft_depth=NUM_DRAFTS, draft_topk=topk)
+        runner = ModelRunner.for_model(model, plan, config, draft_network=draft)
         self.executor = RunnerExecutor(runner, threaded=depth > 0)
         self.manager = KVCacheManager(plan, KVCacheConfig(block_size=4))
-        ahead = NUM_DRAFTS if draft else 0
+        ahead = topk * NUM_DRAFTS if draft else 0
         self.scheduler = Scheduler(SchedulerConfig(**limits, num_lookahead_tokens=ahead), self.manager)
         self.depth = depth
         self.proposals: list[tuple[list[int], list[int]]] = []
         """(all tokens of the request, what was proposed to follow)."""
+        self.parents: list[list[int] | None] = []
+        """Of each proposal, if it is a tree."""
 
     def run(self, *requests: Request) -> dict[str, list[int]]:
         by_id = {request.request_id: request for request in requests}
@@ -59,6 +69,7 @@ class Engine:
                     request = by_id[name]
                     known = request.prompt_token_ids + request.output_token_ids
                     self.proposals.append((known, result.draft_token_ids[row]))
+                    self.parents.append(result.draft_parents.get(row))
         self.manager.check_integrity()
         return {name: request.output_token_ids for name, request in by_id.items()}
 
@@ -181,8 +192,63 @@ def test_what_was_left_out_is_read_later(target: CausalLM) -> None:
     assert engine.scheduler.stats().num_accepted_tokens_total >= 8
 
 
-def dense_drafts(head: EagleHead, target: CausalLM, tokens: list[int], count: int) -> list[int]:
-    """The head's definition, in float64, without cache: true features up to the last but one token."""
+@pytest.mark.parametrize("situation", SITUATIONS)
+@pytest.mark.parametrize("kind", ["eagle3", "eagle"])
+def test_trees_change_no_token(kind: str, situation: str, target: CausalLM, alone: dict[str, list[int]]) -> None:
+    """Sampled and greedy, in trees and, where a request's sampling looks at what came before, in chains."""
+    head = eagle_head(target, kind=kind, draft_vocab_size=80 if kind == "eagle3" else 101)
+    engine = Engine(target, head, topk=3, **SITUATIONS[situation])
+    assert engine.run(*requests()) == alone
+    stats = engine.scheduler.stats()
+    assert stats.num_draft_tokens_total > 150
+    assert all(parents is not None and len(parents) <= NUM_NODES for parents in engine.parents)
+    again = requests(repetition_penalty=1.3)
+    for request in again:
+        request.request_id += "x"
+    plain = Engine(target).run(*requests(repetition_penalty=1.3))
+    del engine.parents[:]
+    assert engine.run(*again) == {f"{name}x": ids for name, ids in plain.items()}
+    assert set(map(str, engine.parents)) == {"None"}
+    engine.executor.close()
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen2"])
+def test_a_tree_that_is_always_right(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The model's own tokens are put into random trees, and come through only if each node sees its path, through the
+    windows of some layers, too, and what is kept of it moves to its place."""
+    model = random_model(family)
+    wanted = {name: ids for request in requests() for name, ids in Engine(model).run(request).items()}
+    prompts = {request.request_id: len(request.prompt_token_ids) for request in requests()}
+    texts = {tuple(r.prompt_token_ids): [*r.prompt_token_ids, *wanted[r.request_id]] for r in requests()}
+    engine = Engine(model, eagle_head(model, kind="eagle", draft_vocab_size=model.config.vocab_size), topk=3)
+    runner, chooser = engine.executor._runner, random.Random(3)
+
+    def propose(step: DraftStep) -> dict[int, Draft]:
+        drafts = {}
+        for row, limit in step.limits.items():
+            known = list(runner.rows.history(row))
+            text = next(text for prompt, text in texts.items() if tuple(known[: len(prompt)]) == prompt)
+            draft, parent = Draft([], []), -1
+            for token in text[len(known) : len(known) + limit]:
+                others = [(token + 1) % 50, (token + 2) % 50]
+                nodes = chooser.sample([token, *others], 3)
+                draft.token_ids.extend(nodes)
+                draft.parents.extend([parent] * 3)  # type: ignore[union-attr]
+                parent = len(draft.token_ids) - 3 + nodes.index(token)
+            drafts[row] = draft
+        return drafts
+
+    monkeypatch.setattr(runner._drafting, "propose", propose)
+    assert engine.run(*requests()) == wanted
+    stats = engine.scheduler.stats()
+    assert prompts
+    assert stats.num_accepted_tokens_total > 0.9 * NUM_DRAFTS * (stats.num_drafts_total - 2 * len(prompts))
+    engine.executor.close()
+
+
+def dense_head(head: EagleHead, target: CausalLM, tokens: list[int]) -> Callable[[list[int]], dict[int, float]]:
+    """The head's definition, in float64, without cache: true features up to the last but one token. Guesses that follow
+    the tokens -> token that may come then -> its log probability."""
     config = head.config
     assert isinstance(config, EagleConfig)
     raw = {name: tensor.double() for name, tensor in head.raw.items() if tensor is not None}  # type: ignore[attr-defined]
@@ -221,18 +287,45 @@ def dense_drafts(head: EagleHead, target: CausalLM, tokens: list[int], count: in
     features = whole_features(target, tokens[:-1], config)
     states = features @ raw["fc.weight"].T if config.kind == "eagle3" else features
     embedding = target.embed_tokens.weight.double()
-    following = tokens[1:]
-    drafts: list[int] = []
-    for _ in range(count):
-        out = layer(embedding[following], states)
+
+    def behind(guesses: list[int]) -> dict[int, float]:
+        known = states
+        for count in range(len(guesses) + 1):
+            out = layer(embedding[[*tokens[1:], *guesses[:count]]], known)
+            known = torch.cat((known, out[-1:]))
         if config.kind == "eagle3":
-            best = int((norm(out[-1], "norm") @ raw["lm_head.weight"].T).argmax())
-            drafts.append(best + int(raw["d2t"][best]))
+            logits, offsets = norm(out[-1], "norm") @ raw["lm_head.weight"].T, raw["d2t"].long()
         else:
-            drafts.append(int(target.compute_logits(out[-1:].float()).argmax()))
-        following = [*following, drafts[-1]]
-        states = torch.cat((states, out[-1:]))
+            logits, offsets = target.compute_logits(out[-1:].float())[0].double(), torch.zeros(config.vocab_size).long()
+        ids = torch.arange(len(logits)) + offsets
+        return dict(zip(ids.tolist(), logits.log_softmax(-1).tolist(), strict=True))
+
+    return behind
+
+
+def dense_drafts(head: EagleHead, target: CausalLM, tokens: list[int], count: int) -> list[int]:
+    behind, drafts = dense_head(head, target, tokens), list[int]()
+    for _ in range(count):
+        found = behind(drafts)
+        drafts.append(max(found, key=found.__getitem__))
     return drafts
+
+
+def dense_tree(head: EagleHead, target: CausalLM, tokens: list[int], topk: int) -> set[tuple[int, ...]]:
+    """The paths of the tree that EAGLE-2 grows and ranks (arXiv:2406.16858, sections 4.1 and 4.2)."""
+    behind = dense_head(head, target, tokens)
+    values: dict[tuple[int, ...], float] = {(): 0.0}
+    layer: list[tuple[int, ...]] = [()]
+    for _ in range(NUM_DRAFTS):
+        grown = {}
+        for path in layer:
+            found = behind(list(path))
+            for token in sorted(found, key=lambda token: -found[token])[:topk]:
+                grown[*path, token] = values[path] + found[token]
+        values |= grown
+        layer = sorted(grown, key=lambda path: -grown[path])[:topk]
+    del values[()]
+    return set(sorted(values, key=lambda path: -values[path])[:NUM_NODES])
 
 
 def whole_features(target: CausalLM, tokens: list[int], config: EagleConfig) -> Tensor:
@@ -265,5 +358,20 @@ def test_drafts_of_a_head_are_those_of_a_whole_pass(kind: str, situation: str, t
     checked = engine.proposals[:: max(1, len(engine.proposals) // 6)]
     for tokens, drafts in checked:
         assert drafts == dense_drafts(head, target, tokens, len(drafts))
+    assert len(checked) >= 5
+    engine.executor.close()
+
+
+@pytest.mark.parametrize("kind", ["eagle3", "eagle"])
+def test_trees_of_a_head_are_those_of_whole_passes(kind: str, target: CausalLM) -> None:
+    head = eagle_head(target, kind=kind, draft_vocab_size=80 if kind == "eagle3" else 101)
+    engine = Engine(target, head, topk=3)
+    engine.run(*requests((0.0, 0.8, 0.0)))
+    found = list(zip(engine.proposals, engine.parents, strict=True))
+    checked = found[:: max(1, len(found) // 6)]
+    for (tokens, drafts), parents in checked:
+        assert parents is not None
+        nodes = {tuple(drafts[i] for i in path) for path in paths(parents)}
+        assert nodes == dense_tree(head, target, tokens, 3)
     assert len(checked) >= 5
     engine.executor.close()

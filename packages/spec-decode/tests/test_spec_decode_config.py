@@ -41,6 +41,26 @@ def test_what_cannot_work_is_refused_by_name(field: str, value: object) -> None:
     assert repr(value) in str(refused.value)
 
 
+def test_trees() -> None:
+    config = SpecDecodeConfig(method="eagle3", num_speculative_tokens=5, eagle_topk=8)
+    assert (config.most_draft_tokens, config.most_slots_ahead) == (20, 40)
+    config = SpecDecodeConfig(method="eagle", num_speculative_tokens=5, eagle_topk=2, num_draft_tokens=12)
+    assert (config.most_draft_tokens, config.most_slots_ahead) == (12, 10)
+    config = SpecDecodeConfig(method="eagle", num_speculative_tokens=5)
+    assert (config.most_draft_tokens, config.most_slots_ahead) == (5, 5)
+    assert SpecDecodeConfig().most_draft_tokens == SpecDecodeConfig(method="ngram").most_slots_ahead == 0
+    refused = {
+        "are for the methods": {"method": "ngram", "eagle_topk": 2},
+        "bounds a draft tree": {"method": "eagle3", "num_draft_tokens": 9},
+        "at least num_speculative_tokens": {
+            "method": "eagle3", "num_speculative_tokens": 9, "eagle_topk": 4, "num_draft_tokens": 8,
+        },
+    }  # fmt: skip
+    for why, settings in refused.items():
+        with pytest.raises(ConfigError, match=why):
+            SpecDecodeConfig(**settings)  # type: ignore[arg-type]
+
+
 def test_needs_neither_torch_nor_numpy() -> None:
     check = "import sys, quire_spec_decode; assert not {'torch', 'numpy'} & set(sys.modules)"
     assert subprocess.run([sys.executable, "-c", check], timeout=60).returncode == 0

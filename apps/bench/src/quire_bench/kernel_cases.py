@@ -57,6 +57,7 @@ class _Layout:
     block_size: int
     query_lens: list[int]
     kv_lens: list[int]
+    paths: Tensor | None = None
     derived: dict[Any, Any] = field(default_factory=dict)
 
 

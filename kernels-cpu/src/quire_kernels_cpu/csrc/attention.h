@@ -40,11 +40,27 @@ struct Attention {
     float soft_cap;                  // 0 for none
     const float* sinks;              // [Hq] score of a token that has no value; or none
     const float* slopes;             // [Hq] what each token of distance takes from a score (ALiBi); or none
+    const int32_t* paths = nullptr;  // [T, path_stride] of tokens in trees, see `path`; or none
+    int64_t path_stride = 0;
 
     int group() const { return num_heads / cache.num_kv_heads; }
     int queries(int sequence) const { return query_start_loc[sequence + 1] - query_start_loc[sequence]; }
     int context(int sequence) const { return kv_lens[sequence] - queries(sequence); }
     const int32_t* table(int sequence) const { return block_table + sequence * table_stride; }
+    // Whether the step's tokens of a sequence are a tree: what follows a token is not always the next one in the cache.
+    bool is_tree(int sequence) const { return paths && path(sequence, 0)[0] >= 0; }
+    // Of a token in a tree: its position, the position r from which on tokens are not where their position says (the
+    // same for all of the sequence), and the places of the tokens that it sees at r, r + 1, ..., its own position.
+    const int32_t* path(int sequence, int query) const {
+        return paths + (query_start_loc[sequence] + query) * path_stride;
+    }
+    int position(int sequence, int query) const {
+        return is_tree(sequence) ? path(sequence, query)[0] : context(sequence) + query;
+    }
+    // No query from `query` on is at a lower position.
+    int lowest_position(int sequence, int query) const {
+        return is_tree(sequence) ? path(sequence, 0)[1] : context(sequence) + query;
+    }
 };
 
 struct Span {
@@ -59,7 +75,7 @@ struct AttentionTask {
 
     template <typename T>
     Span tokens(const Attention<T>& a) const {
-        const int from = a.context(sequence) + first;
+        const int from = a.lowest_position(sequence, first);
         Span span{a.window > 0 ? std::max(0, from + 1 - a.window) : 0, a.context(sequence) + last};
         if (segment >= 0) {
             span.begin = std::max(span.begin, segment * kSegment);
@@ -259,7 +275,7 @@ void attention(const Attention<T>& a, AttentionScratch& scratch, Claimer& claime
         const AttentionTask next = more ? tasks.at(following) : task;
 #ifdef QUIRE_AMX
         if constexpr (std::is_same_v<T, BFloat16>) {
-            if (attends_with_tiles(a)) {
+            if (attends_with_tiles(a) && !a.is_tree(task.sequence)) {
                 TiledAttention(a, task, more ? &next : nullptr, scratch).run(partials, i);
                 task = next;
                 i = following;

@@ -27,7 +27,7 @@ class RowAttention {
 public:
     RowAttention(const Attention<T>& a, const AttentionTask& task, AttentionScratch& scratch)
         : a_(a), task_(task), group_(a.group()), padded_((a.cache.head_dim + kLanes - 1) / kLanes * kLanes),
-          columns_((task.last - task.first) * group_) {
+          columns_((task.last - task.first) * group_), is_tree_(a.is_tree(task.sequence)) {
         keys_ = scratch.keys.get<float>(kPiece * padded_);
         values_ = scratch.values.get<float>(kPiece * padded_);
         queries_ = scratch.queries.get<float>(columns_ * padded_);
@@ -44,8 +44,7 @@ public:
         CacheRows rows(a_.cache, a_.table(task_.sequence), head);
         const Span span = task_.tokens(a_);
         const bool as_stored = columns_ <= kFewColumns && a_.cache.format == CacheFormat::network && padded_ == a_.cache.head_dim;
-        const char *stored[2][kPiece] = {}, *wide[kPiece];
-        for (int t = 0; t < kPiece; ++t) wide[t] = reinterpret_cast<const char*>(keys_ + t * padded_);
+        const char* stored[2][kPiece] = {};
         int first = span.begin / kPiece * kPiece, which = 0;
         locate(rows, first, span, stored[which]);
         for (int piece = first; piece < span.end; piece += kPiece, which ^= 1) {
@@ -54,21 +53,12 @@ public:
                 merged = true;
             }
             const int begin = std::max(piece, span.begin), end = std::min(piece + kPiece, span.end);
-            std::copy_n(stored[which], kPiece, stored[which ^ 1]);
-            locate(rows, piece + kPiece, span, stored[which ^ 1]);
-            for (int t = begin; !as_stored && t < end; ++t) {
-                const char* const key = stored[which][t - piece];
-                widen_row<T>(a_.cache, key, keys_ + (t - piece) * padded_, padded_);
-                widen_row<T>(a_.cache, key + a_.cache.value_offset(), values_ + (t - piece) * padded_, padded_);
-            }
-            const int64_t wide_offset = reinterpret_cast<char*>(values_) - reinterpret_cast<char*>(keys_);
-            for (int c = 0; c < columns_; c += kTogether) {
-                const int last = std::min(c + kTogether, columns_);
-                if (as_stored) {
-                    attend<T>(c, last, piece, begin, end, {stored[which], stored[which ^ 1], a_.cache.value_offset()});
-                } else {
-                    attend<float>(c, last, piece, begin, end, {wide, wide, wide_offset});
-                }
+            if (is_tree_ && piece + kPiece > a_.path(task_.sequence, 0)[1]) {
+                attend_paths(rows, piece, begin, end, as_stored);
+            } else {
+                std::copy_n(stored[which], kPiece, stored[which ^ 1]);
+                locate(rows, piece + kPiece, span, stored[which ^ 1]);
+                attend_all({0, columns_}, piece, begin, end, stored[which], stored[which ^ 1], as_stored);
             }
         }
         if (merged) keep(true);
@@ -129,6 +119,41 @@ private:
         }
     }
 
+    // Columns over the tokens [begin, end) of a piece, whose keys are at `now`; `ahead`: those of the next one.
+    void attend_all(Span columns, int piece, int begin, int end, const char* const* now, const char* const* ahead,
+                    bool as_stored) {
+        const char* wide[kPiece];
+        for (int t = begin - piece; !as_stored && t < end - piece; ++t) {
+            float *const key = keys_ + t * padded_, *const value = values_ + t * padded_;
+            widen_row<T>(a_.cache, now[t], key, padded_);
+            widen_row<T>(a_.cache, now[t] + a_.cache.value_offset(), value, padded_);
+            wide[t] = reinterpret_cast<const char*>(key);
+        }
+        const int64_t wide_offset = reinterpret_cast<char*>(values_) - reinterpret_cast<char*>(keys_);
+        for (int c = columns.begin; c < columns.end; c += kTogether) {
+            const int last = std::min(c + kTogether, columns.end);
+            if (as_stored) {
+                attend<T>(c, last, piece, begin, end, {now, ahead, a_.cache.value_offset()});
+            } else {
+                attend<float>(c, last, piece, begin, end, {wide, wide, wide_offset});
+            }
+        }
+    }
+
+    // A piece in which each query has tokens of its own: one query after another, its tokens in their order, so that each
+    // result is what it would be if its path were all there is.
+    void attend_paths(CacheRows& rows, int piece, int begin, int end, bool as_stored) {
+        const char* own[kPiece];
+        for (int query = task_.first; query < task_.last; ++query) {
+            const int32_t* path = a_.path(task_.sequence, query);
+            const int c = (query - task_.first) * group_;
+            const Span seen = seen_by(c, begin, end);
+            if (seen.begin >= seen.end) continue;
+            for (int t = seen.begin; t < seen.end; ++t) own[t - piece] = rows.at(t < path[1] ? t : path[2 + t - path[1]]);
+            attend_all({c, c + group_}, piece, seen.begin, seen.end, own, own, as_stored);
+        }
+    }
+
     static constexpr int kTogether = 16;   // columns
     static constexpr int kFewColumns = 4;  // for which widening beforehand costs more than it saves
     static constexpr int kRun = 4;        // keys, and vectors of a value
@@ -138,7 +163,7 @@ private:
         const int position = position_of(c);
         return {a_.window > 0 ? std::max(begin, position + 1 - a_.window) : begin, std::min(end, position + 1)};
     }
-    int position_of(int c) const { return a_.context(task_.sequence) + task_.first + c / group_; }
+    int position_of(int c) const { return a_.position(task_.sequence, task_.first + c / group_); }
     // Columns of one query from `first` on, one or two, and the tokens of a piece that they see.
     struct Together {
         int first, count;
@@ -273,6 +298,7 @@ private:
     const Attention<T>& a_;
     const AttentionTask& task_;
     const int group_, padded_, columns_;
+    const bool is_tree_;
     int head_ = 0;
     float *keys_, *values_, *queries_, *outputs_, *state_;
 };

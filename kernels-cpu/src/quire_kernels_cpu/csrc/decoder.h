@@ -43,6 +43,8 @@ struct Step {
     int block_size;
     LoraTokens lora;  // without groups: no token has an adapter
     void* const* taps;  // per layer, and one behind the last: where to copy its input [T, hidden], or null; or none
+    const int32_t* paths = nullptr;  // `Attention::path`
+    int64_t path_stride = 0;
 };
 
 // The adapters of a layer, in this order.
@@ -167,7 +169,7 @@ private:
         const StepGroup& group = step.groups[l.group];
         attention(Attention<T>{heads_, token_stride, head_stride, cache, attention_out_, q, group.block_table,
                                group.table_stride, step.query_start_loc, step.kv_lens, order_, step.num_sequences,
-                               num_heads, scale, l.window, 0.0f, nullptr, nullptr},
+                               num_heads, scale, l.window, 0.0f, nullptr, nullptr, step.paths, step.path_stride},
                   mine.attention, claimer, partials_);
         wait_for_team();
         set_all(attended_, attention_out_, q);

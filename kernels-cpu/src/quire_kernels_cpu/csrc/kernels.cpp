@@ -161,11 +161,12 @@ Moe<T>* make_moe(int num_experts, const MatrixArgument* matrices, int64_t width,
 template <typename T>
 void run_decoder(void* decoder, const void* x, void* hidden, const void* cos, const void* sin, int64_t tokens,
                  int num_sequences, const int32_t* query_start_loc, const int32_t* kv_lens, const StepGroup* groups,
-                 void* const* kv_caches, int cache_format, int block_size, const LoraTokens& lora, void* const* taps) {
+                 void* const* kv_caches, int cache_format, int block_size, const LoraTokens& lora, void* const* taps,
+                 const int32_t* paths, int64_t path_stride) {
     static_cast<Decoder<T>*>(decoder)->run(Step<T>{
         static_cast<const T*>(x), static_cast<T*>(hidden), static_cast<const T*>(cos), static_cast<const T*>(sin),
         tokens, num_sequences, query_start_loc, kv_lens, groups, kv_caches, static_cast<CacheFormat>(cache_format), block_size,
-        lora, taps});
+        lora, taps, paths, path_stride});
 }
 
 // function(T{}) for the dtype's T.
@@ -264,11 +265,12 @@ void quire_write_kv_cache(int dtype, const void* key, const void* value, void* k
 }
 
 // Limits: D <= 256, Hq / Hkv <= 64. cache_format: a `CacheFormat`, with its scales or none. window, soft_cap: 0 for none;
-// sinks, slopes: [Hq] or none.
+// sinks, slopes: [Hq] or none; paths: [T, path_stride] (`Attention::path`), with -1 first for tokens in no tree, or none.
 void quire_attention(int dtype, const void* query, void* kv, int cache_format, const float* kv_scale, void* out,
                      const int32_t* block_table, int64_t table_stride, const int32_t* query_start_loc,
                      const int32_t* kv_lens, int num_sequences, int num_heads, int num_kv_heads, int head_dim,
-                     int block_size, float scale, int window, float soft_cap, const float* sinks, const float* slopes) {
+                     int block_size, float scale, int window, float soft_cap, const float* sinks, const float* slopes,
+                     const int32_t* paths, int64_t path_stride) {
     const int64_t stride = static_cast<int64_t>(num_heads) * head_dim;
     for_dtype(dtype, [&](auto zero) {
         using T = decltype(zero);
@@ -276,7 +278,8 @@ void quire_attention(int dtype, const void* query, void* kv, int cache_format, c
                                                 block_size, head_dim, kv_scale);
         quire::attention_op(quire::Attention<T>{static_cast<const T*>(query), stride, head_dim, cache, static_cast<T*>(out),
                                                 stride, block_table, table_stride, query_start_loc, kv_lens, nullptr,
-                                                num_sequences, num_heads, scale, window, soft_cap, sinks, slopes});
+                                                num_sequences, num_heads, scale, window, soft_cap, sinks, slopes, paths,
+                                                path_stride});
     });
 }
 
@@ -321,13 +324,13 @@ void quire_decoder_run(int dtype, void* decoder, const void* x, void* hidden, co
                        int64_t tokens, int num_sequences, const int32_t* query_start_loc, const int32_t* kv_lens,
                        const void* groups, void* const* kv_caches, int cache_format, int block_size,
                        const int32_t* lora_order, const void* lora_groups, int64_t num_lora_groups,
-                       int64_t max_lora_rank, void* const* taps) {
+                       int64_t max_lora_rank, void* const* taps, const int32_t* paths, int64_t path_stride) {
     const quire::LoraTokens lora{lora_order, static_cast<const quire::LoraGroup*>(lora_groups), num_lora_groups,
                                  max_lora_rank};
     for_dtype(dtype, [&](auto zero) {
         quire::run_decoder<decltype(zero)>(decoder, x, hidden, cos, sin, tokens, num_sequences, query_start_loc, kv_lens,
                                            static_cast<const quire::StepGroup*>(groups), kv_caches, cache_format,
-                                           block_size, lora, taps);
+                                           block_size, lora, taps, paths, path_stride);
     });
 }
 

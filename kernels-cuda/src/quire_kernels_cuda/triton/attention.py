@@ -284,6 +284,7 @@ class _MetaLayout:
     query_start_loc: Tensor = field(init=False)
     seq_lens: Tensor = field(init=False)
     slot_mapping: Tensor = field(init=False)
+    paths: Tensor | None = None
     derived: dict[Any, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:

@@ -59,6 +59,8 @@ class AttentionAbilities:
     soft_cap: bool = True
     sinks: bool = True
     alibi: bool = True
+    trees: bool = False
+    """Whether tokens of a step may be in trees (`AttentionMetadata.paths`)."""
     device_lengths: bool = False
     """`OpBackend.device_lengths` of what attends: steps may be captured in graphs."""
 

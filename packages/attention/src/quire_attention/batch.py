@@ -34,6 +34,9 @@ class AttentionMetadata:
     """Host copy: tokens of each sequence in this step."""
     kv_lens: list[int]
     """Host copy of `seq_lens`."""
+    paths: Tensor | None = None
+    """[T, P] int32 where tokens are in trees (see `quire_ops.PagedLayout`); then `positions` are no places in the
+    cache."""
     derived: dict[Any, Any] = field(default_factory=dict)
     """What the attention backend worked out from the fields above, for the other layers of this step. A backend fills
     it on first use; whoever changes the metadata in place empties it."""

@@ -57,6 +57,7 @@ def select_attention_backend(request: AttentionRequest, name: str | None = None)
             devices=op_backend.devices or _ANY_DEVICE,
             dtypes=op_backend.dtypes or COMPUTE_DTYPES,
             device_lengths=op_backend.device_lengths,
+            trees=op_backend.trees,
         )
         candidate = OpsAttentionBackend(candidate_name, table, abilities=abilities)
         reason = (

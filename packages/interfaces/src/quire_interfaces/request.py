@@ -80,6 +80,8 @@ class Request:
     """Sampled tokens that the scheduler has seen."""
     draft_token_ids: list[int] = field(default_factory=list)
     """Proposed continuation to verify in the next step."""
+    draft_parents: list[int] = field(default_factory=list)
+    """What each of these tokens follows, if they are a tree; else empty."""
     num_computed_tokens: int = 0
     """Tokens whose KV is written once every step handed out so far has run."""
     num_in_flight_tokens: int = 0

@@ -70,6 +70,9 @@ class SchedulerOutput:
     """Row -> blocks to append to its block table, per group; rows of `new_rows` are not listed."""
     draft_token_ids: dict[int, list[int]] = field(default_factory=dict)
     """Row -> draft tokens, which follow the last known token; counted in `num_scheduled_tokens`."""
+    draft_parents: dict[int, list[int]] = field(default_factory=dict)
+    """Row -> where its draft tokens are a tree, the place of the one that each follows, -1 for the last known token;
+    parents come first. Other rows have chains."""
     forced_rows: set[int] = field(default_factory=set)
     """Rows of `draft_token_ids` whose drafts are certain (see `ModelRunnerOutput.forced_token_ids`): they are taken as
     they are, not verified."""
@@ -102,6 +105,8 @@ class ModelRunnerOutput:
     """Row -> prompt positions finished in this step, in order (position 0 has none)."""
     draft_token_ids: dict[int, list[int]] = field(default_factory=dict)
     """Row -> proposal for the next step."""
+    draft_parents: dict[int, list[int]] = field(default_factory=dict)
+    """Row -> what its proposal's tokens follow, if it is a tree (see `SchedulerOutput`)."""
     drafts_follow: bool = True
     """Whether the next steps may bring proposals. If not, nobody needs to wait for this step's result to plan the next
     one; a proposal that comes behind a step that was planned before is dropped."""

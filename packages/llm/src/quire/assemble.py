@@ -157,13 +157,14 @@ def build_parts(
     )
     draft_network = None if plan.draft is None else _load_draft(config, plan.draft)
     loaded = time.perf_counter()
-    drafter = make_drafter(config.speculative)
-    num_drafts = 0 if config.speculative.method == "none" else config.speculative.num_speculative_tokens
+    speculative = config.speculative
+    drafter = make_drafter(speculative)
+    num_drafts = speculative.most_draft_tokens
     scheduler_config = dataclasses.replace(
         config.scheduler,
         max_model_len=plan.max_model_len,
         num_speculative_tokens=num_drafts,
-        num_lookahead_tokens=0 if draft_network is None else num_drafts,
+        num_lookahead_tokens=speculative.most_slots_ahead,
     )
     runner_config = dataclasses.replace(
         config.runner,
@@ -172,6 +173,8 @@ def build_parts(
         max_num_seqs=scheduler_config.max_num_seqs,
         max_num_batched_tokens=scheduler_config.max_num_batched_tokens,
         num_speculative_tokens=num_drafts,
+        draft_depth=speculative.num_speculative_tokens if num_drafts else 0,
+        draft_topk=speculative.eagle_topk,
     )
     store = open_adapters(config, network, offered)
     adapters = AdapterGate(store, config.lora.max_loras if store is not None else 0)
@@ -183,7 +186,7 @@ def build_parts(
         runner_config,
         drafter=drafter,
         draft_network=draft_network,
-        draft_controller=_make_controller(config, num_drafts),
+        draft_controller=_make_controller(config),
         logits_processors=logits_processors,
         sampling_config=SamplingConfig(max_logprobs=config.model.max_logprobs),
         grammars=gate.compiler,
@@ -240,10 +243,12 @@ def _watch_kernels(runner: ModelRunner) -> Callable[[SchedulerStats], None]:
     return add_stats
 
 
-def _make_controller(config: QuireConfig, num_drafts: int) -> DraftController | None:
-    if not num_drafts or not config.speculative.adaptive:
+def _make_controller(config: QuireConfig) -> DraftController | None:
+    if config.speculative.method == "none" or not config.speculative.adaptive:
         return None
-    return DraftController(num_drafts, catches_up=config.speculative.method not in HEAD_METHODS)
+    return DraftController(
+        config.speculative.num_speculative_tokens, catches_up=config.speculative.method not in HEAD_METHODS
+    )
 
 
 def _load_draft(config: QuireConfig, draft: DraftPlan) -> Network:
@@ -350,7 +355,8 @@ def _speculation(config: QuireConfig) -> str:
         return "none"
     by = f" by {settings.model}" if settings.model else ""
     limit = f"at most {settings.num_speculative_tokens} tokens{', as much as pays' if settings.adaptive else ''}"
-    return f"{settings.method}{by}, {limit}"
+    tree = f", in trees of {settings.most_draft_tokens}" if settings.eagle_topk > 1 else ""
+    return f"{settings.method}{by}, {limit}{tree}"
 
 
 def _cache_format(dtype: str, network: Network) -> str:

@@ -55,6 +55,8 @@ ENVIRONMENT = "environment"
 
 DERIVED = frozenset(
     {
+        ("runner", "draft_depth"),
+        ("runner", "draft_topk"),
         ("runner", "dtype"),
         ("runner", "max_model_len"),
         ("runner", "max_num_batched_tokens"),

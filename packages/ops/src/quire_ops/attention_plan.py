@@ -64,7 +64,10 @@ class AttentionPlan:
         """Every sequence on its own, decoding ones included."""
         begin = 0
         for row, query_len in enumerate(self.layout.query_lens):
-            yield _sequence(self.layout, row, begin, self.sliding_window)
+            if _is_tree(self.layout, begin):
+                yield from _paths(self.layout, row, begin, self.sliding_window)
+            else:
+                yield _sequence(self.layout, row, begin, self.sliding_window)
             begin += query_len
 
 
@@ -79,7 +82,9 @@ def make_plan(layout: PagedLayout, token_bytes: int, dtype: torch.dtype, sliding
     decoding: list[tuple[int, int, int]] = []  # (kv tokens seen, row, query row)
     begin = 0
     for row, (query_len, kv_len) in enumerate(zip(layout.query_lens, layout.kv_lens, strict=True)):
-        if query_len == 1:
+        if _is_tree(layout, begin):
+            prefills += _paths(layout, row, begin, sliding_window)
+        elif query_len == 1:
             decoding.append((kv_len if sliding_window is None else min(kv_len, sliding_window), row, begin))
         elif query_len > 1:
             prefills.append(_sequence(layout, row, begin, sliding_window))
@@ -138,6 +143,24 @@ def _decode_group(
         mask = torch.zeros(len(group), longest, dtype=dtype, device=device)
         mask = mask.masked_fill_(steps >= seen, float("-inf"))[:, None, None]
     return DecodeGroup(num_sequences=len(group), kv_len=longest, slots=slots.flatten(), mask=mask)
+
+
+def _is_tree(layout: PagedLayout, query_begin: int) -> bool:
+    return layout.paths is not None and int(layout.paths[query_begin, 0]) >= 0
+
+
+def _paths(layout: PagedLayout, row: int, query_begin: int, sliding_window: int | None) -> Iterator[PrefillSequence]:
+    """The tokens of a tree, each as if its path were all there is."""
+    assert layout.paths is not None
+    block_size, blocks = layout.block_size, layout.block_table[row].long()
+    for token in range(query_begin, query_begin + layout.query_lens[row]):
+        position, root = layout.paths[token, :2].tolist()
+        places = torch.arange(position + 1, device=blocks.device)
+        places[root:] = layout.paths[token, 2 : 3 + position - root]
+        if sliding_window is not None:
+            places = places[-sliding_window:]
+        slots = blocks[places // block_size] * block_size + places % block_size
+        yield PrefillSequence(query_begin=token, query_len=1, kv_len=len(slots), slots=slots)
 
 
 def _sequence(layout: PagedLayout, row: int, query_begin: int, sliding_window: int | None) -> PrefillSequence:

@@ -93,11 +93,12 @@ def builtin_table() -> OpTable:
             table.add(OpBackend(op=op.name, name="torch", function=torch_fused_moe, dtypes=_FLOATS))
             continue
         function = getattr(_REFERENCES.get(op.name, reference), op.name)
-        table.add(OpBackend(op=op.name, name="reference", function=function, priority=-100))
+        trees = op.name in ("paged_attention", "latent_attention")
+        table.add(OpBackend(op=op.name, name="reference", function=function, priority=-100, trees=trees))
         module = torch_recurrent if op in RECURRENT_OPS else _MODULES.get(op.name, torch_ops)
         sizes = _EVEN_HEAD if op.name == "rotary_embedding" else {}
         fused = getattr(module, op.name)
-        table.add(OpBackend(op=op.name, name="torch", function=fused, dtypes=_FLOATS, sizes=sizes))
+        table.add(OpBackend(op=op.name, name="torch", function=fused, dtypes=_FLOATS, sizes=sizes, trees=trees))
     return table
 
 

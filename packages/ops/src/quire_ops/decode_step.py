@@ -97,6 +97,7 @@ def reference_decode_step(network: DecodeNetwork, rows: DecodeRows) -> RunDecode
                 block_size=table.block_size,
                 query_lens=[1] * len(which),
                 kv_lens=ends.tolist(),
+                paths=None,
                 derived={},
             )
             for group, table in zip(inputs.groups, rows.tables, strict=True)

@@ -166,19 +166,18 @@ def paged_attention(
     tables = layout.block_table.tolist()
     token = 0
     for blocks, query_len, kv_len in zip(tables, layout.query_lens, layout.kv_lens, strict=True):
-        first = kv_len - query_len  # position of the first query
-        first_seen = 0 if sliding_window is None else max(0, first + 1 - sliding_window)
-        pairs = _pairs(kv_cache, blocks, first_seen, kv_len, kv_scale)
-        for position in range(first, kv_len):
-            begin = 0 if sliding_window is None else max(0, position + 1 - sliding_window)
-            seen = pairs[begin - first_seen : position + 1 - first_seen]  # [L, 2, Hkv, D]
+        seen_by = [_places(layout, token + i, kv_len - query_len + i, sliding_window) for i in range(query_len)]
+        first = min(map(min, seen_by))
+        pairs = _pairs(kv_cache, blocks, first, kv_len, kv_scale)
+        for places in seen_by:
+            seen = pairs[torch.tensor(places) - first]  # [L, 2, Hkv, D]
             keys = seen[:, 0].repeat_interleave(group_size, dim=1)  # [L, Hq, D]
             values = seen[:, 1].repeat_interleave(group_size, dim=1)
             scores = torch.einsum("hd,lhd->hl", query[token].double(), keys) * scale
             if soft_cap is not None:
                 scores = soft_cap * torch.tanh(scores / soft_cap)
             if alibi_slopes is not None:
-                distance = torch.arange(position - begin, -1, -1)
+                distance = torch.arange(len(places) - 1, -1, -1)
                 scores = scores - alibi_slopes.double()[:, None] * distance
             if sinks is not None:
                 scores = torch.cat([scores, sinks.double()[:, None]], dim=-1)
@@ -199,24 +198,32 @@ def latent_attention(query: Tensor, latent_cache: Tensor, layout: PagedLayout, *
     out = query.new_empty(*query.shape[:2], rank)
     block_size, token = latent_cache.shape[1], 0
     for blocks, query_len, kv_len in zip(layout.block_table.tolist(), layout.query_lens, layout.kv_lens, strict=True):
-        rows = [latent_cache[blocks[position // block_size], position % block_size] for position in range(kv_len)]
-        for position in range(kv_len - query_len, kv_len):
-            seen = torch.stack(rows[: position + 1]).double()  # [L, W]
+        rows = [latent_cache[blocks[place // block_size], place % block_size] for place in range(kv_len)]
+        for place in range(kv_len - query_len, kv_len):
+            seen = torch.stack([rows[p] for p in _places(layout, token, place)]).double()  # [L, W]
             weights = torch.softmax(query[token].double() @ seen.T * scale, dim=-1)
             out[token] = (weights @ seen[:, :rank]).to(query.dtype)
             token += 1
     return out
 
 
+def _places(layout: PagedLayout, token: int, place: int, sliding_window: int | None = None) -> list[int]:
+    """Where the tokens are that a token sees, in the order of their positions; its own place is the last."""
+    if layout.paths is None or int(layout.paths[token, 0]) < 0:
+        places = list(range(place + 1))
+    else:
+        position, root, *path = layout.paths[token].tolist()
+        places = [*range(root), *path[: position + 1 - root]]
+    return places if sliding_window is None else places[-sliding_window:]
+
+
 def _pairs(kv_cache: Tensor, blocks: list[int], begin: int, end: int, kv_scale: Tensor | None) -> Tensor:
-    """[end - begin, 2, Hkv, D] float64: keys and values at these positions of one sequence."""
+    """[end - begin, 2, Hkv, D] float64: keys and values at these places of one sequence."""
     num_kv_heads, block_size = kv_cache.shape[2:4]
     scales = torch.ones(2, num_kv_heads) if kv_scale is None else kv_scale
     rows = [
-        decode_row(
-            kv_cache[blocks[position // block_size], which, head, position % block_size], float(scales[which, head])
-        )
-        for position in range(begin, end)
+        decode_row(kv_cache[blocks[place // block_size], which, head, place % block_size], float(scales[which, head]))
+        for place in range(begin, end)
         for which in range(2)
         for head in range(num_kv_heads)
     ]

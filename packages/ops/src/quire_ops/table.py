@@ -74,6 +74,8 @@ class OpBackend:
     device_lengths: bool = False
     """Of an op that gets a `PagedLayout`: what it launches depends on the layout's shapes, on `query_lens`, and on
     `kv_lens` as bounds; how long sequences are it reads on the device. So a graph that was captured stays right."""
+    trees: bool = False
+    """Of an op that gets a `PagedLayout`: it reads the layout's `paths`."""
     builder: KernelBuilder | None = None
     """Builds this package's kernels ahead of time; None where there is nothing to build."""
     unavailable: str | None = None

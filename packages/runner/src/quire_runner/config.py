@@ -44,6 +44,12 @@ class RunnerConfig(Settings):
     num_speculative_tokens: int = setting(
         0, help="Most draft tokens proposed per request and step.", unit="tokens", check=at_least(0)
     )
+    draft_depth: int = setting(
+        0, help="How far drafts go ahead at most; 0 for as far as they have tokens.", unit="tokens", check=at_least(0)
+    )
+    draft_topk: int = setting(
+        1, help="Guesses that go on at each depth of a draft tree; 1 drafts chains.", unit="tokens", check=at_least(1)
+    )
     num_threads: int | None = setting(
         None,
         help="Threads that torch's operators use on the CPU; None leaves torch's own choice.",

@@ -7,13 +7,16 @@ know how networks are built, nor when drafting pays.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
+from quire_interfaces.errors import ConfigError
 from quire_interfaces.kv_cache import KVCachePlan
 from quire_interfaces.step import SchedulerOutput
 from quire_models import Network
@@ -24,6 +27,7 @@ from quire_runner.config import RunnerConfig
 from quire_runner.draft_cache import DraftCache, Entry
 from quire_runner.drafting import DraftStep, RowDrafter
 from quire_runner.rows import Rows
+from quire_spec_decode import Draft, Level, best_tree
 
 __all__ = ["HeadDrafting", "ModelDrafting", "network_drafting"]
 
@@ -34,7 +38,14 @@ def network_drafting(
     """What asks a drafting network: a head is joined with its target first."""
     cache = DraftCache(network, rows, plan, step_inputs)
     if isinstance(network, EagleHead):
-        return HeadDrafting(network, target, rows, cache)
+        refusals = (*target.tree_refusals, *network.tree_refusals) if config.draft_topk > 1 else ()
+        if refusals:
+            raise ConfigError(
+                f"tokens cannot be verified in trees by {', '.join(dict.fromkeys(refusals))}; draft chains "
+                "(--speculative-eagle-topk 1), or choose another attention backend",
+                field="eagle_topk",
+            )
+        return HeadDrafting(network, target, rows, cache, config)
     return ModelDrafting(network, rows, cache, config.max_num_batched_tokens)
 
 
@@ -83,7 +94,7 @@ class ModelDrafting:
             self._guesses.pop(row, None)
         self._cache.begin(output)
 
-    def propose(self, step: DraftStep) -> dict[int, list[int]]:
+    def propose(self, step: DraftStep) -> dict[int, Draft]:
         """See `RowDrafter`."""
         limits = {row: self._room(row, limit) for row, limit in step.limits.items()}
         limits = {row: limit for row, limit in limits.items() if limit > 0}
@@ -100,7 +111,7 @@ class ModelDrafting:
             self._extend(proposals, last, None)
         for row, drafts in proposals.items():
             self._guesses[row] = _Guess(int(self._rows.num_tokens[row]), drafts)
-        return proposals
+        return {row: Draft(drafts) for row, drafts in proposals.items()}
 
     def _room(self, row: int, limit: int) -> int:
         """As many drafts as the row's blocks allow: each but the last one is read."""
@@ -164,24 +175,31 @@ class ModelDrafting:
 
 class HeadDrafting:
     """An EAGLE or EAGLE-3 head. It reads the target's features of every step; a row of which it missed any gets no
-    drafts."""
+    drafts.
 
-    def __init__(self, head: EagleHead, target: Network, rows: Rows, cache: DraftCache) -> None:
+    Its drafts are chains of the most likely tokens, or the trees of EAGLE-2 (Li et al. 2024, arXiv:2406.16858, section
+    4): at each depth the `draft_topk` nodes that are likely to come true, by the product of the head's probabilities,
+    get as many children each; of all candidates the likeliest are proposed."""
+
+    def __init__(self, head: EagleHead, target: Network, rows: Rows, cache: DraftCache, config: RunnerConfig) -> None:
         head.join(target)
-        config = head.config
-        assert isinstance(config, EagleConfig)
+        self._topk = config.draft_topk
+        self._depth = config.draft_depth or config.num_speculative_tokens
+        self._num_nodes = config.num_speculative_tokens
+        of_head = head.config
+        assert isinstance(of_head, EagleConfig)
         self._head = head
         self._rows = rows
         self._cache = cache
-        self.wants_hidden = config.kind == "eagle"
+        self.wants_hidden = of_head.kind == "eagle"
         num_layers = target.config.num_layers
-        self.feature_layers = () if self.wants_hidden else config.feature_layers or default_feature_layers(num_layers)
+        self.feature_layers = () if self.wants_hidden else of_head.feature_layers or default_feature_layers(num_layers)
 
     def begin(self, output: SchedulerOutput) -> None:
         """See `RowDrafter`."""
         self._cache.begin(output)
 
-    def propose(self, step: DraftStep) -> dict[int, list[int]]:
+    def propose(self, step: DraftStep) -> dict[int, Draft]:
         """See `RowDrafter`."""
         entries, last, places = self._seen(step)
         if not entries:
@@ -192,13 +210,18 @@ class HeadDrafting:
         states = self._head.advance(batch, self._head.fuse(step.features[to_device(places, step.features.device)]))
         for entry in entries:
             self._cache.wrote(entry.row, entry.start, entry.end)
-        limits = {
-            entry.row: min(step.limits[entry.row], self._cache.num_slots(entry.row) - entry.end + 1)
-            for entry in entries
-            if entry.row in step.limits
-        }
-        chosen = [i for i, entry in enumerate(entries) if limits.get(entry.row, 0) > 0]
-        return self._guess([entries[i] for i in chosen], states[[last[i] for i in chosen]], limits)
+        drafts: dict[int, Draft] = {}
+        for topk in {1, self._topk}:
+            limits = {
+                entry.row: min(step.limits[entry.row], 1 + (self._cache.num_slots(entry.row) - entry.end) // topk)
+                for entry in entries
+                if entry.row in step.limits and (topk == 1) == (self._topk == 1 or entry.row in step.chains)
+            }
+            chosen = [i for i, entry in enumerate(entries) if limits.get(entry.row, 0) > 0]
+            if chosen:
+                guess = self._guess if topk == 1 else self._grow
+                drafts |= guess([entries[i] for i in chosen], states[[last[i] for i in chosen]], limits)
+        return drafts
 
     def _seen(self, step: DraftStep) -> tuple[list[Entry], list[int], np.ndarray]:
         """Positions whose successor is known, of rows of which nothing is missing; the last one of each among them;
@@ -212,9 +235,9 @@ class HeadDrafting:
             start, end = int(plan.start[i]), min(int(plan.ends[i]), int(rows.num_tokens[row]) - 1)
             if end <= start or row in rows.failed or self._cache.num_written(row) < start:
                 continue
-            first = int(plan.query_start_loc[i])
             entries.append(Entry(row, start, end))
-            places.append(np.arange(first, first + end - start))
+            kept = np.array(plan.kept[row]) if row in plan.kept else np.arange(end - start)
+            places.append(int(plan.query_start_loc[i]) + kept[: end - start])
             count += end - start
             last.append(count - 1)
         return entries, last, np.concatenate(places) if places else np.zeros(0, dtype=np.int64)
@@ -223,7 +246,7 @@ class HeadDrafting:
         """[T] the tokens behind the positions of the entries."""
         return torch.cat([self._rows.token_ids[e.row, e.start + 1 : e.end + 1] for e in entries]).long()
 
-    def _guess(self, entries: list[Entry], states: Tensor, limits: dict[int, int]) -> dict[int, list[int]]:
+    def _guess(self, entries: list[Entry], states: Tensor, limits: dict[int, int]) -> dict[int, Draft]:
         proposals: dict[int, list[int]] = {entry.row: [] for entry in entries}
         while entries:
             token_ids = self._head.most_likely(states)[0]
@@ -236,7 +259,63 @@ class HeadDrafting:
             batch = self._cache.batch(entries)
             batch.input_ids = token_ids[left]
             states = self._head.advance(batch, states[left])
-        return proposals
+        return {row: Draft(tokens) for row, tokens in proposals.items()}
+
+    def _grow(self, entries: list[Entry], states: Tensor, limits: dict[int, int]) -> dict[int, Draft]:
+        """A tree for each entry. What is expanded lies behind the row's tokens in the drafter's cache, depth after
+        depth."""
+        levels: dict[int, list[Level]] = {entry.row: [] for entry in entries}
+        ends = {entry.row: entry.end for entry in entries}
+        rows = list(levels)
+        scores, tokens = self._head.top(states, self._topk)  # [R * expanded, K]
+        expanded = np.full((len(rows), 1), -1)
+        paths = np.zeros((len(rows), 1, 0), dtype=np.int64)
+        for depth in itertools.count(1):
+            width = scores.shape[1]
+            scores, tokens = (each.view(len(rows), -1, width) for each in (scores, tokens))
+            for row, nodes, ids, values in zip(rows, expanded.tolist(), tokens.tolist(), scores.tolist(), strict=True):
+                levels[row].append(Level(nodes, ids, values))
+            left = [i for i, row in enumerate(rows) if depth < limits[row]]
+            if not left:
+                break
+            rows = [rows[i] for i in left]
+            best = scores[left].flatten(1).topk(min(self._topk, scores[0].numel()))  # [R, E]
+            above = (best.indices // width).cpu().numpy()  # which node of the depth before each follows
+            states = states.view(len(scores), -1, states.shape[-1])[np.array(left)[:, None], above].flatten(0, 1)
+            input_ids = tokens[left].flatten(1).gather(1, best.indices).flatten()
+            expanded = best.indices.cpu().numpy()
+            starts = np.array([ends[row] + (depth - 1) * self._topk for row in rows])
+            own = starts[:, None] + np.arange(expanded.shape[1])
+            paths = np.concatenate((np.take_along_axis(paths[left], above[..., None], 1), own[..., None]), -1)
+            states = self._expand(rows, ends, paths, input_ids, states)
+            scores, tokens = self._head.top(states, self._topk)
+            scores = scores + best.values.flatten()[:, None]
+        return {row: best_tree(found, -(-self._num_nodes * len(found) // self._depth)) for row, found in levels.items()}
+
+    def _expand(
+        self, rows: list[int], ends: dict[int, int], paths: NDArray[np.int64], input_ids: Tensor, states: Tensor
+    ) -> Tensor:
+        """One pass over nodes of one depth.
+
+        Args:
+            rows: [R].
+            ends: Row -> its known positions, which are those before the tree.
+            paths: [R, E, depth] places of the nodes that each follows, and its own.
+            input_ids: [R * E] tokens of the nodes.
+            states: [R * E, H] of what they follow.
+        """
+        num_nodes, depth = paths.shape[1:]
+        first = paths[:, 0, -1]
+        batch = self._cache.batch(
+            [Entry(row, start, start + num_nodes) for row, start in zip(rows, first.tolist(), strict=True)]
+        )
+        roots = np.repeat([ends[row] for row in rows], num_nodes)[:, None]
+        table = np.concatenate((roots + depth - 1, roots, paths.reshape(-1, depth)), axis=1)
+        device = input_ids.device
+        batch.input_ids = input_ids
+        batch.positions = to_device(table[:, 0], device)
+        batch.attention[0].paths = to_device(table.astype(np.int32), device)
+        return self._head.advance(batch, states)
 
 
 def _take(entries: list[Entry], budget: int) -> list[Entry]:

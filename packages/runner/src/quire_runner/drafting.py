@@ -15,8 +15,9 @@ from torch import Tensor
 from quire_interfaces import Drafter, RequestDrafter, SchedulerOutput
 from quire_runner.inputs import HostPlan
 from quire_runner.rows import Rows
+from quire_spec_decode import Draft
 
-__all__ = ["DraftStep", "RowDrafter", "TextDrafting"]
+__all__ = ["DraftStep", "RowDrafter", "TextDrafting", "ask"]
 
 _logger = logging.getLogger(__name__)
 
@@ -27,7 +28,9 @@ class DraftStep:
 
     plan: HostPlan
     limits: dict[int, int]
-    """Row -> most draft tokens for its next step; rows without an entry get none."""
+    """Row -> most tokens that a draft for its next step goes ahead; rows without an entry get none."""
+    chains: frozenset[int] = frozenset()
+    """Rows whose drafts must be chains."""
     features: Tensor | None = None
     """[T, width] what the target computed at the step's tokens, if the drafter asks for it."""
 
@@ -43,8 +46,26 @@ class RowDrafter(Protocol):
     def begin(self, output: SchedulerOutput) -> None:
         """Rows were freed, filled and extended for this step."""
 
-    def propose(self, step: DraftStep) -> dict[int, list[int]]:
-        """Row -> drafts, at most as many as its limit; rows without an idea are left out."""
+    def propose(self, step: DraftStep) -> dict[int, Draft]:
+        """Row -> draft, at most as deep as its limit; rows without an idea are left out."""
+
+
+def ask(drafting: RowDrafter, step: DraftStep, rows: Rows, vocab_size: int) -> dict[int, Draft]:
+    """What `drafting` proposes, as far as it can be sampled; nothing where it fails."""
+    try:
+        proposals = drafting.propose(step)
+    except Exception:
+        _logger.exception("the drafter failed; this step's requests go on without drafts")
+        return {}
+    drafts: dict[int, Draft] = {}
+    for row, draft in proposals.items():
+        if draft.token_ids and max(draft.token_ids) >= vocab_size:  # a drafter's padding
+            draft = draft.first(next(i for i, token in enumerate(draft.token_ids) if token >= vocab_size))
+        if draft.parents is None and rows.grammars.is_used:
+            draft = Draft(rows.grammars.follow(row, draft.token_ids))
+        if draft.token_ids:
+            drafts[row] = draft
+    return drafts
 
 
 class TextDrafting:
@@ -71,16 +92,16 @@ class TextDrafting:
             except Exception:
                 _logger.exception("the drafter failed; row %d goes on without drafts", new.row)
 
-    def propose(self, step: DraftStep) -> dict[int, list[int]]:
+    def propose(self, step: DraftStep) -> dict[int, Draft]:
         """See `RowDrafter`."""
-        proposals: dict[int, list[int]] = {}
+        proposals: dict[int, Draft] = {}
         for row, limit in step.limits.items():
             history = self._rows.history(row)
             try:
                 if self._remembering is not None:
-                    proposals[row] = self._remembering.propose(row, history, limit)[:limit]
+                    proposals[row] = Draft(self._remembering.propose(row, history, limit)[:limit])
                 else:
-                    proposals[row] = self._forgetting.propose(history, limit)[:limit]
+                    proposals[row] = Draft(self._forgetting.propose(history, limit)[:limit])
             except Exception:
                 # A guess that fails costs speed, never an answer.
                 _logger.exception("the drafter failed; row %d goes on without drafts", row)

@@ -52,6 +52,10 @@ class RowGrammars:
         """Whether any row has a matcher."""
         return bool(self._matchers)
 
+    def has(self, row: int) -> bool:
+        """Whether the row has a matcher."""
+        return row in self._matchers
+
     def fill(self, new: NewRow) -> None:
         """Put a request into its row: a matcher that has seen all of its output so far.
 

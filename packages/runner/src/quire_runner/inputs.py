@@ -9,7 +9,7 @@ Shape legend: T tokens, S entries (sequences), N logit rows of this step.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
@@ -20,6 +20,7 @@ from quire_attention.batch import AttentionMetadata, ForwardBatch
 from quire_interfaces.step import SchedulerOutput
 from quire_ops import OpFunction, StepInputs, to_device
 from quire_runner.rows import Rows
+from quire_spec_decode import depths, paths
 
 __all__ = ["HostPlan", "Layers", "LogitRows", "forward_batch", "make_batch", "plan_step", "write_drafts"]
 
@@ -57,7 +58,12 @@ class HostPlan:
     """[S + 1]"""
     num_drafts: Ints | None
     """[S] draft tokens, None when no entry has any."""
+    trees: dict[int, list[int]]
+    """Entry -> what each of its draft tokens follows, where they are a tree (`SchedulerOutput.draft_parents`)."""
     logits: LogitRows
+    kept: dict[int, list[int]] = field(default_factory=dict)
+    """Row with a tree -> which of its tokens of the step are known to be right, the first one (0) among them. Filled
+    when they are verified."""
 
 
 def plan_step(output: SchedulerOutput, rows: Rows) -> HostPlan:
@@ -79,6 +85,12 @@ def plan_step(output: SchedulerOutput, rows: Rows) -> HostPlan:
         drafts = output.draft_token_ids
         num_drafts = np.array([len(drafts.get(row, ())) for row in output.rows], dtype=np.int64)
     _check_known(output, rows, entry_rows, ends if num_drafts is None else ends - num_drafts)
+    logits = _logit_rows(output, entry_rows, ends, query_start_loc, _num_verified(output, rows, num_drafts))
+    parents = output.draft_parents
+    trees = {entry: parents[row] for entry, row in enumerate(output.rows) if row in parents} if parents else {}
+    for entry, of_entry in trees.items():
+        end = logits.entry_ends[entry]
+        logits.positions[end - len(of_entry) : end] = start[entry] + np.array(depths(of_entry))
     return HostPlan(
         rows=entry_rows,
         start=start,
@@ -86,7 +98,8 @@ def plan_step(output: SchedulerOutput, rows: Rows) -> HostPlan:
         query_lens=output.num_scheduled_tokens,
         query_start_loc=query_start_loc,
         num_drafts=num_drafts,
-        logits=_logit_rows(output, entry_rows, ends, query_start_loc, _num_verified(output, rows, num_drafts)),
+        trees=trees,
+        logits=logits,
     )
 
 
@@ -102,6 +115,7 @@ def _plan_decodes(output: SchedulerOutput, rows: Rows, entry_rows: Ints, start: 
         query_lens=output.num_scheduled_tokens,
         query_start_loc=query_start_loc,
         num_drafts=None,
+        trees={},
         logits=LogitRows(
             rows=entry_rows,
             positions=start,
@@ -183,7 +197,29 @@ def forward_batch(
         table.check(plan.rows, plan.ends)
     inputs = step_inputs(rows.token_ids, rows.row_tables, plan.rows, plan.start, plan.ends)
     layers = Layers(group_of_layer, kv_caches, states)
-    return make_batch(inputs, rows, layers, plan.query_lens, plan.ends.tolist())
+    batch = make_batch(inputs, rows, layers, plan.query_lens, plan.ends.tolist())
+    if plan.trees:
+        _put_trees(plan, batch)
+    return batch
+
+
+def _put_trees(plan: HostPlan, batch: ForwardBatch) -> None:
+    """Tell the batch where the tokens of trees are: each entry's last known token is the root of its tree."""
+    width = 3 + max(max(depths(parents)) for parents in plan.trees.values())
+    table = np.full((int(plan.query_start_loc[-1]), width), -1, dtype=np.int32)
+    for entry, parents in plan.trees.items():
+        begin, root = int(plan.query_start_loc[entry]), int(plan.start[entry])
+        table[begin, :3] = root
+        for token, path in enumerate(paths(parents), begin + 1):
+            table[token, 0] = root + len(path)
+            table[token, 1:3] = root
+            table[token, 3 : 3 + len(path)] = root + 1 + np.array(path)
+    tokens = np.flatnonzero(table[:, 0] >= 0)
+    device = batch.positions.device
+    batch.positions[to_device(tokens, device)] = to_device(table[tokens, 0].astype(np.int64), device)
+    places = to_device(table, device)
+    for attention in batch.attention:
+        attention.paths = places
 
 
 class Layers(NamedTuple):

@@ -17,7 +17,7 @@ from quire_interfaces.errors import ConfigError
 from quire_interfaces.kv_cache import FullAttentionSpec, KVCachePlan, LatentAttentionSpec, MambaSpec, kv_row_bytes
 from quire_ops import CACHE_TORCH_DTYPES
 
-__all__ = ["CacheShape", "allocate_kv_caches", "layer_states"]
+__all__ = ["CacheShape", "allocate_kv_caches", "copy_tokens", "layer_states"]
 
 CacheShape = Callable[[int, int, int, int], tuple[int, ...]]
 """(num_blocks, block_size, num_kv_heads, elements of a row) -> the shape that the attention backend asks for."""
@@ -86,6 +86,18 @@ def layer_states(plan: KVCachePlan, caches: Mapping[str, Tensor]) -> dict[str, t
                 begin += state.num_bytes
             states[name] = tuple(views)
     return states
+
+
+def copy_tokens(cache: Tensor, block_size: int, sources: Tensor, targets: Tensor) -> None:
+    """Copy what a layer keeps of tokens from slots [N] to other slots [N]; a slot may be both.
+
+    Args:
+        cache: [num_blocks, 2, heads, block_size, row], or [num_blocks, block_size, width] of latents.
+        block_size: Tokens of a block.
+        sources: Slots, block * block_size + place in it; `targets` likewise.
+    """
+    tokens = cache.movedim(1 if cache.dim() == 3 else 3, 1)  # latents: [num_blocks, block_size, width]
+    tokens[targets // block_size, targets % block_size] = tokens[sources // block_size, sources % block_size]
 
 
 def _zeros(num_bytes: int, device: torch.device | str) -> Tensor:

@@ -9,7 +9,7 @@ from quire_interfaces.step import ModelRunnerOutput, SchedulerOutput
 from quire_runner.inputs import HostPlan
 from quire_runner.rows import Rows
 from quire_sampling import SamplerOutput
-from quire_spec_decode import accept_drafts
+from quire_spec_decode import accept_drafts, accept_tree
 
 __all__ = ["plain_output", "verified_output", "without_entries"]
 
@@ -64,8 +64,8 @@ def verified_output(
 
     Args:
         output: What was asked.
-        plan: The step's layout.
-        rows: Their `num_tokens` move on, and `failed` grows.
+        plan: The step's layout; gets `kept`.
+        rows: Their `num_tokens` move on, `failed` grows, and tokens of trees are put in their order.
         sampled: One token per logit row.
         result: Gets `sampled_token_ids`, `logprobs` and `failed_rows`.
         grammar_failures: Row -> why its grammar gave no mask.
@@ -80,10 +80,17 @@ def verified_output(
             continue
         row = output.rows[entry]
         tokens = token_ids[begin:end]
-        if end - begin > 1:
+        right = list(range(len(tokens)))
+        if entry in plan.trees:
+            nodes = accept_tree(tokens, output.draft_token_ids[row], plan.trees[entry])
+            right = plan.kept[row] = [0, *(node + 1 for node in nodes)]
+            tokens = [tokens[i] for i in right]
+            rows.write(row, int(plan.logits.positions[begin]) + 1, tokens)
+        elif end - begin > 1:
             tokens = accept_drafts(tokens, output.draft_token_ids[row])
-        stop = begin + len(tokens)
-        if row in failed and (row in grammar_failures or not _failed_at_rejected(sampled, row, begin, stop)):
+            right = right[: len(tokens)]
+        right = [begin + i for i in right]
+        if row in failed and (row in grammar_failures or not _failed_at_rejected(sampled, row, right)):
             result.failed_rows[row] = rows.failed[row] = failed[row]
         else:
             rows.num_tokens[row] = int(plan.logits.positions[begin]) + 1 + len(tokens)
@@ -91,13 +98,13 @@ def verified_output(
                 tokens = output.draft_token_ids[row] + tokens
             result.sampled_token_ids[entry] = tokens
             if begin in logprobs:
-                result.logprobs[row] = [logprobs[i] for i in range(begin, stop)]
+                result.logprobs[row] = [logprobs[i] for i in right]
         begin = end
 
 
-def _failed_at_rejected(sampled: SamplerOutput, row: int, begin: int, stop: int) -> bool:
+def _failed_at_rejected(sampled: SamplerOutput, row: int, right: list[int]) -> bool:
     """Whether the row's logits were bad only behind a rejected draft, where the request never goes."""
-    return row not in sampled.processor_errors and bool(sampled.peaks[begin:stop].isfinite().all())
+    return row not in sampled.processor_errors and bool(sampled.peaks[right].isfinite().all())
 
 
 def without_entries(output: SchedulerOutput, dropped: Collection[int]) -> SchedulerOutput:
@@ -113,4 +120,5 @@ def without_entries(output: SchedulerOutput, dropped: Collection[int]) -> Schedu
         samples=[output.samples[i] for i in keep],
         total_num_scheduled_tokens=sum(num_scheduled),
         draft_token_ids={row: ids for row, ids in output.draft_token_ids.items() if row not in dropped},
+        draft_parents={row: parents for row, parents in output.draft_parents.items() if row not in dropped},
     )

@@ -238,6 +238,11 @@ class Rows:
         index = to_device(rows * self.row_len + positions + 1, self.token_ids.device)
         self.token_ids.view(-1).index_copy_(0, index, token_ids.to(torch.int32))
 
+    def write(self, row: int, position: int, token_ids: Sequence[int]) -> None:
+        """Put tokens into a row from a position on."""
+        tokens = to_device(np.asarray(token_ids, dtype=np.int32), self.token_ids.device)
+        self.token_ids[row, position : position + len(token_ids)] = tokens
+
     def fills(self, rows: list[int]) -> list[int]:
         """Per row a number that tells its requests apart."""
         fills: list[int] = self._num_fills[rows].tolist()

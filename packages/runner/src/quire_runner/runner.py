@@ -33,7 +33,7 @@ from quire_runner.affinity import bind_team, choose_cores
 from quire_runner.block_bytes import BlockBytes
 from quire_runner.config import RunnerConfig
 from quire_runner.draft_network import network_drafting
-from quire_runner.drafting import DraftStep, RowDrafter, TextDrafting
+from quire_runner.drafting import DraftStep, RowDrafter, TextDrafting, ask
 from quire_runner.grammars import RowGrammars
 from quire_runner.graph_choice import choose_capture
 from quire_runner.graphs import CaptureStep, DecodeGraphs
@@ -43,8 +43,9 @@ from quire_runner.output import plain_output, verified_output, without_entries
 from quire_runner.padded_decode import PaddedDecode
 from quire_runner.prompt_logprobs import step_prompt_logprobs
 from quire_runner.rows import Rows
+from quire_runner.trees import straighten
 from quire_sampling import Sampler, SamplerOutput, SamplingConfig, SamplingState
-from quire_spec_decode import DraftController
+from quire_spec_decode import Draft, DraftController, depths
 
 __all__ = ["AdapterDevice", "LogitsTap", "ModelRunner", "Network"]
 
@@ -203,7 +204,7 @@ class ModelRunner:
             self._drafting = network_drafting(draft_network, target, self._rows, plan, config, self._step_inputs)
         self._vocab_size = vocab_size
         self._controller = draft_controller
-        self._draft_length = config.num_speculative_tokens
+        self._draft_length = config.draft_depth or config.num_speculative_tokens
         """Most tokens to draft behind the present step; 0 does without whatever drafting needs."""
         self._on_logits = on_logits
         self._transfers = None if make_transfer_worker is None else make_transfer_worker(BlockBytes(plan, caches))
@@ -392,7 +393,9 @@ class ModelRunner:
         if output.draft_token_ids:
             for row, tokens in zip(output.rows, result.sampled_token_ids, strict=True):
                 if tokens and row not in output.forced_rows:
-                    controller.verified(row, len(output.draft_token_ids.get(row, ())), len(tokens) - 1)
+                    parents = output.draft_parents.get(row)
+                    depth = max(depths(parents)) if parents else len(output.draft_token_ids.get(row, ()))
+                    controller.verified(row, depth, len(tokens) - 1)
         return _Known(result)
 
     def _compute(self, output: SchedulerOutput) -> ReadStep:
@@ -434,7 +437,10 @@ class ModelRunner:
                 self._adapters.begin(_NOBODY)
                 self._adapters.begin_logits(_NOBODY)
             start = time.perf_counter()
-            result.draft_token_ids = self._propose(self._drafting, output, plan, features, result)
+            for row, draft in self._propose(self._drafting, output, plan, features, result).items():
+                result.draft_token_ids[row] = draft.token_ids
+                if draft.parents is not None:
+                    result.draft_parents[row] = draft.parents
             result.draft_seconds = time.perf_counter() - start
             return _Known(result)
         return read
@@ -527,6 +533,8 @@ class ModelRunner:
                 plain_output(output, self._rows, fills, copied(), result, grammar_failures)
             else:
                 verified_output(output, plan, self._rows, copied(), result, grammar_failures)
+                if plan.kept:
+                    straighten(plan, self._rows, Layers(self._group_of_layer, self._kv_caches))
             return result
 
         if plan.num_drafts is None and not self._grammars.is_used:
@@ -553,7 +561,7 @@ class ModelRunner:
         plan: HostPlan,
         features: Tensor | None,
         result: ModelRunnerOutput,
-    ) -> dict[int, list[int]]:
+    ) -> dict[int, Draft]:
         limits: dict[int, int] = {}
         for row, tokens in zip(output.rows, result.sampled_token_ids, strict=True):
             # An error of a custom processor at a rejected draft could not be told from a real one, so requests that
@@ -565,16 +573,10 @@ class ModelRunner:
             if room >= 1:
                 length = self._draft_length
                 limits[row] = min(room, length if self._controller is None else self._controller.limit(row, length))
-        try:
-            proposals = drafting.propose(DraftStep(plan=plan, limits=limits, features=features))
-        except Exception:
-            _logger.exception("the drafter failed; this step's requests go on without drafts")
-            return {}
-        for row, drafts in proposals.items():
-            if drafts and max(drafts) >= self._vocab_size:  # a drafter's padding
-                drafts = drafts[: next(i for i, token in enumerate(drafts) if token >= self._vocab_size)]
-            proposals[row] = self._grammars.follow(row, drafts) if self._grammars.is_used else drafts
-        return {row: drafts for row, drafts in proposals.items() if drafts}
+        # Sampling that looks at the tokens before finds them in the row, where only one branch of a tree has a place.
+        chains = frozenset(row for row in limits if self._rows.sampling.reads_history(row) or self._grammars.has(row))
+        step = DraftStep(plan=plan, limits=limits, chains=chains, features=features)
+        return ask(drafting, step, self._rows, self._vocab_size)
 
 
 def _layer_names(plan: KVCachePlan, layer_names: Sequence[str] | None) -> tuple[str, ...]:

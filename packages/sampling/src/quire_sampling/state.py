@@ -190,6 +190,10 @@ class SamplingState:
         for table in tables:
             table.pop(row, None)
 
+    def reads_history(self, row: int) -> bool:
+        """Whether a token of this row may depend on the tokens before it other than through its logits."""
+        return row in self.penalized or row in self.edited or row in self.mirostat
+
     def _looks(self) -> tuple[Collection[int], ...]:
         """Sets of rows for which it is not enough that op `draw` sees the unchanged logits."""
         return (self.penalized, self.edited, self.num_logprobs, self.dynatemp, self.xtc, self.mirostat)

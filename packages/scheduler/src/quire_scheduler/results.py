@@ -205,7 +205,9 @@ class ResultTaker:
             return
         if row in result.forced_token_ids:
             request.draft_token_ids = result.forced_token_ids[row][request.num_in_flight_tokens :]
+            request.draft_parents = []
             state.drafts_are_forced = True
         elif row in result.draft_token_ids and request.num_in_flight_tokens == 0:
             request.draft_token_ids = result.draft_token_ids[row][: self._num_speculative]
+            request.draft_parents = result.draft_parents.get(row, [])
             state.drafts_are_forced = False

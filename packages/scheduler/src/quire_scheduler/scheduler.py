@@ -214,6 +214,8 @@ class Scheduler:
                 return 0
             self._add_blocks(state, blocks, output)
         output.draft_token_ids[request.row] = drafts
+        if request.draft_parents:
+            output.draft_parents[request.row] = request.draft_parents[: len(drafts)]
         if state.drafts_are_forced:
             output.forced_rows.add(request.row)
         return len(drafts)

@@ -43,7 +43,23 @@ class SpecDecodeConfig(Settings):
         flag="--speculative-quantization",
     )
     num_speculative_tokens: int = setting(
-        4, help="Most draft tokens per request and step.", unit="tokens", check=between(1, 64)
+        4, help="How many tokens drafts go ahead at most.", unit="tokens", check=between(1, 64)
+    )
+    eagle_topk: int = setting(
+        1,
+        help="Guesses that go on at each depth of a draft tree, each with as many children (methods eagle, eagle3); 1 "
+        "drafts chains.",
+        unit="tokens",
+        check=between(1, 64),
+        flag="--speculative-eagle-topk",
+    )
+    num_draft_tokens: int | None = setting(
+        None,
+        help="Most draft tokens per request and step, the likeliest of a tree; empty takes four times "
+        "num_speculative_tokens. Chains have num_speculative_tokens.",
+        unit="tokens",
+        check=between(1, 256),
+        flag="--speculative-num-draft-tokens",
     )
     adaptive: bool = setting(
         True,
@@ -75,7 +91,12 @@ class SpecDecodeConfig(Settings):
 
     def __post_init__(self) -> None:
         Settings.__post_init__(self)
-        for name in ("num_speculative_tokens", "prompt_lookup_min", "prompt_lookup_max"):
+        for name in (
+            "num_speculative_tokens",
+            "eagle_topk",
+            "prompt_lookup_min",
+            "prompt_lookup_max",
+        ):
             value = getattr(self, name)
             if not isinstance(value, int):
                 raise ConfigError(f"{name} must be a whole number, got {value!r}", field=name)
@@ -85,12 +106,47 @@ class SpecDecodeConfig(Settings):
                 f"{self.method!r}",
                 field="model",
             )
+        if self.eagle_topk > 1 and self.method not in HEAD_METHODS:
+            raise ConfigError(
+                f"draft trees (eagle_topk {self.eagle_topk}) are for the methods {', '.join(HEAD_METHODS)}, and method "
+                f"is {self.method!r}",
+                field="eagle_topk",
+            )
+        if self.num_draft_tokens is not None:
+            if self.eagle_topk == 1:
+                raise ConfigError(
+                    "num_draft_tokens bounds a draft tree, and eagle_topk 1 drafts chains: their length is "
+                    "num_speculative_tokens",
+                    field="num_draft_tokens",
+                )
+            if self.num_draft_tokens < self.num_speculative_tokens:
+                raise ConfigError(
+                    f"num_draft_tokens must be at least num_speculative_tokens ({self.num_speculative_tokens}), "
+                    f"got {self.num_draft_tokens}",
+                    field="num_draft_tokens",
+                )
         if self.prompt_lookup_min > self.prompt_lookup_max:
             raise ConfigError(
                 f"prompt_lookup_min must not exceed prompt_lookup_max ({self.prompt_lookup_max}), "
                 f"got {self.prompt_lookup_min}",
                 field="prompt_lookup_min",
             )
+
+    @property
+    def most_draft_tokens(self) -> int:
+        """Draft tokens that a step verifies for a request at most; 0 without speculation."""
+        if self.method == "none":
+            return 0
+        if self.eagle_topk == 1:
+            return self.num_speculative_tokens
+        return self.num_draft_tokens or 4 * self.num_speculative_tokens
+
+    @property
+    def most_slots_ahead(self) -> int:
+        """Slots of the cache behind the last known token that a drafting network writes to at most."""
+        if self.method not in NETWORK_METHODS:
+            return 0
+        return self.num_speculative_tokens if self.eagle_topk == 1 else self.eagle_topk * self.num_speculative_tokens
 
 
 def make_drafter(config: SpecDecodeConfig) -> Drafter | RequestDrafter | None:

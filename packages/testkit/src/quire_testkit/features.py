@@ -28,7 +28,7 @@ ENGINE: dict[str, dict[str, dict[str, Any]]] = {
         "n-gram drafts": {"speculative_method": "ngram"},
         "suffix drafts": {"speculative_method": "suffix"},
         "draft model": {"speculative_method": "draft_model"},
-        "EAGLE-3 drafts": {"speculative_method": "eagle3"},
+        "EAGLE-3 drafts": {"speculative_method": "eagle3", "speculative_eagle_topk": 4},
     },
     "prefix caching": {"prefix caching": {"enable_prefix_caching": True}},
     "prompts": {"chunked prefill": {"max_num_batched_tokens": 40}},

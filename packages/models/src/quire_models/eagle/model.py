@@ -75,6 +75,7 @@ class EagleHead(Network):
         size = config.hidden_size
         self._is_eagle3 = config.kind == "eagle3"
         self._feature_layers = config.feature_layers
+        self._num_tokens = config.draft_vocab_size
         fused = self.num_features * config.target_hidden_size
         has_bias = scope.parameter("fc.bias", size, optional=True)
         self.fc = Linear(scope / "fc", fused + (0 if self._is_eagle3 else size), size)
@@ -200,6 +201,12 @@ class EagleHead(Network):
         hidden = self.norm(hidden) if self._is_eagle3 else hidden
         found = self._head.most_likely(hidden) if isinstance(self._head, LMHead) else self._argmax(hidden, self._head)
         return self.target_ids(found[0]), found[1]
+
+    def top(self, hidden: Tensor, count: int) -> tuple[Tensor, Tensor]:
+        """States [N, H] -> log probabilities [N, K] float32 of the `count` most likely tokens, best first, and the
+        tokens [N, K] of the target's vocabulary; fewer where the head proposes fewer."""
+        found = torch.log_softmax(self.compute_logits(hidden), dim=-1).topk(min(count, self._num_tokens))
+        return found.values, self.target_ids(found.indices)
 
     def target_ids(self, ids: Tensor) -> Tensor:
         """Tokens of the head's vocabulary -> the target's."""

@@ -113,13 +113,23 @@ class Network:
         nothing if they can be."""
         if self.loads_itself:
             return ("a network of Transformers",)  # nobody has looked at what its classes do there
-        readers = [f"attention backend {self.attention_backend.name}"]
-        if self.attention_backend.abilities.device_lengths:
-            readers.clear()
+        return self._readers_without("device_lengths")
+
+    @property
+    def tree_refusals(self) -> tuple[str, ...]:
+        """What in it reads a step's tokens as they lie in the cache, and cannot have them in trees
+        (`AttentionMetadata.paths`); nothing if they can be."""
+        return ("a network of Transformers",) if self.loads_itself else self._readers_without("trees")
+
+    def _readers_without(self, ability: str) -> tuple[str, ...]:
+        """What attends or keeps states without an ability that backends declare."""
+        readers = []
+        if not getattr(self.attention_backend.abilities, ability):
+            readers.append(f"attention backend {self.attention_backend.name}")
         readers += [
             f"op {backend.op} of backend {backend.name}"
             for backend in self._scope.chosen
-            if backend.op in LAYOUT_OPS and not backend.device_lengths
+            if backend.op in LAYOUT_OPS and not getattr(backend, ability)
         ]
         if any(attention.is_chunked for attention in self._scope.attentions.values()):
             readers.append("attention within chunks")
