@@ -1,5 +1,5 @@
-"""What configurations of hybrid families can say beyond the case that each architecture has: a short continuation
-against Transformers, prompt in one piece and token by token.
+"""What configurations of recurrent, hybrid and sparse families can say beyond the case that each architecture has: a
+short continuation against Transformers, prompt in one piece and token by token.
 """
 
 from __future__ import annotations
@@ -37,6 +37,27 @@ OPTIONS: dict[str, tuple[str, dict[str, Any]]] = {
     "nemotron-h-groups": (
         "NemotronHForCausalLM",
         {"moe_latent_size": None, "n_group": 2, "topk_group": 1, "norm_topk_prob": False},
+    ),
+    "rwkv-plain": (
+        "RwkvForCausalLM",
+        {"rescale_every": 0, "attention_hidden_size": None, "intermediate_size": None, "tie_word_embeddings": True},
+    ),
+    "minimax-default-layers": ("MiniMaxForCausalLM", {"layer_types": None, "head_dim": None}),
+    "deepseek-v32-all-tokens": (
+        "DeepseekV32ForCausalLM",
+        {
+            "index_topk": 40,
+            "mlp_layer_types": ["sparse", "dense", "sparse"],
+            "attention_bias": True,
+            "rope_parameters": {
+                "rope_type": "yarn",
+                "rope_theta": 10000.0,
+                "factor": 4.0,
+                "original_max_position_embeddings": 64,
+                "mscale": 1.0,
+                "mscale_all_dim": 0.7,
+            },
+        },
     ),
 }
 """Name -> architecture, and fields that differ from its case."""

@@ -88,6 +88,20 @@ class DeltaCase:
         return function(q, k, v, a, b, *self.fixed, state, layout)
 
 
+class WkvCase:
+    name = "wkv"
+
+    def __init__(self, dtype: torch.dtype, *, channels: int = 21) -> None:
+        self.channels = channels
+        self.state_shape, self.state_dtype = (3, channels), torch.float32
+        self.fixed = (-rand(channels).exp(), rand(channels))
+        self.inputs = [2 * rand(n, 2 * channels, dtype=dtype) for n in LENS]
+
+    def __call__(self, function: Callable[..., Tensor], rows: Tensor, state: Tensor, layout: Layout) -> Tensor:
+        key, value = rows.split(self.channels, dim=-1)
+        return function(key, value, *self.fixed, state, layout)
+
+
 CASES: dict[str, Callable[[torch.dtype], Any]] = {
     "conv": ConvCase,
     "conv-plain": lambda dtype: ConvCase(dtype, bias=False, activation=None),
@@ -96,6 +110,7 @@ CASES: dict[str, Callable[[torch.dtype], Any]] = {
     "mamba2-narrow": lambda dtype: Mamba2Case(dtype, heads=4, groups=4, size=8, numbers=3),
     "mamba1": Mamba1Case,
     "mamba1-wide": lambda dtype: Mamba1Case(dtype, channels=64, numbers=5),
+    "wkv": WkvCase,
     "delta": DeltaCase,
     "delta-wide": lambda dtype: DeltaCase(dtype, keys=1, values=3, key=32, value=33),
     "delta-equal-heads": lambda dtype: DeltaCase(dtype, keys=3, values=3, key=7, value=16),

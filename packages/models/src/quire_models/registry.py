@@ -93,6 +93,7 @@ ARCHITECTURES: dict[str, Architecture] = {
     "Qwen3MoeForCausalLM": Architecture("qwen3_moe", "quire_models.qwen3_moe.model", "Qwen3MoeForCausalLM"),
     "Qwen3NextForCausalLM": Architecture("qwen3_next", "quire_models.qwen3_next.model", "Qwen3NextForCausalLM"),
     "Qwen3_5ForCausalLM": Architecture("qwen3_5_text", "quire_models.qwen3_5_text.model", "Qwen3_5ForCausalLM"),
+    "RwkvForCausalLM": Architecture("rwkv", "quire_models.rwkv.model", "RwkvForCausalLM"),
     "SeedOssForCausalLM": Architecture("seed_oss", "quire_models.seed_oss.model", "SeedOssForCausalLM"),
     "SmolLM3ForCausalLM": Architecture("smollm3", "quire_models.smollm3.model", "SmolLM3ForCausalLM"),
     "SolarOpenForCausalLM": Architecture("solar_open", "quire_models.solar_open.model", "SolarOpenForCausalLM"),

@@ -61,6 +61,16 @@ RECURRENT_OPS: tuple[Op, ...] = (
         ),
     ),
     Op(
+        name="wkv",
+        signature="(key [T, C], value [T, C], decay [C] float32, first [C] float32, state [num_blocks, 3, C] float32, "
+        "layout: PagedLayout) -> [T, C], dtype of value",
+        description=(
+            "Average of the values so far, weighted by exp(key), all but the newest by exp(decay) less for each token "
+            "since, the newest by exp(first) more (Peng et al. 2023, RWKV, arXiv:2305.13048, eq. 16). The state is "
+            "the sum of weighted values, the sum of weights, both divided by exp(m), and m"
+        ),
+    ),
+    Op(
         name="sigmoid_and_mul",
         signature="(gate [N, I], up [N, I]) -> like gate; may write over gate",
         description="sigmoid(gate) * up",

@@ -13,7 +13,7 @@ from torch import Tensor
 from quire_ops.layout import PagedLayout
 from quire_ops.recurrent import state_runs
 
-__all__ = ["causal_conv1d", "gated_delta_rule", "mamba2_scan", "selective_scan", "sigmoid_and_mul"]
+__all__ = ["causal_conv1d", "gated_delta_rule", "mamba2_scan", "selective_scan", "sigmoid_and_mul", "wkv"]
 
 Advance = Callable[[Tensor, int], tuple[Tensor, Tensor]]
 """(state before, token) -> (state after, output of the token), float64."""
@@ -132,3 +132,20 @@ def softplus(x: Tensor) -> Tensor:
 
 def _unit(x: Tensor) -> Tensor:
     return x / torch.sqrt((x * x).sum(-1, keepdim=True) + 1e-6)
+
+
+def wkv(key: Tensor, value: Tensor, decay: Tensor, first: Tensor, state: Tensor, layout: PagedLayout) -> Tensor:
+    """Op `wkv`."""
+    decay, first = decay.double(), first.double()
+
+    def advance(now: Tensor, token: int) -> tuple[Tensor, Tensor]:
+        values, weights, exponent = now
+        k, v = key[token].double(), value[token].double()
+        top = torch.maximum(exponent, k + first)
+        past, new = torch.exp(exponent - top), torch.exp(k + first - top)
+        out = (past * values + new * v) / (past * weights + new)
+        top = torch.maximum(exponent + decay, k)
+        past, new = torch.exp(exponent + decay - top), torch.exp(k - top)
+        return torch.stack((past * values + new * v, past * weights + new, top)), out
+
+    return _scan(state, layout, torch.empty_like(value), advance)

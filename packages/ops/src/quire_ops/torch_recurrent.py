@@ -13,7 +13,7 @@ from torch import Tensor
 from quire_ops.layout import PagedLayout
 from quire_ops.recurrent import state_runs
 
-__all__ = ["causal_conv1d", "gated_delta_rule", "mamba2_scan", "selective_scan", "sigmoid_and_mul"]
+__all__ = ["causal_conv1d", "gated_delta_rule", "mamba2_scan", "selective_scan", "sigmoid_and_mul", "wkv"]
 
 CHUNK = 64
 """Tokens that are computed at once."""
@@ -166,6 +166,37 @@ def gated_delta_rule(
             now = torch.exp(total[-1])[:, None, None] * now + (to_end * writes).transpose(1, 2) @ change
         state[run.write] = now
     return out.to(value.dtype)
+
+
+def wkv(key: Tensor, value: Tensor, decay: Tensor, first: Tensor, state: Tensor, layout: PagedLayout) -> Tensor:
+    """Op `wkv`, token by token, all sequences at once where each has one."""
+    k, v = key.float(), value.float()
+    if _is_decode(layout):
+        read, write, begins = _decode_blocks(layout, state.device)
+        now = state[read].masked_fill_(begins[:, None, None], 0).unbind(1)
+        out, *after = _wkv_token(k, v, decay, first, *now)
+        state[write] = torch.stack(after, dim=1)
+        return out.to(value.dtype)
+    results = torch.empty_like(v)
+    for run in state_runs(layout):
+        held = (state[run.read] if run.read else torch.zeros_like(state[0])).unbind(0)
+        for token in range(run.begin, run.end):
+            results[token], *held = _wkv_token(k[token], v[token], decay, first, *held)
+        state[run.write] = torch.stack(list(held))
+    return results.to(value.dtype)
+
+
+def _wkv_token(
+    key: Tensor, value: Tensor, decay: Tensor, first: Tensor, values: Tensor, weights: Tensor, exponent: Tensor
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """One token: its result, and the state after it from the one before it, [..., C] each."""
+    top = torch.maximum(exponent, key + first)
+    past, new = torch.exp(exponent - top), torch.exp(key + first - top)
+    out = (past * values + new * value) / (past * weights + new)
+    faded = exponent + decay
+    top = torch.maximum(faded, key)
+    past, new = torch.exp(faded - top), torch.exp(key - top)
+    return out, past * values + new * value, past * weights + new, top
 
 
 def _decays(log_decay: Tensor) -> tuple[Tensor, Tensor]:

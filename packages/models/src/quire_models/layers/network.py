@@ -27,6 +27,7 @@ LAYOUT_OPS = frozenset(
         "mamba2_scan",
         "position_slots",
         "selective_scan",
+        "wkv",
     }
 )
 """Ops of layers that get a step's layout; attention is bound elsewhere."""

@@ -198,4 +198,18 @@ RECURRENT_CASES: dict[str, ParityCase] = {
         weight_scale=0.1,
         uses_cache=False,
     ),
+    "RwkvForCausalLM": ParityCase(
+        config="RwkvConfig",
+        fields={
+            "vocab_size": 200,
+            "hidden_size": 40,
+            "attention_hidden_size": 48,
+            "intermediate_size": 72,
+            "num_hidden_layers": 4,
+            "context_length": 256,
+            "rescale_every": 2,
+        },
+        tolerance=1e-3,
+        uses_cache=False,
+    ),
 }

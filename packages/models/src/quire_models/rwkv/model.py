@@ -1,0 +1,105 @@
+"""RWKV-4 (Peng et al. 2023, arXiv:2305.13048): every channel averages its past with weights that fade, and every
+projection sees a mixture of a token and the one before it.
+
+Shape legend: T tokens of the step, C channels.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from quire_attention import AttentionMetadata, ForwardBatch
+from quire_models.layers.linear import Linear
+from quire_models.layers.mlp import ACTIVATIONS
+from quire_models.layers.norm import LayerNorm
+from quire_models.layers.recurrent_lm import RecurrentLM
+from quire_models.layers.scope import Scope
+from quire_models.rwkv.config import RwkvConfig
+
+__all__ = ["RwkvForCausalLM"]
+
+OUTER_NORM_EPS = 1e-5
+
+
+class TokenShift:
+    """x [T, C] -> for each name, x times its shares, and the token before times the rest (sec. 3.1.1)."""
+
+    def __init__(self, scope: Scope, size: int, names: tuple[str, ...]) -> None:
+        self._parameters = [scope.parameter(f"time_mix_{name}", 1, 1, size) for name in names]
+        self._convolve = scope.op("causal_conv1d", taps=2)
+        # A convolution that takes the token before and nothing else, stored tap by tap as kernels read it.
+        taps = torch.zeros(2, size, dtype=scope.dtype, device=scope.device)
+        taps[0] = 1.0
+        self._before = taps.t()
+        self.shares: list[Tensor]
+        scope.when_loaded(self._finish)
+
+    def _finish(self) -> None:
+        self.shares = [parameter.take().flatten() for parameter in self._parameters]
+
+    def __call__(self, x: Tensor, state: Tensor, layout: AttentionMetadata) -> list[Tensor]:
+        before = self._convolve(x, self._before, None, state, layout, activation=None)
+        return [x * share + before * (1 - share) for share in self.shares]
+
+
+class RwkvLayer:
+    """x + time_mixing(norm(x)), then x + channel_mixing(norm(x)); the first layer norms the embedding first."""
+
+    def __init__(self, config: RwkvConfig, layer: int, scope: Scope) -> None:
+        hidden, size, inner = config.hidden_size, config.attention_size, config.intermediate_size
+        eps = config.rms_norm_eps * config.eps_factor(layer)
+        self._cache = config.cache_index(f"rwkv.blocks.{layer}")
+        self.outer_norm = LayerNorm(scope / "pre_ln", hidden, eps) if layer == 0 else None
+        self.time_norm = LayerNorm(scope / "ln1", hidden, eps)
+        self.channel_norm = LayerNorm(scope / "ln2", hidden, eps)
+        time, channel = scope / "attention", scope / "feed_forward"
+        self.time_shift = TokenShift(time, hidden, ("key", "value", "receptance"))
+        self.key, self.value, self.receptance = (Linear(time / n, hidden, size) for n in ("key", "value", "receptance"))
+        self.output = Linear(time / "output", size, hidden)
+        self._decay = time.parameter("time_decay", size, dtype=torch.float32)
+        self._first = time.parameter("time_first", size, dtype=torch.float32)
+        self._wkv = scope.op("wkv")
+        self.channel_shift = TokenShift(channel, hidden, ("key", "receptance"))
+        self.channel_key = Linear(channel / "key", hidden, inner)
+        self.channel_value = Linear(channel / "value", inner, hidden)
+        self.channel_receptance = Linear(channel / "receptance", hidden, hidden)
+        self.decay: Tensor
+        self.first: Tensor
+        scope.when_loaded(self._finish)
+
+    def _finish(self) -> None:
+        self.decay, self.first = -self._decay.take().exp(), self._first.take()
+
+    def __call__(self, x: Tensor, cos: Tensor, sin: Tensor, batch: ForwardBatch) -> Tensor:
+        (time_state, wkv_state, channel_state), layout = batch.states_of_layer(self._cache)
+        if self.outer_norm is not None:
+            x = self.outer_norm(x)
+        key, value, receptance = self.time_shift(self.time_norm(x), time_state, layout)
+        mixed = self._wkv(self.key(key), self.value(value), self.decay, self.first, wkv_state, layout)
+        x = x + self.output(torch.sigmoid(self.receptance(receptance)) * mixed)
+        key, receptance = self.channel_shift(self.channel_norm(x), channel_state, layout)
+        inner = self.channel_value(ACTIVATIONS["relu2"](self.channel_key(key)))
+        return x + torch.sigmoid(self.channel_receptance(receptance)) * inner
+
+
+class RwkvForCausalLM(RecurrentLM):
+    """The RWKV-4 network."""
+
+    config: RwkvConfig
+
+    def __init__(self, config: RwkvConfig, scope: Scope) -> None:
+        def last_norm(inner: Scope, size: int, eps: float) -> LayerNorm:
+            return LayerNorm(inner, size, OUTER_NORM_EPS * config.eps_factor(config.num_layers))
+
+        super().__init__(
+            config,
+            scope,
+            RwkvLayer,
+            last_norm,
+            body="rwkv",
+            embedding="embeddings",
+            layers="blocks",
+            norm="ln_out",
+            head="head",
+        )
