@@ -9,11 +9,14 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 
 from quire import LLM, CheckpointError, ConfigError, RequestOutput, SamplingParams, StructuredOutputsParams
 from quire_demo_model import checkpoint_path
 from quire_testkit.checkpoints import make_checkpoint
+from quire_testkit.parity.case import ParityCase
+from quire_testkit.parity.moe_cases import MOE_CASES
+from quire_testkit.parity.oracle import write_checkpoint
 
 SETTINGS: dict[str, Any] = {
     "num_threads": 1,
@@ -146,6 +149,43 @@ def test_companions_of_the_demo_model(method: str, least: float, expected: list[
     num_drafts = stats.num_drafts_total - before.num_drafts_total
     assert 1 + (stats.num_accepted_tokens_total - before.num_accepted_tokens_total) / num_drafts > least
     llm.close()
+
+
+def test_layers_that_predict_further_tokens(tmp_path: Path) -> None:
+    case = MOE_CASES["Glm4MoeForCausalLM"]
+    fields = {**case.fields, "num_hidden_layers": 4, "vocab_size": 1280}
+    write_checkpoint(tmp_path, "Glm4MoeForCausalLM", ParityCase(config=case.config, fields=fields))
+    size, tensors = fields["hidden_size"], load_file(tmp_path / "model.safetensors")
+    more = {"eh_proj": torch.randn(size, 2 * size)} | {
+        name: torch.ones(size) for name in ("enorm", "hnorm", "shared_head.norm")
+    }
+    tensors |= {f"model.layers.3.{name}.weight": tensor for name, tensor in more.items()}
+    save_file(tensors, tmp_path / "model.safetensors", {"format": "pt"})
+    values = json.loads((tmp_path / "config.json").read_text())
+    values |= {"num_hidden_layers": 3, "num_nextn_predict_layers": 1}
+    (tmp_path / "config.json").write_text(json.dumps(values))
+    settings = {**SETTINGS, "model": str(tmp_path), "max_model_len": 128, "dtype": "float32"}
+    settings |= {"tokenizer": str(checkpoint_path())}
+    prompts = [{"prompt_token_ids": list(range(3, 20 + 7 * i))} for i in range(3)]
+    params = [SamplingParams(temperature=t, seed=4, max_tokens=12, ignore_eos=True) for t in (0.0, 0.9, 0.0)]
+
+    def tokens(llm: LLM) -> list[Any]:
+        return [output.outputs[0].token_ids for output in llm.generate(prompts, params, use_tqdm=False)]
+
+    plain = LLM(**settings)
+    expected, weights = tokens(plain), plain.engine_info.memory_bytes
+    plain.close()
+    for more_settings in ({}, {"speculative_eagle_topk": 3}):
+        llm = LLM(**settings, speculative_method="mtp", num_speculative_tokens=2, **more_settings)
+        assert tokens(llm) == expected
+        assert llm.stats().num_draft_tokens_total > 30
+        layer = weights["weights: experts"] // 2 + weights["weights: attention"] // 3
+        assert layer < llm.engine_info.memory_bytes["weights: draft"] < 1.5 * layer
+        llm.close()
+    with pytest.raises(ConfigError, match="is for the methods draft_model, eagle, eagle3, and"):
+        LLM(**settings, speculative_method="mtp", speculative_model="x")
+    with pytest.raises(ConfigError, match="LlamaForCausalLM has no layers that predict"):
+        LLM(**SETTINGS, speculative_method="mtp")
 
 
 @pytest.mark.parametrize("adaptive", [False, True])

@@ -8,14 +8,18 @@ from pathlib import Path
 from typing import Any
 
 from quire.config import QuireConfig
-from quire_interfaces import CheckpointError, ConfigError, FullAttentionSpec, KVCacheSpec
+from quire_interfaces import CheckpointError, ConfigError, FullAttentionSpec, KVCacheSpec, LatentAttentionSpec
 from quire_models.config import ModelConfig
 from quire_models.eagle.config import EagleConfig, default_feature_layers, read_eagle_config
 from quire_models.hub import resolve_model
 from quire_models.ledger import weight_ledger
+from quire_models.mtp.config import mtp_config
 from quire_spec_decode import NETWORK_METHODS
 
 __all__ = ["DraftPlan", "plan_draft"]
+
+_OF_TARGET = ("embedding", "LM head")
+"""Parts that a layer of the target's checkpoint takes from the target."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,7 +39,7 @@ class DraftPlan:
             ConfigError: its layers keep something else than keys and values.
         """
         specs = self.config.kv_cache_specs(block_size, self.dtype).values()
-        if not all(isinstance(spec, FullAttentionSpec) for spec in specs):
+        if not all(isinstance(spec, FullAttentionSpec | LatentAttentionSpec) for spec in specs):
             raise ConfigError(
                 f"the draft model {str(self.folder)!r} keeps recurrent states, which cannot be taken back when a draft "
                 "is rejected; choose another one",
@@ -50,7 +54,8 @@ def plan_draft(config: QuireConfig, target: ModelConfig, target_folder: Path | N
     Args:
         config: Settings.
         target: The model it drafts for.
-        target_folder: Its folder, for the comparison of the vocabularies; None compares their sizes only.
+        target_folder: Its folder, for the comparison of the vocabularies; None compares their sizes only. Method mtp
+            drafts with what is in it.
         dtype: What the target runs in; the drafter runs in the same.
 
     Raises:
@@ -60,6 +65,12 @@ def plan_draft(config: QuireConfig, target: ModelConfig, target_folder: Path | N
     settings = config.speculative
     if settings.method not in NETWORK_METHODS:
         return None
+    method = settings.quantization or "plain"
+    if settings.method == "mtp":
+        layer = mtp_config(target)
+        own = {part: size for part, size in weight_ledger(layer, dtype, method).items() if part not in _OF_TARGET}
+        folder = target_folder or Path()
+        return DraftPlan(folder=folder, config=layer, dtype=dtype, linear_method=method, weight_bytes=sum(own.values()))
     folder = _folder(config)
     if settings.method == "draft_model":
         draft = ModelConfig.from_path(folder)
@@ -67,7 +78,6 @@ def plan_draft(config: QuireConfig, target: ModelConfig, target_folder: Path | N
     else:
         draft = read_eagle_config(folder, settings.method)
         _check_head(draft, folder, target)
-    method = settings.quantization or "plain"
     return DraftPlan(
         folder=folder,
         config=draft,
@@ -104,7 +114,7 @@ def require_place(specs: dict[str, KVCacheSpec]) -> None:
     Raises:
         ConfigError: the model has no such layer.
     """
-    if not any(type(spec) is FullAttentionSpec for spec in specs.values()):
+    if not any(type(spec) in (FullAttentionSpec, LatentAttentionSpec) for spec in specs.values()):
         raise ConfigError(
             "no layer of this model keeps keys and values of all tokens, so that a drafting network has no place for "
             "its own; use speculative method ngram or suffix",

@@ -104,7 +104,10 @@ ARCHITECTURES: dict[str, Architecture] = {
 }
 
 
-DRAFT_HEADS: dict[str, Architecture] = {"EagleHead": Architecture("eagle", "quire_models.eagle.model", "EagleHead")}
+DRAFT_HEADS: dict[str, Architecture] = {
+    "EagleHead": Architecture("eagle", "quire_models.eagle.model", "EagleHead"),
+    "MtpHead": Architecture("mtp", "quire_models.mtp.model", "MtpHead"),
+}
 """Networks that draft for another one, and cannot be served by themselves."""
 
 FALLBACK = Architecture("transformers_backend", "quire_models.transformers_backend.model", "TransformersLM")

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from quire_attention.batch import AttentionMetadata, ForwardBatch
 from quire_interfaces.errors import ConfigError
-from quire_interfaces.kv_cache import FullAttentionSpec, KVCacheGroup, KVCachePlan, KVCacheSpec
+from quire_interfaces.kv_cache import FullAttentionSpec, KVCacheGroup, KVCachePlan, KVCacheSpec, LatentAttentionSpec
 from quire_interfaces.step import SchedulerOutput
 from quire_models import Network
 from quire_ops import OpFunction
@@ -41,7 +41,7 @@ def draft_group(plan: KVCachePlan) -> int:
         ConfigError: there is none.
     """
     for index, group in enumerate(plan.groups):
-        if type(group.spec) is FullAttentionSpec:
+        if type(group.spec) in (FullAttentionSpec, LatentAttentionSpec):
             return index
     raise ConfigError(
         "no layer of this model keeps keys and values of all tokens, so that a drafting network has no place for its "
@@ -50,14 +50,17 @@ def draft_group(plan: KVCachePlan) -> int:
     )
 
 
-def draft_specs(specs: dict[str, KVCacheSpec]) -> tuple[FullAttentionSpec, tuple[str, ...]]:
+def draft_specs(specs: dict[str, KVCacheSpec]) -> tuple[KVCacheSpec, tuple[str, ...]]:
     """What each layer of a drafting network keeps, windows or not, and the layers' names.
 
     Raises:
         ConfigError: they keep different things, or none keys and values.
     """
-    kinds = set()
+    kinds: set[KVCacheSpec] = set()
     for spec in specs.values():
+        if isinstance(spec, LatentAttentionSpec):
+            kinds.add(spec)
+            continue
         if not isinstance(spec, FullAttentionSpec):
             raise ConfigError(
                 "the draft model keeps recurrent states, which cannot be taken back when a draft is rejected; choose "

@@ -20,8 +20,7 @@ from quire_interfaces.errors import ConfigError
 from quire_interfaces.kv_cache import KVCachePlan
 from quire_interfaces.step import SchedulerOutput
 from quire_models import Network
-from quire_models.eagle.config import EagleConfig, default_feature_layers
-from quire_models.eagle.model import EagleHead
+from quire_models.layers.draft_head import DraftHead
 from quire_ops import DecodeRows, DrawTable, OpFunction, to_device
 from quire_runner.config import RunnerConfig
 from quire_runner.draft_cache import DraftCache, Entry
@@ -37,7 +36,7 @@ def network_drafting(
 ) -> RowDrafter:
     """What asks a drafting network: a head is joined with its target first."""
     cache = DraftCache(network, rows, plan, step_inputs)
-    if isinstance(network, EagleHead):
+    if isinstance(network, DraftHead):
         refusals = (*target.tree_refusals, *network.tree_refusals) if config.draft_topk > 1 else ()
         if refusals:
             raise ConfigError(
@@ -174,26 +173,23 @@ class ModelDrafting:
 
 
 class HeadDrafting:
-    """An EAGLE or EAGLE-3 head. It reads the target's features of every step; a row of which it missed any gets no
+    """A head, such as EAGLE's. It reads the target's features of every step; a row of which it missed any gets no
     drafts.
 
     Its drafts are chains of the most likely tokens, or the trees of EAGLE-2 (Li et al. 2024, arXiv:2406.16858, section
     4): at each depth the `draft_topk` nodes that are likely to come true, by the product of the head's probabilities,
     get as many children each; of all candidates the likeliest are proposed."""
 
-    def __init__(self, head: EagleHead, target: Network, rows: Rows, cache: DraftCache, config: RunnerConfig) -> None:
+    def __init__(self, head: DraftHead, target: Network, rows: Rows, cache: DraftCache, config: RunnerConfig) -> None:
         head.join(target)
         self._topk = config.draft_topk
         self._depth = config.draft_depth or config.num_speculative_tokens
         self._num_nodes = config.num_speculative_tokens
-        of_head = head.config
-        assert isinstance(of_head, EagleConfig)
         self._head = head
         self._rows = rows
         self._cache = cache
-        self.wants_hidden = of_head.kind == "eagle"
-        num_layers = target.config.num_layers
-        self.feature_layers = () if self.wants_hidden else of_head.feature_layers or default_feature_layers(num_layers)
+        self.wants_hidden = head.wants_hidden
+        self.feature_layers = head.feature_layers(target.config.num_layers)
 
     def begin(self, output: SchedulerOutput) -> None:
         """See `RowDrafter`."""

@@ -10,7 +10,7 @@ from quire_spec_decode.suffix import SuffixDrafter
 
 __all__ = ["HEAD_METHODS", "NETWORK_METHODS", "SpecDecodeConfig", "make_drafter"]
 
-HEAD_METHODS = ("eagle", "eagle3")
+HEAD_METHODS = ("eagle", "eagle3", "mtp")
 """Methods that draft with a head which reads the model's hidden states."""
 NETWORK_METHODS = ("draft_model", *HEAD_METHODS)
 """Methods that draft with a network of its own."""
@@ -24,7 +24,7 @@ class SpecDecodeConfig(Settings):
         "none",
         help="How draft tokens are found: none; ngram (look the last tokens up in the request's own text); suffix (the "
         "same in recent outputs, too, with votes); draft_model (a smaller model of the same vocabulary); eagle or "
-        "eagle3 (a head that reads the model's hidden states).",
+        "eagle3 (a head that reads the model's hidden states); mtp (the layer for it in the model's own checkpoint).",
         check=one_of("none", "ngram", "suffix", *NETWORK_METHODS),
         flag="--speculative-method",
     )
@@ -47,7 +47,8 @@ class SpecDecodeConfig(Settings):
     )
     eagle_topk: int = setting(
         1,
-        help="Guesses that go on at each depth of a draft tree, each with as many children (methods eagle, eagle3); 1 "
+        help="Guesses that go on at each depth of a draft tree, each with as many children (methods eagle, eagle3, "
+        "mtp); 1 "
         "drafts chains.",
         unit="tokens",
         check=between(1, 64),
@@ -100,9 +101,10 @@ class SpecDecodeConfig(Settings):
             value = getattr(self, name)
             if not isinstance(value, int):
                 raise ConfigError(f"{name} must be a whole number, got {value!r}", field=name)
-        if self.model and self.method not in NETWORK_METHODS:
+        takes_model = tuple(method for method in NETWORK_METHODS if method != "mtp")
+        if self.model and self.method not in takes_model:
             raise ConfigError(
-                f"a drafting model ({self.model!r}) is for the methods {', '.join(NETWORK_METHODS)}, and method is "
+                f"a drafting model ({self.model!r}) is for the methods {', '.join(takes_model)}, and method is "
                 f"{self.method!r}",
                 field="model",
             )

@@ -17,9 +17,10 @@ from torch import Tensor
 
 from quire_attention import ForwardBatch
 from quire_interfaces import CheckpointError
-from quire_models.eagle.config import EagleConfig
+from quire_models.eagle.config import EagleConfig, default_feature_layers
 from quire_models.layers.causal_lm import CausalLM
 from quire_models.layers.decoder import PreNormDecoderLayer
+from quire_models.layers.draft_head import DraftHead
 from quire_models.layers.linear import Linear, LMHead
 from quire_models.layers.mlp import GatedMLP
 from quire_models.layers.network import Network
@@ -65,7 +66,7 @@ class _Eagle3Layer:
         return state + self.mlp(self.post_attention_layernorm(state))
 
 
-class EagleHead(Network):
+class EagleHead(DraftHead):
     """A head of either kind. Embedding and LM head come from its checkpoint, or else from the target (`join`)."""
 
     ignored_tensors = frozenset({"t2d"})  # follows from d2t
@@ -75,7 +76,7 @@ class EagleHead(Network):
         size = config.hidden_size
         self._is_eagle3 = config.kind == "eagle3"
         self._feature_layers = config.feature_layers
-        self._num_tokens = config.draft_vocab_size
+        self.wants_hidden = not self._is_eagle3
         fused = self.num_features * config.target_hidden_size
         has_bias = scope.parameter("fc.bias", size, optional=True)
         self.fc = Linear(scope / "fc", fused + (0 if self._is_eagle3 else size), size)
@@ -111,6 +112,10 @@ class EagleHead(Network):
         if not self._is_eagle3:
             return 1
         return 3 if self._feature_layers is None else len(self._feature_layers)
+
+    def feature_layers(self, num_layers: int) -> tuple[int, ...]:
+        """See `DraftHead.feature_layers`."""
+        return (self._feature_layers or default_feature_layers(num_layers)) if self._is_eagle3 else ()
 
     def checkpoint_tensors(self, name: str, tensor: Tensor) -> Iterable[tuple[str, Tensor]]:
         """Names with and without "model.", and of EAGLE-3's layer under either name."""
@@ -201,12 +206,6 @@ class EagleHead(Network):
         hidden = self.norm(hidden) if self._is_eagle3 else hidden
         found = self._head.most_likely(hidden) if isinstance(self._head, LMHead) else self._argmax(hidden, self._head)
         return self.target_ids(found[0]), found[1]
-
-    def top(self, hidden: Tensor, count: int) -> tuple[Tensor, Tensor]:
-        """States [N, H] -> log probabilities [N, K] float32 of the `count` most likely tokens, best first, and the
-        tokens [N, K] of the target's vocabulary; fewer where the head proposes fewer."""
-        found = torch.log_softmax(self.compute_logits(hidden), dim=-1).topk(min(count, self._num_tokens))
-        return found.values, self.target_ids(found.indices)
 
     def target_ids(self, ids: Tensor) -> Tensor:
         """Tokens of the head's vocabulary -> the target's."""

@@ -1,0 +1,1 @@
+"""Layers of a checkpoint that predict further tokens (multi-token prediction)."""
