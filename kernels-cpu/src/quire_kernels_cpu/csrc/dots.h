@@ -15,6 +15,7 @@ namespace quire {
 
 constexpr int kDotRows = 4;
 constexpr int kDotTokens = kLanes == 16 ? 4 : 3;  // sums that fit the registers, beside their operands
+constexpr int kSomeTokens = 12;                   // for which weights are widened as they are read
 constexpr int kWideGroups = 2;                    // times four rows are widened together: they stay in the first-level cache
 constexpr int64_t kDotPiece = 512;
 
@@ -26,6 +27,7 @@ struct FloatDot {
     using Vector = Floats;
     using Sum = Floats;
     static constexpr int kVectors = 1, kStep = kLanes;
+    static constexpr int kTogether = kDotTokens;  // tokens whose sums fit the registers while weights are widened
     static constexpr bool kPinned = true;  // tokens stay in registers during a step
 
     static const Number* token(const Activations& x, int64_t t) { return x.row(t); }
@@ -37,6 +39,7 @@ struct FloatDot {
 // The even inputs of a step, then the odd ones: what shifting and masking give, see `Form::split_rows`.
 struct SplitDot : FloatDot<BFloat16> {
     static constexpr int kVectors = 2, kStep = 2 * kLanes;
+    static constexpr int kTogether = kDotTokens - 1;
 
     static Floats widened_part(const BFloat16* from, int part) { return part ? odd_numbers(from) : even_numbers(from); }
 };
@@ -47,7 +50,7 @@ struct WholeDot {
     using Number = int16_t;
     using Vector = Shorts;
     using Sum = Ints;
-    static constexpr int kVectors = 1, kStep = 2 * kLanes;
+    static constexpr int kVectors = 1, kStep = 2 * kLanes, kTogether = kDotTokens;
     static constexpr bool kPinned = false;  // products need the register
 
     static const Number* token(const Activations& x, int64_t t) { return x.words(t); }
@@ -179,17 +182,37 @@ void few_dots(const Half& half, int64_t cols, const Activations& x, int64_t firs
     }
 }
 
-// Four rows that were widened against kTokens tokens from `token` on, over one piece. totals: [tokens][4] of the pieces
-// before, which are nothing if this is the first.
-template <typename Dot, int kTokens>
-inline void wide_dots(const WideRows<Dot>& w, const Activations& x, int64_t token, int64_t begin, int64_t cols, bool first,
-                      Floats (*totals)[kDotRows], Floats total[kDotRows][kTokens]) {
+// Four rows against kTokens tokens from `token` on, over one piece. totals: [tokens][4] of the pieces before, which are
+// nothing if this is the first.
+template <typename Dot, int kTokens, typename Rows>
+inline void dots_of_piece(const Rows& w, const Activations& x, int64_t token, int64_t begin, int64_t cols, bool first,
+                          const Floats (*totals)[kDotRows], Floats total[kDotRows][kTokens]) {
     const typename Dot::Number* tokens[kTokens];
     for (int t = 0; t < kTokens; ++t) {
         tokens[t] = Dot::token(x, token + t) + begin;
         for (int i = 0; i < kDotRows; ++i) total[i][t] = first ? Floats{} : totals[t][i];
     }
     dot_piece<Dot, kTokens>(w, tokens, cols, total);
+}
+
+template <int kTokens>
+inline void keep_totals(const Floats total[kDotRows][kTokens], Floats (*totals)[kDotRows]) {
+    for (int t = 0; t < kTokens; ++t)
+        for (int i = 0; i < kDotRows; ++i) totals[t][i] = total[i][t];
+}
+
+// run(first token, how many as a constant), up to kMost of them together.
+template <int kMost, typename Run>
+inline void for_tokens(int64_t count, const Run& run) {
+    int64_t t = 0;
+    for (; t + kMost <= count; t += kMost) run(t, std::integral_constant<int, kMost>{});
+    if constexpr (kMost > 3) {
+        if (count - t == 3) run(t, std::integral_constant<int, 3>{});
+    }
+    if constexpr (kMost > 2) {
+        if (count - t == 2) run(t, std::integral_constant<int, 2>{});
+    }
+    if (count - t == 1) run(t, std::integral_constant<int, 1>{});
 }
 
 // A piece of a row into the second-level cache, while others multiply.
@@ -217,27 +240,47 @@ void many_dots(const Half& half, const Half& next, int64_t cols, const Activatio
                 if (next.count) fetch_piece(row_of<Weight>(next, of, row, cols, begin), width);
                 widen_piece<Dot>(row_of<Weight>(half, of, row, cols, begin), width, wide + i * kDotPiece);
             }
-            const bool is_last = begin + width == cols;
-            const auto run = [&](int64_t t, auto tokens) {
+            for_tokens<kDotTokens>(count, [&](int64_t t, auto tokens) {
                 constexpr int kTokens = decltype(tokens)::value;
                 for (int g = 0; g < kWideGroups; ++g) {
                     Floats total[kDotRows][kTokens];
                     auto* const kept = totals + g * count + t;
-                    wide_dots<Dot, kTokens>({wide + g * kDotRows * kDotPiece}, x, first + t, begin, width, begin == 0, kept,
-                                            total);
-                    if (is_last) {
+                    dots_of_piece<Dot, kTokens>(WideRows<Dot>{wide + g * kDotRows * kDotPiece}, x, first + t, begin, width,
+                                                begin == 0, kept, total);
+                    if (begin + width == cols)
                         finish_dots<kTokens>(total, t, h, group + g, sums);
-                        continue;
-                    }
-                    for (int j = 0; j < kTokens; ++j)
-                        for (int i = 0; i < kDotRows; ++i) kept[j][i] = total[i][j];
+                    else
+                        keep_totals<kTokens>(total, kept);
                 }
-            };
-            int64_t t = 0;
-            for (; t + kDotTokens <= count; t += kDotTokens) run(t, std::integral_constant<int, kDotTokens>{});
-            if (count - t == 3) run(t, std::integral_constant<int, 3>{});
-            if (count - t == 2) run(t, std::integral_constant<int, 2>{});
-            if (count - t == 1) run(t, std::integral_constant<int, 1>{});
+            });
+        }
+    }
+}
+
+// One half against some tokens, up to kSomeTokens: their piece and that of four rows as they are stored lie in the
+// first-level cache together, which rows that were widened would not leave room for.
+template <typename Dot>
+void some_dots(const Half& half, const Half& next, int64_t cols, const Activations& x, int64_t first, int64_t count, int h,
+               Sums* sums) {
+    using Weight = typename Dot::Weight;
+    Floats totals[kSomeTokens][kDotRows];
+    for (int group = 0; group < std::min(half.count, kTile / kDotRows); ++group) {
+        for (int64_t begin = 0; begin < cols; begin += kDotPiece) {
+            const int64_t width = std::min(kDotPiece, cols - begin);
+            RawRows<Dot> w;
+            for (int i = 0; i < kDotRows; ++i) {
+                if (next.count) fetch_piece(row_of<Weight>(next, group, i, cols, begin), width);
+                w.rows[i] = row_of<Weight>(half, group, i, cols, begin);
+            }
+            for_tokens<Dot::kTogether>(count, [&](int64_t t, auto tokens) {
+                constexpr int kTokens = decltype(tokens)::value;
+                Floats total[kDotRows][kTokens];
+                dots_of_piece<Dot, kTokens>(w, x, first + t, begin, width, begin == 0, totals + t, total);
+                if (begin + width == cols)
+                    finish_dots<kTokens>(total, t, h, group, sums);
+                else
+                    keep_totals<kTokens>(total, totals + t);
+            });
         }
     }
 }
@@ -252,8 +295,8 @@ void dot_strip(const Half half[2], const Half next[2], int64_t cols, const Activ
             few_dots<Dot, 1>(half[h], cols, x, begin, h, sums);
         } else if (count == 2) {
             few_dots<Dot, 2>(half[h], cols, x, begin, h, sums);
-        } else if (count == 3) {
-            few_dots<Dot, 3>(half[h], cols, x, begin, h, sums);
+        } else if (count <= kSomeTokens) {
+            some_dots<Dot>(half[h], next[h], cols, x, begin, count, h, sums);
         } else {
             many_dots<Dot>(half[h], next[h], cols, x, begin, count, h, buffer, sums);
         }
