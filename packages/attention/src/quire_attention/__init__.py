@@ -1,7 +1,7 @@
 """Attention backends and their metadata."""
 
 from quire_attention.backend import AttentionAbilities, AttentionBackend, AttentionRequest, OpsAttentionBackend
-from quire_attention.batch import AttentionMetadata, ForwardBatch
+from quire_attention.batch import AttentionMetadata, EncoderBatch, ForwardBatch
 from quire_attention.layer import Attention
 from quire_attention.selection import AttentionChoice, attention_backend_names, select_attention_backend
 
@@ -14,6 +14,7 @@ __all__ = [
     "AttentionChoice",
     "AttentionMetadata",
     "AttentionRequest",
+    "EncoderBatch",
     "ForwardBatch",
     "OpsAttentionBackend",
     "attention_backend_names",

@@ -11,7 +11,7 @@ from typing import Any
 
 from torch import Tensor
 
-__all__ = ["AttentionMetadata", "ForwardBatch"]
+__all__ = ["AttentionMetadata", "EncoderBatch", "ForwardBatch"]
 
 
 @dataclass(slots=True, kw_only=True)
@@ -19,6 +19,9 @@ class AttentionMetadata:
     """Where the keys and values, or the states, of one KV cache group are. Layers of the group share it within a step.
 
     Host lists repeat what the scheduler already knew, so that no backend has to read a device tensor back.
+
+    In cross attention each token of the step stands for a sequence of its own, whose one query sees all that the
+    encoder of its request has read (so S is T there); `slot_mapping` speaks of the tokens of `ForwardBatch.encoder`.
     """
 
     query_start_loc: Tensor
@@ -43,6 +46,18 @@ class AttentionMetadata:
 
 
 @dataclass(slots=True, kw_only=True)
+class EncoderBatch:
+    """What an encoder reads at once: whole inputs, one behind the other. Shape legend: E tokens of all of them."""
+
+    input_ids: Tensor
+    """[E] int64."""
+    positions: Tensor
+    """[E] int64: position of each token in its input."""
+    lens: list[int]
+    """Tokens of each input."""
+
+
+@dataclass(slots=True, kw_only=True)
 class ForwardBatch:
     """Everything `forward` gets."""
 
@@ -60,6 +75,9 @@ class ForwardBatch:
     states: tuple[tuple[Tensor, ...], ...] = ()
     """Per layer: its state tensors [num_blocks, *shape of one state], in the order of its spec, views of its cache;
     none for attention. Empty when no layer of the network has any."""
+
+    encoder: EncoderBatch | None = None
+    """What the encoder has to read in this step, for networks that have one; None when it has nothing to do."""
 
     def of_layer(self, layer: int) -> tuple[Tensor, AttentionMetadata]:
         """The cache and the metadata of one layer."""

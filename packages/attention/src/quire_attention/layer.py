@@ -62,8 +62,18 @@ class Attention:
         self, query: Tensor, key: Tensor, value: Tensor, batch: ForwardBatch, sinks: Tensor | None = None
     ) -> Tensor:
         """query [T, Hq, D], key and value [T, Hkv, D], sinks [Hq] -> [T, Hq, D]."""
+        self.write(key, value, batch)
+        return self.attend(query, batch, sinks)
+
+    def write(self, key: Tensor, value: Tensor, batch: ForwardBatch) -> None:
+        """Keys and values [N, Hkv, D] into the layer's cache, where the batch says: those of the step's tokens; in
+        cross attention those of `batch.encoder`."""
         kv_cache, metadata = batch.of_layer(self._layer)
         self._backend.write(key, value, kv_cache, metadata, kv_scale=self.kv_scale)
+
+    def attend(self, query: Tensor, batch: ForwardBatch, sinks: Tensor | None = None) -> Tensor:
+        """query [T, Hq, D] -> [T, Hq, D] over what is in the layer's cache."""
+        kv_cache, metadata = batch.of_layer(self._layer)
         if self._chunk_tokens is not None:
             metadata = chunked(metadata, self._chunk_tokens)
         return self._backend.forward(

@@ -87,25 +87,30 @@ class AsyncEngine:
         """
         if params.stop and self._make_detokenizer is None:
             raise RequestError("stop strings need text, but this engine has no detokenizer", param="stop")
-        if isinstance(prompt, RenderedPrompt):
-            text, token_ids = prompt.text, prompt.token_ids
-        else:
-            text, token_ids = None, list(prompt)
+        rendered = prompt if isinstance(prompt, RenderedPrompt) else RenderedPrompt(token_ids=list(prompt))
         request_id = request_id if request_id is not None else f"request-{next(self._auto_ids)}"
         if request_id in self._streams:
             raise RequestError(f"request id {request_id!r} is in use", param="request_id", code="duplicate_request_id")
         messages = self._input_processor.process(
-            request_id, token_ids, params, priority=priority, cache_salt=cache_salt, adapter=adapter, tenant=tenant
+            request_id,
+            rendered.token_ids,
+            params,
+            priority=priority,
+            cache_salt=cache_salt,
+            adapter=adapter,
+            tenant=tenant,
+            decoder_token_ids=rendered.decoder_token_ids,
         )
         processor = RequestProcessor(
             request_id,
-            text,
-            token_ids,
+            rendered.text,
+            rendered.token_ids,
             [each.request_id for each in messages],
             params,
             tokenizer=self._tokenizer,
             make_detokenizer=self._make_detokenizer,
             kind=kind,
+            follows=self._input_processor.follows(rendered),
         )
         return self._run(request_id, messages, processor)
 

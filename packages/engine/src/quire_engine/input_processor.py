@@ -18,6 +18,7 @@ from quire_engine.messages import AddRequest, EngineInfo, pack_token_ids
 from quire_interfaces import (
     ContextLengthError,
     ModelNotFoundError,
+    RenderedPrompt,
     RequestError,
     SamplingParams,
     StructuredOutputsParams,
@@ -52,20 +53,30 @@ class InputProcessor:
         cache_salt: str | None = None,
         adapter: str | None = None,
         tenant: str | None = None,
+        decoder_token_ids: Sequence[int] | None = None,
     ) -> list[AddRequest]:
         """One message per completion to compute. Completion i draws with seed + i; only the first computes prompt
         logprobs.
+
+        Args:
+            decoder_token_ids: Where an encoder reads the prompt: what the decoder begins with; None as the checkpoint
+                says.
 
         Raises:
             ContextLengthError: prompt and output do not fit the context.
             RequestError: a token id is outside the vocabulary, or the prompt is empty.
         """
-        prompt = pack_token_ids(prompt_token_ids)
+        prompt, encoder_prompt = pack_token_ids(prompt_token_ids), b""
+        self._check_prompt(prompt_token_ids)
+        if self._info.max_encoder_len or decoder_token_ids is not None:
+            self._check_encoder_prompt(prompt_token_ids, params)
+            self._check_ids("decoder_prompt", decoder_token_ids or ())
+            encoder_prompt, prompt_token_ids = prompt, self._info.decoder_prompt(decoder_token_ids)
+            prompt = pack_token_ids(prompt_token_ids)
         if params.structured_outputs is not None:
             params = dataclasses.replace(params, structured_outputs=self._constraint(params.structured_outputs))
         if params.dry_multiplier > 0:
             params = dataclasses.replace(params, dry_sequence_breakers=self._breaker_ids(params))
-        self._check_prompt(prompt_token_ids)
         self._check_params(params)
         if params.deterministic and not self._info.batch_invariant:
             raise RequestError(
@@ -92,7 +103,8 @@ class InputProcessor:
         # cannot be taken for news of its namesake.
         sequence = next(self._sequence)
         num_completions = params.best_of or params.n
-        shares_prompt = num_completions > 1 and len(prompt_token_ids) > self._info.block_size
+        is_shared = len(prompt_token_ids) > self._info.block_size or bool(encoder_prompt)
+        shares_prompt = num_completions > 1 and is_shared
         if params.best_of is not None and params.logprobs is None:
             others = dataclasses.replace(others, logprobs=0)  # by which the best ones are found
             params = dataclasses.replace(params, logprobs=0)
@@ -100,6 +112,7 @@ class InputProcessor:
             AddRequest(
                 request_id=f"{request_id}/{sequence}.{index}",
                 prompt=prompt,
+                encoder_prompt=encoder_prompt,
                 sampling_params=params if index == 0 else others,
                 seed=_wrap(seed + index),
                 max_tokens=max_tokens,
@@ -113,6 +126,30 @@ class InputProcessor:
             )
             for index in range(num_completions)
         ]
+
+    def follows(self, prompt: RenderedPrompt) -> list[int]:
+        """The tokens that an output follows, for making text of it."""
+        return (prompt.decoder_token_ids or []) if self._info.max_encoder_len else prompt.token_ids
+
+    def _check_encoder_prompt(self, token_ids: Sequence[int], params: SamplingParams) -> None:
+        longest = self._info.max_encoder_len
+        if not longest:
+            raise RequestError(
+                "this model has no encoder, so that it takes one prompt: leave the decoder's out",
+                param="decoder_prompt",
+                code="unsupported",
+            )
+        if len(token_ids) > longest:
+            raise ContextLengthError(
+                f"the prompt has {len(token_ids)} tokens, and this model's encoder reads at most {longest}, all at "
+                "once: shorten the prompt"
+            )
+        if params.prompt_logprobs is not None:
+            raise RequestError(
+                "an encoder reads this model's prompts, and predicts nothing of them: leave prompt_logprobs out",
+                param="prompt_logprobs",
+                code="unsupported",
+            )
 
     def _constraint(self, wanted: StructuredOutputsParams) -> StructuredOutputsParams:
         """Checked as far as this side can, and cheap to send."""

@@ -81,7 +81,13 @@ class LLMEngine:
         if request_id in self._core_ids:
             raise RequestError(f"request id {request_id!r} is in use", param="request_id", code="duplicate_request_id")
         messages = self._input_processor.process(
-            request_id, rendered.token_ids, params, priority=priority, cache_salt=cache_salt, adapter=adapter
+            request_id,
+            rendered.token_ids,
+            params,
+            priority=priority,
+            cache_salt=cache_salt,
+            adapter=adapter,
+            decoder_token_ids=rendered.decoder_token_ids,
         )
         core_ids = [each.request_id for each in messages]
         processor = RequestProcessor(
@@ -93,6 +99,7 @@ class LLMEngine:
             tokenizer=self._tokenizer,
             make_detokenizer=self._make_detokenizer,
             kind=kind,
+            follows=self._input_processor.follows(rendered),
         )
         added: list[str] = []
         try:

@@ -84,7 +84,7 @@ class AddRequest(_Message):
 
     request_id: str
     prompt: bytes
-    """`pack_token_ids` of the prompt."""
+    """`pack_token_ids` of the prompt; where there is an encoder, of what the decoder begins with."""
     sampling_params: SamplingParams
     seed: int
     max_tokens: int
@@ -95,6 +95,8 @@ class AddRequest(_Message):
     cache_salt: str | None = None
     tenant: str | None = None
     cache_extra_keys: tuple[tuple[int, int, str], ...] = ()
+    encoder_prompt: bytes = b""
+    """`pack_token_ids` of what the encoder reads."""
     prompt_group: str | None = None
     adapter: str | None = None
     arrival_time_s: float = 0.0
@@ -113,6 +115,7 @@ class AddRequest(_Message):
             cache_salt=self.cache_salt,
             tenant=self.tenant,
             cache_extra_keys=self.cache_extra_keys,
+            encoder_token_ids=unpack_token_ids(self.encoder_prompt),
             prompt_group=self.prompt_group,
             adapter=self.adapter,
             reads_prefix_cache=self.sampling_params.prompt_logprobs is None,
@@ -157,6 +160,10 @@ class EngineInfo:
     """Most tokens of prompt and output together."""
     vocab_size: int
     """Token ids must be below this."""
+    max_encoder_len: int = 0
+    """Most tokens of a prompt where an encoder reads it (`max_model_len` is then the decoder's); 0 without one."""
+    decoder_start_token_ids: tuple[int, ...] = ()
+    """What the decoder begins with, where an encoder reads the prompt."""
     num_blocks: int = 0
     """KV cache blocks, without the null block."""
     block_size: int = 0
@@ -184,6 +191,23 @@ class EngineInfo:
     """Start-up phases."""
     extra: dict[str, Any] = field(default_factory=dict)
     """Anything else, in plain types."""
+
+    def decoder_prompt(self, token_ids: Sequence[int] | None) -> list[int]:
+        """What the decoder begins with, where an encoder reads the prompt: these tokens, behind the one that every
+        output begins with; none of them for what the checkpoint says.
+
+        Raises:
+            RequestError: neither says anything.
+        """
+        start = self.decoder_start_token_ids
+        if token_ids:
+            return [*(start[:1] if tuple(token_ids[:1]) != start[:1] else ()), *token_ids]
+        if not start:
+            raise RequestError(
+                "this model's config.json names no decoder_start_token_id: give the decoder's prompt, too",
+                param="decoder_prompt",
+            )
+        return list(start)
 
 
 class EngineProgress(_Message):

@@ -119,6 +119,7 @@ class RequestProcessor:
         tokenizer: For the text of logprobs; None leaves it empty.
         make_detokenizer: None gives no text.
         kind: What each output holds.
+        follows: What the output follows, for making text of it; None for the prompt.
     """
 
     def __init__(
@@ -132,7 +133,9 @@ class RequestProcessor:
         tokenizer: Tokenizer | None = None,
         make_detokenizer: DetokenizerFactory | None = None,
         kind: OutputKind = OutputKind.DELTA,
+        follows: list[int] | None = None,
     ) -> None:
+        follows = prompt_token_ids if follows is None else follows
         self.metrics: list[RequestMetrics] = []
         self._request_id = request_id
         self._prompt = prompt
@@ -156,7 +159,7 @@ class RequestProcessor:
             core_id: CompletionProcessor(
                 index,
                 params,
-                make_detokenizer(prompt_token_ids, params) if detokenizes and make_detokenizer else None,
+                make_detokenizer(follows, params) if detokenizes and make_detokenizer else None,
                 tokenizer,
             )
             for index, core_id in enumerate(core_ids)

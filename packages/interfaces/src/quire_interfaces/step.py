@@ -39,6 +39,10 @@ class NewRow:
     """All blocks it holds, per KV cache group, in token order."""
     sampling_params: SamplingParams
     seed: int
+    num_encoder_tokens: int = 0
+    """Tokens that its encoder reads, or has read."""
+    encoder_token_ids: list[int] = field(default_factory=list)
+    """These tokens, if the encoder has to read them in this step; empty when what it made of them is in the blocks."""
     stop_token_ids: frozenset[int] = frozenset()
     cache_salt: str | None = None
     """What the runner keeps beyond the request may serve requests with the same salt only."""

@@ -35,6 +35,8 @@ class RenderedPrompt:
     token_ids: list[int]
     text: str | None = None
     """The rendered text, None when the prompt was given as token ids."""
+    decoder_token_ids: list[int] | None = None
+    """For networks that read the prompt with an encoder: what the decoder begins with; None as the checkpoint says."""
     num_reused_tokens: int = 0
     """Leading tokens that were taken from an earlier rendering instead of being tokenized again."""
 

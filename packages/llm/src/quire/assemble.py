@@ -201,7 +201,9 @@ def build_parts(
     rules = (gate, adapters, *((SharedPromptRule(),) if cache_config.enable_prefix_caching else ()))
     timings = {"import": imported - start, "weights": loaded - imported, "cache": time.perf_counter() - loaded}
     return EngineParts(
-        scheduler=Scheduler(scheduler_config, allocator, rules=rules, transfers=transfers),
+        scheduler=Scheduler(
+            scheduler_config, allocator, rules=rules, transfers=transfers, max_encoder_tokens=plan.max_encoder_len
+        ),
         executor=RunnerExecutor(
             runner,
             threaded=config.engine.depth(config.runner.device) > 0,
@@ -304,6 +306,8 @@ def _info(
         model=config.model.model or "quire-demo",
         max_model_len=plan.max_model_len,
         vocab_size=model.vocab_size,
+        max_encoder_len=plan.max_encoder_len,
+        decoder_start_token_ids=model.decoder_start_token_ids,
         num_blocks=plan.kv_plan.num_blocks - 1,
         block_size=plan.block_size,
         max_num_seqs=config.scheduler.max_num_seqs,

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from quire.assemble import FACTORY, build_renderer, model_folder
-from quire.beam_search import continuations, start_search, to_output
+from quire.beam_search import continuations, of_beam, start_search, to_output
 from quire.config import QuireConfig
 from quire_engine import (
     AsyncEngine,
@@ -191,7 +191,7 @@ class AsyncLLM:
 
         async def step(token_ids: list[int]) -> RequestOutput:
             outputs = self.generate(
-                token_ids,
+                of_beam(prompt, token_ids, self.engine_info),
                 step_params,
                 priority=priority,
                 cache_salt=cache_salt,

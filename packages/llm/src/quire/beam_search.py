@@ -10,7 +10,7 @@ from collections.abc import Collection, Sequence
 from quire_engine import Beam, BeamSearch, BeamSearchParams, CompletionOutput, EngineInfo, RequestOutput
 from quire_interfaces import ContextLengthError, FinishReason, QuireError, RenderedPrompt, RequestError, Tokenizer
 
-__all__ = ["continuations", "start_search", "to_output"]
+__all__ = ["continuations", "of_beam", "start_search", "to_output"]
 
 
 def start_search(
@@ -27,21 +27,34 @@ def start_search(
         RequestError: the beams are more than the engine gives log probabilities for.
     """
     stop_token_ids = {*params.stop_token_ids, *(() if params.ignore_eos else eos_token_ids)}
-    search = BeamSearch(prompt.token_ids, params, stop_token_ids)
+    begun = info.decoder_prompt(prompt.decoder_token_ids) if info.max_encoder_len else prompt.token_ids
+    search = BeamSearch(begun, params, stop_token_ids)
     if search.num_candidates > max_logprobs:
         raise RequestError(
             f"{params.beam_width} beams and {len(stop_token_ids)} end tokens take the {search.num_candidates} most "
             f"likely tokens of each step, and this engine gives {max_logprobs}: take fewer beams, or set max_logprobs",
             param="beam_width",
         )
-    total = len(prompt.token_ids) + params.max_tokens
+    total = len(begun) + params.max_tokens
     if total > info.max_model_len:
         raise ContextLengthError(
-            f"the prompt has {len(prompt.token_ids)} tokens and max_tokens is {params.max_tokens}, together {total}, "
+            f"the prompt has {len(begun)} tokens and max_tokens is {params.max_tokens}, together {total}, "
             f"but this model's context is {info.max_model_len} tokens",
             param="max_tokens",
         )
     return search
+
+
+def of_beam(prompt: RenderedPrompt, token_ids: list[int], info: EngineInfo) -> RenderedPrompt:
+    """What the next token of a beam is computed from.
+
+    Args:
+        prompt: Of the search.
+        token_ids: One of `BeamSearch.prompts`.
+    """
+    if info.max_encoder_len:
+        return RenderedPrompt(token_ids=prompt.token_ids, decoder_token_ids=token_ids)
+    return RenderedPrompt(token_ids=token_ids)
 
 
 def continuations(outputs: Sequence[RequestOutput]) -> list[list[tuple[int, float]]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import Any
 
 from quire.assemble import build_parts, build_renderer, model_folder
 from quire.async_llm import make_detokenizer_factory, read_generation_defaults
-from quire.beam_search import continuations, start_search, to_output
+from quire.beam_search import continuations, of_beam, start_search, to_output
 from quire.config import QuireConfig
 from quire_engine import BeamSearchParams, EngineInfo, LLMEngine, RequestOutput
 from quire_interfaces import (
@@ -30,7 +31,8 @@ from quire_renderers import ParsedMessage, fold_events
 __all__ = ["LLM", "LoRARequest"]
 
 Prompt = str | Sequence[int] | Mapping[str, Any]
-"""Text, token ids, or {"prompt": text} / {"prompt_token_ids": ids}."""
+"""Text, token ids, or {"prompt": text} / {"prompt_token_ids": ids}. For models that read the prompt with an encoder
+also {"encoder_prompt": any of these, "decoder_prompt": any of these or None}: what the output is to begin with."""
 Messages = Sequence[dict[str, Any]]
 
 
@@ -235,7 +237,11 @@ class LLM:
         adapters = self._adapter_names(lora_request, len(searches))
         while open_ones := [number for number, search in enumerate(searches) if not search.is_done]:
             prefixes = [searches[number].prompts() for number in open_ones]
-            step = [RenderedPrompt(token_ids=ids) for each in prefixes for ids in each]
+            step = [
+                of_beam(rendered[number], ids, self.engine_info)
+                for number, each in zip(open_ones, prefixes, strict=True)
+                for ids in each
+            ]
             chosen = [adapters[number] for number, each in zip(open_ones, prefixes, strict=True) for _ in each]
             outputs = iter(self._run(step, params.step_params(searches[open_ones[0]].num_candidates), False, 0, chosen))
             for number, each in zip(open_ones, prefixes, strict=True):
@@ -298,15 +304,30 @@ class LLM:
 
     def _render(self, prompt: Prompt) -> RenderedPrompt:
         if isinstance(prompt, Mapping):
+            if "encoder_prompt" in prompt:
+                return self._render_pair(prompt["encoder_prompt"], prompt.get("decoder_prompt"))
             if "prompt_token_ids" in prompt:
                 return self.renderer.render_prompt(prompt["prompt_token_ids"])
             if "prompt" not in prompt:
                 raise RequestError(
-                    f"a prompt dictionary must have 'prompt' or 'prompt_token_ids', got {sorted(prompt)}",
+                    "a prompt dictionary must have 'prompt', 'prompt_token_ids' or 'encoder_prompt', got "
+                    f"{sorted(prompt)}",
                     param="prompt",
                 )
             return self.renderer.render_prompt(prompt["prompt"])
         return self.renderer.render_prompt(prompt)
+
+    def _render_pair(self, encoder_prompt: Prompt, decoder_prompt: Prompt | None) -> RenderedPrompt:
+        rendered = self._render(encoder_prompt)
+        if isinstance(decoder_prompt, Mapping):
+            decoder_prompt = decoder_prompt.get("prompt_token_ids", decoder_prompt.get("prompt"))
+        # A text that is to be continued gets no end token.
+        begun = (
+            []
+            if not decoder_prompt
+            else self.renderer.render_prompt(decoder_prompt, add_special_tokens=False).token_ids
+        )
+        return dataclasses.replace(rendered, decoder_token_ids=begun)
 
     def _run(
         self,

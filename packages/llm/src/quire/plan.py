@@ -24,6 +24,7 @@ from quire_lora import adapter_bytes
 from quire_models.config import DTYPE_BYTES, ModelConfig
 from quire_models.ledger import linear_shapes, weight_ledger
 from quire_runner.memory import activation_bytes, graph_bytes, row_bytes
+from quire_spec_decode import NETWORK_METHODS
 
 __all__ = ["MemoryPlan", "available_memory_bytes", "format_bytes", "make_plan", "resolved_dtype"]
 
@@ -40,6 +41,8 @@ class MemoryPlan:
     """What keys and values are kept in: a name of `quire_interfaces.KV_CACHE_DTYPES`."""
     linear_method: str
     max_model_len: int
+    max_encoder_len: int
+    """Most tokens that the network's encoder reads for one request; 0 for a network without one."""
     ledger_bytes: dict[str, int]
     """What -> bytes, in the order of a start-up; "KV cache" is the last."""
     kv_plan: KVCachePlan
@@ -97,6 +100,7 @@ def make_plan(
     dtype = resolved_dtype(config.model.dtype, model.dtype)
     method = config.model.quantization or "plain"
     max_model_len, notes = _max_model_len(config, model)
+    model = _with_encoder_len(config, model, max_model_len, notes)
     if dtype == "float16" and config.runner.device.startswith("cpu"):
         notes.append(
             "float16 is widened to float32 where it is multiplied; --dtype bfloat16 is several times faster at prompts "
@@ -152,6 +156,7 @@ def make_plan(
         kv_cache_dtype=cache_dtype,
         linear_method=method,
         max_model_len=max_model_len,
+        max_encoder_len=model.max_encoder_len,
         ledger_bytes=ledger,
         kv_plan=plan,
         block_size=block_size,
@@ -175,13 +180,33 @@ def _max_model_len(config: QuireConfig, model: ModelConfig) -> tuple[int, list[s
     asked = config.model.max_model_len
     if asked is None:
         return model.max_model_len, [f"max_model_len {model.max_model_len}: the model's context"]
-    if asked > model.max_model_len:
+    if asked > model.max_model_len and not model.has_positions_without_end:
         raise ConfigError(
             f"max_model_len {asked} is more than the model's context of {model.max_model_len} tokens; "
             "lower it, or add rope scaling to the checkpoint's config.json",
             field="max_model_len",
         )
     return asked, [f"max_model_len {asked}: as asked (the model's context is {model.max_model_len})"]
+
+
+def _with_encoder_len(config: QuireConfig, model: ModelConfig, max_model_len: int, notes: list[str]) -> ModelConfig:
+    """The model with the bound of what its encoder reads at once: its own (as long as the context, where nothing else
+    ends its positions), but no more than a step computes."""
+    if not model.max_encoder_len:
+        return model
+    if config.speculative.method in NETWORK_METHODS:
+        raise ConfigError(
+            f"speculative method {config.speculative.method!r} drafts with a network, which would not know what the "
+            "encoder of this model has read; use 'ngram' or 'none'",
+            field="speculative_method",
+        )
+    own = max_model_len if model.has_positions_without_end else model.max_encoder_len
+    longest = min(own, config.scheduler.max_num_batched_tokens)
+    why = "as long as the context" if longest == max_model_len else "the encoder's own length"
+    if longest < own:
+        why = f"max_num_batched_tokens, since it reads a prompt in one step (the model's own bound is {own})"
+    notes.append(f"prompts of up to {longest} tokens, which the encoder reads: {why}")
+    return dataclasses.replace(model, max_encoder_len=longest)
 
 
 def _num_blocks(config: QuireConfig, free: int, before_kv: int, per_request: int, block_bytes: int) -> tuple[int, str]:

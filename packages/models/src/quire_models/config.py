@@ -20,7 +20,7 @@ from quire_models.registry import architecture_entry, architecture_of
 from quire_models.rope_config import RopeConfig
 from quire_models.stored_linears import stored_linears
 
-__all__ = ["DTYPE_BYTES", "ModelConfig"]
+__all__ = ["DTYPE_BYTES", "ModelConfig", "start_token_ids"]
 
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
@@ -75,6 +75,12 @@ class ModelConfig:
     """Norms of the hidden size in a layer."""
     norm_bias: bool = False
     """Norms have a bias (layer norms)."""
+    max_encoder_len: int = 0
+    """Most tokens that its encoder reads; 0 for a network without one."""
+    decoder_start_token_ids: tuple[int, ...] = ()
+    """What the decoder of a network with an encoder begins with."""
+    has_positions_without_end: bool = False
+    """Positions are distances only: `max_model_len` is what the network was trained for, and it runs beyond."""
     attention_sinks: bool = False
     """Each head has a score that takes attention and gives nothing (see op `paged_attention`)."""
     alibi: bool = False
@@ -130,11 +136,15 @@ class ModelConfig:
         generation_source = source.replace("config.json", "generation_config.json")
         preferred = Fields(generation or {}, generation_source).token_ids("eos_token_id")
         eos_token_ids = tuple(dict.fromkeys(preferred + model.eos_token_ids))
+        start = model.decoder_start_token_ids
+        if model.max_encoder_len and generation:
+            start = start_token_ids(Fields(generation, generation_source), start)
         return dataclasses.replace(
             model,
             quantization=quantization,
             stored_cache_dtype=parse_kv_cache(config),
             eos_token_ids=eos_token_ids,
+            decoder_start_token_ids=start,
         )
 
     @property
@@ -176,3 +186,15 @@ class ModelConfig:
                     sliding_window=window,
                 )
         return specs
+
+
+def start_token_ids(config: Fields, default: tuple[int, ...]) -> tuple[int, ...]:
+    """What a decoder begins with: its start token, then the token that generation is made to begin with, if there is
+    one.
+
+    Args:
+        config: Of the network, or of generation.
+        default: The same where `config` does not say; its first token is the start token.
+    """
+    forced = config.token_ids("forced_bos_token_id")[:1]
+    return (config.token_ids("decoder_start_token_id") or default)[:1] + (forced or default[1:])

@@ -8,6 +8,7 @@ from functools import partial
 
 from quire_interfaces import ConfigError
 from quire_models.config import DTYPE_BYTES, ModelConfig
+from quire_models.encoder_config import EncoderDecoderConfig
 from quire_models.moe_config import MoEConfig
 from quire_models.recurrent_config import RecurrentConfig
 
@@ -70,8 +71,8 @@ def weight_ledger(config: ModelConfig, dtype: str, linear_method: str = "plain")
     head = 0 if shared else of_head(config.vocab_size, config.hidden_size, element)
     if config.stored_parameters is not None:
         return _counted_ledger(config, element, head)
-    if isinstance(config, RecurrentConfig):
-        return _recurrent_ledger(config, element, linear, head)
+    if isinstance(config, RecurrentConfig | EncoderDecoderConfig):
+        return _listed_ledger(config, element, linear, head)
     hidden, layers = config.hidden_size, config.num_layers
     query, kv = config.query_size, config.kv_size
     attention = sum(linear(outputs, inputs, element) for outputs, inputs in attention_shapes(config))
@@ -101,8 +102,8 @@ def weight_ledger(config: ModelConfig, dtype: str, linear_method: str = "plain")
     return ledger
 
 
-def _recurrent_ledger(
-    config: RecurrentConfig, element: int, linear: Callable[[int, int, int], int], head: int
+def _listed_ledger(
+    config: RecurrentConfig | EncoderDecoderConfig, element: int, linear: Callable[[int, int, int], int], head: int
 ) -> dict[str, int]:
     outer = config.vocab_size * config.hidden_size * element
     parts = {
@@ -124,7 +125,7 @@ def linear_shapes(config: ModelConfig) -> list[tuple[int, int]]:
     """(outputs, inputs) of every linear layer, the LM head and routed experts aside."""
     if config.stored_parameters is not None:
         return list(config.stored_linears)
-    if isinstance(config, RecurrentConfig):
+    if isinstance(config, RecurrentConfig | EncoderDecoderConfig):
         parts = [matrix for part in config.weights.values() for matrix in part.matrices]
         return [(outputs, inputs) for outputs, inputs, count in parts for _ in range(count)]
     hidden = config.hidden_size

@@ -21,6 +21,7 @@ from quire_ops import (
     reference,
     sparse_reference,
     torch_attention,
+    torch_encoder_attention,
     torch_latent_attention,
     torch_lora,
     torch_ops,
@@ -53,6 +54,8 @@ ENTRY_POINT_GROUP = "quire.ops"
 _FLOATS = frozenset({torch.float32, torch.bfloat16, torch.float16})
 _MODULES: dict[str, ModuleType] = {
     "index_topk": torch_sparse_attention,
+    "biased_paged_attention": torch_attention,
+    "encoder_attention": torch_encoder_attention,
     "latent_attention": torch_latent_attention,
     "lora_linear": torch_lora,
     "decode_inputs": torch_step_inputs,

@@ -145,6 +145,26 @@ OPS: tuple[Op, ...] = (
         ),
     ),
     Op(
+        name="biased_paged_attention",
+        signature="(query [T, Hq, D], kv_cache [num_blocks, 2, Hkv, block_size, X], layout: PagedLayout, *, "
+        "scale: float, bias [Hq, M + 1], kv_scale [2, Hkv] float32 | None) -> [T, Hq, D], dtype of query",
+        description=(
+            "As paged_attention, where each head adds bias[d] to the score of a key d tokens before the query, "
+            "bias[M] from M tokens on (T5's relative position bias, Raffel et al. 2020, sec. 2.1)"
+        ),
+    ),
+    Op(
+        name="encoder_attention",
+        signature="(query [T, Hq, D], key [T, Hkv, D], value [T, Hkv, D], lens: list[int], *, scale: float, "
+        "window: int | None, bias [Hq, 2 * M + 1] | None) -> [T, Hq, D], dtype of query",
+        description=(
+            "Softmax attention of every token over all tokens of its own sequence, in both directions; sequences of "
+            "`lens` tokens follow each other. window W: only over those at most W tokens away. bias: bias[M + d] is "
+            "added to the score of a key d tokens behind the query (before it if d is negative), and that of M from "
+            "M tokens on"
+        ),
+    ),
+    Op(
         name="write_latent_cache",
         signature="(row [T, W], latent_cache [num_blocks, block_size, W], slot_mapping [T] int64) -> None",
         description="Write the row of token t into slot `slot_mapping[t]`; all of one dtype",

@@ -20,7 +20,9 @@ from quire_ops.step_inputs import GroupInputs, HostInts, RowTable, StepInputs
 
 __all__ = [
     "add_rms_norm",
+    "biased_paged_attention",
     "embedding",
+    "encoder_attention",
     "gelu_and_mul",
     "grouped_linear",
     "int8_linear",
@@ -159,8 +161,10 @@ def paged_attention(
     sinks: Tensor | None = None,
     kv_scale: Tensor | None = None,
     alibi_slopes: Tensor | None = None,
+    bias: Tensor | None = None,
 ) -> Tensor:
-    """Op `paged_attention`: one query token at a time, over exactly the tokens that it may see."""
+    """Op `paged_attention`: one query token at a time, over exactly the tokens that it may see. With `bias`, op
+    `biased_paged_attention`."""
     out = torch.empty_like(query)
     group_size = query.shape[1] // kv_cache.shape[2]
     tables = layout.block_table.tolist()
@@ -179,11 +183,55 @@ def paged_attention(
             if alibi_slopes is not None:
                 distance = torch.arange(len(places) - 1, -1, -1)
                 scores = scores - alibi_slopes.double()[:, None] * distance
+            if bias is not None:
+                distance = torch.arange(position - begin, -1, -1)
+                scores = scores + bias.double()[:, distance.clamp_max(bias.shape[1] - 1)]
             if sinks is not None:
                 scores = torch.cat([scores, sinks.double()[:, None]], dim=-1)
             weights = torch.softmax(scores, dim=-1)[:, : len(seen)]
             out[token] = torch.einsum("hl,lhd->hd", weights, values).to(query.dtype)
             token += 1
+    return out
+
+
+def biased_paged_attention(
+    query: Tensor,
+    kv_cache: Tensor,
+    layout: PagedLayout,
+    *,
+    scale: float,
+    bias: Tensor,
+    kv_scale: Tensor | None = None,
+) -> Tensor:
+    """Op `biased_paged_attention`."""
+    return paged_attention(query, kv_cache, layout, scale=scale, kv_scale=kv_scale, bias=bias)
+
+
+def encoder_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    lens: list[int],
+    *,
+    scale: float,
+    window: int | None = None,
+    bias: Tensor | None = None,
+) -> Tensor:
+    """Op `encoder_attention`: one token at a time, over exactly the tokens that it may see."""
+    out = torch.empty_like(query)
+    group_size = query.shape[1] // key.shape[1]
+    begin = 0
+    for length in lens:
+        for token in range(begin, begin + length):
+            seen = [other for other in range(begin, begin + length) if window is None or abs(other - token) <= window]
+            keys = key[seen].double().repeat_interleave(group_size, dim=1)  # [L, Hq, D]
+            values = value[seen].double().repeat_interleave(group_size, dim=1)
+            scores = torch.einsum("hd,lhd->hl", query[token].double(), keys) * scale
+            if bias is not None:
+                most = bias.shape[1] // 2
+                scores += bias.double()[:, [most + max(-most, min(other - token, most)) for other in seen]]
+            out[token] = torch.einsum("hl,lhd->hd", torch.softmax(scores, dim=-1), values).to(query.dtype)
+        begin += length
     return out
 
 

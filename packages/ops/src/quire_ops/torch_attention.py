@@ -19,7 +19,7 @@ from quire_ops.attention_plan import AttentionPlan, DecodeGroup, PrefillSequence
 from quire_ops.declarations import PagedLayout
 from quire_ops.kv_format import decode_rows
 
-__all__ = ["GatherRows", "attend", "paged_attention"]
+__all__ = ["GatherRows", "attend", "biased_paged_attention", "paged_attention"]
 
 GatherRows = Callable[[Tensor], tuple[Tensor, Tensor]]
 """Slots [L] -> the keys and values there, [L, Hkv, D] each, in the dtype of the queries."""
@@ -42,14 +42,33 @@ def paged_attention(
 ) -> Tensor:
     """Op `paged_attention`."""
     cache = _Cache(kv_cache, kv_scale)
+    plan = _plan(query, kv_cache, layout, sliding_window)
+    if soft_cap is not None or sinks is not None or alibi_slopes is not None:
+        return _in_the_open(query, cache, plan, scale, sliding_window, soft_cap, sinks, alibi_slopes)
+    return attend(query, partial(cache.keys_and_values, dtype=query.dtype), plan, scale, sliding_window)
+
+
+def biased_paged_attention(
+    query: Tensor,
+    kv_cache: Tensor,
+    layout: PagedLayout,
+    *,
+    scale: float,
+    bias: Tensor,
+    kv_scale: Tensor | None = None,
+) -> Tensor:
+    """Op `biased_paged_attention`."""
+    plan = _plan(query, kv_cache, layout, None)
+    return _in_the_open(query, _Cache(kv_cache, kv_scale), plan, scale, bias=bias)
+
+
+def _plan(query: Tensor, kv_cache: Tensor, layout: PagedLayout, sliding_window: int | None) -> AttentionPlan:
     key = ("torch", sliding_window)
     plan: AttentionPlan | None = layout.derived.get(key)
     if plan is None:
         gathered_bytes = 2 * kv_cache.shape[2] * query.shape[2] * query.itemsize
         plan = layout.derived[key] = make_plan(layout, gathered_bytes, query.dtype, sliding_window)
-    if soft_cap is not None or sinks is not None or alibi_slopes is not None:
-        return _in_the_open(query, cache, plan, scale, sliding_window, soft_cap, sinks, alibi_slopes)
-    return attend(query, partial(cache.keys_and_values, dtype=query.dtype), plan, scale, sliding_window)
+    return plan
 
 
 def attend(
@@ -146,12 +165,13 @@ def _in_the_open(
     cache: _Cache,
     plan: AttentionPlan,
     scale: float,
-    sliding_window: int | None,
-    soft_cap: float | None,
-    sinks: Tensor | None,
-    alibi_slopes: Tensor | None,
+    sliding_window: int | None = None,
+    soft_cap: float | None = None,
+    sinks: Tensor | None = None,
+    alibi_slopes: Tensor | None = None,
+    bias: Tensor | None = None,
 ) -> Tensor:
-    """As above with the scores in the open, because torch's fused operator has no soft cap, sinks or slopes."""
+    """As above with the scores in the open, because torch's fused operator has no soft cap, sinks, slopes or bias."""
     out = torch.empty_like(query)
     num_heads, head_dim = query.shape[1:]
     num_kv_heads = cache.kv_cache.shape[2]
@@ -159,6 +179,8 @@ def _in_the_open(
         sinks = sinks.float().view(num_kv_heads, -1, 1, 1)  # [Hkv, Hq / Hkv, 1, 1]
     if alibi_slopes is not None:
         alibi_slopes = alibi_slopes.float().view(num_kv_heads, -1, 1, 1)
+    if bias is not None:
+        bias = bias.float().view(num_kv_heads, -1, bias.shape[1])  # [Hkv, Hq / Hkv, M + 1]
     for seq in plan.all_sequences():
         pairs = cache.pairs(seq.slots, torch.float32)
         keys, values = pairs[:, 0], pairs[:, 1]  # [L, Hkv, D]
@@ -173,6 +195,10 @@ def _in_the_open(
             if alibi_slopes is not None:
                 positions = torch.arange(seq.kv_len, device=query.device)
                 scores -= alibi_slopes * (positions[context_len + begin : context_len + end, None] - positions)
+            if bias is not None:
+                positions = torch.arange(seq.kv_len, device=query.device)
+                distance = positions[context_len + begin : context_len + end, None] - positions
+                scores += bias[:, :, distance.clamp(0, bias.shape[2] - 1)]
             mask = _visible(context_len + begin, context_len + end, 0, seq.kv_len, sliding_window, query.device)
             scores = scores.masked_fill_(~mask, float("-inf"))
             if sinks is not None:

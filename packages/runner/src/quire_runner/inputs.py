@@ -9,6 +9,7 @@ Shape legend: T tokens, S entries (sequences), N logit rows of this step.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -17,8 +18,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from quire_attention.batch import AttentionMetadata, ForwardBatch
-from quire_interfaces.step import SchedulerOutput
+from quire_interfaces.step import NewRow, SchedulerOutput
 from quire_ops import OpFunction, StepInputs, to_device
+from quire_runner.encoder_inputs import cross_attention, encoder_batch, reading_rows
 from quire_runner.rows import Rows
 from quire_spec_decode import depths, paths
 
@@ -187,19 +189,26 @@ def forward_batch(
     group_of_layer: tuple[int, ...],
     kv_caches: tuple[Tensor, ...],
     states: tuple[tuple[Tensor, ...], ...] = (),
+    new_rows: Sequence[NewRow] = (),
 ) -> ForwardBatch:
-    """Gather what the network gets, with op `step_inputs`; the last three arguments are handed on.
+    """Gather what the network gets, with op `step_inputs`; the three arguments behind it are handed on.
+
+    Args:
+        new_rows: Rows of this step that are new; their encoders may have something to read.
 
     Raises:
         RuntimeError: a row has fewer blocks than the step's tokens need (a bug of the scheduler's side).
     """
-    for table in rows.block_tables:
-        table.check(plan.rows, plan.ends)
+    rows.check(plan.rows, plan.ends)
     inputs = step_inputs(rows.token_ids, rows.row_tables, plan.rows, plan.start, plan.ends)
     layers = Layers(group_of_layer, kv_caches, states)
     batch = make_batch(inputs, rows, layers, plan.query_lens, plan.ends.tolist())
     if plan.trees:
         _put_trees(plan, batch)
+    if rows.encoder_tables:
+        reading = reading_rows(new_rows, rows)
+        batch.encoder = encoder_batch(reading, rows.token_ids.device) if reading else None
+        batch.attention += cross_attention(rows, np.repeat(plan.rows, plan.query_lens), reading)
     return batch
 
 
@@ -247,7 +256,7 @@ def make_batch(
                 query_lens=query_lens,
                 kv_lens=kv_lens,
             )
-            for group, table in zip(inputs.groups, rows.block_tables, strict=True)
+            for group, table in zip(inputs.groups, rows.row_tables, strict=True)
         ),
         group_of_layer=layers.group_of_layer,
         kv_caches=layers.kv_caches,

@@ -18,7 +18,14 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from quire_interfaces.kv_cache import ChunkedLocalSpec, KVCacheGroup, KVCacheSpec, MambaSpec, SlidingWindowSpec
+from quire_interfaces.kv_cache import (
+    ChunkedLocalSpec,
+    CrossAttentionSpec,
+    KVCacheGroup,
+    KVCacheSpec,
+    MambaSpec,
+    SlidingWindowSpec,
+)
 from quire_interfaces.step import NewRow, SchedulerOutput
 from quire_ops import DecodeRows, RowTable, to_device
 from quire_runner.config import RunnerConfig
@@ -115,6 +122,8 @@ class Rows:
         "_max_model_len",
         "_num_fills",
         "block_tables",
+        "encoder_lens",
+        "encoder_tables",
         "failed",
         "grammars",
         "lora_slots",
@@ -146,6 +155,8 @@ class Rows:
         """[R] token ids that are certain: later entries of `token_ids` mean nothing."""
         self.num_prompt_tokens: NDArray[np.int64] = np.zeros(num_rows, dtype=np.int64)
         """[R]"""
+        self.encoder_lens: NDArray[np.int64] = np.zeros(num_rows, dtype=np.int64)
+        """[R] tokens that the encoder has read, or reads in the row's first step."""
         self.lora_slots: NDArray[np.int32] = np.full(num_rows, -1, dtype=np.int32)
         """[R] where each row's adapter is, -1 for none."""
         self._num_fills: NDArray[np.int64] = np.zeros(num_rows, dtype=np.int64)
@@ -156,12 +167,15 @@ class Rows:
         self.prompt_logprobs: dict[int, int] = {}
         """Row -> how many of the most likely tokens; only rows that asked."""
         self.block_tables = tuple(
-            BlockTable(num_rows, -(-config.row_len // group.spec.block_size), group, device) for group in groups
+            BlockTable(num_rows, _width(group.spec, config.row_len), group, device) for group in groups
         )
+        """Per group; those of cross attention come last."""
+        num_own = sum(not isinstance(group.spec, CrossAttentionSpec) for group in groups)
+        self.encoder_tables = self.block_tables[num_own:]
         self.row_tables = tuple(
-            RowTable(table.table, table.block_size, table.sliding_window) for table in self.block_tables
+            RowTable(table.table, table.block_size, table.sliding_window) for table in self.block_tables[:num_own]
         )
-        """The same tables, as op `step_inputs` takes them."""
+        """The tables of the rows' own tokens, as op `step_inputs` takes them."""
 
     def apply(self, output: SchedulerOutput) -> None:
         """Free, fill and extend rows as the scheduler says. Freeing an empty row and filling a full one are fine, so
@@ -187,12 +201,23 @@ class Rows:
             token_ids=self.token_ids,
             num_tokens=self.num_tokens,
             tables=self.row_tables,
-            num_blocks=tuple(table.num_blocks for table in self.block_tables),
+            num_blocks=tuple(table.num_blocks for table in self.block_tables[: len(self.row_tables)]),
             group_of_layer=group_of_layer,
             kv_caches=kv_caches,
             lora_slots=self.lora_slots,
             draw=self.sampling.draw_table(),
         )
+
+    def check(self, rows: NDArray[np.int64], ends: NDArray[np.int64]) -> None:
+        """Make sure that rows [S] have blocks for their first `ends` [S] tokens, and for what their encoders read.
+
+        Raises:
+            RuntimeError: one has not (a bug of the scheduler's side).
+        """
+        for table in self.block_tables[: len(self.row_tables)]:
+            table.check(rows, ends)
+        for table in self.encoder_tables:
+            table.check(rows, self.encoder_lens[rows])
 
     def fill(self, new: NewRow) -> None:
         """Put a request in its row.
@@ -209,6 +234,7 @@ class Rows:
         self.num_tokens[new.row] = num_tokens
         self.num_prompt_tokens[new.row] = new.num_prompt_tokens
         self.lora_slots[new.row] = new.adapter_slot
+        self.encoder_lens[new.row] = new.num_encoder_tokens
         for table, block_ids in zip(self.block_tables, new.block_ids, strict=True):
             table.fill(new.row, block_ids)
         if new.sampling_params.prompt_logprobs is not None:
@@ -271,12 +297,18 @@ class Rows:
         self.num_tokens[row] = 0
         self.num_prompt_tokens[row] = 0
         self.lora_slots[row] = -1
+        self.encoder_lens[row] = 0
         self.failed.pop(row, None)
         self.prompt_logprobs.pop(row, None)
         self.sampling.clear_row(row)
         self.grammars.free(row)
         for table in self.block_tables:
             table.clear(row)
+
+
+def _width(spec: KVCacheSpec, row_len: int) -> int:
+    """Blocks of the longest row."""
+    return spec.max_blocks(0) if isinstance(spec, CrossAttentionSpec) else -(-row_len // spec.block_size)
 
 
 def _window(spec: KVCacheSpec) -> int | None:

@@ -34,6 +34,7 @@ from quire_runner.block_bytes import BlockBytes
 from quire_runner.config import RunnerConfig
 from quire_runner.draft_network import network_drafting
 from quire_runner.drafting import DraftStep, RowDrafter, TextDrafting, ask
+from quire_runner.encoder_inputs import run_encoder
 from quire_runner.grammars import RowGrammars
 from quire_runner.graph_choice import choose_capture
 from quire_runner.graphs import CaptureStep, DecodeGraphs
@@ -54,7 +55,6 @@ _logger = logging.getLogger(__name__)
 LogitsTap = Callable[[list[int], list[int], Tensor], None]
 """(rows, positions, logits [N, vocab_size] float32): called once per step that samples, before the sampler changes the
 logits; a tap that keeps them must copy. Logits n say what follows the token at `positions[n]` of `rows[n]`."""
-
 
 ReadStep = Callable[[], ModelRunnerOutput]
 """Waits for the results of a step."""
@@ -416,11 +416,14 @@ class ModelRunner:
             read = self._replay(self._graphs, output, plan)
             if read is not None:
                 return read
-        if self._adapters is not None:
-            self._adapters.begin(np.repeat(self._rows.lora_slots[plan.rows], plan.query_lens))
         if plan.num_drafts is not None:
             write_drafts(output, plan, self._rows)
-        batch = forward_batch(plan, self._rows, self._step_inputs, self._group_of_layer, self._kv_caches, self._states)
+        batch = forward_batch(
+            plan, self._rows, self._step_inputs, self._group_of_layer, self._kv_caches, self._states, output.new_rows
+        )
+        run_encoder(network, batch, output.new_rows, self._rows, self._adapters)
+        if self._adapters is not None:
+            self._adapters.begin(np.repeat(self._rows.lora_slots[plan.rows], plan.query_lens))
         hidden, features = self._forward(network, batch)
         result = ModelRunnerOutput(
             step_id=output.step_id, sampled_token_ids=[[] for _ in output.rows], drafts_follow=drafts
@@ -455,8 +458,7 @@ class ModelRunner:
                 return None
             self._adapters.begin(_NOBODY)
             self._adapters.begin_logits(_NOBODY)
-        for table in self._rows.block_tables:
-            table.check(plan.rows, plan.ends)
+        self._rows.check(plan.rows, plan.ends)
         tokens = graphs.run(plan.rows, plan.start, draws=draws)
         if tokens is None:
             return None

@@ -6,7 +6,7 @@ from collections import deque
 
 from quire_interfaces import ContextLengthError, OverloadedError, Request, RequestError
 
-__all__ = ["QueueBound", "token_limit"]
+__all__ = ["QueueBound", "check_encoder_input", "token_limit"]
 
 
 def token_limit(request: Request, *, max_model_len: int | None, max_request_tokens: int) -> int:
@@ -48,6 +48,29 @@ def token_limit(request: Request, *, max_model_len: int | None, max_request_toke
             code="kv_cache_too_small",
         )
     return min(limit, max_request_tokens + 1)
+
+
+def check_encoder_input(request: Request, max_encoder_tokens: int) -> None:
+    """Let a request pass whose encoder input fits the network and a step.
+
+    Args:
+        request: A new request.
+        max_encoder_tokens: Most tokens that the encoder reads for one request; 0 when there is no encoder.
+
+    Raises:
+        RequestError: There is an input but no encoder, or the other way round.
+        ContextLengthError: The input is too long.
+    """
+    num_tokens = len(request.encoder_token_ids)
+    if num_tokens and not max_encoder_tokens:
+        raise RequestError("this model has no encoder: leave the encoder prompt out", param="encoder_prompt")
+    if max_encoder_tokens and not num_tokens:
+        raise RequestError("the encoder's prompt has no tokens; give at least one", param="prompt")
+    if num_tokens > max_encoder_tokens:
+        raise ContextLengthError(
+            f"the encoder's prompt has {num_tokens} tokens, and the encoder reads at most {max_encoder_tokens}, all at "
+            "once: shorten the prompt"
+        )
 
 
 class QueueBound:

@@ -15,6 +15,7 @@ from quire_interfaces import (
     NULL_BLOCK_ID,
     AdmissionRule,
     BlockAllocator,
+    ConfigError,
     EngineCoreOutput,
     FinishReason,
     ModelRunnerOutput,
@@ -28,7 +29,7 @@ from quire_interfaces import (
     SchedulingPolicy,
 )
 from quire_scheduler.config import SchedulerConfig
-from quire_scheduler.intake import QueueBound, token_limit
+from quire_scheduler.intake import QueueBound, check_encoder_input, token_limit
 from quire_scheduler.policies import FCFSPolicy, PriorityPolicy
 from quire_scheduler.results import ResultTaker
 from quire_scheduler.rows import RowPool
@@ -52,6 +53,12 @@ class Scheduler:
         policy: Order of requests; None takes the one that `config.policy` names.
         rules: Further admission rules, asked in this order after the free-row rule.
         transfers: Moves blocks between the allocator and a tier; None for memory alone.
+        max_encoder_tokens: Most tokens that the network's encoder reads for one request, all of them in the request's
+            first step. In one step encoders read at most `config.max_num_batched_tokens` tokens, beside the tokens of
+            the decoder. 0 for networks without an encoder.
+
+    Raises:
+        ConfigError: an encoder input may be longer than what encoders read in a step.
     """
 
     def __init__(
@@ -62,8 +69,18 @@ class Scheduler:
         policy: SchedulingPolicy | None = None,
         rules: Sequence[AdmissionRule] = (),
         transfers: KVTransfers | None = None,
+        max_encoder_tokens: int = 0,
     ) -> None:
+        if max_encoder_tokens > config.max_num_batched_tokens:
+            raise ConfigError(
+                f"the encoder reads up to {max_encoder_tokens} tokens of a request in one step, so "
+                f"max_num_batched_tokens ({config.max_num_batched_tokens}) must be at least that",
+                field="max_num_batched_tokens",
+            )
         self.config = config
+        self._max_encoder_tokens = max_encoder_tokens
+        self._encoder_budget = 0
+        """What encoders may still read in the step that is being planned."""
         self._allocator = allocator
         self._policy = policy or (PriorityPolicy() if config.policy == "priority" else FCFSPolicy())
         self._rows = RowPool(config.max_num_seqs)
@@ -97,6 +114,7 @@ class Scheduler:
                 param="request_id",
                 code="duplicate_request_id",
             )
+        check_encoder_input(request, self._max_encoder_tokens)
         limit = token_limit(
             request,
             max_model_len=self.config.max_model_len,
@@ -130,6 +148,7 @@ class Scheduler:
         if self._pause_state != PauseState.ALL_HELD:
             num_preemptions = self._counters.num_preemptions_total
             self._waits_for_blocks = False
+            self._encoder_budget = self.config.max_num_batched_tokens
             budget = self._schedule_running(output, members, only)
             # Whoever was preempted a moment ago would take the blocks that made room for the others.
             if num_preemptions == self._counters.num_preemptions_total and not self._waits_for_blocks:
@@ -319,6 +338,9 @@ class Scheduler:
             self._out_of_blocks = lookup is Lookup.NO_ROOM and may_wait
             if lookup is Lookup.LOADING or self._out_of_blocks:
                 return 0
+        num_encoder = 0 if cached.has_encoder else len(request.encoder_token_ids)
+        if num_encoder > self._encoder_budget:
+            return 0
         num_left = state.num_tokens - cached.num_tokens
         num_new = self._chunk(num_left, budget)
         if num_new == 0:
@@ -332,8 +354,9 @@ class Scheduler:
             if not may_wait:
                 self._fail(state, "the KV cache has too few blocks for this request alone")
             return 0
+        self._encoder_budget -= num_encoder
         self._enter_row(state, cached.num_tokens)
-        output.new_rows.append(self._new_row(state, blocks))
+        output.new_rows.append(self._new_row(state, blocks, has_encoder=cached.has_encoder))
         output.rows.append(request.row)
         output.request_ids.append(request.request_id)
         output.num_computed_tokens.append(cached.num_tokens)
@@ -372,7 +395,7 @@ class Scheduler:
             counters.external_prefix_cache_query_tokens_total += state.num_tokens - state.num_memory_tokens
             counters.external_prefix_cache_hit_tokens_total += state.num_external_tokens
 
-    def _new_row(self, state: RequestState, blocks: tuple[list[int], ...]) -> NewRow:
+    def _new_row(self, state: RequestState, blocks: tuple[list[int], ...], *, has_encoder: bool) -> NewRow:
         request = state.request
         return NewRow(
             row=request.row,
@@ -383,6 +406,8 @@ class Scheduler:
             block_ids=blocks,
             sampling_params=request.sampling_params,
             seed=request.seed,
+            num_encoder_tokens=len(request.encoder_token_ids),
+            encoder_token_ids=[] if has_encoder else request.encoder_token_ids,
             stop_token_ids=request.stop_token_ids,
             adapter_slot=request.adapter_slot,
             adapter_version=request.adapter_version,

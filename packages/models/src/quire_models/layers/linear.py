@@ -141,8 +141,19 @@ class LMHead:
     __slots__ = ("_adapters", "_argmax", "_bias", "_bias_parameter", "_embedding", "_method", "_stored", "_weights")
 
     def __init__(
-        self, scope: Scope, vocab_size: int, size: int, *, tied_to: Embedding | None = None, bias: bool = False
+        self,
+        scope: Scope,
+        vocab_size: int,
+        size: int,
+        *,
+        tied_to: Embedding | None = None,
+        bias: bool = False,
+        may_differ: bool = False,
     ) -> None:
+        """Args:
+        tied_to: The embedding whose weight it shares.
+        may_differ: The checkpoint may bring a weight all the same, which is then its own.
+        """
         self._bias_parameter = scope.parameter("bias", vocab_size) if bias else None
         self._bias: Tensor | None = None
         stored = scope.stored_head(vocab_size, size, tied=tied_to is not None)
@@ -155,6 +166,8 @@ class LMHead:
             tensors = {"weight": StoredTensor((vocab_size, size), None)} if stored is None else stored.tensors()
             tensors.pop("bias", None)
             self._stored = scope.stored_parameters(tensors)
+        elif may_differ:
+            self._stored = {"weight": scope.parameter("weight", vocab_size, size, optional=True)}
         self._weights: dict[str, Tensor] = {}
         self._adapters = scope.adapters
         if self._adapters is not None:
@@ -171,11 +184,15 @@ class LMHead:
         if isinstance(self._method, StoredLinear):
             self._weights = self._method.read(tensors, None)
         else:
-            weight = tensors["weight"] if self._embedding is None else self._embedding.weight
+            weight = tensors["weight"] if "weight" in tensors else self._shared()
             self._weights = self._method.make_weights(weight, None)
         self._weights.pop("input_scale", None)  # hidden states reach the head as they are
         if self._bias_parameter is not None:
             self._bias = self._bias_parameter.take().float()
+
+    def _shared(self) -> Tensor:
+        assert self._embedding is not None
+        return self._embedding.weight
 
     def __call__(self, hidden: Tensor) -> Tensor:
         logits: Tensor = self._method.logits(self._weights, hidden)

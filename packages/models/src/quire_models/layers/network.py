@@ -161,6 +161,11 @@ class Network:
             finish()
         self._scope.finishers.clear()
 
+    def encode(self, batch: ForwardBatch) -> None:
+        """Have the encoder read `batch.encoder`, and write what cross attention reads. Before `forward`, in steps that
+        have such inputs; for networks with an encoder."""
+        raise NotImplementedError
+
     def forward(self, batch: ForwardBatch) -> Tensor:
         """[T] tokens -> hidden states [T, hidden_size] after the final norm; writes the step's keys and values."""
         raise NotImplementedError

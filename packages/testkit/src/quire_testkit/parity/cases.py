@@ -7,13 +7,16 @@ from __future__ import annotations
 
 from quire_testkit.parity.case import ParityCase
 from quire_testkit.parity.dense_cases import DENSE_CASES
+from quire_testkit.parity.encoder_cases import ENCODER_CASES
 from quire_testkit.parity.fallback_cases import FALLBACK_CASES, FALLBACK_SAMPLE
 from quire_testkit.parity.moe_cases import MOE_CASES
 from quire_testkit.parity.recurrent_cases import RECURRENT_CASES
 
 __all__ = ["CASES", "SUITE"]
 
-CASES: dict[str, ParityCase] = {**FALLBACK_CASES, **DENSE_CASES, **MOE_CASES, **RECURRENT_CASES}
+CASES: dict[str, ParityCase] = {
+    **FALLBACK_CASES, **DENSE_CASES, **MOE_CASES, **RECURRENT_CASES, **ENCODER_CASES
+}  # fmt: skip
 """Architecture -> its case. Every architecture of `quire_models.ARCHITECTURES` has one; the others run through
 Transformers."""
 

@@ -53,17 +53,23 @@ def load_oracle(folder: str | Path) -> Any:
     """The transformers model of a checkpoint, in float32."""
     import transformers
 
-    model = transformers.AutoModelForCausalLM.from_pretrained(
-        folder, dtype=torch.float32, attn_implementation="eager", local_files_only=True
-    )
+    config = transformers.AutoConfig.from_pretrained(folder, local_files_only=True)
+    auto = transformers.AutoModelForSeq2SeqLM if config.is_encoder_decoder else transformers.AutoModelForCausalLM
+    model = auto.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager", local_files_only=True)
     return model.eval()
 
 
 @torch.inference_mode()
-def greedy_continuation(model: Any, prompt: Sequence[int], num_tokens: int, *, uses_cache: bool = True) -> Continuation:
-    """`num_tokens` greedy tokens after the prompt, with the model's own cache or each from the whole sequence."""
-    if not uses_cache:
-        return _without_cache(model, list(prompt), num_tokens)
+def greedy_continuation(
+    model: Any, prompt: Sequence[int], num_tokens: int, *, uses_cache: bool = True, encoder: Sequence[int] = ()
+) -> Continuation:
+    """`num_tokens` greedy tokens after the prompt, with the model's own cache or each from the whole sequence.
+
+    Args:
+        encoder: What the encoder reads, in a model that has one; always from the whole sequence then.
+    """
+    if not uses_cache or encoder:
+        return _without_cache(model, list(prompt), num_tokens, encoder)
     step = model(input_ids=torch.tensor([list(prompt)]), use_cache=True)
     # Networks without attention call their cache otherwise.
     cache = "past_key_values" if hasattr(step, "past_key_values") else "cache_params"
@@ -76,20 +82,27 @@ def greedy_continuation(model: Any, prompt: Sequence[int], num_tokens: int, *, u
 
 
 @torch.inference_mode()
-def logits_along(model: Any, prompt: Sequence[int], continuation: Continuation) -> Tensor:
+def logits_along(model: Any, prompt: Sequence[int], continuation: Continuation, encoder: Sequence[int] = ()) -> Tensor:
     """What another model, or the same in another dtype, says where the tokens of a continuation were chosen.
 
     Returns:
         Shape [tokens, vocab_size], float32.
     """
     tokens = [*prompt, *continuation.token_ids[:-1]]
-    return model(input_ids=torch.tensor([tokens]), use_cache=False).logits[0, len(prompt) - 1 :].float()
+    return model(**_inputs(tokens, encoder), use_cache=False).logits[0, len(prompt) - 1 :].float()
 
 
-def _without_cache(model: Any, token_ids: list[int], num_tokens: int) -> Continuation:
+def _inputs(token_ids: list[int], encoder: Sequence[int]) -> dict[str, Tensor]:
+    tokens = torch.tensor([token_ids])
+    return (
+        {"input_ids": torch.tensor([list(encoder)]), "decoder_input_ids": tokens} if encoder else {"input_ids": tokens}
+    )
+
+
+def _without_cache(model: Any, token_ids: list[int], num_tokens: int, encoder: Sequence[int]) -> Continuation:
     tokens: list[int] = []
     logits = []
     for _ in range(num_tokens):
-        logits.append(model(input_ids=torch.tensor([token_ids + tokens]), use_cache=False).logits[0, -1].float())
+        logits.append(model(**_inputs(token_ids + tokens, encoder), use_cache=False).logits[0, -1].float())
         tokens.append(int(logits[-1].argmax()))
     return Continuation(tokens, torch.stack(logits))

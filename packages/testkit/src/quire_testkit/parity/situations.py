@@ -86,12 +86,15 @@ class _RecordingRunner:
         self.inner.close()
 
 
-def serve(network: Any, situation: Situation, prompt: Sequence[int], num_tokens: int) -> dict[str, Watched]:
+def serve(
+    network: Any, situation: Situation, prompt: Sequence[int], num_tokens: int, encoder: Sequence[int] = ()
+) -> dict[str, Watched]:
     """Serve the prompt as a greedy and as a seeded request, named so.
 
     Args:
         network: A network of `quire_models`, in any dtype.
         num_tokens: Output tokens of each.
+        encoder: What its encoder reads, if it has one; strangers then have others.
 
     Returns:
         Name of the request -> what was seen of it.
@@ -111,6 +114,7 @@ def serve(network: Any, situation: Situation, prompt: Sequence[int], num_tokens:
     scheduler = Scheduler(
         SchedulerConfig(max_num_seqs=32, max_model_len=max_model_len, long_prefill_token_threshold=situation.chunk),
         cache,
+        max_encoder_tokens=network.config.max_encoder_len,
     )
     parts = EngineParts(
         scheduler=scheduler,
@@ -118,7 +122,7 @@ def serve(network: Any, situation: Situation, prompt: Sequence[int], num_tokens:
         info=EngineInfo(max_model_len=max_model_len, vocab_size=network.config.vocab_size),
     )
     core = EngineCore(parts, EngineConfig(async_scheduling=situation.depth > 0))
-    watched = _requests(situation, prompt, num_tokens, network.config.vocab_size, core)
+    watched = _requests(situation, prompt, num_tokens, network.config.vocab_size, core, encoder)
     steps = 0
     while core.has_requests():
         core.step()
@@ -139,13 +143,23 @@ def serve(network: Any, situation: Situation, prompt: Sequence[int], num_tokens:
 
 
 def _requests(
-    situation: Situation, prompt: Sequence[int], num_tokens: int, vocab_size: int, core: EngineCore
+    situation: Situation,
+    prompt: Sequence[int],
+    num_tokens: int,
+    vocab_size: int,
+    core: EngineCore,
+    encoder: Sequence[int],
 ) -> list[Request]:
     """Add the requests of a situation, the strangers before and after the watched ones; returns the watched."""
 
     def request(name: str, tokens: Sequence[int], params: SamplingParams, seed: int, max_tokens: int) -> Request:
         return Request(
-            request_id=name, prompt_token_ids=list(tokens), sampling_params=params, seed=seed, max_tokens=max_tokens
+            request_id=name,
+            prompt_token_ids=list(tokens),
+            encoder_token_ids=list(tokens[::-1] if encoder and name.startswith("stranger") else encoder),
+            sampling_params=params,
+            seed=seed,
+            max_tokens=max_tokens,
         )
 
     if situation.is_warm:

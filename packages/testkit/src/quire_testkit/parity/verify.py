@@ -29,6 +29,8 @@ from quire_testkit.parity.situations import SITUATIONS, Watched, serve
 __all__ = ["BF16", "INT8", "NUM_TOKENS", "Verdict", "compare", "verify_architecture", "verify_checkpoint"]
 
 NUM_PROMPT, NUM_TOKENS = 70, 64
+NUM_ENCODER = 45
+"""Tokens that an encoder reads."""
 BF16, INT8 = "bfloat16", "int8 weights"
 NUM_BF16_PROMPTS, NUM_BF16_TOKENS = 5, 4
 BF16_ERRORS = 2.0
@@ -75,14 +77,15 @@ def compare(folder: str | Path, oracle: Any, case: ParityCase) -> Verdict:
     config = ModelConfig.from_path(folder)
     verdict = Verdict(config.architecture)
     prompt = random.Random(config.architecture).choices(range(3, config.vocab_size), k=NUM_PROMPT)
-    expected = greedy_continuation(oracle, prompt, NUM_TOKENS, uses_cache=case.uses_cache)
+    encoder = _encoder_input(config, 0)
+    expected = greedy_continuation(oracle, prompt, NUM_TOKENS, uses_cache=case.uses_cache, encoder=encoder)
     network = load_model(config, folder, dtype="float32")
     planned, loaded = num_parameters(config), sum(p.numel() for p in oracle.parameters())
     if config.is_native and planned != loaded:
         verdict.failures["plan"] = f"the planner counts {planned} parameters, the checkpoint has {loaded}"
     seeded: list[int] = []
     for name, situation in SITUATIONS.items():
-        seen = serve(network, situation, prompt, NUM_TOKENS)
+        seen = serve(network, situation, prompt, NUM_TOKENS, encoder)
         error = _largest_error(seen["greedy"], expected, NUM_PROMPT, NUM_TOKENS)
         problem = _problem(seen["greedy"].token_ids, expected.token_ids, error, case.tolerance)
         if (seen["greedy"].num_cached_tokens > 0) != situation.is_warm:
@@ -98,7 +101,9 @@ def compare(folder: str | Path, oracle: Any, case: ParityCase) -> Verdict:
     if not config.is_native:
         verdict.errors[INT8] = float("nan")
         return verdict
-    int8 = _rounded_error(load_model(config, folder, dtype="float32", linear_method="int8"), prompt, expected, 8)
+    int8 = _rounded_error(
+        load_model(config, folder, dtype="float32", linear_method="int8"), prompt, expected, 8, encoder
+    )
     verdict.add(INT8, int8, _problem([], [], int8, case.int8_tolerance))
     return verdict
 
@@ -110,14 +115,24 @@ def _bfloat16_errors(config: ModelConfig, folder: str | Path, oracle: Any, case:
     ours, theirs = [], []
     for number in range(NUM_BF16_PROMPTS):
         prompt = random.Random(number).choices(range(3, config.vocab_size), k=NUM_PROMPT)
-        expected = greedy_continuation(oracle, prompt, NUM_BF16_TOKENS, uses_cache=case.uses_cache)
-        ours.append(_rounded_error(network, prompt, expected, NUM_BF16_TOKENS))
-        theirs.append(_largest_difference(logits_along(rounded, prompt, expected), expected))
+        encoder = _encoder_input(config, number)
+        expected = greedy_continuation(oracle, prompt, NUM_BF16_TOKENS, uses_cache=case.uses_cache, encoder=encoder)
+        ours.append(_rounded_error(network, prompt, expected, NUM_BF16_TOKENS, encoder))
+        theirs.append(_largest_difference(logits_along(rounded, prompt, expected, encoder), expected))
     return median(ours), BF16_ERRORS * median(theirs)
 
 
-def _rounded_error(network: Any, prompt: Sequence[int], expected: Continuation, num_tokens: int) -> float:
-    seen = serve(network, SITUATIONS["whole prefill"], prompt, num_tokens)["greedy"]
+def _encoder_input(config: ModelConfig, number: int) -> list[int]:
+    """For a network with an encoder; the prompt is then the decoder's."""
+    if not config.max_encoder_len:
+        return []
+    return random.Random(f"{config.architecture} {number}").choices(range(3, config.vocab_size), k=NUM_ENCODER)
+
+
+def _rounded_error(
+    network: Any, prompt: Sequence[int], expected: Continuation, num_tokens: int, encoder: Sequence[int]
+) -> float:
+    seen = serve(network, SITUATIONS["whole prefill"], prompt, num_tokens, encoder)["greedy"]
     return _largest_error(seen, expected, len(prompt), num_tokens)
 
 

@@ -1,0 +1,1 @@
+"""The mt5 network."""

@@ -1,0 +1,1 @@
+"""The t5 network."""

@@ -1,0 +1,1 @@
+"""The umt5 network."""

@@ -1,0 +1,46 @@
+"""Parity cases of networks with an encoder."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from quire_testkit.parity.case import ParityCase
+
+__all__ = ["ENCODER_CASES"]
+
+_BART_FIELDS: dict[str, Any] = {
+    "vocab_size": 200,
+    "d_model": 64,
+    "encoder_layers": 3,
+    "decoder_layers": 2,
+    "encoder_ffn_dim": 80,
+    "decoder_ffn_dim": 112,
+    "encoder_attention_heads": 8,
+    "decoder_attention_heads": 4,
+    "max_position_embeddings": 256,
+    "scale_embedding": True,
+}
+
+_T5_FIELDS: dict[str, Any] = {
+    "vocab_size": 200,
+    "d_model": 64,
+    "d_kv": 12,
+    "d_ff": 112,
+    "num_layers": 3,
+    "num_decoder_layers": 2,
+    "num_heads": 4,
+    "relative_attention_num_buckets": 16,
+    "relative_attention_max_distance": 40,
+    "decoder_start_token_id": 0,
+}
+
+_T5_SCALE = 0.1
+"""Of weights: scores are not divided by the root of the head dimension, and softmax would be all maximum."""
+
+ENCODER_CASES: dict[str, ParityCase] = {
+    "BartForConditionalGeneration": ParityCase(config="BartConfig", fields=_BART_FIELDS),
+    "MBartForConditionalGeneration": ParityCase(config="MBartConfig", fields=_BART_FIELDS),
+    "T5ForConditionalGeneration": ParityCase(config="T5Config", fields=_T5_FIELDS, weight_scale=_T5_SCALE),
+    "MT5ForConditionalGeneration": ParityCase(config="MT5Config", fields=_T5_FIELDS, weight_scale=_T5_SCALE),
+    "UMT5ForConditionalGeneration": ParityCase(config="UMT5Config", fields=_T5_FIELDS, weight_scale=_T5_SCALE),
+}
