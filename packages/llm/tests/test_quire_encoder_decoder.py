@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -10,7 +12,7 @@ import pytest
 import torch
 import transformers
 
-from quire import LLM, BeamSearchParams, SamplingParams
+from quire import LLM, BeamSearchParams, LoRARequest, SamplingParams
 from quire.config import QuireConfig
 from quire.plan import make_plan
 from quire_interfaces import ConfigError, ContextLengthError, RequestError
@@ -49,8 +51,14 @@ def bart(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[LLM, Any]]:
 def generated(oracle: Any, encoder: list[int], begun: list[int] | None = None, **options: Any) -> list[int]:
     """New tokens of Transformers."""
     start = None if begun is None else torch.tensor([begun])
-    options = {"max_new_tokens": NUM_TOKENS, "do_sample": False, "eos_token_id": None, **options}
-    tokens = oracle.generate(torch.tensor([encoder]), decoder_input_ids=start, **options)[0].tolist()
+    options = {
+        "max_new_tokens": NUM_TOKENS,
+        "do_sample": False,
+        "eos_token_id": None,
+        "forced_eos_token_id": None,
+        **options,
+    }
+    tokens = oracle.generate(input_ids=torch.tensor([encoder]), decoder_input_ids=start, **options)[0].tolist()
     return tokens[1 if begun is None else len(begun) :]
 
 
@@ -158,3 +166,26 @@ def test_lookup_drafts_change_no_token(tmp_path: Path) -> None:
     with LLM(tmp_path, num_gpu_blocks_override=80, speculative_method="ngram", num_speculative_tokens=3) as llm:
         params = SamplingParams(temperature=0, max_tokens=40, ignore_eos=True)
         assert token_ids(llm, [[9] * 8], params) == [generated(oracle, [9] * 8, max_new_tokens=40)]
+
+
+def test_adapters_are_pefts(tmp_path: Path) -> None:
+    """On the encoder, on what cross attention keeps of it, and on the decoder; beside a request that has none."""
+    import peft
+
+    oracle = write_model(tmp_path / "model", BART)
+    config = peft.LoraConfig(
+        r=4, target_modules=["q_proj", "k_proj", "v_proj", "fc1"], init_lora_weights=False, task_type="SEQ_2_SEQ_LM"
+    )
+    torch.manual_seed(1)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of PEFT about Transformers
+        adapted = peft.get_peft_model(copy.deepcopy(oracle), config).eval()
+    adapted.save_pretrained(tmp_path / "adapter")
+    prompt = [5, 90, 41, 200, 17, 8, 33]
+    wanted = [generated(model, prompt, decoder_start_token_id=2) for model in (adapted, oracle)]
+    assert wanted[0] != wanted[1]
+    adapter = LoRARequest(lora_name="a", lora_path=str(tmp_path / "adapter"))
+    with LLM(tmp_path / "model", num_gpu_blocks_override=200, enable_lora=True, max_loras=1) as llm:
+        for _ in range(2):  # the second time from the prefix cache, which tells them apart
+            outputs = llm.generate([prompt, prompt], GREEDY, use_tqdm=False, lora_request=[adapter, None])
+            assert [output.outputs[0].token_ids for output in outputs] == wanted

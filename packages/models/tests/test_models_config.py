@@ -111,7 +111,7 @@ def test_end_tokens_of_both_files(tmp_path: Path) -> None:
         ),
         ({"architectures": []}, "supported architectures"),
         ({"architectures": "LlamaForCausalLM"}, "must be a list of names"),
-        ({"architectures": None, "model_type": "t5"}, "model_type is 't5'"),
+        ({"architectures": None, "model_type": "canary"}, "model_type is 'canary'"),
         ({"hidden_size": None}, "hidden_size is missing"),
         ({"vocab_size": "many"}, "vocab_size must be a whole number, is 'many'"),
         ({"vocab_size": 10.5}, "vocab_size must be a whole number"),
