@@ -184,7 +184,7 @@ def paged_attention(
                 distance = torch.arange(len(places) - 1, -1, -1)
                 scores = scores - alibi_slopes.double()[:, None] * distance
             if bias is not None:
-                distance = torch.arange(position - begin, -1, -1)
+                distance = torch.arange(len(places) - 1, -1, -1)
                 scores = scores + bias.double()[:, distance.clamp_max(bias.shape[1] - 1)]
             if sinks is not None:
                 scores = torch.cat([scores, sinks.double()[:, None]], dim=-1)
