@@ -108,6 +108,32 @@ def test_wrong_fields_of_the_index_are_named(fields: dict[str, Any], message: st
         ModelConfig.from_dict(SPARSE | fields)
 
 
+GLM5 = SPARSE | {"architectures": ["GlmMoeDsaForCausalLM"], "num_hidden_layers": 4}
+
+
+@pytest.mark.parametrize(
+    ("fields", "indexed"),
+    [
+        ({}, (True, True, True, True)),
+        ({"indexer_types": ["full", "shared", "shared", "full"]}, (True, False, False, True)),
+        ({"index_topk_pattern": "FSFS"}, (True, False, True, False)),
+        ({"index_topk_freq": 2, "index_skip_topk_offset": 2}, (True, True, False, True)),
+    ],
+)
+def test_layers_share_what_an_index_found(fields: dict[str, Any], indexed: tuple[bool, ...]) -> None:
+    config = ModelConfig.from_dict(GLM5 | fields)
+    assert config.index_layers == indexed  # type: ignore[attr-defined]
+    index = 64 * 128 * 1536 + 128 * 7168 + 64 * 7168 + 2 * 128
+    missing = num_parameters(ModelConfig.from_dict(GLM5)) - num_parameters(config)
+    assert missing == indexed.count(False) * index
+
+
+@pytest.mark.parametrize("kinds", [["shared", "full", "full", "full"], ["full"], ["full", "none", "full", "full"], 3])
+def test_wrong_kinds_of_indices_are_named(kinds: object) -> None:
+    with pytest.raises(CheckpointError, match="indexer_types must say full or shared for each of 4 layers"):
+        ModelConfig.from_dict(GLM5 | {"indexer_types": kinds})
+
+
 def test_rows_of_every_other_format_are_refused() -> None:
     with pytest.raises(ConfigError, match="latents are not kept in fp8_e4m3") as refusal:
         ModelConfig.from_dict(KIMI_K2).kv_cache_specs(16, "fp8_e4m3")

@@ -52,6 +52,7 @@ ARCHITECTURES: dict[str, Architecture] = {
     "Glm4ForCausalLM": Architecture("glm4", "quire_models.glm4.model", "Glm4ForCausalLM"),
     "Glm4MoeForCausalLM": Architecture("glm4_moe", "quire_models.glm4_moe.model", "Glm4MoeForCausalLM"),
     "GlmForCausalLM": Architecture("glm", "quire_models.glm.model", "GlmForCausalLM"),
+    "GlmMoeDsaForCausalLM": Architecture("glm_moe_dsa", "quire_models.glm_moe_dsa.model", "GlmMoeDsaForCausalLM"),
     "GptOssForCausalLM": Architecture("gpt_oss", "quire_models.gpt_oss.model", "GptOssForCausalLM"),
     "GraniteForCausalLM": Architecture("granite", "quire_models.granite.model", "GraniteForCausalLM"),
     "GraniteMoeForCausalLM": Architecture("granitemoe", "quire_models.granitemoe.model", "GraniteMoeForCausalLM"),

@@ -23,11 +23,13 @@ from quire_models.layers.scope import Scope
 __all__ = ["DeepseekV32ForCausalLM"]
 
 KEY_NORM_EPS = 1e-6
+FOUND = "slots that the index found"
+"""Of a step's layout."""
 
 
 class LightningIndexer:
     """Scores a token's past with small heads of its own (DeepSeek-V3.2-Exp, eq. 1): their first dimensions are rotated,
-    by halves, and one key serves all of them."""
+    and one key serves all of them."""
 
     def __init__(self, config: SparseLatentConfig, scope: Scope) -> None:
         heads, size, hidden = config.index_heads, config.index_head_dim, config.hidden_size
@@ -37,7 +39,7 @@ class LightningIndexer:
         self.queries = Linear(scope / "wq_b", config.q_lora_rank, heads * size)
         self.key = Linear(scope / "wk", hidden, size)
         self.key_norm = LayerNorm(scope / "k_norm", size, KEY_NORM_EPS)
-        self._rotate = Rotary(scope, config.rotary_dim)
+        self._rotate = Rotary(scope, config.rotary_dim, interleaved=config.index_interleaved)
         self._weights = (scope / "weights_proj").parameter("weight", heads, hidden, dtype=torch.float32)
         self.weights: Tensor
         self._find = scope.op("index_topk")
@@ -67,20 +69,23 @@ class SparseLatentAttention(LatentAttention):
     def __init__(self, config: SparseLatentConfig, layer: int, scope: Scope) -> None:
         super().__init__(config, layer, scope)
         self._topk, self._width = config.index_topk, config.kv_lora_rank + config.rotary_dim
-        self.indexer = LightningIndexer(config, scope / "indexer")
+        self.indexer = LightningIndexer(config, scope / "indexer") if config.index_layers[layer] else None
         self._attend_to = scope.op("sparse_latent_attention")
 
     def __call__(self, x: Tensor, cos: Tensor, sin: Tensor, batch: ForwardBatch) -> Tensor:
         cache, layout = batch.of_layer(self._layer)
-        row = torch.cat((self._row(x, cos, sin), self.indexer.keys(x, cos, sin)), dim=-1)
-        self._write(row, cache, layout.slot_mapping)
+        latents, keys = cache[..., : self._width], cache[..., self._width :]
+        self._write(self._row(x, cos, sin), latents, layout.slot_mapping)
+        if self.indexer is not None:
+            self._write(self.indexer.keys(x, cos, sin), keys, layout.slot_mapping)
         latent = self._query_latent(x)
-        query, latents = self._queries(latent, cos, sin), cache[..., : self._width]
+        query = self._queries(latent, cos, sin)
         size = {"scale": self._config.softmax_scale, "rank": self._rank}
         if max(layout.kv_lens) <= self._topk:
             return self._output(self._attend(query, latents, layout, **size))
-        slots = self.indexer.slots(x, latent, cos, sin, cache[..., self._width :], layout)
-        return self._output(self._attend_to(query, latents, slots, **size))
+        if self.indexer is not None:  # for the layers behind this one, too
+            layout.derived[FOUND] = self.indexer.slots(x, latent, cos, sin, keys, layout)
+        return self._output(self._attend_to(query, latents, layout.derived[FOUND], **size))
 
 
 def make_layer(config: SparseLatentConfig, layer: int, scope: Scope) -> PreNormBlock:

@@ -24,6 +24,9 @@ from quire_models.layers.scope import Scope
 
 __all__ = ["LatentAttention", "LatentShape"]
 
+LATENT_NORM_EPS = 1e-6
+"""Whatever config.json says of the other norms: published networks have no setting for it."""
+
 
 class LatentShape(Protocol):
     """What a configuration says of it."""
@@ -48,15 +51,13 @@ class LatentShape(Protocol):
     def rope_interleaved(self) -> bool: ...
     @property
     def latent_bias(self) -> bool: ...
-    @property
-    def rms_norm_eps(self) -> float: ...
 
 
 class LatentAttention:
     """x [T, hidden_size] -> [T, hidden_size]."""
 
     def __init__(self, config: LatentShape, layer: int, scope: Scope) -> None:
-        hidden, heads, eps = config.hidden_size, config.num_heads, config.rms_norm_eps
+        hidden, heads = config.hidden_size, config.num_heads
         self._config, self._layer = config, layer
         self._rank = config.kv_lora_rank
         query = heads * (config.qk_nope_head_dim + config.rotary_dim)
@@ -66,12 +67,12 @@ class LatentAttention:
             self._query = Linear(scope / "q_proj", hidden, query)
         else:
             self._down = Linear(scope / "q_a_proj", hidden, config.q_lora_rank, bias=config.latent_bias)
-            self._query_norm = RMSNorm(scope / "q_a_layernorm", config.q_lora_rank, eps)
+            self._query_norm = RMSNorm(scope / "q_a_layernorm", config.q_lora_rank, LATENT_NORM_EPS)
             self._query = Linear(scope / "q_b_proj", config.q_lora_rank, query)
         self._latent = Linear(
             scope / "kv_a_proj_with_mqa", hidden, self._rank + config.rotary_dim, bias=config.latent_bias
         )
-        self._latent_norm = RMSNorm(scope / "kv_a_layernorm", self._rank, eps)
+        self._latent_norm = RMSNorm(scope / "kv_a_layernorm", self._rank, LATENT_NORM_EPS)
         self._up = self._absorbed(scope / "kv_b_proj")
         self._out = Linear(scope / "o_proj", heads * config.v_head_dim, hidden, bias=config.latent_bias)
         self._rotate = Rotary(scope, config.rotary_dim, interleaved=config.rope_interleaved)

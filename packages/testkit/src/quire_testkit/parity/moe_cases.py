@@ -96,6 +96,18 @@ MOE_CASES: dict[str, ParityCase] = {
             "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
         },
     ),
+    "GlmMoeDsaForCausalLM": ParityCase(
+        config="GlmMoeDsaConfig",
+        fields={
+            **_without(LATENT_FIELDS, "head_dim"),
+            "num_hidden_layers": 4,
+            "index_n_heads": 8,
+            "index_head_dim": 20,
+            "index_topk": 12,
+            "indexer_types": ["full", "shared", "full", "shared"],
+            "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
+        },
+    ),
     "Dots1ForCausalLM": ParityCase(
         config="Dots1Config", fields={**GROUPED_FIELDS, "sliding_window": 20, "max_window_layers": 2}
     ),
