@@ -182,10 +182,36 @@ def test_layers_that_predict_further_tokens(tmp_path: Path) -> None:
         layer = weights["weights: experts"] // 2 + weights["weights: attention"] // 3
         assert layer < llm.engine_info.memory_bytes["weights: draft"] < 1.5 * layer
         llm.close()
-    with pytest.raises(ConfigError, match="is for the methods draft_model, eagle, eagle3, and"):
+    with pytest.raises(ConfigError, match="is for the methods draft_model, eagle, eagle3, medusa, and"):
         LLM(**settings, speculative_method="mtp", speculative_model="x")
     with pytest.raises(ConfigError, match="LlamaForCausalLM has no layers that predict"):
         LLM(**SETTINGS, speculative_method="mtp")
+
+
+@pytest.mark.parametrize("topk", [1, 4])
+def test_medusa_heads(topk: int, tmp_path: Path, expected: list[Any]) -> None:
+    target = json.loads((checkpoint_path() / "config.json").read_text())
+    size, vocab = target["hidden_size"], target["vocab_size"]
+    embedding = load_file(checkpoint_path() / "model.safetensors")["model.embed_tokens.weight"]
+    tensors = {}
+    for i in range(3):
+        tensors[f"{i}.0.linear.weight"] = torch.randn(size, size).mul(0.02).bfloat16()
+        tensors[f"{i}.0.linear.bias"] = torch.zeros(size).bfloat16()
+        tensors[f"{i}.1.weight"] = embedding.clone()
+    assert embedding.shape == (vocab, size)
+    save_file(tensors, tmp_path / "medusa_lm_head.safetensors")
+    (tmp_path / "config.json").write_text(json.dumps({"medusa_num_heads": 3, "medusa_num_layers": 1}))
+    settings = {**SETTINGS, "speculative_method": "medusa", "speculative_model": str(tmp_path)}
+    llm = LLM(**settings, num_speculative_tokens=3, speculative_eagle_topk=topk)
+    for _ in range(2):
+        assert seen(llm.generate(conversations(llm), many_kinds(), use_tqdm=False)) == expected
+    stats, memory = llm.stats(), llm.engine_info.memory_bytes
+    assert stats.num_draft_tokens_total > 3 * stats.num_drafts_total * (topk > 1)
+    assert memory["weights: draft"] == sum(tensor.nbytes for tensor in tensors.values())
+    assert memory["KV cache: draft"] == 0
+    llm.close()
+    with pytest.raises(ConfigError, match="has 3 Medusa heads"):
+        LLM(**settings, num_speculative_tokens=4)
 
 
 @pytest.mark.parametrize("adaptive", [False, True])

@@ -13,8 +13,9 @@ from quire_models.config import ModelConfig
 from quire_models.eagle.config import EagleConfig, default_feature_layers, read_eagle_config
 from quire_models.hub import resolve_model
 from quire_models.ledger import weight_ledger
+from quire_models.medusa.config import MedusaConfig, read_medusa_config
 from quire_models.mtp.config import mtp_config
-from quire_spec_decode import NETWORK_METHODS
+from quire_spec_decode import NETWORK_METHODS, SpecDecodeConfig
 
 __all__ = ["DraftPlan", "plan_draft"]
 
@@ -31,6 +32,11 @@ class DraftPlan:
     dtype: str
     linear_method: str
     weight_bytes: int
+
+    @property
+    def keeps_tokens(self) -> bool:
+        """Whether it has a KV cache beside the target's."""
+        return self.config.num_layers > 0
 
     def block_bytes(self, block_size: int) -> int:
         """Bytes that it keeps for the tokens of one block.
@@ -72,6 +78,12 @@ def plan_draft(config: QuireConfig, target: ModelConfig, target_folder: Path | N
         folder = target_folder or Path()
         return DraftPlan(folder=folder, config=layer, dtype=dtype, linear_method=method, weight_bytes=sum(own.values()))
     folder = _folder(config)
+    if settings.method == "medusa":
+        heads = read_medusa_config(folder, target)
+        _check_medusa(heads, folder, settings)
+        return DraftPlan(
+            folder=folder, config=heads, dtype=dtype, linear_method="plain", weight_bytes=heads.weight_bytes(dtype)
+        )
     if settings.method == "draft_model":
         draft = ModelConfig.from_path(folder)
         _check_vocabulary(draft, folder, target, target_folder)
@@ -155,6 +167,19 @@ def _tokens(folder: Path) -> dict[str, int] | None:
     except (ValueError, KeyError, TypeError):
         return None
     return table
+
+
+def _check_medusa(heads: MedusaConfig, folder: Path, settings: SpecDecodeConfig) -> None:
+    if settings.num_speculative_tokens > heads.medusa_heads:
+        raise ConfigError(
+            f"{str(folder)!r} has {heads.medusa_heads} Medusa heads, each for one token ahead; lower "
+            f"num_speculative_tokens ({settings.num_speculative_tokens}) to {heads.medusa_heads} or less",
+            field="num_speculative_tokens",
+        )
+    if settings.quantization is not None:
+        raise ConfigError(
+            "Medusa heads are held as they are; leave speculative_quantization out", field="speculative_quantization"
+        )
 
 
 def _check_head(head: EagleConfig, folder: Path, target: ModelConfig) -> None:

@@ -110,6 +110,7 @@ def make_plan(
     runner = dataclasses.replace(
         config.runner, dtype=dtype, max_model_len=max_model_len,
         max_num_batched_tokens=scheduler.max_num_batched_tokens, max_num_seqs=scheduler.max_num_seqs,
+        num_speculative_tokens=config.speculative.most_draft_tokens,
     )  # fmt: skip
     cache_dtype = resolved_cache_dtype(config.model.kv_cache_dtype, dtype, model)
     block_size = state_block_size(lambda size: model.kv_cache_specs(size, cache_dtype), config.kv_cache.block_size)
@@ -120,7 +121,8 @@ def make_plan(
     draft = plan_draft(config, model, folder, dtype)
     draft_block_bytes = 0
     if draft is not None:
-        require_place(specs)
+        if draft.keeps_tokens:
+            require_place(specs)
         draft_block_bytes = draft.block_bytes(block_size)
     one_block = plan_kv_cache(specs, num_blocks=1 + len(specs))
     ledger = {f"weights: {part}": size for part, size in weight_ledger(model, dtype, method).items()}

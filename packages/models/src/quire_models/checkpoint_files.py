@@ -22,6 +22,8 @@ __all__ = ["CheckpointFiles", "open_checkpoint"]
 
 SAFETENSORS = "model.safetensors"
 PICKLED = "pytorch_model.bin"
+MEDUSA = "medusa_lm_head"
+"""What the one file of Medusa heads is called instead, with an ending for each kind of file."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +66,10 @@ def open_checkpoint(folder: Path, *, pickled: bool = False) -> CheckpointFiles |
         return CheckpointFiles(_indexed_files(index), pickled)
     if (folder / name).is_file():
         return CheckpointFiles((folder / name,), pickled)
-    others = sorted(path.name for path in folder.glob("*.bin"))
+    heads = folder / f"{MEDUSA}{'.pt' if pickled else '.safetensors'}"
+    if heads.is_file():
+        return CheckpointFiles((heads,), pickled)
+    others = sorted(path.name for pattern in ("*.bin", f"{MEDUSA}.pt") for path in folder.glob(pattern))
     if others and not pickled:
         raise CheckpointError(
             f"{folder} has its weights as {', '.join(others)}, a format that can run code when it is read; convert it "

@@ -112,6 +112,7 @@ ARCHITECTURES: dict[str, Architecture] = {
 
 DRAFT_HEADS: dict[str, Architecture] = {
     "EagleHead": Architecture("eagle", "quire_models.eagle.model", "EagleHead"),
+    "MedusaHeads": Architecture("medusa", "quire_models.medusa.model", "MedusaHeads"),
     "MtpHead": Architecture("mtp", "quire_models.mtp.model", "MtpHead"),
 }
 """Networks that draft for another one, and cannot be served by themselves."""

@@ -21,10 +21,12 @@ from quire_interfaces.kv_cache import KVCachePlan
 from quire_interfaces.step import SchedulerOutput
 from quire_models import Network
 from quire_models.layers.draft_head import DraftHead
+from quire_models.medusa.model import MedusaHeads
 from quire_ops import DecodeRows, DrawTable, OpFunction, to_device
 from quire_runner.config import RunnerConfig
 from quire_runner.draft_cache import DraftCache, Entry
 from quire_runner.drafting import DraftStep, RowDrafter
+from quire_runner.medusa_drafting import MedusaDrafting
 from quire_runner.rows import Rows
 from quire_spec_decode import Draft, Level, best_tree
 
@@ -35,17 +37,27 @@ def network_drafting(
     network: Network, target: Network, rows: Rows, plan: KVCachePlan, config: RunnerConfig, step_inputs: OpFunction
 ) -> RowDrafter:
     """What asks a drafting network: a head is joined with its target first."""
+    if isinstance(network, MedusaHeads):
+        _check_trees(config, target)
+        return MedusaDrafting(network, rows, config)
     cache = DraftCache(network, rows, plan, step_inputs)
     if isinstance(network, DraftHead):
-        refusals = (*target.tree_refusals, *network.tree_refusals) if config.draft_topk > 1 else ()
-        if refusals:
-            raise ConfigError(
-                f"tokens cannot be verified in trees by {', '.join(dict.fromkeys(refusals))}; draft chains "
-                "(--speculative-eagle-topk 1), or choose another attention backend",
-                field="eagle_topk",
-            )
+        _check_trees(config, target, network)
         return HeadDrafting(network, target, rows, cache, config)
     return ModelDrafting(network, rows, cache, config.max_num_batched_tokens)
+
+
+def _check_trees(config: RunnerConfig, *networks: Network) -> None:
+    """Raises:
+    ConfigError: trees are to be drafted, and a network cannot have its tokens in trees.
+    """
+    refusals = [reason for network in networks for reason in network.tree_refusals] if config.draft_topk > 1 else []
+    if refusals:
+        raise ConfigError(
+            f"tokens cannot be verified in trees by {', '.join(dict.fromkeys(refusals))}; draft chains "
+            "(--speculative-eagle-topk 1), or choose another attention backend",
+            field="eagle_topk",
+        )
 
 
 @dataclass(slots=True)

@@ -8,11 +8,13 @@ from quire_interfaces import ConfigError, Drafter, RequestDrafter, Settings, at_
 from quire_spec_decode.ngram import NgramDrafter
 from quire_spec_decode.suffix import SuffixDrafter
 
-__all__ = ["HEAD_METHODS", "NETWORK_METHODS", "SpecDecodeConfig", "make_drafter"]
+__all__ = ["HEAD_METHODS", "NETWORK_METHODS", "TREE_METHODS", "SpecDecodeConfig", "make_drafter"]
 
 HEAD_METHODS = ("eagle", "eagle3", "mtp")
-"""Methods that draft with a head which reads the model's hidden states."""
-NETWORK_METHODS = ("draft_model", *HEAD_METHODS)
+"""Methods that draft with a head which reads the model's hidden states of every token."""
+TREE_METHODS = (*HEAD_METHODS, "medusa")
+"""Methods that may draft trees."""
+NETWORK_METHODS = ("draft_model", *HEAD_METHODS, "medusa")
 """Methods that draft with a network of its own."""
 
 
@@ -24,13 +26,14 @@ class SpecDecodeConfig(Settings):
         "none",
         help="How draft tokens are found: none; ngram (look the last tokens up in the request's own text); suffix (the "
         "same in recent outputs, too, with votes); draft_model (a smaller model of the same vocabulary); eagle or "
-        "eagle3 (a head that reads the model's hidden states); mtp (the layer for it in the model's own checkpoint).",
+        "eagle3 (a head that reads the model's hidden states); mtp (the layer for it in the model's own checkpoint); "
+        "medusa (heads that each say a further token).",
         check=one_of("none", "ngram", "suffix", *NETWORK_METHODS),
         flag="--speculative-method",
     )
     model: str | None = setting(
         None,
-        help="Folder or hub name of what drafts (methods draft_model, eagle, eagle3); the demo model has its own.",
+        help="Folder or hub name of what drafts (methods draft_model, eagle, eagle3, medusa); the demo model has some.",
         flag="--speculative-model",
     )
     revision: str | None = setting(
@@ -48,8 +51,7 @@ class SpecDecodeConfig(Settings):
     eagle_topk: int = setting(
         1,
         help="Guesses that go on at each depth of a draft tree, each with as many children (methods eagle, eagle3, "
-        "mtp); 1 "
-        "drafts chains.",
+        "mtp, medusa); 1 drafts chains.",
         unit="tokens",
         check=between(1, 64),
         flag="--speculative-eagle-topk",
@@ -108,9 +110,9 @@ class SpecDecodeConfig(Settings):
                 f"{self.method!r}",
                 field="model",
             )
-        if self.eagle_topk > 1 and self.method not in HEAD_METHODS:
+        if self.eagle_topk > 1 and self.method not in TREE_METHODS:
             raise ConfigError(
-                f"draft trees (eagle_topk {self.eagle_topk}) are for the methods {', '.join(HEAD_METHODS)}, and method "
+                f"draft trees (eagle_topk {self.eagle_topk}) are for the methods {', '.join(TREE_METHODS)}, and method "
                 f"is {self.method!r}",
                 field="eagle_topk",
             )
@@ -146,7 +148,7 @@ class SpecDecodeConfig(Settings):
     @property
     def most_slots_ahead(self) -> int:
         """Slots of the cache behind the last known token that a drafting network writes to at most."""
-        if self.method not in NETWORK_METHODS:
+        if self.method not in NETWORK_METHODS or self.method == "medusa":
             return 0
         return self.num_speculative_tokens if self.eagle_topk == 1 else self.eagle_topk * self.num_speculative_tokens
 

@@ -1,0 +1,1 @@
+"""Heads that each say a further token: Medusa."""

@@ -1,0 +1,75 @@
+"""Drafting with Medusa heads, which need nothing but the hidden state behind the last token that was computed."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from quire_interfaces.step import SchedulerOutput
+from quire_models.medusa.config import MedusaConfig
+from quire_models.medusa.model import MedusaHeads
+from quire_ops import to_device
+from quire_runner.config import RunnerConfig
+from quire_runner.drafting import DraftStep
+from quire_runner.rows import Rows
+from quire_spec_decode import Draft, Level, best_tree
+
+__all__ = ["MedusaDrafting"]
+
+
+class MedusaDrafting:
+    """Chains of what each head finds most likely, or trees: the heads know nothing of each other, so that every node of
+    a depth has the same candidates, and the product of their probabilities ranks them, as it does EAGLE's."""
+
+    feature_layers: tuple[int, ...] = ()
+    wants_hidden = True
+
+    def __init__(self, heads: MedusaHeads, rows: Rows, config: RunnerConfig) -> None:
+        assert isinstance(heads.config, MedusaConfig)
+        self._heads = heads
+        self._rows = rows
+        self._topk = config.draft_topk
+        self._depth = config.draft_depth or config.num_speculative_tokens
+        self._num_nodes = config.num_speculative_tokens
+        self._num_heads = heads.config.medusa_heads
+
+    def begin(self, output: SchedulerOutput) -> None:
+        """See `RowDrafter`."""
+
+    def propose(self, step: DraftStep) -> dict[int, Draft]:
+        """See `RowDrafter`."""
+        plan, rows, places = step.plan, list[int](), list[int]()
+        for i, row in enumerate(plan.rows.tolist()):
+            if row in step.limits:
+                # The last token is not computed yet: the one before it has said it.
+                kept = plan.kept[row][-1] if row in plan.kept else int(self._rows.num_tokens[row] - 2 - plan.start[i])
+                rows.append(row)
+                places.append(int(plan.query_start_loc[i]) + kept)
+        if not rows:
+            return {}
+        assert step.features is not None
+        hidden = step.features[to_device(np.array(places), step.features.device)]
+        depth = min(max(step.limits.values()), self._num_heads)
+        found = [self._heads.top(hidden, head, self._topk) for head in range(depth)]
+        tops = [(scores.tolist(), ids.tolist()) for scores, ids in found]
+        drafts: dict[int, Draft] = {}
+        for i, row in enumerate(rows):
+            of_row = [(scores[i], ids[i]) for scores, ids in tops[: step.limits[row]]]
+            if self._topk == 1 or row in step.chains:
+                drafts[row] = Draft([ids[0] for _, ids in of_row])
+            else:
+                levels = _grown(of_row, self._topk)
+                drafts[row] = best_tree(levels, -(-self._num_nodes * len(levels) // self._depth))
+        return drafts
+
+
+def _grown(tops: list[tuple[list[float], list[int]]], topk: int) -> list[Level]:
+    """Levels of a tree from (log probabilities, tokens) of each depth."""
+    levels: list[Level] = []
+    expanded, known = [-1], [0.0]
+    for scores, ids in tops:
+        level = Level(expanded, [ids] * len(known), [[value + score for score in scores] for value in known])
+        levels.append(level)
+        values = [value for of_node in level.scores for value in of_node]
+        expanded = sorted(range(len(values)), key=lambda i: -values[i])[:topk]
+        known = [values[i] for i in expanded]
+    return levels
