@@ -9,9 +9,10 @@ from torch import Tensor
 
 from quire.assemble import build_parts
 from quire.config import QuireConfig
-from quire.plan import make_plan
+from quire.plan import MemoryPlan, make_plan
 from quire_interfaces import (
     ChunkedLocalSpec,
+    CrossAttentionSpec,
     FullAttentionSpec,
     KVCacheSpec,
     LatentAttentionSpec,
@@ -36,6 +37,8 @@ KINDS: dict[str, set[type[KVCacheSpec]]] = {
     "Llama4ForCausalLM": {FullAttentionSpec, ChunkedLocalSpec},
     "DeepseekV3ForCausalLM": {LatentAttentionSpec},
     "DeepseekV32ForCausalLM": {LatentAttentionSpec},
+    "T5ForConditionalGeneration": {FullAttentionSpec, CrossAttentionSpec},
+    "BartForConditionalGeneration": {FullAttentionSpec, CrossAttentionSpec},
     "Mamba2ForCausalLM": {MambaSpec},
     "BambaForCausalLM": {FullAttentionSpec, MambaSpec},
     "Qwen3NextForCausalLM": {FullAttentionSpec, MambaSpec},
@@ -72,29 +75,31 @@ def test_the_plan_is_what_is_allocated(architecture: str, tmp_path: Path, monkey
     assert plan.ledger_bytes["KV cache"] == pytest.approx(allocated, rel=SHARE)
     assert MEMORY - sum(plan.kv_plan.tensor_block_bytes) < allocated <= MEMORY
     parts.executor.close()
-    check_request(
-        plan.kv_plan.num_blocks - 1,
-        plan.max_concurrency,
-        KVCacheManager(plan.kv_plan, KVCacheConfig(block_size=plan.block_size)),
-    )
+    check_request(plan)
 
 
-def check_request(num_blocks: int, concurrency: float, cache: KVCacheManager) -> None:
+def check_request(plan: MemoryPlan) -> None:
     """A request of the full length holds the blocks that the planned concurrency means, while it decodes."""
+    cache = KVCacheManager(plan.kv_plan, KVCacheConfig(block_size=plan.block_size))
+    num_blocks = plan.kv_plan.num_blocks - 1
+    specs = [group.spec for group in plan.kv_plan.groups]
+    encoder = max((spec.max_encoder_tokens for spec in specs if isinstance(spec, CrossAttentionSpec)), default=0)
     request = Request(
         request_id="long",
         prompt_token_ids=list(range(MAX_LEN - 16)),
         sampling_params=SamplingParams(),
         seed=0,
         max_tokens=16,
+        encoder_token_ids=[5] * encoder,
     )
     most = 0
     while request.num_computed_tokens < MAX_LEN:
         prompt_left = len(request.prompt_token_ids) - request.num_computed_tokens
         count = min(STEP_TOKENS, max(prompt_left, 1))
-        assert cache.allocate(request, count) is not None
+        cached = cache.find_cached_prefix(request) if not request.num_computed_tokens else None
+        assert cache.allocate(request, count, cached) is not None
         request.num_computed_tokens += count
         if prompt_left <= 0:
             most = max(most, num_blocks - cache.usage().num_free_blocks)
             request.output_token_ids.append(1)
-    assert num_blocks / most == pytest.approx(concurrency, rel=SHARE)
+    assert num_blocks / most == pytest.approx(plan.max_concurrency, rel=SHARE)
