@@ -39,6 +39,37 @@ def test_scaling_is_part_of_b(tmp_path: Path, fields: dict[str, Any], factor: fl
     assert adapter.num_bytes == sum(tensor.nbytes for tensor in tensors.values())
 
 
+@pytest.mark.parametrize("dtype", [torch.int8, torch.float8_e4m3fn])
+@pytest.mark.parametrize("by_row", [False, True])
+def test_quantized_adapters_are_what_they_stand_for(tmp_path: Path, dtype: torch.dtype, by_row: bool) -> None:
+    stored, wide = {}, {}
+    for name, tensor in tensors_of().items():
+        largest = tensor.abs().amax(1, keepdim=True) if by_row else tensor.abs().max().view(1)
+        scale = largest / (127 if dtype == torch.int8 else 448)
+        elements = (tensor / scale).round().to(dtype) if dtype == torch.int8 else (tensor / scale).to(dtype)
+        stored |= {name: elements, f"{name}_scale": scale}
+        wide[name] = elements.float() * scale
+    slots = make_slots()
+    found, wanted = (read_adapter(write(tmp_path, tensors), slots) for tensors in (stored, wide))
+    for name, one in wanted.linears.items():
+        assert torch.equal(found.linears[name].a, one.a)
+        assert torch.equal(found.linears[name].b, one.b)
+
+
+def test_adapters_kept_in_float8_and_what_is_wrong_with_others(tmp_path: Path) -> None:
+    tensors, slots = tensors_of(), make_slots()
+    narrow = {name: tensor.to(torch.float8_e4m3fn) for name, tensor in tensors.items()}
+    name = "model.layers.1.q_proj"
+    found = read_adapter(write(tmp_path, narrow), slots).linears[name]
+    assert torch.equal(found.a, narrow[f"{PREFIX}{name}.lora_A.weight"].float())
+    whole = {key: (tensor * 9).to(torch.int8) for key, tensor in tensors.items()}
+    with pytest.raises(CheckpointError, match=r"8 not known: .*lora_A.weight"):
+        read_adapter(write(tmp_path, whole), slots)
+    scale = {f"{PREFIX}{name}.lora_A.weight_scale": torch.ones(5)}
+    with pytest.raises(CheckpointError, match=r"is \[2, 6\] in float8_e4m3fn and its scale \[5\], should be int8 or"):
+        read_adapter(write(tmp_path, narrow | scale), slots)
+
+
 def test_everything_that_does_not_fit_is_listed_at_once(tmp_path: Path) -> None:
     tensors = tensors_of()
     del tensors[f"{PREFIX}model.layers.1.k_proj.lora_A.weight"]

@@ -10,13 +10,12 @@ Shape legend: r rank, I inputs, O outputs, V vocabulary, H hidden size.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file
+from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from quire_interfaces import CheckpointError
@@ -32,6 +31,7 @@ _PARTS = re.compile(
     r"(?P<module>.+?)\.(?P<part>lora_A\.weight|lora_B\.weight|lora_B\.bias|lora_magnitude_vector(?:\.weight)?"
     r"|lora_embedding_A|lora_embedding_B|(?:base_layer\.)?weight|(?:base_layer\.)?bias)"
 )
+_SCALES = ("lora_A.weight_scale", "lora_B.weight_scale")
 _LAYER = re.compile(r"\.(?:layers|h|blocks|layer)\.(\d+)\.")
 
 Rename = Callable[[str, Tensor], Iterable[tuple[str, Tensor]]]
@@ -48,7 +48,11 @@ class _Module:
 
 
 def read_adapter(
-    folder: str | Path, slots: AdapterSlots, rename: Rename = lambda name, tensor: [(name, tensor)]
+    folder: str | Path,
+    slots: AdapterSlots,
+    rename: Rename = lambda name, tensor: [(name, tensor)],
+    *,
+    pause: Callable[[], None] = lambda: None,
 ) -> Adapter:
     """Read an adapter for a network.
 
@@ -56,6 +60,7 @@ def read_adapter(
         folder: With adapter_config.json and adapter_model.safetensors.
         slots: The network's layers, as they registered.
         rename: How the network calls what the checkpoint brings.
+        pause: Called between a tensor and the next, and between a module and the next: other threads may want to run.
 
     Raises:
         CheckpointError: what cannot be applied here, or weights that are missing, not known or of the wrong shape: all
@@ -63,12 +68,14 @@ def read_adapter(
     """
     folder = Path(folder)
     config = PeftConfig.from_folder(folder)
-    return _Reader(folder, config, slots, rename).read()
+    return _Reader(folder, config, slots, rename, pause).read()
 
 
 class _Reader:
-    def __init__(self, folder: Path, config: PeftConfig, slots: AdapterSlots, rename: Rename) -> None:
-        self._folder, self._config, self._slots, self._rename = folder, config, slots, rename
+    def __init__(
+        self, folder: Path, config: PeftConfig, slots: AdapterSlots, rename: Rename, pause: Callable[[], None]
+    ) -> None:
+        self._folder, self._config, self._slots, self._rename, self._pause = folder, config, slots, rename, pause
         self._missing: list[str] = []
         self._unknown: list[str] = []
         self._wrong: list[str] = []
@@ -79,6 +86,7 @@ class _Reader:
         tables: dict[str, TableAdapter] = {}
         outer = {"embedding": self._slots.embedding, "lm_head": self._slots.lm_head}
         for module in modules.values():
+            self._pause()
             for role, known in outer.items():
                 if known is not None and module.name == known[0]:
                     tables[role] = self._table(module, known[1], embedding=role == "embedding")
@@ -98,19 +106,41 @@ class _Reader:
                 f"{str(self._folder)!r} has no {WEIGHTS}; save the adapter with PEFT's safe_serialization (files of "
                 "pickled tensors are not read)"
             )
-        try:
-            tensors = load_file(path)
-        except (SafetensorError, OSError) as error:
-            raise CheckpointError(f"{path} cannot be read: {error}") from None
         modules: dict[str, _Module] = {}
-        for name, tensor in tensors.items():
+        tensors = dict(self._tensors(path))
+        scales = {name: tensors.pop(name) for name in list(tensors) if name.endswith(_SCALES)}
+        for name, stored in tensors.items():
             found = _PARTS.fullmatch(name.removeprefix(PREFIX))
-            if found is None or not tensor.is_floating_point():
+            tensor = self._scaled(name, stored, scales.pop(f"{name}_scale", None))
+            if found is None or tensor is None:
                 self._unknown.append(name)
                 continue
             part = found["part"].removesuffix(".weight") if "magnitude" in found["part"] else found["part"]
             modules.setdefault(found["module"], _Module(found["module"])).parts[part] = tensor.float()
+        self._unknown += scales
         return modules
+
+    def _scaled(self, name: str, tensor: Tensor, scale: Tensor | None) -> Tensor | None:
+        """int8 or fp8 with a scale for each row, or one for all, as compressed-tensors has them; fp8 alone, as adapters
+        are saved that were kept in it. None for whole numbers that nothing says the meaning of."""
+        if scale is None:
+            return tensor if tensor.is_floating_point() else None
+        if tensor.dtype not in (torch.int8, torch.float8_e4m3fn) or scale.numel() not in (1, len(tensor)):
+            self._wrong.append(
+                f"{name} is {list(tensor.shape)} in {str(tensor.dtype).removeprefix('torch.')} and its scale "
+                f"{list(scale.shape)}, should be int8 or float8_e4m3fn with a scale for each row or one"
+            )
+            return tensor
+        return tensor.float() * scale.float().view(-1, 1)
+
+    def _tensors(self, path: Path) -> Iterator[tuple[str, Tensor]]:
+        try:
+            with safe_open(path, framework="pt", device="cpu") as file:
+                for name in file.keys():  # noqa: SIM118 (not a dict)
+                    self._pause()
+                    yield name, file.get_tensor(name)
+        except (SafetensorError, OSError) as error:
+            raise CheckpointError(f"{path} cannot be read: {error}") from None
 
     def _complain(self) -> None:
         lists = (("missing", self._missing), ("not known", self._unknown), ("of the wrong shape", self._wrong))

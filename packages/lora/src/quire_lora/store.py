@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import threading
+import time
 from collections import OrderedDict
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -23,6 +24,10 @@ from quire_lora.peft import WEIGHTS, Rename, read_adapter
 from quire_lora.slots import AdapterSlots
 
 __all__ = ["AdapterStore"]
+
+_PAUSE_S = 0.001
+"""Between two pieces of an adapter. A thread that computes keeps the interpreter for 5 ms at a time, and a step asks
+for it several times: without pauses requests would wait for as long as many steps take."""
 
 
 @dataclass(slots=True, eq=False)
@@ -164,7 +169,7 @@ class AdapterStore:
     def _read(self, folder: Path) -> Adapter:
         self.num_loads_total += 1
         with torch.inference_mode():
-            return read_adapter(folder, self._slots, self._rename)
+            return read_adapter(folder, self._slots, self._rename, pause=lambda: time.sleep(_PAUSE_S))
 
     def _read_again(self, version: str) -> None:
         with self._lock:
