@@ -96,6 +96,13 @@ def make_plan(
         CheckpointError: what is to draft for it is missing, or not understood.
         ConfigError: it cannot fit; the message has the numbers and what to change.
     """
+    if not model.generates:
+        raise ConfigError(
+            f"{model.architecture} is an encoder: it reads texts and has no generation, so that there is nothing to "
+            "serve or to plan a KV cache for; for its hidden states see `quire_models.load_model` and `read` "
+            "(docs/encoders.md)",
+            field="model",
+        )
     free = available_memory_bytes(config.runner.device) if free_bytes is None else free_bytes
     dtype = resolved_dtype(config.model.dtype, model.dtype)
     method = config.model.quantization or "plain"

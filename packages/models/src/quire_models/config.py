@@ -79,6 +79,8 @@ class ModelConfig:
     """Most tokens that its encoder reads; 0 for a network without one."""
     decoder_start_token_ids: tuple[int, ...] = ()
     """What the decoder of a network with an encoder begins with."""
+    generates: bool = True
+    """It continues texts; otherwise it is an encoder alone, which reads them."""
     has_positions_without_end: bool = False
     """Positions are distances only: `max_model_len` is what the network was trained for, and it runs beyond."""
     attention_sinks: bool = False

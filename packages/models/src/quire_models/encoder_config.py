@@ -10,7 +10,7 @@ from quire_interfaces import CrossAttentionSpec, KVCacheSpec
 from quire_models.config import ModelConfig
 from quire_models.mixer_shapes import WeightCount
 
-__all__ = ["EncoderDecoderConfig", "encoder_weights"]
+__all__ = ["EncoderDecoderConfig", "EncoderOnlyConfig", "encoder_weights"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,6 +40,15 @@ class EncoderDecoderConfig(ModelConfig):
             max_encoder_tokens=self.max_encoder_len,
         )
         return specs | {f"{name}.cross": cross for name in list(specs)}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EncoderOnlyConfig(ModelConfig):
+    """A network that reads whole texts, of up to `max_encoder_len` tokens, and keeps nothing of them."""
+
+    def kv_cache_specs(self, block_size: int, dtype: str) -> dict[str, KVCacheSpec]:
+        """Nothing."""
+        return {}
 
 
 def encoder_weights(values: Mapping[str, Any], config: Mapping[str, Any], *, gated: bool, bias: bool) -> dict[str, Any]:

@@ -25,6 +25,7 @@ ARCHITECTURES: dict[str, Architecture] = {
     "ArceeForCausalLM": Architecture("arcee", "quire_models.arcee.model", "ArceeForCausalLM"),
     "BambaForCausalLM": Architecture("bamba", "quire_models.bamba.model", "BambaForCausalLM"),
     "BartForConditionalGeneration": Architecture("bart", "quire_models.bart.model", "BartForConditionalGeneration"),
+    "BertModel": Architecture("bert", "quire_models.bert.model", "BertModel"),
     "BioGptForCausalLM": Architecture("biogpt", "quire_models.biogpt.model", "BioGptForCausalLM"),
     "BloomForCausalLM": Architecture("bloom", "quire_models.bloom.model", "BloomForCausalLM"),
     "CodeGenForCausalLM": Architecture("codegen", "quire_models.codegen.model", "CodeGenForCausalLM"),
@@ -80,6 +81,7 @@ ARCHITECTURES: dict[str, Architecture] = {
     "MinistralForCausalLM": Architecture("ministral", "quire_models.ministral.model", "MinistralForCausalLM"),
     "MistralForCausalLM": Architecture("mistral", "quire_models.mistral.model", "MistralForCausalLM"),
     "MixtralForCausalLM": Architecture("mixtral", "quire_models.mixtral.model", "MixtralForCausalLM"),
+    "ModernBertModel": Architecture("modernbert", "quire_models.modernbert.model", "ModernBertModel"),
     "MptForCausalLM": Architecture("mpt", "quire_models.mpt.model", "MptForCausalLM"),
     "NemotronForCausalLM": Architecture("nemotron", "quire_models.nemotron.model", "NemotronForCausalLM"),
     "NemotronHForCausalLM": Architecture("nemotron_h", "quire_models.nemotron_h.model", "NemotronHForCausalLM"),
@@ -97,6 +99,7 @@ ARCHITECTURES: dict[str, Architecture] = {
     "Qwen3MoeForCausalLM": Architecture("qwen3_moe", "quire_models.qwen3_moe.model", "Qwen3MoeForCausalLM"),
     "Qwen3NextForCausalLM": Architecture("qwen3_next", "quire_models.qwen3_next.model", "Qwen3NextForCausalLM"),
     "Qwen3_5ForCausalLM": Architecture("qwen3_5_text", "quire_models.qwen3_5_text.model", "Qwen3_5ForCausalLM"),
+    "RobertaModel": Architecture("roberta", "quire_models.roberta.model", "RobertaModel"),
     "RwkvForCausalLM": Architecture("rwkv", "quire_models.rwkv.model", "RwkvForCausalLM"),
     "SeedOssForCausalLM": Architecture("seed_oss", "quire_models.seed_oss.model", "SeedOssForCausalLM"),
     "SmolLM3ForCausalLM": Architecture("smollm3", "quire_models.smollm3.model", "SmolLM3ForCausalLM"),
@@ -106,6 +109,7 @@ ARCHITECTURES: dict[str, Architecture] = {
     "T5ForConditionalGeneration": Architecture("t5", "quire_models.t5.model", "T5ForConditionalGeneration"),
     "UMT5ForConditionalGeneration": Architecture("umt5", "quire_models.umt5.model", "UMT5ForConditionalGeneration"),
     "XGLMForCausalLM": Architecture("xglm", "quire_models.xglm.model", "XGLMForCausalLM"),
+    "XLMRobertaModel": Architecture("xlm_roberta", "quire_models.xlm_roberta.model", "XLMRobertaModel"),
     "Zamba2ForCausalLM": Architecture("zamba2", "quire_models.zamba2.model", "Zamba2ForCausalLM"),
 }
 

@@ -5,6 +5,7 @@ Shape legend: T tokens of the step (the decoder's), E tokens that the encoder re
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 from torch import Tensor
@@ -59,11 +60,22 @@ class EncoderAttention:
         self._scale = head_dim**-0.5 if scale is None else scale
         self._window = window
 
-    def __call__(self, x: Tensor, batch: EncoderBatch, position_bias: Tensor | None = None) -> Tensor:
-        """position_bias: See op `encoder_attention`."""
+    def __call__(
+        self,
+        x: Tensor,
+        batch: EncoderBatch,
+        position_bias: Tensor | None = None,
+        rotate: Callable[[Tensor], Tensor] | None = None,
+    ) -> Tensor:
+        """Args:
+        position_bias: See op `encoder_attention`.
+        rotate: Rotation of queries and keys, [E, H, D] -> [E, H, D].
+        """
         query, key, value = (
             project(x).view(len(x), self._num_heads, -1) for project in (self.query, self.key, self.value)
         )
+        if rotate is not None:
+            query, key = rotate(query), rotate(key)
         attended = self._attend(
             query, key, value, batch.lens, scale=self._scale, window=self._window, bias=position_bias
         )

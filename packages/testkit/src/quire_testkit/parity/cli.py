@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -42,7 +43,8 @@ def print_verdict(name: str, verdict: Verdict) -> None:
     """One line per situation."""
     print(f"{name}: {verdict.architecture}" if name != verdict.architecture else name)
     for situation, error in verdict.errors.items():
-        print(f"  {situation:<16}{error:8.1e}  {verdict.failures.get(situation, 'ok')}")
+        figure, verdict_of = (f"{error:8.1e}", "ok") if not math.isnan(error) else (f"{'-':>8}", "does not apply")
+        print(f"  {situation:<16}{figure}  {verdict.failures.get(situation, verdict_of)}")
     for situation in verdict.failures.keys() - verdict.errors.keys():
         print(f"  {situation:<16}          {verdict.failures[situation]}")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from quire_testkit.parity.case import ParityCase
+from quire_testkit.parity.case import LLAMA_FIELDS, ParityCase
 
 __all__ = ["ENCODER_CASES"]
 
@@ -37,10 +37,21 @@ _T5_FIELDS: dict[str, Any] = {
 _T5_SCALE = 0.1
 """Of weights: scores are not divided by the root of the head dimension, and softmax would be all maximum."""
 
+_BERT_FIELDS = {**LLAMA_FIELDS, "type_vocab_size": 2}
+
 ENCODER_CASES: dict[str, ParityCase] = {
     "BartForConditionalGeneration": ParityCase(config="BartConfig", fields=_BART_FIELDS),
     "MBartForConditionalGeneration": ParityCase(config="MBartConfig", fields=_BART_FIELDS),
     "T5ForConditionalGeneration": ParityCase(config="T5Config", fields=_T5_FIELDS, weight_scale=_T5_SCALE),
     "MT5ForConditionalGeneration": ParityCase(config="MT5Config", fields=_T5_FIELDS, weight_scale=_T5_SCALE),
+    "BertModel": ParityCase(config="BertConfig", fields=_BERT_FIELDS),
+    "RobertaModel": ParityCase(config="RobertaConfig", fields={**_BERT_FIELDS, "pad_token_id": 1, "bos_token_id": 0}),
+    "XLMRobertaModel": ParityCase(
+        config="XLMRobertaConfig", fields={**_BERT_FIELDS, "pad_token_id": 1, "bos_token_id": 0}
+    ),
+    "ModernBertModel": ParityCase(
+        config="ModernBertConfig",
+        fields={**LLAMA_FIELDS, "num_hidden_layers": 4, "local_attention": 16, "cls_token_id": 1, "sep_token_id": 2},
+    ),
     "UMT5ForConditionalGeneration": ParityCase(config="UMT5Config", fields=_T5_FIELDS, weight_scale=_T5_SCALE),
 }

@@ -55,6 +55,8 @@ def load_oracle(folder: str | Path) -> Any:
 
     config = transformers.AutoConfig.from_pretrained(folder, local_files_only=True)
     auto = transformers.AutoModelForSeq2SeqLM if config.is_encoder_decoder else transformers.AutoModelForCausalLM
+    if (config.architectures or [""])[0].endswith("Model"):
+        auto = transformers.AutoModel
     model = auto.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager", local_files_only=True)
     return model.eval()
 

@@ -34,6 +34,8 @@ a tiny random checkpoint of the Transformers class; for int8 weights it is the d
 - **with strangers**: in a batch with other requests that come and go. **prefix hit**: the prompt is in the prefix
   cache. **preempted**: twice thrown out and computed again. **asynchronous**: scheduled one step ahead. **all at
   once**: these together.
+- Networks with an encoder and a decoder: the prompt is the decoder's, behind another text for the encoder. Encoders
+  alone: hidden states instead of logits, of a text by itself and beside others; nothing else applies to them.
 - **bfloat16**: computed in it; at most twice as far from the float32 logits as Transformers is in bfloat16.
 - *native* networks are Quire's own. *fallback* ones are Transformers', with Quire's attention, cache and scheduler: any
   decoder of Transformers that lets its attention be exchanged runs so, those below have been verified. They take

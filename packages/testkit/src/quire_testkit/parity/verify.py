@@ -11,6 +11,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from quire_models import ModelConfig, load_model
@@ -75,6 +76,8 @@ def verify_checkpoint(folder: str | Path, *, tolerance: float = 1e-4, int8_toler
 def compare(folder: str | Path, oracle: Any, case: ParityCase) -> Verdict:
     """Verify the checkpoint in `folder` against a transformers model of the same weights."""
     config = ModelConfig.from_path(folder)
+    if not config.generates:
+        return compare_hidden(folder, config, oracle, case)
     verdict = Verdict(config.architecture)
     prompt = random.Random(config.architecture).choices(range(3, config.vocab_size), k=NUM_PROMPT)
     encoder = _encoder_input(config, 0)
@@ -106,6 +109,41 @@ def compare(folder: str | Path, oracle: Any, case: ParityCase) -> Verdict:
     )
     verdict.add(INT8, int8, _problem([], [], int8, case.int8_tolerance))
     return verdict
+
+
+def compare_hidden(folder: str | Path, config: ModelConfig, oracle: Any, case: ParityCase) -> Verdict:
+    """Verify an encoder alone by its hidden states: of a text by itself, and of the same text beside others. What has
+    to do with generation is NaN."""
+    verdict = Verdict(config.architecture, dict.fromkeys((*SITUATIONS, BF16, INT8), float("nan")))
+    own = sum(p.numel() for name, p in oracle.named_parameters() if not name.startswith("pooler."))
+    if num_parameters(config) != own:
+        verdict.failures["plan"] = f"the planner counts {num_parameters(config)} parameters, the checkpoint has {own}"
+    choose = random.Random(config.architecture).choices
+    texts = [choose(range(3, config.vocab_size), k=length) for length in (NUM_PROMPT, 1, 33, NUM_PROMPT, 8)]
+    rounded = copy.deepcopy(oracle).bfloat16()
+    with torch.inference_mode():
+        expected = [oracle(input_ids=torch.tensor([text])).last_hidden_state[0] for text in texts]
+        theirs = [rounded(input_ids=torch.tensor([text])).last_hidden_state[0].float() for text in texts]
+    network = load_model(config, folder, dtype="float32")
+    networks = {
+        BF16: (load_model(config, folder, dtype="bfloat16"), BF16_ERRORS * _hidden_error(theirs, expected)),
+        INT8: (load_model(config, folder, dtype="float32", linear_method="int8"), case.int8_tolerance),
+    }
+    alone = [network.read([text])[0] for text in texts]
+    found = {"whole prefill": (alone, case.tolerance), "with strangers": (network.read(texts), case.tolerance)}
+    found |= {name: (other.read(texts), allowed) for name, (other, allowed) in networks.items()}
+    for name, (hidden, allowed) in found.items():
+        error = _hidden_error(hidden, expected)
+        verdict.add(name, error, _problem([], [], error, allowed))
+    return verdict
+
+
+def _hidden_error(hidden: Sequence[Tensor], expected: Sequence[Tensor]) -> float:
+    """The largest error as a share of the largest number."""
+    return max(
+        float((ours.float() - theirs).abs().max() / theirs.abs().max())
+        for ours, theirs in zip(hidden, expected, strict=True)
+    )
 
 
 def _bfloat16_errors(config: ModelConfig, folder: str | Path, oracle: Any, case: ParityCase) -> tuple[float, float]:

@@ -1,0 +1,1 @@
+"""The xlm_roberta network."""
