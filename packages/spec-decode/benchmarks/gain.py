@@ -1,6 +1,6 @@
 """What speculation brings: tokens per second of processor time, by drafter and requests at a time, against none.
 
-    python packages/spec-decode/benchmarks/gain.py [--methods ngram suffix draft_model eagle3] [--rows 1 8]
+    python packages/spec-decode/benchmarks/gain.py [--methods ngram suffix draft_model eagle3] [--rows 1 8] [--topk 4]
 
 Needs `quire` with compiled kernels and the demo model, whose companions draft. Conversations of a few kinds (chat,
 repetition, edits), one engine per method with the controller on, all of them alive, everything on one thread. A few
@@ -32,8 +32,10 @@ QUESTIONS = (
 )
 
 
-def make_engine(method: str, num_rows: int, *, always: bool) -> LLM:
+def make_engine(method: str, num_rows: int, *, always: bool, topk: int) -> LLM:
     speculation = {} if method == "none" else {"speculative_method": method, "speculative_adaptive": not always}
+    if method == "eagle3":
+        speculation["speculative_eagle_topk"] = topk
     return LLM(max_model_len=512, max_num_seqs=num_rows, num_threads=1, num_gpu_blocks_override=1200, **speculation)
 
 
@@ -63,9 +65,13 @@ def main() -> None:
     parser.add_argument("--copies", type=int, default=3, help="of the conversations in a round")
     parser.add_argument("--temperature", type=float, default=0.0)
     parser.add_argument("--always", action="store_true")
+    parser.add_argument("--topk", type=int, default=1, help="of eagle3, which drafts trees above 1")
     args = parser.parse_args()
     for num_rows in args.rows:
-        engines = {method: make_engine(method, num_rows, always=args.always) for method in ("none", *args.methods)}
+        engines = {
+            method: make_engine(method, num_rows, always=args.always, topk=args.topk)
+            for method in ("none", *args.methods)
+        }
         plain = engines["none"]
         prompts = [
             list(plain.renderer.render_chat([{"role": "user", "content": question}]).token_ids)

@@ -68,7 +68,7 @@ class _Guess:
     drafts: list[int]
 
 
-class ModelDrafting:
+class ModelDrafting(RowDrafter):
     """A draft model (Leviathan et al. 2023, "Fast inference from transformers via speculative decoding").
 
     It reads what the target read, a step later; tokens that it has not read yet (a prefix that others computed, steps
@@ -184,7 +184,7 @@ class ModelDrafting:
         return self._decode(which, [entry.start for entry in entries])
 
 
-class HeadDrafting:
+class HeadDrafting(RowDrafter):
     """A head, such as EAGLE's. It reads the target's features of every step; a row of which it missed any gets no
     drafts.
 

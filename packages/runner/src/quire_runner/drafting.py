@@ -43,6 +43,11 @@ class RowDrafter(Protocol):
     wants_hidden: bool
     """The target's hidden states behind its final norm are wanted as features instead."""
 
+    @property
+    def wants_features(self) -> bool:
+        """Whether it needs either; otherwise a step may be computed in whatever way gives its tokens."""
+        return self.wants_hidden or bool(self.feature_layers)
+
     def begin(self, output: SchedulerOutput) -> None:
         """Rows were freed, filled and extended for this step."""
 
@@ -68,7 +73,7 @@ def ask(drafting: RowDrafter, step: DraftStep, rows: Rows, vocab_size: int) -> d
     return drafts
 
 
-class TextDrafting:
+class TextDrafting(RowDrafter):
     """Asks a `Drafter` or a `RequestDrafter`, row after row."""
 
     feature_layers: tuple[int, ...] = ()

@@ -9,14 +9,14 @@ from quire_models.medusa.config import MedusaConfig
 from quire_models.medusa.model import MedusaHeads
 from quire_ops import to_device
 from quire_runner.config import RunnerConfig
-from quire_runner.drafting import DraftStep
+from quire_runner.drafting import DraftStep, RowDrafter
 from quire_runner.rows import Rows
 from quire_spec_decode import Draft, Level, best_tree
 
 __all__ = ["MedusaDrafting"]
 
 
-class MedusaDrafting:
+class MedusaDrafting(RowDrafter):
     """Chains of what each head finds most likely, or trees: the heads know nothing of each other, so that every node of
     a depth has the same candidates, and the product of their probabilities ranks them, as it does EAGLE's."""
 

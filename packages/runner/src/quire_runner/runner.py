@@ -46,7 +46,7 @@ from quire_runner.prompt_logprobs import step_prompt_logprobs
 from quire_runner.rows import Rows
 from quire_runner.trees import straighten
 from quire_sampling import Sampler, SamplerOutput, SamplingConfig, SamplingState
-from quire_spec_decode import Draft, DraftController, depths
+from quire_spec_decode import DraftController, depths
 
 __all__ = ["AdapterDevice", "LogitsTap", "ModelRunner", "Network"]
 
@@ -402,17 +402,18 @@ class ModelRunner:
         network = self._network
         if network is None:
             raise RuntimeError("the runner is closed")
-        drafts = self._drafting is not None and self._draft_length > 0
+        drafting = self._drafting if self._draft_length else None
+        drafts = drafting is not None
         is_plain = (self._decode is not None or self._graphs is not None) and self._is_plain(output)
+        plan = None if is_plain and not drafts else plan_step(output, self._rows)
         if self._decode is not None and is_plain:
             token_ids = self._decode(output.rows, output.num_computed_tokens)
             if token_ids is not None:
                 sampled = [[token_id] for token_id in token_ids]
-                return _Known(
-                    ModelRunnerOutput(step_id=output.step_id, sampled_token_ids=sampled, drafts_follow=drafts)
-                )
-        plan = plan_step(output, self._rows)
-        if self._graphs is not None and is_plain:
+                result = ModelRunnerOutput(step_id=output.step_id, sampled_token_ids=sampled, drafts_follow=drafts)
+                return _Known(result if plan is None else self._with_drafts(output, plan, None, result))
+        plan = plan or plan_step(output, self._rows)
+        if self._graphs is not None and is_plain and not drafts:
             read = self._replay(self._graphs, output, plan)
             if read is not None:
                 return read
@@ -434,19 +435,7 @@ class ModelRunner:
         read: ReadStep = _Known(result)
         if len(plan.logits.rows):
             read = self._sample(network, output, plan, hidden, result)
-        if self._drafting is not None and self._draft_length:
-            result = read()
-            if self._adapters is not None:  # a drafter that shares layers with the network has other tokens
-                self._adapters.begin(_NOBODY)
-                self._adapters.begin_logits(_NOBODY)
-            start = time.perf_counter()
-            for row, draft in self._propose(self._drafting, output, plan, features, result).items():
-                result.draft_token_ids[row] = draft.token_ids
-                if draft.parents is not None:
-                    result.draft_parents[row] = draft.parents
-            result.draft_seconds = time.perf_counter() - start
-            return _Known(result)
-        return read
+        return _Known(self._with_drafts(output, plan, features, read())) if drafts else read
 
     def _replay(self, graphs: DecodeGraphs, output: SchedulerOutput, plan: HostPlan) -> ReadStep | None:
         """The step by a graph; None where there is none for it."""
@@ -491,13 +480,13 @@ class ModelRunner:
         return self._network.compute_logits(hidden)
 
     def _is_plain(self, output: SchedulerOutput) -> bool:
-        """Whether every entry computes one token, and nothing is wanted but the one behind it."""
+        """Whether every entry computes one token, and nothing of it is wanted but the one behind it."""
         return (
             sum(output.num_scheduled_tokens) == len(output.rows)
             and all(output.samples)
             and self._sampler.only_draws(output.rows)
             and self._logits_are_free()
-            and (self._drafting is None or not self._draft_length)
+            and (self._drafting is None or not self._draft_length or not self._drafting.wants_features)
             and not self._rows.prompt_logprobs
             and not (
                 self._adapters is not None and self._adapters.changes_vocabulary(self._rows.lora_slots[output.rows])
@@ -556,14 +545,15 @@ class ModelRunner:
         positions = to_device(plan.logits.positions, logits.device)
         return self._sampler.sample(logits, rows, positions, self._rows.token_ids, masks), grammar_failures
 
-    def _propose(
-        self,
-        drafting: RowDrafter,
-        output: SchedulerOutput,
-        plan: HostPlan,
-        features: Tensor | None,
-        result: ModelRunnerOutput,
-    ) -> dict[int, Draft]:
+    def _with_drafts(
+        self, output: SchedulerOutput, plan: HostPlan, features: Tensor | None, result: ModelRunnerOutput
+    ) -> ModelRunnerOutput:
+        """The result, with proposals for the next step."""
+        assert self._drafting is not None
+        start = time.perf_counter()
+        if self._adapters is not None:  # a drafter that shares layers with the network has other tokens
+            self._adapters.begin(_NOBODY)
+            self._adapters.begin_logits(_NOBODY)
         limits: dict[int, int] = {}
         for row, tokens in zip(output.rows, result.sampled_token_ids, strict=True):
             # An error of a custom processor at a rejected draft could not be told from a real one, so requests that
@@ -578,7 +568,12 @@ class ModelRunner:
         # Sampling that looks at the tokens before finds them in the row, where only one branch of a tree has a place.
         chains = frozenset(row for row in limits if self._rows.sampling.reads_history(row) or self._grammars.has(row))
         step = DraftStep(plan=plan, limits=limits, chains=chains, features=features)
-        return ask(drafting, step, self._rows, self._vocab_size)
+        for row, draft in ask(self._drafting, step, self._rows, self._vocab_size).items():
+            result.draft_token_ids[row] = draft.token_ids
+            if draft.parents is not None:
+                result.draft_parents[row] = draft.parents
+        result.draft_seconds = time.perf_counter() - start
+        return result
 
 
 def _layer_names(plan: KVCachePlan, layer_names: Sequence[str] | None) -> tuple[str, ...]:
