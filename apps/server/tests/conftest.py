@@ -17,6 +17,7 @@ import pytest
 from openai import OpenAI
 
 from quire import AsyncLLM, QuireConfig
+from quire.assemble import FACTORY as REAL_FACTORY
 from quire_observability import EngineMetrics
 from quire_renderers import load_tokenizer
 from quire_server.config import ServerConfig
@@ -47,7 +48,7 @@ class LiveServer:
         self._folder = folder
         self._factory = factory
         self._quire_config = config or {}
-        self._engine = {**FAKE_ENGINE, **(engine or {})}
+        self._engine = {**({} if factory == REAL_FACTORY else FAKE_ENGINE), **(engine or {})}
         values = {"served_model_name": (MODEL,), "banner": False, "response_store": ":memory:", **settings}
         self._config = ServerConfig(**values)
         self._is_up: Future[None] = Future()
