@@ -83,6 +83,7 @@ class CacheMachine(RuleBasedStateMachine):
         self, block_size: int, windows: tuple[Window, ...], num_cross: int, num_usable: int, algorithm: str
     ) -> None:
         self.num_cross, self.hasher = num_cross, BlockHasher(algorithm, block_size)
+        num_usable = max(num_usable, len(windows) + num_cross)  # the fewest that a plan takes
         self.size, self.windows, self.num_usable = block_size, windows, num_usable
         specs: dict[str, KVCacheSpec] = {}
         for i, window in enumerate(windows):
