@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import re
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,7 +13,7 @@ import pytest
 import torch
 import transformers
 
-from quire import LLM, BeamSearchParams, LoRARequest, SamplingParams
+from quire import LLM, BeamSearchParams, LoRARequest, SamplingParams, StructuredOutputsParams
 from quire.config import QuireConfig
 from quire.plan import make_plan
 from quire_interfaces import ConfigError, ContextLengthError, RequestError
@@ -26,6 +27,7 @@ from quire_testkit.tokenizers import write_tokenizer
 NUM_TOKENS = 12
 TEXTS = ["the river", "a much longer text about the gathering of pages, and of leaves", "so"]
 GREEDY = SamplingParams(temperature=0, max_tokens=NUM_TOKENS, ignore_eos=True)
+PATTERN = "[ab]{3}-[0-9]{2}"
 BART, T5 = "BartForConditionalGeneration", "T5ForConditionalGeneration"
 
 
@@ -161,11 +163,20 @@ def test_the_cache_is_planned_and_allocated_alike(bart: tuple[LLM, Any], tmp_pat
     assert make_plan(QuireConfig.of(max_model_len=1000), model).max_encoder_len == 1000 > model.max_model_len
 
 
-def test_lookup_drafts_change_no_token(tmp_path: Path) -> None:
+@pytest.mark.parametrize("method", ["ngram", "suffix"])
+def test_lookup_drafts_change_no_token(tmp_path: Path, method: str) -> None:
     oracle = write_model(tmp_path, T5)
-    with LLM(tmp_path, num_gpu_blocks_override=80, speculative_method="ngram", num_speculative_tokens=3) as llm:
+    with LLM(tmp_path, num_gpu_blocks_override=80, speculative_method=method, num_speculative_tokens=3) as llm:
         params = SamplingParams(temperature=0, max_tokens=40, ignore_eos=True)
         assert token_ids(llm, [[9] * 8], params) == [generated(oracle, [9] * 8, max_new_tokens=40)]
+
+
+def test_an_output_can_be_held_to_a_pattern(bart: tuple[LLM, Any]) -> None:
+    params = SamplingParams(
+        temperature=1, seed=3, max_tokens=40, structured_outputs=StructuredOutputsParams(regex=PATTERN)
+    )
+    for output in bart[0].generate(TEXTS, params, use_tqdm=False):
+        assert re.fullmatch(PATTERN, output.outputs[0].text), output.outputs[0].text
 
 
 def test_adapters_are_pefts(tmp_path: Path) -> None:
