@@ -127,6 +127,38 @@ def test_neighbours_change_no_token(dtype: torch.dtype, int8_head: bool) -> None
         assert torch.equal(cache.nan_to_num(), other.nan_to_num())
 
 
+@pytest.mark.parametrize("draws", [True, False])
+def test_masked_steps_equal_the_reference(draws: bool) -> None:
+    torch.manual_seed(3)
+    rng = random.Random(3)
+    network, rows = make_network(torch.float32), make_rows(torch.float32, rng)
+    if not draws:
+        rows.draw.draws.zero_()
+    expected = copied(rows, torch.float64)
+    run, reference = decode_step(network, rows), reference_decode_step(widened(network), expected)
+    num_words = -(-VOCAB // 32)
+    for _ in range(8):
+        which = rng.sample(range(NUM_ROWS), rng.randint(2, NUM_ROWS))
+        starts = [int(rows.num_tokens[row]) - 1 for row in which]
+        num_masks = rng.randint(1, len(which))
+        bits = torch.rand(num_masks, num_words * 32) < 0.1
+        bits[:, rng.randrange(VOCAB)] = True
+        bitmask = torch.from_numpy(np.packbits(bits.numpy(), axis=1, bitorder="little").view(np.int32))
+        mask_of = torch.full((len(which),), -1)
+        mask_of[torch.randperm(len(which))[:num_masks]] = torch.arange(num_masks)
+        tokens = run(which, starts, (mask_of, bitmask))
+        assert tokens is not None
+        assert tokens == reference(which, starts, (mask_of, bitmask))
+        assert all(mask < 0 or bits[mask, token] for token, mask in zip(tokens, mask_of.tolist(), strict=True))
+    starts = [int(rows.num_tokens[row]) - 1 for row in (2, 4)]
+    nothing = torch.zeros(1, num_words, dtype=torch.int32)
+    assert run([2, 4], starts, (torch.tensor([-1, 0]), nothing)) is None  # no token may come
+    assert [int(rows.num_tokens[row]) - 1 for row in (2, 4)] == starts
+    with pytest.raises(ValueError, match=f"must have {num_words} words, got {num_words + 1}"):
+        run([2], starts[:1], (torch.tensor([0]), torch.zeros(1, num_words + 1, dtype=torch.int32)))
+    assert run([2, 4], starts) == reference([2, 4], starts)  # without masks again
+
+
 def test_what_is_out_of_the_ordinary_changes_no_row() -> None:
     torch.manual_seed(1)
     network, rows = make_network(torch.float32), make_rows(torch.float32, random.Random(1))

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import ctypes
 
+from torch import Tensor
+
 from quire_kernels_cpu.builds import library
 from quire_kernels_cpu.decoder import Decoder
 from quire_kernels_cpu.drawing import Table
@@ -44,6 +46,8 @@ class _Arguments(ctypes.Structure):
         ("rows", _P),
         ("starts", _P),
         ("count", _L),
+        ("mask_of", _P),
+        ("mask_bits", _P),
         ("ids", _P),
         ("peaks", _P),
     )
@@ -98,9 +102,18 @@ class _DecodeStep:
             peaks=ctypes.addressof(self._peaks),
         )
 
-    def __call__(self, rows: list[int], starts: list[int]) -> list[int] | None:
+    def __call__(
+        self, rows: list[int], starts: list[int], masks: tuple[Tensor, Tensor] | None = None
+    ) -> list[int] | None:
         """See `RunDecode`."""
         arguments, count = self._arguments, len(rows)
+        arguments.mask_of = arguments.mask_bits = None
+        if masks is not None:
+            mask_of, bitmask = masks
+            num_words = -(-arguments.vocab_size // 32)
+            if bitmask.shape[1] != num_words:
+                raise ValueError(f"masks must have {num_words} words, got {bitmask.shape[1]}")
+            arguments.mask_of, arguments.mask_bits = mask_of.data_ptr(), bitmask.data_ptr()
         if max(starts) >= self._length:
             self._reach(max(starts) + 1)
         self._rows[:count] = rows

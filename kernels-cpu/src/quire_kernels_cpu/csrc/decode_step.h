@@ -34,6 +34,8 @@ struct DecodeArguments {
     const void *cos, *sin;  // [positions, D]
     const int64_t *rows, *starts;
     int64_t count;
+    const int64_t* mask_of;  // [count] as in DrawMasks; null: no row has a mask
+    const uint32_t* mask_bits;
     int64_t* ids;  // [count]
     float* peaks;
 };
@@ -49,17 +51,18 @@ inline bool is_possible(const DecodeArguments& a) {
     return true;
 }
 
-// The next token of each row, and its largest logit. Logits are written only if one is drawn.
+// The next token of each row, and its largest logit. Logits are written only if one is drawn, or may not
+// be any token.
 template <typename T>
 void choose_tokens(const T* hidden, const Matrix<T>& head, const DecodeArguments& a) {
     static thread_local Buffer buffer;
-    if (std::none_of(a.rows, a.rows + a.count, [&](int64_t row) { return a.draw->draws[row]; })) {
+    if (a.mask_of == nullptr && std::none_of(a.rows, a.rows + a.count, [&](int64_t row) { return a.draw->draws[row]; })) {
         largest_op(hidden, head, a.ids, a.peaks, a.count);
         return;
     }
     float* const logits = buffer.get<float>(a.count * head.rows);
     linear_op(hidden, head, logits, a.count);
-    draw_op(logits, head.rows, a.rows, a.starts, a.count, *a.draw, a.ids, a.peaks);
+    draw_op(logits, head.rows, a.rows, a.starts, a.count, *a.draw, a.ids, a.peaks, {a.mask_of, a.mask_bits});
 }
 
 template <typename T>

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from quire_ops import reference
 from quire_ops.decoder_stack import DecoderStack, LinearWeights, reference_decoder_stack, reference_linear
-from quire_ops.drawing import DrawTable, reference_draw
+from quire_ops.drawing import DrawTable, reference_draw, reference_draw_masked
 from quire_ops.lora import LoraTokens
 from quire_ops.step_inputs import HostInts, RowTable
 
@@ -65,9 +65,17 @@ class DecodeRows:
 class RunDecode(Protocol):
     """A network joined with its rows. Not thread-safe."""
 
-    def __call__(self, rows: list[int], starts: list[int]) -> list[int] | None:
+    def __call__(
+        self, rows: list[int], starts: list[int], masks: tuple[Tensor, Tensor] | None = None
+    ) -> list[int] | None:
         """Compute the token at position `starts[s]` of row `rows[s]`, different rows, choose its successor as op
         `draw` does and write it behind; the row then has `starts[s] + 2` known tokens.
+
+        Args:
+            rows: S row numbers.
+            starts: S positions.
+            masks: `mask_of` [S] int64 and `bitmask` [M, ceil(vocab / 32)] int32 as op `draw_masked` takes them, on
+                the host and contiguous.
 
         Returns:
             The successors. None when something is out of the ordinary: a row lacks its token or a block, or a largest
@@ -79,7 +87,9 @@ def reference_decode_step(network: DecodeNetwork, rows: DecodeRows) -> RunDecode
     """The step by the references of the other ops."""
     run_stack = reference_decoder_stack(network.stack)
 
-    def run(entry_rows: list[int], entry_starts: list[int]) -> list[int] | None:
+    def run(
+        entry_rows: list[int], entry_starts: list[int], masks: tuple[Tensor, Tensor] | None = None
+    ) -> list[int] | None:
         which, starts = np.array(entry_rows), np.array(entry_starts)
         ends = starts + 1
         if (ends > rows.num_tokens[which]).any():
@@ -108,7 +118,8 @@ def reference_decode_step(network: DecodeNetwork, rows: DecodeRows) -> RunDecode
         lora = LoraTokens.of(rows.lora_slots[which])
         hidden = run_stack(x, cos[positions], sin[positions], layouts, rows.group_of_layer, rows.kv_caches, lora)
         logits = reference_linear(hidden, network.head, wide=True).float()
-        ids, peaks = reference_draw(logits, torch.from_numpy(which), torch.from_numpy(starts), rows.draw)
+        chosen = logits, torch.from_numpy(which), torch.from_numpy(starts), rows.draw
+        ids, peaks = reference_draw(*chosen) if masks is None else reference_draw_masked(*chosen, *masks)
         if not peaks.isfinite().all():
             return None
         rows.token_ids[which, ends] = ids.int()

@@ -11,7 +11,7 @@ Shape legend: M masked logit rows of this step, W = ceil(vocab_size / 32) words 
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -20,9 +20,6 @@ from quire_interfaces.errors import RequestError
 from quire_interfaces.grammar import GrammarMatcher, GrammarSource
 from quire_interfaces.step import ModelRunnerOutput, NewRow, SchedulerOutput
 from quire_sampling import TokenMasks
-
-if TYPE_CHECKING:
-    from quire_runner.inputs import HostPlan
 
 __all__ = ["RowGrammars"]
 
@@ -77,19 +74,23 @@ class RowGrammars:
         """Forget the row's matcher, if it has one."""
         self._matchers.pop(row, None)
 
-    def masks(self, output: SchedulerOutput, plan: HostPlan) -> tuple[TokenMasks | None, dict[int, str]]:
+    def masks(self, output: SchedulerOutput, entry_ends: Sequence[int]) -> tuple[TokenMasks | None, dict[int, str]]:
         """Masks of the step's logit rows. On an accelerator this works while it computes the logits.
+
+        Args:
+            output: The step.
+            entry_ends: Per entry: the logit rows of it and of those before it.
 
         Returns:
             The masks, None when no row needs one; and per row whose grammar failed, why.
         """
         if not self._matchers:
             return None, {}
-        self._reserve(plan.logits.entry_ends[-1])
+        self._reserve(entry_ends[-1])
         indices: list[int] = []
         failed: dict[int, str] = {}
         begin = 0
-        for row, end in zip(output.rows, plan.logits.entry_ends, strict=True):
+        for row, end in zip(output.rows, entry_ends, strict=True):
             # Chunks of prompts have no logit rows.
             if end > begin and (matcher := self._matchers.get(row)) is not None:
                 try:

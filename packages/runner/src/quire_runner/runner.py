@@ -45,6 +45,7 @@ from quire_runner.padded_decode import PaddedDecode
 from quire_runner.prompt_logprobs import step_prompt_logprobs
 from quire_runner.rows import Rows
 from quire_runner.trees import straighten
+from quire_runner.whole_decode import whole_decode
 from quire_sampling import Sampler, SamplerOutput, SamplingConfig, SamplingState
 from quire_spec_decode import DraftController, depths
 
@@ -407,13 +408,12 @@ class ModelRunner:
         is_plain = (self._decode is not None or self._graphs is not None) and self._is_plain(output)
         plan = None if is_plain and not drafts else plan_step(output, self._rows)
         if self._decode is not None and is_plain:
-            token_ids = self._decode(output.rows, output.num_computed_tokens)
-            if token_ids is not None:
-                sampled = [[token_id] for token_id in token_ids]
-                result = ModelRunnerOutput(step_id=output.step_id, sampled_token_ids=sampled, drafts_follow=drafts)
-                return _Known(result if plan is None else self._with_drafts(output, plan, None, result))
+            whole = whole_decode(self._decode, output, self._grammars, drafts_follow=drafts)
+            if whole is not None:
+                read = self._left_grammars(*whole)
+                return read if plan is None else _Known(self._with_drafts(output, plan, None, whole[0]))
         plan = plan or plan_step(output, self._rows)
-        if self._graphs is not None and is_plain and not drafts:
+        if self._graphs is not None and is_plain and not drafts and not self._grammars.is_used:
             read = self._replay(self._graphs, output, plan)
             if read is not None:
                 return read
@@ -485,7 +485,7 @@ class ModelRunner:
             sum(output.num_scheduled_tokens) == len(output.rows)
             and all(output.samples)
             and self._sampler.only_draws(output.rows)
-            and self._logits_are_free()
+            and self._on_logits is None
             and (self._drafting is None or not self._draft_length or not self._drafting.wants_features)
             and not self._rows.prompt_logprobs
             and not (
@@ -530,7 +530,10 @@ class ModelRunner:
 
         if plan.num_drafts is None and not self._grammars.is_used:
             return read
-        left = self._grammars.accept(output, read())
+        return self._left_grammars(result, self._grammars.accept(output, read()))
+
+    def _left_grammars(self, result: ModelRunnerOutput, left: dict[int, str]) -> ReadStep:
+        """The result, with the rows that left their grammars."""
         self._rows.failed |= left
         result.failed_rows |= left
         return _Known(result)
@@ -541,7 +544,7 @@ class ModelRunner:
         """What was sampled, and per row whose grammar gave no mask, why."""
         if self._on_logits is not None:
             self._on_logits(rows, plan.logits.positions.tolist(), logits)
-        masks, grammar_failures = self._grammars.masks(output, plan)
+        masks, grammar_failures = self._grammars.masks(output, plan.logits.entry_ends)
         positions = to_device(plan.logits.positions, logits.device)
         return self._sampler.sample(logits, rows, positions, self._rows.token_ids, masks), grammar_failures
 

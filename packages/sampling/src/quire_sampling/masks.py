@@ -29,6 +29,12 @@ class TokenMasks(NamedTuple):
     """[M, W] int32, contiguous; bit i % 32 of word i // 32 is 1 where token i may be sampled. On the host, or where
     the logits are."""
 
+    def mask_of(self, num_rows: int) -> Tensor:
+        """[num_rows] int64 on the host: the mask of each logit row, -1 for none, as op `draw_masked` takes it."""
+        numbers = torch.full((num_rows,), -1)
+        numbers[list(self.indices)] = torch.arange(len(self.indices))
+        return numbers
+
 
 def apply_token_masks_(logits: Tensor, masks: TokenMasks) -> None:
     """Set the logits of all tokens that may not be sampled to -inf, in place.

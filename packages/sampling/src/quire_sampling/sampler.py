@@ -134,9 +134,7 @@ class Sampler:
         errors = self._edit(logits, rows, row_index, positions, token_ids)
         if masks is not None and draw_masked is not None:
             check_masks(logits, masks)
-            mask_of = torch.full((len(rows),), -1)
-            mask_of[list(masks.indices)] = torch.arange(len(masks.indices))
-            table = state.draw_table()
+            table, mask_of = state.draw_table(), masks.mask_of(len(rows))
             tokens, peaks = draw_masked(logits, row_index, positions, table, mask_of, masks.bitmask)
         elif self._draw is not None and is_plain:
             tokens, peaks = self._draw(logits, row_index, positions, state.draw_table())
