@@ -110,7 +110,7 @@ def test_custom_logits_processor(folder: Path) -> None:
     [
         ([5000], GREEDY, "5000"),
         ([], GREEDY, "at least one token"),
-        ({"text": "x"}, GREEDY, "'prompt' or 'prompt_token_ids'"),
+        ({"text": "x"}, GREEDY, "'prompt', 'prompt_token_ids' or 'encoder_prompt'"),
         ([1] * 125, GREEDY, "context is 128"),
         ([1], SamplingParams(logprobs=21), "at most 20"),
         ([1], SamplingParams(logit_bias={4000: 1.0}), "4000"),
