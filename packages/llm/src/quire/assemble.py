@@ -293,6 +293,8 @@ def _info(
     }
     if not model.is_native:
         choices["network"] = "Transformers', with Quire's attention"
+    if network.expert_methods:
+        choices["experts"] = network.expert_methods
     if network.adapters is not None:
         slots = network.adapters
         choices["adapters"] = (

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from quire_interfaces import ConfigError
+from quire_quantization.experts import FUSED
 from quire_quantization.stored import GroupedWeight, exact_scale, grouped_weights
 
 __all__ = ["KERNELS", "KernelChoice", "QuantKey", "WeightKernel", "check_kernel_names", "choose_kernel", "key_of"]
@@ -98,7 +99,7 @@ class KernelChoice(NamedTuple):
 
 
 def _one_scale(weight: GroupedWeight, dtype: torch.dtype, name: str) -> dict[str, Tensor]:
-    return {"weight": weight.elements, "scale": weight.scale[:, 0].to(dtype).contiguous()}
+    return {"weight": weight.elements.contiguous(), "scale": weight.scale[:, 0].to(dtype).contiguous()}
 
 
 def _grouped(weight: GroupedWeight, dtype: torch.dtype, name: str) -> dict[str, Tensor]:
@@ -177,7 +178,7 @@ def choose_kernel(weight: QuantKey, inputs: QuantKey | None, disabled: Collectio
 
 def check_kernel_names(names: Collection[str]) -> None:
     """Raises ConfigError for a name that no kernel has."""
-    known = [kernel.op for kernel in KERNELS]
+    known = [*(kernel.op for kernel in KERNELS), FUSED]
     for name in names:
         if name not in known:
             raise ConfigError(

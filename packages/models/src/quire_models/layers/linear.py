@@ -92,12 +92,18 @@ class Linear:
         return weight
 
     def stack_weights(self) -> LinearWeights | None:
-        """The weight as ops take it, or None when the linear method keeps another form of it, or has a scale for its
-        inputs: matrices that take the same ones could have other scales."""
+        """The weight as ops take it, or None when there is a `stack_refusal`."""
+        return None if self.stack_refusal else LinearWeights(**self._weights, lora=self._lora)
+
+    @property
+    def stack_refusal(self) -> str:
+        """Why ops that take several layers' weights cannot have this one's; empty when they can."""
+        if "order" in self._weights:
+            return "inputs are gathered in another order"
         if not self._weights.keys() <= set(LinearWeights._fields):
-            return None
-        weights = LinearWeights(**self._weights, lora=self._lora)
-        return weights if weights.input_scale is None or not weights.input_scale.any() else None
+            return "the linear method keeps a form of its own"
+        scale = self._weights.get("input_scale")  # matrices that take the same inputs could have other scales
+        return "inputs have scales from the checkpoint" if scale is not None and scale.any() else ""
 
     def __call__(self, x: Tensor) -> Tensor:
         out: Tensor = self._apply(self._weights, x)

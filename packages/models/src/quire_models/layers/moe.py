@@ -22,6 +22,7 @@ from quire_models.layers.norm import RMSNorm
 from quire_models.layers.routing import Router
 from quire_models.layers.scope import Scope
 from quire_ops import Experts, LinearWeights, RunExperts, swigluoai_and_mul
+from quire_quantization.experts import FUSED, ExpertsChoice, alike, choose_experts_method
 
 __all__ = ["FusedExperts", "SharedExpert", "SparseMoE", "pre_norm_block"]
 
@@ -29,9 +30,10 @@ EXPERT_NAMES = ("gate_proj", "up_proj", "down_proj")
 
 
 class FusedExperts:
-    """Gated feed-forward networks of one shape, through op `fused_moe`; weights by the linear method of the scope."""
+    """Gated feed-forward networks of one shape, through op `fused_moe` where it takes their weights, which are by the
+    linear method of the scope."""
 
-    __slots__ = ("_act", "_limit", "_run", "_scope", "down", "gate", "up")
+    __slots__ = ("_act", "_limit", "_run", "_scope", "choice", "down", "gate", "up")
 
     def __init__(
         self,
@@ -57,6 +59,9 @@ class FusedExperts:
         self.down = [Linear(one / down, inner, size, bias=bias) for one in each]
         self._scope, self._act, self._limit = scope, act, limit
         self._run: RunExperts
+        self.choice: ExpertsChoice | None = None
+        """Set once weights are loaded."""
+        scope.experts.append(self)
         scope.when_loaded(self._bind)
 
     def accept_stacked(
@@ -88,17 +93,20 @@ class FusedExperts:
     def _bind(self) -> None:
         def weights(layers: list[Linear]) -> tuple[LinearWeights, ...]:
             found = [layer.stack_weights() for layer in layers]
-            return tuple(one for one in found if one is not None and (one.scale is None or one.scale.ndim == 1))
+            return alike([one for one in found if one is not None])
 
         gate, up, down = weights(self.gate), weights(self.up), weights(self.down)
-        if len(gate) == len(up) == len(down) == len(self.gate):
+        refusals = (layer.stack_refusal for layer in (*self.gate, *self.up, *self.down))
+        refusal, disabled = next(filter(None, refusals), ""), self._scope.disabled_linear_kernels
+        self.choice = choose_experts_method(gate, up, down, refusal=refusal, disabled=disabled)
+        if self.choice.method == FUSED:
             fused_moe = self._scope.op("fused_moe")
             self._run = fused_moe(Experts(gate=gate, up=up, down=down, activation=self._act, limit=self._limit))
         else:
             self._run = self._one_by_one
 
     def _one_by_one(self, x: Tensor, topk_ids: Tensor, topk_weights: Tensor) -> Tensor:
-        """Experts in the forms of weights that the op does not take: each through its own layers."""
+        """Experts with weights that the op does not take: each through its own layers."""
         out = torch.zeros_like(x, dtype=torch.float32)
         for expert in torch.unique(topk_ids).tolist():
             rows, slots = torch.where(topk_ids == expert)

@@ -94,6 +94,13 @@ class Network:
         return ", ".join(parts)
 
     @property
+    def expert_methods(self) -> str:
+        """What runs its experts, for how many layers, and why nothing before it in order does: "fused_moe for 24".
+        Empty where there are none."""
+        counts = Counter(str(experts.choice) for experts in self._scope.experts if experts.choice is not None)
+        return ", ".join(f"{choice} for {count}" for choice, count in counts.items())
+
+    @property
     def attention_names(self) -> tuple[str, ...]:
         """Names of the parts that attend over a paged cache, with the dot behind: "model.layers.0.self_attn."."""
         return tuple(self._scope.attentions)

@@ -22,6 +22,7 @@ from quire_ops import OpBackend, OpChoice, OpRequest, op_table
 
 if TYPE_CHECKING:
     from quire_models.layers.linear import Linear
+    from quire_models.layers.moe import FusedExperts
 
 __all__ = ["Packed", "Parameter", "Scope"]
 
@@ -70,11 +71,13 @@ class Scope:
     adapters: AdapterSlots | None = None
     """Where layers find adapters on top of them; None where there never are any."""
     disabled_linear_kernels: frozenset[str] = frozenset()
-    """Ops that may not multiply with weights of a quantized checkpoint."""
+    """Ops that may not multiply with weights of a quantized checkpoint, or run experts."""
     stored: list[StoredLinear] = field(default_factory=list)
     """The methods of all layers that are quantized in the checkpoint."""
     linears: list[Linear] = field(default_factory=list)
     """Layers that take the linear method, in the order in which they were made; shared by all scopes of a network."""
+    experts: list[FusedExperts] = field(default_factory=list)
+    """The experts of each layer that has some; shared by all scopes of a network."""
     prefix: str = ""
     parameters: list[Parameter] = field(default_factory=list)
     """Every parameter of the network, in the order in which layers were made; shared by all scopes of a network."""
