@@ -33,7 +33,7 @@ def on_device(function):
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("name", [name for name in CASES if name != "wkv"])  # RWKV-4 runs through torch
+@pytest.mark.parametrize("name", CASES)
 def test_equals_reference(monkeypatch, name, dtype):
     poison(monkeypatch)
     monkeypatch.setattr(recurrent, "LONG_RUN", 20)

@@ -1,4 +1,4 @@
-"""Op `draw` without a sort draws the tokens of the reference, to the bit: ties, tiny temperatures, every filter."""
+"""Draws without a sort are the tokens of the reference, to the bit: ties, tiny temperatures, every filter, masks."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ import pytest
 import torch
 from kernels_cuda_support import here, poison
 
-from quire_kernels_cuda.triton.sampling import draw
+from quire_kernels_cuda.triton.sampling import draw, draw_masked
 from quire_ops import DrawTable
-from quire_ops.drawing import reference_draw
+from quire_ops.drawing import reference_draw, reference_draw_masked
 
 # draws, temperature, top_k, top_p, min_p
 ROWS = [
@@ -46,21 +46,47 @@ def on_device(table: DrawTable) -> DrawTable:
     return DrawTable(**{name: here(getattr(table, name)) for name in DrawTable.__slots__})
 
 
+def logits_and_positions(vocab_size: int, num_rows: int) -> tuple[torch.Tensor, torch.Tensor]:
+    logits = torch.randn(num_rows, vocab_size) * 3
+    logits[::2] = (logits[::2] * 2).round() / 2  # many equal ones, 0.0 and -0.0 among them
+    return logits, torch.randint(99, 9999, (num_rows,))
+
+
 @pytest.mark.parametrize("vocab_size", [1, 37, 5000])
 def test_draws_what_the_reference_draws(monkeypatch, vocab_size):
     torch.manual_seed(vocab_size)
     table = make_table(vocab_size)
-    rows = torch.randperm(len(ROWS)).repeat(2)
-    logits = torch.randn(len(rows), vocab_size) * 3
-    logits[::2] = (logits[::2] * 2).round() / 2  # many equal ones, 0.0 and -0.0 among them
+    rows = torch.randperm(len(ROWS)).repeat(2 if vocab_size == 37 else 1)
+    logits, positions = logits_and_positions(vocab_size, len(rows))
     if vocab_size > 1:
         logits[:, vocab_size // 2] = -torch.inf
-    positions = torch.randint(99, 9999, (len(rows),))
     wanted = reference_draw(logits, rows, positions, table)
     poison(monkeypatch)
     tokens, peaks = draw(*map(here, (logits, rows, positions)), on_device(table))
     assert torch.equal(tokens.cpu(), wanted[0])
     assert torch.equal(peaks.cpu(), wanted[1])
+
+
+def test_draws_among_the_tokens_of_a_mask(monkeypatch):
+    """Rows with masks, of one token too, and rows with none; what a mask leaves out may be NaN."""
+    vocab_size = 157
+    torch.manual_seed(vocab_size)
+    table, rows = make_table(vocab_size), torch.randperm(len(ROWS))
+    logits, positions = logits_and_positions(vocab_size, len(rows))
+    bitmask = torch.randint(-(2**31), 2**31, (3, -(-vocab_size // 32)), dtype=torch.int32)
+    bitmask[:, 1] |= 16  # token 36
+    bitmask[1] = 0
+    bitmask[1, 1] = 1
+    mask_of = torch.tensor([0, 1, 2, -1] * 3)
+    excluded = ((bitmask[0, 0] >> torch.arange(32)) & 1) == 0
+    logits[0, int(excluded.nonzero()[0])] = torch.nan
+    wanted = reference_draw_masked(logits, rows, positions, table, mask_of, bitmask)
+    poison(monkeypatch)
+    arguments = map(here, (logits.clone(), rows, positions))
+    tokens, peaks = draw_masked(*arguments, on_device(table), here(mask_of), here(bitmask))
+    assert torch.equal(tokens.cpu(), wanted[0])
+    assert torch.equal(peaks.cpu(), wanted[1])
+    assert tokens[mask_of == 1].tolist() == [32] * 3
 
 
 def test_rows_without_a_likely_token_give_some_token():

@@ -205,10 +205,11 @@ def _measure_part(module: str, attribute: str, names: list[tuple[str, str]]) -> 
     return found
 
 
-def _merged(before: Iterable[Resources], measured: Iterable[Resources], platform: Platform) -> list[Resources]:
+def _merged(
+    before: Iterable[Resources], measured: Iterable[Resources], names: Iterable[tuple[str, str]]
+) -> list[Resources]:
     """The lines of a table in which some are measured anew; those of nothing that is built any more are left out."""
     lines = {(line.kernel, line.target): line for line in (*before, *measured)}
-    names = [(build.name, target.name) for target, build in platform_builds(platform)]
     return [lines[name] for name in names if name in lines]
 
 
@@ -239,10 +240,11 @@ def main(module: str, attribute: str, table: Path, arguments: list[str] | None =
     targets = options.targets.split(",") if options.targets else list(platform.targets)
     if unknown := sorted(set(targets) - set(platform.targets)):
         parser.error(f"no target {', '.join(unknown)}; choose of {', '.join(platform.targets)}")
+    listed = [(build.name, target.name) for target, build in platform_builds(platform)]
     chosen = [
-        (build.name, target.name)
-        for target, build in platform_builds(platform)
-        if target.name in targets and (options.only is None or options.only in build.name)
+        (name, target)
+        for name, target in listed
+        if target in targets and (options.only is None or options.only in name)
     ]
     parts = [chosen[begin : begin + 4] for begin in range(0, len(chosen), 4)]
     with ProcessPoolExecutor(options.jobs, mp_context=get_context("spawn")) as pool:
@@ -251,10 +253,10 @@ def main(module: str, attribute: str, table: Path, arguments: list[str] | None =
     measured = [result for result in results if isinstance(result, Resources)]
     for line in measured:
         print(*asdict(line).values(), sep="  ")
-    partial = len(chosen) < len(platform_builds(platform))
+    partial = len(chosen) < len(listed)
     version, before = read_table(table) if table.exists() else (triton.__version__, [])
     if options.write:
-        version, before = triton.__version__, _merged(before, measured, platform)
+        version, before = triton.__version__, _merged(before, measured, listed)
         write_table(table, version, before)
     before = [line for line in before if (line.kernel, line.target) in set(chosen)] if partial else before
     found = [result for result in results if isinstance(result, str)]

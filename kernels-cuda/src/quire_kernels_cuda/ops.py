@@ -61,11 +61,13 @@ SERVED = (
     Served(op="step_inputs", module="step_inputs"),
     Served(op="decode_inputs", module="step_inputs"),
     Served(op="draw", module="sampling", batch_invariant=True),
+    Served(op="draw_masked", module="sampling", batch_invariant=True),
     Served(op="fused_moe", module="moe"),
     Served(op="causal_conv1d", module="recurrent", device_lengths=True),
     Served(op="mamba2_scan", module="recurrent", device_lengths=True),
     Served(op="selective_scan", module="recurrent", device_lengths=True),
     Served(op="gated_delta_rule", module="recurrent", device_lengths=True),
+    Served(op="wkv", module="recurrent", device_lengths=True),
     Served(
         op="paged_attention",
         module="attention",

@@ -20,11 +20,12 @@ from quire_kernels_cuda.triton.recurrent_kernels import (
     gated_delta_rule_kernel,
     mamba2_kernel,
     selective_scan_kernel,
+    wkv_kernel,
 )
 from quire_ops import CACHE_TORCH_DTYPES, torch_recurrent
 from quire_ops.declarations import PagedLayout
 
-__all__ = ["LONG_RUN", "calls", "causal_conv1d", "gated_delta_rule", "mamba2_scan", "selective_scan"]
+__all__ = ["LONG_RUN", "calls", "causal_conv1d", "gated_delta_rule", "mamba2_scan", "selective_scan", "wkv"]
 
 LONG_RUN = 64
 """Tokens of a sequence from which on chunks are taken: one chunk of torch's."""
@@ -134,6 +135,19 @@ def gated_delta_rule(
     return out
 
 
+def wkv(key: Tensor, value: Tensor, decay: Tensor, first: Tensor, state: Tensor, layout: PagedLayout) -> Tensor:
+    """Op `wkv`: token by token, long runs too, of which torch has no chunks."""
+    key, value = _dense_rows(key), _dense_rows(value)
+    channels = key.shape[1]
+    out = torch.empty(value.shape, dtype=value.dtype, device=value.device)
+    if out.numel():
+        wkv_kernel[(len(layout.query_lens), triton.cdiv(channels, 128))](
+            key, value, decay, first, state, out, *_places(layout, state), channels, key.stride(0), value.stride(0),
+            BC=128, num_warps=4,
+        )  # fmt: skip
+    return out
+
+
 def _is_long(layout: PagedLayout) -> bool:
     return max(layout.query_lens, default=0) > LONG_RUN
 
@@ -161,7 +175,7 @@ def _dense_rows(x: Tensor) -> Tensor:
 
 
 def calls(shape: NetworkShape, platform: Platform) -> Calls:
-    """A decode of each kind of layer, in the sizes of Mamba 2, Mamba and Qwen3-Next."""
+    """A decode of each kind of layer, in the sizes of Mamba 2, Mamba, Qwen3-Next and RWKV-4."""
     if not shape.recurrent:
         return
     num, dtype = 16, CACHE_TORCH_DTYPES[shape.dtype]
@@ -193,3 +207,4 @@ def calls(shape: NetworkShape, platform: Platform) -> Calls:
         shape.dtype,
         lambda: gated_delta_rule(key, key, value, share, share, wide(32), wide(32), wide(9, 32, 128, 128), layout),
     )
+    yield shape.dtype, lambda: wkv(flat, flat, wide(5120), wide(5120), wide(9, 3, 5120), layout)

@@ -13,7 +13,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-__all__ = ["causal_conv1d_kernel", "gated_delta_rule_kernel", "mamba2_kernel", "selective_scan_kernel"]
+__all__ = ["causal_conv1d_kernel", "gated_delta_rule_kernel", "mamba2_kernel", "selective_scan_kernel", "wkv_kernel"]
 
 
 @triton.jit
@@ -185,3 +185,40 @@ def gated_delta_rule_kernel(
         block = _block_to_store(block_table, seq, table_width, position, end, block_size)
         if block >= 0:
             tl.store(state + block * state_block + place, now, mask=inside)
+
+
+@triton.jit
+def wkv_kernel(
+    key, value, decay, first, state, out, block_table, query_start_loc, seq_lens, table_width, block_size,
+    state_block, channels, key_row, value_row,
+    BC: tl.constexpr,
+):  # fmt: skip
+    """The sums of weighted values and of weights, [BC] each, both divided by exp(top)."""
+    seq = tl.program_id(0)
+    channel = tl.program_id(1) * BC + tl.arange(0, BC)
+    inside = channel < channels
+    token, start, end, read = _span(query_start_loc, seq_lens, block_table, seq, table_width, block_size)
+    before = state + read * state_block + channel
+    values = tl.load(before, mask=inside, other=0.0)
+    weights = tl.load(before + channels, mask=inside, other=0.0)
+    top = _state_before(before + 2 * channels, read, inside)
+    values, weights = tl.where(read > 0, values, 0.0), tl.where(read > 0, weights, 0.0)
+    fading = tl.load(decay + channel, mask=inside, other=0.0)
+    bonus = tl.load(first + channel, mask=inside, other=0.0)
+    for position in range(start, end):
+        row = token + position - start
+        strength = tl.load(key + row * key_row + channel, mask=inside, other=0.0).to(tl.float32)
+        newest = tl.load(value + row * value_row + channel, mask=inside, other=0.0).to(tl.float32)
+        higher = tl.maximum(top, strength + bonus)
+        past, new = tl.exp(top - higher), tl.exp(strength + bonus - higher)
+        result = (past * values + new * newest) / (past * weights + new)
+        tl.store(out + row * channels + channel, result.to(out.dtype.element_ty), mask=inside)
+        higher = tl.maximum(top + fading, strength)
+        past, new = tl.exp(top + fading - higher), tl.exp(strength - higher)
+        values, weights, top = past * values + new * newest, past * weights + new, higher
+        block = _block_to_store(block_table, seq, table_width, position, end, block_size)
+        if block >= 0:
+            target = state + block * state_block + channel
+            tl.store(target, values, mask=inside)
+            tl.store(target + channels, weights, mask=inside)
+            tl.store(target + 2 * channels, top, mask=inside)

@@ -22,7 +22,7 @@ from quire_kernels_cuda.builds import Calls, NetworkShape
 from quire_kernels_cuda.platform import Platform
 from quire_ops import DrawTable
 
-__all__ = ["calls", "draw", "draw_kernel"]
+__all__ = ["calls", "draw", "draw_kernel", "draw_masked"]
 
 _BELOW_ALL = tl.constexpr(-(2**31))
 _NONE = tl.constexpr(2**31 - 1)
@@ -196,21 +196,29 @@ def _draw(logits, vocab_size, peak, sharpness, min_log2, top_k, top_p, seed, pos
     return _pick(logits, vocab_size, peak, sharpness, min_log2, cutoff, num_equal, target, BLOCK)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["mask_row"])
 def draw_kernel(
-    logits, rows, positions, draws, seeds, num_prompt_tokens, sharpness, top_k, top_p, min_log2, ids, peaks,
-    vocab_size, logits_row, BLOCK: tl.constexpr,
+    logits, rows, positions, draws, seeds, num_prompt_tokens, sharpness, top_k, top_p, min_log2, mask_of, bitmask, ids,
+    peaks, vocab_size, logits_row, mask_row, MASKED: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """ids [N] and peaks [N]. A program has a row."""
+    """ids [N] and peaks [N]. A program has a row. MASKED: logits that the row's mask leaves out become -inf first."""
     program = tl.program_id(0).to(tl.int64)
     logits = logits + program * logits_row
     row = tl.load(rows + program)
+    mask = tl.full([], -1, tl.int64)
+    if MASKED:
+        mask = tl.load(mask_of + program)
     peak = tl.full([], float("-inf"), tl.float32)
     best = tl.full([], _NONE, tl.int32)
     num_nan = tl.zeros([], tl.int32)
     for begin in range(0, vocab_size, BLOCK):
         token = begin + tl.arange(0, BLOCK)
         value = tl.load(logits + token, mask=token < vocab_size, other=float("-inf"))
+        if MASKED:
+            if mask >= 0:
+                word = tl.load(bitmask + mask * mask_row + token // 32, mask=token < vocab_size, other=0)
+                value = tl.where(((word >> (token % 32)) & 1) > 0, value, float("-inf"))
+                tl.store(logits + token, value, mask=token < vocab_size)
         is_nan = value != value
         num_nan += tl.sum(is_nan.to(tl.int32), axis=0)
         value = tl.where(is_nan, float("-inf"), value)
@@ -218,6 +226,8 @@ def draw_kernel(
         if largest > peak:
             peak = largest
             best = tl.min(tl.where(value == largest, token, _NONE), axis=0)
+    if MASKED:
+        tl.debug_barrier()  # other threads read what was stored
     is_finite = (num_nan == 0) & (peak > float("-inf")) & (peak < float("inf"))
     if tl.load(draws + row).to(tl.int32) * is_finite.to(tl.int32) > 0:
         position = tl.load(positions + program) + 1 - tl.load(num_prompt_tokens + row)
@@ -231,6 +241,24 @@ def draw_kernel(
 
 def draw(logits: Tensor, rows: Tensor, positions: Tensor, table: DrawTable) -> tuple[Tensor, Tensor]:
     """Op `draw`."""
+    return _draw_rows(logits, rows, positions, table, None, None)
+
+
+def draw_masked(
+    logits: Tensor, rows: Tensor, positions: Tensor, table: DrawTable, mask_of: Tensor, bitmask: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Op `draw_masked`: -inf is written over the logits of tokens that are left out."""
+    return _draw_rows(logits, rows, positions, table, mask_of, bitmask)
+
+
+def _draw_rows(
+    logits: Tensor,
+    rows: Tensor,
+    positions: Tensor,
+    table: DrawTable,
+    mask_of: Tensor | None,
+    bitmask: Tensor | None,
+) -> tuple[Tensor, Tensor]:
     num_rows, vocab_size = logits.shape
     ids = torch.empty(num_rows, dtype=torch.int64, device=logits.device)
     peaks = torch.empty(num_rows, dtype=torch.float32, device=logits.device)
@@ -238,15 +266,18 @@ def draw(logits: Tensor, rows: Tensor, positions: Tensor, table: DrawTable) -> t
         block = min(4096, max(64, triton.next_power_of_2(vocab_size)))
         draw_kernel[(num_rows,)](
             logits, rows, positions, table.draws, table.seeds, table.num_prompt_tokens, table.sharpness, table.top_k,
-            table.top_p, table.min_log2, ids, peaks, vocab_size, logits.stride(0),
-            BLOCK=block, num_warps=8, enable_fp_fusion=False,
+            table.top_p, table.min_log2, rows if mask_of is None else mask_of, rows if bitmask is None else bitmask,
+            ids, peaks, vocab_size, logits.stride(0), 0 if bitmask is None else bitmask.stride(0),
+            MASKED=bitmask is not None, BLOCK=block, num_warps=8, enable_fp_fusion=False,
         )  # fmt: skip
     return ids, peaks
 
 
 def calls(shape: NetworkShape, platform: Platform) -> Calls:
-    """A draw for each row."""
+    """A draw for each row, and one with masks."""
     logits = torch.empty(16, shape.vocab_size, dtype=torch.float32, device="meta")
     rows = torch.empty(16, dtype=torch.int64, device="meta")
     table = DrawTable.greedy(256, shape.vocab_size, "meta")
     yield f"v{shape.vocab_size}", lambda: draw(logits, rows, rows, table)
+    masks = torch.empty(8, -(-shape.vocab_size // 32), dtype=torch.int32, device="meta")
+    yield f"v{shape.vocab_size} masked", lambda: draw_masked(logits, rows, rows, table, rows, masks)

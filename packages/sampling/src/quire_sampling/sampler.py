@@ -134,8 +134,9 @@ class Sampler:
         errors = self._edit(logits, rows, row_index, positions, token_ids)
         if masks is not None and draw_masked is not None:
             check_masks(logits, masks)
-            table, mask_of = state.draw_table(), masks.mask_of(len(rows))
-            tokens, peaks = draw_masked(logits, row_index, positions, table, mask_of, masks.bitmask)
+            mask_of = to_device(masks.mask_of(len(rows)).numpy(), logits.device)
+            bitmask = masks.bitmask.to(logits.device, non_blocking=True)
+            tokens, peaks = draw_masked(logits, row_index, positions, state.draw_table(), mask_of, bitmask)
         elif self._draw is not None and is_plain:
             tokens, peaks = self._draw(logits, row_index, positions, state.draw_table())
         else:
