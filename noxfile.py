@@ -19,13 +19,20 @@ MEMBERS = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["uv"]["wo
 PACKAGES = {Path(member).name: member for member in MEMBERS}
 TYPED = [
     "interfaces",
+    "attention",
     "kv-cache",
     "kv-transfer",
     "scheduler",
+    "sampling",
+    "lora",
+    "ops",
+    "quantization",
     "renderers",
     "structured-output",
     "engine",
+    "llm",
     "observability",
+    "runner",
     "spec-decode",
     "server",
 ]

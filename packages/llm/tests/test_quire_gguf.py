@@ -75,12 +75,13 @@ def test_a_file_answers_as_the_folder_it_was_made_from(tmp_path: Path) -> None:
     write_file(file, folder)
     messages = [{"role": "user", "content": "Say something."}]
     answers = []
-    for model in (str(folder), str(file)):
-        with LLM(model, max_model_len=128, num_threads=1) as llm:
+    tier = {"kv_disk_path": str(tmp_path / "tier"), "kv_disk_size": "50M"}  # which digests the checkpoint's files
+    for model, settings in ((folder, {}), (file, {}), (file, tier)):
+        with LLM(str(model), max_model_len=128, num_threads=1, **settings) as llm:
             outputs = llm.generate(list(TEXTS[:2]), GREEDY, use_tqdm=False)
             chat = llm.chat(messages, GREEDY, use_tqdm=False)
         answers.append([(o.prompt_token_ids, o.outputs[0].token_ids, o.outputs[0].text) for o in [*outputs, *chat]])
-    assert answers[0] == answers[1]
+    assert answers[0] == answers[1] == answers[2]
     of_folder, of_file = load_tokenizer(folder), load_tokenizer(resolve_model(file))
     for text in TEXTS:
         assert of_file.encode(text) == of_folder.encode(text)

@@ -163,7 +163,7 @@ def test_a_tree_that_is_always_right(family: str, monkeypatch: pytest.MonkeyPatc
             drafts[row] = draft
         return drafts
 
-    monkeypatch.setattr(runner._drafting, "propose", propose)
+    monkeypatch.setattr(runner._drafting.drafter, "propose", propose)
     assert engine.run(*requests()) == wanted
     stats = engine.scheduler.stats()
     assert prompts
@@ -265,7 +265,7 @@ def whole_features(target: CausalLM, tokens: list[int], config: EagleConfig) -> 
 
     engine = Engine(target, eagle_head(target), budget=128)
     runner = engine.executor._runner
-    runner._drafting.feature_layers = config.feature_layers or (0,)
+    runner._drafting.drafter.feature_layers = config.feature_layers or (0,)
     target.forward_with_features = spy  # type: ignore[method-assign]
     try:
         engine.run(make_request("one", tokens, max_tokens=1))

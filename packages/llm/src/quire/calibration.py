@@ -208,7 +208,8 @@ class _Layer:
     def apply(self, weights: dict[str, Tensor], x: Tensor) -> Tensor:
         """x [T, I] -> [T, O]."""
         weight = self._calibrator.weight(self._layer, weights["stored"], x)
-        return self._plain.apply(self._plain.make_weights(weight, self.bias), x)
+        out: Tensor = self._plain.apply(self._plain.make_weights(weight, self.bias), x)
+        return out
 
     def logits(self, weights: dict[str, Tensor], x: Tensor) -> Tensor:
         """Not for the LM head."""

@@ -7,7 +7,7 @@ import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from quire.assemble import build_parts, build_renderer, model_folder
 from quire.async_llm import make_detokenizer_factory, read_generation_defaults
@@ -321,12 +321,10 @@ class LLM:
         rendered = self._render(encoder_prompt)
         if isinstance(decoder_prompt, Mapping):
             decoder_prompt = decoder_prompt.get("prompt_token_ids", decoder_prompt.get("prompt"))
-        # A text that is to be continued gets no end token.
-        begun = (
-            []
-            if not decoder_prompt
-            else self.renderer.render_prompt(decoder_prompt, add_special_tokens=False).token_ids
-        )
+        begun: list[int] = []
+        if decoder_prompt:  # a text that is to be continued gets no end token
+            text_or_ids = cast("str | Sequence[int]", decoder_prompt)
+            begun = list(self.renderer.render_prompt(text_or_ids, add_special_tokens=False).token_ids)
         return dataclasses.replace(rendered, decoder_token_ids=begun)
 
     def _run(

@@ -48,7 +48,8 @@ class Scheme(NamedTuple):
 
     def fits(self, inputs: int) -> bool:
         """Whether inputs are whole groups."""
-        return inputs % self.weights.get("group_size", 1) == 0
+        group: int = self.weights.get("group_size", 1)
+        return inputs % group == 0
 
     def round(self, weight: Tensor) -> Rounded:
         """weight [O, I] float -> the same to the nearest step, as `--quantization` rounds it."""

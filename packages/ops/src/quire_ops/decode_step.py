@@ -66,7 +66,7 @@ class RunDecode(Protocol):
     """A network joined with its rows. Not thread-safe."""
 
     def __call__(
-        self, rows: list[int], starts: list[int], masks: tuple[Tensor, Tensor] | None = None
+        self, rows: list[int], starts: list[int], masks: tuple[Tensor, Tensor] | None = None, /
     ) -> list[int] | None:
         """Compute the token at position `starts[s]` of row `rows[s]`, different rows, choose its successor as op
         `draw` does and write it behind; the row then has `starts[s] + 2` known tokens.

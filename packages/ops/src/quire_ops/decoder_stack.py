@@ -159,8 +159,14 @@ def reference_decoder_stack(stack: DecoderStack) -> RunDecoder:
             key = reference.rotary_embedding(heads(normed, layer.k, layer.k_norm, lora), cos, sin)
             value, layout = heads(normed, layer.v, None, lora), layouts[group]
             reference.write_kv_cache(key, value, kv_cache, layout.slot_mapping, layer.kv_scale)
-            options = {"sliding_window": layer.sliding_window, "kv_scale": layer.kv_scale}
-            attended = reference.paged_attention(query, kv_cache, layout, scale=stack.scale, **options)
+            attended = reference.paged_attention(
+                query,
+                kv_cache,
+                layout,
+                scale=stack.scale,
+                sliding_window=layer.sliding_window,
+                kv_scale=layer.kv_scale,
+            )
             x = x + linear(attended.flatten(1), layer.o)
             normed = reference.rms_norm(x, layer.post_attention_norm, stack.eps)
             inner = act_and_mul(linear(normed, layer.gate), linear(normed, layer.up))

@@ -179,10 +179,10 @@ def wkv(key: Tensor, value: Tensor, decay: Tensor, first: Tensor, state: Tensor,
         return out.to(value.dtype)
     results = torch.empty_like(v)
     for run in state_runs(layout):
-        held = (state[run.read] if run.read else torch.zeros_like(state[0])).unbind(0)
+        held = list((state[run.read] if run.read else torch.zeros_like(state[0])).unbind(0))
         for token in range(run.begin, run.end):
             results[token], *held = _wkv_token(k[token], v[token], decay, first, *held)
-        state[run.write] = torch.stack(list(held))
+        state[run.write] = torch.stack(held)
     return results.to(value.dtype)
 
 

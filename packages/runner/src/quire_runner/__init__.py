@@ -15,8 +15,9 @@ if TYPE_CHECKING:
     from quire_runner.executor import RunnerExecutor
     from quire_runner.kv_cache import allocate_kv_caches
     from quire_runner.memory import activation_bytes, graph_bytes, row_bytes
+    from quire_runner.protocols import LogitsTap, Network
     from quire_runner.rows import Rows
-    from quire_runner.runner import LogitsTap, ModelRunner, Network
+    from quire_runner.runner import ModelRunner
 
 __version__ = "0.1.0"
 
@@ -36,9 +37,9 @@ __all__ = [
 
 _MODULE_OF = {
     "BlockBytes": "block_bytes",
-    "LogitsTap": "runner",
+    "LogitsTap": "protocols",
     "ModelRunner": "runner",
-    "Network": "runner",
+    "Network": "protocols",
     "Rows": "rows",
     "RunnerConfig": "config",
     "RunnerExecutor": "executor",

@@ -107,8 +107,7 @@ class DraftCache:
     def begin(self, output: SchedulerOutput) -> None:
         """Blocks were given to rows, or are about to be filled from elsewhere: nothing of theirs is written."""
         for new in output.new_rows:
-            block_ids = new.block_ids[self.group]
-            self._forget(block_ids[new.num_computed_tokens // self.block_size :])
+            self._forget(new.block_ids[self.group][new.num_computed_tokens // self.block_size :])
         for block_ids in output.new_block_ids.values():
             self._forget(block_ids[self.group])
         if output.kv_transfer is not None:

@@ -159,7 +159,7 @@ class RowGrammars:
         self._buffer = torch.zeros(
             2 * num_rows, self._num_words, dtype=torch.int32, pin_memory=self._device.type == "cuda"
         )
-        self._words = [memoryview(row) for row in self._buffer.numpy()]  # type: ignore[arg-type]
+        self._words = [memoryview(row) for row in self._buffer.numpy()]
 
     def _to_device(self, num_masks: int) -> Tensor:
         """The first masks, copied beside the computation where there is a device to copy to."""

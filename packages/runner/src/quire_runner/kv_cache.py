@@ -48,10 +48,10 @@ def allocate_kv_caches(plan: KVCachePlan, *, device: torch.device | str, cache_s
                 caches[name] = storage.view(plan.num_blocks, block_bytes)[:, : spec.block_bytes]
             continue
         if isinstance(spec, LatentAttentionSpec):
-            shape = (plan.num_blocks, spec.block_size, spec.width)
+            rows = (plan.num_blocks, spec.block_size, spec.width)
             for name, storage, block_bytes in zip(group.layer_names, storages, plan.tensor_block_bytes, strict=False):
                 dtype = CACHE_TORCH_DTYPES[spec.dtype]
-                caches[name] = _view(storage, block_bytes, spec.block_bytes, shape, plan.num_blocks, dtype)
+                caches[name] = _view(storage, block_bytes, spec.block_bytes, rows, plan.num_blocks, dtype)
             continue
         if not isinstance(spec, FullAttentionSpec):
             raise ConfigError(
@@ -82,7 +82,7 @@ def layer_states(plan: KVCachePlan, caches: Mapping[str, Tensor]) -> dict[str, t
             for state in group.spec.states:
                 dtype: torch.dtype = getattr(torch, state.dtype)
                 end = begin + prod(state.shape) * dtype.itemsize
-                views.append(caches[name][:, begin:end].view(dtype).unflatten(1, state.shape))
+                views.append(caches[name][:, begin:end].view(dtype).view(plan.num_blocks, *state.shape))
                 begin += state.num_bytes
             states[name] = tuple(views)
     return states

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 
 from quire_interfaces.step import ModelRunnerOutput, SchedulerOutput
@@ -11,7 +11,20 @@ from quire_runner.rows import Rows
 from quire_sampling import SamplerOutput
 from quire_spec_decode import accept_drafts, accept_tree
 
-__all__ = ["plain_output", "verified_output", "without_entries"]
+__all__ = ["Known", "ReadStep", "plain_output", "verified_output", "without_entries"]
+
+ReadStep = Callable[[], ModelRunnerOutput]
+"""Waits for the results of a step."""
+
+
+class Known:
+    """Results that nobody has to wait for."""
+
+    def __init__(self, result: ModelRunnerOutput) -> None:
+        self._result = result
+
+    def __call__(self) -> ModelRunnerOutput:
+        return self._result
 
 
 def plain_output(

@@ -11,13 +11,11 @@ depends on which tokens came, so that such a step is read before it counts as st
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Protocol, cast
+from typing import cast
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from quire_attention.batch import ForwardBatch
@@ -28,86 +26,38 @@ from quire_interfaces.kv_cache import KVCachePlan, MambaSpec
 from quire_interfaces.kv_transfer import BlockMemory, KVTransferWorker
 from quire_interfaces.step import ModelRunnerOutput, SchedulerOutput
 from quire_models import Network as QuireNetwork
-from quire_ops import DecodeRows, OpRequest, RunDecode, bind, op_table, to_device
+from quire_ops import OpRequest, bind, op_table, to_device
 from quire_runner.affinity import bind_team, choose_cores
 from quire_runner.block_bytes import BlockBytes
 from quire_runner.config import RunnerConfig
 from quire_runner.draft_network import network_drafting
-from quire_runner.drafting import DraftStep, RowDrafter, TextDrafting, ask
+from quire_runner.drafting import RowDrafter, TextDrafting
 from quire_runner.encoder_inputs import run_encoder
 from quire_runner.grammars import RowGrammars
 from quire_runner.graph_choice import choose_capture
 from quire_runner.graphs import CaptureStep, DecodeGraphs
 from quire_runner.inputs import HostPlan, Layers, forward_batch, plan_step, write_drafts
 from quire_runner.kv_cache import CacheShape, allocate_kv_caches, layer_states
-from quire_runner.output import plain_output, verified_output, without_entries
+from quire_runner.output import Known, ReadStep, plain_output, verified_output, without_entries
+from quire_runner.paced_drafting import PacedDrafting
 from quire_runner.padded_decode import PaddedDecode
 from quire_runner.prompt_logprobs import step_prompt_logprobs
+from quire_runner.protocols import AdapterDevice, LogitsTap, Network
 from quire_runner.rows import Rows
 from quire_runner.trees import straighten
 from quire_runner.whole_decode import whole_decode
 from quire_sampling import Sampler, SamplerOutput, SamplingConfig, SamplingState
-from quire_spec_decode import DraftController, depths
+from quire_spec_decode import DraftController
 
-__all__ = ["AdapterDevice", "LogitsTap", "ModelRunner", "Network"]
+__all__ = ["ModelRunner"]
 
 _logger = logging.getLogger(__name__)
 
-LogitsTap = Callable[[list[int], list[int], Tensor], None]
-"""(rows, positions, logits [N, vocab_size] float32): called once per step that samples, before the sampler changes the
-logits; a tap that keeps them must copy. Logits n say what follows the token at `positions[n]` of `rows[n]`."""
-
-ReadStep = Callable[[], ModelRunnerOutput]
-"""Waits for the results of a step."""
 REHEARSED_PROMPTS = ([1], [2], [3], [5], [9], [16], [33], [64], [100], [129], [512], [16, 1], [2, 3])
 """Tokens of each sequence of steps that differ in how their work is cut."""
 _NOBODY = np.empty(0, dtype=np.int32)
 
 MakeTransferWorker = Callable[[BlockMemory], KVTransferWorker]
-
-
-class _Known:
-    """Results that nobody has to wait for."""
-
-    def __init__(self, result: ModelRunnerOutput) -> None:
-        self._result = result
-
-    def __call__(self) -> ModelRunnerOutput:
-        return self._result
-
-
-class Network(Protocol):
-    """What the runner asks of a network; every network of `quire_models` is one."""
-
-    def forward(self, batch: ForwardBatch) -> Tensor:
-        """Hidden states [T, hidden_size] of the step's tokens; writes their keys and values into the KV caches."""
-
-    def compute_logits(self, hidden: Tensor) -> Tensor:
-        """[N, hidden_size] -> [N, vocab_size] float32."""
-
-    def bind_decode(self, rows: DecodeRows) -> RunDecode | None:
-        """The network joined with the rows, for steps in which every row has one token to compute; None where
-        nothing runs these in one call."""
-
-    def most_likely(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
-        """[N, hidden_size] -> per row the largest logit's token [N] int64, the lowest id among equals, and that logit
-        [N] float32, NaN where the row has NaN."""
-
-
-class AdapterDevice(Protocol):
-    """The adapters of a network on the device; `quire_lora.AdapterSlots` behind a store is one."""
-
-    def place(self, slot: int, version: str) -> None:
-        """Fill a slot, unless this version is in it."""
-
-    def begin(self, slots: NDArray[np.int32]) -> None:
-        """A step begins: the slot of each of its tokens, -1 for none."""
-
-    def begin_logits(self, slots: NDArray[np.int32]) -> None:
-        """Logits are computed next: the slot of each hidden state, -1 for none."""
-
-    def changes_vocabulary(self, slots: NDArray[np.int32]) -> bool:
-        """Whether any of these slots changes the embedding or the LM head."""
 
 
 class ModelRunner:
@@ -199,14 +149,13 @@ class ModelRunner:
         self._sampler = Sampler(state, *(None if each.name == "reference" else each.function for each in draws))
         self._decode = network.bind_decode(self._rows.for_decode(self._group_of_layer, self._kv_caches))
         self._graphs = None if capture is None else self._make_graphs(network, capture)
-        self._drafting: RowDrafter | None = None if drafter is None else TextDrafting(drafter, self._rows)
+        proposes: RowDrafter | None = None if drafter is None else TextDrafting(drafter, self._rows)
         if draft_network is not None:
             target = cast(QuireNetwork, network)
-            self._drafting = network_drafting(draft_network, target, self._rows, plan, config, self._step_inputs)
-        self._vocab_size = vocab_size
-        self._controller = draft_controller
-        self._draft_length = config.draft_depth or config.num_speculative_tokens
-        """Most tokens to draft behind the present step; 0 does without whatever drafting needs."""
+            proposes = network_drafting(draft_network, target, self._rows, plan, config, self._step_inputs)
+        self._drafting: PacedDrafting | None = None
+        if proposes is not None:
+            self._drafting = PacedDrafting(proposes, draft_controller, self._rows, config, vocab_size)
         self._on_logits = on_logits
         self._transfers = None if make_transfer_worker is None else make_transfer_worker(BlockBytes(plan, caches))
 
@@ -311,14 +260,15 @@ class ModelRunner:
             rows.apply(output)
             self._place_adapters(output)
             if self._drafting is not None:
-                self._drafting.begin(output)
+                self._drafting.drafter.begin(output)
             dropped = {row: rows.failed[row] for row in output.rows if row in rows.failed} if rows.failed else {}
             step = without_entries(output, dropped) if dropped else output
-            read = (
-                self._run(step)
-                if step.rows
-                else _Known(ModelRunnerOutput(step_id=output.step_id, sampled_token_ids=[]))
-            )
+            if not step.rows:
+                read: ReadStep = Known(ModelRunnerOutput(step_id=output.step_id, sampled_token_ids=[]))
+            elif self._drafting is None:
+                read = self._compute(step)
+            else:
+                read = self._drafting.run(step, self._compute)
         return lambda: self._completed(read(), output, step, dropped)
 
     def _completed(
@@ -370,53 +320,23 @@ class ModelRunner:
                     self._rows.free(new.row)
                     self._rows.failed[new.row] = f"{type(error).__name__}: {error}"
 
-    def _run(self, output: SchedulerOutput) -> ReadStep:
-        controller = self._controller
-        if controller is None:
-            return self._compute(output)
-        num_rows = len(output.rows)
-        if output.new_rows or not all(output.samples):  # prompts are in the step
-            for new in output.new_rows:
-                controller.forget(new.row)
-            self._draft_length = controller.present(num_rows)
-            read = self._compute(output)
-            if self._draft_length:
-                controller.charge(num_rows, read().draft_seconds)
-            return read
-        self._draft_length = controller.choose(num_rows)
-        if controller.rests(num_rows):
-            return self._compute(output)
-        start = time.perf_counter()
-        result = self._compute(output)()
-        seconds = time.perf_counter() - start
-        num_tokens = sum(map(len, result.sampled_token_ids))
-        result.draft_saved_seconds = controller.observe(num_rows, num_tokens, seconds)
-        if output.draft_token_ids:
-            for row, tokens in zip(output.rows, result.sampled_token_ids, strict=True):
-                if tokens and row not in output.forced_rows:
-                    parents = output.draft_parents.get(row)
-                    depth = max(depths(parents)) if parents else len(output.draft_token_ids.get(row, ()))
-                    controller.verified(row, depth, len(tokens) - 1)
-        return _Known(result)
-
     def _compute(self, output: SchedulerOutput) -> ReadStep:
         network = self._network
         if network is None:
             raise RuntimeError("the runner is closed")
-        drafting = self._drafting if self._draft_length else None
-        drafts = drafting is not None
+        drafts = self._present_drafter is not None
         is_plain = (self._decode is not None or self._graphs is not None) and self._is_plain(output)
         plan = None if is_plain and not drafts else plan_step(output, self._rows)
         if self._decode is not None and is_plain:
             whole = whole_decode(self._decode, output, self._grammars, drafts_follow=drafts)
             if whole is not None:
-                read = self._left_grammars(*whole)
-                return read if plan is None else _Known(self._with_drafts(output, plan, None, whole[0]))
+                left = self._left_grammars(*whole)
+                return left if plan is None else Known(self._with_drafts(output, plan, None, whole[0]))
         plan = plan or plan_step(output, self._rows)
         if self._graphs is not None and is_plain and not drafts and not self._grammars.is_used:
-            read = self._replay(self._graphs, output, plan)
-            if read is not None:
-                return read
+            replayed = self._replay(self._graphs, output, plan)
+            if replayed is not None:
+                return replayed
         if plan.num_drafts is not None:
             write_drafts(output, plan, self._rows)
         batch = forward_batch(
@@ -432,10 +352,10 @@ class ModelRunner:
         if self._rows.prompt_logprobs:
             chunk = self._config.logits_chunk_tokens
             result.prompt_logprobs = step_prompt_logprobs(plan, self._rows, hidden, self._logits_of, chunk)
-        read: ReadStep = _Known(result)
+        read: ReadStep = Known(result)
         if len(plan.logits.rows):
             read = self._sample(network, output, plan, hidden, result)
-        return _Known(self._with_drafts(output, plan, features, read())) if drafts else read
+        return Known(self._with_drafts(output, plan, features, read())) if drafts else read
 
     def _replay(self, graphs: DecodeGraphs, output: SchedulerOutput, plan: HostPlan) -> ReadStep | None:
         """The step by a graph; None where there is none for it."""
@@ -466,11 +386,26 @@ class ModelRunner:
 
     def _forward(self, network: Network, batch: ForwardBatch) -> tuple[Tensor, Tensor | None]:
         """Hidden states, and the features that the drafter wants."""
-        drafting = self._drafting if self._draft_length else None
-        if drafting is not None and drafting.feature_layers:
-            return cast(QuireNetwork, network).forward_with_features(batch, drafting.feature_layers)
+        drafter = self._present_drafter
+        if drafter is not None and drafter.feature_layers:
+            return cast(QuireNetwork, network).forward_with_features(batch, drafter.feature_layers)
         hidden = network.forward(batch)
-        return hidden, hidden if drafting is not None and drafting.wants_hidden else None
+        return hidden, hidden if drafter is not None and drafter.wants_hidden else None
+
+    @property
+    def _present_drafter(self) -> RowDrafter | None:
+        """The drafter, if it is asked behind the present step."""
+        return None if self._drafting is None else self._drafting.present
+
+    def _with_drafts(
+        self, output: SchedulerOutput, plan: HostPlan, features: Tensor | None, result: ModelRunnerOutput
+    ) -> ModelRunnerOutput:
+        """The result, with proposals for the next step."""
+        assert self._drafting is not None
+        if self._adapters is not None:  # a drafter that shares layers with the network has other tokens
+            self._adapters.begin(_NOBODY)
+            self._adapters.begin_logits(_NOBODY)
+        return self._drafting.follow(output, plan, features, result)
 
     def _logits_of(self, row: int, hidden: Tensor) -> Tensor:
         """[N, vocab_size] of hidden states [N, hidden_size] of one row."""
@@ -486,7 +421,7 @@ class ModelRunner:
             and all(output.samples)
             and self._sampler.only_draws(output.rows)
             and self._on_logits is None
-            and (self._drafting is None or not self._draft_length or not self._drafting.wants_features)
+            and (self._present_drafter is None or not self._present_drafter.wants_features)
             and not self._rows.prompt_logprobs
             and not (
                 self._adapters is not None and self._adapters.changes_vocabulary(self._rows.lora_slots[output.rows])
@@ -536,7 +471,7 @@ class ModelRunner:
         """The result, with the rows that left their grammars."""
         self._rows.failed |= left
         result.failed_rows |= left
-        return _Known(result)
+        return Known(result)
 
     def _sample_logits(
         self, output: SchedulerOutput, plan: HostPlan, rows: list[int], logits: Tensor
@@ -547,36 +482,6 @@ class ModelRunner:
         masks, grammar_failures = self._grammars.masks(output, plan.logits.entry_ends)
         positions = to_device(plan.logits.positions, logits.device)
         return self._sampler.sample(logits, rows, positions, self._rows.token_ids, masks), grammar_failures
-
-    def _with_drafts(
-        self, output: SchedulerOutput, plan: HostPlan, features: Tensor | None, result: ModelRunnerOutput
-    ) -> ModelRunnerOutput:
-        """The result, with proposals for the next step."""
-        assert self._drafting is not None
-        start = time.perf_counter()
-        if self._adapters is not None:  # a drafter that shares layers with the network has other tokens
-            self._adapters.begin(_NOBODY)
-            self._adapters.begin_logits(_NOBODY)
-        limits: dict[int, int] = {}
-        for row, tokens in zip(output.rows, result.sampled_token_ids, strict=True):
-            # An error of a custom processor at a rejected draft could not be told from a real one, so requests that
-            # have any get no drafts.
-            if not tokens or row in self._rows.sampling.processors or row in result.forced_token_ids:
-                continue
-            # A draft at the last position of the context would leave no place for the token after it.
-            room = self._config.max_model_len - int(self._rows.num_tokens[row]) - 1
-            if room >= 1:
-                length = self._draft_length
-                limits[row] = min(room, length if self._controller is None else self._controller.limit(row, length))
-        # Sampling that looks at the tokens before finds them in the row, where only one branch of a tree has a place.
-        chains = frozenset(row for row in limits if self._rows.sampling.reads_history(row) or self._grammars.has(row))
-        step = DraftStep(plan=plan, limits=limits, chains=chains, features=features)
-        for row, draft in ask(self._drafting, step, self._rows, self._vocab_size).items():
-            result.draft_token_ids[row] = draft.token_ids
-            if draft.parents is not None:
-                result.draft_parents[row] = draft.parents
-        result.draft_seconds = time.perf_counter() - start
-        return result
 
 
 def _layer_names(plan: KVCachePlan, layer_names: Sequence[str] | None) -> tuple[str, ...]:

@@ -94,7 +94,7 @@ def _ids(mask: NDArray[np.uint32], words: NDArray[np.intp], vocab_size: int) -> 
     """Tokens whose bit is set in some words of a mask."""
     bits = np.unpackbits(mask[words].view(np.uint8), bitorder="little")
     places = np.flatnonzero(bits)
-    ids = words[places >> 5] * 32 + (places & 31)
+    ids: NDArray[np.intp] = words[places >> 5] * 32 + (places & 31)
     return ids[: np.searchsorted(ids, vocab_size)]
 
 

@@ -34,6 +34,11 @@ class GgufCheckpoint:
     path: Path
 
     @property
+    def files(self) -> tuple[Path, ...]:
+        """The file, or its parts, in order."""
+        return tuple(dict.fromkeys(tensor.path for tensor in read_header(self.path).tensors.values()))
+
+    @property
     def total_bytes(self) -> int:
         """Of all tensors as they are in the file."""
         return sum(tensor.num_bytes for tensor in read_header(self.path).tensors.values())
@@ -47,8 +52,7 @@ class GgufCheckpoint:
         header = read_header(self.path)
         architecture = header.metadata["general.architecture"]
         config = json.loads((self.path.parent / "config.json").read_text())
-        files = dict.fromkeys(tensor.path for tensor in header.tensors.values())
-        data = {file: np.memmap(file, dtype=np.uint8, mode="c") for file in files}
+        data = {file: np.memmap(file, dtype=np.uint8, mode="c") for file in self.files}
         for tensor in header.tensors.values():
             if tensor.name in _UNUSED:
                 continue

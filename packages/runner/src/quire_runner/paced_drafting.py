@@ -1,0 +1,119 @@
+"""Drafts behind each step, as many as pay: the controller chooses, the drafter proposes, and what both cost is told.
+
+Knows when a step is measured and which rows may have drafts; does not know where drafts come from (`drafting.py`), nor
+how a step is computed.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from torch import Tensor
+
+from quire_interfaces.step import ModelRunnerOutput, SchedulerOutput
+from quire_runner.config import RunnerConfig
+from quire_runner.drafting import DraftStep, RowDrafter, ask
+from quire_runner.inputs import HostPlan
+from quire_runner.output import Known, ReadStep
+from quire_runner.rows import Rows
+from quire_spec_decode import DraftController, depths
+
+__all__ = ["PacedDrafting"]
+
+
+class PacedDrafting:
+    """A drafter, and how far it goes ahead.
+
+    Args:
+        drafter: Proposes.
+        controller: Says how much to draft, from what steps cost and bring; None drafts as much as configured.
+        rows: The rows of the runner.
+        config: Lengths.
+        vocab_size: Drafts of tokens outside of it are dropped.
+    """
+
+    def __init__(
+        self,
+        drafter: RowDrafter,
+        controller: DraftController | None,
+        rows: Rows,
+        config: RunnerConfig,
+        vocab_size: int,
+    ) -> None:
+        self.drafter = drafter
+        self._controller = controller
+        self._rows = rows
+        self._max_model_len = config.max_model_len
+        self._vocab_size = vocab_size
+        self._length = config.draft_depth or config.num_speculative_tokens
+        """Most tokens to draft behind the present step; 0 does without whatever drafting needs."""
+
+    @property
+    def present(self) -> RowDrafter | None:
+        """The drafter, if it is asked behind the present step."""
+        return self.drafter if self._length else None
+
+    def run(self, output: SchedulerOutput, compute: Callable[[SchedulerOutput], ReadStep]) -> ReadStep:
+        """Compute a step with as many drafts behind it as pay, and learn from it."""
+        controller = self._controller
+        if controller is None:
+            return compute(output)
+        num_rows = len(output.rows)
+        if output.new_rows or not all(output.samples):  # prompts are in the step
+            for new in output.new_rows:
+                controller.forget(new.row)
+            self._length = controller.present(num_rows)
+            read = compute(output)
+            if self._length:
+                controller.charge(num_rows, read().draft_seconds)
+            return read
+        self._length = controller.choose(num_rows)
+        if controller.rests(num_rows):
+            return compute(output)
+        start = time.perf_counter()
+        result = compute(output)()
+        seconds = time.perf_counter() - start
+        num_tokens = sum(map(len, result.sampled_token_ids))
+        result.draft_saved_seconds = controller.observe(num_rows, num_tokens, seconds)
+        if output.draft_token_ids:
+            for row, tokens in zip(output.rows, result.sampled_token_ids, strict=True):
+                if tokens and row not in output.forced_rows:
+                    parents = output.draft_parents.get(row)
+                    depth = max(depths(parents)) if parents else len(output.draft_token_ids.get(row, ()))
+                    controller.verified(row, depth, len(tokens) - 1)
+        return Known(result)
+
+    def follow(
+        self, output: SchedulerOutput, plan: HostPlan, features: Tensor | None, result: ModelRunnerOutput
+    ) -> ModelRunnerOutput:
+        """The result of a step, with proposals for the next one.
+
+        Args:
+            output: What was asked.
+            plan: Its layout.
+            features: [T, width] what the drafter asks of the network at the step's tokens; None where it asks nothing.
+            result: Gets `draft_token_ids`, `draft_parents` and `draft_seconds`.
+        """
+        start = time.perf_counter()
+        rows = self._rows
+        limits: dict[int, int] = {}
+        for row, tokens in zip(output.rows, result.sampled_token_ids, strict=True):
+            # An error of a custom processor at a rejected draft could not be told from a real one, so requests that
+            # have any get no drafts.
+            if not tokens or row in rows.sampling.processors or row in result.forced_token_ids:
+                continue
+            # A draft at the last position of the context would leave no place for the token after it.
+            room = self._max_model_len - int(rows.num_tokens[row]) - 1
+            if room >= 1:
+                length = self._length
+                limits[row] = min(room, length if self._controller is None else self._controller.limit(row, length))
+        # Sampling that looks at the tokens before finds them in the row, where only one branch of a tree has a place.
+        chains = frozenset(row for row in limits if rows.sampling.reads_history(row) or rows.grammars.has(row))
+        step = DraftStep(plan=plan, limits=limits, chains=chains, features=features)
+        for row, draft in ask(self.drafter, step, rows, self._vocab_size).items():
+            result.draft_token_ids[row] = draft.token_ids
+            if draft.parents is not None:
+                result.draft_parents[row] = draft.parents
+        result.draft_seconds = time.perf_counter() - start
+        return result
