@@ -96,8 +96,8 @@ def test_everything_that_does_not_fit_is_listed_at_once(tmp_path: Path) -> None:
         ({"peft_type": "LOHA"}, "peft_type is 'LOHA'; only LORA"),
         ({"trainable_token_indices": [1, 2]}, "trainable_token_indices is set, which is not supported"),
         (
-            {"target_parameters": ["experts.gate_up_proj"], "layer_replication": [[0, 1]]},
-            "layer_replication, target_para",
+            {"trainable_token_indices": [1], "layer_replication": [[0, 1]]},
+            "layer_replication, trainable_token",
         ),
         ({"from_the_future": 1}, "from_the_future is set"),
         (

@@ -60,7 +60,7 @@ def open_adapters(config: QuireConfig, network: Network, offered: Mapping[str, s
 
     store = AdapterStore(
         network.adapters,
-        network.checkpoint_tensors,
+        network.parameter_tensors,
         max_adapters=config.lora.max_cpu_loras,
         resolve=partial(adapter_folder, config),
     )

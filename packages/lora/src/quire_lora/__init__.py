@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from quire_lora.device import AdapterDevice
     from quire_lora.peft import read_adapter
     from quire_lora.peft_config import PeftConfig
-    from quire_lora.slots import AdapterSlots
+    from quire_lora.slots import AdapterSlots, ExpertSite, LinearSite
     from quire_lora.store import AdapterStore
 
 __version__ = "0.1.0"
@@ -25,6 +25,8 @@ __all__ = [
     "AdapterDevice",
     "AdapterSlots",
     "AdapterStore",
+    "ExpertSite",
+    "LinearSite",
     "LoraConfig",
     "PeftConfig",
     "adapter_bytes",
@@ -36,6 +38,8 @@ _MODULE_OF = {
     "AdapterDevice": "device",
     "AdapterSlots": "slots",
     "AdapterStore": "store",
+    "ExpertSite": "slots",
+    "LinearSite": "slots",
     "LoraConfig": "config",
     "PeftConfig": "peft_config",
     "adapter_bytes": "config",

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+import torch
 from torch import Tensor
 
-__all__ = ["Adapter", "LinearAdapter", "TableAdapter"]
+from quire_ops import LoraWeights
+
+__all__ = ["Adapter", "ExpertAdapter", "LinearAdapter", "TableAdapter"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -40,11 +44,52 @@ class TableAdapter:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class ExpertAdapter:
+    """What is added to the results of a layer's routed experts, in the form of op `lora_linear` with an expert in the
+    place of a slot; None where no expert has any."""
+
+    gate: LoraWeights | None
+    up: LoraWeights | None
+    down: LoraWeights | None
+
+    @property
+    def parts(self) -> tuple[LoraWeights, ...]:
+        """Those that are there."""
+        return tuple(part for part in (self.gate, self.up, self.down) if part is not None)
+
+
+def stack_experts(adapters: Sequence[LinearAdapter | None]) -> LoraWeights | None:
+    """The adapters of one matrix of each expert as one; None when there is none."""
+    some = next((each for each in adapters if each is not None), None)
+    if some is None:
+        return None
+    num, rank, outputs = len(adapters), max(each.rank for each in adapters if each is not None), some.b.shape[1]
+    adjusted = [each is not None and (each.scale is not None or each.shift is not None) for each in adapters]
+    a, b = some.a.new_zeros(num, rank, some.a.shape[1]), some.b.new_zeros(num, rank, outputs)
+    width = outputs if any(adjusted) else 0
+    scale, shift = torch.ones(num, width), torch.zeros(num, width)
+    for expert, each in enumerate(adapters):
+        if each is None:
+            continue
+        a[expert, : each.rank], b[expert, : each.rank] = each.a, each.b
+        if each.scale is not None:
+            scale[expert] = each.scale
+        if each.shift is not None:
+            shift[expert] = each.shift
+    ranks = torch.tensor([0 if each is None else each.rank for each in adapters], dtype=torch.int32)
+    return LoraWeights(
+        a=a, b=b, ranks=ranks, adjusted=torch.tensor(adjusted, dtype=torch.int32), scale=scale, shift=shift
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Adapter:
     """An adapter of one network."""
 
     linears: dict[str, LinearAdapter] = field(default_factory=dict)
     """Name of the layer, without ".weight", as `AdapterSlots` has it."""
+    experts: dict[str, ExpertAdapter] = field(default_factory=dict)
+    """Name of the routed experts of a layer, as `AdapterSlots` has it."""
     embedding: TableAdapter | None = None
     lm_head: TableAdapter | None = None
 
@@ -56,11 +101,14 @@ class Adapter:
     @property
     def rank(self) -> int:
         """Largest rank of its layers."""
-        return max((each.rank for each in self.linears.values()), default=0)
+        ranks = [each.rank for each in self.linears.values()]
+        ranks += [part.a.shape[1] for each in self.experts.values() for part in each.parts]
+        return max(ranks, default=0)
 
     @property
     def num_bytes(self) -> int:
         """Of all tensors."""
-        parts = [*self.linears.values(), self.embedding, self.lm_head]
+        routed = [part for each in self.experts.values() for part in each.parts]
+        parts = [*self.linears.values(), *routed, self.embedding, self.lm_head]
         tensors = [getattr(part, name, None) for part in parts for name in ("a", "b", "scale", "shift", "weight")]
         return sum(tensor.nbytes for tensor in tensors if tensor is not None)

@@ -4,7 +4,7 @@ Knows adapter_model.safetensors and how LoRA (Hu et al. 2021), rsLoRA, DoRA (Liu
 written there. What a network calls its layers comes from `AdapterSlots`; how it takes fused matrices apart, from the
 network itself.
 
-Shape legend: r rank, I inputs, O outputs, V vocabulary, H hidden size.
+Shape legend: r rank, E experts, I inputs, O outputs, V vocabulary, H hidden size.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from quire_interfaces import CheckpointError
-from quire_lora.adapter import Adapter, LinearAdapter, TableAdapter
+from quire_lora.adapter import Adapter, ExpertAdapter, LinearAdapter, TableAdapter, stack_experts
 from quire_lora.peft_config import PeftConfig
 from quire_lora.slots import AdapterSlots, LinearSite
 
@@ -36,7 +36,7 @@ _LAYER = re.compile(r"\.(?:layers|h|blocks|layer)\.(\d+)\.")
 
 Rename = Callable[[str, Tensor], Iterable[tuple[str, Tensor]]]
 """(name in the checkpoint, tensor) -> names and tensors of the network's parameters; see
-`quire_models.Network.checkpoint_tensors`."""
+`quire_models.Network.parameter_tensors`."""
 
 
 @dataclass(slots=True)
@@ -82,7 +82,7 @@ class _Reader:
 
     def read(self) -> Adapter:
         modules = self._modules()
-        linears: dict[str, LinearAdapter] = {}
+        linears = self._stacked_experts(modules)
         tables: dict[str, TableAdapter] = {}
         outer = {"embedding": self._slots.embedding, "lm_head": self._slots.lm_head}
         for module in modules.values():
@@ -97,7 +97,7 @@ class _Reader:
         self._complain()
         if not linears and not tables:
             raise CheckpointError(f"the adapter in {self._folder} is empty")
-        return Adapter(linears=linears, **tables)
+        return Adapter(experts=self._experts(linears), linears=linears, **tables)
 
     def _modules(self) -> dict[str, _Module]:
         path = self._folder / WEIGHTS
@@ -148,12 +148,18 @@ class _Reader:
         if parts:
             raise CheckpointError(
                 f"the adapter in {self._folder} does not fit this network ({'; '.join(parts)}); use an adapter of this "
-                "model, whose target_modules are linear layers, the embedding or the LM head"
+                "model, whose target_modules are linear layers, routed experts, the embedding or the LM head"
             )
 
     def _find_missing(self, modules: dict[str, _Module], linears: dict[str, LinearAdapter]) -> None:
         """Layers that the configuration names and the file does not have."""
-        for name in self._slots.linears:
+        for site in self._slots.experts.values():  # whether they are meant at all, the file says
+            for names in (site.gate, site.up, site.down):
+                if any(name in linears for name in names):
+                    self._missing += [f"{name}.lora_A.weight" for name in names if name not in linears]
+        for name, linear in self._slots.linears.items():
+            if linear.expert is not None:
+                continue
             layer = _LAYER.search(f".{name}.")
             if name not in linears and self._config.targets(name, None if layer is None else int(layer[1])):
                 broken = any(name in (module, *self._unknown) for module in modules)
@@ -214,28 +220,38 @@ class _Reader:
                 f"{module}: lora_A is {list(a.shape)} and lora_B is {list(b.shape)}, should be of rank {rank}"
             )
             return False
+        self._check_rank(rank, module)
+        return True
+
+    def _check_rank(self, rank: int, module: str) -> None:
         if rank > self._slots.max_rank:
             raise CheckpointError(
                 f"the adapter in {self._folder} has rank {rank} at {module}, this server takes {self._slots.max_rank} "
                 f"at most; start it with --max-lora-rank {rank}"
             )
-        return True
 
     def _split(self, module: str, b: Tensor) -> dict[str, tuple[LinearSite, Tensor]] | None:
         """[O, x] of a module -> per layer of the network its site and its outputs' part; None when it knows none."""
-        for candidate in (b, b.T.contiguous()):  # some checkpoints keep matrices transposed
-            try:
-                parts = list(self._rename(f"{module}.weight", candidate))
-            except (RuntimeError, ValueError, IndexError):
-                continue
-            named = {name.removesuffix(".weight"): piece for name, piece in parts}
-            sites = {name: self._slots.linears.get(name) for name in named}
-            shapes = {name: (site.shape[0], b.shape[1]) for name, site in sites.items() if site is not None}
-            if shapes == {name: tuple(piece.shape) for name, piece in named.items()}:
-                return {name: (site, named[name]) for name, site in sites.items() if site is not None}
+        pieces = self._pieces(f"{module}.weight", b)
+        if pieces is not None:
+            return pieces
         # One layer under its own name: its size is somebody else's to check.
         site = self._slots.linears.get(module)
         return None if site is None else {module: (site, b)}
+
+    def _pieces(self, name: str, b: Tensor) -> dict[str, tuple[LinearSite, Tensor]] | None:
+        """[..., O, x] under a name of the checkpoint -> the same; None where parts are not what the network has."""
+        for candidate in (b, b.mT.contiguous()):  # some checkpoints keep matrices transposed
+            try:
+                parts = list(self._rename(name, candidate))
+            except (RuntimeError, ValueError, IndexError):
+                continue
+            named = {part.removesuffix(".weight"): piece for part, piece in parts}
+            sites = {part: self._slots.linears.get(part) for part in named}
+            shapes = {part: (site.shape[0], b.shape[-1]) for part, site in sites.items() if site is not None}
+            if shapes == {part: tuple(piece.shape) for part, piece in named.items()}:
+                return {part: (site, named[part]) for part, site in sites.items() if site is not None}
+        return None
 
     def _linear(
         self,
@@ -244,9 +260,9 @@ class _Reader:
         a: Tensor,
         b: Tensor,
         *,
-        magnitude: Tensor | None,
-        lora_bias: Tensor | None,
-        bias: Tensor | None,
+        magnitude: Tensor | None = None,
+        lora_bias: Tensor | None = None,
+        bias: Tensor | None = None,
     ) -> LinearAdapter:
         b = b * self._config.scaling_of(module)
         scale: Tensor | None = None
@@ -270,6 +286,70 @@ class _Reader:
             scale=scale,
             shift=shift if shift.any() or scale is not None else None,
         )
+
+    # Routed experts.
+
+    def _stacked_experts(self, modules: dict[str, _Module]) -> dict[str, LinearAdapter]:
+        """Adapters of stacked weights (PEFT's `target_parameters`), expert by expert. Their modules are taken out."""
+        wrapped: dict[str, list[_Module]] = {}
+        for module in list(modules.values()):
+            name = module.name
+            while name.endswith(".base_layer"):
+                name = name.removesuffix(".base_layer")
+            if self._config.parameters_of(name):
+                wrapped.setdefault(name, []).append(modules.pop(module.name))
+        found: dict[str, LinearAdapter] = {}
+        for name, layers in wrapped.items():
+            # A module is wrapped for one parameter after the other, in its own order, which is gate and up before down:
+            # the first one lies innermost.
+            parameters = sorted(self._config.parameters_of(name), key=lambda own: own.startswith("down"))
+            layers.sort(key=lambda module: -len(module.name))
+            self._missing += [f"{name}.{own} (lora_A, lora_B)" for own in parameters[len(layers) :]]
+            self._unknown += [module.name for module in layers[len(parameters) :]]
+            for own, module in zip(parameters, layers, strict=False):
+                self._pause()
+                found |= self._stacked(f"{name}.{own}", module)
+        return found
+
+    def _stacked(self, parameter: str, module: _Module) -> dict[str, LinearAdapter]:
+        """A [E r, I] and B [O, r E] of one stacked weight, as PEFT's ParamWrapper lays them out."""
+        a, b, rank = (
+            module.parts.get("lora_A.weight"),
+            module.parts.get("lora_B.weight"),
+            self._config.rank_of(parameter),
+        )
+        if a is None or b is None or len(module.parts) > 2:
+            self._unknown += [f"{module.name}.{part}" for part in module.parts]
+            return {}
+        self._check_rank(rank, parameter)
+        if a.ndim == b.ndim == 2 and len(a) % rank == 0 and b.shape[1] == len(a):
+            num = len(a) // rank
+            down, up = a.view(num, rank, -1), b.view(len(b), rank, num).permute(2, 0, 1)  # [E, r, I], [E, O, r]
+            # PEFT takes weights for [E, O, I] unless their module says otherwise; some are not, and do not say so.
+            for inputs, outputs in ((down, up), (up.mT, down.mT)):
+                pieces = self._pieces(parameter, outputs) or {}
+                if pieces and all(site.shape[1] == inputs.shape[2] for site, _ in pieces.values()):
+                    return {
+                        name: self._linear(parameter, site, inputs[site.expert or 0], piece)
+                        for name, (site, piece) in pieces.items()
+                    }
+        self._wrong.append(
+            f"{parameter}: lora_A is {list(a.shape)} and lora_B is {list(b.shape)}, which is not rank {rank} for each "
+            "of its experts"
+        )
+        return {}
+
+    def _experts(self, linears: dict[str, LinearAdapter]) -> dict[str, ExpertAdapter]:
+        """What `linears` has for routed experts, which is taken out."""
+        found = {}
+        for name, site in self._slots.experts.items():
+            roles = {"gate": site.gate, "up": site.up, "down": site.down}
+            stacked = {
+                role: stack_experts([linears.pop(each, None) for each in names]) for role, names in roles.items()
+            }
+            if any(part is not None for part in stacked.values()):
+                found[name] = ExpertAdapter(**stacked)
+        return found
 
     def _only_bias(self, site: LinearSite, bias: Tensor) -> LinearAdapter:
         _, own = site.base()

@@ -27,7 +27,8 @@ TRAINING_FIELDS = frozenset(
 
 APPLIED_FIELDS = frozenset(
     "alpha_pattern bias exclude_modules init_lora_weights layers_pattern layers_to_transform lora_alpha lora_bias "
-    "modules_to_save r rank_pattern target_modules use_dora use_rslora".split()
+    "modules_to_save r rank_pattern target_modules target_parameters use_dora "
+    "use_rslora".split()
 )
 
 CONVERTED_INITS = ("pissa", "olora", "corda", "loftq", "lora_ga")
@@ -47,6 +48,8 @@ class PeftConfig:
     target_modules: str | tuple[str, ...] = ()
     """A pattern for whole names, "all-linear", or names and ends of names."""
     exclude_modules: str | tuple[str, ...] = ()
+    target_parameters: tuple[str, ...] = ()
+    """Ends of names of stacked weights, such as experts.gate_up_proj."""
     modules_to_save: tuple[str, ...] = ()
     layers_to_transform: frozenset[int] | None = None
     rank_pattern: Mapping[str, int] = field(default_factory=dict)
@@ -118,6 +121,7 @@ class PeftConfig:
         if bias not in ("none", "all", "lora_only"):
             raise CheckpointError(f"{source}: bias must be none, all or lora_only, got {bias!r}")
         saved, layers = names("modules_to_save"), values.get("layers_to_transform")
+        parameters = names("target_parameters")
         return cls(
             r=rank,
             lora_alpha=alpha,
@@ -127,6 +131,7 @@ class PeftConfig:
             bias=bias,
             target_modules=names("target_modules"),
             exclude_modules=names("exclude_modules"),
+            target_parameters=(parameters,) if isinstance(parameters, str) else parameters,
             modules_to_save=(saved,) if isinstance(saved, str) else saved,
             layers_to_transform=None if layers is None else frozenset([layers] if isinstance(layers, int) else layers),
             rank_pattern={name: int(value) for name, value in patterns("rank_pattern").items()},
@@ -141,6 +146,10 @@ class PeftConfig:
         """Factor of what is added: alpha / r, or alpha / sqrt(r) (rsLoRA, Kalajdzievski 2023)."""
         alpha, rank = _by_pattern(self.alpha_pattern, module, self.lora_alpha), self.rank_of(module)
         return alpha / math.sqrt(rank) if self.use_rslora else alpha / rank
+
+    def parameters_of(self, module: str) -> list[str]:
+        """Which parameters of a module, by their own names, are in the adapter."""
+        return sorted({name.rpartition(".")[2] for name in self.target_parameters if _is_of(module, name)})
 
     def targets(self, module: str, layer: int | None) -> bool:
         """Whether a linear layer of this full name, in this decoder layer, should be in the adapter."""
@@ -157,6 +166,12 @@ def _matches(wanted: str | tuple[str, ...], module: str) -> bool:
     if isinstance(wanted, str):
         return bool(wanted) and re.fullmatch(wanted, module) is not None
     return any(module == name or module.endswith(f".{name}") for name in wanted)
+
+
+def _is_of(module: str, parameter: str) -> bool:
+    """Whether a module "a.b" may have a parameter "b.c"."""
+    end = parameter.rpartition(".")[0]
+    return not end or f".{module}".endswith(f".{end}")
 
 
 def _by_pattern(patterns: Mapping[str, float], module: str, default: float) -> float:

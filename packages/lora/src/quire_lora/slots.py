@@ -8,7 +8,8 @@ Shape legend: T tokens of the step, S slots, R largest rank, V vocabulary, H hid
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import dataclasses
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,24 +17,34 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from quire_lora.adapter import Adapter, LinearAdapter, TableAdapter
+from quire_lora.adapter import Adapter, ExpertAdapter, LinearAdapter, TableAdapter
 from quire_ops import LoraTokens, LoraWeights, OpRequest, bind
 
-__all__ = ["AdapterSlots", "LinearSite"]
+__all__ = ["AdapterSlots", "ExpertSite", "LinearSite"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class LinearSite:
     """A linear layer that adapters may change."""
 
-    weights: LoraWeights
+    shape: tuple[int, int]
+    """[outputs, inputs]."""
+    weights: LoraWeights | None
+    """By slot; None for a routed expert's, whose adapters stay in the form in which they were read."""
     base: Callable[[], tuple[Tensor, Tensor | None]]
     """The layer's own weight [outputs, inputs] and bias [outputs], widened to float32; once it is loaded."""
 
-    @property
-    def shape(self) -> tuple[int, int]:
-        """[outputs, inputs]."""
-        return self.weights.b.shape[2], self.weights.a.shape[2]
+    expert: int | None = None
+    """Which of its layer's experts it belongs to; None outside of them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class ExpertSite:
+    """The routed experts of a layer: the names of their linear layers, expert by expert."""
+
+    gate: tuple[str, ...]
+    up: tuple[str, ...]
+    down: tuple[str, ...]
 
 
 class AdapterSlots:
@@ -51,6 +62,8 @@ class AdapterSlots:
         self.dtype, self.device = dtype, device
         self.linears: dict[str, LinearSite] = {}
         """Name of the layer -> its site."""
+        self.experts: dict[str, ExpertSite] = {}
+        """Name of a layer's routed experts -> their layers, which are among `linears`."""
         self.embedding: tuple[str, tuple[int, int]] | None = None
         """Name and shape [V, H]; None where the network's embedding takes no adapters."""
         self.lm_head: tuple[str, tuple[int, int]] | None = None
@@ -63,6 +76,7 @@ class AdapterSlots:
         self.add = bind("lora_linear", OpRequest(device=device.type, dtype=dtype))
         self._embeddings: dict[int, TableAdapter] = {}
         self._lm_heads: dict[int, TableAdapter] = {}
+        self._routed: dict[str, dict[int, ExpertAdapter]] = {}
 
     def linear(
         self, name: str, outputs: int, inputs: int, base: Callable[[], tuple[Tensor, Tensor | None]]
@@ -76,8 +90,19 @@ class AdapterSlots:
             scale=self._zeros(self.num_slots, outputs, dtype=torch.float32),
             shift=self._zeros(self.num_slots, outputs, dtype=torch.float32),
         )
-        self.linears[name] = LinearSite(weights=weights, base=base)
+        self.linears[name] = LinearSite(shape=(outputs, inputs), weights=weights, base=base)
         return weights
+
+    def routed_experts(self, name: str, site: ExpertSite, linears: Mapping[str, LinearSite]) -> None:
+        """Register the routed experts of a layer, and their linear layers. They take no memory before an adapter for
+        them is placed."""
+        self.experts[name] = site
+        self.linears |= linears
+        self._routed[name] = {}
+
+    def of_experts(self, name: str) -> dict[int, ExpertAdapter]:
+        """Slot -> its adapter for the routed experts of a layer. Filled in place."""
+        return self._routed[name]
 
     def _zeros(self, *shape: int, dtype: torch.dtype | None = None) -> Tensor:
         dtype = dtype or self.dtype
@@ -92,7 +117,12 @@ class AdapterSlots:
             return
         self.versions[slot] = None
         for name, site in self.linears.items():
-            _place(site.weights, slot, adapter.linears.get(name))
+            if site.weights is not None:
+                _place(site.weights, slot, adapter.linears.get(name))
+        for name, adapters in self._routed.items():
+            adapters.pop(slot, None)
+            if name in adapter.experts:
+                adapters[slot] = _experts_on(adapter.experts[name], self.device)
         for tables, table in ((self._embeddings, adapter.embedding), (self._lm_heads, adapter.lm_head)):
             tables.pop(slot, None)
             if table is not None:
@@ -161,6 +191,18 @@ def _place(weights: LoraWeights, slot: int, adapter: LinearAdapter | None) -> No
         weights.scale[slot] = 1.0 if adapter.scale is None else adapter.scale
         weights.shift[slot] = 0.0 if adapter.shift is None else adapter.shift
     ranks[slot], adjustments[slot] = rank, adjusted
+
+
+def _experts_on(adapter: ExpertAdapter, device: torch.device) -> ExpertAdapter:
+    def moved(part: LoraWeights | None) -> LoraWeights | None:
+        if part is None:
+            return None
+        tensors = {name: getattr(part, name).to(device) for name in ("a", "b", "scale", "shift")}
+        return dataclasses.replace(part, **tensors)
+
+    if device.type == "cpu":
+        return adapter
+    return ExpertAdapter(gate=moved(adapter.gate), up=moved(adapter.up), down=moved(adapter.down))
 
 
 def _on(tensor: Tensor | None, device: torch.device) -> Tensor | None:

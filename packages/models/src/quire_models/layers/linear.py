@@ -23,7 +23,7 @@ class Linear:
 
     name: str
     """Of the weight, in full."""
-    shape: tuple[int, ...]
+    shape: tuple[int, int]
     """[out_features, in_features]."""
 
     def __init__(
@@ -55,7 +55,7 @@ class Linear:
         self._lora: LoraWeights | None = None
         if self._adapters is not None:
             name = scope.prefix.removesuffix(".")
-            self._lora = self._adapters.linear(name, out_features, in_features, self._base)
+            self._lora = self._adapters.linear(name, out_features, in_features, self.base)
         scope.when_loaded(self._finish)
 
     def set_method(self, method: LinearMethod) -> None:
@@ -64,12 +64,11 @@ class Linear:
         assert not isinstance(self._method, StoredLinear)
         self._method, self._apply = method, method.apply
 
-    def _base(self) -> tuple[Tensor, Tensor | None]:
+    def base(self) -> tuple[Tensor, Tensor | None]:
         """Weight and bias in float32, whatever form the linear method keeps them in."""
         some = next(iter(self._weights.values()))
-        dtype = self._adapters.dtype if self._adapters is not None else some.dtype
         without_bias = {name: tensor for name, tensor in self._weights.items() if name != "bias"}
-        weight = self._apply(without_bias, torch.eye(self.shape[1], dtype=dtype, device=some.device)).float().T
+        weight = self._apply(without_bias, torch.eye(self.shape[1], dtype=self._dtype, device=some.device)).float().T
         bias = self._weights.get("bias")
         return weight, None if bias is None else bias.float()
 

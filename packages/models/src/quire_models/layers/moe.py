@@ -10,10 +10,13 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterator
+from functools import partial
 
 import torch
 from torch import Tensor
 
+from quire_lora import AdapterSlots, ExpertSite, LinearSite
+from quire_lora.adapter import ExpertAdapter
 from quire_models.config import ModelConfig
 from quire_models.layers.blocks import BlockAttention, PreNormBlock
 from quire_models.layers.linear import Linear
@@ -21,7 +24,7 @@ from quire_models.layers.mlp import GatedMLP
 from quire_models.layers.norm import RMSNorm
 from quire_models.layers.routing import Router
 from quire_models.layers.scope import Scope
-from quire_ops import Experts, LinearWeights, RunExperts, swigluoai_and_mul
+from quire_ops import Experts, LinearWeights, LoraTokens, RunExperts, swigluoai_and_mul
 from quire_quantization.experts import FUSED, ExpertsChoice, alike, choose_experts_method
 
 __all__ = ["FusedExperts", "SharedExpert", "SparseMoE", "pre_norm_block"]
@@ -33,7 +36,7 @@ class FusedExperts:
     """Gated feed-forward networks of one shape, through op `fused_moe` where it takes their weights, which are by the
     linear method of the scope."""
 
-    __slots__ = ("_act", "_limit", "_run", "_scope", "choice", "down", "gate", "up")
+    __slots__ = ("_act", "_adapters", "_limit", "_name", "_run", "_scope", "choice", "down", "gate", "up")
 
     def __init__(
         self,
@@ -52,7 +55,8 @@ class FusedExperts:
         names: What checkpoints that keep experts one by one call gate, up and down.
         """
         gate, up, down = names
-        scope = dataclasses.replace(scope, adapters=None)  # the op for all experts at once has no place for them
+        self._adapters, self._name = scope.adapters, scope.prefix.removesuffix(".")
+        scope = dataclasses.replace(scope, adapters=None)  # they are asked for all experts at once
         each = [scope / str(expert) for expert in range(num_experts)]
         self.gate = [Linear(one / gate, size, inner, bias=bias) for one in each]
         self.up = [Linear(one / up, size, inner, bias=bias) for one in each]
@@ -62,7 +66,21 @@ class FusedExperts:
         self.choice: ExpertsChoice | None = None
         """Set once weights are loaded."""
         scope.experts.append(self)
+        if self._adapters is not None:
+            self._register(self._adapters)
         scope.when_loaded(self._bind)
+
+    def _register(self, adapters: AdapterSlots) -> None:
+        def names(layers: list[Linear]) -> tuple[str, ...]:
+            return tuple(layer.name.removesuffix(".weight") for layer in layers)
+
+        linears = {
+            name: LinearSite(shape=layer.shape, weights=None, base=layer.base, expert=expert)
+            for layers in (self.gate, self.up, self.down)
+            for expert, (name, layer) in enumerate(zip(names(layers), layers, strict=True))
+        }
+        site = ExpertSite(gate=names(self.gate), up=names(self.up), down=names(self.down))
+        adapters.routed_experts(self._name, site, linears)
 
     def accept_stacked(
         self, scope: Scope, names: tuple[str, str] = ("gate_up_proj", "down_proj"), *, inputs_first: bool = False
@@ -122,8 +140,56 @@ class FusedExperts:
         return out
 
     def __call__(self, x: Tensor, topk_ids: Tensor, topk_weights: Tensor) -> Tensor:
-        """See `RunExperts`."""
-        return self._run(x, topk_ids, topk_weights)
+        """See `RunExperts`. Tokens of adapters that change these experts take a way of their own."""
+        adapters, tokens = self._adapters, None if self._adapters is None else self._adapters.tokens
+        placed = {} if adapters is None or tokens is None else adapters.of_experts(self._name)
+        if not placed or tokens is None:
+            return self._run(x, topk_ids, topk_weights)
+        slots = tokens.slots.repeat_interleave(len(x) // len(tokens.slots))  # some networks give a row for each expert
+        changed = torch.isin(slots, torch.tensor(list(placed), dtype=slots.dtype, device=slots.device))
+        out = torch.empty_like(x)
+        for rows, run in (
+            (~changed, self._run),
+            (changed, partial(self._adapted, slots=slots[changed], placed=placed)),
+        ):
+            if rows.any():
+                out[rows] = run(x[rows], topk_ids[rows], topk_weights[rows])
+        return out
+
+    def _adapted(
+        self, x: Tensor, topk_ids: Tensor, topk_weights: Tensor, *, slots: Tensor, placed: dict[int, ExpertAdapter]
+    ) -> Tensor:
+        """Experts with adapters: op `lora_linear` with a row for each pair of token and expert, an expert in the place
+        of a slot.
+
+        Args:
+            slots: [T], of each token.
+            placed: Slot -> its adapter.
+        """
+        order = torch.argsort(topk_ids.flatten(), stable=True)  # pairs, expert by expert
+        tokens, experts = order // topk_ids.shape[1], topk_ids.flatten()[order].to(torch.int32)
+        counts = torch.bincount(experts, minlength=len(self.gate)).tolist()
+        of_slot = {
+            slot: (adapter, LoraTokens.of(torch.where(slots[tokens] == slot, experts, -1).cpu().numpy(), x.device))
+            for slot, adapter in placed.items()
+        }
+
+        def linear(taken: Tensor, layers: list[Linear], role: str) -> Tensor:
+            parts = zip(layers, taken.split(counts), strict=True)
+            out = torch.cat([layer(part) for layer, part in parts if len(part)])
+            for adapter, pairs in of_slot.values():
+                weights = getattr(adapter, role)
+                if self._adapters is not None and weights is not None and pairs is not None:
+                    self._adapters.add(out, taken, weights, pairs)
+            return out
+
+        taken = x[tokens]
+        inner = self._activated(linear(taken, self.gate, "gate"), linear(taken, self.up, "up"))
+        results = linear(inner, self.down, "down").float() * topk_weights.flatten()[order, None]
+        out = torch.zeros_like(x, dtype=torch.float32)
+        for rows, part in zip(tokens.split(counts), results.split(counts), strict=True):
+            out.index_add_(0, rows, part)  # an expert has a token once, so the order of additions is fixed
+        return out.to(x.dtype)
 
 
 def pre_norm_block(

@@ -147,6 +147,13 @@ class Network:
         """A tensor of the checkpoint as parameters: renamed, split, transposed; unknown names are passed on."""
         return ((name, tensor),)
 
+    def parameter_tensors(self, name: str, tensor: Tensor) -> Iterable[tuple[str, Tensor]]:
+        """As `checkpoint_tensors`, what stands for several parameters taken apart. Sizes are not checked: adapters have
+        another number of columns."""
+        for own, part in self.checkpoint_tensors(name, tensor):
+            packed = self.packs.get(own)
+            yield from [(own, part)] if packed is None else packed.split(part)
+
     def set_kv_scales(self, scales: Mapping[str, Tensor]) -> None:
         """Take the checkpoint's scales for an fp8 KV cache; other caches have no use for them. Before `finish_loading`.
 
