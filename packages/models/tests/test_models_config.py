@@ -27,6 +27,7 @@ LLAMA: dict[str, Any] = {
 }
 QWEN2 = {**LLAMA, "architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2"}
 QWEN3 = {**LLAMA, "architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3"}
+FACTORS = {"long_factor": [1.0, 2.0, 3.0], "short_factor": [1.0] * 3}
 MISTRAL = {**LLAMA, "architectures": ["MistralForCausalLM"], "model_type": "mistral"}
 
 
@@ -130,7 +131,9 @@ def test_end_tokens_of_both_files(tmp_path: Path) -> None:
         ({"eos_token_id": [1, -2]}, "eos_token_id must be a token id"),
         ({"quantization_config": {"quant_method": "hqq"}}, "quant_method 'hqq' is not supported"),
         ({"rope_scaling": "linear"}, "rope_scaling must be an object"),
-        ({"rope_scaling": {"type": "su", "factor": 2}}, "rope type 'su'; Quire computes default, linear"),
+        ({"rope_scaling": {"type": "ntk", "factor": 2}}, "rope type 'ntk'; Quire computes default, linear"),
+        ({"rope_scaling": {"type": "su", "factor": 2}}, "longrope needs long_factor, a list of one number above 0"),
+        ({"rope_scaling": {"type": "longrope", **FACTORS}}, "long_factor must have 4 numbers.* has 3"),
         ({"rope_scaling": {"type": ["yarn"]}}, "rope type"),
         ({"rope_scaling": {"type": "linear"}}, "factor is missing"),
         ({"rope_scaling": {"type": "linear", "factor": 0.5}}, "factor must be at least 1"),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 
@@ -38,6 +40,30 @@ def test_equals_transformers(rope: str, length: int) -> None:
     assert (got_cos[rows, 0] - cos[0, rows]).abs().max() <= 2e-4
     assert (got_sin[rows, 0, half:] - sin[0, rows, half:]).abs().max() <= 2e-4
     assert torch.equal(got_sin[:, 0, :half], -got_sin[:, 0, half:])
+
+
+@pytest.mark.parametrize("max_model_len", [64, 65])
+def test_longrope_equals_transformers(max_model_len: int) -> None:
+    from transformers import Phi3Config
+    from transformers.models.phi3.modeling_phi3 import Phi3RotaryEmbedding
+
+    rng = torch.Generator().manual_seed(3)
+    factors = (1 + 4 * torch.rand(2, HEAD_DIM // 2, generator=rng)).tolist()
+    values = {
+        "original_max_position_embeddings": 64,
+        "rope_scaling": {"type": "longrope", "short_factor": factors[0], "long_factor": factors[1]},
+    }
+    oracle = Phi3RotaryEmbedding(
+        Phi3Config(hidden_size=4 * HEAD_DIM, num_attention_heads=4, max_position_embeddings=256, **values)
+    )
+    positions = torch.arange(max_model_len)
+    cos, sin = oracle(torch.zeros(1, 1), positions[None])
+    rope = parse_rope(Fields(values, "config.json"), max_position_embeddings=256).within(max_model_len)
+    # As Transformers rotates the longest sequence that there can be, this engine rotates all of them.
+    got_cos, got_sin = table(rope)(positions, max_model_len)
+    assert (got_cos[:, 0] - cos[0]).abs().max() <= 2e-5
+    assert (got_sin[:, 0, HEAD_DIM // 2 :] - sin[0, :, HEAD_DIM // 2 :]).abs().max() <= 2e-5
+    assert got_cos[0, 0, 0] == pytest.approx(math.sqrt(1 + math.log(4) / math.log(64)))
 
 
 def test_dynamic_does_not_depend_on_what_comes_along() -> None:

@@ -131,6 +131,7 @@ def build_parts(
     folder = model_folder(config)
     model = ModelConfig.from_path(folder)
     plan = make_plan(config, model, folder=folder)
+    model = model.within(plan.max_model_len)
     offered = offered_adapters(config)
     report("importing torch", 0.0)
     from quire_lora import AdapterDevice
@@ -155,7 +156,7 @@ def build_parts(
         disabled_linear_kernels=config.model.disabled_linear_kernels,
         progress=lambda done, total: report("loading weights", done / max(1, total)),
     )
-    draft_network = None if plan.draft is None else _load_draft(config, plan.draft)
+    draft_network = None if plan.draft is None else _load_draft(config, plan.draft, plan.max_model_len)
     loaded = time.perf_counter()
     speculative = config.speculative
     drafter = make_drafter(speculative)
@@ -179,7 +180,7 @@ def build_parts(
     store = open_adapters(config, network, offered)
     adapters = AdapterGate(store, config.lora.max_loras if store is not None else 0)
     gate = build_grammar_gate(config, folder, model, tokenizer, apart=serves_strangers)
-    tier = None if digest is None else open_tier(config, plan, digest, network.attention_backend.name)
+    tier = None if digest is None else open_tier(config, plan, digest, network)
     runner = ModelRunner.for_model(
         network,
         plan.kv_plan,
@@ -253,12 +254,12 @@ def _make_controller(config: QuireConfig) -> DraftController | None:
     )
 
 
-def _load_draft(config: QuireConfig, draft: DraftPlan) -> Network:
+def _load_draft(config: QuireConfig, draft: DraftPlan, max_model_len: int) -> Network:
     """The network that drafts: on the same device, in the same dtype, with attention of its own choice."""
     from quire_models import load_model
 
     return load_model(
-        draft.config,
+        draft.config.within(max_model_len),
         draft.folder,
         dtype=draft.dtype,
         device=config.runner.device,

@@ -62,6 +62,7 @@ def record_kernels(config: QuireConfig, builder: KernelBuilder, target: str) -> 
     folder = model_folder(config)
     model = ModelConfig.from_path(folder)
     plan = make_plan(config, model, folder=folder, free_bytes=ENOUGH_BYTES)
+    model = model.within(plan.max_model_len)
     with torch.inference_mode(), builder.recording(target) as kernels, FakeTensorMode(allow_non_fake_inputs=True):
         network = load_model(
             model,

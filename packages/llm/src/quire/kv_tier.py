@@ -9,6 +9,7 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import Future
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from quire.config import QuireConfig
 from quire.plan import MemoryPlan
@@ -22,6 +23,9 @@ from quire_kv_transfer import (
     weights_digest,
 )
 from quire_models import __version__ as models_version
+
+if TYPE_CHECKING:
+    from quire_models import Network
 
 __all__ = ["check_tier", "open_tier", "start_digest"]
 
@@ -70,14 +74,15 @@ def start_digest(config: QuireConfig, folder: Path) -> Future[str]:
     return _in_thread(lambda: weights_digest(files, root))
 
 
-def open_tier(config: QuireConfig, plan: MemoryPlan, digest: Future[str], attention_backend: str) -> DiskTier:
+def open_tier(config: QuireConfig, plan: MemoryPlan, digest: Future[str], network: Network) -> DiskTier:
     """Open the tier for this model, dtype and layout.
 
     Args:
         config: Settings.
         plan: Dtype, linear method and KV cache.
         digest: From `start_digest`.
-        attention_backend: Name of the one in use; KV of another differs in its last bits, or in its layout.
+        network: KV of another attention backend differs in its last bits, or in its layout; and keys keep the rotation
+            that the network gave them.
 
     Raises:
         ConfigError: the folder is too small, or cannot be written to.
@@ -90,7 +95,8 @@ def open_tier(config: QuireConfig, plan: MemoryPlan, digest: Future[str], attent
             "networks": models_version,
             "dtype": plan.dtype,
             "linear_method": plan.linear_method,
-            "attention_backend": attention_backend,
+            "attention_backend": network.attention_backend.name,
+            "rope": repr(network.config.rope),
             "layout": layout_facts(plan.kv_plan),
             "block_hash": config.kv_cache.prefix_caching_hash_algo,
         }

@@ -107,6 +107,8 @@ def make_plan(
     dtype = resolved_dtype(config.model.dtype, model.dtype)
     method = config.model.quantization or "plain"
     max_model_len, notes = _max_model_len(config, model)
+    if model.rope.kind == "longrope":
+        notes.append(_rotation_note(model, max_model_len))
     model = _with_encoder_len(config, model, max_model_len, notes)
     if dtype == "float16" and config.runner.device.startswith("cpu"):
         notes.append(
@@ -196,6 +198,16 @@ def _max_model_len(config: QuireConfig, model: ModelConfig) -> tuple[int, list[s
             field="max_model_len",
         )
     return asked, [f"max_model_len {asked}: as asked (the model's context is {model.max_model_len})"]
+
+
+def _rotation_note(model: ModelConfig, max_model_len: int) -> str:
+    original = model.rope.original_max_position_embeddings
+    if max_model_len <= original:
+        return f"rotation by the short factors: no sequence passes the original context of {original} tokens"
+    return (
+        f"rotation by the long factors, for short sequences too; where none passes {original} tokens, --max-model-len "
+        f"{original} gives the short ones, which are better there"
+    )
 
 
 def _with_encoder_len(config: QuireConfig, model: ModelConfig, max_model_len: int, notes: list[str]) -> ModelConfig:

@@ -10,7 +10,7 @@ import dataclasses
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from quire_interfaces import CheckpointError, FullAttentionSpec, KVCacheSpec, SlidingWindowSpec
 from quire_models.fields import Fields, read_json
@@ -148,6 +148,12 @@ class ModelConfig:
             eos_token_ids=eos_token_ids,
             decoder_start_token_ids=start,
         )
+
+    def within(self, max_model_len: int) -> Self:
+        """The network of an engine whose sequences have at most so many tokens; see `RopeConfig.within`."""
+        values = ((field.name, getattr(self, field.name)) for field in dataclasses.fields(self))
+        ropes = {name: rope.within(max_model_len) for name, rope in values if isinstance(rope, RopeConfig)}
+        return dataclasses.replace(self, **ropes)
 
     @property
     def query_size(self) -> int:

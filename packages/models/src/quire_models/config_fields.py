@@ -127,6 +127,12 @@ def _rope(config: Fields, positions: int, size: int, *, theta: float, partial: f
         raise CheckpointError(f"{config.source}: head_dim must be even for rotary embedding, is {size}")
     if rope.kind == "dynamic" and rotary_dim == 2:
         raise CheckpointError(f"{config.source}: dynamic rope scaling needs a head_dim greater than 2")
+    for name, divisors in (("long_factor", rope.divisors), ("short_factor", rope.short_divisors)):
+        if rope.kind == "longrope" and len(divisors) != rotary_dim // 2:
+            raise CheckpointError(
+                f"{config.source}: {name} must have {rotary_dim // 2} numbers, one for each pair of rotated "
+                f"dimensions, has {len(divisors)}"
+            )
     return rope
 
 

@@ -16,7 +16,7 @@ from quire_models.fields import Fields
 
 __all__ = ["ROPE_KINDS", "RopeConfig", "parse_rope"]
 
-ROPE_KINDS = ("default", "linear", "dynamic", "llama3", "yarn")
+ROPE_KINDS = ("default", "linear", "dynamic", "llama3", "yarn", "longrope")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,7 +30,7 @@ class RopeConfig:
     factor: float = 1.0
     """How many times the context was extended."""
     original_max_position_embeddings: int = 0
-    """Context of pre-training, in tokens (dynamic, llama3, yarn)."""
+    """Context of pre-training, in tokens (dynamic, llama3, yarn, longrope)."""
     low_freq_factor: float = 1.0
     """llama3."""
     high_freq_factor: float = 4.0
@@ -40,9 +40,13 @@ class RopeConfig:
     beta_slow: float = 1.0
     """yarn: rotations below which a dimension is fully interpolated."""
     attention_factor: float = 1.0
-    """yarn: factor of cosines and sines."""
+    """yarn, longrope: factor of cosines and sines."""
     truncate: bool = True
     """yarn: round the ramp's ends to whole dimensions."""
+    divisors: tuple[float, ...] = ()
+    """longrope: of the frequency of each pair of dimensions, while sequences may pass the original context."""
+    short_divisors: tuple[float, ...] = ()
+    """longrope: the same while none can."""
     partial_rotary_factor: float = 1.0
     """Share of a head's dimensions that are rotated."""
 
@@ -57,6 +61,17 @@ class RopeConfig:
         if self.kind == "yarn":
             return max(max_position_embeddings, int(self.original_max_position_embeddings * self.factor))
         return max_position_embeddings
+
+    def within(self, max_model_len: int) -> RopeConfig:
+        """The rotation of an engine whose sequences have at most so many tokens. It differs for longrope only, which
+        rotates by other factors where no sequence passes the original context.
+
+        Transformers looks at how long a sequence is by now, and computes it anew once it passes. Keys in a cache, which
+        other sequences may share, have to keep their rotation: here one choice serves all, as long as an engine runs.
+        """
+        if self.kind != "longrope" or max_model_len > self.original_max_position_embeddings:
+            return self
+        return replace(self, divisors=self.short_divisors)
 
 
 def parse_rope(
@@ -84,11 +99,16 @@ def parse_rope(
     rope = Fields(raw, f"{config.source}: {spelled}")
     theta = rope.number("rope_theta", default=theta, above=1.0)
     kind = rope.get("rope_type") or rope.get("type") or "default"
+    if kind == "su" or (kind == "yarn" and rope.get("long_factor") is not None):
+        kind = "longrope"  # as the first Phi-3 checkpoints call it
     if kind not in ROPE_KINDS:
         raise CheckpointError(
             f"{config.source}: {spelled} has the rope type {kind!r}; Quire computes {', '.join(ROPE_KINDS)}"
         )
     partial = _share(rope.number("partial_rotary_factor", default=partial, above=0.0), rope)
+    if not layers and config.get("original_max_position_embeddings") is not None:
+        original = config.integer("original_max_position_embeddings", minimum=1)
+        rope = Fields({**raw, "original_max_position_embeddings": original}, rope.source)
     return replace(_of_kind(kind, theta, rope, max_position_embeddings), partial_rotary_factor=partial)
 
 
@@ -101,7 +121,7 @@ def _share(value: float, config: Fields) -> float:
 def _of_kind(kind: str, theta: float, rope: Fields, max_position_embeddings: int) -> RopeConfig:
     if kind == "default":
         return RopeConfig(theta=theta)
-    if kind == "yarn" and rope.get("factor") is None:
+    if kind in ("yarn", "longrope") and rope.get("factor") is None:
         original = rope.integer("original_max_position_embeddings", default=max_position_embeddings, minimum=1)
         factor = max_position_embeddings / original
     else:
@@ -127,6 +147,16 @@ def _of_kind(kind: str, theta: float, rope: Fields, max_position_embeddings: int
             original_max_position_embeddings=original,
             low_freq_factor=low,
             high_freq_factor=high,
+        )
+    if kind == "longrope":
+        return RopeConfig(
+            kind=kind,
+            theta=theta,
+            factor=factor,
+            original_max_position_embeddings=original,
+            attention_factor=_longrope_attention_factor(rope, factor, original),
+            divisors=_divisors(rope, "long_factor"),
+            short_divisors=_divisors(rope, "short_factor"),
         )
     return RopeConfig(
         kind=kind,
@@ -154,3 +184,21 @@ def _yarn_attention_factor(rope: Fields, factor: float) -> float:
     if mscale and mscale_all_dim:
         return scale(mscale) / scale(mscale_all_dim)
     return scale(1.0)
+
+
+def _longrope_attention_factor(rope: Fields, factor: float, original: int) -> float:
+    """Given, or sqrt(1 + ln(factor) / ln(original context)) (LongRoPE, Ding et al. 2024, sec. 4)."""
+    if rope.get("attention_factor") is not None:
+        return rope.number("attention_factor", minimum=0.0)
+    return math.sqrt(1 + math.log(factor) / math.log(original)) if factor > 1.0 and original > 1 else 1.0
+
+
+def _divisors(rope: Fields, name: str) -> tuple[float, ...]:
+    values = rope.get(name)
+    numbers = isinstance(values, list) and all(isinstance(each, int | float) and each > 0 for each in values)
+    if not numbers:
+        raise CheckpointError(
+            f"{rope.source}: longrope needs {name}, a list of one number above 0 for each pair of rotated dimensions; "
+            f"it is {values!r}"
+        )
+    return tuple(map(float, values))

@@ -99,8 +99,9 @@ def inverse_frequencies(rope: RopeConfig, head_dim: int) -> Tensor:
     """[head_dim / 2] float32: radians per position of each pair of dimensions (Su et al. 2021, sec. 3.2.2).
 
     Linear: positions divided by the factor (Chen et al. 2023). llama3: long wavelengths divided, short ones kept, a
-    smooth passage between (Llama 3.1). yarn: "NTK by parts" (Peng et al. 2023, sec. 3.2). Dynamic depends on the
-    position: here is its beginning.
+    smooth passage between (Llama 3.1). yarn: "NTK by parts" (Peng et al. 2023, sec. 3.2). longrope: each divided by a
+    number of its own, which a search has found (Ding et al. 2024, sec. 3). Dynamic depends on the position: here is its
+    beginning.
     """
     exponents = torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim
     plain = 1.0 / rope.theta**exponents
@@ -110,6 +111,8 @@ def inverse_frequencies(rope: RopeConfig, head_dim: int) -> Tensor:
         return _llama3(rope, plain)
     if rope.kind == "yarn":
         return _yarn(rope, plain, head_dim)
+    if rope.kind == "longrope":
+        return plain / torch.tensor(rope.divisors)
     return plain
 
 

@@ -41,6 +41,11 @@ a tiny random checkpoint of the Transformers class; for int8 weights it is the d
   decoder of Transformers that lets its attention be exchanged runs so, those below have been verified. They take
   unquantized safetensors; what cannot run is refused at the start, with the reason.
 
+Where a rotation depends on how long a sequence has grown, Transformers rotates all of it anew; keys in a cache that
+requests share keep the rotation that they got. `longrope` (Phi-3 and Phi-4): the long factors where `--max-model-len`
+is more than the original context, for short sequences too, else the short ones. `dynamic`: each token by the length at
+which it was the last one.
+
 `quire verify ARCHITECTURE` (or a checkpoint folder) prints the same for one; `quire verify --table docs/models.md`
 makes this table. The digest is that of the architecture's own source files (for a fallback the backend's) and its test
 configuration: a test fails when they have changed and the table has not. The test suite verifies all native networks,

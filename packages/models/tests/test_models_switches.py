@@ -1,0 +1,70 @@
+"""What the configurations of families can switch, as published checkpoints do: each against Transformers, in one
+prefill and some steps of decoding. The architectures themselves are verified in every situation elsewhere.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from models_paged_driver import PagedDriver
+
+from quire_models import ModelConfig, load_model
+from quire_models.ledger import num_parameters
+from quire_testkit.parity.cases import CASES
+from quire_testkit.parity.oracle import write_checkpoint
+
+PROMPT_LEN, NUM_STEPS = 34, 4
+
+SWITCHES: dict[str, tuple[str, dict[str, Any]]] = {
+    "bloom-8-heads": ("BloomForCausalLM", {"n_head": 8, "hidden_size": 64}),
+    "cohere-plain": ("CohereForCausalLM", {"use_qk_norm": False, "attention_bias": True}),
+    "exaone4-full": ("Exaone4ForCausalLM", {"sliding_window": None, "layer_types": ["full_attention"] * 2}),
+    "falcon-7b": (
+        "FalconForCausalLM",
+        {"new_decoder_architecture": False, "multi_query": True, "num_kv_heads": None, "bias": False},
+    ),
+    "falcon-sequential": (
+        "FalconForCausalLM",
+        {"new_decoder_architecture": False, "multi_query": False, "num_kv_heads": None, "parallel_attn": False},
+    ),
+    "falcon-one-norm": ("FalconForCausalLM", {"num_ln_in_parallel_attn": 1}),
+    "gemma3-scaled": (
+        "Gemma3ForCausalLM",
+        {
+            "layer_types": ["full_attention", "sliding_attention"],
+            "rope_parameters": {
+                "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6},
+                "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+            },
+        },
+    ),
+    "neox-sequential": ("GPTNeoXForCausalLM", {"use_parallel_residual": False, "attention_bias": False}),
+    "olmo2-biases": ("Olmo2ForCausalLM", {"attention_bias": True, "num_key_value_heads": 4}),
+    "phi3-partial": ("Phi3ForCausalLM", {"rope_parameters": {"rope_theta": 1e4, "partial_rotary_factor": 0.5}}),
+    "stablelm-parallel": ("StableLmForCausalLM", {"use_parallel_residual": True, "qk_layernorm": False}),
+    "starcoder-many-heads": ("GPTBigCodeForCausalLM", {"multi_query": False}),
+}
+"""Name -> architecture, and fields that differ from its case."""
+
+
+@pytest.mark.parametrize("switch", SWITCHES)
+def test_switch_is_transformers(switch: str, tmp_path: Path) -> None:
+    architecture, fields = SWITCHES[switch]
+    case = CASES[architecture]
+    case = dataclasses.replace(case, fields={**case.fields, "num_hidden_layers": 2, **fields})
+    oracle = write_checkpoint(tmp_path, architecture, case)
+    config = ModelConfig.from_path(tmp_path)
+    assert num_parameters(config) == sum(parameter.numel() for parameter in oracle.parameters())
+    driver = PagedDriver(load_model(config, tmp_path), block_size=8, shuffle=True)
+    sequence = driver.add(random.Random(switch).choices(range(3, config.vocab_size), k=PROMPT_LEN))
+    driver.run(sequence, PROMPT_LEN)
+    driver.greedy(sequence, NUM_STEPS)
+    with torch.inference_mode():
+        expected = oracle(torch.tensor([sequence.token_ids]), use_cache=False).logits[0]
+    error = (torch.stack(sequence.logits) - expected).abs().max()
+    assert error <= case.tolerance * expected.abs().max()
