@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -12,18 +11,17 @@ import torch
 from kernels_cuda_attention_cases import DEVICE, TOLERANCE, cache_of, check, on_device
 from ops_layouts import random_layout
 
-from quire_kernels_cuda.platform import NVIDIA, LaunchConfig, Platform
+from quire_kernels_cuda.platform import LaunchConfig, Platform, choosing
 from quire_kernels_cuda.targets import NVIDIA_TARGETS
 from quire_kernels_cuda.triton import attention
 from quire_kernels_cuda.triton.attention import paged_attention
 from quire_ops import reference as ref
 
 TINY = {
-    ("decode_attention", "sm_90", 16): LaunchConfig(blocks={"BLOCK_N": 16}, num_warps=4, num_stages=2),
-    ("prefill_attention", "sm_90", 16): LaunchConfig(blocks={"BLOCK_M": 16, "BLOCK_N": 16}, num_warps=4, num_stages=2),
+    "decode_attention": LaunchConfig(blocks={"BLOCK_N": 16}, num_warps=4, num_stages=2),
+    "prefill_attention": LaunchConfig(blocks={"BLOCK_M": 16, "BLOCK_N": 16}, num_warps=4, num_stages=2),
 }
 """Pieces so small that a few dozen tokens take several."""
-SMALL = replace(NVIDIA, tuned=TINY)
 DECODES = [(1, 5), (1, 70), (1, 1), (1, 33), (1, 70)]
 MIXED = [(1, 17), (12, 25), (1, 70), (20, 20), (3, 40), (9, 61), (1, 2)]
 
@@ -39,6 +37,11 @@ FEATURES = {
 }
 
 
+def in_small_pieces(*args: Any, **options: Any) -> torch.Tensor:
+    with choosing(lambda problem, _: TINY[problem.kernel]):
+        return paged_attention(*args, **options)
+
+
 def tensors(features: dict[str, Any], num_heads: int, dtype: torch.dtype) -> dict[str, Any]:
     given = dict(features)
     if given.pop("sinks", False):
@@ -51,14 +54,14 @@ def tensors(features: dict[str, Any], num_heads: int, dtype: torch.dtype) -> dic
 @pytest.mark.parametrize("lens", [DECODES, MIXED], ids=["decodes", "mixed"])
 @pytest.mark.parametrize("features", FEATURES)
 def test_features(features: str, lens: list[tuple[int, int]]) -> None:
-    check(partial(paged_attention, platform=SMALL), lens, heads=(6, 2), **tensors(FEATURES[features], 6, torch.float32))
+    check(in_small_pieces, lens, heads=(6, 2), **tensors(FEATURES[features], 6, torch.float32))
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("features", ["plain", "everything"])
 def test_narrow_dtypes(features: str, dtype: torch.dtype) -> None:
     options = tensors(FEATURES[features], 4, dtype)
-    check(partial(paged_attention, platform=SMALL), MIXED, dtype=dtype, heads=(4, 1), **options)
+    check(in_small_pieces, MIXED, dtype=dtype, heads=(4, 1), **options)
 
 
 @pytest.mark.parametrize("cache_dtype", ["fp8_e4m3", "fp8_e5m2", "int8", "int4"])
@@ -66,7 +69,7 @@ def test_narrow_dtypes(features: str, dtype: torch.dtype) -> None:
 def test_caches_of_fewer_bits(cache_dtype: str, head_dim: int) -> None:
     kv_scale = torch.tensor([[0.02, 0.5], [0.03, 0.01]]) if cache_dtype.startswith("fp8") else None
     for dtype in (torch.float32, torch.bfloat16):
-        check(partial(paged_attention, platform=SMALL), [(1, 40), (12, 20), (1, 3)], dtype=dtype, head_dim=head_dim,
+        check(in_small_pieces, [(1, 40), (12, 20), (1, 3)], dtype=dtype, head_dim=head_dim,
               cache_dtype=cache_dtype, kv_scale=kv_scale, soft_cap=5.0)  # fmt: skip
 
 
@@ -97,7 +100,7 @@ def test_splits(num_splits: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """More splits than there are keys to share, too."""
     monkeypatch.setattr(attention, "_num_splits", lambda *_: num_splits)
     for window in (None, 20):
-        check(partial(paged_attention, platform=SMALL), [(1, 90), (1, 1), (5, 70), (1, 16)], heads=(4, 1),
+        check(in_small_pieces, [(1, 90), (1, 1), (5, 70), (1, 16)], heads=(4, 1),
               sliding_window=window, sinks=torch.linspace(-1, 1, 4))  # fmt: skip
 
 
@@ -110,7 +113,7 @@ def test_random_steps(seed: int) -> None:
         lens.append((rng.choice([1, 1, min(kv_len, 8), min(kv_len, 9), kv_len]), kv_len))
     num_kv_heads = rng.choice([1, 2, 3])
     check(
-        partial(paged_attention, platform=rng.choice([SMALL, NVIDIA])),
+        rng.choice([in_small_pieces, paged_attention]),
         lens,
         dtype=rng.choice(list(TOLERANCE)),
         heads=(num_kv_heads * rng.choice([1, 2, 7]), num_kv_heads),
@@ -137,7 +140,7 @@ def test_lengths_are_read_from_the_device(window: int | None) -> None:
     device_query, device_cache = query.to(DEVICE), cache.to(DEVICE)
 
     def attend() -> torch.Tensor:
-        return paged_attention(device_query, device_cache, static, scale=0.25, sliding_window=window, platform=SMALL)
+        return in_small_pieces(device_query, device_cache, static, scale=0.25, sliding_window=window)
 
     attend()
     if DEVICE.type == "cuda":

@@ -47,7 +47,7 @@ shutil.move(root / "made", root / "shipped")
 
 # A whole model: all sizes of steps are covered by those that are rehearsed.
 from quire.config import QuireConfig
-from quire.kernel_list import compile_kernels, record_kernels
+from quire.kernel_list import compile_kernels, list_problems, record_kernels
 from quire_runner import runner
 
 def listed(**settings):
@@ -64,6 +64,10 @@ others = listed(cuda_graph_sizes=(3,))
 assert len(others) > 10
 missing = [build for build in others if build not in with_all]
 assert not missing, missing
+problems = list_problems(QuireConfig.of(model=str(root / "model"), max_num_seqs=3), "sm_90")
+assert {problem.kernel for problem, _ in problems} == {
+    "decode_attention", "prefill_attention", "matmul", "skinny_matmul"}
+assert len({str(problem) for problem, _ in problems}) == len(problems) and all(1 < tried <= 64 for _, tried in problems)
 try:
     compile_kernels(QuireConfig(), "sm_70", None)
 except ConfigError as error:

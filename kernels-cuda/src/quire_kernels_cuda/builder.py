@@ -1,4 +1,4 @@
-"""`KernelBuilder` of the Triton kernels: records what a network launches, compiles it into a folder, reads folders."""
+"""`KernelBuilder` of the Triton kernels: records what a network launches, compiles that, tunes it, reads folders."""
 
 from __future__ import annotations
 
@@ -8,17 +8,21 @@ from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
-from importlib import import_module
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from quire_interfaces import ConfigError
+from quire_kernels_cuda.availability import unavailable
 from quire_kernels_cuda.kernel_folder import read_manifest, reading_class, seal, writing_class
 from quire_kernels_cuda.launch_build import build_as_launched, driver_of
-from quire_kernels_cuda.platform import Platform, pretending
-from quire_kernels_cuda.recording import Build, recording
+from quire_kernels_cuda.platform import Platform, gpu_of, pretending
+from quire_kernels_cuda.recording import Build, kernel_of, named, recording
 from quire_kernels_cuda.targets import Target
+from quire_kernels_cuda.tuned import Problem, save
+from quire_kernels_cuda.tuning import candidates, default_on, device_time_us, fitting, noting, tune
 from quire_ops.backends import replaced_backends
 
 __all__ = ["TritonBuilder"]
@@ -45,24 +49,73 @@ class TritonBuilder:
         return tuple(self._platform.targets)
 
     @contextmanager
-    def recording(self, target: str) -> Iterator[list[Build]]:
+    def recording(self, target: str, gpu: str | None = None) -> Iterator[list[Build]]:
         """See `KernelBuilder`."""
+        with self._recording(self._target(target), gpu) as builds:
+            yield builds
+
+    @contextmanager
+    def _recording(self, target: Target, gpu: str | None) -> Iterator[list[Build]]:
         from quire_kernels_cuda.ops import op_backends
 
-        found = self._target(target)
         backends = op_backends(self._name, self._platform, None)
-        with pretending(found), recording("") as builds, replaced_backends(backends):
+        with pretending(target, gpu), recording("") as builds, replaced_backends(backends):
             yield builds
+
+    @contextmanager
+    def noting(self, target: str | None = None) -> Iterator[list[Problem]]:
+        """See `KernelBuilder`."""
+        problems: list[Problem] = []
+        found = self._platform.target_of(torch.device("cuda")) if target is None else self._target(target)
+        with self._recording(found, None), noting(problems):
+            yield problems
+
+    def candidates(self, problem: Problem, target: str) -> int:
+        """See `KernelBuilder`."""
+        found = self._target(target)
+        return len(candidates(problem, default_on(problem, self._platform, found), found))
+
+    def tune(self, problems: Sequence[Problem], folder: Path, *, num_processes: int, context: int) -> Iterator[str]:
+        """See `KernelBuilder`."""
+        import triton
+
+        if (reason := unavailable()) is not None:
+            raise ConfigError(f"kernels are timed on a GPU, and there is none here: {reason}", field="device")
+        device = torch.device("cuda", torch.cuda.current_device())
+        gpu, target = gpu_of(device), self._platform.target_of(device)
+        assert gpu is not None
+        time_us = device_time_us(device)
+        for problem in problems:
+            configs = candidates(problem, default_on(problem, self._platform, target), target)
+            fits = fitting(problem, configs, self._platform, target, num_processes=num_processes)
+            fit = [each.config for each in fits if each.refusal is None]
+            entry = tune(
+                problem, fit, self._platform, device, time_us=time_us, version=triton.__version__, context=context
+            )  # fmt: skip
+            if entry is None:
+                yield f"{problem}: none of {len(fit)} is faster than torch"
+                continue
+            save(folder, gpu, [entry])
+            yield f"{problem}: {entry.median_us:.1f} us, {entry.default_us:.1f} us untuned, the best of {len(fit)}"
+
+    def use_tables(self, folder: Path) -> None:
+        """See `KernelBuilder`."""
+        self._platform.tables.use(folder)
+
+    def configurations(self) -> str | None:
+        """See `KernelBuilder`."""
+        gpu = None if unavailable() is not None else gpu_of(torch.device("cuda", torch.cuda.current_device()))
+        return None if gpu is None else self._platform.tables.describe(gpu)
 
     def build(self, kernels: Sequence[Build], target: str, folder: Path, *, num_processes: int) -> int:
         """See `KernelBuilder`. Raises RuntimeError where a kernel does not compile."""
         found = self._target(target)
         folder.mkdir(parents=True, exist_ok=True)
         if num_processes == 1:
-            num_new = _build_part([_named(build) for build in kernels], found, folder)
+            num_new = _build_part([named(build) for build in kernels], found, folder)
             seal(folder, target)
             return num_new
-        parts = [[_named(build) for build in kernels[first::num_processes]] for first in range(num_processes)]
+        parts = [[named(build) for build in kernels[first::num_processes]] for first in range(num_processes)]
         with ProcessPoolExecutor(num_processes, mp_context=get_context("spawn")) as pool:
             futures = [pool.submit(_build_part, part, found, folder) for part in parts]
             num_new = sum(future.result() for future in futures)
@@ -112,11 +165,6 @@ class TritonBuilder:
         return self._platform.targets[name]
 
 
-def _named(build: Build) -> Build:
-    """The same with the kernel's name in the place of the kernel, which other processes cannot be sent."""
-    return replace(build, kernel=f"{build.kernel.fn.__module__}:{build.kernel.fn.__name__}")
-
-
 def _build_part(builds: list[Build], target: Target, folder: Path) -> int:
     """How many were new."""
     import triton
@@ -132,10 +180,9 @@ def _build_part(builds: list[Build], target: Target, folder: Path) -> int:
         triton.knobs.compilation.store_binary_only = True
         triton.knobs.compilation.listener = listen
         for build in builds:
-            module, _, name = build.kernel.partition(":")
             try:
-                build_as_launched(replace(build, kernel=getattr(import_module(module), name)))
+                build_as_launched(replace(build, kernel=kernel_of(build)))
             except Exception as error:
-                what = f"{name} does not compile for {target.name}"
+                what = f"{build.kernel.partition(':')[2]} does not compile for {target.name}"
                 raise RuntimeError(f"{what}: {type(error).__name__}: {error}") from None
     return num_new

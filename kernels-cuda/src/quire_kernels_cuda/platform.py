@@ -9,22 +9,17 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache
+from typing import Any, NamedTuple, overload
 
 import torch
 
 from quire_kernels_cuda.targets import NVIDIA_TARGETS, Target, nvidia_target
+from quire_kernels_cuda.tuned import LaunchConfig, Problem, Tables, canonical_gpu_name
 
-__all__ = ["NVIDIA", "LaunchConfig", "Platform", "num_multiprocessors", "pretending"]
+__all__ = ["NVIDIA", "LaunchConfig", "Platform", "choosing", "gpu_of", "num_multiprocessors", "pretending"]
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LaunchConfig:
-    """How the work of a kernel is cut, and with what it is launched."""
-
-    blocks: Mapping[str, int]
-    """Sizes of a program's piece by the kernel's names for them, powers of two: {"BLOCK_N": 64}."""
-    num_warps: int
-    num_stages: int
+Chooser = Callable[[Problem, LaunchConfig | None], LaunchConfig | None]
+"""(problem, what the kernel works out itself) -> what it is launched with."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,31 +30,96 @@ class Platform:
     """What kernels are built for, by name."""
     target_of: Callable[[torch.device], Target]
     """The target of a device; of the CPU, the one that the interpreter stands for."""
-    tuned: Mapping[tuple[str, str, int], LaunchConfig] = field(default_factory=dict)
-    """(kernel, name of the target, size that matters to the kernel) -> what was found to be fastest."""
+    tables: Tables = field(default_factory=Tables)
+    """What was measured to be fastest."""
 
-    def config(self, kernel: str, target: Target, size: int, otherwise: LaunchConfig) -> LaunchConfig:
-        """The tuned configuration, or `otherwise` where nobody has tuned."""
-        return self.tuned.get((kernel, target.name, size), otherwise)
+    @overload
+    def config(
+        self, kernel: str, device: torch.device, otherwise: LaunchConfig, *, sizes: Mapping[str, int], **traits: Any
+    ) -> LaunchConfig: ...
+
+    @overload
+    def config(
+        self, kernel: str, device: torch.device, otherwise: None, *, sizes: Mapping[str, int], **traits: Any
+    ) -> LaunchConfig | None: ...
+
+    def config(
+        self,
+        kernel: str,
+        device: torch.device,
+        otherwise: LaunchConfig | None,
+        *,
+        sizes: Mapping[str, int],
+        **traits: Any,
+    ) -> LaunchConfig | None:
+        """What to launch a kernel with: what was measured on this GPU for this problem or a near one, else `otherwise`.
+
+        Args:
+            kernel: A name of `tuned.BLOCK_NAMES`.
+            otherwise: From a model of the GPU's limits. None stands for another library's kernel, in the place of which
+                only what was measured for this very problem is taken.
+            sizes: What may be near. Counts that change from step to step must be rounded to powers of two.
+            traits: What must be the same.
+        """
+        if _choosers:
+            return _choosers[-1](Problem.of(kernel, sizes, traits), otherwise)
+        gpu = gpu_of(device)
+        if gpu is None:
+            return otherwise
+        return self.tables.find(gpu, kernel, sizes, traits, exact=otherwise is None) or otherwise
 
 
-_pretended: list[Target] = []
+_choosers: list[Chooser] = []
 
 
 @contextmanager
-def pretending(target: Target) -> Iterator[None]:
-    """Within it, every device of this process is taken for a GPU of this target: for finding out what it would run."""
-    _pretended.append(target)
+def choosing(chooser: Chooser) -> Iterator[None]:
+    """Within it, `chooser` decides in the place of tables: for measuring, and for noting what is asked."""
+    _choosers.append(chooser)
+    try:
+        yield
+    finally:
+        _choosers.pop()
+
+
+class _Pretended(NamedTuple):
+    target: Target
+    gpu: str | None
+
+
+_pretended: list[_Pretended] = []
+
+
+@contextmanager
+def pretending(target: Target, gpu: str | None = None) -> Iterator[None]:
+    """Within it, every device of this process is taken for a GPU of this target: for finding out what it would run.
+
+    Args:
+        gpu: Canonical name of the GPU, whose table is read then.
+    """
+    _pretended.append(_Pretended(target, gpu))
     try:
         yield
     finally:
         _pretended.pop()
 
 
+def gpu_of(device: torch.device) -> str | None:
+    """The canonical name of a GPU; None of what is none."""
+    if _pretended:
+        return _pretended[-1].gpu
+    return _gpu_name(device) if device.type == "cuda" else None
+
+
+@cache
+def _gpu_name(device: torch.device) -> str:
+    return canonical_gpu_name(torch.cuda.get_device_name(device))
+
+
 def num_multiprocessors(device: torch.device) -> int:
     """Of what is no GPU: few where kernels are interpreted, many where they are only recorded."""
     if _pretended:
-        return _pretended[-1].multiprocessors
+        return _pretended[-1].target.multiprocessors
     if device.type != "cuda":
         return 128 if device.type == "meta" else 4
     return int(torch.cuda.get_device_properties(device).multi_processor_count)
@@ -67,7 +127,7 @@ def num_multiprocessors(device: torch.device) -> int:
 
 def _nvidia_target_of(device: torch.device) -> Target:
     if _pretended:
-        return _pretended[-1]
+        return _pretended[-1].target
     if device.type == "cpu":
         return NVIDIA_TARGETS["sm_90"]
     return _target_of_gpu(device)

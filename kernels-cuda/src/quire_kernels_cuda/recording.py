@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from importlib import import_module
 from typing import Any
 
 import torch
 from torch import Tensor
 
-__all__ = ["POINTERS", "Build", "recording"]
+__all__ = ["POINTERS", "Build", "kernel_of", "named", "recording"]
 
 POINTERS = {
     torch.float64: "*fp64",
@@ -53,6 +54,17 @@ class Build:
     num_stages: int
     enable_fp_fusion: bool = True
     """Whether products and sums may become one instruction, which rounds once."""
+
+
+def named(build: Build) -> Build:
+    """The same with the kernel's name in the place of the kernel, which other processes cannot be sent."""
+    return replace(build, kernel=f"{build.kernel.fn.__module__}:{build.kernel.fn.__name__}")
+
+
+def kernel_of(build: Build) -> Any:
+    """The kernel whose name `named` put there."""
+    module, _, name = build.kernel.partition(":")
+    return getattr(import_module(module), name)
 
 
 @contextmanager

@@ -108,19 +108,43 @@ def run_compile_kernels(arguments: list[str]) -> int:
 
     parser = _Parser(
         "quire compile-kernels",
-        usage="quire compile-kernels [MODEL] --target TARGET --out FOLDER [--flag value ...]",
+        usage="quire compile-kernels [MODEL] --target TARGET [--gpu NAME] --out FOLDER [--flag value ...]",
         allow_abbrev=False,
     )
     parser.add_argument("MODEL", nargs="?", help="checkpoint folder or hub name (default: the demo model)")
     parser.add_argument("--target", required=True, help="kind of GPU, e.g. sm_90")
+    parser.add_argument("--gpu", metavar="NAME", help="its name, e.g. h200, where there is a table (quire tune) for it")
     parser.add_argument("--out", required=True, metavar="FOLDER", help="for --kernel-cache; may hold some already")
     parser.add_argument("--jobs", type=int, metavar="N", help="processes (default: one for each core)")
     built, _, args = settings_from(parser, arguments, QuireConfig.sections())
     from quire.kernel_list import compile_kernels
 
-    found = compile_kernels(QuireConfig(**built), args.target, Path(args.out), num_processes=args.jobs)
+    found = compile_kernels(
+        QuireConfig(**built), args.target, Path(args.out), gpu=args.gpu, num_processes=args.jobs
+    )  # fmt: skip
     print(f"{found['kernels']} kernels for {args.target} in {args.out}, {found['compiled']} of them compiled now")
     return 0
+
+
+@command("tune", "find the fastest configurations of a model's GPU kernels, on the GPU of this machine")
+def run_tune(arguments: list[str]) -> int:
+    from quire.config import QuireConfig
+
+    parser = _Parser("quire tune", usage="quire tune [MODEL] --out FOLDER [--flag value ...]", allow_abbrev=False)
+    parser.add_argument("MODEL", nargs="?", help="checkpoint folder or hub name (default: the demo model)")
+    what = parser.add_mutually_exclusive_group(required=True)
+    what.add_argument("--out", metavar="FOLDER", help="for --kernel-tables; may hold some already")
+    what.add_argument("--list", metavar="TARGET", help="say what would be tried on this kind of GPU, e.g. sm_90")
+    parser.add_argument(
+        "--context", type=int, default=4096, metavar="TOKENS", help="of sequences that are decoded (default: 4096)"
+    )
+    parser.add_argument("--jobs", type=int, metavar="N", help="processes that compile (default: one for each core)")
+    built, _, args = settings_from(parser, arguments, QuireConfig.sections())
+    from quire_server.tune_report import print_problems, print_tuning
+
+    if args.list is not None:
+        return print_problems(QuireConfig(**built), args.list)
+    return print_tuning(QuireConfig(**built), args.out, context=args.context, num_processes=args.jobs)
 
 
 @command("eval", "measure a model's perplexity on a text, before and after quantization")

@@ -160,10 +160,24 @@ def _has_few_registers(target: Target) -> bool:
     return target.vendor == "hip" and target.warp_size == 32
 
 
+def _traits(call: _Call) -> dict[str, Any]:
+    """What a configuration depends on besides sizes (`Platform.config`)."""
+    return {
+        "head_dim": call.query.shape[2], "queries_per_kv_head": call.queries_per_kv_head,
+        "kv_heads": call.num_kv_heads, "block_size": call.layout.block_size,
+        "dtype": call.query.dtype, "cache_dtype": call.kv_cache.dtype,
+        "sliding_window": call.sliding_window or 0, "soft_cap": call.soft_cap is not None,
+        "sinks": call.sinks is not None, "alibi": call.alibi_slopes is not None,
+    }  # fmt: skip
+
+
 def _decode(call: _Call, block_q: int) -> None:
     head_dim = call.query.shape[2]
     default = decode_config(call.target, head_dim, has_row_scales=call.has_row_scales)
-    config = call.platform.config("decode_attention", call.target, head_dim, default)
+    config = call.platform.config(
+        "decode_attention", call.query.device, default,
+        sizes={"sequences": triton.next_power_of_2(call.num_seqs)}, tokens=block_q, **_traits(call),
+    )  # fmt: skip
     num_splits = _num_splits(call, call.num_seqs * call.num_kv_heads, config.blocks["BLOCK_N"])
     part_out, part_weight = call.out, call.out  # not written without splits
     if num_splits > 1:
@@ -185,7 +199,10 @@ def _decode(call: _Call, block_q: int) -> None:
 def _prefill(call: _Call) -> None:
     head_dim = call.query.shape[2]
     default = prefill_config(call.target, head_dim, call.query.dtype, has_row_scales=call.has_row_scales)
-    config = call.platform.config("prefill_attention", call.target, head_dim, default)
+    config = call.platform.config(
+        "prefill_attention", call.query.device, default,
+        sizes={"tokens": triton.next_power_of_2(call.query.shape[0])}, **_traits(call),
+    )  # fmt: skip
     block_m = max(config.blocks["BLOCK_M"], triton.next_power_of_2(call.queries_per_kv_head))
     block_q = block_m // call.queries_per_kv_head
     grid = (call.query.shape[0] // block_q + call.num_seqs, call.num_kv_heads, 1)

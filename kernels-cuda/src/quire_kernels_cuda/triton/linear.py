@@ -7,10 +7,11 @@ Shape legend: N rows, I inputs, O outputs.
 
 from __future__ import annotations
 
-from functools import cache, partial
+from functools import partial
 
 import torch
 import torch.nn.functional as F
+import triton
 from torch import Tensor
 
 from quire_interfaces import ConfigError
@@ -20,38 +21,25 @@ from quire_kernels_cuda.triton.matmul import FEW_ROWS, MatmulTile, run_matmul
 from quire_ops import CACHE_TORCH_DTYPES
 from quire_ops.grouped import block_groups
 
-__all__ = ["SKINNY", "calls", "grouped_linear", "int8_linear", "linear", "lm_head"]
-
-SKINNY: dict[tuple[str, int, int, int], MatmulTile] = {}
-"""(name of the GPU, rows as a power of two, O, I) -> the tile with which our kernel was measured to be faster than
-torch's product. What is not in here goes to torch: an empty table means that nobody has measured yet."""
+__all__ = ["calls", "grouped_linear", "int8_linear", "linear", "lm_head"]
 
 
-@cache
-def _device_name(index: int) -> str:
-    return torch.cuda.get_device_name(index)
-
-
-def _skinny_tile(x: Tensor, weight: Tensor) -> MatmulTile | None:
-    if not SKINNY or x.shape[0] > FEW_ROWS or not x.is_cuda:
-        return None
-    rows = 1 << max(0, x.shape[0] - 1).bit_length()
-    return SKINNY.get((_device_name(x.device.index or 0), rows, weight.shape[0], weight.shape[1]))
-
-
-def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """Op `linear`."""
-    tile = _skinny_tile(x, weight)
-    if tile is None:
-        return F.linear(x, weight, bias)
-    return run_matmul(x, weight, form="plain", bias=bias, out_dtype=x.dtype, tile=tile)
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None, *, platform: Platform = NVIDIA) -> Tensor:
+    """Op `linear`: torch's product, unless ours was measured to be faster for this number of rows and this weight."""
+    if x.shape[0] <= FEW_ROWS and x.numel():
+        rows = triton.next_power_of_2(x.shape[0])
+        sizes = {"rows": rows, "outputs": weight.shape[0], "inputs": weight.shape[1]}
+        config = platform.config("skinny_matmul", x.device, None, sizes=sizes, dtype=x.dtype)
+        if config is not None:
+            return run_matmul(x, weight, form="plain", bias=bias, out_dtype=x.dtype, tile=MatmulTile.of(config))
+    return F.linear(x, weight, bias)
 
 
 def lm_head(x: Tensor, weight: Tensor, *, platform: Platform = NVIDIA) -> Tensor:
     """Op `lm_head`: written as wide as it is summed."""
     if x.shape[0] > FEW_ROWS:
         return F.linear(x, weight).float()
-    return run_matmul(x, weight, form="plain", out_dtype=torch.float32, tile=_skinny_tile(x, weight), platform=platform)
+    return run_matmul(x, weight, form="plain", out_dtype=torch.float32, platform=platform)
 
 
 def int8_linear(

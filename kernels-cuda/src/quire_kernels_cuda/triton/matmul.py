@@ -18,7 +18,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from quire_kernels_cuda.platform import NVIDIA, Platform, num_multiprocessors
+from quire_kernels_cuda.platform import NVIDIA, LaunchConfig, Platform, num_multiprocessors
 from quire_kernels_cuda.targets import Target
 from quire_ops.grouped import group_size_of
 
@@ -181,6 +181,16 @@ class MatmulTile(NamedTuple):
     num_warps: int
     num_stages: int
 
+    @property
+    def config(self) -> LaunchConfig:
+        blocks = {"BM": self.rows, "BN": self.outputs, "BK": self.inputs, "SPLITS": self.num_splits}
+        return LaunchConfig(blocks=blocks, num_warps=self.num_warps, num_stages=self.num_stages)
+
+    @classmethod
+    def of(cls, config: LaunchConfig) -> MatmulTile:
+        blocks = (config.blocks[name] for name in ("BM", "BN", "BK", "SPLITS"))
+        return cls(*blocks, config.num_warps, config.num_stages)
+
 
 def choose_tile(
     num_rows: int, num_outputs: int, inputs: int, num_multiprocessors: int, target: Target, *, grouped: bool = False
@@ -208,6 +218,20 @@ def choose_tile(
     if has_few_registers:
         return MatmulTile(rows, 32, 64, splits, 8, 1)
     return MatmulTile(rows, 32, 128, splits, 4, 4 if target.vendor == "cuda" else 2)
+
+
+def _tuned_tile(
+    x: Tensor, num_outputs: int, form: str, group: int, out_dtype: torch.dtype, has_zero: bool, platform: Platform
+) -> MatmulTile:
+    num_rows, inputs = x.shape
+    processors, target = num_multiprocessors(x.device), platform.target_of(x.device)
+    otherwise = choose_tile(num_rows, num_outputs, inputs, processors, target, grouped=group > 0)
+    sizes = {"rows": triton.next_power_of_2(num_rows), "outputs": num_outputs, "inputs": inputs}
+    config = platform.config(
+        "matmul", x.device, otherwise.config, sizes=sizes, form=form, group=group, dtype=x.dtype, out_dtype=out_dtype,
+        zero=has_zero,
+    )  # fmt: skip
+    return MatmulTile.of(config)
 
 
 def run_matmul(
@@ -242,9 +266,7 @@ def run_matmul(
     grouped = scale is not None and scale.ndim == 3
     num_groups = scale.shape[1] if grouped and scale is not None else 1
     group = group_size_of(inputs, num_groups) if grouped else 0
-    cut = tile or choose_tile(
-        num_rows, num_outputs, inputs, num_multiprocessors(x.device), platform.target_of(x.device), grouped=grouped
-    )
+    cut = tile or _tuned_tile(x, num_outputs, form, group, out_dtype, zero is not None, platform)
     step = 128 if form == "int4" else (min(group, cut.inputs) if grouped else cut.inputs)
     split_inputs = triton.cdiv(triton.cdiv(inputs, cut.num_splits), max(step, 128)) * max(step, 128)
     splits = triton.cdiv(inputs, split_inputs)

@@ -19,7 +19,8 @@ from torch import Tensor
 
 from quire_interfaces import ConfigError
 from quire_kernels_cuda.builds import Calls, NetworkShape
-from quire_kernels_cuda.platform import NVIDIA, Platform
+from quire_kernels_cuda.platform import NVIDIA, LaunchConfig, Platform
+from quire_kernels_cuda.targets import Target
 from quire_kernels_cuda.triton.gates import activate
 from quire_kernels_cuda.triton.matmul import tile_sum
 from quire_ops import CACHE_TORCH_DTYPES, EXPERT_ACTIVATIONS, Experts, LinearWeights, RunExperts
@@ -216,7 +217,6 @@ def fused_moe(experts: Experts, *, platform: Platform = NVIDIA) -> RunExperts:
     num_experts = len(experts.gate)
     inner_size = experts.gate[0].weight.shape[0]
     target = platform.target_of(experts.gate[0].weight.device)
-    is_narrow = target.vendor == "hip" and target.warp_size == 32  # see `matmul.choose_tile`
 
     def run(x: Tensor, topk_ids: Tensor, topk_weights: Tensor) -> Tensor:
         num_tokens, size = x.shape
@@ -229,12 +229,18 @@ def fused_moe(experts: Experts, *, platform: Platform = NVIDIA) -> RunExperts:
         places = torch.empty_like(order).scatter_(0, order, torch.arange(len(order), device=x.device))
         starts = torch.searchsorted(sorted_ids, torch.arange(num_experts + 1, device=x.device), out_int32=True)
         num_pairs = num_tokens * top_k
-        rows = 16 if num_pairs <= 16 * num_experts or is_narrow else 64
+        sizes = {
+            "pairs": triton.next_power_of_2(num_pairs), "experts": num_experts, "inputs": size, "inner": inner_size
+        }  # fmt: skip
+        config = platform.config(
+            "fused_moe", x.device, _default_cut(num_pairs, num_experts, target), sizes=sizes, dtype=x.dtype,
+            form=gate.form, group=gate.constants(size)["GROUP"], activation=experts.activation,
+        )  # fmt: skip
+        rows = config.blocks["BM"]
         num_tiles = min(num_pairs, triton.cdiv(num_pairs, rows) + num_experts)
         cut = {
-            "EXPERTS": triton.next_power_of_2(num_experts), "BM": rows, "BN": 32 if is_narrow else 64,
-            "num_warps": 8 if is_narrow else 4,
-            "num_stages": 1 if is_narrow else (3 if target.vendor == "cuda" else 2),
+            "EXPERTS": triton.next_power_of_2(num_experts), **config.blocks,
+            "num_warps": config.num_warps, "num_stages": config.num_stages,
         }  # fmt: skip
         inner = torch.empty((num_pairs, inner_size), dtype=x.dtype, device=x.device)
         expert_gate_kernel[(triton.cdiv(inner_size, cut["BN"]), num_tiles)](
@@ -256,6 +262,14 @@ def fused_moe(experts: Experts, *, platform: Platform = NVIDIA) -> RunExperts:
         return out
 
     return run
+
+
+def _default_cut(num_pairs: int, num_experts: int, target: Target) -> LaunchConfig:
+    is_narrow = target.vendor == "hip" and target.warp_size == 32  # see `matmul.choose_tile`
+    rows = 16 if num_pairs <= 16 * num_experts or is_narrow else 64
+    if is_narrow:
+        return LaunchConfig(blocks={"BM": rows, "BN": 32}, num_warps=8, num_stages=1)
+    return LaunchConfig(blocks={"BM": rows, "BN": 64}, num_warps=4, num_stages=3 if target.vendor == "cuda" else 2)
 
 
 def _likes(matrices: _Matrices, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -35,7 +35,8 @@ if TYPE_CHECKING:
     from quire_models import Network
     from quire_runner import ModelRunner
 
-__all__ = ["FACTORY", "build_grammar_gate", "build_parts", "build_renderer", "engine_factory", "model_folder"]
+__all__ = ["FACTORY", "build_grammar_gate", "build_parts", "build_renderer", "engine_factory", "model_folder",
+           "use_kernel_tables"]  # fmt: skip
 
 _logger = logging.getLogger(__name__)
 
@@ -218,8 +219,18 @@ def build_parts(
     )
 
 
+def use_kernel_tables(config: QuireConfig) -> None:
+    """Let every package that tunes kernels look into the configured folder first."""
+    if config.runner.kernel_tables is not None:
+        from quire_ops import kernel_builders
+
+        for builder in kernel_builders():
+            builder.use_tables(Path(config.runner.kernel_tables))
+
+
 def _use_kernels(config: QuireConfig) -> None:
-    """Let every package that compiles kernels look into the configured folder first."""
+    """The same of packages that compile kernels."""
+    use_kernel_tables(config)
     if config.runner.kernel_cache is not None:
         from quire_ops import kernel_builders
 
@@ -292,6 +303,8 @@ def _info(
         "speculation": _speculation(config),
         "prefix caching": config.kv_cache.prefix_caching_hash_algo if config.kv_cache.enable_prefix_caching else "off",
     }
+    if configurations := _configurations(config.runner.device):
+        choices["kernel configurations"] = configurations
     if not model.is_native:
         choices["network"] = "Transformers', with Quire's attention"
     if network.expert_methods:
@@ -339,6 +352,15 @@ def _matrices(device: str, dtype: torch.dtype) -> str:
         return choice.backend
     reasons = [f"{name}: {reason}" for name, reason in choice.refused.items() if name != "reference"]
     return f"torch ({'; '.join(reasons)})" if reasons else "torch"
+
+
+def _configurations(device: str) -> str:
+    """Where those of the GPU's kernels come from; nothing without a GPU."""
+    from quire_ops import kernel_builders
+
+    if not device.startswith("cuda"):
+        return ""
+    return "; ".join(found for builder in kernel_builders() if (found := builder.configurations()) is not None)
 
 
 def _graphs(config: QuireConfig, runner: ModelRunner) -> str:

@@ -1,4 +1,5 @@
-"""Which kernels a model launches on a GPU that need not be here, found by running its steps on tensors without memory.
+"""Which kernels a model launches on a GPU that need not be here, found by running its steps on tensors without memory:
+to compile them, and to tune them.
 
 Nothing is listed by hand: the network is built as ever, on fake tensors of device "cuda", and the runner rehearses.
 Imports torch.
@@ -8,10 +9,11 @@ from __future__ import annotations
 
 import dataclasses
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from quire.assemble import model_folder
+from quire.assemble import model_folder, use_kernel_tables
 from quire.config import QuireConfig
 from quire.plan import make_plan
 from quire_interfaces import ConfigError
@@ -19,7 +21,7 @@ from quire_kv_cache import plan_kv_cache
 from quire_models.config import ModelConfig
 from quire_ops import KernelBuilder, kernel_builders
 
-__all__ = ["compile_kernels", "record_kernels"]
+__all__ = ["compile_kernels", "list_problems", "record_kernels", "tune_kernels"]
 
 ENOUGH_BYTES = 1 << 60
 NUM_BLOCKS = 1 << 16
@@ -27,7 +29,7 @@ NUM_BLOCKS = 1 << 16
 
 
 def compile_kernels(
-    config: QuireConfig, target: str, folder: Path, *, num_processes: int | None = None
+    config: QuireConfig, target: str, folder: Path, *, gpu: str | None = None, num_processes: int | None = None
 ) -> dict[str, int]:
     """Compile what a model launches into a folder for --kernel-cache.
 
@@ -35,6 +37,7 @@ def compile_kernels(
         config: The model, and how it will be served: dtypes, lengths, sizes.
         target: Kind of GPU, e.g. "sm_90".
         folder: New, or one that this has made; what it has already is not compiled again.
+        gpu: Name of the GPU, e.g. "h200", where its table of configurations decides what is launched.
 
     Returns:
         "kernels" that are needed and "compiled" of them.
@@ -43,14 +46,65 @@ def compile_kernels(
         ConfigError: there is no such target, or no package that compiles for it.
     """
     builder = _builder(target)
-    kernels = record_kernels(config, builder, target)
+    use_kernel_tables(config)
+    kernels = record_kernels(config, builder, target, gpu)
     processes = num_processes or os.cpu_count() or 1
     compiled = builder.build(kernels, target, folder, num_processes=processes)
     return {"kernels": len(kernels), "compiled": compiled}
 
 
-def record_kernels(config: QuireConfig, builder: KernelBuilder, target: str) -> list[Any]:
+def record_kernels(config: QuireConfig, builder: KernelBuilder, target: str, gpu: str | None = None) -> list[Any]:
     """What the model launches on this target, each kernel once, as the builder records it."""
+    with builder.recording(target, gpu) as kernels:
+        _rehearse(config)
+    return kernels
+
+
+def list_problems(config: QuireConfig, target: str) -> list[tuple[Any, int]]:
+    """The problems that the model's kernels can be tuned for, and how many configurations would be tried for each.
+
+    Raises:
+        ConfigError: there is no such target, or no package that compiles for it.
+    """
+    builder = _builder(target)
+    with builder.noting(target) as problems:
+        _rehearse(config)
+    return [(problem, builder.candidates(problem, target)) for problem in problems]
+
+
+def tune_kernels(
+    config: QuireConfig, folder: Path, *, context: int, num_processes: int | None = None
+) -> Iterator[tuple[str, int]]:
+    """Find the fastest configurations of the model's kernels on the GPU of this machine.
+
+    Args:
+        config: The model, and how it will be served.
+        folder: Of tables, for --kernel-tables; made if it is not there.
+        context: Tokens of the sequences that are decoded.
+
+    Yields:
+        A line about each problem, and how many there are.
+
+    Raises:
+        ConfigError: there is no GPU here.
+    """
+    builder = next((each for each in kernel_builders() if each.configurations() is not None), None)
+    if builder is None:
+        raise ConfigError(
+            "kernels are timed on a GPU, and there is none here that has any (quire ops --device cuda says why); "
+            "--list TARGET says what would be tried on one",
+            field="device",
+        )
+    use_kernel_tables(config)
+    with builder.noting() as problems:
+        _rehearse(config)
+    processes = num_processes or os.cpu_count() or 1
+    for line in builder.tune(problems, folder, num_processes=processes, context=context):
+        yield line, len(problems)
+
+
+def _rehearse(config: QuireConfig) -> None:
+    """Run the model's steps on tensors without memory."""
     import torch
     from torch._subclasses.fake_tensor import FakeTensorMode
 
@@ -63,7 +117,7 @@ def record_kernels(config: QuireConfig, builder: KernelBuilder, target: str) -> 
     model = ModelConfig.from_path(folder)
     plan = make_plan(config, model, folder=folder, free_bytes=ENOUGH_BYTES)
     model = model.within(plan.max_model_len)
-    with torch.inference_mode(), builder.recording(target) as kernels, FakeTensorMode(allow_non_fake_inputs=True):
+    with torch.inference_mode(), FakeTensorMode(allow_non_fake_inputs=True):
         network = load_model(
             model,
             folder,
@@ -85,7 +139,6 @@ def record_kernels(config: QuireConfig, builder: KernelBuilder, target: str) -> 
         cache = plan_kv_cache(specs, num_blocks=NUM_BLOCKS)
         runner = ModelRunner.for_model(network, cache, settings, capture=_nothing_is_captured)
         runner.rehearse()
-    return kernels
 
 
 def _builder(target: str) -> KernelBuilder:

@@ -75,6 +75,9 @@ class RunnerConfig(Settings):
     kernel_cache: str | None = setting(
         None, help="Folder of kernels compiled ahead of time (quire compile-kernels); what it lacks is compiled here."
     )
+    kernel_tables: str | None = setting(
+        None, help="Folder of configurations of GPU kernels that were measured (quire tune); they come before our own."
+    )
     logits_chunk_tokens: int = setting(
         256,
         help="Prompt positions whose logits are computed at once for prompt_logprobs; bounds their memory.",
