@@ -30,12 +30,12 @@ inline void dot_bytes(const char* const rows[kRows], const int at[kRows], const 
                 const W* from = reinterpret_cast<const W*>(rows[i]) + k;
                 const Floats w = (rest == kLanes ? load(from) : load_first(from, rest)) - zero[i];
                 // Behind the last input there are zeros, see `Activations::row_stride`.
-                for (int t = 0; t < kTokens; ++t) acc[i][t] += w * load(tokens[t] + k);
+                for (int t = 0; t < kTokens; ++t) acc[i][t] = fused(w, load(tokens[t] + k), acc[i][t]);
             }
         }
         for (int i = 0; i < kRows; ++i) {
             const Floats scale = splat(scales.scale_of<T>(g, at[i]));
-            for (int t = 0; t < kTokens; ++t) total[i][t] += scale * acc[i][t];
+            for (int t = 0; t < kTokens; ++t) total[i][t] = fused(scale, acc[i][t], total[i][t]);
         }
     }
 }
@@ -64,7 +64,7 @@ void dot_group_rows(Coding coding, const Half& half, const GroupScales& scales, 
     }
 }
 
-// A strip against a tile of tokens in rows.
+// A strip against a tile of tokens in rows, of which there are few; more go through `group_panels.h`.
 template <typename T>
 void dot_groups(const Strips<T>& strips, int matrix, int64_t row, const Half half[2], const Activations& x, int64_t tile,
                 Sums& sums) {

@@ -13,6 +13,7 @@
 
 #include "activations.h"
 #include "dots.h"
+#include "group_panels.h"
 #include "group_tiles.h"
 #include "groups.h"
 #include "team.h"
@@ -24,6 +25,7 @@ namespace quire {
 
 // Tiles of tokens whose sums wait while a strip's weights are in the core's cache.
 constexpr int64_t kBlockTiles = 32;
+constexpr int64_t kFewGroupTokens = 4;  // for which weights in groups are widened as they are read
 constexpr int64_t kRowsRoom = 1 << 17;  // where vectors multiply, as numbers of 16 bits
 
 #ifdef QUIRE_AMX
@@ -247,21 +249,20 @@ void linear(const Strips<T>& strips, const Activations& x, LinearScratch& scratc
             continue;
         }
 #endif
+        Half after[2] = {};
+        if (next < count) {
+            strips.halves(next % num_strips, after);
+        } else if (following && claimer.rank() < following->count()) {
+            following->halves(claimer.rank(), after);
+        }
         if (strips.coding() < Coding::group_int4) {
-            Half after[2] = {};
-            if (next < count) {
-                strips.halves(next % num_strips, after);
-            } else if (following && claimer.rank() < following->count()) {
-                following->halves(claimer.rank(), after);
-            }
             dots<T>(strips.coding(), half, after, x, first, last, scratch.parts, sums);
-            for (int64_t tile = first; tile < last; ++tile) epilogue(matrix, row, tile, sums[tile - first]);
-            continue;
+        } else if (x.tokens <= kFewGroupTokens) {
+            dot_groups(strips, matrix, row, half, x, first, sums[0]);
+        } else {
+            many_groups(strips, matrix, row, half, after, x, first, last, scratch.parts, sums);
         }
-        for (int64_t tile = first; tile < last; ++tile) {
-            dot_groups(strips, matrix, row, half, x, tile, sums[0]);
-            epilogue(matrix, row, tile, sums[0]);
-        }
+        for (int64_t tile = first; tile < last; ++tile) epilogue(matrix, row, tile, sums[tile - first]);
     }
     (void)row_bytes;
 }
