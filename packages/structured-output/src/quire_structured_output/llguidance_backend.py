@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import ctypes
 import json
-import re
 import time
 from typing import TYPE_CHECKING
 
@@ -19,7 +18,7 @@ from quire_interfaces import GrammarSpec, RequestError
 from quire_structured_output.allowance import run_apart
 from quire_structured_output.blame import largest_part
 from quire_structured_output.probe import follow, probe
-from quire_structured_output.schema_options import schema_of
+from quire_structured_output.schema_options import json_escapes, schema_of, to_the_letter
 from quire_structured_output.structural_tag import structural_tag_to_lark
 from quire_structured_output.trials import TriedGrammar
 from quire_structured_output.vocabulary import Vocabulary
@@ -35,10 +34,6 @@ WHITESPACE = r"[ \t\r\n]{0,24}"
 SHORT_S = 0.004
 """What compiles within this time, about a system's shortest turn, compiles where it is."""
 
-_EXCLUDES_ESCAPED = re.compile(r"\[\^[^\]]*\\")
-"""A negated class with a quote or a backslash in it, which JSON text escapes. The library (1.9) lets such a class match
-the escapes of the very characters it excludes, so strings get no such escapes then."""
-
 _TOO_LARGE = (
     "too many",
     "Too many",
@@ -47,6 +42,7 @@ _TOO_LARGE = (
     "too complex",
     "limit exceeded",
     "limit for",
+    "items; max is",
     "fuel",
     "recursion limit",
 )
@@ -137,9 +133,9 @@ class LLGuidanceBackend:
                 options = {"whitespace_flexible": False}
             elif spec.whitespace_pattern is not None:
                 options = {"whitespace_pattern": spec.whitespace_pattern}
-            schema = json.dumps(schema_of(spec), ensure_ascii=False)
-            if _EXCLUDES_ESCAPED.search(schema):
-                options["json_allowed_escapes"] = "nrbtfu"
+            schema = json.dumps(to_the_letter(schema_of(spec)), ensure_ascii=False)
+            if escapes := json_escapes(schema):
+                options["json_allowed_escapes"] = escapes
             return llguidance.LLMatcher.grammar_from_json_schema(schema, overrides=options)
         if spec.kind == "regex":
             return llguidance.LLMatcher.grammar_from_regex(spec.text)

@@ -17,6 +17,7 @@ from typing import Any
 from llguidance import regex_to_lark
 
 from quire_interfaces import RequestError
+from quire_structured_output.schema_options import json_escapes, to_the_letter
 
 __all__ = ["structural_tag_to_lark"]
 
@@ -98,8 +99,11 @@ class _Grammar:
         schema = value.get("json_schema", {})
         if not isinstance(schema, (dict, bool)):
             raise _wrong(f"{place}.json_schema", schema, "be a schema")
+        schema = to_the_letter(schema)
         if isinstance(schema, dict):
             options = schema.get("x-guidance") if isinstance(schema.get("x-guidance"), dict) else {}
+            if escapes := json_escapes(json.dumps(schema, ensure_ascii=False)):
+                options = {"json_allowed_escapes": escapes, **(options or {})}
             schema = {**schema, "x-guidance": {"whitespace_pattern": self._whitespace, **(options or {})}}
         return self.rule(f"%json {json.dumps(schema)}")
 
