@@ -161,3 +161,33 @@ def torchao_layer(weight: Tensor, kind: str) -> tuple[dict[str, Tensor], Tensor]
         "_weight_scale": scale,
         "_weight_zero_point": zero.to(torch.int8),
     }, restored
+
+
+def torchao_int4(weight: Tensor, size: int, *, tiles: bool) -> tuple[dict[str, Tensor], Tensor]:
+    """What torchao's Int4Tensor and Int4TilePackedTo4dTensor are in safetensors, with zero points that are added."""
+    outputs, inputs = weight.shape
+    groups = weight.view(outputs, -1, size)
+    low, high = groups.amin(2), groups.amax(2)
+    scale = ((high - low) / 15).bfloat16().float()
+    zero = (low + 8 * scale).bfloat16().float()
+    q = ((groups - zero[:, :, None]) / scale[:, :, None]).round().clamp(-8, 7)
+    restored = (q * scale[:, :, None] + zero[:, :, None]).view(weight.shape)
+    q = q.view(weight.shape).long()
+    if not tiles:
+        both = (q[:, ::2] & 15) | ((q[:, 1::2] & 15) << 4)
+        packed = both.to(torch.uint8).view(torch.int8)
+        return {"_weight_qdata": packed, "_weight_scale": scale.T, "_weight_zero_point": zero.T}, restored
+    q = torch.nn.functional.pad(q + 8, (0, -inputs % 1024, 0, -outputs % 8), value=3)
+    words = torch.empty(q.shape[0] // 8, q.shape[1] // 128, 32, 4, dtype=torch.int64)
+    for lane in range(32):
+        for word in range(4):
+            first = 32 * word + lane % 4 * 2  # of each 128 inputs
+            columns = [first + step for step in (0, 1, 8, 9, 16, 17, 24, 25)]
+            v = q[lane // 4 :: 8].unflatten(1, (-1, 128))[:, :, columns]
+            shifts = torch.tensor([0, 16, 4, 20, 8, 24, 12, 28])  # v0 v2 v4 v6 v1 v3 v5 v7 from the lowest bits on
+            words[:, :, lane, word] = (v << shifts).sum(2)
+    words = torch.where(words > 0x7FFFFFFF, words - (1 << 32), words).int()
+    side_by_side = torch.stack((scale, zero), 2)
+    pads = (0, 0, 0, -inputs % 1024 // size, 0, -outputs % 8)
+    padded = torch.nn.functional.pad(side_by_side, pads, value=1.0).transpose(0, 1)
+    return {"_weight_qdata": words, "_weight_scale_and_zero": padded.bfloat16()}, restored

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from models_packers import MICROSCALED, awq, bitsandbytes, gptq, microscaled, packed, torchao_layer
+from models_packers import MICROSCALED, awq, bitsandbytes, gptq, microscaled, packed, torchao_int4, torchao_layer
 from models_paged_driver import PagedDriver
 from safetensors.torch import load_file, save_file
 from torch import Tensor
@@ -90,6 +90,12 @@ FORMATS: dict[str, dict[str, Any]] = {
     "torchao int4": torchao(
         "IntxWeightOnlyConfig", **INTX, mapping_type={"_type": "MappingType", "_data": "ASYMMETRIC"}
     ),
+    "torchao plain int4": torchao("Int4WeightOnlyConfig", group_size=64),
+    "torchao tiles": torchao(
+        "Int4WeightOnlyConfig",
+        group_size=32,
+        int4_packing_format={"_type": "Int4PackingFormat", "_data": "TILE_PACKED_TO_4D"},
+    ),
 }
 
 
@@ -102,6 +108,8 @@ def quantize(name: str, weight: Tensor) -> tuple[dict[str, Tensor], Tensor]:
         return bitsandbytes(weight, config)
     if name.startswith(("float", "fp8", "modelopt", "quark")):
         return _float8(name, weight)
+    if name in ("torchao plain int4", "torchao tiles"):
+        return torchao_int4(weight, 32 if "tiles" in name else 64, tiles="tiles" in name)
     if config["quant_method"] == "torchao":
         return torchao_layer(weight, name.split()[1])
     if name == "int8" or name.startswith("w8a8"):
@@ -204,13 +212,35 @@ def test_logits_are_those_of_the_dequantized_model(name: str, tmp_path: Path) ->
     assert (rounded - expected).abs().max() <= tolerance * expected.abs().max()
     ledger = weight_ledger(config, "bfloat16")
     whole = 3 * 3 * 320 * 128 * 2
-    widened = name.endswith("nvfp4") or name in ("nf4", "fp4 nested")
+    widened = name.endswith("nvfp4") or name in ("nf4", "fp4 nested", "torchao plain int4", "torchao tiles")
     assert ledger["MLP"] == whole if widened else 0 < ledger["MLP"] < 0.8 * whole
     assert num_parameters(config) == sum(p.numel() for p in oracle.parameters())
+    check_that_damage_is_named(tmp_path, config)
+
+
+def check_that_damage_is_named(folder: Path, config: ModelConfig) -> None:
+    """A layer that lacks one of its tensors, and one that has less of them."""
+    whole, at = load_file(folder / "model.safetensors"), "model.layers.1.mlp.up_proj"
+    assert config.quantization is not None
+    layer = StoredLayer(at, 320, 128, config.quantization)
+    tensors = LAYOUTS[config.quantization.layout].tensors(layer, torch.float32)
+    needed = [f"{at}.{part}" for part, stored in tensors.items() if not stored.optional]
+    for gone in needed:
+        save_file({name: one for name, one in whole.items() if name != gone}, folder / "model.safetensors")
+        with pytest.raises(CheckpointError, match=rf"1 missing: {gone}"):
+            load_model(config, folder)
+    save_file({**whole, needed[0]: whole[needed[0]][:-1].contiguous()}, folder / "model.safetensors")
+    with pytest.raises(CheckpointError, match=rf"1 of the wrong shape: {needed[0]} is .*, should be"):
+        load_model(config, folder)
 
 
 @pytest.mark.parametrize(
-    "name", [*MICROSCALED, "nf4", "fp4 nested", "bnb int8", "torchao int4", "float block", "fp8 tensor", "w8a8"]
+    "name",
+    [
+        *MICROSCALED,
+        *("nf4", "fp4 nested", "bnb int8", "torchao int4", "torchao plain int4", "torchao tiles"),
+        *("float block", "fp8 tensor", "w8a8"),
+    ],
 )
 def test_stored_layers_are_read_to_the_bit(name: str, tmp_path: Path) -> None:
     tensors, restored = quantize(name, torch.randn(48, 256) * 0.1)
@@ -282,8 +312,8 @@ def test_packed_integers_are_read_to_the_bit(bits: int, shape: tuple[int, int]) 
     ("config", "message"),
     [
         (
-            torchao("Int4WeightOnlyConfig"),
-            "quant_type Int4WeightOnlyConfig of torchao is not supported; Int8WeightOnly",
+            torchao("Int4WeightOnlyConfig", int4_packing_format="preshuffled"),
+            "int4_packing_format preshuffled .plain and tile_packed_to_4d are. of torchao is not supported; Int8Weight",
         ),
         (torchao("Float8WeightOnlyConfig", weight_dtype="float8_e5m2"), "weight_dtype float8_e5m2 of torchao is not"),
         (

@@ -85,7 +85,7 @@ class QuantizationConfig:
         if self.layout == "gguf":
             per_weight = self.plain_share * dtype_bytes + (1 - self.plain_share) * self.bytes_per_weight
             return round(out_features * in_features * per_weight)
-        if self.layout == "bitsandbytes4" or self.group_size == 16:
+        if self.layout in ("bitsandbytes4", "torchao-int4", "torchao-int4-tiles") or self.group_size == 16:
             return out_features * in_features * dtype_bytes  # widened
         if self.layout in ("int8", "bitsandbytes8") and self.granularity != "group":
             return out_features * (in_features + dtype_bytes)

@@ -23,6 +23,9 @@ _WEIGHTS = {
     "Int8DynamicActivationIntxWeightConfig": "int4",
 }
 """Configuration -> dtype of weights where it does not say."""
+_INT4 = "Int4WeightOnlyConfig"
+_INT4_LAYOUTS = {"plain": "torchao-int4", "tile_packed_to_4d": "torchao-int4-tiles"}
+"""Packing -> layout; the others are for one device (preshuffled, plain_int32, opaque, marlin_sparse)."""
 _GROUP_STEP = 32
 
 
@@ -37,14 +40,11 @@ def parse_torchao(fields: Fields) -> QuantizationConfig:
         raise _unsupported(fields.source, f"quant_type {types!r}")
     of = Fields(types["default"], f"{fields.source}.quant_type.default")
     kind = of.text("_type")
+    if kind == _INT4:
+        return _int4(fields, of)
     if kind not in _WEIGHTS:
         raise _unsupported(fields.source, f"quant_type {kind}")
-    if fields.flag("include_input_output_embeddings", default=False):
-        raise _unsupported(fields.source, "include_input_output_embeddings")
-    data = of.get("_data")
-    if not isinstance(data, dict) or of.integer("_version", default=1) < 2:
-        raise _unsupported(fields.source, f"{kind} of version {of.get('_version')!r} (from 2 on is)")
-    values = Fields(data, f"{of.source}._data")
+    values = _values(fields, of)
     dtype = _inner(values, "weight_dtype") or _WEIGHTS[kind]
     bits = int(dtype.removeprefix("int")) if dtype in {f"int{n}" for n in range(1, 9)} else 8
     if not dtype.startswith("int") and dtype != "float8_e4m3fn":
@@ -54,7 +54,6 @@ def parse_torchao(fields: Fields) -> QuantizationConfig:
         raise _unsupported(values.source, f"intx_packing_format {packing}")
     granularity, size = _granularity(values)
     note = "" if "WeightOnly" in kind else "activations stay as they are (weight-only)"
-    ignored = fields.get("modules_to_not_convert") or []
     return QuantizationConfig(
         layout="torchao",
         bits=bits,
@@ -62,9 +61,42 @@ def parse_torchao(fields: Fields) -> QuantizationConfig:
         symmetric=_inner(values, "mapping_type") != "ASYMMETRIC",
         granularity=granularity,
         weight_name="float8" if dtype.startswith("float8") else "int8",
-        ignored=("lm_head", *(str(name) for name in ignored)),
+        ignored=_ignored(fields),
         note=note,
     )
+
+
+def _int4(fields: Fields, of: Fields) -> QuantizationConfig:
+    """Zero points in floating point, in one of several packings."""
+    values = _values(fields, of)
+    packing = (_inner(values, "int4_packing_format") or "plain").lower()
+    if packing not in _INT4_LAYOUTS:
+        raise _unsupported(values.source, f"int4_packing_format {packing} ({' and '.join(_INT4_LAYOUTS)} are)")
+    size = values.integer("group_size", default=128)
+    if size not in (32, 64, 128, 256):
+        raise _unsupported(values.source, f"group_size {size!r} of int4 (32, 64, 128 and 256 are)")
+    return QuantizationConfig(
+        layout=_INT4_LAYOUTS[packing],
+        bits=4,
+        group_size=size,
+        symmetric=False,
+        ignored=_ignored(fields),
+        note="zero points are no whole numbers: widened to the compute dtype",
+    )
+
+
+def _values(fields: Fields, of: Fields) -> Fields:
+    """What is in the configuration object."""
+    if fields.flag("include_input_output_embeddings", default=False):
+        raise _unsupported(fields.source, "include_input_output_embeddings")
+    data = of.get("_data")
+    if not isinstance(data, dict) or of.integer("_version", default=1) < 2:
+        raise _unsupported(fields.source, f"{of.get('_type')} of version {of.get('_version')!r} (from 2 on is)")
+    return Fields(data, f"{of.source}._data")
+
+
+def _ignored(fields: Fields) -> tuple[str, ...]:
+    return ("lm_head", *(str(name) for name in fields.get("modules_to_not_convert") or []))
 
 
 def _inner(values: Fields, name: str) -> str | None:
@@ -101,7 +133,7 @@ def _granularity(values: Fields) -> tuple[str, int | None]:
 
 def _unsupported(source: str, what: str) -> CheckpointError:
     return CheckpointError(
-        f"{source}: {what} of torchao is not supported; {', '.join(_WEIGHTS)} are read. Formats that are packed for "
-        "the kernel of one device (Int4WeightOnlyConfig) are not: quantize with one of these, or use a checkpoint of "
+        f"{source}: {what} of torchao is not supported; {', '.join((*_WEIGHTS, _INT4))} are read. Formats that are "
+        "packed for the kernel of one device are not: quantize with one of these, or use a checkpoint of "
         "compressed-tensors, or the unquantized one with --quantization int8 or int4"
     )

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from quire_models.quantization_config import QuantizationConfig
 from quire_quantization.float4 import powers_of_two, read_bitsandbytes4, read_float8, read_mxfp4, read_nvfp4
+from quire_quantization.float_zeros import TILE_INPUTS, TILE_OUTPUTS, read_int4_plain, read_int4_tiles
 from quire_quantization.ggml import GGML_TYPES, read_ggml
 from quire_quantization.stored import GroupedWeight, read_awq, read_gptq, read_int8, read_packed
 
@@ -206,6 +207,33 @@ def _read_torchao(layer: StoredLayer, tensors: Mapping[str, Tensor]) -> GroupedW
     return weight._replace(bits=layer.config.bits)
 
 
+def _int4_plain_tensors(layer: StoredLayer, dtype: torch.dtype) -> dict[str, StoredTensor]:
+    return {
+        "_weight_qdata": StoredTensor((layer.outputs, layer.inputs // 2), torch.int8),
+        "_weight_scale": StoredTensor((layer.groups, layer.outputs), torch.float32),
+        "_weight_zero_point": StoredTensor((layer.groups, layer.outputs), torch.float32),
+    }
+
+
+def _read_int4_plain(layer: StoredLayer, tensors: Mapping[str, Tensor]) -> GroupedWeight:
+    return read_int4_plain(*(tensors[f"_weight_{name}"] for name in ("qdata", "scale", "zero_point")))
+
+
+def _int4_tiles_tensors(layer: StoredLayer, dtype: torch.dtype) -> dict[str, StoredTensor]:
+    outputs = -(-layer.outputs // TILE_OUTPUTS) * TILE_OUTPUTS
+    inputs = -(-layer.inputs // TILE_INPUTS) * TILE_INPUTS
+    groups = inputs // (layer.config.group_size or inputs)
+    return {
+        "_weight_qdata": StoredTensor((outputs // TILE_OUTPUTS, inputs // 128, 32, 4), torch.int32),
+        "_weight_scale_and_zero": StoredTensor((groups, outputs, 2), torch.float32),
+    }
+
+
+def _read_int4_tiles(layer: StoredLayer, tensors: Mapping[str, Tensor]) -> GroupedWeight:
+    tiles, scale_and_zero = tensors["_weight_qdata"], tensors["_weight_scale_and_zero"]
+    return read_int4_tiles(tiles, scale_and_zero, layer.outputs, layer.inputs)
+
+
 def _gguf_tensors(layer: StoredLayer, dtype: torch.dtype) -> dict[str, StoredTensor]:
     weights, num_bytes, _ = GGML_TYPES[layer.config.ggml_type]
     return {"weight": StoredTensor((layer.outputs, layer.inputs // weights * num_bytes), torch.uint8)}
@@ -227,6 +255,8 @@ LAYOUTS: dict[str, Layout] = {
     "bitsandbytes8": Layout(_bitsandbytes8_tensors, lambda _, t: read_int8(t["weight"], t["SCB"] / 127.0, None)),
     # Elements are not packed, whatever their bits (torchao.prototype.safetensors).
     "torchao": Layout(_torchao_tensors, _read_torchao),
+    "torchao-int4": Layout(_int4_plain_tensors, _read_int4_plain),
+    "torchao-int4-tiles": Layout(_int4_tiles_tensors, _read_int4_tiles),
     "gguf": Layout(_gguf_tensors, lambda layer, t: read_ggml(t["weight"], layer.config.ggml_type)),
 }
 """By the name that `QuantizationConfig.layout` gives."""
