@@ -101,6 +101,10 @@ def test_steps_equal_the_reference_token_by_token(seed: int) -> None:
     for _ in range(12):
         which = rng.sample(range(NUM_ROWS), rng.randint(1, NUM_ROWS))
         starts = [int(rows.num_tokens[row]) - 1 for row in which]
+        logits, wide_logits = run.logits(which, starts), reference.logits(which, starts)
+        assert logits is not None
+        assert wide_logits is not None
+        torch.testing.assert_close(logits, wide_logits.float(), rtol=1e-4, atol=1e-4)
         tokens = run(which, starts)
         assert tokens is not None
         assert tokens == reference(which, starts)
@@ -165,8 +169,11 @@ def test_what_is_out_of_the_ordinary_changes_no_row() -> None:
     which, starts = [3, 5], [int(rows.num_tokens[row]) - 1 for row in (3, 5)]
     before = copied(rows, torch.float32)
 
-    def refused(run_starts: list[int]) -> bool:
-        done = decode_step(network, rows)(which, run_starts)
+    def refused(run_starts: list[int], *, logits: bool = True) -> bool:
+        run = decode_step(network, rows)
+        done = run(which, run_starts)
+        if logits:
+            assert run.logits(which, run_starts) is None
         unchanged = torch.equal(rows.token_ids, before.token_ids) and np.array_equal(rows.num_tokens, before.num_tokens)
         return done is None and unchanged
 
@@ -177,6 +184,9 @@ def test_what_is_out_of_the_ordinary_changes_no_row() -> None:
     for spoilt in (torch.nan, torch.inf):
         kept = network.embedding[rows.token_ids[5, starts[1]]].clone()
         network.embedding[rows.token_ids[5, starts[1]]] = spoilt
-        assert refused(starts)
+        assert refused(starts, logits=False)
+        found = decode_step(network, rows).logits(which, starts)
+        assert found is not None
+        assert found.isfinite().all(1).tolist() == [True, False]
         network.embedding[rows.token_ids[5, starts[1]]] = kept
     assert decode_step(network, rows)(which, starts) is not None

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ctypes
 
+import torch
 from torch import Tensor
 
 from quire_kernels_cpu.builds import library
@@ -48,6 +49,7 @@ class _Arguments(ctypes.Structure):
         ("count", _L),
         ("mask_of", _P),
         ("mask_bits", _P),
+        ("logits", _P),
         ("ids", _P),
         ("peaks", _P),
     )
@@ -106,22 +108,31 @@ class _DecodeStep:
         self, rows: list[int], starts: list[int], masks: tuple[Tensor, Tensor] | None = None
     ) -> list[int] | None:
         """See `RunDecode`."""
-        arguments, count = self._arguments, len(rows)
-        arguments.mask_of = arguments.mask_bits = None
+        arguments = self._arguments
+        arguments.logits = arguments.mask_of = arguments.mask_bits = None
         if masks is not None:
             mask_of, bitmask = masks
             num_words = -(-arguments.vocab_size // 32)
             if bitmask.shape[1] != num_words:
                 raise ValueError(f"masks must have {num_words} words, got {bitmask.shape[1]}")
             arguments.mask_of, arguments.mask_bits = mask_of.data_ptr(), bitmask.data_ptr()
+        return self._ids[: len(rows)] if self._compute(rows, starts) else None
+
+    def logits(self, rows: list[int], starts: list[int]) -> Tensor | None:
+        """See `RunDecode`."""
+        logits = torch.empty(len(rows), self._arguments.vocab_size, dtype=torch.float32)
+        self._arguments.logits = logits.data_ptr()
+        return logits if self._compute(rows, starts) else None
+
+    def _compute(self, rows: list[int], starts: list[int]) -> bool:
+        arguments, count = self._arguments, len(rows)
         if max(starts) >= self._length:
             self._reach(max(starts) + 1)
         self._rows[:count] = rows
         self._starts[:count] = starts
         arguments.count = count
-        if not self._run(self._dtype, self._decoder.handle, ctypes.byref(arguments)):
-            return None
-        return self._ids[:count]
+        done: int = self._run(self._dtype, self._decoder.handle, ctypes.byref(arguments))
+        return bool(done)
 
     def _reach(self, length: int) -> None:
         self._cos, self._sin = self._network.rotations(length)

@@ -36,6 +36,7 @@ struct DecodeArguments {
     int64_t count;
     const int64_t* mask_of;  // [count] as in DrawMasks; null: no row has a mask
     const uint32_t* mask_bits;
+    float* logits;  // [count, vocab] to leave the logits there, and choose and write no tokens; or null
     int64_t* ids;  // [count]
     float* peaks;
 };
@@ -133,6 +134,10 @@ bool decode_step(Decoder<T>& decoder, const Matrix<T>& head, const DecodeArgumen
     decoder.run(Step<T>{x, hidden, cos, sin, n, static_cast<int>(n), query_start_loc, seq_lens, step_groups,
                         a.kv_caches, static_cast<CacheFormat>(a.cache_format), static_cast<int>(a.cache_block_size),
                         gather_adapters(a, orders, adapters), nullptr});
+    if (a.logits != nullptr) {
+        linear_op(hidden, head, a.logits, n);
+        return true;
+    }
     choose_tokens(hidden, head, a);
     for (int64_t s = 0; s < n; ++s)
         if (!std::isfinite(a.peaks[s])) return false;

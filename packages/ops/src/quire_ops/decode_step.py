@@ -66,7 +66,7 @@ class RunDecode(Protocol):
     """A network joined with its rows. Not thread-safe."""
 
     def __call__(
-        self, rows: list[int], starts: list[int], masks: tuple[Tensor, Tensor] | None = None, /
+        self, rows: list[int], starts: list[int], masks: tuple[Tensor, Tensor] | None = None
     ) -> list[int] | None:
         """Compute the token at position `starts[s]` of row `rows[s]`, different rows, choose its successor as op
         `draw` does and write it behind; the row then has `starts[s] + 2` known tokens.
@@ -82,22 +82,49 @@ class RunDecode(Protocol):
             logit is not finite. Then no row has changed, and computing the step by other means says what it is.
         """
 
+    def logits(self, rows: list[int], starts: list[int]) -> Tensor | None:
+        """Compute the same tokens, choose nothing and write nothing behind them.
+
+        Returns:
+            Logits [S, vocab] float32; None when a row lacks its token or a block.
+        """
+
 
 def reference_decode_step(network: DecodeNetwork, rows: DecodeRows) -> RunDecode:
     """The step by the references of the other ops."""
-    run_stack = reference_decoder_stack(network.stack)
+    return _ReferenceDecodeStep(network, rows)
 
-    def run(
-        entry_rows: list[int], entry_starts: list[int], masks: tuple[Tensor, Tensor] | None = None
+
+class _ReferenceDecodeStep:
+    def __init__(self, network: DecodeNetwork, rows: DecodeRows) -> None:
+        self._network, self._kept = network, rows
+        self._run_stack = reference_decoder_stack(network.stack)
+
+    def __call__(
+        self, rows: list[int], starts: list[int], masks: tuple[Tensor, Tensor] | None = None
     ) -> list[int] | None:
-        which, starts = np.array(entry_rows), np.array(entry_starts)
-        ends = starts + 1
-        if (ends > rows.num_tokens[which]).any():
+        logits = self.logits(rows, starts)
+        if logits is None:
             return None
-        for table, num_blocks in zip(rows.tables, rows.num_blocks, strict=True):
+        kept, which, begins = self._kept, np.array(rows), np.array(starts)
+        chosen = logits, torch.from_numpy(which), torch.from_numpy(begins), kept.draw
+        ids, peaks = reference_draw(*chosen) if masks is None else reference_draw_masked(*chosen, *masks)
+        if not peaks.isfinite().all():
+            return None
+        kept.token_ids[which, begins + 1] = ids.int()
+        kept.num_tokens[which] = begins + 2
+        found: list[int] = ids.tolist()
+        return found
+
+    def logits(self, rows: list[int], starts: list[int]) -> Tensor | None:
+        network, kept, which, begins = self._network, self._kept, np.array(rows), np.array(starts)
+        ends = begins + 1
+        if (ends > kept.num_tokens[which]).any():
+            return None
+        for table, num_blocks in zip(kept.tables, kept.num_blocks, strict=True):
             if (ends > num_blocks[which] * table.block_size).any():
                 return None
-        inputs = reference.step_inputs(rows.token_ids, rows.tables, which, starts, ends)
+        inputs = reference.step_inputs(kept.token_ids, kept.tables, which, begins, ends)
         layouts = [
             SimpleNamespace(
                 block_table=group.block_table,
@@ -110,21 +137,11 @@ def reference_decode_step(network: DecodeNetwork, rows: DecodeRows) -> RunDecode
                 paths=None,
                 derived={},
             )
-            for group, table in zip(inputs.groups, rows.tables, strict=True)
+            for group, table in zip(inputs.groups, kept.tables, strict=True)
         ]
         cos, sin = network.rotations(int(ends.max()))
         x = reference.embedding(inputs.input_ids, network.embedding)
         positions = inputs.positions
-        lora = LoraTokens.of(rows.lora_slots[which])
-        hidden = run_stack(x, cos[positions], sin[positions], layouts, rows.group_of_layer, rows.kv_caches, lora)
-        logits = reference_linear(hidden, network.head, wide=True).float()
-        chosen = logits, torch.from_numpy(which), torch.from_numpy(starts), rows.draw
-        ids, peaks = reference_draw(*chosen) if masks is None else reference_draw_masked(*chosen, *masks)
-        if not peaks.isfinite().all():
-            return None
-        rows.token_ids[which, ends] = ids.int()
-        rows.num_tokens[which] = ends + 1
-        found: list[int] = ids.tolist()
-        return found
-
-    return run
+        lora = LoraTokens.of(kept.lora_slots[which])
+        hidden = self._run_stack(x, cos[positions], sin[positions], layouts, kept.group_of_layer, kept.kv_caches, lora)
+        return reference_linear(hidden, network.head, wide=True).float()

@@ -325,7 +325,8 @@ class ModelRunner:
         if network is None:
             raise RuntimeError("the runner is closed")
         drafts = self._present_drafter is not None
-        is_plain = (self._decode is not None or self._graphs is not None) and self._is_plain(output)
+        is_single = (self._decode is not None or self._graphs is not None) and self._is_single(output)
+        is_plain = is_single and self._is_plain(output)
         plan = None if is_plain and not drafts else plan_step(output, self._rows)
         if self._decode is not None and is_plain:
             whole = whole_decode(self._decode, output, self._grammars, drafts_follow=drafts)
@@ -337,6 +338,12 @@ class ModelRunner:
             replayed = self._replay(self._graphs, output, plan)
             if replayed is not None:
                 return replayed
+        if self._decode is not None and is_single and not is_plain:
+            logits = self._decode.logits(output.rows, output.num_computed_tokens)
+            if logits is not None:
+                result = _empty_result(output, drafts_follow=drafts)
+                read = self._take(output, plan, *self._sample_logits(output, plan, output.rows, logits), result)
+                return Known(self._with_drafts(output, plan, None, read())) if drafts else read
         if plan.num_drafts is not None:
             write_drafts(output, plan, self._rows)
         batch = forward_batch(
@@ -346,13 +353,11 @@ class ModelRunner:
         if self._adapters is not None:
             self._adapters.begin(np.repeat(self._rows.lora_slots[plan.rows], plan.query_lens))
         hidden, features = self._forward(network, batch)
-        result = ModelRunnerOutput(
-            step_id=output.step_id, sampled_token_ids=[[] for _ in output.rows], drafts_follow=drafts
-        )
+        result = _empty_result(output, drafts_follow=drafts)
         if self._rows.prompt_logprobs:
             chunk = self._config.logits_chunk_tokens
             result.prompt_logprobs = step_prompt_logprobs(plan, self._rows, hidden, self._logits_of, chunk)
-        read: ReadStep = Known(result)
+        read = Known(result)
         if len(plan.logits.rows):
             read = self._sample(network, output, plan, hidden, result)
         return Known(self._with_drafts(output, plan, features, read())) if drafts else read
@@ -374,9 +379,7 @@ class ModelRunner:
         self._rows.num_tokens[plan.rows] = plan.ends + 1
         sampled = SamplerOutput(tokens[0], output.rows, tokens[1])
         fills, copied = self._rows.fills(output.rows), sampled.begin_read()
-        result = ModelRunnerOutput(
-            step_id=output.step_id, sampled_token_ids=[[] for _ in output.rows], drafts_follow=False
-        )
+        result = _empty_result(output, drafts_follow=False)
 
         def read() -> ModelRunnerOutput:
             plain_output(output, self._rows, fills, copied(), result, {})
@@ -414,19 +417,21 @@ class ModelRunner:
             self._adapters.begin_logits(np.full(len(hidden), self._rows.lora_slots[row], dtype=np.int32))
         return self._network.compute_logits(hidden)
 
-    def _is_plain(self, output: SchedulerOutput) -> bool:
-        """Whether every entry computes one token, and nothing of it is wanted but the one behind it."""
+    def _is_single(self, output: SchedulerOutput) -> bool:
+        """Whether every entry computes one token, and nothing of it is wanted but its logits."""
         return (
             sum(output.num_scheduled_tokens) == len(output.rows)
             and all(output.samples)
-            and self._sampler.only_draws(output.rows)
-            and self._on_logits is None
             and (self._present_drafter is None or not self._present_drafter.wants_features)
             and not self._rows.prompt_logprobs
             and not (
                 self._adapters is not None and self._adapters.changes_vocabulary(self._rows.lora_slots[output.rows])
             )
         )
+
+    def _is_plain(self, output: SchedulerOutput) -> bool:
+        """Whether nothing of the logits is wanted but the token that they say."""
+        return self._on_logits is None and self._sampler.only_draws(output.rows)
 
     def _logits_are_free(self) -> bool:
         """Whether nobody but the sampler wants to see or change logits."""
@@ -435,7 +440,7 @@ class ModelRunner:
     def _sample(
         self, network: Network, output: SchedulerOutput, plan: HostPlan, hidden: Tensor, result: ModelRunnerOutput
     ) -> ReadStep:
-        """Sample, and write tokens to their rows."""
+        """Compute logits, sample, and write tokens to their rows."""
         wanted = plan.logits
         if len(wanted.rows) < hidden.shape[0]:
             hidden = hidden.index_select(0, to_device(wanted.token_index, hidden.device))
@@ -448,6 +453,18 @@ class ModelRunner:
             sampled = SamplerOutput(token_ids, rows, peaks)
         else:
             sampled, grammar_failures = self._sample_logits(output, plan, rows, network.compute_logits(hidden))
+        return self._take(output, plan, sampled, grammar_failures, result)
+
+    def _take(
+        self,
+        output: SchedulerOutput,
+        plan: HostPlan,
+        sampled: SamplerOutput,
+        grammar_failures: dict[int, str],
+        result: ModelRunnerOutput,
+    ) -> ReadStep:
+        """Write what was sampled to its rows."""
+        wanted = plan.logits
         self._rows.write_next(wanted.rows, wanted.positions, sampled.token_ids)
         if plan.num_drafts is None:
             # However the step ends, these rows have one token more: the next step can be planned.
@@ -482,6 +499,12 @@ class ModelRunner:
         masks, grammar_failures = self._grammars.masks(output, plan.logits.entry_ends)
         positions = to_device(plan.logits.positions, logits.device)
         return self._sampler.sample(logits, rows, positions, self._rows.token_ids, masks), grammar_failures
+
+
+def _empty_result(output: SchedulerOutput, *, drafts_follow: bool) -> ModelRunnerOutput:
+    return ModelRunnerOutput(
+        step_id=output.step_id, sampled_token_ids=[[] for _ in output.rows], drafts_follow=drafts_follow
+    )
 
 
 def _layer_names(plan: KVCachePlan, layer_names: Sequence[str] | None) -> tuple[str, ...]:
