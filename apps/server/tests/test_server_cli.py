@@ -202,6 +202,23 @@ def test_plan_takes_less_than_two_seconds_and_no_torch(tiny_folder):
     assert seconds < 2
 
 
+def test_plan_for_a_gpu_that_is_not_here(capsys, tiny_folder):
+    def figures(device):
+        status, out, _ = run(capsys, "plan", str(tiny_folder), "--json", "--device", device)
+        assert status == 0
+        return json.loads(out)
+
+    named, sized = figures("cuda:H200"), figures("cuda:24GiB")
+    assert named["free_bytes"] == (143771 - 1024) << 20
+    assert sized["free_bytes"] == 23 << 30
+    assert named["ledger_bytes"]["graphs"] > 0  # counted on GPUs only
+    assert named["total_bytes"] <= named["free_bytes"]
+    status, _, err = run(capsys, "plan", str(tiny_folder), "--device", "cuda:h2000")
+    assert status == 1
+    assert "GPU called 'h2000'; did you mean 'h200'?" in err
+    assert "its driver takes 1024 MiB" in run(capsys, "plan", str(tiny_folder), "--device", "cuda:1GiB")[2]
+
+
 def test_plan_of_a_narrow_kv_cache(capsys, tiny_folder):
     blocks = {}
     for dtype in ("bfloat16", "int8_per_token_head"):

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import time
 
 from quire.assemble import model_folder
 from quire.config import QuireConfig
+from quire.named_gpus import named_gpu_bytes
 from quire.plan import format_bytes, make_plan
 from quire_models.config import ModelConfig
 
@@ -14,11 +16,14 @@ __all__ = ["print_plan"]
 
 
 def print_plan(config: QuireConfig, *, as_json: bool) -> int:
-    """Print the ledger and what it buys."""
+    """Print the ledger and what it buys, here or on a GPU that is not here (`quire.named_gpus`)."""
     start = time.perf_counter()
     folder = model_folder(config)
     model = ModelConfig.from_path(folder)
-    plan = make_plan(config, model, folder=folder)
+    free_bytes = named_gpu_bytes(config.runner.device)
+    if free_bytes is not None:
+        config = dataclasses.replace(config, runner=dataclasses.replace(config.runner, device="cuda"))
+    plan = make_plan(config, model, folder=folder, free_bytes=free_bytes)
     if as_json:
         figures = {
             "model": str(config.model.model or folder.name),
