@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 from quire_interfaces import ConfigError
+from quire_kernels_cuda.attention_backends import attention_backends
 from quire_kernels_cuda.availability import is_interpreted, unavailable, why_no_triton
 from quire_kernels_cuda.platform import NVIDIA, Platform
 from quire_ops import KernelBuilder, OpBackend, OpFunction, SizeRule
@@ -80,7 +81,7 @@ SERVED = (
 
 def backends() -> list[OpBackend]:
     """The entry point of group `quire.ops`."""
-    return op_backends("triton", NVIDIA, unavailable(), builder=_nvidia_builder())
+    return op_backends("triton", NVIDIA, unavailable(), builder=_nvidia_builder()) + attention_backends()
 
 
 @cache

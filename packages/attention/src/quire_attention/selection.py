@@ -25,6 +25,7 @@ class AttentionChoice(NamedTuple):
     """Every other backend -> why it does not serve."""
 
 
+FEATURES = ("sliding_window", "soft_cap", "sinks", "alibi")
 _ANY_DEVICE = frozenset({"cpu", "cuda", "mps", "xpu"})
 
 
@@ -51,6 +52,12 @@ def select_attention_backend(request: AttentionRequest, name: str | None = None)
     refused: dict[str, str] = {}
     table = op_table()
     sizes = {"head_dim": request.head_dim, "queries_per_kv_head": request.num_heads // request.num_kv_heads}
+    if request.block_size is not None:
+        sizes["block_size"] = request.block_size
+    op_request = OpRequest(
+        device=request.device, dtype=request.dtype, sizes=sizes, cache_dtype=request.cache_dtype,
+        features=frozenset(name for name in FEATURES if getattr(request, name)),
+    )  # fmt: skip
     for op_backend in table.backends("paged_attention"):
         candidate_name = op_backend.name
         abilities = AttentionAbilities(
@@ -58,15 +65,10 @@ def select_attention_backend(request: AttentionRequest, name: str | None = None)
             dtypes=op_backend.dtypes or COMPUTE_DTYPES,
             device_lengths=op_backend.device_lengths,
             trees=op_backend.trees,
+            **{name: op_backend.features is None or name in op_backend.features for name in FEATURES},
         )
         candidate = OpsAttentionBackend(candidate_name, table, abilities=abilities)
-        reason = (
-            op_backend.unavailable
-            or abilities.refusal(request)
-            or op_backend.refusal(
-                OpRequest(device=request.device, dtype=request.dtype, sizes=sizes, cache_dtype=request.cache_dtype)
-            )
-        )
+        reason = op_backend.unavailable or abilities.refusal(request) or op_backend.refusal(op_request)
         if reason is None and name not in (None, candidate_name):
             reason = f"{name} was asked for"
         if reason is None and chosen is not None:

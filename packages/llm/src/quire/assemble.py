@@ -151,6 +151,7 @@ def build_parts(
         linear_method=plan.linear_method,
         attention_backend=config.model.attention_backend,
         kv_cache_dtype=plan.kv_cache_dtype,
+        block_size=plan.block_size,
         load_format=config.model.load_format,
         max_loras=config.lora.max_loras if takes_adapters(config) else 0,
         max_lora_rank=config.lora.max_lora_rank,

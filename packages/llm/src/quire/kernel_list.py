@@ -126,6 +126,7 @@ def _rehearse(config: QuireConfig) -> None:
             linear_method=plan.linear_method,
             attention_backend=config.model.attention_backend,
             kv_cache_dtype=plan.kv_cache_dtype,
+            block_size=plan.block_size,
             load_format="dummy",
         )
         if readers := network.host_lengths:

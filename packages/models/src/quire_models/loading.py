@@ -54,6 +54,7 @@ def build_model(
     linear_method: str = "plain",
     attention_backend: AttentionBackend | str | None = None,
     kv_cache_dtype: str | None = None,
+    block_size: int | None = None,
     max_loras: int = 0,
     max_lora_rank: int = 16,
     disabled_linear_kernels: Collection[str] = (),
@@ -79,7 +80,9 @@ def build_model(
                 num_heads=config.num_heads or 1,
                 num_kv_heads=config.num_kv_heads or 1,
                 cache_dtype=kv_cache_dtype,
+                block_size=block_size,
                 sliding_window=any(window is not None for window in config.sliding_windows),
+                soft_cap=getattr(config, "attention_soft_cap", None) is not None,
                 sinks=config.attention_sinks,
                 alibi=config.alibi,
             ),
@@ -112,6 +115,7 @@ def load_model(
     linear_method: str = "plain",
     attention_backend: AttentionBackend | str | None = None,
     kv_cache_dtype: str | None = None,
+    block_size: int | None = None,
     load_format: str = "auto",
     max_loras: int = 0,
     max_lora_rank: int = 16,
@@ -129,6 +133,7 @@ def load_model(
         attention_backend: A backend, or the name of one; None for the best that can serve.
         kv_cache_dtype: What the KV cache is kept in, a name of `quire_interfaces.KV_CACHE_DTYPES`; None for the compute
             dtype. The caches that the network is run with must have it.
+        block_size: Tokens of the cache's blocks, if that is known: some attention backends take few sizes.
         load_format: Where the weights come from: "auto" or "safetensors", "pt" for PyTorch's own files (tensors only),
             "dummy" for random ones, for which the folder needs no weights.
         disabled_linear_kernels: Ops that may not multiply with weights of a quantized checkpoint.
@@ -151,6 +156,7 @@ def load_model(
         linear_method=linear_method,
         attention_backend=attention_backend,
         kv_cache_dtype=kv_cache_dtype,
+        block_size=block_size,
         max_loras=max_loras,
         max_lora_rank=max_lora_rank,
         disabled_linear_kernels=disabled_linear_kernels,

@@ -32,6 +32,8 @@ class OpRequest:
     """Named sizes known when the model is built, for example {"head_dim": 128, "block_size": 16}."""
     cache_dtype: str | None = None
     """What keys and values are kept in, a name of `quire_interfaces.KV_CACHE_DTYPES`; None for the compute dtype."""
+    features: frozenset[str] = frozenset()
+    """Of attention, what it has besides: some of "sliding_window", "soft_cap", "sinks", "alibi"."""
 
 
 class SizeRule(NamedTuple):
@@ -40,6 +42,7 @@ class SizeRule(NamedTuple):
     minimum: int = 1
     maximum: int | None = None
     multiple_of: int = 1
+    one_of: frozenset[int] | None = None
 
     def refusal(self, name: str, value: int) -> str | None:
         """Why `value` is not taken, or None."""
@@ -49,6 +52,8 @@ class SizeRule(NamedTuple):
             return f"{name} must be at most {self.maximum}, is {value}"
         if value % self.multiple_of:
             return f"{name} must be a multiple of {self.multiple_of}, is {value}"
+        if self.one_of is not None and value not in self.one_of:
+            return f"{name} must be one of {', '.join(map(str, sorted(self.one_of)))}, is {value}"
         return None
 
 
@@ -69,6 +74,8 @@ class OpBackend:
     sizes: Mapping[str, SizeRule] = field(default_factory=dict)
     cache_dtypes: frozenset[str] | None = None
     """What keys and values may be kept in, besides the compute dtype; None for everything, or where there are none."""
+    features: frozenset[str] | None = None
+    """Which of `OpRequest.features` it knows; None for all."""
     batch_invariant: bool = False
     """A row's result is the same to the bit whatever rows are beside it and however a sequence is cut into steps."""
     device_lengths: bool = False
@@ -92,6 +99,8 @@ class OpBackend:
         cache_dtype = request.cache_dtype or _dtype_name(request.dtype)
         if self.cache_dtypes is not None and cache_dtype not in (_dtype_name(request.dtype), *self.cache_dtypes):
             return f"reads no {cache_dtype} KV cache"
+        if self.features is not None and (unknown := request.features - self.features):
+            return f"knows no {', '.join(sorted(unknown))}"
         for name, rule in self.sizes.items():
             if name in request.sizes and (reason := rule.refusal(name, request.sizes[name])) is not None:
                 return reason

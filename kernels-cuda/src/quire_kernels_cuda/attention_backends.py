@@ -1,0 +1,112 @@
+"""Attention by other libraries' kernels, for those who ask for it by name: torch's, FlashInfer's, FlashAttention's.
+
+None of them is chosen by itself where our own kernels work. Each has its own module; here is what each can do, as data.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
+from typing import Any
+
+import torch
+
+from quire_interfaces import ConfigError
+from quire_kernels_cuda.availability import is_interpreted, unavailable, why_no_triton
+from quire_ops import OpBackend, OpFunction, SizeRule
+
+__all__ = ["attention_backends"]
+
+_HALVES = frozenset({torch.bfloat16, torch.float16})
+
+
+def attention_backends() -> list[OpBackend]:
+    """Backends of op `paged_attention`, each with the `write_kv_cache` of our own kernels."""
+    found = [
+        OpBackend(
+            op="paged_attention",
+            name="sdpa",
+            function=_lazy("sdpa", unavailable()),
+            priority=-201 if is_interpreted() else 5,
+            devices=_devices(),
+            dtypes=_HALVES | {torch.float32},
+            sizes={"head_dim": SizeRule(maximum=256), "queries_per_kv_head": SizeRule(maximum=128)},
+            cache_dtypes=frozenset({"fp8_e4m3", "fp8_e5m2", "int8", "int4"}),
+            device_lengths=True,
+            unavailable=unavailable(),
+        ),
+        OpBackend(
+            op="paged_attention",
+            name="flashinfer",
+            function=_lazy("flashinfer_attention", _missing("flashinfer", "flashinfer-python")),
+            priority=-50,
+            devices=frozenset({"cuda"}),
+            dtypes=_HALVES,
+            sizes={"head_dim": SizeRule(one_of=frozenset({64, 128, 256}))},
+            cache_dtypes=frozenset(),
+            features=frozenset({"sliding_window", "soft_cap"}),
+            unavailable=_missing("flashinfer", "flashinfer-python"),
+        ),
+        OpBackend(
+            op="paged_attention",
+            name="flash-attn",
+            function=_lazy("flash_attention", _missing("flash_attn", "flash-attn", (2, 6))),
+            priority=-50,
+            devices=frozenset({"cuda"}),
+            dtypes=_HALVES,
+            sizes={"head_dim": SizeRule(maximum=256, multiple_of=8), "block_size": SizeRule(multiple_of=256)},
+            cache_dtypes=frozenset(),
+            features=frozenset({"sliding_window", "soft_cap", "alibi"}),
+            unavailable=_missing("flash_attn", "flash-attn", (2, 6)),
+        ),
+    ]
+    writers = [
+        OpBackend(
+            op="write_kv_cache", name=backend.name, function=_writer(), priority=backend.priority - 1,
+            devices=backend.devices, unavailable=backend.unavailable,
+        )
+        for backend in found
+    ]  # fmt: skip
+    return found + writers
+
+
+def _devices() -> frozenset[str]:
+    return frozenset({"cpu" if is_interpreted() else "cuda"})
+
+
+def _missing(module: str, package: str, at_least: tuple[int, int] = (0, 0)) -> str | None:
+    """Why a library of another project cannot work here, or None."""
+    if find_spec(module) is None:
+        return f"{package} is not installed"
+    try:
+        found = version(package)
+    except PackageNotFoundError:
+        found = ""
+    numbers = tuple(int(part) for part in found.split(".")[:2] if part.isdigit())
+    if len(numbers) == 2 and numbers < at_least:
+        return f"{package} {found} is older than {'.'.join(map(str, at_least))}"
+    return "kernels are interpreted" if is_interpreted() else unavailable()
+
+
+def _lazy(module: str, reason: str | None) -> OpFunction:
+    """`paged_attention` of a module that is imported where it can work only."""
+    if reason is not None:
+        return partial(_refuse, reason)
+    from importlib import import_module
+
+    function: OpFunction = import_module(f"quire_kernels_cuda.{module}").paged_attention
+    return function
+
+
+def _writer() -> Callable[..., None]:
+    if (reason := why_no_triton()) is not None or (reason := unavailable()) is not None:
+        return partial(_refuse, reason)
+    from quire_kernels_cuda.triton.rotary import write_kv_cache
+
+    return write_kv_cache
+
+
+def _refuse(reason: str, *_: Any, **__: Any) -> None:
+    raise ConfigError(f"this attention backend cannot work in this process: {reason}")
