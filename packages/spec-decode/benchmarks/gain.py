@@ -3,10 +3,10 @@
     python packages/spec-decode/benchmarks/gain.py [--methods ngram suffix draft_model eagle3] [--rows 1 8] [--topk 4]
 
 Needs `quire` with compiled kernels and the demo model, whose companions draft. Conversations of a few kinds (chat,
-repetition, edits), one engine per method with the controller on, all of them alive, everything on one thread. A few
-conversations at a time go through the plain engine, through each other one, and through the plain one again. Figures
-are processor time per token without speculation over that with it: "all" of the sums, trials included, "median" of the
-few at a time. The first round, in which controllers learn, is on its own. --always drafts without a controller.
+repetition, edits), one engine per method with the controller on and two without speculation, all of them alive,
+everything on one thread. A few conversations at a time go through all engines, a step of each in turn. Figures are
+processor time without speculation (the mean of both) over that with it: "all" of the sums, trials included, "median" of
+the few at a time. The first round, in which controllers learn, is on its own. --always drafts without a controller.
 """
 
 from __future__ import annotations
@@ -39,21 +39,32 @@ def make_engine(method: str, num_rows: int, *, always: bool, topk: int) -> LLM:
     return LLM(max_model_len=512, max_num_seqs=num_rows, num_threads=1, num_gpu_blocks_override=1200, **speculation)
 
 
-def seconds_per_token(llm: LLM, prompts: list[list[int]], temperature: float) -> float:
-    """Of processor time; all prompts, as many at a time as the engine has rows."""
+def take_turns(engines: dict[str, LLM], prompts: list[list[int]], temperature: float) -> dict[str, float]:
+    """Seconds of the processor that each engine takes for the same prompts, as many at a time as it has rows. A step of
+    each in turn, so that all of them meet the same neighbours on the machine."""
     params = SamplingParams(temperature=temperature, seed=1, max_tokens=100)
-    for prompt in prompts:
-        llm.engine.add_request(prompt, params)
-    before, start = llm.stats().num_generation_tokens_total, time.process_time()
-    while llm.engine.has_unfinished_requests():
-        llm.engine.step()
-    seconds = time.process_time() - start
-    return seconds / (llm.stats().num_generation_tokens_total - before)
+    for llm in engines.values():
+        for prompt in prompts:
+            llm.engine.add_request(prompt, params)
+    seconds, busy = dict.fromkeys(engines, 0.0), dict(engines)
+    while busy:
+        for name, llm in list(busy.items()):
+            start = time.thread_time()
+            llm.engine.step()
+            seconds[name] += time.thread_time() - start
+            if not llm.engine.has_unfinished_requests():
+                del busy[name]
+    return seconds
 
 
 def ratio_of(pairs: list[tuple[float, float]]) -> float:
     """Of the sums: plain, and with speculation."""
     return sum(plain for plain, _ in pairs) / sum(own for _, own in pairs)
+
+
+def median_of(pairs: list[tuple[float, float]]) -> float:
+    """Of the ratios."""
+    return statistics.median(plain / own for plain, own in pairs)
 
 
 def main() -> None:
@@ -68,10 +79,8 @@ def main() -> None:
     parser.add_argument("--topk", type=int, default=1, help="of eagle3, which drafts trees above 1")
     args = parser.parse_args()
     for num_rows in args.rows:
-        engines = {
-            method: make_engine(method, num_rows, always=args.always, topk=args.topk)
-            for method in ("none", *args.methods)
-        }
+        names = ("none", *args.methods, "none again")
+        engines = {name: make_engine(name.split()[0], num_rows, always=args.always, topk=args.topk) for name in names}
         plain = engines["none"]
         prompts = [
             list(plain.renderer.render_chat([{"role": "user", "content": question}]).token_ids)
@@ -79,24 +88,19 @@ def main() -> None:
         ]
         for engine in engines.values():  # what is made when it is first used; a prompt alone teaches no controller
             engine.generate([prompts[0][:8]], SamplingParams(max_tokens=1), use_tqdm=False)
-        seconds_per_token(plain, prompts, args.temperature)
         found: dict[str, list[tuple[float, float]]] = {method: [] for method in args.methods}
         size = min(2 * num_rows, len(prompts))
         first_round = -(-len(prompts) // size)
         for _ in range(args.rounds):
             for start in range(0, len(prompts), size):
-                few = prompts[start : start + size]
-                before = seconds_per_token(plain, few, args.temperature)
+                seconds = take_turns(engines, prompts[start : start + size], args.temperature)
                 for method, pairs in found.items():
-                    own = seconds_per_token(engines[method], few, args.temperature)
-                    after = seconds_per_token(plain, few, args.temperature)
-                    pairs.append(((before + after) / 2, own))
-                    before = after
+                    pairs.append(((seconds["none"] + seconds["none again"]) / 2, seconds[method]))
         for method, pairs in found.items():
             stats, later = engines[method].stats(), pairs[first_round:]
+            rest = f"later: all {ratio_of(later):.3f}, median {median_of(later):.3f}  " if later else ""
             print(
-                f"{num_rows:3d} rows  {method:12s} first round {ratio_of(pairs[:first_round]):.3f}  later: all "
-                f"{ratio_of(later):.3f}, median {statistics.median(without / own for without, own in later):.3f}  "
+                f"{num_rows:3d} rows  {method:12s} first round {ratio_of(pairs[:first_round]):.3f}  {rest}"
                 f"{stats.num_drafts_total} drafts, {stats.num_draft_tokens_total} tokens, "
                 f"{stats.num_accepted_tokens_total} accepted, saved {stats.draft_saved_seconds:.2f} s",
                 flush=True,

@@ -121,18 +121,38 @@ def test_a_hopeless_trial_is_short() -> None:
     machine = Machine(compute_bound, 0.0)
     machine.run(DraftController(8), 4, 100)
     assert machine.lengths.count(8) == 0
-    assert machine.lengths.count(4) == 3  # one whose drafts come with the next step, and two that show it
+    assert machine.lengths.count(4) in (2, 3)  # one whose drafts come with the next step, and one or two that show it
     assert machine.tokens / machine.seconds > 0.8 * machine.plain_rate(4)
 
 
-def test_heads_are_tried_before_plain_steps() -> None:
+def test_heads_begin_with_prompts() -> None:
+    """Plain steps cut them off."""
     controller, machine = DraftController(4, catches_up=False), Machine(memory_bound, 0.8)
+    assert controller.with_prompts(1) == 2
     machine.run(controller, 1, 12)
     assert machine.lengths == [2] * 6 + [0] * 6
     machine.run(controller, 1, 300)
-    assert machine.lengths[12:268] == [2] * 256
-    assert machine.lengths[268:280] == [4] * 6 + [0] * 6
-    assert machine.lengths[-20:] == [4] * 20
+    assert set(machine.lengths[12:]) == {0}
+    assert controller.rests(1)
+    for _ in range(3):
+        assert controller.with_prompts(1) == 2
+    machine.lengths.clear()
+    machine.run(controller, 1, 270)
+    assert machine.lengths == [2] * 256 + [4] * 6 + [0] * 8
+    assert controller.with_prompts(1) == 4
+    machine.run(controller, 1, 100)
+    assert machine.lengths[-100:] == [4] * 100
+
+
+def test_the_first_trial_of_a_head_is_short_where_it_says_much() -> None:
+    controller, machine = DraftController(4, catches_up=False), Machine(compute_bound, 0.8)
+    machine.run(controller, 8, 9)
+    assert (
+        machine.lengths == [2] * 2 + [0] * 7
+    )  # nothing was drafted for the first step, and the second one had 16 tokens
+    assert controller.rests(8)
+    machine.run(controller, 4, 8)
+    assert controller.with_prompts(4) == 0, "too much was lost for another trial"
 
 
 def test_a_larger_batch_begins_without_where_a_smaller_one_ended_without() -> None:
@@ -144,13 +164,18 @@ def test_a_larger_batch_begins_without_where_a_smaller_one_ended_without() -> No
     assert not controller.rests(1)
 
 
-def test_a_larger_batch_ends_its_first_trial_when_a_smaller_one_ends_without() -> None:
-    controller, machine = DraftController(4, catches_up=False), Machine(compute_bound, 0.5)
-    machine.run(controller, 8, 2)
-    assert controller.present(8) == 2
-    machine.run(controller, 2, 20)
-    machine.run(controller, 8, 2)
-    assert controller.rests(8)
+def test_what_one_size_of_batch_lost_counts_for_all() -> None:
+    """Each size would lose ten plain steps."""
+    controller, machine = DraftController(4), Machine(lambda rows, drafted: 0.01 * (1 + 6 * (drafted > 0)), 0.5)
+    machine.run(controller, 8, 100)
+    lost = machine.lengths.count(2)
+    assert 1 <= lost <= 4
+    for rows in (4, 2, 1):
+        machine.run(controller, rows, 50)
+    assert machine.lengths.count(2) == lost
+    machine.run(controller, 1, 3000)
+    assert machine.lengths.count(2) > lost
+    assert machine.seconds < 1.02 * 0.01 * len(machine.lengths)
 
 
 def test_trials_come_so_late_that_they_cost_little() -> None:

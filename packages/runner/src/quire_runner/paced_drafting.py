@@ -46,6 +46,8 @@ class PacedDrafting:
         self._rows = rows
         self._max_model_len = config.max_model_len
         self._vocab_size = vocab_size
+        # The thread's own time where it computes the steps: what else runs on the machine says nothing about drafts.
+        self._clock = time.thread_time if rows.token_ids.device.type == "cpu" else time.perf_counter
         self._length = config.draft_depth or config.num_speculative_tokens
         """Most tokens to draft behind the present step; 0 does without whatever drafting needs."""
 
@@ -63,7 +65,7 @@ class PacedDrafting:
         if output.new_rows or not all(output.samples):  # prompts are in the step
             for new in output.new_rows:
                 controller.forget(new.row)
-            self._length = controller.present(num_rows)
+            self._length = controller.with_prompts(num_rows) if output.new_rows else controller.present(num_rows)
             read = compute(output)
             if self._length:
                 controller.charge(num_rows, read().draft_seconds)
@@ -71,9 +73,9 @@ class PacedDrafting:
         self._length = controller.choose(num_rows)
         if controller.rests(num_rows):
             return compute(output)
-        start = time.perf_counter()
+        start = self._clock()
         result = compute(output)()
-        seconds = time.perf_counter() - start
+        seconds = self._clock() - start
         num_tokens = sum(map(len, result.sampled_token_ids))
         result.draft_saved_seconds = controller.observe(num_rows, num_tokens, seconds)
         if output.draft_token_ids:
@@ -95,7 +97,7 @@ class PacedDrafting:
             features: [T, width] what the drafter asks of the network at the step's tokens; None where it asks nothing.
             result: Gets `draft_token_ids`, `draft_parents` and `draft_seconds`.
         """
-        start = time.perf_counter()
+        start = self._clock()
         rows = self._rows
         limits: dict[int, int] = {}
         for row, tokens in zip(output.rows, result.sampled_token_ids, strict=True):
@@ -115,5 +117,5 @@ class PacedDrafting:
             result.draft_token_ids[row] = draft.token_ids
             if draft.parents is not None:
                 result.draft_parents[row] = draft.parents
-        result.draft_seconds = time.perf_counter() - start
+        result.draft_seconds = self._clock() - start
         return result

@@ -2,8 +2,9 @@
 
 A longer draft brings more tokens when it is right and costs more when it is wrong; where the balance lies depends on
 the machine, on the batch (verification is nearly free while weights are what is read) and on the text. So a few lengths
-are tried, none among them, and the best one is kept until the next trial; each size of batch has a balance of its own.
-What trials lose is counted: where drafting does not pay, the next one comes so late that it costs next to nothing.
+are tried, none first, and the best one is kept until the next trial; each size of batch has a balance of its own.
+What trials lose is counted, for all sizes of batch together: after one that lost, no other begins before it is a
+hundredth of the time.
 
 Knows steps, tokens and seconds; does not know who drafts, nor clocks: whoever runs steps measures them.
 """
@@ -24,9 +25,15 @@ LONGEST_STAY_STEPS = 8192
 WORTH_IT = 1.03
 """Drafting must bring this many times the tokens a second of not drafting."""
 HOPELESS = 0.4
-"""A trial of a length ends early if n counted steps, 2 at least, bring less than 1 - HOPELESS / n of the plain rate."""
+"""A trial of a length ends early if n counted steps, 2 at least, bring less than 1 - HOPELESS / n of the plain rate; or
+after a step so long that it would not pay if all of its drafts had been right."""
 TRIAL_SHARE = 0.01
-"""Most time that trials may lose, where drafting is off."""
+"""Share of the time that trials have lost at most when another one begins."""
+FIRST_TOKENS = 16
+"""The very first trial of a drafter that begins with the first prompts ends after so many: what plain steps take is not
+known yet, and drafting may take several times as long."""
+_WAIT_STEPS = 16
+"""Until it is looked again whether a trial may begin."""
 _DECAY = 0.9
 _QUIET = 0.15
 
@@ -69,9 +76,9 @@ class _Batch:
     in_trial: bool = True
     num_uncounted: int = 1
     """Steps that do not count, because the present length has just begun."""
-    lost_s: float = 0.0
-    """What the present trial cost more than plain steps would have."""
     plain_step_s: float = 0.0
+    waiting: tuple[int, int] | None = None
+    """Length and steps that begin with the next prompts."""
 
 
 @dataclass(slots=True)
@@ -81,7 +88,8 @@ class DraftController:
     Args:
         max_tokens: The longest draft, at least 1.
         catches_up: Whether the drafter can be asked about a request after steps that it did not see. If not (heads that
-            read the model's hidden states), lengths are tried before plain steps, which would cut it off.
+            read the model's hidden states), drafting begins with prompts: with the first ones, so that prefixes which
+            stay cached have been seen, and after plain steps with the next ones.
 
     Raises:
         ConfigError: max_tokens is less.
@@ -91,6 +99,9 @@ class DraftController:
     catches_up: bool = True
     _batches: dict[int, _Batch] = field(default_factory=dict)
     _accepted: dict[int, float] = field(default_factory=dict)
+    _time_s: float = 0.0
+    _lost_s: float = 0.0
+    """What trials have cost more than plain steps would have."""
 
     def __post_init__(self) -> None:
         if self.max_tokens < 1:
@@ -111,11 +122,23 @@ class DraftController:
         if batch.num_steps == 0:
             self._go_on(batch)
         batch.num_steps -= 1
+        if not batch.in_trial and batch.length == 0:
+            self._time_s += batch.plain_step_s
         return batch.length
 
     def present(self, num_rows: int) -> int:
         """What `choose` said last for such a batch, without counting a step."""
         return self._batch(num_rows).length
+
+    def with_prompts(self, num_rows: int) -> int:
+        """Draft tokens for a step with new prompts, which is not counted."""
+        batch = self._batch(num_rows)
+        if batch.waiting is not None and self._can_afford_trial:
+            (batch.length, batch.num_steps), batch.waiting = batch.waiting, None
+            batch.in_trial = batch.best != batch.length
+        if batch.length:
+            batch.num_uncounted = 0
+        return batch.length
 
     def rests(self, num_rows: int) -> bool:
         """Whether drafting is off for such batches until the next trial: steps need not be measured."""
@@ -144,16 +167,24 @@ class DraftController:
         batch = self._batch(num_rows)
         plain = batch.rates[0].value
         saved_s = num_tokens / plain - seconds if plain and (batch.length or batch.num_uncounted) else 0.0
-        batch.lost_s -= saved_s
+        self._time_s += seconds
+        if batch.in_trial:
+            self._lost_s = max(0.0, self._lost_s - saved_s)
         if batch.num_uncounted:
             batch.num_uncounted -= 1
             return saved_s
         rate = batch.rates[batch.length]
         rate.add(num_tokens, seconds)
         if batch.length == 0:
+            if not plain:  # now it is known what was lost before
+                lost = (own.seconds - own.tokens / rate.value for length, own in batch.rates.items() if length)
+                self._lost_s += sum(max(0.0, seconds) for seconds in lost)
             batch.plain_step_s = rate.seconds / rate.tokens * num_tokens
         elif batch.in_trial:
-            if rate.num_steps >= 2 and rate.value < (1 - HOPELESS / rate.num_steps) * plain:
+            at_best = num_rows * (1 + batch.length) / seconds
+            if not plain and not self.catches_up and rate.tokens >= FIRST_TOKENS:
+                batch.num_steps = 0
+            if at_best < plain or (rate.num_steps >= 2 and rate.value < (1 - HOPELESS / rate.num_steps) * plain):
                 batch.num_steps = 0
         elif rate.value < plain:
             batch.num_steps = 0  # the text has changed: try again now
@@ -164,11 +195,16 @@ class DraftController:
         batch = self._batch(num_rows)
         if batch.length:
             batch.rates[batch.length].seconds += seconds
-            batch.lost_s += seconds
+            if batch.in_trial and batch.rates[0].seconds:
+                self._lost_s += seconds
 
     def tokens_per_second(self, num_rows: int) -> dict[int, float]:
         """Length -> what it brought in such a batch, as far as it was measured."""
         return {length: rate.value for length, rate in self._batch(num_rows).rates.items() if rate.seconds}
+
+    @property
+    def _can_afford_trial(self) -> bool:
+        return self._lost_s <= TRIAL_SHARE * self._time_s
 
     def _batch(self, num_rows: int) -> _Batch:
         size = num_rows.bit_length()
@@ -180,6 +216,8 @@ class DraftController:
     def _new_batch(self, size: int) -> _Batch:
         """Nothing is known about this size. Where a smaller batch does without, a larger one has less to gain."""
         left = self._trial(0)
+        if not self.catches_up and not self._time_s:
+            left.reverse()
         batch = _Batch(rates={length: _Rate() for length in self.lengths}, left=left, length=left.pop())
         smaller = [other for other in self._batches if other < size]
         if smaller and self._batches[max(smaller)].best == 0:
@@ -197,24 +235,25 @@ class DraftController:
         if self.catches_up:
             tried = [none, *others]
         elif best == 0:
-            tried = [others[0], none]  # a longer one is tried once this one has won
+            tried = [none, others[0]]  # a longer one is tried once this one has won
         else:
             tried = [*reversed(others), none]
         return [length for length in reversed(tried) if length != best or best == 0]
 
     def _go_on(self, batch: _Batch) -> None:
         """The next length of a trial, or the best one when all were tried."""
-        if not batch.in_trial:
-            batch.in_trial, batch.lost_s = True, 0.0
+        batch.in_trial = True
         plain, now = batch.rates[0].value, batch.rates[batch.length].value
         if batch.length and now < plain / WORTH_IT:  # what is longer costs more and is wrong more often
             batch.left = [length for length in batch.left if length < batch.length]
-        if batch.left:
+        if not batch.left:
+            self._settle(batch)
+        elif batch.left[-1] and not batch.length and self.catches_up and not self._can_afford_trial:
+            batch.in_trial, batch.num_steps = False, _WAIT_STEPS
+        else:
             length = batch.left.pop()
             batch.rates[length].fade()
             self._begin(batch, length, TRIAL_STEPS)
-            return
-        self._settle(batch)
 
     def _settle(self, batch: _Batch) -> None:
         rates = {length: rate.value for length, rate in batch.rates.items()}
@@ -222,11 +261,8 @@ class DraftController:
         if best and rates[best] < WORTH_IT * rates[0]:
             best = 0
         batch.stay = min(2 * batch.stay, LONGEST_STAY_STEPS) if best == batch.best else FIRST_STAY_STEPS
-        num_steps = batch.stay
-        if best == 0 and batch.plain_step_s:
-            num_steps = max(num_steps, int(batch.lost_s / TRIAL_SHARE / batch.plain_step_s))
         batch.best, batch.in_trial, batch.left = best, False, self._trial(best)
-        self._begin(batch, best, num_steps)
+        self._begin(batch, best, batch.stay)
         if best == 0:
             size = next(size for size, other in self._batches.items() if other is batch)
             for larger, other in self._batches.items():
@@ -234,5 +270,8 @@ class DraftController:
                     self._do_without(other)
 
     def _begin(self, batch: _Batch, length: int, num_steps: int) -> None:
+        if length and not batch.length and not self.catches_up:
+            batch.waiting, batch.in_trial, batch.num_steps = (length, num_steps), False, -1
+            return
         batch.num_uncounted = int(length != batch.length)  # the first one still carries the drafts of the length before
         batch.length, batch.num_steps = length, num_steps
