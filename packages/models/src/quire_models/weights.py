@@ -1,6 +1,7 @@
 """Filling networks: each tensor of a checkpoint into its parameter, or random ones.
 
-A tensor of the wanted dtype on the CPU is a view of its file, nothing is copied. Knows names and shapes; does not know
+A tensor of the wanted dtype on the CPU is a view of its file, nothing is copied; to a GPU it goes through pinned
+memory, while the next one is read. Knows names and shapes; does not know
 files (`checkpoint_files.py`), nor networks beyond their list of parameters.
 """
 
@@ -18,6 +19,7 @@ from quire_models.checkpoint_files import open_checkpoint
 from quire_models.kv_scales import KVScales
 from quire_models.layers.network import Network
 from quire_models.layers.scope import Parameter
+from quire_models.staged_uploads import StagedUploads
 
 __all__ = ["LOAD_FORMATS", "Progress", "load_dummy_weights", "load_weights"]
 
@@ -58,6 +60,7 @@ def load_weights(
     done = 0
     wrong: dict[str, str] = {}
     extra: list[str] = []
+    uploads = StagedUploads(model.device) if model.device.type == "cuda" else None
     for stored_name, stored in checkpoint.tensors():
         done += stored.nbytes
         for name, tensor in model.checkpoint_tensors(stored_name, stored):
@@ -69,9 +72,11 @@ def load_weights(
                 elif not _fits(tuple(piece.shape), parameter.shape):
                     wrong[part] = f"{part} is {list(piece.shape)}, should be {list(parameter.shape)}"
                 else:
-                    parameter.tensor = _placed(piece, model, parameter)
+                    parameter.tensor = _placed(piece, model, parameter, uploads)
         if progress is not None:
             progress(done, checkpoint.total_bytes)
+    if uploads is not None:
+        uploads.finish()
     missing = [name for name, p in parameters.items() if p.tensor is None and not p.optional and name not in wrong]
     if missing or extra or wrong:
         raise CheckpointError(_complaint(folder, missing, extra, [line for line in wrong.values() if line]))
@@ -119,7 +124,7 @@ def _parts(name: str, tensor: Tensor, model: Network, wrong: dict[str, str]) -> 
     return []
 
 
-def _placed(tensor: Tensor, model: Network, parameter: Parameter) -> Tensor:
+def _placed(tensor: Tensor, model: Network, parameter: Parameter, uploads: StagedUploads | None) -> Tensor:
     """The tensor itself where dtype and device are right, else a converted copy."""
     exact = parameter.dtype is not None and (not parameter.dtype.is_floating_point or parameter.dtype.itemsize == 1)
     if exact and tensor.dtype != parameter.dtype:
@@ -132,11 +137,10 @@ def _placed(tensor: Tensor, model: Network, parameter: Parameter) -> Tensor:
             f"{parameter.name} is of dtype {tensor.dtype}, a quantized format, but config.json has no "
             "quantization_config that says so; use files of one checkpoint, or the unquantized one"
         )
-    return (
-        tensor.reshape(-1 if -1 in parameter.shape else parameter.shape)
-        .to(device=model.device, dtype=parameter.dtype or model.dtype)
-        .contiguous()
-    )
+    shaped, dtype = tensor.reshape(-1 if -1 in parameter.shape else parameter.shape), parameter.dtype or model.dtype
+    if uploads is not None and shaped.device.type == "cpu":
+        return uploads.upload(shaped, dtype)
+    return shaped.to(device=model.device, dtype=dtype).contiguous()
 
 
 def _complaint(folder: Path, missing: list[str], extra: list[str], wrong: list[str]) -> str:

@@ -1,0 +1,40 @@
+"""Weights through two buffers that take turns: every byte arrives, whatever the sizes, dtypes and strides."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from quire_models.staged_uploads import StagedUploads
+
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+@pytest.mark.parametrize(
+    ("dtype", "wanted"),
+    [
+        (torch.float32, torch.bfloat16),
+        (torch.bfloat16, torch.bfloat16),
+        (torch.float8_e4m3fn, torch.float8_e4m3fn),
+        (torch.int32, torch.int32),
+    ],
+    ids=str,
+)
+def test_tensors_arrive_whole(dtype: torch.dtype, wanted: torch.dtype) -> None:
+    torch.manual_seed(0)
+    shapes = [(), (0, 3), (7,), (16,), (33, 5), (4, 3, 9), (1000,)]  # below, at and above a buffer of 64 bytes
+    sources = [(torch.randn(shape) * 100).to(dtype) for shape in shapes]
+    sources += [sources[4].t(), sources[4][1:, 1:3]]  # other orders, and parts
+    uploads = StagedUploads(DEVICE, buffer_bytes=64)
+    kept = [source.clone() for source in sources]
+    found = []
+    for source in sources[:-2]:
+        found.append(uploads.upload(source, wanted))
+        source.zero_()  # taken already
+    found += [uploads.upload(view, wanted) for view in (kept[4].t(), kept[4][1:, 1:3])]
+    uploads.finish()
+    for got, source in zip(found, kept, strict=True):
+        assert got.device.type == DEVICE.type
+        assert got.is_contiguous()
+        assert got.dtype == wanted
+        assert torch.equal(got.cpu().float(), source.to(wanted).float())
