@@ -291,6 +291,42 @@ def test_eval_compares_forms_of_the_weights(tmp_path: Path, capsys: pytest.Captu
     assert "window must be from 2 to 63" in err
 
 
+def test_eval_counts_right_answers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    text, tasks = tmp_path / "text.txt", tmp_path / "tasks.jsonl"
+    text.write_text("Hello! How are you today?")
+
+    def conversation(question: str, answer: str) -> str:
+        turns = [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
+        return json.dumps({"messages": turns})
+
+    flags = [
+        "--text",
+        str(text),
+        "--tasks",
+        str(tasks),
+        "--window",
+        "64",
+        "--max-model-len",
+        "256",
+        "--num-threads",
+        "1",
+    ]
+    right = conversation('Spell the word "tree".', "t r e e")
+    tasks.write_text("\n".join([right, conversation('Spell the word "tree".', "t r e"), right, ""]))
+    status, out, err = run(capsys, "eval", *flags, "--json", "--against", "int8")
+    assert status == 0, err
+    assert [(line["answers_right"], line["num_answers"]) for line in json.loads(out)] == [(2, 3)] * 2
+    for line, message in (
+        (conversation("no answer", "x").replace("assistant", "user"), "its last message is no answer"),
+        ("[]", "line 1 should be"),
+        ("", "has no conversations"),
+    ):
+        tasks.write_text(line)
+        status, _, err = run(capsys, "eval", *flags)
+        assert status == 1
+        assert message in err
+
+
 def test_quantize_writes_a_checkpoint(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = make_checkpoint(tmp_path / "model", like="llama", size="tiny")
     status, out, _ = run(capsys, "quantize", str(folder), str(tmp_path / "out"), "--scheme", "int8")

@@ -147,13 +147,14 @@ def run_tune(arguments: list[str]) -> int:
     return print_tuning(QuireConfig(**built), args.out, context=args.context, num_processes=args.jobs)
 
 
-@command("eval", "measure a model's perplexity on a text, before and after quantization")
+@command("eval", "measure a model's perplexity on a text, and its answers, before and after quantization")
 def run_eval(arguments: list[str]) -> int:
     from quire.config import QuireConfig
 
     parser = _Parser("quire eval", usage="quire eval [MODEL] --text FILE [--flag value ...]", allow_abbrev=False)
     parser.add_argument("MODEL", nargs="?", help="checkpoint folder or hub name (default: the demo model)")
     parser.add_argument("--text", required=True, metavar="FILE", help="UTF-8 text to predict")
+    parser.add_argument("--tasks", metavar="FILE", help="JSONL of conversations that end with the right answer")
     parser.add_argument("--window", type=int, default=512, metavar="TOKENS", help="tokens at a time (default: 512)")
     parser.add_argument(
         "--against", nargs="+", default=[], metavar="FORM", help="values of --quantization to compare with, or none"
@@ -162,7 +163,14 @@ def run_eval(arguments: list[str]) -> int:
     built, _, args = settings_from(parser, arguments, QuireConfig.sections())
     from quire_server.eval_report import print_eval
 
-    return print_eval(QuireConfig(**built), args.text, window=args.window, against=args.against, as_json=args.as_json)
+    return print_eval(
+        QuireConfig(**built),
+        args.text,
+        window=args.window,
+        against=args.against,
+        as_json=args.as_json,
+        tasks_file=args.tasks,
+    )
 
 
 @command("quantize", "write a checkpoint with quantized weights")
