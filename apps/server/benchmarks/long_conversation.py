@@ -1,12 +1,16 @@
 """Time to first token of turn 40 of a long conversation, against what its new tokens cost the engine.
 
-    python apps/server/benchmarks/long_conversation.py --tokens 100000 --turns 40 --threads 1
+    python apps/server/benchmarks/long_conversation.py --tokens 100000 --turns 40 --threads 1 [--model tiny]
 
 A client holds a conversation over the Responses API, by `previous_response_id`, with a model of the demo model's shape
-(the demo model itself, told that its context is long). The last turn is asked with new parts of several lengths. For
-each, the time from sending the request to the first event with output is compared with the prefill of that request
-alone, as the engine's metrics count it: from the first step to the first token. What is above 1 is the price of
-remembering: reading the conversation from the store, rendering, tokenizing, hashing, sending. Needs httpx.
+(the demo model itself, told that its context is long), or with a tiny random one. The latter makes the harder test, for
+its prefill hides less, and the quicker one: nearly all the time goes to attention, which grows with the square of the
+length, about an hour with the demo model on one slow core. Each turn before the last is told as it ends.
+
+The last turn is asked with new parts of several lengths. For each, the time from sending the request to the first event
+with output is compared with the prefill of that request alone, as the engine's metrics count it: from the first step to
+the first token. What is above 1 is the price of remembering: reading the conversation from the store, rendering,
+tokenizing, hashing, sending. Needs httpx.
 """
 
 from __future__ import annotations
@@ -26,12 +30,16 @@ from typing import Any
 import httpx
 
 from quire_demo_model import checkpoint_path
+from quire_testkit.checkpoints import make_checkpoint
 
 PREFILL = "request_prefill_time_seconds_sum"
 
 
-def long_model(folder: Path, context: int) -> Path:
-    """The demo model with a longer context than it was trained for: its words make no sense, its steps cost as much."""
+def long_model(folder: Path, context: int, model: str) -> Path:
+    """The demo model with a longer context than it was trained for: its words make no sense, its steps cost as much. Or
+    a tiny random model."""
+    if model == "tiny":
+        return make_checkpoint(folder, like="qwen3", max_position_embeddings=context)
     shutil.copytree(checkpoint_path(), folder)
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps({**config, "max_position_embeddings": context}))
@@ -106,16 +114,19 @@ def main() -> None:
     parser.add_argument("--turns", type=int, default=40)
     parser.add_argument("--new-tokens", type=int, nargs="+", default=[2500, 500, 100], help="of the last turn")
     parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--model", choices=("demo", "tiny"), default="demo")
     parser.add_argument("--threads", type=int, default=1)
     args = parser.parse_args()
     context = args.tokens + max(args.new_tokens) * 2 + 4096
     with tempfile.TemporaryDirectory() as name:
         scratch = Path(name)
-        process, url = start(long_model(scratch / "model", context), scratch, context, args.threads)
+        process, url = start(long_model(scratch / "model", context, args.model), scratch, context, args.threads)
         try:
             talk, previous = Talk(url), None
-            for _ in range(args.turns - 1):
-                previous = talk.turn(talk.text(args.tokens // (args.turns - 1)), previous)["id"]
+            for number in range(1, args.turns):
+                turn = talk.turn(talk.text(args.tokens // (args.turns - 1)), previous)
+                previous = turn["id"]
+                print(f"turn {number}: {json.dumps(turn)}", file=sys.stderr, flush=True)
             for num_tokens in args.new_tokens:
                 turns = [talk.turn(talk.text(num_tokens), previous) for _ in range(args.repeats)]
                 best = min(turns, key=lambda turn: turn["first_token_s"] / turn["prefill_s"])
