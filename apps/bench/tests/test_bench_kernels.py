@@ -7,6 +7,7 @@ import json
 import re
 from collections.abc import Callable
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 import torch
@@ -14,6 +15,7 @@ import torch
 from quire_bench import kernels
 from quire_bench.batch_spec import parse_batch
 from quire_bench.kernel_cases import CASES, make_work
+from quire_bench.kernel_plot import FULL, LABELS
 from quire_bench.kernels import load_plan, make_plan
 from quire_interfaces import ConfigError
 from quire_ops import builtin_table
@@ -138,8 +140,8 @@ def test_the_command_measures_a_plan(
         "  - {op: linear, shapes: {rows: [1, 4], outputs: 64, inputs: [128]}, backends: [torch, reference]}\n"
         "  - {op: paged_attention, shapes: {batch: ['2xq1k20'], heads: [4], kv_heads: [2], head_dim: [16]}}\n"
     )
-    table = tmp_path / "figures.csv"
-    assert quire("bench", "kernels", plan, "--repeats", "2", "--csv", table, "--json", "-") == 0
+    table, picture = tmp_path / "figures.csv", tmp_path / "figures.svg"
+    assert quire("bench", "kernels", plan, "--repeats", "2", "--csv", table, "--svg", picture, "--json", "-") == 0
     out = json.loads(capsys.readouterr().out)
     linear = [one for one in out["figures"] if one["op"] == "linear"]
     assert [(one["shape"], one["backend"]) for one in linear] == [
@@ -163,6 +165,12 @@ def test_the_command_measures_a_plan(
         assert left["reason"]
     with table.open() as file:
         assert len(list(csv.DictReader(file))) == len(out["figures"])
+    drawn = ElementTree.parse(picture).getroot()
+    bars = [float(bar.get("width")) for bar in drawn.iter() if bar.get("class") == "bar"]
+    shares = [figure["of_limit"] for figure in out["figures"]]
+    limit = next(float(line.get("x1")) for line in drawn.iter() if line.get("class") == "limit") - LABELS
+    assert bars == pytest.approx([limit * share for share in shares], abs=0.02)
+    assert all(0 <= bar <= FULL + 0.01 for bar in bars)
 
 
 @pytest.mark.parametrize(

@@ -97,6 +97,7 @@ def _add_kernels(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--repeats", type=int, default=5, help="samples of each figure (default 5)")
     parser.add_argument("--num-threads", type=int, help="of the processor")
     parser.add_argument("--csv", metavar="FILE", help="write the figures as CSV")
+    parser.add_argument("--svg", metavar="FILE", help="draw the figures beside their limits")
     parser.add_argument(
         "--output-json", "--json", metavar="FILE", help='write the figures as JSON; "-" for standard output'
     )

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from quire_bench.kernel_cases import CASES
+from quire_bench.kernel_plot import write_svg
 from quire_bench.kernels import KernelFigure, KernelPlan, load_plan, make_plan, measure_plan, write_csv
 from quire_bench.report import check_json_path, progress_bar, write_json
 from quire_interfaces import ConfigError
@@ -46,6 +47,8 @@ def run_and_show(args: argparse.Namespace) -> None:
     _print(figures, left_out, machine, sys.stderr if args.output_json == "-" else sys.stdout)
     if args.csv is not None:
         write_csv(figures, args.csv)
+    if args.svg is not None:
+        write_svg(figures, machine, args.svg)
     if args.output_json is not None:
         reasons = [{"backend": name, "reason": reason, "ops": ops} for (name, reason), ops in left_out.items()]
         shown = {"machine": machine, "figures": [asdict(one) for one in figures], "left_out": reasons}
