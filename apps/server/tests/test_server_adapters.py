@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import os
 import re
 import shutil
 import signal
@@ -25,7 +26,8 @@ ADAPTERS = quire_demo_model.adapter_paths()
 
 
 @pytest.fixture(scope="module")
-def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Client]:
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[int, str]]:
+    """Its process, and its address."""
     log = tmp_path_factory.mktemp("serve") / "log"
     command = [sys.executable, "-m", "quire_server.cli", "serve", "--port", "0", "--num-threads", "1"]
     command += ["--max-model-len", "512", "--max-loras", "2", "--response-store", "none"]
@@ -38,11 +40,16 @@ def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Client]:
                 time.sleep(0.05)
                 found = re.search(r"OpenAI API:\s+(http://\S+)/v1", log.read_text())
             assert "demo-capitals, demo-json" in log.read_text()
-            with httpx.Client(base_url=found[1], timeout=60) as client:
-                yield client
+            yield process.pid, found[1]
         finally:
             process.send_signal(signal.SIGTERM)
             assert process.wait(60) == 0, log.read_text()
+
+
+@pytest.fixture(scope="module")
+def client(server: tuple[int, str]) -> Iterator[httpx.Client]:
+    with httpx.Client(base_url=server[1], timeout=60) as client:
+        yield client
 
 
 def answer(client: httpx.Client, model: str, **fields: Any) -> str:
@@ -51,6 +58,24 @@ def answer(client: httpx.Client, model: str, **fields: Any) -> str:
     assert reply.status_code == 200, reply.text
     assert reply.json()["model"] == model
     return reply.json()["choices"][0]["message"]["content"]
+
+
+def engine_of(pid: int) -> int:
+    """Process of the engine of a server."""
+    children = [
+        int(child) for task in Path(f"/proc/{pid}/task").iterdir() for child in (task / "children").read_text().split()
+    ]
+    [engine] = [child for child in children if "quire_engine" in Path(f"/proc/{child}/cmdline").read_text()]
+    return engine
+
+
+def streamed(model: str) -> dict[str, Any]:
+    return {"model": model, "messages": QUESTION, "temperature": 0, "max_tokens": 120, "stream": True}
+
+
+def delta(line: str) -> str:
+    """Text of a line of events."""
+    return json.loads(line[6:])["choices"][0]["delta"].get("content") or "" if line.startswith("data: {") else ""
 
 
 def test_the_demo_adapters_answer_in_their_own_ways(client: httpx.Client) -> None:
@@ -70,6 +95,34 @@ def test_the_demo_adapters_answer_in_their_own_ways(client: httpx.Client) -> Non
     assert reply["output"][-1]["content"][0]["text"].isupper()
     [item] = client.post("/v1/responses/compact", json={**body, "max_output_tokens": 40}).json()["output"]
     assert base64.b64decode(item["encrypted_content"]).decode().isupper()
+
+
+def test_adapters_are_there_again_after_the_engine_died(
+    client: httpx.Client, server: tuple[int, str], tmp_path: Path
+) -> None:
+    def names() -> set[str]:
+        return {card["id"] for card in client.get("/v1/models").json()["data"]}
+
+    for name in ("kept", "gone"):
+        shutil.copytree(ADAPTERS["demo-capitals"], tmp_path / name)
+        body = {"lora_name": name, "lora_path": str(tmp_path / name)}
+        assert client.post("/v1/load_lora_adapter", json=body).status_code == 200
+    capitals = answer(client, "kept")
+    assert client.post("/v1/unload_lora_adapter", json={"lora_name": "demo-json"}).status_code == 200
+    assert names() == {"quire-demo", "demo-capitals", "kept", "gone"}
+    shutil.rmtree(tmp_path / "gone")
+    with client.stream("POST", "/v1/chat/completions", json=streamed("kept")) as reply:
+        lines = reply.iter_lines()
+        text = delta(next(line for line in lines if delta(line)))
+        os.kill(engine_of(server[0]), signal.SIGKILL)
+        text += "".join(map(delta, lines))
+    assert text == capitals == answer(client, "kept")
+    assert names() == {"quire-demo", "demo-capitals", "kept"}
+    body = {"model": "demo-json", "messages": QUESTION}
+    assert client.post("/v1/chat/completions", json=body).status_code == 404
+    for name, folder in (("demo-json", str(ADAPTERS["demo-json"])), ("kept", None)):  # as the other tests have them
+        route, where = ("load", {"lora_path": folder}) if folder else ("unload", {})
+        assert client.post(f"/v1/{route}_lora_adapter", json={"lora_name": name, **where}).status_code == 200
 
 
 def test_adapters_come_and_go(client: httpx.Client, tmp_path: Path) -> None:
@@ -94,17 +147,16 @@ def test_adapters_come_and_go(client: httpx.Client, tmp_path: Path) -> None:
     # Other files under the same name, while a request runs: it keeps what it began with.
     shutil.copytree(ADAPTERS["demo-json"], folder, dirs_exist_ok=True)
     running: list[str] = []
-    body = {"model": "mine", "messages": QUESTION, "temperature": 0, "max_tokens": 120, "stream": True}
     began = threading.Event()
 
     def stream() -> None:
         with (
             httpx.Client(base_url=client.base_url, timeout=60) as own,
-            own.stream("POST", "/v1/chat/completions", json=body) as reply,
+            own.stream("POST", "/v1/chat/completions", json=streamed("mine")) as reply,
         ):
             for line in reply.iter_lines():
                 if line.startswith("data: {"):
-                    running.append(json.loads(line[6:])["choices"][0]["delta"].get("content") or "")
+                    running.append(delta(line))
                     began.set()
 
     thread = threading.Thread(target=stream)

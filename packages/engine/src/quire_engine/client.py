@@ -109,6 +109,8 @@ class StreamingClient:
         self.info: EngineInfo | None = None
         self.on_progress: Callable[[str, float], None] | None = None
         """Called with (stage, fraction) while the engine starts."""
+        self.adapters: dict[str, str] = {}
+        """Name -> place of each adapter that requests may choose."""
         self.last_stats = SchedulerStats()
         self._former_stats = SchedulerStats()
         """Of engine processes that died; their counters are part of all statistics."""
@@ -240,6 +242,8 @@ class StreamingClient:
             if self.on_progress is not None:
                 self.on_progress(message.stage, message.fraction)
         elif isinstance(message, EngineReady):
+            if self.info is None:
+                self.adapters = dict(message.info.adapters)
             self.info = message.info
             if self._ready is not None and not self._ready.done():
                 self._ready.set_result(message.info)
@@ -422,11 +426,13 @@ class StreamingClient:
     async def load_adapter(self, name: str, path: str, *, replace: bool = False) -> dict[str, Any]:
         """See `quire_interfaces.AdapterStore.load`; the fields of an `AdapterInfo`. Waits for the files."""
         info: dict[str, Any] = await self._call("load_adapter", name=name, path=path, replace=replace)
+        self.adapters[name] = path
         return info
 
     async def unload_adapter(self, name: str) -> None:
         """See `quire_interfaces.AdapterStore.unload`."""
         await self._call("unload_adapter", name=name)
+        self.adapters.pop(name, None)
 
     async def _call(self, method: str, **arguments: Any) -> Any:
         self.check_health()

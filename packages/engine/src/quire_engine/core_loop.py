@@ -6,6 +6,7 @@ loop runs in a process of its own and in a thread.
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -252,6 +253,20 @@ class CoreLoop:
     def _unload_adapter(self, name: str) -> None:
         self._adapters.unload(name)
 
+    def _restore_adapters(self, unloads: list[str], loads: dict[str, str]) -> dict[str, str]:
+        """Offer other adapters than those of the start; requests wait. What cannot be read any more is left out: its
+        name -> why."""
+        failed: dict[str, str] = {}
+        for name in unloads:
+            self._adapters.unload(name)
+        for name, path in loads.items():
+            try:
+                self._adapters.load(name, path).result()
+            except QuireError as error:
+                failed[name] = str(error)
+                print(f"the adapter {name!r} is not served any more: {error}", file=sys.stderr)
+        return failed
+
     def _check_integrity(self) -> str | None:
         """None when all is well, else what is wrong."""
         self._publish(self._core.settle())
@@ -272,6 +287,7 @@ UTILITIES: dict[str, Callable[..., Any]] = {
     "pause": CoreLoop._pause,
     "ping": CoreLoop._ping,
     "reset_prefix_cache": CoreLoop._reset_prefix_cache,
+    "restore_adapters": CoreLoop._restore_adapters,
     "stats": CoreLoop._stats,
     "unload_adapter": CoreLoop._unload_adapter,
 }

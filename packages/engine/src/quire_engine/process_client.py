@@ -30,6 +30,7 @@ from quire_engine.messages import (
     EngineFailed,
     EngineInfo,
     EngineReady,
+    UtilityCall,
     decode_core_message,
     encode_message,
 )
@@ -277,6 +278,29 @@ class ProcessClient(StreamingClient):
         self._no_engine_stats(len(self._resume_ids))
         self.start()
         self._attach()
+        self._restore_adapters()
+
+    def _restore_adapters(self) -> None:
+        """Offer what the last process offered, before any other message: the new one begins as that one began."""
+        assert self.info is not None
+        assert self._loop is not None
+        given = self.info.adapters
+        unloads = [name for name, path in given.items() if self.adapters.get(name) != path]
+        loads = {name: path for name, path in self.adapters.items() if given.get(name) != path}
+        if not unloads and not loads:
+            return
+        call_id, future = next(self._call_ids), self._loop.create_future()
+
+        def restored(future: asyncio.Future[dict[str, str]]) -> None:
+            self._calls.pop(call_id, None)
+            if not future.cancelled() and future.exception() is None:
+                for name in future.result():
+                    self.adapters.pop(name, None)
+
+        future.add_done_callback(restored)
+        self._calls[call_id] = future
+        arguments = {"unloads": unloads, "loads": loads}
+        self._send(UtilityCall(call_id=call_id, method="restore_adapters", arguments=arguments))
 
     def _give_up_repeaters(self, cause: str) -> None:
         """A request that was there at two deaths may be what kills the process: fail it, save the others."""

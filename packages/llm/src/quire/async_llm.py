@@ -66,8 +66,6 @@ class AsyncLLM:
         """Folder of the served checkpoint."""
         self.generation_defaults: dict[str, Any] = {}
         """Sampling fields that generation_config.json sets."""
-        self.adapters: dict[str, str] = {}
-        """Name -> folder of each adapter that requests may choose."""
 
     @classmethod
     def start(cls, config: QuireConfig, **arguments: Any) -> AsyncLLM:
@@ -98,7 +96,6 @@ class AsyncLLM:
         except BaseException:
             await self._client.shutdown(0.0)
             raise
-        self.adapters = dict(info.adapters)
         tokenizer = self._renderer.tokenizer
         own = self._model_config.eos_token_ids
         self._eos_token_ids = tuple(dict.fromkeys((*own, *tokenizer.eos_token_ids)))
@@ -221,6 +218,11 @@ class AsyncLLM:
     async def stats(self) -> SchedulerStats:
         return await self.engine.stats()
 
+    @property
+    def adapters(self) -> dict[str, str]:
+        """Name -> folder of each adapter that requests may choose; after a restart of the engine the same again."""
+        return self._client.adapters
+
     async def load_adapter(self, name: str, path: str, *, replace: bool = False) -> AdapterInfo:
         """Read an adapter and serve it under a name from now on.
 
@@ -231,9 +233,7 @@ class AsyncLLM:
         Raises:
             RequestError: the name is taken, or the files cannot be used.
         """
-        info = AdapterInfo(**await self._client.load_adapter(name, path, replace=replace))
-        self.adapters[name] = info.path
-        return info
+        return AdapterInfo(**await self._client.load_adapter(name, path, replace=replace))
 
     async def unload_adapter(self, name: str) -> None:
         """Serve it no longer; requests that run with it keep it.
@@ -242,7 +242,6 @@ class AsyncLLM:
             ModelNotFoundError: there is none of this name.
         """
         await self._client.unload_adapter(name)
-        self.adapters.pop(name, None)
 
     async def pause(self, state: PauseState = PauseState.ALL_HELD) -> None:
         await self.engine.pause(state)
