@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from quire_ops import EXPERT_ACTIVATIONS, Experts, LinearWeights, OpBackend, OpRequest, op_table
+from quire_ops import Experts, LinearWeights, OpBackend, OpRequest, op_table
 from quire_ops.fused_moe import reference_fused_moe
 from quire_ops.grouped import block_groups, pack_int4
 
@@ -82,8 +82,7 @@ def check(got: Tensor, expected: Tensor, dtype: torch.dtype, kind: str = "plain"
 
 
 @each_backend
-@pytest.mark.parametrize("act", EXPERT_ACTIVATIONS)
-@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize(("act", "bias"), [("silu", False), ("gelu", True), ("swigluoai", True)])
 @pytest.mark.parametrize("kind", ["plain", "int8", "w8a8", "int4"])
 @pytest.mark.parametrize(
     ("tokens", "num", "k", "width", "inner"),
