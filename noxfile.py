@@ -34,6 +34,7 @@ TYPED = [
     "observability",
     "runner",
     "spec-decode",
+    "models",
     "server",
 ]
 ALONE_TOOLS = ["pytest", "pytest-asyncio", "pytest-timeout", "hypothesis"]

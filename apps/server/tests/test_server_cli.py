@@ -239,6 +239,20 @@ def test_plan_for_people(capsys, tiny_folder):
         assert words in out
 
 
+def test_plan_of_an_encoder_alone(capsys, tmp_path):
+    config = {"architectures": ["BertModel"], "vocab_size": 200, "hidden_size": 64, "intermediate_size": 96,
+              "num_hidden_layers": 2, "num_attention_heads": 4, "max_position_embeddings": 128}  # fmt: skip
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    status, out, _ = run(capsys, "plan", str(tmp_path))
+    assert status == 0
+    assert "texts of up to 128 tokens" in out
+    _, out, _ = run(capsys, "plan", str(tmp_path), "--json", "--max-num-batched-tokens", "500")
+    plan = json.loads(out)
+    assert plan["num_tokens"] == 500
+    assert plan["ledger_bytes"]["weights: embedding"] == 4 * 200 * 64
+    assert plan["total_bytes"] == sum(plan["ledger_bytes"].values())
+
+
 @pytest.mark.parametrize("command", [("plan",), ("explain", "port"), ("serve", "--port", "99999")])
 def test_misspelt_variables_are_named_at_the_start(tiny_folder, command):
     environment = {**os.environ, "QUIRE_MAX_NUM_SEQ": "4", "QUIRE_PORTS": "1", "QUIRE_MODEL": str(tiny_folder)}

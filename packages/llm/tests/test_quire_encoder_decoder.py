@@ -150,11 +150,23 @@ def test_the_cache_is_planned_and_allocated_alike(bart: tuple[LLM, Any], tmp_pat
     tensors = {cache.untyped_storage().data_ptr(): cache.untyped_storage().nbytes() for cache in runner._kv_caches}
     # Two layers keep their own tokens and what the encoder read in the same two tensors.
     assert sum(tensors.values()) == info.memory_bytes["KV cache"] == 200 * 2 * (2 * 4 * 64 * 4)
+    tables = sum(table.table.nbytes for table in runner.rows.block_tables)
+    assert info.memory_bytes["rows"] == runner.rows.token_ids.nbytes + tables
     config = QuireConfig.of(block_size=4, max_model_len=100, max_num_batched_tokens=64, kv_cache_memory_bytes=4_000_000)
     plan = make_plan(config, ModelConfig.from_path(llm.model_folder))
     assert plan.max_encoder_len == 64
     assert plan.max_concurrency == pytest.approx((plan.kv_plan.num_blocks - 1) / (100 / 4 + 64 / 4))
     assert any("max_num_batched_tokens" in note for note in plan.notes)
+    # The encoder's share of a request, 16 blocks of 4 tokens, is there however short the decoder's context is.
+    for num_blocks, advice in (
+        (16, "set --max-num-batched-tokens to less than 60"),
+        (21, "--max-model-len to about 16"),
+    ):
+        scarce = QuireConfig.of(
+            block_size=4, max_model_len=100, max_num_batched_tokens=64, num_gpu_blocks_override=num_blocks
+        )
+        with pytest.raises(ConfigError, match=advice):
+            make_plan(scarce, ModelConfig.from_path(llm.model_folder))
     drafting = QuireConfig.of(speculative_method="draft_model", speculative_model=str(llm.model_folder))
     with pytest.raises(ConfigError, match="which would not know what the encoder of this model has read"):
         make_plan(drafting, ModelConfig.from_path(llm.model_folder))

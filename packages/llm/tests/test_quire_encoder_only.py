@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from quire import LLM
+from quire import LLM, QuireConfig
+from quire.encoder_plan import plan_encoder
 from quire_interfaces import ConfigError, RequestError
 from quire_models import ModelConfig, load_model
 from quire_testkit.parity.encoder_cases import ENCODER_CASES
@@ -35,6 +36,41 @@ def test_roberta_is_read_as_far_as_its_positions_go(tmp_path: Path) -> None:
     ):  # fmt: skip
         with pytest.raises(RequestError, match=message):
             network.read([[7], wrong])
+
+
+@pytest.mark.parametrize(("architecture", "method"), [("BertModel", "plain"), ("ModernBertModel", "int8")])
+def test_the_plan_is_what_is_loaded(architecture: str, method: str, tmp_path: Path) -> None:
+    write_checkpoint(tmp_path, architecture, ENCODER_CASES[architecture])
+    config = QuireConfig.of(model=str(tmp_path), quantization=None if method == "plain" else method)
+    plan = plan_encoder(config, ModelConfig.from_path(tmp_path))
+    network = load_model(ModelConfig.from_path(tmp_path), tmp_path, dtype=plan.dtype, linear_method=method)
+    weights = sum(size for what, size in plan.ledger_bytes.items() if what.startswith("weights"))
+    assert weights == pytest.approx(tensor_bytes(network), rel=0.02)
+    assert "KV cache" not in plan.ledger_bytes
+    with pytest.raises(ConfigError, match="to read 2048 tokens in one pass, but only"):
+        plan_encoder(config, ModelConfig.from_path(tmp_path), free_bytes=1000)
+
+
+def tensor_bytes(root: object) -> int:
+    """All that a network keeps, each tensor once."""
+    seen: dict[int, int] = {}
+    done: set[int] = set()
+    todo = [root]
+    while todo:
+        one = todo.pop()
+        if id(one) in done:
+            continue
+        done.add(id(one))
+        if isinstance(one, torch.Tensor):
+            seen[one.untyped_storage().data_ptr()] = one.nbytes
+        elif isinstance(one, dict):
+            todo += one.values()
+        elif isinstance(one, (list, tuple)):
+            todo += one
+        elif type(one).__module__.startswith("quire_models"):
+            names = [name for kind in type(one).__mro__ for name in getattr(kind, "__slots__", ())]
+            todo += [getattr(one, name) for name in (*names, *getattr(one, "__dict__", ())) if hasattr(one, name)]
+    return sum(seen.values())
 
 
 def test_there_is_nothing_to_serve(tmp_path: Path) -> None:

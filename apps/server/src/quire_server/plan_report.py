@@ -8,8 +8,9 @@ import time
 
 from quire.assemble import model_folder
 from quire.config import QuireConfig
+from quire.encoder_plan import EncoderPlan, plan_encoder
 from quire.named_gpus import named_gpu_bytes
-from quire.plan import format_bytes, make_plan
+from quire.plan import MemoryPlan, format_bytes, make_plan
 from quire_models.config import ModelConfig
 
 __all__ = ["print_plan"]
@@ -23,6 +24,9 @@ def print_plan(config: QuireConfig, *, as_json: bool) -> int:
     free_bytes = named_gpu_bytes(config.runner.device)
     if free_bytes is not None:
         config = dataclasses.replace(config, runner=dataclasses.replace(config.runner, device="cuda"))
+    if not model.generates:
+        plan_of_reading = plan_encoder(config, model, free_bytes=free_bytes)
+        return _print_encoder_plan(config, model, plan_of_reading, start, as_json=as_json)
     plan = make_plan(config, model, folder=folder, free_bytes=free_bytes)
     if as_json:
         figures = {
@@ -44,9 +48,7 @@ def print_plan(config: QuireConfig, *, as_json: bool) -> int:
         print(json.dumps(figures, indent=2))
         return 0
     print(f"{config.model.model or 'the demo model'}: {model.architecture}, {plan.dtype}, weights {plan.linear_method}")
-    for what, size in plan.ledger_bytes.items():
-        print(f"  {what:<24}{format_bytes(size):>12}")
-    print(f"  {'together':<24}{format_bytes(plan.total_bytes):>12}   of {format_bytes(plan.free_bytes)} free")
+    _print_ledger(plan)
     print(
         f"The KV cache holds {plan.num_kv_tokens} tokens in {plan.kv_plan.num_blocks} blocks of {plan.block_size}, "
         f"as {plan.kv_cache_dtype}:"
@@ -54,5 +56,27 @@ def print_plan(config: QuireConfig, *, as_json: bool) -> int:
     print(f"  {plan.max_concurrency:.1f} requests of {plan.max_model_len} tokens at the same time")
     for note in plan.notes:
         print(f"  note: {note}")
+    print(f"planned in {time.perf_counter() - start:.2f} s; nothing was loaded")
+    return 0
+
+
+def _print_ledger(plan: MemoryPlan | EncoderPlan) -> None:
+    for what, size in plan.ledger_bytes.items():
+        print(f"  {what:<24}{format_bytes(size):>12}")
+    print(f"  {'together':<24}{format_bytes(plan.total_bytes):>12}   of {format_bytes(plan.free_bytes)} free")
+
+
+def _print_encoder_plan(
+    config: QuireConfig, model: ModelConfig, plan: EncoderPlan, start: float, *, as_json: bool
+) -> int:
+    if as_json:
+        figures = {"model": str(config.model.model), "architecture": model.architecture}
+        figures |= dataclasses.asdict(plan) | {"total_bytes": plan.total_bytes}
+        print(json.dumps(figures, indent=2))
+        return 0
+    print(f"{config.model.model}: {model.architecture}, {plan.dtype}, weights {plan.linear_method}")
+    _print_ledger(plan)
+    print(f"An encoder alone, without a KV cache: it reads texts of up to {plan.max_encoder_len} tokens,")
+    print(f"  {plan.num_tokens} tokens of them in one pass; it is read in Python, there is nothing to serve")
     print(f"planned in {time.perf_counter() - start:.2f} s; nothing was loaded")
     return 0

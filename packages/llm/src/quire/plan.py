@@ -17,7 +17,7 @@ from pathlib import Path
 from quire.adapters import takes_adapters
 from quire.config import KV_CACHE_ALIASES, QuireConfig
 from quire.draft_plan import DraftPlan, plan_draft, require_place
-from quire_interfaces import ConfigError, KVCachePlan, KVCacheSpec, LatentAttentionSpec, MambaSpec
+from quire_interfaces import ConfigError, CrossAttentionSpec, KVCachePlan, KVCacheSpec, LatentAttentionSpec, MambaSpec
 from quire_kv_cache import max_concurrency, plan_kv_cache, state_block_size
 from quire_kv_transfer import MAX_STORE_BYTES
 from quire_lora import adapter_bytes
@@ -99,8 +99,7 @@ def make_plan(
     if not model.generates:
         raise ConfigError(
             f"{model.architecture} is an encoder: it reads texts and has no generation, so that there is nothing to "
-            "serve or to plan a KV cache for; for its hidden states see `quire_models.load_model` and `read` "
-            "(docs/encoders.md)",
+            "serve; for its hidden states see `quire_models.load_model` and `read` (docs/encoders.md)",
             field="model",
         )
     free = available_memory_bytes(config.runner.device) if free_bytes is None else free_bytes
@@ -138,11 +137,12 @@ def make_plan(
     if draft is not None:
         ledger["weights: draft"] = draft.weight_bytes
     ledger["activations"] = activation_bytes(model, runner, kv_cache_dtype=cache_dtype)
-    ledger["rows"] = row_bytes(runner, block_sizes=tuple(group.spec.block_size for group in one_block.groups))
+    block_sizes, encoder_blocks = _table_widths(one_block)
+    ledger["rows"] = row_bytes(runner, block_sizes=block_sizes, encoder_blocks=encoder_blocks)
     if config.runner.device.startswith("cuda") and runner.graph_sizes:
         ledger["graphs"] = graph_bytes(
             model, runner, dtype_bytes=DTYPE_BYTES[dtype], num_layers=model.num_layers,
-            block_sizes=tuple(group.spec.block_size for group in one_block.groups),
+            block_sizes=block_sizes,
         )  # fmt: skip
     if takes_adapters(config):
         ledger["adapters"] = adapter_bytes(linear_shapes(model), config.lora, DTYPE_BYTES[dtype])
@@ -158,7 +158,9 @@ def make_plan(
     notes.append(why)
     plan = plan_kv_cache(specs, num_blocks=max(num_blocks, 1 + len(one_block.groups)))
     if plan.num_blocks - 1 < per_request:
-        _refuse(plan, max_model_len, per_request, block_bytes)
+        # What the encoder reads shrinks with the context only where nothing else bounds it.
+        reading = 0 if model.has_positions_without_end and model.max_encoder_len >= max_model_len else encoder_blocks
+        _refuse(plan, max_model_len, per_request, block_bytes, reading, model.max_encoder_len)
     if draft is not None:
         ledger["KV cache: draft"] = plan.num_blocks * draft_block_bytes
     ledger["KV cache"] = plan.total_bytes
@@ -248,8 +250,27 @@ def _num_blocks(config: QuireConfig, free: int, before_kv: int, per_request: int
     )
 
 
-def _refuse(plan: KVCachePlan, max_model_len: int, per_request: int, block_bytes: int) -> None:
-    fits = (plan.num_blocks - 1) * max_model_len // per_request
+def _table_widths(plan: KVCachePlan) -> tuple[tuple[int, ...], int]:
+    """Block sizes of the groups that hold a request's own tokens, and blocks of what the encoder reads for it."""
+    specs = [group.spec for group in plan.groups]
+    own = tuple(spec.block_size for spec in specs if not isinstance(spec, CrossAttentionSpec))
+    return own, sum(spec.max_blocks(0) for spec in specs if isinstance(spec, CrossAttentionSpec))
+
+
+def _refuse(
+    plan: KVCachePlan, max_model_len: int, per_request: int, block_bytes: int, reading: int, max_encoder_len: int
+) -> None:
+    """Say what would fit. `reading`: blocks of a request that are there however short the context is."""
+    there = plan.num_blocks - 1
+    if there <= reading:
+        raise ConfigError(
+            f"what the encoder reads for one request, up to {max_encoder_len} tokens, needs "
+            f"{format_bytes(reading * block_bytes)} of KV cache, but only {format_bytes(there * block_bytes)} are left "
+            f"for it: set --max-num-batched-tokens to less than {max(2, max_encoder_len * there // reading)}, which "
+            "bounds what it reads, raise --gpu-memory-utilization, or give --kv-cache-memory-bytes",
+            field="max_num_batched_tokens",
+        )
+    fits = (there - reading) * max_model_len // (per_request - reading)
     raise ConfigError(
         f"one request of max_model_len={max_model_len} tokens needs {format_bytes(per_request * block_bytes)} of KV "
         f"cache, but only {format_bytes((plan.num_blocks - 1) * block_bytes)} are left for it: set --max-model-len to "

@@ -65,6 +65,8 @@ class ModelConfig:
     bos_token_id: int | None
     eos_token_ids: tuple[int, ...]
     """From generation_config.json and config.json, in this order, without repeats."""
+    embedding_size: int = 0
+    """Width of the embedding and of what the LM head takes; 0 where it is the hidden size."""
     rotary_dim: int = 0
     """Dimensions of a head that are rotated, from the first; 0 for positions that come another way."""
     attention_matrices: tuple[tuple[int, int], ...] = ()
@@ -152,7 +154,9 @@ class ModelConfig:
     def within(self, max_model_len: int) -> Self:
         """The network of an engine whose sequences have at most so many tokens; see `RopeConfig.within`."""
         values = ((field.name, getattr(self, field.name)) for field in dataclasses.fields(self))
-        ropes = {name: rope.within(max_model_len) for name, rope in values if isinstance(rope, RopeConfig)}
+        ropes: dict[str, Any] = {
+            name: rope.within(max_model_len) for name, rope in values if isinstance(rope, RopeConfig)
+        }
         return dataclasses.replace(self, **ropes)
 
     @property
@@ -164,6 +168,11 @@ class ModelConfig:
     def kv_size(self) -> int:
         """Width of all key heads together (the same as of all value heads)."""
         return self.num_kv_heads * self.head_dim
+
+    @property
+    def embedding_width(self) -> int:
+        """Width of the embedding and of what the LM head takes."""
+        return self.embedding_size or self.hidden_size
 
     @property
     def inner_width(self) -> int:

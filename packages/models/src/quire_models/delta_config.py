@@ -89,6 +89,7 @@ def attention_layers(config: Fields, layers: int) -> tuple[bool, ...]:
 
 def delta_fields(config: Fields, *, intermediate_size: int, value_heads: int) -> dict[str, Any]:
     """Fields of `GatedDeltaConfig` but the weights of the feed-forward networks. The arguments are class defaults."""
+    config.fixed("hidden_act", "silu", "swish")  # the mixers take it, too
     config = config.with_default("intermediate_size", intermediate_size)
     values = decoder_fields(config, head_dim=256, partial=0.25)
     hidden, layers = values["hidden_size"], values["num_layers"]

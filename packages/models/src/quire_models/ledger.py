@@ -67,8 +67,8 @@ def weight_ledger(config: ModelConfig, dtype: str, linear_method: str = "plain")
     if config.quantization is not None:
         linear = config.quantization.weight_bytes
     # A tied head shares the embedding, but in another form it is a copy of its own.
-    shared = config.tie_word_embeddings and linear_method == "plain"
-    head = 0 if shared else of_head(config.vocab_size, config.hidden_size, element)
+    is_shared = config.tie_word_embeddings and linear_method == "plain"
+    head = 0 if is_shared else of_head(config.vocab_size, config.embedding_width, element)
     if config.stored_parameters is not None:
         return _counted_ledger(config, element, head)
     if isinstance(config, RecurrentConfig | EncoderDecoderConfig):
@@ -86,7 +86,7 @@ def weight_ledger(config: ModelConfig, dtype: str, linear_method: str = "plain")
     norms = (layers * config.norms_per_layer + 1) * hidden * (1 + config.norm_bias)
     norms += layers * 2 * config.head_dim * config.qk_norm + config.other_parameters
     ledger = {
-        "embedding": config.vocab_size * hidden * element,
+        "embedding": config.vocab_size * config.embedding_width * element,
         "attention": layers * attention,
         "MLP": layers * mlp(config.intermediate_size, bias=config.mlp_bias),
         "norms": norms * element,

@@ -109,12 +109,13 @@ def graph_bytes(
     return step + tables + launches
 
 
-def row_bytes(config: RunnerConfig, *, block_sizes: tuple[int, ...]) -> int:
+def row_bytes(config: RunnerConfig, *, block_sizes: tuple[int, ...], encoder_blocks: int = 0) -> int:
     """Bytes of the persistent rows: token ids and one block table per KV cache group, int32 each.
 
     Args:
         config: Rows and their length.
-        block_sizes: Block size of each KV cache group.
+        block_sizes: Block size of each KV cache group, those of cross attention aside.
+        encoder_blocks: Blocks of what the encoder reads for one request, in all groups of cross attention.
     """
-    blocks = sum(-(-config.row_len // size) for size in block_sizes)
+    blocks = sum(-(-config.row_len // size) for size in block_sizes) + encoder_blocks
     return 4 * config.max_num_seqs * (config.row_len + blocks)

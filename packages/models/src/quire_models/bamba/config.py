@@ -13,6 +13,7 @@ __all__ = ["read_config"]
 
 def read_config(config: Fields) -> HybridConfig:
     """Half of each head is rotated, whatever the file says."""
+    config.fixed("hidden_act", "silu", "swish")  # the mixers take it, too
     values = decoder_fields(config, partial=0.5)
     bias = config.flag("attention_bias", default=False)
     values |= {

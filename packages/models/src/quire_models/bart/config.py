@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from quire_interfaces import CheckpointError
 from quire_models.config import start_token_ids
@@ -47,7 +48,7 @@ def bart_fields(config: Fields, *, norms_first: bool) -> BartConfig:
         raise CheckpointError(
             f"{config.source}: d_model ({hidden}) must be a multiple of encoder_attention_heads ({heads})"
         )
-    own = {
+    own: dict[str, Any] = {
         "num_encoder_layers": config.integer("encoder_layers", minimum=1),
         "encoder_intermediate_size": config.integer("encoder_ffn_dim", minimum=1),
         "encoder_num_heads": heads,

@@ -6,14 +6,28 @@ from torch import Tensor
 
 from quire_attention import ForwardBatch
 from quire_models.biogpt.config import BioGptConfig
+from quire_models.config import ModelConfig
+from quire_models.layers.attention import SelfAttention
+from quire_models.layers.blocks import PreNormBlock
 from quire_models.layers.decoder_lm import DecoderLM
 from quire_models.layers.linear import Embedding
+from quire_models.layers.mlp import MLP
 from quire_models.layers.norm import LayerNorm
 from quire_models.layers.scope import Scope
 from quire_models.opt.config import POSITION_OFFSET
-from quire_models.opt.model import make_layer
 
-__all__ = ["BioGptForCausalLM"]
+__all__ = ["BioGptForCausalLM", "make_layer"]
+
+
+def make_layer(config: ModelConfig, layer: int, scope: Scope) -> PreNormBlock:
+    """One layer."""
+    hidden, eps = config.hidden_size, config.rms_norm_eps
+    return PreNormBlock(
+        input_norm=LayerNorm(scope / "self_attn_layer_norm", hidden, eps),
+        attention=SelfAttention(config, layer, scope / "self_attn", rotated=False, out="out_proj"),
+        mlp_norm=LayerNorm(scope / "final_layer_norm", hidden, eps),
+        mlp=MLP(scope, hidden, config.intermediate_size, act=config.hidden_act),
+    )
 
 
 class BioGptForCausalLM(DecoderLM):

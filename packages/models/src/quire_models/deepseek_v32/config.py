@@ -35,8 +35,8 @@ class SparseLatentConfig(LatentMoEConfig):
     @property
     def inner_width(self) -> int:
         """See `ModelConfig.inner_width`. The index has queries of its own, rotated and in float32 for the scores."""
-        latent = LatentMoEConfig.inner_width.fget(self)  # type: ignore[attr-defined]
-        return int(latent + 4 * self.index_heads * self.index_head_dim)
+        # With arguments: a dataclass with slots is another class than the one that super() alone would mean.
+        return super(SparseLatentConfig, self).inner_width + 4 * self.index_heads * self.index_head_dim
 
 
 def read_config(config: Fields) -> SparseLatentConfig:

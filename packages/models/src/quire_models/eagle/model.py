@@ -80,7 +80,8 @@ class EagleHead(DraftHead):
         fused = self.num_features * config.target_hidden_size
         has_bias = scope.parameter("fc.bias", size, optional=True)
         self.fc = Linear(scope / "fc", fused + (0 if self._is_eagle3 else size), size)
-        self._fc_bias_parameter, self._fc_bias = has_bias, None
+        self._fc_bias_parameter = has_bias
+        self._fc_bias: Tensor | None = None
         self._embedding_parameter = scope.parameter(
             "embed_tokens.weight", config.vocab_size, config.target_hidden_size, optional=True
         )

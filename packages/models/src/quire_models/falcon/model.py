@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from torch import Tensor
 
 from quire_models.falcon.config import FalconConfig
+from quire_models.layers.alibi import bloom_slopes
 from quire_models.layers.attention import SelfAttention
 from quire_models.layers.blocks import ParallelBlock, PreNormBlock
 from quire_models.layers.decoder_lm import DecoderLM
@@ -21,7 +22,11 @@ __all__ = ["FalconForCausalLM"]
 def make_layer(config: FalconConfig, layer: int, scope: Scope) -> ParallelBlock | PreNormBlock:
     """One layer."""
     hidden, eps = config.hidden_size, config.rms_norm_eps
-    attention = SelfAttention(config, layer, scope / "self_attention", out="dense")
+    inner, rotated, slopes = scope / "self_attention", not config.alibi, None
+    if config.alibi:
+        # As bfloat16 holds them, and scaled like the scores: so the class does.
+        slopes = bloom_slopes(config.num_heads).bfloat16().float().to(scope.device) * config.head_dim**-0.5
+    attention = SelfAttention(config, layer, inner, rotated=rotated, alibi_slopes=slopes, out="dense")
     mlp = MLP(
         scope / "mlp",
         hidden,

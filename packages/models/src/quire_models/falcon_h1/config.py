@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from quire_interfaces import CheckpointError
 from quire_models.config_fields import decoder_fields
@@ -43,6 +44,7 @@ class FalconH1Config(RecurrentConfig):
 
 def read_config(config: Fields) -> FalconH1Config:
     """Each layer has two caches: its mixer's states, and its attention's keys and values."""
+    config.fixed("hidden_act", "silu", "swish")  # the mixers take it, too
     values = decoder_fields(config)
     hidden, layers = values["hidden_size"], values["num_layers"]
     bias = config.flag("attention_bias", default=False)
@@ -67,6 +69,7 @@ def read_config(config: Fields) -> FalconH1Config:
     for layer in range(layers):
         at = f"model.layers.{layer}"
         caches += [LayerCache(f"{at}.mamba", mixer.states), LayerCache(f"{at}.self_attn")]
+    factors: dict[str, Any] = {name: config.number(name, default=1.0) for name in FACTORS}
     return FalconH1Config(
         **values,
         mixer=mixer,
@@ -78,7 +81,7 @@ def read_config(config: Fields) -> FalconH1Config:
             "MLP": gated_mlp_weights(hidden, values["intermediate_size"], layers, bias=values["mlp_bias"]),
             "norms": WeightCount(others=(2 * layers + 1) * hidden),
         },
-        **{name: config.number(name, default=1.0) for name in FACTORS},
+        **factors,
         mlp_multipliers=_factors(config, "mlp_multipliers", 2),
         ssm_multipliers=_factors(config, "ssm_multipliers", 5),
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -16,6 +16,9 @@ from quire_models.layers.mlp import GatedMLP
 from quire_models.layers.norm import RMSNorm
 from quire_models.layers.scope import Scope
 
+if TYPE_CHECKING:
+    from quire_models.granitemoe.config import GraniteMoEConfig
+
 __all__ = ["GraniteForCausalLM", "GraniteLayer"]
 
 
@@ -23,7 +26,11 @@ class GraniteLayer:
     """x + c * attention(norm(x)), then x + c * mlp(norm(x))."""
 
     def __init__(
-        self, config: GraniteConfig, layer: int, scope: Scope, mlp: Callable[[Tensor], Tensor] | None = None
+        self,
+        config: GraniteConfig | GraniteMoEConfig,
+        layer: int,
+        scope: Scope,
+        mlp: Callable[[Tensor], Tensor] | None = None,
     ) -> None:
         """Args:
         mlp: None for a gated feed-forward network of the configuration's size.
@@ -45,11 +52,11 @@ class GraniteLayer:
 class GraniteForCausalLM(DecoderLM):
     """The Granite network."""
 
-    config: GraniteConfig
+    config: GraniteConfig | GraniteMoEConfig
 
     def __init__(
         self,
-        config: GraniteConfig,
+        config: GraniteConfig | GraniteMoEConfig,
         scope: Scope,
         make_layer: Callable[[Any, int, Scope], GraniteLayer] = GraniteLayer,
     ) -> None:

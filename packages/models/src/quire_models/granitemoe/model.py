@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from functools import partial
+from typing import TYPE_CHECKING
 
 from torch import Tensor
 
@@ -15,10 +16,13 @@ from quire_models.layers.moe import FusedExperts, SparseMoE
 from quire_models.layers.routing import Router, topk_softmax
 from quire_models.layers.scope import Scope
 
+if TYPE_CHECKING:
+    from quire_models.granitemoehybrid.config import GraniteHybridConfig
+
 __all__ = ["GraniteMoeForCausalLM"]
 
 
-def make_moe(config: GraniteMoEConfig, scope: Scope, shared_scope: Scope) -> SparseMoE:
+def make_moe(config: GraniteMoEConfig | GraniteHybridConfig, scope: Scope, shared_scope: Scope) -> SparseMoE:
     """The experts of the largest logits; their weights are the softmax over these."""
     hidden, act = config.hidden_size, config.hidden_act
     select = partial(topk_softmax, k=config.num_experts_per_tok)

@@ -39,6 +39,7 @@ class GraniteHybridConfig(HybridConfig):
 
 def read_config(config: Fields) -> GraniteHybridConfig:
     """Positions are rotated only where `position_embedding_type` says so."""
+    config.fixed("hidden_act", "silu", "swish")  # the mixers take it, too
     values = granite_fields(config)
     if config.get("position_embedding_type") != "rope":
         values["rotary_dim"] = 0

@@ -14,6 +14,7 @@ from quire_models.layers.attention import SelfAttention
 from quire_models.layers.fused import split_rows
 from quire_models.layers.mamba2 import Mamba2Mixer
 from quire_models.layers.mlp import GatedMLP
+from quire_models.layers.moe import SparseMoE
 from quire_models.layers.norm import RMSNorm
 from quire_models.layers.recurrent_lm import RecurrentLM
 from quire_models.layers.scope import Scope
@@ -39,6 +40,7 @@ class GraniteHybridLayer:
         else:
             self.mamba = Mamba2Mixer(scope / "mamba", config.mixer, layer)
         self.mlp_norm = RMSNorm(scope / "post_attention_layernorm", hidden, eps)
+        self.mlp: SparseMoE | GatedMLP
         if config.num_experts:
             self.mlp = make_moe(config, scope / "block_sparse_moe", scope / "shared_mlp")
         else:

@@ -30,6 +30,7 @@ class JambaConfig(HybridConfig):
 
 def read_config(config: Fields) -> JambaConfig:
     """Attention and experts come every so many layers; positions are not rotated."""
+    config.fixed("hidden_act", "silu", "swish")  # the mixers take it, too
     values = decoder_fields(config) | {"rotary_dim": 0}
     hidden, layers, inner = values["hidden_size"], values["num_layers"], values["intermediate_size"]
     mixer = Mamba1Shape(

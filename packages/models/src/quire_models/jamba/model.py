@@ -33,6 +33,7 @@ class JambaLayer:
             self.mamba = Mamba1Mixer(scope / "mamba", config.mixer, layer)
         self.mlp_norm = RMSNorm(scope / "pre_ff_layernorm", hidden, eps)
         inner = scope / "feed_forward"
+        self.mlp: SparseMoE | GatedMLP
         if config.sparse_layers[layer]:
             select = partial(softmax_topk, k=config.num_experts_per_tok, renormalize=False)
             router = Router(inner / "router", hidden, config.num_experts, select)

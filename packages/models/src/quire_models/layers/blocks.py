@@ -10,7 +10,7 @@ from torch import Tensor
 
 from quire_attention import ForwardBatch
 
-__all__ = ["BlockAttention", "ParallelBlock", "PostNormBlock", "PreNormBlock", "SandwichBlock"]
+__all__ = ["BlockAttention", "NormedSumBlock", "ParallelBlock", "PostNormBlock", "PreNormBlock", "SandwichBlock"]
 
 Map = Callable[[Tensor], Tensor]
 """[T, hidden_size] -> [T, hidden_size]."""
@@ -49,6 +49,20 @@ class PostNormBlock:
     def __call__(self, x: Tensor, cos: Tensor, sin: Tensor, batch: ForwardBatch) -> Tensor:
         x = x + self.attention_norm(self.attention(x, cos, sin, batch))
         return x + self.output_norm(self.mlp(x))
+
+
+@dataclass(slots=True, kw_only=True)
+class NormedSumBlock:
+    """norm(x + attention(x)), then norm(x + mlp(x)) (Vaswani et al. 2017)."""
+
+    attention: BlockAttention
+    attention_norm: Map
+    mlp: Map
+    output_norm: Map
+
+    def __call__(self, x: Tensor, cos: Tensor, sin: Tensor, batch: ForwardBatch) -> Tensor:
+        x = self.attention_norm(x + self.attention(x, cos, sin, batch))
+        return self.output_norm(x + self.mlp(x))
 
 
 @dataclass(slots=True, kw_only=True)

@@ -64,7 +64,7 @@ class CausalLM(Network):
         self.rotary = RotaryTable(config.rope, config.rotary_dim, dtype=scope.dtype, device=scope.device)
 
     @property
-    def batch_invariant(self) -> bool:  # type: ignore[override]
+    def batch_invariant(self) -> bool:
         """Logits depend on nothing but the tokens before them: not on other requests, chunks, or what was cached.
         Promised where one call runs the whole stack; what is outside of it acts on each element alone."""
         ops = ("decoder_stack", self.lm_head.op)

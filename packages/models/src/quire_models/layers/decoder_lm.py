@@ -58,11 +58,11 @@ class DecoderLM(Network):
         for part in body.split("."):
             inner = inner / part
         self.body = inner
-        self.embedding = Embedding(inner / embedding, config.vocab_size, config.hidden_size)
+        self.embedding = Embedding(inner / embedding, config.vocab_size, config.embedding_width)
         self.layers = [make_layer(config, i, inner / layers / str(i)) for i in range(config.num_layers)]
         self.norm = make_norm(inner / norm, config.hidden_size, config.rms_norm_eps)
         tied_to = self.embedding if config.tie_word_embeddings else None
-        self.lm_head = LMHead(scope / head, config.vocab_size, config.hidden_size, tied_to=tied_to, bias=head_bias)
+        self.lm_head = LMHead(scope / head, config.vocab_size, config.embedding_width, tied_to=tied_to, bias=head_bias)
         self.ignored_tensors = frozenset({f"{head}.weight"} if tied_to else ())
         ropes = [self.rope_of_layer(i) if config.rotary_dim else None for i in range(config.num_layers)]
         self._rope_of_layer = ropes

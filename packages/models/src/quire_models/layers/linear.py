@@ -209,7 +209,7 @@ class LMHead:
         """The weight as ops take it, or None when there is more to the head than a product with it."""
         if self._bias is not None or not self._weights.keys() <= set(LinearWeights._fields):
             return None
-        return LinearWeights(**self._weights)
+        return LinearWeights(**self._weights, lora=None)
 
     @property
     def plain_weight(self) -> Tensor | None:

@@ -36,8 +36,6 @@ LAYOUT_OPS = frozenset(
 class Network:
     """A network on a single device. Not an autograd module: it serves, and no weight asks for gradients."""
 
-    batch_invariant: bool = False
-    """Logits are promised to depend on nothing but the tokens before them, to the bit."""
     loads_itself: bool = False
     """It has a method `load`, and no parameters for others to fill."""
     ignored_tensors: frozenset[str] = frozenset()
@@ -51,6 +49,11 @@ class Network:
         self._scope = scope
         self.num_kv_scales = 0
         """Layers for whose KV cache the checkpoint brought scales."""
+
+    @property
+    def batch_invariant(self) -> bool:
+        """Logits are promised to depend on nothing but the tokens before them, to the bit."""
+        return False
 
     @property
     def dtype(self) -> torch.dtype:

@@ -22,7 +22,7 @@ class RecurrentLM(DecoderLM):
     config: RecurrentConfig
 
     @property
-    def batch_invariant(self) -> bool:  # type: ignore[override]
+    def batch_invariant(self) -> bool:
         """Logits depend on nothing but the tokens before them: not on other requests, chunks, or what was cached.
         Promised where every op of the network promises it for itself."""
         linear = LINEAR_OPS.get(self._scope.linear_method.name)

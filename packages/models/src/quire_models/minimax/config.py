@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from quire_interfaces import CheckpointError, StateTensor
 from quire_models.config_fields import decoder_fields
@@ -82,10 +83,11 @@ def read_config(config: Fields) -> MiniMaxConfig:
     fields = hybrid_fields(values, mixer, [LAYER_TYPES[kind] for kind in kinds], kind="linear attention")
     experts = gated_mlp_weights(hidden, values["intermediate_size"], layers * num_experts)
     fields["weights"]["experts"] = WeightCount(experts.matrices, layers * hidden * num_experts)
+    factors: dict[str, Any] = {name: config.number(name, default=1.0) for name in FACTORS}
     return MiniMaxConfig(
         **fields,
         num_experts=num_experts,
         num_experts_per_tok=per_token,
         moe_intermediate_size=values["intermediate_size"],
-        **{name: config.number(name, default=1.0) for name in FACTORS},
+        **factors,
     )

@@ -92,11 +92,14 @@ class MiniMaxForCausalLM(RecurrentLM):
     """The MiniMax-Text-01 network."""
 
     config: MiniMaxConfig
-    batch_invariant = False
-    """Experts are weighed by torch's operators, which promise nothing."""
 
     def __init__(self, config: MiniMaxConfig, scope: Scope) -> None:
         super().__init__(config, scope, MiniMaxLayer, RMSNorm)
+
+    @property
+    def batch_invariant(self) -> bool:
+        """Experts are weighed by torch's operators, which promise nothing."""
+        return False
 
     def checkpoint_tensors(self, name: str, tensor: Tensor) -> Iterable[tuple[str, Tensor]]:
         """Leaves out what is derived."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
+from typing import TYPE_CHECKING
 
 from quire_models.layers.causal_lm import CausalLM
 from quire_models.layers.decoder import PreNormDecoderLayer
@@ -12,10 +13,13 @@ from quire_models.layers.scope import Scope
 from quire_models.llama.model import LlamaAttention
 from quire_models.moe_config import MoEConfig
 
+if TYPE_CHECKING:
+    from quire_models.minimax.config import MiniMaxConfig
+
 __all__ = ["MixtralForCausalLM"]
 
 
-def make_moe(config: MoEConfig, scope: Scope, mlp: Scope) -> SparseMoE:
+def make_moe(config: MoEConfig | MiniMaxConfig, scope: Scope, mlp: Scope) -> SparseMoE:
     """The two most probable experts of eight, their probabilities made to sum to one.
 
     Args:

@@ -58,6 +58,7 @@ def read_config(config: Fields) -> NemotronHConfig:
     """The number of layers is that of their kinds. Attention has no positions."""
     pattern = _pattern(config)
     config.fixed("sliding_window")
+    config.fixed("tie_word_embeddings", False)  # the class has no such thing
     config.fixed("attention_bias", False)
     config.fixed("mamba_hidden_act", "silu")
     named = config.named(hidden_act="mlp_hidden_act", rms_norm_eps="layer_norm_epsilon")
@@ -135,8 +136,8 @@ def _mixer(config: Fields, hidden: int, eps: float) -> Mamba2Shape:
 
 def _experts(config: Fields, values: dict[str, Any], *, sparse: bool) -> dict[str, Any]:
     hidden = values["hidden_size"]
-    names = ("num_experts", "num_experts_per_tok", "moe_intermediate_size", "shared_intermediate_size", "renormalize")
-    names += ("routed_scaling_factor", "n_group", "topk_group")
+    names = ["num_experts", "num_experts_per_tok", "moe_intermediate_size", "shared_intermediate_size", "renormalize"]
+    names += ["routed_scaling_factor", "n_group", "topk_group"]
     if not sparse:
         return dict.fromkeys(names, 0) | {"expert_input_size": hidden}
     config.fixed("n_shared_experts", 1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
+from typing import TYPE_CHECKING
 
 from quire_models.layers.causal_lm import CausalLM
 from quire_models.layers.decoder import PreNormDecoderLayer
@@ -14,10 +15,13 @@ from quire_models.layers.scope import Scope
 from quire_models.llama.model import LlamaAttention
 from quire_models.moe_config import MoEConfig
 
+if TYPE_CHECKING:
+    from quire_models.qwen3_next.config import Qwen3NextConfig
+
 __all__ = ["Qwen2MoeForCausalLM", "make_moe"]
 
 
-def make_moe(config: MoEConfig, scope: Scope) -> SparseMoE:
+def make_moe(config: MoEConfig | Qwen3NextConfig, scope: Scope) -> SparseMoE:
     """The most probable experts, with the shared expert where the configuration has one."""
     hidden = config.hidden_size
     select = partial(softmax_topk, k=config.num_experts_per_tok, renormalize=config.renormalize)

@@ -11,6 +11,7 @@ from quire_models.delta_config import GatedDeltaConfig
 from quire_models.layers.gated_attention import GatedAttention
 from quire_models.layers.gated_delta import GatedDeltaNet
 from quire_models.layers.mlp import GatedMLP
+from quire_models.layers.moe import SparseMoE
 from quire_models.layers.norm import OffsetRMSNorm
 from quire_models.layers.recurrent_lm import RecurrentLM
 from quire_models.layers.scope import Scope
@@ -37,7 +38,9 @@ class DeltaLayer:
         if self.attention is None:
             self.delta = GatedDeltaNet(scope / "linear_attn", config.delta, cache, by_key_head=by_key_head)
         self.post_attention_layernorm = OffsetRMSNorm(scope / "post_attention_layernorm", hidden, eps)
+        self.mlp: SparseMoE | GatedMLP
         if sparse:
+            assert isinstance(config, Qwen3NextConfig)
             self.mlp = make_moe(config, scope / "mlp")
         else:
             self.mlp = GatedMLP(scope / "mlp", hidden, config.intermediate_size, act=config.hidden_act)

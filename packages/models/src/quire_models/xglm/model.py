@@ -6,11 +6,11 @@ import torch
 from torch import Tensor
 
 from quire_attention import ForwardBatch
+from quire_models.biogpt.model import make_layer
 from quire_models.layers.decoder_lm import DecoderLM
 from quire_models.layers.norm import LayerNorm
 from quire_models.layers.scope import Scope
 from quire_models.opt.config import POSITION_OFFSET
-from quire_models.opt.model import make_layer
 from quire_models.xglm.config import XGLMConfig
 
 __all__ = ["XGLMForCausalLM"]

@@ -42,6 +42,7 @@ def read_config(config: Fields) -> Zamba2Config:
         raise CheckpointError(
             f"{config.source}: num_attention_heads ({heads}) must divide twice the hidden_size ({hidden})"
         )
+    config.fixed("tie_word_embeddings", True)  # Transformers' flag of the shared blocks, too
     rotary = config.flag("use_mem_rope", default=False)
     values = decoder_fields(
         config.named(head_dim="attention_head_dim"),

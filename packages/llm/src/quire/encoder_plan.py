@@ -1,0 +1,77 @@
+"""The memory plan of an encoder alone: its weights, and what reading takes. Free of torch.
+
+There is no KV cache, and no engine: networks of this kind are read in Python (`docs/encoders.md`).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+
+from quire.config import QuireConfig
+from quire.plan import available_memory_bytes, format_bytes, resolved_dtype
+from quire_interfaces import ConfigError
+from quire_models.config import ModelConfig
+from quire_models.ledger import weight_ledger
+from quire_runner.memory import activation_bytes
+
+__all__ = ["EncoderPlan", "plan_encoder"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EncoderPlan:
+    """The ledger."""
+
+    dtype: str
+    linear_method: str
+    max_encoder_len: int
+    """Most tokens of a text."""
+    num_tokens: int
+    """Tokens of all texts that are read in one pass, as planned with."""
+    ledger_bytes: dict[str, int]
+    """What -> bytes."""
+    free_bytes: int
+    """Memory that was free when the plan was made."""
+
+    @property
+    def total_bytes(self) -> int:
+        return sum(self.ledger_bytes.values())
+
+
+def plan_encoder(config: QuireConfig, model: ModelConfig, *, free_bytes: int | None = None) -> EncoderPlan:
+    """Plan memory for a network that reads and does not write.
+
+    Args:
+        config: Settings. Texts of `max_num_batched_tokens` tokens together are read in one pass, but whole ones.
+        model: The network, from config.json.
+        free_bytes: Memory that may be planned with; None reads what is free now.
+
+    Raises:
+        ConfigError: it cannot fit.
+    """
+    free = available_memory_bytes(config.runner.device) if free_bytes is None else free_bytes
+    dtype, method = resolved_dtype(config.model.dtype, model.dtype), config.model.quantization or "plain"
+    longest = model.max_encoder_len
+    num_tokens = max(config.scheduler.max_num_batched_tokens, longest)
+    runner = dataclasses.replace(
+        config.runner, dtype=dtype, max_model_len=longest, max_num_batched_tokens=num_tokens, max_num_seqs=1
+    )
+    parts = weight_ledger(model, dtype, method)
+    ledger = {f"weights: {part}": size for part, size in parts.items() if part != "LM head"}
+    # Without a vocabulary there are no logits.
+    ledger["activations"] = activation_bytes(dataclasses.replace(model, vocab_size=0), runner)
+    plan = EncoderPlan(
+        dtype=dtype,
+        linear_method=method,
+        max_encoder_len=longest,
+        num_tokens=num_tokens,
+        ledger_bytes=ledger,
+        free_bytes=free,
+    )
+    if plan.total_bytes > free:
+        raise ConfigError(
+            f"{model.architecture} needs {format_bytes(plan.total_bytes)} to read {num_tokens} tokens in one pass, but "
+            f"only {format_bytes(free)} are free: lower --max-num-batched-tokens, or give --dtype bfloat16",
+            field="max_num_batched_tokens",
+        )
+    return plan
