@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from ops_layouts import Layout, random_layout
+from ops_layouts import Layout, grow_trees, random_layout
 from torch import Tensor
 
 from quire_ops import CACHE_TORCH_DTYPES
@@ -40,7 +40,8 @@ def cache_of(
 
 def on_device(layout: Layout) -> Layout:
     """The layout with its tensors on the device of the tests."""
-    names = ("block_table", "query_start_loc", "slot_mapping")
+    names = [name for name in ("block_table", "query_start_loc", "slot_mapping", "paths")
+             if getattr(layout, name) is not None]  # fmt: skip
     moved = replace(layout, **{name: getattr(layout, name).to(DEVICE) for name in names})
     moved.seq_lens = layout.seq_lens.to(DEVICE)
     return moved
@@ -57,11 +58,16 @@ def check(
     cache_dtype: str | None = None,
     kv_scale: Tensor | None = None,
     seed: int = 0,
+    roots: dict[int, int] | None = None,
     **options: Any,
 ) -> None:
-    """`attend` gives what the reference gives, on a step of sequences with lens: (tokens of the step, all tokens)."""
+    """`attend` gives what the reference gives, on a step of sequences with lens: (tokens of the step, all tokens).
+
+    roots: sequence -> where its tree begins, if it has one."""
     torch.manual_seed(seed)
     layout, num_blocks = random_layout(random.Random(seed), lens, block_size, shuffle=True)
+    if roots:
+        grow_trees(layout, roots, random.Random(seed))
     name = cache_dtype or str(dtype).removeprefix("torch.")
     cache = cache_of(layout, num_blocks, (heads[1], head_dim), name, kv_scale)
     query = torch.randn(sum(layout.query_lens), heads[0], head_dim).to(dtype)

@@ -95,10 +95,17 @@ def test_configurations_that_are_launched_by_default() -> None:
     check(paged_attention, [(1, 300), (1, 1), (140, 150)], heads=(2, 2))
 
 
+@pytest.mark.parametrize("features", ["plain", "everything"])
+def test_tokens_in_trees(features: str) -> None:
+    """A tree in one tile, a later part of one in two tiles, a decode and a chunk of a prompt beside them."""
+    check(paged_attention, [(6, 45), (1, 30), (11, 40), (3, 9)], heads=(4, 2),
+          roots={0: 37, 2: 25}, **tensors(FEATURES[features], 4, torch.float32))  # fmt: skip
+
+
 @pytest.mark.parametrize("num_splits", [2, 8])
 def test_splits(num_splits: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """More splits than there are keys to share, too."""
-    monkeypatch.setattr(attention, "_num_splits", lambda *_: num_splits)
+    monkeypatch.setattr(attention, "num_splits", lambda *_: num_splits)
     for window in (None, 20):
         check(in_small_pieces, [(1, 90), (1, 1), (5, 70), (1, 16)], heads=(4, 1),
               sliding_window=window, sinks=torch.linspace(-1, 1, 4))  # fmt: skip

@@ -2,7 +2,7 @@
 
     python -m quire_kernels_cuda.ahead_of_time            build for every target; fail where anything became worse
     python -m quire_kernels_cuda.ahead_of_time --write    write the table anew
-    ... --targets sm_90,sm_100 --only decode              some targets, and builds whose name holds this text
+    ... --targets sm_90,sm_100 --only decode              some targets, and builds whose name holds one of these texts
 
 A kernel fails that needs more registers or shared memory than its target has, or spills more registers to memory than
 the table says. With the version of Triton that the table was made with, every other difference fails as well, so that
@@ -231,7 +231,7 @@ def main(module: str, attribute: str, table: Path, arguments: list[str] | None =
     parser = argparse.ArgumentParser(description="Build the Triton kernels for every target and watch what they take.")
     parser.add_argument("--write", action="store_true", help="write the table anew")
     parser.add_argument("--targets", help="only these, separated by commas")
-    parser.add_argument("--only", help="only builds whose name holds this text")
+    parser.add_argument("--only", help="only builds whose name holds one of these texts, separated by commas")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes")
     options = parser.parse_args(arguments)
     platform = _find(module, attribute)
@@ -240,12 +240,9 @@ def main(module: str, attribute: str, table: Path, arguments: list[str] | None =
     targets = options.targets.split(",") if options.targets else list(platform.targets)
     if unknown := sorted(set(targets) - set(platform.targets)):
         parser.error(f"no target {', '.join(unknown)}; choose of {', '.join(platform.targets)}")
+    only = [""] if options.only is None else options.only.split(",")
     listed = [(build.name, target.name) for target, build in platform_builds(platform)]
-    chosen = [
-        (name, target)
-        for name, target in listed
-        if target in targets and (options.only is None or options.only in name)
-    ]
+    chosen = [(name, target) for name, target in listed if target in targets and any(text in name for text in only)]
     parts = [chosen[begin : begin + 4] for begin in range(0, len(chosen), 4)]
     with ProcessPoolExecutor(options.jobs, mp_context=get_context("spawn")) as pool:
         futures = [pool.submit(_measure_part, module, attribute, part) for part in parts]

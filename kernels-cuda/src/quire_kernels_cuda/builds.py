@@ -21,7 +21,9 @@ __all__ = ["FAMILIES", "SHAPES", "Calls", "NetworkShape", "list_builds"]
 FAMILIES = (
     "attention",
     "gates",
+    "latent",
     "linear",
+    "lora",
     "moe",
     "norms",
     "recurrent",
@@ -29,6 +31,7 @@ FAMILIES = (
     "sampling",
     "step_inputs",
     "vocabulary",
+    "w8a8",
 )
 """Modules of `quire_kernels_cuda.triton` that hold ops."""
 
@@ -60,13 +63,19 @@ class NetworkShape:
     num_experts: int = 0
     recurrent: bool = False
     """Whether it has recurrent layers."""
+    latent_rank: int = 0
+    """Numbers of a latent, if its attention is over latents, with 64 more for positions."""
+    trees: bool = False
+    """Whether drafts are verified in trees."""
+    adapters: bool = False
+    """Whether requests may have adapters."""
 
 
 _LLAMA_8B = {"hidden_size": 4096, "intermediate_size": 14336, "num_heads": 32, "num_kv_heads": 8, "head_dim": 128,
              "vocab_size": 128256}  # fmt: skip
 
 SHAPES: tuple[NetworkShape, ...] = (
-    NetworkShape(name="llama-8b", **_LLAMA_8B),
+    NetworkShape(name="llama-8b", trees=True, adapters=True, **_LLAMA_8B),
     NetworkShape(name="llama-8b, int8 cache", cache_dtype="int8", **_LLAMA_8B),
     NetworkShape(name="gpt-oss-20b, fp8 cache", hidden_size=2880, intermediate_size=2880, num_heads=64, num_kv_heads=8,
                  head_dim=64, vocab_size=201088, sinks=True, sliding_window=True, cache_dtype="fp8_e4m3"),
@@ -76,6 +85,7 @@ SHAPES: tuple[NetworkShape, ...] = (
     NetworkShape(name="experts", num_experts=128, **_LLAMA_8B | {"intermediate_size": 768}),
     NetworkShape(name="experts int8", num_experts=128, weights="int8", **_LLAMA_8B | {"intermediate_size": 768}),
     NetworkShape(name="experts int4", num_experts=128, weights="int4", **_LLAMA_8B | {"intermediate_size": 768}),
+    NetworkShape(name="deepseek-v3", latent_rank=512, **_LLAMA_8B | {"num_heads": 128}),
     NetworkShape(name="gemma2-9b", hidden_size=3584, intermediate_size=14336, num_heads=16, num_kv_heads=8,
                  head_dim=256, vocab_size=256000, soft_cap=True, sliding_window=True),
     NetworkShape(name="tiny, float32, int4 cache", dtype="float32", hidden_size=256, intermediate_size=688, num_heads=4,

@@ -20,6 +20,7 @@ from quire_interfaces import ConfigError
 from quire_kernels_cuda.attention_backends import attention_backends
 from quire_kernels_cuda.availability import is_interpreted, unavailable, why_no_triton
 from quire_kernels_cuda.platform import NVIDIA, Platform
+from quire_kernels_cuda.targets import Target
 from quire_ops import KernelBuilder, OpBackend, OpFunction, SizeRule
 
 __all__ = ["SERVED", "Served", "backends", "op_backends"]
@@ -39,6 +40,9 @@ class Served:
     cache_dtypes: frozenset[str] | None = None
     batch_invariant: bool = False
     device_lengths: bool = False
+    trees: bool = False
+    many_registers: bool = False
+    """It has no form for targets that have few (`Target.has_few_registers`)."""
 
 
 _ROW = {"hidden_size": SizeRule(maximum=32768)}
@@ -49,6 +53,8 @@ SERVED = (
     Served(op="lm_head", module="linear"),
     Served(op="int8_linear", module="linear"),
     Served(op="grouped_linear", module="linear"),
+    Served(op="w8a8_linear", module="w8a8", batch_invariant=True),
+    Served(op="lora_linear", module="lora"),
     Served(op="lm_head_argmax", module="vocabulary"),
     Served(op="embedding", module="vocabulary"),
     Served(op="rms_norm", module="norms", sizes=_ROW, batch_invariant=True),
@@ -75,7 +81,11 @@ SERVED = (
         sizes={"head_dim": SizeRule(maximum=256), "queries_per_kv_head": SizeRule(maximum=128)},
         cache_dtypes=frozenset({"fp8_e4m3", "fp8_e5m2", "int8", "int4"}),
         device_lengths=True,
+        trees=True,
     ),
+    Served(op="write_latent_cache", module="latent", batch_invariant=True),
+    Served(op="latent_attention", module="latent", device_lengths=True, trees=True, many_registers=True),
+    Served(op="sparse_latent_attention", module="latent", many_registers=True),
 )
 
 
@@ -92,20 +102,27 @@ def _nvidia_builder() -> KernelBuilder | None:
 
 
 def op_backends(
-    name: str, platform: Platform, reason: str | None, *, builder: KernelBuilder | None = None
+    name: str,
+    platform: Platform,
+    reason: str | None,
+    *,
+    target: Target | None = None,
+    builder: KernelBuilder | None = None,
 ) -> list[OpBackend]:
     """Every served op as a backend.
 
     Args:
         name: Of the backends.
         reason: Why nothing can work in this process, or None.
+        target: What the GPU of this process is, where that decides which ops are served.
         builder: Builds their kernels ahead of time.
     """
+    reasons = {served.op: reason or _why_not_on(served, target) for served in SERVED}
     return [
         OpBackend(
             op=served.op,
             name=name,
-            function=_function(served, platform, reason),
+            function=_function(served, platform, reasons[served.op]),
             # Interpreted kernels are for tests: chosen by name only.
             priority=-200 if is_interpreted() else 10,
             devices=frozenset({"cpu" if is_interpreted() else "cuda"}),
@@ -114,11 +131,18 @@ def op_backends(
             cache_dtypes=served.cache_dtypes,
             batch_invariant=served.batch_invariant,
             device_lengths=served.device_lengths,
+            trees=served.trees,
             builder=builder,
-            unavailable=reason,
+            unavailable=reasons[served.op],
         )
         for served in SERVED
     ]
+
+
+def _why_not_on(served: Served, target: Target | None) -> str | None:
+    if target is not None and target.has_few_registers and served.many_registers:
+        return f"its rows do not fit into the registers of {target.name}"
+    return None
 
 
 def _function(served: Served, platform: Platform, reason: str | None) -> OpFunction:

@@ -31,6 +31,11 @@ class Target:
     has_fp8: bool
     """Whether it converts numbers of float8_e4m3fn and float8_e5m2 itself."""
 
+    @property
+    def has_few_registers(self) -> bool:
+        """AMD's GPUs for graphics: matrix products hold each operand twice, in half the registers that others have."""
+        return self.vendor == "hip" and self.warp_size == 32
+
 
 def _nvidia(capability: int, shared_kib: int, multiprocessors: int = 128) -> Target:
     return Target(

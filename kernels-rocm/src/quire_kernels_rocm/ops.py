@@ -16,7 +16,9 @@ __all__ = ["backends"]
 
 def backends() -> list[OpBackend]:
     """The entry point of group `quire.ops`."""
-    return op_backends("triton-rocm", AMD, _unavailable())
+    reason = _unavailable()
+    target = None if reason is not None or is_interpreted() else AMD.target_of(torch.device("cuda", 0))
+    return op_backends("triton-rocm", AMD, reason, target=target)
 
 
 @cache

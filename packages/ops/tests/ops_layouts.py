@@ -59,3 +59,23 @@ def poisoned_cache(layout: Layout, num_blocks: int, num_kv_heads: int, head_dim:
             block, offset = divmod(position, layout.block_size)
             cache[table[block], :, :, offset] = torch.randn(2, num_kv_heads, head_dim).to(dtype)
     return cache
+
+
+def grow_trees(layout: Layout, roots: dict[int, int], rng: random.Random) -> dict[int, list[int]]:
+    """Give the layout paths. Returns token of the step -> the places that it sees.
+
+    roots: sequence -> where its tree begins: the last ones of the places behind it are this step's tokens."""
+    paths: dict[int, list[int]] = {}
+    width = 2 + max(layout.kv_lens[row] - root for row, root in roots.items())
+    layout.paths = torch.full((sum(layout.query_lens), width), -1, dtype=torch.int32)
+    for row, root in roots.items():
+        kv_len, token = layout.kv_lens[row], sum(layout.query_lens[:row])
+        ways = {root: [root]}
+        for place in range(root + 1, kv_len):
+            ways[place] = [*ways[rng.randrange(root, place)], place]
+        for place in range(kv_len - layout.query_lens[row], kv_len):
+            way = ways[place]
+            layout.paths[token, : 2 + len(way)] = torch.tensor([root + len(way) - 1, root, *way])
+            paths[token] = [*range(root), *way]
+            token += 1
+    return paths

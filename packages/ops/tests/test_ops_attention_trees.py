@@ -6,7 +6,7 @@ import random
 
 import pytest
 import torch
-from ops_layouts import Layout, poisoned_cache, random_layout
+from ops_layouts import Layout, grow_trees, poisoned_cache, random_layout
 from torch import Tensor
 
 from quire_ops import OpBackend, OpRequest, op_table
@@ -18,24 +18,6 @@ LENS = [(12, 75), (1, 30), (5, 1100), (3, 9)]
 """A tree, a decode, a later part of a tree, a chunk of a prompt."""
 ROOTS = {0: 63, 2: 1090}
 """Sequence -> where its tree begins: the last ones of the positions behind it are tokens of earlier passes."""
-
-
-def grow_trees(layout: Layout, rng: random.Random) -> dict[int, list[int]]:
-    """Give the layout paths. Returns token of the step -> the places that it sees."""
-    paths: dict[int, list[int]] = {}
-    width = 2 + max(layout.kv_lens[row] - root for row, root in ROOTS.items())
-    layout.paths = torch.full((sum(layout.query_lens), width), -1, dtype=torch.int32)
-    for row, root in ROOTS.items():
-        kv_len, token = layout.kv_lens[row], sum(layout.query_lens[:row])
-        ways = {root: [root]}
-        for place in range(root + 1, kv_len):
-            ways[place] = [*ways[rng.randrange(root, place)], place]
-        for place in range(kv_len - layout.query_lens[row], kv_len):
-            way = ways[place]
-            layout.paths[token, : 2 + len(way)] = torch.tensor([root + len(way) - 1, root, *way])
-            paths[token] = [*range(root), *way]
-            token += 1
-    return paths
 
 
 def alone(cache: Tensor, table: Tensor, places: list[int], token_dim: int) -> tuple[Tensor, Layout]:
@@ -65,7 +47,7 @@ def test_each_token_sees_its_path(
 ) -> None:
     torch.manual_seed(2)
     layout, num_blocks = random_layout(random.Random(3), LENS, 16, shuffle=True)
-    paths = grow_trees(layout, random.Random(4))
+    paths = grow_trees(layout, ROOTS, random.Random(4))
     cache = poisoned_cache(layout, num_blocks, 2, 16, dtype)
     query = torch.randn(sum(layout.query_lens), 4, 16).to(dtype)
     options = {
@@ -102,7 +84,7 @@ def test_each_token_sees_its_path(
 def test_latent_attention_sees_paths(backend: OpBackend) -> None:
     torch.manual_seed(5)
     layout, num_blocks = random_layout(random.Random(6), LENS, 16, shuffle=True)
-    paths = grow_trees(layout, random.Random(7))
+    paths = grow_trees(layout, ROOTS, random.Random(7))
     cache = torch.randn(num_blocks, 16, 24)
     query = torch.randn(sum(layout.query_lens), 3, 24)
     got = backend.function(query, cache, layout, scale=0.3, rank=16)

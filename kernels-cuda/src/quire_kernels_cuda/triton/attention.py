@@ -1,12 +1,7 @@
-"""Op `paged_attention` in Triton: which launches a step needs, and with what.
-
-Sequences with few tokens in the step (decodes, and drafts that are verified) share one launch, in which each has one
-tile and its keys may be divided among several programs; the others (prompts and pieces of them) share another.
-"""
+"""Op `paged_attention` in Triton: which launches a step needs (`attention_steps.py`), and with what."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -15,22 +10,22 @@ import triton
 from torch import Tensor
 
 from quire_kernels_cuda.builds import Calls, NetworkShape
-from quire_kernels_cuda.platform import NVIDIA, LaunchConfig, Platform, num_multiprocessors
+from quire_kernels_cuda.platform import NVIDIA, LaunchConfig, Platform
 from quire_kernels_cuda.targets import Target
 from quire_kernels_cuda.triton.attention_kernels import attend_tiles, combine_splits
+from quire_kernels_cuda.triton.attention_steps import (
+    FEW_TOKENS,
+    MAX_SPLITS,
+    MIN_TILE,
+    Lengths,
+    MetaLayout,
+    lengths_of,
+    num_splits,
+    padded,
+)
 from quire_ops import CACHE_TORCH_DTYPES, PagedLayout, kv_cache_shape
 
-__all__ = ["FEW_TOKENS", "calls", "decode_config", "paged_attention", "prefill_config"]
-
-FEW_TOKENS = 8
-"""Up to so many tokens, a sequence counts as decoding."""
-MAX_SPLITS = 64
-PROGRAMS_PER_PROCESSOR = 4
-"""Programs that a decode launch should have for each multiprocessor, so that loads of some hide behind others."""
-PROCESSORS = {"cpu": 8, "meta": 128}
-"""Multiprocessors where there is no GPU to ask."""
-MIN_TILE = 16
-"""The least that a matrix product takes of any dimension."""
+__all__ = ["calls", "decode_config", "paged_attention", "prefill_config"]
 
 
 def paged_attention(
@@ -52,7 +47,7 @@ def paged_attention(
         query=query,
         kv_cache=kv_cache,
         layout=layout,
-        lengths=_lengths(layout),
+        lengths=lengths_of(layout),
         scale=float(scale),
         sliding_window=sliding_window,
         soft_cap=soft_cap,
@@ -70,35 +65,13 @@ def paged_attention(
     return call.out
 
 
-class _Lengths(NamedTuple):
-    """What launches of a step depend on."""
-
-    most_of_few: int
-    """Most tokens that a sequence of few tokens has in the step; 0 if there is none."""
-    has_many: bool
-    """Whether a sequence has many."""
-    longest: int
-    """Keys of the longest sequence."""
-
-
-def _lengths(layout: PagedLayout) -> _Lengths:
-    """Worked out for the first layer of a step."""
-    lengths: _Lengths | None = layout.derived.get("triton")
-    if lengths is None:
-        few = [query_len for query_len in layout.query_lens if query_len <= FEW_TOKENS]
-        has_many = len(few) < len(layout.query_lens)
-        lengths = _Lengths(max(few, default=0), has_many, max(layout.kv_lens, default=0))
-        layout.derived["triton"] = lengths
-    return lengths
-
-
 class _Call(NamedTuple):
     """The arguments of one call of the op."""
 
     query: Tensor
     kv_cache: Tensor
     layout: PagedLayout
-    lengths: _Lengths
+    lengths: Lengths
     scale: float
     sliding_window: int | None
     soft_cap: float | None
@@ -132,7 +105,7 @@ def decode_config(target: Target, head_dim: int, *, has_row_scales: bool) -> Lau
     Args:
         has_row_scales: The cache is int8 or int4, whose rows begin anywhere: their addresses take many registers.
     """
-    if _has_few_registers(target):
+    if target.has_few_registers:
         return LaunchConfig(blocks={"BLOCK_N": 16}, num_warps=8, num_stages=1)
     keys = 64 if head_dim <= 128 and not has_row_scales else 32
     stages = 3 if target.vendor == "cuda" else 2
@@ -141,8 +114,8 @@ def decode_config(target: Target, head_dim: int, *, has_row_scales: bool) -> Lau
 
 def prefill_config(target: Target, head_dim: int, dtype: torch.dtype, *, has_row_scales: bool) -> LaunchConfig:
     """How queries and keys are cut where there are many queries: as much as fits into registers and shared memory."""
-    width = _padded(head_dim)
-    if _has_few_registers(target):
+    width = padded(head_dim)
+    if target.has_few_registers:
         keys = 32 if width <= 128 and not has_row_scales else 16
         return LaunchConfig(blocks={"BLOCK_M": 32, "BLOCK_N": keys}, num_warps=8, num_stages=1)
     if dtype == torch.float32:  # no matrix units
@@ -155,43 +128,43 @@ def prefill_config(target: Target, head_dim: int, dtype: torch.dtype, *, has_row
     return LaunchConfig(blocks={"BLOCK_M": rows, "BLOCK_N": keys}, num_warps=num_warps, num_stages=stages)
 
 
-def _has_few_registers(target: Target) -> bool:
-    """AMD's GPUs for graphics: matrix products hold each operand twice, in half the registers that others have."""
-    return target.vendor == "hip" and target.warp_size == 32
-
-
-def _traits(call: _Call) -> dict[str, Any]:
-    """What a configuration depends on besides sizes (`Platform.config`)."""
-    return {
-        "head_dim": call.query.shape[2], "queries_per_kv_head": call.queries_per_kv_head,
-        "kv_heads": call.num_kv_heads, "block_size": call.layout.block_size,
-        "dtype": call.query.dtype, "cache_dtype": call.kv_cache.dtype,
-        "sliding_window": call.sliding_window or 0, "soft_cap": call.soft_cap is not None,
-        "sinks": call.sinks is not None, "alibi": call.alibi_slopes is not None,
-    }  # fmt: skip
+def _config(call: _Call, kernel: str, default: LaunchConfig, sizes: dict[str, int], **traits: Any) -> LaunchConfig:
+    """What `Platform.config` says; without tables for tokens in trees, whose kernel takes more shared memory."""
+    if call.layout.paths is not None:
+        return default
+    return call.platform.config(
+        kernel, call.query.device, default, sizes=sizes, **traits,
+        head_dim=call.query.shape[2], queries_per_kv_head=call.queries_per_kv_head,
+        kv_heads=call.num_kv_heads, block_size=call.layout.block_size,
+        dtype=call.query.dtype, cache_dtype=call.kv_cache.dtype,
+        sliding_window=call.sliding_window or 0, soft_cap=call.soft_cap is not None,
+        sinks=call.sinks is not None, alibi=call.alibi_slopes is not None,
+    )  # fmt: skip
 
 
 def _decode(call: _Call, block_q: int) -> None:
     head_dim = call.query.shape[2]
     default = decode_config(call.target, head_dim, has_row_scales=call.has_row_scales)
-    config = call.platform.config(
-        "decode_attention", call.query.device, default,
-        sizes={"sequences": triton.next_power_of_2(call.num_seqs)}, tokens=block_q, **_traits(call),
-    )  # fmt: skip
-    num_splits = _num_splits(call, call.num_seqs * call.num_kv_heads, config.blocks["BLOCK_N"])
+    sizes = {"sequences": triton.next_power_of_2(call.num_seqs)}
+    config = _config(call, "decode_attention", default, sizes, tokens=block_q)
+    longest = call.lengths.longest
+    if call.sliding_window is not None:
+        longest = min(longest, call.sliding_window + config.blocks["BLOCK_N"])
+    programs = call.num_seqs * call.num_kv_heads
+    splits = num_splits(call.query.device, programs, longest, config.blocks["BLOCK_N"])
     part_out, part_weight = call.out, call.out  # not written without splits
-    if num_splits > 1:
-        shape = (*call.query.shape[:2], num_splits)
+    if splits > 1:
+        shape = (*call.query.shape[:2], splits)
         part_weight = torch.empty(shape, dtype=torch.float32, device=call.query.device)
         part_out = torch.empty((*shape, head_dim), dtype=torch.float32, device=call.query.device)
-    grid = (call.num_seqs, call.num_kv_heads, num_splits)
+    grid = (call.num_seqs, call.num_kv_heads, splits)
     block_m = max(MIN_TILE, triton.next_power_of_2(block_q * call.queries_per_kv_head))
-    _attend(call, grid, (0, FEW_TOKENS), config, (part_out, part_weight), ONE_TILE_EACH=True, IS_SPLIT=num_splits > 1,
+    _attend(call, grid, (0, FEW_TOKENS), config, (part_out, part_weight), ONE_TILE_EACH=True, IS_SPLIT=splits > 1,
             BLOCK_Q=block_q, BLOCK_M=block_m)  # fmt: skip
-    if num_splits > 1:
+    if splits > 1:
         combine_splits[(call.num_seqs, call.query.shape[1], block_q)](
-            part_out, part_weight, call.layout.query_start_loc, call.out, FEW_TOKENS, num_splits,
-            call.query.shape[1], *call.out.stride()[:2], D=head_dim, D_PADDED=_padded(head_dim),
+            part_out, part_weight, call.layout.query_start_loc, call.out, FEW_TOKENS, splits,
+            call.query.shape[1], *call.out.stride()[:2], D=head_dim, D_PADDED=padded(head_dim),
             MAX_SPLITS=MAX_SPLITS, num_warps=4,
         )  # fmt: skip
 
@@ -199,10 +172,7 @@ def _decode(call: _Call, block_q: int) -> None:
 def _prefill(call: _Call) -> None:
     head_dim = call.query.shape[2]
     default = prefill_config(call.target, head_dim, call.query.dtype, has_row_scales=call.has_row_scales)
-    config = call.platform.config(
-        "prefill_attention", call.query.device, default,
-        sizes={"tokens": triton.next_power_of_2(call.query.shape[0])}, **_traits(call),
-    )  # fmt: skip
+    config = _config(call, "prefill_attention", default, {"tokens": triton.next_power_of_2(call.query.shape[0])})
     block_m = max(config.blocks["BLOCK_M"], triton.next_power_of_2(call.queries_per_kv_head))
     block_q = block_m // call.queries_per_kv_head
     grid = (call.query.shape[0] // block_q + call.num_seqs, call.num_kv_heads, 1)
@@ -231,6 +201,7 @@ def _attend(
         layout.seq_lens,
         absent if call.sinks is None else call.sinks,
         absent if call.alibi_slopes is None else call.alibi_slopes,
+        absent if layout.paths is None else layout.paths,
         call.out,
         *parts,
         call.num_seqs,
@@ -243,10 +214,11 @@ def _attend(
         *call.out.stride()[:2],
         *call.kv_cache.stride()[:4],
         layout.block_table.stride(0),
+        0 if layout.paths is None else layout.paths.stride(0),
         NUM_HEADS=call.query.shape[1],
         G=call.queries_per_kv_head,
         D=head_dim,
-        D_PADDED=_padded(head_dim),
+        D_PADDED=padded(head_dim),
         BLOCK_SIZE=layout.block_size,
         FORMAT=cache_format,
         HAS_KV_SCALE=call.kv_scale is not None and cache_format not in ("int8", "int4"),
@@ -254,6 +226,7 @@ def _attend(
         HAS_SOFT_CAP=call.soft_cap is not None,
         HAS_SINKS=call.sinks is not None,
         HAS_SLOPES=call.alibi_slopes is not None,
+        HAS_PATHS=layout.paths is not None,
         BLOCK_N=config.blocks["BLOCK_N"],
         num_warps=config.num_warps,
         num_stages=config.num_stages,
@@ -272,52 +245,14 @@ def _cache_pointers(kv_cache: Tensor, target: Target) -> tuple[Tensor, Tensor | 
     return kv_cache, None, "float"
 
 
-def _num_splits(call: _Call, programs: int, keys_per_step: int) -> int:
-    """Programs that share a sequence's keys: a power of two, from counts that the host has."""
-    wanted = PROGRAMS_PER_PROCESSOR * _num_processors(call.query.device) // max(programs, 1)
-    longest = call.lengths.longest
-    if call.sliding_window is not None:
-        longest = min(longest, call.sliding_window + keys_per_step)
-    wanted = min(wanted, MAX_SPLITS, -(-longest // keys_per_step))
-    return 1 << max(wanted, 1).bit_length() - 1
-
-
-def _num_processors(device: torch.device) -> int:
-    return PROCESSORS.get(device.type) or num_multiprocessors(device)
-
-
-def _padded(size: int) -> int:
-    return max(MIN_TILE, triton.next_power_of_2(size))
-
-
-@dataclass(slots=True, kw_only=True)
-class _MetaLayout:
-    """A `PagedLayout` of shapes only: sequences of the same lengths."""
-
-    query_lens: list[int]
-    kv_lens: list[int]
-    block_size: int
-    block_table: Tensor = field(init=False)
-    query_start_loc: Tensor = field(init=False)
-    seq_lens: Tensor = field(init=False)
-    slot_mapping: Tensor = field(init=False)
-    paths: Tensor | None = None
-    derived: dict[Any, Any] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        num_seqs, num_blocks = len(self.kv_lens), -(-max(self.kv_lens) // self.block_size)
-        self.block_table = torch.empty(num_seqs, num_blocks, dtype=torch.int32, device="meta")
-        self.query_start_loc = torch.empty(num_seqs + 1, dtype=torch.int32, device="meta")
-        self.seq_lens = torch.empty(num_seqs, dtype=torch.int32, device="meta")
-        self.slot_mapping = torch.empty(sum(self.query_lens), dtype=torch.int64, device="meta")
-
-
-_USES = (("decode", 512, 1, 64), ("decode split", 1, 1, 8192), ("prefill", 1, 512, 512))
+_USES = (("decode", 512, 1, 64), ("decode split", 1, 1, 8192), ("prefill", 1, 512, 512), ("trees", 512, 8, 64))
 """What is special about a step, its sequences, and their tokens in the step and in all."""
 
 
 def calls(shape: NetworkShape, platform: Platform) -> Calls:
-    """Decodes whose keys are not divided and are, and a prompt. See `quire_kernels_cuda.builds`."""
+    """Decodes whose keys are not divided and are, a prompt, tokens in trees. See `quire_kernels_cuda.builds`."""
+    if shape.latent_rank:
+        return
     dtype = getattr(torch, shape.dtype)
     cache_dtype = shape.cache_dtype or shape.dtype
     row_size = shape.head_dim // (2 if cache_dtype == "int4" else 1) + (4 if cache_dtype.startswith("int") else 0)
@@ -327,16 +262,17 @@ def calls(shape: NetworkShape, platform: Platform) -> Calls:
     traits = [trait for trait in ("sliding_window", "soft_cap", "sinks", "alibi") if getattr(shape, trait)]
     label = " ".join([shape.dtype, *([cache_dtype] if shape.cache_dtype else []), f"d{shape.head_dim}",
                       f"h{shape.num_heads}/{shape.num_kv_heads}", *traits])  # fmt: skip
-    for use, num_seqs, query_len, kv_len in _USES:
+    for use, num_seqs, query_len, kv_len in _USES if shape.trees else _USES[:-1]:
+        layout = MetaLayout(query_lens=[query_len] * num_seqs, kv_lens=[kv_len] * num_seqs, block_size=shape.block_size)
+        if use == "trees":
+            layout.paths = torch.empty(num_seqs * query_len, 9, dtype=torch.int32, device="meta")
         yield (
             f"{use} {label}",
             partial(
                 paged_attention,
                 torch.empty(num_seqs * query_len, shape.num_heads, shape.head_dim, dtype=dtype, device="meta"),
                 torch.empty(cache_shape, dtype=CACHE_TORCH_DTYPES[cache_dtype], device="meta"),
-                _MetaLayout(
-                    query_lens=[query_len] * num_seqs, kv_lens=[kv_len] * num_seqs, block_size=shape.block_size
-                ),
+                layout,
                 scale=1.0,
                 sliding_window=128 if shape.sliding_window else None,
                 soft_cap=50.0 if shape.soft_cap else None,

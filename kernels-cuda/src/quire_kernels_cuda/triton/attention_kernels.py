@@ -16,9 +16,11 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-__all__ = ["attend_tiles", "combine_splits"]
+__all__ = ["LOG2E", "attend_tiles", "combine_splits", "places_on_paths", "sequence_of", "tree_of"]
 
 LOG2E = tl.constexpr(1.4426950408889634)
+NOWHERE = tl.constexpr(1 << 30)
+"""Position of what a token does not see."""
 
 
 @triton.jit
@@ -73,7 +75,7 @@ def _load_rows(
 
 
 @triton.jit
-def _sequence_of(tile, query_start_loc, num_seqs, BLOCK_Q: tl.constexpr):
+def sequence_of(tile, query_start_loc, num_seqs, BLOCK_Q: tl.constexpr):
     """Which sequence a tile belongs to, and which of its tiles it is.
 
     Tiles are numbered so that those of sequence s begin at query_start_loc[s] // BLOCK_Q + s: no number is given twice,
@@ -92,13 +94,44 @@ def _sequence_of(tile, query_start_loc, num_seqs, BLOCK_Q: tl.constexpr):
 
 
 @triton.jit
+def tree_of(paths, tokens, is_row, positions, first_token):
+    """Of a tile whose sequence may be in a tree: where the tree begins (nowhere if there is none), the longest way to a
+    token from there, and the tokens' positions.
+
+    Args:
+        paths: `PagedLayout.paths`, at the column of positions; tokens: [M] where the rows of its tokens begin.
+        positions: [M] what they are if there is no tree.
+        first_token: Where the row of the tile's first token begins.
+    """
+    is_tree = tl.load(paths + first_token) >= 0
+    root = tl.where(is_tree, tl.load(paths + first_token + 1), NOWHERE)
+    told = tl.load(paths + tokens, mask=is_row, other=0)
+    positions = tl.where(is_tree & is_row, told, positions)
+    depth = tl.where(is_tree, tl.max(tl.where(is_row, told, 0), 0) - root + 1, 0)
+    return root, depth, positions
+
+
+@triton.jit
+def places_on_paths(keys, positions, paths, tokens, is_row, root, depth):
+    """[M, N] positions of the keys (places in their sequence) as the tile's tokens see them, far behind all others for
+    what is not on a token's path."""
+    place = tl.where(keys < root, keys, NOWHERE)[None, :] + tl.zeros_like(positions)[:, None]
+    for step in range(depth):
+        on_path = is_row & (root + step <= positions)
+        passed = tl.load(paths + tokens + 2 + step, mask=on_path, other=-1)
+        place = tl.where(passed[:, None] == keys[None, :], root + step, place)
+    return place
+
+
+@triton.jit
 def _walk(
     q, top, total, acc,  # [M, D], and of the softmax so far: [M] largest score, [M] sum, [M, D] weighted values
     begin, end, positions,  # keys to walk over, a multiple of BLOCK_N each but for the last end; [M] places of the rows
     cache, row_scales, table, stride_block, stride_value, stride_token,
-    score_scale, soft_cap, window, slopes,
+    score_scale, soft_cap, window, slopes, paths, path_rows, is_row, root, depth,
     MASKED: tl.constexpr, FORMAT: tl.constexpr, D: tl.constexpr, D_PADDED: tl.constexpr, BLOCK_N: tl.constexpr,
     BLOCK_SIZE: tl.constexpr, HAS_WINDOW: tl.constexpr, HAS_SOFT_CAP: tl.constexpr, HAS_SLOPES: tl.constexpr,
+    HAS_PATHS: tl.constexpr,
 ):  # fmt: skip
     """Attends to the keys from begin to end. MASKED: some rows may not see some of them."""
     for start in range(begin, end, BLOCK_N):
@@ -118,7 +151,10 @@ def _walk(
         if HAS_SOFT_CAP:
             # tanh(x) = 1 - 2 / (exp(2 x) + 1), which neither overflows nor divides by zero.
             scores = soft_cap * (1.0 - 2.0 / (tl.exp2(scores * (2.0 * LOG2E) / soft_cap) + 1.0))
-        distance = positions[:, None] - keys[None, :]
+        if HAS_PATHS and MASKED:
+            distance = positions[:, None] - places_on_paths(keys, positions, paths, path_rows, is_row, root, depth)
+        else:
+            distance = positions[:, None] - keys[None, :]
         if HAS_SLOPES:
             scores -= slopes[:, None] * distance
         if HAS_SOFT_CAP or HAS_SLOPES:  # otherwise it is part of the scale
@@ -143,17 +179,18 @@ def _walk(
     return top, total, acc
 
 
-@triton.jit(do_not_specialize=["num_seqs", "num_splits", "min_query_len", "max_query_len", "window", "stride_table"])
+@triton.jit(do_not_specialize=["num_seqs", "num_splits", "min_query_len", "max_query_len", "window", "stride_table",
+                            "stride_paths"])  # fmt: skip
 def attend_tiles(
-    query, cache, row_scales, kv_scale, block_table, query_start_loc, seq_lens, sinks, alibi_slopes,
+    query, cache, row_scales, kv_scale, block_table, query_start_loc, seq_lens, sinks, alibi_slopes, paths,
     out, part_out, part_weight,
     num_seqs, num_splits, min_query_len, max_query_len, scale, soft_cap, window,
     stride_query_token, stride_query_head, stride_out_token, stride_out_head,
-    stride_block, stride_value, stride_head, stride_token, stride_table,
+    stride_block, stride_value, stride_head, stride_token, stride_table, stride_paths,
     NUM_HEADS: tl.constexpr, G: tl.constexpr, D: tl.constexpr, D_PADDED: tl.constexpr, BLOCK_SIZE: tl.constexpr,
     FORMAT: tl.constexpr, HAS_KV_SCALE: tl.constexpr, HAS_WINDOW: tl.constexpr, HAS_SOFT_CAP: tl.constexpr,
     HAS_SINKS: tl.constexpr, HAS_SLOPES: tl.constexpr, ONE_TILE_EACH: tl.constexpr, IS_SPLIT: tl.constexpr,
-    BLOCK_Q: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    HAS_PATHS: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     """Attention of the sequences that have min_query_len to max_query_len tokens in this step.
 
@@ -164,7 +201,7 @@ def attend_tiles(
         cache: [num_blocks, 2, Hkv, BLOCK_SIZE, X]. row_scales: its memory as float32, from the first row's scale on,
             where rows have scales. kv_scale: [2, Hkv] float32.
         block_table: [S, B] int32. query_start_loc: [S + 1] int32. seq_lens: [S] int32.
-        sinks, alibi_slopes: [Hq] float32.
+        sinks, alibi_slopes: [Hq] float32. paths: [T, P] int32, of `PagedLayout`, if HAS_PATHS.
         part_out: [T, Hq, num_splits, D] float32, the result of each split. part_weight: [T, Hq, num_splits] float32,
             the base-2 logarithm of the sum of its weights. Written instead of `out` where IS_SPLIT.
     """
@@ -176,7 +213,7 @@ def attend_tiles(
         seq = tile
         first = 0
     else:
-        seq, nth = _sequence_of(tile, query_start_loc, num_seqs, BLOCK_Q)
+        seq, nth = sequence_of(tile, query_start_loc, num_seqs, BLOCK_Q)
         first = nth * BLOCK_Q
     query_begin = tl.load(query_start_loc + seq)
     query_len = tl.load(query_start_loc + seq + 1) - query_begin
@@ -203,8 +240,18 @@ def attend_tiles(
     positions = first_position + rows // G
     end = tl.minimum(first_position + BLOCK_Q, seq_len)
     begin = 0
+    # What every row sees: all keys but those of the tile's own tokens, where there is no window.
+    seen_by_all = first_position + 1
+    earliest = first_position
+    path_rows, root, depth = query_row, seq_len, 0
+    if HAS_PATHS:
+        path_rows = query_row * stride_paths
+        first_row = (query_begin + first).to(tl.int64) * stride_paths
+        root, depth, positions = tree_of(paths, path_rows, is_row, positions, first_row)
+        seen_by_all = tl.minimum(seen_by_all, root)
+        earliest = tl.min(tl.where(is_row, positions, first_position), 0)
     if HAS_WINDOW:
-        begin = tl.maximum(first_position - window + 1, 0) // BLOCK_N * BLOCK_N
+        begin = tl.maximum(earliest - window + 1, 0) // BLOCK_N * BLOCK_N
     if IS_SPLIT:
         steps = tl.cdiv(tl.cdiv(end - begin, BLOCK_N), num_splits)
         begin += split * steps * BLOCK_N
@@ -229,19 +276,18 @@ def attend_tiles(
     row_scales += kv_head * stride_head // 4
     table = block_table + seq.to(tl.int64) * stride_table
 
-    # What every row sees needs no mask: all keys but those of the tile's own tokens, where there is no window.
     plain_end = begin
-    if not HAS_WINDOW:
-        plain_end = begin + tl.maximum(tl.minimum(end, first_position + 1) - begin, 0) // BLOCK_N * BLOCK_N
+    if not HAS_WINDOW:  # without masks
+        plain_end = begin + tl.maximum(tl.minimum(end, seen_by_all) - begin, 0) // BLOCK_N * BLOCK_N
         top, total, acc = _walk(
             q, top, total, acc, begin, plain_end, positions, cache, row_scales, table, stride_block, stride_value,
-            stride_token, score_scale, soft_cap, window, slopes, False, FORMAT, D, D_PADDED, BLOCK_N, BLOCK_SIZE,
-            HAS_WINDOW, HAS_SOFT_CAP, HAS_SLOPES,
+            stride_token, score_scale, soft_cap, window, slopes, paths, path_rows, is_row, root, depth,
+            False, FORMAT, D, D_PADDED, BLOCK_N, BLOCK_SIZE, HAS_WINDOW, HAS_SOFT_CAP, HAS_SLOPES, HAS_PATHS,
         )  # fmt: skip
     top, total, acc = _walk(
         q, top, total, acc, plain_end, end, positions, cache, row_scales, table, stride_block, stride_value,
-        stride_token, score_scale, soft_cap, window, slopes, True, FORMAT, D, D_PADDED, BLOCK_N, BLOCK_SIZE,
-        HAS_WINDOW, HAS_SOFT_CAP, HAS_SLOPES,
+        stride_token, score_scale, soft_cap, window, slopes, paths, path_rows, is_row, root, depth,
+        True, FORMAT, D, D_PADDED, BLOCK_N, BLOCK_SIZE, HAS_WINDOW, HAS_SOFT_CAP, HAS_SLOPES, HAS_PATHS,
     )  # fmt: skip
 
     acc = acc / tl.where(total == 0.0, 1.0, total)[:, None]

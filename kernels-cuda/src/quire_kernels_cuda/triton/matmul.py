@@ -203,10 +203,8 @@ def choose_tile(
     Args:
         grouped: Scales are applied to a second sum, which takes as many registers as the first.
     """
-    # AMD's GPUs for graphics hold each operand of a matrix product twice.
-    has_few_registers = target.vendor == "hip" and target.warp_size == 32
     if num_rows > FEW_ROWS:
-        if has_few_registers:
+        if target.has_few_registers:
             return MatmulTile(32, 64, 32, 1, 8, 1)
         rows = 64 if grouped or num_rows <= 64 else 128
         return MatmulTile(rows, 128, 64, 1, 8, 3 if target.vendor == "cuda" else 2)
@@ -215,7 +213,7 @@ def choose_tile(
     splits = 1
     while splits < 16 and tiles * splits < 2 * num_multiprocessors and inputs // (2 * splits) >= 512:
         splits *= 2
-    if has_few_registers:
+    if target.has_few_registers:
         return MatmulTile(rows, 32, 64, splits, 8, 1)
     return MatmulTile(rows, 32, 128, splits, 4, 4 if target.vendor == "cuda" else 2)
 

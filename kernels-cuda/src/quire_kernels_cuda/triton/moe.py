@@ -265,7 +265,7 @@ def fused_moe(experts: Experts, *, platform: Platform = NVIDIA) -> RunExperts:
 
 
 def _default_cut(num_pairs: int, num_experts: int, target: Target) -> LaunchConfig:
-    is_narrow = target.vendor == "hip" and target.warp_size == 32  # see `matmul.choose_tile`
+    is_narrow = target.has_few_registers
     rows = 16 if num_pairs <= 16 * num_experts or is_narrow else 64
     if is_narrow:
         return LaunchConfig(blocks={"BM": rows, "BN": 32}, num_warps=8, num_stages=1)

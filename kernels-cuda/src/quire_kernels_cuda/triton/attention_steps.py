@@ -1,0 +1,92 @@
+"""What attention launches depend on of a step: which sequences have few tokens in it, how keys are divided.
+
+Sequences with few tokens in the step (decodes, and drafts that are verified) share one launch, in which each has one
+tile and its keys may be divided among several programs; the others (prompts and pieces of them) share another. Knows
+counts and lengths; does not know what is attended to.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import torch
+import triton
+from torch import Tensor
+
+from quire_kernels_cuda.platform import num_multiprocessors
+from quire_ops import PagedLayout
+
+__all__ = ["FEW_TOKENS", "MAX_SPLITS", "MIN_TILE", "Lengths", "MetaLayout", "lengths_of",
+           "num_splits", "padded"]  # fmt: skip
+
+FEW_TOKENS = 8
+"""Up to so many tokens, a sequence counts as decoding."""
+MAX_SPLITS = 64
+PROGRAMS_PER_PROCESSOR = 4
+"""Programs that a decode launch should have for each multiprocessor, so that loads of some hide behind others."""
+PROCESSORS = {"cpu": 8, "meta": 128}
+"""Multiprocessors where there is no GPU to ask."""
+MIN_TILE = 16
+"""The least that a matrix product takes of any dimension."""
+
+
+class Lengths(NamedTuple):
+    """What launches of a step depend on."""
+
+    most_of_few: int
+    """Most tokens that a sequence of few tokens has in the step; 0 if there is none."""
+    has_many: bool
+    """Whether a sequence has many."""
+    longest: int
+    """Keys of the longest sequence."""
+
+
+def lengths_of(layout: PagedLayout) -> Lengths:
+    """Worked out for the first layer of a step."""
+    lengths: Lengths | None = layout.derived.get("triton")
+    if lengths is None:
+        few = [query_len for query_len in layout.query_lens if query_len <= FEW_TOKENS]
+        has_many = len(few) < len(layout.query_lens)
+        lengths = Lengths(max(few, default=0), has_many, max(layout.kv_lens, default=0))
+        layout.derived["triton"] = lengths
+    return lengths
+
+
+def num_splits(device: torch.device, programs: int, longest: int, keys_per_step: int) -> int:
+    """Programs that share a sequence's keys: a power of two, from counts that the host has.
+
+    Args:
+        programs: What a launch has without splits.
+        longest: Keys of the longest sequence.
+    """
+    processors = PROCESSORS.get(device.type) or num_multiprocessors(device)
+    wanted = min(PROGRAMS_PER_PROCESSOR * processors // max(programs, 1), MAX_SPLITS, -(-longest // keys_per_step))
+    return 1 << max(wanted, 1).bit_length() - 1
+
+
+def padded(size: int) -> int:
+    """A dimension as matrix products take it."""
+    return max(MIN_TILE, triton.next_power_of_2(size))
+
+
+@dataclass(slots=True, kw_only=True)
+class MetaLayout:
+    """A `PagedLayout` of shapes only: sequences of the same lengths."""
+
+    query_lens: list[int]
+    kv_lens: list[int]
+    block_size: int
+    block_table: Tensor = field(init=False)
+    query_start_loc: Tensor = field(init=False)
+    seq_lens: Tensor = field(init=False)
+    slot_mapping: Tensor = field(init=False)
+    paths: Tensor | None = None
+    derived: dict[Any, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        num_seqs, num_blocks = len(self.kv_lens), -(-max(self.kv_lens) // self.block_size)
+        self.block_table = torch.empty(num_seqs, num_blocks, dtype=torch.int32, device="meta")
+        self.query_start_loc = torch.empty(num_seqs + 1, dtype=torch.int32, device="meta")
+        self.seq_lens = torch.empty(num_seqs, dtype=torch.int32, device="meta")
+        self.slot_mapping = torch.empty(sum(self.query_lens), dtype=torch.int64, device="meta")

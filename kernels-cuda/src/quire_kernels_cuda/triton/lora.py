@@ -1,0 +1,158 @@
+"""Op `lora_linear`: low-rank adapters on top of a linear layer's result, tokens of different adapters in one launch.
+
+Tokens with an adapter come sorted by slot (`LoraTokens.order`), so that a tile of BM of them has few slots: a program
+walks over those that its tile has (after Punica, Chen et al. 2023, sec. 4, "SGMV"; S-LoRA, Sheng et al. 2023). One
+kernel shrinks tokens to the rank, the inputs divided among programs; the other adds those parts, widens them and
+changes the result in place. Grids depend on how many tokens have an adapter; which slots they have is read on the
+device.
+
+Shape legend: T tokens, M of them with an adapter, R largest rank, I inputs, O outputs.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from quire_kernels_cuda.builds import Calls, NetworkShape
+from quire_kernels_cuda.platform import Platform, num_multiprocessors
+from quire_ops import CACHE_TORCH_DTYPES, LoraTokens, LoraWeights, to_device
+
+__all__ = ["calls", "expand_kernel", "lora_linear", "shrink_kernel"]
+
+_NO_SLOT = tl.constexpr(1 << 30)
+_ROWS, _RANKS = 16, 16
+"""Tokens and ranks of a tile: the least that a matrix product takes."""
+_MAX_SPLITS = 16
+
+
+@triton.jit
+def _members(order, slots, num_members, BM: tl.constexpr):
+    """Of a tile of tokens with an adapter: places in `order`, the tokens, their slots (`_NO_SLOT` behind the last)."""
+    member = tl.program_id(0) * BM + tl.arange(0, BM)
+    is_row = member < num_members
+    token = tl.load(order + member, mask=is_row, other=0).to(tl.int64)
+    return member, is_row, token, tl.load(slots + token, mask=is_row, other=_NO_SLOT)
+
+
+@triton.jit(do_not_specialize=["num_members", "rank"])
+def shrink_kernel(
+    x, a, order, slots, inner, num_members, rank, inputs, x_row, a_slot, a_rank, split_inputs,
+    BM: tl.constexpr, BR: tl.constexpr, BI: tl.constexpr,
+):  # fmt: skip
+    """inner [splits, M, R] float32: parts of x @ a[slot].T. Grid: (tiles of tokens, tiles of ranks, splits)."""
+    member, is_row, token, slot = _members(order, slots, num_members, BM)
+    ranks = tl.program_id(1) * BR + tl.arange(0, BR)
+    split = tl.program_id(2)
+    first = split * split_inputs
+    last = tl.minimum(first + split_inputs, inputs)
+    total = tl.zeros([BM, BR], tl.float32)
+    current = tl.min(slot, 0)
+    while current < _NO_SLOT:
+        mine = slot == current
+        matrix = a + current.to(tl.int64) * a_slot
+        for begin in range(first, last, BI):
+            col = begin + tl.arange(0, BI)
+            inside = col < last
+            x_tile = tl.load(
+                x + (token * x_row)[:, None] + col[None, :], mask=mine[:, None] & inside[None, :], other=0.0
+            )
+            a_tile = tl.load(
+                matrix + (ranks * a_rank)[:, None] + col[None, :],
+                mask=(ranks < rank)[:, None] & inside[None, :],
+                other=0.0,
+            )
+            total = tl.dot(x_tile, tl.trans(a_tile), total, input_precision="ieee")
+        current = tl.min(tl.where(slot > current, slot, _NO_SLOT), 0)
+    place = (split.to(tl.int64) * num_members + member)[:, None] * rank + ranks[None, :]
+    tl.store(inner + place, total, mask=is_row[:, None] & (ranks < rank)[None, :])
+
+
+@triton.jit(do_not_specialize=["num_members", "rank", "num_splits"])
+def expand_kernel(
+    inner, b, order, slots, adjusted, scale, shift, out, num_members, rank, num_splits, outputs, b_slot, b_rank,
+    out_row, out_col,
+    ADJUSTS: tl.constexpr, BM: tl.constexpr, BR: tl.constexpr, BO: tl.constexpr,
+):  # fmt: skip
+    """out[order] = out[order] * scale + inner @ b[slot] + shift. Grid: (tiles of tokens, tiles of outputs).
+
+    adjusted: [S] int32, if ADJUSTS: which slots have scale and shift.
+    """
+    member, is_row, token, slot = _members(order, slots, num_members, BM)
+    col = tl.program_id(1) * BO + tl.arange(0, BO)
+    inside = col < outputs
+    cell = is_row[:, None] & inside[None, :]
+    place = out + (token * out_row)[:, None] + (col * out_col)[None, :]
+    total = tl.load(place, mask=cell, other=0.0).to(tl.float32)
+    if ADJUSTS:
+        changes = is_row & (tl.load(adjusted + slot, mask=is_row, other=0) > 0)
+        of_slot = slot.to(tl.int64)[:, None] * outputs + col[None, :]
+        mask = changes[:, None] & inside[None, :]
+        total = total * tl.load(scale + of_slot, mask=mask, other=1.0) + tl.load(shift + of_slot, mask=mask, other=0.0)
+    current = tl.min(slot, 0)
+    while current < _NO_SLOT:
+        mine = slot == current
+        matrix = b + current.to(tl.int64) * b_slot
+        for begin in range(0, rank, BR):
+            ranks = begin + tl.arange(0, BR)
+            part = mine[:, None] & (ranks < rank)[None, :]
+            shrunk = tl.zeros([BM, BR], tl.float32)
+            for split in range(num_splits):
+                row = (member.to(tl.int64) + split * num_members)[:, None] * rank
+                shrunk += tl.load(inner + row + ranks[None, :], mask=part, other=0.0)
+            b_tile = tl.load(
+                matrix + (ranks * b_rank)[:, None] + col[None, :],
+                mask=(ranks < rank)[:, None] & inside[None, :],
+                other=0.0,
+            )
+            total = tl.dot(shrunk.to(b_tile.dtype), b_tile, total, input_precision="ieee")
+        current = tl.min(tl.where(slot > current, slot, _NO_SLOT), 0)
+    tl.store(place, total.to(out.dtype.element_ty), mask=cell)
+
+
+def lora_linear(out: Tensor, x: Tensor, weights: LoraWeights, tokens: LoraTokens) -> None:
+    """Op `lora_linear`. What is shrunk is rounded to the network's dtype before it is widened."""
+    rank, adjusts = int(weights.ranks.max()), bool(weights.adjusted.any())
+    if not rank and not adjusts:
+        return
+    x = x if x.stride(-1) == 1 else x.contiguous()
+    num_members, (inputs, outputs) = tokens.order.shape[0], (x.shape[1], out.shape[1])
+    tiles, step = triton.cdiv(num_members, _ROWS), 64 if x.dtype == torch.float32 else 128
+    wanted = 2 * num_multiprocessors(x.device) // max(1, tiles * triton.cdiv(rank, _RANKS))
+    splits = max(1, min(_MAX_SPLITS, wanted, inputs // 256))
+    split_inputs = triton.cdiv(triton.cdiv(inputs, splits), step) * step
+    splits = triton.cdiv(inputs, split_inputs)
+    inner = torch.empty((splits, num_members, rank), dtype=torch.float32, device=x.device)
+    if rank:
+        shrink_kernel[(tiles, triton.cdiv(rank, _RANKS), splits)](
+            x, weights.a, tokens.order, tokens.slots, inner, num_members, rank, inputs, x.stride(0),
+            *weights.a.stride()[:2], split_inputs, BM=_ROWS, BR=_RANKS, BI=step, num_warps=4, num_stages=2,
+        )  # fmt: skip
+    adjusted = to_device(weights.adjusted.numpy(), x.device) if adjusts else tokens.slots
+    expand_kernel[(tiles, triton.cdiv(outputs, 128))](
+        inner, weights.b, tokens.order, tokens.slots, adjusted, weights.scale, weights.shift, out, num_members, rank,
+        splits, outputs, *weights.b.stride()[:2], *out.stride(), ADJUSTS=adjusts, BM=_ROWS, BR=_RANKS, BO=128,
+        num_warps=4, num_stages=2,
+    )  # fmt: skip
+
+
+def calls(shape: NetworkShape, platform: Platform) -> Calls:
+    """Adapters that only add, and such that scale too."""
+    if not shape.adapters:
+        return
+
+    def empty(*sizes: int, dtype: torch.dtype = CACHE_TORCH_DTYPES[shape.dtype]) -> Tensor:
+        return torch.empty(sizes, dtype=dtype, device="meta")
+
+    size, numbers = shape.hidden_size, torch.ones(4, dtype=torch.int32)
+    tokens = LoraTokens(slots=empty(64, dtype=torch.int32), order=empty(64, dtype=torch.int32), groups=numbers)
+    x = empty(64, size)
+    for use, adjusted in (("", torch.zeros_like(numbers)), (" scaled", numbers)):
+        wide: Any = {"dtype": torch.float32}
+        weights = LoraWeights(a=empty(4, 16, size), b=empty(4, 16, size), ranks=16 * numbers, adjusted=adjusted,
+                              scale=empty(4, size, **wide), shift=empty(4, size, **wide))  # fmt: skip
+        yield f"{shape.dtype}{use}", lambda weights=weights: lora_linear(x, x, weights, tokens)

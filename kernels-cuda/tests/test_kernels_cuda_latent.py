@@ -1,0 +1,89 @@
+"""Latent attention in Triton against the reference: random steps; everything that must not be read is NaN."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+import torch
+from kernels_cuda_attention_cases import on_device
+from kernels_cuda_support import check, here, poison
+from ops_layouts import Layout, grow_trees, random_layout
+
+from quire_kernels_cuda.platform import LaunchConfig
+from quire_kernels_cuda.triton import latent
+from quire_ops import reference as ref
+from quire_ops import sparse_reference
+
+WIDTH, RANK = 24, 18
+SMALL = LaunchConfig(blocks={"BLOCK_M": 16, "BLOCK_N": 16}, num_warps=4, num_stages=2)
+"""Pieces so small that a few dozen tokens take several."""
+MIXED = [(1, 17), (12, 25), (1, 40), (3, 33), (9, 9)]
+FEW = [(1, 17), (2, 25)]
+
+
+def step(lens: list[tuple[int, int]], roots: dict[int, int], dtype: torch.dtype) -> tuple[Layout, torch.Tensor]:
+    """A layout, and a cache whose rows are the beginnings of longer ones, NaN where no token is."""
+    torch.manual_seed(1)
+    layout, num_blocks = random_layout(random.Random(0), lens, 8, shuffle=True)
+    if roots:
+        grow_trees(layout, roots, random.Random(2))
+    cache = torch.full((num_blocks, 8, WIDTH + 8), float("nan"), dtype=dtype)[..., :WIDTH]
+    for table, kv_len in zip(layout.block_table.tolist(), layout.kv_lens, strict=True):
+        for position in range(kv_len):
+            cache[table[position // 8], position % 8] = torch.randn(WIDTH).to(dtype)
+    return layout, cache
+
+
+@pytest.mark.parametrize(
+    ("lens", "roots", "dtype", "heads"),
+    [
+        ([(1, 5), (1, 40), (1, 1)], {}, torch.float32, 18),
+        (MIXED, {}, torch.bfloat16, 3),
+        ([(6, 45), (1, 30), (9, 40)], {0: 37, 2: 25}, torch.float32, 3),
+    ],
+    ids=["decodes", "mixed", "trees"],
+)
+def test_equals_reference(monkeypatch, lens, roots, dtype, heads) -> None:
+    layout, cache = step(lens, roots, dtype)
+    query = torch.randn(sum(layout.query_lens), heads, WIDTH).to(dtype)
+    wanted = ref.latent_attention(query, cache, layout, scale=0.3, rank=RANK)
+    poison(monkeypatch)
+    monkeypatch.setattr(latent, "latent_config", lambda *_: SMALL)
+    options = {"scale": 0.3, "rank": RANK}
+    check(latent.latent_attention(here(query), here(cache), on_device(layout), **options), wanted, dtype)
+
+
+def test_keys_are_divided(monkeypatch) -> None:
+    """More splits than there are keys to share, too."""
+    monkeypatch.setattr(latent, "num_splits", lambda *_: 4)
+    test_equals_reference(monkeypatch, [(1, 60), (1, 1), (2, 33)], {}, torch.float32, 3)
+
+
+@pytest.mark.parametrize("splits", [1, 4])
+def test_chosen_slots(monkeypatch, splits: int) -> None:
+    layout, cache = step(FEW, {}, torch.bfloat16)
+    monkeypatch.setattr(latent, "num_splits", lambda *_: splits)
+    tokens = sum(layout.query_lens)
+    ends = [kv_len - count + i + 1 for count, kv_len in FEW for i in range(count)]
+    found = torch.stack([torch.cat([torch.randperm(end)[:20], torch.full((20,), -1)])[:20] for end in ends])
+    found[:, 1:] = found[:, 1:][:, torch.randperm(19)]
+    slots = sparse_reference.position_slots(found, layout)
+    unread = torch.ones(cache.shape[:2], dtype=torch.bool).flatten()
+    unread[slots[slots >= 0]] = False
+    cache[unread.view(cache.shape[:2])] = float("nan")
+    query = torch.randn(tokens, 18, WIDTH).to(torch.bfloat16)
+    wanted = sparse_reference.sparse_latent_attention(query, cache, slots, scale=0.3, rank=RANK)
+    poison(monkeypatch)
+    monkeypatch.setattr(latent, "latent_config", lambda *_: SMALL)
+    options = {"scale": 0.3, "rank": RANK}
+    check(latent.sparse_latent_attention(here(query), here(cache), here(slots), **options), wanted, torch.bfloat16)
+
+
+def test_rows_are_written() -> None:
+    layout, cache = step([(7, 25), (1, 40)], {}, torch.bfloat16)
+    cache.fill_(float("nan"))
+    wanted, rows, there = cache.clone(), torch.randn(8, WIDTH).to(torch.bfloat16), here(cache)
+    ref.write_latent_cache(rows, wanted, layout.slot_mapping)
+    latent.write_latent_cache(here(rows), there, here(layout.slot_mapping))
+    assert torch.equal(there.cpu().nan_to_num(7.0), wanted.nan_to_num(7.0))

@@ -1,0 +1,76 @@
+"""Op `lora_linear` in Triton against the reference: tiles of several slots, mixed ranks, adjusted slots."""
+
+from __future__ import annotations
+
+from dataclasses import fields, replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from kernels_cuda_support import TOLERANCE, here, poison
+
+from quire_kernels_cuda.triton.lora import lora_linear
+from quire_ops import LoraTokens, LoraWeights
+from quire_ops.lora import lora_linear as reference
+
+RANKS = [3, 11, 0, 18, 0]
+
+
+def make_weights(inputs: int, outputs: int, dtype: torch.dtype, adjusted: list[int]) -> LoraWeights:
+    """Slots of mixed rank; what slots that are not adjusted have of scale and shift is NaN."""
+    a, b = torch.randn(len(RANKS), 18, inputs) * inputs**-0.5, torch.randn(len(RANKS), 18, outputs)
+    for slot, rank in enumerate(RANKS):
+        a[slot, rank:] = b[slot, rank:] = 0
+    unused = torch.tensor(adjusted)[:, None] == 0
+    return LoraWeights(
+        a=a.to(dtype),
+        b=b.to(dtype),
+        ranks=torch.tensor(RANKS, dtype=torch.int32),
+        adjusted=torch.tensor(adjusted, dtype=torch.int32),
+        scale=(torch.rand(len(RANKS), outputs) + 0.5).masked_fill_(unused, float("nan")),
+        shift=torch.randn(len(RANKS), outputs).masked_fill_(unused, float("nan")),
+    )
+
+
+def on_device(record: Any, *host: str) -> Any:
+    names = [field.name for field in fields(record) if field.name not in host]
+    return replace(record, **{name: here(getattr(record, name)) for name in names})
+
+
+@pytest.mark.parametrize(
+    ("dtype", "wide", "adjusted"),
+    [
+        (torch.float32, False, [0, 0, 0, 0, 0]),
+        (torch.bfloat16, False, [0, 1, 1, 0, 0]),
+        (torch.bfloat16, True, [0, 0, 1, 1, 0]),
+    ],
+)
+def test_equals_reference(monkeypatch, dtype: torch.dtype, wide: bool, adjusted: list[int]) -> None:
+    torch.manual_seed(0)
+    weights = make_weights(600, 140, dtype, adjusted)
+    slots = torch.randint(-1, 5, (24,), dtype=torch.int32).numpy()
+    tokens = LoraTokens.of(np.append(slots, np.int32(3)))
+    assert tokens is not None
+    x = torch.randn(25, 650).to(dtype)[:, :600]
+    out = torch.randn(25, 150).to(torch.float32 if wide else dtype)[:, :140]
+    expected = out.double()
+    reference(expected, x.double(), weights, tokens)
+    before, got = out.clone(), here(out)
+    poison(monkeypatch)
+    lora_linear(got, here(x), on_device(weights, "ranks", "adjusted"), on_device(tokens, "groups"))
+    assert (got.cpu().double() - expected).abs().max() <= TOLERANCE[dtype] * expected.abs().max()
+    unused = [slot for slot in (2, 4) if not adjusted[slot]]
+    untouched = torch.from_numpy(np.isin(tokens.slots.numpy(), [-1, *unused]))
+    assert untouched.any()
+    assert torch.equal(got.cpu()[untouched], before[untouched])
+
+
+def test_empty_slots_launch_nothing() -> None:
+    weights = make_weights(16, 16, torch.float32, [0] * 5)
+    weights.ranks.zero_()
+    tokens = LoraTokens.of(np.array([1], dtype=np.int32))
+    assert tokens is not None
+    out = torch.ones(1, 16)
+    lora_linear(out, out, weights, tokens)
+    assert torch.equal(out, torch.ones(1, 16))

@@ -1,0 +1,54 @@
+"""Op `w8a8_linear` in Triton: tokens are rounded as the reference does, what is not finite stays in its row."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import triton
+from kernels_cuda_support import TOLERANCE, here, poison
+
+from quire_kernels_cuda.triton.w8a8 import round_tokens_kernel, w8a8_linear
+from quire_ops import reference as ref
+from quire_ops.int8_tokens import round_tokens
+
+
+def rows(size: int, dtype: torch.dtype) -> torch.Tensor:
+    """Rows of every magnitude, one of zeros, one too small to divide by, and two that are not finite."""
+    x = torch.randn(9, size + 3) * torch.tensor([1, 1e-3, 30, 1e20, 1, 0, 1e-43, 1, 1])[:, None]
+    x[4] = torch.arange(size + 3) % 255 - 127 + 0.5 * (torch.arange(size + 3) % 2)  # halves
+    x[7, 2], x[8, 3] = float("inf"), float("nan")
+    return x.to(dtype)[:, :size]
+
+
+@pytest.mark.parametrize("input_scale", [0.0, 0.75])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_tokens_are_the_references(dtype: torch.dtype, input_scale: float) -> None:
+    torch.manual_seed(0)
+    x, scale = rows(300, dtype), torch.tensor([input_scale])
+    tokens, steps = torch.full((9, 300), 99, dtype=torch.int8), torch.zeros(9)
+    moved = [here(each) for each in (x, scale, tokens, steps)]
+    round_tokens_kernel[(9,)](
+        *moved, 300, moved[0].stride(0), BLOCK=triton.next_power_of_2(200), enable_fp_fusion=False
+    )
+    wanted = round_tokens(x, scale)
+    assert torch.equal(moved[2].cpu(), wanted[0])
+    assert torch.equal(moved[3].cpu().nan_to_num(-1.0), wanted[1].nan_to_num(-1.0))
+    assert wanted[1].isnan().tolist() == [False] * 7 + [True] * 2
+
+
+@pytest.mark.parametrize(("num_rows", "has_bias"), [(9, True), (40, False)])
+@pytest.mark.parametrize("wide", [False, True])
+def test_equals_reference(monkeypatch, num_rows: int, has_bias: bool, wide: bool) -> None:
+    torch.manual_seed(1)
+    dtype = torch.bfloat16
+    x = torch.cat((rows(140, dtype)[[0, 1, 2, 4, 5, 7]], torch.randn(num_rows - 6, 140).to(dtype)))
+    weight = torch.randint(-127, 128, (70, 140), dtype=torch.int8)
+    scale, bias = torch.rand(70).to(dtype), torch.randn(70).to(dtype) if has_bias else None
+    wanted = ref.w8a8_linear(x, weight, scale, torch.zeros(1), bias, wide=wide)
+    poison(monkeypatch)
+    got = w8a8_linear(*here((x, weight, scale, torch.zeros(1), bias)), wide=wide).cpu()
+    assert got.dtype == wanted.dtype
+    assert got[5].isnan().all()
+    kept = torch.arange(num_rows) != 5
+    error = (got[kept].double() - wanted[kept].double()).abs().amax(1) / wanted[kept].double().abs().amax(1).clamp(1e-9)
+    assert error.max() <= TOLERANCE[torch.float32 if wide else dtype]
