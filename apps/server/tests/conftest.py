@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 import socket
 import threading
 from collections.abc import Coroutine, Iterator
@@ -12,9 +13,13 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import Any, TypeVar
 
+import anthropic.types
 import httpx
+import openai.types.responses
 import pytest
 from openai import OpenAI
+from openai.types.chat import ChatCompletion, ChatCompletionChunk
+from pydantic import TypeAdapter
 
 from quire import AsyncLLM, QuireConfig
 from quire.assemble import FACTORY as REAL_FACTORY
@@ -31,6 +36,59 @@ Result = TypeVar("Result")
 
 MODEL = "tiny"
 FAKE_ENGINE = {"vocab_size": 1024, "num_token_ids": 1000, "max_model_len": 512, "num_blocks": 512}
+
+
+RESPONSE = openai.types.responses.Response
+TYPES: dict[str, tuple[Any, Any]] = {
+    "POST /v1/chat/completions": (ChatCompletion, ChatCompletionChunk),
+    "POST /v1/responses": (RESPONSE, openai.types.responses.ResponseStreamEvent),
+    "GET /v1/responses/ID": (RESPONSE, openai.types.responses.ResponseStreamEvent),
+    "POST /v1/responses/ID/cancel": (RESPONSE, None),
+    "POST /v1/messages": (anthropic.types.Message, anthropic.types.RawMessageStreamEvent),
+    "POST /v1/messages/count_tokens": (anthropic.types.MessageTokensCount, None),
+}
+"""Route -> types of its answer and of its events. Those of completions forbid the nulls that OpenAI itself sends."""
+_ADAPTERS = {kind: TypeAdapter(kind) for kinds in TYPES.values() for kind in kinds if kind is not None}
+
+
+class StrictTransport(httpx.HTTPTransport):
+    """Checks every answer and every event by the official clients' own types, which those clients do not do themselves.
+
+    Whoever reads an answer that is not strictly what its type says gets a ValidationError. Fields that a type does not
+    know are allowed, for Quire's own.
+    """
+
+    def handle_request(self, request: httpx.Request) -> httpx.Response:
+        response = super().handle_request(request)
+        route = f"{request.method} {re.sub(r'/resp_[^/]+', '/ID', request.url.path)}"
+        if response.status_code == 200 and route in TYPES:
+            is_stream = response.headers["content-type"].startswith("text/event-stream")
+            response.stream = _Checked(response.stream, _ADAPTERS[TYPES[route][is_stream]], is_stream)
+        return response
+
+
+class _Checked(httpx.SyncByteStream):
+    def __init__(self, stream: Any, adapter: TypeAdapter[Any], is_stream: bool) -> None:
+        self._stream, self._adapter, self._is_stream = stream, adapter, is_stream
+
+    def __iter__(self) -> Iterator[bytes]:
+        body = b""
+        for part in self._stream:
+            body += part
+            while self._is_stream and b"\n\n" in body:
+                event, body = body.split(b"\n\n", 1)
+                self._check_event(event)
+            yield part
+        if not self._is_stream:
+            self._adapter.validate_json(body, strict=True)
+
+    def _check_event(self, event: bytes) -> None:
+        data = next((line[6:] for line in event.splitlines() if line.startswith(b"data: ")), b"[DONE]")
+        if data != b"[DONE]" and "error" not in (value := json.loads(data)) and value.get("type") != "ping":
+            self._adapter.validate_json(data, strict=True)
+
+    def close(self) -> None:
+        self._stream.close()
 
 
 class LiveServer:
@@ -55,7 +113,7 @@ class LiveServer:
         self._thread = threading.Thread(target=self._main, name="live-server")
         self._thread.start()
         self._is_up.result(60)
-        self.client = httpx.Client(base_url=self.url, timeout=60)
+        self.client = httpx.Client(base_url=self.url, timeout=60, transport=StrictTransport())
 
     def _main(self) -> None:
         try:
@@ -110,8 +168,14 @@ class LiveServer:
         return [json.loads(event.removeprefix("data: ")) for event in events]
 
     def openai(self, **arguments: Any) -> OpenAI:
-        """The official client."""
-        return OpenAI(base_url=f"{self.url}/v1", api_key=arguments.pop("api_key", "none"), max_retries=0, **arguments)
+        """The official client, which checks what it reads."""
+        return OpenAI(
+            base_url=f"{self.url}/v1",
+            api_key=arguments.pop("api_key", "none"),
+            max_retries=0,
+            http_client=httpx.Client(transport=StrictTransport(), timeout=60),
+            **arguments,
+        )
 
     def wait_idle(self, timeout_s: float = 20.0) -> None:
         """Until no request is known to the engine; then all blocks must be free and the books in order."""
