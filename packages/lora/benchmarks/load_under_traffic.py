@@ -12,7 +12,6 @@ that is what a reader sees: on a busy machine, compare the two columns, not one 
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 import sys
 import tempfile
@@ -21,29 +20,12 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
-import torch
-from safetensors.torch import save_file
+from random_adapters import write_adapter
 
 from quire import LLM, SamplingParams
 
 ADAPTERS = 4
 """Read again and again: more than one, so that each comes into a slot anew."""
-
-
-def write_adapter(llm: LLM, folder: Path, rank: int, seed: int) -> None:
-    """A random adapter of the engine's network, in PEFT's layout, for every matrix."""
-    generator = torch.Generator().manual_seed(seed)
-    slots = llm.engine.core.parts.adapters._slots  # type: ignore[union-attr]
-    tensors = {}
-    for name, site in slots.linears.items():
-        outputs, inputs = site.shape
-        for part, shape in (("A", (rank, inputs)), ("B", (outputs, rank))):
-            random = torch.randn(*shape, generator=generator) * 0.02
-            tensors[f"base_model.model.{name}.lora_{part}.weight"] = random.to(slots.dtype)
-    folder.mkdir(exist_ok=True)
-    config = {"peft_type": "LORA", "r": rank, "lora_alpha": rank, "target_modules": "all-linear"}
-    (folder / "adapter_config.json").write_text(json.dumps(config))
-    save_file(tensors, folder / "adapter_model.safetensors")
 
 
 class Traffic:

@@ -11,32 +11,14 @@ time, which other programs on the machine lengthen less than the clock's.
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 import tempfile
 import time
 from pathlib import Path
 
-import torch
-from safetensors.torch import save_file
+from random_adapters import write_adapter
 
 from quire import LLM, SamplingParams
-
-
-def write_adapter(llm: LLM, folder: Path, rank: int, seed: int) -> None:
-    """A random adapter of the engine's network, in PEFT's layout."""
-    generator = torch.Generator().manual_seed(seed)
-    slots = llm.engine.core.parts.adapters._slots  # type: ignore[union-attr]
-    tensors = {}
-    for name, site in slots.linears.items():
-        outputs, inputs = site.shape
-        for part, shape in (("A", (rank, inputs)), ("B", (outputs, rank))):
-            random = torch.randn(*shape, generator=generator) * 0.02
-            tensors[f"base_model.model.{name}.lora_{part}.weight"] = random.to(slots.dtype)
-    folder.mkdir()
-    config = {"peft_type": "LORA", "r": rank, "lora_alpha": rank, "target_modules": "all-linear"}
-    (folder / "adapter_config.json").write_text(json.dumps(config))
-    save_file(tensors, folder / "adapter_model.safetensors")
 
 
 def step_times_us(llm: LLM, batch: int, num_adapters: int, num_steps: int) -> list[float]:
