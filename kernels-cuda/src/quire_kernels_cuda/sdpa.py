@@ -14,6 +14,7 @@ from torch import Tensor
 
 from quire_kernels_cuda.platform import NVIDIA, Platform
 from quire_kernels_cuda.triton import attention
+from quire_kernels_cuda.triton.attention_steps import FEW_TOKENS
 from quire_ops import PagedLayout, torch_attention
 from quire_ops.staging import to_device
 
@@ -63,7 +64,7 @@ def _parts(layout: PagedLayout) -> tuple[_Part | None, _Part | None]:
     """(prompts, decodes), each None where there are none. Worked out for the first layer of a step."""
     parts: tuple[_Part | None, _Part | None] | None = layout.derived.get("sdpa")
     if parts is None:
-        is_long = [query_len > attention.FEW_TOKENS for query_len in layout.query_lens]
+        is_long = [query_len > FEW_TOKENS for query_len in layout.query_lens]
         parts = layout.derived["sdpa"] = _part(layout, is_long), _part(layout, [not long for long in is_long])
     return parts
 

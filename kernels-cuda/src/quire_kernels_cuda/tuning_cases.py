@@ -150,7 +150,7 @@ def _decode(facts: dict[str, Any], platform: Platform, device: torch.device, con
 
 
 def _prefill(facts: dict[str, Any], platform: Platform, device: torch.device, context: int) -> Callable[[], Tensor]:
-    from quire_kernels_cuda.triton.attention import FEW_TOKENS
+    from quire_kernels_cuda.triton.attention_steps import FEW_TOKENS
 
     tokens = max(facts["tokens"], FEW_TOKENS + 1)
     return _attention(facts, platform, device, (1, tokens, tokens))
