@@ -176,3 +176,19 @@ def test_every_architecture_has_its_class() -> None:
 
     for name in ARCHITECTURES:
         assert model_class(name).__name__ == name
+
+
+@pytest.mark.parametrize(
+    ("architecture", "needed"), [("Qwen3ForCausalLM", {"qwen3", "qwen2"}), ("BertModel", {"bert"})]
+)
+def test_a_network_imports_its_own_family_only(architecture: str, needed: set[str]) -> None:
+    """Beside those that it is made of."""
+    code = (
+        "import sys; from quire_models.registry import ARCHITECTURES, model_class; "
+        f"from quire_models import ModelConfig; model_class({architecture!r}); "
+        f"ModelConfig.from_dict({ {**LLAMA, 'architectures': [architecture]}!r}); "
+        "families = {each.module.split('.')[1] for each in ARCHITECTURES.values()}; "
+        "print(*(name for name in families if f'quire_models.{name}' in sys.modules))"
+    )
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
+    assert set(found) == needed
