@@ -23,7 +23,7 @@ def test_readme_examples_run() -> None:
 
 
 def test_requests_that_are_refused_say_why() -> None:
-    (backend,) = (backend for backend in backends() if backend.op == "paged_attention")
+    (backend,) = (backend for backend in backends() if (backend.op, backend.name) == ("paged_attention", "triton"))
     device = next(iter(backend.devices or ()))
     assert unavailable() is None
     assert backend.refusal(OpRequest(device=device, dtype=torch.bfloat16, sizes={"head_dim": 256})) is None
