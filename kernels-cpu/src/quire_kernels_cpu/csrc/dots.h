@@ -1,8 +1,7 @@
 // Matrices by vectors, where there are no tiles: dot products of four outputs with up to three tokens.
 //
 // Inputs come in pieces of 512. What a lane sums to in a piece starts at zero and is then added to what it has from the
-// pieces before; at the end the lanes are added in one order. All of this is the same for one token and for many; what
-// differs is whether weights are widened as they are read, or once for all tokens of a block.
+// pieces before; at the end the lanes are added in one order. All of this is the same for one token and for many.
 #pragma once
 
 #include <algorithm>
@@ -15,8 +14,6 @@ namespace quire {
 
 constexpr int kDotRows = 4;
 constexpr int kDotTokens = kLanes == 16 ? 4 : 3;  // sums that fit the registers, beside their operands
-constexpr int kSomeTokens = 12;                   // for which weights are widened as they are read
-constexpr int kWideGroups = 2;                    // times four rows are widened together: they stay in the first-level cache
 constexpr int64_t kDotPiece = 512;
 
 // How weights of type W meet tokens: `kVectors` vectors for each step of `kStep` inputs, on both sides.
@@ -67,21 +64,7 @@ inline typename Dot::Vector widened_first(const typename Dot::Weight* from, int 
     return Dot::widened_part(padded, part);
 }
 
-// A piece of a row in the form that sums take it, whole steps.
-template <typename Dot>
-inline void widen_piece(const typename Dot::Weight* from, int64_t cols, typename Dot::Number* to) {
-    using Vector = typename Dot::Vector;
-    const int64_t whole = cols / Dot::kStep * Dot::kStep;
-    constexpr int64_t kNumbers = sizeof(Vector) / sizeof(typename Dot::Number);
-    for (int64_t k = 0; k < cols; k += Dot::kStep)
-        for (int part = 0; part < Dot::kVectors; ++part) {
-            const Vector v = k < whole ? Dot::widened_part(from + k, part)
-                                       : widened_first<Dot>(from + k, part, static_cast<int>(cols - whole));
-            std::memcpy(to + k + part * kNumbers, &v, sizeof v);
-        }
-}
-
-// Weights as they lie in memory.
+// Four rows from the beginning of a piece on, as they lie in memory.
 template <typename Dot>
 struct RawRows {
     const typename Dot::Weight* rows[kDotRows];
@@ -92,23 +75,10 @@ struct RawRows {
     }
 };
 
-// Rows of one piece that `widen_piece` has written.
-template <typename Dot>
-struct WideRows {
-    const typename Dot::Number* first;
-
-    typename Dot::Vector at(int row, int64_t k, int part) const {
-        typename Dot::Vector v;
-        constexpr int64_t kNumbers = sizeof v / sizeof(typename Dot::Number);
-        std::memcpy(&v, first + row * kDotPiece + k + part * kNumbers, sizeof v);
-        return v;
-    }
-    typename Dot::Vector rest(int row, int64_t k, int part, int) const { return at(row, k, part); }
-};
-
 // sums += one step of four rows times kTokens tokens, of all its inputs (`kWhole`) or the first `count`.
-template <typename Dot, int kTokens, bool kWhole, typename Rows>
-__attribute__((always_inline)) inline void dot_step(const Rows& w, const typename Dot::Number* const tokens[kTokens],
+template <typename Dot, int kTokens, bool kWhole>
+__attribute__((always_inline)) inline void dot_step(const RawRows<Dot>& w,
+                                                    const typename Dot::Number* const tokens[kTokens],
                                                     int64_t k, int count, typename Dot::Sum sums[kDotRows][kTokens]) {
     using Vector = typename Dot::Vector;
     constexpr int64_t kNumbers = sizeof(Vector) / sizeof(typename Dot::Number);
@@ -130,8 +100,8 @@ __attribute__((always_inline)) inline void dot_step(const Rows& w, const typenam
 }
 
 // total += four rows times kTokens tokens over one piece.
-template <typename Dot, int kTokens, typename Rows>
-inline void dot_piece(const Rows& w, const typename Dot::Number* const tokens[kTokens], int64_t cols,
+template <typename Dot, int kTokens>
+inline void dot_piece(const RawRows<Dot>& w, const typename Dot::Number* const tokens[kTokens], int64_t cols,
                       Floats total[kDotRows][kTokens]) {
     typename Dot::Sum sums[kDotRows][kTokens] = {};
     const int64_t whole = cols / Dot::kStep * Dot::kStep;
@@ -184,8 +154,8 @@ void few_dots(const Half& half, int64_t cols, const Activations& x, int64_t firs
 
 // Four rows against kTokens tokens from `token` on, over one piece. totals: [tokens][4] of the pieces before, which are
 // nothing if this is the first.
-template <typename Dot, int kTokens, typename Rows>
-inline void dots_of_piece(const Rows& w, const Activations& x, int64_t token, int64_t begin, int64_t cols, bool first,
+template <typename Dot, int kTokens>
+inline void dots_of_piece(const RawRows<Dot>& w, const Activations& x, int64_t token, int64_t begin, int64_t cols, bool first,
                           const Floats (*totals)[kDotRows], Floats total[kDotRows][kTokens]) {
     const typename Dot::Number* tokens[kTokens];
     for (int t = 0; t < kTokens; ++t) {
@@ -222,48 +192,14 @@ inline void fetch_piece(const Weight* from, int64_t cols) {
     for (int64_t i = 0; i < cols * static_cast<int64_t>(sizeof(Weight)); i += 64) __builtin_prefetch(bytes + i, 0, 2);
 }
 
-// One half against `count` tokens from `first` on. next: what comes in its place in the next strip.
+// One half against `count` tokens from `first` on, a piece of four rows after the other; next: what comes in its place in
+// the next strip. Weights are widened for a few tokens, and again for the next few: rows that were widened beforehand would
+// take the first-level cache from the tokens, which costs more.
 template <typename Dot>
 void many_dots(const Half& half, const Half& next, int64_t cols, const Activations& x, int64_t first, int64_t count, int h,
                Buffer& buffer, Sums* sums) {
-    using Number = typename Dot::Number;
     using Weight = typename Dot::Weight;
-    const int64_t wide_numbers = kWideGroups * kDotRows * kDotPiece * sizeof(Number) / sizeof(Floats);
-    Floats* const room = buffer.get<Floats>(wide_numbers + kWideGroups * count * kDotRows);
-    Number* const wide = reinterpret_cast<Number*>(room);
-    auto* const totals = reinterpret_cast<Floats(*)[kDotRows]>(room + wide_numbers);
-    for (int group = 0; group < std::min(half.count, kTile / kDotRows); group += kWideGroups) {
-        for (int64_t begin = 0; begin < cols; begin += kDotPiece) {
-            const int64_t width = std::min(kDotPiece, cols - begin);
-            for (int i = 0; i < kWideGroups * kDotRows; ++i) {
-                const int of = group + i / kDotRows, row = i % kDotRows;
-                if (next.count) fetch_piece(row_of<Weight>(next, of, row, cols, begin), width);
-                widen_piece<Dot>(row_of<Weight>(half, of, row, cols, begin), width, wide + i * kDotPiece);
-            }
-            for_tokens<kDotTokens>(count, [&](int64_t t, auto tokens) {
-                constexpr int kTokens = decltype(tokens)::value;
-                for (int g = 0; g < kWideGroups; ++g) {
-                    Floats total[kDotRows][kTokens];
-                    auto* const kept = totals + g * count + t;
-                    dots_of_piece<Dot, kTokens>(WideRows<Dot>{wide + g * kDotRows * kDotPiece}, x, first + t, begin, width,
-                                                begin == 0, kept, total);
-                    if (begin + width == cols)
-                        finish_dots<kTokens>(total, t, h, group + g, sums);
-                    else
-                        keep_totals<kTokens>(total, kept);
-                }
-            });
-        }
-    }
-}
-
-// One half against some tokens, up to kSomeTokens: their piece and that of four rows as they are stored lie in the
-// first-level cache together, which rows that were widened would not leave room for.
-template <typename Dot>
-void some_dots(const Half& half, const Half& next, int64_t cols, const Activations& x, int64_t first, int64_t count, int h,
-               Sums* sums) {
-    using Weight = typename Dot::Weight;
-    Floats totals[kSomeTokens][kDotRows];
+    auto* const totals = reinterpret_cast<Floats(*)[kDotRows]>(buffer.get<Floats>(count * kDotRows));
     for (int group = 0; group < std::min(half.count, kTile / kDotRows); ++group) {
         for (int64_t begin = 0; begin < cols; begin += kDotPiece) {
             const int64_t width = std::min(kDotPiece, cols - begin);
@@ -295,8 +231,6 @@ void dot_strip(const Half half[2], const Half next[2], int64_t cols, const Activ
             few_dots<Dot, 1>(half[h], cols, x, begin, h, sums);
         } else if (count == 2) {
             few_dots<Dot, 2>(half[h], cols, x, begin, h, sums);
-        } else if (count <= kSomeTokens) {
-            some_dots<Dot>(half[h], next[h], cols, x, begin, count, h, sums);
         } else {
             many_dots<Dot>(half[h], next[h], cols, x, begin, count, h, buffer, sums);
         }
