@@ -5,9 +5,10 @@
 Serves the demo model with a cache so small that requests are preempted, and sends it whole and streamed chat, several
 answers at once, log probabilities, JSON schemas, tools, long prompts, refused requests, and clients that leave in the
 middle. Every ten seconds it reads the anonymous memory of the server's processes: what they have written, and not the
-files that they share with others. In the end, when nobody is being served, it prints the slope of memory over the
-second half of the time with its standard error, and whether the cache is empty again. The exit status is 1 if a request
-failed that should not have, or a block is still held.
+files that they share with others. The cache of encoded text is so small that it is full before half of the time is
+over: what still grows then is not a cache. In the end, when nobody is being served, it prints the slope of memory over
+the second half of the time with its standard error, and whether the cache is empty again. The exit status is 1 if a
+request failed that should not have, or a block is still held.
 """
 
 from __future__ import annotations
@@ -143,7 +144,7 @@ def main() -> int:
     )
     options = parser.parse_args()
     command = [sys.executable, "-m", "quire_server.cli", "serve", "--port", "0", "--num-threads", "1"]
-    command += ["--num-gpu-blocks-override", str(options.num_blocks)]
+    command += ["--num-gpu-blocks-override", str(options.num_blocks), "--segment-cache-bytes", "200000"]
     server = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
     try:
         assert server.stdout is not None
