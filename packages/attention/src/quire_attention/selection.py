@@ -60,12 +60,16 @@ def select_attention_backend(request: AttentionRequest, name: str | None = None)
     )  # fmt: skip
     for op_backend in table.backends("paged_attention"):
         candidate_name = op_backend.name
+        features = frozenset(FEATURES) if op_backend.features is None else op_backend.features
         abilities = AttentionAbilities(
             devices=op_backend.devices or _ANY_DEVICE,
             dtypes=op_backend.dtypes or COMPUTE_DTYPES,
+            sliding_window="sliding_window" in features,
+            soft_cap="soft_cap" in features,
+            sinks="sinks" in features,
+            alibi="alibi" in features,
             device_lengths=op_backend.device_lengths,
             trees=op_backend.trees,
-            **{name: op_backend.features is None or name in op_backend.features for name in FEATURES},
         )
         candidate = OpsAttentionBackend(candidate_name, table, abilities=abilities)
         reason = op_backend.unavailable or abilities.refusal(request) or op_backend.refusal(op_request)
