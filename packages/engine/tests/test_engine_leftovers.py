@@ -22,10 +22,11 @@ from quire_testkit.conformance.engine_client import collect, make_message
 from quire_testkit.fake_engine import FACTORY
 
 PARENT = """
-    import asyncio, sys, time
+    import asyncio, signal, sys, time
     from quire_engine import ProcessClient
     from quire_testkit.fake_engine import FACTORY
 
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
     client = ProcessClient(FACTORY, {"fault": "hang"} if sys.argv[1] == "loading" else {})
     client.start()
 
