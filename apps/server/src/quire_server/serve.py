@@ -38,6 +38,7 @@ def serve(config: QuireConfig, server: ServerConfig, *, factory: tuple[str, dict
         QuireError: the port is taken, the model is wrong, or the engine could not start.
     """
     start_s = time.monotonic()
+    gc.disable()  # until everything is there that stays
     chat_template = read_template(server.chat_template)
     mcp_servers = read_mcp_servers(server.mcp_servers, server.mcp_timeout_s)
     run: Callable[[Coroutine[Any, Any, int]], int] = asyncio.run
@@ -45,10 +46,13 @@ def serve(config: QuireConfig, server: ServerConfig, *, factory: tuple[str, dict
         import uvloop
 
         run = uvloop.run
-    with bind(server) as listening:
-        metrics = EngineMetrics(prefix=server.metrics_prefix)
-        llm = AsyncLLM.start(config, listener=metrics, chat_template=chat_template, factory=factory)
-        return run(_serve(llm, server, metrics, listening, start_s, mcp_servers))
+    try:
+        with bind(server) as listening:
+            metrics = EngineMetrics(prefix=server.metrics_prefix)
+            llm = AsyncLLM.start(config, listener=metrics, chat_template=chat_template, factory=factory)
+            return run(_serve(llm, server, metrics, listening, start_s, mcp_servers))
+    finally:
+        gc.enable()
 
 
 async def _serve(
@@ -64,6 +68,7 @@ async def _serve(
     from quire_server.context import ServerContext
     from quire_server.http_server import make_http_server
 
+    gc.freeze()
     stopped = asyncio.ensure_future(signals.stopping.wait())
     dead: asyncio.Future[None] | None = None
     try:
@@ -87,6 +92,7 @@ async def _serve(
         # What was made until now stays for good: the collector would walk it while every stream waits, 40 ms at a time.
         gc.collect()
         gc.freeze()
+        gc.enable()
         if server.banner:
             print(banner(info, server, listening, time.monotonic() - start_s), flush=True)
         dead = asyncio.ensure_future(_engine_death(llm))
