@@ -94,9 +94,13 @@ def default_on(problem: Problem, platform: Platform, target: Target) -> LaunchCo
         return default_config(make_call(problem, platform, torch.device("meta")))
 
 
+def _always(config: LaunchConfig) -> Callable[..., LaunchConfig]:
+    return lambda *_: config
+
+
 def problem_builds(problem: Problem, config: LaunchConfig, platform: Platform, target: Target) -> list[Build]:
     """Which kernels a configuration launches on a target that need not be here."""
-    with pretending(target), choosing(lambda *_: config), recording(str(problem)) as builds:
+    with pretending(target), choosing(_always(config)), recording(str(problem)) as builds:
         make_call(problem, platform, torch.device("meta"))()
     return builds
 
@@ -233,13 +237,13 @@ def tune(
     """
     call = make_call(problem, platform, device, context=context)
     default = default_config(call)
-    with choosing(lambda *_: default):
+    with choosing(_always(default)):
         wanted, default_us = call(), time_us(call)
     best, best_us = default, default_us
     for config in configs:
         if config == default:
             continue
-        with choosing(lambda *_, config=config: config):  # type: ignore[misc]
+        with choosing(_always(config)):
             try:
                 got = call()
             except Exception as error:  # Triton's, where a launch asks for too much
