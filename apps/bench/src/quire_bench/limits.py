@@ -13,9 +13,8 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
-from typing import Any
 
-from quire_bench.peer_process import peer_environment
+from quire_bench.peer_process import peer_environment, start_program
 from quire_bench.peers import PROGRAMS
 from quire_interfaces import QuireError
 from quire_models.config import DTYPE_BYTES, ModelConfig
@@ -95,22 +94,17 @@ def measure_machine(dtype: str, num_threads: int | None, *, timeout_s: float) ->
     """
     command = [sys.executable, str(PROGRAMS / "run_limits.py")]
     settings = json.dumps({"dtype": dtype, "num_threads": num_threads}) + "\n"
-    try:
-        done = subprocess.run(
-            command,
-            input=settings,
-            capture_output=True,
-            text=True,
-            timeout=timeout_s,
-            env=peer_environment(num_threads),
-            check=True,
-        )
-        figures: dict[str, Any] = json.loads(done.stdout)
-    except subprocess.TimeoutExpired:
-        raise QuireError(f"measuring the machine's limits took longer than {timeout_s:g} s (--timeout)") from None
-    except subprocess.CalledProcessError as error:
-        raise QuireError(f"measuring the machine's limits failed: {error.stderr.strip()[-500:]}") from None
-    return MachineLimits(**figures)
+    pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
+    with start_program(command, env=peer_environment(num_threads), **pipes) as process:
+        try:
+            out, errors = process.communicate(settings.encode(), timeout_s)
+        except subprocess.TimeoutExpired:
+            raise QuireError(f"measuring the machine's limits took longer than {timeout_s:g} s (--timeout)") from None
+        finally:
+            process.kill()
+    if process.returncode:
+        raise QuireError(f"measuring the machine's limits failed: {errors.decode(errors='replace').strip()[-500:]}")
+    return MachineLimits(**json.loads(out))
 
 
 def file_bytes(path: str) -> int:

@@ -13,6 +13,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -22,9 +23,10 @@ from quire_bench.peers import Engine, PeerOptions, find_peers
 from quire_bench.workload import BenchRequest
 from quire_interfaces import ConfigError, QuireError
 
-__all__ = ["PeerProcess", "engine_settings", "load_peer", "peer_environment"]
+__all__ = ["PeerProcess", "engine_settings", "load_peer", "peer_environment", "start_program"]
 
 TAIL_LINES = 8
+INTERRUPTS = (signal.SIGINT, signal.SIGTERM)
 END_S = 20.0
 """How long a program may take to end by itself when its input ends."""
 
@@ -53,7 +55,7 @@ class PeerProcess:
         self._is_gone = False
         settings = {**settings, "file": engine.file, "executable": engine.executable}
         start = time.perf_counter()
-        self._process = subprocess.Popen(
+        self._process = start_program(
             engine.command,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -229,6 +231,27 @@ def engine_settings(
         "max_num_seqs": max_num_seqs,
         "num_kv_tokens": max_model_len * max_num_seqs,
     }
+
+
+def start_program(command: Sequence[str], **options: Any) -> subprocess.Popen[bytes]:
+    """`subprocess.Popen`, safe from interrupts: a handler of SIGINT or SIGTERM that raises while the process is being
+    made would leave it to nobody. Here the process ends first, then the handler runs. (Blocking the signals would not
+    do: a program inherits what is blocked.) Outside the main thread no handler runs, and nothing is done."""
+    if threading.current_thread() is not threading.main_thread():
+        return subprocess.Popen(command, **options)
+    came: list[int] = []
+    handlers = {number: signal.signal(number, lambda one, _: came.append(one)) for number in INTERRUPTS}
+    try:
+        process = subprocess.Popen(command, **options)
+        if came:
+            process.kill()
+            process.wait()
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+        for number in came:
+            signal.raise_signal(number)
+    return process
 
 
 def peer_environment(num_threads: int | None, python: str = sys.executable) -> dict[str, str]:
