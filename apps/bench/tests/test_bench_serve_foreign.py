@@ -141,8 +141,8 @@ async def test_the_whole_run_is_bounded() -> None:
     start = time.monotonic()
     async with server(handler) as url:
         timings, wall_s = await run_serve(ServeLoad(base_url=url, timeout_s=1.0, max_concurrency=1), REQUESTS * 3)
-    assert time.monotonic() - start < 10
-    assert 1 <= wall_s < 5
+    assert time.monotonic() - start < 60
+    assert 1 <= wall_s < 30
     assert timings[0].error is None
     assert {timing.error for timing in timings[1:]} == {"not finished when the run's 1 s were over"}
 
