@@ -13,8 +13,10 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import Any, TypeVar
 
+import anthropic
 import anthropic.types
 import httpx
+import httpx2
 import openai.types.responses
 import pytest
 from openai import OpenAI
@@ -51,15 +53,15 @@ TYPES: dict[str, tuple[Any, Any]] = {
 _ADAPTERS = {kind: TypeAdapter(kind) for kinds in TYPES.values() for kind in kinds if kind is not None}
 
 
-class StrictTransport(httpx.HTTPTransport):
+class _Strict:
     """Checks every answer and every event by the official clients' own types, which those clients do not do themselves.
 
     Whoever reads an answer that is not strictly what its type says gets a ValidationError. Fields that a type does not
     know are allowed, for Quire's own.
     """
 
-    def handle_request(self, request: httpx.Request) -> httpx.Response:
-        response = super().handle_request(request)
+    def handle_request(self, request: Any) -> Any:
+        response = super().handle_request(request)  # type: ignore[misc]
         route = f"{request.method} {re.sub(r'/resp_[^/]+', '/ID', request.url.path)}"
         if response.status_code == 200 and route in TYPES:
             is_stream = response.headers["content-type"].startswith("text/event-stream")
@@ -67,7 +69,7 @@ class StrictTransport(httpx.HTTPTransport):
         return response
 
 
-class _Checked(httpx.SyncByteStream):
+class _Checked(httpx.SyncByteStream, httpx2.SyncByteStream):
     def __init__(self, stream: Any, adapter: TypeAdapter[Any], is_stream: bool) -> None:
         self._stream, self._adapter, self._is_stream = stream, adapter, is_stream
 
@@ -89,6 +91,14 @@ class _Checked(httpx.SyncByteStream):
 
     def close(self) -> None:
         self._stream.close()
+
+
+class StrictTransport(_Strict, httpx.HTTPTransport):
+    """For OpenAI's client."""
+
+
+class AnthropicTransport(_Strict, httpx2.HTTPTransport):
+    """For Anthropic's client."""
 
 
 class LiveServer:
@@ -174,6 +184,16 @@ class LiveServer:
             api_key=arguments.pop("api_key", "none"),
             max_retries=0,
             http_client=httpx.Client(transport=StrictTransport(), timeout=60),
+            **arguments,
+        )
+
+    def anthropic(self, **arguments: Any) -> anthropic.Anthropic:
+        """The official client, which checks what it reads."""
+        return anthropic.Anthropic(
+            base_url=self.url,
+            api_key=arguments.pop("api_key", "none"),
+            max_retries=0,
+            http_client=httpx2.Client(transport=AnthropicTransport(), timeout=60),
             **arguments,
         )
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import anthropic
 import pytest
-from anthropic.types import Message, RawMessageStreamEvent
+from anthropic.types import ErrorResponse, Message, RawMessageStreamEvent
 from pydantic import TypeAdapter
 
 WEATHER: dict[str, Any] = {
@@ -18,16 +18,13 @@ WEATHER: dict[str, Any] = {
 CLOCK: dict[str, Any] = {"name": "now", "input_schema": {"type": "object"}}
 PARIS = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Paris"}}\n</tool_call>'
 NOW = '<tool_call>\n{"name": "now", "arguments": {}}\n</tool_call>'
+PDF = {"type": "document", "source": {"type": "base64", "media_type": "application/pdf", "data": "JVBERg=="}}
 EVENT: TypeAdapter[Any] = TypeAdapter(RawMessageStreamEvent)
-
-
-def make_client(server, **arguments):
-    return anthropic.Anthropic(base_url=server.url, api_key=arguments.pop("api_key", "none"), max_retries=0)
 
 
 @pytest.fixture(scope="module")
 def client(scripted):
-    with make_client(scripted) as client:
+    with scripted.anthropic() as client:
         yield client
 
 
@@ -48,6 +45,10 @@ def streamed(client, text, **arguments):
         for _ in stream:
             pass
         return stream.get_final_message()
+
+
+def prompt_tokens(usage):
+    return usage.input_tokens + usage.cache_creation_input_tokens + usage.cache_read_input_tokens
 
 
 def plain(message):
@@ -114,9 +115,7 @@ def test_system_and_block_lists_are_the_same_prompt(client):
     listed = count(system=[{"type": "text", "text": "Be short."}], messages=[{"role": "user", "content": blocks}])
     assert plainly == listed > count(messages=[{"role": "user", "content": "one two"}])
     answer = ask(client, "Hi")
-    assert answer.usage.input_tokens + (answer.usage.cache_read_input_tokens or 0) == count(
-        messages=say("Hi"), tools=[WEATHER, CLOCK]
-    )
+    assert prompt_tokens(answer.usage) == count(messages=say("Hi"), tools=[WEATHER, CLOCK])
 
 
 def test_stop_sequences_and_length(client):
@@ -166,12 +165,55 @@ def test_a_prefilled_answer_is_continued(scripted):
     assert scripted.post("/v1/messages", body).json()["content"] == [{"type": "text", "text": " upon a time"}]
 
 
-def test_the_prefix_cache_is_reported(client):
-    messages = [{"role": "user", "content": "many words " * 60 + "¤ok¥"}]
-    ask(client, "", messages=messages)
-    usage = ask(client, "", messages=messages).usage
-    assert usage.cache_read_input_tokens > 50
-    assert 0 < usage.input_tokens < 20
+def test_the_prefix_cache_is_reported(client, scripted):
+    mark = {"cache_control": {"type": "ephemeral", "ttl": "1h"}}
+    long = [{"type": "text", "text": "many words " * 60, **mark}, {"type": "text", "text": "¤ok¥", **mark}]
+    arguments = {"messages": [{"role": "user", "content": long}], "tools": [{**CLOCK, **mark}]}
+    arguments["system"] = [{"type": "text", "text": "Be short.", **mark}]
+    first, second = ask(client, "", **arguments).usage, streamed(client, "", **arguments).usage
+    block = scripted.llm.engine_info.block_size
+    total = prompt_tokens(first)
+    assert total == prompt_tokens(second) == client.messages.count_tokens(model="tiny", **arguments).input_tokens
+    assert (first.cache_read_input_tokens, first.cache_creation_input_tokens) == (0, total - total % block)
+    found = (total - 1) // block * block
+    assert (second.cache_read_input_tokens, second.cache_creation_input_tokens) == (
+        found,
+        total - total % block - found,
+    )
+    assert 0 <= second.input_tokens < block
+
+
+def test_an_answer_that_fills_the_context_says_so(client):
+    """Clients ask for as many tokens as their own models can give."""
+    text = "one two three four five " * 8
+
+    def padded(count):
+        return [{"role": "user", "content": "x " * count + f"¤{text}¥"}]
+
+    def tokens(count):
+        return client.messages.count_tokens(model="tiny", messages=padded(count)).input_tokens
+
+    per_word = (tokens(200) - tokens(100)) // 100
+    messages = padded((2048 - tokens(0)) // per_word - 5)
+    for make in (ask, streamed):
+        message = make(client, text, max_tokens=64_000)
+        assert (message.content[0].text, message.stop_reason) == (text, "end_turn")
+        message = make(client, "", messages=messages, max_tokens=64_000)
+        assert message.stop_reason == "model_context_window_exceeded"
+        assert text.startswith(message.content[0].text)
+        assert prompt_tokens(message.usage) + message.usage.output_tokens == 2048
+    with pytest.raises(anthropic.BadRequestError, match="context is 2048 tokens"):
+        ask(client, "one two three " * 1000, max_tokens=1)
+
+
+def test_the_thinking_is_counted_and_may_be_left_out(client):
+    text = "<think>\nBoth of them.\n</think>\n\nI look."
+    shown, hidden = ask(client, text), ask(client, text, thinking={"type": "adaptive", "display": "omitted"})
+    assert [block.type for block in shown.content] == ["thinking", "text"]
+    assert [block.type for block in hidden.content] == ["text"]
+    details = shown.usage.output_tokens_details
+    assert 0 < details.thinking_tokens < shown.usage.output_tokens
+    assert streamed(client, text).usage.output_tokens_details == details
 
 
 @pytest.mark.parametrize(
@@ -182,6 +224,12 @@ def test_the_prefix_cache_is_reported(client):
         ({"messages": []}, "messages"),
         ({"messages": [{"role": "robot", "content": "x"}]}, r"messages\[0\].role"),
         ({"messages": [{"role": "user", "content": [{"type": "image", "source": {}}]}]}, r"messages\[0\].content\[0\]"),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "tool_result", "content": [{"type": "image"}]}]}]},
+            r"messages\[0\].content\[0\].content\[0\] is of type 'image'",
+        ),
+        ({"messages": [{"role": "user", "content": [PDF]}]}, r"messages\[0\].content\[0\].source.*PDF"),
+        ({"messages": [{"role": "assistant", "content": [PDF]}]}, r"messages\[0\].content\[0\]"),
         ({"system": [{"type": "image"}]}, r"system\[0\]"),
         ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, r"tools\[0\].type"),
         ({"tools": [{"name": "a b"}]}, r"tools\[0\].name"),
@@ -189,6 +237,12 @@ def test_the_prefix_cache_is_reported(client):
         ({"tool_choice": {"type": "perhaps"}}, "tool_choice.type"),
         ({"thinking": {"type": "much"}}, "thinking.type"),
         ({"thinking": {"type": "enabled", "budget_tokens": -5}}, "thinking.budget_tokens"),
+        ({"thinking": {"type": "adaptive", "display": "loud"}}, "thinking.display"),
+        ({"output_config": {"format": {"type": "xml"}}}, "output_config.format"),
+        ({"output_config": {"format": {"type": "json_schema"}}}, "output_config.format.schema"),
+        ({"output_format": {"type": "json_schema", "schema": 3}}, "output_format.schema"),
+        ({"output_config": {"effort": 3}}, "output_config.effort"),
+        ({"cache_control": 3, "metadata": 3, "service_tier": 3, "tool_choice": {}}, "tool_choice.type"),
         ({"stop_sequences": [""]}, "stop_sequences"),
         ({"temperature": 1000.0}, "temperature"),
         ({"n": 2}, "n must"),
@@ -199,16 +253,31 @@ def test_wrong_requests_are_named_in_the_client_s_shape(client, changes, named):
     with pytest.raises(anthropic.BadRequestError, match=named) as caught:
         client.post("/v1/messages", body=body, cast_to=object)
     assert caught.value.body["error"]["type"] == "invalid_request_error"
+    ErrorResponse.model_validate(caught.value.body, strict=True, extra="forbid")
+    assert caught.value.request_id == caught.value.body["request_id"]
 
 
-def test_an_unknown_model_is_not_found(client):
-    with pytest.raises(anthropic.NotFoundError):
-        ask(client, "x", model="other")
+def test_each_refusal_has_the_client_s_shape_and_the_request_s_id(client, scripted):
+    headers = {"x-request-id": "mine"}
+    with pytest.raises(anthropic.NotFoundError) as caught:
+        ask(client, "x", model="other", extra_headers=headers)
+    assert (caught.value.body["error"]["type"], caught.value.request_id) == ("not_found_error", "mine")
+    assert ask(client, "x", extra_headers=headers)._request_id == "mine"
+    for method, path, kind, status in (
+        ("GET", "/v1/messages", "invalid_request_error", 405),
+        ("POST", "/v1/messages/batches", "not_found_error", 404),
+    ):
+        answer = scripted.client.request(method, path, headers=headers)
+        assert answer.status_code == status
+        assert ErrorResponse.model_validate_json(answer.content, strict=True).error.type == kind
+        assert answer.json()["request_id"] == "mine"
+    assert "type" not in scripted.client.get("/v1/messagesx").json()
 
 
 def test_keys_are_taken_from_the_header_that_clients_send(make_scripted):
     server = make_scripted(api_key=("sesame",))
-    with make_client(server, api_key="sesame") as client:
+    with server.anthropic(api_key="sesame") as client:
         assert ask(client, "Hi").content[0].text == "Hi"
-    with make_client(server, api_key="wrong") as client, pytest.raises(anthropic.AuthenticationError):
+    with server.anthropic(api_key="wrong") as client, pytest.raises(anthropic.AuthenticationError) as caught:
         ask(client, "Hi")
+    assert caught.value.body["error"]["type"] == "authentication_error"

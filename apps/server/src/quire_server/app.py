@@ -115,7 +115,7 @@ def make_app(context: ServerContext) -> ASGIApp:
         allow_origins=context.config.allowed_origins,
         allow_methods=["*"],
         allow_headers=["*"],
-        expose_headers=["x-request-id", "retry-after"],
+        expose_headers=["x-request-id", "request-id", "retry-after"],
     )
 
 
@@ -181,12 +181,12 @@ async def _answered(handler: Handler, context: ServerContext, request: Request) 
     try:
         return await handler(context, request)
     except QuireError as error:
-        return error_response(error)
+        return error_response(error, request.scope)
     except ClientGoneError:
         return Response(status_code=499)  # nobody reads it
     except Exception as error:
         _logger.exception("%s %s failed", request.method, request.url.path)
-        return error_response(error)
+        return error_response(error, request.scope)
 
 
 async def _not_routed(request: Request, error: Exception) -> Response:
@@ -195,7 +195,8 @@ async def _not_routed(request: Request, error: Exception) -> Response:
         message = f"{request.method} is not allowed on {request.url.path}"
     else:
         message = f"there is no route {request.method} {request.url.path}; GET /openapi.json lists them"
-    response = error_response(HTTPError(status, message, code="method_not_allowed" if status == 405 else "not_found"))
+    code = "method_not_allowed" if status == 405 else "not_found"
+    response = error_response(HTTPError(status, message, code=code), request.scope)
     response.headers.update(getattr(error, "headers", None) or {})
     return response
 
@@ -207,7 +208,7 @@ async def health(context: ServerContext, request: Request) -> Response:
     try:
         context.llm.check_health()
     except EngineDeadError as error:
-        return error_response(error)
+        return error_response(error, request.scope)
     return Response()
 
 

@@ -1,4 +1,4 @@
-"""From our error tree to HTTP: status codes and OpenAI error bodies. Knows no route."""
+"""From our error tree to HTTP: status codes and error bodies, OpenAI's and, below `/v1/messages`, Anthropic's."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 from starlette.responses import Response
+from starlette.types import Scope
 
 from quire_interfaces import (
     ContextLengthError,
@@ -20,7 +21,15 @@ from quire_interfaces import (
     RequestError,
 )
 
-__all__ = ["ClientGoneError", "HTTPError", "error_body", "error_response", "naming_fields", "status_of"]
+__all__ = [
+    "ClientGoneError",
+    "HTTPError",
+    "error_body",
+    "error_response",
+    "messages_error_body",
+    "naming_fields",
+    "status_of",
+]
 
 _TYPES = {
     400: "invalid_request_error",
@@ -34,6 +43,15 @@ _TYPES = {
     429: "rate_limit_error",
     503: "service_unavailable_error",
 }
+_MESSAGES_TYPES = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+}
+_MESSAGES_PATH = "/v1/messages"
 
 
 class ClientGoneError(Exception):
@@ -93,8 +111,16 @@ def error_body(error: BaseException) -> dict[str, Any]:
     }
 
 
-def error_response(error: BaseException) -> Response:
-    """A whole response, with Retry-After where it helps."""
+def messages_error_body(error: BaseException, request_id: str | None) -> dict[str, Any]:
+    """The same as Anthropic's clients read it."""
+    status = status_of(error)
+    kind = _MESSAGES_TYPES.get(status, "invalid_request_error" if status < 500 else "api_error")
+    message = error_body(error)["error"]["message"]
+    return {"type": "error", "error": {"type": kind, "message": message}, "request_id": request_id}
+
+
+def error_response(error: BaseException, scope: Scope) -> Response:
+    """A whole response to the request of this scope, with Retry-After where it helps."""
     headers = {}
     if isinstance(error, OverloadedError):
         headers["Retry-After"] = str(max(1, math.ceil(error.retry_after_s)))
@@ -103,5 +129,10 @@ def error_response(error: BaseException) -> Response:
         headers["WWW-Authenticate"] = "Bearer"
     if status == 408:
         headers["Connection"] = "close"  # the rest of the body may never come
-    content = msgspec.json.encode(error_body(error))
+    path = scope["path"].removeprefix(scope.get("root_path", ""))
+    if path == _MESSAGES_PATH or path.startswith(_MESSAGES_PATH + "/"):
+        body = messages_error_body(error, scope.get("state", {}).get("request_id"))
+    else:
+        body = error_body(error)
+    content = msgspec.json.encode(body)
     return Response(content, status, headers=headers, media_type="application/json")

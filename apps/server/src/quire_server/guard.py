@@ -36,11 +36,13 @@ class Guard:
             await self._app(scope, receive, send)
             return
         headers = Headers(scope=scope)
-        request_id = headers.get("x-request-id") or secrets.token_hex(8)
+        request_id = (headers.get("x-request-id") or secrets.token_hex(8))[:256]
+        scope = {**scope, "state": {**scope.get("state", {}), "request_id": request_id}}
 
         async def send_with_id(message: Message) -> None:
             if message["type"] == "http.response.start":
-                MutableHeaders(scope=message)["x-request-id"] = request_id[:256]
+                answered = MutableHeaders(scope=message)
+                answered["x-request-id"] = answered["request-id"] = request_id  # OpenAI's name and Anthropic's
             await send(message)
 
         path = scope["path"]
@@ -55,7 +57,7 @@ class Guard:
                 await send({"type": "websocket.close", "code": 1008, "reason": "the API key is missing or wrong"})
                 return
             if refusal is not None:
-                await error_response(refusal)(scope, receive, send_with_id)
+                await error_response(refusal, scope)(scope, receive, send_with_id)
                 return
         await self._app(scope, receive, send_with_id)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import json
 import secrets
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from typing import Any
 
 import msgspec
@@ -17,72 +17,42 @@ from starlette.responses import JSONResponse, Response
 
 from quire import RequestOutput
 from quire_engine import CompletionOutput
-from quire_interfaces import QuireError
 from quire_renderers import CallArguments, CallEnd, CallStart, ContentDelta, OutputEvent, ReasoningDelta
 from quire_server.body import read_model
 from quire_server.context import ServerContext, unless_disconnected
-from quire_server.errors import error_body, naming_fields, status_of
+from quire_server.errors import messages_error_body, naming_fields
 from quire_server.messages_request import CountTokensRequest, MessagesRequest
 from quire_server.streaming import EventStream, after
 from quire_server.turn import ChatTurn, RunningTurn, raise_failed, render_turn, start_turn
 
 __all__ = ["count_tokens", "messages"]
 
-Handler = Callable[[ServerContext, Request], Awaitable[Response]]
-
-_ERROR_TYPES = {
-    400: "invalid_request_error",
-    401: "authentication_error",
-    403: "permission_error",
-    404: "not_found_error",
-    413: "request_too_large",
-    429: "rate_limit_error",
-    503: "overloaded_error",
-}
 _STOP_REASONS = {"tool_calls": "tool_use", "length": "max_tokens"}
 
 
-def _with_own_errors(handler: Handler) -> Handler:
-    """Errors of the tree in the shape that Anthropic's clients read."""
-
-    async def answered(context: ServerContext, request: Request) -> Response:
-        try:
-            return await handler(context, request)
-        except QuireError as error:
-            return JSONResponse(_error(error), status_of(error))
-
-    return answered
-
-
-def _error(error: BaseException) -> dict[str, Any]:
-    kind = _ERROR_TYPES.get(status_of(error), "api_error")
-    return {"type": "error", "error": {"type": kind, "message": error_body(error)["error"]["message"]}}
-
-
-async def _messages(context: ServerContext, request: Request) -> Response:
+async def messages(context: ServerContext, request: Request) -> Response:
+    """Serve one request; errors of the tree become error bodies in the app."""
     body = await read_model(context, request, MessagesRequest)
     model = context.resolve_model(body.model)
     with naming_fields(body.field_names()):
         running = await start_turn(context, _turn(context, body))
-    answer = _Answer(f"msg_{body.request_id or secrets.token_hex(12)}", model, running)
+    answer = _Answer(f"msg_{body.request_id or secrets.token_hex(12)}", model, running, context)
     if not body.stream:
         final = await unless_disconnected(request, anext(running.outputs))
         return JSONResponse(answer.whole(final))
     first = await unless_disconnected(request, anext(running.outputs))
     events = answer.events(first, running.outputs)
-    return await EventStream.begin(events, end=b"", on_error=lambda error: _sse(_error(error)))
+    request_id = request.state.request_id
+    return await EventStream.begin(events, end=b"", on_error=lambda error: _sse(messages_error_body(error, request_id)))
 
 
-async def _count_tokens(context: ServerContext, request: Request) -> Response:
+async def count_tokens(context: ServerContext, request: Request) -> Response:
+    """The tokens of the prompt that the same body has in `messages`."""
     body = await read_model(context, request, CountTokensRequest)
     context.resolve_model(body.model)
     with naming_fields(body.field_names()):
         prompt = await render_turn(context, _turn(context, body))
     return JSONResponse({"input_tokens": len(prompt.token_ids)})
-
-
-messages = _with_own_errors(_messages)
-count_tokens = _with_own_errors(_count_tokens)
 
 
 def _turn(context: ServerContext, body: CountTokensRequest) -> ChatTurn:
@@ -93,7 +63,9 @@ def _turn(context: ServerContext, body: CountTokensRequest) -> ChatTurn:
         tool_use=body.tool_use(),
         continue_final_message=body.prefills(conversation),
         chat_template_kwargs=body.template_kwargs(),
+        include_reasoning=body.shows_thinking(),
         thinking_token_budget=body.thinking_budget(),
+        fills_context=True,
         priority=body.priority,
         cache_salt=body.cache_salt,
         adapter=context.adapter_of(body.model),
@@ -163,10 +135,11 @@ class _Blocks:
 class _Answer:
     """What all pieces of one answer have in common."""
 
-    def __init__(self, name: str, model: str, running: RunningTurn) -> None:
+    def __init__(self, name: str, model: str, running: RunningTurn, context: ServerContext) -> None:
         self._id = name
         self._model = model
         self._running = running
+        self._context = context
         self._blocks = _Blocks()
 
     def whole(self, output: RequestOutput) -> dict[str, Any]:
@@ -175,7 +148,9 @@ class _Answer:
         (completion,) = output.outputs
         self._take(completion)
         self._blocks.finish()
-        return {**self._message(output), "content": self._blocks.blocks, **self._ending(completion)}
+        message = {**self._message(output), "content": self._blocks.blocks, **self._ending(output)}
+        message["usage"] = self._usage(output, is_last=True)
+        return message
 
     def _take(self, completion: CompletionOutput) -> list[dict[str, Any]]:
         choice = self._running.choices[0]
@@ -193,20 +168,33 @@ class _Answer:
             "usage": self._usage(output),
         }
 
-    def _usage(self, output: RequestOutput) -> dict[str, Any]:
-        cached = max(0, output.num_cached_tokens)
-        return {
-            "input_tokens": len(self._running.prompt.token_ids) - cached,
-            "cache_creation_input_tokens": 0,
-            "cache_read_input_tokens": cached,
+    def _usage(self, output: RequestOutput, *, is_last: bool = False) -> dict[str, Any]:
+        """The prompt's tokens, told apart as found in the prefix cache, left there (the whole blocks behind those that
+        were found), and the rest."""
+        total, read = len(self._running.prompt.token_ids), max(0, output.num_cached_tokens)
+        llm, created = self._context.llm, 0
+        if llm.config.kv_cache.enable_prefix_caching and llm.engine_info.block_size:
+            created = max(0, total - total % llm.engine_info.block_size - read)
+        usage: dict[str, Any] = {
+            "input_tokens": total - read - created,
+            "cache_creation_input_tokens": created,
+            "cache_read_input_tokens": read,
             "output_tokens": output.num_generation_tokens,
         }
+        thinking = self._running.num_reasoning_tokens(llm.tokenizer) if is_last else None
+        if thinking is not None:
+            usage["output_tokens_details"] = {"thinking_tokens": thinking}
+        return usage
 
-    def _ending(self, completion: CompletionOutput) -> dict[str, Any]:
+    def _ending(self, output: RequestOutput) -> dict[str, Any]:
+        (completion,) = output.outputs
         if isinstance(completion.stop_reason, str):
             return {"stop_reason": "stop_sequence", "stop_sequence": completion.stop_reason}
-        reason = self._running.choices[0].finish_reason(completion)
-        return {"stop_reason": _STOP_REASONS.get(str(reason), "end_turn"), "stop_sequence": None}
+        reason = str(self._running.choices[0].finish_reason(completion))
+        told = _STOP_REASONS.get(reason, "end_turn")
+        if told == "max_tokens" and output.num_generation_tokens < (self._running.turn.params.max_tokens or 0):
+            told = "model_context_window_exceeded"
+        return {"stop_reason": told, "stop_sequence": None}
 
     async def events(self, first: RequestOutput, rest: AsyncIterator[RequestOutput]) -> AsyncGenerator[bytes, None]:
         """One element per engine step that has something to tell."""
@@ -218,8 +206,9 @@ class _Answer:
                 told = self._take(completion)
                 if completion.finished:
                     told += self._blocks.finish()
-                    delta = self._ending(completion)
-                    told.append({"type": "message_delta", "delta": delta, "usage": self._usage(output)})
+                    delta = self._ending(output)
+                    usage = self._usage(output, is_last=True)
+                    told.append({"type": "message_delta", "delta": delta, "usage": usage})
                     told.append({"type": "message_stop"})
                 if opening or told:
                     yield opening + b"".join(map(_sse, told))

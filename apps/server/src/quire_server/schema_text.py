@@ -17,6 +17,8 @@ _PLACES: dict[str, tuple[str, ...]] = {
     "structured_outputs": ("json",),
     "response_format": ("json_schema", "schema"),
     "guided_json": (),
+    "output_config": ("format", "schema"),
+    "output_format": ("schema",),
 }
 """Field -> the way from there to the schema."""
 

@@ -62,6 +62,8 @@ class ChatTurn:
     """False leaves the reasoning out of the answer."""
     thinking_token_budget: int | None = None
     """Most tokens of reasoning, after which it is closed for the model; None for no bound."""
+    fills_context: bool = False
+    """Where the context has no room for `params.max_tokens`, the answer ends with it instead of being refused."""
     priority: int = 0
     cache_salt: str | None = None
     adapter: str | None = None
@@ -208,6 +210,8 @@ async def prepare_turn(context: ServerContext, turn: ChatTurn) -> PreparedTurn:
     prompt = await render_turn(context, turn)
     forced = _force(context, turn, form, prompt)
     params = turn.params
+    if turn.fills_context and _reaches_past(context, prompt, params):
+        params = dataclasses.replace(params, max_tokens=None)
     if context.llm.engine_info.structured_output_backend:
         params = with_calls(params, form, use)
     if not use.is_forced:
@@ -222,6 +226,13 @@ async def prepare_turn(context: ServerContext, turn: ChatTurn) -> PreparedTurn:
     if params.skip_special_tokens and form.keeps_special_tokens(tools=use.is_on):
         params = dataclasses.replace(params, skip_special_tokens=False)
     return PreparedTurn(turn=turn, form=form, prompt=prompt, params=params, forced=forced)
+
+
+def _reaches_past(context: ServerContext, prompt: RenderedPrompt, params: SamplingParams) -> bool:
+    """Whether so many tokens do not fit behind the prompt. Prompts that an encoder reads take no room."""
+    info = context.llm.engine_info
+    used = 0 if info.max_encoder_len else len(prompt.token_ids)
+    return params.max_tokens is not None and used + params.max_tokens > info.max_model_len
 
 
 def _generate(context: ServerContext, prepared: PreparedTurn) -> AsyncIterator[RequestOutput]:

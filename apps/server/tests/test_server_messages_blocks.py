@@ -1,0 +1,129 @@
+"""What the blocks of Anthropic's Messages API mean as a conversation."""
+
+from __future__ import annotations
+
+import pytest
+
+from quire_server.messages_request import MessagesRequest
+
+MARK = {"cache_control": {"type": "ephemeral"}}
+
+
+def conversation(*messages, **fields):
+    body = {"max_tokens": 1, "messages": list(messages), **fields}
+    return MessagesRequest.model_validate(body).chat_messages()
+
+
+def user(*blocks):
+    return {
+        "role": "user",
+        "content": [{"type": "text", "text": each} if isinstance(each, str) else each for each in blocks],
+    }
+
+
+@pytest.mark.parametrize("as_result", [False, True])
+@pytest.mark.parametrize(
+    ("block", "text"),
+    [
+        (
+            {"source": {"type": "text", "media_type": "text/plain", "data": "Grass is green."}, "title": "Colours"},
+            "Colours\nGrass is green.\n\n",
+        ),
+        (
+            {"source": {"type": "content", "content": "Sky."}, "context": "from a book", "title": None},
+            "from a book\nSky.\n\n",
+        ),
+        (
+            {"source": {"type": "content", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]}},
+            "ab\n\n",
+        ),
+        (
+            {
+                "type": "search_result",
+                "title": "Sky",
+                "source": "book.txt",
+                "content": [{"type": "text", "text": "Blue."}],
+            },
+            "Sky\nbook.txt\nBlue.\n\n",
+        ),
+    ],
+)
+def test_documents_and_search_results_are_read(block, text, as_result):
+    block = {"type": "document", "citations": {"enabled": True}, **block, **MARK}
+    if as_result:
+        block = {"type": "tool_result", "tool_use_id": "t", "content": [block, {"type": "text", "text": "?"}], **MARK}
+        assert conversation(user(block)) == [{"role": "tool", "tool_call_id": "t", "content": text + "?"}]
+    else:
+        assert conversation(user(block, "What colour?")) == [{"role": "user", "content": text + "What colour?"}]
+
+
+def test_failed_tools_say_so():
+    def result(**block):
+        (message,) = conversation(user({"type": "tool_result", "tool_use_id": "t", **block}))
+        return message["content"]
+
+    assert result(is_error=True) == result(is_error=True, content=[]) == "The tool failed and said nothing."
+    assert result(is_error=True, content="No such city") == "No such city"
+    assert result() == result(content=None) == ""
+
+
+def test_hidden_thoughts_are_taken_and_left_out():
+    blocks = [{"type": "redacted_thinking", "data": "x"}, {"type": "thinking", "thinking": "hm", "signature": ""}]
+    use = {"type": "tool_use", "id": "t", "name": "now", "input": {}}
+    function = {"name": "now", "arguments": {}}
+    assert conversation({"role": "assistant", "content": [*blocks, {"type": "text", "text": "I look."}, use]}) == [
+        {
+            "role": "assistant",
+            "content": "I look.",
+            "reasoning_content": "hm",
+            "tool_calls": [{"id": "t", "type": "function", "function": function}],
+        }
+    ]
+
+
+def test_consecutive_messages_of_one_role_are_one_turn():
+    use = {"type": "tool_use", "id": "t", "name": "now", "input": {}}
+    told = conversation(
+        {"role": "user", "content": "a"},
+        user("b", "c"),
+        {"role": "assistant", "content": "d"},
+        {"role": "assistant", "content": [use]},
+        {"role": "assistant", "content": [{**use, "id": "u"}, {"type": "thinking", "thinking": "hm"}]},
+        user({"type": "tool_result", "tool_use_id": "t", "content": "1"}),
+        user({"type": "tool_result", "tool_use_id": "u", "content": "2"}, "e"),
+        {"role": "user", "content": "f"},
+    )
+    assert [(each["role"], each["content"]) for each in told] == [
+        ("user", "a\n\nbc"), ("assistant", "d"), ("tool", "1"), ("tool", "2"), ("user", "e\n\nf"),
+    ]  # fmt: skip
+    assert [call["id"] for call in told[1]["tool_calls"]] == ["t", "u"]
+    assert told[1]["reasoning_content"] == "hm"
+
+
+@pytest.mark.parametrize("as_text", [False, True])
+def test_what_changes_with_each_request_is_left_out_of_the_system_prompt(as_text):
+    """Claude Code begins it with a line that no two requests share; nothing behind it could be found in the cache."""
+    line = "x-anthropic-billing-header: cc_version=2.1.0; cc_entrypoint=cli; cch=5ab3f;"
+    about = "x-anthropic-billing-header is a word that may be spoken of."
+    texts = [line, "You help.", about]
+    system = "\n".join(texts) if as_text else [{"type": "text", "text": text, **MARK} for text in texts]
+    (first, _) = conversation({"role": "user", "content": line}, system=system)
+    assert first == {"role": "system", "content": ("\n" if as_text else "\n\n").join(texts[1:])}
+    assert [
+        each["role"]
+        for each in conversation({"role": "user", "content": line}, system=[{"type": "text", "text": line}])
+    ] == ["user"]
+
+
+def test_effort_and_thinking_are_told_to_templates():
+    def kwargs(**fields):
+        return MessagesRequest.model_validate({"max_tokens": 1, "messages": [{}], **fields}).template_kwargs()
+
+    assert kwargs() is None
+    assert kwargs(output_config={"effort": "low"}) == {"reasoning_effort": "low"}
+    on = {"enable_thinking": True, "thinking": True}
+    for kind in ("enabled", "adaptive", "between_tools"):
+        assert kwargs(thinking={"type": kind}) == on
+    assert kwargs(thinking={"type": "disabled"}, chat_template_kwargs={"x": 1}) == {
+        "enable_thinking": False, "thinking": False, "x": 1,
+    }  # fmt: skip
