@@ -15,12 +15,17 @@ from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import TypeAdapter
 
 from quire_interfaces import ConfigError
-from quire_server.mcp_servers import MCPToolError, read_mcp_servers
+from quire_server.mcp_servers import MCPServer, MCPToolError, read_mcp_servers
+from quire_server.mcp_tools import MCPTools
 from quire_server.responses_request import chat_messages
 
 EVENT: TypeAdapter[Any] = TypeAdapter(ResponseStreamEvent)
 TOOL: dict[str, Any] = {"type": "mcp", "server_label": "tools", "require_approval": "never"}
 LOCAL: dict[str, Any] = {"type": "function", "name": "now", "parameters": {"type": "object"}, "strict": False}
+
+
+NAMES = ["get_weather", "divide", "leave", "hang", "picture"]
+HERE = str(Path(__file__).parent / "server_mcp_tools.py")
 
 
 def call(name: str, **arguments: Any) -> str:
@@ -30,7 +35,7 @@ def call(name: str, **arguments: Any) -> str:
 @pytest.fixture(scope="module")
 def server(make_scripted: Any, tmp_path_factory: pytest.TempPathFactory) -> Any:
     path = tmp_path_factory.mktemp("mcp") / "servers.json"
-    command = {"command": sys.executable, "args": [str(Path(__file__).parent / "server_mcp_tools.py")]}
+    command = {"command": sys.executable, "args": [HERE]}
     gone = {"command": sys.executable, "args": ["-c", "raise SystemExit(1)"]}
     path.write_text(json.dumps({"mcpServers": {"tools": command, "gone": gone}}))
     return make_scripted(mcp_servers=str(path), engine={"max_model_len": 4096})
@@ -52,7 +57,7 @@ SAYS = f"I look.\n{call('get_weather', city='Paris')}\n{call('divide', a=1, b=0)
 
 def check_items(output: Any) -> None:
     assert output[0].type == "mcp_list_tools"
-    assert [tool.name for tool in output[0].tools] == ["get_weather", "divide", "leave"]
+    assert [tool.name for tool in output[0].tools] == NAMES
     assert output[0].tools[0].input_schema["properties"]["city"] == {"title": "City", "type": "string"}
     turns = [item.type for item in output[1:]]
     assert turns == ["message", "mcp_call", "mcp_call"] * 3
@@ -209,18 +214,22 @@ def test_wrong_approvals_are_named(server: Any) -> None:
         assert (response.status_code, response.json()["error"]["param"]) == (400, param), response.text
 
 
-def test_a_server_by_address_with_headers(tmp_path: Path) -> None:
-    command = [sys.executable, str(Path(__file__).parent / "server_mcp_tools.py"), "http"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+def servers_of(folder: Path, timeout_s: float = 60.0, **specs: dict[str, Any]) -> dict[str, MCPServer]:
+    (folder / "servers.json").write_text(json.dumps({"mcpServers": specs}))
+    return read_mcp_servers(str(folder / "servers.json"), timeout_s)
+
+
+@pytest.mark.parametrize("kind", ["http", "sse"])
+def test_a_server_by_address_with_headers(tmp_path: Path, kind: str) -> None:
+    with subprocess.Popen([sys.executable, HERE, kind], stdout=subprocess.PIPE, text=True) as process:
         try:
             url = process.stdout.readline().strip()
-            far = {"url": url, "headers": {"authorization": "Bearer secret"}}
-            (tmp_path / "servers.json").write_text(json.dumps({"mcpServers": {"far": far, "shut": {"url": url}}}))
-            servers = read_mcp_servers(str(tmp_path / "servers.json"), 30.0)
+            far = {"type": kind, "url": url, "headers": {"authorization": "Bearer secret"}}
+            servers = servers_of(tmp_path, far=far, shut={"type": kind, "url": url})
 
             async def use() -> None:
                 tools = await servers["far"].list_tools()
-                assert [tool["name"] for tool in tools] == ["get_weather", "divide", "leave"]
+                assert [tool["name"] for tool in tools] == NAMES
                 assert await servers["far"].call("get_weather", {"city": "Ulm"}) == "Sunny in Ulm"
                 with pytest.raises(MCPToolError):
                     await servers["shut"].list_tools()
@@ -232,7 +241,49 @@ def test_a_server_by_address_with_headers(tmp_path: Path) -> None:
             process.kill()
 
 
-@pytest.mark.parametrize("text", ["{", "{}", '{"mcpServers": {"a": {}}}', '{"mcpServers": {"a": {"url": 3}}}'])
+def test_odd_servers_and_tools(tmp_path: Path) -> None:
+    many = {"type": "stdio", "command": sys.executable, "args": [HERE, "many"]}
+    servers = servers_of(tmp_path, many=many)
+    mute = {"command": sys.executable, "args": ["-c", "import time; time.sleep(3600)"]}
+    [silent] = servers_of(tmp_path, timeout_s=0.5, mute=mute).values()
+
+    async def use() -> None:
+        server = servers["many"]
+        tool = {"type": "mcp", "server_label": "many", "allowed_tools": ["tool_199", "picture"]}
+        assert len((await MCPTools.of([{**tool, "allowed_tools": None}], servers, ())).chat_tools()) == 205
+        some = (await MCPTools.of([tool], servers, ())).chat_tools()
+        assert [each["function"]["name"] for each in some] == ["picture", "tool_199"]
+        shown = await server.call("picture", {})
+        assert shown.splitlines() == [
+            "Here:", "[image of image/png: left out, this model reads text only]", "by the sea",
+        ]  # fmt: skip
+        with pytest.raises(MCPToolError, match="no_such"):
+            await server.call("no_such", {})
+        server._timeout_s = 0.5  # now that the connection is there
+        with pytest.raises(MCPToolError, match=r"did not answer within 0\.5 s"):
+            await server.call("hang", {})
+        server._timeout_s = 60.0
+        assert await server.call("tool_7", {}) == "7", "a tool that hangs keeps nobody else"
+        with pytest.raises(MCPToolError, match=r"'mute' did not answer within 0\.5 s"):
+            await silent.list_tools()
+        for each in (server, silent):
+            await each.close()
+
+    asyncio.run(use())
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "{",
+        "{}",
+        '{"mcpServers": {"a": {}}}',
+        '{"mcpServers": {"a": {"url": 3}}}',
+        '{"mcpServers": {"a": {"type": "sse", "command": "x"}}}',
+        '{"mcpServers": {"a": {"type": "stdio", "url": "http://x"}}}',
+        '{"mcpServers": {"a": {"type": "ws", "url": "x"}}}',
+    ],
+)
 def test_a_wrong_file_is_told_at_the_start(tmp_path: Path, text: str) -> None:
     (tmp_path / "servers.json").write_text(text)
     with pytest.raises(ConfigError):

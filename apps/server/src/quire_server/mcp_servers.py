@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import msgspec
 import yaml
@@ -28,8 +29,10 @@ class MCPToolError(QuireError):
 
 
 class ServerSpec(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
-    """One entry of the file: the address of a server over streamable HTTP, or a command that speaks over its pipes."""
+    """One entry of the file: the address of a server over streamable HTTP, with the type "sse" over the older
+    transport of events, or a command that speaks over its pipes."""
 
+    type: Literal["stdio", "http", "streamable-http", "sse"] | None = None
     url: str | None = None
     headers: dict[str, str] = {}
     command: str | None = None
@@ -57,12 +60,18 @@ def read_mcp_servers(path: str | None, timeout_s: float) -> dict[str, MCPServer]
     except (OSError, yaml.YAMLError, KeyError, TypeError, msgspec.ValidationError) as error:
         raise ConfigError(
             f"cannot read MCP servers from {path!r}: {error}; it must hold mcpServers, a table from labels to entries "
-            "with url and headers, or with command, args, env and cwd",
+            "with type, url and headers, or with type, command, args, env and cwd",
             field="mcp_servers",
         ) from None
     for label, spec in specs.items():
         if (spec.url is None) == (spec.command is None):
             raise ConfigError(f"the MCP server {label!r} must have either url or command", field="mcp_servers")
+        if spec.type is not None and (spec.type == "stdio") != (spec.url is None):
+            raise ConfigError(
+                f"the MCP server {label!r} of type {spec.type!r} needs "
+                f"{'a command' if spec.type == 'stdio' else 'a url'}",
+                field="mcp_servers",
+            )
         if spec.headers and spec.url is None:
             raise ConfigError(f"the MCP server {label!r} has headers, which only go with url", field="mcp_servers")
     try:
@@ -122,7 +131,9 @@ class MCPServer:
 
         async def work(client: Any) -> str:
             result = await client.call_tool(name, arguments)
-            text = "\n".join(part.text for part in result.content if part.type == "text")
+            text = "\n".join(map(_part_text, result.content))
+            if not text and result.structured_content is not None:
+                text = msgspec.json.encode(result.structured_content).decode()
             if result.is_error:
                 raise MCPToolError(text or "the tool failed and said nothing")
             return text
@@ -168,11 +179,14 @@ class MCPServer:
         """What a client connects to; what must be closed behind it is held."""
         import httpx2  # what the package mcp speaks HTTP with
         from mcp import StdioServerParameters
+        from mcp.client.sse import sse_client
         from mcp.client.streamable_http import streamable_http_client
 
         spec = self._spec
         if spec.url is None:
             return StdioServerParameters(command=spec.command or "", args=spec.args, env=spec.env or None, cwd=spec.cwd)
+        if spec.type == "sse":
+            return sse_client(spec.url, headers=spec.headers, timeout=self._timeout_s, sse_read_timeout=math.inf)
         if not spec.headers:
             return spec.url
         timeout = httpx2.Timeout(self._timeout_s, read=None)  # the client bounds answers itself
@@ -207,6 +221,18 @@ class MCPServer:
             with contextlib.suppress(asyncio.CancelledError, Exception):
                 await self._task
             self._task = None
+
+
+def _part_text(part: Any) -> str:
+    """One part of a tool's output as text; what is none is named, so that the model knows that there was something."""
+    if part.type == "text":
+        return str(part.text)
+    held = getattr(part, "resource", part)
+    if isinstance(getattr(held, "text", None), str):
+        return str(held.text)
+    kind = getattr(held, "mime_type", None) or "no stated type"
+    where = f" at {held.uri}" if getattr(held, "uri", None) else ""
+    return f"[{part.type} of {kind}{where}: left out, this model reads text only]"
 
 
 def _hear(task: asyncio.Task[None]) -> None:
