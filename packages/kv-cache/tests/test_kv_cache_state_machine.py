@@ -165,13 +165,14 @@ class CacheMachine(RuleBasedStateMachine):
         assert held[len(self.windows) :] == sequence.table[len(self.windows) :]
         assert all(self.memory[place] == content for place, content in self.encoder_slots(sequence).items())
 
-    def execute(self, sequence: Sequence, tokens: list[int]) -> None:
-        """Compute `tokens` at the device's position; only the last ones may be drafts that are not true."""
+    def execute(self, sequence: Sequence, tokens: list[int], num_wrong: int) -> None:
+        """Compute `tokens` at the device's position; the last `num_wrong` are drafts that are not true. States are
+        stored once that is known, of tokens before those."""
         start = sequence.device_computed
         self.check_readable(sequence, start)
         numbers = self.identities(sequence, sequence.tokens[:start] + tokens)
-        end = start + len(tokens)
         for group, window in enumerate(self.windows):
+            end = start + len(tokens) - (num_wrong if window == STATE else 0)
             for position in range(start, end):
                 block = sequence.table[group][position // self.size]
                 if window != STATE:
@@ -206,7 +207,9 @@ class CacheMachine(RuleBasedStateMachine):
         num_free = self.num_usable - len((used | self.blocks_of_loads()) - {0})
         new_blocks = range(num_held_blocks, -(-num_slots // self.size))
         needed = sum(
-            window != STATE or block >= end // self.size - 1 for window in self.windows for block in new_blocks
+            window != STATE or block >= min(end, request.num_tokens) // self.size - 1
+            for window in self.windows
+            for block in new_blocks
         )
         if cached is not None and not cached.has_encoder:
             needed += self.num_cross * -(-len(request.encoder_token_ids) // self.size)
@@ -283,8 +286,6 @@ class CacheMachine(RuleBasedStateMachine):
         sequence = data.draw(st.sampled_from(self.running))
         request = sequence.request
         num_left = request.num_tokens - request.num_computed_tokens
-        if STATE in self.windows:
-            drafts = []  # a state that ran over a rejected draft cannot be taken back
         if len(sequence.results) == 2:
             return
         if sequence.results:
@@ -305,9 +306,9 @@ class CacheMachine(RuleBasedStateMachine):
         num_true = num_new - len(drafts)
         true_tokens = sequence.tokens[start : start + num_true]
         assert len(true_tokens) == num_true
-        self.execute(sequence, true_tokens + drafts)
-        request.num_computed_tokens += num_new
         num_accepted = next((i for i, draft in enumerate(drafts) if draft == bonus), len(drafts))
+        self.execute(sequence, true_tokens + drafts, len(drafts) - num_accepted)
+        request.num_computed_tokens += num_new
         sequence.device_computed = start + num_true + num_accepted
         if sequence.device_computed - num_accepted == len(sequence.tokens):
             given_tokens = [*drafts[:num_accepted], bonus]

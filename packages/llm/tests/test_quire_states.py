@@ -11,7 +11,7 @@ from quire import LLM, RequestError, SamplingParams
 from quire.assemble import build_parts
 from quire.config import QuireConfig
 from quire.plan import make_plan
-from quire_interfaces import ConfigError, MambaSpec
+from quire_interfaces import MambaSpec
 from quire_models.config import ModelConfig
 from quire_ops import op_table
 from quire_testkit.checkpoints import make_checkpoint
@@ -99,9 +99,3 @@ def test_tokens_are_the_same_to_the_bit_in_every_situation(folder: Path) -> None
     assert answers([everyone], max_num_batched_tokens=24, long_prefill_token_threshold=7) == alone
     preempting = {"num_gpu_blocks_override": 18, "enable_prefix_caching": False, "async_scheduling": False}
     assert answers([everyone], **preempting) == alone
-
-
-def test_drafts_are_refused_at_the_start(folder: Path) -> None:
-    config = QuireConfig.of(**settings(folder), speculative_method="ngram")
-    with pytest.raises(ConfigError, match="cannot take their states back"):
-        make_plan(config, ModelConfig.from_path(folder))

@@ -58,7 +58,11 @@ struct States {
     float* data;
     int64_t stride;
     const float* read(int64_t block) const { return block < 0 ? nullptr : data + block * stride; }
-    float* write(int64_t block) const { return data + block * stride; }
+    // Nobody has the null block, and several threads come to it at once: each gets a place of its own.
+    float* write(int64_t block) const {
+        static thread_local Buffer nowhere;
+        return block ? data + block * stride : nowhere.get<float>(stride);
+    }
 };
 
 // log(1 + u) for u in [0, 1], by the series of 2 atanh(u / (2 + u)).

@@ -11,6 +11,8 @@ from typing import Any
 
 from torch import Tensor
 
+from quire_ops import StateReplay
+
 __all__ = ["AttentionMetadata", "EncoderBatch", "ForwardBatch"]
 
 
@@ -40,6 +42,9 @@ class AttentionMetadata:
     paths: Tensor | None = None
     """[T, P] int32 where tokens are in trees (see `quire_ops.PagedLayout`); then `positions` are no places in the
     cache."""
+    replay: StateReplay | None = None
+    """Of a group of states, where tokens of the step may turn out wrong: takes down what is needed to store the states
+    that go on once it is known (see `quire_ops.StateReplay`)."""
     derived: dict[Any, Any] = field(default_factory=dict)
     """What the attention backend worked out from the fields above, for the other layers of this step. A backend fills
     it on first use; whoever changes the metadata in place empties it."""

@@ -245,7 +245,8 @@ class KVCacheManager:
         pool = self._pool
         num_held_blocks = held.num_slots // self.block_size
         num_new_blocks = max(-(-num_slots // self.block_size) - num_held_blocks, 0)
-        num_empty = self._num_empty(num_held_blocks, num_held_blocks + num_new_blocks, end)
+        # Tokens beyond the known ones may be drafts: a step of which only the first is right ends there.
+        num_empty = self._num_empty(num_held_blocks, num_held_blocks + num_new_blocks, min(end, request.num_tokens))
         num_needed = num_new_blocks * len(self._policies) - sum(num_empty)
         # Computed tokens beyond the known ones may be drafts of a step in flight and be taken back; the position after
         # the known tokens is the earliest that the next step can begin at.
@@ -266,7 +267,8 @@ class KVCacheManager:
         return self._append(held, num_new_blocks, num_empty) + self._encoder.nothing()
 
     def _num_empty(self, first_block: int, end_block: int, end: int) -> list[int]:
-        """Per group, how many of the new blocks [first_block, end_block) get nothing in a step up to position `end`."""
+        """Per group, how many of the new blocks [first_block, end_block) get nothing in a step that goes at least up to
+        position `end`."""
         if not self._has_states:
             return self._none_empty
         return [

@@ -132,6 +132,7 @@ def build_parts(
     folder = model_folder(config)
     model = ModelConfig.from_path(folder)
     plan = make_plan(config, model, folder=folder)
+    config = dataclasses.replace(config, speculative=plan.speculative)
     model = model.within(plan.max_model_len)
     offered = offered_adapters(config)
     report("importing torch", 0.0)

@@ -47,8 +47,8 @@ class DraftPlan:
         specs = self.config.kv_cache_specs(block_size, self.dtype).values()
         if not all(isinstance(spec, FullAttentionSpec | LatentAttentionSpec) for spec in specs):
             raise ConfigError(
-                f"the draft model {str(self.folder)!r} keeps recurrent states, which cannot be taken back when a draft "
-                "is rejected; choose another one",
+                f"the draft model {str(self.folder)!r} keeps recurrent states, and would have to go back to earlier "
+                "ones after each guess; choose one whose every layer attends",
                 field="speculative_model",
             )
         return sum(spec.block_bytes for spec in specs)

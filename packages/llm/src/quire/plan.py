@@ -10,21 +10,20 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import os
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from quire.adapters import takes_adapters
 from quire.config import KV_CACHE_ALIASES, QuireConfig
 from quire.draft_plan import DraftPlan, plan_draft, require_place
-from quire_interfaces import ConfigError, CrossAttentionSpec, KVCachePlan, KVCacheSpec, LatentAttentionSpec, MambaSpec
+from quire_interfaces import ConfigError, CrossAttentionSpec, KVCachePlan, LatentAttentionSpec, MambaSpec
 from quire_kv_cache import max_concurrency, plan_kv_cache, state_block_size
 from quire_kv_transfer import MAX_STORE_BYTES
 from quire_lora import adapter_bytes
 from quire_models.config import DTYPE_BYTES, ModelConfig
 from quire_models.ledger import linear_shapes, weight_ledger
 from quire_runner.memory import activation_bytes, graph_bytes, row_bytes
-from quire_spec_decode import NETWORK_METHODS
+from quire_spec_decode import NETWORK_METHODS, SpecDecodeConfig
 
 __all__ = ["MemoryPlan", "available_memory_bytes", "format_bytes", "make_plan", "resolved_dtype"]
 
@@ -53,6 +52,8 @@ class MemoryPlan:
     """Memory that was free when the plan was made."""
     notes: tuple[str, ...]
     """What was chosen and why."""
+    speculative: SpecDecodeConfig
+    """How drafts are made: as asked, in chains where the model cannot have trees."""
     draft: DraftPlan | None = None
     """The network that drafts, if one does."""
 
@@ -109,6 +110,7 @@ def make_plan(
     if model.rope.kind == "longrope":
         notes.append(_rotation_note(model, max_model_len))
     model = _with_encoder_len(config, model, max_model_len, notes)
+    config = _with_chains(config, model, notes)
     if dtype == "float16" and config.runner.device.startswith("cpu"):
         notes.append(
             "float16 is widened to float32 where it is multiplied; --dtype bfloat16 is several times faster at prompts "
@@ -125,7 +127,6 @@ def make_plan(
     if block_size != config.kv_cache.block_size:
         notes.append(f"blocks of {block_size} tokens: each holds a state of the model's recurrent layers")
     specs = model.kv_cache_specs(block_size, cache_dtype)
-    _check_drafts(config, specs)
     draft = plan_draft(config, model, folder, dtype)
     draft_block_bytes = 0
     if draft is not None:
@@ -176,17 +177,9 @@ def make_plan(
         max_concurrency=max_concurrency(plan, max_model_len),
         free_bytes=free,
         notes=tuple(notes),
+        speculative=config.speculative,
         draft=draft,
     )
-
-
-def _check_drafts(config: QuireConfig, specs: Mapping[str, KVCacheSpec]) -> None:
-    if config.speculative.method != "none" and any(isinstance(spec, MambaSpec) for spec in specs.values()):
-        raise ConfigError(
-            f"speculative method {config.speculative.method!r} does not work with this model: its recurrent layers "
-            "cannot take their states back when a draft is rejected; use 'none'",
-            field="speculative_method",
-        )
 
 
 def _max_model_len(config: QuireConfig, model: ModelConfig) -> tuple[int, list[str]]:
@@ -210,6 +203,16 @@ def _rotation_note(model: ModelConfig, max_model_len: int) -> str:
         f"rotation by the long factors, for short sequences too; where none passes {original} tokens, --max-model-len "
         f"{original} gives the short ones, which are better there"
     )
+
+
+def _with_chains(config: QuireConfig, model: ModelConfig, notes: list[str]) -> QuireConfig:
+    """The settings, without trees of drafts where layers keep states: each token would need the state of its branch."""
+    specs = model.kv_cache_specs(1, "bfloat16").values()
+    if config.speculative.eagle_topk == 1 or not any(isinstance(spec, MambaSpec) for spec in specs):
+        return config
+    notes.append("drafts in chains, not in trees: the model's recurrent layers read tokens in a line")
+    chains = dataclasses.replace(config.speculative, eagle_topk=1, num_draft_tokens=None)
+    return dataclasses.replace(config, speculative=chains)
 
 
 def _with_encoder_len(config: QuireConfig, model: ModelConfig, max_model_len: int, notes: list[str]) -> ModelConfig:

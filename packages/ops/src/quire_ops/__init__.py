@@ -9,6 +9,7 @@ from quire_ops.fused_moe import EXPERT_ACTIVATIONS, Experts, RunExperts
 from quire_ops.kernel_builds import KernelBuilder
 from quire_ops.kv_format import CACHE_TORCH_DTYPES
 from quire_ops.lora import LoraTokens, LoraWeights
+from quire_ops.replay import StateReplay, replayable
 from quire_ops.rng import uniform
 from quire_ops.staging import copy_to_host, fill_on_device, to_device
 from quire_ops.step_inputs import GroupInputs, RowTable, StepInputs
@@ -47,6 +48,7 @@ __all__ = [
     "RunDecoder",
     "RunExperts",
     "SizeRule",
+    "StateReplay",
     "StepInputs",
     "bind",
     "builtin_table",
@@ -56,6 +58,7 @@ __all__ = [
     "kv_cache_shape",
     "op_report",
     "op_table",
+    "replayable",
     "swigluoai_and_mul",
     "to_device",
     "uniform",

@@ -2,7 +2,8 @@
 
 A recurrent layer keeps, per block of a sequence, one state: the state after the last computed token of the block. A
 sequence's new tokens go on from the block of the token before the first of them (from nothing at position 0). The state
-is stored wherever the sequence reaches the end of a block that it has (not the null block), and after its last token.
+is stored wherever the sequence reaches the end of a block that it has (not the null block), and after its last token;
+what is stored in the null block then is nobody's, and a backend may leave it out.
 
 Shape legend: T tokens, C channels, K taps of a convolution, H heads, P channels of a head, N numbers of state per
 channel, G groups of heads that share what is projected, Hk and Hv key and value heads (Hv is a multiple of Hk), Dk and

@@ -25,7 +25,8 @@ def _scan(state: Tensor, layout: PagedLayout, out: Tensor, advance: Advance) -> 
         for token in range(run.begin, run.end):
             now, result = advance(now, token)
             out[token] = result.to(out.dtype)
-        state[run.write] = now.to(state.dtype)
+        if run.write:
+            state[run.write] = now.to(state.dtype)
     return out
 
 

@@ -44,7 +44,8 @@ def causal_conv1d(
             before = state[run.read] if run.read else state.new_zeros(state.shape[1:])
             inputs = torch.cat((before.to(x.dtype), x[run.begin : run.end]))  # [K - 1 + L, C]
             parts.append(F.conv1d(inputs.T[None], taps, bias, groups=x.shape[1])[0].T)
-            state[run.write] = inputs[len(inputs) - num_past :]
+            if run.write:
+                state[run.write] = inputs[len(inputs) - num_past :]
         out = torch.cat(parts)
     return F.silu(out) if activation == "silu" else out
 
@@ -89,7 +90,8 @@ def mamba2_scan(
             now = torch.exp(total[-1])[:, None, None] * now + torch.einsum(
                 "lhp,lhn->hpn", to_end[..., None] * scaled[part], to_state[part]
             )
-        state[run.write] = now
+        if run.write:
+            state[run.write] = now
     return (out + skipped).to(x.dtype)
 
 
@@ -120,7 +122,8 @@ def selective_scan(
             for token in range(run.begin, run.end):
                 now = torch.exp(steps[token][:, None] * a) * now + scaled[token][:, None] * to_state[token]
                 out[token] = now @ from_state[token]
-            state[run.write] = now
+            if run.write:
+                state[run.write] = now
     return (out + d * wide).to(x.dtype)
 
 
@@ -164,7 +167,8 @@ def gated_delta_rule(
             out[part] = result.transpose(0, 1)
             to_end = torch.exp(total[-1] - total).T[..., None]
             now = torch.exp(total[-1])[:, None, None] * now + (to_end * writes).transpose(1, 2) @ change
-        state[run.write] = now
+        if run.write:
+            state[run.write] = now
     return out.to(value.dtype)
 
 
@@ -182,7 +186,8 @@ def wkv(key: Tensor, value: Tensor, decay: Tensor, first: Tensor, state: Tensor,
         held = list((state[run.read] if run.read else torch.zeros_like(state[0])).unbind(0))
         for token in range(run.begin, run.end):
             results[token], *held = _wkv_token(k[token], v[token], decay, first, *held)
-        state[run.write] = torch.stack(held)
+        if run.write:
+            state[run.write] = torch.stack(held)
     return results.to(value.dtype)
 
 

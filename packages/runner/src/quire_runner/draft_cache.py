@@ -63,8 +63,8 @@ def draft_specs(specs: dict[str, KVCacheSpec]) -> tuple[KVCacheSpec, tuple[str, 
             continue
         if not isinstance(spec, FullAttentionSpec):
             raise ConfigError(
-                "the draft model keeps recurrent states, which cannot be taken back when a draft is rejected; choose "
-                "another draft model",
+                "the draft model keeps recurrent states, and would have to go back to earlier ones after each guess; "
+                "choose one whose every layer attends",
                 field="speculative_model",
             )
         values = {name: getattr(spec, name) for name in ("block_size", "num_kv_heads", "head_dim", "dtype")}

@@ -22,6 +22,7 @@ from quire_interfaces.step import NewRow, SchedulerOutput
 from quire_ops import OpFunction, StepInputs, to_device
 from quire_runner.encoder_inputs import cross_attention, encoder_batch, reading_rows
 from quire_runner.rows import Rows
+from quire_runner.states import HeldStates, Spans, hold_states
 from quire_spec_decode import depths, paths
 
 __all__ = ["HostPlan", "Layers", "LogitRows", "forward_batch", "make_batch", "plan_step", "write_drafts"]
@@ -66,6 +67,13 @@ class HostPlan:
     kept: dict[int, list[int]] = field(default_factory=dict)
     """Row with a tree -> which of its tokens of the step are known to be right, the first one (0) among them. Filled
     when they are verified."""
+    held: HeldStates | None = None
+    """The states of sequences with drafts, where layers keep states: not stored until the drafts are verified."""
+
+    @property
+    def is_verified(self) -> NDArray[np.bool_]:
+        """[S] whether tokens of the entry may turn out wrong: drafts whose logits are in the step."""
+        return np.diff(self.logits.entry_ends, prepend=0) > 1
 
 
 def plan_step(output: SchedulerOutput, rows: Rows) -> HostPlan:
@@ -205,6 +213,9 @@ def forward_batch(
     batch = make_batch(inputs, rows, layers, plan.query_lens, plan.ends.tolist())
     if plan.trees:
         _put_trees(plan, batch)
+    if states and plan.num_drafts is not None:
+        spans = Spans(plan.rows, plan.start, plan.ends)
+        plan.held = hold_states(spans, plan.is_verified, batch, rows.block_tables)
     if rows.encoder_tables:
         reading = reading_rows(new_rows, rows)
         batch.encoder = encoder_batch(reading, rows.token_ids.device) if reading else None

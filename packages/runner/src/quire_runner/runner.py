@@ -22,7 +22,7 @@ from quire_attention.batch import ForwardBatch
 from quire_interfaces.device import Drafter, LogitsProcessor, RequestDrafter
 from quire_interfaces.errors import ConfigError
 from quire_interfaces.grammar import GrammarSource
-from quire_interfaces.kv_cache import KVCachePlan, MambaSpec
+from quire_interfaces.kv_cache import KVCachePlan
 from quire_interfaces.kv_transfer import BlockMemory, KVTransferWorker
 from quire_interfaces.step import ModelRunnerOutput, SchedulerOutput
 from quire_models import Network as QuireNetwork
@@ -85,8 +85,7 @@ class ModelRunner:
         capture: Captures decode steps in graphs; None takes the device's own way, where it has one.
 
     Raises:
-        ConfigError: the plan does not fit the network, drafts are to be proposed for a network whose states
-            cannot be taken back, or a tier cannot reach the cache.
+        ConfigError: the plan does not fit the network, or a tier cannot reach the cache.
     """
 
     def __init__(
@@ -117,13 +116,6 @@ class ModelRunner:
         num_threads = len(self._cores) or config.num_threads
         if num_threads is not None:
             torch.set_num_threads(num_threads)
-        drafts = drafter is not None or draft_network is not None
-        if drafts and any(isinstance(group.spec, MambaSpec) for group in plan.groups):
-            raise ConfigError(
-                "this model keeps recurrent states, which cannot be taken back when a draft is rejected; "
-                "switch speculation off",
-                field="speculative_method",
-            )
         names = _layer_names(plan, layer_names)
         group_of = {name: i for i, group in enumerate(plan.groups) for name in group.layer_names}
         caches = allocate_kv_caches(plan, device=self._device, cache_shape=cache_shape)
@@ -476,6 +468,8 @@ class ModelRunner:
                 plain_output(output, self._rows, fills, copied(), result, grammar_failures)
             else:
                 verified_output(output, plan, self._rows, copied(), result, grammar_failures)
+                if plan.held is not None:
+                    plan.held.store(self._rows.num_tokens - 1)
                 if plan.kept:
                     straighten(plan, self._rows, Layers(self._group_of_layer, self._kv_caches))
             return result

@@ -18,7 +18,7 @@ from quire_interfaces import LinearMethod
 from quire_lora import AdapterSlots
 from quire_models.layers.stored_linear import StoredLinear, StoredTensor
 from quire_models.quantization_config import QuantizationConfig
-from quire_ops import OpBackend, OpChoice, OpRequest, op_table
+from quire_ops import OpBackend, OpChoice, OpRequest, op_table, replayable
 
 if TYPE_CHECKING:
     from quire_models.layers.linear import Linear
@@ -162,7 +162,7 @@ class Scope:
         """The op that serves on this device in this dtype."""
         backend = self.choose(name, **sizes)[0]
         self.chosen.append(backend)
-        return backend.function
+        return replayable(name, backend.function)
 
     def choose(self, name: str, **sizes: int) -> tuple[OpBackend, OpChoice]:
         """The backend that serves the op on this device in this dtype, and why not another."""

@@ -1,0 +1,81 @@
+"""Recurrent ops again, over the tokens that turned out right.
+
+A step that verifies drafts does not know yet after which of its tokens a sequence goes on, so it stores no state of
+that sequence. It takes down what each recurrent op was given; once the drafts are judged, the ops run again over the
+tokens that were kept, from the state that is still there, and store as they always do. Where an op goes through tokens
+one by one, that is to the bit the state of a sequence that was never drafted for. It takes the time of these ops once
+more, and the memory of their inputs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor
+
+from quire_ops.table import OpFunction
+
+if TYPE_CHECKING:
+    from quire_ops.layout import PagedLayout
+
+__all__ = ["StateReplay", "replayable"]
+
+TOKEN_INPUTS = {
+    "causal_conv1d": (0,),
+    "mamba2_scan": (0, 1, 3, 4),
+    "selective_scan": (0, 1, 3, 4),
+    "gated_delta_rule": (0, 1, 2, 3, 4),
+    "wkv": (0, 1),
+}
+"""Op with a state -> which of its arguments have a row for each token. The last positional one is the layout."""
+
+
+class StateReplay:
+    """What the recurrent ops of a step were given of some of its tokens.
+
+    Args:
+        tokens: [N] int64, which of the step's tokens: those of sequences with drafts, in their order.
+    """
+
+    def __init__(self, tokens: Tensor) -> None:
+        self._tokens = tokens
+        self._calls: list[tuple[OpFunction, tuple[int, ...], list[Any], Mapping[str, Any]]] = []
+
+    def record(
+        self, op: OpFunction, places: tuple[int, ...], inputs: tuple[Any, ...], settings: Mapping[str, Any]
+    ) -> None:
+        """Take down a call. Rows are copied: layers may write over what they gave an op."""
+        held = list(inputs[:-1])
+        for place in places:
+            held[place] = held[place].index_select(0, self._tokens)
+        self._calls.append((op, places, held, settings))
+
+    def run(self, kept: Tensor | None, layout: PagedLayout) -> None:
+        """Run every call again, and let go of it.
+
+        Args:
+            kept: [M] int64, which of the tokens that were taken down; None for all.
+            layout: Of these tokens: where their states are read and stored.
+        """
+        for op, places, inputs, settings in self._calls:
+            if kept is not None:
+                for place in places:
+                    inputs[place] = inputs[place].index_select(0, kept)
+            op(*inputs, layout, **settings)
+        self._calls.clear()
+
+
+def replayable(name: str, op: OpFunction) -> OpFunction:
+    """The op itself; one with a state as layers call it, so that it is taken down where the layout asks for it."""
+    places = TOKEN_INPUTS.get(name)
+    if places is None:
+        return op
+
+    def run(*inputs: Any, **settings: Any) -> Any:
+        replay: StateReplay | None = inputs[-1].replay
+        if replay is not None:
+            replay.record(op, places, inputs, settings)
+        return op(*inputs, **settings)
+
+    return run
