@@ -135,5 +135,5 @@ def test_tokens_are_those_of_eager_steps() -> None:
 def test_every_kernel_of_a_step_is_ours() -> None:
     table = triton_table()
     request = OpRequest(device=DEVICE, sizes={"head_dim": 16, "queries_per_kv_head": 2})
-    for op in ("decode_inputs", "paged_attention", "draw", "lm_head_argmax", "rms_norm", "write_kv_cache"):
+    for op in ("decode_inputs", "paged_attention", "draw", "lm_head_argmax", "rms_norm", "rotate_and_write"):
         assert table.choose(op, request)[0].name == "triton"

@@ -5,7 +5,6 @@ None of them is chosen by itself where our own kernels work. Each has its own mo
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
@@ -23,7 +22,7 @@ _HALVES = frozenset({torch.bfloat16, torch.float16})
 
 
 def attention_backends() -> list[OpBackend]:
-    """Backends of op `paged_attention`, each with the `write_kv_cache` of our own kernels."""
+    """Backends of op `paged_attention`, each with the `write_kv_cache` and `rotate_and_write` of our own kernels."""
     found = [
         OpBackend(
             op="paged_attention",
@@ -64,10 +63,11 @@ def attention_backends() -> list[OpBackend]:
     ]
     writers = [
         OpBackend(
-            op="write_kv_cache", name=backend.name, function=_writer(), priority=backend.priority - 1,
+            op=op, name=backend.name, function=_writer(op), priority=backend.priority - 1,
             devices=backend.devices, unavailable=backend.unavailable,
         )
         for backend in found
+        for op in ("write_kv_cache", "rotate_and_write")
     ]  # fmt: skip
     return found + writers
 
@@ -100,12 +100,13 @@ def _lazy(module: str, reason: str | None) -> OpFunction:
     return function
 
 
-def _writer() -> Callable[..., None]:
+def _writer(op: str) -> OpFunction:
     if (reason := why_no_triton()) is not None or (reason := unavailable()) is not None:
         return partial(_refuse, reason)
-    from quire_kernels_cuda.triton.rotary import write_kv_cache
+    from quire_kernels_cuda.triton import rotary
 
-    return write_kv_cache
+    function: OpFunction = getattr(rotary, op)
+    return function
 
 
 def _refuse(reason: str, *_: Any, **__: Any) -> None:

@@ -62,6 +62,7 @@ SERVED = (
     Served(op="layer_norm", module="norms", sizes=_ROW, batch_invariant=True),
     Served(op="rotary_embedding", module="rotary", sizes=_EVEN_HEAD, batch_invariant=True),
     Served(op="write_kv_cache", module="rotary", sizes=_EVEN_HEAD, batch_invariant=True),
+    Served(op="rotate_and_write", module="rotary", sizes=_EVEN_HEAD, batch_invariant=True),
     Served(op="silu_and_mul", module="gates", batch_invariant=True),
     Served(op="gelu_and_mul", module="gates", batch_invariant=True),
     Served(op="sigmoid_and_mul", module="gates", batch_invariant=True),

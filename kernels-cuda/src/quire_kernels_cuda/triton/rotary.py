@@ -1,4 +1,4 @@
-"""Rotation of queries and keys, and writing keys and values into the paged cache.
+"""Rotation of queries and keys, and writing keys and values into the paged cache, apart and in one kernel.
 
 A program takes a token and some of its heads. What is stored is rounded in float32 as `quire_ops.declarations` says, so
 that the bits in the cache are those of every other backend: without fused multiply-adds, which round once less.
@@ -7,6 +7,8 @@ Shape legend: T tokens, H heads, Hkv key-value heads, D head dimension.
 """
 
 from __future__ import annotations
+
+from functools import partial
 
 import torch
 import triton
@@ -22,6 +24,8 @@ __all__ = [
     "calls",
     "rotary_embedding",
     "rotary_kernel",
+    "rotate_and_write",
+    "rotate_and_write_kernel",
     "write_kv_cache",
     "write_kv_cache_kernel",
 ]
@@ -56,7 +60,7 @@ def _codes(x, LIMIT: tl.constexpr):
 
 
 @triton.jit
-def _fp8_bits(x, MANTISSA: tl.constexpr, BIAS: tl.constexpr):
+def fp8_bits(x, MANTISSA: tl.constexpr, BIAS: tl.constexpr):
     """The bits of x float32, which is in range, as an 8-bit float, rounded to nearest even.
 
     By hand, because not every GPU converts to each of them.
@@ -116,8 +120,8 @@ def _store_rows(
                 low, high = tl.div_rn(low, divisor), tl.div_rn(high, divisor)
             mantissa: tl.constexpr = 3 if FORMAT == "e4m3" else 2
             bias: tl.constexpr = 7 if FORMAT == "e4m3" else 15
-            low = _fp8_bits(tl.where(low == low, tl.minimum(tl.maximum(low, -limit), limit), low), mantissa, bias)
-            high = _fp8_bits(tl.where(high == high, tl.minimum(tl.maximum(high, -limit), limit), high), mantissa, bias)
+            low = fp8_bits(tl.where(low == low, tl.minimum(tl.maximum(low, -limit), limit), low), mantissa, bias)
+            high = fp8_bits(tl.where(high == high, tl.minimum(tl.maximum(high, -limit), limit), high), mantissa, bias)
         tl.store(place, low.to(cache.dtype.element_ty), mask=mask)
         tl.store(place + D // 2, high.to(cache.dtype.element_ty), mask=mask)
 
@@ -179,6 +183,57 @@ def write_kv_cache_kernel(
     _store_rows(cache, kv_scale, low, high, slot, 1, heads, num_heads, block_size, D, ROW, HALF, FORMAT, SCALED)
 
 
+@triton.jit
+def _as_in(x, like):
+    """x float32, rounded to the dtype of what `like` points to."""
+    return x.to(like.dtype.element_ty).to(tl.float32)
+
+
+@triton.jit
+def _normed(low, high, weight, x, eps, D: tl.constexpr, HALF: tl.constexpr):
+    """The heads, of the dtype of what x points to, after an RMS norm of each."""
+    col = tl.arange(0, HALF)
+    factor = (1.0 / tl.sqrt((tl.sum(low * low, axis=1) + tl.sum(high * high, axis=1)) / D + eps))[:, None]
+    first = tl.load(weight + col, mask=col < D // 2, other=0.0).to(tl.float32)[None, :]
+    second = tl.load(weight + D // 2 + col, mask=col < D // 2, other=0.0).to(tl.float32)[None, :]
+    return _as_in(low * factor * first, x), _as_in(high * factor * second, x)
+
+
+@triton.jit
+def rotate_and_write_kernel(
+    query, key, value, cos, sin, query_norm, key_norm, out, cache, kv_scale, slots,
+    num_heads, num_kv_heads, block_size,
+    query_token, query_head, key_token, key_head, value_token, value_head, eps,
+    D: tl.constexpr, ROW: tl.constexpr, HALF: tl.constexpr, HEADS: tl.constexpr, FORMAT: tl.constexpr,
+    SCALED: tl.constexpr, NORMED: tl.constexpr,
+):  # fmt: skip
+    """out [T, Hq, D] = the queries normed and rotated; keys, likewise, and values into the token's slot.
+
+    Grid: (T, pieces of the query heads, then pieces of the key-value heads).
+    """
+    token = tl.program_id(0).to(tl.int64)
+    piece = tl.program_id(1)
+    query_pieces = tl.cdiv(num_heads, HEADS)
+    if piece < query_pieces:
+        heads = piece * HEADS + tl.arange(0, HEADS)
+        low, high = _load_halves(query, token, heads, num_heads, query_token, query_head, D, HALF)
+        if NORMED:
+            low, high = _normed(low, high, query_norm, query, eps, D, HALF)
+        low, high = _rotated(low, high, cos, sin, token, D, D, HALF)
+        _store_halves(out, low, high, token, heads, num_heads, D, HALF)
+    else:
+        heads = (piece - query_pieces) * HEADS + tl.arange(0, HEADS)
+        slot = tl.load(slots + token)
+        low, high = _load_halves(key, token, heads, num_kv_heads, key_token, key_head, D, HALF)
+        if NORMED:
+            low, high = _normed(low, high, key_norm, key, eps, D, HALF)
+        low, high = _rotated(low, high, cos, sin, token, D, D, HALF)
+        low, high = _as_in(low, key), _as_in(high, key)
+        _store_rows(cache, kv_scale, low, high, slot, 0, heads, num_kv_heads, block_size, D, ROW, HALF, FORMAT, SCALED)
+        low, high = _load_halves(value, token, heads, num_kv_heads, value_token, value_head, D, HALF)
+        _store_rows(cache, kv_scale, low, high, slot, 1, heads, num_kv_heads, block_size, D, ROW, HALF, FORMAT, SCALED)
+
+
 def rotary_embedding(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Op `rotary_embedding`. Heads and tokens may be apart in memory."""
     x = _dense_rows(x)
@@ -207,8 +262,42 @@ def write_kv_cache(
     )  # fmt: skip
 
 
+def rotate_and_write(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    kv_cache: Tensor,
+    slot_mapping: Tensor,
+    *,
+    kv_scale: Tensor | None = None,
+    query_norm: Tensor | None = None,
+    key_norm: Tensor | None = None,
+    eps: float = 0.0,
+) -> Tensor:
+    """Op `rotate_and_write`. Heads and tokens may be apart in memory."""
+    query, key, value = _dense_rows(query), _dense_rows(key), _dense_rows(value)
+    num_tokens, num_heads, head_dim = query.shape
+    num_kv_heads = key.shape[1]
+    out = torch.empty(query.shape, dtype=query.dtype, device=query.device)
+    if not num_tokens:
+        return out
+    tile = _tile(head_dim, num_heads)
+    pieces = triton.cdiv(num_heads, tile["HEADS"]) + triton.cdiv(num_kv_heads, tile["HEADS"])
+    rotate_and_write_kernel[(num_tokens, pieces)](
+        query, key, value, cos.contiguous(), sin.contiguous(), query if query_norm is None else query_norm,
+        key if key_norm is None else key_norm, out, _as_stored(kv_cache),
+        slot_mapping if kv_scale is None else kv_scale, slot_mapping, num_heads, num_kv_heads, kv_cache.shape[3],
+        query.stride(0), query.stride(1), key.stride(0), key.stride(1), value.stride(0), value.stride(1), eps,
+        ROW=kv_cache.shape[4], FORMAT=CACHE_FORMATS.get(kv_cache.dtype, "plain"), SCALED=kv_scale is not None,
+        NORMED=query_norm is not None, num_warps=2, enable_fp_fusion=False, **tile,
+    )  # fmt: skip
+    return out
+
+
 def calls(shape: NetworkShape, platform: Platform) -> Calls:
-    """A rotation, and keys and values into the cache."""
+    """A rotation, keys and values into the cache, and both at once."""
     dtype = CACHE_TORCH_DTYPES[shape.dtype]
     cache_dtype = CACHE_TORCH_DTYPES[shape.cache_dtype or shape.dtype]
     head_dim, heads = shape.head_dim, shape.num_kv_heads
@@ -223,7 +312,12 @@ def calls(shape: NetworkShape, platform: Platform) -> Calls:
     cache = empty(64, 2, heads, shape.block_size, row, dtype=cache_dtype)
     scale = empty(2, heads, dtype=torch.float32) if CACHE_FORMATS.get(cache_dtype) in ("e4m3", "e5m2") else None
     slots = empty(16, dtype=torch.int64)
-    yield f"{label} {shape.cache_dtype or shape.dtype} cache", lambda: write_kv_cache(x, x, cache, slots, scale)
+    into = f"{label} {shape.cache_dtype or shape.dtype} cache"
+    yield into, lambda: write_kv_cache(x, x, cache, slots, scale)
+    query = empty(16, shape.num_heads, head_dim)
+    both = partial(rotate_and_write, query, x, x, angle, angle, cache, slots, kv_scale=scale)
+    yield into, both
+    yield f"{into} normed", partial(both, query_norm=x[0, 0], key_norm=x[0, 0], eps=1e-6)
 
 
 def _as_stored(kv_cache: Tensor) -> Tensor:

@@ -71,6 +71,42 @@ class Attention:
         kv_cache, metadata = batch.of_layer(self._layer)
         self._backend.write(key, value, kv_cache, metadata, kv_scale=self.kv_scale)
 
+    @property
+    def rotates(self) -> bool:
+        """Whether `rotate_and_write` can be called."""
+        return self._backend.rotate_and_write is not None
+
+    def rotate_and_write(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        cos: Tensor,
+        sin: Tensor,
+        batch: ForwardBatch,
+        *,
+        query_norm: Tensor | None = None,
+        key_norm: Tensor | None = None,
+        eps: float = 0.0,
+    ) -> Tensor:
+        """Op `rotate_and_write` with the layer's cache: what `write` does with rotated keys -> the rotated queries."""
+        kv_cache, metadata = batch.of_layer(self._layer)
+        assert self._backend.rotate_and_write is not None
+        rotated: Tensor = self._backend.rotate_and_write(
+            query,
+            key,
+            value,
+            cos,
+            sin,
+            kv_cache,
+            metadata.slot_mapping,
+            kv_scale=self.kv_scale,
+            query_norm=query_norm,
+            key_norm=key_norm,
+            eps=eps,
+        )
+        return rotated
+
     def attend(self, query: Tensor, batch: ForwardBatch, sinks: Tensor | None = None) -> Tensor:
         """query [T, Hq, D] -> [T, Hq, D] over what is in the layer's cache."""
         kv_cache, metadata = batch.of_layer(self._layer)

@@ -130,6 +130,17 @@ OPS: tuple[Op, ...] = (
         description="Write key and value of token t into slot `slot_mapping[t]`, in the format of the cache",
     ),
     Op(
+        name="rotate_and_write",
+        signature="(query [T, Hq, D], key [T, Hkv, D], value [T, Hkv, D], cos [T, 1, D], sin [T, 1, D], "
+        "kv_cache [num_blocks, 2, Hkv, block_size, X], slot_mapping [T] int64, *, kv_scale [2, Hkv] float32 | None, "
+        "query_norm [D] | None, key_norm [D] | None, eps: float) -> [T, Hq, D], dtype of query",
+        description=(
+            "What stands between projections and attention, in one: `rms_norm` of the heads where there are weights, "
+            "`rotary_embedding` of queries and keys, `write_kv_cache`; each result is rounded to the compute dtype. "
+            "Gives the queries. An option of a backend: without one, networks call the other ops"
+        ),
+    ),
+    Op(
         name="paged_attention",
         signature="(query [T, Hq, D], kv_cache [num_blocks, 2, Hkv, block_size, X], layout: PagedLayout, *, "
         "scale: float, sliding_window: int | None, soft_cap: float | None, sinks [Hq] | None, "

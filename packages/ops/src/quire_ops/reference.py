@@ -34,6 +34,7 @@ __all__ = [
     "paged_attention",
     "rms_norm",
     "rotary_embedding",
+    "rotate_and_write",
     "silu_and_mul",
     "step_inputs",
     "w8a8_linear",
@@ -148,6 +149,29 @@ def write_kv_cache(
             for which, x in enumerate((key[token, head], value[token, head])):
                 scale = 1.0 if kv_scale is None else float(kv_scale[which, head])
                 kv_cache[block, which, head, offset] = encode_row(x, kv_cache.dtype, scale)
+
+
+def rotate_and_write(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    kv_cache: Tensor,
+    slot_mapping: Tensor,
+    *,
+    kv_scale: Tensor | None = None,
+    query_norm: Tensor | None = None,
+    key_norm: Tensor | None = None,
+    eps: float = 0.0,
+) -> Tensor:
+    """Op `rotate_and_write`."""
+    if query_norm is not None:
+        query = rms_norm(query, query_norm, eps)
+    if key_norm is not None:
+        key = rms_norm(key, key_norm, eps)
+    write_kv_cache(rotary_embedding(key, cos, sin), value, kv_cache, slot_mapping, kv_scale)
+    return rotary_embedding(query, cos, sin)
 
 
 def paged_attention(

@@ -19,6 +19,8 @@ from quire_models.layers.causal_lm import CausalLM
 from quire_models.layers.decoder import PreNormDecoderLayer
 from quire_models.layers.linear import Linear
 from quire_models.layers.moe import FusedExperts, SparseMoE
+from quire_models.layers.rotary import Rotary
+from quire_models.layers.rotated_write import RotatedWrite
 from quire_models.layers.routing import Router, topk_softmax
 from quire_models.layers.scope import Scope
 
@@ -37,9 +39,9 @@ class GptOssAttention:
         self._sinks = scope.parameter("sinks", config.num_heads)
         self.sinks: Tensor
         self.head_dim = config.head_dim
-        self.rotate = scope.op("rotary_embedding", head_dim=config.head_dim)
         window = config.sliding_windows[layer]
         self.attend = scope.attention(layer, scale=config.head_dim**-0.5, sliding_window=window)
+        self.write = RotatedWrite(self.attend, Rotary(scope, config.head_dim, head_dim=config.head_dim))
         scope.when_loaded(self._finish)
 
     def _finish(self) -> None:
@@ -50,8 +52,8 @@ class GptOssAttention:
         query, key, value = (
             project(x).view(len(x), -1, self.head_dim) for project in (self.q_proj, self.k_proj, self.v_proj)
         )  # [T, Hq, D], [T, Hkv, D] twice
-        query, key = self.rotate(query, cos, sin), self.rotate(key, cos, sin)
-        return self.o_proj(self.attend(query, key, value, batch, self.sinks).flatten(1))
+        query = self.write(query, key, value, cos, sin, batch)
+        return self.o_proj(self.attend.attend(query, batch, self.sinks).flatten(1))
 
     def stack_weights(self) -> None:
         """Op `decoder_stack` has no sinks."""

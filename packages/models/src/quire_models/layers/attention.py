@@ -6,7 +6,6 @@ Shape legend: T tokens of the step, Hq query heads, Hkv key-value heads, D head 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
 
 from torch import Tensor
 
@@ -14,17 +13,10 @@ from quire_attention import ForwardBatch
 from quire_models.config import ModelConfig
 from quire_models.layers.linear import Linear
 from quire_models.layers.rotary import Rotary
+from quire_models.layers.rotated_write import HeadNorms, RotatedWrite
 from quire_models.layers.scope import Scope
 
 __all__ = ["HeadNorms", "SelfAttention"]
-
-
-class HeadNorms(NamedTuple):
-    """Norms of the queries and keys, [T, H, D] -> [T, H, D]."""
-
-    query: Callable[[Tensor], Tensor]
-    key: Callable[[Tensor], Tensor]
-    after_rotation: bool = False
 
 
 class SelfAttention:
@@ -37,9 +29,8 @@ class SelfAttention:
         "_attend",
         "_clip",
         "_head_dim",
-        "_norms",
         "_query_factor",
-        "_rotary",
+        "_write",
         "k_proj",
         "o_proj",
         "q_proj",
@@ -80,10 +71,11 @@ class SelfAttention:
         self.v_proj = Linear(scope / "v_proj", hidden, kv, bias=config.qkv_bias)
         self.o_proj = Linear(scope / out, query, hidden, bias=config.attention_out_bias)
         self._head_dim = config.head_dim
-        self._norms = norms
         self._clip = clip
         self._query_factor = query_factor
-        self._rotary = Rotary(scope, config.rotary_dim, interleaved=interleaved) if rotated else None
+        rotary = (
+            Rotary(scope, config.rotary_dim, head_dim=config.head_dim, interleaved=interleaved) if rotated else None
+        )
         self._attend = scope.attention(
             layer,
             scale=config.head_dim**-0.5 if scale is None else scale,
@@ -92,19 +84,14 @@ class SelfAttention:
             alibi_slopes=alibi_slopes,
             chunk_tokens=chunk_tokens,
         )
+        self._write = RotatedWrite(self._attend, rotary, norms)
 
     def __call__(self, x: Tensor, cos: Tensor, sin: Tensor, batch: ForwardBatch) -> Tensor:
         query, key, value = (self._heads(project(x)) for project in (self.q_proj, self.k_proj, self.v_proj))
-        norms = self._norms
-        if norms is not None and not norms.after_rotation:
-            query, key = norms.query(query), norms.key(key)
-        if self._rotary is not None:
-            query, key = self._rotary(query, cos, sin), self._rotary(key, cos, sin)
-        if norms is not None and norms.after_rotation:
-            query, key = norms.query(query), norms.key(key)
+        query = self._write(query, key, value, cos, sin, batch)
         if self._query_factor is not None:
             query = query * self._query_factor(batch.positions)[:, None, None].to(query.dtype)
-        return self.o_proj(self._attend(query, key, value, batch).flatten(1))
+        return self.o_proj(self._attend.attend(query, batch).flatten(1))
 
     def _heads(self, projected: Tensor) -> Tensor:
         """[T, H * D] -> [T, H, D]."""

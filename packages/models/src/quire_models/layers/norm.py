@@ -12,11 +12,11 @@ __all__ = ["AddRMSNorm", "LayerNorm", "OffsetRMSNorm", "ProjectionRMSNorm", "RMS
 class RMSNorm:
     """x [..., size] -> like x (Zhang & Sennrich 2019)."""
 
-    __slots__ = ("_eps", "_norm", "_parameter", "weight")
+    __slots__ = ("_norm", "_parameter", "eps", "weight")
 
     def __init__(self, scope: Scope, size: int, eps: float) -> None:
         self._norm = scope.op("rms_norm")
-        self._eps = eps
+        self.eps = eps
         self._parameter = scope.parameter("weight", size)
         self.weight: Tensor
         scope.when_loaded(self._finish)
@@ -25,7 +25,7 @@ class RMSNorm:
         self.weight = self._parameter.take()
 
     def __call__(self, x: Tensor) -> Tensor:
-        out: Tensor = self._norm(x, self.weight, self._eps)
+        out: Tensor = self._norm(x, self.weight, self.eps)
         return out
 
 
@@ -52,21 +52,21 @@ class AddRMSNorm:
 class OffsetRMSNorm:
     """x [..., size] -> like x: an RMS norm whose weight is stored as its distance from one (Gemma)."""
 
-    __slots__ = ("_eps", "_norm", "_parameter", "_weight")
+    __slots__ = ("_norm", "_parameter", "eps", "weight")
 
     def __init__(self, scope: Scope, size: int, eps: float) -> None:
         self._norm = scope.op("rms_norm")
-        self._eps = eps
+        self.eps = eps
         self._parameter = scope.parameter("weight", size)
-        self._weight: Tensor
+        self.weight: Tensor
         scope.when_loaded(self._finish)
 
     def _finish(self) -> None:
-        self._weight = self._parameter.take().float() + 1.0
+        self.weight = self._parameter.take().float() + 1.0
 
     def __call__(self, x: Tensor) -> Tensor:
         # In float32: next to one, a bfloat16 weight would lose most of its digits.
-        out: Tensor = self._norm(x.float(), self._weight, self._eps)
+        out: Tensor = self._norm(x.float(), self.weight, self.eps)
         return out.to(x.dtype)
 
 

@@ -19,11 +19,17 @@ __all__ = ["Rotary", "RotaryTable", "inverse_frequencies"]
 class Rotary:
     """Rotates the first dimensions of each head, x [T, H, D] -> [T, H, D]."""
 
-    __slots__ = ("_interleaved", "_rotary_dim", "_rotate")
+    __slots__ = ("_interleaved", "_rotary_dim", "_rotate", "is_plain")
 
-    def __init__(self, scope: Scope, rotary_dim: int, *, interleaved: bool = False) -> None:
+    is_plain: bool
+    """It does to whole heads what op `rotary_embedding` does."""
+
+    def __init__(
+        self, scope: Scope, rotary_dim: int, *, head_dim: int | None = None, interleaved: bool = False
+    ) -> None:
         """Args:
         rotary_dim: Dimensions that are rotated.
+        head_dim: Of the heads, where it is known.
         interleaved: Neighbours are the pairs that are rotated (2i, 2i + 1), not (i, i + rotary_dim / 2). What comes
             back has the rotated dimensions in the order of the latter: alike for queries and keys, so that their
             products do not change.
@@ -31,6 +37,7 @@ class Rotary:
         self._rotate = scope.op("rotary_embedding", head_dim=rotary_dim)
         self._rotary_dim = rotary_dim
         self._interleaved = interleaved
+        self.is_plain = rotary_dim == head_dim and not interleaved
 
     def __call__(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         part = x[..., : self._rotary_dim]

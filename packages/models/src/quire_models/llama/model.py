@@ -15,6 +15,7 @@ from quire_models.layers.causal_lm import CausalLM
 from quire_models.layers.decoder import PreNormDecoderLayer
 from quire_models.layers.linear import Linear, stack_weights
 from quire_models.layers.rotary import Rotary
+from quire_models.layers.rotated_write import RotatedWrite
 from quire_models.layers.scope import Scope
 
 __all__ = ["LlamaAttention", "LlamaForCausalLM", "make_llama_layer"]
@@ -35,9 +36,10 @@ class LlamaAttention:
         self.o_proj = Linear(scope / "o_proj", query, hidden, bias=config.attention_out_bias)
         self.head_dim = config.head_dim
         self.sliding_window = config.sliding_windows[layer]
-        self.rotate = Rotary(scope, config.rotary_dim)
+        rotary = Rotary(scope, config.rotary_dim, head_dim=config.head_dim)
         self.is_stackable = config.rotary_dim == config.head_dim
         self.attend = scope.attention(layer, scale=config.head_dim**-0.5, sliding_window=self.sliding_window)
+        self.write = RotatedWrite(self.attend, rotary)
 
     def __call__(self, x: Tensor, cos: Tensor, sin: Tensor, batch: ForwardBatch) -> Tensor:
         """x [T, hidden_size] -> [T, hidden_size]."""
@@ -45,8 +47,8 @@ class LlamaAttention:
         query = self.q_proj(x).view(num_tokens, -1, self.head_dim)  # [T, Hq, D]
         key = self.k_proj(x).view(num_tokens, -1, self.head_dim)  # [T, Hkv, D]
         value = self.v_proj(x).view(num_tokens, -1, self.head_dim)
-        query, key = self.rotate(query, cos, sin), self.rotate(key, cos, sin)
-        attended = self.attend(query, key, value, batch)
+        query = self.write(query, key, value, cos, sin, batch)
+        attended = self.attend.attend(query, batch)
         return self.o_proj(attended.view(num_tokens, -1))
 
     def stack_weights(self) -> dict[str, Any] | None:

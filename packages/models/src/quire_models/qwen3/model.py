@@ -15,6 +15,8 @@ from quire_models.layers.causal_lm import CausalLM
 from quire_models.layers.decoder import PreNormDecoderLayer
 from quire_models.layers.linear import Linear, stack_weights
 from quire_models.layers.norm import RMSNorm
+from quire_models.layers.rotary import Rotary
+from quire_models.layers.rotated_write import HeadNorms, RotatedWrite
 from quire_models.layers.scope import Scope
 
 __all__ = ["Qwen3Attention", "Qwen3ForCausalLM"]
@@ -33,17 +35,18 @@ class Qwen3Attention:
         self.k_norm = RMSNorm(scope / "k_norm", config.head_dim, config.rms_norm_eps)
         self.head_dim = config.head_dim
         self.sliding_window = config.sliding_windows[layer]
-        self.rotate = scope.op("rotary_embedding", head_dim=config.head_dim)
         self.attend = scope.attention(layer, scale=config.head_dim**-0.5, sliding_window=self.sliding_window)
+        rotary = Rotary(scope, config.head_dim, head_dim=config.head_dim)
+        self.write = RotatedWrite(self.attend, rotary, HeadNorms(self.q_norm, self.k_norm))
 
     def __call__(self, x: Tensor, cos: Tensor, sin: Tensor, batch: ForwardBatch) -> Tensor:
         """x [T, hidden_size] -> [T, hidden_size]."""
         num_tokens = x.shape[0]
-        query = self.q_norm(self.q_proj(x).view(num_tokens, -1, self.head_dim))  # [T, Hq, D]
-        key = self.k_norm(self.k_proj(x).view(num_tokens, -1, self.head_dim))  # [T, Hkv, D]
+        query = self.q_proj(x).view(num_tokens, -1, self.head_dim)  # [T, Hq, D]
+        key = self.k_proj(x).view(num_tokens, -1, self.head_dim)  # [T, Hkv, D]
         value = self.v_proj(x).view(num_tokens, -1, self.head_dim)
-        query, key = self.rotate(query, cos, sin), self.rotate(key, cos, sin)
-        attended = self.attend(query, key, value, batch)
+        query = self.write(query, key, value, cos, sin, batch)
+        attended = self.attend.attend(query, batch)
         return self.o_proj(attended.view(num_tokens, -1))
 
     def stack_weights(self) -> dict[str, Any] | None:
