@@ -189,6 +189,127 @@ def test_demo_model_thinks_in_its_own_field_over_chat(served):
         assert "42" in plain.content
 
 
+THOUGHT = "ones 7 + 5 = 12, tens 1 + 2 + 1 = 4."
+ANSWER = {"type": "object", "properties": {"answer": {"type": "integer", "minimum": 0, "maximum": 99}}}
+ANSWER |= {"required": ["answer"], "additionalProperties": False}
+
+
+def chat_thought(client, *, stream, question=SUM, **arguments):
+    """(reasoning, text, arguments of the call, finish reason), whole or put together from a stream."""
+    messages = [{"role": "user", "content": question}]
+    values = {"model": "quire-demo", "messages": messages, "temperature": 0, "reasoning_effort": "high", **arguments}
+    if not stream:
+        [choice] = client.chat.completions.create(**values).choices
+        extra, calls = choice.message.model_extra, choice.message.tool_calls or []
+        called = "".join(call.function.arguments for call in calls)
+        return extra.get("reasoning", ""), choice.message.content or "", called, choice.finish_reason
+    found, kinds, reason = {"reasoning": "", "content": "", "call": ""}, [], None
+    for chunk in client.chat.completions.create(stream=True, **values):
+        for choice in chunk.choices:
+            parts = {"reasoning": choice.delta.model_extra.get("reasoning"), "content": choice.delta.content}
+            parts["call"] = "".join(call.function.arguments for call in choice.delta.tool_calls or ())
+            for kind, part in parts.items():
+                if part:
+                    found[kind] += part
+                    kinds.append(kind)
+            reason = choice.finish_reason or reason
+    assert kinds == sorted(kinds, key="reasoning content call".split().index), "the thinking comes first"
+    assert kinds.count("reasoning") != 1, "the thinking is streamed"
+    return (*found.values(), reason)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_thinking_with_everything_else_over_chat(served, stream):
+    """Calls, forms, stop strings, limits: each with the thinking in its own field."""
+    address, _, _ = served
+    tools = [{"type": "function", "function": WEATHER}]
+    form = {"type": "json_schema", "json_schema": {"name": "sum", "schema": ANSWER}}
+    with OpenAI(base_url=address, api_key="none", max_retries=0) as client:
+
+        def ask(**arguments):
+            return chat_thought(client, stream=stream, **arguments)
+
+        assert ask() == (THOUGHT, "17 + 25 = 42.", "", "stop")
+        thought, text, called, reason = ask(question=QUESTION, tools=tools)
+        assert "get_weather" in thought
+        assert (text, json.loads(called), reason) == ("", {"city": "Paris"}, "tool_calls")
+        thought, text, _, reason = ask(response_format=form)
+        assert (thought, list(json.loads(text)), reason) == (THOUGHT, ["answer"], "stop")
+        # What ends an answer ends it wherever it comes.
+        assert ask(stop=["+"]) == ("ones 7 ", "", "", "stop")
+        assert ask(max_tokens=8) == ("ones 7 + 5", "", "", "length")
+        thought, text, _, reason = ask(extra_body={"thinking_token_budget": 5})
+        assert THOUGHT.startswith(thought)
+        assert (0 < len(thought) < 12, bool(text), reason) == (True, True, "stop")
+        assert ask(extra_body={"include_reasoning": False}, max_tokens=60)[:2] == ("", "17 + 25 = 42.")
+
+
+def test_thinking_is_streamed_over_responses(served):
+    address, _, _ = served
+    with OpenAI(base_url=address, api_key="none", max_retries=0) as client:
+        arguments = {"model": "quire-demo", "temperature": 0, "reasoning": {"effort": "high"}}
+        events = list(client.responses.create(input=SUM, stream=True, **arguments))
+        assert "".join(e.delta for e in events if e.type == "response.reasoning_text.delta") == THOUGHT
+        assert "".join(e.delta for e in events if e.type == "response.output_text.delta") == "17 + 25 = 42."
+        of_thought = [event.type for event in events if getattr(event, "output_index", None) == 0]
+        assert (of_thought[0], of_thought[-1]) == ("response.output_item.added", "response.output_item.done")
+        assert of_thought.count("response.reasoning_text.done") == 1
+        assert [item.type for item in events[-1].response.output] == ["reasoning", "message"]
+        *_, cut = client.responses.create(input=SUM, stream=True, max_output_tokens=8, **arguments)
+        [item] = cut.response.output
+        assert (cut.type, cut.response.incomplete_details.reason) == ("response.incomplete", "max_output_tokens")
+        assert (item.type, item.status, item.content[0].text) == ("reasoning", "incomplete", "ones 7 + 5")
+        tools = [{"type": "function", "strict": False, **WEATHER}]
+        called = client.responses.create(input=QUESTION, tools=tools, **arguments)
+        assert [item.type for item in called.output] == ["reasoning", "function_call"]
+
+
+def test_thinking_is_streamed_over_messages(served):
+    address, _, _ = served
+    tool = {"name": WEATHER["name"], "description": WEATHER["description"], "input_schema": WEATHER["parameters"]}
+    with Anthropic(base_url=address.removesuffix("/v1"), api_key="none", max_retries=0) as client:
+
+        def ask(question=SUM, **more):
+            arguments = {"model": "quire-demo", "max_tokens": 100, "thinking": {"type": "adaptive"}, **more}
+            arguments["messages"] = [{"role": "user", "content": question}]
+            arguments["extra_body"] = {"temperature": 0.0}
+            kinds = []
+            with client.messages.stream(**arguments) as stream:
+                kinds = [event.delta.type for event in stream if event.type == "content_block_delta"]
+                streamed = stream.get_final_message()
+            whole = client.messages.create(**arguments)
+            for each in (whole, streamed):
+                for block in each.content:
+                    if block.type == "tool_use":
+                        block.id = "same"
+            assert [block.to_dict() for block in streamed.content] == [block.to_dict() for block in whole.content]
+            assert streamed.stop_reason == whole.stop_reason
+            return whole, kinds
+
+        answer, kinds = ask()
+        assert [block.type for block in answer.content] == ["thinking", "text"]
+        assert (answer.content[0].thinking, answer.content[1].text) == (THOUGHT, "17 + 25 = 42.")
+        assert kinds.count("thinking_delta") > 5
+        assert kinds.count("signature_delta") == 1
+        assert kinds.index("signature_delta") == kinds.count("thinking_delta")
+        answer, _ = ask(max_tokens=8)
+        assert ([block.type for block in answer.content], answer.stop_reason) == (["thinking"], "max_tokens")
+        answer, _ = ask(stop_sequences=["+"])
+        assert (answer.content[0].thinking, answer.stop_reason, answer.stop_sequence) == (
+            "ones 7 ",
+            "stop_sequence",
+            "+",
+        )
+        answer, _ = ask(thinking={"type": "enabled", "budget_tokens": 5})
+        assert THOUGHT.startswith(answer.content[0].thinking)
+        assert answer.usage.output_tokens_details.thinking_tokens <= 5
+        answer, _ = ask(output_config={"format": {"type": "json_schema", "schema": ANSWER}})
+        assert (answer.content[0].thinking, list(json.loads(answer.content[1].text))) == (THOUGHT, ["answer"])
+        answer, _ = ask(QUESTION, tools=[{**tool, "strict": True}])
+        assert [block.type for block in answer.content] == ["thinking", "tool_use"]
+        assert answer.content[1].input == {"city": "Paris"}
+
+
 def test_demo_model_chats_and_the_process_ends_well(served):
     address, process, log = served
     messages = [{"role": "user", "content": "What is Quire?"}]
