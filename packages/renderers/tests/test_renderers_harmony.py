@@ -38,6 +38,21 @@ def ours(text, tools=TOOLS):
     return fold_events([*parser.feed(text), *parser.finish()])
 
 
+def test_code_whose_end_is_no_part_of_the_text():
+    """<|call|> ends the output, and stop tokens are left out of it; a limit that comes before leaves the call open."""
+    for stopped in (True, False):
+        for pieces in (
+            ["<|channel|>analysis to=python code<|message|>print(1)"],
+            ["<|channel|>analysis to=py", "thon code<|message|>prin", "t(1)"],
+        ):
+            parser = FORM.parser(None)
+            message = fold_events(
+                [event for piece in pieces for event in parser.feed(piece)] + parser.finish(stopped=stopped)
+            )
+            [call] = message.calls
+            assert (call.name, json.loads(call.arguments), call.complete) == ("python", {"code": "print(1)"}, stopped)
+
+
 def parts_of(harmony, text):
     """(channel, recipient, text) of each message, the last of which may be unfinished."""
     parser = StreamableParser(harmony, Role.ASSISTANT)
@@ -59,7 +74,8 @@ def same(message, parts):
     assert message.text == "".join(texts)
     assert [call.name for call in message.calls] == [name for name, _ in calls]
     assert all(call.complete for call in message.calls)
-    assert [json.loads(call.arguments) for call in message.calls] == [json.loads(text) for _, text in calls]
+    arguments = [{"code": text} if name == "python" and text[:1] != "{" else json.loads(text) for name, text in calls]
+    assert [json.loads(call.arguments) for call in message.calls] == arguments
 
 
 TEXT = st.text(st.sampled_from('ab <>|{}"\\\n:=é日to=functions'), min_size=1, max_size=30).filter(

@@ -97,7 +97,8 @@ class TurnChoice:
         events = self._parser.feed(self._forced + output.text)
         self._forced = ""
         if output.finished:
-            events += self._parser.finish()
+            stopped = output.finish_reason is FinishReason.STOP and not isinstance(output.stop_reason, str)
+            events += self._parser.finish(stopped=stopped)
         events = [event for event in events if self._is_wanted(event)]
         self.builder.add(events)
         return events

@@ -17,6 +17,7 @@ from quire_engine import BeamSearchParams, EngineInfo, LLMEngine, RequestOutput
 from quire_interfaces import (
     AdapterInfo,
     AdapterStore,
+    FinishReason,
     LogitsProcessor,
     OverloadedError,
     RenderedPrompt,
@@ -277,7 +278,8 @@ class LLM:
             text = completion.text
             if form.keeps_special_tokens(tools=bool(tools)):  # the markers, which the text leaves out
                 text = self.tokenizer.decode(completion.token_ids, skip_special_tokens=False)
-            messages.append(fold_events([*parser.feed(text), *parser.finish()]))
+            stopped = completion.finish_reason is FinishReason.STOP and not isinstance(completion.stop_reason, str)
+            messages.append(fold_events([*parser.feed(text), *parser.finish(stopped=stopped)]))
         return messages
 
     def stats(self) -> SchedulerStats:

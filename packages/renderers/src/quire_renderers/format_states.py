@@ -70,6 +70,9 @@ class Until:
 
     sink: Sink
     exits: Exits = field(default_factory=dict)
+    key: str = ""
+    """The parameter that a value is, where the format gives it no name: the only one of its call, whose end may be that
+    of the output."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -110,8 +110,12 @@ class OutputParser:
         events, self._events = self._events, []
         return events
 
-    def finish(self) -> list[OutputEvent]:
-        """The output is over: give out what was held back, and close what is open."""
+    def finish(self, *, stopped: bool = False) -> list[OutputEvent]:
+        """The output is over: give out what was held back, and close what is open.
+
+        Args:
+            stopped: The model ended it by itself, perhaps with a token that is no part of the text.
+        """
         if self._dropped is not None:
             self._buffer += self._without_dropped("", self._dropped, final=True)
         while self._buffer and self._step(final=True):
@@ -124,7 +128,10 @@ class OutputParser:
                 self._emit_literal(state, rest_of_value)
             if self._relay.done:
                 self._end_literal(state)
-        if not self._is_in_text():
+        if stopped and isinstance(state, Until) and state.key:
+            self._end_value(state.sink)
+            self._end_call()
+        elif not self._is_in_text():
             self._raw.append(rest)
             self._give_up()
         if self._space:
@@ -286,6 +293,8 @@ class OutputParser:
             if state.sink in (Sink.CONTENT, Sink.REASONING):
                 self._put_raw()
             elif state.sink in _VALUES:
+                if state.key:
+                    self._key, self._has_key = state.key, False
                 self._begin_value(state.sink)
 
     def _commit(self) -> None:

@@ -122,9 +122,12 @@ def _harmony() -> States:
         "<|start|>assistant": Go("header", commits=True),
         "<|channel|>": Go("channel", commits=True),
     }
-    recipient: dict[str, Go | str] = {"to=": "recipient"}
+    recipient: dict[str, Go | str] = {"to=": "to"}
     words = ("json", "code", "text", "commentary", "<|constrain|>")
     of_call: dict[str, Go | str] = {"<|message|>": "arguments", "<|channel|>": "of_call"}
+    of_code: dict[str, Go | str] = {"<|message|>": "script", "<|channel|>": "of_code"}
+    behind_name = ("<|channel|>", "<|constrain|>", " ")
+    code_ends = ("<|call|>", "<|end|>", "<|return|>")
     return {
         "start": Expect(
             {"<|start|>assistant": "header", "<|channel|>": "channel", "<|message|>": Go("content", commits=True),
@@ -145,10 +148,16 @@ def _harmony() -> States:
         "commentary": Expect(
             {"<|message|>": Go("content", commits=True), **recipient} | dict.fromkeys(words, "commentary")
         ),
-        "recipient": Until(
-            Sink.NAME,
-            {"<|message|>": "arguments", "<|channel|>": "of_call", "<|constrain|>": "of_call", " ": "of_call"},
+        # What the built-in python is given is code, mostly.
+        "to": Expect(
+            {f"python{behind}": Go("python", keeps_marker=True) for behind in ("<|message|>", *behind_name)},
+            otherwise="recipient",
         ),
+        "python": Until(Sink.NAME, {"<|message|>": "script"} | dict.fromkeys(behind_name, "of_code")),
+        "of_code": Expect(of_code | dict.fromkeys((*words, "analysis"), "of_code")),
+        "script": Expect({"{": Go("arguments", keeps_marker=True)}, otherwise="code"),
+        "code": Until(Sink.VALUE_TEXT, {end: Go("between", ends_call=True) for end in code_ends}, key="code"),
+        "recipient": Until(Sink.NAME, {"<|message|>": "arguments"} | dict.fromkeys(behind_name, "of_call")),
         "of_call": Expect(of_call | dict.fromkeys((*words, "analysis"), "of_call")),
         "arguments": Literal(Role.ARGUMENTS, "after", ends_call=True),
         "content": Until(Sink.CONTENT, between),
