@@ -105,11 +105,30 @@ def bitsandbytes(weight: Tensor, config: dict[str, Any]) -> tuple[dict[str, Tens
     return tensors, (code[chosen] * absmax[:, None]).view(weight.shape)
 
 
-def gptq(q: Tensor, zero: Tensor, scale: Tensor, groups: Tensor, bits: int, *, minus: int = 1) -> dict[str, Tensor]:
-    """q [O, I] and zero [O, G] from 0, scale [O, G] -> AutoGPTQ's tensors."""
+PLANES = {2: "ll", 3: "llh", 4: "llll", 5: "llllh", 6: "llllhh", 7: "llllhht", 8: "llllllll"}
+"""A letter for each bit of a number, from the lowest on: the plane that it is in."""
+
+
+def plane_words(columns: Tensor, bits: int) -> Tensor:
+    """As `words`, each 32 numbers of a column plane by plane (GPTQModel's format gptq_p)."""
+    out = []
+    for block in columns.split(32):
+        for plane in dict.fromkeys(PLANES[bits]):
+            of_plane = [bit for bit, letter in enumerate(PLANES[bits]) if letter == plane]
+            fields = sum(((block >> bit) & 1) << place for place, bit in enumerate(of_plane))
+            assert isinstance(fields, Tensor)
+            out.append(words(fields, len(of_plane)))
+    return torch.cat(out)
+
+
+def gptq(
+    q: Tensor, zero: Tensor, scale: Tensor, groups: Tensor, bits: int, *, minus: int = 1, planes: bool = False
+) -> dict[str, Tensor]:
+    """q [O, I] and zero [O, G] from 0, scale [O, G] -> AutoGPTQ's tensors, or those of GPTQModel in planes."""
+    pack = plane_words if planes else words
     return {
-        "qweight": words(q.T, bits),
-        "qzeros": words((zero - minus) & ((1 << bits) - 1), bits).T.contiguous(),
+        "qweight": pack(q.T, bits),
+        "qzeros": pack((zero - minus) & ((1 << bits) - 1), bits).T.contiguous(),
         "scales": scale.T.contiguous().half(),
         "g_idx": groups.int(),
     }

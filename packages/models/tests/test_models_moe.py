@@ -16,6 +16,7 @@ from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 from quire_interfaces import CheckpointError
 from quire_models import ModelConfig, load_model
 from quire_models.layers.routing import grouped_sigmoid_topk, sigmoid_topk, softmax_topk, topk_softmax
+from quire_models.ledger import weight_ledger
 from quire_testkit.parity.cases import CASES
 from quire_testkit.parity.oracle import write_checkpoint
 
@@ -72,30 +73,59 @@ def test_everything_wrong_with_stacked_experts_is_listed(tmp_path: Path) -> None
     assert "6 missing: model.layers.1.block_sparse_moe.experts.0.w2.weight" in message
 
 
-def test_mxfp4_experts_are_unpacked_exactly(tmp_path: Path) -> None:
+def test_mxfp4_experts_stay_packed(tmp_path: Path) -> None:
+    """As gpt-oss is published: against the values that Transformers unpacks, and its network with them."""
     case = CASES["GptOssForCausalLM"]
-    case = dataclasses.replace(case, fields={**case.fields, "intermediate_size": 32, "num_hidden_layers": 2})
-    write_checkpoint(tmp_path, "GptOssForCausalLM", case)
+    case = dataclasses.replace(case, fields={**case.fields, "intermediate_size": 64, "num_hidden_layers": 2})
+    oracle = write_checkpoint(tmp_path, "GptOssForCausalLM", case).float()
     state, packed = load_file(tmp_path / "model.safetensors"), {}
     generator = torch.Generator().manual_seed(0)
     for name in [name for name in state if name.endswith(("gate_up_proj", "down_proj")) and "experts" in name]:
         num, inputs, outputs = state[name].shape
         blocks = torch.randint(0, 256, (num, outputs, inputs // 32, 16), dtype=torch.uint8, generator=generator)
-        scales = torch.randint(121, 128, (num, outputs, inputs // 32), dtype=torch.uint8, generator=generator)
+        scales = torch.randint(117, 124, (num, outputs, inputs // 32), dtype=torch.uint8, generator=generator)
         packed |= {f"{name}_blocks": blocks, f"{name}_scales": scales}
         state[name] = convert_moe_packed_tensors(blocks, scales, dtype=torch.float32).contiguous()
-    save_file(state, tmp_path / "model.safetensors")
-    unpacked = logits(tmp_path)
-    assert unpacked.std() > 0.01
+        oracle.get_parameter(name).data.copy_(state[name])
     others = {name: tensor for name, tensor in state.items() if f"{name}_blocks" not in packed}
     save_file(others | packed, tmp_path / "model.safetensors")
-    config = json.loads((tmp_path / "config.json").read_text())
-    (tmp_path / "config.json").write_text(json.dumps(config | {"quantization_config": {"quant_method": "mxfp4"}}))
-    assert torch.equal(logits(tmp_path), unpacked)
+    values = json.loads((tmp_path / "config.json").read_text())
+    values["quantization_config"] = {"quant_method": "mxfp4", "modules_to_not_convert": ["model.layers.*.self_attn"]}
+    (tmp_path / "config.json").write_text(json.dumps(values))
+
+    config = ModelConfig.from_path(tmp_path)
+    model = load_model(config, tmp_path, dtype="float32")
+    assert model.linear_kernels.startswith("grouped_linear for 36 (")
+    assert model.expert_methods == "fused_moe for 2"
+    experts, name = model.layers[1].mlp.experts, "model.layers.1.mlp.experts"  # type: ignore[attr-defined]
+    for number, (gate, up, down) in enumerate(zip(experts.gate, experts.up, experts.down, strict=True)):
+        both, out = state[f"{name}.gate_up_proj"][number].T, state[f"{name}.down_proj"][number].T
+        for layer, wanted in ((gate, both[0::2]), (up, both[1::2]), (down, out)):
+            assert torch.equal(layer.base()[0], wanted)
+    with torch.no_grad():
+        prompt = torch.tensor([list(range(3, 40))])
+        tokens = oracle.generate(prompt, max_new_tokens=6, do_sample=False, eos_token_id=None)
+        expected = oracle(tokens).logits[0]
+    driver = PagedDriver(model, block_size=8, shuffle=True)
+    seq = driver.add(tokens[0].tolist())
+    driver.run(seq, tokens.shape[1])
+    got = torch.stack(seq.logits)
+    assert (got - expected).abs().max() <= 1e-3 * expected.abs().max()
+    assert torch.equal(got.argmax(1)[36:-1], tokens[0, 37:])
+
+    rounded = load_model(config, tmp_path, dtype="bfloat16")
+    kept = [
+        sum(tensor.nbytes for tensor in layer.stack_weights()[:5] if isinstance(tensor, torch.Tensor))
+        for block in rounded.layers  # type: ignore[attr-defined]
+        for layer in (*block.mlp.experts.gate, *block.mlp.experts.up, *block.mlp.experts.down)
+    ]
+    routers = 2 * 2 * (6 * config.hidden_size + 6)
+    assert weight_ledger(config, "bfloat16")["experts"] == sum(kept) + routers
+
     del packed["model.layers.1.mlp.experts.down_proj_scales"]
     save_file(others | packed, tmp_path / "model.safetensors")
-    with pytest.raises(CheckpointError, match=r"6 missing: model\.layers\.1\.mlp\.experts\.0\.down_proj\.weight"):
-        logits(tmp_path)
+    with pytest.raises(CheckpointError, match=r"6 missing: model\.layers\.1\.mlp\.experts\.0\.down_proj\.weight_scale"):
+        load_model(config, tmp_path)
 
 
 @pytest.mark.parametrize(

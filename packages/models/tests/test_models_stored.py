@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -74,6 +75,13 @@ FORMATS: dict[str, dict[str, Any]] = {
     "fp8 tensor": {"quant_method": "fp8", "activation_scheme": "static"},
     "gptq 2 bits": {"quant_method": "gptq", "bits": 2, "group_size": 32},
     "gptq 3 bits": {"quant_method": "gptq", "bits": 3, "group_size": 64, "desc_act": False},
+    "gptq planes ordered": {
+        "quant_method": "gptq",
+        "bits": 5,
+        "group_size": 32,
+        "desc_act": True,
+        "checkpoint_format": "gptq_p",
+    },
     "mxfp4": ct("mxfp4-pack-quantized", {"num_bits": 4, "type": "float", "strategy": "group", "group_size": 32}),
     "mxfp8": ct("mxfp8-quantized", {"num_bits": 8, "type": "float", "strategy": "group", "group_size": 32}),
     "nvfp4": ct("nvfp4-pack-quantized", {"num_bits": 4, "type": "float", "strategy": "tensor_group", "group_size": 16}),
@@ -133,7 +141,8 @@ def quantize(name: str, weight: Tensor) -> tuple[dict[str, Tensor], Tensor]:
     q = (weight / scale[:, groups] + zero[:, groups]).round().clamp(0, (1 << bits) - 1).long()
     restored = scale[:, groups] * (q - zero[:, groups])
     if name.startswith("gptq"):
-        return gptq(q, zero, scale, groups, bits, minus=0 if name == "gptq 2" else 1), restored
+        planes = "planes" in name
+        return gptq(q, zero, scale, groups, bits, minus=int(name != "gptq 2" and not planes), planes=planes), restored
     if name == "awq":
         return awq(q, zero, scale), restored
     stored_zero, order = (zero if name == "packed zeros" else None), (groups if "ordered" in name else None)
@@ -181,6 +190,22 @@ def make(folder: Path, name: str) -> Any:
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps({**config, "quantization_config": FORMATS[name]}))
     return oracle
+
+
+def make_mixed(folder: Path, config: dict[str, Any], form_of: Callable[[str], str]) -> Any:
+    """The same with a form for each layer, "" for none."""
+    torch.manual_seed(3)
+    oracle = tiny_hf_checkpoint(folder, "llama", hidden_size=128, intermediate_size=320, vocab_size=320)
+    tensors = load_file(folder / "model.safetensors")
+    for name, module in oracle.named_modules():
+        if isinstance(module, torch.nn.Linear) and (form := form_of(name)):
+            stored, restored = quantize(form, tensors.pop(f"{name}.weight"))
+            tensors |= {f"{name}.{part}": tensor.contiguous() for part, tensor in stored.items()}
+            module.weight.data.copy_(restored)
+    save_file(tensors, folder / "model.safetensors")
+    values = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**values, "quantization_config": config}))
+    return oracle.float()
 
 
 def logits_of(model: CausalLM, tokens: list[int]) -> Tensor:
@@ -234,6 +259,80 @@ def check_that_damage_is_named(folder: Path, config: ModelConfig) -> None:
         load_model(config, folder)
 
 
+CHANNEL8 = {"num_bits": 8, "type": "float", "strategy": "channel"}
+MIXED: dict[str, tuple[dict[str, Any], dict[str, str], str]] = {
+    "compressed-tensors": (
+        {
+            "quant_method": "compressed-tensors",
+            "format": "mixed-precision",
+            "ignore": ["lm_head", r"re:.*layers\.0\.mlp\.down_proj"],
+            "config_groups": {
+                "group_0": {
+                    "targets": [r"re:.*self_attn\.(q|k|v|o)_proj$"],
+                    "format": "float-quantized",
+                    "weights": CHANNEL8,
+                    "input_activations": {"num_bits": 8, "type": "float", "strategy": "token", "dynamic": True},
+                },
+                "group_1": {"targets": ["Linear"], "format": "pack-quantized", "weights": INT4},
+                "group_2": {
+                    "targets": ["model.layers.1.mlp.up_proj", "model.layers.1.self_attn.q_proj"],
+                    "format": "int-quantized",
+                    "weights": INT8,
+                    "input_activations": None,
+                },
+            },
+        },
+        {
+            "layers.0.mlp.down_proj": "", "lm_head": "", "layers.1.mlp.up_proj": "int8",
+            "layers.1.self_attn.q_proj": "int8", "self_attn": "float channel", "mlp": "packed",
+        },
+        "fp8, 8 bits, channel and packed, 4 bits, groups of 32 and int8, 8 bits, channel",
+    ),
+    "quark": (
+        {
+            "quant_method": "quark",
+            "exclude": ["lm_head"],
+            "global_quant_config": {"weight": {"dtype": "fp8_e4m3", "qscheme": "per_tensor"}},
+            "layer_type_quant_config": {"Linear": {"weight": {"dtype": "fp8_e4m3", "qscheme": "per_channel"}}},
+            "layer_quant_config": {
+                "*.0.mlp.down_proj": {"weight": None},
+                "*.mlp.*": {
+                    "weight": {"dtype": "fp4", "qscheme": "per_group", "group_size": 32, "scale_format": "e8m0"},
+                    "input_tensors": {
+                        "dtype": "fp4", "qscheme": "per_group", "group_size": 32, "scale_format": "e8m0",
+                        "is_dynamic": True,
+                    },
+                },
+            },
+        },
+        {"layers.0.mlp.down_proj": "", "lm_head": "", "mlp": "quark fp4", "self_attn": "quark channel"},
+        "fp8, 8 bits, channel and mxfp4, 4 bits, groups of 32",
+    ),
+}  # fmt: skip
+"""Method -> its configuration, the form of a layer by the first part that its name has, and what that is called."""
+
+
+@pytest.mark.parametrize("name", MIXED)
+def test_layers_of_one_checkpoint_in_several_forms(name: str, tmp_path: Path) -> None:
+    values, forms, called = MIXED[name]
+    oracle = make_mixed(tmp_path, values, lambda layer: next(form for part, form in forms.items() if part in layer))
+    config = ModelConfig.from_path(tmp_path)
+    assert config.quantization is not None
+    assert config.quantization.name == called
+    with torch.no_grad():
+        tokens = oracle.generate(torch.tensor([TOKENS]), max_new_tokens=6, do_sample=False, eos_token_id=None)
+        expected = oracle(tokens).logits[0]
+    model = load_model(config, tmp_path, dtype="float32")
+    got = logits_of(model, tokens[0].tolist())
+    assert (got - expected).abs().max() <= 1e-3 * expected.abs().max()
+    assert torch.equal(got.argmax(1)[len(TOKENS) - 1 : -1], tokens[0, len(TOKENS) :])
+    assert "inputs stay as they are" in model.linear_kernels  # they are meant to be rounded, which no kernel does
+    kept = [layer.stack_weights() for layer in model.linears]
+    kept_bytes = sum(one.nbytes for layer in kept if layer is not None for one in layer if isinstance(one, Tensor))
+    ledger = weight_ledger(config, "float32")
+    assert ledger["attention"] + ledger["MLP"] == pytest.approx(kept_bytes, rel=0.02)
+
+
 @pytest.mark.parametrize("name", FORMATS)
 def test_stored_layers_are_read_to_the_bit(name: str) -> None:
     tensors, restored = quantize(name, torch.randn(64, 256) * 0.1)
@@ -253,7 +352,9 @@ def test_kernels_are_chosen_with_reasons_and_may_be_disabled(tmp_path: Path) -> 
 
     assert load().linear_kernels == "w8a8_linear for 21"
     weight_only = load("w8a8_linear", "int8_linear")
-    assert weight_only.linear_kernels == "grouped_linear for 21 (w8a8_linear: disabled; int8_linear: disabled)"
+    assert weight_only.linear_kernels == (
+        "grouped_linear for 21, inputs stay as they are (w8a8_linear: disabled; int8_linear: disabled)"
+    )
     widened = load("w8a8_linear", "int8_linear", "grouped_linear")
     assert "linear for 21" in widened.linear_kernels
     same = logits_of(weight_only, TOKENS)
@@ -261,6 +362,10 @@ def test_kernels_are_chosen_with_reasons_and_may_be_disabled(tmp_path: Path) -> 
     assert (wanted - same).abs().max() > 1e-4 * same.abs().max()  # inputs were rounded before
     with pytest.raises(ConfigError, match=r"no linear kernel is left .* \(w8a8_linear: disabled; .*enable one"):
         load("w8a8_linear", "int8_linear", "grouped_linear", "linear")
+    tiny_hf_checkpoint(tmp_path / "plain", "llama")
+    plain = ModelConfig.from_path(tmp_path / "plain")
+    online = load_model(plain, tmp_path / "plain", linear_method="w8a8", disabled_linear_kernels=["w8a8_linear"])
+    assert online.linear_kernels == "int8_linear for 21, inputs stay as they are (w8a8_linear: disabled)"
     with pytest.raises(ConfigError, match="no linear kernel 'marlin'; choose of w8a8_linear, int8_linear"):
         load("marlin")
 
@@ -301,6 +406,21 @@ def test_packed_integers_are_read_to_the_bit(bits: int, shape: tuple[int, int]) 
         assert torch.equal(read_awq(**awq(q, zero, scale)).dequantized(), scale[:, plain] * (q - zero[:, plain]))
 
 
+@pytest.mark.parametrize("bits", range(2, 9))
+def test_gptq_of_all_bits_is_read_to_the_bit(bits: int) -> None:
+    """Inputs group by group and in any order, in words and in planes."""
+    q, zero = torch.randint(0, 1 << bits, (64, 96)), torch.randint(1, 1 << bits, (64, 3))
+    scale, plain = torch.rand(64, 3).half().float(), torch.arange(96) // 32
+    for groups in (plain, plain[torch.randperm(96)]):
+        wanted = scale[:, groups] * (q - zero[:, groups])
+        for planes in (False, True) if bits in (2, 3, 4, 8) else (True,):
+            stored = gptq(q, zero, scale, groups, bits, minus=int(not planes), planes=planes)
+            read = read_gptq(**stored, bits=bits, zero_offset=int(not planes), name="x", planes=planes)
+            assert torch.equal(read.dequantized(), wanted)
+    words = gptq(q, zero, scale, plain, bits, planes=True)["qweight"]
+    assert words.shape == (96 * bits // 32, 64)
+
+
 @pytest.mark.parametrize(
     ("config", "message"),
     [
@@ -314,7 +434,11 @@ def test_packed_integers_are_read_to_the_bit(bits: int, shape: tuple[int, int]) 
             "quant_type 'int8_weight_only' of torchao is not",
         ),
         ({"quant_method": "bitblas"}, "quant_method 'bitblas' is not supported; compressed-tensors .* are read"),
-        ({"quant_method": "gptq", "bits": 5, "group_size": 128}, "gptq with 5 bits"),
+        (
+            {"quant_method": "gptq", "bits": 5, "group_size": 128},
+            "gptq with 5 bits in checkpoint_format 'gptq' .5, 6 and 7 bits are in 'gptq_p'.",
+        ),
+        ({"quant_method": "gptq", "bits": 9, "group_size": 128, "checkpoint_format": "gptq_p"}, "gptq with 9 bits"),
         ({"quant_method": "gptq", "bits": 4, "group_size": 48}, "group_size 48"),
         ({"quant_method": "gptq", "bits": 4, "checkpoint_format": "marlin_24"}, "checkpoint_format 'marlin_24'"),
         ({"quant_method": "gptq"}, "bits is missing"),
@@ -331,10 +455,16 @@ def test_packed_integers_are_read_to_the_bit(bits: int, shape: tuple[int, int]) 
         ),
         (ct("pack-quantized", {"num_bits": 2, "type": "int"}), "int2 in format 'pack-quantized'"),
         ({**ct("pack-quantized", INT4), "sparsity_config": {"format": "sparse-24-bitmask"}}, "'sparse-24-bitmask'"),
-        (ct("int-quantized", INT8, input_activations={"num_bits": 4}), "input_activations other than int8"),
+        (ct("int-quantized", INT8, input_activations={"num_bits": 6}), "input_activations in int6"),
+        (ct("int-quantized", INT8, input_activations={"num_bits": 8, "strategy": "row"}), "with strategy 'row'"),
+        ({**CT, "format": "int-quantized", "config_groups": {}}, "config_groups must be an object of groups, is {}"),
         (
-            ct("int-quantized", INT8, input_activations={"num_bits": 8, "dynamic": True, "strategy": "group"}),
-            "input_activations with strategy 'group' and dynamic true",
+            {**CT, "format": "int-quantized", "config_groups": {"a": {"weights": INT8, "targets": ["Embedding"]}}},
+            "config_groups.a: target 'Embedding' .names of layers, .* is not supported",
+        ),
+        (
+            {**CT, "format": "int-quantized", "config_groups": {"a": {"weights": INT8, "targets": "Linear"}}},
+            "config_groups.a.targets must be a list of names, is 'Linear'",
         ),
         ([], "must be an object"),
     ],

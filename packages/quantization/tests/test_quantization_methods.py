@@ -8,7 +8,7 @@ import torch
 from quire_interfaces import ConfigError, LinearMethod
 from quire_ops import OpRequest
 from quire_ops.grouped import dequantize, unblock_groups
-from quire_quantization import linear_method, linear_method_names
+from quire_quantization import head_method, linear_method, linear_method_names
 from quire_testkit.conformance.linear_method import LinearMethodSuite
 
 
@@ -59,8 +59,9 @@ class TestW8A8(LinearMethodSuite):
         method = self.make_method(torch.float32)
         weights = method.make_weights(weight, None)
         assert torch.equal(method.apply(weights, x), x @ weight.T)
-        del weights["input_scale"]  # as an LM head has them
-        assert torch.allclose(method.logits(weights, x + 0.25), (x + 0.25) @ weight.T, rtol=1e-6)
+        head = head_method("w8a8", OpRequest())  # which takes hidden states as they are
+        logits = head.logits(head.make_weights(weight, None), x + 0.25)
+        assert torch.allclose(logits, (x + 0.25) @ weight.T, rtol=1e-6)
 
 
 class _Int4(LinearMethodSuite):

@@ -1,7 +1,7 @@
 """The shared vocabulary of Quire: value types, enums, Protocols and errors. Standard library only."""
 
 from quire_interfaces.adapters import AdapterInfo, AdapterStore
-from quire_interfaces.device import Drafter, Executor, LinearMethod, LogitsProcessor, RequestDrafter, Tensor
+from quire_interfaces.device import Drafter, Executor, LinearMethod, LogitsProcessor, QuantKey, RequestDrafter, Tensor
 from quire_interfaces.errors import (
     CheckpointError,
     ConfigError,
@@ -121,6 +121,7 @@ __all__ = [
     "OverloadedError",
     "PauseState",
     "PrefixCacheMiss",
+    "QuantKey",
     "QuireError",
     "ReasoningSpan",
     "RenderedPrompt",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 from quire_interfaces.step import ModelRunnerOutput, SchedulerOutput
@@ -10,7 +11,7 @@ from quire_interfaces.step import ModelRunnerOutput, SchedulerOutput
 if TYPE_CHECKING:
     from concurrent.futures import Future
 
-__all__ = ["Drafter", "Executor", "LinearMethod", "LogitsProcessor", "RequestDrafter", "Tensor"]
+__all__ = ["Drafter", "Executor", "LinearMethod", "LogitsProcessor", "QuantKey", "RequestDrafter", "Tensor"]
 
 Tensor = Any
 
@@ -74,6 +75,33 @@ class LogitsProcessor(Protocol):
         """
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QuantKey:
+    """The form of a quantized matrix: of a weight, or of the inputs that it is multiplied with."""
+
+    dtype: str
+    """Of the elements: "int4", "int8", "fp8_e4m3", "fp4_e2m1"; "coded" where no kernel takes them as they are."""
+    scale_dtype: str
+    """ "compute" where the compute dtype holds every scale exactly, else "float32" or the name of the dtype."""
+    granularity: str
+    """What shares a scale: "tensor", "channel" (all inputs of an output), "group" (some of them), "block" (of some
+    outputs, too), "token"."""
+    group_size: int | None = None
+    """Inputs of a group."""
+    symmetric: bool = True
+    """There are no zero points."""
+    ordered: bool = True
+    """Inputs of a group lie side by side."""
+    static: bool = False
+    """Of inputs: the checkpoint brings their scales; else they follow from the inputs of each step."""
+
+    def __str__(self) -> str:
+        groups = f"groups of {self.group_size}" if self.granularity == "group" else self.granularity
+        extra = [] if self.symmetric else ["zero points"]
+        fixed = ["from the checkpoint"] if self.static else []
+        return ", ".join([self.dtype, groups, f"{self.scale_dtype} scales", *extra, *fixed])
+
+
 class LinearMethod(Protocol):
     """How a linear layer stores its weight and multiplies with it: plain, int8 or int4 weight-only, ...
 
@@ -81,6 +109,8 @@ class LinearMethod(Protocol):
     """
 
     name: str
+    op: str
+    """The op behind `apply`."""
     logits_op: str
     """The op behind `logits`."""
 

@@ -404,11 +404,10 @@ def _cache_format(dtype: str, network: Network) -> str:
 
 
 def _weight_format(plan: MemoryPlan, model: ModelConfig, network: Network) -> str:
-    stored = model.quantization
+    stored, kernels = model.quantization, network.linear_kernels
     if stored is None:
-        return plan.linear_method
-    kernels = network.linear_kernels
-    return "; ".join(part for part in (stored.name, stored.note, f"by {kernels}" if kernels else "") if part)
+        return f"{plan.linear_method}; by {kernels}" if kernels else plan.linear_method
+    return "; ".join(part for part in (stored.name, stored.notes, f"by {kernels}" if kernels else "") if part)
 
 
 def engine_factory(data: dict[str, Any], report: Report) -> EngineParts:

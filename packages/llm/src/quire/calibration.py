@@ -192,7 +192,7 @@ class Calibrator:
 class _Layer:
     """The linear method of one layer."""
 
-    name, logits_op = "calibrated", "lm_head"
+    name, op, logits_op = "calibrated", "linear", "lm_head"
 
     def __init__(self, layer: Linear, calibrator: Calibrator, plain: LinearMethod) -> None:
         self._layer, self._calibrator, self._plain = layer.name.removesuffix(".weight"), calibrator, plain

@@ -36,6 +36,9 @@ WEIGHT_BYTES: dict[str, Callable[[int, int, int], int]] = {
     "mxfp8": partial(_fp8_bytes, 32),
 }
 """Linear method -> bytes of a weight, as `LinearMethod.weight_bytes` says (a test holds the two together)."""
+_ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
+_ANY_LAYER = "model.layers.0.mlp.up_proj"
+"""Where only shapes are known: a name that is not of a layer that is left out."""
 
 
 def _counted_ledger(config: ModelConfig, element: int, head: int) -> dict[str, int]:
@@ -62,52 +65,67 @@ def weight_ledger(config: ModelConfig, dtype: str, linear_method: str = "plain")
             f"there is no linear method {linear_method!r}; choose one of {', '.join(WEIGHT_BYTES)}",
             field="quantization",
         )
-    element, linear = DTYPE_BYTES[dtype], WEIGHT_BYTES[linear_method]
-    of_head = linear
-    if config.quantization is not None:
-        linear = config.quantization.weight_bytes
+    element, of_head = DTYPE_BYTES[dtype], WEIGHT_BYTES[linear_method]
+    stored = config.quantization
+
+    def linear(name: str, outputs: int, inputs: int) -> int:
+        return of_head(outputs, inputs, element) if stored is None else stored.bytes_of(name, outputs, inputs, element)
+
     # A tied head shares the embedding, but in another form it is a copy of its own.
     is_shared = config.tie_word_embeddings and linear_method == "plain"
     head = 0 if is_shared else of_head(config.vocab_size, config.embedding_width, element)
     if config.stored_parameters is not None:
         return _counted_ledger(config, element, head)
     if isinstance(config, RecurrentConfig | EncoderDecoderConfig):
-        return _listed_ledger(config, element, linear, head)
+        return _listed_ledger(config, element, partial(linear, _ANY_LAYER), head)
     hidden, layers = config.hidden_size, config.num_layers
     query, kv = config.query_size, config.kv_size
-    attention = sum(linear(outputs, inputs, element) for outputs, inputs in attention_shapes(config))
-    attention += element * ((query + 2 * kv) * config.qkv_bias + hidden * config.attention_out_bias)
-    inputs = 2 if config.mlp_gated else 1
+    names = [f"model.layers.{layer}." for layer in range(layers)]
+    shapes = attention_shapes(config)
+    of_attention = _ATTENTION if len(shapes) == len(_ATTENTION) else _ATTENTION[-1:] * len(shapes)
+    attention = sum(
+        linear(f"{name}self_attn.{part}", outputs, inputs)
+        for name in names
+        for part, (outputs, inputs) in zip(of_attention, shapes, strict=True)
+    )
+    attention += layers * element * ((query + 2 * kv) * config.qkv_bias + hidden * config.attention_out_bias)
+    inward = ("gate_proj", "up_proj") if config.mlp_gated else ("up_proj",)
 
-    def mlp(inner: int, *, bias: bool) -> int:
-        matrices = inputs * linear(inner, hidden, element) + linear(hidden, inner, element)
-        return matrices + element * (inputs * inner + hidden) * bias
+    def mlp(name: str, inner: int, *, bias: bool) -> int:
+        matrices = sum(linear(f"{name}.{part}", inner, hidden) for part in inward)
+        matrices += linear(f"{name}.down_proj", hidden, inner)
+        return matrices + element * (len(inward) * inner + hidden) * bias
 
     norms = (layers * config.norms_per_layer + 1) * hidden * (1 + config.norm_bias)
     norms += layers * 2 * config.head_dim * config.qk_norm + config.other_parameters
     ledger = {
         "embedding": config.vocab_size * config.embedding_width * element,
-        "attention": layers * attention,
-        "MLP": layers * mlp(config.intermediate_size, bias=config.mlp_bias),
+        "attention": attention,
+        "MLP": sum(mlp(f"{name}mlp", config.intermediate_size, bias=config.mlp_bias) for name in names),
         "norms": norms * element,
         "LM head": head,
     }
     if isinstance(config, MoEConfig):
-        sparse = sum(config.sparse_layers)
-        shared = mlp(config.shared_intermediate_size, bias=config.mlp_bias) if config.shared_intermediate_size else 0
         routing = (config.num_experts * hidden + config.router_parameters) * element
-        experts = config.num_experts * mlp(config.moe_intermediate_size, bias=config.expert_bias)
-        ledger["MLP"] = (layers - sparse) * mlp(config.intermediate_size, bias=config.mlp_bias) + sparse * shared
-        ledger["experts"] = sparse * (experts + routing)
+        ledger["MLP"] = ledger["experts"] = 0
+        for name, is_sparse in zip(names, config.sparse_layers, strict=True):
+            if not is_sparse:
+                ledger["MLP"] += mlp(f"{name}mlp", config.intermediate_size, bias=config.mlp_bias)
+                continue
+            if config.shared_intermediate_size:
+                ledger["MLP"] += mlp(f"{name}mlp.shared_experts", config.shared_intermediate_size, bias=config.mlp_bias)
+            # The experts of a layer are alike.
+            expert = mlp(f"{name}mlp.experts.0", config.moe_intermediate_size, bias=config.expert_bias)
+            ledger["experts"] += config.num_experts * expert + routing
     return ledger
 
 
 def _listed_ledger(
-    config: RecurrentConfig | EncoderDecoderConfig, element: int, linear: Callable[[int, int, int], int], head: int
+    config: RecurrentConfig | EncoderDecoderConfig, element: int, linear: Callable[[int, int], int], head: int
 ) -> dict[str, int]:
     outer = config.vocab_size * config.hidden_size * element
     parts = {
-        name: sum(count * linear(outputs, inputs, element) for outputs, inputs, count in part.matrices)
+        name: sum(count * linear(outputs, inputs) for outputs, inputs, count in part.matrices)
         + part.others * element
         + part.wide * DTYPE_BYTES["float32"]
         for name, part in config.weights.items()

@@ -18,6 +18,7 @@ from quire_models.module_adapters import place_adapters
 from quire_models.registry import model_class
 from quire_models.weights import LOAD_FORMATS, Progress, load_dummy_weights, load_weights
 from quire_ops import OpRequest
+from quire_quantization import head_method
 from quire_quantization import linear_method as find_linear_method
 from quire_quantization.kernels import check_kernel_names
 
@@ -92,7 +93,8 @@ def build_model(
     scope = Scope(
         dtype=torch_dtype,
         device=torch_device,
-        linear_method=find_linear_method(linear_method, request),
+        linear_method=find_linear_method(linear_method, request, disabled_linear_kernels),
+        head_method=head_method(linear_method, request, disabled_linear_kernels),
         plain_method=find_linear_method("plain", request),
         attention_backend=attention_backend,
         cache_dtype=kv_cache_dtype,
@@ -136,7 +138,7 @@ def load_model(
         block_size: Tokens of the cache's blocks, if that is known: some attention backends take few sizes.
         load_format: Where the weights come from: "auto" or "safetensors", "pt" for PyTorch's own files (tensors only),
             "dummy" for random ones, for which the folder needs no weights.
-        disabled_linear_kernels: Ops that may not multiply with weights of a quantized checkpoint.
+        disabled_linear_kernels: Ops that may not multiply with quantized weights.
         progress: Called as tensors are placed with (bytes so far, bytes of all).
 
     Raises:

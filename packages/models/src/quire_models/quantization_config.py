@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, replace
 
+from quire_interfaces import QuantKey
 from quire_models.gguf.names import COMPRESSED
 
 __all__ = ["QuantizationConfig"]
@@ -15,7 +16,7 @@ __all__ = ["QuantizationConfig"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QuantizationConfig:
-    """How the linear layers of a checkpoint are stored."""
+    """How the linear layers of a checkpoint are stored, or those of some names."""
 
     layout: str
     """A name of `quire_models.layers.stored_layouts.LAYOUTS`."""
@@ -37,20 +38,21 @@ class QuantizationConfig:
     """Of the scale of a tensor's scales (NVFP4)."""
     block_shape: tuple[int, int] | None = None
     """(outputs, inputs) that share a scale."""
+    targets: tuple[str, ...] = ()
+    """Names of the layers that are stored in this form; with "re:" before, a regular expression; all where empty, or
+    with "Linear" among them."""
+    others: tuple[QuantizationConfig, ...] = ()
+    """Further forms, for layers of other `targets`. A name comes before an expression, that before all."""
     ignored: tuple[str, ...] = ()
     """Names of layers that are not quantized; with "re:" before, a regular expression; a suffix or a part counts."""
-    activations: str | None = None
-    """What int8 weights take as inputs: int8 with a "dynamic" scale per token, or a "static" one; None as they come."""
+    inputs: QuantKey | None = None
+    """What inputs are meant to be rounded to; None as they come. Whether they are depends on the kernel."""
     quantizes_head: bool = False
     """The LM head, too, where it is not the embedding."""
     ggml_type: str = ""
     """Of a layer of a GGUF file, a name of `quire_models.gguf.names.COMPRESSED`."""
     ggml_types: tuple[tuple[str, str], ...] = ()
     """Of a GGUF file: (layer, type) of each linear layer."""
-    plain_share: float = 0.0
-    """Of a GGUF file: share of the linear layers' weights that are widened to the compute dtype."""
-    bytes_per_weight: float = 0.0
-    """Of a GGUF file: what the others take in memory."""
     note: str = ""
     """What is done differently from how the checkpoint was meant."""
 
@@ -59,32 +61,54 @@ class QuantizationConfig:
         """For reports: "gptq, 4 bits, groups of 128"."""
         if self.ggml_types:
             return f"gguf, {', '.join(dict.fromkeys(kind for _, kind in self.ggml_types))}"
-        groups = f"groups of {self.group_size}" if self.group_size else self.granularity
-        return f"{self.layout}, {self.bits} bits, {groups}"
+        forms = []
+        for form in (self, *self.others):
+            groups = f"groups of {form.group_size}" if form.group_size else form.granularity
+            forms.append(f"{form.layout}, {form.bits} bits, {groups}")
+        return " and ".join(dict.fromkeys(forms))
+
+    @property
+    def notes(self) -> str:
+        """Those of all forms."""
+        return "; ".join(dict.fromkeys(form.note for form in (self, *self.others) if form.note))
 
     def of_layer(self, layer: str) -> QuantizationConfig | None:
         """How the linear layer of this full name is stored; None as it is."""
         if self.layout == "gguf":
-            kind = dict(self.ggml_types).get(layer, "")
+            kind = _type_of(self.ggml_types, layer)
             bits = COMPRESSED.get(kind)
             return None if bits is None else replace(self, bits=bits, ggml_type=kind, ggml_types=())
-        return self if self.quantizes(layer) else None
+        if self._ignores(layer):
+            return None
+        forms = [(rank, form) for form in (self, *self.others) if (rank := form._rank(layer)) is not None]
+        return min(forms, key=lambda one: one[0])[1] if forms else None
 
-    def quantizes(self, layer: str) -> bool:
-        """Whether the linear layer of this full name is stored in this form."""
+    def _ignores(self, layer: str) -> bool:
         for name in self.ignored:
             if name.startswith("re:"):
                 if re.match(name[3:], layer):
-                    return False
+                    return True
             elif layer == name or layer.startswith(f"{name}.") or f".{name}." in f".{layer}.":
-                return False
-        return True
+                return True
+        return False
 
-    def weight_bytes(self, out_features: int, in_features: int, dtype_bytes: int) -> int:
-        """Bytes that a layer takes once it is loaded, without the bias; scales counted as float32."""
-        if self.layout == "gguf":
-            per_weight = self.plain_share * dtype_bytes + (1 - self.plain_share) * self.bytes_per_weight
-            return round(out_features * in_features * per_weight)
+    def _rank(self, layer: str) -> int | None:
+        """How closely the targets name a layer, the smallest number the closest; None when they do not."""
+        if layer in self.targets:
+            return 0
+        if any(re.match(name[3:], layer) for name in self.targets if name.startswith("re:")):
+            return 1
+        return 2 if not self.targets or "Linear" in self.targets else None
+
+    def bytes_of(self, layer: str, out_features: int, in_features: int, dtype_bytes: int) -> int:
+        """Bytes that the linear layer of this full name takes once it is loaded, without the bias; scales counted as
+        float32."""
+        form = self.of_layer(layer)
+        if form is None:
+            return out_features * in_features * dtype_bytes
+        return form._bytes(out_features, in_features, dtype_bytes)
+
+    def _bytes(self, out_features: int, in_features: int, dtype_bytes: int) -> int:
         if self.layout in ("bitsandbytes4", "torchao-int4", "torchao-int4-tiles") or self.group_size == 16:
             return out_features * in_features * dtype_bytes  # widened
         if self.layout in ("int8", "bitsandbytes8") and self.granularity != "group":
@@ -92,4 +116,14 @@ class QuantizationConfig:
         size = min(self.group_size or 128, 128)
         scales = -(-out_features // 16) * 16 * -(-in_features // size)
         elements = -(-in_features // 128) * 64 if self.bits <= 4 and self.layout != "mxfp4" else in_features
-        return out_features * elements + scales * (4 if self.symmetric else 6)
+        scale_bytes = dtype_bytes if self.layout in ("mxfp4", "mxfp8") else 4  # powers of two fit
+        return out_features * elements + scales * (scale_bytes + (0 if self.symmetric else 2))
+
+
+_OF_EXPERT = re.compile(r"\.experts\.\d+\.")
+
+
+def _type_of(types: tuple[tuple[str, str], ...], layer: str) -> str:
+    """Files keep the experts of a layer in one tensor, of one type."""
+    name = _OF_EXPERT.sub(".experts.", layer)
+    return next((kind for one, kind in types if one == name), "")

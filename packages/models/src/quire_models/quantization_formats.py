@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import fnmatch
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
-from quire_interfaces import CheckpointError
+from quire_interfaces import CheckpointError, QuantKey
 from quire_models.fields import Fields
 from quire_models.gguf.names import COMPRESSED
 from quire_models.quantization_config import QuantizationConfig
@@ -19,8 +20,8 @@ __all__ = ["parse_kv_cache", "parse_quantization"]
 
 _SUPPORTED = (
     "compressed-tensors (int-quantized, float-quantized, naive-quantized, pack-quantized, mxfp4-, mxfp8- and "
-    "nvfp4-pack-quantized), gptq (2, 3, 4 or 8 bits), awq (4 bits, gemm), fp8, modelopt, quark, bitsandbytes, torchao "
-    "(Int8, Float8 and Intx) and GGUF files are read"
+    "nvfp4-pack-quantized), gptq (2, 3, 4 or 8 bits; 2 to 8 as gptq_p), awq (4 bits, gemm), fp8, modelopt, quark, "
+    "bitsandbytes, torchao (Int8, Float8 and Intx) and GGUF files are read"
 )
 _ADVICE = "use a checkpoint in one of these, or the unquantized one with --quantization int8 or int4"
 _GROUP_STEP = 32
@@ -62,7 +63,7 @@ def parse_quantization(config: Fields) -> QuantizationConfig | None:
         "torchao": parse_torchao,
     }
     if method == "mxfp4" and config.get("model_type") == "gpt_oss":
-        return None  # only experts are, and the network unpacks them as they are loaded
+        return _microscaled("mxfp4", ignored=("lm_head",), targets=(r"re:.*\.mlp\.experts\.",))
     if method not in parsers:
         raise _unsupported(source, f"quant_method {method!r}")
     return parsers[method](fields)
@@ -99,8 +100,6 @@ def _gguf(fields: Fields) -> QuantizationConfig | None:
         group_size=32,
         quantizes_head=True,
         ggml_types=tuple(types.items()),
-        plain_share=fields.number("plain_share"),
-        bytes_per_weight=fields.number("bytes_per_weight"),
         note=f"{widened}: widened to the compute dtype when they are loaded" if widened else "",
     )
 
@@ -125,16 +124,20 @@ def _ignored(fields: Fields, name: str) -> tuple[str, ...]:
     return tuple(names)
 
 
+_GPTQ_BITS = {"gptq": (2, 3, 4, 8), "gptq_v2": (2, 3, 4, 8), "gptq_p": (2, 3, 4, 5, 6, 7, 8)}
+"""checkpoint_format -> bits that GPTQModel and AutoGPTQ write in it."""
+
+
 def _gptq(fields: Fields) -> QuantizationConfig:
-    bits = fields.integer("bits")
-    if bits not in (2, 3, 4, 8):
-        raise _unsupported(fields.source, f"gptq with {bits} bits")
-    layout = fields.text("checkpoint_format", default="gptq")
-    if layout not in ("gptq", "gptq_v2"):
+    bits, layout = fields.integer("bits"), fields.text("checkpoint_format", default="gptq")
+    if layout not in _GPTQ_BITS:
         raise _unsupported(fields.source, f"checkpoint_format {layout!r} of gptq")
+    if bits not in _GPTQ_BITS[layout]:
+        wrong = f"gptq with {bits} bits in checkpoint_format {layout!r}"
+        raise _unsupported(fields.source, f"{wrong} (5, 6 and 7 bits are in 'gptq_p')" if 4 < bits < 8 else wrong)
     head = fields.flag("lm_head", default=False)
     return QuantizationConfig(
-        layout="gptq",
+        layout="gptq-planes" if layout == "gptq_p" else "gptq",
         bits=bits,
         group_size=_group_size(fields),
         symmetric=False,
@@ -163,8 +166,12 @@ def _awq(fields: Fields) -> QuantizationConfig:
 def _fp8(fields: Fields) -> QuantizationConfig:
     block = fields.get("weight_block_size")
     ignored = ("lm_head", *_ignored(fields, "modules_to_not_convert"), *_ignored(fields, "ignored_layers"))
+    static = fields.text("activation_scheme", default="dynamic") == "static"
     if block is None:
-        return QuantizationConfig(layout="fp8", bits=8, group_size=None, granularity="tensor", ignored=ignored)
+        inputs = replace(FLOAT8_TENSOR, static=static)
+        return QuantizationConfig(
+            layout="fp8", bits=8, group_size=None, granularity="tensor", ignored=ignored, inputs=inputs
+        )
     return QuantizationConfig(
         layout="fp8",
         bits=8,
@@ -173,6 +180,7 @@ def _fp8(fields: Fields) -> QuantizationConfig:
         block_shape=_block_shape(fields.source, block),
         scale_name="weight_scale_inv",
         ignored=ignored,
+        inputs=QuantKey(dtype="fp8_e4m3", scale_dtype="float32", granularity="group", group_size=128),
     )
 
 
@@ -186,21 +194,35 @@ def _block_shape(source: str, block: Any) -> tuple[int, int]:
 
 def _compressed_tensors(fields: Fields) -> QuantizationConfig:
     groups = fields.get("config_groups")
-    if not isinstance(groups, dict) or len(groups) != 1:
-        raise _unsupported(fields.source, f"{len(groups or {})} config_groups (one is)")
-    (name, group), source = next(iter(groups.items())), fields.source
-    layout = (group.get("format") if isinstance(group, dict) else None) or fields.text("format")
-    weights = group.get("weights") if isinstance(group, dict) else None
+    if not isinstance(groups, dict) or not groups:
+        raise CheckpointError(f"{fields.source}: config_groups must be an object of groups, is {groups!r}")
     sparsity = fields.get("sparsity_config")
     if isinstance(sparsity, dict) and sparsity.get("format", "dense") != "dense":
-        raise _unsupported(source, f"sparsity_config with format {sparsity['format']!r}")
+        raise _unsupported(fields.source, f"sparsity_config with format {sparsity['format']!r}")
+    first, *others = (_config_group(fields, name, group) for name, group in groups.items())
+    return _together(first, others, _ignored(fields, "ignore"))
+
+
+def _together(
+    first: QuantizationConfig, others: list[QuantizationConfig], ignored: tuple[str, ...]
+) -> QuantizationConfig:
+    """Forms for layers of different names in one record."""
+    head = "lm_head" not in ignored and any(form.quantizes_head for form in (first, *others))
+    return replace(first, others=tuple(others), ignored=ignored, quantizes_head=head)
+
+
+def _config_group(fields: Fields, name: str, group: Any) -> QuantizationConfig:
+    source, of_group = fields.source, group if isinstance(group, dict) else {}
+    layout = of_group.get("format") or fields.text("format")
+    weights, targets = of_group.get("weights"), _targets(of_group, f"{source}: config_groups.{name}")
     known = ("pack-quantized", "int-quantized", "float-quantized", "naive-quantized")
     if layout not in (*known, *_MICROSCALED):
         raise _unsupported(source, f"format {layout!r}")
     if not isinstance(weights, dict):
         raise CheckpointError(f"{source}: config_groups.{name}.weights must be an object, is {weights!r}")
     if layout in _MICROSCALED:
-        return _microscaled(_MICROSCALED[layout], weight_name="weight_packed", ignored=_ignored(fields, "ignore"))
+        inputs = _inputs(of_group.get("input_activations"), f"{source}.config_groups.{name}")
+        return _microscaled(_MICROSCALED[layout], weight_name="weight_packed", inputs=inputs, targets=targets)
     of = Fields(weights, f"{source}.config_groups.{name}.weights")
     bits, kind = of.integer("num_bits"), of.text("type", default="int")
     strategy = of.text("strategy", default="tensor")
@@ -210,7 +232,6 @@ def _compressed_tensors(fields: Fields) -> QuantizationConfig:
     if strategy not in ("tensor", "channel", "group", "block"):
         raise _unsupported(source, f"strategy {strategy!r} of weights")
     layout_name = "packed" if packed else "int8" if kind == "int" else "fp8"
-    activations = _activations(group.get("input_activations"), f"{source}.config_groups.{name}", layout_name, strategy)
     return QuantizationConfig(
         layout=layout_name,
         bits=bits,
@@ -219,73 +240,93 @@ def _compressed_tensors(fields: Fields) -> QuantizationConfig:
         activation_order=of.get("actorder") not in (None, False, "weight", "static"),
         granularity=strategy,
         block_shape=_block_shape(of.source, of.get("block_structure")) if strategy == "block" else None,
-        ignored=_ignored(fields, "ignore"),
-        activations=activations,
+        inputs=_inputs(of_group.get("input_activations"), f"{source}.config_groups.{name}"),
+        targets=targets,
         quantizes_head=True,
-        note="activations stay as they are (weight-only)" if group.get("input_activations") and not activations else "",
     )
 
 
-def _activations(values: Any, source: str, layout: str, strategy: str) -> str | None:
-    """How inputs are rounded: "dynamic", "static", or None where they may stay as they are."""
-    if values is None or layout != "int8" or strategy == "group":
+def _targets(group: dict[str, Any], source: str) -> tuple[str, ...]:
+    targets = group.get("targets", ["Linear"])
+    if not isinstance(targets, list) or not targets or not all(isinstance(one, str) and one for one in targets):
+        raise CheckpointError(f"{source}.targets must be a list of names, is {targets!r}")
+    for one in targets:
+        if one[0].isupper() and one != "Linear":
+            raise _unsupported(source, f"target {one!r} (names of layers, expressions behind re: and Linear are)")
+    return tuple(targets)
+
+
+_INPUT_DTYPES = {("int", 8): "int8", ("int", 4): "int4", ("float", 8): "fp8_e4m3", ("float", 4): "fp4_e2m1"}
+FLOAT8_TENSOR = QuantKey(dtype="fp8_e4m3", scale_dtype="float32", granularity="tensor", static=True)
+"""Inputs in fp8 with a scale from the checkpoint."""
+
+
+def _inputs(values: Any, source: str) -> QuantKey | None:
+    """What inputs are meant to be rounded to, as compressed-tensors says it."""
+    if values is None:
         return None
     if not isinstance(values, dict):
         raise CheckpointError(f"{source}.input_activations must be an object, is {values!r}")
     of = Fields(values, f"{source}.input_activations")
-    granularity, dynamic = of.text("strategy", default="tensor"), of.flag("dynamic", default=False)
-    if (of.integer("num_bits"), of.text("type", default="int")) != (8, "int"):
-        raise _unsupported(source, "input_activations other than int8")
-    if not of.flag("symmetric", default=True):
-        return None
-    if granularity != ("token" if dynamic else "tensor"):
-        raise _unsupported(
-            source, f"input_activations with strategy {granularity!r} and dynamic {str(dynamic).lower()}"
-        )
-    return "dynamic" if dynamic else "static"
+    kind = (of.text("type", default="int"), of.integer("num_bits"))
+    if kind not in _INPUT_DTYPES:
+        raise _unsupported(source, f"input_activations in {kind[0]}{kind[1]}")
+    granularity, dynamic = of.text("strategy", default="tensor"), of.get("dynamic")
+    if granularity not in ("tensor", "token", "group", "tensor_group", "block", "channel"):
+        raise _unsupported(source, f"input_activations with strategy {granularity!r}")
+    return QuantKey(
+        dtype=_INPUT_DTYPES[kind],
+        scale_dtype="float32",
+        granularity=granularity.removeprefix("tensor_"),
+        group_size=of.integer("group_size") if "group" in granularity else None,
+        symmetric=of.flag("symmetric", default=True),
+        static=not dynamic,
+    )
 
 
 def _microscaled(
-    layout: str, *, weight_name: str = "weight", ignored: tuple[str, ...], **more: Any
+    layout: str, *, weight_name: str = "weight", ignored: tuple[str, ...] = (), **more: Any
 ) -> QuantizationConfig:
-    """FP4 or FP8 with a scale for a few inputs; inputs, which these formats mean to round as well, stay as they are."""
+    """FP4 or FP8 with a scale for a few inputs."""
     if layout == "nvfp4":
-        more = {
-            "global_scale_name": "weight_global_scale",
-            "note": f"widened to the compute dtype; {_WEIGHT_ONLY}",
-            **more,
-        }
+        more = {"global_scale_name": "weight_global_scale", "note": "widened to the compute dtype", **more}
     return QuantizationConfig(
         layout=layout,
         bits=8 if layout == "mxfp8" else 4,
         group_size=16 if layout == "nvfp4" else 32,
         weight_name="weight" if layout == "mxfp8" else weight_name,
         ignored=ignored,
-        **{"note": _WEIGHT_ONLY, "quantizes_head": "lm_head" not in ignored, **more},
+        quantizes_head="lm_head" not in ignored,
+        **more,
     )
 
 
 def _patterns(fields: Fields, name: str) -> tuple[str, ...]:
     """Names with wildcards, as regular expressions."""
-    return tuple(
-        f"re:{fnmatch.translate(one)}" if "*" in one and not one.startswith("re:") else one
-        for one in _ignored(fields, name)
-    )
+    return tuple(map(_pattern, _ignored(fields, name)))
+
+
+def _pattern(name: str) -> str:
+    return f"re:{fnmatch.translate(name)}" if "*" in name and not name.startswith("re:") else name
 
 
 def _modelopt(fields: Fields) -> QuantizationConfig:
     algorithm = fields.text("quant_algo")
     ignored = (*_patterns(fields, "ignore"), *_patterns(fields, "exclude_modules"))
     if algorithm == "NVFP4":
-        return _microscaled("nvfp4", ignored=ignored, global_scale_name="weight_scale_2")
+        return _microscaled("nvfp4", ignored=ignored, inputs=_NVFP4_INPUTS, global_scale_name="weight_scale_2")
     if algorithm == "MXFP8":
-        return _microscaled("mxfp8", ignored=ignored)
+        return _microscaled("mxfp8", ignored=ignored, inputs=_MXFP8_INPUTS)
     if algorithm != "FP8":
         raise _unsupported(fields.source, f"quant_algo {algorithm!r} of modelopt (FP8, NVFP4 and MXFP8 are)")
-    return _float8_of("tensor", ignored)
+    return _float8_of("tensor", ignored=ignored, inputs=FLOAT8_TENSOR)
 
 
-def _float8_of(granularity: str, ignored: tuple[str, ...]) -> QuantizationConfig:
+_NVFP4_INPUTS = QuantKey(dtype="fp4_e2m1", scale_dtype="fp8_e4m3", granularity="group", group_size=16, static=True)
+_MXFP8_INPUTS = QuantKey(dtype="fp8_e4m3", scale_dtype="e8m0", granularity="group", group_size=32)
+
+
+def _float8_of(granularity: str, *, ignored: tuple[str, ...] = (), inputs: QuantKey | None) -> QuantizationConfig:
     return QuantizationConfig(
         layout="fp8",
         bits=8,
@@ -293,25 +334,66 @@ def _float8_of(granularity: str, ignored: tuple[str, ...]) -> QuantizationConfig
         granularity=granularity,
         ignored=ignored,
         quantizes_head="lm_head" not in ignored,
-        note=_WEIGHT_ONLY,
+        inputs=inputs,
     )
 
 
 def _quark(fields: Fields) -> QuantizationConfig:
-    if fields.get("layer_quant_config") or fields.get("layer_type_quant_config"):
-        raise _unsupported(fields.source, "layer_quant_config (one form for all layers is)")
-    everywhere = fields.get("global_quant_config")
-    weight = everywhere.get("weight") if isinstance(everywhere, dict) else None
+    """One form for all layers, others for layers of some names, and for all linear ones (which that is then)."""
+    by_name, by_type = (fields.get(f"layer{kind}_quant_config") or {} for kind in ("", "_type"))
+    for name, values in (("layer_quant_config", by_name), ("layer_type_quant_config", by_type)):
+        if not isinstance(values, dict):
+            raise CheckpointError(f"{fields.source}: {name} must be an object, is {values!r}")
+    ignored = list(_patterns(fields, "exclude"))
+    linear = next((kind for kind in by_type if kind.rpartition(".")[2].strip("'>") == "Linear"), None)
+    if linear is None:
+        everywhere = _quark_form(fields.get("global_quant_config"), f"{fields.source}.global_quant_config")
+    else:
+        everywhere = _quark_form(by_type[linear], f"{fields.source}.layer_type_quant_config.{linear}")
+    assert everywhere is not None
+    others = []
+    for name, values in by_name.items():
+        form = _quark_form(values, f"{fields.source}.layer_quant_config.{name}", may_be_plain=True)
+        pattern = _pattern(name)
+        if form is None:
+            ignored.append(pattern)
+        else:
+            others.append(replace(form, targets=(pattern,)))
+    return _together(everywhere, others, tuple(ignored))
+
+
+def _quark_form(values: Any, source: str, *, may_be_plain: bool = False) -> QuantizationConfig | None:
+    weight = values.get("weight") if isinstance(values, dict) else None
+    if weight is None and may_be_plain:
+        return None
     if not isinstance(weight, dict):
-        raise CheckpointError(f"{fields.source}: global_quant_config.weight must be an object, is {weight!r}")
-    of = Fields(weight, f"{fields.source}.global_quant_config.weight")
-    dtype, scheme, ignored = of.text("dtype"), of.text("qscheme"), _patterns(fields, "exclude")
+        raise CheckpointError(f"{source}.weight must be an object, is {weight!r}")
+    of = Fields(weight, f"{source}.weight")
+    dtype, scheme, inputs = of.text("dtype"), of.text("qscheme"), _quark_inputs(values.get("input_tensors"), source)
     if dtype == "fp8_e4m3" and scheme in ("per_tensor", "per_channel"):
-        return _float8_of(scheme.removeprefix("per_"), ignored)
+        return _float8_of(scheme.removeprefix("per_"), inputs=inputs)
     layout = {"fp4": "mxfp4", "fp8_e4m3": "mxfp8"}.get(dtype)
     if layout and scheme == "per_group" and of.get("scale_format") == "e8m0" and of.integer("group_size") == 32:
-        return _microscaled(layout, ignored=ignored)
+        return _microscaled(layout, inputs=inputs)
     raise _unsupported(of.source, f"dtype {dtype!r} with qscheme {scheme!r} of quark")
+
+
+def _quark_inputs(values: Any, source: str) -> QuantKey | None:
+    if values is None:
+        return None
+    if not isinstance(values, dict):
+        raise CheckpointError(f"{source}.input_tensors must be an object, is {values!r}")
+    of = Fields(values, f"{source}.input_tensors")
+    dtype, scheme = of.text("dtype"), of.text("qscheme", default="per_tensor").removeprefix("per_")
+    static = not of.flag("is_dynamic", default=False)
+    return QuantKey(
+        dtype={"fp4": "fp4_e2m1"}.get(dtype, dtype),
+        scale_dtype="e8m0" if of.get("scale_format") == "e8m0" else "float32",
+        granularity="token" if scheme == "channel" and not static else scheme,
+        group_size=of.integer("group_size") if scheme == "group" else None,
+        symmetric=of.get("symmetric") is not False,
+        static=static,
+    )
 
 
 def _bitsandbytes(fields: Fields) -> QuantizationConfig:

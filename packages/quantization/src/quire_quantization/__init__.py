@@ -6,6 +6,7 @@ from quire_quantization.methods import (
     Int8WeightOnlyLinear,
     PlainLinear,
     W8A8Linear,
+    head_method,
     linear_method,
     linear_method_names,
 )
@@ -18,6 +19,7 @@ __all__ = [
     "Int8WeightOnlyLinear",
     "PlainLinear",
     "W8A8Linear",
+    "head_method",
     "linear_method",
     "linear_method_names",
 ]

@@ -1,6 +1,7 @@
-"""Which op multiplies with a weight of a checkpoint: kernels say as data what they take, the first to fit serves.
+"""Which op multiplies with a quantized weight: kernels say as data what they take, the first to fit serves.
 
-`QuantKey` is what they are asked: the form of a weight, or of inputs. Knows forms and ops; does not know files.
+`QuantKey` is what they are asked: the form of a weight, and of inputs. Weights of quantized checkpoints and those that
+are quantized while they are loaded are asked for alike. Knows forms and ops; does not know files.
 """
 
 from __future__ import annotations
@@ -12,41 +13,34 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from quire_interfaces import ConfigError
+from quire_interfaces import ConfigError, QuantKey
+from quire_ops import OpRequest, op_table
 from quire_quantization.experts import FUSED
 from quire_quantization.stored import GroupedWeight, exact_scale, grouped_weights
 
-__all__ = ["KERNELS", "KernelChoice", "QuantKey", "WeightKernel", "check_kernel_names", "choose_kernel", "key_of"]
+__all__ = [
+    "INT8_TENSOR",
+    "INT8_TOKENS",
+    "KERNELS",
+    "KernelChoice",
+    "QuantKey",
+    "WeightKernel",
+    "check_kernel_names",
+    "choose_kernel",
+    "key_of",
+]
 
 _ELEMENTS = {torch.int8: "int8", torch.float8_e4m3fn: "fp8_e4m3"}
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class QuantKey:
-    """The form of a quantized matrix."""
-
-    dtype: str
-    """Of the elements: "int4", "int8", "fp8_e4m3"; "coded" where no kernel multiplies with them as they are."""
-    scale_dtype: str
-    """ "compute" where the compute dtype holds every scale exactly, else "float32"."""
-    granularity: str
-    """What shares a scale: "tensor", "channel" (all inputs of an output), "group" (some of them), "token"."""
-    group_size: int | None = None
-    """Inputs of a group."""
-    symmetric: bool = True
-    """There are no zero points."""
-    ordered: bool = True
-    """Inputs of a group lie side by side."""
-
-    def __str__(self) -> str:
-        groups = f"groups of {self.group_size}" if self.granularity == "group" else self.granularity
-        extra = [] if self.symmetric else ["zero points"]
-        return ", ".join([self.dtype, groups, f"{self.scale_dtype} scales", *extra])
+INT8_TOKENS = QuantKey(dtype="int8", scale_dtype="float32", granularity="token")
+"""Inputs rounded to int8, each with a scale of its own."""
+INT8_TENSOR = QuantKey(dtype="int8", scale_dtype="float32", granularity="tensor", static=True)
+"""The same with one scale, which the checkpoint brings."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WeightKernel:
-    """What an op takes; None for everything."""
+    """What an op takes; None for everything. On which devices and in which dtypes, its backends say (`OpBackend`)."""
 
     op: str
     dtypes: frozenset[str] | None = None
@@ -55,8 +49,10 @@ class WeightKernel:
     """Groups are 32, 64 or multiples of 128 inputs where it is 32."""
     float32_scales: bool = True
     zero_points: bool = True
-    rounded_inputs: bool = False
-    """It takes inputs that are rounded to int8; the others take them as they come."""
+    inputs: tuple[QuantKey, ...] = ()
+    """What it rounds inputs to, where it does not take them as they come."""
+    most_inputs: int | None = None
+    """Of an output."""
     make: Callable[[GroupedWeight, torch.dtype, str], dict[str, Tensor]]
     """(weight, compute dtype, name of the layer) -> what the op is given."""
     arguments: tuple[str, ...] = ("weight", "scale")
@@ -73,11 +69,14 @@ class WeightKernel:
             return ops("lm_head")(x, *given) if logits else ops("linear")(x, *given, weights.get("bias"))
         return ops(self.op)(x, *given, None if logits else weights.get("bias"), wide=logits)
 
-    def reason_against(self, weight: QuantKey, inputs: QuantKey | None) -> str:
-        """Why it does not take a weight, and inputs (None: as they come); empty when it does."""
-        size = weight.group_size or 128
+    def reason_against(self, weight: QuantKey, inputs: QuantKey | None, request: OpRequest) -> str:
+        """Why it does not take a weight, and inputs (None: as they come), on the request's device in its dtype; empty
+        when it does."""
+        size, in_features = weight.group_size or 128, request.sizes.get("in_features", 1)
+        taken = "inputs in " + " or ".join(map(str, self.inputs))
         reasons = (
-            (self.rounded_inputs and inputs is None, "inputs stay as they are"),
+            (bool(self.inputs) and inputs is None, "inputs stay as they are"),
+            (bool(self.inputs) and inputs not in self.inputs, f"takes {taken}, not in {inputs}"),
             (self.dtypes is not None and weight.dtype not in self.dtypes, f"takes no {weight.dtype}"),
             (not self.zero_points and not weight.symmetric, "takes no zero points"),
             (
@@ -85,9 +84,20 @@ class WeightKernel:
                 f"takes no scales by {weight.granularity}",
             ),
             (size % self.group_step or (size > 128 and size % 128) or size == 96, f"takes no groups of {size}"),
-            (not self.float32_scales and weight.scale_dtype == "float32", "takes scales of the compute dtype only"),
+            (not self.float32_scales and weight.scale_dtype != "compute", "takes scales of the compute dtype only"),
+            (
+                self.most_inputs is not None and in_features > self.most_inputs,
+                f"takes at most {self.most_inputs} inputs, not {in_features}",
+            ),
         )
-        return next((text for applies, text in reasons if applies), "")
+        return next((text for applies, text in reasons if applies), "") or self._reason_on_device(request)
+
+    def _reason_on_device(self, request: OpRequest) -> str:
+        try:
+            backend = op_table().choose(self.op, request)[0]
+        except ConfigError as error:
+            return str(error)
+        return f"only the reference computes it on {request.device}" if backend.name == "reference" else ""
 
 
 class KernelChoice(NamedTuple):
@@ -96,6 +106,14 @@ class KernelChoice(NamedTuple):
     kernel: WeightKernel
     against: tuple[tuple[str, str], ...]
     """(op, why not) of those before it."""
+    inputs: QuantKey | None = None
+    """What inputs were meant to be rounded to."""
+
+    def report(self, count: int) -> str:
+        """For so many layers: "grouped_linear for 14 (int8_linear: takes no int4)"."""
+        reasons = "; ".join(f"{op}: {reason}" for op, reason in self.against)
+        stay = ", inputs stay as they are" if self.inputs is not None and not self.kernel.inputs else ""
+        return f"{self.kernel.op} for {count}{stay}" + (f" ({reasons})" if reasons else "")
 
 
 def _one_scale(weight: GroupedWeight, dtype: torch.dtype, name: str) -> dict[str, Tensor]:
@@ -119,7 +137,8 @@ KERNELS = (
         granularities=_BY_OUTPUT,
         float32_scales=False,
         zero_points=False,
-        rounded_inputs=True,
+        inputs=(INT8_TOKENS, INT8_TENSOR),
+        most_inputs=131072,  # whose products, of at most 127 x 128, a sum in int32 holds
         make=_one_scale,
         arguments=("weight", "scale", "input_scale"),
     ),
@@ -157,17 +176,25 @@ def key_of(weight: GroupedWeight, dtype: torch.dtype) -> QuantKey:
     )
 
 
-def choose_kernel(weight: QuantKey, inputs: QuantKey | None, disabled: Collection[str]) -> KernelChoice:
+def choose_kernel(
+    weight: QuantKey, inputs: QuantKey | None, request: OpRequest, disabled: Collection[str] = ()
+) -> KernelChoice:
     """The first kernel that takes the weight and is not disabled.
+
+    Args:
+        inputs: What they are meant to be rounded to; None for as they come. A kernel that takes them as they come may
+            serve all the same.
+        request: Device and compute dtype, with the sizes in_features and out_features.
+        disabled: Ops that may not serve.
 
     Raises:
         ConfigError: None is left.
     """
     against: list[tuple[str, str]] = []
     for kernel in KERNELS:
-        reason = "disabled" if kernel.op in disabled else kernel.reason_against(weight, inputs)
+        reason = "disabled" if kernel.op in disabled else kernel.reason_against(weight, inputs, request)
         if not reason:
-            return KernelChoice(kernel, tuple(against))
+            return KernelChoice(kernel, tuple(against), inputs)
         against.append((kernel.op, reason))
     reasons = "; ".join(f"{op}: {reason}" for op, reason in against)
     raise ConfigError(

@@ -1,27 +1,33 @@
 """Linear methods: how a linear layer keeps its weight and multiplies with it.
 
-Knows weights and ops; does not know layers, checkpoints or networks. A method is stateless; the layer owns the tensors.
+Each says as a `QuantKey` what it makes of a weight; which op multiplies with that is decided once, as for quantized
+checkpoints (`quire_quantization.kernels`). Knows weights and ops; does not know layers, checkpoints or networks. A
+method is stateless; the layer owns the tensors.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import partial
+from collections.abc import Callable, Collection
+from functools import cache, partial
 
 import torch
 from torch import Tensor
 
-from quire_interfaces import ConfigError, LinearMethod
+from quire_interfaces import ConfigError, LinearMethod, QuantKey
 from quire_ops import OpRequest, bind
-from quire_ops.grouped import GROUP_SIZES, block_groups, pack_int4
-from quire_quantization.stored import exact_scale
+from quire_ops.grouped import GROUP_SIZES, block_groups, group_size_of, pack_int4, unblock_groups, unpack_int4
+from quire_quantization.kernels import INT8_TOKENS, KernelChoice, choose_kernel
+from quire_quantization.stored import GroupedWeight, exact_scale
 
 __all__ = [
     "Float8WeightOnlyLinear",
     "Int4WeightOnlyLinear",
     "Int8WeightOnlyLinear",
     "PlainLinear",
+    "QuantizedLinear",
+    "ServedLinear",
     "W8A8Linear",
+    "head_method",
     "linear_method",
     "linear_method_names",
 ]
@@ -37,7 +43,7 @@ _SHRINKS = (1.0, 0.93, 0.86, 0.79)
 class PlainLinear:
     """The weight as loaded."""
 
-    name = "plain"
+    name, op = "plain", "linear"
     logits_op = "lm_head"
 
     def __init__(self, request: OpRequest) -> None:
@@ -63,14 +69,33 @@ class PlainLinear:
         return out_features * in_features * dtype_bytes
 
 
-class Int8WeightOnlyLinear:
+class QuantizedLinear:
+    """A weight that is quantized while it is loaded: what its methods have in common."""
+
+    name: str
+    op: str
+    """That multiplies with the weight in the form in which it is made; so do `logits`."""
+    logits_op: str
+    key: QuantKey
+    inputs: QuantKey | None = None
+    """What inputs are rounded to; None as they come."""
+    choice: KernelChoice | None = None
+    """What serves, and why nothing before it does."""
+
+    def make_weights(self, weight: Tensor, bias: Tensor | None) -> dict[str, Tensor]:
+        """See `LinearMethod`."""
+        raise NotImplementedError
+
+
+class Int8WeightOnlyLinear(QuantizedLinear):
     """The weight in int8 with one symmetric scale per output, max |weight[o]| / 127; activations as they are.
 
     Rounded to nearest: absmax quantization of each row (LLM.int8(), Dettmers et al. 2022, sec. 2.1).
     """
 
     name = "int8"
-    logits_op = "int8_linear"
+    op = logits_op = "int8_linear"
+    key = QuantKey(dtype="int8", scale_dtype="compute", granularity="channel")
 
     def __init__(self, request: OpRequest) -> None:
         self._linear = bind("int8_linear", request)
@@ -111,7 +136,8 @@ class W8A8Linear(Int8WeightOnlyLinear):
     outliers.
     """
 
-    name = "w8a8"
+    name, op = "w8a8", "w8a8_linear"
+    inputs = INT8_TOKENS
 
     def __init__(self, request: OpRequest) -> None:
         super().__init__(request)
@@ -129,10 +155,7 @@ class W8A8Linear(Int8WeightOnlyLinear):
         return out
 
     def logits(self, weights: dict[str, Tensor], x: Tensor) -> Tensor:
-        """x [N, in_features] -> [N, out_features] float32, without a bias; tokens as they are where weights have no
-        "input_scale"."""
-        if "input_scale" not in weights:
-            return super().logits(weights, x)
+        """x [N, in_features] -> [N, out_features] float32, without a bias."""
         out: Tensor = self._both_int8(x, weights["weight"], weights["scale"], weights["input_scale"], None, wide=True)
         return out
 
@@ -141,7 +164,7 @@ class W8A8Linear(Int8WeightOnlyLinear):
         return super().weight_bytes(out_features, in_features, dtype_bytes) + 4
 
 
-class Int4WeightOnlyLinear:
+class Int4WeightOnlyLinear(QuantizedLinear):
     """The weight in int4 with one symmetric scale for each group of inputs of an output; activations as they are.
 
     Rounded to nearest. A group's weight of the largest magnitude becomes -8, or more than that: of a few scales the one
@@ -149,9 +172,10 @@ class Int4WeightOnlyLinear:
     3.1, the range by mean squared error).
     """
 
-    logits_op = "grouped_linear"
+    op = logits_op = "grouped_linear"
 
     def __init__(self, request: OpRequest, *, group_size: int) -> None:
+        self.key = QuantKey(dtype="int4", scale_dtype="compute", granularity="group", group_size=group_size)
         self.name = "int4" if group_size == GROUP_SIZES[0] else f"int4-g{group_size}"
         self.group_size = group_size
         self._linear = bind("grouped_linear", request)
@@ -197,7 +221,7 @@ class Int4WeightOnlyLinear:
         return out_features * -(-in_features // 128) * 64 + -(-out_features // 16) * 16 * groups * dtype_bytes
 
 
-class Float8WeightOnlyLinear:
+class Float8WeightOnlyLinear(QuantizedLinear):
     """The weight in fp8 e4m3, rounded to nearest; activations as they are.
 
     With one scale per output, max |weight[o]| / 448 (Micikevicius et al. 2022, "FP8 Formats for Deep Learning"); or, of
@@ -205,9 +229,13 @@ class Float8WeightOnlyLinear:
     Microscaling Formats 1.0, sec. 6.3).
     """
 
-    logits_op = "grouped_linear"
+    op = logits_op = "grouped_linear"
 
     def __init__(self, request: OpRequest, *, group_size: int | None = None) -> None:
+        # A power of two may be too small for float16.
+        scale = "float32" if group_size is not None and request.dtype == torch.float16 else "compute"
+        granularity = "channel" if group_size is None else "group"
+        self.key = QuantKey(dtype="fp8_e4m3", scale_dtype=scale, granularity=granularity, group_size=group_size)
         self.name = "fp8" if group_size is None else "mxfp8"
         self.group_size = group_size
         self._linear = bind("grouped_linear", request)
@@ -253,6 +281,53 @@ class Float8WeightOnlyLinear:
         return out_features * in_features + -(-out_features // 16) * 16 * groups * dtype_bytes
 
 
+class ServedLinear:
+    """A method whose weight another op multiplies with than the one that its form was made for."""
+
+    def __init__(self, method: QuantizedLinear, choice: KernelChoice, request: OpRequest) -> None:
+        """Args:
+        choice: A kernel that takes inputs as they come.
+        """
+        self.name, self.choice, self._method = method.name, choice, method
+        self.op = choice.kernel.op
+        self.logits_op = "lm_head" if self.op == "linear" else self.op
+        self._ops = cache(lambda op: bind(op, request))
+
+    def make_weights(self, weight: Tensor, bias: Tensor | None) -> dict[str, Tensor]:
+        """The numbers that the method makes of the weight, as the other op takes them."""
+        grouped = _as_grouped(self._method.make_weights(weight, None), weight.shape[1])
+        weights = self.choice.kernel.make(grouped, weight.dtype, self.name)
+        return weights if bias is None else {**weights, "bias": bias}
+
+    def apply(self, weights: dict[str, Tensor], x: Tensor) -> Tensor:
+        """x [N, in_features] -> [N, out_features]."""
+        return self.choice.kernel.multiply(self._ops, weights, x, logits=False)
+
+    def logits(self, weights: dict[str, Tensor], x: Tensor) -> Tensor:
+        """x [N, in_features] -> [N, out_features] float32, without a bias."""
+        return self.choice.kernel.multiply(self._ops, weights, x, logits=True)
+
+    def weight_bytes(self, out_features: int, in_features: int, dtype_bytes: int) -> int:
+        """Of the weight widened; of int8 and fp8 in groups as `Float8WeightOnlyLinear` counts them."""
+        if self.op == "linear":
+            return out_features * in_features * dtype_bytes
+        if self.op == "int8_linear":
+            return out_features * (in_features + dtype_bytes)
+        groups = -(-in_features // (self._method.key.group_size or GROUP_SIZES[0]))
+        return out_features * in_features + -(-out_features // 16) * 16 * groups * dtype_bytes
+
+
+def _as_grouped(weights: dict[str, Tensor], inputs: int) -> GroupedWeight:
+    """What a method made of a weight [O, inputs]."""
+    weight, scale = weights["weight"], weights["scale"]
+    if scale.ndim == 1:
+        return GroupedWeight(weight, scale[:, None], None)
+    packed = weight.dtype == torch.uint8
+    elements = unpack_int4(weight, inputs) if packed else weight
+    size = group_size_of(inputs, scale.shape[1])
+    return GroupedWeight(elements, unblock_groups(scale, len(weight)), None, group_size=size, bits=4 if packed else 8)
+
+
 def _elements(groups: Tensor, scale: Tensor) -> Tensor:
     # A group of zeros (or one so small that its scale is rounded to zero) is kept as zeros.
     return groups.div(torch.where(scale == 0, torch.inf, scale)).round_().clamp_(-8, 7)
@@ -275,11 +350,20 @@ def linear_method_names() -> tuple[str, ...]:
     return tuple(_METHODS)
 
 
-def linear_method(name: str, request: OpRequest) -> LinearMethod:
-    """The method called `name`, its ops bound for `request`.
+def head_method(name: str, request: OpRequest, disabled: Collection[str] = ()) -> LinearMethod:
+    """The method of an LM head where linear layers have the one called `name`: hidden states reach it as they are.
+    Raises as `linear_method` does."""
+    return linear_method("int8" if name == W8A8Linear.name else name, request, disabled)
+
+
+def linear_method(name: str, request: OpRequest, disabled: Collection[str] = ()) -> LinearMethod:
+    """The method called `name`, its ops chosen and bound for `request`.
+
+    Args:
+        disabled: Ops that may not multiply with quantized weights; others do, which may take more memory.
 
     Raises:
-        ConfigError: There is no such method; the message lists the choices.
+        ConfigError: There is no such method, or no op is left for it; the message lists the choices.
     """
     if name not in _METHODS:
         raise ConfigError(
@@ -287,4 +371,11 @@ def linear_method(name: str, request: OpRequest) -> LinearMethod:
             "('plain' keeps the weights as the checkpoint has them)",
             field="quantization",
         )
-    return _METHODS[name](request)
+    method = _METHODS[name](request)
+    if not isinstance(method, QuantizedLinear):
+        return method
+    choice = choose_kernel(method.key, method.inputs, request, disabled)
+    if choice.kernel.op != method.op:
+        return ServedLinear(method, choice, request)
+    method.choice = choice
+    return method

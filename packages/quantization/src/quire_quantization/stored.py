@@ -3,6 +3,8 @@
 Layouts (packed integers are int32, the first number in the lowest bits):
 - gptq: qweight [I * bits / 32, O] packed along inputs, qzeros [G, O * bits / 32], scales [G, O], g_idx [I]
   (AutoGPTQ's `QuantLinear`, whose first version stores zero points one smaller).
+- gptq planes: the same, of each 32 numbers first their lower bits, then the others: 5 bits are 4 and 1, 6 are 4 and 2,
+  7 are 4, 2 and 1, 3 are 2 and 1 (GPTQModel's format gptq_p).
 - awq: qweight [I, O / 8] and qzeros [G, O / 8], of each 8 outputs in the order 0 2 4 6 1 3 5 7, scales [G, O]
   (AutoAWQ's `WQLinear_GEMM`).
 - packed: compressed-tensors' weight_packed [O, I * bits / 32] of numbers with 2^(bits - 1) added, weight_scale [O, G],
@@ -30,6 +32,7 @@ __all__ = [
     "read_int8",
     "read_packed",
     "unpack_int32",
+    "unpack_planes",
 ]
 
 AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
@@ -75,6 +78,21 @@ def unpack_int32(packed: Tensor, bits: int, dim: int) -> Tensor:
     return numbers.flatten(-2).movedim(-1, dim)
 
 
+_PLANES = {2: (2,), 3: (2, 1), 4: (4,), 5: (4, 1), 6: (4, 2), 7: (4, 2, 1), 8: (8,)}
+"""Bits of a number -> bits of each plane, the lowest first."""
+
+
+def unpack_planes(packed: Tensor, bits: int, dim: int) -> Tensor:
+    """packed int32 in planes -> int32 numbers from 0, `32 / bits` times as many along `dim`: 32 in `bits` words."""
+    words = packed.movedim(dim, -1).unflatten(-1, (-1, bits))
+    numbers, first = torch.zeros(*words.shape[:-1], 32, dtype=torch.int32), 0
+    for width in _PLANES[bits]:
+        plane = unpack_int32(words[..., first : first + width], width, -1)
+        numbers |= plane << first
+        first += width
+    return numbers.flatten(-2).movedim(-1, dim)
+
+
 def pack_int32(numbers: Tensor, bits: int) -> Tensor:
     """numbers [O, I] from 0 -> [O, ceil(I * bits / 32)] int32; what `unpack_int32` takes along dim 1."""
     count = 32 // bits
@@ -84,12 +102,13 @@ def pack_int32(numbers: Tensor, bits: int) -> Tensor:
 
 
 def read_gptq(
-    qweight: Tensor, qzeros: Tensor, scales: Tensor, g_idx: Tensor | None, *, bits: int, zero_offset: int, name: str
-) -> GroupedWeight:
+    qweight: Tensor, qzeros: Tensor, scales: Tensor, g_idx: Tensor | None, *,
+    bits: int, zero_offset: int, name: str, planes: bool = False,
+) -> GroupedWeight:  # fmt: skip
     """See above. `name` of the layer, for messages."""
-    middle = 1 << (bits - 1)
-    elements = (unpack_int32(qweight, bits, 0) - middle).to(torch.int8).T.contiguous()
-    zero = (unpack_int32(qzeros, bits, 1) + zero_offset - middle).to(torch.int16).T.contiguous()
+    middle, unpack = 1 << (bits - 1), unpack_planes if planes else unpack_int32
+    elements = (unpack(qweight, bits, 0) - middle).to(torch.int8).T.contiguous()
+    zero = (unpack(qzeros, bits, 1) + zero_offset - middle).to(torch.int16).T.contiguous()
     return _in_order(GroupedWeight(elements, scales.T.contiguous(), _or_none(zero), bits=bits), g_idx, name)
 
 

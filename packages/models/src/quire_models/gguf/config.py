@@ -8,7 +8,7 @@ from typing import Any
 
 from quire_interfaces import CheckpointError
 from quire_models.gguf.header import GgufHeader
-from quire_models.gguf.names import COMPRESSED, checkpoint_name, is_linear, stays_compressed
+from quire_models.gguf.names import COMPRESSED, checkpoint_name, is_linear
 
 __all__ = ["GGUF_ARCHITECTURES", "config_values"]
 
@@ -176,28 +176,13 @@ def _gemma(meta: dict[str, Any], name: str, values: dict[str, Any]) -> dict[str,
 
 
 def _quantization(header: GgufHeader, architecture: str) -> dict[str, Any]:
-    """Type of each linear layer, and what that takes once it is loaded."""
+    """Type of each linear layer; experts that lie in one tensor have one entry."""
     types: dict[str, str] = {}
-    plain = compressed = num_bytes = 0.0
     tied = "output.weight" not in header.tensors
     for tensor in header.tensors.values():
         name = checkpoint_name(tensor.name, architecture)
         if tied and name == "model.embed_tokens.weight" and tensor.kind in COMPRESSED:
             name = "lm_head.weight"  # as a copy of its own; the embedding is widened
-        if not is_linear(name):
-            continue
-        types[name.removesuffix(".weight")] = tensor.kind
-        size = math.prod(tensor.shape)
-        if name == "lm_head.weight":
-            continue
-        if stays_compressed(name, tensor.kind):
-            compressed += size
-            num_bytes += size * (COMPRESSED[tensor.kind] / 8 + 4 / 32)
-        else:
-            plain += size
-    return {
-        "quant_method": "gguf",
-        "types": types,
-        "plain_share": plain / max(1.0, plain + compressed),
-        "bytes_per_weight": num_bytes / max(1.0, compressed),
-    }
+        if is_linear(name):
+            types[name.removesuffix(".weight")] = tensor.kind
+    return {"quant_method": "gguf", "types": types}

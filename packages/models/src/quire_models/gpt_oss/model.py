@@ -6,15 +6,13 @@ expert, I width of the network.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
 
-import torch
 from torch import Tensor
 
 from quire_attention import ForwardBatch
 from quire_models.gpt_oss.config import GptOssConfig
-from quire_models.gpt_oss.mxfp4 import dequantize_mxfp4
 from quire_models.layers.causal_lm import CausalLM
 from quire_models.layers.decoder import PreNormDecoderLayer
 from quire_models.layers.linear import Linear
@@ -73,12 +71,13 @@ def make_moe(config: GptOssConfig, scope: Scope) -> SparseMoE:
         limit=config.swiglu_limit,
         bias=True,
     )
-    _accept_transposed(experts, scope / "experts", config)
-    _accept_mxfp4(experts, scope / "experts")
+    _accept_transposed(scope / "experts", config)
+    if scope.quantization is not None:
+        _accept_mxfp4(scope / "experts", config)
     return SparseMoE(router, experts)
 
 
-def _accept_transposed(experts: FusedExperts, scope: Scope, config: GptOssConfig) -> None:
+def _accept_transposed(scope: Scope, config: GptOssConfig) -> None:
     """Files have [E, I, 2 M] and [E, M, I], inputs first, and gate and up by turns."""
     num, size, inner = config.num_experts, config.hidden_size, config.moe_intermediate_size
 
@@ -100,46 +99,25 @@ def _accept_transposed(experts: FusedExperts, scope: Scope, config: GptOssConfig
     scope.packed("down_proj_bias", (num, size), split_down)
 
 
-def _accept_mxfp4(experts: FusedExperts, scope: Scope) -> None:
-    """Or [E, 2 M, I / 32, 16] and [E, I, M / 32, 16] in MXFP4, outputs first, with their scales; unpacked here."""
-    (inner, size), num = experts.gate[0].shape, len(experts.gate)
+def _accept_mxfp4(scope: Scope, config: GptOssConfig) -> None:
+    """Or [E, 2 M, I / 32, 16] and [E, I, M / 32, 16] in MXFP4, outputs first, with their scales."""
+    num, size, inner = config.num_experts, config.hidden_size, config.moe_intermediate_size
 
-    def gate_up(expert: int, matrix: Tensor) -> Iterator[tuple[str, Tensor]]:
-        yield experts.gate[expert].name, matrix[0::2].contiguous()
-        yield experts.up[expert].name, matrix[1::2].contiguous()
+    def split_gate_up(tensor: Tensor, kind: str) -> Iterator[tuple[str, Tensor]]:
+        for expert, stored in enumerate(tensor):
+            yield f"{scope.prefix}{expert}.gate_proj.{kind}", stored[0::2].flatten(1)
+            yield f"{scope.prefix}{expert}.up_proj.{kind}", stored[1::2].flatten(1)
 
-    def down(expert: int, matrix: Tensor) -> Iterator[tuple[str, Tensor]]:
-        yield experts.down[expert].name, matrix
+    def split_down(tensor: Tensor, kind: str) -> Iterator[tuple[str, Tensor]]:
+        for expert, stored in enumerate(tensor):
+            yield f"{scope.prefix}{expert}.down_proj.{kind}", stored.flatten(1)
 
     for name, outputs, inputs, split in (
-        ("gate_up_proj", 2 * inner, size, gate_up),
-        ("down_proj", size, inner, down),
+        ("gate_up_proj", 2 * inner, size, split_gate_up),
+        ("down_proj", size, inner, split_down),
     ):
-        halves = _Halves(outputs, inputs, split)
-        groups = -(-inputs // 32)
-        scope.packed(f"{name}_blocks", (num, outputs, groups, 16), partial(halves.take, "blocks"))
-        scope.packed(f"{name}_scales", (num, outputs, groups), partial(halves.take, "scales"))
-
-
-class _Halves:
-    """Elements and scales of matrices in MXFP4, which are two tensors in the file: whichever comes first waits."""
-
-    def __init__(self, outputs: int, inputs: int, split: Callable[[int, Tensor], Iterator[tuple[str, Tensor]]]) -> None:
-        self._shape = (outputs, inputs)
-        self._split = split
-        self._held: dict[str, Tensor] = {}
-
-    def take(self, kind: str, tensor: Tensor) -> Iterator[tuple[str, Tensor]]:
-        """The experts' matrices, one at a time, once both tensors are here."""
-        if tensor.is_meta:  # only the names are asked for
-            for expert in range(len(tensor)):
-                yield from self._split(expert, torch.empty(self._shape, device="meta"))
-            return
-        self._held[kind] = tensor
-        if len(self._held) == 2:
-            blocks, scales = self._held.pop("blocks"), self._held.pop("scales")
-            for expert in range(len(blocks)):
-                yield from self._split(expert, dequantize_mxfp4(blocks[expert], scales[expert]))
+        scope.packed(f"{name}_blocks", (num, outputs, inputs // 32, 16), partial(split, kind="weight"))
+        scope.packed(f"{name}_scales", (num, outputs, inputs // 32), partial(split, kind="weight_scale"))
 
 
 def make_gpt_oss_layer(config: GptOssConfig, layer: int, scope: Scope) -> PreNormDecoderLayer:

@@ -162,7 +162,7 @@ class LMHead:
         self._bias_parameter = scope.parameter("bias", vocab_size) if bias else None
         self._bias: Tensor | None = None
         stored = scope.stored_head(vocab_size, size, tied=tied_to is not None)
-        self._method = stored or scope.linear_method
+        self._method = stored or scope.head_method
         self._argmax = scope.op("lm_head_argmax")
         scope.op(self._method.logits_op)  # for the record of chosen backends
         self._embedding = None if stored else tied_to
@@ -191,7 +191,6 @@ class LMHead:
         else:
             weight = tensors["weight"] if "weight" in tensors else self._shared()
             self._weights = self._method.make_weights(weight, None)
-        self._weights.pop("input_scale", None)  # hidden states reach the head as they are
         if self._bias_parameter is not None:
             self._bias = self._bias_parameter.take().float()
 

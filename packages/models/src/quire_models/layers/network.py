@@ -15,6 +15,7 @@ from quire_models.config import ModelConfig
 from quire_models.layers.linear import Linear
 from quire_models.layers.scope import Packed, Parameter, Scope
 from quire_ops import DecodeRows, RunDecode
+from quire_quantization.methods import QuantizedLinear, ServedLinear
 
 __all__ = ["Network"]
 
@@ -87,14 +88,14 @@ class Network:
 
     @property
     def linear_kernels(self) -> str:
-        """What multiplies with the layers that are quantized in the checkpoint, for how many of them, and why nothing
-        before it in order does: "grouped_linear for 14 (int8_linear: takes no int4)". Empty where there are none."""
+        """What multiplies with the layers that are quantized, in the checkpoint or while they are loaded, for how many
+        of them, and why nothing before it in order does: "grouped_linear for 14 (int8_linear: takes no int4)". Empty
+        where there are none."""
+        method = self._scope.linear_method
+        if isinstance(method, QuantizedLinear | ServedLinear) and method.choice is not None:
+            return method.choice.report(len(self._scope.linears))
         counts = Counter(method.choice for method in self._scope.stored if method.choice is not None)
-        parts = []
-        for choice, count in counts.items():
-            reasons = "; ".join(f"{op}: {reason}" for op, reason in choice.against)
-            parts.append(f"{choice.kernel.op} for {count}" + (f" ({reasons})" if reasons else ""))
-        return ", ".join(parts)
+        return ", ".join(choice.report(count) for choice, count in counts.items())
 
     @property
     def expert_methods(self) -> str:

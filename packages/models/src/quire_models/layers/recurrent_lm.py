@@ -11,10 +11,6 @@ __all__ = ["RecurrentLM"]
 ELEMENTWISE = frozenset({"embedding", "rotary_embedding"})
 """Ops that copy numbers or act on each alone, with operations that round one way: alike in every backend."""
 
-LINEAR_OPS = {"plain": "linear", "int8": "int8_linear", "w8a8": "w8a8_linear"} | dict.fromkeys(
-    ("int4", "int4-g64", "int4-g32", "fp8", "mxfp8"), "grouped_linear"
-)
-
 
 class RecurrentLM(DecoderLM):
     """See `DecoderLM`."""
@@ -25,10 +21,9 @@ class RecurrentLM(DecoderLM):
     def batch_invariant(self) -> bool:
         """Logits depend on nothing but the tokens before them: not on other requests, chunks, or what was cached.
         Promised where every op of the network promises it for itself."""
-        linear = LINEAR_OPS.get(self._scope.linear_method.name)
-        if linear is None or self._scope.quantization is not None:
+        if self._scope.quantization is not None:
             return False
-        backends = [*self._scope.chosen, self._scope.choose(linear)[0]]
+        backends = [*self._scope.chosen, self._scope.choose(self._scope.linear_method.op)[0]]
         if self.config.num_heads:
             name = self.attention_backend.name
             backends += [each for each in op_table().backends("paged_attention") if each.name == name]

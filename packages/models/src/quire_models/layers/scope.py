@@ -61,6 +61,8 @@ class Scope:
     dtype: torch.dtype
     device: torch.device
     linear_method: LinearMethod
+    head_method: LinearMethod
+    """Of the LM head, which takes hidden states as they are."""
     plain_method: LinearMethod
     """For layers that are never quantized."""
     attention_backend: AttentionBackend
@@ -71,7 +73,7 @@ class Scope:
     adapters: AdapterSlots | None = None
     """Where layers find adapters on top of them; None where there never are any."""
     disabled_linear_kernels: frozenset[str] = frozenset()
-    """Ops that may not multiply with weights of a quantized checkpoint, or run experts."""
+    """Ops that may not multiply with quantized weights, or run experts."""
     stored: list[StoredLinear] = field(default_factory=list)
     """The methods of all layers that are quantized in the checkpoint."""
     linears: list[Linear] = field(default_factory=list)
@@ -129,12 +131,17 @@ class Scope:
         """Declare a tensor that the checkpoint may bring in the place of parameters; see `Packed`."""
         self.packs[self.prefix + name] = Packed(shape, split)
 
-    def stored_linear(self, out_features: int, in_features: int) -> StoredLinear | None:
-        """The method of the layer of this scope where the checkpoint is quantized."""
+    def stored_linear(self, out_features: int, in_features: int, *, rounds: bool = True) -> StoredLinear | None:
+        """The method of the layer of this scope where the checkpoint is quantized.
+
+        Args:
+            rounds: Inputs may be rounded, where the checkpoint is meant so.
+        """
         name = self.prefix.removesuffix(".")
         stored = None if self.quantization is None else self.quantization.of_layer(name)
         if stored is None:
             return None
+        stored = stored if rounds else dataclasses.replace(stored, inputs=None)
         request = OpRequest(device=self.device.type, dtype=self.dtype)
         method = StoredLinear(stored, request, name, out_features, in_features, self.disabled_linear_kernels)
         self.stored.append(method)
@@ -145,7 +152,7 @@ class Scope:
         config = self.quantization
         if config is None or not config.quantizes_head or (tied and config.layout != "gguf"):
             return None
-        return self.stored_linear(vocab_size, size)
+        return self.stored_linear(vocab_size, size, rounds=False)
 
     def stored_parameters(self, tensors: Mapping[str, StoredTensor]) -> dict[str, Parameter]:
         """Declare what a layer has in the checkpoint."""

@@ -15,6 +15,7 @@ from quire_models.quantization_config import QuantizationConfig
 from quire_quantization.float4 import powers_of_two, read_bitsandbytes4, read_float8, read_mxfp4, read_nvfp4
 from quire_quantization.float_zeros import TILE_INPUTS, TILE_OUTPUTS, read_int4_plain, read_int4_tiles
 from quire_quantization.ggml import GGML_TYPES, read_ggml
+from quire_quantization.kernels import INT8_TENSOR
 from quire_quantization.stored import GroupedWeight, read_awq, read_gptq, read_int8, read_packed
 
 __all__ = ["LAYOUTS", "Layout", "StoredLayer", "StoredTensor"]
@@ -80,6 +81,7 @@ def _read_gptq(layer: StoredLayer, tensors: Mapping[str, Tensor]) -> GroupedWeig
     return read_gptq(
         tensors["qweight"], tensors["qzeros"], tensors["scales"], tensors.get("g_idx"),
         bits=layer.config.bits, zero_offset=layer.config.zero_offset, name=layer.name,
+        planes=layer.config.layout == "gptq-planes",
     )  # fmt: skip
 
 
@@ -100,7 +102,12 @@ def _packed_tensors(layer: StoredLayer, dtype: torch.dtype) -> dict[str, StoredT
     }
     if not config.symmetric:
         tensors["weight_zero_point"] = StoredTensor((-(-layer.outputs // in_word), layer.groups), torch.int32)
-    return tensors
+    return tensors | _input_scale(config)
+
+
+def _input_scale(config: QuantizationConfig) -> dict[str, StoredTensor]:
+    """Of rounded inputs, where a kernel may want it."""
+    return {"input_scale": StoredTensor((1,), torch.float32)} if config.inputs == INT8_TENSOR else {}
 
 
 def _read_packed(layer: StoredLayer, tensors: Mapping[str, Tensor]) -> GroupedWeight:
@@ -119,9 +126,7 @@ def _plain_tensors(layer: StoredLayer, element: torch.dtype) -> dict[str, Stored
     }
     if not config.symmetric:
         tensors["weight_zero_point"] = StoredTensor(layer.scale_shape, torch.int8)
-    if config.activations == "static":
-        tensors["input_scale"] = StoredTensor((1,), torch.float32)
-    return tensors
+    return tensors | _input_scale(config)
 
 
 def _read_int8(layer: StoredLayer, tensors: Mapping[str, Tensor]) -> GroupedWeight:
@@ -241,6 +246,7 @@ def _gguf_tensors(layer: StoredLayer, dtype: torch.dtype) -> dict[str, StoredTen
 
 LAYOUTS: dict[str, Layout] = {
     "gptq": Layout(_gptq_tensors, _read_gptq),
+    "gptq-planes": Layout(_gptq_tensors, _read_gptq),
     "awq": Layout(_awq_tensors, lambda _, t: read_awq(t["qweight"], t["qzeros"], t["scales"])),
     "packed": Layout(_packed_tensors, _read_packed),
     "int8": Layout(lambda layer, _: _plain_tensors(layer, torch.int8), _read_int8),

@@ -7,6 +7,7 @@ weight is there.
 from __future__ import annotations
 
 from collections.abc import Collection
+from dataclasses import replace
 from functools import cache
 
 import torch
@@ -16,11 +17,9 @@ from quire_interfaces import CheckpointError, ConfigError
 from quire_models.layers.stored_layouts import LAYOUTS, StoredLayer, StoredTensor
 from quire_models.quantization_config import QuantizationConfig
 from quire_ops import OpRequest, bind
-from quire_quantization.kernels import KernelChoice, QuantKey, choose_kernel, key_of
+from quire_quantization.kernels import KernelChoice, choose_kernel, key_of
 
 __all__ = ["StoredLinear", "StoredTensor"]
-
-_INT8_INPUTS = QuantKey(dtype="int8", scale_dtype="compute", granularity="token")
 
 
 class StoredLinear:
@@ -48,14 +47,21 @@ class StoredLinear:
             raise ConfigError(f"quantized checkpoints run on the cpu for now, not on {request.device}", field="device")
         self.config, self.name = config, config.name
         self._layer, self._layout = StoredLayer(name, outputs, inputs, config), LAYOUTS[config.layout]
-        self._dtype, self._disabled = request.dtype, disabled
+        sizes = {"in_features": inputs, "out_features": outputs}
+        self._request, self._disabled = replace(request, sizes=sizes), disabled
         self._ops = cache(lambda op: bind(op, request))
         self.choice: KernelChoice | None = None
         """Set by `read`."""
-        step = 32 if config.bits == 3 else 32 // config.bits
-        awkward = {"gptq": inputs % step or outputs % step, "awq": outputs % step}.get(config.layout, 0)
+        step = 32 if 32 % config.bits or config.layout == "gptq-planes" else 32 // config.bits
+        uneven = inputs % step or outputs % step
+        awkward = {"gptq": uneven, "gptq-planes": uneven, "awq": outputs % step}.get(config.layout, 0)
         if awkward or inputs % (config.group_size or 1):
             raise CheckpointError(f"{name}: {outputs} x {inputs} does not fit {config.name}; config.json is of another")
+
+    @property
+    def op(self) -> str:
+        """The op behind `apply`, once the weight is read."""
+        return "" if self.choice is None else self.choice.kernel.op
 
     @property
     def layer(self) -> str:
@@ -64,15 +70,15 @@ class StoredLinear:
 
     def tensors(self) -> dict[str, StoredTensor]:
         """Name behind the layer's -> what the checkpoint has under it, the bias aside."""
-        return self._layout.tensors(self._layer, self._dtype)
+        return self._layout.tensors(self._layer, self._request.dtype)
 
     def read(self, tensors: dict[str, Tensor], bias: Tensor | None) -> dict[str, Tensor]:
         """The tensors of the checkpoint -> what `apply` needs."""
         weight = self._layout.read(self._layer, tensors)
-        key = key_of(weight, self._dtype)
-        self.choice = choose_kernel(key, _INT8_INPUTS if self.config.activations else None, self._disabled)
-        weights = self.choice.kernel.make(weight, self._dtype, self._layer.name)
-        if self.choice.kernel.rounded_inputs:
+        dtype = self._request.dtype
+        self.choice = choose_kernel(key_of(weight, dtype), self.config.inputs, self._request, self._disabled)
+        weights = self.choice.kernel.make(weight, dtype, self._layer.name)
+        if self.choice.kernel.inputs:
             weights["input_scale"] = self._input_scale(tensors.get("input_scale"))
         bias = tensors.get("bias", bias)
         return weights if bias is None else {**weights, "bias": bias}
