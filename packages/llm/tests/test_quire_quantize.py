@@ -115,7 +115,7 @@ def test_static_fp8_has_the_largest_inputs(folder: Path, tmp_path: Path) -> None
     assert torch.equal(layer.weight.float(), wide)
     assert layer.quantization_scheme.input_activations.dynamic is False
     with LLM(tmp_path / "out", max_model_len=128, num_threads=1) as llm:
-        assert "activations stay as they are" in llm.engine_info.choices["weights"]
+        assert "inputs stay as they are" in llm.engine_info.choices["weights"]
 
 
 @pytest.mark.parametrize("algorithm", ["rtn", "gptq"])
