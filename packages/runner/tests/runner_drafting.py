@@ -31,8 +31,11 @@ class Engine:
             "num_speculative_tokens": num_drafts,
         }
         config = RunnerConfig(**limits, draft_depth=NUM_DRAFTS, draft_topk=topk)
-        runner = ModelRunner.for_model(model, plan, config, draft_network=draft)
+        runner = ModelRunner.for_model(
+            model, plan, config, draft_network=draft, draft_controller=more.get("controller")
+        )
         self.executor = RunnerExecutor(runner, threaded=depth > 0)
+        self.executor.prepare(runner.learn_draft_costs)
         self.manager = KVCacheManager(plan, KVCacheConfig(block_size=4))
         ahead = topk * NUM_DRAFTS if draft else 0
         self.scheduler = Scheduler(SchedulerConfig(**limits, num_lookahead_tokens=ahead), self.manager)

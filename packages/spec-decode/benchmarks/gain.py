@@ -6,7 +6,8 @@ Needs `quire` with compiled kernels and the demo model, whose companions draft. 
 repetition, edits), one engine per method with the controller on and two without speculation, all of them alive,
 everything on one thread. A few conversations at a time go through all engines, a step of each in turn. Figures are
 processor time without speculation (the mean of both) over that with it: "all" of the sums, trials included, "median" of
-the few at a time. The first round, in which controllers learn, is on its own. --always drafts without a controller.
+the few at a time; "none" is one without speculation over the other, so how far figures can be trusted. The first round,
+in which controllers learn, is on its own. --always drafts without a controller.
 """
 
 from __future__ import annotations
@@ -86,16 +87,22 @@ def main() -> None:
             list(plain.renderer.render_chat([{"role": "user", "content": question}]).token_ids)
             for question in QUESTIONS * args.copies
         ]
+        with make_engine("none", num_rows, always=True, topk=1) as first:  # the process's first steps take longer
+            take_turns({"first": first}, prompts[: 2 * num_rows], args.temperature)
         for engine in engines.values():  # what is made when it is first used; a prompt alone teaches no controller
             engine.generate([prompts[0][:8]], SamplingParams(max_tokens=1), use_tqdm=False)
         found: dict[str, list[tuple[float, float]]] = {method: [] for method in args.methods}
+        twins: list[tuple[float, float]] = []
         size = min(2 * num_rows, len(prompts))
         first_round = -(-len(prompts) // size)
         for _ in range(args.rounds):
             for start in range(0, len(prompts), size):
                 seconds = take_turns(engines, prompts[start : start + size], args.temperature)
+                twins.append((seconds["none"], seconds["none again"]))
                 for method, pairs in found.items():
                     pairs.append(((seconds["none"] + seconds["none again"]) / 2, seconds[method]))
+        rest = f"later: all {ratio_of(twins[first_round:]):.3f}" if twins[first_round:] else ""
+        print(f"{num_rows:3d} rows  none         first round {ratio_of(twins[:first_round]):.3f}  {rest}")
         for method, pairs in found.items():
             stats, later = engines[method].stats(), pairs[first_round:]
             rest = f"later: all {ratio_of(later):.3f}, median {median_of(later):.3f}  " if later else ""

@@ -36,7 +36,8 @@ class Machine:
                         break
                     tokens += 1
             seconds = self.cost(rows, self.drafted) * self.random.uniform(0.97, 1.03)
-            controller.observe(rows, tokens, seconds)
+            if not controller.rests(rows):  # as runners do
+                controller.observe(rows, tokens, seconds)
             self.drafted = length
             self.seconds += seconds
             self.tokens += tokens
@@ -213,3 +214,57 @@ def test_drafting_beside_prompts_has_to_be_earned_back() -> None:
         return controller.present(1)
 
     assert (length(0.0), length(0.02)) == (1, 0)
+
+
+def told(cost: Cost, *sizes: int, **fields: bool) -> DraftController:
+    """A controller that knows what steps of such a machine cost."""
+    controller = DraftController(4, **fields)
+    for rows in sizes:
+        controller.learn_costs(rows, {length: cost(rows, length) for length in controller.lengths})
+    return controller
+
+
+def test_what_cannot_pay_is_never_tried() -> None:
+    """Each token takes its time, drafted ones some more: five right ones are slower than five steps."""
+    machine = Machine(lambda rows, drafted: 0.002 * rows * (1 + 1.2 * drafted), 1.0)
+    for catches_up in (True, False):
+        controller = told(machine.cost, 1, catches_up=catches_up)
+        assert controller.with_prompts(1) == 0
+        for rows in (1, 3, 20):  # of larger ones nothing was measured
+            machine.run(controller, rows, 2000)
+    assert set(machine.lengths) == {0}
+
+
+def test_only_lengths_that_can_pay_are_tried() -> None:
+    machine = Machine(lambda rows, drafted: 0.01 * (1 + (2.5 if drafted else 0)), 1.0)
+    machine.run(told(machine.cost, 1), 1, 2000)
+    assert set(machine.lengths) == {0, 4}
+    assert machine.lengths[-200:].count(4) > 180
+
+
+def test_it_is_tried_again_where_longer_texts_make_steps_slow() -> None:
+    def cost(rows: int, drafted: int) -> float:
+        return 0.01 + 0.03 * drafted
+
+    machine = Machine(cost, 0.95)
+    controller = told(cost, 8)
+    machine.run(controller, 8, 1000)
+    assert set(machine.lengths) == {0}
+    machine.cost = lambda rows, drafted: 0.2 + cost(rows, drafted)
+    machine.run(controller, 8, 3000)
+    assert machine.lengths[-200:].count(4) > 180
+
+
+def test_a_risky_first_trial_waits_until_it_is_cheap() -> None:
+    def cost(rows: int, drafted: int) -> float:
+        return 0.01 * (1 + 0.6 * drafted)
+
+    machine = Machine(cost, 0.0)
+    machine.run(told(cost, 1), 1, 150)
+    assert set(machine.lengths) == {0}, "two such steps lose 24 ms, which is 1 % of 240 steps"
+    machine.run(told(cost, 1), 1, 2000)
+    assert 2 in machine.lengths
+    assert machine.seconds < 1.02 * 0.01 * len(machine.lengths)
+    good = Machine(memory_bound, 0.8)
+    good.run(told(memory_bound, 1), 1, 20)
+    assert 2 in good.lengths, "half of these drafts are enough"

@@ -204,20 +204,23 @@ def build_parts(
     transfers = None if tier is None else KVTransfers(allocator, tier.connector)
     rules = (gate, adapters, *((SharedPromptRule(),) if cache_config.enable_prefix_caching else ()))
     timings = {"import": imported - start, "weights": loaded - imported, "cache": time.perf_counter() - loaded}
+    add_stats = _watch_kernels(runner) if config.runner.device.startswith("cuda") else None
+    executor = RunnerExecutor(
+        runner,
+        threaded=config.engine.depth(config.runner.device) > 0,
+        reads_apart=not config.runner.device.startswith("cpu"),
+    )
+    executor.prepare(runner.learn_draft_costs)
     return EngineParts(
         scheduler=Scheduler(
             scheduler_config, allocator, rules=rules, transfers=transfers, max_encoder_tokens=plan.max_encoder_len
         ),
-        executor=RunnerExecutor(
-            runner,
-            threaded=config.engine.depth(config.runner.device) > 0,
-            reads_apart=not config.runner.device.startswith("cpu"),
-        ),
+        executor=executor,
         info=_info(config, folder, model, plan, network, runner, tier, timings, offered),
         gates=(gate, adapters),
         adapters=store,
         check_integrity=allocator.check_integrity,
-        add_stats=_watch_kernels(runner) if config.runner.device.startswith("cuda") else None,
+        add_stats=add_stats,
     )
 
 

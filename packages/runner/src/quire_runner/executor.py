@@ -72,6 +72,13 @@ class RunnerExecutor:
         self._in_flight.append(future)
         return future
 
+    def prepare(self, function: Callable[[], None]) -> None:
+        """Call `function` in the thread that runs steps, and wait for it. Before the first step."""
+        if self._worker is None:
+            function()
+        else:
+            self._worker.submit(function).result()
+
     def close(self) -> None:
         """Finish running steps and give all memory back. Idempotent.
 

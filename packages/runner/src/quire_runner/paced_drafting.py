@@ -11,8 +11,10 @@ from collections.abc import Callable
 
 from torch import Tensor
 
+from quire_interfaces.kv_cache import KVCachePlan
 from quire_interfaces.step import ModelRunnerOutput, SchedulerOutput
 from quire_runner.config import RunnerConfig
+from quire_runner.draft_costs import measure_draft_costs
 from quire_runner.drafting import DraftStep, RowDrafter, ask
 from quire_runner.inputs import HostPlan
 from quire_runner.output import Known, ReadStep
@@ -44,7 +46,7 @@ class PacedDrafting:
         self.drafter = drafter
         self._controller = controller
         self._rows = rows
-        self._max_model_len = config.max_model_len
+        self._config = config
         self._vocab_size = vocab_size
         # The thread's own time where it computes the steps: what else runs on the machine says nothing about drafts.
         self._clock = time.thread_time if rows.token_ids.device.type == "cpu" else time.perf_counter
@@ -55,6 +57,24 @@ class PacedDrafting:
     def present(self) -> RowDrafter | None:
         """The drafter, if it is asked behind the present step."""
         return self.drafter if self._length else None
+
+    def learn_costs(self, plan: KVCachePlan, launch: Callable[[SchedulerOutput], ReadStep]) -> None:
+        """Measure what drafts cost, if a controller wants to know. Before the first step."""
+        controller, length = self._controller, self._length
+        if controller is None:
+            return
+
+        def run(output: SchedulerOutput, length: int) -> ModelRunnerOutput:
+            self._length = length
+            return launch(output)()
+
+        self._controller = None  # nothing is to be chosen
+        try:
+            for num_rows, costs in measure_draft_costs(run, plan, self._config, controller.lengths, self._clock):
+                if not controller.learn_costs(num_rows, costs):
+                    break
+        finally:
+            self._controller, self._length = controller, length
 
     def run(self, output: SchedulerOutput, compute: Callable[[SchedulerOutput], ReadStep]) -> ReadStep:
         """Compute a step with as many drafts behind it as pay, and learn from it."""
@@ -106,7 +126,7 @@ class PacedDrafting:
             if not tokens or row in rows.sampling.processors or row in result.forced_token_ids:
                 continue
             # A draft at the last position of the context would leave no place for the token after it.
-            room = self._max_model_len - int(rows.num_tokens[row]) - 1
+            room = self._config.max_model_len - int(rows.num_tokens[row]) - 1
             if room >= 1:
                 length = self._length
                 limits[row] = min(room, length if self._controller is None else self._controller.limit(row, length))

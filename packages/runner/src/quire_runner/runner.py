@@ -110,6 +110,7 @@ class ModelRunner:
         capture: CaptureStep | None = None,
     ) -> None:
         self._config = config
+        self._plan = plan
         self._device = torch.device(config.device)
         self._cores = choose_cores(config.cpu_affinity, config.num_threads) if self._device.type == "cpu" else ()
         self._bind_first = bool(self._cores)
@@ -218,6 +219,19 @@ class ModelRunner:
             if sum(query_lens) <= most:
                 for num_computed in {0, self._config.max_model_len - max(query_lens)}:
                     self._padded.rehearse_prompt(self._step_inputs, query_lens, num_computed)
+
+    def learn_draft_costs(self) -> None:
+        """Let the controller of drafts know what they cost, by steps for nobody that take a moment. Before the first
+        step, in the thread that runs steps."""
+        if self._drafting is None:
+            return
+        on_logits, self._on_logits = self._on_logits, None
+        try:
+            self._drafting.learn_costs(self._plan, self.launch)
+        except Exception:
+            _logger.exception("the cost of drafts could not be measured; it is learned from requests")
+        finally:
+            self._on_logits = on_logits
 
     def execute(self, output: SchedulerOutput) -> ModelRunnerOutput:
         """Run one step; raises as `launch` does."""

@@ -4,13 +4,15 @@ A longer draft brings more tokens when it is right and costs more when it is wro
 the machine, on the batch (verification is nearly free while weights are what is read) and on the text. So a few lengths
 are tried, none first, and the best one is kept until the next trial; each size of batch has a balance of its own.
 What trials lose is counted, for all sizes of batch together: after one that lost, no other begins before it is a
-hundredth of the time.
+hundredth of the time. What was measured before the first request (`learn_costs`) says which lengths could not pay if
+all drafts were right, which are not tried, and how soon a first trial is cheap.
 
 Knows steps, tokens and seconds; does not know who drafts, nor clocks: whoever runs steps measures them.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from quire_interfaces import ConfigError
@@ -99,6 +101,8 @@ class DraftController:
     catches_up: bool = True
     _batches: dict[int, _Batch] = field(default_factory=dict)
     _accepted: dict[int, float] = field(default_factory=dict)
+    _costs: dict[int, tuple[int, dict[int, float]]] = field(default_factory=dict)
+    """Size -> rows of the steps that were measured, and length -> seconds."""
     _time_s: float = 0.0
     _lost_s: float = 0.0
     """What trials have cost more than plain steps would have."""
@@ -111,6 +115,20 @@ class DraftController:
     def lengths(self) -> tuple[int, ...]:
         """What is tried, none first."""
         return tuple(sorted({0, (self.max_tokens + 1) // 2, self.max_tokens}))
+
+    def learn_costs(self, num_rows: int, seconds: Mapping[int, float]) -> bool:
+        """What steps took that were run for nobody. Before the first step, smaller batches first.
+
+        Args:
+            num_rows: Requests in the steps.
+            seconds: Length -> seconds of a step with such drafts, drafting for the next one included; 0 among them.
+
+        Returns:
+            Whether drafting could pay for so many. If not, there is nothing to learn about more.
+        """
+        size = num_rows.bit_length()
+        self._costs[size] = (num_rows, dict(seconds))
+        return any(self._can_pay(size, length) for length in self.lengths if length)
 
     def choose(self, num_rows: int) -> int:
         """Draft tokens for the step at hand; call it once per step that decodes.
@@ -206,6 +224,18 @@ class DraftController:
     def _can_afford_trial(self) -> bool:
         return self._lost_s <= TRIAL_SHARE * self._time_s
 
+    def _can_afford(self, size: int, length: int) -> bool:
+        """Whether a trial of `length` may begin: at once where it pays if half of the drafts are right, otherwise when
+        two steps whose drafts are wrong are lost in the time that has passed."""
+        expected_s = 0.0
+        known = [other for other in self._costs if other <= size]
+        if known:
+            seconds = self._costs[max(known)][1]
+            more_s = seconds[length] - seconds[0]
+            if WORTH_IT * (seconds[0] + more_s) > (1 + length / 2) * seconds[0]:
+                expected_s = 2 * more_s
+        return self._lost_s + expected_s <= TRIAL_SHARE * self._time_s
+
     def _batch(self, num_rows: int) -> _Batch:
         size = num_rows.bit_length()
         batch = self._batches.get(size)
@@ -216,13 +246,34 @@ class DraftController:
     def _new_batch(self, size: int) -> _Batch:
         """Nothing is known about this size. Where a smaller batch does without, a larger one has less to gain."""
         left = self._trial(0)
-        if not self.catches_up and not self._time_s:
+        if not self.catches_up and not self._time_s and self._can_pay(size, self.lengths[1]):
             left.reverse()
         batch = _Batch(rates={length: _Rate() for length in self.lengths}, left=left, length=left.pop())
         smaller = [other for other in self._batches if other < size]
-        if smaller and self._batches[max(smaller)].best == 0:
+        at_smaller = smaller and self._batches[max(smaller)].best == 0
+        if at_smaller or not any(self._can_pay(size, length) for length in self.lengths if length):
             self._do_without(batch)
         return batch
+
+    def _can_pay(self, size: int, length: int, plain_token_s: float = 0.0) -> bool:
+        """Whether drafts of such a length would pay if all of them were right, as far as costs are known.
+
+        Args:
+            size: Of the batch. If its costs were not measured, those of the next smaller one are what it pays at least
+                for each request.
+            length: More than 0.
+            plain_token_s: What a token takes without drafts. With long texts that is more than was measured, while what
+                drafts add is about the same.
+        """
+        known = [other for other in self._costs if other <= size]
+        if not known:
+            return True
+        num_rows, seconds = self._costs[max(known)]
+        plain_s = max(seconds[0], plain_token_s * num_rows)
+        return (1 + length) * plain_s >= WORTH_IT * (plain_s + seconds[length] - seconds[0])
+
+    def _size_of(self, batch: _Batch) -> int:
+        return next(size for size, other in self._batches.items() if other is batch)
 
     def _do_without(self, batch: _Batch) -> None:
         """As if a trial had found that drafting does not pay."""
@@ -246,9 +297,13 @@ class DraftController:
         plain, now = batch.rates[0].value, batch.rates[batch.length].value
         if batch.length and now < plain / WORTH_IT:  # what is longer costs more and is wrong more often
             batch.left = [length for length in batch.left if length < batch.length]
+        size = self._size_of(batch)
+        if batch.left and batch.left[-1]:  # not before the plain steps with which a trial begins
+            token_s = 1 / plain if plain else 0.0
+            batch.left = [length for length in batch.left if not length or self._can_pay(size, length, token_s)]
         if not batch.left:
             self._settle(batch)
-        elif batch.left[-1] and not batch.length and self.catches_up and not self._can_afford_trial:
+        elif batch.left[-1] and not batch.length and self.catches_up and not self._can_afford(size, batch.left[-1]):
             batch.in_trial, batch.num_steps = False, _WAIT_STEPS
         else:
             length = batch.left.pop()
@@ -264,7 +319,7 @@ class DraftController:
         batch.best, batch.in_trial, batch.left = best, False, self._trial(best)
         self._begin(batch, best, batch.stay)
         if best == 0:
-            size = next(size for size, other in self._batches.items() if other is batch)
+            size = self._size_of(batch)
             for larger, other in self._batches.items():
                 if larger > size and other.best is None:
                     self._do_without(other)
