@@ -35,7 +35,14 @@ RICH: dict[str, dict[str, Any]] = {
         "max_tokens": 2,
         "system": [{"type": "text", "text": "x"}],
         "messages": [
-            {"role": "user", "content": [{"type": "text", "text": "x"}]},
+            {
+                "role": "user",
+                "content": [
+                    {"type": "document", "title": "t", "source": {"type": "text", "data": "x"}},
+                    {"type": "document", "source": {"type": "content", "content": [{"type": "text", "text": "x"}]}},
+                    {"type": "search_result", "source": "s", "content": [{"type": "text", "text": "x"}]},
+                ],
+            },
             {
                 "role": "assistant",
                 "content": [
@@ -51,7 +58,8 @@ RICH: dict[str, dict[str, Any]] = {
         ],
         "tools": [{"name": "f", "description": "d", "input_schema": SCHEMA}],
         "tool_choice": {"type": "tool", "name": "f", "disable_parallel_tool_use": True},
-        "thinking": {"type": "enabled", "budget_tokens": 1},
+        "thinking": {"type": "enabled", "budget_tokens": 1, "display": "omitted"},
+        "output_config": {"effort": "low"},
         "stop_sequences": ["x"],
         "metadata": {"user_id": "me"},
     },
@@ -76,6 +84,30 @@ RICH: dict[str, dict[str, Any]] = {
         "metadata": {"a": "b"},
         "truncation": "auto",
     },
+}
+CHAT = RICH["/v1/chat/completions"]
+SAID = [{"role": "user", "content": "x"}]
+CHOICE = {"index": 0, "token_ids": [5, 6], "finish_reason": "stop", "logprobs": None}
+OTHER: dict[str, dict[str, Any]] = {
+    "/v1/chat/completions/batch": {"model": "tiny", "max_tokens": 2, "messages": [SAID, SAID], "temperature": 0.5},
+    "/v1/chat/completions/render": {**CHAT, "tool_choice": "auto"},
+    "/v1/chat/completions/derender": {
+        "chat_request": {"messages": SAID, "max_tokens": 2, "tools": CHAT["tools"]},
+        "prompt_tokens": 3,
+        "generate_response": {"request_id": "r", "choices": [CHOICE], "usage": {"prompt_tokens": 1}},
+    },
+    "/v1/completions/derender": {
+        "completion_request": {"prompt": "x", "max_tokens": 2},
+        "generate_responses": [{"request_id": "r", "choices": [CHOICE]}],
+    },
+    "/inference/v1/generate": {
+        "token_ids": [5, 6, 7],
+        "sampling_params": {"max_tokens": 2, "temperature": 0.5, "stop": ["x"], "logprobs": 1},
+        "output_mode": "text",
+        "thinking": {"budget": 1},
+    },
+    "/v1/responses/compact": {"input": RICH["/v1/responses"]["input"], "instructions": "x"},
+    "/v1/conversations": {"metadata": {"a": "b"}, "items": RICH["/v1/responses"]["input"][:3]},
 }
 DEEP: Any = []
 for _ in range(150):
@@ -148,12 +180,12 @@ def test_odd_parts_are_answered_or_refused(scripted, path, stream):
     body = {**RICH[path], "stream": stream}
     assert scripted.post(path, body).status_code == 200
     every = list(places(RICH[path]))
-    # Each place meets each odd value in one of the two forms of answers.
+    # Each place meets half of the odd values, in one of the two forms of answers each.
     cases = [
         changed(body, place, odd)
         for number, place in enumerate(every)
         for index, odd in enumerate(ODD)
-        if (number + index) % 2 == stream
+        if (number + index) % 4 == stream
     ]
     cases += [changed(body, place, None, gone=True) for place in every]
     responses = asyncio.run(send_all(scripted.url, path, cases))
@@ -165,4 +197,22 @@ def test_odd_parts_are_answered_or_refused(scripted, path, stream):
             assert error["message"]
             assert len(error["message"]) < 2000
     assert scripted.post(path, RICH[path]).status_code == 200
+    scripted.wait_idle()
+
+
+@pytest.mark.parametrize("path", OTHER)
+def test_odd_parts_of_other_routes_are_answered_or_refused(scripted, path):
+    body = OTHER[path]
+    assert scripted.post(path, body).status_code == 200
+    # Each place meets a few of the odd values, all of them meet some place.
+    cases = [
+        changed(body, place, ODD[(3 * number + step) % len(ODD)])
+        for number, place in enumerate(places(body))
+        for step in range(3)
+    ]
+    cases += [changed(body, place, None, gone=True) for place in places(body)]
+    for case, response in zip(cases, asyncio.run(send_all(scripted.url, path, cases)), strict=True):
+        assert response.status_code == 200 or 400 <= response.status_code < 500, (case, response.text)
+        if response.status_code != 200:
+            assert 0 < len(response.json()["error"]["message"]) < 2000
     scripted.wait_idle()

@@ -74,6 +74,10 @@ def test_two_hundred_clients_leave_in_the_middle_of_their_streams(slow):
     [
         ("/v1/chat/completions", {"messages": MESSAGES, "n": 3}),
         ("/v1/completions", {"prompt": ["a b c", "d e f"], "n": 2}),
+        ("/v1/chat/completions/batch", {"messages": [MESSAGES, MESSAGES]}),
+        ("/v1/messages", {"messages": MESSAGES}),
+        ("/v1/responses", {"input": "a b c", "max_output_tokens": ENDLESS["max_tokens"]}),
+        ("/inference/v1/generate", {"token_ids": [5, 6, 7], "sampling_params": ENDLESS}),
     ],
 )
 def test_client_leaves_while_it_waits_for_a_whole_answer(slow, path, body, reset):
