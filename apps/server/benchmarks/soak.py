@@ -1,6 +1,6 @@
 """Whether a server that runs for long keeps its memory and its blocks: a mixed load on the demo model.
 
-    python apps/server/benchmarks/soak.py [--minutes 30] [--clients 4] [--pause 0.2]
+    python apps/server/benchmarks/soak.py [--minutes 30] [--clients 8] [--pause 0.2]
 
 Serves the demo model with a cache so small that requests are preempted, and sends it whole and streamed chat, several
 answers at once, log probabilities, JSON schemas, tools, long prompts, refused requests, and clients that leave in the
@@ -46,6 +46,7 @@ REQUESTS: dict[str, Callable[[random.Random], dict[str, Any]]] = {
     ),
     "tools": lambda r: chat(r, tools=[TOOL], tool_choice=r.choice(["auto", "required"])),
     "long": lambda r: {"messages": [{"role": "user", "content": "word " * r.randrange(100, 600)}], "max_tokens": 20},
+    "long answer": lambda r: chat(r) | {"max_tokens": r.randrange(300, 900), "ignore_eos": True, "temperature": 1.0},
     "refused": lambda r: chat(r, top_p=7.0),
 }
 
@@ -137,7 +138,7 @@ def run(url: str, pid: int, options: argparse.Namespace) -> dict[str, Any]:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--minutes", type=float, default=30)
-    parser.add_argument("--clients", type=int, default=4)
+    parser.add_argument("--clients", type=int, default=8)
     parser.add_argument("--pause", type=float, default=0.2, help="seconds between a client's requests, on average")
     parser.add_argument(
         "--num-blocks", type=int, default=140, help="blocks of 16 tokens in the cache; one request may take 128"
