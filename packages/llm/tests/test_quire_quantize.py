@@ -69,6 +69,52 @@ def test_bad_requests_say_what_to_do(folder: Path, tmp_path: Path) -> None:
         quantize_checkpoint(tmp_path / "b", tmp_path / "c", "int8")
 
 
+def test_what_was_interrupted_is_not_there(folder: Path, tmp_path: Path) -> None:
+    out, left = tmp_path / "out", tmp_path / "out.unfinished"
+    quantize_checkpoint(folder, tmp_path / "whole", "int8")
+
+    def interrupt(done: int, total: int) -> None:
+        if done > total / 2:
+            assert [path.name for path in tmp_path.glob("out*")] == [left.name]
+            assert (left / "part-0").stat().st_size > 0
+            raise KeyboardInterrupt
+
+    for scheme, calibration in (("int8", ()), ("fp8-static", TEXT)):
+        with pytest.raises(KeyboardInterrupt):
+            quantize_checkpoint(folder, out, scheme, calibration=calibration, file_bytes=100_000, progress=interrupt)
+        assert not list(tmp_path.glob("out*"))
+    left.mkdir()  # as a run leaves it that was killed
+    (left / "part-0").write_bytes(b"half")
+    out.mkdir()
+    quantize_checkpoint(folder, out, "int8")
+    assert not left.exists()
+    files = {path.name: path.read_bytes() for path in out.iterdir()}
+    assert files == {path.name: path.read_bytes() for path in (tmp_path / "whole").iterdir()}
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="memory is read from /proc")
+@pytest.mark.parametrize("scheme", ["int8", "fp8-static"])
+def test_memory_holds_a_layer_and_a_file(scheme: str, folder: Path, tmp_path: Path) -> None:
+    shape = {"hidden_size": 256, "intermediate_size": 1024, "num_hidden_layers": 20, "vocab_size": 512}
+    large = make_checkpoint(tmp_path / "large", like="llama", dtype="bfloat16", **shape)
+    text = TEXT if scheme == "fp8-static" else ()
+    quantize_checkpoint(folder, tmp_path / "first", scheme, calibration=text)  # what is loaded once
+    seen = [anonymous_memory()]
+    report = quantize_checkpoint(
+        large, tmp_path / "out", scheme, calibration=text, file_bytes=1 << 20,
+        progress=lambda done, total: seen.append(anonymous_memory()),
+    )  # fmt: skip
+    assert report.bytes_before > 30e6
+    assert len(report.files) > 18
+    assert max(seen) - seen[0] < report.bytes_before / 3
+
+
+def anonymous_memory() -> int:
+    """Bytes of this process that are not of mapped files."""
+    line = next(one for one in Path("/proc/self/status").read_text().splitlines() if one.startswith("RssAnon"))
+    return int(line.split()[1]) * 1024
+
+
 def test_layers_that_do_not_fit_stay_as_they_are(tmp_path: Path) -> None:
     shape = {"hidden_size": 128, "intermediate_size": 160, "head_dim": 32}
     folder = make_checkpoint(tmp_path / "odd", like="llama", dtype="bfloat16", **shape)

@@ -19,6 +19,9 @@ ARCHITECTURES = {
     "gemma": gguf.MODEL_ARCH.GEMMA,
     "gemma2": gguf.MODEL_ARCH.GEMMA2,
     "gemma3": gguf.MODEL_ARCH.GEMMA3,
+    "qwen2moe": gguf.MODEL_ARCH.QWEN2MOE,
+    "qwen3moe": gguf.MODEL_ARCH.QWEN3MOE,
+    "gpt-oss": gguf.MODEL_ARCH.GPT_OSS,
 }
 _SCALE_AT = {"Q2_K": (80, 82), "Q3_K": (108,), "Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,), "TQ1_0": (52,)}
 _SCALE_AT |= {"TQ2_0": (64,)}
@@ -68,7 +71,15 @@ def write_gguf(
     writer.add_rope_freq_base(rope["rope_theta"])
     writer.add_bos_token_id(1)
     writer.add_eos_token_id(2)
-    if family in ("gemma2", "gemma3"):
+    if experts := getattr(config, "num_local_experts", None) or getattr(config, "num_experts", None):
+        writer.add_expert_count(experts)
+        writer.add_expert_used_count(config.num_experts_per_tok)
+        writer.add_expert_feed_forward_length(getattr(config, "moe_intermediate_size", config.intermediate_size))
+    if rope.get("rope_type") == "yarn":
+        writer.add_rope_scaling_type(gguf.RopeScalingType.YARN)
+        writer.add_rope_scaling_factor(rope["factor"])
+        writer.add_rope_scaling_orig_ctx_len(rope["original_max_position_embeddings"])
+    if family in ("gemma2", "gemma3", "gpt-oss"):
         writer.add_sliding_window(config.sliding_window)
     if family == "gemma3":
         writer.add_sliding_window_pattern([kind == "sliding_attention" for kind in config.layer_types])
@@ -86,11 +97,24 @@ def write_gguf(
     for name, parameter in model.state_dict().items():
         if name == "lm_head.weight" and config.tie_word_embeddings:
             continue
+        if ".experts." in name:
+            for part, matrices in _experts(name, parameter, config):
+                stored_name = names.get_name(part, try_suffixes=(".weight", ".bias"))
+                kind = "F32" if matrices.ndim == 2 else kind_of(stored_name)
+                stored, restored = _convert(matrices.contiguous().flatten(0, -2), kind, generator)
+                stored = stored.reshape(*matrices.shape[:-1], -1)
+                writer.add_tensor(stored_name, stored, raw_dtype=gguf.GGMLQuantizationType[kind])
+                matrices.copy_(restored.view(matrices.shape))
+            continue
         stored_name = names.get_name(name, try_suffixes=(".weight", ".bias"))
+        if name.endswith(".sinks"):
+            stored_name += ".weight"
         weight = parameter.detach()
+        if name.endswith("shared_expert_gate.weight"):
+            weight = weight[0]
         order = rows_in_pairs(name, weight, config) if family == "llama" else slice(None)
         stored = (weight + 1.0 if family.startswith("gemma") and "norm" in name else weight)[order]
-        kind = kind_of(stored_name) if weight.ndim == 2 else "F32"
+        kind = "F32" if weight.ndim < 2 or "gate_inp" in stored_name else kind_of(stored_name)
         stored, restored = _convert(stored, kind, generator)
         writer.add_tensor(stored_name, stored, raw_dtype=gguf.GGMLQuantizationType[kind])
         if family.startswith("gemma") and "norm" in name:
@@ -100,6 +124,19 @@ def write_gguf(
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
+
+
+def _experts(name: str, parameter: Tensor, config: Any) -> list[tuple[str, Tensor]]:
+    """A stacked tensor of Transformers' experts -> name and view [E, outputs, inputs] or [E, outputs] of each part."""
+    outer, _, kind = name.rpartition(".")
+    is_bias, by_turns = kind.endswith("_bias"), config.model_type == "gpt_oss"
+    matrices = parameter if is_bias or not by_turns else parameter.transpose(1, 2)
+    suffix = "bias" if is_bias else "weight"
+    if kind.startswith("down"):
+        return [(f"{outer}.down_proj.{suffix}", matrices)]
+    half = matrices.shape[1] // 2
+    gate, up = (matrices[:, 0::2], matrices[:, 1::2]) if by_turns else (matrices[:, :half], matrices[:, half:])
+    return [(f"{outer}.gate_proj.{suffix}", gate), (f"{outer}.up_proj.{suffix}", up)]
 
 
 def _convert(weight: Tensor, kind: str, generator: np.random.Generator) -> tuple[np.ndarray, Tensor]:

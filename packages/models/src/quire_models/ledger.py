@@ -37,6 +37,7 @@ WEIGHT_BYTES: dict[str, Callable[[int, int, int], int]] = {
 }
 """Linear method -> bytes of a weight, as `LinearMethod.weight_bytes` says (a test holds the two together)."""
 _ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
+_MLP = ("gate_proj", "up_proj", "down_proj")
 _ANY_LAYER = "model.layers.0.mlp.up_proj"
 """Where only shapes are known: a name that is not of a layer that is left out."""
 
@@ -89,19 +90,19 @@ def weight_ledger(config: ModelConfig, dtype: str, linear_method: str = "plain")
         for part, (outputs, inputs) in zip(of_attention, shapes, strict=True)
     )
     attention += layers * element * ((query + 2 * kv) * config.qkv_bias + hidden * config.attention_out_bias)
-    inward = ("gate_proj", "up_proj") if config.mlp_gated else ("up_proj",)
+    gates = 1 if config.mlp_gated else 0
 
-    def mlp(name: str, inner: int, *, bias: bool) -> int:
-        matrices = sum(linear(f"{name}.{part}", inner, hidden) for part in inward)
-        matrices += linear(f"{name}.down_proj", hidden, inner)
-        return matrices + element * (len(inward) * inner + hidden) * bias
+    def mlp(name: str, inner: int, *, bias: bool, parts: tuple[str, str, str] = _MLP) -> int:
+        gate, up, down = (f"{name}{part}" for part in parts)
+        matrices = gates * linear(gate, inner, hidden) + linear(up, inner, hidden) + linear(down, hidden, inner)
+        return matrices + element * ((1 + gates) * inner + hidden) * bias
 
     norms = (layers * config.norms_per_layer + 1) * hidden * (1 + config.norm_bias)
     norms += layers * 2 * config.head_dim * config.qk_norm + config.other_parameters
     ledger = {
         "embedding": config.vocab_size * config.embedding_width * element,
         "attention": attention,
-        "MLP": sum(mlp(f"{name}mlp", config.intermediate_size, bias=config.mlp_bias) for name in names),
+        "MLP": sum(mlp(f"{name}mlp.", config.intermediate_size, bias=config.mlp_bias) for name in names),
         "norms": norms * element,
         "LM head": head,
     }
@@ -110,12 +111,14 @@ def weight_ledger(config: ModelConfig, dtype: str, linear_method: str = "plain")
         ledger["MLP"] = ledger["experts"] = 0
         for name, is_sparse in zip(names, config.sparse_layers, strict=True):
             if not is_sparse:
-                ledger["MLP"] += mlp(f"{name}mlp", config.intermediate_size, bias=config.mlp_bias)
+                ledger["MLP"] += mlp(f"{name}mlp.", config.intermediate_size, bias=config.mlp_bias)
                 continue
             if config.shared_intermediate_size:
-                ledger["MLP"] += mlp(f"{name}mlp.shared_experts", config.shared_intermediate_size, bias=config.mlp_bias)
+                shared = f"{name}{config.shared_name}."
+                ledger["MLP"] += mlp(shared, config.shared_intermediate_size, bias=config.mlp_bias)
             # The experts of a layer are alike.
-            expert = mlp(f"{name}mlp.experts.0", config.moe_intermediate_size, bias=config.expert_bias)
+            inner, bias = config.moe_intermediate_size, config.expert_bias
+            expert = mlp(name, inner, bias=bias, parts=config.expert_names)
             ledger["experts"] += config.num_experts * expert + routing
     return ledger
 

@@ -11,7 +11,10 @@ from quire_interfaces import CheckpointError
 from quire_models.config import ModelConfig
 from quire_models.fields import Fields
 
-__all__ = ["MoEConfig", "expert_counts"]
+__all__ = ["MIXTRAL_EXPERTS", "MoEConfig", "expert_counts"]
+
+MIXTRAL_EXPERTS = ("block_sparse_moe.experts.0.w1", "block_sparse_moe.experts.0.w3", "block_sparse_moe.experts.0.w2")
+"""`MoEConfig.expert_names` of Mixtral and those after it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,6 +33,10 @@ class MoEConfig(ModelConfig):
     """Width of the network that every token uses beside its experts; 0 for none."""
     router_parameters: int = 0
     """Weights of a layer's routing beyond one row per expert."""
+    expert_names: tuple[str, str, str] = ("mlp.experts.0.gate_proj", "mlp.experts.0.up_proj", "mlp.experts.0.down_proj")
+    """What the matrices of a layer's first expert are called in the layer, for which of them are quantized."""
+    shared_name: str = "mlp.shared_experts"
+    """The same for the network that every token uses."""
     renormalize: bool = True
     """The weights of a token's experts are made to sum to one."""
 

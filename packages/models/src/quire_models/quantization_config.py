@@ -116,7 +116,8 @@ class QuantizationConfig:
         size = min(self.group_size or 128, 128)
         scales = -(-out_features // 16) * 16 * -(-in_features // size)
         elements = -(-in_features // 128) * 64 if self.bits <= 4 and self.layout != "mxfp4" else in_features
-        scale_bytes = dtype_bytes if self.layout in ("mxfp4", "mxfp8") else 4  # powers of two fit
+        powers_of_two = self.layout in ("mxfp4", "mxfp8") or self.ggml_type == "MXFP4"
+        scale_bytes = dtype_bytes if powers_of_two else 4
         return out_features * elements + scales * (scale_bytes + (0 if self.symmetric else 2))
 
 

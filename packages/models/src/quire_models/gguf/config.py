@@ -19,8 +19,11 @@ GGUF_ARCHITECTURES = {
     "gemma": ("GemmaForCausalLM", "gemma"),
     "gemma2": ("Gemma2ForCausalLM", "gemma2"),
     "gemma3": ("Gemma3ForCausalLM", "gemma3_text"),
+    "qwen2moe": ("Qwen2MoeForCausalLM", "qwen2_moe"),
+    "qwen3moe": ("Qwen3MoeForCausalLM", "qwen3_moe"),
+    "gpt-oss": ("GptOssForCausalLM", "gpt_oss"),
 }
-"""general.architecture -> class and model type. Mistral's are written as llama."""
+"""general.architecture -> class and model type. Mistral's are written as llama, and so are Mixtral's."""
 
 _FIELDS = {
     "embedding_length": "hidden_size",
@@ -50,8 +53,14 @@ def config_values(header: GgufHeader) -> dict[str, Any]:
             "Use the model's safetensors checkpoint"
         )
     architecture, model_type = GGUF_ARCHITECTURES[name]
-    if meta.get(f"{name}.expert_count"):
-        raise CheckpointError(f"{path}: experts are not read from GGUF files; use the model's safetensors checkpoint")
+    has_experts = bool(meta.get(f"{name}.expert_count"))
+    if has_experts and name == "llama":
+        architecture, model_type = "MixtralForCausalLM", "mixtral"
+    elif has_experts and name not in ("qwen2moe", "qwen3moe", "gpt-oss"):
+        raise CheckpointError(
+            f"{path}: experts are read from GGUF files of llama (Mixtral), qwen2moe, qwen3moe and gpt-oss, not of "
+            f"{name}; use the model's safetensors checkpoint"
+        )
     values: dict[str, Any] = {"architectures": [architecture], "model_type": model_type}
     for key, field in _FIELDS.items():
         values[field] = _needed(header, f"{name}.{key}")
@@ -70,6 +79,8 @@ def config_values(header: GgufHeader) -> dict[str, Any]:
     }
     if name.startswith("gemma"):
         values |= _gemma(meta, name, values)
+    if has_experts:
+        values |= _experts(header, name)
     return {**values, "quantization_config": _quantization(header, name)}
 
 
@@ -152,6 +163,35 @@ def _llama3_divisor(frequency: float, factor: float, context: int) -> float:
         return factor
     smooth = (context / wavelength - 1.0) / (4.0 - 1.0)
     return 1.0 / ((1.0 - smooth) / factor + smooth)
+
+
+def _experts(header: GgufHeader, name: str) -> dict[str, Any]:
+    meta = header.metadata
+    number = _needed(header, f"{name}.expert_count")
+    values: dict[str, Any] = {
+        "num_local_experts": number,
+        "num_experts": number,
+        "num_experts_per_tok": _needed(header, f"{name}.expert_used_count"),
+    }
+    if name == "llama":
+        return values
+    inner = _needed(header, f"{name}.expert_feed_forward_length")
+    if name == "gpt-oss":
+        # Frequencies between those that are kept and those that are divided are not cut to whole dimensions.
+        scaling = _rope_scaling(header, name, _needed(header, f"{name}.context_length"))
+        values["rope_scaling"] = scaling and {**scaling, "truncate": False}
+        return values | {
+            "intermediate_size": inner,
+            "sliding_window": meta.get(f"{name}.attention.sliding_window"),
+            "attention_bias": True,
+        }
+    values |= {
+        "moe_intermediate_size": inner,
+        "norm_topk_prob": meta.get(f"{name}.expert_weights_norm", name == "qwen3moe"),
+    }
+    if name == "qwen2moe":
+        values["shared_expert_intermediate_size"] = _shape(header, "blk.0.ffn_up_shexp.weight")[0]
+    return values
 
 
 def _gemma(meta: dict[str, Any], name: str, values: dict[str, Any]) -> dict[str, Any]:

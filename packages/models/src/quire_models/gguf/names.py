@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import re
 
-__all__ = ["COMPRESSED", "checkpoint_name", "is_linear", "stays_compressed"]
+__all__ = ["COMPRESSED", "checkpoint_name", "is_linear", "of_each_expert", "stays_compressed"]
 
 COMPRESSED = {"Q8_0": 8, "Q4_0": 4, "Q5_0": 8, "IQ4_NL": 8, "IQ4_XS": 8, "MXFP4": 8}
 """Type -> bits of the form in memory that holds its values exactly: whole numbers in groups of 32. The others have
@@ -32,7 +32,37 @@ _AROUND = {
     "post_ffw_norm": "post_feedforward_layernorm",
 }
 """Of families with a norm before and behind each part."""
-_OTHER = {"gemma2": _AROUND, "gemma3": _AROUND}
+_EXPERTS = {
+    "ffn_gate_inp": "mlp.gate",
+    "ffn_gate_exps": "mlp.experts.gate_proj",
+    "ffn_up_exps": "mlp.experts.up_proj",
+    "ffn_down_exps": "mlp.experts.down_proj",
+    "ffn_gate_inp_shexp": "mlp.shared_expert_gate",
+    "ffn_gate_shexp": "mlp.shared_expert.gate_proj",
+    "ffn_up_shexp": "mlp.shared_expert.up_proj",
+    "ffn_down_shexp": "mlp.shared_expert.down_proj",
+}
+"""Routed experts lie in one tensor, and have no numbers here."""
+_MIXTRAL = {
+    "ffn_gate_inp": "block_sparse_moe.gate",
+    "ffn_gate_exps": "block_sparse_moe.experts.w1",
+    "ffn_up_exps": "block_sparse_moe.experts.w3",
+    "ffn_down_exps": "block_sparse_moe.experts.w2",
+}
+_GPT_OSS = {
+    **_EXPERTS,
+    "ffn_gate_inp": "mlp.router",
+    "attn_sinks": "self_attn.sinks",
+    "post_attention_norm": "post_attention_layernorm",
+}
+_OTHER = {
+    "gemma2": _AROUND,
+    "gemma3": _AROUND,
+    "llama": _MIXTRAL,
+    "qwen2moe": _EXPERTS,
+    "qwen3moe": _EXPERTS,
+    "gpt-oss": _GPT_OSS,
+}
 """Architecture -> what it names differently."""
 _LAYER = re.compile(r"blk\.(\d+)\.(\w+)\.(weight|bias)")
 
@@ -47,12 +77,22 @@ def checkpoint_name(name: str, architecture: str) -> str:
         return name
     parts = _OF_LAYER | _OTHER.get(architecture, {})
     part = parts.get(match[2])
-    return name if part is None else f"model.layers.{match[1]}.{part}.{match[3]}"
+    if part is None:
+        return name
+    kind = "" if part.endswith(".sinks") else f".{match[3]}"
+    return f"model.layers.{match[1]}.{part}{kind}"
+
+
+def of_each_expert(name: str, num_experts: int) -> tuple[str, ...]:
+    """ "mlp.experts.gate_proj.weight" -> "mlp.experts.0.gate_proj.weight", ...; nothing where it is not of experts."""
+    if ".experts." not in name:
+        return ()
+    return tuple(name.replace(".experts.", f".experts.{expert}.") for expert in range(num_experts))
 
 
 def is_linear(name: str) -> bool:
     """Whether the tensor of this checkpoint name is the weight of a linear layer, or the LM head."""
-    return name.endswith("_proj.weight") or name == "lm_head.weight"
+    return name.endswith(("_proj.weight", ".w1.weight", ".w2.weight", ".w3.weight")) or name == "lm_head.weight"
 
 
 def stays_compressed(name: str, kind: str) -> bool:

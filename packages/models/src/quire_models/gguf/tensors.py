@@ -6,6 +6,7 @@ Plain numbers and types that stay compressed are mapped; the others are widened 
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +18,7 @@ from torch import Tensor
 
 from quire_interfaces import CheckpointError
 from quire_models.gguf.header import GgufTensor, read_header
-from quire_models.gguf.names import checkpoint_name, stays_compressed
+from quire_models.gguf.names import checkpoint_name, of_each_expert, stays_compressed
 
 __all__ = ["GgufCheckpoint"]
 
@@ -61,7 +62,13 @@ class GgufCheckpoint:
             is_head = name == "model.embed_tokens.weight" and config["tie_word_embeddings"]
             if is_head and stays_compressed("lm_head.weight", tensor.kind):
                 yield "lm_head.weight", raw.view(tensor.shape[0], -1)
-            value = raw.view(tensor.shape[0], -1) if stays_compressed(name, tensor.kind) else _floats(raw, tensor)
+            compressed = stays_compressed(name, tensor.kind)
+            value = raw.view(*tensor.shape[:-1], -1) if compressed else _floats(raw, tensor)
+            if name.endswith("shared_expert_gate.weight"):
+                value = value.view(1, -1)
+            if names := of_each_expert(name, len(value)):
+                yield from zip(names, value, strict=True)
+                continue
             if architecture == "llama" and ".attn_q." in tensor.name:
                 value = _rows_of_halves(value, config["num_attention_heads"])
             elif architecture == "llama" and ".attn_k." in tensor.name:
@@ -77,7 +84,7 @@ def _floats(raw: Tensor, tensor: GgufTensor) -> Tensor:
         return raw.view(_PLAIN[tensor.kind]).view(tensor.shape)
     quants = _library()
     kind = quants.GGMLQuantizationType[tensor.kind]
-    rows = raw.view(tensor.shape[0] if len(tensor.shape) > 1 else 1, -1).numpy()
+    rows = raw.view(math.prod(tensor.shape[:-1]), -1).numpy()
     out = torch.empty(len(rows), tensor.shape[-1])
     step = max(1, _ROWS_BYTES // rows.shape[1])
     for begin in range(0, len(rows), step):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from quire_models.config_fields import decoder_fields
 from quire_models.fields import Fields
-from quire_models.moe_config import MoEConfig, expert_counts
+from quire_models.moe_config import MIXTRAL_EXPERTS, MoEConfig, expert_counts
 
 __all__ = ["read_config"]
 
@@ -23,4 +23,5 @@ def read_config(config: Fields) -> MoEConfig:
         num_experts=num_experts,
         num_experts_per_tok=per_token,
         moe_intermediate_size=values["intermediate_size"],
+        expert_names=MIXTRAL_EXPERTS,
     )

@@ -46,5 +46,6 @@ def read_config(config: Fields) -> MoEConfig:
     return MoEConfig(
         **values,
         shared_intermediate_size=config.integer("shared_expert_intermediate_size", default=5632, minimum=1),
+        shared_name="mlp.shared_expert",
         router_parameters=values["hidden_size"],
     )
