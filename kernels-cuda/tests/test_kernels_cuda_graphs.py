@@ -40,6 +40,35 @@ NETWORK: dict[str, Any] = {
 }
 
 
+LATENT_NETWORK: dict[str, Any] = {
+    "architectures": ["DeepseekV32ForCausalLM"],
+    "vocab_size": 31,
+    "hidden_size": 16,
+    "intermediate_size": 16,
+    "moe_intermediate_size": 16,
+    "num_hidden_layers": 1,
+    "first_k_dense_replace": 1,
+    "n_routed_experts": 2,
+    "num_experts_per_tok": 1,
+    "n_group": 1,
+    "topk_group": 1,
+    "n_shared_experts": 1,
+    "routed_scaling_factor": 1.0,
+    "norm_topk_prob": True,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 2,
+    "q_lora_rank": 16,
+    "kv_lora_rank": 16,
+    "qk_nope_head_dim": 8,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 8,
+    "index_n_heads": 2,
+    "index_head_dim": 16,
+    "index_topk": 5,
+    "max_position_embeddings": 64,
+}
+
+
 def triton_table() -> OpTable:
     """Triton's kernels before all others, which they are not where they are interpreted."""
     table = builtin_table()
@@ -63,8 +92,8 @@ def _triton_first(monkeypatch: pytest.MonkeyPatch) -> None:
 class Driver:
     """A runner whose requests never end."""
 
-    def __init__(self, **config: Any) -> None:
-        model = build_model(ModelConfig.from_dict(NETWORK), dtype="float32", device=DEVICE)
+    def __init__(self, network: dict[str, Any] = NETWORK, **config: Any) -> None:
+        model = build_model(ModelConfig.from_dict(network), dtype="float32", device=DEVICE)
         generator = torch.Generator().manual_seed(3)
         for parameter in model.parameters:
             scale = parameter.shape[-1] ** -0.5 * 1.5 if len(parameter.shape) > 1 else 1.0
@@ -130,6 +159,18 @@ def test_tokens_are_those_of_eager_steps() -> None:
     assert graphs.runner.graphs is not None
     assert graphs.runner.graphs.failure is None
     assert set(graphs.runner.graphs.captured) == {(2, True), (2, False)}
+
+
+def test_a_network_with_sparse_latent_attention() -> None:
+    """From fewer tokens than the index finds to more."""
+    eager, graphs = Driver(LATENT_NETWORK, enforce_eager=True), Driver(LATENT_NETWORK)
+    for _ in range(6):
+        eager.step([0])
+        graphs.step([0])
+    assert graphs.tokens == eager.tokens
+    assert graphs.runner.graphs is not None
+    assert graphs.runner.graphs.failure is None
+    assert set(graphs.runner.graphs.captured) == {(2, False)}
 
 
 def test_every_kernel_of_a_step_is_ours() -> None:

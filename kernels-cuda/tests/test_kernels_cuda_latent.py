@@ -11,7 +11,7 @@ from kernels_cuda_support import check, here, poison
 from ops_layouts import Layout, grow_trees, random_layout
 
 from quire_kernels_cuda.platform import LaunchConfig
-from quire_kernels_cuda.triton import latent
+from quire_kernels_cuda.triton import index, latent
 from quire_ops import reference as ref
 from quire_ops import sparse_reference
 
@@ -87,3 +87,22 @@ def test_rows_are_written() -> None:
     ref.write_latent_cache(rows, wanted, layout.slot_mapping)
     latent.write_latent_cache(here(rows), there, here(layout.slot_mapping))
     assert torch.equal(there.cpu().nan_to_num(7.0), wanted.nan_to_num(7.0))
+
+
+@pytest.mark.parametrize("workspace", [50, 1 << 24], ids=["token by token", "at once"])
+def test_the_index_finds_what_the_reference_finds(monkeypatch, workspace: int) -> None:
+    """In keys that are parts of longer rows; and where the found tokens are."""
+    layout, cache = step([(1, 40), (3, 25), (1, 1)], {}, torch.float32)
+    keys, tokens = cache[..., 4:], sum(layout.query_lens)
+    query, weights = torch.randn(tokens, 18, WIDTH - 4), torch.randn(tokens, 18)
+    monkeypatch.setattr(index, "WORKSPACE", workspace)
+    monkeypatch.setattr(index, "_MOST_HEADS", 16)
+    there = on_device(layout)
+    poison(monkeypatch)
+    for k in (7, 64):
+        wanted = sparse_reference.index_topk(query, weights, keys, layout, k=k)
+        got = index.index_topk(here(query), here(weights), here(keys), there, k=k)
+        assert torch.equal(got.cpu().sort(dim=1).values, wanted.sort(dim=1).values)
+        assert (got[:, 0] >= 0).all()
+        slots = index.position_slots(got, there)
+        assert torch.equal(slots.cpu(), sparse_reference.position_slots(got.cpu(), layout))

@@ -58,7 +58,7 @@ class TritonBuilder:
     def _recording(self, target: Target, gpu: str | None) -> Iterator[list[Build]]:
         from quire_kernels_cuda.ops import op_backends
 
-        backends = op_backends(self._name, self._platform, None)
+        backends = op_backends(self._name, self._platform, None, target=target)
         with pretending(target, gpu), recording("") as builds, replaced_backends(backends):
             yield builds
 

@@ -20,7 +20,9 @@ __all__ = ["FAMILIES", "SHAPES", "Calls", "NetworkShape", "list_builds"]
 
 FAMILIES = (
     "attention",
+    "fp8",
     "gates",
+    "index",
     "latent",
     "linear",
     "lora",

@@ -43,6 +43,8 @@ class Served:
     trees: bool = False
     many_registers: bool = False
     """It has no form for targets that have few (`Target.has_few_registers`)."""
+    fp8_products: bool = False
+    """It multiplies 8-bit floats, which not every target does (`Target.has_fp8`)."""
 
 
 _ROW = {"hidden_size": SizeRule(maximum=32768)}
@@ -54,6 +56,7 @@ SERVED = (
     Served(op="int8_linear", module="linear"),
     Served(op="grouped_linear", module="linear"),
     Served(op="w8a8_linear", module="w8a8", batch_invariant=True),
+    Served(op="fp8_linear", module="fp8", fp8_products=True),
     Served(op="lora_linear", module="lora"),
     Served(op="lm_head_argmax", module="vocabulary"),
     Served(op="embedding", module="vocabulary"),
@@ -86,13 +89,17 @@ SERVED = (
     ),
     Served(op="write_latent_cache", module="latent", batch_invariant=True),
     Served(op="latent_attention", module="latent", device_lengths=True, trees=True, many_registers=True),
+    Served(op="index_topk", module="index", device_lengths=True),
+    Served(op="position_slots", module="index", device_lengths=True),
     Served(op="sparse_latent_attention", module="latent", many_registers=True),
 )
 
 
 def backends() -> list[OpBackend]:
     """The entry point of group `quire.ops`."""
-    return op_backends("triton", NVIDIA, unavailable(), builder=_nvidia_builder()) + attention_backends()
+    reason = unavailable()
+    target = None if reason is not None or is_interpreted() else NVIDIA.target_of(torch.device("cuda", 0))
+    return op_backends("triton", NVIDIA, reason, target=target, builder=_nvidia_builder()) + attention_backends()
 
 
 @cache
@@ -143,6 +150,8 @@ def op_backends(
 def _why_not_on(served: Served, target: Target | None) -> str | None:
     if target is not None and target.has_few_registers and served.many_registers:
         return f"its rows do not fit into the registers of {target.name}"
+    if target is not None and served.fp8_products and not target.has_fp8:
+        return f"{target.name} does not multiply 8-bit floats of this kind"
     return None
 
 

@@ -29,7 +29,7 @@ class Target:
     multiprocessors: int = 128
     """Of a usual GPU of this kind: how work is divided where there is none to ask."""
     has_fp8: bool
-    """Whether it converts numbers of float8_e4m3fn and float8_e5m2 itself."""
+    """Whether it converts numbers of float8_e4m3fn and float8_e5m2 itself, and multiplies them."""
 
     @property
     def has_few_registers(self) -> bool:

@@ -353,7 +353,8 @@ def test_kernels_are_chosen_with_reasons_and_may_be_disabled(tmp_path: Path) -> 
     assert load().linear_kernels == "w8a8_linear for 21"
     weight_only = load("w8a8_linear", "int8_linear")
     assert weight_only.linear_kernels == (
-        "grouped_linear for 21, inputs stay as they are (w8a8_linear: disabled; int8_linear: disabled)"
+        "grouped_linear for 21, inputs stay as they are (w8a8_linear: disabled; int8_linear: disabled; "
+        "fp8_linear: takes no int8)"
     )
     widened = load("w8a8_linear", "int8_linear", "grouped_linear")
     assert "linear for 21" in widened.linear_kernels

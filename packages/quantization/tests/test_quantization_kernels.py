@@ -9,10 +9,19 @@ import pytest
 import torch
 
 from quire_interfaces import ConfigError, LinearMethod, QuantKey
-from quire_ops import OpRequest, op_table
+from quire_ops import OpBackend, OpRequest, op_table
 from quire_ops.backends import replaced_backends
 from quire_quantization import linear_method
-from quire_quantization.kernels import INT8_TENSOR, INT8_TOKENS, KernelChoice, choose_kernel
+from quire_quantization.kernels import (
+    FP8_GROUPS,
+    FP8_STEP,
+    FP8_TENSOR,
+    FP8_TOKENS,
+    INT8_TENSOR,
+    INT8_TOKENS,
+    KernelChoice,
+    choose_kernel,
+)
 from quire_quantization.methods import QuantizedLinear, ServedLinear
 from quire_testkit.conformance.linear_method import LinearMethodSuite
 
@@ -42,14 +51,14 @@ def choose(weight: QuantKey, inputs: QuantKey | None = None, *disabled: str, dev
             dataclasses.replace(INT8, scale_dtype="float32"),
             INT8_TOKENS,
             "grouped_linear for 3, inputs stay as they are (w8a8_linear: takes scales of the compute dtype only; "
-            "int8_linear: takes scales of the compute dtype only)",
+            "int8_linear: takes scales of the compute dtype only; fp8_linear: takes no int8)",
         ),
         (INT4, INT8_TOKENS, "grouped_linear for 3, inputs stay as they are (w8a8_linear: takes no int4; "
-                            "int8_linear: takes no int4)"),
+                            "int8_linear: takes no int4; fp8_linear: takes no int4)"),
         (
             dataclasses.replace(INT4, group_size=48),
             None,
-            "linear for 3 (w8a8_linear: inputs stay as they are; int8_linear: takes no int4; "
+            "linear for 3 (w8a8_linear: takes no int4; int8_linear: takes no int4; fp8_linear: takes no int4; "
             "grouped_linear: takes no groups of 48)",
         ),
     ],
@@ -60,11 +69,34 @@ def test_the_first_that_takes_a_form_serves(
     assert choose(weight, inputs, device=device).report(3) == report
 
 
-def test_inputs_that_a_checkpoint_means_in_fp8_stay_as_they_are() -> None:
-    inputs = QuantKey(dtype="fp8_e4m3", scale_dtype="float32", granularity="tensor", static=True)
-    choice = choose(FLOAT8, inputs)
-    assert choice.kernel.op == "grouped_linear"
-    assert "not in fp8_e4m3, tensor, float32 scales, from the checkpoint" in choice.report(1)
+BLOCKS = dataclasses.replace(FLOAT8, granularity="group", group_size=128)
+
+
+@pytest.mark.parametrize(
+    ("weight", "inputs", "refusal"),
+    [
+        (FLOAT8, FP8_TENSOR, ""),
+        (FLOAT8, FP8_STEP, ""),
+        (FLOAT8, FP8_TOKENS, ""),
+        (BLOCKS, FP8_GROUPS, ""),
+        (FLOAT8, None, "inputs stay as they are"),
+        (FLOAT8, FP8_GROUPS, "takes no weight in tensor scales with inputs in fp8_e4m3, groups of 128, float32 scales"),
+        (BLOCKS, FP8_TOKENS, "takes no weight in group scales with inputs in fp8_e4m3, token, float32 scales"),
+        (dataclasses.replace(BLOCKS, group_size=32), FP8_GROUPS, "takes no groups of 32"),
+    ],
+)  # fmt: skip
+def test_inputs_are_rounded_to_fp8_where_a_backend_multiplies_it(
+    weight: QuantKey, inputs: QuantKey | None, refusal: str
+) -> None:
+    here = choose(weight, inputs)
+    assert here.kernel.op == "grouped_linear"
+    assert dict(here.against)["fp8_linear"] == (refusal or "only the reference computes it on cpu")
+    there = OpBackend(op="fp8_linear", name="one", function=print)
+    with replaced_backends([]):
+        op_table().add(there)
+        choice = choose(weight, inputs)
+    assert dict(choice.against).get("fp8_linear", "") == refusal
+    assert (choice.kernel.op == "fp8_linear") == (not refusal)
 
 
 def test_a_shape_that_sums_of_int8_cannot_hold() -> None:
@@ -98,7 +130,8 @@ def test_online_methods_are_chosen_like_checkpoints() -> None:
     fallen = linear_method("w8a8", OpRequest(), ["w8a8_linear", "int8_linear"])
     assert isinstance(fallen, ServedLinear)
     assert fallen.choice.report(2) == (
-        "grouped_linear for 2, inputs stay as they are (w8a8_linear: disabled; int8_linear: disabled)"
+        "grouped_linear for 2, inputs stay as they are (w8a8_linear: disabled; int8_linear: disabled; "
+        "fp8_linear: takes no int8)"
     )
     with pytest.raises(ConfigError, match="no linear kernel is left"):
         linear_method("int4", OpRequest(), ["grouped_linear", "linear"])

@@ -101,7 +101,7 @@ class ModelSettings(Settings):
     )
     disabled_linear_kernels: tuple[str, ...] = setting(
         (),
-        help="Ops that may not multiply with quantized weights, of w8a8_linear, int8_linear, "
+        help="Ops that may not multiply with quantized weights, of w8a8_linear, int8_linear, fp8_linear, "
         "grouped_linear and linear (which takes any, widened), or run experts at once, fused_moe; the report at the "
         "start says which do.",
     )

@@ -79,6 +79,7 @@ _OPTIONS: dict[str, OpFunction] = {
     "decode_step": reference_decode_step,
     "draw": reference_draw,
     "draw_masked": reference_draw_masked,
+    "fp8_linear": reference.fp8_linear,
     "rotate_and_write": reference.rotate_and_write,
 }
 """Reference of each op that has no torch backend: networks do without where no other package brings one."""

@@ -68,6 +68,17 @@ OPS: tuple[Op, ...] = (
         ),
     ),
     Op(
+        name="fp8_linear",
+        signature="(x [N, I], weight [O, I] float8_e4m3fn, scale [O, G] float32, input_scale [1] float32, "
+        "bias [O] | None, *, wide: bool) -> [N, O], dtype of x, or float32 if wide",
+        description=(
+            "(q * step) @ (weight * scale).T + bias with q and step of `fp8_tokens.round_tokens_to_fp8`: both sides in "
+            "fp8 e4m3, summed in float32. G is 1, then tokens have one step each; or ceil(I / 128), then steps and "
+            "scales are those of 128 inputs each. A row that is not finite becomes NaN. An option of a backend: "
+            "without one, inputs stay as they are"
+        ),
+    ),
+    Op(
         name="grouped_linear",
         signature="(x [N, I], weight [O, 64 * ceil(I / 128)] uint8 | [O, I] int8 | [O, I] float8_e4m3fn, "
         "scale [ceil(O / 16), G, 16] of x's dtype or float32, zero like scale, int16 | None, bias [O] | None, *, "

@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from quire_ops.declarations import PagedLayout
+from quire_ops.fp8_tokens import FP8_GROUP, round_tokens_to_fp8
 from quire_ops.grouped import dequantize
 from quire_ops.int8_tokens import round_tokens
 from quire_ops.kv_reference import decode_row, encode_row
@@ -23,6 +24,7 @@ __all__ = [
     "biased_paged_attention",
     "embedding",
     "encoder_attention",
+    "fp8_linear",
     "gelu_and_mul",
     "grouped_linear",
     "int8_linear",
@@ -73,6 +75,22 @@ def w8a8_linear(
     """Op `w8a8_linear`."""
     tokens, step = round_tokens(x, input_scale)
     out = (tokens.long() @ weight.long().T).double() * step.double()[:, None] * scale.double()
+    out = out if bias is None else out + bias.double()
+    return out.to(torch.float32 if wide else x.dtype)
+
+
+def fp8_linear(
+    x: Tensor, weight: Tensor, scale: Tensor, input_scale: Tensor, bias: Tensor | None, *, wide: bool = False
+) -> Tensor:
+    """Op `fp8_linear`."""
+    tokens, step = round_tokens_to_fp8(x, input_scale, by_group=scale.shape[1] > 1)
+    inputs = x.shape[1]
+    size = inputs if scale.shape[1] == 1 else FP8_GROUP
+    rows, columns = (
+        part.double() * of_group.double().repeat_interleave(size, dim=1)[:, :inputs]
+        for part, of_group in ((tokens, step), (weight, scale))
+    )
+    out = rows @ columns.T
     out = out if bias is None else out + bias.double()
     return out.to(torch.float32 if wide else x.dtype)
 

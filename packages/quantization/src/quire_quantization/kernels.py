@@ -15,10 +15,15 @@ from torch import Tensor
 
 from quire_interfaces import ConfigError, QuantKey
 from quire_ops import OpRequest, op_table
+from quire_ops.fp8_tokens import FP8_GROUP
 from quire_quantization.experts import FUSED
 from quire_quantization.stored import GroupedWeight, exact_scale, grouped_weights
 
 __all__ = [
+    "FP8_GROUPS",
+    "FP8_STEP",
+    "FP8_TENSOR",
+    "FP8_TOKENS",
     "INT8_TENSOR",
     "INT8_TOKENS",
     "KERNELS",
@@ -36,6 +41,14 @@ INT8_TOKENS = QuantKey(dtype="int8", scale_dtype="float32", granularity="token")
 """Inputs rounded to int8, each with a scale of its own."""
 INT8_TENSOR = QuantKey(dtype="int8", scale_dtype="float32", granularity="tensor", static=True)
 """The same with one scale, which the checkpoint brings."""
+FP8_TOKENS = QuantKey(dtype="fp8_e4m3", scale_dtype="float32", granularity="token")
+"""Inputs rounded to fp8, each with a scale of its own."""
+FP8_TENSOR = QuantKey(dtype="fp8_e4m3", scale_dtype="float32", granularity="tensor", static=True)
+"""The same with one scale, which the checkpoint brings."""
+FP8_STEP = QuantKey(dtype="fp8_e4m3", scale_dtype="float32", granularity="tensor")
+"""The same with one scale for all inputs of a step; each has its own here, so that none depends on its neighbours."""
+FP8_GROUPS = QuantKey(dtype="fp8_e4m3", scale_dtype="float32", granularity="group", group_size=FP8_GROUP)
+"""Inputs rounded to fp8, each 128 numbers of one with a scale of their own."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,9 +88,13 @@ class WeightKernel:
         size, in_features = weight.group_size or 128, request.sizes.get("in_features", 1)
         taken = "inputs in " + " or ".join(map(str, self.inputs))
         reasons = (
+            (self.dtypes is not None and weight.dtype not in self.dtypes, f"takes no {weight.dtype}"),
             (bool(self.inputs) and inputs is None, "inputs stay as they are"),
             (bool(self.inputs) and inputs not in self.inputs, f"takes {taken}, not in {inputs}"),
-            (self.dtypes is not None and weight.dtype not in self.dtypes, f"takes no {weight.dtype}"),
+            (
+                self.op == "fp8_linear" and (weight.granularity == "group") != (inputs == FP8_GROUPS),
+                f"takes no weight in {weight.granularity} scales with inputs in {inputs}",
+            ),
             (not self.zero_points and not weight.symmetric, "takes no zero points"),
             (
                 self.granularities is not None and weight.granularity not in self.granularities,
@@ -124,6 +141,15 @@ def _grouped(weight: GroupedWeight, dtype: torch.dtype, name: str) -> dict[str, 
     return grouped_weights(weight, dtype, name)
 
 
+def _fp8(weight: GroupedWeight, dtype: torch.dtype, name: str) -> dict[str, Tensor]:
+    inputs, groups = weight.elements.shape[1], weight.scale.shape[1]
+    scale = weight.scale.float()
+    if groups > 1:  # larger groups have the same scale several times
+        size = weight.group_size or inputs // groups
+        scale = scale.repeat_interleave(size // FP8_GROUP, dim=1)[:, : -(-inputs // FP8_GROUP)]
+    return {"weight": weight.elements.contiguous(), "scale": scale.contiguous()}
+
+
 def _widened(weight: GroupedWeight, dtype: torch.dtype, name: str) -> dict[str, Tensor]:
     return {"weight": weight.dequantized().to(dtype)}
 
@@ -149,6 +175,16 @@ KERNELS = (
         float32_scales=False,
         zero_points=False,
         make=_one_scale,
+    ),
+    WeightKernel(
+        op="fp8_linear",
+        dtypes=frozenset({"fp8_e4m3"}),
+        granularities=_BY_OUTPUT | {"group"},
+        group_step=128,
+        zero_points=False,
+        inputs=(FP8_TOKENS, FP8_TENSOR, FP8_STEP, FP8_GROUPS),
+        make=_fp8,
+        arguments=("weight", "scale", "input_scale"),
     ),
     WeightKernel(
         op="grouped_linear",

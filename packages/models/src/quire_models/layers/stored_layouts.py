@@ -15,7 +15,7 @@ from quire_models.quantization_config import QuantizationConfig
 from quire_quantization.float4 import powers_of_two, read_bitsandbytes4, read_float8, read_mxfp4, read_nvfp4
 from quire_quantization.float_zeros import TILE_INPUTS, TILE_OUTPUTS, read_int4_plain, read_int4_tiles
 from quire_quantization.ggml import GGML_TYPES, read_ggml
-from quire_quantization.kernels import INT8_TENSOR
+from quire_quantization.kernels import FP8_TENSOR, INT8_TENSOR
 from quire_quantization.stored import GroupedWeight, read_awq, read_gptq, read_int8, read_packed
 
 __all__ = ["LAYOUTS", "Layout", "StoredLayer", "StoredTensor"]
@@ -107,7 +107,10 @@ def _packed_tensors(layer: StoredLayer, dtype: torch.dtype) -> dict[str, StoredT
 
 def _input_scale(config: QuantizationConfig) -> dict[str, StoredTensor]:
     """Of rounded inputs, where a kernel may want it."""
-    return {"input_scale": StoredTensor((1,), torch.float32)} if config.inputs == INT8_TENSOR else {}
+    if config.inputs not in (INT8_TENSOR, FP8_TENSOR):
+        return {}
+    is_optional = config.inputs == FP8_TENSOR  # without one, inputs have scales of their own
+    return {"input_scale": StoredTensor((1,), torch.float32, is_optional)}
 
 
 def _read_packed(layer: StoredLayer, tensors: Mapping[str, Tensor]) -> GroupedWeight:

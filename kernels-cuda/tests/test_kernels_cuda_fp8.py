@@ -1,0 +1,104 @@
+"""Op `fp8_linear` in Triton: tokens are rounded as the reference does, what is not finite stays in its row."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import torch
+from kernels_cuda_support import DEVICE, TOLERANCE, here, poison
+
+from quire_kernels_cuda.ops import backends, op_backends
+from quire_kernels_cuda.platform import NVIDIA
+from quire_kernels_cuda.targets import NVIDIA_TARGETS
+from quire_kernels_cuda.triton.fp8 import fp8_linear, round_tokens_to_fp8_kernel
+from quire_models.layers.stored_linear import StoredLinear
+from quire_models.quantization_config import QuantizationConfig
+from quire_ops import OpRequest
+from quire_ops import reference as ref
+from quire_ops.backends import replaced_backends
+from quire_ops.fp8_tokens import round_tokens_to_fp8
+from quire_quantization.kernels import FP8_GROUPS, FP8_TENSOR
+
+multiplies_fp8 = pytest.mark.skipif(
+    DEVICE == "cuda" and not NVIDIA.target_of(torch.device("cuda", 0)).has_fp8, reason="this GPU has no fp8"
+)
+
+
+def rows(size: int, dtype: torch.dtype) -> torch.Tensor:
+    """Rows of every magnitude, one of zeros, one too small to divide by, and two that are not finite."""
+    x = torch.randn(9, size + 3) * torch.tensor([1, 1e-3, 30, 1e20, 1, 0, 1e-43, 1, 1])[:, None]
+    x[4] = (torch.arange(size + 3) % 61 - 30) * 17.0  # many are halves between numbers of e4m3
+    x[7, 2], x[8, size - 1] = float("inf"), float("nan")
+    return x.to(dtype)[:, :size]
+
+
+@pytest.mark.parametrize(("input_scale", "by_group"), [(0.0, False), (0.0, True), (0.75, False)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_tokens_are_the_references(dtype: torch.dtype, input_scale: float, by_group: bool) -> None:
+    torch.manual_seed(0)
+    x, scale = rows(300, dtype), torch.tensor([input_scale])
+    wanted, wanted_steps = round_tokens_to_fp8(x, scale, by_group=by_group)
+    group, groups = (128, 3) if by_group else (300, 1)
+    tokens, steps = torch.full((9, 300), 0x33, dtype=torch.uint8), torch.zeros(9, groups)
+    moved = [here(each) for each in (x, scale, tokens, steps)]
+    round_tokens_to_fp8_kernel[(9, groups)](
+        *moved, 300, group, groups, moved[0].stride(0), BLOCK=128 if by_group else 256, enable_fp_fusion=False
+    )
+    assert torch.equal(moved[2].cpu().view(torch.float8_e4m3fn).float(), wanted.float())
+    assert torch.equal(moved[3].cpu().nan_to_num(-1.0), wanted_steps.nan_to_num(-1.0))
+    assert wanted_steps.isnan().any(1).tolist() == [False] * 7 + [True] * 2
+
+
+@multiplies_fp8
+@pytest.mark.parametrize(
+    ("num_rows", "inputs", "groups", "input_scale", "has_bias", "wide"),
+    [(9, 140, 1, 0.0, True, False), (40, 140, 1, 0.02, False, True), (9, 300, 3, 0.0, True, True)],
+)
+def test_equals_reference(monkeypatch, num_rows, inputs, groups, input_scale, has_bias, wide) -> None:
+    torch.manual_seed(1)
+    dtype = torch.bfloat16
+    x = torch.cat((rows(inputs, dtype)[[0, 1, 2, 4, 5, 7]], torch.randn(num_rows - 6, inputs).to(dtype)))
+    weight = torch.randn(70, inputs).to(torch.float8_e4m3fn)
+    scale, given = torch.rand(70, groups), torch.tensor([input_scale])
+    bias = torch.randn(70).to(dtype) if has_bias else None
+    wanted = ref.fp8_linear(x, weight, scale, given, bias, wide=wide)
+    poison(monkeypatch)
+    got = fp8_linear(*here((x, weight, scale, given, bias)), wide=wide).cpu()
+    assert got.dtype == wanted.dtype
+    assert got[5].isnan().all()
+    kept = torch.arange(num_rows) != 5
+    error = (got[kept].double() - wanted[kept].double()).abs().amax(1) / wanted[kept].double().abs().amax(1).clamp(1e-9)
+    assert error.max() <= TOLERANCE[torch.float32 if wide else dtype]
+
+
+def test_gpus_that_do_not_multiply_fp8_are_refused() -> None:
+    for name, serves in (("sm_80", False), ("sm_89", True), ("sm_90", True)):
+        backends = op_backends("triton", NVIDIA, None, target=NVIDIA_TARGETS[name])
+        (backend,) = (each for each in backends if each.op == "fp8_linear")
+        assert (backend.unavailable is None) == serves
+
+
+@pytest.mark.skipif(DEVICE == "cuda", reason="quantized checkpoints are loaded for the CPU")
+@pytest.mark.parametrize(("granularity", "block"), [("tensor", None), ("block", (128, 128))])
+def test_layers_of_fp8_checkpoints_round_their_inputs(granularity: str, block: tuple[int, int] | None) -> None:
+    """Where the kernel serves, as interpreted ones never do by themselves."""
+    torch.manual_seed(2)
+    inputs = FP8_GROUPS if block else FP8_TENSOR
+    config = QuantizationConfig(
+        layout="fp8", bits=8, group_size=None, granularity=granularity, block_shape=block, inputs=inputs
+    )
+    weight, x = torch.randn(40, 200).to(torch.float8_e4m3fn), torch.randn(3, 200)
+    scale, given = torch.rand((1, 2) if block else (1,)) + 0.5, torch.tensor([0.0 if block else 0.013])
+    (ours,) = (each for each in backends() if each.op == "fp8_linear")
+    with replaced_backends([dataclasses.replace(ours, priority=10)]):
+        layer = StoredLinear(config, OpRequest(dtype=torch.float32), "layer", 40, 200)
+        assert ("input_scale" in layer.tensors()) == (block is None)
+        stored = {"weight": weight, "weight_scale": scale} | ({} if block else {"input_scale": given})
+        weights = layer.read(stored, None)
+        assert layer.op == "fp8_linear"
+        got = layer.apply(weights, x)
+    wanted = ref.fp8_linear(x, weight, scale.expand(40, 2 if block else 1), given, None)
+    assert (got - wanted).abs().max() <= TOLERANCE[torch.float32] * wanted.abs().max()
+    plain = x @ (weight.float() * (scale.repeat_interleave(128, 1)[:, :200] if block else scale)).T
+    assert 1e-4 < (got - plain).abs().max() / plain.abs().max() < 0.1, "inputs are rounded, and no more than that"
