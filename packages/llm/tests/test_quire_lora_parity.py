@@ -122,3 +122,32 @@ def test_tokens_are_pefts(llm: LLM, tiny) -> None:
     if llm.config.scheduler.max_num_batched_tokens < 30:
         assert stats.num_preemptions_total > 0
     llm.engine.core.parts.check_integrity()
+
+
+def test_whole_prompts_beside_requests_that_decode(tiny) -> None:
+    """One batch of all adapters: half of the requests have their whole prompts in one step, the others theirs in a step
+    with the first half's next tokens."""
+    folder, places, prompts, expected = tiny
+    params = SamplingParams(temperature=0, max_tokens=NUM_TOKENS, ignore_eos=True)
+    settings: dict[str, Any] = {"max_model_len": 64, "max_num_seqs": 64, "num_gpu_blocks_override": 400}
+    settings |= {"max_loras": NUM_ADAPTERS, "max_lora_rank": 16, "max_cpu_loras": NUM_ADAPTERS, "dtype": "float32"}
+    with LLM(folder, enable_lora=True, async_scheduling=False, enable_prefix_caching=False, **settings) as llm:
+        order = random.Random(2).sample(range(len(prompts)), len(prompts))
+        halves, got, which = (order[::2], order[1::2]), dict[int, list[int]](), dict[str, int]()
+        for half in halves:
+            for i in half:
+                place = places[i]
+                if place is not None:
+                    llm.load_adapter(place.name, str(place))
+                name = llm.engine.add_request(prompts[i], params, adapter=place.name if place else None)
+                which[name] = i
+            before = llm.stats()
+            llm.engine.step()
+            stats = llm.stats()
+            read = stats.num_prompt_tokens_total - before.num_prompt_tokens_total
+            assert read == sum(len(prompts[i]) for i in half)
+            assert stats.num_generation_tokens_total - before.num_generation_tokens_total == len(which)
+        assert stats.num_adapters_running == NUM_ADAPTERS
+        while llm.engine.has_unfinished_requests():
+            got |= {which[out.request_id]: list(out.outputs[0].token_ids) for out in llm.engine.step()}
+        assert [got[i] for i in range(len(prompts))] == expected

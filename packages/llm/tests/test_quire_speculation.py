@@ -13,8 +13,10 @@ from safetensors.torch import load_file, save_file
 
 from quire import LLM, CheckpointError, ConfigError, RequestOutput, SamplingParams, StructuredOutputsParams
 from quire_demo_model import checkpoint_path
+from quire_models import CausalLM
 from quire_runner import draft_costs
 from quire_testkit.checkpoints import make_checkpoint
+from quire_testkit.hf_checkpoints import tiny_hf_checkpoint
 from quire_testkit.parity.case import ParityCase
 from quire_testkit.parity.moe_cases import MOE_CASES
 from quire_testkit.parity.oracle import write_checkpoint
@@ -29,9 +31,9 @@ SETTINGS: dict[str, Any] = {
 SMALL = {"block_size": 4, "num_gpu_blocks_override": 28, "max_num_batched_tokens": 48, "max_model_len": 100}
 
 
-def write_head(folder: Path, **fields: Any) -> Path:
-    """A random EAGLE-3 head for the demo model, in the published layout, with a part of the vocabulary."""
-    target = json.loads((checkpoint_path() / "config.json").read_text())
+def write_head(folder: Path, model: Path | None = None, **fields: Any) -> Path:
+    """A random EAGLE-3 head for the demo model or another, in the published layout, with a part of the vocabulary."""
+    target = json.loads(((model or checkpoint_path()) / "config.json").read_text())
     size, inner, draft_vocab = target["hidden_size"], 64, 300
     folder.mkdir()
     layers = {"eagle_aux_hidden_state_layer_ids": [0, 2, 5], "use_aux_hidden_state": True}
@@ -45,7 +47,8 @@ def write_head(folder: Path, **fields: Any) -> Path:
         **fields,
     }
     (folder / "config.json").write_text(json.dumps(values))
-    heads, kv = target["num_attention_heads"] * 32, target["num_key_value_heads"] * 32
+    head_dim = target.get("head_dim") or size // target["num_attention_heads"]
+    heads, kv = target["num_attention_heads"] * head_dim, target["num_key_value_heads"] * head_dim
     shapes = {
         "fc": (size, 3 * size),
         "midlayer.self_attn.q_proj": (heads, 2 * size),
@@ -64,7 +67,7 @@ def write_head(folder: Path, **fields: Any) -> Path:
     }
     for norm in ("midlayer.hidden_norm", "midlayer.input_layernorm", "midlayer.post_attention_layernorm", "norm"):
         tensors[f"{norm}.weight"] = torch.ones(size).bfloat16()
-    chosen = torch.arange(draft_vocab) * 4
+    chosen = torch.arange(draft_vocab) * (target["vocab_size"] // draft_vocab)
     tensors["d2t"] = chosen - torch.arange(draft_vocab)
     tensors["t2d"] = torch.zeros(target["vocab_size"], dtype=torch.bool).index_fill(0, chosen, True)
     save_file(tensors, folder / "model.safetensors")
@@ -271,6 +274,35 @@ def test_what_drafts_is_in_the_plan(head: Path) -> None:
     assert info.memory_bytes["KV cache: draft"] * 5 == info.memory_bytes["KV cache"] == plain["KV cache"]
     assert info.memory_bytes["weights: draft"] > 0
     assert "eagle3" in info.choices["speculation"]
+
+
+def test_a_head_that_names_no_layers_reads_the_usual_ones(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The input of layers 2, L/2 and L - 3, as Transformers computes it; where these are no three, it has to say."""
+    model = tiny_hf_checkpoint(tmp_path / "model", "llama", num_hidden_layers=8)
+    head = write_head(tmp_path / "head", tmp_path / "model", eagle_config=None)
+    settings: dict[str, Any] = {"model": str(tmp_path / "model"), "dtype": "float32", "max_model_len": 128}
+    settings["tokenizer"] = str(checkpoint_path())
+    seen_layers: list[tuple[tuple[int, ...], torch.Tensor]] = []
+    forward = CausalLM.forward_with_features
+
+    def watched(self: CausalLM, batch: Any, layers: tuple[int, ...]) -> Any:
+        hidden, features = forward(self, batch, layers)
+        seen_layers.append((layers, features.clone()))
+        return hidden, features
+
+    monkeypatch.setattr(CausalLM, "forward_with_features", watched)
+    prompt = list(range(3, 40))
+    with LLM(**{**SETTINGS, **settings}, speculative_method="eagle3", speculative_model=str(head)) as llm:
+        llm.generate([{"prompt_token_ids": prompt}], SamplingParams(temperature=0, max_tokens=1), use_tqdm=False)
+    layers, features = seen_layers[0]
+    assert layers == (2, 4, 5)
+    with torch.inference_mode():
+        inputs = model(torch.tensor([prompt]), output_hidden_states=True).hidden_states
+    wanted = torch.cat([inputs[layer][0] for layer in layers], dim=-1)
+    assert (features - wanted).abs().max() < 1e-3 < 0.1 < (inputs[2] - inputs[3]).abs().max()
+    shallow = write_head(tmp_path / "shallow", eagle_config=None)
+    with pytest.raises(CheckpointError, match=r"names no layers.*this one has 5"):
+        LLM(**SETTINGS, speculative_method="eagle3", speculative_model=str(shallow))
 
 
 def test_what_cannot_draft_is_refused(tmp_path: Path, head: Path) -> None:

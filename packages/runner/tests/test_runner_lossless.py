@@ -47,6 +47,7 @@ def probabilities(row: Tensor, outputs: list[int], params: SamplingParams) -> Te
     "values",
     [
         {"temperature": 1.6, "top_k": 4, "min_p": 0.1},
+        {"temperature": 1.0, "top_p": 0.8},
         {
             "temperature": 0.7,
             "top_p": 0.9,
@@ -55,7 +56,7 @@ def probabilities(row: Tensor, outputs: list[int], params: SamplingParams) -> Te
             "frequency_penalty": 0.3,
         },
     ],
-    ids=["top_k and min_p", "top_p and penalties"],
+    ids=["top_k and min_p", "top_p alone", "top_p and penalties"],
 )
 def test_pairs_of_tokens_have_the_models_distribution(values: dict[str, Any]) -> None:
     params = SamplingParams(**values)

@@ -192,6 +192,12 @@ def _check_head(head: EagleConfig, folder: Path, target: ModelConfig) -> None:
     if head.kind != "eagle3":
         return
     layers = head.feature_layers or default_feature_layers(target.num_layers)
+    if head.feature_layers is None and not layers[0] < layers[1] < layers[2]:
+        raise CheckpointError(
+            f"the head {str(folder)!r} names no layers that it reads, and those of EAGLE-3 by default (2, half of all, "
+            f"the third from the end) need a model of 7 layers or more, this one has {target.num_layers}; write "
+            "eagle_aux_hidden_state_layer_ids into the head's config.json"
+        )
     if any(not 0 <= layer <= target.num_layers for layer in layers):
         raise CheckpointError(
             f"the head {str(folder)!r} reads layers {', '.join(map(str, layers))} of a model that has "

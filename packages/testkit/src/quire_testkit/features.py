@@ -150,6 +150,11 @@ Refused when they are asked for, by an error with the code `unsupported_combinat
 
 {reasons}
 
+Drafts of MTP layers and of Medusa heads, which the demo model has none of, are tested apart, with random weights: the
+same tokens with and without, greedy and by seed, in chains and in trees; Medusa heads also with log probabilities,
+penalties, stop strings, structured output, chunked prompts and cached prefixes (`test_quire_speculation.py`,
+`test_runner_mtp.py`, `test_runner_medusa.py`).
+
 `min_tokens` is refused together with structured output, which alone says when an output may end. What a feature does
 not go with besides other features (kinds of networks, of adapters, of checkpoints) stands on its own page: see
 [LoRA](lora.md), [quantization](quantization.md), [structured output](structured-output.md), [sampling](sampling.md).
