@@ -47,6 +47,18 @@ def test_everything_else_is_closed(keyed, method, path, authorization):
     assert response.json()["error"]["code"] == "invalid_api_key"
 
 
+def test_every_route_that_there_is_is_closed(keyed):
+    headers = {"authorization": b"Bearer " + KEYS[0].encode()}
+    paths = keyed.client.get("/openapi.json", headers=headers).json()["paths"]
+    routes = [(method, path) for path, methods in paths.items() for method in ("HEAD", *map(str.upper, methods))]
+    assert len(routes) > 60
+    for method, path in routes:
+        response = keyed.client.request(method, path.format(id="x", item="y", name="z"))
+        assert (response.status_code == 401) == (path != "/health"), (method, path, response.status_code)
+        if path.startswith("/v1/messages") and method == "POST":
+            assert response.json()["error"]["type"] == "authentication_error"
+
+
 def test_health_is_open(keyed):
     assert keyed.client.get("/health").status_code == 200
 
