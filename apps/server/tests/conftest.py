@@ -46,6 +46,7 @@ TYPES: dict[str, tuple[Any, Any]] = {
     "POST /v1/responses": (RESPONSE, openai.types.responses.ResponseStreamEvent),
     "GET /v1/responses/ID": (RESPONSE, openai.types.responses.ResponseStreamEvent),
     "POST /v1/responses/ID/cancel": (RESPONSE, None),
+    "GET /v1/models/tiny": (openai.types.Model, None),
     "POST /v1/messages": (anthropic.types.Message, anthropic.types.RawMessageStreamEvent),
     "POST /v1/messages/count_tokens": (anthropic.types.MessageTokensCount, None),
 }

@@ -7,7 +7,7 @@ from typing import Any
 
 import anthropic
 import pytest
-from anthropic.types import ErrorResponse, Message, RawMessageStreamEvent
+from anthropic.types import ErrorResponse, Message, ModelInfo, RawMessageStreamEvent
 from pydantic import TypeAdapter
 
 WEATHER: dict[str, Any] = {
@@ -255,6 +255,14 @@ def test_wrong_requests_are_named_in_the_client_s_shape(client, changes, named):
     assert caught.value.body["error"]["type"] == "invalid_request_error"
     ErrorResponse.model_validate(caught.value.body, strict=True, extra="forbid")
     assert caught.value.request_id == caught.value.body["request_id"]
+
+
+def test_the_models_are_listed(client, scripted):
+    page = client.models.list()
+    assert ([model.id for model in page.data], page.has_more, page.first_id) == (["tiny"], False, "tiny")
+    card = client.models.retrieve("tiny")
+    assert (card.type, card.display_name, card.max_input_tokens) == ("model", "tiny", 2048)
+    ModelInfo.model_validate_json(scripted.client.get("/v1/models/tiny").content, strict=True)
 
 
 def test_each_refusal_has_the_client_s_shape_and_the_request_s_id(client, scripted):

@@ -7,6 +7,7 @@ import contextlib
 import importlib.resources
 import logging
 from collections.abc import Awaitable, Callable
+from datetime import UTC, datetime
 from typing import Any
 
 from fastapi import FastAPI
@@ -219,7 +220,9 @@ async def version(context: ServerContext, request: Request) -> Response:
 async def models(context: ServerContext, request: Request) -> Response:
     """The served model under each of its names, and its adapters."""
     names = (*context.model_names, *(name for name in context.llm.adapters if name not in context.model_names))
-    return JSONResponse({"object": "list", "data": [_model_card(context, name) for name in names]})
+    cards = [_model_card(context, name) for name in names]
+    ends = {"first_id": names[0], "last_id": names[-1], "has_more": False}  # for Anthropic's clients
+    return JSONResponse({"object": "list", "data": cards, **ends})
 
 
 async def one_model(context: ServerContext, request: Request) -> Response:
@@ -228,6 +231,7 @@ async def one_model(context: ServerContext, request: Request) -> Response:
 
 
 def _model_card(context: ServerContext, name: str) -> dict[str, Any]:
+    """What OpenAI's clients read, vLLM's, and Anthropic's."""
     info, adapter = context.llm.engine_info, context.adapter_of(name)
     return {
         "id": name,
@@ -237,6 +241,11 @@ def _model_card(context: ServerContext, name: str) -> dict[str, Any]:
         "root": info.model if adapter is None else context.llm.adapters[adapter],
         "parent": None if adapter is None else context.model_names[0],
         "max_model_len": info.max_model_len,
+        "type": "model",
+        "display_name": name,
+        "created_at": datetime.fromtimestamp(context.started_s, UTC).isoformat(),
+        "lifecycle": "active",
+        "max_input_tokens": info.max_model_len,
     }
 
 
