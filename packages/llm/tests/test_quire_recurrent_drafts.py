@@ -8,8 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from safetensors.torch import load_file, save_file
 
-from quire import LLM, SamplingParams
+from quire import LLM, CheckpointError, SamplingParams
 from quire_demo_model import checkpoint_path
 from quire_testkit.parity.cases import CASES
 from quire_testkit.parity.oracle import write_checkpoint
@@ -72,3 +74,36 @@ def test_tokens_do_not_change(folder: Path) -> None:
         assert answers(llm, leaving) == expected_leaving
         stats = llm.stats()
     assert stats.num_draft_tokens_total > stats.num_accepted_tokens_total + 5
+
+
+def test_the_layer_for_further_tokens_drafts(tmp_path: Path) -> None:
+    name = "Qwen3NextForCausalLM"
+    write_checkpoint(tmp_path, name, CASES[name])
+    prompts = [{"prompt_token_ids": list(range(3, 15 + 9 * i))} for i in range(3)]
+    params = [SamplingParams(temperature=t, seed=2, max_tokens=12, ignore_eos=True) for t in (0.0, 0.7, 0.0)]
+    drafting: dict[str, Any] = {
+        "speculative_method": "mtp", "num_speculative_tokens": 3, "speculative_adaptive": False,
+        "speculative_eagle_topk": 4,
+    }  # fmt: skip
+
+    def tokens(llm: LLM) -> list[Any]:
+        return [each.outputs[0].token_ids for each in llm.generate(prompts, params, use_tqdm=False)]
+
+    with make(tmp_path) as llm:
+        expected = tokens(llm)
+    with pytest.raises(CheckpointError, match="mtp"):
+        make(tmp_path, **drafting)
+
+    stored = load_file(tmp_path / "model.safetensors")
+    last = "model.layers.3."
+    layer = {f"mtp.layers.0.{key.removeprefix(last)}": it for key, it in stored.items() if key.startswith(last)}
+    size = stored["model.norm.weight"].shape[0]
+    layer["mtp.fc.weight"] = torch.randn(size, 2 * size, generator=torch.Generator().manual_seed(1)) * 0.1
+    layer |= {f"mtp.{norm}.weight": torch.zeros(size) for norm in ("norm", "pre_fc_norm_embedding")}
+    layer["mtp.pre_fc_norm_hidden.weight"] = torch.zeros(size)
+    save_file(stored | {key: it.clone() for key, it in layer.items()}, tmp_path / "model.safetensors")
+    with make(tmp_path, **drafting) as llm:
+        assert tokens(llm) == expected
+        assert llm.stats().num_draft_tokens_total > 30
+        assert llm.engine_info.memory_bytes["weights: draft"] == sum(it.nbytes for it in layer.values())
+        assert any("in chains" in note for note in llm.engine_info.extra["notes"])

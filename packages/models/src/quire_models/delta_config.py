@@ -71,6 +71,9 @@ class GatedDeltaConfig(RecurrentConfig):
     delta: DeltaShape
     attention_layers: tuple[bool, ...]
     """Per layer: it attends."""
+    num_mtp_layers: int
+    """Layers of the checkpoint that predict further tokens (`mtp.layers`). Where config.json does not say, which
+    Qwen3-Next's does not, one: published checkpoints have it."""
 
 
 def attention_layers(config: Fields, layers: int) -> tuple[bool, ...]:
@@ -120,6 +123,7 @@ def delta_fields(config: Fields, *, intermediate_size: int, value_heads: int) ->
         "attention_out_bias": bias,
         "qk_norm": True,
         "delta": delta,
+        "num_mtp_layers": config.integer("mtp_num_hidden_layers", default=1, minimum=0),
         "mixer_width": delta.width,
         "attention_layers": attends,
         "caches": tuple(

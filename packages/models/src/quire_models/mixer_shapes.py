@@ -31,6 +31,11 @@ class WeightCount(NamedTuple):
     wide: int = 0
     """Numbers that are kept in float32."""
 
+    def share(self, parts: int) -> WeightCount:
+        """Of one of `parts` equal parts."""
+        matrices = tuple((outputs, inputs, count // parts) for outputs, inputs, count in self.matrices)
+        return WeightCount(matrices, self.others // parts, self.wide // parts)
+
 
 class MixerShape(Protocol):
     """What planners ask of a recurrent mixer."""

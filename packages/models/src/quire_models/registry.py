@@ -116,6 +116,7 @@ ARCHITECTURES: dict[str, Architecture] = {
 
 DRAFT_HEADS: dict[str, Architecture] = {
     "EagleHead": Architecture("eagle", "quire_models.eagle.model", "EagleHead"),
+    "GatedMtpHead": Architecture("mtp", "quire_models.mtp.gated", "GatedMtpHead"),
     "MedusaHeads": Architecture("medusa", "quire_models.medusa.model", "MedusaHeads"),
     "MtpHead": Architecture("mtp", "quire_models.mtp.model", "MtpHead"),
 }

@@ -15,25 +15,23 @@ import torch
 from torch import Tensor
 
 from quire_attention import ForwardBatch
-from quire_interfaces import CheckpointError
 from quire_models.deepseek_v3.model import make_layer as make_latent_layer
+from quire_models.deepseek_v32.model import make_layer as make_sparse_layer
 from quire_models.glm4_moe.model import make_layer as make_grouped_layer
-from quire_models.layers.decoder_lm import DecoderLM
-from quire_models.layers.draft_head import DraftHead
 from quire_models.layers.linear import Linear
-from quire_models.layers.network import Network
 from quire_models.layers.norm import RMSNorm
 from quire_models.layers.rotary import RotaryTable
 from quire_models.layers.scope import Scope
-from quire_models.mtp.config import GroupedMtpConfig, LatentMtpConfig
+from quire_models.mtp.config import GroupedLayer, LatentMtpConfig, SparseMtpConfig
+from quire_models.mtp.head import FurtherTokenHead
 
 __all__ = ["MtpHead"]
 
 
-class MtpHead(DraftHead):
+class MtpHead(FurtherTokenHead):
     """The layer, loaded from the target's checkpoint."""
 
-    def __init__(self, config: GroupedMtpConfig | LatentMtpConfig, scope: Scope) -> None:
+    def __init__(self, config: GroupedLayer, scope: Scope) -> None:
         super().__init__(config, scope)
         size, eps = config.hidden_size, config.rms_norm_eps
         body = scope / "model" / "layers" / str(config.first_layer)
@@ -42,11 +40,14 @@ class MtpHead(DraftHead):
         self.hnorm = RMSNorm(body / "hnorm", size, eps)
         # Quantized checkpoints keep the projection as numbers.
         self.eh_proj = Linear(dataclasses.replace(body, quantization=None) / "eh_proj", 2 * size, size)
-        make_layer = make_latent_layer if isinstance(config, LatentMtpConfig) else make_grouped_layer
-        self.layer = make_layer(config, 0, body)  # type: ignore[arg-type]
+        if isinstance(config, SparseMtpConfig):
+            self.layer = make_sparse_layer(config, 0, body)
+        elif isinstance(config, LatentMtpConfig):
+            self.layer = make_latent_layer(config, 0, body)
+        else:
+            self.layer = make_grouped_layer(config, 0, body)
         self.norm = RMSNorm(body / "shared_head" / "norm", size, eps)
         self.rotary = RotaryTable(config.rope, config.rotary_dim, dtype=scope.dtype, device=scope.device)
-        self._target: DecoderLM | None = None
 
     def checkpoint_tensors(self, name: str, tensor: Tensor) -> Iterable[tuple[str, Tensor]]:
         """What stands in the layer, without copies of the target's embedding and LM head."""
@@ -54,29 +55,20 @@ class MtpHead(DraftHead):
         copies = ("embed_tokens.", "shared_head.head.")
         return () if within == name or within.startswith(copies) else ((name, tensor),)
 
-    def join(self, target: Network) -> None:
-        """See `DraftHead.join`."""
-        if not isinstance(target, DecoderLM) or target.config.hidden_size != self.config.hidden_size:
-            raise CheckpointError(f"{target.config.architecture} is not what this layer predicts further tokens for")
-        self._target = target
-
     @torch.inference_mode()
     def advance(self, batch: ForwardBatch, states: Tensor) -> Tensor:
         """See `DraftHead.advance`."""
-        assert self._target is not None, "join was not called"
         cos, sin = self.rotary(batch.positions, max(batch.attention[0].kv_lens))
-        embedded = self.enorm(self._target.embedding(batch.input_ids))
+        embedded = self.enorm(self.target.embedding(batch.input_ids))
         x = self.eh_proj(torch.cat((embedded, self.hnorm(states)), dim=-1))
         return self.layer(x, cos, sin, batch)
 
     @torch.inference_mode()
     def compute_logits(self, hidden: Tensor) -> Tensor:
         """States [N, H] -> logits [N, vocab_size] float32."""
-        assert self._target is not None, "join was not called"
-        return self._target.lm_head(self.norm(hidden))
+        return self.target.lm_head(self.norm(hidden))
 
     @torch.inference_mode()
     def most_likely(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
         """See `Network.most_likely`."""
-        assert self._target is not None, "join was not called"
-        return self._target.lm_head.most_likely(self.norm(hidden))
+        return self.target.lm_head.most_likely(self.norm(hidden))
