@@ -49,6 +49,21 @@ def test_a_step_that_ends_with_a_block_fills_one() -> None:
     assert [bool(block) for block in table] == [False] * 5 + [True]
 
 
+def test_a_step_with_drafts_has_a_block_wherever_it_may_end() -> None:
+    manager = make_manager()
+    request = make_request("a", list(range(14)))
+    (table,) = manager.allocate(request, 14 + 7) or ()  # with room for drafts
+    assert [bool(block) for block in table] == [False, False, True, True, True, True]
+    request.num_computed_tokens = 14
+    request.output_token_ids.append(1)
+    (table,) = manager.allocate(request, 1 + 17) or ()
+    assert [bool(block) for block in table] == [True, True]
+    request.num_computed_tokens += 2  # one of the drafts was right
+    request.output_token_ids += [1, 1]
+    assert all(manager.block_ids("a")[0][3:])
+    manager.check_integrity()
+
+
 def test_another_request_goes_on_from_the_state_at_a_steps_last_whole_block() -> None:
     manager = make_manager(attention=True)
     first = make_request("a", list(range(22)))

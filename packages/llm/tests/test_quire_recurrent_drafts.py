@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,13 +21,16 @@ NETWORKS = sorted(EXACT | {f"{name}ForCausalLM" for name in ("Jamba", "Qwen3Next
 
 
 @pytest.fixture(scope="module", params=NETWORKS)
-def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     made = tmp_path_factory.mktemp("network") / request.param
     write_checkpoint(made, request.param, CASES[request.param])
-    with pytest.MonkeyPatch.context() as patch:
-        # Blocks of a few tokens: drafts run over the ends of several.
-        patch.setattr("quire.plan.state_block_size", lambda make_specs, block_size: block_size)
-        yield made
+    return made
+
+
+@pytest.fixture(autouse=True)
+def few_tokens_in_a_block(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Drafts run over the ends of several blocks."""
+    monkeypatch.setattr("quire.plan.state_block_size", lambda make_specs, block_size: block_size)
 
 
 def make(folder: Path, **settings: Any) -> LLM:

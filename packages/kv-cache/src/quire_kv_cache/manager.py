@@ -216,7 +216,7 @@ class KVCacheManager:
         start = cached.num_tokens if num_hit_blocks else request.num_computed_tokens
         end = start + num_new_tokens
         num_blocks = max(-(-(end + num_lookahead_tokens) // size), num_hit_blocks)
-        num_empty = self._num_empty(num_hit_blocks, num_blocks, end)
+        num_empty = self._num_empty(request, num_hit_blocks, num_blocks, end)
         num_needed = (num_blocks - num_hit_blocks) * len(self._policies) - sum(num_empty)
         if not cached.has_encoder:
             num_needed += self._encoder.num_blocks(request)
@@ -245,8 +245,7 @@ class KVCacheManager:
         pool = self._pool
         num_held_blocks = held.num_slots // self.block_size
         num_new_blocks = max(-(-num_slots // self.block_size) - num_held_blocks, 0)
-        # Tokens beyond the known ones may be drafts: a step of which only the first is right ends there.
-        num_empty = self._num_empty(num_held_blocks, num_held_blocks + num_new_blocks, min(end, request.num_tokens))
+        num_empty = self._num_empty(request, num_held_blocks, num_held_blocks + num_new_blocks, end)
         num_needed = num_new_blocks * len(self._policies) - sum(num_empty)
         # Computed tokens beyond the known ones may be drafts of a step in flight and be taken back; the position after
         # the known tokens is the earliest that the next step can begin at.
@@ -266,11 +265,12 @@ class KVCacheManager:
             self._set_release_at(held)
         return self._append(held, num_new_blocks, num_empty) + self._encoder.nothing()
 
-    def _num_empty(self, first_block: int, end_block: int, end: int) -> list[int]:
-        """Per group, how many of the new blocks [first_block, end_block) get nothing in a step that goes at least up to
-        position `end`."""
+    def _num_empty(self, request: Request, first_block: int, end_block: int, end: int) -> list[int]:
+        """Per group, how many of the new blocks [first_block, end_block) get nothing in a step up to position `end`.
+        Beyond the known tokens there may be drafts, or room for them: the step may end anywhere there."""
         if not self._has_states:
             return self._none_empty
+        end = min(end, request.num_tokens)
         return [
             min(max(policy.first_written_block(end), first_block), end_block) - first_block for policy in self._policies
         ]
