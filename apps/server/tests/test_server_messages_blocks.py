@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from quire_interfaces import RequestError
 from quire_server.messages_request import MessagesRequest
 
 MARK = {"cache_control": {"type": "ephemeral"}}
@@ -67,8 +68,10 @@ def test_failed_tools_say_so():
     assert result() == result(content=None) == ""
 
 
-def test_hidden_thoughts_are_taken_and_left_out():
+def test_what_only_its_maker_can_read_is_taken_and_left_out():
     blocks = [{"type": "redacted_thinking", "data": "x"}, {"type": "thinking", "thinking": "hm", "signature": ""}]
+    blocks += [{"type": "server_tool_use", "id": "s", "name": "web_search", "input": {"query": "quire"}}]
+    blocks += [{"type": "web_search_tool_result", "tool_use_id": "s", "content": [{"encrypted_content": "x"}]}]
     use = {"type": "tool_use", "id": "t", "name": "now", "input": {}}
     function = {"name": "now", "arguments": {}}
     assert conversation({"role": "assistant", "content": [*blocks, {"type": "text", "text": "I look."}, use]}) == [
@@ -79,6 +82,12 @@ def test_hidden_thoughts_are_taken_and_left_out():
             "tool_calls": [{"id": "t", "type": "function", "function": function}],
         }
     ]
+
+
+@pytest.mark.parametrize("kind", ["server_tool_use", "web_search_tool_result", "redacted_thinking", "tool_use"])
+def test_users_say_none_of_it(kind):
+    with pytest.raises(RequestError, match=kind):
+        conversation(user({"type": kind}))
 
 
 def test_consecutive_messages_of_one_role_are_one_turn():

@@ -189,7 +189,7 @@ def _chat_messages(message: dict[str, Any], at: str) -> list[dict[str, Any]]:
             calls.append(_chat_call(block, where))
         elif kind == "thinking" and role == "assistant":
             thoughts.append(str(block.get("thinking") or ""))
-        elif kind != "redacted_thinking":
+        elif role != "assistant" or not _is_passed_over(kind):
             raise RequestError(
                 f"{where} is of type {kind!r}, which a message of role {role!r} cannot hold here; send text",
                 param=where,
@@ -209,6 +209,14 @@ def _own_message(
     if thoughts:
         message["reasoning_content"] = thoughts
     return [message]
+
+
+def _is_passed_over(kind: Any) -> bool:
+    """Blocks of an earlier answer that only the server that made them can read: hidden thoughts, and tools that it ran
+    by itself."""
+    return isinstance(kind, str) and (
+        kind in ("redacted_thinking", "server_tool_use", "mcp_tool_use") or kind.endswith("_tool_result")
+    )
 
 
 def _append(messages: list[dict[str, Any]], message: dict[str, Any]) -> None:
