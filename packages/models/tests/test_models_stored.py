@@ -259,6 +259,24 @@ def check_that_damage_is_named(folder: Path, config: ModelConfig) -> None:
         load_model(config, folder)
 
 
+@pytest.mark.parametrize("name", ["gptq planes ordered", "int8", "float block", "nvfp4", "fp4 nested"])
+def test_weights_are_read_on_the_host_and_put_on_the_device(name: str, tmp_path: Path) -> None:
+    """With torch's device without memory, which takes tensors and gives no numbers back."""
+    make(tmp_path, name)
+    config = ModelConfig.from_path(tmp_path)
+    here = load_model(config, tmp_path, dtype="bfloat16")
+    attention = here.attention_backend  # none serves there
+    there = load_model(config, tmp_path, dtype="bfloat16", device="meta", attention_backend=attention)
+    assert there.linear_kernels == here.linear_kernels
+    for wanted, layer in zip(here.linears, there.linears, strict=True):
+        assert layer.shape == wanted.shape
+        kept = layer._weights
+        assert {name: (one.shape, one.dtype) for name, one in kept.items()} == {
+            name: (one.shape, one.dtype) for name, one in wanted._weights.items()
+        }
+        assert {one.device.type for one in kept.values()} == {"meta"}
+
+
 CHANNEL8 = {"num_bits": 8, "type": "float", "strategy": "channel"}
 MIXED: dict[str, tuple[dict[str, Any], dict[str, str], str]] = {
     "compressed-tensors": (

@@ -97,7 +97,7 @@ def load_dummy_weights(model: Network, seed: int = 0) -> None:
             tensor = torch.full(parameter.shape, value, dtype=dtype)
         else:
             tensor = torch.empty(parameter.shape, dtype=torch.float32).normal_(0.0, 0.02, generator=generator)
-        parameter.tensor = tensor.to(device=model.device, dtype=dtype)
+        parameter.tensor = tensor.to(device="cpu" if parameter.on_host else model.device, dtype=dtype)
     model.finish_loading()
 
 
@@ -138,9 +138,9 @@ def _placed(tensor: Tensor, model: Network, parameter: Parameter, uploads: Stage
             "quantization_config that says so; use files of one checkpoint, or the unquantized one"
         )
     shaped, dtype = tensor.reshape(-1 if -1 in parameter.shape else parameter.shape), parameter.dtype or model.dtype
-    if uploads is not None and shaped.device.type == "cpu":
+    if uploads is not None and shaped.device.type == "cpu" and not parameter.on_host:
         return uploads.upload(shaped, dtype)
-    return shaped.to(device=model.device, dtype=dtype).contiguous()
+    return shaped.to(device="cpu" if parameter.on_host else model.device, dtype=dtype).contiguous()
 
 
 def _complaint(folder: Path, missing: list[str], extra: list[str], wrong: list[str]) -> str:

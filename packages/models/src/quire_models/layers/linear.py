@@ -47,7 +47,7 @@ class Linear:
         tensors = {"weight": StoredTensor(self.shape, None)} if stored is None else stored.tensors()
         if bias:
             tensors.pop("bias", None)
-        self._stored = scope.stored_parameters(tensors)
+        self._stored = scope.stored_parameters(tensors, on_host=stored is not None)
         self._bias = scope.parameter("bias", out_features) if bias else None
         self._weights: dict[str, Tensor] = {}
         self._dtype = scope.dtype
@@ -170,7 +170,7 @@ class LMHead:
         if self._embedding is None:
             tensors = {"weight": StoredTensor((vocab_size, size), None)} if stored is None else stored.tensors()
             tensors.pop("bias", None)
-            self._stored = scope.stored_parameters(tensors)
+            self._stored = scope.stored_parameters(tensors, on_host=stored is not None)
         elif may_differ:
             self._stored = {"weight": scope.parameter("weight", vocab_size, size, optional=True)}
         self._weights: dict[str, Tensor] = {}

@@ -38,6 +38,8 @@ class Parameter:
     """What it is kept in; None for the network's compute dtype."""
     optional: bool = False
     """The checkpoint need not bring it."""
+    on_host: bool = False
+    """It stays on the CPU: the layer makes another form of it, and puts that on its device."""
 
     def take(self) -> Tensor:
         """The loaded tensor; the parameter lets go of it, so that a layer may replace it by another form."""
@@ -143,7 +145,8 @@ class Scope:
             return None
         stored = stored if rounds else dataclasses.replace(stored, inputs=None)
         request = OpRequest(device=self.device.type, dtype=self.dtype)
-        method = StoredLinear(stored, request, name, out_features, in_features, self.disabled_linear_kernels)
+        disabled = self.disabled_linear_kernels
+        method = StoredLinear(stored, request, name, out_features, in_features, disabled, self.device)
         self.stored.append(method)
         return method
 
@@ -154,12 +157,15 @@ class Scope:
             return None
         return self.stored_linear(vocab_size, size, rounds=False)
 
-    def stored_parameters(self, tensors: Mapping[str, StoredTensor]) -> dict[str, Parameter]:
-        """Declare what a layer has in the checkpoint."""
-        return {
+    def stored_parameters(self, tensors: Mapping[str, StoredTensor], *, on_host: bool) -> dict[str, Parameter]:
+        """Declare what a layer has in the checkpoint. Where that is quantized, it is read on the host."""
+        declared = {
             name: self.parameter(name, *shape, dtype=dtype, optional=optional)
             for name, (shape, dtype, optional) in tensors.items()
         }
+        for parameter in declared.values():
+            parameter.on_host = on_host
+        return declared
 
     def when_loaded(self, finish: Callable[[], None]) -> None:
         """Call `finish` once all parameters are loaded."""

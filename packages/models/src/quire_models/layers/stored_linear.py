@@ -13,7 +13,7 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from quire_interfaces import CheckpointError, ConfigError
+from quire_interfaces import CheckpointError
 from quire_models.layers.stored_layouts import LAYOUTS, StoredLayer, StoredTensor
 from quire_models.quantization_config import QuantizationConfig
 from quire_ops import OpRequest, bind
@@ -35,20 +35,21 @@ class StoredLinear:
         outputs: int,
         inputs: int,
         disabled: Collection[str] = (),
+        device: torch.device | str = "cpu",
     ) -> None:
         """Args:
         name: Of the layer, for messages.
         disabled: Ops that may not serve.
+        device: Where weights are put, once they are read on the host.
 
         Raises:
             CheckpointError: The layer's size does not fit the layout.
         """
-        if request.device != "cpu":
-            raise ConfigError(f"quantized checkpoints run on the cpu for now, not on {request.device}", field="device")
         self.config, self.name = config, config.name
         self._layer, self._layout = StoredLayer(name, outputs, inputs, config), LAYOUTS[config.layout]
         sizes = {"in_features": inputs, "out_features": outputs}
         self._request, self._disabled = replace(request, sizes=sizes), disabled
+        self._device = device
         self._ops = cache(lambda op: bind(op, request))
         self.choice: KernelChoice | None = None
         """Set by `read`."""
@@ -73,7 +74,7 @@ class StoredLinear:
         return self._layout.tensors(self._layer, self._request.dtype)
 
     def read(self, tensors: dict[str, Tensor], bias: Tensor | None) -> dict[str, Tensor]:
-        """The tensors of the checkpoint -> what `apply` needs."""
+        """The tensors of the checkpoint, on the host -> what `apply` needs, on the device."""
         weight = self._layout.read(self._layer, tensors)
         dtype = self._request.dtype
         self.choice = choose_kernel(key_of(weight, dtype), self.config.inputs, self._request, self._disabled)
@@ -81,7 +82,8 @@ class StoredLinear:
         if self.choice.kernel.inputs:
             weights["input_scale"] = self._input_scale(tensors.get("input_scale"))
         bias = tensors.get("bias", bias)
-        return weights if bias is None else {**weights, "bias": bias}
+        weights = weights if bias is None else {**weights, "bias": bias}
+        return {name: tensor.to(self._device) for name, tensor in weights.items()}
 
     def _input_scale(self, scale: Tensor | None) -> Tensor:
         if scale is None:
