@@ -22,6 +22,10 @@ __all__ = ["AttentionBackendSuite"]
 
 KV_HEADS, GROUP, HEAD_DIM = 2, 2, 32
 SCALE = HEAD_DIM**-0.5
+CHUNKS = ((20, 1, 1, 1), (5, 9, 6, 1), (1, 1, 1, 30))
+"""Of each sequence: its tokens in each step."""
+NARROW_CHUNKS = ((11, 1), (4, 6), (1, 10))
+"""The same, where formats of rows are what matters."""
 
 
 class AttentionBackendSuite:
@@ -74,8 +78,9 @@ class AttentionBackendSuite:
     def test_narrow_caches(self) -> None:
         kv_scale = torch.tensor([[0.5, 3.0], [2.0, 0.1]])
         for name in sorted(self.make_backend().abilities.cache_dtypes - {"float32", "bfloat16", "float16"}):
-            self._run(torch.float32, window=7, soft_cap=None, cache_dtype=name)
-            self._run(torch.float32, window=None, soft_cap=None, cache_dtype=name, kv_scale=kv_scale)
+            for window, scale in ((7, None), (None, kv_scale)):
+                self._run(torch.float32, window=window, soft_cap=None, cache_dtype=name, kv_scale=scale,
+                          chunks=NARROW_CHUNKS)  # fmt: skip
 
     def _block_size(self, backend: AttentionBackend) -> int:
         sizes = backend.abilities.block_sizes
@@ -92,12 +97,12 @@ class AttentionBackendSuite:
         only: int | None = None,
         cache_dtype: str | None = None,
         kv_scale: Tensor | None = None,
+        chunks: tuple[tuple[int, ...], ...] = CHUNKS,
     ) -> list[Tensor]:
         """Three sequences in mixed steps (prefill, chunk, decode); every output is compared. Returns them all."""
         backend = self.make_backend()
         block_size = self._block_size(backend)
         rng = random.Random(0)
-        chunks = [[20, 1, 1, 1], [5, 9, 6, 1], [1, 1, 1, 30]]
         lengths = [sum(parts) for parts in chunks]
         tokens = [self._tokens(i, length, dtype) for i, length in enumerate(lengths)]
         blocks = list(range(1, 1 + sum(-(-length // block_size) for length in lengths)))
@@ -115,7 +120,7 @@ class AttentionBackendSuite:
         outputs: list[list[Tensor]] = [[], [], []]
         done = [0, 0, 0]
         chosen = range(3) if only is None else (only,)
-        for step in range(4):
+        for step in range(len(chunks[0])):
             parts = [(i, done[i], done[i] + chunks[i][step]) for i in chosen]
             metadata = self._metadata(parts, tables, block_size)
             query, key, value = (torch.cat([tokens[i][j][a:b] for i, a, b in parts]) for j in range(3))
