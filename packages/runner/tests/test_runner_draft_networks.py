@@ -171,9 +171,11 @@ def test_a_tree_that_is_always_right(family: str, monkeypatch: pytest.MonkeyPatc
     engine.executor.close()
 
 
-def dense_head(head: EagleHead, target: CausalLM, tokens: list[int]) -> Callable[[list[int]], dict[int, float]]:
+def dense_head(
+    head: EagleHead, target: CausalLM, tokens: list[int], first: int = 0
+) -> Callable[[list[int]], dict[int, float]]:
     """The head's definition, in float64, without cache: true features up to the last but one token. Guesses that follow
-    the tokens -> token that may come then -> its log probability."""
+    the tokens -> token that may come then -> its log probability. It attends to nothing before position `first`."""
     config = head.config
     assert isinstance(config, EagleConfig)
     raw = {name: tensor.double() for name, tensor in head.raw.items() if tensor is not None}  # type: ignore[attr-defined]
@@ -202,7 +204,9 @@ def dense_head(head: EagleHead, target: CausalLM, tokens: list[int]) -> Callable
         q, k = heads("q_proj", True), heads("k_proj", True).repeat_interleave(copies, 1)
         v = heads("v_proj", False).repeat_interleave(copies, 1)
         scores = torch.einsum("qhd,khd->hqk", q, k) * config.head_dim**-0.5
-        scores = scores.masked_fill(torch.ones(length, length).triu(1).bool(), -torch.inf)
+        hidden = torch.ones(length, length).triu(1).bool()
+        hidden[first:, :first] = True
+        scores = scores.masked_fill(hidden, -torch.inf)
         mixed = torch.einsum("hqk,khd->qhd", scores.softmax(-1), v).flatten(1)
         states = states + mixed @ raw[f"{prefix}.self_attn.o_proj.weight"].T
         y = norm(states, f"{prefix}.post_attention_layernorm")
@@ -228,17 +232,17 @@ def dense_head(head: EagleHead, target: CausalLM, tokens: list[int]) -> Callable
     return behind
 
 
-def dense_drafts(head: EagleHead, target: CausalLM, tokens: list[int], count: int) -> list[int]:
-    behind, drafts = dense_head(head, target, tokens), list[int]()
+def dense_drafts(head: EagleHead, target: CausalLM, tokens: list[int], count: int, first: int = 0) -> list[int]:
+    behind, drafts = dense_head(head, target, tokens, first), list[int]()
     for _ in range(count):
         found = behind(drafts)
         drafts.append(max(found, key=found.__getitem__))
     return drafts
 
 
-def dense_tree(head: EagleHead, target: CausalLM, tokens: list[int], topk: int) -> set[tuple[int, ...]]:
+def dense_tree(head: EagleHead, target: CausalLM, tokens: list[int], topk: int, first: int = 0) -> set[tuple[int, ...]]:
     """The paths of the tree that EAGLE-2 grows and ranks (arXiv:2406.16858, sections 4.1 and 4.2)."""
-    behind = dense_head(head, target, tokens)
+    behind = dense_head(head, target, tokens, first)
     values: dict[tuple[int, ...], float] = {(): 0.0}
     layer: list[tuple[int, ...]] = [()]
     for _ in range(NUM_DRAFTS):
@@ -300,3 +304,55 @@ def test_trees_of_a_head_are_those_of_whole_passes(kind: str, target: CausalLM) 
         assert nodes == dense_tree(head, target, tokens, 3)
     assert len(checked) >= 5
     engine.executor.close()
+
+
+@pytest.mark.parametrize("topk", [1, 3])
+@pytest.mark.parametrize("kind", ["eagle3", "eagle"])
+def test_a_head_sees_what_follows_the_features_that_it_missed(kind: str, topk: int, target: CausalLM) -> None:
+    """Of a prefix that was cached while drafting rested, beside one that it read, and where drafting begins amid a text
+    the next block."""
+    head = eagle_head(target, kind=kind, draft_vocab_size=80 if kind == "eagle3" else 101)
+    engine = Engine(target, head, topk=topk)
+    pace = engine.executor._runner._drafting
+    pace._length = 0
+    engine.run(make_request("a", range(1, 40), max_tokens=4))
+    pace._length = NUM_DRAFTS
+    prompts = {"b": [*range(1, 37), 50, 51, 52, 53, 54], "c": list(range(60, 80))}
+    found = engine.run(*(make_request(name, ids, max_tokens=8) for name, ids in prompts.items()))
+    assert engine.scheduler.stats().prefix_cache_hit_tokens_total == 36
+    check(engine, head, target, topk, {1: 36, 60: 0})
+    assert found == Engine(target).run(*(make_request(name, ids, max_tokens=8) for name, ids in prompts.items()))
+
+    engine.proposals.clear()
+    engine.parents.clear()
+    request, pace._length = make_request("d", range(20, 39), max_tokens=16), 0
+    engine.scheduler.add_request(request)
+    while engine.scheduler.has_requests():
+        output = engine.scheduler.schedule()
+        assert output is not None
+        result = engine.executor.execute(output).result(timeout=60)
+        engine.scheduler.update(output, result)
+        if result.draft_token_ids and not request.is_finished:
+            engine.proposals.append((request.prompt_token_ids + request.output_token_ids, result.draft_token_ids[0]))
+            engine.parents.append(result.draft_parents.get(0))
+        if len(request.output_token_ids) == 3:  # the next step computes position 21
+            pace._length = NUM_DRAFTS
+    assert len(engine.proposals[0][0]) == 26
+    check(engine, head, target, topk, {20: 24})
+    engine.executor.close()
+
+
+def check(engine: Engine, head: EagleHead, target: CausalLM, topk: int, firsts: dict[int, int]) -> None:
+    """Proposals are those of whole passes over what follows the position that is given for a text's first token."""
+    seen = set()
+    for (tokens, drafts), parents in zip(engine.proposals, engine.parents, strict=True):
+        first = firsts[tokens[0]]
+        seen.add(tokens[0])
+        if topk == 1:
+            assert drafts == dense_drafts(head, target, tokens, len(drafts), first)
+        else:
+            assert parents is not None
+            assert {tuple(drafts[i] for i in path) for path in paths(parents)} == dense_tree(
+                head, target, tokens, topk, first
+            )
+    assert seen == set(firsts)

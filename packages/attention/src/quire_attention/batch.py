@@ -77,6 +77,9 @@ class ForwardBatch:
     kv_caches: tuple[Tensor, ...]
     """Per layer: the layer's cache, in the shape that the attention backend asked for; the bytes of each block where a
     layer keeps states."""
+    num_positions: int = 0
+    """All positions are below it, where a head drafts that does not see the beginnings of its sequences, which
+    `AttentionMetadata.kv_lens` then leave out."""
     states: tuple[tuple[Tensor, ...], ...] = ()
     """Per layer: its state tensors [num_blocks, *shape of one state], in the order of its spec, views of its cache;
     none for attention. Empty when no layer of the network has any."""

@@ -12,13 +12,14 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
+from torch import Tensor
 
 from quire_attention.batch import AttentionMetadata, ForwardBatch
 from quire_interfaces.errors import ConfigError
 from quire_interfaces.kv_cache import FullAttentionSpec, KVCacheGroup, KVCachePlan, KVCacheSpec, LatentAttentionSpec
 from quire_interfaces.step import SchedulerOutput
 from quire_models import Network
-from quire_ops import OpFunction
+from quire_ops import OpFunction, to_device
 from quire_runner.kv_cache import allocate_kv_caches
 from quire_runner.rows import Rows
 
@@ -101,12 +102,15 @@ class DraftCache:
         self._step_inputs = step_inputs
         self._table = rows.block_tables[self.group]
         self._row_table = rows.row_tables[self.group]
+        self._first: NDArray[np.int64] = np.zeros(len(rows.num_tokens), dtype=np.int64)
+        """[R] block with which what the drafter sees of a row begins (`leave_out`)."""
         self._written: NDArray[np.int64] = np.zeros(plan.num_blocks, dtype=np.int64)
         """[num_blocks] leading slots of each block that hold the drafter's keys of the tokens that are there now."""
 
     def begin(self, output: SchedulerOutput) -> None:
         """Blocks were given to rows, or are about to be filled from elsewhere: nothing of theirs is written."""
         for new in output.new_rows:
+            self._first[new.row] = 0
             self._forget(new.block_ids[self.group][new.num_computed_tokens // self.block_size :])
         for block_ids in output.new_block_ids.values():
             self._forget(block_ids[self.group])
@@ -123,12 +127,29 @@ class DraftCache:
         return int(self._table.num_blocks[row]) * self.block_size
 
     def num_written(self, row: int) -> int:
-        """Leading tokens of the row whose keys are there."""
-        written = self._written[self._blocks(row, self.num_slots(row))]
+        """Leading tokens of the row whose keys are there, or were left out."""
+        first = int(self._first[row])
+        written = self._written[self._blocks(row, self.num_slots(row))[first:]]
         short = np.flatnonzero(written < self.block_size)
         if not len(short):
-            return len(written) * self.block_size
-        return int(short[0]) * self.block_size + int(written[short[0]])
+            return (first + len(written)) * self.block_size
+        return (first + int(short[0])) * self.block_size + int(written[short[0]])
+
+    def leave_out(self, row: int, start: int) -> bool:
+        """Let the drafter see of a row only what follows the last keys that are missing before position `start`. The
+        keys know their positions, so that nothing else changes. False where `start` is within a block: a context
+        begins with one.
+        """
+        if start % self.block_size:
+            return False
+        written = self._written[self._blocks(row, start)]
+        short = np.flatnonzero(written < self.block_size)
+        self._first[row] = short[-1] + 1 if len(short) else 0
+        return True
+
+    def left_out(self, rows: Sequence[int]) -> NDArray[np.int64]:
+        """[S] leading tokens of each row that the drafter does not see."""
+        return self._first[list(rows)] * self.block_size
 
     def wrote(self, row: int, start: int, end: int) -> None:
         """Tokens [start, end) of the row have their keys now, and those behind them in the last block have not."""
@@ -148,19 +169,32 @@ class DraftCache:
             for values in zip(*((entry.row, entry.start, entry.end) for entry in entries), strict=True)
         )
         inputs = self._step_inputs(self._rows.token_ids, (self._row_table,), rows, starts, ends)
+        seq_lens, table, lens = inputs.seq_lens, inputs.groups[0].block_table, ends
+        if self._first[rows].any():
+            seq_lens, table = self._without(rows, seq_lens, table)
+            lens = ends - self.left_out(rows.tolist())
         attention = AttentionMetadata(
             query_start_loc=inputs.query_start_loc,
-            seq_lens=inputs.seq_lens,
-            block_table=inputs.groups[0].block_table,
+            seq_lens=seq_lens,
+            block_table=table,
             slot_mapping=inputs.groups[0].slot_mapping,
             block_size=self.block_size,
             query_lens=(ends - starts).tolist(),
-            kv_lens=ends.tolist(),
+            kv_lens=lens.tolist(),
         )
         return ForwardBatch(
+            num_positions=int(ends.max()),
             input_ids=inputs.input_ids,
             positions=inputs.positions,
             attention=(attention,),
             group_of_layer=self.group_of_layer,
             kv_caches=self.caches,
         )
+
+    def _without(self, rows: NDArray[np.int64], seq_lens: Tensor, table: Tensor) -> tuple[Tensor, Tensor]:
+        """Lengths [S] and block tables [S, B] without the blocks that are left out."""
+        places = np.arange(table.shape[1]) + self._first[rows][:, None]
+        kept = np.where(places < table.shape[1], places, 0)
+        moved = table.gather(1, to_device(kept, table.device))
+        moved.masked_fill_(to_device(places >= table.shape[1], table.device), 0)
+        return seq_lens - to_device(self.left_out(rows.tolist()).astype(np.int32), seq_lens.device), moved

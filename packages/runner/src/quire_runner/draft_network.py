@@ -185,8 +185,8 @@ class ModelDrafting(RowDrafter):
 
 
 class HeadDrafting(RowDrafter):
-    """A head, such as EAGLE's. It reads the target's features of every step; a row of which it missed any gets no
-    drafts.
+    """A head, such as EAGLE's. It reads the target's features of every step. Where it missed some (a prefix that was
+    cached while nothing was drafted), it sees of the row what follows, from the next step on that begins with a block.
 
     Its drafts are chains of the most likely tokens, or the trees of EAGLE-2 (Li et al. 2024, arXiv:2406.16858, section
     4): at each depth the `draft_topk` nodes that are likely to come true, by the product of the head's probabilities,
@@ -241,7 +241,9 @@ class HeadDrafting(RowDrafter):
         count = 0
         for i, row in enumerate(plan.rows.tolist()):
             start, end = int(plan.start[i]), min(int(plan.ends[i]), int(rows.num_tokens[row]) - 1)
-            if end <= start or row in rows.failed or self._cache.num_written(row) < start:
+            if end <= start or row in rows.failed:
+                continue
+            if self._cache.num_written(row) < start and not self._cache.leave_out(row, start):
                 continue
             entries.append(Entry(row, start, end))
             kept = np.array(plan.kept[row]) if row in plan.kept else np.arange(end - start)
@@ -322,7 +324,8 @@ class HeadDrafting(RowDrafter):
         device = input_ids.device
         batch.input_ids = input_ids
         batch.positions = to_device(table[:, 0], device)
-        batch.attention[0].paths = to_device(table.astype(np.int32), device)
+        places = table - np.repeat(self._cache.left_out(rows), num_nodes)[:, None]
+        batch.attention[0].paths = to_device(places.astype(np.int32), device)
         return self._head.advance(batch, states)
 
 

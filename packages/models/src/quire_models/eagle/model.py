@@ -184,7 +184,7 @@ class EagleHead(DraftHead):
             [T, H] states.
         """
         assert self._embedding is not None, "join was not called"
-        cos, sin = self.rotary(batch.positions, max(batch.attention[0].kv_lens))
+        cos, sin = self.rotary(batch.positions, max(batch.num_positions, *batch.attention[0].kv_lens))
         embedded = self._embed(batch.input_ids, self._embedding)
         if self._is_eagle3:
             return self.midlayer(embedded, states, cos, sin, batch)

@@ -50,7 +50,7 @@ class GatedMtpHead(FurtherTokenHead):
     @torch.inference_mode()
     def advance(self, batch: ForwardBatch, states: Tensor) -> Tensor:
         """See `DraftHead.advance`."""
-        cos, sin = self.rotary(batch.positions, max(batch.attention[0].kv_lens))
+        cos, sin = self.rotary(batch.positions, max(batch.num_positions, *batch.attention[0].kv_lens))
         embedded = self.embedding_norm(self.target.embedding(batch.input_ids))
         x = self.fc(torch.cat((embedded, self.hidden_norm(states)), dim=-1))
         return self.norm(self.layer(x, cos, sin, batch))

@@ -58,7 +58,7 @@ class MtpHead(FurtherTokenHead):
     @torch.inference_mode()
     def advance(self, batch: ForwardBatch, states: Tensor) -> Tensor:
         """See `DraftHead.advance`."""
-        cos, sin = self.rotary(batch.positions, max(batch.attention[0].kv_lens))
+        cos, sin = self.rotary(batch.positions, max(batch.num_positions, *batch.attention[0].kv_lens))
         embedded = self.enorm(self.target.embedding(batch.input_ids))
         x = self.eh_proj(torch.cat((embedded, self.hnorm(states)), dim=-1))
         return self.layer(x, cos, sin, batch)
