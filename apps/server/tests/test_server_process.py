@@ -230,5 +230,5 @@ def test_banner_says_what_was_chosen(launch):
     process = launch(server={"api_key": ("secret",)})
     process.url()
     for words in ("chat page:", "blocks of 16 tokens", "executor:", "API key required", "ready after:"):
-        process.wait_for(words, 5)
+        process.wait_for(words)
     assert "secret" not in process.output
