@@ -12,6 +12,7 @@ from safetensors.torch import load_file, save_file
 
 from quire import LLM, CheckpointError, SamplingParams
 from quire_demo_model import checkpoint_path
+from quire_ops import StateReplay
 from quire_testkit.parity.cases import CASES
 from quire_testkit.parity.oracle import write_checkpoint
 
@@ -41,7 +42,16 @@ def make(folder: Path, **settings: Any) -> LLM:
     )  # fmt: skip
 
 
-def test_tokens_do_not_change(folder: Path) -> None:
+def test_tokens_do_not_change(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    kept: list[tuple[torch.Tensor, int]] = []
+    run = StateReplay.run
+
+    def seen(replay: StateReplay, *args: Any) -> None:
+        tensors = [inputs[place] for _, places, inputs, _ in replay._calls for place in places]
+        kept.append((replay._tokens, sum(tensor.nbytes for tensor in tensors)))
+        run(replay, *args)
+
+    monkeypatch.setattr(StateReplay, "run", seen)
     shared = [(7 * i) % 190 + 3 for i in range(60)]
     prompts = [shared[i:] + [5, 9 + i] * (1 + 3 * i) for i in range(5)]
     params = [
@@ -75,7 +85,11 @@ def test_tokens_do_not_change(folder: Path) -> None:
         assert llm.stats().num_accepted_tokens_total > 30
         assert answers(llm, leaving) == expected_leaving
         stats = llm.stats()
+        planned = llm.engine_info.memory_bytes["drafts of recurrent layers"]
     assert stats.num_draft_tokens_total > stats.num_accepted_tokens_total + 5
+    tokens = kept[-1][0]  # of one step: those of all groups of layers
+    size = sum(num_bytes for each, num_bytes in kept if each is tokens)
+    assert 0.9 < size / len(tokens) / (planned / 24) <= 1
 
 
 def test_the_layer_for_further_tokens_drafts(tmp_path: Path) -> None:

@@ -22,6 +22,7 @@ from quire_kv_transfer import MAX_STORE_BYTES
 from quire_lora import adapter_bytes
 from quire_models.config import DTYPE_BYTES, ModelConfig
 from quire_models.ledger import linear_shapes, weight_ledger
+from quire_models.recurrent_config import RecurrentConfig
 from quire_runner.memory import activation_bytes, graph_bytes, row_bytes
 from quire_spec_decode import NETWORK_METHODS, SpecDecodeConfig
 
@@ -138,6 +139,9 @@ def make_plan(
     if draft is not None:
         ledger["weights: draft"] = draft.weight_bytes
     ledger["activations"] = activation_bytes(model, runner, kv_cache_dtype=cache_dtype)
+    if isinstance(model, RecurrentConfig) and runner.num_speculative_tokens:
+        num_verified = min(runner.max_num_seqs * (1 + runner.num_speculative_tokens), runner.max_num_batched_tokens)
+        ledger["drafts of recurrent layers"] = num_verified * model.state_inputs * DTYPE_BYTES[dtype]
     block_sizes, encoder_blocks = _table_widths(one_block)
     ledger["rows"] = row_bytes(runner, block_sizes=block_sizes, encoder_blocks=encoder_blocks)
     if config.runner.device.startswith("cuda") and runner.graph_sizes:

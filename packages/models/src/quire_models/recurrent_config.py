@@ -62,9 +62,30 @@ class RecurrentConfig(ModelConfig):
             for cache in self.caches
         }
 
+    @property
+    def state_inputs(self) -> int:
+        """Numbers of a token that all ops with states are given, an upper bound: a convolution's channels; what its
+        other state is written and read with, at most as many again and two for each of its rows."""
+        return sum(_inputs(cache.states) for cache in self.caches)
+
     def cache_index(self, name: str) -> int:
         """Which cache of a batch belongs to the part of this name."""
         return [cache.name for cache in self.caches].index(name)
+
+
+def _inputs(states: tuple[StateTensor, ...]) -> int:
+    inputs = 0
+    for state in states:
+        channels = state.shape[-1]
+        if len(state.shape) == 2 and state.name != "ssm":
+            inputs += 2 * channels if state.name == "wkv" else channels
+        elif state.name == "kv":  # lightning attention has no convolution before it
+            inputs += (3 * channels + 1) * state.shape[0]
+        elif len(state.shape) == 2:  # Mamba: channels and time steps, and what writes and reads the state
+            inputs += 2 * (state.shape[0] + channels)
+        else:
+            inputs += inputs + 2 * state.shape[0]
+    return inputs
 
 
 def attention_free_fields(config: Fields, *, tied: bool) -> dict[str, Any]:
