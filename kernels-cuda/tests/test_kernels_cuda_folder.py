@@ -75,6 +75,15 @@ except ConfigError as error:
     assert "nothing here compiles kernels for 'sm_70'; choose one of sm_80, sm_89, sm_90" in str(error)
 else:
     raise AssertionError
+(root / "quantized").mkdir()
+stored = json.loads((root / "model" / "config.json").read_text()) | {"quantization_config": {"quant_method": "fp8"}}
+(root / "quantized" / "config.json").write_text(json.dumps(stored))
+try:
+    record_kernels(QuireConfig.of(model=str(root / "quantized")), builder, "sm_90")
+except ConfigError as error:
+    assert "kernels of a quantized checkpoint (fp8, 8 bits, tensor) cannot be listed" in str(error)
+else:
+    raise AssertionError
 
 class Driver:
     get_current_target = staticmethod(lambda: GPUTarget("cuda", 90, 32))

@@ -39,7 +39,7 @@ def dense_words(columns: Tensor, bits: int) -> Tensor:
     return torch.from_numpy(np.array(rows, dtype=np.uint32).view(np.int32))
 
 
-MICROSCALED = {"mxfp4": 4, "mxfp8": 8, "nvfp4": 4, "modelopt nvfp4": 4, "quark fp4": 4}
+MICROSCALED = {"mxfp4": 4, "mxfp8": 8, "nvfp4": 4, "modelopt nvfp4": 4, "modelopt mxfp8": 8, "quark fp4": 4}
 """Form -> bits of an element."""
 _OF_LIBRARY = {"mxfp4": "mxfp4-pack-quantized", "mxfp8": "mxfp8-quantized", "nvfp4": "nvfp4-pack-quantized"}
 

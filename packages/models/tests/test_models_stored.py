@@ -86,6 +86,7 @@ FORMATS: dict[str, dict[str, Any]] = {
     "mxfp8": ct("mxfp8-quantized", {"num_bits": 8, "type": "float", "strategy": "group", "group_size": 32}),
     "nvfp4": ct("nvfp4-pack-quantized", {"num_bits": 4, "type": "float", "strategy": "tensor_group", "group_size": 16}),
     "modelopt fp8": {"quant_method": "modelopt", "quant_algo": "FP8", "ignore": ["lm_head*"]},
+    "modelopt mxfp8": {"quant_method": "modelopt", "quant_algo": "MXFP8", "exclude_modules": ["lm_head"]},
     "modelopt nvfp4": {"quant_method": "modelopt", "quant_algo": "NVFP4", "exclude_modules": ["lm_head"]},
     "quark tensor": quark({"dtype": "fp8_e4m3", "qscheme": "per_tensor"}),
     "quark channel": quark({"dtype": "fp8_e4m3", "qscheme": "per_channel"}),
@@ -105,6 +106,9 @@ FORMATS: dict[str, dict[str, Any]] = {
         int4_packing_format={"_type": "Int4PackingFormat", "_data": "TILE_PACKED_TO_4D"},
     ),
 }
+
+
+INPUTS_STAY = ("modelopt fp8", "fp8 tensor")
 
 
 def quantize(name: str, weight: Tensor) -> tuple[dict[str, Tensor], Tensor]:
@@ -158,8 +162,10 @@ def _float8(name: str, weight: Tensor) -> tuple[dict[str, Tensor], Tensor]:
         scale = torch.rand(outputs, 1) * 0.01 + 1e-3 if name.endswith("channel") else torch.tensor([0.003])
         wide = scale
     elements = (weight / wide).to(torch.float8_e4m3fn)
-    names = {"fp8 block": "weight_scale_inv"}
-    return {"weight": elements, names.get(name, "weight_scale"): scale}, elements.float() * wide
+    stored = {"weight": elements, "weight_scale_inv" if name == "fp8 block" else "weight_scale": scale}
+    if name in INPUTS_STAY:  # a scale of inputs, which stay as they are
+        stored["input_scale"] = torch.tensor(0.01)
+    return stored, elements.float() * wide
 
 
 def round_inputs(module: Any, inputs: tuple[Tensor]) -> Tensor:
@@ -223,7 +229,9 @@ def test_logits_are_those_of_the_dequantized_model(name: str, tmp_path: Path) ->
     with torch.no_grad():
         tokens = oracle.generate(torch.tensor([TOKENS]), max_new_tokens=6, do_sample=False, eos_token_id=None)
         expected = oracle(tokens).logits[0]
-    got = logits_of(load_model(config, tmp_path, dtype="float32"), tokens[0].tolist())
+    model = load_model(config, tmp_path, dtype="float32")
+    assert name not in INPUTS_STAY or "inputs stay as they are" in model.linear_kernels
+    got = logits_of(model, tokens[0].tolist())
     errors = (got - expected).abs().amax(dim=1) / expected.abs().max()
     if name in ("w8a8", "w8a8 static"):  # an input near the middle of two steps may be rounded the other way
         assert errors.median() <= 1e-5
@@ -275,6 +283,20 @@ def test_weights_are_read_on_the_host_and_put_on_the_device(name: str, tmp_path:
             name: (one.shape, one.dtype) for name, one in wanted._weights.items()
         }
         assert {one.device.type for one in kept.values()} == {"meta"}
+
+
+def test_modelopt_says_it_in_a_file_of_its_own(tmp_path: Path) -> None:
+    make(tmp_path, "modelopt fp8")
+    wanted = logits_of(load_model(ModelConfig.from_path(tmp_path), tmp_path, dtype="float32"), TOKENS)
+    values = json.loads((tmp_path / "config.json").read_text())
+    del values["quantization_config"]
+    (tmp_path / "config.json").write_text(json.dumps(values))
+    said = {"quant_algo": "FP8", "kv_cache_quant_algo": "FP8", "exclude_modules": ["lm_head"]}
+    said_there = {"producer": {"name": "modelopt"}, "quantization": said}
+    (tmp_path / "hf_quant_config.json").write_text(json.dumps(said_there))
+    config = ModelConfig.from_path(tmp_path)
+    assert config.stored_cache_dtype == "fp8_e4m3"
+    assert torch.equal(logits_of(load_model(config, tmp_path, dtype="float32"), TOKENS), wanted)
 
 
 CHANNEL8 = {"num_bits": 8, "type": "float", "strategy": "channel"}

@@ -115,6 +115,12 @@ def _rehearse(config: QuireConfig) -> None:
     config = dataclasses.replace(config, runner=runner_settings)
     folder = model_folder(config)
     model = ModelConfig.from_path(folder)
+    if model.quantization is not None:
+        raise ConfigError(
+            f"the kernels of a quantized checkpoint ({model.quantization.name}) cannot be listed: what forms its "
+            "layers take is found when their numbers are read. They are built when the server first launches them",
+            field="model",
+        )
     plan = make_plan(config, model, folder=folder, free_bytes=ENOUGH_BYTES)
     model = model.within(plan.max_model_len)
     with torch.inference_mode(), FakeTensorMode(allow_non_fake_inputs=True):
@@ -124,6 +130,7 @@ def _rehearse(config: QuireConfig) -> None:
             dtype=plan.dtype,
             device="cuda",
             linear_method=plan.linear_method,
+            disabled_linear_kernels=config.model.disabled_linear_kernels,
             attention_backend=config.model.attention_backend,
             kv_cache_dtype=plan.kv_cache_dtype,
             block_size=plan.block_size,
