@@ -37,15 +37,17 @@ struct Activations {
     bool tiled() const { return form != Form::rows && form != Form::split_rows && form != Form::words; }
     // Rows are whole pieces, with zeros behind.
     int64_t row_stride() const { return (cols + kGroupPiece - 1) / kGroupPiece * kGroupPiece; }
+    // From one row to the next: never a power of two, so that tokens side by side do not meet in the first-level cache.
+    int64_t token_stride() const { return row_stride() + 32; }
     // Whether a token's form depends on all of its inputs.
     bool takes_whole_tokens() const { return int8 || form == Form::words || form == Form::quads || form == Form::bytes; }
     int64_t bytes() const {
-        if (!tiled()) return tokens * row_stride() * (form == Form::words ? 2 : 4);
+        if (!tiled()) return tokens * token_stride() * (form == Form::words ? 2 : 4);
         if (form == Form::columns) return tiles() * kTile * cols;
         return tiles() * kTile * (form == Form::bytes ? row_stride() : cols) * 2;
     }
-    float* row(int64_t token) const { return static_cast<float*>(data) + token * row_stride(); }
-    int16_t* words(int64_t token) const { return static_cast<int16_t*>(data) + token * row_stride(); }
+    float* row(int64_t token) const { return static_cast<float*>(data) + token * token_stride(); }
+    int16_t* words(int64_t token) const { return static_cast<int16_t*>(data) + token * token_stride(); }
     // Where in a row an input is.
     int64_t place(int64_t col) const {
         if (form == Form::rows) return col;

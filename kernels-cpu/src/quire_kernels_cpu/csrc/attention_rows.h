@@ -10,7 +10,7 @@
 namespace quire {
 
 // Where the keys of a piece's tokens are, their values `value_offset` bytes behind them, and where those of the next piece
-// are, which is fetched meanwhile, a row for a row. Where there is none, it is a row that has been fetched.
+// are, which is fetched meanwhile, a row for a row, or null. Where there is none, it is a row that has been fetched.
 struct PieceRows {
     const char* const* keys;
     const char* const* ahead;
@@ -135,7 +135,7 @@ private:
             if (as_stored) {
                 attend<T>(c, last, piece, begin, end, {now, ahead, a_.cache.value_offset()});
             } else {
-                attend<float>(c, last, piece, begin, end, {wide, wide, wide_offset});
+                attend<float>(c, last, piece, begin, end, {wide, nullptr, wide_offset});
             }
         }
     }
@@ -154,7 +154,8 @@ private:
         }
     }
 
-    static constexpr int kTogether = 16;   // columns
+    static constexpr int kTogether = 18;   // columns
+    static constexpr int kMostAtOnce = 3;  // whose sums fit the registers, beside their operands
     static constexpr int kFewColumns = 4;  // for which widening beforehand costs more than it saves
     static constexpr int kRun = 4;        // keys, and vectors of a value
 
@@ -164,7 +165,7 @@ private:
         return {a_.window > 0 ? std::max(begin, position + 1 - a_.window) : begin, std::min(end, position + 1)};
     }
     int position_of(int c) const { return a_.position(task_.sequence, task_.first + c / group_); }
-    // Columns of one query from `first` on, one or two, and the tokens of a piece that they see.
+    // Columns from `first` on, up to three, and the tokens of a piece that all of them see.
     struct Together {
         int first, count;
         Span span;
@@ -177,15 +178,28 @@ private:
         float shrink[kTogether];
         Together all[kTogether];
         int count = 0;
-        for (int c = first, n; c < last; c += n) {
-            n = c + 1 < last && (c + 1) / group_ == c / group_ ? 2 : 1;
-            all[count++] = {c, n, seen_by(c, begin, end)};
+        for (int c = first; c < last;) {
+            const Span seen = seen_by(c, begin, end);
+            const auto sees_the_same = [&](int other) {
+                const Span others = seen_by(other, begin, end);
+                return others.begin == seen.begin && others.end == seen.end;
+            };
+            int stop = c + 1;
+            while (stop < last && sees_the_same(stop)) ++stop;
+            for (int parts = (stop - c + kMostAtOnce - 1) / kMostAtOnce; parts > 0; --parts) {
+                const int n = (stop - c + parts - 1) / parts;
+                all[count++] = {c, n, seen};
+                c += n;
+            }
         }
         for (int t = begin; t < end; t += kRun) {
-            for (int i = t - piece; i < std::min(t + kRun, end) - piece; ++i) fetch(rows.ahead[i], padded_ * sizeof(Number));
+            for (int i = t - piece; rows.ahead && i < std::min(t + kRun, end) - piece; ++i)
+                fetch(rows.ahead[i], padded_ * sizeof(Number));
             for (const Together* at = all; at < all + count; ++at) {
                 if (t + kRun <= at->span.begin || t >= at->span.end) continue;
-                const auto multiply = at->count == 2 ? score<2, Number> : score<1, Number>;
+                const auto multiply = at->count == 3   ? score<3, Number>
+                                      : at->count == 2 ? score<2, Number>
+                                                       : score<1, Number>;
                 multiply(queries_ + at->first * padded_, rows, padded_, t - piece, end - piece, weights + (at->first - first));
             }
         }
@@ -196,7 +210,9 @@ private:
             const int vectors = std::min(kRun, (padded_ - d) / kLanes);
             for (const Together* at = all; at < all + count; ++at) {
                 if (at->span.begin >= at->span.end) continue;
-                const auto add = at->count == 2 ? add_values<2, Number> : add_values<1, Number>;
+                const auto add = at->count == 3   ? add_values<3, Number>
+                                 : at->count == 2 ? add_values<2, Number>
+                                                  : add_values<1, Number>;
                 const int c = at->first - first;
                 add({at->span.begin - piece, at->span.end - piece}, weights + c, shrink + c, rows, d, padded_, vectors,
                     column(0, at->first).out + d);
@@ -209,21 +225,27 @@ private:
     static void score(const float* queries, const PieceRows& rows, int padded, int t, int end, float (*to)[kPiece]) {
         const Number* key[kRun];
         for (int i = 0; i < kRun; ++i) key[i] = reinterpret_cast<const Number*>(rows.keys[std::min(t + i, end - 1)]);
-        Floats sums[kColumns][kRun];
-        for (int c = 0; c < kColumns; ++c)
-            for (int i = 0; i < kRun; ++i) sums[c][i] = splat(0.0f);
+        Floats sums[kColumns][kRun] = {};
         for (int d = 0; d < padded; d += kLanes) {
             Floats q[kColumns];
-            for (int c = 0; c < kColumns; ++c) q[c] = load(queries + c * padded + d);
+#pragma GCC unroll 4
+            for (int c = 0; c < kColumns; ++c) {
+                q[c] = load(queries + c * padded + d);
+                in_register(q[c]);
+            }
+#pragma GCC unroll 4
             for (int i = 0; i < kRun; ++i) {
                 Floats k = load(key[i] + d);
                 in_register(k);
-                for (int c = 0; c < kColumns; ++c) sums[c][i] = fused(q[c], k, sums[c][i]);
+#pragma GCC unroll 4
+                for (int c = 0; c < kColumns; ++c) sums[c][i] = accumulated(sums[c][i], q[c], k);
             }
         }
+#pragma GCC unroll 4
         for (int c = 0; c < kColumns; ++c) {
+            const Floats lanes[kRun] = {sums[c][0], sums[c][1], sums[c][2], sums[c][3]};
             float four[kRun];
-            sum_four(sums[c], four);
+            sum_four(lanes, four);
             std::memcpy(to[c] + t, four, t + kRun <= end ? sizeof four : (end - t) * sizeof *four);
         }
     }
@@ -277,21 +299,28 @@ private:
     static void add_run(Span seen, const float (*weights)[kPiece], const float* shrink, const PieceRows& rows, int d, int padded,
                         float* out) {
         Floats sums[kColumns][kVectors];
+#pragma GCC unroll 4
         for (int c = 0; c < kColumns; ++c)
+#pragma GCC unroll 4
             for (int v = 0; v < kVectors; ++v) sums[c][v] = load(out + c * padded + v * kLanes) * shrink[c];
         for (int t = seen.begin; t < seen.end; ++t) {
             Floats weight[kColumns];
+#pragma GCC unroll 4
             for (int c = 0; c < kColumns; ++c) weight[c] = splat(weights[c][t]);
             const int64_t at = rows.value_offset + d * sizeof(Number);
             const Number* const values = reinterpret_cast<const Number*>(rows.keys[t] + at);
-            fetch(rows.ahead[t] + at, kVectors * kLanes * sizeof(Number));
+            if (rows.ahead) fetch(rows.ahead[t] + at, kVectors * kLanes * sizeof(Number));
+#pragma GCC unroll 4
             for (int v = 0; v < kVectors; ++v) {
                 Floats value = load(values + v * kLanes);
                 in_register(value);
-                for (int c = 0; c < kColumns; ++c) sums[c][v] = fused(weight[c], value, sums[c][v]);
+#pragma GCC unroll 4
+                for (int c = 0; c < kColumns; ++c) sums[c][v] = accumulated(sums[c][v], weight[c], value);
             }
         }
+#pragma GCC unroll 4
         for (int c = 0; c < kColumns; ++c)
+#pragma GCC unroll 4
             for (int v = 0; v < kVectors; ++v) store(out + c * padded + v * kLanes, sums[c][v]);
     }
 

@@ -1,4 +1,4 @@
-// Matrices by vectors, where there are no tiles: dot products of four outputs with up to three tokens.
+// Matrices by vectors, where there are no tiles: dot products of a few outputs with a few tokens.
 //
 // Inputs come in pieces of 512. What a lane sums to in a piece starts at zero and is then added to what it has from the
 // pieces before; at the end the lanes are added in one order. All of this is the same for one token and for many.
@@ -12,8 +12,16 @@
 
 namespace quire {
 
-constexpr int kDotRows = 4;
-constexpr int kDotTokens = kLanes == 16 ? 4 : 3;  // sums that fit the registers, beside their operands
+constexpr int kDotRows = 4;  // for few tokens, so that memory is read in four runs
+constexpr int64_t kFewDotTokens = 16;
+// For many, eight rows meet some tokens while those are in the first-level cache, as many at a time as have sums that fit the
+// registers.
+constexpr int kBlockRows = 8;
+#if defined(__AVX2__) && !defined(__AVX512F__)
+constexpr int kManyRows = 2, kManyTokens = 5;
+#else
+constexpr int kManyRows = 4, kManyTokens = 4;
+#endif
 constexpr int64_t kDotPiece = 512;
 
 // How weights of type W meet tokens: `kVectors` vectors for each step of `kStep` inputs, on both sides.
@@ -24,19 +32,17 @@ struct FloatDot {
     using Vector = Floats;
     using Sum = Floats;
     static constexpr int kVectors = 1, kStep = kLanes;
-    static constexpr int kTogether = kDotTokens;  // tokens whose sums fit the registers while weights are widened
-    static constexpr bool kPinned = true;  // tokens stay in registers during a step
+    static constexpr int kTogether = kLanes == 16 ? 4 : 3;  // tokens whose sums with four rows fit the registers
 
     static const Number* token(const Activations& x, int64_t t) { return x.row(t); }
     static Vector widened_part(const W* from, int) { return load(from); }
-    static Sum add(Sum sum, Vector a, Vector b) { return fused(a, b, sum); }
+    static Sum add(Sum sum, Vector a, Vector b) { return accumulated(sum, a, b); }
     static Floats to_floats(Sum sum) { return sum; }
 };
 
 // The even inputs of a step, then the odd ones: what shifting and masking give, see `Form::split_rows`.
 struct SplitDot : FloatDot<BFloat16> {
-    static constexpr int kVectors = 2, kStep = 2 * kLanes;
-    static constexpr int kTogether = kDotTokens - 1;
+    static constexpr int kVectors = 2, kStep = 2 * kLanes, kTogether = kLanes == 16 ? 3 : 2;
 
     static Floats widened_part(const BFloat16* from, int part) { return part ? odd_numbers(from) : even_numbers(from); }
 };
@@ -47,8 +53,7 @@ struct WholeDot {
     using Number = int16_t;
     using Vector = Shorts;
     using Sum = Ints;
-    static constexpr int kVectors = 1, kStep = 2 * kLanes, kTogether = kDotTokens;
-    static constexpr bool kPinned = false;  // products need the register
+    static constexpr int kVectors = 1, kStep = 2 * kLanes, kTogether = kLanes == 16 ? 4 : 3;
 
     static const Number* token(const Activations& x, int64_t t) { return x.words(t); }
     static Vector widened_part(const int8_t* from, int) { return widened_bytes(from); }
@@ -64,125 +69,115 @@ inline typename Dot::Vector widened_first(const typename Dot::Weight* from, int 
     return Dot::widened_part(padded, part);
 }
 
-// Four rows from the beginning of a piece on, as they lie in memory.
-template <typename Dot>
-struct RawRows {
-    const typename Dot::Weight* rows[kDotRows];
-
-    typename Dot::Vector at(int row, int64_t k, int part) const { return Dot::widened_part(rows[row] + k, part); }
-    typename Dot::Vector rest(int row, int64_t k, int part, int count) const {
-        return widened_first<Dot>(rows[row] + k, part, count);
-    }
-};
-
-// sums += one step of four rows times kTokens tokens, of all its inputs (`kWhole`) or the first `count`.
-template <typename Dot, int kTokens, bool kWhole>
-__attribute__((always_inline)) inline void dot_step(const RawRows<Dot>& w,
-                                                    const typename Dot::Number* const tokens[kTokens],
-                                                    int64_t k, int count, typename Dot::Sum sums[kDotRows][kTokens]) {
+// sums += one step of kRows rows times kTokens tokens, of all its inputs (`kWhole`) or the first `count`.
+template <typename Dot, int kRows, int kTokens, bool kWhole>
+__attribute__((always_inline)) inline void dot_step(const typename Dot::Weight* const rows[kRows],
+                                                    const typename Dot::Number* const tokens[kTokens], int64_t k,
+                                                    int count, typename Dot::Sum sums[kRows][kTokens]) {
     using Vector = typename Dot::Vector;
     constexpr int64_t kNumbers = sizeof(Vector) / sizeof(typename Dot::Number);
+    const auto weight = [&](int i, int part) {
+        return kWhole ? Dot::widened_part(rows[i] + k, part) : widened_first<Dot>(rows[i] + k, part, count);
+    };
+    const auto token = [&](int t, int part) {
+        Vector x;
+        std::memcpy(&x, tokens[t] + k + part * kNumbers, sizeof x);
+        in_register(x);
+        return x;
+    };
 #pragma GCC unroll 2
     for (int part = 0; part < Dot::kVectors; ++part) {
-        Vector xs[kTokens];
-#pragma GCC unroll 4
-        for (int t = 0; t < kTokens; ++t) {
-            std::memcpy(&xs[t], tokens[t] + k + part * kNumbers, sizeof(Vector));
-            if constexpr (Dot::kPinned) in_register(xs[t]);
-        }
-#pragma GCC unroll 4
-        for (int i = 0; i < kDotRows; ++i) {
-            const Vector ws = kWhole ? w.at(i, k, part) : w.rest(i, k, part, count);
-#pragma GCC unroll 4
-            for (int t = 0; t < kTokens; ++t) sums[i][t] = Dot::add(sums[i][t], ws, xs[t]);
+        if constexpr (kRows < kTokens) {
+            static_assert(kRows == 2);
+            Vector w0 = weight(0, part), w1 = weight(1, part);
+            in_register(w0);
+            in_register(w1);
+#pragma GCC unroll 8
+            for (int t = 0; t < kTokens; ++t) {
+                const Vector x = token(t, part);
+                sums[0][t] = Dot::add(sums[0][t], w0, x);
+                sums[1][t] = Dot::add(sums[1][t], w1, x);
+            }
+        } else {
+            Vector kept[kTokens];
+#pragma GCC unroll 8
+            for (int t = 0; t < kTokens; ++t) kept[t] = token(t, part);
+#pragma GCC unroll 8
+            for (int i = 0; i < kRows; ++i) {
+                const Vector w = weight(i, part);
+#pragma GCC unroll 8
+                for (int t = 0; t < kTokens; ++t) sums[i][t] = Dot::add(sums[i][t], w, kept[t]);
+            }
         }
     }
 }
 
-// total += four rows times kTokens tokens over one piece.
-template <typename Dot, int kTokens>
-inline void dot_piece(const RawRows<Dot>& w, const typename Dot::Number* const tokens[kTokens], int64_t cols,
-                      Floats total[kDotRows][kTokens]) {
-    typename Dot::Sum sums[kDotRows][kTokens] = {};
+// take(row, token, lanes) for each of kRows rows times kTokens tokens over one piece.
+template <typename Dot, int kRows, int kTokens, typename Take>
+__attribute__((always_inline)) inline void dot_piece(const typename Dot::Weight* const rows[kRows],
+                                                     const typename Dot::Number* const tokens[kTokens], int64_t cols,
+                                                     const Take& take) {
+    typename Dot::Sum sums[kRows][kTokens] = {};
     const int64_t whole = cols / Dot::kStep * Dot::kStep;
-    for (int64_t k = 0; k < whole; k += Dot::kStep) dot_step<Dot, kTokens, true>(w, tokens, k, 0, sums);
-    if (whole < cols) dot_step<Dot, kTokens, false>(w, tokens, whole, static_cast<int>(cols - whole), sums);
-#pragma GCC unroll 4
-    for (int i = 0; i < kDotRows; ++i)
-#pragma GCC unroll 4
-        for (int t = 0; t < kTokens; ++t) total[i][t] += Dot::to_floats(sums[i][t]);
+    for (int64_t k = 0; k < whole; k += Dot::kStep) dot_step<Dot, kRows, kTokens, true>(rows, tokens, k, 0, sums);
+    if (whole < cols)
+        dot_step<Dot, kRows, kTokens, false>(rows, tokens, whole, static_cast<int>(cols - whole), sums);
+#pragma GCC unroll 8
+    for (int i = 0; i < kRows; ++i)
+#pragma GCC unroll 8
+        for (int t = 0; t < kTokens; ++t) take(i, t, Dot::to_floats(sums[i][t]));
 }
 
 // Of a half four rows come together that are four apart: so memory is read in four runs, each of four rows in a row and in
 // pages of its own. Processors read ahead of such runs as well as of one, and badly of four rows in a row.
-inline int dot_row(int group, int i) { return group + i * (kTile / kDotRows); }
+inline int dot_row(int i) { return i / kDotRows + i % kDotRows * (kTile / kDotRows); }
 
-// The lanes of kTokens tokens from `first` on into the sums of their tiles. sums[0] belongs to the tile of token 0.
-template <int kTokens>
-inline void finish_dots(const Floats total[kDotRows][kTokens], int64_t first, int half, int group, Sums* sums) {
-    for (int t = 0; t < kTokens; ++t) {
-        const int64_t token = first + t;
-        const Floats lanes[kDotRows] = {total[0][t], total[1][t], total[2][t], total[3][t]};
-        float of_rows[kDotRows];
-        sum_four(lanes, of_rows);
-        for (int i = 0; i < kDotRows; ++i)
-            sums[token / kTile].at[half][dot_row(group, i)][token % kTile] = of_rows[i];
-    }
-}
-
-// Row i of a group, from input `begin` on; what is not there is some other row.
+// Row i of a half in that order, from input `begin` on; what is not there is some other row.
 template <typename Weight>
-inline const Weight* row_of(const Half& half, int group, int i, int64_t cols, int64_t begin) {
-    return reinterpret_cast<const Weight*>(half.data) + std::min(dot_row(group, i), half.count - 1) * cols + begin;
+inline const Weight* row_of(const Half& half, int i, int64_t cols, int64_t begin) {
+    return reinterpret_cast<const Weight*>(half.data) + std::min(dot_row(i), half.count - 1) * cols + begin;
 }
 
 // One half against kTokens tokens, from token `first` on, whose sums begin at sums[0].
 template <typename Dot, int kTokens>
 void few_dots(const Half& half, int64_t cols, const Activations& x, int64_t first, int h, Sums* sums) {
-    for (int group = 0; group < std::min(half.count, kTile / kDotRows); ++group) {
+    for (int row = 0; row < std::min(kDotRows * half.count, kTile); row += kDotRows) {
         Floats total[kDotRows][kTokens] = {};
         for (int64_t begin = 0; begin < cols; begin += kDotPiece) {
-            RawRows<Dot> w;
-            for (int i = 0; i < kDotRows; ++i) w.rows[i] = row_of<typename Dot::Weight>(half, group, i, cols, begin);
+            const typename Dot::Weight* rows[kDotRows];
+            for (int i = 0; i < kDotRows; ++i) rows[i] = row_of<typename Dot::Weight>(half, row + i, cols, begin);
             const typename Dot::Number* tokens[kTokens];
             for (int t = 0; t < kTokens; ++t) tokens[t] = Dot::token(x, first + t) + begin;
-            dot_piece<Dot, kTokens>(w, tokens, std::min(kDotPiece, cols - begin), total);
+            dot_piece<Dot, kDotRows, kTokens>(rows, tokens, std::min(kDotPiece, cols - begin),
+                                              [&](int i, int t, Floats lanes) { total[i][t] += lanes; });
         }
-        finish_dots<kTokens>(total, 0, h, group, sums);
+        for (int t = 0; t < kTokens; ++t) {
+            const Floats lanes[kDotRows] = {total[0][t], total[1][t], total[2][t], total[3][t]};
+            float of_rows[kDotRows];
+            sum_four(lanes, of_rows);
+            for (int i = 0; i < kDotRows; ++i) sums->at[h][dot_row(row + i)][t] = of_rows[i];
+        }
     }
 }
 
-// Four rows against kTokens tokens from `token` on, over one piece. totals: [tokens][4] of the pieces before, which are
-// nothing if this is the first.
-template <typename Dot, int kTokens>
-inline void dots_of_piece(const RawRows<Dot>& w, const Activations& x, int64_t token, int64_t begin, int64_t cols, bool first,
-                          const Floats (*totals)[kDotRows], Floats total[kDotRows][kTokens]) {
-    const typename Dot::Number* tokens[kTokens];
-    for (int t = 0; t < kTokens; ++t) {
-        tokens[t] = Dot::token(x, token + t) + begin;
-        for (int i = 0; i < kDotRows; ++i) total[i][t] = first ? Floats{} : totals[t][i];
+// run(how many as a constant) for `count` tokens, at most kMost.
+template <int kMost, typename Run>
+inline void with_count(int64_t count, const Run& run) {
+    if constexpr (kMost > 1) {
+        if (count < kMost) return with_count<kMost - 1>(count, run);
     }
-    dot_piece<Dot, kTokens>(w, tokens, cols, total);
+    run(std::integral_constant<int, kMost>{});
 }
 
-template <int kTokens>
-inline void keep_totals(const Floats total[kDotRows][kTokens], Floats (*totals)[kDotRows]) {
-    for (int t = 0; t < kTokens; ++t)
-        for (int i = 0; i < kDotRows; ++i) totals[t][i] = total[i][t];
-}
-
-// run(first token, how many as a constant), up to kMost of them together.
+// run(first token, how many as a constant): as few parts as there can be of at most kMost tokens, nearly alike.
 template <int kMost, typename Run>
 inline void for_tokens(int64_t count, const Run& run) {
-    int64_t t = 0;
-    for (; t + kMost <= count; t += kMost) run(t, std::integral_constant<int, kMost>{});
-    if constexpr (kMost > 3) {
-        if (count - t == 3) run(t, std::integral_constant<int, 3>{});
+    const int64_t parts = (count + kMost - 1) / kMost;
+    for (int64_t i = 0, t = 0; i < parts; ++i) {
+        const int64_t end = count * (i + 1) / parts;
+        with_count<kMost>(end - t, [&](auto together) { run(t, together); });
+        t = end;
     }
-    if constexpr (kMost > 2) {
-        if (count - t == 2) run(t, std::integral_constant<int, 2>{});
-    }
-    if (count - t == 1) run(t, std::integral_constant<int, 1>{});
 }
 
 // A piece of a row into the second-level cache, while others multiply.
@@ -192,32 +187,38 @@ inline void fetch_piece(const Weight* from, int64_t cols) {
     for (int64_t i = 0; i < cols * static_cast<int64_t>(sizeof(Weight)); i += 64) __builtin_prefetch(bytes + i, 0, 2);
 }
 
-// One half against `count` tokens from `first` on, a piece of four rows after the other; next: what comes in its place in
-// the next strip. Weights are widened for a few tokens, and again for the next few: rows that were widened beforehand would
-// take the first-level cache from the tokens, which costs more.
-template <typename Dot>
+// One half against `count` tokens from `first` on, whose sums begin at sums[0]; next: what comes in its place in the next
+// strip. A piece of kBlock rows stays in the first-level cache while all tokens meet it, up to kMost of them and kRows rows at
+// a time. Weights are widened for those, and again for the next ones: rows that were widened beforehand would take the cache
+// from the tokens.
+template <typename Dot, int kBlock, int kRows, int kMost>
 void many_dots(const Half& half, const Half& next, int64_t cols, const Activations& x, int64_t first, int64_t count, int h,
                Buffer& buffer, Sums* sums) {
     using Weight = typename Dot::Weight;
-    auto* const totals = reinterpret_cast<Floats(*)[kDotRows]>(buffer.get<Floats>(count * kDotRows));
-    for (int group = 0; group < std::min(half.count, kTile / kDotRows); ++group) {
+    const int64_t stride = (count + 3) / 4 * 4;
+    Floats* const totals = buffer.get<Floats>(stride * kBlock);  // [kBlock][stride]
+    for (int block = 0; block < std::min(kDotRows * half.count, kTile); block += kBlock) {
         for (int64_t begin = 0; begin < cols; begin += kDotPiece) {
             const int64_t width = std::min(kDotPiece, cols - begin);
-            RawRows<Dot> w;
-            for (int i = 0; i < kDotRows; ++i) {
-                if (next.count) fetch_piece(row_of<Weight>(next, group, i, cols, begin), width);
-                w.rows[i] = row_of<Weight>(half, group, i, cols, begin);
+            const Weight* rows[kBlock];
+            for (int i = 0; i < kBlock; ++i) {
+                if (next.count) fetch_piece(row_of<Weight>(next, block + i, cols, begin), width);
+                rows[i] = row_of<Weight>(half, block + i, cols, begin);
             }
-            for_tokens<Dot::kTogether>(count, [&](int64_t t, auto tokens) {
-                constexpr int kTokens = decltype(tokens)::value;
-                Floats total[kDotRows][kTokens];
-                dots_of_piece<Dot, kTokens>(w, x, first + t, begin, width, begin == 0, totals + t, total);
-                if (begin + width == cols)
-                    finish_dots<kTokens>(total, t, h, group, sums);
-                else
-                    keep_totals<kTokens>(total, totals + t);
+            for_tokens<kMost>(count, [&](int64_t token, auto together) {
+                constexpr int kTokens = decltype(together)::value;
+                const typename Dot::Number* tokens[kTokens];
+                for (int t = 0; t < kTokens; ++t) tokens[t] = Dot::token(x, first + token + t) + begin;
+                for (int row = 0; row < kBlock; row += kRows)
+                    dot_piece<Dot, kRows, kTokens>(rows + row, tokens, width, [&](int i, int t, Floats lanes) {
+                        Floats& total = totals[(row + i) * stride + token + t];
+                        total = (begin == 0 ? Floats{} : total) + lanes;
+                    });
             });
         }
+        for (int i = 0; i < kBlock; ++i)
+            for (int64_t t = 0; t < count; t += 4)
+                sum_four(totals + i * stride + t, &sums[t / kTile].at[h][dot_row(block + i)][t % kTile]);
     }
 }
 
@@ -232,7 +233,9 @@ void dot_strip(const Half half[2], const Half next[2], int64_t cols, const Activ
         } else if (count == 2) {
             few_dots<Dot, 2>(half[h], cols, x, begin, h, sums);
         } else {
-            many_dots<Dot>(half[h], next[h], cols, x, begin, count, h, buffer, sums);
+            const auto run = count <= kFewDotTokens ? many_dots<Dot, kDotRows, kDotRows, Dot::kTogether>
+                                                    : many_dots<Dot, kBlockRows, kManyRows, kManyTokens>;
+            run(half[h], next[h], cols, x, begin, count, h, buffer, sums);
         }
     }
 }

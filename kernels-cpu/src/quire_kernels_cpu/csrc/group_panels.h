@@ -5,7 +5,6 @@
 #pragma once
 
 #include <algorithm>
-#include <type_traits>
 
 #include "activations.h"
 #include "dots.h"
@@ -18,6 +17,7 @@ namespace quire {
 
 constexpr int kPanelVectors = kTile / kLanes;
 constexpr int kPanelTokens = 12 / kPanelVectors;  // sums that fit the registers, beside their operands
+constexpr int kByteTokens = kLanes == 16 ? 4 : 3;  // likewise, of four outputs
 
 // Int4: [128 inputs][16 outputs].
 inline void widen_int4(const Half& half, const GroupScales& scales, int64_t group, int64_t k, int64_t cols,
@@ -64,24 +64,17 @@ inline void multiply_panel(const float (*panel)[kTile], const GroupScales& scale
             for (int t = 0; t < kTokens; ++t) {
                 const Floats x = splat(tokens[t][i]);
 #pragma GCC unroll 4
-                for (int v = 0; v < kPanelVectors; ++v) acc[t][v] = fused(w[v], x, acc[t][v]);
+                for (int v = 0; v < kPanelVectors; ++v) acc[t][v] = accumulated(acc[t][v], w[v], x);
             }
         }
+#pragma GCC unroll 4
         for (int v = 0; v < kPanelVectors; ++v) {
             const Floats scale = scales.scales_of<T>(begin / group, v * kLanes);
+#pragma GCC unroll 12
             for (int t = 0; t < kTokens; ++t)
                 store(totals[t] + v * kLanes, fused(scale, acc[t][v], load(totals[t] + v * kLanes)));
         }
     }
-}
-
-// run(how many as a constant) for `count` tokens, at most kMost.
-template <int kMost, typename Run>
-inline void with_count(int64_t count, const Run& run) {
-    if constexpr (kMost > 1) {
-        if (count < kMost) return with_count<kMost - 1>(count, run);
-    }
-    run(std::integral_constant<int, kMost>{});
 }
 
 // One half of int4 against `count` tokens from `begin` on, whose sums begin at sums[0].
@@ -95,13 +88,12 @@ void many_int4_rows(const Half& half, const Half& next, const GroupScales& scale
     for (int64_t k = 0; k < x.cols; k += kGroupPiece) {
         if (next.count) fetch_piece(next.data + k / kGroupPiece * kPieceBytes * next.count, kPieceBytes * next.count);
         widen_int4(half, scales, group, k, x.cols, panel);
-        for (int64_t t = 0; t < count; t += kPanelTokens)
-            with_count<kPanelTokens>(std::min<int64_t>(kPanelTokens, count - t), [&](auto together) {
-                constexpr int kTokens = decltype(together)::value;
-                const float* tokens[kTokens];
-                for (int i = 0; i < kTokens; ++i) tokens[i] = x.row(begin + t + i);
-                multiply_panel<T, kTokens>(panel, scales, group, k, x.cols, tokens, totals + t);
-            });
+        for_tokens<kPanelTokens>(count, [&](int64_t t, auto together) {
+            constexpr int kTokens = decltype(together)::value;
+            const float* tokens[kTokens];
+            for (int i = 0; i < kTokens; ++i) tokens[i] = x.row(begin + t + i);
+            multiply_panel<T, kTokens>(panel, scales, group, k, x.cols, tokens, totals + t);
+        });
     }
     for (int64_t t = 0; t < count; ++t)
         for (int n = 0; n < kTile; ++n) sums[t / kTile].at[h][n][t % kTile] = totals[t][n];
@@ -144,11 +136,13 @@ inline void multiply_rows(const float (*wide)[kGroupPiece], const GroupScales& s
             for (int r = 0; r < kDotRows; ++r) {
                 const Floats w = load(wide[n + r] + i - k);
 #pragma GCC unroll 4
-                for (int t = 0; t < kTokens; ++t) acc[r][t] = fused(w, xs[t], acc[r][t]);
+                for (int t = 0; t < kTokens; ++t) acc[r][t] = accumulated(acc[r][t], w, xs[t]);
             }
         }
+#pragma GCC unroll 4
         for (int r = 0; r < kDotRows; ++r) {
             const Floats scale = splat(scales.scale_of<T>(begin / group, n + r));
+#pragma GCC unroll 4
             for (int t = 0; t < kTokens; ++t) totals[t][n + r] = fused(scale, acc[r][t], totals[t][n + r]);
         }
     }
@@ -165,7 +159,7 @@ void many_byte_rows(const Half& half, const Half& next, const GroupScales& scale
     for (int64_t k = 0; k < x.cols; k += kGroupPiece) {
         for (int n = 0; n < next.count; ++n) fetch_piece(next.data + n * x.cols + k, std::min(kGroupPiece, x.cols - k));
         widen_bytes<W>(half, scales, group, k, x.cols, wide);
-        for_tokens<kDotTokens>(count, [&](int64_t t, auto together) {
+        for_tokens<kByteTokens>(count, [&](int64_t t, auto together) {
             constexpr int kTokens = decltype(together)::value;
             const float* tokens[kTokens];
             for (int i = 0; i < kTokens; ++i) tokens[i] = x.row(begin + t + i);

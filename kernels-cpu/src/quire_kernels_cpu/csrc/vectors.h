@@ -308,6 +308,17 @@ inline Floats fused(Floats a, Floats b, Floats c) {
 #endif
 }
 
+// sum + a * b, rounded once. Where there are 16 registers gcc now and then has a product take the place of an operand and
+// spills sums for it: with all of them in use it must not choose.
+inline Floats accumulated(Floats sum, Floats a, Floats b) {
+#if defined(__AVX2__) && !defined(__AVX512F__)
+    asm volatile("vfmadd231ps %2, %1, %0" : "+x"(sum) : "x"(a), "x"(b));
+    return sum;
+#else
+    return fused(a, b, sum);
+#endif
+}
+
 inline Floats max(Floats a, Floats b) { return a > b ? a : b; }
 
 // One fixed order of additions, whoever asks.
