@@ -90,7 +90,9 @@ def test_quantized_weights_serve(folder: Path, method: str) -> None:
     with LLM(folder, max_model_len=128, quantization=method, num_threads=1) as small:
         (output,) = small.generate([[5, 6, 7]], GREEDY, use_tqdm=False)
         assert len(output.outputs[0].token_ids) == 8
-        assert small.engine.info.choices["weights"].startswith(f"{method}, ")
+        op = "int8_linear" if method == "int8" else "grouped_linear"
+        choice = small.engine.info.choices["weights"]
+        assert choice.split("(")[0] == f"{method}; by {op} for 14 "
 
 
 def test_custom_logits_processor(folder: Path) -> None:

@@ -285,6 +285,21 @@ def test_weights_are_read_on_the_host_and_put_on_the_device(name: str, tmp_path:
         assert {one.device.type for one in kept.values()} == {"meta"}
 
 
+def test_a_head_takes_hidden_states_as_they_are(tmp_path: Path) -> None:
+    """Where its weight is stored in int8 like the layers', whose inputs are rounded."""
+    oracle = make_mixed(tmp_path, {**FORMATS["w8a8"], "ignore": []}, lambda _: "w8a8")
+    for name, module in oracle.named_modules():
+        if isinstance(module, torch.nn.Linear) and name != "lm_head":
+            module.register_forward_pre_hook(round_inputs)
+    model = load_model(ModelConfig.from_path(tmp_path), tmp_path, dtype="float32")
+    assert model.linear_kernels.startswith("w8a8_linear for 21, int8_linear for 1 (w8a8_linear: inputs stay")
+    with torch.no_grad():
+        expected = oracle(torch.tensor([TOKENS])).logits[0]
+    errors = (logits_of(model, TOKENS) - expected).abs().amax(dim=1) / expected.abs().max()
+    assert errors.median() <= 1e-5
+    assert errors.max() <= 0.02
+
+
 def test_modelopt_says_it_in_a_file_of_its_own(tmp_path: Path) -> None:
     make(tmp_path, "modelopt fp8")
     wanted = logits_of(load_model(ModelConfig.from_path(tmp_path), tmp_path, dtype="float32"), TOKENS)
