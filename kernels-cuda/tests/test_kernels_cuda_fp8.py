@@ -79,7 +79,7 @@ def test_gpus_that_do_not_multiply_fp8_are_refused() -> None:
         assert (backend.unavailable is None) == serves
 
 
-@pytest.mark.skipif(DEVICE == "cuda", reason="quantized checkpoints are loaded for the CPU")
+@pytest.mark.skipif(DEVICE == "cuda", reason="its tensors lie in host memory, which only interpreted kernels read")
 @pytest.mark.parametrize(("granularity", "block"), [("tensor", None), ("block", (128, 128))])
 def test_layers_of_fp8_checkpoints_round_their_inputs(granularity: str, block: tuple[int, int] | None) -> None:
     """Where the kernel serves, as interpreted ones never do by themselves."""
