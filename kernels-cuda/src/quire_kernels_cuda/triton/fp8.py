@@ -18,14 +18,12 @@ from torch import Tensor
 
 from quire_kernels_cuda.builds import Calls, NetworkShape
 from quire_kernels_cuda.platform import NVIDIA, Platform
-from quire_kernels_cuda.targets import Target
 from quire_kernels_cuda.triton.rotary import fp8_bits
+from quire_kernels_cuda.triton.w8a8 import byte_tile
 from quire_ops import CACHE_TORCH_DTYPES
 from quire_ops.fp8_tokens import FP8_GROUP
 
 __all__ = ["calls", "fp8_kernel", "fp8_linear", "round_tokens_to_fp8_kernel"]
-
-_FEW_ROWS = 32
 
 
 @triton.jit
@@ -88,16 +86,6 @@ def fp8_kernel(
     tl.store(out + place, total.to(out.dtype.element_ty), mask=inside_row[:, None] & inside_col[None, :])
 
 
-def _tile(num_rows: int, target: Target) -> dict[str, int]:
-    """Few rows: narrow pieces of the weight, so that many programs read it; many: wide ones, which read less often."""
-    stages = 3 if target.vendor == "cuda" else 1
-    if num_rows <= _FEW_ROWS:
-        return {"BM": 16 if num_rows <= 16 else 32, "BN": 32, "num_warps": 4, "num_stages": stages}
-    if target.has_few_registers:
-        return {"BM": 32, "BN": 64, "num_warps": 8, "num_stages": 1}
-    return {"BM": 64, "BN": 128, "num_warps": 8, "num_stages": stages}
-
-
 def fp8_linear(
     x: Tensor,
     weight: Tensor,
@@ -121,10 +109,10 @@ def fp8_linear(
         x, input_scale, tokens.view(torch.uint8), steps, inputs, group, num_groups, x.stride(0),
         BLOCK=min(4096, triton.next_power_of_2(group)), num_warps=1 if num_groups > 1 else 4, enable_fp_fusion=False,
     )  # fmt: skip
-    tile = _tile(num_rows, platform.target_of(x.device))
+    tile = byte_tile(num_rows, platform.target_of(x.device)) | {"BK": FP8_GROUP}
     fp8_kernel[(triton.cdiv(num_rows, tile["BM"]), triton.cdiv(num_outputs, tile["BN"]))](
         tokens, steps, weight, scale.contiguous(), x if bias is None else bias, out, num_rows, num_outputs, inputs,
-        num_groups, GROUPED=num_groups > 1, HAS_BIAS=bias is not None, BK=FP8_GROUP, **tile,
+        num_groups, GROUPED=num_groups > 1, HAS_BIAS=bias is not None, **tile,
     )  # fmt: skip
     return out
 

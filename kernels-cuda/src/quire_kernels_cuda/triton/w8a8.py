@@ -20,7 +20,7 @@ from quire_kernels_cuda.platform import NVIDIA, Platform
 from quire_kernels_cuda.targets import Target
 from quire_ops import CACHE_TORCH_DTYPES
 
-__all__ = ["calls", "round_tokens_kernel", "w8a8_kernel", "w8a8_linear"]
+__all__ = ["byte_tile", "calls", "round_tokens_kernel", "w8a8_kernel", "w8a8_linear"]
 
 _FEW_ROWS = 32
 
@@ -74,8 +74,9 @@ def w8a8_kernel(
     tl.store(out + place, result.to(out.dtype.element_ty), mask=inside_row[:, None] & inside_col[None, :])
 
 
-def _tile(num_rows: int, target: Target) -> dict[str, int]:
-    """Few rows: narrow pieces of the weight, so that many programs read it; many: wide ones, which read less often."""
+def byte_tile(num_rows: int, target: Target) -> dict[str, int]:
+    """Tiles of products of bytes. Few rows: narrow pieces of the weight, so that many programs read it; many: wide
+    ones, which read less often."""
     stages = 3 if target.vendor == "cuda" else 1
     if num_rows <= _FEW_ROWS:
         return {"BM": 16 if num_rows <= 16 else 32, "BN": 32, "BK": 128, "num_warps": 4, "num_stages": stages}
@@ -106,7 +107,7 @@ def w8a8_linear(
     round_tokens_kernel[(num_rows,)](
         x, input_scale, tokens, steps, inputs, x.stride(0), BLOCK=block, num_warps=4, enable_fp_fusion=False
     )
-    tile = _tile(num_rows, platform.target_of(x.device))
+    tile = byte_tile(num_rows, platform.target_of(x.device))
     w8a8_kernel[(triton.cdiv(num_rows, tile["BM"]), triton.cdiv(num_outputs, tile["BN"]))](
         tokens, steps, weight, scale, x if bias is None else bias, out, num_rows, num_outputs, inputs,
         HAS_BIAS=bias is not None, **tile,

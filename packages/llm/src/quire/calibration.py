@@ -213,7 +213,7 @@ class _Layer:
 
     def logits(self, weights: dict[str, Tensor], x: Tensor) -> Tensor:
         """Not for the LM head."""
-        raise NotImplementedError
+        raise NotImplementedError(f"{self._layer}: the LM head is not calibrated")
 
     def weight_bytes(self, out_features: int, in_features: int, dtype_bytes: int) -> int:
         """As it is stored."""
