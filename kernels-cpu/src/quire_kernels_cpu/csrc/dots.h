@@ -12,9 +12,8 @@
 
 namespace quire {
 
-constexpr int kDotRows = 4;  // for few tokens, so that memory is read in four runs
-constexpr int64_t kFewDotTokens = 16;
-// For many, eight rows meet some tokens while those are in the first-level cache, as many at a time as have sums that fit the
+constexpr int kDotRows = 4;  // for one or two tokens, so that memory is read in four runs
+// For more, eight rows meet some tokens while those are in the first-level cache, as many at a time as have sums that fit the
 // registers.
 constexpr int kBlockRows = 8;
 #if defined(__AVX2__) && !defined(__AVX512F__)
@@ -32,7 +31,6 @@ struct FloatDot {
     using Vector = Floats;
     using Sum = Floats;
     static constexpr int kVectors = 1, kStep = kLanes;
-    static constexpr int kTogether = kLanes == 16 ? 4 : 3;  // tokens whose sums with four rows fit the registers
 
     static const Number* token(const Activations& x, int64_t t) { return x.row(t); }
     static Vector widened_part(const W* from, int) { return load(from); }
@@ -42,7 +40,7 @@ struct FloatDot {
 
 // The even inputs of a step, then the odd ones: what shifting and masking give, see `Form::split_rows`.
 struct SplitDot : FloatDot<BFloat16> {
-    static constexpr int kVectors = 2, kStep = 2 * kLanes, kTogether = kLanes == 16 ? 3 : 2;
+    static constexpr int kVectors = 2, kStep = 2 * kLanes;
 
     static Floats widened_part(const BFloat16* from, int part) { return part ? odd_numbers(from) : even_numbers(from); }
 };
@@ -53,7 +51,7 @@ struct WholeDot {
     using Number = int16_t;
     using Vector = Shorts;
     using Sum = Ints;
-    static constexpr int kVectors = 1, kStep = 2 * kLanes, kTogether = kLanes == 16 ? 4 : 3;
+    static constexpr int kVectors = 1, kStep = 2 * kLanes;
 
     static const Number* token(const Activations& x, int64_t t) { return x.words(t); }
     static Vector widened_part(const int8_t* from, int) { return widened_bytes(from); }
@@ -112,14 +110,31 @@ __attribute__((always_inline)) inline void dot_step(const typename Dot::Weight* 
     }
 }
 
+// Lines of kRows rows to come, the same of each, asked for while others multiply: a processor waits for the first of too
+// many at once.
+template <int kRows>
+struct LinesAhead {
+    const char* at[kRows] = {};
+    int64_t count = 0;
+};
+
 // take(row, token, lanes) for each of kRows rows times kTokens tokens over one piece.
 template <typename Dot, int kRows, int kTokens, typename Take>
 __attribute__((always_inline)) inline void dot_piece(const typename Dot::Weight* const rows[kRows],
                                                      const typename Dot::Number* const tokens[kTokens], int64_t cols,
-                                                     const Take& take) {
+                                                     const LinesAhead<kRows>& ahead, const Take& take) {
     typename Dot::Sum sums[kRows][kTokens] = {};
     const int64_t whole = cols / Dot::kStep * Dot::kStep;
-    for (int64_t k = 0; k < whole; k += Dot::kStep) dot_step<Dot, kRows, kTokens, true>(rows, tokens, k, 0, sums);
+    int64_t k = 0;
+    if (ahead.count) {
+        const int64_t between = (whole / Dot::kStep + ahead.count - 1) / ahead.count * Dot::kStep;
+        for (int64_t line = 0; line < ahead.count; ++line) {
+            for (int i = 0; i < kRows; ++i) __builtin_prefetch(ahead.at[i] + line * 64, 0, 2);
+            for (const int64_t end = std::min(k + between, whole); k < end; k += Dot::kStep)
+                dot_step<Dot, kRows, kTokens, true>(rows, tokens, k, 0, sums);
+        }
+    }
+    for (; k < whole; k += Dot::kStep) dot_step<Dot, kRows, kTokens, true>(rows, tokens, k, 0, sums);
     if (whole < cols)
         dot_step<Dot, kRows, kTokens, false>(rows, tokens, whole, static_cast<int>(cols - whole), sums);
 #pragma GCC unroll 8
@@ -148,7 +163,7 @@ void few_dots(const Half& half, int64_t cols, const Activations& x, int64_t firs
             for (int i = 0; i < kDotRows; ++i) rows[i] = row_of<typename Dot::Weight>(half, row + i, cols, begin);
             const typename Dot::Number* tokens[kTokens];
             for (int t = 0; t < kTokens; ++t) tokens[t] = Dot::token(x, first + t) + begin;
-            dot_piece<Dot, kDotRows, kTokens>(rows, tokens, std::min(kDotPiece, cols - begin),
+            dot_piece<Dot, kDotRows, kTokens>(rows, tokens, std::min(kDotPiece, cols - begin), {},
                                               [&](int i, int t, Floats lanes) { total[i][t] += lanes; });
         }
         for (int t = 0; t < kTokens; ++t) {
@@ -188,35 +203,42 @@ inline void fetch_piece(const Weight* from, int64_t cols) {
 }
 
 // One half against `count` tokens from `first` on, whose sums begin at sums[0]; next: what comes in its place in the next
-// strip. A piece of kBlock rows stays in the first-level cache while all tokens meet it, up to kMost of them and kRows rows at
-// a time. Weights are widened for those, and again for the next ones: rows that were widened beforehand would take the cache
-// from the tokens.
-template <typename Dot, int kBlock, int kRows, int kMost>
+// strip. A piece of kBlockRows rows stays in the first-level cache while all tokens meet it, some at a time. Weights are
+// widened for those, and again for the next ones: rows that were widened beforehand would take the cache from the tokens.
+template <typename Dot>
 void many_dots(const Half& half, const Half& next, int64_t cols, const Activations& x, int64_t first, int64_t count, int h,
                Buffer& buffer, Sums* sums) {
     using Weight = typename Dot::Weight;
     const int64_t stride = (count + 3) / 4 * 4;
-    Floats* const totals = buffer.get<Floats>(stride * kBlock);  // [kBlock][stride]
-    for (int block = 0; block < std::min(kDotRows * half.count, kTile); block += kBlock) {
+    Floats* const totals = buffer.get<Floats>(stride * kBlockRows);  // [kBlockRows][stride]
+    for (int block = 0; block < std::min(kDotRows * half.count, kTile); block += kBlockRows) {
         for (int64_t begin = 0; begin < cols; begin += kDotPiece) {
             const int64_t width = std::min(kDotPiece, cols - begin);
-            const Weight* rows[kBlock];
-            for (int i = 0; i < kBlock; ++i) {
-                if (next.count) fetch_piece(row_of<Weight>(next, block + i, cols, begin), width);
+            const int64_t lines = next.count ? width * static_cast<int64_t>(sizeof(Weight)) / 64 : 0;
+            const Weight *rows[kBlockRows], *fetched[kBlockRows];
+            for (int i = 0; i < kBlockRows; ++i) {
                 rows[i] = row_of<Weight>(half, block + i, cols, begin);
+                fetched[i] = next.count ? row_of<Weight>(next, block + i, cols, begin) : nullptr;
             }
-            for_tokens<kMost>(count, [&](int64_t token, auto together) {
+            for_tokens<kManyTokens>(count, [&](int64_t token, auto together) {
                 constexpr int kTokens = decltype(together)::value;
                 const typename Dot::Number* tokens[kTokens];
                 for (int t = 0; t < kTokens; ++t) tokens[t] = Dot::token(x, first + token + t) + begin;
-                for (int row = 0; row < kBlock; row += kRows)
-                    dot_piece<Dot, kRows, kTokens>(rows + row, tokens, width, [&](int i, int t, Floats lanes) {
+                // Each of the groups of tokens fetches its share.
+                const int64_t first_line = lines * token / count;
+                LinesAhead<kManyRows> ahead;
+                ahead.count = lines * (token + kTokens) / count - first_line;
+                for (int row = 0; row < kBlockRows; row += kManyRows) {
+                    for (int i = 0; i < kManyRows; ++i)
+                        ahead.at[i] = reinterpret_cast<const char*>(fetched[row + i]) + first_line * 64;
+                    dot_piece<Dot, kManyRows, kTokens>(rows + row, tokens, width, ahead, [&](int i, int t, Floats lanes) {
                         Floats& total = totals[(row + i) * stride + token + t];
                         total = (begin == 0 ? Floats{} : total) + lanes;
                     });
+                }
             });
         }
-        for (int i = 0; i < kBlock; ++i)
+        for (int i = 0; i < kBlockRows; ++i)
             for (int64_t t = 0; t < count; t += 4)
                 sum_four(totals + i * stride + t, &sums[t / kTile].at[h][dot_row(block + i)][t % kTile]);
     }
@@ -233,9 +255,7 @@ void dot_strip(const Half half[2], const Half next[2], int64_t cols, const Activ
         } else if (count == 2) {
             few_dots<Dot, 2>(half[h], cols, x, begin, h, sums);
         } else {
-            const auto run = count <= kFewDotTokens ? many_dots<Dot, kDotRows, kDotRows, Dot::kTogether>
-                                                    : many_dots<Dot, kBlockRows, kManyRows, kManyTokens>;
-            run(half[h], next[h], cols, x, begin, count, h, buffer, sums);
+            many_dots<Dot>(half[h], next[h], cols, x, begin, count, h, buffer, sums);
         }
     }
 }
