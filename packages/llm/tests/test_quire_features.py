@@ -7,8 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from llm_demo_heads import write_medusa_heads, write_with_mtp_layer
 
 from quire import LLM, BeamSearchParams, RequestOutput
+from quire_demo_model import adapter_paths
 from quire_testkit.features import CHANGES_TOKENS, ENGINE, covering, features_page, requests_of_pairs
 
 PAGE = Path(__file__).parents[3] / "docs" / "features.md"
@@ -25,6 +27,17 @@ PLAIN: dict[str, Any] = {
 }
 REQUESTS = requests_of_pairs(max_tokens=10)
 TEXTS = ["What is 17 + 25?", "Spell the word basket.", "Who are you?", "Reverse the word lamp."]
+
+
+@pytest.fixture(scope="module")
+def heads(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
+    """Of drafters that the demo model has no companion for: where it is read from with one."""
+    folder = tmp_path_factory.mktemp("heads")
+    adapters = tuple(f"{name}={path}" for name, path in adapter_paths().items())
+    return {
+        "MTP drafts": {"model": str(write_with_mtp_layer(folder / "mtp")), "lora_modules": adapters},
+        "Medusa drafts": {"speculative_model": str(write_medusa_heads(folder / "medusa"))},
+    }
 
 
 def settings(row: dict[str, str | None]) -> dict[str, Any]:
@@ -56,25 +69,28 @@ def _rounded(logprobs: Any) -> Any:
 
 
 @cache
-def expected(*changes: str | None) -> dict[tuple[str, str], Any]:
+def expected(*changes: str | None, **model: Any) -> dict[tuple[str, str], Any]:
     """Answers of an engine that has nothing but the weights and the KV cache of that form."""
-    with LLM(**settings(dict(zip(CHANGES_TOKENS, changes, strict=True)))) as llm:
+    with LLM(**settings(dict(zip(CHANGES_TOKENS, changes, strict=True))), **model) as llm:
         return answers(llm)
 
 
 @pytest.mark.parametrize("row", covering(), ids=lambda row: ", ".join(str(name) for name in row.values()))
-def test_features_go_together(row: dict[str, str | None]) -> None:
-    with LLM(**settings(row)) as llm:
+def test_features_go_together(row: dict[str, str | None], heads: dict[str, dict[str, Any]]) -> None:
+    more = heads.get(row["drafts"] or "", {})
+    with LLM(**settings(row), **more) as llm:
         got = [answers(llm) for _ in range(2)]
         stats = llm.stats()
         llm.engine.core.parts.check_integrity()
+    model = {name: value for name, value in more.items() if name != "speculative_model"}
     for round_ in got:
-        assert round_ == expected(*(row.get(kind) for kind in CHANGES_TOKENS))
+        assert round_ == expected(*(row.get(kind) for kind in CHANGES_TOKENS), **model)
     assert (stats.num_preemptions_total > 0) == (row["memory"] == "preemption")
     assert (stats.prefix_cache_hit_tokens_total > 0) == (row["prefix caching"] is not None)
     assert (stats.num_draft_tokens_total > 0) == (row["drafts"] is not None)
 
 
 def test_page_is_fresh() -> None:
-    """Written by `python -c "from quire_testkit.features import *; print(features_page(), end='')"`."""
+    """Written by `python -c "from quire_testkit.demo_heads import write_medusa_heads, write_with_mtp_layer
+    from quire_testkit.features import *; print(features_page(), end='')"`."""
     assert PAGE.read_text() == features_page()

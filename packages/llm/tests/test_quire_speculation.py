@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from llm_demo_heads import write_medusa_heads
 from safetensors.torch import load_file, save_file
 
 from quire import LLM, CheckpointError, ConfigError, RequestOutput, SamplingParams, StructuredOutputsParams
@@ -192,25 +193,14 @@ def test_layers_that_predict_further_tokens(tmp_path: Path) -> None:
         LLM(**SETTINGS, speculative_method="mtp")
 
 
-@pytest.mark.parametrize("topk", [1, 4])
-def test_medusa_heads(topk: int, tmp_path: Path, expected: list[Any]) -> None:
-    target = json.loads((checkpoint_path() / "config.json").read_text())
-    size, vocab = target["hidden_size"], target["vocab_size"]
-    embedding = load_file(checkpoint_path() / "model.safetensors")["model.embed_tokens.weight"]
-    tensors = {}
-    for i in range(3):
-        tensors[f"{i}.0.linear.weight"] = torch.randn(size, size).mul(0.02).bfloat16()
-        tensors[f"{i}.0.linear.bias"] = torch.zeros(size).bfloat16()
-        tensors[f"{i}.1.weight"] = embedding.clone()
-    assert embedding.shape == (vocab, size)
-    save_file(tensors, tmp_path / "medusa_lm_head.safetensors")
-    (tmp_path / "config.json").write_text(json.dumps({"medusa_num_heads": 3, "medusa_num_layers": 1}))
+def test_medusa_heads(tmp_path: Path, expected: list[Any]) -> None:
+    tensors = load_file(write_medusa_heads(tmp_path) / "medusa_lm_head.safetensors")
     settings = {**SETTINGS, "speculative_method": "medusa", "speculative_model": str(tmp_path)}
-    llm = LLM(**settings, num_speculative_tokens=3, speculative_eagle_topk=topk)
+    llm = LLM(**settings, num_speculative_tokens=3)
     for _ in range(2):
         assert seen(llm.generate(conversations(llm), many_kinds(), use_tqdm=False)) == expected
     stats, memory = llm.stats(), llm.engine_info.memory_bytes
-    assert stats.num_draft_tokens_total > 3 * stats.num_drafts_total * (topk > 1)
+    assert stats.num_draft_tokens_total > 0
     assert memory["weights: draft"] == sum(tensor.nbytes for tensor in tensors.values())
     assert memory["KV cache: draft"] == 0
     llm.close()

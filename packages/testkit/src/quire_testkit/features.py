@@ -29,13 +29,16 @@ ENGINE: dict[str, dict[str, dict[str, Any]]] = {
         "suffix drafts": {"speculative_method": "suffix"},
         "draft model": {"speculative_method": "draft_model"},
         "EAGLE-3 drafts": {"speculative_method": "eagle3", "speculative_eagle_topk": 4},
+        "MTP drafts": {"speculative_method": "mtp", "speculative_eagle_topk": 2, "num_speculative_tokens": 2},
+        "Medusa drafts": {"speculative_method": "medusa", "speculative_eagle_topk": 3, "num_speculative_tokens": 2},
     },
     "prefix caching": {"prefix caching": {"enable_prefix_caching": True}},
     "prompts": {"chunked prefill": {"max_num_batched_tokens": 40}},
     "memory": {"preemption": {"num_gpu_blocks_override": 44}},
     "steps": {"steps ahead of the device": {"async_scheduling": True}},
 }
-"""What an engine has one of -> feature -> its settings. What is not chosen is off."""
+"""What an engine has one of -> feature -> its settings. What is not chosen is off. The demo model has no companions
+for the last two drafters; for these, the test says where heads are."""
 
 CHANGES_TOKENS = ("weights", "KV cache")
 """Of these, a feature changes the numbers, and so the tokens; no other may."""
@@ -150,10 +153,8 @@ Refused when they are asked for, by an error with the code `unsupported_combinat
 
 {reasons}
 
-Drafts of MTP layers and of Medusa heads, which the demo model has none of, are tested apart, with random weights: the
-same tokens with and without, greedy and by seed, in chains and in trees; Medusa heads also with log probabilities,
-penalties, stop strings, structured output, chunked prompts and cached prefixes (`test_quire_speculation.py`,
-`test_runner_mtp.py`, `test_runner_medusa.py`).
+MTP layers and Medusa heads, which the demo model has none of, have weights made up for the test: Medusa heads beside
+the demo model, and an MTP layer in its checkpoint, written as a GLM-4.5 without experts, whose function is the same.
 
 `min_tokens` is refused together with structured output, which alone says when an output may end. What a feature does
 not go with besides other features (kinds of networks, of adapters, of checkpoints) stands on its own page: see

@@ -1,0 +1,6 @@
+"""Makes `llm_demo_heads` importable for the tests of this folder."""
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent))
