@@ -19,6 +19,7 @@ from quire_kv_cache import plan_kv_cache
 from quire_models import ModelConfig, build_model
 from quire_ops import OpRequest, OpTable, builtin_table
 from quire_runner import ModelRunner, RunnerConfig
+from quire_runner.graphs import Choice
 from quire_testkit.recorded_graph import record_graph
 
 BLOCK = 16
@@ -158,7 +159,7 @@ def test_tokens_are_those_of_eager_steps() -> None:
     assert eager.runner.graphs is None
     assert graphs.runner.graphs is not None
     assert graphs.runner.graphs.failure is None
-    assert set(graphs.runner.graphs.captured) == {(2, True), (2, False)}
+    assert set(graphs.runner.graphs.captured) == {(2, Choice.DRAWN), (2, Choice.MOST_LIKELY)}
 
 
 def test_a_network_with_sparse_latent_attention() -> None:
@@ -170,7 +171,7 @@ def test_a_network_with_sparse_latent_attention() -> None:
     assert graphs.tokens == eager.tokens
     assert graphs.runner.graphs is not None
     assert graphs.runner.graphs.failure is None
-    assert set(graphs.runner.graphs.captured) == {(2, False)}
+    assert set(graphs.runner.graphs.captured) == {(2, Choice.MOST_LIKELY)}
 
 
 def test_every_kernel_of_a_step_is_ours() -> None:

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from runner_grammar_cases import DigitsSource, constrained, reference
 from runner_harness import FULL, HYBRID, VOCAB_SIZE, Engine, TinyNetwork, make_request, reference_tokens
 from torch import Tensor
 
@@ -20,7 +21,7 @@ from quire_interfaces import ConfigError, Request
 from quire_ops import DrawTable, OpBackend, builtin_table, uniform
 from quire_ops.drawing import integer_weights, log2_weights, share_of, target_of
 from quire_runner import RunnerConfig, runner
-from quire_runner.graphs import DecodeGraphs
+from quire_runner.graphs import Choice, DecodeGraphs
 from quire_testkit.recorded_graph import record_graph
 
 
@@ -73,11 +74,21 @@ def draw(logits: Tensor, rows: Tensor, positions: Tensor, table: DrawTable) -> t
     return torch.where(table.draws[rows], found, greedy), peaks
 
 
+def draw_masked(
+    logits: Tensor, rows: Tensor, positions: Tensor, table: DrawTable, mask_of: Tensor, bitmask: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Op `draw_masked`, with a table of bits."""
+    bits = (bitmask[:, :, None] >> torch.arange(32, dtype=torch.int32)) & 1
+    excluded = (bits.flatten(1)[mask_of, : logits.shape[1]] == 0) & (mask_of >= 0)[:, None]
+    return draw(logits.masked_fill(excluded, -torch.inf), rows, positions, table)
+
+
 @pytest.fixture(autouse=True)
 def _draw_with_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     """The recorder sees what torch does; the compiled kernels for CPUs do without torch."""
     table = builtin_table()
     table.add(OpBackend(op="draw", name="sorted", function=draw))
+    table.add(OpBackend(op="draw_masked", name="sorted", function=draw_masked))
     monkeypatch.setattr(runner, "op_table", lambda: table)
 
 
@@ -132,6 +143,32 @@ def test_tokens_are_those_of_every_request_alone(kinds: list[str], windows: Any,
     engine.close()
 
 
+@pytest.mark.parametrize("depth", [0, 1])
+def test_rows_with_grammars_are_in_the_graphs(depth: int) -> None:
+    """Beside rows without one; one grammar breaks half-way, and its row fails alone."""
+    drawn = {"temperature": 1.3, "top_k": 9}
+    masked = [constrained("c", [3, 4], "2,9"), constrained("d", [4, 9, 2], "3,14", seed=5, **drawn)]
+    plain = requests(["greedy", "drawn"], seed=depth)[:2]
+    several = [each for pair in zip(plain, masked, strict=True) for each in pair]
+    bad = constrained("bad", [5, 6], "6,20")
+    engine = Engine(
+        DeviceNetwork(), capture=record_graph, grammars=DigitsSource(jumps=False), depth=depth, max_num_seqs=6
+    )
+    run_in_waves(engine, [several[1], bad, *several[2:], several[0]])
+    assert engine.runner.graphs is not None
+    assert engine.runner.graphs.failure is None
+    assert len([size for size, choice in engine.runner.graphs.captured if choice is Choice.EDITED]) > 1
+    assert engine.network.num_forwards < engine.num_steps * 0.6
+    for request in several:
+        alone = reference_tokens(engine.network, request)
+        if request in masked:
+            alone = reference(engine.network, request, jumps=False)
+        assert engine.outcomes[request.request_id].token_ids == alone, request.request_id
+    assert "too complex" in (engine.outcomes["bad"].error or "")
+    assert len(engine.outcomes["bad"].token_ids) == 13
+    engine.close()
+
+
 def test_only_the_first_step_of_a_size_runs_python() -> None:
     engine = Engine(DeviceNetwork(), capture=record_graph)
     engine.run(make_request("0", [1, 2, 3], max_tokens=40))
@@ -168,7 +205,7 @@ def test_a_row_that_fails_fails_alone() -> None:
     short = make_request("short", [5, 6], max_tokens=16)
     engine.run(short, make_request("long", [1, 2, 3], max_tokens=40))
     assert engine.runner.graphs is not None
-    assert engine.runner.graphs.captured[0] == (2, False)
+    assert engine.runner.graphs.captured[0] == (2, Choice.MOST_LIKELY)
     assert engine.outcomes["short"].token_ids == reference_tokens(engine.network, short)
     assert "NaN" in (engine.outcomes["long"].error or "")
     assert len(engine.outcomes["long"].token_ids) == 18
@@ -214,22 +251,26 @@ def test_why_nothing_is_captured(network: TinyNetwork, settings: dict[str, Any],
 def test_graphs_are_prepared_beside_the_steps() -> None:
     may_go_on, threads = threading.Event(), []
 
-    def compute(spans: Tensor, *, draws: bool) -> tuple[Tensor, Tensor]:
+    def compute(spans: Tensor, choice: Choice) -> tuple[Tensor, Tensor]:
         threads.append(threading.current_thread())
         assert may_go_on.wait(30)
         return spans[0] * 100 + spans[1], spans[1].float()
 
-    graphs = DecodeGraphs(compute, (4,), padding_row=9, device=torch.device("cpu"), capture=record_graph)
+    kinds = (Choice.MOST_LIKELY,)
+    graphs = DecodeGraphs(compute, (4,), kinds, padding_row=9, device=torch.device("cpu"), capture=record_graph)
     rows, starts = np.array([3, 5]), np.array([10, 20])
     with torch.inference_mode():
-        assert graphs.run(rows, starts, draws=False) is None
-        assert graphs.run(rows, starts, draws=False) is None  # not there yet, and nobody waits
+        assert graphs.find(2, Choice.MOST_LIKELY) is None
+        assert graphs.find(2, Choice.MOST_LIKELY) is None  # not there yet, and nobody waits
         may_go_on.set()
         graphs.wait()
-        first = graphs.run(rows, starts, draws=False)
-        assert graphs.run(rows[:1], starts[:1] + 1, draws=False) is not None
-        assert graphs.run(np.arange(5), np.arange(5), draws=False) is None  # more rows than any graph has
-    assert first is not None
+        graph = graphs.find(2, Choice.MOST_LIKELY)
+        assert graph is not None
+        first = graph.run(rows, starts)
+        assert graphs.find(1, Choice.MOST_LIKELY) is graph
+        graph.run(rows[:1], starts[:1] + 1)
+        assert graphs.find(5, Choice.MOST_LIKELY) is None  # more rows than any graph has
+        assert graphs.find(2, Choice.DRAWN) is None  # the step knows no other way
     assert first[0].tolist() == [310, 520]
     assert len(threads) == 3
     assert threads[0] is not threads[1] is threads[2] is threading.current_thread()

@@ -11,7 +11,7 @@ Shape legend: M masked logit rows of this step, W = ceil(vocab_size / 32) words 
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import torch
 from torch import Tensor
@@ -52,6 +52,10 @@ class RowGrammars:
     def has(self, row: int) -> bool:
         """Whether the row has a matcher."""
         return row in self._matchers
+
+    def has_any(self, rows: Collection[int]) -> bool:
+        """Whether one of the rows has a matcher."""
+        return not self._matchers.keys().isdisjoint(rows)
 
     def fill(self, new: NewRow) -> None:
         """Put a request into its row: a matcher that has seen all of its output so far.

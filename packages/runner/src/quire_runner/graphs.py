@@ -16,6 +16,7 @@ import logging
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from enum import IntEnum
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -25,24 +26,35 @@ from torch import Tensor
 
 from quire_ops import fill_on_device
 
-__all__ = ["CaptureStep", "ComputeStep", "CudaCapture", "DecodeGraphs"]
+__all__ = ["CaptureStep", "Choice", "ComputeStep", "CudaCapture", "DecodeGraph", "DecodeGraphs"]
 
 _logger = logging.getLogger(__name__)
 
 Tokens = tuple[Tensor, Tensor]
 """Token ids [P] int64 and the largest logits [P] float32 of P rows."""
 Replay = Callable[[], None]
+Ints = NDArray[np.int64]
+
+
+class Choice(IntEnum):
+    """How the tokens of a step are chosen. Each is what the ones before it are, and more."""
+
+    MOST_LIKELY = 0
+    DRAWN = 1
+    EDITED = 2
+    """Tokens may be excluded before they are drawn."""
 
 
 class ComputeStep(Protocol):
     """A decode step, from numbers on the device."""
 
-    def __call__(self, spans: Tensor, *, draws: bool) -> Tokens:
+    def __call__(self, spans: Tensor, choice: Choice) -> Tokens:
         """Compute the token at `spans[1, s]` of row `spans[0, s]` for each s, choose its successor and write it behind.
 
         Args:
-            spans: As op `decode_inputs` takes them.
-            draws: Tokens may be drawn; otherwise all are the most likely ones.
+            spans: [5, P] int64: four rows as op `decode_inputs` takes them, and which mask each token gets, -1 for
+                none.
+            choice: How.
         """
 
 
@@ -76,13 +88,33 @@ class _Key(NamedTuple):
     """What tells graphs apart."""
 
     size: int
-    draws: bool
+    choice: Choice
 
 
-class _Graph(NamedTuple):
+class DecodeGraph(NamedTuple):
+    """A captured step of some number of rows."""
+
     spans: Tensor
     replay: Replay
     tokens: Tokens
+    padding_row: int
+
+    def run(self, rows: Ints, starts: Ints, mask_of: Ints | None = None) -> Tokens:
+        """Run a step.
+
+        Args:
+            rows: [N], different ones; at most as many as the graph has.
+            starts: [N] position of the token to compute.
+            mask_of: [N] which mask each gets, -1 for none; None for none at all.
+
+        Returns:
+            Token ids [N] and largest logits [N], of their own memory.
+        """
+        fill_on_device(self.spans, _host_spans(self.spans.shape[1], self.padding_row, rows, starts, mask_of))
+        self.replay()
+        token_ids, peaks = self.tokens
+        # The next step may write over them before they have been read.
+        return token_ids[: len(rows)].clone(), peaks[: len(rows)].clone()
 
 
 class DecodeGraphs:
@@ -91,6 +123,7 @@ class DecodeGraphs:
     Args:
         compute: The step; it may be called in another thread, on padding.
         sizes: Numbers of rows that are captured.
+        choices: Ways of choosing tokens that `compute` knows.
         padding_row: The row of entries that stand for nothing.
         device: Where steps run.
         capture: Captures.
@@ -101,6 +134,7 @@ class DecodeGraphs:
         self,
         compute: ComputeStep,
         sizes: Sequence[int],
+        choices: Sequence[Choice],
         *,
         padding_row: int,
         device: torch.device,
@@ -109,49 +143,37 @@ class DecodeGraphs:
     ) -> None:
         self._compute = compute
         self._sizes = sorted(set(sizes))
+        self._choices = choices
         self._padding_row = padding_row
         self._device = device
         self._capture = capture
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="quire-graphs") if in_background else None
         self._prepared: dict[_Key, Future[None]] = {}
-        self._graphs: dict[_Key, _Graph] = {}
+        self._graphs: dict[_Key, DecodeGraph] = {}
         self.failure: str | None = None
         """Why no more is captured."""
 
     @property
-    def captured(self) -> tuple[tuple[int, bool], ...]:
-        """(rows, whether tokens may be drawn) of each graph, in the order in which they were captured."""
+    def captured(self) -> tuple[tuple[int, Choice], ...]:
+        """(rows, way of choosing tokens) of each graph, in the order in which they were captured."""
         return tuple(self._graphs)
 
-    def run(self, rows: NDArray[np.int64], starts: NDArray[np.int64], *, draws: bool) -> Tokens | None:
-        """Run a step by its graph.
-
-        Args:
-            rows: [N], different ones.
-            starts: [N] position of the token to compute.
-
-        Returns:
-            Token ids [N] and largest logits [N], of their own memory. None where there is no graph for it, or none
-            yet: then nothing was done.
-        """
-        place = bisect_left(self._sizes, len(rows))
-        if place == len(self._sizes):
+    def find(self, num_rows: int, choice: Choice) -> DecodeGraph | None:
+        """The graph for a step of so many rows. None where there is none, or none yet: the step is to be run without
+        one, and brings it nearer."""
+        place = bisect_left(self._sizes, num_rows)
+        if place == len(self._sizes) or choice not in self._choices:
             return None
-        key = _Key(self._sizes[place], draws)
-        graph = self._graphs.get(key) or self._make(key)
-        if graph is None:
-            return None
-        fill_on_device(graph.spans, self._host_spans(key.size, rows, starts))
-        graph.replay()
-        token_ids, peaks = graph.tokens
-        # The next step may write over them before they have been read.
-        return token_ids[: len(rows)].clone(), peaks[: len(rows)].clone()
+        key = _Key(self._sizes[place], choice)
+        return self._graphs.get(key) or self._make(key)
 
     def rehearse(self) -> None:
-        """Run the step of every size once on padding, each way: what it needs is there from then on."""
+        """Run the step of every size once on padding, each way: what it needs is there from then on. What edits logits
+        is the same for every size."""
         for size in self._sizes:
-            for draws in (False, True):
-                self._warm_up(_Key(size, draws))
+            for choice in self._choices:
+                if choice is not Choice.EDITED or size == self._sizes[0]:
+                    self._warm_up(_Key(size, choice))
 
     def wait(self) -> None:
         """Wait until everything is prepared that steps have wanted so far; for tools and tests."""
@@ -163,7 +185,7 @@ class DecodeGraphs:
             self._worker.shutdown(cancel_futures=True)
         self._graphs.clear()
 
-    def _make(self, key: _Key) -> _Graph | None:
+    def _make(self, key: _Key) -> DecodeGraph | None:
         """The graph, if it can be captured now."""
         if self.failure is not None:
             return None
@@ -194,24 +216,27 @@ class DecodeGraphs:
 
     @torch.inference_mode()
     def _warm_up(self, key: _Key) -> None:
-        self._compute(self._padding(key.size), draws=key.draws)
+        self._compute(self._padding(key.size), key.choice)
 
-    def _captured(self, key: _Key) -> _Graph:
+    def _captured(self, key: _Key) -> DecodeGraph:
         spans = self._padding(key.size)
         # Whatever is kept for later steps is made now, by a step that runs.
-        self._compute(spans, draws=key.draws)
-        replay, tokens = self._capture(lambda: self._compute(spans, draws=key.draws))
-        return _Graph(spans, replay, tokens)
+        self._compute(spans, key.choice)
+        replay, tokens = self._capture(lambda: self._compute(spans, key.choice))
+        return DecodeGraph(spans, replay, tokens, self._padding_row)
 
     def _padding(self, size: int) -> Tensor:
         nobody = np.empty(0, dtype=np.int64)
-        spans = torch.empty((4, size), dtype=torch.int64, device=self._device)
-        fill_on_device(spans, self._host_spans(size, nobody, nobody))
+        spans = torch.empty((5, size), dtype=torch.int64, device=self._device)
+        fill_on_device(spans, _host_spans(size, self._padding_row, nobody, nobody, None))
         return spans
 
-    def _host_spans(self, size: int, rows: NDArray[np.int64], starts: NDArray[np.int64]) -> NDArray[np.int64]:
-        spans = np.empty((4, size), dtype=np.int64)
-        spans[0], spans[1], spans[3] = self._padding_row, 0, np.arange(size)
-        spans[0, : len(rows)], spans[1, : len(starts)] = rows, starts
-        spans[2] = spans[1] + 1
-        return spans
+
+def _host_spans(size: int, padding_row: int, rows: Ints, starts: Ints, mask_of: Ints | None) -> Ints:
+    spans = np.empty((5, size), dtype=np.int64)
+    spans[0], spans[1], spans[3], spans[4] = padding_row, 0, np.arange(size), -1
+    spans[0, : len(rows)], spans[1, : len(starts)] = rows, starts
+    spans[2] = spans[1] + 1
+    if mask_of is not None:
+        spans[4, : len(mask_of)] = mask_of
+    return spans

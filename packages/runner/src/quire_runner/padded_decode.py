@@ -1,7 +1,7 @@
 """A decode step whose host work does not depend on the step: what graphs capture.
 
 Everything that differs between steps of the same number of rows is read on the device. Knows rows, network and sampler;
-does not know graphs.
+does not know how graphs are kept.
 
 Shape legend: P entries, some of which may be padding.
 """
@@ -16,6 +16,7 @@ from torch import Tensor
 
 from quire_attention.batch import ForwardBatch
 from quire_ops import OpFunction, to_device
+from quire_runner.graphs import Choice
 from quire_runner.inputs import Layers, make_batch
 from quire_runner.rows import Rows
 from quire_sampling import Sampler
@@ -41,6 +42,7 @@ class PaddedDecode:
         sampler: Draws.
         layers: What every batch has.
         longest: Tokens of the longest sequence that there may be.
+        most: Entries of the largest step.
     """
 
     def __init__(
@@ -51,6 +53,7 @@ class PaddedDecode:
         sampler: Sampler,
         layers: Layers,
         longest: int,
+        most: int,
     ) -> None:
         self._network = network
         self._rows = rows
@@ -58,18 +61,28 @@ class PaddedDecode:
         self._sampler = sampler
         self._layers = layers
         self._longest = longest
+        self.choices: tuple[Choice, ...] = (Choice.MOST_LIKELY,)
+        """What this can be asked for."""
+        if sampler.draws_in_one_call:
+            self.choices += (Choice.DRAWN,)
+        if sampler.masks_in_one_call:
+            self.choices += (Choice.EDITED,)
+        self.bitmask = torch.zeros(most, sampler.state.num_mask_words, dtype=torch.int32, device=rows.token_ids.device)
+        """[most, W] the masks that entries may have (`TokenMasks.bitmask`), to be written before a step; the same
+        memory for every step."""
 
-    def __call__(self, spans: Tensor, *, draws: bool) -> tuple[Tensor, Tensor]:
+    def __call__(self, spans: Tensor, choice: Choice) -> tuple[Tensor, Tensor]:
         """See `ComputeStep`."""
         rows, size = self._rows, spans.shape[1]
-        inputs = self._decode_inputs(rows.token_ids, rows.row_tables, spans)
+        inputs = self._decode_inputs(rows.token_ids, rows.row_tables, spans[:4])
         batch = make_batch(inputs, rows, self._layers, [1] * size, [self._longest] * size)  # lengths: a bound
         hidden = self._network.forward(batch)
-        if draws:
-            logits = self._network.compute_logits(hidden)
-            token_ids, peaks = self._sampler.draw(logits, spans[0], batch.positions)
-        else:
+        if choice is Choice.MOST_LIKELY:
             token_ids, peaks = self._network.most_likely(hidden)
+        else:
+            logits = self._network.compute_logits(hidden)
+            masks = (spans[4], self.bitmask) if choice is Choice.EDITED else None
+            token_ids, peaks = self._sampler.draw(logits, spans[0], batch.positions, masks)
         places = torch.add(spans[2], spans[0], alpha=rows.row_len)
         rows.token_ids.view(-1).index_copy_(0, places, token_ids.to(torch.int32))
         return token_ids, peaks

@@ -35,7 +35,7 @@ from quire_runner.drafting import RowDrafter, TextDrafting
 from quire_runner.encoder_inputs import run_encoder
 from quire_runner.grammars import RowGrammars
 from quire_runner.graph_choice import choose_capture
-from quire_runner.graphs import CaptureStep, DecodeGraphs
+from quire_runner.graphs import CaptureStep, Choice, DecodeGraphs
 from quire_runner.inputs import HostPlan, Layers, forward_batch, plan_step, write_drafts
 from quire_runner.kv_cache import CacheShape, allocate_kv_caches, layer_states
 from quire_runner.output import Known, ReadStep, plain_output, verified_output, without_entries
@@ -303,10 +303,12 @@ class ModelRunner:
         decode_inputs = bind("decode_inputs", OpRequest(device=self._device.type))
         layers = Layers(self._group_of_layer, self._kv_caches, self._states)
         longest = self._config.max_model_len
-        self._padded = PaddedDecode(network, self._rows, decode_inputs, self._sampler, layers, longest)
+        sizes = self._config.graph_sizes
+        self._padded = PaddedDecode(network, self._rows, decode_inputs, self._sampler, layers, longest, max(sizes))
         return DecodeGraphs(
             self._padded,
-            self._config.graph_sizes,
+            sizes,
+            self._padded.choices,
             padding_row=self._config.max_num_seqs,
             device=self._device,
             capture=capture,
@@ -340,7 +342,7 @@ class ModelRunner:
                 left = self._left_grammars(*whole)
                 return left if plan is None else Known(self._with_drafts(output, plan, None, whole[0]))
         plan = plan or plan_step(output, self._rows)
-        if self._graphs is not None and is_plain and not drafts and not self._grammars.is_used:
+        if self._graphs is not None and is_plain and not drafts:
             replayed = self._replay(self._graphs, output, plan)
             if replayed is not None:
                 return replayed
@@ -370,28 +372,38 @@ class ModelRunner:
 
     def _replay(self, graphs: DecodeGraphs, output: SchedulerOutput, plan: HostPlan) -> ReadStep | None:
         """The step by a graph; None where there is none for it."""
-        draws = not self._sampler.takes_most_likely(output.rows)
-        if draws and not self._sampler.draws_in_one_call:
+        if self._adapters is not None and (self._rows.lora_slots[plan.rows] >= 0).any():
+            return None
+        has_grammars = self._grammars.has_any(output.rows)
+        graph = graphs.find(len(output.rows), self._choice(output.rows))
+        if graph is None:
             return None
         if self._adapters is not None:
-            if (self._rows.lora_slots[plan.rows] >= 0).any():
-                return None
             self._adapters.begin(_NOBODY)
             self._adapters.begin_logits(_NOBODY)
         self._rows.check(plan.rows, plan.ends)
-        tokens = graphs.run(plan.rows, plan.start, draws=draws)
-        if tokens is None:
-            return None
+        masks, grammar_failures = self._grammars.masks(output, plan.logits.entry_ends)
+        mask_of = None
+        if masks is not None:
+            mask_of = masks.mask_of(len(output.rows)).numpy()
+            self._padded.bitmask[: len(masks.indices)].copy_(masks.bitmask)
+        tokens = graph.run(plan.rows, plan.start, mask_of)
         self._rows.num_tokens[plan.rows] = plan.ends + 1
         sampled = SamplerOutput(tokens[0], output.rows, tokens[1])
         fills, copied = self._rows.fills(output.rows), sampled.begin_read()
         result = _empty_result(output, drafts_follow=False)
 
         def read() -> ModelRunnerOutput:
-            plain_output(output, self._rows, fills, copied(), result, {})
+            plain_output(output, self._rows, fills, copied(), result, grammar_failures)
             return result
 
-        return read
+        return self._left_grammars(result, self._grammars.accept(output, read())) if has_grammars else read
+
+    def _choice(self, rows: list[int]) -> Choice:
+        """How the tokens of a plain step are chosen."""
+        if self._grammars.has_any(rows):
+            return Choice.EDITED
+        return Choice.MOST_LIKELY if self._sampler.takes_most_likely(rows) else Choice.DRAWN
 
     def _forward(self, network: Network, batch: ForwardBatch) -> tuple[Tensor, Tensor | None]:
         """Hidden states, and the features that the drafter wants."""

@@ -74,19 +74,32 @@ class Sampler:
         """Whether there is `draw`."""
         return self._draw is not None
 
-    def draw(self, logits: Tensor, rows: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
+    @property
+    def masks_in_one_call(self) -> bool:
+        """Whether `draw` takes masks."""
+        return self._draw is not None and self._draw_masked is not None
+
+    def draw(
+        self, logits: Tensor, rows: Tensor, positions: Tensor, masks: tuple[Tensor, Tensor] | None = None
+    ) -> tuple[Tensor, Tensor]:
         """What `sample` does for rows that want nothing else (`only_draws`), without a word from the host.
 
         Args:
-            logits: [N, V] float32.
+            logits: [N, V] float32; with masks, working memory.
             rows: [N] int64 on the device.
             positions: As in `sample`.
+            masks: `mask_of` and `bitmask` as op `draw_masked` takes them, on the device; None for none.
 
         Returns:
             Tokens [N] int64 and the largest logits [N] float32, which are not finite where a row has failed.
         """
         assert self._draw is not None
-        tokens, peaks = self._draw(logits.contiguous(), rows, positions, self.state.draw_table())
+        logits, table = logits.contiguous(), self.state.draw_table()
+        if masks is None:
+            tokens, peaks = self._draw(logits, rows, positions, table)
+        else:
+            assert self._draw_masked is not None
+            tokens, peaks = self._draw_masked(logits, rows, positions, table, *masks)
         return torch.where(peaks.isfinite(), tokens, 0), peaks
 
     def sample(

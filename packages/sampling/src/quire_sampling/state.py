@@ -120,6 +120,11 @@ class SamplingState:
         self.needs_logits: set[int] = set()
         """Rows whose logits are changed or looked at; all others just draw or take the most likely token."""
 
+    @property
+    def num_mask_words(self) -> int:
+        """Words of a row of `TokenMasks.bitmask`."""
+        return -(-self.vocab_size // 32)
+
     def draw_table(self) -> DrawTable:
         """The rows as op `draw` takes them; the tensors stay the same ones."""
         return DrawTable(
