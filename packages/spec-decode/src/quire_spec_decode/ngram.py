@@ -9,11 +9,15 @@ from __future__ import annotations
 from array import array
 from collections.abc import Sequence
 
+import numpy as np
+import numpy.typing as npt
+
 from quire_interfaces import ConfigError
 
 __all__ = ["NgramDrafter"]
 
-_WIDTH = array("i").itemsize
+_BLOCK = 32_768
+"""Tokens that are looked at together."""
 
 
 class NgramDrafter:
@@ -52,35 +56,47 @@ class NgramDrafter:
         length = len(token_ids)
         if max_tokens < 1 or length <= self.min_n:
             return []
-        text = _as_bytes(token_ids)
-        # Where a longer suffix occurs, the shorter one does too: each search goes on where the last one stopped.
-        follows = None
-        end = length - 1
-        for n in range(self.min_n, min(self.max_n, length - 1) + 1):
-            at = _last_match(text, n, end)
-            if at is None:
-                break
-            follows = end = at
+        longest = min(self.max_n, length - 1)
+        follows = _last_longest_match(_as_array(token_ids), token_ids[-longest:], self.min_n)
         if follows is None:
             return []
         period = length - follows
         return [int(token_ids[follows + i % period]) for i in range(max_tokens)]
 
 
-def _as_bytes(token_ids: Sequence[int]) -> bytes:
+def _as_array(token_ids: Sequence[int]) -> npt.NDArray[np.signedinteger]:
     try:
         view = memoryview(token_ids)  # type: ignore[arg-type]
     except TypeError:
-        return array("i", token_ids).tobytes()
-    return view.tobytes() if view.format == "i" else array("i", view.tolist()).tobytes()
+        view = memoryview(array("i", token_ids))
+    return np.asarray(view)
 
 
-def _last_match(text: bytes, n: int, end: int) -> int | None:
-    """Where the last occurrence of the last n tokens that ends at or before token `end` ends; None if there is none."""
-    suffix = text[len(text) - n * _WIDTH :]
-    end *= _WIDTH
-    while (at := text.rfind(suffix, 0, end)) >= 0:
-        if at % _WIDTH == 0:
-            return at // _WIDTH + n
-        end = at + len(suffix) - 1  # found across token borders: look further left
-    return None
+def _last_longest_match(text: npt.NDArray[np.signedinteger], suffix: Sequence[int], wanted: int) -> int | None:
+    """Where the last occurrence of the longest part of `suffix` ends; None if there is none of `wanted` tokens.
+
+    Compares a block of places at a time with one token after the other, from the end of the text on. Where a longer
+    part occurs, the shorter one does too: further right than the last match there is nothing to look for.
+    """
+    follows = None
+    for stop in range(len(text) - 1, 0, -_BLOCK):
+        start, depth = max(stop - _BLOCK, 0), 1
+        same = text[start:stop] == suffix[-1]
+        while wanted <= len(suffix):
+            first = max(start, wanted - 1)
+            if first >= stop:
+                break
+            same, start = same[first - start : stop - start], first
+            for i in range(depth, wanted):
+                same &= text[start - i : stop - i] == suffix[-1 - i]
+            found, depth = same.tobytes().rfind(1), wanted
+            if found < 0:
+                break
+            stop = start + found
+            follows = stop + 1
+            while wanted < len(suffix) and stop >= wanted and text[stop - wanted] == suffix[-1 - wanted]:
+                wanted += 1
+            wanted += 1
+        if wanted > len(suffix):
+            break
+    return follows
