@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -123,3 +124,46 @@ def test_the_layer_for_further_tokens_drafts(tmp_path: Path) -> None:
         assert llm.stats().num_draft_tokens_total > 30
         assert llm.engine_info.memory_bytes["weights: draft"] == sum(it.nbytes for it in layer.values())
         assert any("in chains" in note for note in llm.engine_info.extra["notes"])
+
+
+@pytest.mark.parametrize("name", ["Lfm2ForCausalLM", "Qwen3NextForCausalLM"])
+def test_every_drafter_and_several_answers(name: str, tmp_path: Path) -> None:
+    target, draft, heads = (tmp_path / part for part in ("target", "draft", "heads"))
+    write_checkpoint(target, name, CASES[name])
+    values = json.loads((target / "config.json").read_text())
+    case = CASES["LlamaForCausalLM"]
+    fields = {**case.fields, "vocab_size": values["vocab_size"]}
+    write_checkpoint(draft, "LlamaForCausalLM", replace(case, fields=fields))
+    heads.mkdir()
+    size, vocab = values["hidden_size"], values["vocab_size"]
+    generator = torch.Generator().manual_seed(0)
+    shapes = {"0.linear.weight": (size, size), "0.linear.bias": (size,), "1.weight": (vocab, size)}
+    save_file(
+        {f"{i}.{part}": torch.randn(shape, generator=generator) for i in range(3) for part, shape in shapes.items()},
+        heads / "medusa_lm_head.safetensors",
+    )
+    (heads / "config.json").write_text(json.dumps({"medusa_num_heads": 3, "medusa_num_layers": 1}))
+    prompts = [[(7 * i + j) % 190 + 3 for i in range(13)] + [5, 9 + j] * 4 for j in range(3)]
+    params = [
+        SamplingParams(temperature=0.8, seed=j, n=3, max_tokens=10, ignore_eos=True, logprobs=1, top_p=0.95)
+        for j in range(2)
+    ]
+    params.append(SamplingParams(temperature=0.0, max_tokens=10, ignore_eos=True, logprobs=1))
+
+    def answers(llm: LLM) -> list[Any]:
+        outputs = [each for output in llm.generate(prompts, params, use_tqdm=False) for each in output.outputs]
+        return [
+            (each.token_ids, [(entry.token_id, round(entry.logprob, 3)) for place in each.logprobs for entry in place])
+            for each in outputs
+        ]
+
+    with make(target) as llm:
+        expected = answers(llm)
+    assert len({tuple(tokens) for tokens, _ in expected}) == 7
+    for method, model in {"suffix": None, "medusa": heads, "draft_model": draft}.items():
+        drafting = {"speculative_method": method, "speculative_model": model and str(model)}
+        with make(target, **drafting, num_speculative_tokens=3, speculative_adaptive=False) as llm:
+            for _ in range(2):
+                assert answers(llm) == expected, method
+            assert llm.stats().num_draft_tokens_total > 20, method
+            llm.engine.core.parts.check_integrity()
