@@ -7,6 +7,7 @@
 
 #include <algorithm>
 
+#include "dots.h"
 #include "team.h"
 #include "vectors.h"
 
@@ -47,24 +48,10 @@ struct LoraOutputs {
     int64_t run() const { return width ? width : 256; }  // outputs that lie side by side and are done at once
 };
 
-constexpr int kLoraRows = 4, kLoraTokens = kLanes == 8 ? 2 : 4;
-
-#if defined(__AVX512F__)
-// Lane i: the sum of the lanes of v[i].
-inline __m512 sums_of(const __m512 v[16]) {
-    __m512 pairs[8], quads[4];
-    for (int i = 0; i < 8; ++i)
-        pairs[i] = _mm512_unpacklo_ps(v[2 * i], v[2 * i + 1]) + _mm512_unpackhi_ps(v[2 * i], v[2 * i + 1]);
-    for (int i = 0; i < 4; ++i) {
-        const __m512d a = _mm512_castps_pd(pairs[2 * i]), b = _mm512_castps_pd(pairs[2 * i + 1]);
-        quads[i] = _mm512_castpd_ps(_mm512_unpacklo_pd(a, b)) + _mm512_castpd_ps(_mm512_unpackhi_pd(a, b));
-    }
-    const auto halves = [](__m512 a, __m512 b) {
-        return _mm512_shuffle_f32x4(a, b, 0x88) + _mm512_shuffle_f32x4(a, b, 0xdd);
-    };
-    return halves(halves(quads[0], quads[1]), halves(quads[2], quads[3]));
-}
-#endif
+// Rows of a, and tokens, that meet in registers: counts are constants all the way, or sums would live in memory.
+constexpr int kLoraRows = 4, kLoraTokens = kLanes == 8 ? 3 : 4;
+// Vectors of outputs, and tokens, of the expansion.
+constexpr int kLoraVectors = 2, kLoraAdded = 6;
 
 // Memory that is used next.
 inline void lora_fetch(const void* from, int64_t bytes) {
@@ -72,53 +59,73 @@ inline void lora_fetch(const void* from, int64_t bytes) {
     for (int64_t i = 0; i < bytes; i += 64) __builtin_prefetch(at + i);
 }
 
-// A step of the dot products, `kStep` inputs, and how far it gets.
+// A step of the dot products, `kStep` inputs in `kParts` vectors of any order: both sides have the same.
 template <typename T>
 struct LoraDot {
-    static constexpr int kStep = kLanes;
+    static constexpr int kStep = kLanes, kParts = 1;
     using Operand = Floats;
-    static Operand read(const T* from) { return load(from); }
+    static Operand read(const T* from, int) { return load(from); }
     static Floats add(Floats sum, Operand a, Operand b) { return fused(a, b, sum); }
 };
 #if defined(__AVX512BF16__)
 template <>
 struct LoraDot<BFloat16> {
-    static constexpr int kStep = 2 * kLanes;
+    static constexpr int kStep = 2 * kLanes, kParts = 1;
     using Operand = __m512bh;
-    static Operand read(const BFloat16* from) { return (__m512bh)_mm512_loadu_si512(from); }
+    static Operand read(const BFloat16* from, int) { return (__m512bh)_mm512_loadu_si512(from); }
     static Floats add(Floats sum, Operand a, Operand b) { return (Floats)_mm512_dpbf16_ps((__m512)sum, a, b); }
+};
+#else
+template <>
+struct LoraDot<BFloat16> {
+    static constexpr int kStep = 2 * kLanes, kParts = 2;
+    using Operand = Floats;
+    static Operand read(const BFloat16* from, int part) { return part ? odd_numbers(from) : even_numbers(from); }
+    static Floats add(Floats sum, Operand a, Operand b) { return fused(a, b, sum); }
 };
 #endif
 
-// Up to 4 rows of a against up to 4 tokens.
-template <typename T>
-inline void lora_dots(const T* const w[kLoraRows], const T* const x[kLoraTokens], int64_t cols, float* const to[kLoraTokens],
-                      int num_rows, int num_tokens) {
+template <typename T, int kTokens>
+__attribute__((always_inline)) inline void lora_dot_step(const T* const w[kLoraRows], const T* const x[kTokens], int64_t k,
+                                                         Floats acc[kTokens][kLoraRows]) {
     using Dot = LoraDot<T>;
-    const int64_t whole = cols / Dot::kStep * Dot::kStep;
-    Floats acc[kLoraTokens][kLoraRows] = {};
-    for (int64_t k = 0; k < whole; k += Dot::kStep) {
-        typename Dot::Operand xs[kLoraTokens];
-        for (int j = 0; j < kLoraTokens; ++j) xs[j] = Dot::read(x[j] + k);
+#pragma GCC unroll 2
+    for (int part = 0; part < Dot::kParts; ++part) {
+        typename Dot::Operand xs[kTokens];
+#pragma GCC unroll 4
+        for (int j = 0; j < kTokens; ++j) xs[j] = Dot::read(x[j] + k, part);
+#pragma GCC unroll 4
         for (int i = 0; i < kLoraRows; ++i) {
-            const typename Dot::Operand ws = Dot::read(w[i] + k);
-            for (int j = 0; j < kLoraTokens; ++j) acc[j][i] = Dot::add(acc[j][i], ws, xs[j]);
+            const typename Dot::Operand ws = Dot::read(w[i] + k, part);
+#pragma GCC unroll 4
+            for (int j = 0; j < kTokens; ++j) acc[j][i] = Dot::add(acc[j][i], ws, xs[j]);
         }
     }
-    for (int64_t k = whole; k < cols; k += kLanes) {
-        const int rest = static_cast<int>(std::min<int64_t>(kLanes, cols - k));
-        for (int j = 0; j < num_tokens; ++j)
-            for (int i = 0; i < num_rows; ++i) acc[j][i] = fused(load_first(w[i] + k, rest), load_first(x[j] + k, rest), acc[j][i]);
+}
+
+// kLoraRows rows of a against some tokens: to[j] gets as many numbers as there are rows.
+template <typename T, int kTokens>
+inline void lora_dots(const T* const w[kLoraRows], const T* const x[kTokens], int64_t cols, float* const to[kTokens],
+                      int num_rows) {
+    constexpr int kStep = LoraDot<T>::kStep;
+    const int64_t whole = cols / kStep * kStep;
+    Floats acc[kTokens][kLoraRows] = {};
+    for (int64_t k = 0; k < whole; k += kStep) lora_dot_step<T, kTokens>(w, x, k, acc);
+    if (whole < cols) {  // zeros behind
+        T ends[kLoraRows + kTokens][kStep] = {};
+        const T *rows[kLoraRows], *tokens[kTokens];
+        for (int i = 0; i < kLoraRows + kTokens; ++i) {
+            (i < kLoraRows ? rows[i] : tokens[i - kLoraRows]) = ends[i];
+            std::memcpy(ends[i], (i < kLoraRows ? w[i] : x[i - kLoraRows]) + whole, (cols - whole) * sizeof(T));
+        }
+        lora_dot_step<T, kTokens>(rows, tokens, 0, acc);
     }
-#if defined(__AVX512F__)
-    alignas(64) float sums[kLoraTokens][kLoraRows];
-    _mm512_store_ps(sums[0], sums_of(reinterpret_cast<const __m512*>(acc[0])));
-    for (int j = 0; j < num_tokens; ++j)
-        for (int i = 0; i < num_rows; ++i) to[j][i] = sums[j][i];
-#else
-    for (int j = 0; j < num_tokens; ++j)
-        for (int i = 0; i < num_rows; ++i) to[j][i] = sum(acc[j][i]);
-#endif
+#pragma GCC unroll 4
+    for (int j = 0; j < kTokens; ++j) {
+        float sums[kLoraRows];
+        sum_four(acc[j], sums);
+        for (int i = 0; i < num_rows; ++i) to[j][i] = sums[i];
+    }
 }
 
 // Things that each thread should find at least two of: otherwise the tokens of an adapter are cut into parts, too.
@@ -127,7 +134,7 @@ inline int64_t lora_cuts(const LoraTokens& tokens, int64_t things) {
     if (things >= wanted || omp_get_num_threads() == 1) return 1;
     int64_t most = 0;
     for (int64_t g = 0; g < tokens.num_groups; ++g) most = std::max<int64_t>(most, tokens.groups[g].end - tokens.groups[g].begin);
-    return std::min((wanted + things - 1) / things, (most + kLoraTokens - 1) / kLoraTokens);
+    return std::min((wanted + things - 1) / things, (most + kLoraAdded - 1) / kLoraAdded);
 }
 
 // Part `cut` of `cuts` of an adapter's tokens.
@@ -146,17 +153,17 @@ inline void lora_shrink_rows(const LoraTable& table, const LoraTokens& tokens, c
     const T* a = static_cast<const T*>(table.a) + group.slot * tokens.max_rank * cols;
     const T* w[kLoraRows];
     for (int i = 0; i < kLoraRows; ++i) w[i] = a + (row + std::min(i, num_rows - 1)) * cols;
-    for (int t = group.begin; t < group.end; t += kLoraTokens) {
-        const int num_tokens = std::min(kLoraTokens, group.end - t);
-        const T* from[kLoraTokens];
-        float* to[kLoraTokens];
-        for (int j = 0; j < kLoraTokens; ++j) {
-            const int at = t + std::min(j, num_tokens - 1);
+    for_tokens<kLoraTokens>(group.end - group.begin, [&](int64_t first, auto together) {
+        constexpr int kTokens = decltype(together)::value;
+        const T* from[kTokens];
+        float* to[kTokens];
+        for (int j = 0; j < kTokens; ++j) {
+            const int64_t at = group.begin + first + j;
             from[j] = x + tokens.order[at] * stride;
             to[j] = inner + at * tokens.max_rank + row;
         }
-        lora_dots(w, from, cols, to, num_rows, num_tokens);
-    }
+        lora_dots<T, kTokens>(w, from, cols, to, num_rows);
+    });
 }
 
 // inner [tables][count, max_rank] = x a^T for `num_tables` layers of the same inputs, in the order of `tokens.order`; the
@@ -183,31 +190,41 @@ void lora_shrink(const LoraTable* tables, int num_tables, const LoraTokens& toke
     }
 }
 
-// kVectors times kLanes outputs from `n` on, `lanes` of them in each vector, of up to 4 tokens: out * scale + shift +
-// inner b.
-template <int kVectors, typename T, typename Out>
-inline void lora_add(const LoraTable& table, const T* b, int64_t at, int rank, int64_t outputs, int64_t n, int lanes,
-                     bool adjusted, Out* const out[kLoraTokens], const float* const inner[kLoraTokens], int num_tokens) {
-    const auto read = [&](const auto* from) { return lanes == kLanes ? load(from) : load_first(from, lanes); };
-    Floats acc[kLoraTokens][kVectors] = {};
-    for (int j = 0; j < num_tokens; ++j)
+// kVectors times kLanes outputs, or the first `lanes` of one vector, of some tokens: out * scale + shift + inner b. b, scale
+// and shift: where these outputs begin in them; without a scale nothing is adjusted.
+template <int kVectors, int kTokens, bool kWhole, typename T, typename Out>
+__attribute__((always_inline)) inline void lora_add(const T* b, int64_t outputs, int rank, const float* scale,
+                                                    const float* shift, int lanes, Out* const out[kTokens],
+                                                    const float* const inner[kTokens]) {
+    const auto read = [&](const auto* from) { return kWhole ? load(from) : load_first(from, lanes); };
+    Floats acc[kTokens][kVectors];
+#pragma GCC unroll 8
+    for (int j = 0; j < kTokens; ++j)
+#pragma GCC unroll 4
         for (int v = 0; v < kVectors; ++v) {
             acc[j][v] = read(out[j] + v * kLanes);
-            if (adjusted) {
-                const int64_t place = at + n + v * kLanes;
-                acc[j][v] = fused(acc[j][v], read(table.scale + place), read(table.shift + place));
-            }
+            if (scale) acc[j][v] = fused(acc[j][v], read(scale + v * kLanes), read(shift + v * kLanes));
         }
     for (int r = 0; r < rank; ++r) {
         Floats row[kVectors];
-        for (int v = 0; v < kVectors; ++v) row[v] = read(b + r * outputs + n + v * kLanes);
-        if (kVectors > 1) lora_fetch(b + r * outputs + n + kVectors * kLanes, kVectors * kLanes * sizeof(T));
-        for (int j = 0; j < kLoraTokens; ++j)
-            for (int v = 0; v < kVectors; ++v) acc[j][v] = fused(row[v], splat(inner[j][r]), acc[j][v]);
-    }
-    for (int j = 0; j < num_tokens; ++j)
+#pragma GCC unroll 4
         for (int v = 0; v < kVectors; ++v) {
-            if (lanes == kLanes) {
+            row[v] = read(b + r * outputs + v * kLanes);
+            in_register(row[v]);
+        }
+        if (kWhole) __builtin_prefetch(b + r * outputs + 2 * kVectors * kLanes);
+#pragma GCC unroll 8
+        for (int j = 0; j < kTokens; ++j) {
+            const Floats factor = splat(inner[j][r]);
+#pragma GCC unroll 4
+            for (int v = 0; v < kVectors; ++v) acc[j][v] = fused(row[v], factor, acc[j][v]);
+        }
+    }
+#pragma GCC unroll 8
+    for (int j = 0; j < kTokens; ++j)
+#pragma GCC unroll 4
+        for (int v = 0; v < kVectors; ++v) {
+            if (kWhole) {
                 store(out[j] + v * kLanes, acc[j][v]);
             } else {
                 store_first(out[j] + v * kLanes, acc[j][v], lanes);
@@ -229,31 +246,36 @@ struct LoraExpansion {
 // Piece `piece` of an adapter's outputs for its tokens.
 template <typename T, typename Out>
 inline void lora_expand_piece(const LoraExpansion<Out>& x, const LoraTokens& tokens, const LoraGroup& group, int64_t piece) {
-    constexpr int kVectors = 4;
     const LoraTable& table = *x.table;
     const int rank = table.ranks[group.slot];
     const bool adjusted = table.adjusted[group.slot];
     if (rank == 0 && !adjusted) return;
-    const T* b = static_cast<const T*>(table.b) + group.slot * tokens.max_rank * x.outputs;
-    const int64_t begin = piece * x.out.run(), end = std::min(begin + x.out.run(), x.outputs);
-    for (int t = group.begin; t < group.end; t += kLoraTokens) {
-        const int num_tokens = std::min(kLoraTokens, group.end - t);
-        Out* to[kLoraTokens];
-        const float* from[kLoraTokens];
-        for (int j = 0; j < kLoraTokens; ++j) {
-            const int at = t + std::min(j, num_tokens - 1);
+    const int64_t begin = piece * x.out.run(), count = std::min(x.out.run(), x.outputs - begin);
+    const T* b = static_cast<const T*>(table.b) + group.slot * tokens.max_rank * x.outputs + begin;
+    const float* scale = adjusted ? table.scale + group.slot * x.outputs + begin : nullptr;
+    const float* shift = adjusted ? table.shift + group.slot * x.outputs + begin : nullptr;
+    for_tokens<kLoraAdded>(group.end - group.begin, [&](int64_t first, auto together) {
+        constexpr int kTokens = decltype(together)::value;
+        Out* to[kTokens];
+        const float* from[kTokens];
+        for (int j = 0; j < kTokens; ++j) {
+            const int64_t at = group.begin + first + j;
             to[j] = x.out.at(tokens.order[at], begin);
             from[j] = x.inner + at * tokens.max_rank;
         }
-        for (int64_t n = begin; n < end;) {
-            const bool whole = n + kVectors * kLanes <= end;
-            const int lanes = static_cast<int>(std::min<int64_t>(kLanes, end - n)), done = whole ? kVectors * kLanes : lanes;
-            const auto add = whole ? lora_add<kVectors, T, Out> : lora_add<1, T, Out>;
-            add(table, b, group.slot * x.outputs, rank, x.outputs, n, lanes, adjusted, to, from, num_tokens);
+        for (int64_t n = 0; n < count;) {
+            const int64_t rest = count - n, whole = kLoraVectors * kLanes;
+            const int64_t done = rest >= whole ? whole : std::min<int64_t>(kLanes, rest);
+            const float *scales = scale ? scale + n : nullptr, *shifts = shift ? shift + n : nullptr;
+            if (done == whole) {
+                lora_add<kLoraVectors, kTokens, true>(b + n, x.outputs, rank, scales, shifts, kLanes, to, from);
+            } else {
+                lora_add<1, kTokens, false>(b + n, x.outputs, rank, scales, shifts, static_cast<int>(done), to, from);
+            }
             n += done;
-            for (int j = 0; j < kLoraTokens; ++j) to[j] += done;
+            for (int j = 0; j < kTokens; ++j) to[j] += done;
         }
-    }
+    });
 }
 
 // Outputs of the tokens in place, of some layers; the team shares the work of all of them. A barrier must stand between
