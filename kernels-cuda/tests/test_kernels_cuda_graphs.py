@@ -147,7 +147,11 @@ class Driver:
 
 
 STEPS = [[0, 1], [0, 1], [1, 0], [0], [0], [2, 1], [1, 2], [0, 2]]
-PARAMS = (SamplingParams(temperature=0), *2 * [SamplingParams(temperature=1.2)])
+PARAMS = (
+    SamplingParams(temperature=0),
+    SamplingParams(temperature=1.2),
+    SamplingParams(temperature=1.2, frequency_penalty=1.9, repetition_penalty=1.5),
+)
 
 
 def test_tokens_are_those_of_eager_steps() -> None:
@@ -159,7 +163,7 @@ def test_tokens_are_those_of_eager_steps() -> None:
     assert eager.runner.graphs is None
     assert graphs.runner.graphs is not None
     assert graphs.runner.graphs.failure is None
-    assert set(graphs.runner.graphs.captured) == {(2, Choice.DRAWN), (2, Choice.MOST_LIKELY)}
+    assert set(graphs.runner.graphs.captured) == {(2, choice) for choice in Choice}
 
 
 def test_a_network_with_sparse_latent_attention() -> None:
@@ -177,5 +181,14 @@ def test_a_network_with_sparse_latent_attention() -> None:
 def test_every_kernel_of_a_step_is_ours() -> None:
     table = triton_table()
     request = OpRequest(device=DEVICE, sizes={"head_dim": 16, "queries_per_kv_head": 2})
-    for op in ("decode_inputs", "paged_attention", "draw", "lm_head_argmax", "rms_norm", "rotate_and_write"):
+    for op in (
+        "decode_inputs",
+        "paged_attention",
+        "draw",
+        "draw_masked",
+        "penalize",
+        "lm_head_argmax",
+        "rms_norm",
+        "rotate_and_write",
+    ):
         assert table.choose(op, request)[0].name == "triton"

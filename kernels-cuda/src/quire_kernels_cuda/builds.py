@@ -28,6 +28,7 @@ FAMILIES = (
     "lora",
     "moe",
     "norms",
+    "penalties",
     "recurrent",
     "rotary",
     "sampling",

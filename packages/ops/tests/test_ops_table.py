@@ -28,7 +28,9 @@ def test_formats_of_the_cache_are_part_of_a_request() -> None:
 
 def test_every_op_has_a_reference_and_a_fast_backend() -> None:
     for op in OPS:
-        is_option = op.name in ("decoder_stack", "decode_step", "draw", "draw_masked", "fp8_linear", "rotate_and_write")
+        is_option = op.name in (
+            "decoder_stack", "decode_step", "draw", "draw_masked", "fp8_linear", "penalize", "rotate_and_write",
+        )  # fmt: skip
         expected = ["reference"] if is_option else ["torch", "reference"]
         assert [backend.name for backend in builtin_table().backends(op.name)] == expected
         assert op.signature

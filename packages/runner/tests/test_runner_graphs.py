@@ -18,7 +18,7 @@ from torch import Tensor
 
 from quire_attention.batch import AttentionMetadata, ForwardBatch
 from quire_interfaces import ConfigError, Request
-from quire_ops import DrawTable, OpBackend, builtin_table, uniform
+from quire_ops import DrawTable, OpBackend, PenaltyTable, builtin_table, uniform
 from quire_ops.drawing import integer_weights, log2_weights, share_of, target_of
 from quire_runner import RunnerConfig, runner
 from quire_runner.graphs import Choice, DecodeGraphs
@@ -83,18 +83,33 @@ def draw_masked(
     return draw(logits.masked_fill(excluded, -torch.inf), rows, positions, table)
 
 
+def penalize(logits: Tensor, rows: Tensor, positions: Tensor, token_ids: Tensor, table: PenaltyTable) -> None:
+    """Op `penalize`, with tables over the vocabulary."""
+    history, place = token_ids[rows].long(), torch.arange(token_ids.shape[1])
+    known = place <= positions[:, None]
+    seen = torch.zeros_like(logits).scatter_add_(1, history, known.float()) > 0
+    output = known & (place >= table.num_prompt_tokens[rows, None])
+    count = torch.zeros_like(logits).scatter_add_(1, history, output.float())
+    factor = table.repetition[rows, None]
+    value = torch.where(logits > 0, logits / factor, logits * factor) - table.presence[rows, None] * (count > 0)
+    logits.copy_(torch.where(seen, value - table.frequency[rows, None] * count, logits))
+
+
 @pytest.fixture(autouse=True)
 def _draw_with_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     """The recorder sees what torch does; the compiled kernels for CPUs do without torch."""
     table = builtin_table()
     table.add(OpBackend(op="draw", name="sorted", function=draw))
     table.add(OpBackend(op="draw_masked", name="sorted", function=draw_masked))
+    table.add(OpBackend(op="penalize", name="tables", function=penalize))
     monkeypatch.setattr(runner, "op_table", lambda: table)
 
 
 SAMPLING: dict[str, dict[str, Any]] = {
     "greedy": {},
     "drawn": {"temperature": 0.8, "top_p": 0.9, "top_k": 12},
+    "penalized": {"repetition_penalty": 1.3, "presence_penalty": 0.4},
+    "penalized and drawn": {"temperature": 0.9, "frequency_penalty": 0.7},
     "log probabilities": {"logprobs": 2},
 }
 
@@ -124,7 +139,11 @@ def run_in_waves(engine: Engine, several: list[Request]) -> None:
 
 
 @pytest.mark.parametrize(("windows", "depth"), [(FULL, 1), (HYBRID, 0)], ids=["full, one ahead", "hybrid"])
-@pytest.mark.parametrize("kinds", [["greedy"], ["drawn"], list(SAMPLING)], ids=["greedy", "drawn", "mixed"])
+@pytest.mark.parametrize(
+    "kinds",
+    [["greedy"], ["drawn"], ["penalized", "penalized and drawn", "drawn"], list(SAMPLING)],
+    ids=["greedy", "drawn", "penalized", "mixed"],
+)
 def test_tokens_are_those_of_every_request_alone(kinds: list[str], windows: Any, depth: int) -> None:
     several = requests(kinds, seed=len(kinds) + depth)
     engine = Engine(
@@ -135,8 +154,9 @@ def test_tokens_are_those_of_every_request_alone(kinds: list[str], windows: Any,
     assert graphs is not None
     assert graphs.failure is None
     sizes = {size for size, _ in graphs.captured}
-    assert len(sizes) >= (3 if len(kinds) == 1 else 2)
+    assert len(sizes) >= (2 if "log probabilities" in kinds else 3)
     assert sizes <= {1, 2, 4, 6}
+    assert any(choice is Choice.EDITED for _, choice in graphs.captured) == ("penalized" in kinds)
     for request in several:
         outcome = engine.outcomes[request.request_id]
         assert outcome.token_ids == reference_tokens(engine.network, request)
@@ -145,10 +165,13 @@ def test_tokens_are_those_of_every_request_alone(kinds: list[str], windows: Any,
 
 @pytest.mark.parametrize("depth", [0, 1])
 def test_rows_with_grammars_are_in_the_graphs(depth: int) -> None:
-    """Beside rows without one; one grammar breaks half-way, and its row fails alone."""
+    """Beside rows without one, with penalties and without; one grammar breaks half-way, and its row fails alone."""
     drawn = {"temperature": 1.3, "top_k": 9}
-    masked = [constrained("c", [3, 4], "2,9"), constrained("d", [4, 9, 2], "3,14", seed=5, **drawn)]
-    plain = requests(["greedy", "drawn"], seed=depth)[:2]
+    masked = [
+        constrained("c", [3, 4], "2,9", frequency_penalty=0.8),
+        constrained("d", [4, 9, 2], "3,14", seed=5, **drawn),
+    ]
+    plain = requests(["greedy", "penalized and drawn"], seed=depth)[:2]
     several = [each for pair in zip(plain, masked, strict=True) for each in pair]
     bad = constrained("bad", [5, 6], "6,20")
     engine = Engine(

@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from quire_interfaces import SamplingParams
+from quire_ops.penalties import reference_penalize
 from quire_sampling import Sampler, SamplingState
 
 STOP_IDS = (1, 3)
@@ -60,9 +61,10 @@ def agrees(oracle: SimpleNamespace, token_id: int, logits: list[float], params: 
     num_requests=st.integers(1, 6),
     spread=st.sampled_from([0.0, 0.5, 2.0, 8.0]),
     grid=st.booleans(),
+    by_op=st.booleans(),
 )
 def test_same_token_as_the_reference(
-    oracle: SimpleNamespace, seed: int, vocab_size: int, num_requests: int, spread: float, grid: bool
+    oracle: SimpleNamespace, seed: int, vocab_size: int, num_requests: int, spread: float, grid: bool, by_op: bool
 ) -> None:
     rng = random.Random(seed)
     state = SamplingState(num_requests + 3, vocab_size)
@@ -84,7 +86,8 @@ def test_same_token_as_the_reference(
     if grid:
         logits = (logits * 2).round() / 2  # many ties
 
-    output = Sampler(state).sample(logits.clone(), rows, torch.tensor(positions), token_ids)
+    sampler = Sampler(state, penalize=reference_penalize if by_op else None)
+    output = sampler.sample(logits.clone(), rows, torch.tensor(positions), token_ids)
 
     failed = output.failures()
     for i, (row, position) in enumerate(zip(rows, positions, strict=True)):

@@ -9,6 +9,7 @@ from quire_ops.fused_moe import EXPERT_ACTIVATIONS, Experts, RunExperts
 from quire_ops.kernel_builds import KernelBuilder
 from quire_ops.kv_format import CACHE_TORCH_DTYPES
 from quire_ops.lora import LoraTokens, LoraWeights
+from quire_ops.penalties import Penalize, PenaltyTable
 from quire_ops.replay import StateReplay, replayable
 from quire_ops.rng import uniform
 from quire_ops.staging import copy_to_host, fill_on_device, to_device
@@ -43,6 +44,8 @@ __all__ = [
     "OpRequest",
     "OpTable",
     "PagedLayout",
+    "Penalize",
+    "PenaltyTable",
     "RowTable",
     "RunDecode",
     "RunDecoder",

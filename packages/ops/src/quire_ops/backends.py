@@ -35,6 +35,7 @@ from quire_ops.decoder_stack import reference_decoder_stack
 from quire_ops.drawing import reference_draw, reference_draw_masked
 from quire_ops.fused_moe import reference_fused_moe
 from quire_ops.kernel_builds import KernelBuilder
+from quire_ops.penalties import reference_penalize
 from quire_ops.recurrent import RECURRENT_OPS
 from quire_ops.table import OpBackend, OpChoice, OpFunction, OpRequest, OpTable, SizeRule
 from quire_ops.torch_moe import torch_fused_moe
@@ -80,6 +81,7 @@ _OPTIONS: dict[str, OpFunction] = {
     "draw": reference_draw,
     "draw_masked": reference_draw_masked,
     "fp8_linear": reference.fp8_linear,
+    "penalize": reference_penalize,
     "rotate_and_write": reference.rotate_and_write,
 }
 """Reference of each op that has no torch backend: networks do without where no other package brings one."""

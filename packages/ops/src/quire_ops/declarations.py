@@ -254,6 +254,15 @@ OPS: tuple[Op, ...] = (
         ),
     ),
     Op(
+        name="penalize",
+        signature="(logits [N, V] float32, rows [N] int64, positions [N] int64, token_ids [R, L] int32, "
+        "table: PenaltyTable); writes over logits",
+        description=(
+            "Repetition, presence and frequency penalties from the rows' histories (`penalties.py`). An option of a "
+            "backend: without one, quire_sampling does it with torch, for the same logits"
+        ),
+    ),
+    Op(
         name="fused_moe",
         signature="(experts: Experts) -> RunExperts",
         description=(

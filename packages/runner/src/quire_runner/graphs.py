@@ -42,7 +42,7 @@ class Choice(IntEnum):
     MOST_LIKELY = 0
     DRAWN = 1
     EDITED = 2
-    """Tokens may be excluded before they are drawn."""
+    """Penalties and masks may change the logits before tokens are drawn."""
 
 
 class ComputeStep(Protocol):

@@ -21,6 +21,8 @@ MASKED_QUERIES = 512
 SLOT_BYTES = 8
 
 GRAPH_SPLIT_BYTES = 32 << 20
+GRAPHS_PER_SIZE = 3
+"""The ways of choosing tokens (`graphs.Choice`)."""
 LAUNCHES_PER_LAYER, LAUNCHES_BESIDE = 16, 32
 LAUNCH_BYTES = 4096
 """Of a kernel's node in a graph, its arguments included, as the driver keeps it: assumed, not measured."""
@@ -105,7 +107,7 @@ def graph_bytes(
     # Sums of divided products and of divided keys are float32, and there may be as many as fill a GPU.
     step = max(sizes) * (row * dtype_bytes + LOGITS_COPIES * network.vocab_size * 4) + GRAPH_SPLIT_BYTES
     tables = sum(4 * max(sizes) * -(-config.row_len // size) for size in block_sizes)
-    launches = 2 * len(sizes) * (LAUNCHES_PER_LAYER * num_layers + LAUNCHES_BESIDE) * LAUNCH_BYTES
+    launches = GRAPHS_PER_SIZE * len(sizes) * (LAUNCHES_PER_LAYER * num_layers + LAUNCHES_BESIDE) * LAUNCH_BYTES
     return step + tables + launches
 
 

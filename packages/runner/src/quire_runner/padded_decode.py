@@ -65,7 +65,7 @@ class PaddedDecode:
         """What this can be asked for."""
         if sampler.draws_in_one_call:
             self.choices += (Choice.DRAWN,)
-        if sampler.masks_in_one_call:
+        if sampler.edits_in_one_call:
             self.choices += (Choice.EDITED,)
         self.bitmask = torch.zeros(most, sampler.state.num_mask_words, dtype=torch.int32, device=rows.token_ids.device)
         """[most, W] the masks that entries may have (`TokenMasks.bitmask`), to be written before a step; the same
@@ -79,10 +79,14 @@ class PaddedDecode:
         hidden = self._network.forward(batch)
         if choice is Choice.MOST_LIKELY:
             token_ids, peaks = self._network.most_likely(hidden)
+        elif choice is Choice.DRAWN:
+            logits = self._network.compute_logits(hidden)
+            token_ids, peaks = self._sampler.draw(logits, spans[0], batch.positions)
         else:
             logits = self._network.compute_logits(hidden)
-            masks = (spans[4], self.bitmask) if choice is Choice.EDITED else None
-            token_ids, peaks = self._sampler.draw(logits, spans[0], batch.positions, masks)
+            token_ids, peaks = self._sampler.draw_edited(
+                logits, spans[0], batch.positions, rows.token_ids, spans[4], self.bitmask
+            )
         places = torch.add(spans[2], spans[0], alpha=rows.row_len)
         rows.token_ids.view(-1).index_copy_(0, places, token_ids.to(torch.int32))
         return token_ids, peaks

@@ -55,6 +55,7 @@ _logger = logging.getLogger(__name__)
 
 REHEARSED_PROMPTS = ([1], [2], [3], [5], [9], [16], [33], [64], [100], [129], [512], [16, 1], [2, 3])
 """Tokens of each sequence of steps that differ in how their work is cut."""
+SAMPLING_OPS = ("draw", "draw_masked", "penalize")
 _NOBODY = np.empty(0, dtype=np.int32)
 
 MakeTransferWorker = Callable[[BlockMemory], KVTransferWorker]
@@ -138,8 +139,8 @@ class ModelRunner:
         )
         self._grammars = RowGrammars(grammars, vocab_size, self._device)
         self._rows = Rows(config, plan.groups, state, self._grammars, self._device)
-        draws = (op_table().choose(name, OpRequest(device=self._device.type))[0] for name in ("draw", "draw_masked"))
-        self._sampler = Sampler(state, *(None if each.name == "reference" else each.function for each in draws))
+        chosen = (op_table().choose(name, OpRequest(device=self._device.type))[0] for name in SAMPLING_OPS)
+        self._sampler = Sampler(state, *(None if each.name == "reference" else each.function for each in chosen))
         self._decode = network.bind_decode(self._rows.for_decode(self._group_of_layer, self._kv_caches))
         self._graphs = None if capture is None else self._make_graphs(network, capture)
         proposes: RowDrafter | None = None if drafter is None else TextDrafting(drafter, self._rows)
@@ -342,7 +343,7 @@ class ModelRunner:
                 left = self._left_grammars(*whole)
                 return left if plan is None else Known(self._with_drafts(output, plan, None, whole[0]))
         plan = plan or plan_step(output, self._rows)
-        if self._graphs is not None and is_plain and not drafts:
+        if self._graphs is not None and is_single and not drafts:
             replayed = self._replay(self._graphs, output, plan)
             if replayed is not None:
                 return replayed
@@ -374,8 +375,8 @@ class ModelRunner:
         """The step by a graph; None where there is none for it."""
         if self._adapters is not None and (self._rows.lora_slots[plan.rows] >= 0).any():
             return None
-        has_grammars = self._grammars.has_any(output.rows)
-        graph = graphs.find(len(output.rows), self._choice(output.rows))
+        choice = self._choice(output.rows)
+        graph = None if choice is None else graphs.find(len(output.rows), choice)
         if graph is None:
             return None
         if self._adapters is not None:
@@ -397,11 +398,15 @@ class ModelRunner:
             plain_output(output, self._rows, fills, copied(), result, grammar_failures)
             return result
 
-        return self._left_grammars(result, self._grammars.accept(output, read())) if has_grammars else read
+        if self._grammars.has_any(output.rows):
+            return self._left_grammars(result, self._grammars.accept(output, read()))
+        return read
 
-    def _choice(self, rows: list[int]) -> Choice:
-        """How the tokens of a plain step are chosen."""
-        if self._grammars.has_any(rows):
+    def _choice(self, rows: list[int]) -> Choice | None:
+        """How the tokens of a step are chosen; None where the host has a word in it."""
+        if self._on_logits is not None or not self._sampler.only_penalizes(rows):
+            return None
+        if self._grammars.has_any(rows) or not self._sampler.only_draws(rows):
             return Choice.EDITED
         return Choice.MOST_LIKELY if self._sampler.takes_most_likely(rows) else Choice.DRAWN
 

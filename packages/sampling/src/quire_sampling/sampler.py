@@ -14,7 +14,7 @@ from enum import Enum, auto
 import torch
 from torch import Tensor
 
-from quire_ops import Draw, DrawMasked, to_device, uniform
+from quire_ops import Draw, DrawMasked, Penalize, to_device, uniform
 from quire_ops.drawing import log2_weights
 from quire_sampling.blocks import block_max
 from quire_sampling.draw import SMALL_TOP_K, draw, draw_among_top, draw_filtered, greedy
@@ -53,12 +53,24 @@ class Sampler:
         state: The rows.
         draw: Op `draw` of a backend, for the state's device; None draws with torch, the same tokens.
         draw_masked: Op `draw_masked` of a backend; None lays masks over the logits first, for the same tokens.
+        penalize: Op `penalize` of a backend; None does it with torch.
     """
 
-    def __init__(self, state: SamplingState, draw: Draw | None = None, draw_masked: DrawMasked | None = None) -> None:
+    def __init__(
+        self,
+        state: SamplingState,
+        draw: Draw | None = None,
+        draw_masked: DrawMasked | None = None,
+        penalize: Penalize | None = None,
+    ) -> None:
         self.state = state
         self._draw = draw
         self._draw_masked = draw_masked
+        self._penalize = penalize
+
+    def only_penalizes(self, rows: Sequence[int]) -> bool:
+        """Whether `draw_edited` gives all that these rows want."""
+        return self.state.needs_host.isdisjoint(rows)
 
     def only_draws(self, rows: Sequence[int]) -> bool:
         """Whether op `draw` on the unchanged logits gives all that these rows want. Then `sample` may be left out,
@@ -75,31 +87,43 @@ class Sampler:
         return self._draw is not None
 
     @property
-    def masks_in_one_call(self) -> bool:
-        """Whether `draw` takes masks."""
-        return self._draw is not None and self._draw_masked is not None
+    def edits_in_one_call(self) -> bool:
+        """Whether there is `draw_edited`."""
+        return self._draw_masked is not None and self._penalize is not None
 
-    def draw(
-        self, logits: Tensor, rows: Tensor, positions: Tensor, masks: tuple[Tensor, Tensor] | None = None
-    ) -> tuple[Tensor, Tensor]:
+    def draw(self, logits: Tensor, rows: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
         """What `sample` does for rows that want nothing else (`only_draws`), without a word from the host.
 
         Args:
-            logits: [N, V] float32; with masks, working memory.
+            logits: [N, V] float32.
             rows: [N] int64 on the device.
             positions: As in `sample`.
-            masks: `mask_of` and `bitmask` as op `draw_masked` takes them, on the device; None for none.
 
         Returns:
             Tokens [N] int64 and the largest logits [N] float32, which are not finite where a row has failed.
         """
         assert self._draw is not None
-        logits, table = logits.contiguous(), self.state.draw_table()
-        if masks is None:
-            tokens, peaks = self._draw(logits, rows, positions, table)
-        else:
-            assert self._draw_masked is not None
-            tokens, peaks = self._draw_masked(logits, rows, positions, table, *masks)
+        tokens, peaks = self._draw(logits.contiguous(), rows, positions, self.state.draw_table())
+        return torch.where(peaks.isfinite(), tokens, 0), peaks
+
+    def draw_edited(
+        self, logits: Tensor, rows: Tensor, positions: Tensor, token_ids: Tensor, mask_of: Tensor, bitmask: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """The same for rows that want penalties or masks besides (`only_penalizes`).
+
+        Args:
+            logits: [N, V] float32, working memory.
+            rows: [N] int64 on the device.
+            positions: As in `sample`.
+            token_ids: As in `sample`.
+            mask_of: [N], and
+            bitmask: [M, W], as op `draw_masked` takes them, on the device.
+        """
+        assert self._penalize is not None
+        assert self._draw_masked is not None
+        logits = logits.contiguous()
+        self._penalize(logits, rows, positions, token_ids, self.state.penalty_table())
+        tokens, peaks = self._draw_masked(logits, rows, positions, self.state.draw_table(), mask_of, bitmask)
         return torch.where(peaks.isfinite(), tokens, 0), peaks
 
     def sample(
@@ -185,7 +209,9 @@ class Sampler:
                     if error is not None:
                         errors[i] = error
         penalized = [i for i, row in enumerate(rows) if row in state.penalized] if state.penalized else []
-        if penalized:
+        if penalized and self._penalize is not None:
+            self._penalize(logits, row_index, positions, token_ids, state.penalty_table())
+        elif penalized:
             which = to_device(penalized, logits.device)
             index = row_index[which]
             penalties = Penalties(state.repetition_penalty, state.presence_penalty, state.frequency_penalty)

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from quire_interfaces import ConfigError, LogitsProcessor, RequestError, SamplingParams
-from quire_ops import DrawTable
+from quire_ops import DrawTable, PenaltyTable
 from quire_sampling.config import SamplingConfig
 from quire_sampling.dry import Dry
 from quire_sampling.extras import XTC, DynamicTemperature
@@ -119,6 +119,8 @@ class SamplingState:
         """Rows that want logprobs -> how many besides the sampled token's."""
         self.needs_logits: set[int] = set()
         """Rows whose logits are changed or looked at; all others just draw or take the most likely token."""
+        self.needs_host: set[int] = set()
+        """Those of them that want more than penalties: what is done with their logits is decided on the host."""
 
     @property
     def num_mask_words(self) -> int:
@@ -135,6 +137,15 @@ class SamplingState:
             top_k=self.top_k,
             top_p=self.top_p,
             min_log2=self.min_log2,
+        )
+
+    def penalty_table(self) -> PenaltyTable:
+        """The rows as op `penalize` takes them; the tensors stay the same ones."""
+        return PenaltyTable(
+            repetition=self.repetition_penalty,
+            presence=self.presence_penalty,
+            frequency=self.frequency_penalty,
+            num_prompt_tokens=self.num_prompt_tokens,
         )
 
     def set_row(
@@ -177,14 +188,18 @@ class SamplingState:
         penalties = (params.repetition_penalty, params.presence_penalty, params.frequency_penalty)
         if penalties != (1, 0, 0):
             self.penalized.add(row)
-            self.repetition_penalty[row], self.presence_penalty[row], self.frequency_penalty[row] = penalties
+            self._set_penalties(row, penalties)
         if any(row in rows for rows in self._looks()):
+            self.needs_host.add(row)
+        if row in self.penalized or row in self.needs_host:
             self.needs_logits.add(row)
 
     def clear_row(self, row: int) -> None:
         """Forget the request in this row. Clearing an empty row does nothing."""
         self.draws[row] = False
-        for rows in (self.random, self.penalized, self.edited, self.needs_logits):
+        if row in self.penalized:
+            self._set_penalties(row, (1, 0, 0))
+        for rows in (self.random, self.penalized, self.edited, self.needs_logits, self.needs_host):
             rows.discard(row)
         if row in self.mirostat:
             self._kept_mirostat.keep(self.mirostat[row])
@@ -200,8 +215,11 @@ class SamplingState:
         return row in self.penalized or row in self.edited or row in self.mirostat
 
     def _looks(self) -> tuple[Collection[int], ...]:
-        """Sets of rows for which it is not enough that op `draw` sees the unchanged logits."""
-        return (self.penalized, self.edited, self.num_logprobs, self.dynatemp, self.xtc, self.mirostat)
+        """Sets of rows for which it is not enough that ops `penalize` and `draw` see the logits."""
+        return (self.edited, self.num_logprobs, self.dynatemp, self.xtc, self.mirostat)
+
+    def _set_penalties(self, row: int, penalties: tuple[float, float, float]) -> None:
+        self.repetition_penalty[row], self.presence_penalty[row], self.frequency_penalty[row] = penalties
 
     def _set_draw(self, row: int, params: SamplingParams) -> None:
         self.random.add(row)
