@@ -54,9 +54,11 @@ def write_gguf(
     kind_of: Callable[[str], str],
     vocabulary: Callable[[Any], None] | None = None,
     part_tensors: int = 0,
+    *,
+    stacked: bool = True,
 ) -> None:
     """Write `model`, each matrix in the type that `kind_of` gives for its name there, and set its weights to what the
-    file then says. part_tensors: at most so many in a file; 0 for one file."""
+    file then says. part_tensors: at most so many in a file; 0 for one file. stacked: a tensor holds all experts."""
     config = model.config
     writer = gguf.GGUFWriter(path, family, split_max_tensors=part_tensors)
     writer.add_embedding_length(config.hidden_size)
@@ -102,8 +104,12 @@ def write_gguf(
                 stored_name = names.get_name(part, try_suffixes=(".weight", ".bias"))
                 kind = "F32" if matrices.ndim == 2 else kind_of(stored_name)
                 stored, restored = _convert(matrices.contiguous().flatten(0, -2), kind, generator)
-                stored = stored.reshape(*matrices.shape[:-1], -1)
-                writer.add_tensor(stored_name, stored, raw_dtype=gguf.GGMLQuantizationType[kind])
+                stored, raw = stored.reshape(*matrices.shape[:-1], -1), gguf.GGMLQuantizationType[kind]
+                if stacked:
+                    writer.add_tensor(stored_name, stored, raw_dtype=raw)
+                else:
+                    for i, one in enumerate(stored):
+                        writer.add_tensor(stored_name.replace("_exps", f".{i}"), one, raw_dtype=raw)
                 matrices.copy_(restored.view(matrices.shape))
             continue
         stored_name = names.get_name(name, try_suffixes=(".weight", ".bias"))

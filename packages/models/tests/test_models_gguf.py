@@ -48,6 +48,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "gemma": ("Gemma", {"tie_word_embeddings": True}),
     "gemma2": ("Gemma2", {"tie_word_embeddings": True, "query_pre_attn_scalar": 16, "sliding_window": 6}),
     "mixtral": ("Mixtral", {"num_local_experts": 6}),
+    "mixtral one by one": ("Mixtral", {"num_local_experts": 6}),
     "qwen2moe": (
         "Qwen2Moe", {"num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 32, "qkv_bias": True,
                      "shared_expert_intermediate_size": 96},
@@ -128,13 +129,14 @@ def check_plan(network: Any) -> None:
     [
         ("llama", "Q8_0"), ("llama tied", "Q4_0"), ("llama3", "F16"), ("qwen2", "Q4_0"), ("qwen3", "Q8_0"),
         ("gemma", "Q8_0"), ("gemma2", "BF16"), ("gemma3", "Q5_0"),
-        ("mixtral", "Q4_0"), ("qwen2moe", "Q8_0"), ("qwen3moe", "Q4_1"), ("gpt-oss", "MXFP4"),
+        ("mixtral", "Q4_0"), ("mixtral one by one", "Q8_0"),
+        ("qwen2moe", "Q8_0"), ("qwen3moe", "Q4_1"), ("gpt-oss", "MXFP4"),
     ],
 )  # fmt: skip
 def test_families_compute_what_transformers_does(name: str, kind: str, tmp_path: Path) -> None:
     family = name.split()[0].replace("llama3", "llama").replace("mixtral", "llama")
     oracle = random_model(name)
-    write_gguf(tmp_path / "model.gguf", oracle, family, lambda _: kind)
+    write_gguf(tmp_path / "model.gguf", oracle, family, lambda _: kind, stacked="one by one" not in name)
     check_plan(check_parity(tmp_path / "model.gguf", oracle))
 
 

@@ -125,6 +125,6 @@ _OF_EXPERT = re.compile(r"\.experts\.\d+\.")
 
 
 def _type_of(types: tuple[tuple[str, str], ...], layer: str) -> str:
-    """Files keep the experts of a layer in one tensor, of one type."""
-    name = _OF_EXPERT.sub(".experts.", layer)
-    return next((kind for one, kind in types if one == name), "")
+    """Files keep the experts of a layer in one tensor, of one type, or each in its own."""
+    names = (layer, _OF_EXPERT.sub(".experts.", layer))
+    return next((kind for one, kind in types if one in names), "")

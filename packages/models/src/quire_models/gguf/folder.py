@@ -23,7 +23,7 @@ __all__ = ["GGUF_NAME", "gguf_folder"]
 
 GGUF_NAME = "model.gguf"
 """Of the link in the folder."""
-_VERSION = "2"
+_VERSION = "3"
 """Of what is written; another one makes a new folder."""
 
 

@@ -65,10 +65,15 @@ _OTHER = {
 }
 """Architecture -> what it names differently."""
 _LAYER = re.compile(r"blk\.(\d+)\.(\w+)\.(weight|bias)")
+_EXPERT = re.compile(r"(blk\.\d+\.ffn_(?:gate|up|down))\.(\d+)\.weight")
+"""One matrix of one expert, as Mixtral's were written at first."""
 
 
 def checkpoint_name(name: str, architecture: str) -> str:
     """ "blk.0.attn_q.weight" -> "model.layers.0.self_attn.q_proj.weight"; a name that is not known comes back."""
+    if expert := _EXPERT.fullmatch(name):
+        stacked = checkpoint_name(f"{expert[1]}_exps.weight", architecture)
+        return stacked.replace(".experts.", f".experts.{expert[2]}.")
     stem, _, kind = name.rpartition(".")
     if stem in _OUTER:
         return f"{_OUTER[stem]}.{kind}"
@@ -84,8 +89,8 @@ def checkpoint_name(name: str, architecture: str) -> str:
 
 
 def of_each_expert(name: str, num_experts: int) -> tuple[str, ...]:
-    """ "mlp.experts.gate_proj.weight" -> "mlp.experts.0.gate_proj.weight", ...; nothing where it is not of experts."""
-    if ".experts." not in name:
+    """ "mlp.experts.gate_proj.weight" -> "mlp.experts.0.gate_proj.weight", ...; nothing where it is not of all."""
+    if ".experts." not in name or re.search(r"\.experts\.\d", name):
         return ()
     return tuple(name.replace(".experts.", f".experts.{expert}.") for expert in range(num_experts))
 
