@@ -76,12 +76,25 @@ except ConfigError as error:
 else:
     raise AssertionError
 (root / "quantized").mkdir()
-stored = json.loads((root / "model" / "config.json").read_text()) | {"quantization_config": {"quant_method": "fp8"}}
-(root / "quantized" / "config.json").write_text(json.dumps(stored))
+def of_quantized(model, form, **settings):
+    stored = json.loads((root / model / "config.json").read_text()) | {"quantization_config": form}
+    (root / "quantized" / "config.json").write_text(json.dumps(stored))
+    config = QuireConfig.of(model=str(root / "quantized"), max_model_len=256, max_num_seqs=2, **settings)
+    return record_kernels(config, builder, "sm_90")
+
+runner.REHEARSED_PROMPTS = ([7],)
+found = of_quantized("model", {"quant_method": "fp8"}, kv_cache_dtype="fp8_e4m3")
+assert "fp8_kernel" in {build.kernel.__name__ for build in found}
+cached = [build for build in found if build.kernel.__name__ == "attend_tiles"]
+assert {build.constants["HAS_KV_SCALE"] for build in cached} == {False, True}, "the files say which"
+found = of_quantized("experts", {"quant_method": "mxfp4"})
+products = [build for build in found if build.constants.get("FORM") == "int8"]
+assert {build.signature["scale_like"] for build in products} == {"*bf16", "*fp32"}
+assert {build.kernel.__name__ for build in products} == {"expert_gate_kernel", "expert_down_kernel"}
 try:
-    record_kernels(QuireConfig.of(model=str(root / "quantized")), builder, "sm_90")
+    of_quantized("experts", {"quant_method": "mxfp4"}, disabled_linear_kernels=("fused_moe",))
 except ConfigError as error:
-    assert "kernels of a quantized checkpoint (fp8, 8 bits, tensor) cannot be listed" in str(error)
+    assert "its experts are run by each_expert (fused_moe: disabled)" in str(error)
 else:
     raise AssertionError
 
@@ -135,6 +148,7 @@ def run(script: str, *arguments: Path, folder: Path) -> str:
 
 def test_kernels_are_listed_compiled_shipped_and_found(tmp_path: Path) -> None:
     make_checkpoint(tmp_path / "model", like="qwen3", num_hidden_layers=1)
+    make_checkpoint(tmp_path / "experts", like="gpt-oss", num_hidden_layers=1, intermediate_size=256)
     said = run(SCRIPT, tmp_path, folder=tmp_path)
     assert said.count("kernel rms_norm_kernel was compiled while serving") == 2
     assert "is damaged, and is compiled anew" in said

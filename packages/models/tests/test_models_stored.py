@@ -13,6 +13,7 @@ from models_packers import MICROSCALED, awq, bitsandbytes, gptq, microscaled, pa
 from models_paged_driver import PagedDriver
 from safetensors.torch import load_file, save_file
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from quire_interfaces import CheckpointError, ConfigError
 from quire_models import CausalLM, ModelConfig, load_model
@@ -21,6 +22,7 @@ from quire_models.layers.fused import split_rows
 from quire_models.layers.stored_layouts import LAYOUTS, StoredLayer
 from quire_models.ledger import num_parameters, weight_ledger
 from quire_models.quantization_formats import parse_quantization
+from quire_quantization.numbers import in_every_case
 from quire_quantization.stored import GroupedWeight, read_awq, read_gptq, read_packed
 from quire_testkit.hf_checkpoints import tiny_hf_checkpoint
 
@@ -265,6 +267,30 @@ def check_that_damage_is_named(folder: Path, config: ModelConfig) -> None:
     save_file({**whole, needed[0]: whole[needed[0]][:-1].contiguous()}, folder / "model.safetensors")
     with pytest.raises(CheckpointError, match=rf"1 of the wrong shape: {needed[0]} is .*, should be"):
         load_model(config, folder)
+
+
+def forms_of(model: CausalLM) -> dict[str, Any]:
+    """Of each layer, what multiplies with its weight, and the names, shapes and dtypes of what that is given."""
+    return {
+        layer.name: (layer._method.op, {name: (one.shape, one.dtype) for name, one in layer._weights.items()})
+        for layer in model.linears
+    }
+
+
+@pytest.mark.parametrize("name", ["gptq planes ordered", "w8a8 static", "float block", "fp4 nested", "torchao int4"])
+def test_forms_are_known_without_numbers(name: str, tmp_path: Path) -> None:
+    """Whatever the numbers are, each layer's form is among those that are found without them."""
+    make(tmp_path, name)
+    config = ModelConfig.from_path(tmp_path)
+    found: list[dict[str, Any]] = []
+
+    def load() -> None:
+        with FakeTensorMode():
+            found.append(forms_of(load_model(config, tmp_path, dtype="bfloat16", load_format="dummy")))
+
+    in_every_case(load)
+    for layer, form in forms_of(load_model(config, tmp_path, dtype="bfloat16")).items():
+        assert form in [forms[layer] for forms in found]
 
 
 @pytest.mark.parametrize("name", ["gptq planes ordered", "int8", "float block", "nvfp4", "fp4 nested"])

@@ -2,6 +2,7 @@
 to compile them, and to tune them.
 
 Nothing is listed by hand: the network is built as ever, on fake tensors of device "cuda", and the runner rehearses.
+What a quantized checkpoint's kernels owe to its numbers, not to its config.json, is rehearsed both ways.
 Imports torch.
 """
 
@@ -10,6 +11,7 @@ from __future__ import annotations
 import dataclasses
 import os
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +22,8 @@ from quire_interfaces import ConfigError
 from quire_kv_cache import plan_kv_cache
 from quire_models.config import ModelConfig
 from quire_ops import KernelBuilder, kernel_builders
+from quire_quantization.experts import EACH_EXPERT
+from quire_quantization.numbers import in_every_case
 
 __all__ = ["compile_kernels", "list_problems", "record_kernels", "tune_kernels"]
 
@@ -104,7 +108,11 @@ def tune_kernels(
 
 
 def _rehearse(config: QuireConfig) -> None:
-    """Run the model's steps on tensors without memory."""
+    """Run the model's steps on tensors without memory; once for each way in which its numbers may fall out."""
+    in_every_case(partial(_rehearse_once, config))
+
+
+def _rehearse_once(config: QuireConfig) -> None:
     import torch
     from torch._subclasses.fake_tensor import FakeTensorMode
 
@@ -115,12 +123,6 @@ def _rehearse(config: QuireConfig) -> None:
     config = dataclasses.replace(config, runner=runner_settings)
     folder = model_folder(config)
     model = ModelConfig.from_path(folder)
-    if model.quantization is not None:
-        raise ConfigError(
-            f"the kernels of a quantized checkpoint ({model.quantization.name}) cannot be listed: what forms its "
-            "layers take is found when their numbers are read. They are built when the server first launches them",
-            field="model",
-        )
     plan = make_plan(config, model, folder=folder, free_bytes=ENOUGH_BYTES)
     model = model.within(plan.max_model_len)
     with torch.inference_mode(), FakeTensorMode(allow_non_fake_inputs=True):
@@ -138,6 +140,12 @@ def _rehearse(config: QuireConfig) -> None:
         )
         if readers := network.host_lengths:
             raise ConfigError(f"the kernels of this model cannot be listed: lengths are read by {', '.join(readers)}")
+        if EACH_EXPERT in network.expert_methods:
+            raise ConfigError(
+                "the kernels of this model cannot be listed: which experts a step runs one by one, and for how many "
+                f"tokens, its numbers say; its experts are run by {network.expert_methods}",
+                field="model",
+            )
         specs = model.kv_cache_specs(plan.block_size, plan.kv_cache_dtype)
         scheduler = config.scheduler
         settings = dataclasses.replace(

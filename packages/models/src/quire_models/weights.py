@@ -20,6 +20,7 @@ from quire_models.kv_scales import KVScales
 from quire_models.layers.network import Network
 from quire_models.layers.scope import Parameter
 from quire_models.staged_uploads import StagedUploads
+from quire_quantization.numbers import KV_SCALES, OPTIONAL_TENSORS, ask
 
 __all__ = ["LOAD_FORMATS", "Progress", "load_dummy_weights", "load_weights"]
 
@@ -89,16 +90,28 @@ def load_dummy_weights(model: Network, seed: int = 0) -> None:
     zeros, so that activations stay in range."""
     generator = torch.Generator().manual_seed(seed)
     for parameter in model.parameters:
-        if parameter.optional:
+        if parameter.optional and not _is_filled(parameter):
             continue
         dtype = parameter.dtype or model.dtype
+        shape = tuple(max(size, 1) for size in parameter.shape)  # of any size, where it is -1
         if len(parameter.shape) < 2 or not dtype.is_floating_point:
             value = 0.0 if parameter.name.endswith("bias") or not dtype.is_floating_point else 1.0
-            tensor = torch.full(parameter.shape, value, dtype=dtype)
+            tensor = torch.full(shape, value, dtype=dtype)
         else:
-            tensor = torch.empty(parameter.shape, dtype=torch.float32).normal_(0.0, 0.02, generator=generator)
+            tensor = torch.empty(shape, dtype=torch.float32).normal_(0.0, 0.02, generator=generator)
         parameter.tensor = tensor.to(device="cpu" if parameter.on_host else model.device, dtype=dtype)
+    if model.cache_dtype.startswith("fp8") and ask(KV_SCALES, False):
+        scale = torch.ones(2, model.config.num_kv_heads)
+        model.set_kv_scales(dict.fromkeys(model.attention_names, scale))
     model.finish_loading()
+
+
+def _is_filled(parameter: Parameter) -> bool:
+    """Whether an optional parameter gets numbers. A quantized layer has them or not, as the checkpoint's writer likes;
+    who asks which kernels there may be wants both. The order of inputs is no kernel's."""
+    if not parameter.on_host or parameter.name.endswith("g_idx"):
+        return False
+    return parameter.name.endswith(".input_scale") or ask(OPTIONAL_TENSORS, False)
 
 
 def _fits(shape: tuple[int, ...], wanted: tuple[int, ...]) -> bool:

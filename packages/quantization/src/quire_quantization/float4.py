@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from quire_interfaces import CheckpointError
+from quire_quantization.numbers import are_absent
 from quire_quantization.stored import GroupedWeight
 
 __all__ = ["FP4_DOUBLED", "powers_of_two", "read_bitsandbytes4", "read_float8", "read_mxfp4", "read_nvfp4"]
@@ -30,7 +31,7 @@ _E8M0_NAN = 255
 
 def read_float8(weight: Tensor, scale: Tensor, block: tuple[int, int] | None, name: str) -> GroupedWeight:
     """scale: [1], [O], [O, 1], [O, G], or one for each block of (outputs, a multiple of 128 inputs)."""
-    if (weight.view(torch.uint8) & 0x7F == 0x7F).any():
+    if not are_absent() and (weight.view(torch.uint8) & 0x7F == 0x7F).any():
         raise CheckpointError(f"{name}: its fp8 weight has elements that are no numbers; get the file again")
     outputs, inputs = weight.shape
     if block is not None:
@@ -43,7 +44,7 @@ def read_float8(weight: Tensor, scale: Tensor, block: tuple[int, int] | None, na
 
 def powers_of_two(exponents: Tensor, name: str) -> Tensor:
     """uint8 exponents with 127 added (e8m0) -> float32."""
-    if (exponents == _E8M0_NAN).any():
+    if not are_absent() and (exponents == _E8M0_NAN).any():
         raise CheckpointError(f"{name}: it has scales that are no numbers (255); get the file again")
     return torch.ldexp(torch.ones(exponents.shape), exponents.int() - 127)
 
@@ -61,7 +62,7 @@ def read_mxfp4(packed: Tensor, exponents: Tensor, name: str) -> GroupedWeight:
 
 def read_nvfp4(packed: Tensor, scale: Tensor, factor: Tensor, name: str, *, divides: bool) -> GroupedWeight:
     """factor [1]: of all scales; `divides`: they are divided by it."""
-    if not 0.0 < float(factor) < torch.inf:
+    if not are_absent() and not 0.0 < float(factor) < torch.inf:
         raise CheckpointError(f"{name}: its global scale is {float(factor)}, should be above 0; get the file again")
     wide = scale.float() / factor.float() if divides else scale.float() * factor.float()
     return GroupedWeight(_elements(packed).float() * 0.5, wide, None)
@@ -69,6 +70,8 @@ def read_nvfp4(packed: Tensor, scale: Tensor, factor: Tensor, name: str, *, divi
 
 def read_bitsandbytes4(tensors: Mapping[str, Tensor], outputs: int, inputs: int, name: str) -> GroupedWeight:
     """tensors: "weight" and what is behind "weight." in the file; see bitsandbytes' `QuantState`."""
+    if are_absent():  # so is the state, which is text in numbers
+        return GroupedWeight(torch.empty(outputs, inputs), torch.ones(outputs, 1), None)
     state = _state(next(tensor for key, tensor in tensors.items() if ".bitsandbytes__" in key), name)
     size, count = state["blocksize"], outputs * inputs
     if tuple(state["shape"]) != (outputs, inputs) or tensors["weight"].numel() * 2 != count:

@@ -21,6 +21,7 @@ from torch import Tensor
 
 from quire_interfaces import CheckpointError
 from quire_ops.grouped import block_groups, pack_int4
+from quire_quantization.numbers import EXACT_SCALES, ZERO_POINTS, are_absent, ask
 
 __all__ = [
     "GroupedWeight",
@@ -146,7 +147,7 @@ def read_int8(weight: Tensor, scale: Tensor, zero: Tensor | None) -> GroupedWeig
 
 
 def _or_none(zero: Tensor) -> Tensor | None:
-    return zero if zero.any() else None
+    return zero if ask(ZERO_POINTS, zero.any()) else None
 
 
 def _in_order(weight: GroupedWeight, g_idx: Tensor | None, name: str) -> GroupedWeight:
@@ -155,10 +156,10 @@ def _in_order(weight: GroupedWeight, g_idx: Tensor | None, name: str) -> Grouped
     if inputs % num_groups:
         raise CheckpointError(f"{name}: {inputs} inputs cannot be cut into {num_groups} groups; get the files again")
     expected = torch.arange(inputs) // (inputs // num_groups)
-    if g_idx is None or torch.equal(g_idx.long(), expected):
+    if g_idx is None or (not are_absent() and torch.equal(g_idx.long(), expected)):
         return weight
     groups, order = torch.sort(g_idx.long(), stable=True)
-    if not torch.equal(groups, expected):
+    if not are_absent() and not torch.equal(groups, expected):
         raise CheckpointError(
             f"{name}: g_idx does not put {inputs // num_groups} inputs into each of {num_groups} groups; "
             "the checkpoint is damaged, get the files again"
@@ -189,4 +190,4 @@ def grouped_weights(weight: GroupedWeight, dtype: torch.dtype, name: str) -> dic
 def exact_scale(scale: Tensor, dtype: torch.dtype) -> Tensor:
     """The scale in `dtype` where that holds it exactly, else in float32."""
     narrow = scale.to(dtype)
-    return narrow if torch.equal(narrow.float(), scale.float()) else scale.float()
+    return narrow if ask(EXACT_SCALES, (narrow.float() == scale.float()).all()) else scale.float()

@@ -101,8 +101,9 @@ class Linear:
             return "inputs are gathered in another order"
         if not self._weights.keys() <= set(LinearWeights._fields):
             return "the linear method keeps a form of its own"
-        scale = self._weights.get("input_scale")  # matrices that take the same inputs could have other scales
-        return "inputs have scales from the checkpoint" if scale is not None and scale.any() else ""
+        # Matrices that take the same inputs could have other scales.
+        has_scale = isinstance(self._method, StoredLinear) and self._method.has_input_scale
+        return "inputs have scales from the checkpoint" if has_scale else ""
 
     def __call__(self, x: Tensor) -> Tensor:
         out: Tensor = self._apply(self._weights, x)

@@ -16,6 +16,7 @@ from quire_quantization.float4 import powers_of_two, read_bitsandbytes4, read_fl
 from quire_quantization.float_zeros import TILE_INPUTS, TILE_OUTPUTS, read_int4_plain, read_int4_tiles
 from quire_quantization.ggml import GGML_TYPES, read_ggml
 from quire_quantization.kernels import FP8_TENSOR, INT8_TENSOR
+from quire_quantization.numbers import ZERO_POINTS, ask
 from quire_quantization.stored import GroupedWeight, read_awq, read_gptq, read_int8, read_packed
 
 __all__ = ["LAYOUTS", "Layout", "StoredLayer", "StoredTensor"]
@@ -211,7 +212,7 @@ def _read_torchao(layer: StoredLayer, tensors: Mapping[str, Tensor]) -> GroupedW
     assert scale is not None
     if layer.config.weight_name != "int8":
         return read_float8(elements, scale, None, layer.name)
-    weight = read_int8(elements, scale, zero if zero is not None and zero.any() else None)
+    weight = read_int8(elements, scale, zero if zero is not None and ask(ZERO_POINTS, zero.any()) else None)
     return weight._replace(bits=layer.config.bits)
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 
 import torch
 from torch import Tensor
@@ -18,6 +18,7 @@ from quire_models.layers.stored_layouts import LAYOUTS, StoredLayer, StoredTenso
 from quire_models.quantization_config import QuantizationConfig
 from quire_ops import OpRequest, bind
 from quire_quantization.kernels import KernelChoice, choose_kernel, key_of
+from quire_quantization.numbers import are_absent, once
 
 __all__ = ["StoredLinear", "StoredTensor"]
 
@@ -53,6 +54,8 @@ class StoredLinear:
         self._ops = cache(lambda op: bind(op, request))
         self.choice: KernelChoice | None = None
         """Set by `read`."""
+        self.has_input_scale = False
+        """The checkpoint has the scale that inputs are rounded with. Set by `read`."""
         step = 32 if 32 % config.bits or config.layout == "gptq-planes" else 32 // config.bits
         uneven = inputs % step or outputs % step
         awkward = {"gptq": uneven, "gptq-planes": uneven, "awq": outputs % step}.get(config.layout, 0)
@@ -75,20 +78,25 @@ class StoredLinear:
 
     def read(self, tensors: dict[str, Tensor], bias: Tensor | None) -> dict[str, Tensor]:
         """The tensors of the checkpoint, on the host -> what `apply` needs, on the device."""
-        weight = self._layout.read(self._layer, tensors)
-        dtype = self._request.dtype
-        self.choice = choose_kernel(key_of(weight, dtype), self.config.inputs, self._request, self._disabled)
-        weights = self.choice.kernel.make(weight, dtype, self._layer.name)
-        if self.choice.kernel.inputs:
-            weights["input_scale"] = self._input_scale(tensors.get("input_scale"))
+        alike = (self._layer._replace(name=""), self._request.dtype, self._device, *sorted(tensors))
+        self.choice, weights = once(alike, partial(self._read_weight, tensors))
+        self.has_input_scale = "input_scale" in weights and "input_scale" in tensors
         bias = tensors.get("bias", bias)
         weights = weights if bias is None else {**weights, "bias": bias}
         return {name: tensor.to(self._device) for name, tensor in weights.items()}
 
+    def _read_weight(self, tensors: dict[str, Tensor]) -> tuple[KernelChoice, dict[str, Tensor]]:
+        weight, dtype = self._layout.read(self._layer, tensors), self._request.dtype
+        choice = choose_kernel(key_of(weight, dtype), self.config.inputs, self._request, self._disabled)
+        weights = choice.kernel.make(weight, dtype, self._layer.name)
+        if choice.kernel.inputs:
+            weights["input_scale"] = self._input_scale(tensors.get("input_scale"))
+        return choice, weights
+
     def _input_scale(self, scale: Tensor | None) -> Tensor:
         if scale is None:
             return torch.zeros(1)
-        if not 0.0 < float(scale) < torch.inf:
+        if not are_absent() and not 0.0 < float(scale) < torch.inf:
             raise CheckpointError(
                 f"{self._layer.name}.input_scale is {float(scale)}, should be above 0; get the file again"
             )
