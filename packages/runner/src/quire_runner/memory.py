@@ -90,7 +90,7 @@ def graph_bytes(
     network: NetworkShape, config: RunnerConfig, *, dtype_bytes: int, block_sizes: tuple[int, ...], num_layers: int
 ) -> int:
     """Bytes that graphs of decode steps take on top: memory of their own for a step of the largest size, which they
-    share, their own block tables, and what the driver keeps of each launch.
+    share, their own block tables, masks for each row, and what the driver keeps of each launch.
 
     Args:
         network: Shape of the network.
@@ -108,7 +108,8 @@ def graph_bytes(
     step = max(sizes) * (row * dtype_bytes + LOGITS_COPIES * network.vocab_size * 4) + GRAPH_SPLIT_BYTES
     tables = sum(4 * max(sizes) * -(-config.row_len // size) for size in block_sizes)
     launches = GRAPHS_PER_SIZE * len(sizes) * (LAUNCHES_PER_LAYER * num_layers + LAUNCHES_BESIDE) * LAUNCH_BYTES
-    return step + tables + launches
+    masks = max(sizes) * -(-network.vocab_size // 32) * 4
+    return step + tables + masks + launches
 
 
 def row_bytes(config: RunnerConfig, *, block_sizes: tuple[int, ...], encoder_blocks: int = 0) -> int:
