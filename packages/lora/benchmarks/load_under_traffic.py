@@ -5,13 +5,16 @@
 Needs `quire` with compiled kernels; without --model it runs the embedded demo model; --dummy fills any checkpoint's
 config.json with random weights. Requests decode all the time. Turn by turn, in rounds of so many steps each, either
 nothing else happens but a short request now and then for an adapter that is there; or the same, and each of these
-requests is for an adapter that is read from its files beside the steps and put into a slot. Times are the clock's, for
-that is what a reader sees: on a busy machine, compare the two columns, not one of them with anything else.
+requests is for an adapter that is read from its files beside the steps and put into a slot. Two times are taken of each
+step. The clock's is what a reader sees, and has in it what other programs on the machine take. The processor time of
+the thread that runs steps has not, nor its waiting for the interpreter: it is what filling slots costs. How sure the
+answer is comes from resampling the pairs of rounds (bootstrap).
 """
 
 from __future__ import annotations
 
 import argparse
+import random
 import statistics
 import sys
 import tempfile
@@ -41,10 +44,10 @@ class Traffic:
         for i in range(self.args.batch):
             self.llm.engine.add_request([10 + (i + j) % 200 for j in range(16)], params)
 
-    def round(self, *, loading: bool) -> list[float]:
-        """Seconds of each of the steps of a round."""
+    def round(self, *, loading: bool) -> list[tuple[float, float]]:
+        """Seconds of each of the steps of a round: the clock's, and the processor's on this thread."""
         short = SamplingParams(temperature=0, max_tokens=2, ignore_eos=True)
-        times: list[float] = []
+        times: list[tuple[float, float]] = []
         reading: Future[Any] | None = None
         for step in range(self.args.steps):
             if loading and reading is None:
@@ -59,16 +62,53 @@ class Traffic:
                 self.llm.engine.add_request([5, 6, 7], short, adapter="changing")
             elif not loading and step % self.args.every == 0:
                 self.llm.engine.add_request([5, 6, 7], short, adapter="resident")
-            begin = time.perf_counter()
+            begin, own = time.perf_counter(), time.thread_time()
             self.llm.engine.step()
-            times.append(time.perf_counter() - begin)
+            times.append((time.perf_counter() - begin, time.thread_time() - own))
         if reading is not None:
             reading.result()
         return times
 
 
+Rounds = list[list[float]]
+"""Seconds of the steps of each round."""
+
+
+def pooled(rounds: Rounds) -> list[float]:
+    """The steps of all rounds."""
+    return [seconds for each in rounds for seconds in each]
+
+
+def p99(rounds: Rounds) -> float:
+    """Of the steps of some rounds, in seconds."""
+    return statistics.quantiles(pooled(rounds), n=100, method="inclusive")[98]
+
+
+def moved(without: Rounds, loading: Rounds) -> tuple[float, float, float]:
+    """How far loading moves the p99, in steps, and from where to where it is in 90 % of the resampled runs."""
+    step = statistics.median(pooled(without))
+    chooser, found = random.Random(0), []
+    for _ in range(200):
+        chosen = chooser.choices(range(len(without)), k=len(without))
+        found.append((p99([loading[i] for i in chosen]) - p99([without[i] for i in chosen])) / step)
+    cuts = statistics.quantiles(found, n=20)
+    return (p99(loading) - p99(without)) / step, cuts[0], cuts[-1]
+
+
+def report(name: str, without: Rounds, loading: Rounds) -> float:
+    """Print the table of one of the times; how far the p99 moves at most."""
+    print(name)
+    for column, rounds in (("without", without), ("loading", loading)):
+        times = pooled(rounds)
+        in_ms = [1e3 * value for value in (statistics.median(times), p99(rounds), max(times))]
+        print(f"  {column:<9}median {in_ms[0]:8.2f} ms   p99 {in_ms[1]:8.2f} ms   worst {in_ms[2]:8.2f} ms")
+    by, least, most = moved(without, loading)
+    print(f"  p99 moved by {by:+.2f} steps, from {least:+.2f} to {most:+.2f} in 90 % of the resampled runs")
+    return most
+
+
 def main() -> int:
-    """Print a table; 1 where the bar is missed."""
+    """Print two tables; 1 where it is not shown that loading moves the p99 of the clock's time by less than a step."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--model")
     parser.add_argument("--dummy", action="store_true", help="random weights")
@@ -92,26 +132,24 @@ def main() -> int:
         write_adapter(llm, Path(folder) / "resident", args.rank, ADAPTERS)
         info = llm.load_adapter("resident", f"{folder}/resident")
         traffic = Traffic(llm, folders, args)
-        found: dict[bool, list[float]] = {False: [], True: []}
+        found: dict[bool, list[list[tuple[float, float]]]] = {False: [], True: []}
         for _ in range(args.rounds):
-            for loading, times in found.items():
+            for loading, rounds in found.items():
                 traffic.fill()
-                times += traffic.round(loading=loading)[10:]
+                rounds.append(traffic.round(loading=loading)[10:])
                 while llm.engine.has_unfinished_requests():
                     llm.engine.step()
     print(f"{args.batch} requests, rank {args.rank}, {info.num_bytes / 1e6:.1f} MB an adapter, {llm.dtype}")
-    print(f"{traffic.num_loads} adapters loaded in {len(found[True])} steps")
-    p99 = {}
-    for loading, times in found.items():
-        cuts = statistics.quantiles(times, n=100)
-        p99[loading] = cuts[98]
-        name = "loading" if loading else "without"
-        in_ms = [1e3 * value for value in (cuts[49], cuts[98], max(times))]
-        print(f"{name:<9}median {in_ms[0]:8.2f} ms   p99 {in_ms[1]:8.2f} ms   worst {in_ms[2]:8.2f} ms")
-    step = statistics.median(found[False])
-    moved = (p99[True] - p99[False]) / step
-    print(f"p99 moved by {moved:+.2f} steps (bar: less than 1)")
-    return 0 if moved < 1 else 1
+    print(f"{traffic.num_loads} adapters loaded in {args.rounds} rounds of {args.steps} steps")
+
+    def of(which: int, loading: bool) -> Rounds:
+        return [[times[which] for times in each] for each in found[loading]]
+
+    report("processor time of the thread that runs steps", of(1, False), of(1, True))
+    most = report("clock", of(0, False), of(0, True))
+    met = most < 1 and traffic.num_loads > 0
+    print("bar, less than 1 step of the clock: " + ("met" if met else "not shown by this run"))
+    return 0 if met else 1
 
 
 if __name__ == "__main__":
