@@ -10,6 +10,7 @@ import os
 import platform
 import shutil
 import subprocess
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -50,18 +51,22 @@ class CompileKernels(BuildHookInterface):  # type: ignore[type-arg]
             return
         sources = sorted((folder / "csrc").iterdir())
         newest = max(source.stat().st_mtime for source in sources)
-        for name, flags in builds.items():
+
+        def compile_build(name: str) -> None:
             built = folder / f"kernels_{name}.so"
             if built.exists() and built.stat().st_mtime >= newest:
-                continue
+                return
             obj = built.with_suffix(".o")
             source = str(folder / "csrc" / "kernels.cpp")
             try:
-                subprocess.run([compiler, *COMPILE, *flags, source, "-o", str(obj)], check=True)
+                subprocess.run([compiler, *COMPILE, *builds[name], source, "-o", str(obj)], check=True)
                 subprocess.run([compiler, "-shared", str(obj), "-o", str(built)], check=True)
             except (OSError, subprocess.CalledProcessError) as error:
                 self.app.display_warning(f"quire-kernels-cpu: the {name} build failed: {error}")
             finally:
                 obj.unlink(missing_ok=True)
+
+        with ThreadPoolExecutor(min(len(builds), os.cpu_count() or 1)) as pool:  # each of them waits for a compiler
+            list(pool.map(compile_build, builds))
         build_data["pure_python"] = False
         build_data["infer_tag"] = True
