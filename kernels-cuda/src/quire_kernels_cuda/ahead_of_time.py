@@ -21,7 +21,6 @@ import tempfile
 from collections.abc import Iterable
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass, fields, replace
-from functools import cache
 from importlib import import_module
 from multiprocessing import get_context
 from pathlib import Path
@@ -29,7 +28,7 @@ from typing import Any
 
 from quire_kernels_cuda.builds import SHAPES, list_builds
 from quire_kernels_cuda.platform import Platform
-from quire_kernels_cuda.recording import Build
+from quire_kernels_cuda.recording import Build, kernel_of, named
 from quire_kernels_cuda.targets import Target
 
 __all__ = ["Resources", "compile_build", "complaints", "main", "measure"]
@@ -188,20 +187,14 @@ def platform_builds(platform: Platform) -> list[tuple[Target, Build]]:
     return found
 
 
-@cache
-def _builds_by_name(module: str, attribute: str) -> dict[tuple[str, str], tuple[Build, Target]]:
-    return {(build.name, target.name): (build, target) for target, build in platform_builds(_find(module, attribute))}
-
-
-def _measure_part(module: str, attribute: str, names: list[tuple[str, str]]) -> list[Resources | str]:
-    """In a process of its own, which finds the builds once more. What does not build is told in words."""
-    builds = _builds_by_name(module, attribute)
+def _measure_part(part: list[tuple[Build, Target]]) -> list[Resources | str]:
+    """In a process of its own: builds as `named` gives them. What does not build is told in words."""
     found: list[Resources | str] = []
-    for name in names:
+    for build, target in part:
         try:
-            found.append(measure(*builds[name]))
+            found.append(measure(replace(build, kernel=kernel_of(build)), target))
         except Exception as error:
-            found.append(f"{' on '.join(name)} does not build: {type(error).__name__}: {error}")
+            found.append(f"{build.name} on {target.name} does not build: {type(error).__name__}: {error}")
     return found
 
 
@@ -241,21 +234,27 @@ def main(module: str, attribute: str, table: Path, arguments: list[str] | None =
     if unknown := sorted(set(targets) - set(platform.targets)):
         parser.error(f"no target {', '.join(unknown)}; choose of {', '.join(platform.targets)}")
     only = [""] if options.only is None else options.only.split(",")
-    listed = [(build.name, target.name) for target, build in platform_builds(platform)]
-    chosen = [(name, target) for name, target in listed if target in targets and any(text in name for text in only)]
-    parts = [chosen[begin : begin + 4] for begin in range(0, len(chosen), 4)]
+    builds = platform_builds(platform)
+    listed = [(build.name, target.name) for target, build in builds]
+    jobs = [
+        (named(build), target)
+        for target, build in builds
+        if target.name in targets and any(text in build.name for text in only)
+    ]
+    parts = [jobs[begin : begin + 4] for begin in range(0, len(jobs), 4)]
     with ProcessPoolExecutor(options.jobs, mp_context=get_context("spawn")) as pool:
-        futures = [pool.submit(_measure_part, module, attribute, part) for part in parts]
+        futures = [pool.submit(_measure_part, part) for part in parts]
         results = [result for future in futures for result in future.result()]
     measured = [result for result in results if isinstance(result, Resources)]
     for line in measured:
         print(*asdict(line).values(), sep="  ")
-    partial = len(chosen) < len(listed)
+    partial = len(jobs) < len(listed)
     version, before = read_table(table) if table.exists() else (triton.__version__, [])
     if options.write:
         version, before = triton.__version__, _merged(before, measured, listed)
         write_table(table, version, before)
-    before = [line for line in before if (line.kernel, line.target) in set(chosen)] if partial else before
+    chosen = {(build.name, target.name) for build, target in jobs}
+    before = [line for line in before if (line.kernel, line.target) in chosen] if partial else before
     found = [result for result in results if isinstance(result, str)]
     found += complaints(measured, before, dict(platform.targets), exact=version == triton.__version__)
     for complaint in found:
