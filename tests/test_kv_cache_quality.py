@@ -32,12 +32,12 @@ def perplexity(held_out: list[tuple[str, str]], **settings: Any) -> float:
     """Of the answers' tokens."""
     params = SamplingParams(temperature=0, max_tokens=1, prompt_logprobs=0)
     with LLM(max_num_seqs=16, num_threads=1, enable_prefix_caching=False, **settings) as llm:
-        questions = llm.generate([prompt for prompt, _ in held_out], params, use_tqdm=False)
+        num_asked = [len(llm.tokenizer.encode(prompt)) for prompt, _ in held_out]
         wholes = llm.generate([prompt + answer for prompt, answer in held_out], params, use_tqdm=False)
     logprobs = [
         entries[0].logprob
-        for question, whole in zip(questions, wholes, strict=True)
-        for entries in whole.prompt_logprobs[len(question.prompt_token_ids) :]
+        for asked, whole in zip(num_asked, wholes, strict=True)
+        for entries in whole.prompt_logprobs[asked:]
         if entries
     ]
     assert len(logprobs) > 1000

@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-from hypothesis import given
-from hypothesis import strategies as st
+from itertools import product
 
 from quire_interfaces import Request, RequestStatus, SamplingParams
 
 
-@given(st.lists(st.integers(0, 9)), st.lists(st.integers(0, 9)), st.integers(0, 20), st.integers(0, 20))
-def test_token_ids_is_a_slice_of_the_whole(prompt: list[int], output: list[int], start: int, length: int) -> None:
-    request = Request(request_id="a", prompt_token_ids=prompt, sampling_params=SamplingParams(), seed=0, max_tokens=1)
-    request.output_token_ids.extend(output)
-    whole = prompt + output
-    end = min(start + length, len(whole))
-    assert request.token_ids(min(start, end), end) == whole[min(start, end) : end]
-    assert request.num_tokens == len(whole)
-    assert request.num_prompt_tokens == len(prompt)
+def test_token_ids_is_a_slice_of_the_whole() -> None:
+    """Every slice of every pair of up to four tokens each."""
+    for num_prompt, num_output in product(range(5), repeat=2):
+        whole = list(range(num_prompt + num_output))
+        request = Request(
+            request_id="a", prompt_token_ids=whole[:num_prompt], sampling_params=SamplingParams(), seed=0, max_tokens=1
+        )
+        request.output_token_ids.extend(whole[num_prompt:])
+        assert (request.num_prompt_tokens, request.num_tokens) == (num_prompt, len(whole))
+        for end in range(len(whole) + 1):
+            for start in range(end + 1):
+                assert request.token_ids(start, end) == whole[start:end]
 
 
 def test_requests_are_compared_by_identity() -> None:
