@@ -22,6 +22,7 @@ ARCHITECTURES = {
     "qwen2moe": gguf.MODEL_ARCH.QWEN2MOE,
     "qwen3moe": gguf.MODEL_ARCH.QWEN3MOE,
     "gpt-oss": gguf.MODEL_ARCH.GPT_OSS,
+    "deepseek2": gguf.MODEL_ARCH.DEEPSEEK2,
 }
 _SCALE_AT = {"Q2_K": (80, 82), "Q3_K": (108,), "Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,), "TQ1_0": (52,)}
 _SCALE_AT |= {"TQ2_0": (64,)}
@@ -58,22 +59,27 @@ def write_gguf(
     stacked: bool = True,
 ) -> None:
     """Write `model`, each matrix in the type that `kind_of` gives for its name there, and set its weights to what the
-    file then says. part_tensors: at most so many in a file; 0 for one file. stacked: a tensor holds all experts."""
+    file then says. part_tensors: at most so many in a file; 0 for one file. stacked: a tensor
+    holds all experts, or keys and values of latents."""
     config = model.config
     writer = gguf.GGUFWriter(path, family, split_max_tensors=part_tensors)
     writer.add_embedding_length(config.hidden_size)
     writer.add_block_count(config.num_hidden_layers)
     writer.add_feed_forward_length(config.intermediate_size)
     writer.add_head_count(config.num_attention_heads)
-    writer.add_head_count_kv(config.num_key_value_heads)
-    writer.add_key_length(config.head_dim)
+    if family == "deepseek2":
+        _write_latents(writer, config, stacked=stacked)
+    else:
+        writer.add_head_count_kv(config.num_key_value_heads)
+        writer.add_key_length(config.head_dim)
     writer.add_context_length(config.max_position_embeddings)
     writer.add_layer_norm_rms_eps(config.rms_norm_eps)
     rope = config.rope_parameters.get("full_attention", config.rope_parameters)
     writer.add_rope_freq_base(rope["rope_theta"])
     writer.add_bos_token_id(1)
     writer.add_eos_token_id(2)
-    if experts := getattr(config, "num_local_experts", None) or getattr(config, "num_experts", None):
+    counts = [getattr(config, name, 0) for name in ("num_local_experts", "n_routed_experts", "num_experts")]
+    if experts := next(filter(None, counts), 0):
         writer.add_expert_count(experts)
         writer.add_expert_used_count(config.num_experts_per_tok)
         writer.add_expert_feed_forward_length(getattr(config, "moe_intermediate_size", config.intermediate_size))
@@ -112,7 +118,15 @@ def write_gguf(
                         writer.add_tensor(stored_name.replace("_exps", f".{i}"), one, raw_dtype=raw)
                 matrices.copy_(restored.view(matrices.shape))
             continue
-        stored_name = names.get_name(name, try_suffixes=(".weight", ".bias"))
+        if name.endswith("kv_b_proj.weight") and not stacked:
+            for stored_name, matrices in _keys_and_values(name, parameter, config):
+                kind = kind_of(stored_name)
+                stored, restored = _convert(matrices.flatten(0, -2), kind, generator)
+                stored = stored.reshape(*matrices.shape[:-1], -1)
+                writer.add_tensor(stored_name, stored, raw_dtype=gguf.GGMLQuantizationType[kind])
+                matrices.copy_(restored.view(matrices.shape))
+            continue
+        stored_name = names.get_name(name.replace("correction_bias", "correction.bias"), (".weight", ".bias"))
         if name.endswith(".sinks"):
             stored_name += ".weight"
         weight = parameter.detach()
@@ -130,6 +144,39 @@ def write_gguf(
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
+
+
+def _write_latents(writer: gguf.GGUFWriter, config: Any, *, stacked: bool) -> None:
+    """What describes DeepSeek; sizes of keys and values as files with `attn_kv_b` have them, or later ones."""
+    key, rank = config.qk_nope_head_dim + config.qk_rope_head_dim, config.kv_lora_rank
+    writer.add_head_count_kv(config.num_attention_heads if stacked else 1)
+    writer.add_key_length(key if stacked else rank + config.qk_rope_head_dim)
+    writer.add_value_length(config.v_head_dim if stacked else rank)
+    if not stacked:
+        writer.add_key_length_mla(key)
+        writer.add_value_length_mla(config.v_head_dim)
+    writer.add_kv_lora_rank(rank)
+    if config.q_lora_rank:
+        writer.add_q_lora_rank(config.q_lora_rank)
+    writer.add_rope_dimension_count(config.qk_rope_head_dim)
+    if mscale := config.rope_parameters.get("mscale_all_dim"):
+        writer.add_rope_scaling_yarn_log_mul(0.1 * mscale)
+    writer.add_leading_dense_block_count(config.first_k_dense_replace)
+    writer.add_expert_shared_count(config.n_shared_experts)
+    writer.add_expert_weights_scale(config.routed_scaling_factor)
+    if config.model_type == "deepseek_v3":
+        writer.add_expert_weights_norm(config.norm_topk_prob)
+        writer.add_expert_gating_func(gguf.ExpertGatingFuncType.SIGMOID)
+        writer.add_expert_group_count(config.n_group)
+        writer.add_expert_group_used_count(config.topk_group)
+
+
+def _keys_and_values(name: str, parameter: Tensor, config: Any) -> list[tuple[str, Tensor]]:
+    """Names and views [H, R, N] and [H, V, R] of the matrix of both."""
+    of_heads = parameter.view(config.num_attention_heads, -1, config.kv_lora_rank)
+    keys, values = of_heads.split((config.qk_nope_head_dim, config.v_head_dim), dim=1)
+    layer = f"blk.{name.split('.')[2]}"
+    return [(f"{layer}.attn_k_b.weight", keys.transpose(1, 2)), (f"{layer}.attn_v_b.weight", values)]
 
 
 def _experts(name: str, parameter: Tensor, config: Any) -> list[tuple[str, Tensor]]:

@@ -41,6 +41,8 @@ class PagedDriver:
         self.model = model
         self.block_size = block_size
         shape = model.attention_backend.kv_cache_shape(num_blocks, block_size, config.num_kv_heads, config.head_dim)
+        if (width := getattr(config, "row_width", None)) is not None:  # of latents
+            shape = (num_blocks, block_size, width)
         dtype = cache_dtype or model.dtype
         self.caches = tuple(torch.full(shape, float("nan"), dtype=dtype) for _ in range(config.num_layers))
         self.free = list(range(1, num_blocks))

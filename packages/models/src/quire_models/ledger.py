@@ -83,7 +83,7 @@ def weight_ledger(config: ModelConfig, dtype: str, linear_method: str = "plain")
     query, kv = config.query_size, config.kv_size
     names = [f"model.layers.{layer}." for layer in range(layers)]
     shapes = attention_shapes(config)
-    of_attention = _ATTENTION if len(shapes) == len(_ATTENTION) else _ATTENTION[-1:] * len(shapes)
+    of_attention = _ATTENTION[-1:] * len(shapes) if config.attention_matrices else _ATTENTION
     attention = sum(
         linear(f"{name}self_attn.{part}", outputs, inputs)
         for name in names

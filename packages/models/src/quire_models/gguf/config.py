@@ -7,7 +7,8 @@ import struct
 from typing import Any
 
 from quire_interfaces import CheckpointError
-from quire_models.gguf.header import GgufHeader
+from quire_models.gguf.deepseek import deepseek_values
+from quire_models.gguf.header import GgufHeader, needed
 from quire_models.gguf.names import COMPRESSED, checkpoint_name, is_linear
 
 __all__ = ["GGUF_ARCHITECTURES", "config_values"]
@@ -22,8 +23,10 @@ GGUF_ARCHITECTURES = {
     "qwen2moe": ("Qwen2MoeForCausalLM", "qwen2_moe"),
     "qwen3moe": ("Qwen3MoeForCausalLM", "qwen3_moe"),
     "gpt-oss": ("GptOssForCausalLM", "gpt_oss"),
+    "deepseek2": ("DeepseekV2ForCausalLM", "deepseek_v2"),
 }
-"""general.architecture -> class and model type. Mistral's are written as llama, and so are Mixtral's."""
+"""general.architecture -> class and model type. DeepSeek-V3's are written as deepseek2, Mistral's and
+Mixtral's as llama."""
 
 _FIELDS = {
     "embedding_length": "hidden_size",
@@ -56,14 +59,14 @@ def config_values(header: GgufHeader) -> dict[str, Any]:
     has_experts = bool(meta.get(f"{name}.expert_count"))
     if has_experts and name == "llama":
         architecture, model_type = "MixtralForCausalLM", "mixtral"
-    elif has_experts and name not in ("qwen2moe", "qwen3moe", "gpt-oss"):
+    elif has_experts and name not in ("qwen2moe", "qwen3moe", "gpt-oss", "deepseek2"):
         raise CheckpointError(
-            f"{path}: experts are read from GGUF files of llama (Mixtral), qwen2moe, qwen3moe and gpt-oss, not of "
-            f"{name}; use the model's safetensors checkpoint"
+            f"{path}: experts are read from GGUF files of llama (Mixtral), qwen2moe, qwen3moe, gpt-oss and deepseek2, "
+            f"not of {name}; use the model's safetensors checkpoint"
         )
     values: dict[str, Any] = {"architectures": [architecture], "model_type": model_type}
     for key, field in _FIELDS.items():
-        values[field] = _needed(header, f"{name}.{key}")
+        values[field] = needed(header, f"{name}.{key}")
     heads = values["num_attention_heads"]
     values |= {
         "num_key_value_heads": meta.get(f"{name}.attention.head_count_kv", heads),
@@ -79,16 +82,11 @@ def config_values(header: GgufHeader) -> dict[str, Any]:
     }
     if name.startswith("gemma"):
         values |= _gemma(meta, name, values)
-    if has_experts:
+    if name == "deepseek2":
+        values |= deepseek_values(header, values)
+    elif has_experts:
         values |= _experts(header, name)
     return {**values, "quantization_config": _quantization(header, name)}
-
-
-def _needed(header: GgufHeader, key: str) -> Any:
-    value = header.metadata.get(key)
-    if not isinstance(value, int | float):
-        raise CheckpointError(f"{header.path}: metadata {key} must be a number, is {value!r}; convert the model again")
-    return value
 
 
 def _shape(header: GgufHeader, name: str) -> tuple[int, ...]:
@@ -118,7 +116,7 @@ def _rope_scaling(header: GgufHeader, name: str, context: int) -> dict[str, Any]
     kind = meta.get(f"{name}.rope.scaling.type", "none")
     if kind == "none":
         return None
-    factor = _needed(header, f"{name}.rope.scaling.factor")
+    factor = needed(header, f"{name}.rope.scaling.factor")
     if kind == "linear":
         return {"rope_type": "linear", "factor": factor} if factor != 1.0 else None
     if kind == "yarn":
@@ -167,18 +165,18 @@ def _llama3_divisor(frequency: float, factor: float, context: int) -> float:
 
 def _experts(header: GgufHeader, name: str) -> dict[str, Any]:
     meta = header.metadata
-    number = _needed(header, f"{name}.expert_count")
+    number = needed(header, f"{name}.expert_count")
     values: dict[str, Any] = {
         "num_local_experts": number,
         "num_experts": number,
-        "num_experts_per_tok": _needed(header, f"{name}.expert_used_count"),
+        "num_experts_per_tok": needed(header, f"{name}.expert_used_count"),
     }
     if name == "llama":
         return values
-    inner = _needed(header, f"{name}.expert_feed_forward_length")
+    inner = needed(header, f"{name}.expert_feed_forward_length")
     if name == "gpt-oss":
         # Frequencies between those that are kept and those that are divided are not cut to whole dimensions.
-        scaling = _rope_scaling(header, name, _needed(header, f"{name}.context_length"))
+        scaling = _rope_scaling(header, name, needed(header, f"{name}.context_length"))
         values["rope_scaling"] = scaling and {**scaling, "truncate": False}
         return values | {
             "intermediate_size": inner,

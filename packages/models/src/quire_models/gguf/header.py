@@ -17,7 +17,7 @@ from typing import Any
 
 from quire_interfaces import CheckpointError
 
-__all__ = ["BLOCKS", "GgufHeader", "GgufTensor", "first_part", "read_header"]
+__all__ = ["BLOCKS", "GgufHeader", "GgufTensor", "first_part", "needed", "read_header"]
 
 BLOCKS: dict[int, tuple[str, int, int]] = {
     0: ("F32", 1, 4),
@@ -215,3 +215,11 @@ def _placed(path: Path, name: str, shape: tuple[int, ...], kind: int, offset: in
             f"{path}: {shape[-1]} inputs of tensor {name!r} are no whole blocks of {weights} ({text})"
         )
     return GgufTensor(name, shape, text, offset, math.prod(shape) // weights * num_bytes, path)
+
+
+def needed(header: GgufHeader, key: str) -> Any:
+    """A number of the metadata. Raises CheckpointError where it is missing, or no number."""
+    value = header.metadata.get(key)
+    if not isinstance(value, int | float):
+        raise CheckpointError(f"{header.path}: metadata {key} must be a number, is {value!r}; convert the model again")
+    return value

@@ -55,7 +55,24 @@ _GPT_OSS = {
     "attn_sinks": "self_attn.sinks",
     "post_attention_norm": "post_attention_layernorm",
 }
+_DEEPSEEK = {
+    **_EXPERTS,
+    "ffn_gate_shexp": "mlp.shared_experts.gate_proj",
+    "ffn_up_shexp": "mlp.shared_experts.up_proj",
+    "ffn_down_shexp": "mlp.shared_experts.down_proj",
+    "exp_probs_b": "mlp.gate.e_score_correction",
+    "attn_q_a": "self_attn.q_a_proj",
+    "attn_q_a_norm": "self_attn.q_a_layernorm",
+    "attn_q_b": "self_attn.q_b_proj",
+    "attn_kv_a_mqa": "self_attn.kv_a_proj_with_mqa",
+    "attn_kv_a_norm": "self_attn.kv_a_layernorm",
+    "attn_kv_b": "self_attn.kv_b_proj",
+    "attn_k_b": "self_attn.kv_b_proj.keys",
+    "attn_v_b": "self_attn.kv_b_proj.values",
+}
+"""Later files have keys and values of the latent apart; they are put together again."""
 _OTHER = {
+    "deepseek2": _DEEPSEEK,
     "gemma2": _AROUND,
     "gemma3": _AROUND,
     "llama": _MIXTRAL,
@@ -84,7 +101,7 @@ def checkpoint_name(name: str, architecture: str) -> str:
     part = parts.get(match[2])
     if part is None:
         return name
-    kind = "" if part.endswith(".sinks") else f".{match[3]}"
+    kind = {"self_attn.sinks": "", "mlp.gate.e_score_correction": "_bias"}.get(part, f".{match[3]}")
     return f"model.layers.{match[1]}.{part}{kind}"
 
 
@@ -97,7 +114,10 @@ def of_each_expert(name: str, num_experts: int) -> tuple[str, ...]:
 
 def is_linear(name: str) -> bool:
     """Whether the tensor of this checkpoint name is the weight of a linear layer, or the LM head."""
-    return name.endswith(("_proj.weight", ".w1.weight", ".w2.weight", ".w3.weight")) or name == "lm_head.weight"
+    return (
+        name.endswith(("_proj.weight", "_mqa.weight", ".w1.weight", ".w2.weight", ".w3.weight"))
+        or name == "lm_head.weight"
+    )
 
 
 def stays_compressed(name: str, kind: str) -> bool:

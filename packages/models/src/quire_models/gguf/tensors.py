@@ -53,6 +53,7 @@ class GgufCheckpoint:
         header = read_header(self.path)
         architecture = header.metadata["general.architecture"]
         config = json.loads((self.path.parent / "config.json").read_text())
+        apart: dict[str, dict[str, Tensor]] = {}
         data = {file: np.memmap(file, dtype=np.uint8, mode="c") for file in self.files}
         for tensor in header.tensors.values():
             if tensor.name in _UNUSED:
@@ -66,6 +67,10 @@ class GgufCheckpoint:
             value = raw.view(*tensor.shape[:-1], -1) if compressed else _floats(raw, tensor)
             if name.endswith("shared_expert_gate.weight"):
                 value = value.view(1, -1)
+            if name.endswith((".keys.weight", ".values.weight")):
+                if tensor.name.replace("_k_b.", "_kv_b.").replace("_v_b.", "_kv_b.") not in header.tensors:
+                    yield from _joined(name, value, apart)  # files of some time have both forms
+                continue
             if names := of_each_expert(name, len(value)):
                 yield from zip(names, value, strict=True)
                 continue
@@ -107,3 +112,18 @@ def _rows_of_halves(value: Tensor, heads: int) -> Tensor:
     """Rows of a head from pairs that are rotated together side by side to all firsts, then all seconds."""
     size = value.shape[0] // heads
     return value.view(heads, size // 2, 2, *value.shape[1:]).transpose(1, 2).reshape(value.shape)
+
+
+def _joined(name: str, value: Tensor, apart: dict[str, dict[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
+    """Of latent attention: keys [H, R, N] and values [H, V, R], when both have come, as one matrix [H * (N + V), R].
+
+    Args:
+        name: "...kv_b_proj.keys.weight", or values.
+        apart: Name of the matrix -> what has come of it.
+    """
+    matrix, _, part = name.removesuffix(".weight").rpartition(".")
+    found = apart.setdefault(matrix, {})
+    found[part] = value
+    if len(found) == 2:
+        yield f"{matrix}.weight", torch.cat((found["keys"].transpose(1, 2), found["values"]), dim=1).flatten(0, 1)
+        del apart[matrix]
