@@ -18,10 +18,12 @@ import anthropic.types
 import httpx
 import httpx2
 import openai.types.responses
+import openai.types.shared
 import pytest
 from openai import OpenAI
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 from pydantic import TypeAdapter
+from typing_extensions import TypedDict
 
 from quire import AsyncLLM, QuireConfig
 from quire.assemble import FACTORY as REAL_FACTORY
@@ -51,11 +53,13 @@ TYPES: dict[str, tuple[Any, Any]] = {
     "POST /v1/messages/count_tokens": (anthropic.types.MessageTokensCount, None),
 }
 """Route -> types of its answer and of its events. Those of completions forbid the nulls that OpenAI itself sends."""
+_OPENAI_ERROR: TypeAdapter[Any] = TypeAdapter(TypedDict("_OpenAIError", {"error": openai.types.shared.ErrorObject}))
+_ANTHROPIC_ERROR: TypeAdapter[Any] = TypeAdapter(anthropic.types.ErrorResponse)
 _ADAPTERS = {kind: TypeAdapter(kind) for kinds in TYPES.values() for kind in kinds if kind is not None}
 
 
 class _Strict:
-    """Checks every answer and every event by the official clients' own types, which those clients do not do themselves.
+    """Checks every answer, every event and every error by the official clients' own types, which those clients do not do themselves.
 
     Whoever reads an answer that is not strictly what its type says gets a ValidationError. Fields that a type does not
     know are allowed, for Quire's own.
@@ -64,15 +68,20 @@ class _Strict:
     def handle_request(self, request: Any) -> Any:
         response = super().handle_request(request)  # type: ignore[misc]
         route = f"{request.method} {re.sub(r'/resp_[^/]+', '/ID', request.url.path)}"
-        if response.status_code == 200 and route in TYPES:
+        failure = _ANTHROPIC_ERROR if f"{request.url.path}/".startswith("/v1/messages/") else _OPENAI_ERROR
+        # What is refused before it is a request of the API comes as text.
+        is_json = response.headers.get("content-type") == "application/json" and request.method != "HEAD"
+        if response.status_code >= 400 and is_json and request.url.path.startswith("/v1/"):
+            response.stream = _Checked(response.stream, failure, failure, is_stream=False)
+        elif response.status_code == 200 and route in TYPES:
             is_stream = response.headers["content-type"].startswith("text/event-stream")
-            response.stream = _Checked(response.stream, _ADAPTERS[TYPES[route][is_stream]], is_stream)
+            response.stream = _Checked(response.stream, _ADAPTERS[TYPES[route][is_stream]], failure, is_stream)
         return response
 
 
 class _Checked(httpx.SyncByteStream, httpx2.SyncByteStream):
-    def __init__(self, stream: Any, adapter: TypeAdapter[Any], is_stream: bool) -> None:
-        self._stream, self._adapter, self._is_stream = stream, adapter, is_stream
+    def __init__(self, stream: Any, adapter: TypeAdapter[Any], failure: TypeAdapter[Any], is_stream: bool) -> None:
+        self._stream, self._adapter, self._failure, self._is_stream = stream, adapter, failure, is_stream
 
     def __iter__(self) -> Iterator[bytes]:
         body = b""
@@ -87,8 +96,9 @@ class _Checked(httpx.SyncByteStream, httpx2.SyncByteStream):
 
     def _check_event(self, event: bytes) -> None:
         data = next((line[6:] for line in event.splitlines() if line.startswith(b"data: ")), b"[DONE]")
-        if data != b"[DONE]" and "error" not in (value := json.loads(data)) and value.get("type") != "ping":
-            self._adapter.validate_json(data, strict=True)
+        if data == b"[DONE]" or (value := json.loads(data)) == {"type": "ping"}:  # Anthropic's types have no ping
+            return
+        (self._failure if "error" in value else self._adapter).validate_json(data, strict=True)
 
     def close(self) -> None:
         self._stream.close()
