@@ -59,7 +59,7 @@ _ADAPTERS = {kind: TypeAdapter(kind) for kinds in TYPES.values() for kind in kin
 
 
 class _Strict:
-    """Checks every answer, every event and every error by the official clients' own types, which those clients do not do themselves.
+    """Checks answers, events and errors by the official clients' own types, which those clients do not do themselves.
 
     Whoever reads an answer that is not strictly what its type says gets a ValidationError. Fields that a type does not
     know are allowed, for Quire's own.
