@@ -36,6 +36,8 @@ TYPED = [
     "spec-decode",
     "models",
     "server",
+    "kernels-cuda",
+    "kernels-rocm",
 ]
 ALONE_TOOLS = ["pytest", "pytest-asyncio", "pytest-timeout", "hypothesis"]
 

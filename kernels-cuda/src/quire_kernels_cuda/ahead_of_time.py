@@ -159,10 +159,10 @@ def read_table(path: Path) -> tuple[str, list[Resources]]:
     with path.open(newline="") as file:
         version = file.readline().removeprefix("# Triton ").strip()
         numbers = ("registers", "spilled", "shared_bytes", "num_warps")
-        return version, [
-            Resources(**{name: int(text) if name in numbers else text for name, text in row.items()})
-            for row in csv.DictReader(file)
+        rows: list[dict[str, Any]] = [
+            {name: int(text) if name in numbers else text for name, text in row.items()} for row in csv.DictReader(file)
         ]
+        return version, [Resources(**row) for row in rows]
 
 
 def write_table(path: Path, version: str, lines: Iterable[Resources]) -> None:

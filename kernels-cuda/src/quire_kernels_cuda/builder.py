@@ -140,7 +140,7 @@ class TritonBuilder:
         if self._counts is None:
             import triton
 
-            self._counts = counts = Counter()
+            self._counts = counts = Counter[str]()
             before = triton.knobs.compilation.listener
 
             def listen(*, src: Any, cache_hit: bool, **more: Any) -> None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from importlib import import_module
+from typing import Any
 
 from quire_kernels_cuda.platform import Platform
 from quire_kernels_cuda.recording import Build, recording
@@ -74,8 +75,8 @@ class NetworkShape:
     """Whether requests may have adapters."""
 
 
-_LLAMA_8B = {"hidden_size": 4096, "intermediate_size": 14336, "num_heads": 32, "num_kv_heads": 8, "head_dim": 128,
-             "vocab_size": 128256}  # fmt: skip
+_LLAMA_8B: dict[str, Any] = {"hidden_size": 4096, "intermediate_size": 14336, "num_heads": 32, "num_kv_heads": 8,
+                             "head_dim": 128, "vocab_size": 128256}  # fmt: skip
 
 SHAPES: tuple[NetworkShape, ...] = (
     NetworkShape(name="llama-8b", trees=True, adapters=True, **_LLAMA_8B),

@@ -11,7 +11,7 @@ Knows Triton's interpreter from within, and nothing about any kernel.
 from __future__ import annotations
 
 from functools import cache
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
@@ -20,7 +20,8 @@ import triton.runtime.interpreter as interpreter
 
 __all__ = ["repair"]
 
-_Handle = interpreter.TensorHandle
+_Handle: TypeAlias = Any
+"""Triton's TensorHandle; Triton has no types."""
 
 _TORCH = {
     tl.float64: torch.float64,
@@ -41,14 +42,16 @@ def repair() -> None:
     builder = interpreter.InterpreterBuilder
     plain_convert = interpreter._convert_float
     plain_binary, plain_ternary, plain_unary = builder.binary_op, builder.ternary_op, builder.unary_op
-    plain_dot, plain_fma = builder.create_dot, getattr(builder, "create_fma", None)
+    plain_dot = builder.create_dot
+    plain_fma: Any = getattr(builder, "create_fma", None)  # of some versions
     plain_cast = builder.cast_impl
     plain_launch = interpreter.GridExecutor.__call__
 
     def convert(data: np.ndarray, source: tl.dtype, target: tl.dtype, rounding: Any) -> np.ndarray:
         if source in _TORCH and target in _TORCH and not str(rounding).endswith("RTZ"):
             return _round(data, source, target)
-        return plain_convert(data, source, target, rounding)
+        converted: np.ndarray = plain_convert(data, source, target, rounding)
+        return converted
 
     def binary_op(self: Any, left: _Handle, right: _Handle, op: Any) -> _Handle:
         if left.dtype.scalar not in _NARROW:
@@ -111,10 +114,12 @@ def _signed(dtype: tl.dtype) -> str:
 def _widened(handle: _Handle) -> _Handle:
     if handle.dtype.scalar not in _NARROW:
         return handle
-    return _Handle(_round(handle.data, handle.dtype.scalar, tl.float32).view(np.float32), tl.float32)
+    return interpreter.TensorHandle(_round(handle.data, handle.dtype.scalar, tl.float32).view(np.float32), tl.float32)
 
 
 def _narrowed(handle: _Handle, dtype: tl.dtype) -> _Handle:
     if dtype not in _NARROW or handle.data.dtype == np.bool_:  # a comparison
         return handle
-    return _Handle(_round(handle.data, tl.float32, dtype).view(interpreter._get_np_dtype(dtype)), dtype)
+    return interpreter.TensorHandle(
+        _round(handle.data, tl.float32, dtype).view(interpreter._get_np_dtype(dtype)), dtype
+    )

@@ -122,7 +122,7 @@ def _type(value: Any, *, fixed: bool) -> tuple[str, bool]:
         # Memory that is not there yet will begin at a multiple of 512 bytes.
         has_none = value.is_meta or isinstance(value, FakeTensor)
         begins = value.storage_offset() * value.itemsize if has_none else value.data_ptr()
-        return POINTERS[value.dtype], begins % 16 == 0 and not fixed
+        return POINTERS[value.dtype], bool(begins % 16 == 0) and not fixed
     if value is None:
         return "constexpr", False
     if isinstance(value, bool):

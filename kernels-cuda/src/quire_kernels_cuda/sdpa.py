@@ -73,7 +73,7 @@ def _part(layout: PagedLayout, chosen: list[bool]) -> _Part | None:
     rows = [row for row, is_chosen in enumerate(chosen) if is_chosen]
     if not rows:
         return None
-    starts, tokens = [0], []
+    starts, tokens = [0], list[int]()
     begin = 0
     for query_len, is_chosen in zip(layout.query_lens, chosen, strict=True):
         if is_chosen:

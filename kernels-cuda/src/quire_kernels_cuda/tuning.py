@@ -94,7 +94,7 @@ def default_on(problem: Problem, platform: Platform, target: Target) -> LaunchCo
         return default_config(make_call(problem, platform, torch.device("meta")))
 
 
-def _always(config: LaunchConfig) -> Callable[..., LaunchConfig]:
+def _always(config: LaunchConfig | None) -> Callable[..., LaunchConfig | None]:
     return lambda *_: config
 
 
@@ -158,7 +158,7 @@ def _is_sensible(problem: Problem, config: LaunchConfig, target: Target) -> bool
         held = (blocks["BM"] + blocks["BN"]) * blocks["BK"] * itemsize
     else:
         held = (blocks["BM"] + blocks["BN"]) * 32 * itemsize
-    return held * max(1, config.num_stages - 1) <= target.shared_memory_bytes
+    return bool(held * max(1, config.num_stages - 1) <= target.shared_memory_bytes)
 
 
 class Fit(NamedTuple):
@@ -212,7 +212,7 @@ def device_time_us(device: torch.device) -> Callable[[Callable[[], Any]], float]
             call()
             end.record()
         torch.cuda.synchronize(device)
-        return 1e3 * median(begin.elapsed_time(end) for begin, end in pairs)
+        return float(1e3 * median(begin.elapsed_time(end) for begin, end in pairs))
 
     return time_us
 

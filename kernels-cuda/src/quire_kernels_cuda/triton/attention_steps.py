@@ -67,7 +67,7 @@ def num_splits(device: torch.device, programs: int, longest: int, keys_per_step:
 
 def padded(size: int) -> int:
     """A dimension as matrix products take it."""
-    return max(MIN_TILE, triton.next_power_of_2(size))
+    return max(MIN_TILE, int(triton.next_power_of_2(size)))
 
 
 @dataclass(slots=True, kw_only=True)

@@ -11,6 +11,7 @@ Shape legend: T tokens, M of them with an adapter, R largest rank, I inputs, O o
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -155,4 +156,4 @@ def calls(shape: NetworkShape, platform: Platform) -> Calls:
         wide: Any = {"dtype": torch.float32}
         weights = LoraWeights(a=empty(4, 16, size), b=empty(4, 16, size), ranks=16 * numbers, adjusted=adjusted,
                               scale=empty(4, size, **wide), shift=empty(4, size, **wide))  # fmt: skip
-        yield f"{shape.dtype}{use}", lambda weights=weights: lora_linear(x, x, weights, tokens)
+        yield f"{shape.dtype}{use}", partial(lora_linear, x, x, weights, tokens)

@@ -188,8 +188,8 @@ class MatmulTile(NamedTuple):
 
     @classmethod
     def of(cls, config: LaunchConfig) -> MatmulTile:
-        blocks = (config.blocks[name] for name in ("BM", "BN", "BK", "SPLITS"))
-        return cls(*blocks, config.num_warps, config.num_stages)
+        rows, outputs, inputs, splits = (config.blocks[name] for name in ("BM", "BN", "BK", "SPLITS"))
+        return cls(rows, outputs, inputs, splits, config.num_warps, config.num_stages)
 
 
 def choose_tile(
