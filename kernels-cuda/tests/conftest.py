@@ -11,3 +11,4 @@ if not torch.cuda.is_available():
 torch.set_num_threads(1)
 sys.path.insert(0, str(Path(__file__).parent))
 sys.path.insert(0, str(Path(__file__).parents[2] / "packages/ops/tests"))  # ops_layouts
+sys.path.append(str(Path(__file__).parents[2] / "packages/models/tests"))  # models_paged_driver

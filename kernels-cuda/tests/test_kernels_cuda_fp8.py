@@ -11,10 +11,11 @@ from kernels_cuda_support import DEVICE, TOLERANCE, here, poison
 from quire_kernels_cuda.ops import backends, op_backends
 from quire_kernels_cuda.platform import NVIDIA
 from quire_kernels_cuda.targets import NVIDIA_TARGETS
-from quire_kernels_cuda.triton.fp8 import fp8_linear, round_tokens_to_fp8_kernel
+from quire_kernels_cuda.triton import rounding
+from quire_kernels_cuda.triton.fp8 import fp8_linear
 from quire_models.layers.stored_linear import StoredLinear
 from quire_models.quantization_config import QuantizationConfig
-from quire_ops import OpRequest
+from quire_ops import OpRequest, Rounding
 from quire_ops import reference as ref
 from quire_ops.backends import replaced_backends
 from quire_ops.fp8_tokens import round_tokens_to_fp8
@@ -35,18 +36,14 @@ def rows(size: int, dtype: torch.dtype) -> torch.Tensor:
 
 @pytest.mark.parametrize(("input_scale", "by_group"), [(0.0, False), (0.0, True), (0.75, False)])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_tokens_are_the_references(dtype: torch.dtype, input_scale: float, by_group: bool) -> None:
+def test_tokens_are_the_references(monkeypatch, dtype: torch.dtype, input_scale: float, by_group: bool) -> None:
     torch.manual_seed(0)
     x, scale = rows(300, dtype), torch.tensor([input_scale])
     wanted, wanted_steps = round_tokens_to_fp8(x, scale, by_group=by_group)
-    group, groups = (128, 3) if by_group else (300, 1)
-    tokens, steps = torch.full((9, 300), 0x33, dtype=torch.uint8), torch.zeros(9, groups)
-    moved = [here(each) for each in (x, scale, tokens, steps)]
-    round_tokens_to_fp8_kernel[(9, groups)](
-        *moved, 300, group, groups, moved[0].stride(0), BLOCK=128 if by_group else 256, enable_fp_fusion=False
-    )
-    assert torch.equal(moved[2].cpu().view(torch.float8_e4m3fn).float(), wanted.float())
-    assert torch.equal(moved[3].cpu().nan_to_num(-1.0), wanted_steps.nan_to_num(-1.0))
+    monkeypatch.setattr(rounding, "_BLOCK", 256)  # so that a program goes through a row in parts
+    tokens, steps, _ = rounding.round_rows(here(x), Rounding(torch.float8_e4m3fn, here(scale), by_group))
+    assert torch.equal(tokens.cpu().float(), wanted.float())
+    assert torch.equal(steps.cpu().nan_to_num(-1.0), wanted_steps.nan_to_num(-1.0))
     assert wanted_steps.isnan().any(1).tolist() == [False] * 7 + [True] * 2
 
 

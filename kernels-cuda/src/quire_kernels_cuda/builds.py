@@ -32,6 +32,7 @@ FAMILIES = (
     "penalties",
     "recurrent",
     "rotary",
+    "rounding",
     "sampling",
     "step_inputs",
     "vocabulary",

@@ -62,6 +62,8 @@ SERVED = (
     Served(op="embedding", module="vocabulary"),
     Served(op="rms_norm", module="norms", sizes=_ROW, batch_invariant=True),
     Served(op="add_rms_norm", module="norms", sizes=_ROW, batch_invariant=True),
+    Served(op="add_rms_norm_and_round", module="rounding", sizes=_ROW, batch_invariant=True),
+    Served(op="gate_and_round", module="rounding", batch_invariant=True),
     Served(op="layer_norm", module="norms", sizes=_ROW, batch_invariant=True),
     Served(op="rotary_embedding", module="rotary", sizes=_EVEN_HEAD, batch_invariant=True),
     Served(op="write_kv_cache", module="rotary", sizes=_EVEN_HEAD, batch_invariant=True),

@@ -1,8 +1,7 @@
-"""Op `fp8_linear`: tokens rounded to fp8 e4m3, and products of 8-bit floats on matrix units that have them.
+"""Op `fp8_linear`: products of 8-bit floats on matrix units that have them, of tokens rounded to e4m3 (`rounding.py`).
 
-One kernel rounds tokens as `quire_ops.fp8_tokens` says, to the bit; the other multiplies. Tensor cores of sm_90 add
-fewer digits of 8-bit products than float32 has (DeepSeek-AI 2024, DeepSeek-V3, sec. 3.3.2), so each tile of at most 128
-inputs is added to the sum apart from them.
+Tensor cores of sm_90 add fewer digits of 8-bit products than float32 has (DeepSeek-AI 2024, DeepSeek-V3, sec. 3.3.2),
+so each tile of at most 128 inputs is added to the sum apart from them.
 
 Shape legend: N rows, I inputs, O outputs, G groups of 128 inputs. BM, BN, BK: rows, outputs and inputs of a tile.
 """
@@ -18,39 +17,12 @@ from torch import Tensor
 
 from quire_kernels_cuda.builds import Calls, NetworkShape
 from quire_kernels_cuda.platform import NVIDIA, Platform
-from quire_kernels_cuda.triton.rotary import fp8_bits
+from quire_kernels_cuda.triton.rounding import round_rows
 from quire_kernels_cuda.triton.w8a8 import byte_tile
-from quire_ops import CACHE_TORCH_DTYPES
+from quire_ops import CACHE_TORCH_DTYPES, RoundedTokens, Rounding
 from quire_ops.fp8_tokens import FP8_GROUP
 
-__all__ = ["calls", "fp8_kernel", "fp8_linear", "round_tokens_to_fp8_kernel"]
-
-
-@triton.jit
-def round_tokens_to_fp8_kernel(
-    x, input_scale, tokens, steps, inputs, group, num_groups, x_row, BLOCK: tl.constexpr
-):  # fmt: skip
-    """tokens [N, I], the bits of e4m3, and steps [N, G] float32 of x [N, I]. A program has a group of a row."""
-    row, which = tl.program_id(0).to(tl.int64), tl.program_id(1)
-    first, last = which * group, tl.minimum(which * group + group, inputs)
-    lanes = tl.arange(0, BLOCK)
-    largest = tl.zeros([], tl.float32)
-    odd = tl.zeros([], tl.int32)
-    for begin in range(first, last, BLOCK):
-        value = tl.load(x + row * x_row + begin + lanes, mask=begin + lanes < last, other=0.0).to(tl.float32)
-        is_odd = (value != value) | (tl.abs(value) == float("inf"))
-        odd = tl.maximum(odd, tl.max(is_odd.to(tl.int32), 0))
-        largest = tl.maximum(largest, tl.max(tl.where(is_odd, 0.0, tl.abs(value)), 0))
-    given = tl.load(input_scale)
-    step = tl.where(given > 0, given, tl.div_rn(largest, tl.full([], 448.0, tl.float32)))
-    usable = (odd == 0) & (step > 0)
-    divisor = tl.broadcast_to(tl.where(usable, step, 1.0), (BLOCK,))
-    for begin in range(first, last, BLOCK):
-        value = tl.load(x + row * x_row + begin + lanes, mask=begin + lanes < last, other=0.0).to(tl.float32)
-        scaled = tl.div_rn(tl.where(usable, value, 0.0), divisor)
-        bits = fp8_bits(tl.minimum(tl.maximum(scaled, -448.0), 448.0), 3, 7)
-        tl.store(tokens + row * inputs + begin + lanes, bits, mask=begin + lanes < last)
-    tl.store(steps + row * num_groups + which, tl.where(odd == 0, step, float("nan")))
+__all__ = ["calls", "fp8_kernel", "fp8_linear"]
 
 
 @triton.jit(do_not_specialize=["num_rows"])
@@ -87,7 +59,7 @@ def fp8_kernel(
 
 
 def fp8_linear(
-    x: Tensor,
+    x: Tensor | RoundedTokens,
     weight: Tensor,
     scale: Tensor,
     input_scale: Tensor,
@@ -97,22 +69,17 @@ def fp8_linear(
     platform: Platform = NVIDIA,
 ) -> Tensor:
     """Op `fp8_linear`."""
-    x, weight = x if x.stride(-1) == 1 else x.contiguous(), weight.contiguous()
-    (num_rows, inputs), num_outputs, num_groups = x.shape, weight.shape[0], scale.shape[1]
-    out = torch.empty((num_rows, num_outputs), dtype=torch.float32 if wide else x.dtype, device=x.device)
+    num_outputs, num_groups = scale.shape
+    rounding = Rounding(torch.float8_e4m3fn, input_scale, by_group=num_groups > 1)
+    tokens, steps, dtype = x if isinstance(x, RoundedTokens) else round_rows(x, rounding)
+    num_rows, inputs = tokens.shape
+    out = torch.empty((num_rows, num_outputs), dtype=torch.float32 if wide else dtype, device=tokens.device)
     if not out.numel():
         return out
-    tokens = torch.empty((num_rows, inputs), dtype=torch.float8_e4m3fn, device=x.device)
-    steps = torch.empty((num_rows, num_groups), dtype=torch.float32, device=x.device)
-    group = inputs if num_groups == 1 else FP8_GROUP
-    round_tokens_to_fp8_kernel[(num_rows, num_groups)](
-        x, input_scale, tokens.view(torch.uint8), steps, inputs, group, num_groups, x.stride(0),
-        BLOCK=min(4096, triton.next_power_of_2(group)), num_warps=1 if num_groups > 1 else 4, enable_fp_fusion=False,
-    )  # fmt: skip
-    tile = byte_tile(num_rows, platform.target_of(x.device)) | {"BK": FP8_GROUP}
+    tile = byte_tile(num_rows, platform.target_of(tokens.device)) | {"BK": FP8_GROUP}
     fp8_kernel[(triton.cdiv(num_rows, tile["BM"]), triton.cdiv(num_outputs, tile["BN"]))](
-        tokens, steps, weight, scale.contiguous(), x if bias is None else bias, out, num_rows, num_outputs, inputs,
-        num_groups, GROUPED=num_groups > 1, HAS_BIAS=bias is not None, **tile,
+        tokens, steps, weight.contiguous(), scale.contiguous(), out if bias is None else bias, out, num_rows,
+        num_outputs, inputs, num_groups, GROUPED=num_groups > 1, HAS_BIAS=bias is not None, **tile,
     )  # fmt: skip
     return out
 

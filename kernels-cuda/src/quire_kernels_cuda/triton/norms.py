@@ -17,11 +17,39 @@ from quire_kernels_cuda.builds import Calls, NetworkShape
 from quire_kernels_cuda.platform import Platform
 from quire_ops import CACHE_TORCH_DTYPES
 
-__all__ = ["MAX_SIZE", "add_rms_norm", "calls", "layer_norm", "layer_norm_kernel", "rms_norm", "rms_norm_kernel"]
+__all__ = [
+    "MAX_SIZE",
+    "add_rms_norm",
+    "calls",
+    "layer_norm",
+    "layer_norm_kernel",
+    "normed_rows",
+    "rms_norm",
+    "rms_norm_kernel",
+    "row_tiles",
+]
 
 MAX_SIZE = 32768
 """Elements of a row that a program holds in its registers."""
 _TILE = 2048
+
+
+@triton.jit
+def normed_rows(x, residual, weight, row, col, mask, size, x_begins, residual_row, eps, ADD: tl.constexpr):
+    """norm(x) of some rows [R, C], float32; with ADD, residual becomes x + residual, and that is normalised.
+
+    x_begins [R]: where rows of x begin.
+    """
+    value = tl.load(x + x_begins[:, None] + col[None, :], mask=mask, other=0.0).to(tl.float32)
+    if ADD:
+        place = row[:, None] * residual_row + col[None, :]
+        total = (value + tl.load(residual + place, mask=mask, other=0.0).to(tl.float32)).to(residual.dtype.element_ty)
+        tl.store(residual + place, total, mask=mask)
+        value = total.to(tl.float32)
+    mean_square = tl.sum(value * value, axis=1) / size
+    factor = 1.0 / tl.sqrt(mean_square + eps)
+    gain = tl.load(weight + col, mask=col < size, other=0.0).to(tl.float32)
+    return value * factor[:, None] * gain[None, :]
 
 
 @triton.jit(do_not_specialize=["num_rows"])
@@ -34,17 +62,8 @@ def rms_norm_kernel(
     row = (tl.program_id(0) * ROWS + tl.arange(0, ROWS)).to(tl.int64)
     col = tl.arange(0, BLOCK)
     mask = (row < num_rows)[:, None] & (col < size)[None, :]
-    x_place = ((row // heads) * x_row + (row % heads) * x_head)[:, None] + col[None, :]
-    value = tl.load(x + x_place, mask=mask, other=0.0).to(tl.float32)
-    if ADD:
-        place = row[:, None] * residual_row + col[None, :]
-        total = (value + tl.load(residual + place, mask=mask, other=0.0).to(tl.float32)).to(residual.dtype.element_ty)
-        tl.store(residual + place, total, mask=mask)
-        value = total.to(tl.float32)
-    mean_square = tl.sum(value * value, axis=1) / size
-    factor = 1.0 / tl.sqrt(mean_square + eps)
-    gain = tl.load(weight + col, mask=col < size, other=0.0).to(tl.float32)
-    normed = value * factor[:, None] * gain[None, :]
+    x_begins = (row // heads) * x_row + (row % heads) * x_head
+    normed = normed_rows(x, residual, weight, row, col, mask, size, x_begins, residual_row, eps, ADD)
     tl.store(out + row[:, None] * size + col[None, :], normed.to(out.dtype.element_ty), mask=mask)
 
 
@@ -80,7 +99,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     num_rows = out.numel() // size
     if num_rows:
         x_head = x.stride(1) if heads > 1 or x.ndim == 3 else 0
-        grid, options = _tiles(num_rows, size)
+        grid, options = row_tiles(num_rows, size)
         rms_norm_kernel[grid](
             x, x, weight, out, num_rows, heads, size, x.stride(0), x_head, 0, eps, ADD=False, **options
         )
@@ -94,7 +113,7 @@ def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tup
     num_rows, size = x.shape
     out = torch.empty((num_rows, size), dtype=x.dtype, device=x.device)
     if num_rows:
-        grid, options = _tiles(num_rows, size)
+        grid, options = row_tiles(num_rows, size)
         rms_norm_kernel[grid](
             x, residual, weight, out, num_rows, 1, size, x.stride(0), 0, residual.stride(0), eps, ADD=True, **options
         )
@@ -107,7 +126,7 @@ def layer_norm(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float
     out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     rows = x if x.ndim == 2 and x.stride(-1) == 1 else x.contiguous().view(-1, size)
     if out.numel():
-        grid, options = _tiles(rows.shape[0], size)
+        grid, options = row_tiles(rows.shape[0], size)
         layer_norm_kernel[grid](
             rows, rows if weight is None else weight, rows if bias is None else bias, out,
             rows.shape[0], size, rows.stride(0), eps,
@@ -128,7 +147,7 @@ def calls(shape: NetworkShape, platform: Platform) -> Calls:
     yield f"{shape.dtype} heads of {shape.head_dim}", lambda: rms_norm(heads, heads[0, 0], 1e-6)
 
 
-def _tiles(num_rows: int, size: int) -> tuple[tuple[int], dict[str, int]]:
+def row_tiles(num_rows: int, size: int) -> tuple[tuple[int], dict[str, int]]:
     """Grid, and the tile: about `_TILE` elements in short rows, one row otherwise."""
     block = triton.next_power_of_2(size)
     rows = min(max(1, _TILE // block), triton.next_power_of_2(num_rows))

@@ -1,7 +1,6 @@
-"""Op `w8a8_linear`: tokens rounded to int8, and products of whole numbers on matrix units.
+"""Op `w8a8_linear`: products of whole numbers on matrix units, of tokens rounded to int8 (`rounding.py`).
 
-One kernel rounds each row as `quire_ops.int8_tokens` says, in float32 and without fused multiply-adds, to the bit; the
-other multiplies whole numbers into int32, which is exact, so that a row's result does not depend on its neighbours.
+They are summed in int32, which is exact, so that a row's result does not depend on its neighbours.
 
 Shape legend: N rows, I inputs, O outputs. BM, BN, BK: rows, outputs and inputs of a tile.
 """
@@ -18,36 +17,12 @@ from torch import Tensor
 from quire_kernels_cuda.builds import Calls, NetworkShape
 from quire_kernels_cuda.platform import NVIDIA, Platform
 from quire_kernels_cuda.targets import Target
-from quire_ops import CACHE_TORCH_DTYPES
+from quire_kernels_cuda.triton.rounding import round_rows
+from quire_ops import CACHE_TORCH_DTYPES, RoundedTokens, Rounding
 
-__all__ = ["byte_tile", "calls", "round_tokens_kernel", "w8a8_kernel", "w8a8_linear"]
+__all__ = ["byte_tile", "calls", "w8a8_kernel", "w8a8_linear"]
 
 _FEW_ROWS = 32
-
-
-@triton.jit
-def round_tokens_kernel(x, input_scale, tokens, steps, size, x_row, BLOCK: tl.constexpr):
-    """tokens [N, I] int8 and steps [N] float32 of x [N, I]. A program has a row."""
-    row = tl.program_id(0).to(tl.int64)
-    lanes = tl.arange(0, BLOCK)
-    largest = tl.zeros([], tl.float32)
-    odd = tl.zeros([], tl.int32)
-    for begin in range(0, size, BLOCK):
-        value = tl.load(x + row * x_row + begin + lanes, mask=begin + lanes < size, other=0.0).to(tl.float32)
-        is_odd = (value != value) | (tl.abs(value) == float("inf"))
-        odd = tl.maximum(odd, tl.max(is_odd.to(tl.int32), 0))
-        largest = tl.maximum(largest, tl.max(tl.where(is_odd, 0.0, tl.abs(value)), 0))
-    given = tl.load(input_scale)
-    all_steps = tl.full([], 127.0, tl.float32)
-    step = tl.where(given > 0, given, tl.div_rn(largest, all_steps))
-    inverse = tl.where(given > 0, tl.div_rn(tl.full([], 1.0, tl.float32), step), tl.div_rn(all_steps, largest))
-    inverse = tl.where((odd == 0) & (inverse < float("inf")), inverse, 0.0)
-    for begin in range(0, size, BLOCK):
-        value = tl.load(x + row * x_row + begin + lanes, mask=begin + lanes < size, other=0.0).to(tl.float32)
-        whole = tl.minimum(tl.maximum(tl.where(odd == 0, value, 0.0) * inverse, -128.0), 127.0)
-        whole = (whole + 12582912.0) - 12582912.0  # to the nearest, halves to even
-        tl.store(tokens + row * size + begin + lanes, whole.to(tl.int8), mask=begin + lanes < size)
-    tl.store(steps + row, tl.where(odd == 0, step, float("nan")))
 
 
 @triton.jit(do_not_specialize=["num_rows"])
@@ -86,7 +61,7 @@ def byte_tile(num_rows: int, target: Target) -> dict[str, int]:
 
 
 def w8a8_linear(
-    x: Tensor,
+    x: Tensor | RoundedTokens,
     weight: Tensor,
     scale: Tensor,
     input_scale: Tensor,
@@ -96,20 +71,15 @@ def w8a8_linear(
     platform: Platform = NVIDIA,
 ) -> Tensor:
     """Op `w8a8_linear`."""
-    x, weight = x if x.stride(-1) == 1 else x.contiguous(), weight.contiguous()
-    (num_rows, inputs), num_outputs = x.shape, weight.shape[0]
-    out = torch.empty((num_rows, num_outputs), dtype=torch.float32 if wide else x.dtype, device=x.device)
+    tokens, steps, dtype = x if isinstance(x, RoundedTokens) else round_rows(x, Rounding(torch.int8, input_scale))
+    weight = weight.contiguous()
+    (num_rows, inputs), num_outputs = tokens.shape, weight.shape[0]
+    out = torch.empty((num_rows, num_outputs), dtype=torch.float32 if wide else dtype, device=tokens.device)
     if not out.numel():
         return out
-    tokens = torch.empty((num_rows, inputs), dtype=torch.int8, device=x.device)
-    steps = torch.empty(num_rows, dtype=torch.float32, device=x.device)
-    block = min(4096, triton.next_power_of_2(inputs))
-    round_tokens_kernel[(num_rows,)](
-        x, input_scale, tokens, steps, inputs, x.stride(0), BLOCK=block, num_warps=4, enable_fp_fusion=False
-    )
-    tile = byte_tile(num_rows, platform.target_of(x.device))
+    tile = byte_tile(num_rows, platform.target_of(tokens.device))
     w8a8_kernel[(triton.cdiv(num_rows, tile["BM"]), triton.cdiv(num_outputs, tile["BN"]))](
-        tokens, steps, weight, scale, x if bias is None else bias, out, num_rows, num_outputs, inputs,
+        tokens, steps, weight, scale, out if bias is None else bias, out, num_rows, num_outputs, inputs,
         HAS_BIAS=bias is not None, **tile,
     )  # fmt: skip
     return out

@@ -12,6 +12,7 @@ from quire_ops.lora import LoraTokens, LoraWeights
 from quire_ops.penalties import Penalize, PenaltyTable
 from quire_ops.replay import StateReplay, replayable
 from quire_ops.rng import uniform
+from quire_ops.rounding import RoundedTokens, Rounding
 from quire_ops.staging import copy_to_host, fill_on_device, to_device
 from quire_ops.step_inputs import GroupInputs, RowTable, StepInputs
 from quire_ops.table import Op, OpBackend, OpChoice, OpFunction, OpRequest, OpTable, SizeRule
@@ -46,6 +47,8 @@ __all__ = [
     "PagedLayout",
     "Penalize",
     "PenaltyTable",
+    "RoundedTokens",
+    "Rounding",
     "RowTable",
     "RunDecode",
     "RunDecoder",

@@ -76,12 +76,14 @@ _REFERENCES: dict[str, ModuleType] = {
 }
 """Where the reference of an op is, if not in `reference`."""
 _OPTIONS: dict[str, OpFunction] = {
+    "add_rms_norm_and_round": reference.add_rms_norm_and_round,
     "decoder_stack": reference_decoder_stack,
     "decode_step": reference_decode_step,
     "draw": reference_draw,
     "draw_masked": reference_draw_masked,
     "fp8_linear": reference.fp8_linear,
     "penalize": reference_penalize,
+    "gate_and_round": reference.gate_and_round,
     "rotate_and_write": reference.rotate_and_write,
 }
 """Reference of each op that has no torch backend: networks do without where no other package brings one."""

@@ -60,22 +60,23 @@ OPS: tuple[Op, ...] = (
     ),
     Op(
         name="w8a8_linear",
-        signature="(x [N, I], weight [O, I] int8, scale [O] of x's dtype, input_scale [1] float32, bias [O] | None, *, "
-        "wide: bool) -> [N, O], dtype of x, or float32 if wide",
+        signature="(x [N, I] | RoundedTokens, weight [O, I] int8, scale [O] of x's dtype, input_scale [1] float32, "
+        "bias [O] | None, *, wide: bool) -> [N, O], dtype of x, or float32 if wide",
         description=(
             "q @ weight.T * step[:, None] * scale + bias with q and step of `int8_tokens.round_tokens`: both sides in "
-            "int8, their product a whole number. A row that is not finite becomes NaN"
+            "int8, their product a whole number. A row that is not finite becomes NaN. x may be rounded already "
+            "(`rounding.py`) where the backend has an op that rounds"
         ),
     ),
     Op(
         name="fp8_linear",
-        signature="(x [N, I], weight [O, I] float8_e4m3fn, scale [O, G] float32, input_scale [1] float32, "
-        "bias [O] | None, *, wide: bool) -> [N, O], dtype of x, or float32 if wide",
+        signature="(x [N, I] | RoundedTokens, weight [O, I] float8_e4m3fn, scale [O, G] float32, "
+        "input_scale [1] float32, bias [O] | None, *, wide: bool) -> [N, O], dtype of x, or float32 if wide",
         description=(
             "(q * step) @ (weight * scale).T + bias with q and step of `fp8_tokens.round_tokens_to_fp8`: both sides in "
             "fp8 e4m3, summed in float32. G is 1, then tokens have one step each; or ceil(I / 128), then steps and "
-            "scales are those of 128 inputs each. A row that is not finite becomes NaN. An option of a backend: "
-            "without one, inputs stay as they are"
+            "scales are those of 128 inputs each. A row that is not finite becomes NaN. x may be rounded already, as "
+            "that of w8a8_linear. An option of a backend: without one, inputs stay as they are"
         ),
     ),
     Op(
@@ -112,6 +113,16 @@ OPS: tuple[Op, ...] = (
         description="total = x + residual; normed = rms_norm(total). May write total over residual",
     ),
     Op(
+        name="add_rms_norm_and_round",
+        signature="(x [N, I], residual [N, I], weight [I], eps: float, rounding: Rounding) "
+        "-> (RoundedTokens, total [N, I])",
+        description=(
+            "`add_rms_norm`, whose normed rows, rounded to the compute dtype, are rounded on as the products behind "
+            "them do it (`rounding.py`). May write total over residual. An option of a backend: without one, each "
+            "product rounds its own inputs"
+        ),
+    ),
+    Op(
         name="layer_norm",
         signature="(x [..., I], weight [I] | None, bias [I] | None, eps: float) -> like x",
         description="(x - mean(x)) / sqrt(variance(x) + eps) * weight + bias over the last dimension (Ba et al. 2016)",
@@ -133,6 +144,14 @@ OPS: tuple[Op, ...] = (
         name="gelu_and_mul",
         signature="(gate [N, I], up [N, I]) -> like gate; may write over gate",
         description="gelu(gate) * up with the tanh approximation (GEGLU, Shazeer 2020)",
+    ),
+    Op(
+        name="gate_and_round",
+        signature="(gate [N, I], up [N, I], activation: str, rounding: Rounding) -> RoundedTokens",
+        description=(
+            "`silu_and_mul` or `gelu_and_mul` (activation: silu, gelu), rounded as add_rms_norm_and_round does it. An "
+            "option of a backend, as that is"
+        ),
     ),
     Op(
         name="write_kv_cache",

@@ -36,5 +36,5 @@ def round_tokens_to_fp8(x: Tensor, input_scale: Tensor, *, by_group: bool) -> tu
     step = input_scale.float().expand(rows, groups) if float(input_scale) > 0 else largest / FP8_MAX
     usable = (finite & (step > 0))[..., None]
     scaled = torch.where(usable, wide, 0.0) / torch.where(usable, step[..., None], 1.0)
-    numbers = scaled.clamp_(-FP8_MAX, FP8_MAX).to(torch.float8_e4m3fn).view(rows, -1)[:, :inputs]
+    numbers = scaled.clamp_(-FP8_MAX, FP8_MAX).to(torch.float8_e4m3fn).view(rows, groups * size)[:, :inputs]
     return numbers.contiguous(), torch.where(finite, step, torch.nan)

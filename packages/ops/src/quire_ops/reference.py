@@ -13,18 +13,20 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from quire_ops.declarations import PagedLayout
-from quire_ops.fp8_tokens import FP8_GROUP, round_tokens_to_fp8
+from quire_ops.fp8_tokens import FP8_GROUP
 from quire_ops.grouped import dequantize
-from quire_ops.int8_tokens import round_tokens
 from quire_ops.kv_reference import decode_row, encode_row
+from quire_ops.rounding import RoundedTokens, Rounding, round_rows
 from quire_ops.step_inputs import GroupInputs, HostInts, RowTable, StepInputs
 
 __all__ = [
     "add_rms_norm",
+    "add_rms_norm_and_round",
     "biased_paged_attention",
     "embedding",
     "encoder_attention",
     "fp8_linear",
+    "gate_and_round",
     "gelu_and_mul",
     "grouped_linear",
     "int8_linear",
@@ -70,21 +72,33 @@ def int8_linear(x: Tensor, weight: Tensor, scale: Tensor, bias: Tensor | None, *
 
 
 def w8a8_linear(
-    x: Tensor, weight: Tensor, scale: Tensor, input_scale: Tensor, bias: Tensor | None, *, wide: bool = False
+    x: Tensor | RoundedTokens,
+    weight: Tensor,
+    scale: Tensor,
+    input_scale: Tensor,
+    bias: Tensor | None,
+    *,
+    wide: bool = False,
 ) -> Tensor:
     """Op `w8a8_linear`."""
-    tokens, step = round_tokens(x, input_scale)
+    tokens, step, dtype = _rounded(x, Rounding(torch.int8, input_scale))
     out = (tokens.long() @ weight.long().T).double() * step.double()[:, None] * scale.double()
     out = out if bias is None else out + bias.double()
-    return out.to(torch.float32 if wide else x.dtype)
+    return out.to(torch.float32 if wide else dtype)
 
 
 def fp8_linear(
-    x: Tensor, weight: Tensor, scale: Tensor, input_scale: Tensor, bias: Tensor | None, *, wide: bool = False
+    x: Tensor | RoundedTokens,
+    weight: Tensor,
+    scale: Tensor,
+    input_scale: Tensor,
+    bias: Tensor | None,
+    *,
+    wide: bool = False,
 ) -> Tensor:
     """Op `fp8_linear`."""
-    tokens, step = round_tokens_to_fp8(x, input_scale, by_group=scale.shape[1] > 1)
-    inputs = x.shape[1]
+    tokens, step, dtype = _rounded(x, Rounding(torch.float8_e4m3fn, input_scale, by_group=scale.shape[1] > 1))
+    inputs = tokens.shape[1]
     size = inputs if scale.shape[1] == 1 else FP8_GROUP
     rows, columns = (
         part.double() * of_group.double().repeat_interleave(size, dim=1)[:, :inputs]
@@ -92,7 +106,11 @@ def fp8_linear(
     )
     out = rows @ columns.T
     out = out if bias is None else out + bias.double()
-    return out.to(torch.float32 if wide else x.dtype)
+    return out.to(torch.float32 if wide else dtype)
+
+
+def _rounded(x: Tensor | RoundedTokens, rounding: Rounding) -> RoundedTokens:
+    return x if isinstance(x, RoundedTokens) else round_rows(x, rounding)
 
 
 def grouped_linear(
@@ -154,6 +172,19 @@ def gelu_and_mul(gate: Tensor, up: Tensor) -> Tensor:
     wide = gate.double()
     inner = math.sqrt(2.0 / math.pi) * (wide + 0.044715 * wide**3)
     return (0.5 * wide * (1.0 + torch.tanh(inner)) * up.double()).to(gate.dtype)
+
+
+def add_rms_norm_and_round(
+    x: Tensor, residual: Tensor, weight: Tensor, eps: float, rounding: Rounding
+) -> tuple[RoundedTokens, Tensor]:
+    """Op `add_rms_norm_and_round`."""
+    normed, total = add_rms_norm(x, residual, weight, eps)
+    return round_rows(normed, rounding), total
+
+
+def gate_and_round(gate: Tensor, up: Tensor, activation: str, rounding: Rounding) -> RoundedTokens:
+    """Op `gate_and_round`."""
+    return round_rows({"silu": silu_and_mul, "gelu": gelu_and_mul}[activation](gate, up), rounding)
 
 
 def write_kv_cache(

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from quire_interfaces import ConfigError, QuantKey
-from quire_ops import OpRequest, op_table
+from quire_ops import OpRequest, RoundedTokens, op_table
 from quire_ops.fp8_tokens import FP8_GROUP
 from quire_quantization.experts import FUSED
 from quire_quantization.stored import GroupedWeight, exact_scale, grouped_weights
@@ -72,10 +72,17 @@ class WeightKernel:
     """Names of what `make` gives, in the order of the op's arguments behind x."""
 
     def multiply(
-        self, ops: Callable[[str], Callable[..., Tensor]], weights: dict[str, Tensor], x: Tensor, *, logits: bool
+        self,
+        ops: Callable[[str], Callable[..., Tensor]],
+        weights: dict[str, Tensor],
+        x: Tensor | RoundedTokens,
+        *,
+        logits: bool,
     ) -> Tensor:
-        """x [N, in_features] -> [N, out_features]; for `logits` float32, without a bias."""
+        """x [N, in_features], or rounded as the op does it -> [N, out_features]; for `logits` float32, without a
+        bias."""
         if "order" in weights:
+            assert isinstance(x, Tensor)
             x = x.index_select(1, weights["order"])
         given = [weights.get(name) for name in self.arguments]
         if self.op == "linear":  # the one op whose logits are another op's

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from quire_interfaces import ConfigError, LinearMethod, QuantKey
-from quire_ops import OpRequest, bind
+from quire_ops import OpRequest, RoundedTokens, bind
 from quire_ops.grouped import GROUP_SIZES, block_groups, group_size_of, pack_int4, unblock_groups, unpack_int4
 from quire_quantization.kernels import INT8_TOKENS, KernelChoice, choose_kernel
 from quire_quantization.stored import GroupedWeight, exact_scale
@@ -142,13 +142,16 @@ class W8A8Linear(Int8WeightOnlyLinear):
     def __init__(self, request: OpRequest) -> None:
         super().__init__(request)
         self._both_int8 = bind("w8a8_linear", request)
+        self._input_scale: Tensor | None = None
 
     def make_weights(self, weight: Tensor, bias: Tensor | None) -> dict[str, Tensor]:
         """See `Int8WeightOnlyLinear`; and "input_scale", as op `w8a8_linear` takes it."""
-        return {**super().make_weights(weight, bias), "input_scale": torch.zeros(1)}
+        if self._input_scale is None or self._input_scale.device != weight.device:
+            self._input_scale = torch.zeros(1, device=weight.device)  # the same for all layers: nobody need compare it
+        return {**super().make_weights(weight, bias), "input_scale": self._input_scale}
 
-    def apply(self, weights: dict[str, Tensor], x: Tensor) -> Tensor:
-        """x [N, in_features] -> [N, out_features]."""
+    def apply(self, weights: dict[str, Tensor], x: Tensor | RoundedTokens) -> Tensor:
+        """x [N, in_features], or rounded as the op does it -> [N, out_features]."""
         out: Tensor = self._both_int8(
             x, weights["weight"], weights["scale"], weights["input_scale"], weights.get("bias")
         )

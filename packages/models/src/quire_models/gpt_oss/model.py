@@ -6,7 +6,7 @@ expert, I width of the network.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import partial
 
 from torch import Tensor
@@ -21,6 +21,7 @@ from quire_models.layers.rotary import Rotary
 from quire_models.layers.rotated_write import RotatedWrite
 from quire_models.layers.routing import Router, topk_softmax
 from quire_models.layers.scope import Scope
+from quire_ops import RoundedTokens
 
 __all__ = ["GptOssForCausalLM"]
 
@@ -45,10 +46,15 @@ class GptOssAttention:
     def _finish(self) -> None:
         self.sinks = self._sinks.take()
 
-    def __call__(self, x: Tensor, cos: Tensor, sin: Tensor, batch: ForwardBatch) -> Tensor:
+    @property
+    def readers(self) -> Sequence[Linear]:
+        """See `SelfAttention`."""
+        return self.q_proj, self.k_proj, self.v_proj
+
+    def __call__(self, x: Tensor | RoundedTokens, cos: Tensor, sin: Tensor, batch: ForwardBatch) -> Tensor:
         """x [T, hidden_size] -> [T, hidden_size]."""
         query, key, value = (
-            project(x).view(len(x), -1, self.head_dim) for project in (self.q_proj, self.k_proj, self.v_proj)
+            project(x).unflatten(1, (-1, self.head_dim)) for project in (self.q_proj, self.k_proj, self.v_proj)
         )  # [T, Hq, D], [T, Hkv, D] twice
         query = self.write(query, key, value, cos, sin, batch)
         return self.o_proj(self.attend.attend(query, batch, self.sinks).flatten(1))

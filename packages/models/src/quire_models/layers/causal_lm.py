@@ -82,8 +82,11 @@ class CausalLM(Network):
 
     def _bind_stack(self) -> RunDecoder | None:
         """The whole stack in one call, where a backend of op `decoder_stack` serves beside its `paged_attention`."""
-        backend, self._stack = self._choose("decoder_stack"), self._stack_as_data()
-        if backend is None or self._stack is None:
+        backend = self._choose("decoder_stack")
+        if backend is None:
+            return None
+        self._stack = self._stack_as_data()
+        if self._stack is None:
             return None
         run: RunDecoder = backend.function(self._stack)
         return run

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 from torch import Tensor
 
 from quire_attention import ForwardBatch
 from quire_models.config import ModelConfig
+from quire_models.layers.linear import Linear
 from quire_models.layers.mlp import GatedMLP
 from quire_models.layers.norm import AddRMSNorm, RMSNorm
 from quire_models.layers.scope import Scope
-from quire_ops import DecoderLayerWeights
+from quire_models.layers.shared_rounding import SharedRounding
+from quire_ops import DecoderLayerWeights, RoundedTokens
 
 __all__ = ["PreNormDecoderLayer"]
 
@@ -19,7 +22,11 @@ __all__ = ["PreNormDecoderLayer"]
 class SelfAttention(Protocol):
     """The attention of a layer."""
 
-    def __call__(self, x: Tensor, cos: Tensor, sin: Tensor, batch: ForwardBatch) -> Tensor:
+    @property
+    def readers(self) -> Sequence[Linear]:
+        """The layers that take x, if nothing else does: then it may come rounded for them. Else none."""
+
+    def __call__(self, x: Tensor | RoundedTokens, cos: Tensor, sin: Tensor, batch: ForwardBatch) -> Tensor:
         """x [T, hidden_size], normalised -> [T, hidden_size]."""
 
     def stack_weights(self) -> dict[str, Any] | None:
@@ -29,7 +36,11 @@ class SelfAttention(Protocol):
 class FeedForward(Protocol):
     """What stands behind the attention of a layer."""
 
-    def __call__(self, x: Tensor) -> Tensor:
+    @property
+    def readers(self) -> Sequence[Linear]:
+        """See `SelfAttention`."""
+
+    def __call__(self, x: Tensor | RoundedTokens) -> Tensor:
         """x [T, hidden_size], normalised -> [T, hidden_size]."""
 
     def stack_weights(self) -> dict[str, Any] | None:
@@ -37,9 +48,10 @@ class FeedForward(Protocol):
 
 
 class PreNormDecoderLayer:
-    """x + attention(norm(x)), then x + mlp(norm(x)); additions are fused into the norm that follows."""
+    """x + attention(norm(x)), then x + mlp(norm(x)); additions are fused into the norm that follows, and so
+    is what rounds its result for the products behind it, where a backend has that."""
 
-    __slots__ = ("input_layernorm", "mlp", "post_attention_layernorm", "self_attn")
+    __slots__ = ("_for_attention", "_for_mlp", "input_layernorm", "mlp", "post_attention_layernorm", "self_attn")
 
     def __init__(
         self,
@@ -63,18 +75,22 @@ class PreNormDecoderLayer:
         self.mlp: FeedForward = mlp or GatedMLP(
             scope / "mlp", config.hidden_size, config.intermediate_size, act=config.hidden_act, bias=config.mlp_bias
         )
+        op = "add_rms_norm_and_round"
+        self._for_attention = SharedRounding(scope, op, () if first else self_attn.readers)
+        self._for_mlp = SharedRounding(scope, op, self.mlp.readers)
 
     def __call__(
         self, x: Tensor, residual: Tensor | None, cos: Tensor, sin: Tensor, batch: ForwardBatch
     ) -> tuple[Tensor, Tensor]:
         """See `DecoderLayer`."""
+        normed: Tensor | RoundedTokens
         if isinstance(self.input_layernorm, RMSNorm):
             normed, residual = self.input_layernorm(x), x
         else:
             assert residual is not None
-            normed, residual = self.input_layernorm(x, residual)
+            normed, residual = _add_and_norm(self.input_layernorm, x, residual, self._for_attention)
         attended = self.self_attn(normed, cos, sin, batch)
-        normed, residual = self.post_attention_layernorm(attended, residual)
+        normed, residual = _add_and_norm(self.post_attention_layernorm, attended, residual, self._for_mlp)
         return self.mlp(normed), residual
 
     def stack_weights(self) -> DecoderLayerWeights | None:
@@ -88,3 +104,13 @@ class PreNormDecoderLayer:
             **attention,
             **mlp,
         )
+
+
+def _add_and_norm(
+    norm: AddRMSNorm, x: Tensor, residual: Tensor, rounded: SharedRounding
+) -> tuple[Tensor | RoundedTokens, Tensor]:
+    """See `AddRMSNorm`; rounded where all that take it round it alike."""
+    if rounded.rounding is None:
+        return norm(x, residual)
+    out: tuple[RoundedTokens, Tensor] = rounded.function(x, residual, norm.weight, norm.eps, rounded.rounding)
+    return out

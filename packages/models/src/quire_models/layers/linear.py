@@ -8,7 +8,7 @@ from torch import Tensor
 from quire_interfaces import LinearMethod
 from quire_models.layers.scope import Parameter, Scope
 from quire_models.layers.stored_linear import StoredLinear, StoredTensor
-from quire_ops import LinearWeights, LoraWeights
+from quire_ops import LinearWeights, LoraWeights, RoundedTokens, Rounding
 
 __all__ = ["Embedding", "LMHead", "Linear", "stack_weights"]
 
@@ -105,7 +105,22 @@ class Linear:
         has_scale = isinstance(self._method, StoredLinear) and self._method.has_input_scale
         return "inputs have scales from the checkpoint" if has_scale else ""
 
-    def __call__(self, x: Tensor) -> Tensor:
+    @property
+    def op(self) -> str:
+        """The op that multiplies, once the weight is loaded."""
+        return self._method.op
+
+    @property
+    def rounding(self) -> Rounding | None:
+        """What the op rounds inputs to; None where they are needed as they are. Once the weight is loaded."""
+        scale = self._weights.get("input_scale")
+        if scale is None or "order" in self._weights or self._adapters is not None:
+            return None
+        weight, steps = self._weights["weight"], self._weights["scale"]
+        return Rounding(weight.dtype, scale, by_group=steps.ndim == 2 and steps.shape[1] > 1)
+
+    def __call__(self, x: Tensor | RoundedTokens) -> Tensor:
+        """x [N, in_features], or rounded to `rounding` where that is not None -> [N, out_features]."""
         out: Tensor = self._apply(self._weights, x)
         if self._lora is not None and self._adapters is not None and self._adapters.tokens is not None:
             self._adapters.add(out, x, self._lora, self._adapters.tokens)

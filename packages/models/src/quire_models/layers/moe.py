@@ -9,7 +9,7 @@ Shape legend: T tokens of the step, E experts, K experts per token, I width of t
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
 import torch
@@ -24,7 +24,7 @@ from quire_models.layers.mlp import GatedMLP
 from quire_models.layers.norm import RMSNorm
 from quire_models.layers.routing import Router
 from quire_models.layers.scope import Scope
-from quire_ops import Experts, LinearWeights, LoraTokens, RunExperts, swigluoai_and_mul
+from quire_ops import Experts, LinearWeights, LoraTokens, RoundedTokens, RunExperts, swigluoai_and_mul
 from quire_quantization.experts import FUSED, ExpertsChoice, alike, choose_experts_method
 
 __all__ = ["FusedExperts", "SharedExpert", "SparseMoE", "pre_norm_block"]
@@ -228,10 +228,16 @@ class SparseMoE:
         self.experts = experts
         self.shared = shared
 
-    def __call__(self, x: Tensor) -> Tensor:
+    def __call__(self, x: Tensor | RoundedTokens) -> Tensor:
+        assert isinstance(x, Tensor)  # see `readers`
         topk_ids, topk_weights = self.router(x)
         out = self.experts(x, topk_ids, topk_weights)
         return out if self.shared is None else out + self.shared(x)
+
+    @property
+    def readers(self) -> Sequence[Linear]:
+        """See `FeedForward`: experts take x as it is."""
+        return ()
 
     def stack_weights(self) -> None:
         """Op `decoder_stack` has no experts."""

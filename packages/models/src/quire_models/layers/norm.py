@@ -32,11 +32,11 @@ class RMSNorm:
 class AddRMSNorm:
     """(x, residual) [N, size] each -> (norm(x + residual), x + residual). May write over `residual`."""
 
-    __slots__ = ("_eps", "_norm", "_parameter", "weight")
+    __slots__ = ("_norm", "_parameter", "eps", "weight")
 
     def __init__(self, scope: Scope, size: int, eps: float) -> None:
         self._norm = scope.op("add_rms_norm")
-        self._eps = eps
+        self.eps = eps
         self._parameter = scope.parameter("weight", size)
         self.weight: Tensor
         scope.when_loaded(self._finish)
@@ -45,7 +45,7 @@ class AddRMSNorm:
         self.weight = self._parameter.take()
 
     def __call__(self, x: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
-        out: tuple[Tensor, Tensor] = self._norm(x, residual, self.weight, self._eps)
+        out: tuple[Tensor, Tensor] = self._norm(x, residual, self.weight, self.eps)
         return out
 
 

@@ -5,6 +5,7 @@ Shape legend: T tokens of the step, Hq query heads, Hkv key-value heads, D head 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from torch import Tensor
@@ -17,6 +18,7 @@ from quire_models.layers.linear import Linear, stack_weights
 from quire_models.layers.rotary import Rotary
 from quire_models.layers.rotated_write import RotatedWrite
 from quire_models.layers.scope import Scope
+from quire_ops import RoundedTokens
 
 __all__ = ["LlamaAttention", "LlamaForCausalLM", "make_llama_layer"]
 
@@ -41,10 +43,16 @@ class LlamaAttention:
         self.attend = scope.attention(layer, scale=config.head_dim**-0.5, sliding_window=self.sliding_window)
         self.write = RotatedWrite(self.attend, rotary)
 
-    def __call__(self, x: Tensor, cos: Tensor, sin: Tensor, batch: ForwardBatch) -> Tensor:
+    @property
+    def readers(self) -> Sequence[Linear]:
+        """See `SelfAttention`."""
+        return self.q_proj, self.k_proj, self.v_proj
+
+    def __call__(self, x: Tensor | RoundedTokens, cos: Tensor, sin: Tensor, batch: ForwardBatch) -> Tensor:
         """x [T, hidden_size] -> [T, hidden_size]."""
-        num_tokens = x.shape[0]
-        query = self.q_proj(x).view(num_tokens, -1, self.head_dim)  # [T, Hq, D]
+        query = self.q_proj(x)
+        num_tokens = query.shape[0]
+        query = query.view(num_tokens, -1, self.head_dim)  # [T, Hq, D]
         key = self.k_proj(x).view(num_tokens, -1, self.head_dim)  # [T, Hkv, D]
         value = self.v_proj(x).view(num_tokens, -1, self.head_dim)
         query = self.write(query, key, value, cos, sin, batch)

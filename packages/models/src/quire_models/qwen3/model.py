@@ -5,6 +5,7 @@ Shape legend: T tokens of the step, Hq query heads, Hkv key-value heads, D head 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from torch import Tensor
@@ -18,6 +19,7 @@ from quire_models.layers.norm import RMSNorm
 from quire_models.layers.rotary import Rotary
 from quire_models.layers.rotated_write import HeadNorms, RotatedWrite
 from quire_models.layers.scope import Scope
+from quire_ops import RoundedTokens
 
 __all__ = ["Qwen3Attention", "Qwen3ForCausalLM"]
 
@@ -39,10 +41,16 @@ class Qwen3Attention:
         rotary = Rotary(scope, config.head_dim, head_dim=config.head_dim)
         self.write = RotatedWrite(self.attend, rotary, HeadNorms(self.q_norm, self.k_norm))
 
-    def __call__(self, x: Tensor, cos: Tensor, sin: Tensor, batch: ForwardBatch) -> Tensor:
+    @property
+    def readers(self) -> Sequence[Linear]:
+        """See `SelfAttention`."""
+        return self.q_proj, self.k_proj, self.v_proj
+
+    def __call__(self, x: Tensor | RoundedTokens, cos: Tensor, sin: Tensor, batch: ForwardBatch) -> Tensor:
         """x [T, hidden_size] -> [T, hidden_size]."""
-        num_tokens = x.shape[0]
-        query = self.q_proj(x).view(num_tokens, -1, self.head_dim)  # [T, Hq, D]
+        query = self.q_proj(x)
+        num_tokens = query.shape[0]
+        query = query.view(num_tokens, -1, self.head_dim)  # [T, Hq, D]
         key = self.k_proj(x).view(num_tokens, -1, self.head_dim)  # [T, Hkv, D]
         value = self.v_proj(x).view(num_tokens, -1, self.head_dim)
         query = self.write(query, key, value, cos, sin, batch)

@@ -1,0 +1,194 @@
+"""What rounds behind a norm or a gate gives the bits that the two kernels apart give, and networks the same tokens."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import torch
+from kernels_cuda_support import DEVICE, TOLERANCE, here, poison, random_tensor
+from models_paged_driver import PagedDriver
+
+from quire_kernels_cuda.ops import backends
+from quire_kernels_cuda.triton import gates, norms, rounding
+from quire_models import ModelConfig, build_model
+from quire_ops import OpBackend, RoundedTokens, Rounding
+from quire_ops import reference as ref
+from quire_ops.backends import replaced_backends
+
+FP8 = torch.float8_e4m3fn
+CASES = pytest.mark.parametrize(
+    ("shape", "dtype", "form", "by_group", "input_scale", "activation"),
+    [
+        ((4, 200), torch.bfloat16, torch.int8, False, 0.0, "silu"),
+        ((1, 70), torch.float32, torch.int8, False, 0.03, "gelu"),
+        ((4, 150), torch.bfloat16, FP8, False, 0.0, "gelu"),
+        ((4, 200), torch.float32, FP8, True, 0.0, "silu"),
+        ((1, 259), torch.bfloat16, FP8, True, 0.01, "silu"),
+        ((3, 1), torch.bfloat16, FP8, False, 0.0, "silu"),
+        ((0, 64), torch.bfloat16, FP8, True, 0.0, "silu"),
+    ],
+    ids=str,
+)
+
+
+def rows(shape: tuple[int, int], dtype: torch.dtype) -> torch.Tensor:
+    """The first as it is; then zeros, and some that are not finite, where there are so many."""
+    x = random_tensor(*shape, dtype=dtype)
+    x[1:2] = 0
+    if len(x) == 4:
+        x[2, shape[1] // 2], x[3, 0] = float("inf"), float("nan")
+    return x
+
+
+def check(got: RoundedTokens, apart: RoundedTokens, wanted: RoundedTokens, dtype: torch.dtype) -> None:
+    """To the bit what the kernels apart give, and near to what the reference gives."""
+    assert got.dtype == wanted.dtype == dtype
+    assert got.tokens.dtype == wanted.tokens.dtype
+    assert got.steps.shape == wanted.steps.shape
+    assert torch.equal(got.tokens.view(torch.uint8), apart.tokens.view(torch.uint8))
+    assert torch.equal(got.steps.nan_to_num(-1.0), apart.steps.nan_to_num(-1.0))
+    steps, wanted_steps = got.steps.cpu(), wanted.steps
+    assert torch.equal(steps.isnan(), wanted_steps.isnan())
+    assert torch.allclose(steps, wanted_steps, rtol=TOLERANCE[dtype], atol=0, equal_nan=True)
+    values, wanted_values = got.tokens.cpu().float(), wanted.tokens.float()
+    apart_by = (values - wanted_values).abs()  # what is a little off may be rounded to the neighbour
+    neighbour = 1.0 if got.tokens.dtype == torch.int8 else torch.clamp(wanted_values.abs() / 8, min=2**-9)
+    assert (apart_by <= neighbour).all()
+    assert (apart_by > 0).sum() <= max(1, values.numel() // 20)
+
+
+@CASES
+def test_norm(monkeypatch, shape, dtype, form, by_group, input_scale, activation) -> None:
+    torch.manual_seed(3)
+    x, residual = rows(shape, dtype), random_tensor(*shape, dtype=dtype)
+    residual[1:2] = 0
+    weight, given = random_tensor(shape[1], dtype=dtype), torch.tensor([input_scale])
+    wanted, total = ref.add_rms_norm_and_round(x, residual, weight, 1e-6, Rounding(form, given, by_group))
+    poison(monkeypatch)
+    rule = Rounding(form, here(given), by_group)
+    wide = here(torch.cat((x, x), 1))[:, : shape[1]]  # rows apart in memory
+    got, got_total = rounding.add_rms_norm_and_round(wide, here(residual).clone(), here(weight), 1e-6, rule)
+    normed, _ = norms.add_rms_norm(here(x), here(residual).clone(), here(weight), 1e-6)
+    assert torch.equal(got_total.cpu().nan_to_num(-1.0), total.nan_to_num(-1.0))
+    check(got, rounding.round_rows(normed, rule), wanted, dtype)
+
+
+@CASES
+def test_gate(monkeypatch, shape, dtype, form, by_group, input_scale, activation) -> None:
+    torch.manual_seed(4)
+    gate, up = rows(shape, dtype), random_tensor(*shape, dtype=dtype)
+    given = torch.tensor([input_scale])
+    wanted = ref.gate_and_round(gate, up, activation, Rounding(form, given, by_group))
+    poison(monkeypatch)
+    monkeypatch.setattr(rounding, "_BLOCK", 128)
+    rule = Rounding(form, here(given), by_group)
+    halves = here(torch.cat((gate, up), 1)).split(shape[1], dim=1)
+    apart = rounding.round_rows(getattr(gates, f"{activation}_and_mul")(here(gate), here(up)), rule)
+    check(rounding.gate_and_round(*halves, activation, rule), apart, wanted, dtype)
+
+
+SIZES = {
+    "architectures": ["LlamaForCausalLM"],
+    "vocab_size": 31,
+    "hidden_size": 32,
+    "intermediate_size": 40,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "head_dim": 8,
+    "max_position_embeddings": 64,
+}
+STORED_FP8 = {"quant_method": "fp8", "activation_scheme": "dynamic"}
+NETWORKS: dict[str, dict[str, Any]] = {
+    "int8": {"method": "w8a8"},
+    "fp8": {"quantization_config": STORED_FP8},
+    "fp8 in blocks": {
+        "quantization_config": {**STORED_FP8, "weight_block_size": [128, 128]},
+        "hidden_size": 136,
+        "intermediate_size": 136,
+    },
+    "fp8 with scales of inputs": {"quantization_config": {**STORED_FP8, "activation_scheme": "static"}},
+}
+APART = {"rms_norm", "add_rms_norm", "silu_and_mul", "w8a8_linear", "fp8_linear"}
+TOGETHER = {"add_rms_norm_and_round", "gate_and_round"}
+
+
+@contextmanager
+def serving(ops: set[str]) -> Iterator[dict[str, int]]:
+    """Within it, our kernels serve these ops, as they do on a GPU; and how often those of TOGETHER were called."""
+    counts = dict.fromkeys(TOGETHER, 0)
+
+    def counted(backend: OpBackend) -> OpBackend:
+        def run(*args: Any, **kwargs: Any) -> Any:
+            counts[backend.op] += 1
+            return backend.function(*args, **kwargs)
+
+        return dataclasses.replace(backend, function=run)
+
+    ours = [dataclasses.replace(each, priority=1000) for each in backends() if each.op in ops]
+    with replaced_backends([counted(each) if each.op in TOGETHER else each for each in ours]):
+        yield counts
+
+
+def network(case: str, **settings: Any) -> Any:
+    """Two layers with random weights."""
+    quantization = {name: NETWORKS[case][name] for name in NETWORKS[case] if name != "method"}
+    config = ModelConfig.from_dict({**SIZES, **quantization})
+    method = NETWORKS[case].get("method", "plain")
+    model = build_model(config, dtype="bfloat16", linear_method=method, attention_backend="torch", **settings)
+    generator = torch.Generator().manual_seed(1)
+    for parameter in model.parameters:
+        shape = tuple(max(1, size) for size in parameter.shape)
+        tensor = torch.randn(shape, generator=generator) * (1.0 if parameter.dtype == FP8 else 0.3)
+        if "scale" in parameter.name:
+            tensor = torch.full(shape, 0.3)
+        parameter.tensor = tensor.to(parameter.dtype or torch.bfloat16)
+    model.finish_loading()
+    return model
+
+
+@pytest.mark.skipif(DEVICE == "cuda", reason="its tensors lie in host memory, which only interpreted kernels read")
+@pytest.mark.parametrize("case", ["int8", "fp8"])
+def test_networks_give_the_same(case: str) -> None:
+    """Every layer but the first rounds once for queries, keys and values; each for gate and up, and behind the gate."""
+
+    def logits(ops: set[str]) -> tuple[torch.Tensor, dict[str, int]]:
+        with serving(ops) as counts:
+            driver = PagedDriver(network(case), block_size=4, shuffle=True, num_tokens=64)
+            sequence = driver.add([3, 14])
+            driver.run(sequence, chunk=4)
+        return torch.stack(sequence.logits), counts
+
+    apart, _ = logits(APART)
+    together, counts = logits(APART | TOGETHER)
+    assert counts == {"add_rms_norm_and_round": 3, "gate_and_round": 2}
+    assert apart.isfinite().all()
+    assert torch.equal(together, apart)
+
+
+@pytest.mark.skipif(DEVICE == "cuda", reason="as above")
+def test_what_needs_inputs_as_they_are_gets_them() -> None:
+    """Adapters; queries, keys and values with different scales of their inputs; ops of different backends."""
+
+    def shared(model: Any) -> list[bool]:
+        last = model.layers[1]
+        return [each.rounding is not None for each in (last._for_attention, last._for_mlp, last.mlp._rounded)]
+
+    with serving(APART | TOGETHER):
+        assert shared(network("int8")) == [True] * 3
+        assert shared(network("int8", max_loras=1)) == [False] * 3
+        in_blocks = network("fp8 in blocks")
+        assert shared(in_blocks) == [True] * 3
+        assert in_blocks.layers[1]._for_mlp.rounding.by_group
+        model = network("fp8 with scales of inputs")
+        model.layers[1].self_attn.k_proj._weights["input_scale"] += 1
+        for each in (model.layers[1]._for_attention, model.layers[1]._for_mlp):
+            each.rounding = None
+            each._finish()
+        assert shared(model) == [False, True, True]
+    with serving(TOGETHER):
+        assert shared(network("int8")) == [False] * 3

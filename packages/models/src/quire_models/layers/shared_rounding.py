@@ -1,0 +1,51 @@
+"""Layers whose products round their inputs, behind a norm or a gate that can round for all of them at once.
+
+Knows linear layers and the ops that round; does not know what stands before them computes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from quire_models.layers.linear import Linear
+from quire_models.layers.scope import Scope
+from quire_ops import Rounding
+
+__all__ = ["SharedRounding"]
+
+
+class SharedRounding:
+    """An op that rounds in the end, and what to: for layers that all take its result, and nothing else does."""
+
+    __slots__ = ("_layers", "_op", "_scope", "function", "rounding")
+
+    function: Callable[..., Any]
+    rounding: Rounding | None
+    """None before the layers are loaded, and where each layer rounds for itself, or takes inputs as they are."""
+
+    def __init__(self, scope: Scope, op: str, layers: Sequence[Linear]) -> None:
+        """Made behind the layers: they are loaded in the order in which they are made."""
+        self._scope, self._op, self._layers = scope, op, layers
+        self.rounding = None
+        if layers:
+            scope.when_loaded(self._finish)
+
+    def _finish(self) -> None:
+        first, *others = (layer.rounding for layer in self._layers)
+        if first is None or not all(_same(first, other) for other in others):
+            return
+        backend, _ = self._scope.choose(self._op)
+        ops = {layer.op for layer in self._layers}
+        if any(self._scope.choose(op)[0].name != backend.name for op in ops):
+            return
+        self._scope.chosen.append(backend)
+        self.function, self.rounding = backend.function, first
+
+
+def _same(one: Rounding, other: Rounding | None) -> bool:
+    if other is None or (one.dtype, one.by_group) != (other.dtype, other.by_group):
+        return False
+    return one.input_scale is other.input_scale or torch.equal(one.input_scale, other.input_scale)
