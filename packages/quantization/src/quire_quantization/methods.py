@@ -142,13 +142,10 @@ class W8A8Linear(Int8WeightOnlyLinear):
     def __init__(self, request: OpRequest) -> None:
         super().__init__(request)
         self._both_int8 = bind("w8a8_linear", request)
-        self._input_scale: Tensor | None = None
 
     def make_weights(self, weight: Tensor, bias: Tensor | None) -> dict[str, Tensor]:
         """See `Int8WeightOnlyLinear`; and "input_scale", as op `w8a8_linear` takes it."""
-        if self._input_scale is None or self._input_scale.device != weight.device:
-            self._input_scale = torch.zeros(1, device=weight.device)  # the same for all layers: nobody need compare it
-        return {**super().make_weights(weight, bias), "input_scale": self._input_scale}
+        return {**super().make_weights(weight, bias), "input_scale": torch.zeros(1, device=weight.device)}
 
     def apply(self, weights: dict[str, Tensor], x: Tensor | RoundedTokens) -> Tensor:
         """x [N, in_features], or rounded as the op does it -> [N, out_features]."""

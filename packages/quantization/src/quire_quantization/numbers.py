@@ -12,10 +12,21 @@ from typing import Any, TypeVar
 
 from torch import Tensor
 
-__all__ = ["EXACT_SCALES", "KV_SCALES", "OPTIONAL_TENSORS", "ZERO_POINTS", "are_absent", "ask", "in_every_case", "once"]
+__all__ = [
+    "EXACT_SCALES",
+    "INPUT_SCALES",
+    "KV_SCALES",
+    "OPTIONAL_TENSORS",
+    "ZERO_POINTS",
+    "are_absent",
+    "ask",
+    "in_every_case",
+    "once",
+]
 
 EXACT_SCALES = "the compute dtype holds the scales exactly"
 ZERO_POINTS = "a zero point is not zero"
+INPUT_SCALES = "layers that take the same inputs have the same scale of inputs"
 KV_SCALES = "there are scales for the KV cache"
 OPTIONAL_TENSORS = "layers have the tensors that they need not have"
 

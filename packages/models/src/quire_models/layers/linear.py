@@ -102,8 +102,12 @@ class Linear:
         if not self._weights.keys() <= set(LinearWeights._fields):
             return "the linear method keeps a form of its own"
         # Matrices that take the same inputs could have other scales.
-        has_scale = isinstance(self._method, StoredLinear) and self._method.has_input_scale
-        return "inputs have scales from the checkpoint" if has_scale else ""
+        return "inputs have scales from the checkpoint" if self.has_input_scale else ""
+
+    @property
+    def has_input_scale(self) -> bool:
+        """Whether the checkpoint has the scale that inputs are rounded with. Once the weight is loaded."""
+        return isinstance(self._method, StoredLinear) and self._method.has_input_scale
 
     @property
     def op(self) -> str:

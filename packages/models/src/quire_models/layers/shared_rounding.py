@@ -13,6 +13,7 @@ import torch
 from quire_models.layers.linear import Linear
 from quire_models.layers.scope import Scope
 from quire_ops import Rounding
+from quire_quantization.numbers import INPUT_SCALES, ask
 
 __all__ = ["SharedRounding"]
 
@@ -35,7 +36,7 @@ class SharedRounding:
 
     def _finish(self) -> None:
         first, *others = (layer.rounding for layer in self._layers)
-        if first is None or not all(_same(first, other) for other in others):
+        if first is None or not all(_same_rule(first, other) for other in others) or not self._same_scale():
             return
         backend, _ = self._scope.choose(self._op)
         ops = {layer.op for layer in self._layers}
@@ -44,8 +45,13 @@ class SharedRounding:
         self._scope.chosen.append(backend)
         self.function, self.rounding = backend.function, first
 
+    def _same_scale(self) -> bool:
+        """Numbers are looked at only where there may be different ones."""
+        if len(self._layers) == 1 or not any(layer.has_input_scale for layer in self._layers):
+            return True
+        scales = torch.cat([layer.rounding.input_scale for layer in self._layers if layer.rounding is not None])
+        return ask(INPUT_SCALES, (scales == scales[0]).all())
 
-def _same(one: Rounding, other: Rounding | None) -> bool:
-    if other is None or (one.dtype, one.by_group) != (other.dtype, other.by_group):
-        return False
-    return one.input_scale is other.input_scale or torch.equal(one.input_scale, other.input_scale)
+
+def _same_rule(one: Rounding, other: Rounding | None) -> bool:
+    return other is not None and (one.dtype, one.by_group) == (other.dtype, other.by_group)
