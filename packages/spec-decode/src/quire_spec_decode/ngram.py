@@ -8,11 +8,13 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence
-
-import numpy as np
-import numpy.typing as npt
+from typing import TYPE_CHECKING
 
 from quire_interfaces import ConfigError
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
 
 __all__ = ["NgramDrafter"]
 
@@ -65,6 +67,8 @@ class NgramDrafter:
 
 
 def _as_array(token_ids: Sequence[int]) -> npt.NDArray[np.signedinteger]:
+    import numpy as np  # here, so that who only reads the configuration starts without it
+
     try:
         view = memoryview(token_ids)  # type: ignore[arg-type]
     except TypeError:
