@@ -58,6 +58,12 @@ def entry(kernel: str, config: LaunchConfig, traits: dict[str, object] | None = 
 )
 def test_names_of_gpus(name, canonical):
     assert canonical_gpu_name(name) == canonical
+    assert canonical_gpu_name(name, arch="gfx942") == canonical
+
+
+@pytest.mark.parametrize("name", ["", "AMD Radeon Graphics", "AMD Radeon(TM) Graphics"])
+def test_a_gpu_without_a_name_is_called_by_its_architecture(name):
+    assert canonical_gpu_name(name, arch="gfx1100") == "gfx1100"
 
 
 def test_the_nearest_problem_of_the_same_traits_is_found(tmp_path):

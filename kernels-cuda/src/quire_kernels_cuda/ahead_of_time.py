@@ -62,12 +62,15 @@ def compile_build(build: Build, target: Target) -> Any:
     if triton.knobs.runtime.interpret:
         raise RuntimeError("kernels cannot be compiled under TRITON_INTERPRET=1; unset it")
     kernel = build.kernel
-    places = {name: (kernel.arg_names.index(name),) for name in (*build.constants, *build.aligned)}
+    places = {name: (kernel.arg_names.index(name),) for name in kernel.arg_names}
+    attrs: dict[tuple[int], list[list[Any]]] = {places[name]: [["tt.divisibility", 16]] for name in build.aligned}
+    for name in build.short:
+        attrs.setdefault(places[name], []).append(["tt.pointer_range", 32])
     source = ASTSource(
         fn=kernel,
         signature=dict(build.signature),
         constexprs={places[name]: value for name, value in build.constants.items()},
-        attrs={places[name]: [["tt.divisibility", 16]] for name in build.aligned},
+        attrs=attrs,
     )
     options = {
         "num_warps": build.num_warps,

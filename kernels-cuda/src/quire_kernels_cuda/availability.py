@@ -27,7 +27,7 @@ def unavailable() -> str | None:
     if (reason := why_no_triton()) is not None or is_interpreted():
         return reason
     if torch.version.hip is not None:
-        return "this build of torch is for AMD GPUs, whose kernels are in quire-kernels-rocm"
+        return "this build of torch is for AMD GPUs, whose kernels are in quire-kernels-rocm (triton-rocm)"
     if not torch.cuda.is_available():
         return "torch finds no NVIDIA GPU"
     if (capability := torch.cuda.get_device_capability()) < (8, 0):

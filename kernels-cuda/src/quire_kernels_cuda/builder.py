@@ -1,13 +1,17 @@
-"""`KernelBuilder` of the Triton kernels: records what a network launches, compiles that, tunes it, reads folders."""
+"""`KernelBuilder` of the Triton kernels: records what a network launches, compiles that, tunes it, reads folders.
+
+For every vendor: a package makes one for its own platform.
+"""
 
 from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import cache
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
@@ -15,15 +19,15 @@ from typing import Any
 import torch
 
 from quire_interfaces import ConfigError
-from quire_kernels_cuda.availability import unavailable
-from quire_kernels_cuda.kernel_folder import read_manifest, reading_class, seal, writing_class
+from quire_kernels_cuda.kernel_folder import compiler_build, read_manifest, reading_class, seal, writing_class
 from quire_kernels_cuda.launch_build import build_as_launched, driver_of
 from quire_kernels_cuda.platform import Platform, gpu_of, pretending
 from quire_kernels_cuda.recording import Build, kernel_of, named, recording
 from quire_kernels_cuda.targets import Target
 from quire_kernels_cuda.tuned import Problem, save
 from quire_kernels_cuda.tuning import candidates, default_on, device_time_us, fitting, noting, tune
-from quire_ops.backends import replaced_backends
+from quire_ops import OpBackend
+from quire_ops.backends import op_table, replaced_backends
 
 __all__ = ["TritonBuilder"]
 
@@ -36,17 +40,24 @@ class TritonBuilder:
     Args:
         name: Of the backends.
         platform: Whose GPUs they run on.
+        unavailable: Says why they cannot work on such a GPU in this process, or None.
     """
 
-    def __init__(self, name: str, platform: Platform) -> None:
+    def __init__(self, name: str, platform: Platform, unavailable: Callable[[], str | None]) -> None:
         self._name = name
         self._platform = platform
-        self._counts: Counter[str] | None = None
+        self._unavailable = unavailable
+        self._targets = {**platform.targets, **platform.relatives}
 
     @property
     def targets(self) -> tuple[str, ...]:
         """See `KernelBuilder`."""
-        return tuple(self._platform.targets)
+        return tuple(self._targets)
+
+    @property
+    def has_short_pointers(self) -> bool:
+        """See `KernelBuilder`."""
+        return any(target.vendor == "hip" for target in self._targets.values())
 
     @contextmanager
     def recording(self, target: str, gpu: str | None = None) -> Iterator[list[Build]]:
@@ -58,9 +69,16 @@ class TritonBuilder:
     def _recording(self, target: Target, gpu: str | None) -> Iterator[list[Build]]:
         from quire_kernels_cuda.ops import op_backends
 
-        backends = op_backends(self._name, self._platform, None, target=target)
-        with pretending(target, gpu), recording("") as builds, replaced_backends(backends):
+        backends = [*op_backends(self._name, self._platform, None, target=target), *self._others(target)]
+        with pretending(target, gpu), recording("", target.vendor) as builds, replaced_backends(backends):
             yield builds
+
+    def _others(self, target: Target) -> Iterator[OpBackend]:
+        """What other packages build: not for this GPU, even where one of theirs is in the machine."""
+        for op in op_table().ops:
+            for backend in op_table().backends(op.name):
+                if backend.builder is not None and backend.builder is not self:
+                    yield replace(backend, unavailable=f"has no kernels for {target.name}")
 
     @contextmanager
     def noting(self, target: str | None = None) -> Iterator[list[Problem]]:
@@ -79,7 +97,7 @@ class TritonBuilder:
         """See `KernelBuilder`."""
         import triton
 
-        if (reason := unavailable()) is not None:
+        if (reason := self._unavailable()) is not None:
             raise ConfigError(f"kernels are timed on a GPU, and there is none here: {reason}", field="device")
         device = torch.device("cuda", torch.cuda.current_device())
         gpu, target = gpu_of(device), self._platform.target_of(device)
@@ -104,7 +122,7 @@ class TritonBuilder:
 
     def configurations(self) -> str | None:
         """See `KernelBuilder`."""
-        gpu = None if unavailable() is not None else gpu_of(torch.device("cuda", torch.cuda.current_device()))
+        gpu = None if self._unavailable() is not None else gpu_of(torch.device("cuda", torch.cuda.current_device()))
         return None if gpu is None else self._platform.tables.describe(gpu)
 
     def build(self, kernels: Sequence[Build], target: str, folder: Path, *, num_processes: int) -> int:
@@ -126,43 +144,54 @@ class TritonBuilder:
         """See `KernelBuilder`."""
         import triton
 
-        written_by = read_manifest(folder)["triton"]
+        manifest = read_manifest(folder)
+        written_by = manifest["triton"]
         if written_by != triton.__version__:
             raise ConfigError(
                 f"the kernels in {folder} were compiled by Triton {written_by}, of which Triton {triton.__version__} "
                 "finds none; compile them with this version, or leave --kernel-cache out",
                 field="kernel_cache",
             )
+        if manifest.get("build", compiler_build()) != compiler_build():
+            raise ConfigError(
+                f"the kernels in {folder} were compiled by another build of Triton {written_by}, of which this one "
+                "finds none: one for another Python, or of another package (torch for AMD GPUs brings its own); "
+                "compile them where the same packages are installed as here, or leave --kernel-cache out",
+                field="kernel_cache",
+            )
         triton.knobs.cache.manager_class = reading_class(folder)
 
     def count_compilations(self) -> Mapping[str, int]:
         """See `KernelBuilder`."""
-        if self._counts is None:
-            import triton
-
-            self._counts = counts = Counter[str]()
-            before = triton.knobs.compilation.listener
-
-            def listen(*, src: Any, cache_hit: bool, **more: Any) -> None:
-                if before is not None:
-                    before(src=src, cache_hit=cache_hit, **more)
-                if not cache_hit:
-                    counts[src.name] += 1
-                    _logger.error(
-                        "kernel %s was compiled while serving, which made requests wait; quire compile-kernels makes a "
-                        "folder for --kernel-cache that has it",
-                        src.name,
-                    )
-
-            triton.knobs.compilation.listener = listen
-        return dict(self._counts)
+        return dict(_compilations())
 
     def _target(self, name: str) -> Target:
-        if name not in self._platform.targets:
-            raise ConfigError(
-                f"there is no target {name!r}; choose one of {', '.join(self._platform.targets)}", field="target"
+        if name not in self._targets:
+            raise ConfigError(f"there is no target {name!r}; choose one of {', '.join(self._targets)}", field="target")
+        return self._targets[name]
+
+
+@cache
+def _compilations() -> Counter[str]:
+    """Kernels that are compiled from now on, by name: counted once, however many packages' builders ask."""
+    import triton
+
+    counts = Counter[str]()
+    before = triton.knobs.compilation.listener
+
+    def listen(*, src: Any, cache_hit: bool, **more: Any) -> None:
+        if before is not None:
+            before(src=src, cache_hit=cache_hit, **more)
+        if not cache_hit:
+            counts[src.name] += 1
+            _logger.error(
+                "kernel %s was compiled while serving, which made requests wait; quire compile-kernels makes a "
+                "folder for --kernel-cache that has it",
+                src.name,
             )
-        return self._platform.targets[name]
+
+    triton.knobs.compilation.listener = listen
+    return counts
 
 
 def _build_part(builds: list[Build], target: Target, folder: Path) -> int:

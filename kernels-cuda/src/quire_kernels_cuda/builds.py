@@ -74,12 +74,24 @@ class NetworkShape:
     """Whether drafts are verified in trees."""
     adapters: bool = False
     """Whether requests may have adapters."""
+    large_cache: bool = False
+    """Whether a layer's cache takes more than 2 GiB, of which AMD's GPUs are told."""
+
+    @property
+    def num_blocks(self) -> int:
+        """Of the cache."""
+        return 1 << 20 if self.large_cache else 64
+
+    @property
+    def cache_label(self) -> str:
+        """What is special about the cache's size."""
+        return " large cache" if self.large_cache else ""
 
 
 _LLAMA_8B: dict[str, Any] = {"hidden_size": 4096, "intermediate_size": 14336, "num_heads": 32, "num_kv_heads": 8,
                              "head_dim": 128, "vocab_size": 128256}  # fmt: skip
 
-SHAPES: tuple[NetworkShape, ...] = (
+_SHAPES: tuple[NetworkShape, ...] = (
     NetworkShape(name="llama-8b", trees=True, adapters=True, **_LLAMA_8B),
     NetworkShape(name="llama-8b, int8 cache", cache_dtype="int8", **_LLAMA_8B),
     NetworkShape(name="gpt-oss-20b, fp8 cache", hidden_size=2880, intermediate_size=2880, num_heads=64, num_kv_heads=8,
@@ -96,6 +108,11 @@ SHAPES: tuple[NetworkShape, ...] = (
     NetworkShape(name="tiny, float32, int4 cache", dtype="float32", hidden_size=256, intermediate_size=688, num_heads=4,
                  num_kv_heads=2, head_dim=64, vocab_size=32000, alibi=True, cache_dtype="int4"),
 )  # fmt: skip
+SHAPES = _SHAPES + tuple(
+    replace(shape, name=f"{shape.name}, large cache", large_cache=True)
+    for shape in _SHAPES
+    if shape.name in ("llama-8b", "gpt-oss-20b, fp8 cache", "deepseek-v3")
+)
 """Networks whose kernels are in the table of resources: one for each thing that kernels are specialized for."""
 
 
@@ -106,7 +123,7 @@ def list_builds(shape: NetworkShape, platform: Platform, target: Target) -> list
     for name in FAMILIES:
         family = import_module(f"quire_kernels_cuda.triton.{name}")
         for label, call in family.calls(shape, pinned):
-            with recording(label) as builds:
+            with recording(label, target.vendor) as builds:
                 call()
             found += builds
     return found

@@ -16,12 +16,13 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 from quire_interfaces import ConfigError
 
-__all__ = ["MANIFEST", "read_manifest", "reading_class", "seal", "writing_class"]
+__all__ = ["MANIFEST", "compiler_build", "read_manifest", "reading_class", "seal", "writing_class"]
 
 _logger = logging.getLogger(__name__)
 
@@ -30,7 +31,7 @@ _GROUP = "__grp__"
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:
-    """What the folder's manifest says: `triton`, `targets`, `files` (path -> SHA-256).
+    """What the folder's manifest says: `triton`, `build` (`compiler_build`), `targets`, `files` (path -> SHA-256).
 
     Raises:
         ConfigError: there is none, or it cannot be read.
@@ -49,6 +50,17 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     raise ConfigError(f"{folder / MANIFEST} is damaged; run quire compile-kernels anew", field="kernel_cache")
 
 
+@cache
+def compiler_build() -> str:
+    """What tells this build of Triton from others of its version: a part of every kernel's key."""
+    from triton.runtime import cache as runtime_cache
+
+    key = getattr(runtime_cache, "triton_key", None)
+    if key is None:  # of some versions
+        key = import_module("triton.compiler.compiler").triton_key
+    return hashlib.sha256(key().encode()).hexdigest()
+
+
 def seal(folder: Path, target: str) -> None:
     """Write down what is in the folder. Several processes may do so, one after another."""
     import triton
@@ -61,7 +73,9 @@ def seal(folder: Path, target: str) -> None:
             before = read_manifest(folder)
             if before["triton"] == triton.__version__:
                 targets |= set(before.get("targets", ()))
-        manifest = {"triton": triton.__version__, "targets": sorted(targets), "files": files}
+        manifest = {
+            "triton": triton.__version__, "build": compiler_build(), "targets": sorted(targets), "files": files
+        }  # fmt: skip
         temporary = folder / f"{MANIFEST}.{os.getpid()}"
         temporary.write_text(json.dumps(manifest, indent=1))
         os.replace(temporary, folder / MANIFEST)

@@ -28,12 +28,13 @@ class _Memory:
 
     dtype: torch.dtype
     address: int
+    num_bytes: int
 
     def data_ptr(self) -> int:
         return self.address
 
     def ptr_range(self) -> int:
-        return 0
+        return self.num_bytes
 
 
 class _Driver:
@@ -80,7 +81,7 @@ def _argument(build: Build, name: str) -> Any:
     if kind == "constexpr":
         return build.constants[name]
     if kind in _DTYPES:
-        return _Memory(_DTYPES[kind], 4096 if is_aligned else 4104)
+        return _Memory(_DTYPES[kind], 4096 if is_aligned else 4104, 4096 if name in build.short else 1 << 32)
     if kind == "fp32":
         return 0.5
     if kind == "i1":

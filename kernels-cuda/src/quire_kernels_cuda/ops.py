@@ -109,7 +109,7 @@ def backends() -> list[OpBackend]:
 def _nvidia_builder() -> KernelBuilder | None:
     from quire_kernels_cuda.builder import TritonBuilder  # which asks for these backends in its turn
 
-    return None if why_no_triton() or is_interpreted() else TritonBuilder("triton", NVIDIA)
+    return None if why_no_triton() or is_interpreted() else TritonBuilder("triton", NVIDIA, unavailable)
 
 
 def op_backends(

@@ -16,7 +16,16 @@ import torch
 from quire_kernels_cuda.targets import NVIDIA_TARGETS, Target, nvidia_target
 from quire_kernels_cuda.tuned import LaunchConfig, Problem, Tables, canonical_gpu_name
 
-__all__ = ["NVIDIA", "LaunchConfig", "Platform", "choosing", "gpu_of", "num_multiprocessors", "pretending"]
+__all__ = [
+    "NVIDIA",
+    "LaunchConfig",
+    "Platform",
+    "choosing",
+    "gpu_of",
+    "num_multiprocessors",
+    "pretended_target",
+    "pretending",
+]
 
 Chooser = Callable[[Problem, LaunchConfig | None], LaunchConfig | None]
 """(problem, what the kernel works out itself) -> what it is launched with."""
@@ -27,9 +36,11 @@ class Platform:
     """The GPUs of one vendor."""
 
     targets: Mapping[str, Target]
-    """What kernels are built for, by name."""
+    """What kernels are built for, and held against the limits of, by name."""
     target_of: Callable[[torch.device], Target]
     """The target of a device; of the CPU, the one that the interpreter stands for."""
+    relatives: Mapping[str, Target] = field(default_factory=dict)
+    """GPUs with the limits of one of `targets`, under whose own names the compiler keeps what it compiles."""
     tables: Tables = field(default_factory=Tables)
     """What was measured to be fastest."""
 
@@ -104,6 +115,11 @@ def pretending(target: Target, gpu: str | None = None) -> Iterator[None]:
         _pretended.pop()
 
 
+def pretended_target() -> Target | None:
+    """What every device is taken for at the moment, or None."""
+    return _pretended[-1].target if _pretended else None
+
+
 def gpu_of(device: torch.device) -> str | None:
     """The canonical name of a GPU; None of what is none."""
     if _pretended:
@@ -113,7 +129,8 @@ def gpu_of(device: torch.device) -> str | None:
 
 @cache
 def _gpu_name(device: torch.device) -> str:
-    return canonical_gpu_name(torch.cuda.get_device_name(device))
+    arch = getattr(torch.cuda.get_device_properties(device), "gcnArchName", "")  # of AMD's GPUs
+    return canonical_gpu_name(torch.cuda.get_device_name(device), arch=arch.partition(":")[0])
 
 
 def num_multiprocessors(device: torch.device) -> int:
@@ -126,8 +143,8 @@ def num_multiprocessors(device: torch.device) -> int:
 
 
 def _nvidia_target_of(device: torch.device) -> Target:
-    if _pretended:
-        return _pretended[-1].target
+    if (target := pretended_target()) is not None:
+        return target
     if device.type == "cpu":
         return NVIDIA_TARGETS["sm_90"]
     return _target_of_gpu(device)

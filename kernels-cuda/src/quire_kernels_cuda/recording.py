@@ -1,7 +1,8 @@
 """Records what a piece of code launches, instead of launching it: kernels with everything that their code depends on.
 
 Triton compiles a kernel anew for each combination of argument types, of constants, and of what it can tell from the
-numbers: that one is 1, or a multiple of 16. `recording` notes these, as Triton 3.6 to 3.9 sees them.
+numbers: that one is 1, or a multiple of 16; for AMD GPUs also whether a pointer leads into less than 2 GiB, which 32
+bits can address. `recording` notes these, as Triton 3.6 to 3.9 sees them.
 """
 
 from __future__ import annotations
@@ -32,8 +33,13 @@ POINTERS = {
     torch.int64: "*i64",
 }
 """What pointers to elements of a dtype are to Triton."""
-_OPTIONS = {"num_warps": 4, "num_stages": 3, "enable_fp_fusion": True}
-"""What a launch is made with, and Triton's values where it does not say."""
+_OPTIONS: dict[str, dict[str, Any]] = {
+    "cuda": {"num_warps": 4, "num_stages": 3, "enable_fp_fusion": True},
+    "hip": {"num_warps": 4, "num_stages": 2, "enable_fp_fusion": True},
+}
+"""What a launch is made with, and Triton's values for each vendor where it does not say."""
+_SHORT_BYTES = (1 << 31) - 1
+"""Most that a tensor's memory may have for AMD's 32-bit addresses."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,6 +56,9 @@ class Build:
     """Each argument of type "constexpr" -> its value."""
     aligned: frozenset[str]
     """Arguments that are multiples of 16 (of 16 bytes, if pointers), which allows wide loads."""
+    short: frozenset[str] = frozenset()
+    """Pointers into less than 2 GiB of memory, which allows 32-bit addresses; for NVIDIA GPUs, where it does not count,
+    none."""
     num_warps: int
     num_stages: int
     enable_fp_fusion: bool = True
@@ -68,18 +77,19 @@ def kernel_of(build: Build) -> Any:
 
 
 @contextmanager
-def recording(label: str) -> Iterator[list[Build]]:
+def recording(label: str, vendor: str = "cuda") -> Iterator[list[Build]]:
     """Within it, launches of Triton kernels in this process are put into the list, and nothing runs.
 
     Args:
         label: What is special about these launches: part of their names.
+        vendor: Of the GPU that they are for, "cuda" or "hip": what Triton looks at, and its own options, differ.
     """
     from triton.runtime.jit import JITFunction
 
     found: list[Build] = []
 
     def run(self: Any, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> None:
-        build = _build(self, label, args, kwargs)
+        build = _build(self, label, vendor, args, kwargs)
         if build not in found:
             found.append(build)
 
@@ -90,10 +100,10 @@ def recording(label: str) -> Iterator[list[Build]]:
         JITFunction.run = launch
 
 
-def _build(kernel: Any, label: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Build:
-    options = {name: kwargs.pop(name, default) for name, default in _OPTIONS.items()}
+def _build(kernel: Any, label: str, vendor: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Build:
+    options = {name: kwargs.pop(name, default) for name, default in _OPTIONS[vendor].items()}
     values = dict(zip(kernel.arg_names, args, strict=False)) | kwargs
-    signature, constants, aligned = {}, {}, set()
+    signature, constants, aligned, short = {}, {}, set(), set()
     for param in kernel.params:
         value = values.get(param.name, param.default)
         kind, is_aligned = ("constexpr", False) if param.is_constexpr else _type(value, fixed=param.do_not_specialize)
@@ -102,16 +112,23 @@ def _build(kernel: Any, label: str, args: tuple[Any, ...], kwargs: dict[str, Any
             constants[param.name] = value
         if is_aligned and not param.do_not_specialize_on_alignment:
             aligned.add(param.name)
+        if vendor == "hip" and not param.do_not_specialize and _is_short(value):
+            short.add(param.name)
     return Build(
         name=f"{kernel.__name__} {label}",
         kernel=kernel,
         signature=signature,
         constants=constants,
         aligned=frozenset(aligned),
+        short=frozenset(short),
         num_warps=options["num_warps"],
         num_stages=options["num_stages"],
         enable_fp_fusion=options["enable_fp_fusion"],
     )
+
+
+def _is_short(value: Any) -> bool:
+    return isinstance(value, Tensor) and value.untyped_storage().nbytes() <= _SHORT_BYTES
 
 
 def _type(value: Any, *, fixed: bool) -> tuple[str, bool]:

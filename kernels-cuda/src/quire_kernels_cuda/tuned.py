@@ -99,10 +99,16 @@ def _plain(value: Any) -> str | int:
     return value if isinstance(value, str) else int(value)
 
 
-def canonical_gpu_name(name: str) -> str:
-    """What a table of this GPU is called: "NVIDIA H200" -> "h200", "AMD Instinct MI300X" -> "instinct-mi300x"."""
+def canonical_gpu_name(name: str, *, arch: str = "") -> str:
+    """What a table of this GPU is called: "NVIDIA H200" -> "h200", "AMD Instinct MI300X" -> "instinct-mi300x".
+
+    Args:
+        arch: Its architecture, which names the table where the name does not say which GPU it is: ROCm calls those that
+            it has no name for "AMD Radeon Graphics", or nothing.
+    """
     words = re.sub(r"\((R|TM|C)\)", " ", name, flags=re.IGNORECASE)
-    return re.sub(r"[^a-z0-9.]+", "-", re.sub(r"\b(NVIDIA|AMD|Graphics)\b", " ", words).strip().lower()).strip("-")
+    found = re.sub(r"[^a-z0-9.]+", "-", re.sub(r"\b(NVIDIA|AMD|Graphics)\b", " ", words).strip().lower()).strip("-")
+    return arch or found if found in ("", "radeon") else found
 
 
 def read_table(path: Path) -> list[Entry]:

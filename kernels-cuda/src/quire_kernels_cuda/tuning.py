@@ -90,7 +90,7 @@ def default_config(call: Callable[[], Any]) -> LaunchConfig | None:
 
 def default_on(problem: Problem, platform: Platform, target: Target) -> LaunchConfig | None:
     """What a problem is launched with on a target that need not be here."""
-    with pretending(target), recording(str(problem)):
+    with pretending(target), recording(str(problem), target.vendor):
         return default_config(make_call(problem, platform, torch.device("meta")))
 
 
@@ -100,7 +100,7 @@ def _always(config: LaunchConfig | None) -> Callable[..., LaunchConfig | None]:
 
 def problem_builds(problem: Problem, config: LaunchConfig, platform: Platform, target: Target) -> list[Build]:
     """Which kernels a configuration launches on a target that need not be here."""
-    with pretending(target), choosing(_always(config)), recording(str(problem)) as builds:
+    with pretending(target), choosing(_always(config)), recording(str(problem), target.vendor) as builds:
         make_call(problem, platform, torch.device("meta"))()
     return builds
 

@@ -8,29 +8,25 @@ import torch
 
 from quire_kernels_cuda.availability import is_interpreted, why_no_triton
 from quire_kernels_cuda.ops import op_backends
-from quire_kernels_rocm.platform import AMD, AMD_TARGETS, target_name
-from quire_ops import OpBackend
+from quire_kernels_rocm.availability import unavailable
+from quire_kernels_rocm.platform import AMD
+from quire_ops import KernelBuilder, OpBackend
 
-__all__ = ["backends"]
+__all__ = ["NAME", "backends"]
+
+NAME = "triton-rocm"
 
 
 def backends() -> list[OpBackend]:
     """The entry point of group `quire.ops`."""
-    reason = _unavailable()
+    reason = unavailable()
     target = None if reason is not None or is_interpreted() else AMD.target_of(torch.device("cuda", 0))
-    return op_backends("triton-rocm", AMD, reason, target=target)
+    return op_backends(NAME, AMD, reason, target=target, builder=_builder())
 
 
 @cache
-def _unavailable() -> str | None:
-    """Why the kernels cannot work on an AMD GPU in this process, or None."""
-    if (reason := why_no_triton()) is not None or is_interpreted():
-        return reason
-    if torch.version.hip is None:
-        return "this build of torch is not for AMD GPUs"
-    if not torch.cuda.is_available():
-        return "torch finds no AMD GPU"
-    arch = torch.cuda.get_device_properties(0).gcnArchName
-    if target_name(arch) is None:
-        return f"there are kernels for {', '.join(AMD_TARGETS)}, not for {arch}"
-    return None
+def _builder() -> KernelBuilder | None:
+    """What builds them, on machines without such a GPU too."""
+    from quire_kernels_cuda.builder import TritonBuilder  # which asks for these backends in its turn
+
+    return None if why_no_triton() or is_interpreted() else TritonBuilder(NAME, AMD, unavailable)

@@ -112,8 +112,12 @@ def run_compile_kernels(arguments: list[str]) -> int:
         allow_abbrev=False,
     )
     parser.add_argument("MODEL", nargs="?", help="checkpoint folder or hub name (default: the demo model)")
-    parser.add_argument("--target", required=True, help="kind of GPU, e.g. sm_90")
-    parser.add_argument("--gpu", metavar="NAME", help="its name, e.g. h200, where there is a table (quire tune) for it")
+    parser.add_argument("--target", required=True, help="kind of GPU, e.g. sm_90 or gfx942")
+    parser.add_argument(
+        "--gpu",
+        metavar="NAME",
+        help="its name, e.g. h200 or instinct-mi300x, where there is a table (quire tune) for it",
+    )
     parser.add_argument("--out", required=True, metavar="FOLDER", help="for --kernel-cache; may hold some already")
     parser.add_argument("--jobs", type=int, metavar="N", help="processes (default: one for each core)")
     built, _, args = settings_from(parser, arguments, QuireConfig.sections())
@@ -134,7 +138,7 @@ def run_tune(arguments: list[str]) -> int:
     parser.add_argument("MODEL", nargs="?", help="checkpoint folder or hub name (default: the demo model)")
     what = parser.add_mutually_exclusive_group(required=True)
     what.add_argument("--out", metavar="FOLDER", help="for --kernel-tables; may hold some already")
-    what.add_argument("--list", metavar="TARGET", help="say what would be tried on this kind of GPU, e.g. sm_90")
+    what.add_argument("--list", metavar="TARGET", help="say what would be tried on this kind of GPU, e.g. gfx942")
     parser.add_argument(
         "--context", type=int, default=4096, metavar="TOKENS", help="of sequences that are decoded (default: 4096)"
     )

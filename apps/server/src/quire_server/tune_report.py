@@ -16,6 +16,7 @@ def print_problems(config: QuireConfig, target: str) -> int:
     for problem, num_candidates in problems:
         print(f"{num_candidates:3d} configurations of {problem}")
     print(f"{len(problems)} problems, {sum(number for _, number in problems)} configurations on {target}")
+    print(f"each starts from what a model of the limits of {target} says; what is fastest is measured on one (--out)")
     return 0
 
 

@@ -256,7 +256,7 @@ def calls(shape: NetworkShape, platform: Platform) -> Calls:
     dtype = getattr(torch, shape.dtype)
     cache_dtype = shape.cache_dtype or shape.dtype
     row_size = shape.head_dim // (2 if cache_dtype == "int4" else 1) + (4 if cache_dtype.startswith("int") else 0)
-    cache_shape = kv_cache_shape(1024, shape.block_size, shape.num_kv_heads, row_size)
+    cache_shape = kv_cache_shape(shape.num_blocks, shape.block_size, shape.num_kv_heads, row_size)
     per_head = partial(torch.empty, shape.num_heads, dtype=torch.float32, device="meta")
     is_fp8 = cache_dtype.startswith("fp8")
     traits = [trait for trait in ("sliding_window", "soft_cap", "sinks", "alibi") if getattr(shape, trait)]
@@ -267,7 +267,7 @@ def calls(shape: NetworkShape, platform: Platform) -> Calls:
         if use == "trees":
             layout.paths = torch.empty(num_seqs * query_len, 9, dtype=torch.int32, device="meta")
         yield (
-            f"{use} {label}",
+            f"{use} {label}{shape.cache_label}",
             partial(
                 paged_attention,
                 torch.empty(num_seqs * query_len, shape.num_heads, shape.head_dim, dtype=dtype, device="meta"),

@@ -133,7 +133,7 @@ def calls(shape: NetworkShape, platform: Platform) -> Calls:
         return torch.empty(sizes, dtype=dtype, device="meta")
 
     layout = MetaLayout(query_lens=[1] * 16, kv_lens=[8192] * 16, block_size=shape.block_size)
-    keys = empty(1024, shape.block_size, width + 128)[..., width:]
+    keys = empty(shape.num_blocks, shape.block_size, width + 128)[..., width:]
     weights = empty(16, 64, dtype=torch.float32)
-    yield shape.dtype, lambda: index_topk(empty(16, 64, 128), weights, keys, layout, k=2048)
+    yield f"{shape.dtype}{shape.cache_label}", lambda: index_topk(empty(16, 64, 128), weights, keys, layout, k=2048)
     yield shape.dtype, lambda: position_slots(empty(16, 2048, dtype=torch.int64), layout)

@@ -185,12 +185,12 @@ def calls(shape: NetworkShape, platform: Platform) -> Calls:
     if not shape.latent_rank or platform.target_of(torch.device("meta")).has_few_registers:
         return
     dtype, rank, heads = CACHE_TORCH_DTYPES[shape.dtype], shape.latent_rank, shape.num_heads
-    label = f"{shape.dtype} r{rank} h{heads}"
+    label = f"{shape.dtype} r{rank} h{heads}{shape.cache_label}"
 
     def empty(*sizes: int, dtype: torch.dtype = dtype) -> Tensor:
         return torch.empty(sizes, dtype=dtype, device="meta")
 
-    cache, slots = empty(1024, shape.block_size, rank + 64), empty(16, 2048, dtype=torch.int64)
+    cache, slots = empty(shape.num_blocks, shape.block_size, rank + 64), empty(16, 2048, dtype=torch.int64)
     yield label, lambda: write_latent_cache(cache[0], cache, slots[:, 0])
     options: dict[str, Any] = {"scale": 1.0, "rank": rank, "platform": platform}
     yield label, lambda: sparse_latent_attention(empty(16, heads, rank + 64), cache, slots, **options)

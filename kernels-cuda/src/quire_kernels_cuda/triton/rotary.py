@@ -309,10 +309,10 @@ def calls(shape: NetworkShape, platform: Platform) -> Calls:
     x, angle = empty(16, heads, head_dim), empty(16, 1, head_dim)
     label = f"{shape.dtype} d{head_dim} h{heads}"
     yield label, lambda: rotary_embedding(x, angle, angle)
-    cache = empty(64, 2, heads, shape.block_size, row, dtype=cache_dtype)
+    cache = empty(shape.num_blocks, 2, heads, shape.block_size, row, dtype=cache_dtype)
     scale = empty(2, heads, dtype=torch.float32) if CACHE_FORMATS.get(cache_dtype) in ("e4m3", "e5m2") else None
     slots = empty(16, dtype=torch.int64)
-    into = f"{label} {shape.cache_dtype or shape.dtype} cache"
+    into = f"{label} {shape.cache_dtype or shape.dtype} cache{shape.cache_label}"
     yield into, lambda: write_kv_cache(x, x, cache, slots, scale)
     query = empty(16, shape.num_heads, head_dim)
     both = partial(rotate_and_write, query, x, x, angle, angle, cache, slots, kv_scale=scale)

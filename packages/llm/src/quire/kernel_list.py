@@ -29,7 +29,10 @@ __all__ = ["compile_kernels", "list_problems", "record_kernels", "tune_kernels"]
 
 ENOUGH_BYTES = 1 << 60
 NUM_BLOCKS = 1 << 16
-"""Of the KV cache that is not there; kernels do not depend on it."""
+"""Of the KV cache that is not there. Where kernels depend on it (`KernelBuilder.has_short_pointers`), few and many."""
+FEW_BLOCKS = 2
+SHORT_BYTES = 1 << 31
+"""From here on memory is large to those."""
 
 
 def compile_kernels(
@@ -58,9 +61,11 @@ def compile_kernels(
 
 
 def record_kernels(config: QuireConfig, builder: KernelBuilder, target: str, gpu: str | None = None) -> list[Any]:
-    """What the model launches on this target, each kernel once, as the builder records it."""
+    """What the model launches on this target, each kernel once, as the builder records it. How much memory the GPU will
+    have is unknown: what depends on that is listed for a small KV cache and a large one."""
     with builder.recording(target, gpu) as kernels:
-        _rehearse(config)
+        for num_blocks in (FEW_BLOCKS, None) if builder.has_short_pointers else (NUM_BLOCKS,):
+            _rehearse(config, num_blocks)
     return kernels
 
 
@@ -107,12 +112,16 @@ def tune_kernels(
         yield line, len(problems)
 
 
-def _rehearse(config: QuireConfig) -> None:
-    """Run the model's steps on tensors without memory; once for each way in which its numbers may fall out."""
-    in_every_case(partial(_rehearse_once, config))
+def _rehearse(config: QuireConfig, num_blocks: int | None = NUM_BLOCKS) -> None:
+    """Run the model's steps on tensors without memory; once for each way in which its numbers may fall out.
+
+    Args:
+        num_blocks: Of the KV cache; None for so many that every layer has more than 2 GiB of it.
+    """
+    in_every_case(partial(_rehearse_once, config, num_blocks))
 
 
-def _rehearse_once(config: QuireConfig) -> None:
+def _rehearse_once(config: QuireConfig, num_blocks: int | None) -> None:
     import torch
     from torch._subclasses.fake_tensor import FakeTensorMode
 
@@ -152,7 +161,9 @@ def _rehearse_once(config: QuireConfig) -> None:
             config.runner, dtype=plan.dtype, max_model_len=plan.max_model_len, max_num_seqs=scheduler.max_num_seqs,
             max_num_batched_tokens=scheduler.max_num_batched_tokens,
         )  # fmt: skip
-        cache = plan_kv_cache(specs, num_blocks=NUM_BLOCKS)
+        if num_blocks is None:
+            num_blocks = 1 + SHORT_BYTES // min(plan_kv_cache(specs, num_blocks=FEW_BLOCKS).tensor_block_bytes)
+        cache = plan_kv_cache(specs, num_blocks=num_blocks)
         runner = ModelRunner.for_model(network, cache, settings, capture=_nothing_is_captured)
         runner.rehearse()
 

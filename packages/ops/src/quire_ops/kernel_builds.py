@@ -20,6 +20,11 @@ class KernelBuilder(Protocol):
     def targets(self) -> tuple[str, ...]:
         """Names of the GPUs that it builds for: "sm_90"."""
 
+    @property
+    def has_short_pointers(self) -> bool:
+        """Whether kernels for less than 2 GiB of memory differ from those for more: then what a network launches
+        depends on how large its KV cache is, and both must be recorded."""
+
     def recording(self, target: str, gpu: str | None = None) -> AbstractContextManager[list[Any]]:
         """Within it the package's backends serve tensors without memory as if this GPU were here, and what they would
         launch is put into the list, each kernel once, and does not run.
