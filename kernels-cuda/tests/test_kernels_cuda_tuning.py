@@ -34,7 +34,8 @@ from quire_kernels_cuda.tuning_cases import make_call
 from quire_ops import reference as ref
 
 SM_90 = NVIDIA_TARGETS["sm_90"]
-MATMUL = {"form": "plain", "group": 0, "dtype": torch.float32, "out_dtype": torch.float32, "zero": False}
+MATMUL = {"form": "plain", "group": 0, "dtype": torch.float32, "scale_dtype": torch.float32,
+          "out_dtype": torch.float32, "zero": False}  # fmt: skip
 
 
 def tile(outputs: int, **more: int) -> LaunchConfig:
@@ -136,7 +137,7 @@ def test_a_damaged_table_is_refused_with_the_reason(tmp_path):
     with pytest.raises(ConfigError, match="is no JSON"):
         Tables(tmp_path).find("h200", "matmul", {}, {})
     path.write_text("{}")
-    with pytest.raises(ConfigError, match="is no table of format 1"):
+    with pytest.raises(ConfigError, match="is no table of format 2"):
         read_table(path)
     with pytest.raises(ConfigError, match="is no folder of tables"):
         Tables().use(tmp_path / "none")
@@ -157,7 +158,7 @@ def tuned(tmp_path):
 def test_kernels_take_what_a_table_says(tuned):
     torch.manual_seed(0)
     x, weight, bias = random_tensor(3, 256), random_tensor(48, 256), random_tensor(48)
-    cut = matmul._tuned_tile(x, 48, "plain", 0, torch.float32, False, tuned)
+    cut = matmul._tuned_tile(x, 48, "plain", 0, torch.float32, torch.float32, False, tuned)
     assert cut == matmul.MatmulTile(16, 16, 32, 4, 4, 3)
     check(linear.lm_head(here(x), here(weight), platform=tuned), ref.lm_head(x, weight))
     got = linear.linear(here(x), here(weight), here(bias), platform=tuned)  # ours: it is in the table
@@ -175,7 +176,8 @@ def test_kernels_take_what_a_table_says(tuned):
         (Problem.of("matmul", {"rows": 2, "outputs": 32, "inputs": 128}, MATMUL | {"form": "fp8", "group": 128}),
          [tile(32)]),
         (Problem.of("matmul", {"rows": 2, "outputs": 32, "inputs": 128},
-                    MATMUL | {"form": "int4", "group": 64, "zero": True}), [tile(16, BK=128, SPLITS=1)]),
+                    MATMUL | {"form": "int4", "group": 64, "zero": True, "dtype": torch.bfloat16}),
+         [tile(16, BK=128, SPLITS=1)]),
         (Problem.of("skinny_matmul", {"rows": 1, "outputs": 32, "inputs": 64}, {"dtype": torch.float32}), [tile(32)]),
         (Problem.of("decode_attention", {"sequences": 2}, {
             "tokens": 1, "head_dim": 16, "queries_per_kv_head": 2, "kv_heads": 1, "block_size": 8,
@@ -186,8 +188,11 @@ def test_kernels_take_what_a_table_says(tuned):
             "cache_dtype": torch.float32, "sliding_window": 0, "soft_cap": 0, "sinks": 0, "alibi": 1}),
          [LaunchConfig(blocks={"BLOCK_M": 64, "BLOCK_N": 16}, num_warps=4, num_stages=2)]),
         (Problem.of("fused_moe", {"pairs": 4, "experts": 2, "inputs": 32, "inner": 16}, {
-            "dtype": torch.float32, "form": "plain", "group": 0, "activation": "silu"}),
-         [LaunchConfig(blocks={"BM": 32, "BN": 32}, num_warps=4, num_stages=2)]),
+            "dtype": torch.float32, "form": "plain", "group": 0, "scale_dtype": torch.float32, "zero": 0, "bias": 0,
+            "activation": "silu"}), [LaunchConfig(blocks={"BM": 32, "BN": 32}, num_warps=4, num_stages=2)]),
+        (Problem.of("fused_moe", {"pairs": 4, "experts": 2, "inputs": 64, "inner": 32}, {
+            "dtype": torch.bfloat16, "form": "int8", "group": 32, "scale_dtype": torch.float32, "zero": 1, "bias": 1,
+            "activation": "swigluoai"}), [LaunchConfig(blocks={"BM": 16, "BN": 32}, num_warps=4, num_stages=2)]),
     ],
     ids=lambda value: str(value)[:60] if isinstance(value, Problem) else "",
 )  # fmt: skip
@@ -257,7 +262,7 @@ from quire_ops import kernel_builders
 
 target = NVIDIA.targets["sm_90"]
 problem = Problem.of("matmul", {"rows": 64, "outputs": 256, "inputs": 256}, {
-    "form": "plain", "group": 0, "dtype": "bfloat16", "out_dtype": "bfloat16", "zero": 0})
+    "form": "plain", "group": 0, "dtype": "bfloat16", "scale_dtype": "bfloat16", "out_dtype": "bfloat16", "zero": 0})
 assert default_on(problem, NVIDIA, target).blocks["BM"] == 64
 def tile(rows, outputs, inputs, num_warps, num_stages):
     blocks = {"BM": rows, "BN": outputs, "BK": inputs, "SPLITS": 1}

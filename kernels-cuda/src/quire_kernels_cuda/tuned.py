@@ -27,7 +27,7 @@ from quire_interfaces import ConfigError
 
 __all__ = ["BLOCK_NAMES", "Entry", "LaunchConfig", "Problem", "Tables", "canonical_gpu_name", "read_table", "save"]
 
-FORMAT = 1
+FORMAT = 2
 SHIPPED = Path(__file__).with_name("tables")
 FARTHEST = 2.0
 """Doublings, of all sizes together, up to which another problem's configuration is taken."""

@@ -47,32 +47,29 @@ def _random(*shape: int, dtype: torch.dtype, device: torch.device) -> Tensor:
     return torch.randn(shape, device=device).to(dtype)
 
 
-def _weights(
-    outputs: int, inputs: int, form: str, group: int, dtype: torch.dtype, device: torch.device, *, has_zero: bool
-) -> LinearWeights:
-    """A weight [O, I] of small numbers, in a form of `triton.matmul`."""
+def _weights(outputs: int, inputs: int, facts: dict[str, Any], device: torch.device) -> LinearWeights:
+    """A weight [O, I] of small numbers, in a form of `triton.matmul`, with zeros as a bias where there is one."""
+    form, group, scale_dtype = facts["form"], facts["group"], facts["scale_dtype"]
+    bias = torch.zeros(outputs, dtype=facts["dtype"], device=device) if facts.get("bias") else None
     if form == "plain":
-        return LinearWeights(_random(outputs, inputs, dtype=dtype, device=device))
+        return LinearWeights(_random(outputs, inputs, dtype=facts["dtype"], device=device), bias)
     width = -(-inputs // 128) * 64 if form == "int4" else inputs
     # Any bits are numbers in these forms, but two of fp8; the sign is left out, which leaves one of them.
     bits = torch.randint(0, 120, (outputs, width), dtype=torch.uint8, device=device)
     weight = {"int4": bits, "int8": bits.view(torch.int8), "fp8": bits.view(torch.float8_e4m3fn)}[form]
     if not group:
-        return LinearWeights(weight, None, torch.full((outputs,), 0.01, dtype=dtype, device=device))
+        return LinearWeights(weight, bias, torch.full((outputs,), 0.01, dtype=scale_dtype, device=device))
     groups = (outputs, -(-inputs // group))
-    scale = block_groups(torch.full(groups, 0.01, dtype=torch.float32 if form == "fp8" else dtype, device=device))
-    zero = block_groups(torch.full(groups, 3, dtype=torch.int16, device=device)) if has_zero else None
-    return LinearWeights(weight, None, scale, zero)
+    scale = block_groups(torch.full(groups, 0.01, dtype=scale_dtype, device=device))
+    zero = block_groups(torch.full(groups, 3, dtype=torch.int16, device=device)) if facts["zero"] else None
+    return LinearWeights(weight, bias, scale, zero)
 
 
 def _matmul(facts: dict[str, Any], platform: Platform, device: torch.device, context: int) -> Callable[[], Tensor]:
     from quire_kernels_cuda.triton.matmul import run_matmul
 
     x = _random(facts["rows"], facts["inputs"], dtype=facts["dtype"], device=device)
-    weights = _weights(
-        facts["outputs"], facts["inputs"], facts["form"], facts["group"], facts["dtype"], device,
-        has_zero=bool(facts["zero"]),
-    )  # fmt: skip
+    weights = _weights(facts["outputs"], facts["inputs"], facts, device)
     return partial(
         run_matmul, x, weights.weight, form=facts["form"], scale=weights.scale, zero=weights.zero,
         out_dtype=facts["out_dtype"], platform=platform,
@@ -163,10 +160,7 @@ def _moe(facts: dict[str, Any], platform: Platform, device: torch.device, contex
     tokens = facts["pairs"] // top_k
 
     def layers(outputs: int, inputs: int) -> tuple[LinearWeights, ...]:
-        form, group, dtype = facts["form"], facts["group"], facts["dtype"]
-        return tuple(
-            _weights(outputs, inputs, form, group, dtype, device, has_zero=False) for _ in range(num_experts)
-        )  # fmt: skip
+        return tuple(_weights(outputs, inputs, facts, device) for _ in range(num_experts))
 
     inputs, inner = facts["inputs"], facts["inner"]
     experts = Experts(

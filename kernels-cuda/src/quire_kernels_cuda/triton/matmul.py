@@ -219,15 +219,22 @@ def choose_tile(
 
 
 def _tuned_tile(
-    x: Tensor, num_outputs: int, form: str, group: int, out_dtype: torch.dtype, has_zero: bool, platform: Platform
+    x: Tensor,
+    num_outputs: int,
+    form: str,
+    group: int,
+    scale_dtype: torch.dtype,
+    out_dtype: torch.dtype,
+    has_zero: bool,
+    platform: Platform,
 ) -> MatmulTile:
     num_rows, inputs = x.shape
     processors, target = num_multiprocessors(x.device), platform.target_of(x.device)
     otherwise = choose_tile(num_rows, num_outputs, inputs, processors, target, grouped=group > 0)
     sizes = {"rows": triton.next_power_of_2(num_rows), "outputs": num_outputs, "inputs": inputs}
     config = platform.config(
-        "matmul", x.device, otherwise.config, sizes=sizes, form=form, group=group, dtype=x.dtype, out_dtype=out_dtype,
-        zero=has_zero,
+        "matmul", x.device, otherwise.config, sizes=sizes, form=form, group=group, dtype=x.dtype,
+        scale_dtype=scale_dtype, out_dtype=out_dtype, zero=has_zero,
     )  # fmt: skip
     return MatmulTile.of(config)
 
@@ -264,7 +271,8 @@ def run_matmul(
     grouped = scale is not None and scale.ndim == 3
     num_groups = scale.shape[1] if grouped and scale is not None else 1
     group = group_size_of(inputs, num_groups) if grouped else 0
-    cut = tile or _tuned_tile(x, num_outputs, form, group, out_dtype, zero is not None, platform)
+    scale_dtype = x.dtype if scale is None else scale.dtype
+    cut = tile or _tuned_tile(x, num_outputs, form, group, scale_dtype, out_dtype, zero is not None, platform)
     step = 128 if form == "int4" else (min(group, cut.inputs) if grouped else cut.inputs)
     split_inputs = triton.cdiv(triton.cdiv(inputs, cut.num_splits), max(step, 128)) * max(step, 128)
     splits = triton.cdiv(inputs, split_inputs)

@@ -232,9 +232,11 @@ def fused_moe(experts: Experts, *, platform: Platform = NVIDIA) -> RunExperts:
         sizes = {
             "pairs": triton.next_power_of_2(num_pairs), "experts": num_experts, "inputs": size, "inner": inner_size
         }  # fmt: skip
+        constants = gate.constants(size)
         config = platform.config(
             "fused_moe", x.device, _default_cut(num_pairs, num_experts, target), sizes=sizes, dtype=x.dtype,
-            form=gate.form, group=gate.constants(size)["GROUP"], activation=experts.activation,
+            form=gate.form, group=constants["GROUP"], scale_dtype=_likes(gate, x)[1].dtype, zero=constants["HAS_ZERO"],
+            bias=constants["HAS_BIAS"], activation=experts.activation,
         )  # fmt: skip
         rows = config.blocks["BM"]
         num_tiles = min(num_pairs, triton.cdiv(num_pairs, rows) + num_experts)
@@ -248,7 +250,7 @@ def fused_moe(experts: Experts, *, platform: Platform = NVIDIA) -> RunExperts:
             gate.weights, gate.scales, gate.zeros, gate.biases, up.weights, up.scales, up.zeros, up.biases,
             *_likes(gate, x), num_experts, top_k, size, inner_size, x.stride(0), _num_groups(gate),
             gate.like.weight.shape[1], experts.limit,
-            ACTIVATION=experts.activation, **gate.constants(size), **cut,
+            ACTIVATION=experts.activation, **constants, **cut,
         )  # fmt: skip
         result = torch.empty((num_pairs, size), dtype=torch.float32, device=x.device)
         expert_down_kernel[(triton.cdiv(size, cut["BN"]), num_tiles)](
