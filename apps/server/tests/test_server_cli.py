@@ -125,6 +125,7 @@ def test_missing_and_empty_files(tmp_path):
         (["serve", "a", "b"], 2, "unexpected argument 'b'"),
         (["serve", "--speculative-config", "{"], 1, "--speculative-config is not JSON"),
         (["serve", "--speculative-config", "[]"], 1, "must be a JSON object"),
+        (["serve", "--served-model-name", ""], 1, "served_model_name must hold names that are not empty"),
         (["serve", "--chat-template", "no-such-file.jinja"], 1, "no-such-file.jinja"),
         (["srve"], 2, "did you mean 'serve'"),
         (["explain", "max_num_seq"], 1, "did you mean 'max_num_seqs'"),

@@ -28,7 +28,8 @@ from quire_server.serve import serve
 from quire_testkit.fake_engine import FACTORY
 model, engine, server, settings = map(json.loads, sys.argv[1:])
 try:
-    status = serve(QuireConfig.of(model=model, **settings), ServerConfig(port=0, **server), factory=(FACTORY, engine))
+    config, server_config = QuireConfig.of(model=model, **settings), ServerConfig(**{"port": 0, **server})
+    status = serve(config, server_config, factory=(FACTORY, engine))
 except QuireError as error:
     print("failed:", error, flush=True)
     status = 1
@@ -214,6 +215,38 @@ def test_port_in_use(launch):
     assert done.returncode == 1
     assert "cannot listen on 127.0.0.1" in done.stderr
     assert "--port" in done.stderr
+
+
+def test_two_servers_that_start_at_the_same_time(launch, tiny_folder):
+    # Neither listens while its engine loads, so both may bind.
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    both = [launch(server={"port": port}) for _ in range(2)]
+    for process in both:
+        process.wait_for("OpenAI API:|failed: ")
+    winner, loser = sorted(both, key=lambda process: "failed: " in process.output)
+    assert f"failed: cannot listen on 127.0.0.1:{port}" in loser.output
+    assert loser.end() == 1
+    assert "Traceback" not in loser.output
+    assert httpx.get(f"{winner.url()}/health").status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("server", "words"),
+    [
+        ({"response_store": "/dev/null/responses.sqlite"}, "cannot keep responses in '/dev/null/responses.sqlite'"),
+        ({"response_store": "no_such_module:store"}, "there is no response store 'no_such_module:store'"),
+        ({"chat_template": "{{ messages"}, "the chat template does not compile: line 1"),
+    ],
+)
+def test_what_every_request_would_fail_on_fails_at_the_start(launch, server, words):
+    process = launch(server=server)
+    process.wait_for("OpenAI API:|failed: ")
+    assert "OpenAI API:" not in process.output
+    assert process.end() == 1
+    assert f"failed: {words}" in process.output
+    assert "Traceback" not in process.output
 
 
 def test_wrong_model_path(tmp_path):

@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from quire import LLM, AsyncLLM, ContextLengthError, QuireConfig, RequestError, SamplingParams
+from quire import LLM, AsyncLLM, CheckpointError, ContextLengthError, QuireConfig, RequestError, SamplingParams
+from quire.async_llm import read_generation_defaults
 from quire_interfaces import EngineDeadError
 from quire_testkit.checkpoints import make_checkpoint
 
@@ -165,3 +166,13 @@ def test_the_front_loads_no_torch() -> None:
 def test_readme_example_runs(tmp_path: Path) -> None:
     (block,) = re.findall(r"```python\n(.*?)```", README.read_text(), re.DOTALL)
     subprocess.run([sys.executable, "-c", block], check=True, cwd=tmp_path)
+
+
+@pytest.mark.parametrize("text", ["{", "[]", '{"temperature": "hot"}', '{"top_p": 7}'])
+def test_wrong_generation_config_names_the_file(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "generation_config.json"
+    path.write_text(text)
+    with pytest.raises(CheckpointError, match=re.escape(str(path))):
+        read_generation_defaults(tmp_path)
+    path.write_text('{"temperature": 0.6, "top_k": 20, "top_p": null, "eos_token_id": 1}')
+    assert read_generation_defaults(tmp_path) == {"temperature": 0.6, "top_k": 20}

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from quire_interfaces import Settings, at_least, between, one_of, setting
 
 __all__ = ["ServerConfig"]
+
+
+def _not_empty(names: Any) -> str | None:
+    return None if names and all(name.strip() for name in names) else "hold names that are not empty"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -16,7 +21,9 @@ class ServerConfig(Settings):
     host: str = setting("127.0.0.1", help="Address to listen on; 0.0.0.0 for every interface.")
     port: int = setting(8000, help="Port to listen on; 0 takes a free one.", check=between(0, 65535))
     served_model_name: tuple[str, ...] | None = setting(
-        None, help="Names that requests may ask for, the first one is shown; empty takes the model's own."
+        None,
+        help="Names that requests may ask for, the first one is shown; empty takes the model's own.",
+        check=_not_empty,
     )
     api_key: tuple[str, ...] = setting(
         (), help="Keys, one of which every request but /health must carry; also from QUIRE_API_KEY, comma-separated."

@@ -12,9 +12,10 @@ import os
 import sqlite3
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeGuard
 
 import msgspec
 
@@ -25,6 +26,7 @@ __all__ = [
     "ResponseStore",
     "SQLiteResponseStore",
     "StoredResponse",
+    "check_response_store",
     "default_store_path",
     "make_response_store",
     "open_database",
@@ -188,18 +190,40 @@ def make_response_store(config: ServerConfig) -> ResponseStore | None:
     name = config.response_store
     if name == "none":
         return None
-    if name is not None and ":" in name and name != ":memory:":
-        module, _, function = name.partition(":")
-        try:
-            store: ResponseStore = getattr(importlib.import_module(module), function)(config)
-        except (ImportError, AttributeError) as error:
-            raise ConfigError(
-                f"there is no response store {name!r}: {error}; give a file, 'none', or module:function",
-                field="response_store",
-            ) from None
-        return store
+    if _is_function(name):
+        return _find_function(name)(config)
     return SQLiteResponseStore(
         name or default_store_path(),
         ttl_s=config.response_store_ttl_s,
         max_responses=config.response_store_max_responses,
     )
+
+
+def check_response_store(config: ServerConfig) -> None:
+    """Whether the store that was asked for can be used, before a request needs it. A store in the user's state folder,
+    which nobody asked for, may fail later: a server without such a folder still serves the rest.
+
+    Raises:
+        ConfigError: it cannot.
+    """
+    name = config.response_store
+    if _is_function(name):
+        _find_function(name)
+    elif name not in (None, "none", ":memory:") and (store := make_response_store(config)) is not None:
+        store.close()
+
+
+def _is_function(name: str | None) -> TypeGuard[str]:
+    return name is not None and ":" in name and name != ":memory:"
+
+
+def _find_function(name: str) -> Callable[[ServerConfig], ResponseStore]:
+    module, _, function = name.partition(":")
+    try:
+        found: Callable[[ServerConfig], ResponseStore] = getattr(importlib.import_module(module), function)
+    except (ImportError, AttributeError) as error:
+        raise ConfigError(
+            f"there is no response store {name!r}: {error}; give a file, 'none', or module:function",
+            field="response_store",
+        ) from None
+    return found

@@ -19,6 +19,7 @@ from quire_interfaces import ConfigError
 from quire_observability import EngineMetrics
 from quire_server.config import ServerConfig
 from quire_server.mcp_servers import MCPServer, read_mcp_servers
+from quire_server.response_store import check_response_store
 
 if TYPE_CHECKING:
     from quire_server.http_server import HTTPServer
@@ -41,6 +42,7 @@ def serve(config: QuireConfig, server: ServerConfig, *, factory: tuple[str, dict
     gc.disable()  # until everything is there that stays
     chat_template = read_template(server.chat_template)
     mcp_servers = read_mcp_servers(server.mcp_servers, server.mcp_timeout_s)
+    check_response_store(server)
     run: Callable[[Coroutine[Any, Any, int]], int] = asyncio.run
     with contextlib.suppress(ImportError):  # not there on every platform
         import uvloop
@@ -85,6 +87,7 @@ async def _serve(
         metrics.set_cache_config(
             block_size=info.block_size, num_gpu_blocks=info.num_blocks, cache_dtype=info.kv_cache_dtype
         )
+        listen(listening, server)
         signals.http = http = make_http_server(context)
         running = asyncio.ensure_future(http.serve(sockets=[listening]))
         while not (http.started or running.done()):  # who reads the banner may connect
@@ -148,12 +151,28 @@ def bind(server: ServerConfig) -> socket.socket:
         listening.bind((server.host, server.port))
     except OSError as error:
         listening.close()
-        raise ConfigError(
-            f"cannot listen on {server.host}:{server.port}: {error.strerror or error}; choose another --port or "
-            "--host, or stop the program that uses it",
-            field="port",
-        ) from None
+        raise _cannot_listen(server, error) from None
     return listening
+
+
+def listen(listening: socket.socket, server: ServerConfig) -> None:
+    """Let clients connect: as late as this, so that nobody takes a server that still loads for one that is ready.
+
+    Raises:
+        ConfigError: another server that loaded at the same time was ready first (two may bind, one may listen).
+    """
+    try:
+        listening.listen(2048)
+    except OSError as error:
+        raise _cannot_listen(server, error) from None
+
+
+def _cannot_listen(server: ServerConfig, error: OSError) -> ConfigError:
+    return ConfigError(
+        f"cannot listen on {server.host}:{server.port}: {error.strerror or error}; choose another --port or "
+        "--host, or stop the program that uses it",
+        field="port",
+    )
 
 
 def read_template(value: str | None) -> str | None:

@@ -19,7 +19,7 @@ from quire.draft_plan import DraftPlan
 from quire.kv_tier import check_tier, open_tier, start_digest
 from quire.plan import MemoryPlan, format_bytes, make_plan
 from quire_engine import EngineInfo, EngineParts
-from quire_interfaces import GrammarBackend, LogitsProcessor, SchedulerStats, Tokenizer
+from quire_interfaces import ConfigError, GrammarBackend, LogitsProcessor, RequestError, SchedulerStats, Tokenizer
 from quire_kv_cache import KVCacheManager
 from quire_kv_transfer import DiskTier
 from quire_models.config import ModelConfig
@@ -69,9 +69,20 @@ def model_folder(config: QuireConfig) -> Path:
 def build_renderer(
     config: QuireConfig, folder: Path, model: ModelConfig, chat_template: str | None = None
 ) -> ChatRenderer:
-    """Tokenizer and chat template of a model folder. Raises CheckpointError when there is no usable tokenizer."""
+    """Tokenizer and chat template of a model folder.
+
+    Raises:
+        CheckpointError: there is no usable tokenizer.
+        ConfigError: `chat_template` does not compile. A model's own may: it serves completions all the same.
+    """
     tokenizer = load_tokenizer(Path(config.model.tokenizer) if config.model.tokenizer else folder)
-    return ChatRenderer(tokenizer, chat_template, config.renderer, vocab_size=model.vocab_size)
+    renderer = ChatRenderer(tokenizer, chat_template, config.renderer, vocab_size=model.vocab_size)
+    if chat_template is not None:
+        try:
+            renderer.check_templates()
+        except RequestError as error:
+            raise ConfigError(str(error), field="chat_template") from error
+    return renderer
 
 
 def build_grammar_gate(

@@ -25,7 +25,16 @@ from quire_engine import (
     ProcessClient,
     RequestOutput,
 )
-from quire_interfaces import AdapterInfo, PauseState, RenderedPrompt, SamplingParams, SchedulerStats, Tokenizer
+from quire_interfaces import (
+    AdapterInfo,
+    CheckpointError,
+    PauseState,
+    RenderedPrompt,
+    RequestError,
+    SamplingParams,
+    SchedulerStats,
+    Tokenizer,
+)
 from quire_models.config import ModelConfig
 from quire_renderers import ChatRenderer, IncrementalDetokenizer
 
@@ -282,9 +291,20 @@ def make_detokenizer_factory(tokenizer: Tokenizer) -> Callable[[Sequence[int], S
 
 def read_generation_defaults(folder: Path) -> dict[str, Any]:
     """Sampling fields of generation_config.json; empty when there is none or it asks for greedy decoding by
-    do_sample=false without saying more."""
+    do_sample=false without saying more.
+
+    Raises:
+        CheckpointError: the file is no JSON object, or a field is no value that a request may have.
+    """
     path = folder / "generation_config.json"
     if not path.is_file():
         return {}
-    values = json.loads(path.read_text())
-    return {name: values[name] for name in GENERATION_FIELDS if values.get(name) is not None}
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+        if not isinstance(values, dict):
+            raise ValueError(f"it holds a {type(values).__name__}, not an object")
+        found = {name: values[name] for name in GENERATION_FIELDS if values.get(name) is not None}
+        SamplingParams(**found)
+    except (ValueError, RequestError) as error:
+        raise CheckpointError(f"{path} cannot be used: {error}; correct it, or remove the file") from None
+    return found

@@ -69,6 +69,14 @@ class ChatRenderer:
         sandbox = TemplateSandbox(max_chars=self.config.max_prompt_chars, timeout_s=self.config.template_timeout_s)
         self._templates = ChatTemplates(named, special_tokens, sandbox)
 
+    def check_templates(self) -> None:
+        """Compile the chat templates now, not with the first conversation.
+
+        Raises:
+            RequestError: one does not compile.
+        """
+        self._templates.check()
+
     @property
     def cache_stats(self) -> SegmentCacheStats:
         """How the segment cache does."""

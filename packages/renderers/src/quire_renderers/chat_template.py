@@ -113,6 +113,11 @@ class ChatTemplates:
         text = self._run(template, variables)
         return _cut_at_mark(text) if conversation.continue_final_message else text
 
+    def check(self) -> None:
+        """Compile every template now. Raises RequestError when one does not compile."""
+        for source in self._named.values():
+            self._compile(source)
+
     def _choose(self, chat_template: str | None, has_tools: bool) -> str:
         if chat_template is not None:
             return self._named.get(chat_template, chat_template)
