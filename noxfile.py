@@ -108,7 +108,7 @@ def imports(session: nox.Session) -> None:
 def kernels_cpu(session: nox.Session) -> None:
     """Compare the CPU kernels with their references, each build that this processor runs."""
     name = "from quire_kernels_cpu.builds import build_name; print(build_name())"
-    for build in ("amx", "avx512", "avx2"):
+    for build in ("amx", "avx512bf16", "avx512", "avx2"):
         environment = {**os.environ, "QUIRE_CPU_KERNELS": build}
         best = session.run(sys.executable, "-c", name, env=environment, external=True, silent=True)
         if best is None or best.strip() != build:

@@ -17,10 +17,12 @@ from typing import Any
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
 AVX512 = ["-march=x86-64-v4", "-mprefer-vector-width=512"]
+AVX512_BF16 = [*AVX512, "-mavx512bf16", "-mavx512vnni"]
 BUILDS = {
     "avx2": ["-march=x86-64-v3"],
     "avx512": AVX512,
-    "amx": [*AVX512, "-mavx512bf16", "-mavx512vnni", "-mamx-tile", "-mamx-bf16", "-mamx-int8"],
+    "avx512bf16": AVX512_BF16,
+    "amx": [*AVX512_BF16, "-mamx-tile", "-mamx-bf16", "-mamx-int8"],
 }
 AARCH64_BUILDS = {"neon": ["-march=armv8-a"], "sve": ["-march=armv8.2-a+sve", "-msve-vector-bits=256"]}
 ARCHITECTURES = {"x86_64": BUILDS, "AMD64": BUILDS, "aarch64": AARCH64_BUILDS, "arm64": AARCH64_BUILDS}

@@ -114,7 +114,7 @@ def main() -> None:
     head_bytes = sum(part.nbytes for part in head if part is not None)
     memory = torch.ones(512 << 20, dtype=torch.uint8)
     # Without AMX or AVX512-BF16 torch multiplies bfloat16 fifty times slower than float32.
-    square = torch.randn(2048, 2048, dtype=torch.bfloat16 if build_name() == "amx" else torch.float32)
+    square = torch.randn(2048, 2048, dtype=torch.bfloat16 if build_name() in ("amx", "avx512bf16") else torch.float32)
     print(f"build {build_name()}, {torch.get_num_threads()} threads, {weight_bytes / 1e9:.2f} GB of weights in layers")
     for name, sequences, tokens, context in STEPS:
         repeats = args.repeats if tokens == 1 else max(2, args.repeats // 2)

@@ -1,7 +1,7 @@
 """The compiled kernels: which build fits this processor, and their C functions.
 
 Knows processors and the C interface; does not know tensors or ops. `QUIRE_CPU_KERNELS` names a lower build than the
-best one ("avx512", "avx2"), or "none". 64-bit Arm processors have "sve" and "neon".
+best one ("avx512bf16", "avx512", "avx2"), or "none". 64-bit Arm processors have "sve" and "neon".
 """
 
 from __future__ import annotations
@@ -19,8 +19,19 @@ ENVIRONMENT = "QUIRE_CPU_KERNELS"
 
 BUILDS: dict[str, frozenset[str]] = {
     "amx": frozenset(
-        {"avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512_bf16", "amx_tile", "amx_bf16", "amx_int8"}
+        {
+            "avx512f",
+            "avx512bw",
+            "avx512vl",
+            "avx512dq",
+            "avx512_bf16",
+            "avx512_vnni",
+            "amx_tile",
+            "amx_bf16",
+            "amx_int8",
+        }
     ),
+    "avx512bf16": frozenset({"avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512cd", "avx512_bf16", "avx512_vnni"}),
     "avx512": frozenset({"avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512cd"}),
     "avx2": frozenset({"avx2", "fma", "f16c", "bmi2"}),
     "sve": frozenset({"sve", "sve of 256 bits"}),

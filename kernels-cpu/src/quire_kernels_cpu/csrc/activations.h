@@ -1,8 +1,8 @@
 // The tokens of a step in the forms in which the matrix kernels read them.
 //
 // Rows, for dot products of vectors: float32; split, where of every 2 * kLanes inputs the even ones come before the odd
-// ones, as a shift and a mask give those of bfloat16; or words of 16 bits, for weights in int8. Pairs of bfloat16,
-// interleaved 16 tokens at a time: the second operand of AMX. Quads of int8, for weights in int8: each token is a
+// ones, as a shift and a mask give those of bfloat16; bfloat16 as they are, where there are products of its pairs; or words
+// of 16 bits, for weights in int8. Pairs of bfloat16, interleaved 16 tokens at a time: the second operand of AMX. Quads of int8, for weights in int8: each token is a
 // fixed-point number of 15 bits, kept as two columns of int8, value = scale * (128 high + low), so that int8 tiles multiply
 // it exactly (words hold it whole); its rounding is 2^-15 of the token's largest element, which is finer than bfloat16's
 // own where it counts. Bytes: the same two parts as rows of int8, 8 tokens together, which are AMX's first operand where
@@ -20,7 +20,7 @@
 
 namespace quire {
 
-enum class Form { rows, split_rows, words, pairs, quads, bytes, columns };
+enum class Form { rows, split_rows, bf16_rows, words, pairs, quads, bytes, columns };
 
 struct Activations {
     void* data = nullptr;
@@ -34,7 +34,7 @@ struct Activations {
 
     int64_t tiles() const { return (tokens + kTile - 1) / kTile; }
     // Whether tile registers multiply it.
-    bool tiled() const { return form != Form::rows && form != Form::split_rows && form != Form::words; }
+    bool tiled() const { return form > Form::words; }
     // Rows are whole pieces, with zeros behind.
     int64_t row_stride() const { return (cols + kGroupPiece - 1) / kGroupPiece * kGroupPiece; }
     // From one row to the next: never a power of two, so that tokens side by side do not meet in the first-level cache.
@@ -42,13 +42,14 @@ struct Activations {
     // Whether a token's form depends on all of its inputs.
     bool takes_whole_tokens() const { return int8 || form == Form::words || form == Form::quads || form == Form::bytes; }
     int64_t bytes() const {
-        if (!tiled()) return tokens * token_stride() * (form == Form::words ? 2 : 4);
+        if (!tiled()) return tokens * token_stride() * (form < Form::bf16_rows ? 4 : 2);
         if (form == Form::columns) return tiles() * kTile * cols;
         return tiles() * kTile * (form == Form::bytes ? row_stride() : cols) * 2;
     }
     float* row(int64_t token) const { return static_cast<float*>(data) + token * token_stride(); }
+    BFloat16* bf16_row(int64_t token) const { return static_cast<BFloat16*>(data) + token * token_stride(); }
     int16_t* words(int64_t token) const { return static_cast<int16_t*>(data) + token * token_stride(); }
-    // Where in a row an input is.
+    // Where in a row of float32 an input is.
     int64_t place(int64_t col) const {
         if (form == Form::rows) return col;
         const int64_t within = col % (2 * kLanes);
@@ -56,7 +57,9 @@ struct Activations {
     }
     // Zeros behind the inputs of rows that are written input by input.
     void clear_ends() const {
-        if (form != Form::rows && form != Form::split_rows) return;
+        if (form == Form::bf16_rows)
+            for (int64_t t = 0; t < tokens; ++t) std::fill(bf16_row(t) + cols, bf16_row(t) + row_stride(), BFloat16{});
+        if (form >= Form::bf16_rows) return;
         const int64_t begin = form == Form::rows ? cols : cols / (2 * kLanes) * (2 * kLanes);
         for (int64_t t = 0; t < tokens; ++t) std::fill(row(t) + begin, row(t) + row_stride(), 0.0f);
     }
@@ -100,7 +103,12 @@ Form form_for(int64_t cols, Coding coding) {
     (void)cols;
     if (coding == Coding::w8a8) return Form::words;
     if (!std::is_same_v<T, BFloat16>) return Form::rows;
-    return coding == Coding::int8 ? Form::words : coding == Coding::plain ? Form::split_rows : Form::rows;
+#if defined(__AVX512BF16__)
+    constexpr Form kPlain = Form::bf16_rows;
+#else
+    constexpr Form kPlain = Form::split_rows;
+#endif
+    return coding == Coding::int8 ? Form::words : coding == Coding::plain ? kPlain : Form::rows;
 }
 
 // Where a layer's activations keep their memory.
@@ -313,8 +321,14 @@ void set_tile(const Activations& x, int64_t tile, const T* const rows[kTile], in
             x.scales[token] = set_words(rows[i], x, x.int8 ? kInt8Most : kFixedMost, x.words(token));
             continue;
         }
-        float* const to = x.row(token) + first_col;
         const T* const from = rows[i] + first_col;
+        if constexpr (std::is_same_v<T, BFloat16>) {
+            if (x.form == Form::bf16_rows) {
+                std::memcpy(x.bf16_row(token) + first_col, from, num_cols * sizeof *from);
+                continue;
+            }
+        }
+        float* const to = x.row(token) + first_col;
         if constexpr (std::is_same_v<T, BFloat16>) {
             if (x.form == Form::split_rows) {
                 split_row(from, num_cols, to);

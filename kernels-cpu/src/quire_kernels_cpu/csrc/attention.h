@@ -207,6 +207,7 @@ void write_column(const Attention<T>& a, const AttentionTask& task, int query, i
 
 }  // namespace quire
 
+#include "attention_pairs.h"
 #include "attention_rows.h"
 #include "attention_tiles.h"
 
@@ -215,12 +216,29 @@ namespace quire {
 template <typename T>
 bool attends_with_tiles(const Attention<T>& a) {
 #ifdef QUIRE_AMX
-    const int dim = a.cache.head_dim;
-    return std::is_same_v<T, BFloat16> && tiles_granted && dim % (a.cache.format == CacheFormat::int4 ? 64 : 32) == 0;
+    return std::is_same_v<T, BFloat16> && tiles_granted && PairAttention::fits(a.cache);
 #else
     (void)a;
     return false;
 #endif
+}
+
+// The heads of a task one after another, without tiles.
+template <typename T>
+void attend_columns(const Attention<T>& a, const AttentionTask& task, AttentionScratch& scratch, const Partials& partials,
+                    int64_t index) {
+    const auto run = [&](auto&& way) {
+        for (int head = task.kv_head; head < task.kv_head + task.num_kv_heads; ++head) way.run(head, partials, index);
+    };
+#if defined(__AVX512BF16__)
+    if constexpr (std::is_same_v<T, BFloat16>) {
+        if (PairAttention::fits(a.cache)) {
+            run(PairAttention(a, task, scratch));
+            return;
+        }
+    }
+#endif
+    run(RowAttention<T>(a, task, scratch));
 }
 
 // The sequences of a step, those with the most work first, so that no thread is left with one at the end.
@@ -283,7 +301,7 @@ void attention(const Attention<T>& a, AttentionScratch& scratch, Claimer& claime
             }
         }
 #endif
-        attend_rows(a, task, scratch, partials, i);
+        attend_columns(a, task, scratch, partials, i);
         task = next;
         i = following;
     }

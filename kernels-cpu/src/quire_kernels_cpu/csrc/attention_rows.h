@@ -1,11 +1,11 @@
-// Attention without tiles: dot products of vectors in float32. Included by `attention.h`.
+// Attention by dot products of vectors in float32. Included by `attention.h`.
 //
 // Some columns at a time, whose queries stay in the first-level cache while keys pass; four keys meet two columns of one
-// query at once, and four vectors of a value. What a column gets does not depend on how it was grouped, nor on whether
-// keys and values were widened once for all columns or, for a few, each time they are read.
+// query at once, and four vectors of a value. What a column gets does not depend on whether keys and values were widened
+// once for all columns or, for a few, each time they are read.
 #pragma once
 
-#include "attention.h"
+#include "attention_columns.h"
 
 namespace quire {
 
@@ -17,101 +17,27 @@ struct PieceRows {
     int64_t value_offset;
 };
 
-inline void fetch(const char* from, int64_t bytes) {
-    for (int64_t i = 0; i < bytes; i += 64) __builtin_prefetch(from + i, 0, 3);
-}
-
-// Columns [query, head of the group] of one key-value head.
 template <typename T>
-class RowAttention {
+class RowAttention : public ColumnAttention<RowAttention<T>, T> {
+    using Base = ColumnAttention<RowAttention<T>, T>;
+    friend Base;
+    using Base::a_, Base::task_, Base::group_, Base::padded_, Base::columns_, Base::head_;
+    using Base::column, Base::seen_by, Base::weigh, Base::query_of;
+
 public:
     RowAttention(const Attention<T>& a, const AttentionTask& task, AttentionScratch& scratch)
-        : a_(a), task_(task), group_(a.group()), padded_((a.cache.head_dim + kLanes - 1) / kLanes * kLanes),
-          columns_((task.last - task.first) * group_), is_tree_(a.is_tree(task.sequence)) {
+        : Base(a, task, scratch),
+          as_stored_(columns_ <= kFewColumns && a.cache.format == CacheFormat::network && padded_ == a.cache.head_dim) {
         keys_ = scratch.keys.get<float>(kPiece * padded_);
         values_ = scratch.values.get<float>(kPiece * padded_);
         queries_ = scratch.queries.get<float>(columns_ * padded_);
-        outputs_ = scratch.outputs.get<float>(2 * columns_ * padded_);
-        state_ = scratch.state.get<float>(4 * columns_);
-    }
-
-    // The task's head number `head`, whose columns begin at `offset` of the task's.
-    void run(int head, const Partials& partials, int64_t index) {
-        head_ = head;
-        set_queries();
-        clear(0);
-        bool merged = false;
-        CacheRows rows(a_.cache, a_.table(task_.sequence), head);
-        const Span span = task_.tokens(a_);
-        const bool as_stored = columns_ <= kFewColumns && a_.cache.format == CacheFormat::network && padded_ == a_.cache.head_dim;
-        const char* stored[2][kPiece] = {};
-        int first = span.begin / kPiece * kPiece, which = 0;
-        locate(rows, first, span, stored[which]);
-        for (int piece = first; piece < span.end; piece += kPiece, which ^= 1) {
-            if (piece % kSegment == 0 && piece > span.begin) {
-                keep(merged);
-                merged = true;
-            }
-            const int begin = std::max(piece, span.begin), end = std::min(piece + kPiece, span.end);
-            if (is_tree_ && piece + kPiece > a_.path(task_.sequence, 0)[1]) {
-                attend_paths(rows, piece, begin, end, as_stored);
-            } else {
-                std::copy_n(stored[which], kPiece, stored[which ^ 1]);
-                locate(rows, piece + kPiece, span, stored[which ^ 1]);
-                attend_all({0, columns_}, piece, begin, end, stored[which], stored[which ^ 1], as_stored);
-            }
-        }
-        if (merged) keep(true);
-        for (int c = 0; c < columns_; ++c) {
-            const Column result = column(merged, c);
-            const int within = (head - task_.kv_head) * columns_ + c;
-            if (task_.segment < 0) {
-                write_column(a_, task_, task_.first + c / group_, head * group_ + c % group_, result);
-            } else {
-                const Column to = partials.column(index, within);
-                *to.top = *result.top;
-                *to.total = *result.total;
-                std::memcpy(to.out, result.out, padded_ * sizeof(float));
-            }
-        }
     }
 
 private:
-    // which: 0 for the segment at hand, 1 for the segments before it.
-    Column column(int which, int c) const {
-        float* state = state_ + which * 2 * columns_;
-        return {state + c, state + columns_ + c, outputs_ + (which * columns_ + c) * padded_, kLanes};
-    }
-
-    // Where the keys of a piece's tokens within the span are.
-    static void locate(CacheRows& rows, int piece, Span span, const char** to) {
-        for (int t = std::max(piece, span.begin), end = std::min(piece + kPiece, span.end); t < end;) {
-            const char* key = rows.at(t);
-            for (const int stop = std::min(end, rows.block_end(t)); t < stop; ++t, key += rows.row_bytes()) to[t - piece] = key;
-        }
-    }
-
-    void clear(int which) {
-        for (int c = 0; c < columns_; ++c) {
-            const Column of = column(which, c);
-            *of.top = -INFINITY;
-            *of.total = 0.0f;
-            std::fill(of.out, of.out + padded_, 0.0f);
-        }
-    }
-
-    // Puts the segment at hand behind those before it.
-    void keep(bool there_are_some) {
-        if (!there_are_some) clear(1);
-        for (int c = 0; c < columns_; ++c) merge(column(1, c), column(0, c), padded_ / kLanes);
-        clear(0);
-    }
-
     void set_queries() {
-        const int dim = a_.cache.head_dim, begin = a_.query_start_loc[task_.sequence] + task_.first;
+        const int dim = a_.cache.head_dim;
         for (int c = 0; c < columns_; ++c) {
-            const T* q = a_.query + (begin + c / group_) * a_.query_stride +
-                         static_cast<int64_t>(head_ * group_ + c % group_) * a_.head_stride;
+            const T* q = query_of(c);
             float* to = queries_ + c * padded_;
             int d = 0;
             for (; d + kLanes <= dim; d += kLanes) store(to + d, load(q + d));
@@ -120,10 +46,9 @@ private:
     }
 
     // Columns over the tokens [begin, end) of a piece, whose keys are at `now`; `ahead`: those of the next one.
-    void attend_all(Span columns, int piece, int begin, int end, const char* const* now, const char* const* ahead,
-                    bool as_stored) {
+    void attend_all(Span columns, int piece, int begin, int end, const char* const* now, const char* const* ahead) {
         const char* wide[kPiece];
-        for (int t = begin - piece; !as_stored && t < end - piece; ++t) {
+        for (int t = begin - piece; !as_stored_ && t < end - piece; ++t) {
             float *const key = keys_ + t * padded_, *const value = values_ + t * padded_;
             widen_row<T>(a_.cache, now[t], key, padded_);
             widen_row<T>(a_.cache, now[t] + a_.cache.value_offset(), value, padded_);
@@ -132,25 +57,11 @@ private:
         const int64_t wide_offset = reinterpret_cast<char*>(values_) - reinterpret_cast<char*>(keys_);
         for (int c = columns.begin; c < columns.end; c += kTogether) {
             const int last = std::min(c + kTogether, columns.end);
-            if (as_stored) {
+            if (as_stored_) {
                 attend<T>(c, last, piece, begin, end, {now, ahead, a_.cache.value_offset()});
             } else {
                 attend<float>(c, last, piece, begin, end, {wide, nullptr, wide_offset});
             }
-        }
-    }
-
-    // A piece in which each query has tokens of its own: one query after another, its tokens in their order, so that each
-    // result is what it would be if its path were all there is.
-    void attend_paths(CacheRows& rows, int piece, int begin, int end, bool as_stored) {
-        const char* own[kPiece];
-        for (int query = task_.first; query < task_.last; ++query) {
-            const int32_t* path = a_.path(task_.sequence, query);
-            const int c = (query - task_.first) * group_;
-            const Span seen = seen_by(c, begin, end);
-            if (seen.begin >= seen.end) continue;
-            for (int t = seen.begin; t < seen.end; ++t) own[t - piece] = rows.at(t < path[1] ? t : path[2 + t - path[1]]);
-            attend_all({c, c + group_}, piece, seen.begin, seen.end, own, own, as_stored);
         }
     }
 
@@ -159,12 +70,7 @@ private:
     static constexpr int kFewColumns = 4;  // for which widening beforehand costs more than it saves
     static constexpr int kRun = 4;        // keys, and vectors of a value
 
-    // The tokens of [begin, end) that a column sees.
-    Span seen_by(int c, int begin, int end) const {
-        const int position = position_of(c);
-        return {a_.window > 0 ? std::max(begin, position + 1 - a_.window) : begin, std::min(end, position + 1)};
-    }
-    int position_of(int c) const { return a_.position(task_.sequence, task_.first + c / group_); }
+
     // Columns from `first` on, up to three, and the tokens of a piece that all of them see.
     struct Together {
         int first, count;
@@ -250,40 +156,6 @@ private:
         }
     }
 
-    // Products become weights, 0 where nothing is seen; what the column has so far is to be multiplied by the result.
-    float weigh(int c, int piece, Span seen, float* weights) {
-        if (seen.begin >= seen.end) return 1.0f;
-        const Column of = column(0, c);
-        const int position = position_of(c), from = seen.begin - piece, to = seen.end - piece;
-        const float scale = a_.scale * a_.cache.head_scale(0, head_);
-        const float slope = a_.slopes ? a_.slopes[head_ * group_ + c % group_] : 0.0f;
-        for (int t = from; a_.soft_cap > 0 && t < to; ++t)
-            weights[t] = a_.soft_cap * std::tanh(weights[t] * scale / a_.soft_cap);
-        const float factor = a_.soft_cap > 0 ? 1.0f : scale;
-        for (int t = 0; t < kPiece; t += kLanes) store(weights + t, load(weights + t) * factor);
-        for (int t = from; slope != 0.0f && t < to; ++t) weights[t] -= slope * static_cast<float>(position - piece - t);
-        std::fill(weights, weights + from, -INFINITY);
-        std::fill(weights + to, weights + kPiece, -INFINITY);
-        Floats most = splat(*of.top);
-        for (int t = 0; t < kPiece; t += kLanes) {
-            const Floats score = load(weights + t);
-            most = (score > most) | (score != score) ? score : most;
-        }
-        float highest = *of.top;
-        for (int i = 0; i < kLanes; ++i) highest = most[i] > highest || most[i] != most[i] ? most[i] : highest;
-        // Nothing seen yet, or a score that is not a number: the result says so by itself.
-        const float shrink = *of.top == -INFINITY ? 0.0f : exp(splat(*of.top - highest))[0];
-        Floats sums{};
-        for (int t = 0; t < kPiece; t += kLanes) {
-            const Floats weight = exp(load(weights + t) - highest);
-            store(weights + t, weight);
-            sums += weight;
-        }
-        *of.total = *of.total * shrink + sum(sums);
-        *of.top = highest;
-        return shrink;
-    }
-
     // out = out * shrink + weighted values, of kColumns columns and `vectors` vectors from element d on.
     template <int kColumns, typename Number>
     static void add_values(Span seen, const float (*weights)[kPiece], const float* shrink, const PieceRows& rows, int d,
@@ -324,19 +196,8 @@ private:
             for (int v = 0; v < kVectors; ++v) store(out + c * padded + v * kLanes, sums[c][v]);
     }
 
-    const Attention<T>& a_;
-    const AttentionTask& task_;
-    const int group_, padded_, columns_;
-    const bool is_tree_;
-    int head_ = 0;
-    float *keys_, *values_, *queries_, *outputs_, *state_;
+    const bool as_stored_;
+    float *keys_, *values_, *queries_;
 };
-
-template <typename T>
-void attend_rows(const Attention<T>& a, const AttentionTask& task, AttentionScratch& scratch, const Partials& partials,
-                 int64_t index) {
-    RowAttention<T> rows(a, task, scratch);
-    for (int head = task.kv_head; head < task.kv_head + task.num_kv_heads; ++head) rows.run(head, partials, index);
-}
 
 }  // namespace quire

@@ -1,7 +1,7 @@
 // Matrices by vectors, where there are no tiles: dot products of a few outputs with a few tokens.
 //
-// Inputs come in pieces of 512. What a lane sums to in a piece starts at zero and is then added to what it has from the
-// pieces before; at the end the lanes are added in one order. All of this is the same for one token and for many.
+// Inputs come in pieces. What a lane sums to in a piece starts at zero and is then added to what it has from the pieces
+// before; at the end the lanes are added in one order. All of this is the same for one token and for many.
 #pragma once
 
 #include <algorithm>
@@ -16,21 +16,22 @@ constexpr int kDotRows = 4;  // for one or two tokens, so that memory is read in
 // For more, eight rows meet some tokens while those are in the first-level cache, as many at a time as have sums that fit the
 // registers.
 constexpr int kBlockRows = 8;
-#if defined(__AVX2__) && !defined(__AVX512F__)
+#if defined(__AVX512BF16__)
+constexpr int kManyRows = 4, kManyTokens = 6;
+#elif defined(__AVX2__) && !defined(__AVX512F__)
 constexpr int kManyRows = 2, kManyTokens = 5;
 #else
 constexpr int kManyRows = 4, kManyTokens = 4;
 #endif
-constexpr int64_t kDotPiece = 512;
 
-// How weights of type W meet tokens: `kVectors` vectors for each step of `kStep` inputs, on both sides.
+// How weights of type W meet tokens: `kVectors` vectors for each step of `kStep` inputs, on both sides; pieces of `kPiece`.
 template <typename W>
 struct FloatDot {
     using Weight = W;
     using Number = float;
     using Vector = Floats;
     using Sum = Floats;
-    static constexpr int kVectors = 1, kStep = kLanes;
+    static constexpr int kVectors = 1, kStep = kLanes, kPiece = 512;
 
     static const Number* token(const Activations& x, int64_t t) { return x.row(t); }
     static Vector widened_part(const W* from, int) { return load(from); }
@@ -45,17 +46,40 @@ struct SplitDot : FloatDot<BFloat16> {
     static Floats widened_part(const BFloat16* from, int part) { return part ? odd_numbers(from) : even_numbers(from); }
 };
 
+#if defined(__AVX512BF16__)
+// Products of pairs of bfloat16, added to what a lane has, each rounded to nearest even; numbers below the normal ones count
+// as zeros, as in AMX.
+struct PairDot {
+    using Weight = BFloat16;
+    using Number = BFloat16;
+    using Vector = Shorts;
+    using Sum = Floats;
+    static constexpr int kVectors = 1, kStep = 2 * kLanes, kPiece = 1024;
+
+    static const Number* token(const Activations& x, int64_t t) { return x.bf16_row(t); }
+    static Vector widened_part(const BFloat16* from, int) {
+        Vector pairs;
+        std::memcpy(&pairs, from, sizeof pairs);
+        return pairs;
+    }
+    static Sum add(Sum sum, Vector a, Vector b) {
+        return (Floats)_mm512_dpbf16_ps((__m512)sum, (__m512bh)a, (__m512bh)b);
+    }
+    static Floats to_floats(Sum sum) { return sum; }
+};
+#endif
+
 // Int8 against whole numbers of 16 bits, exact within a piece.
 struct WholeDot {
     using Weight = int8_t;
     using Number = int16_t;
     using Vector = Shorts;
     using Sum = Ints;
-    static constexpr int kVectors = 1, kStep = 2 * kLanes;
+    static constexpr int kVectors = 1, kStep = 2 * kLanes, kPiece = 512;
 
     static const Number* token(const Activations& x, int64_t t) { return x.words(t); }
     static Vector widened_part(const int8_t* from, int) { return widened_bytes(from); }
-    static Sum add(Sum sum, Vector a, Vector b) { return sum + pair_products(a, b); }
+    static Sum add(Sum sum, Vector a, Vector b) { return plus_pair_products(sum, a, b); }
     static Floats to_floats(Sum sum) { return whole_to_floats(sum); }
 };
 
@@ -85,8 +109,7 @@ __attribute__((always_inline)) inline void dot_step(const typename Dot::Weight* 
     };
 #pragma GCC unroll 2
     for (int part = 0; part < Dot::kVectors; ++part) {
-        if constexpr (kRows < kTokens) {
-            static_assert(kRows == 2);
+        if constexpr (kRows == 2 && kTokens > 2) {
             Vector w0 = weight(0, part), w1 = weight(1, part);
             in_register(w0);
             in_register(w1);
@@ -158,12 +181,12 @@ template <typename Dot, int kTokens>
 void few_dots(const Half& half, int64_t cols, const Activations& x, int64_t first, int h, Sums* sums) {
     for (int row = 0; row < std::min(kDotRows * half.count, kTile); row += kDotRows) {
         Floats total[kDotRows][kTokens] = {};
-        for (int64_t begin = 0; begin < cols; begin += kDotPiece) {
+        for (int64_t begin = 0; begin < cols; begin += Dot::kPiece) {
             const typename Dot::Weight* rows[kDotRows];
             for (int i = 0; i < kDotRows; ++i) rows[i] = row_of<typename Dot::Weight>(half, row + i, cols, begin);
             const typename Dot::Number* tokens[kTokens];
             for (int t = 0; t < kTokens; ++t) tokens[t] = Dot::token(x, first + t) + begin;
-            dot_piece<Dot, kDotRows, kTokens>(rows, tokens, std::min(kDotPiece, cols - begin), {},
+            dot_piece<Dot, kDotRows, kTokens>(rows, tokens, std::min<int64_t>(Dot::kPiece, cols - begin), {},
                                               [&](int i, int t, Floats lanes) { total[i][t] += lanes; });
         }
         for (int t = 0; t < kTokens; ++t) {
@@ -212,8 +235,8 @@ void many_dots(const Half& half, const Half& next, int64_t cols, const Activatio
     const int64_t stride = (count + 3) / 4 * 4;
     Floats* const totals = buffer.get<Floats>(stride * kBlockRows);  // [kBlockRows][stride]
     for (int block = 0; block < std::min(kDotRows * half.count, kTile); block += kBlockRows) {
-        for (int64_t begin = 0; begin < cols; begin += kDotPiece) {
-            const int64_t width = std::min(kDotPiece, cols - begin);
+        for (int64_t begin = 0; begin < cols; begin += Dot::kPiece) {
+            const int64_t width = std::min<int64_t>(Dot::kPiece, cols - begin);
             const int64_t lines = next.count ? width * static_cast<int64_t>(sizeof(Weight)) / 64 : 0;
             const Weight *rows[kBlockRows], *fetched[kBlockRows];
             for (int i = 0; i < kBlockRows; ++i) {
@@ -277,7 +300,11 @@ void dots(Coding coding, const Half half[2], const Half next[2], const Activatio
     } else if (coding == Coding::int8) {
         dot_strip<FloatDot<int8_t>>(half, next, x.cols, x, first, last, buffer, sums);
     } else if constexpr (std::is_same_v<T, BFloat16>) {
+#if defined(__AVX512BF16__)
+        dot_strip<PairDot>(half, next, x.cols, x, first, last, buffer, sums);
+#else
         dot_strip<SplitDot>(half, next, x.cols, x, first, last, buffer, sums);
+#endif
     } else {
         dot_strip<FloatDot<T>>(half, next, x.cols, x, first, last, buffer, sums);
     }

@@ -99,8 +99,8 @@ struct ToActivated {
             }
         }
         const int64_t tokens = std::min<int64_t>(kTile, to.tokens - tile * kTile);
-#if defined(__AVX2__) && !defined(__AVX512F__)
-        if (count == kTile) {
+#if defined(__AVX2__)
+        if (count == kTile && !(to.tiled() && !to.takes_whole_tokens())) {
             store_transposed(value, row, tile, tokens);
             return;
         }
@@ -121,12 +121,37 @@ struct ToActivated {
         }
 #endif
         for (int64_t t = 0; t < tokens; ++t) {
+            if (to.form == Form::bf16_rows) {
+                for (int i = 0; i < count; ++i) store_one(to.bf16_row(tile * kTile + t) + row + i, value[i][t]);
+                continue;
+            }
             float* const token = to.row(tile * kTile + t);
             for (int i = 0; i < count; ++i) token[to.place(row + i)] = value[i][t];
         }
     }
 
-#if defined(__AVX2__) && !defined(__AVX512F__)
+#if defined(__AVX512F__)
+    void store_transposed(const float value[kTile][kTile], int64_t row, int64_t tile, int64_t tokens) const {
+        const bool split = to.form == Form::split_rows;
+        __m512i r[kTile];
+        for (int i = 0; i < kTile; ++i) r[i] = _mm512_load_si512(value[split ? i % 8 * 2 + i / 8 : i]);
+        transpose(r);
+        for (int64_t t = 0; t < tokens; ++t) {
+            const int64_t token = tile * kTile + t;
+            const Floats of_token = (Floats)r[t];
+            if (to.takes_whole_tokens()) {
+                store(rows + token * to.cols + row, of_token);
+            } else if (to.form == Form::bf16_rows) {
+                store(to.bf16_row(token) + row, of_token);
+            } else if (split) {
+                _mm256_storeu_ps(to.row(token) + to.place(row), _mm512_castps512_ps256((__m512)of_token));
+                _mm256_storeu_ps(to.row(token) + to.place(row + 1), _mm512_extractf32x8_ps((__m512)of_token, 1));
+            } else {
+                store(to.row(token) + row, of_token);
+            }
+        }
+    }
+#elif defined(__AVX2__)
     void store_transposed(const float value[kTile][kTile], int64_t row, int64_t tile, int64_t tokens) const {
         const bool split = to.form == Form::split_rows;
         for (int part = 0; part < 2; ++part)

@@ -269,18 +269,20 @@ inline Shorts widened_bytes(const int8_t* from) {
     return __builtin_convertvector(bytes, Shorts);
 #endif
 }
-// Products, added two by two.
-inline Ints pair_products(Shorts a, Shorts b) {
-#if defined(__AVX512BW__)
-    return (Ints)_mm512_madd_epi16((__m512i)a, (__m512i)b);
+// sum + products, added two by two.
+inline Ints plus_pair_products(Ints sum, Shorts a, Shorts b) {
+#if defined(__AVX512VNNI__)
+    return (Ints)_mm512_dpwssd_epi32((__m512i)sum, (__m512i)a, (__m512i)b);
+#elif defined(__AVX512BW__)
+    return sum + (Ints)_mm512_madd_epi16((__m512i)a, (__m512i)b);
 #elif defined(__AVX2__)
-    return (Ints)_mm256_madd_epi16((__m256i)a, (__m256i)b);
+    return sum + (Ints)_mm256_madd_epi16((__m256i)a, (__m256i)b);
 #elif defined(QUIRE_SVE)
-    return ((Ints)a << 16 >> 16) * ((Ints)b << 16 >> 16) + ((Ints)a >> 16) * ((Ints)b >> 16);
+    return sum + ((Ints)a << 16 >> 16) * ((Ints)b << 16 >> 16) + ((Ints)a >> 16) * ((Ints)b >> 16);
 #else
     const int16x8_t left = (int16x8_t)a, right = (int16x8_t)b;
     const int32x4_t low = vmull_s16(vget_low_s16(left), vget_low_s16(right));
-    return (Ints)vmlal_s16(low, vget_high_s16(left), vget_high_s16(right));
+    return sum + (Ints)vmlal_s16(low, vget_high_s16(left), vget_high_s16(right));
 #endif
 }
 inline Floats whole_to_floats(Ints v) {

@@ -1,0 +1,171 @@
+// Attention without tiles, column by column, for any way of multiplying: what a column has, what it sees, and its softmax.
+// Included by `attention.h`.
+//
+// What a column gets does not depend on how it was grouped with others.
+#pragma once
+
+#include "attention.h"
+
+namespace quire {
+
+inline void fetch(const char* from, int64_t bytes) {
+    for (int64_t i = 0; i < bytes; i += 64) __builtin_prefetch(from + i, 0, 3);
+}
+
+// Columns [query, head of the group] of one key-value head. Way: has `set_queries()`, which takes over the queries of the
+// head at hand, and `attend_all(columns, piece, begin, end, now, ahead)`, see `run`.
+template <typename Way, typename T>
+class ColumnAttention {
+public:
+    ColumnAttention(const Attention<T>& a, const AttentionTask& task, AttentionScratch& scratch)
+        : a_(a), task_(task), group_(a.group()), padded_((a.cache.head_dim + kLanes - 1) / kLanes * kLanes),
+          columns_((task.last - task.first) * group_), is_tree_(a.is_tree(task.sequence)) {
+        outputs_ = scratch.outputs.get<float>(2 * columns_ * padded_);
+        state_ = scratch.state.get<float>(4 * columns_);
+    }
+
+    // The task's head number `head`.
+    void run(int head, const Partials& partials, int64_t index) {
+        head_ = head;
+        way().set_queries();
+        clear(0);
+        bool merged = false;
+        CacheRows rows(a_.cache, a_.table(task_.sequence), head);
+        const Span span = task_.tokens(a_);
+        const char* stored[2][kPiece] = {};
+        int first = span.begin / kPiece * kPiece, which = 0;
+        locate(rows, first, span, stored[which]);
+        for (int piece = first; piece < span.end; piece += kPiece, which ^= 1) {
+            if (piece % kSegment == 0 && piece > span.begin) {
+                keep(merged);
+                merged = true;
+            }
+            const int begin = std::max(piece, span.begin), end = std::min(piece + kPiece, span.end);
+            if (is_tree_ && piece + kPiece > a_.path(task_.sequence, 0)[1]) {
+                attend_paths(rows, piece, begin, end);
+            } else {
+                std::copy_n(stored[which], kPiece, stored[which ^ 1]);
+                locate(rows, piece + kPiece, span, stored[which ^ 1]);
+                way().attend_all({0, columns_}, piece, begin, end, stored[which], stored[which ^ 1]);
+            }
+        }
+        if (merged) keep(true);
+        for (int c = 0; c < columns_; ++c) {
+            const Column result = column(merged, c);
+            const int within = (head - task_.kv_head) * columns_ + c;
+            if (task_.segment < 0) {
+                write_column(a_, task_, task_.first + c / group_, head * group_ + c % group_, result);
+            } else {
+                const Column to = partials.column(index, within);
+                *to.top = *result.top;
+                *to.total = *result.total;
+                std::memcpy(to.out, result.out, padded_ * sizeof(float));
+            }
+        }
+    }
+
+protected:
+    // which: 0 for the segment at hand, 1 for the segments before it.
+    Column column(int which, int c) const {
+        float* state = state_ + which * 2 * columns_;
+        return {state + c, state + columns_ + c, outputs_ + (which * columns_ + c) * padded_, kLanes};
+    }
+
+    // The tokens of [begin, end) that a column sees.
+    Span seen_by(int c, int begin, int end) const {
+        const int position = position_of(c);
+        return {a_.window > 0 ? std::max(begin, position + 1 - a_.window) : begin, std::min(end, position + 1)};
+    }
+    int position_of(int c) const { return a_.position(task_.sequence, task_.first + c / group_); }
+
+    // Products become weights, 0 where nothing is seen; what the column has so far is to be multiplied by the result.
+    float weigh(int c, int piece, Span seen, float* weights) {
+        if (seen.begin >= seen.end) return 1.0f;
+        const Column of = column(0, c);
+        const int position = position_of(c), from = seen.begin - piece, to = seen.end - piece;
+        const float scale = a_.scale * a_.cache.head_scale(0, head_);
+        const float slope = a_.slopes ? a_.slopes[head_ * group_ + c % group_] : 0.0f;
+        for (int t = from; a_.soft_cap > 0 && t < to; ++t)
+            weights[t] = a_.soft_cap * std::tanh(weights[t] * scale / a_.soft_cap);
+        const float factor = a_.soft_cap > 0 ? 1.0f : scale;
+        for (int t = 0; t < kPiece; t += kLanes) store(weights + t, load(weights + t) * factor);
+        for (int t = from; slope != 0.0f && t < to; ++t) weights[t] -= slope * static_cast<float>(position - piece - t);
+        std::fill(weights, weights + from, -INFINITY);
+        std::fill(weights + to, weights + kPiece, -INFINITY);
+        Floats most = splat(*of.top);
+        for (int t = 0; t < kPiece; t += kLanes) {
+            const Floats score = load(weights + t);
+            most = (score > most) | (score != score) ? score : most;
+        }
+        float highest = *of.top;
+        for (int i = 0; i < kLanes; ++i) highest = most[i] > highest || most[i] != most[i] ? most[i] : highest;
+        // Nothing seen yet, or a score that is not a number: the result says so by itself.
+        const float shrink = *of.top == -INFINITY ? 0.0f : exp(splat(*of.top - highest))[0];
+        Floats sums{};
+        for (int t = 0; t < kPiece; t += kLanes) {
+            const Floats weight = exp(load(weights + t) - highest);
+            store(weights + t, weight);
+            sums += weight;
+        }
+        *of.total = *of.total * shrink + sum(sums);
+        *of.top = highest;
+        return shrink;
+    }
+
+    // Where a query of the head at hand begins.
+    const T* query_of(int c) const {
+        return a_.query + (a_.query_start_loc[task_.sequence] + task_.first + c / group_) * a_.query_stride +
+               static_cast<int64_t>(head_ * group_ + c % group_) * a_.head_stride;
+    }
+
+    const Attention<T>& a_;
+    const AttentionTask& task_;
+    const int group_, padded_, columns_;
+    const bool is_tree_;
+    int head_ = 0;
+
+private:
+    Way& way() { return static_cast<Way&>(*this); }
+
+    // Where the keys of a piece's tokens within the span are.
+    static void locate(CacheRows& rows, int piece, Span span, const char** to) {
+        for (int t = std::max(piece, span.begin), end = std::min(piece + kPiece, span.end); t < end;) {
+            const char* key = rows.at(t);
+            for (const int stop = std::min(end, rows.block_end(t)); t < stop; ++t, key += rows.row_bytes()) to[t - piece] = key;
+        }
+    }
+
+    void clear(int which) {
+        for (int c = 0; c < columns_; ++c) {
+            const Column of = column(which, c);
+            *of.top = -INFINITY;
+            *of.total = 0.0f;
+            std::fill(of.out, of.out + padded_, 0.0f);
+        }
+    }
+
+    // Puts the segment at hand behind those before it.
+    void keep(bool there_are_some) {
+        if (!there_are_some) clear(1);
+        for (int c = 0; c < columns_; ++c) merge(column(1, c), column(0, c), padded_ / kLanes);
+        clear(0);
+    }
+
+    // A piece in which each query has tokens of its own: one query after another, its tokens in their order, so that each
+    // result is what it would be if its path were all there is.
+    void attend_paths(CacheRows& rows, int piece, int begin, int end) {
+        const char* own[kPiece];
+        for (int query = task_.first; query < task_.last; ++query) {
+            const int32_t* path = a_.path(task_.sequence, query);
+            const int c = (query - task_.first) * group_;
+            const Span seen = seen_by(c, begin, end);
+            if (seen.begin >= seen.end) continue;
+            for (int t = seen.begin; t < seen.end; ++t) own[t - piece] = rows.at(t < path[1] ? t : path[2 + t - path[1]]);
+            way().attend_all({c, c + group_}, piece, seen.begin, seen.end, own, own);
+        }
+    }
+
+    float *outputs_, *state_;
+};
+
+}  // namespace quire

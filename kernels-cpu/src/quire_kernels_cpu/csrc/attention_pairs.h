@@ -1,0 +1,210 @@
+// Attention by products of pairs of bfloat16, where there are such but no tiles. Included by `attention.h`.
+//
+// The keys of a piece are turned over once, so that 16 of them lie side by side, and its values are interleaved two tokens
+// at a time; then both products are the same one: numbers of a column, two at a time, times vectors. Every sum goes on
+// in the order of the inputs or tokens. Weights are rounded to bfloat16 before they meet values.
+#pragma once
+
+#include "attention_columns.h"
+#include "dots.h"
+
+#if defined(__AVX512BF16__)
+
+namespace quire {
+
+// The keys and values of a piece to come, into the second-level cache a few lines at a time, while others multiply: a core
+// waits for the first of too many. 16 rows of keys and then their values, since those lie together.
+struct RowsAhead {
+    const char* const* rows = nullptr;
+    int64_t row_bytes = 0, value_offset = 0;
+    int begin = 0, end = 0, row = begin;
+    bool values = false;
+    int64_t byte = 0;
+
+    void fetch(int lines) {
+        for (; lines > 0 && row < end; --lines) {
+            __builtin_prefetch(rows[row] + (values ? value_offset : 0) + byte, 0, 2);
+            if ((byte += 64) < row_bytes) continue;
+            byte = 0;
+            if (++row % kTile != 0 && row < end) continue;
+            if (!values) row = std::max(begin, (row - 1) / kTile * kTile);
+            values = !values;
+        }
+    }
+};
+
+class PairAttention : public ColumnAttention<PairAttention, BFloat16> {
+    using Base = ColumnAttention<PairAttention, BFloat16>;
+    friend Base;
+
+public:
+    PairAttention(const Attention<BFloat16>& a, const AttentionTask& task, AttentionScratch& scratch)
+        : Base(a, task, scratch), wide_(a.cache), dim_(a.cache.head_dim) {
+        keys_ = scratch.keys.get<uint32_t>(dim_ / 2 * kPiece);
+        values_ = scratch.values.get<uint32_t>(kPiece / 2 * dim_);
+        queries_ = scratch.queries.get<BFloat16>(columns_ * dim_);
+        row_scales_ = scratch.row_scales.get<float>(2 * kPiece);
+    }
+
+    static bool fits(const PagedCache& cache) { return cache.head_dim % (cache.format == CacheFormat::int4 ? 64 : 32) == 0; }
+
+private:
+    static constexpr int kTogether = 6;  // columns whose sums fit the registers, four vectors of each
+
+    void set_queries() {
+        for (int c = 0; c < columns_; ++c) std::memcpy(queries_ + c * dim_, query_of(c), dim_ * sizeof *queries_);
+    }
+
+    // Columns over the tokens [begin, end) of a piece, whose keys are at `now`; `ahead`: those of the next one.
+    void attend_all(Span columns, int piece, int begin, int end, const char* const* now, const char* const* ahead) {
+        const Span here{begin - piece, end - piece};
+        ahead_ = {ahead, a_.cache.row_bytes, a_.cache.value_offset(), here.begin, here.end};
+        if (a_.cache.format == CacheFormat::network) {
+            pack<true>(here, now);
+        } else {
+            pack<false>(here, now);
+        }
+        for (int c = columns.begin; c < columns.end;) {
+            const int count = std::min(kTogether, columns.end - c);
+            with_count<kTogether>(count, [&](auto together) { attend<decltype(together)::value>(c, piece, begin, end); });
+            c += count;
+        }
+    }
+
+    template <bool kAsTheyAre>
+    void pack(Span here, const char* const* rows) {
+        turn_keys<kAsTheyAre>(here, rows);
+        interleave_values<kAsTheyAre>(here, rows);
+        if (!a_.cache.scaled_by_row()) return;
+        for (int t = 0; t < kPiece; ++t) {
+            const bool there = t >= here.begin && t < here.end;
+            row_scales_[t] = there ? a_.cache.row_scale(rows[t]) : 0.0f;
+            row_scales_[kPiece + t] = there ? a_.cache.row_scale(rows[t] + a_.cache.value_offset()) : 0.0f;
+        }
+    }
+
+    // 32 numbers of a row as bfloat16.
+    template <bool kAsTheyAre>
+    __m512i load32(const char* row, int d) const {
+        return kAsTheyAre ? _mm512_loadu_si512(row + 2 * d) : wide_.load32(row, d);
+    }
+
+    // Keys [D / 2][64 tokens] of pairs; what stands for no token may be anything.
+    template <bool kAsTheyAre>
+    void turn_keys(Span here, const char* const* rows) {
+        for (int block = here.begin / kTile * kTile; block < here.end; block += kTile) {
+            const char* row[kTile];
+            for (int i = 0; i < kTile; ++i) row[i] = rows[std::clamp(block + i, here.begin, here.end - 1)];
+            for (int d = 0; d < dim_; d += 32) {
+                ahead_.fetch(8);
+                __m512i r[kTile];
+#pragma GCC unroll 16
+                for (int i = 0; i < kTile; ++i) r[i] = load32<kAsTheyAre>(row[i], d);
+                transpose(r);
+#pragma GCC unroll 16
+                for (int i = 0; i < kTile; ++i) _mm512_store_si512(keys_ + (d / 2 + i) * kPiece + block, r[i]);
+            }
+        }
+    }
+
+    // Values [tokens / 2][D] of pairs, zeros beside a token that has no other.
+    template <bool kAsTheyAre>
+    void interleave_values(Span here, const char* const* rows) {
+        const __m512i low = _mm512_set_epi16(47, 15, 46, 14, 45, 13, 44, 12, 43, 11, 42, 10, 41, 9, 40, 8, 39, 7, 38, 6, 37, 5,
+                                             36, 4, 35, 3, 34, 2, 33, 1, 32, 0);
+        const __m512i high = _mm512_or_si512(low, _mm512_set1_epi16(16));
+        const int64_t offset = a_.cache.value_offset();
+        for (int t = here.begin / 2 * 2; t < here.end; t += 2) {
+            const char* row[2] = {};
+            for (int i = 0; i < 2; ++i) {
+                if (t + i < here.begin || t + i >= here.end) continue;
+                row[i] = rows[t + i] + offset;
+            }
+            uint32_t* const to = values_ + t / 2 * dim_;
+            for (int d = 0; d < dim_; d += 32) {
+                ahead_.fetch(2);
+                const __m512i even = row[0] ? load32<kAsTheyAre>(row[0], d) : _mm512_setzero_si512();
+                const __m512i odd = row[1] ? load32<kAsTheyAre>(row[1], d) : _mm512_setzero_si512();
+                _mm512_store_si512(to + d, _mm512_permutex2var_epi16(even, low, odd));
+                _mm512_store_si512(to + d + 16, _mm512_permutex2var_epi16(even, high, odd));
+            }
+        }
+    }
+
+    // kColumns columns from `first` on over the tokens [begin, end) of the piece at hand.
+    template <int kColumns>
+    void attend(int first, int piece, int begin, int end) {
+        alignas(64) float weights[kColumns][kPiece];
+        alignas(64) uint32_t rounded[kColumns][kPiece / 2];
+        Span seen[kColumns], some{end, begin};
+        for (int c = 0; c < kColumns; ++c) {
+            seen[c] = seen_by(first + c, begin, end);
+            if (seen[c].begin >= seen[c].end) continue;
+            some = {std::min(some.begin, seen[c].begin), std::max(some.end, seen[c].end)};
+        }
+        if (some.begin >= some.end) return;
+        const auto* queries = reinterpret_cast<const uint32_t*>(queries_ + first * dim_);
+        multiply<kColumns, 4, true>(queries, dim_ / 2, keys_, kPiece, {0, dim_ / 2}, nullptr, weights[0], kPiece, ahead_);
+        float shrink[kColumns];
+        for (int c = 0; c < kColumns; ++c) {
+            if (a_.cache.scaled_by_row()) scale(weights[c], row_scales_);
+            shrink[c] = weigh(first + c, piece, seen[c], weights[c]);
+            if (seen[c].begin >= seen[c].end) std::fill_n(weights[c], kPiece, 0.0f);
+            if (a_.cache.scaled_by_row()) scale(weights[c], row_scales_ + kPiece);
+            for (int t = 0; t < kPiece; t += 32) {
+                const __m512 low = _mm512_load_ps(weights[c] + t), high = _mm512_load_ps(weights[c] + t + kLanes);
+                _mm512_store_si512(rounded[c] + t / 2, (__m512i)_mm512_cvtne2ps_pbh(high, low));
+            }
+        }
+        const Span pairs{(some.begin - piece) / 2, (some.end - piece + 1) / 2};
+        for (int d = 0; d < dim_; d += 4 * kLanes) {
+            const auto add = dim_ - d >= 4 * kLanes ? multiply<kColumns, 4, false> : multiply<kColumns, 2, false>;
+            add(rounded[0], kPiece / 2, values_ + d, dim_, pairs, shrink, column(0, first).out + d, dim_, ahead_);
+        }
+    }
+
+    static void scale(float* weights, const float* scales) {
+        for (int t = 0; t < kPiece; t += kLanes) store(weights + t, load(weights + t) * load(scales + t));
+    }
+
+    // to [kColumns][kVectors vectors] = products of `numbers`, a row of pairs for each column, with `vectors` over some steps;
+    // added to what is there times `shrink`, unless `kFirst`.
+    template <int kColumns, int kVectors, bool kFirst>
+    static void multiply(const uint32_t* numbers, int64_t stride, const uint32_t* vectors, int64_t vector_stride, Span steps,
+                         const float* shrink, float* to, int64_t to_stride, RowsAhead& ahead) {
+        __m512 sums[kColumns][kVectors];
+#pragma GCC unroll 8
+        for (int c = 0; c < kColumns; ++c)
+#pragma GCC unroll 4
+            for (int v = 0; v < kVectors; ++v)
+                sums[c][v] = kFirst ? _mm512_setzero_ps() : _mm512_loadu_ps(to + c * to_stride + v * kLanes) * shrink[c];
+        for (int k = steps.begin; k < steps.end; ++k) {
+            ahead.fetch(2);
+            __m512i vector[kVectors];
+#pragma GCC unroll 4
+            for (int v = 0; v < kVectors; ++v) vector[v] = _mm512_load_si512(vectors + k * vector_stride + v * kLanes);
+#pragma GCC unroll 8
+            for (int c = 0; c < kColumns; ++c) {
+                const __m512i pair = _mm512_set1_epi32(static_cast<int>(numbers[c * stride + k]));
+#pragma GCC unroll 4
+                for (int v = 0; v < kVectors; ++v)
+                    sums[c][v] = _mm512_dpbf16_ps(sums[c][v], (__m512bh)pair, (__m512bh)vector[v]);
+            }
+        }
+#pragma GCC unroll 8
+        for (int c = 0; c < kColumns; ++c)
+#pragma GCC unroll 4
+            for (int v = 0; v < kVectors; ++v) _mm512_storeu_ps(to + c * to_stride + v * kLanes, sums[c][v]);
+    }
+
+    const BFloat16Rows wide_;
+    RowsAhead ahead_;
+    const int dim_;
+    uint32_t *keys_, *values_;
+    BFloat16* queries_;
+    float* row_scales_;
+};
+
+}  // namespace quire
+
+#endif
