@@ -2,12 +2,12 @@
 //
 // Rows, for dot products of vectors: float32; split, where of every 2 * kLanes inputs the even ones come before the odd
 // ones, as a shift and a mask give those of bfloat16; bfloat16 as they are, where there are products of its pairs; or words
-// of 16 bits, for weights in int8. Pairs of bfloat16, interleaved 16 tokens at a time: the second operand of AMX. Quads of int8, for weights in int8: each token is a
-// fixed-point number of 15 bits, kept as two columns of int8, value = scale * (128 high + low), so that int8 tiles multiply
-// it exactly (words hold it whole); its rounding is 2^-15 of the token's largest element, which is finer than bfloat16's
-// own where it counts. Bytes: the same two parts as rows of int8, 8 tokens together, which are AMX's first operand where
-// int4 weights are its second. Columns: tokens rounded to int8 (w8a8), interleaved as the second operand; where there is
-// no AMX, words hold them.
+// of 16 bits, for weights in int8. Pairs of bfloat16, interleaved 16 tokens at a time: the second operand of AMX. Quads of
+// int8, for weights in int8: each token is a fixed-point number of 15 bits, kept as two columns of int8,
+// value = scale * (128 high + low), so that int8 tiles multiply it exactly (words hold it whole); its rounding is 2^-15 of
+// the token's largest element, which is finer than bfloat16's own where it counts. Bytes: the same two parts as rows of
+// int8, 8 tokens together, which meet int4 weights by AMX or VNNI. Columns: tokens rounded to int8 (w8a8), interleaved as
+// the second operand; where there is no AMX, words hold them.
 #pragma once
 
 #include <algorithm>
@@ -33,7 +33,7 @@ struct Activations {
     float step = 0.0f;  // the step then; 0: each token has its own, of its largest magnitude
 
     int64_t tiles() const { return (tokens + kTile - 1) / kTile; }
-    // Whether tile registers multiply it.
+    // Whether tokens lie in tiles.
     bool tiled() const { return form > Form::words; }
     // Rows are whole pieces, with zeros behind.
     int64_t row_stride() const { return (cols + kGroupPiece - 1) / kGroupPiece * kGroupPiece; }
@@ -91,10 +91,12 @@ struct Activations {
 // What the activations must be for weights of a coding.
 template <typename T>
 Form form_for(int64_t cols, Coding coding) {
+#ifdef QUIRE_VNNI
+    if (std::is_same_v<T, BFloat16> && coding == Coding::group_int4 && cols % kLanes == 0) return Form::bytes;
+#endif
 #ifdef QUIRE_AMX
     if (std::is_same_v<T, BFloat16> && tiles_granted) {
         const bool pairs = coding == Coding::plain || coding == Coding::group_fp8;
-        if (coding == Coding::group_int4 && cols % kLanes == 0) return Form::bytes;
         if (coding == Coding::w8a8 && cols % 64 == 0) return Form::columns;
         if (coding != Coding::group_int4 && coding != Coding::w8a8 && cols % (pairs ? 32 : 64) == 0)
             return pairs ? Form::pairs : Form::quads;
@@ -172,7 +174,7 @@ inline float set_words(const T* from, const Activations& x, float most, int16_t*
     return of.step;
 }
 
-#ifdef QUIRE_AMX
+#ifdef QUIRE_VNNI
 // 16 tokens as columns of int8.
 inline void set_columns(const Activations& x, int64_t tile, const BFloat16* const rows[kTile]) {
     static thread_local Buffer buffer;
@@ -309,6 +311,10 @@ void set_tile(const Activations& x, int64_t tile, const T* const rows[kTile], in
             set_columns(x, tile, rows);
             return;
         }
+    }
+#endif
+#ifdef QUIRE_VNNI
+    if constexpr (std::is_same_v<T, BFloat16>) {
         if (x.form == Form::bytes) {
             set_bytes(x, tile, rows);
             return;

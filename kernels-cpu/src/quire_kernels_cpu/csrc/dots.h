@@ -198,15 +198,6 @@ void few_dots(const Half& half, int64_t cols, const Activations& x, int64_t firs
     }
 }
 
-// run(how many as a constant) for `count` tokens, at most kMost.
-template <int kMost, typename Run>
-inline void with_count(int64_t count, const Run& run) {
-    if constexpr (kMost > 1) {
-        if (count < kMost) return with_count<kMost - 1>(count, run);
-    }
-    run(std::integral_constant<int, kMost>{});
-}
-
 // run(first token, how many as a constant): as few parts as there can be of at most kMost tokens, nearly alike.
 template <int kMost, typename Run>
 inline void for_tokens(int64_t count, const Run& run) {

@@ -2,8 +2,8 @@
 // of 128 inputs step s keeps, for each output, four bytes, byte j with input 4 s + j in its lower half and input
 // 64 + 4 s + j in its upper half, each with 8 added.
 //
-// With AMX tokens are fixed-point numbers of 15 bits in two rows of int8 (`Form::bytes`). What a group sums to is then
-// exact in int32, by vectors for few tokens and by tiles for more: a token's bits are the same either way.
+// With VNNI and AMX tokens are fixed-point numbers of 15 bits in two rows of int8 (`Form::bytes`). What a group sums to is
+// then exact in int32, by vectors or by tiles, for few tokens or for many: a token's bits are the same in each way.
 #pragma once
 
 #include <algorithm>
@@ -74,10 +74,10 @@ void dot_int4_rows(const Half& half, const GroupScales& scales, int64_t group, c
     for (; n < half.count; n += kLanes) run(n, std::integral_constant<int, 1>{}, std::false_type{});
 }
 
-#ifdef QUIRE_AMX
+#ifdef QUIRE_VNNI
 
-// Up to so many tokens vectors are faster than tiles.
-constexpr int kFewTokens = 2;
+// Up to so many tokens weights are multiplied as they are read, without being unpacked.
+inline const int kFewTokens = tiles_granted ? 2 : 4;
 // Tiles of tokens that meet a piece of the strip while their sums are in the first-level cache.
 constexpr int64_t kNearTiles = 2;
 
@@ -179,10 +179,41 @@ struct alignas(64) Int4Products {
     int32_t at[2][2][kTile][kTile];
 };
 
-// One or two parts (8 tokens each) against `count` tiles of both halves. x: a part's inputs, 64 of them 1024 bytes.
+// One part (8 tokens, of which `rows` rows are there) against `count` tiles of both halves, by vectors.
+inline void multiply_int4_rows(const char* x, const char* const w[2], int count, int rows, int32_t (*const to)[kTile][kTile]) {
+    constexpr int kRows = 8;
+    for (int first = 0; first < rows; first += kRows) {
+        __m512i sums[2][kRows] = {};
+        for (int i = 0; i < count; ++i) {
+            for (int s = 0; s < kTile; ++s) {
+                const __m512i weights[2] = {_mm512_load_si512(w[0] + i * 1024 + s * 64),
+                                            _mm512_load_si512(w[1] + i * 1024 + s * 64)};
+#pragma GCC unroll 8
+                for (int r = 0; r < kRows; ++r) {
+                    int32_t inputs;
+                    std::memcpy(&inputs, x + i * 1024 + (first + r) * 64 + s * 4, 4);
+                    for (int h = 0; h < 2; ++h)
+                        sums[h][r] = _mm512_dpbusd_epi32(sums[h][r], weights[h], _mm512_set1_epi32(inputs));
+                }
+            }
+        }
+        for (int h = 0; h < 2; ++h)
+            for (int r = 0; r < kRows; ++r) _mm512_store_si512(to[h][first + r], sums[h][r]);
+    }
+}
+
+// `tokens` tokens in one or two parts (8 tokens each) against `count` tiles of both halves. x: a part's inputs, 64 of them 1024
+// bytes.
 template <bool kTwoParts>
-inline void multiply_int4(const char* const x[2], const char* const w[2], int count,
-                          Int4Products& to) {
+inline void multiply_int4(const char* const x[2], const char* const w[2], int count, int tokens, Int4Products& to) {
+#ifdef QUIRE_AMX
+    if (!tiles_granted) {
+#endif
+        multiply_int4_rows(x[0], w, count, 2 * std::min(tokens, 8), to.at[0]);
+        if (kTwoParts) multiply_int4_rows(x[1], w, count, 2 * (tokens - 8), to.at[1]);
+#ifdef QUIRE_AMX
+        return;
+    }
     _tile_zero(0);
     _tile_zero(1);
     if (kTwoParts) {
@@ -208,6 +239,7 @@ inline void multiply_int4(const char* const x[2], const char* const w[2], int co
         _tile_stored(2, to.at[1][0], 64);
         _tile_stored(3, to.at[1][1], 64);
     }
+#endif
 }
 
 // Of a tile group of tokens, [token][half][16 outputs].
@@ -289,14 +321,17 @@ void many_int4(const Half half[2], const GroupScales scales[2], int64_t group, c
                 ahead.fetch(h);
                 unpack_int4<kTwoGroups>(half[h], k / kGroupPiece, w + h * kPieceBytes);
             }
-            for (int64_t i = 0; i * group < std::min(kGroupPiece, x.cols - k); ++i) {
+            for (int64_t n = 0; n < kGroupPiece / group; ++n) {
+                const int64_t i = kTwoGroups ? n % 2 * 2 + n / 2 : n;  // the order in which `few_int4` comes to them
+                if (i * group >= x.cols - k) continue;
                 const int64_t block = kTwoGroups ? i / 2 : i;
                 for (int first_of_parts = 0; first_of_parts < num_tokens; first_of_parts += kTile) {
                     const int64_t token = tile * kTile + first_of_parts;
-                    const bool two = num_tokens - first_of_parts > 8;
+                    const int together = std::min(num_tokens - first_of_parts, kTile);
+                    const bool two = together > 8;
                     const char* tokens[2] = {x.parts(token, k + block * 64), two ? x.parts(token + 8, k + block * 64) : nullptr};
                     const char* tiles[2] = {w + i * 1024, w + kPieceBytes + i * 1024};
-                    (two ? multiply_int4<true> : multiply_int4<false>)(tokens, tiles, count, products[turn]);
+                    (two ? multiply_int4<true> : multiply_int4<false>)(tokens, tiles, count, together, products[turn]);
                     add_before();
                     begin = first_of_parts;
                     g = k / group + i;
@@ -326,7 +361,7 @@ void int4_strip(const Strips<T>& strips, int matrix, int64_t row, const Half hal
                 (whole ? few_int4<T, kTokens, true> : few_int4<T, kTokens, false>)(half[h], scales[h], group, x, ahead, h,
                                                                                    sums[0].at[h]);
             };
-            x.tokens == 1 ? run(std::integral_constant<int, 1>{}) : run(std::integral_constant<int, 2>{});
+            with_count<4>(x.tokens, run);
         }
         return;
     }

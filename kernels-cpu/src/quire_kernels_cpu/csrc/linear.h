@@ -28,6 +28,11 @@ constexpr int64_t kBlockTiles = 32;
 constexpr int64_t kFewGroupTokens = 4;  // for which weights in groups are widened as they are read
 constexpr int64_t kRowsRoom = 1 << 17;  // where vectors multiply, as numbers of 16 bits
 
+// What a thread needs beside the stack.
+struct LinearScratch {
+    Buffer sums, parts, gathered, padding;
+};
+
 #ifdef QUIRE_AMX
 
 // A strip's weights for the tile registers: two times 16 rows of 64 bytes, for each 32 inputs.
@@ -185,12 +190,30 @@ inline void quads_strip(const char* const rows[2], const Activations& x, int64_t
     }
 }
 
-#endif
+// A strip of weights of any coding but int4 against the tiles [first, last) of the tokens; sums[0] belongs to tile `first`.
+template <typename T>
+void tile_strip(const Strips<T>& strips, int matrix, int64_t row, const Half half[2], const Activations& x, int64_t first,
+                int64_t last, LinearScratch& scratch, Sums* sums, Ahead& ahead) {
+    const bool quads = x.form == Form::quads;
+    if (strips.coding() >= Coding::group_int4) {
+        Sums* const parts = quads ? scratch.parts.get<Sums>(2 * (last - first)) : nullptr;
+        const auto multiply = quads ? group_strip<T, true> : group_strip<T, false>;
+        multiply(strips, matrix, row, half, x, first, last, sums, parts, ahead);
+        return;
+    }
+    const int64_t row_bytes = strips.row_bytes();
+    const bool whole = half[0].count == kTile && half[1].count == kTile;
+    const char* rows[2];
+    find_rows(half, row_bytes, whole ? nullptr : scratch.padding.get<char>(2 * kTile * row_bytes), rows);
+    if (quads) {
+        quads_strip(rows, x, first, last, sums, ahead);
+        return;
+    }
+    const auto multiply = x.int8 ? pairs_strip<true> : pairs_strip<false>;
+    multiply(rows, row_bytes, x, first, last, sums, scratch.gathered.get<char>(kGatheredBytes * 2 * kTile), ahead);
+}
 
-// What a thread needs beside the stack.
-struct LinearScratch {
-    Buffer sums, parts, gathered, padding;
-};
+#endif
 
 // All strips against all tokens; the team shares the strips. Epilogue: (matrix, first output, tile, sums).
 // following: the strips that are multiplied after these, read ahead at the end; or none.
@@ -215,7 +238,7 @@ void linear(const Strips<T>& strips, const Activations& x, LinearScratch& scratc
         Half half[2];
         strips.locate(item % num_strips, matrix, row);
         strips.halves(matrix, row, half);
-#ifdef QUIRE_AMX
+#ifdef QUIRE_VNNI
         if (x.tiled()) {
             const bool quads = x.form == Form::quads, grouped = strips.coding() >= Coding::group_int4;
             const int64_t steps = grouped ? (x.cols + kGroupPiece - 1) / kGroupPiece
@@ -227,24 +250,13 @@ void linear(const Strips<T>& strips, const Activations& x, LinearScratch& scratc
             } else if (following && claimer.rank() < following->count()) {
                 ahead = following->ahead(claimer.rank(), steps);
             }
-            const bool whole = half[0].count == kTile && half[1].count == kTile;
-            const char* rows[2];
-            if (!grouped)
-                find_rows(half, row_bytes, whole ? nullptr : scratch.padding.get<char>(2 * kTile * row_bytes), rows);
             if (x.form == Form::bytes) {
                 if constexpr (std::is_same_v<T, BFloat16>)
                     int4_strip(strips, matrix, row, half, x, first, last, scratch.parts, sums, ahead);
-            } else if (grouped && quads) {
-                Sums* parts = scratch.parts.get<Sums>(2 * std::min(num_tiles, block));
-                group_strip<T, true>(strips, matrix, row, half, x, first, last, sums, parts, ahead);
-            } else if (grouped) {
-                group_strip<T, false>(strips, matrix, row, half, x, first, last, sums, nullptr, ahead);
-            } else if (quads) {
-                quads_strip(rows, x, first, last, sums, ahead);
-            } else {
-                const auto multiply = x.int8 ? pairs_strip<true> : pairs_strip<false>;
-                multiply(rows, row_bytes, x, first, last, sums, scratch.gathered.get<char>(kGatheredBytes * 2 * kTile), ahead);
             }
+#ifdef QUIRE_AMX
+            if (x.form != Form::bytes) tile_strip(strips, matrix, row, half, x, first, last, scratch, sums, ahead);
+#endif
             for (int64_t tile = first; tile < last; ++tile) epilogue(matrix, row, tile, sums[tile - first]);
             continue;
         }

@@ -73,6 +73,10 @@ inline __m512i pair_up(__m512 low, __m512 high) {
 }  // namespace quire
 #endif
 
+#if defined(__AVX512VNNI__)
+#define QUIRE_VNNI 1  // products of bytes, four at a time
+#endif
+
 #if defined(__AMX_BF16__)
 #define QUIRE_AMX 1
 #include <sys/syscall.h>
@@ -83,10 +87,10 @@ namespace quire {
 // Whether the kernel gives this process the tile state (ARCH_REQ_XCOMP_PERM, XTILEDATA); asked when the library loads.
 inline const bool tiles_granted = syscall(SYS_arch_prctl, 0x1023, 18) == 0;
 
-// While one lives that was asked to, this thread's eight tiles are 16 rows of 64 bytes each.
+// While one lives that was asked to, and tiles were granted, this thread's eight tiles are 16 rows of 64 bytes each.
 class HeldTiles {
 public:
-    explicit HeldTiles(bool wanted) : held_(wanted) {
+    explicit HeldTiles(bool wanted) : held_(wanted && tiles_granted) {
         if (!held_) return;
         // gcc 12 believes that the instruction reads 8 bytes and would drop the stores to the rest.
         alignas(64) volatile uint8_t config[64];
@@ -123,6 +127,8 @@ inline void interleave_pairs(const BFloat16* const rows[16], int64_t cols, uint3
 }  // namespace quire
 #else
 namespace quire {
+
+constexpr bool tiles_granted = false;
 
 struct HeldTiles {
     explicit HeldTiles(bool) {}

@@ -7,6 +7,7 @@
 #include <cmath>
 #include <cstdint>
 #include <cstring>
+#include <type_traits>
 
 #if defined(__x86_64__)
 #include <immintrin.h>
@@ -395,6 +396,15 @@ inline Floats tanh(Floats x) {
 }
 inline Floats gelu(Floats x) {
     return 0.5f * x * (1.0f + tanh(0.7978845608028654f * (x + 0.044715f * x * x * x)));
+}
+
+// run(how many as a constant) for a count from 1 to kMost.
+template <int kMost, typename Run>
+inline void with_count(int64_t count, const Run& run) {
+    if constexpr (kMost > 1) {
+        if (count < kMost) return with_count<kMost - 1>(count, run);
+    }
+    run(std::integral_constant<int, kMost>{});
 }
 
 }  // namespace quire
