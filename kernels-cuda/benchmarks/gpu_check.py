@@ -69,18 +69,22 @@ class Results:
 def register_kernels() -> None:
     """Entry points are found in installed packages only; a checkout has none."""
     from quire_kernels_cuda.ops import backends
+    from quire_kernels_rocm.ops import backends as rocm_backends
     from quire_ops import op_table
 
     table = op_table()
-    for backend in backends():
+    for backend in (*backends(), *rocm_backends()):
         if all(other.name != backend.name for other in table.backends(backend.op)):
             table.add(backend)
 
 
 def run_tests(results: Results) -> None:
     """The tests of the kernels, on the device; files that need a package which is not here are left out."""
+    import torch
+
+    folder = "kernels-cuda" if torch.version.hip is None else "kernels-rocm"
     files, left_out = [], []
-    for path in sorted((ROOT / "kernels-cuda/tests").glob("test_*.py")):
+    for path in sorted((ROOT / folder / "tests").glob("test_*.py")):
         needs_engine = re.search(r"^from quire[. ]", path.read_text(), re.MULTILINE) and not _is_here("msgspec")
         (left_out if needs_engine else files).append(path)
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(SOURCES)}
@@ -88,7 +92,7 @@ def run_tests(results: Results) -> None:
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=560, check=False)
     summary = done.stdout.strip().splitlines()[-25:]
     names = [path.name for path in left_out]
-    results.add("tests", "kernels-cuda", passes=done.returncode == 0, left_out=names, summary=summary)
+    results.add("tests", folder, passes=done.returncode == 0, left_out=names, summary=summary)
 
 
 def _is_here(package: str) -> bool:
@@ -107,7 +111,7 @@ def run_kernels(results: Results, device: str, runs: list[tuple[dict[str, Any], 
             results.add("kernels", str(entry["op"]), passes=False, error=f"{type(error).__name__}: {error}"[:500])
             continue
         for one in figures:
-            ours = bar if one.backend == "triton" else 0.0
+            ours = bar if one.backend in ("triton", "triton-rocm") else 0.0
             what = f"{one.op} {one.shape}"
             results.measured("kernels", what, one.median_s, one.limit_s, ours, backend=one.backend, by=one.bound_by)
         for (backend, reason), ops in left_out.items():

@@ -9,6 +9,7 @@ import pytest
 import torch
 from kernels_cuda_attention_cases import check
 
+from quire_kernels_cuda import sdpa
 from quire_kernels_cuda.triton.attention import paged_attention
 from quire_kernels_rocm.platform import AMD, AMD_TARGETS
 
@@ -23,6 +24,13 @@ def test_each_kind_of_gpu(target: str, cache_dtype: str | None) -> None:
     kv_scale = torch.tensor([[0.02, 0.5], [0.03, 0.01]]) if cache_dtype == "fp8_e4m3" else None
     check(partial(paged_attention, platform=pinned), LENS, dtype=torch.bfloat16, cache_dtype=cache_dtype,
           kv_scale=kv_scale, sliding_window=25, sinks=torch.linspace(-1, 1, 4))  # fmt: skip
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU is one target, the others are interpreted")
+@pytest.mark.parametrize("target", ["gfx942", "gfx1100"])
+def test_torch_for_prompts_and_our_kernel_for_decodes(target: str) -> None:
+    pinned = replace(AMD, target_of=lambda _: AMD_TARGETS[target])
+    check(partial(sdpa.paged_attention, platform=pinned), LENS, dtype=torch.bfloat16, sliding_window=19, soft_cap=4.0)
 
 
 def test_on_what_there_is() -> None:

@@ -14,9 +14,10 @@ import torch
 
 from quire_interfaces import ConfigError
 from quire_kernels_cuda.availability import is_interpreted, unavailable, why_no_triton
+from quire_kernels_cuda.platform import NVIDIA, Platform
 from quire_ops import OpBackend, OpFunction, SizeRule
 
-__all__ = ["attention_backends"]
+__all__ = ["attention_backends", "sdpa_backends"]
 
 _HALVES = frozenset({torch.bfloat16, torch.float16})
 
@@ -24,18 +25,6 @@ _HALVES = frozenset({torch.bfloat16, torch.float16})
 def attention_backends() -> list[OpBackend]:
     """Backends of op `paged_attention`, each with the `write_kv_cache` and `rotate_and_write` of our own kernels."""
     found = [
-        OpBackend(
-            op="paged_attention",
-            name="sdpa",
-            function=_lazy("sdpa", unavailable()),
-            priority=-201 if is_interpreted() else 5,
-            devices=_devices(),
-            dtypes=_HALVES | {torch.float32},
-            sizes={"head_dim": SizeRule(maximum=256), "queries_per_kv_head": SizeRule(maximum=128)},
-            cache_dtypes=frozenset({"fp8_e4m3", "fp8_e5m2", "int8", "int4"}),
-            device_lengths=True,
-            unavailable=unavailable(),
-        ),
         OpBackend(
             op="paged_attention",
             name="flashinfer",
@@ -61,15 +50,43 @@ def attention_backends() -> list[OpBackend]:
             unavailable=_missing("flash_attn", "flash-attn", (2, 6)),
         ),
     ]
-    writers = [
+    writers = [writer for backend in found for writer in _writers(backend, unavailable())]
+    return [*sdpa_backends("sdpa", NVIDIA, unavailable()), *found, *writers]
+
+
+def sdpa_backends(name: str, platform: Platform, reason: str | None) -> list[OpBackend]:
+    """torch's attention for prompts and our kernel for decodes, with the writers of our own kernels.
+
+    Args:
+        name: Of the backends.
+        platform: Whose GPUs they run on.
+        reason: Why our kernels cannot work in this process, or None.
+    """
+    function = _lazy("sdpa", reason)
+    attention = OpBackend(
+        op="paged_attention",
+        name=name,
+        function=function if reason is not None else partial(function, platform=platform),
+        priority=-201 if is_interpreted() else 5,
+        devices=_devices(),
+        dtypes=_HALVES | {torch.float32},
+        sizes={"head_dim": SizeRule(maximum=256), "queries_per_kv_head": SizeRule(maximum=128)},
+        cache_dtypes=frozenset({"fp8_e4m3", "fp8_e5m2", "int8", "int4"}),
+        device_lengths=True,
+        unavailable=reason,
+    )
+    return [attention, *_writers(attention, reason)]
+
+
+def _writers(backend: OpBackend, reason: str | None) -> list[OpBackend]:
+    """What writes the cache that an attention backend reads. reason: why our kernels cannot."""
+    return [
         OpBackend(
-            op=op, name=backend.name, function=_writer(op), priority=backend.priority - 1,
+            op=op, name=backend.name, function=_writer(op, reason), priority=backend.priority - 1,
             devices=backend.devices, unavailable=backend.unavailable,
         )
-        for backend in found
         for op in ("write_kv_cache", "rotate_and_write")
     ]  # fmt: skip
-    return found + writers
 
 
 def _devices() -> frozenset[str]:
@@ -100,8 +117,8 @@ def _lazy(module: str, reason: str | None) -> OpFunction:
     return function
 
 
-def _writer(op: str) -> OpFunction:
-    if (reason := why_no_triton()) is not None or (reason := unavailable()) is not None:
+def _writer(op: str, reason: str | None) -> OpFunction:
+    if (reason := why_no_triton() or reason) is not None:
         return partial(_refuse, reason)
     from quire_kernels_cuda.triton import rotary
 

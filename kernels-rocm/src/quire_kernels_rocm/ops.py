@@ -6,6 +6,7 @@ from functools import cache
 
 import torch
 
+from quire_kernels_cuda.attention_backends import sdpa_backends
 from quire_kernels_cuda.availability import is_interpreted, why_no_triton
 from quire_kernels_cuda.ops import op_backends
 from quire_kernels_rocm.availability import unavailable
@@ -21,7 +22,8 @@ def backends() -> list[OpBackend]:
     """The entry point of group `quire.ops`."""
     reason = unavailable()
     target = None if reason is not None or is_interpreted() else AMD.target_of(torch.device("cuda", 0))
-    return op_backends(NAME, AMD, reason, target=target, builder=_builder())
+    own = op_backends(NAME, AMD, reason, target=target, builder=_builder())
+    return own + sdpa_backends("sdpa-rocm", AMD, reason)
 
 
 @cache
