@@ -109,6 +109,8 @@ def chat_turn(context: ServerContext, body: ChatCompletionRequest) -> ChatTurn:
         thinking_token_budget=body.thinking_token_budget,
         priority=body.priority,
         cache_salt=body.cache_salt,
+        truncate_prompt_tokens=body.truncate_prompt_tokens,
+        truncation_side=body.truncation_side,
         adapter=context.adapter_of(body.model),
         stream=bool(body.stream),
     )
@@ -192,7 +194,7 @@ class ChatAnswer:
         return ChatChoice(
             index=output.index,
             message=whole_message(choice),
-            logprobs=chat_logprobs(output),
+            logprobs=chat_logprobs(output, as_ids=self.body.return_tokens_as_token_ids),
             finish_reason=choice.finish_reason(output),
             stop_reason=output.stop_reason,
             token_ids=output.token_ids if self.body.return_token_ids else UNSET,
@@ -247,7 +249,7 @@ class ChatAnswer:
         return ChatChunkChoice(
             index=output.index,
             delta=delta,
-            logprobs=chat_logprobs(output),
+            logprobs=chat_logprobs(output, as_ids=self.body.return_tokens_as_token_ids),
             finish_reason=choice.finish_reason(output) if output.finished else None,
             stop_reason=output.stop_reason if output.finish_reason is not None else UNSET,
             token_ids=output.token_ids if self.body.return_token_ids else UNSET,

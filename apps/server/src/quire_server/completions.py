@@ -22,10 +22,11 @@ from quire_server.beams import beam_search_outputs, beam_search_params
 from quire_server.body import read_model
 from quire_server.context import ServerContext, all_of, in_thread_when_long, unless_disconnected
 from quire_server.errors import naming_fields
-from quire_server.logprobs import completion_logprobs, prompt_logprobs
+from quire_server.logprobs import completion_logprobs, id_as_text, prompt_logprobs
 from quire_server.protocol import CompletionRequest
 from quire_server.responses import Completion, CompletionChoice, Usage, sse
 from quire_server.streaming import EventStream, after, merge
+from quire_server.truncation import truncated
 from quire_server.turn import raise_failed
 
 __all__ = ["CompletionAnswer", "completions", "render_prompts"]
@@ -51,7 +52,7 @@ async def completions(context: ServerContext, request: Request) -> Response:
         model,
         body,
         params,
-        await render_prompts(context, body),
+        await render_prompts(context, body, params),
         context,
         only_echo,
     )
@@ -87,7 +88,10 @@ def _outputs(
     )
 
 
-async def render_prompts(context: ServerContext, body: CompletionRequest) -> list[RenderedPrompt]:
+async def render_prompts(
+    context: ServerContext, body: CompletionRequest, params: SamplingParams
+) -> list[RenderedPrompt]:
+    """The prompts as token ids, cut where that is asked for. Raises RequestError naming the field at fault."""
     prompts = body.prompts()
     if len(prompts) > context.config.max_prompts_per_request:
         raise RequestError(
@@ -103,7 +107,13 @@ async def render_prompts(context: ServerContext, body: CompletionRequest) -> lis
     def render() -> list[RenderedPrompt]:
         return [renderer.render_prompt(prompt, add_special_tokens=special) for prompt in prompts]
 
-    return await in_thread_when_long(sum(map(len, prompts)), render)
+    rendered = await in_thread_when_long(sum(map(len, prompts)), render)
+    cut = [truncated(context, each, body.truncate_prompt_tokens, body.truncation_side, params) for each in rendered]
+    # What is echoed is what the model reads.
+    return [
+        each if each is whole else dataclasses.replace(each, text=None)
+        for each, whole in zip(cut, rendered, strict=True)
+    ]
 
 
 def _with_gap(context: ServerContext, prompts: Sequence[str | list[int]], suffix: str) -> list[str | list[int]]:
@@ -184,6 +194,7 @@ class CompletionAnswer:
                 text_offset=len(echoed_text),
                 echoed=positions if echoes else None,
                 echoed_tokens=self._prompt_tokens(prompt, positions) if echoes else None,
+                as_ids=self.body.return_tokens_as_token_ids,
             ),
             finish_reason=output.finish_reason,
             stop_reason=output.stop_reason if output.finished else UNSET,
@@ -204,6 +215,8 @@ class CompletionAnswer:
     def _prompt_tokens(self, prompt: RenderedPrompt, positions: list[list[Logprob] | None] | None) -> list[str] | None:
         if positions is None:
             return None
+        if self.body.return_tokens_as_token_ids:
+            return [id_as_text(token_id) for token_id in prompt.token_ids]
         return [self.context.llm.tokenizer.token_text(token_id) for token_id in prompt.token_ids]
 
     async def events(

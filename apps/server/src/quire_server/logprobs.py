@@ -7,26 +7,35 @@ from typing import Any
 from quire_engine import CompletionOutput, Logprob
 from quire_server.responses import ChatLogprobs, ChatTokenLogprob, CompletionLogprobs, TopLogprob
 
-__all__ = ["chat_logprobs", "completion_logprobs", "prompt_logprobs"]
+__all__ = ["chat_logprobs", "completion_logprobs", "id_as_text", "prompt_logprobs"]
 
 LOWEST = -9999.0
 """Stands for minus infinity, which JSON does not have."""
 
 
-def chat_logprobs(output: CompletionOutput) -> ChatLogprobs | None:
-    """For chat completions: per token the chosen one and the most likely ones."""
+def id_as_text(token_id: int) -> str:
+    """A token's name where clients ask for ids (`return_tokens_as_token_ids`): no two tokens share one."""
+    return f"token_id:{token_id}"
+
+
+def _name(token: Logprob, as_ids: bool) -> str:
+    return id_as_text(token.token_id) if as_ids else token.decoded_token
+
+
+def chat_logprobs(output: CompletionOutput, *, as_ids: bool = False) -> ChatLogprobs | None:
+    """For chat completions: per token the chosen one and the most likely ones, named by their texts or their ids."""
     if output.logprobs is None:
         return None
-    return ChatLogprobs([_chat_token(candidates) for candidates in output.logprobs])
+    return ChatLogprobs([_chat_token(candidates, as_ids) for candidates in output.logprobs])
 
 
-def _chat_token(candidates: list[Logprob]) -> ChatTokenLogprob:
+def _chat_token(candidates: list[Logprob], as_ids: bool) -> ChatTokenLogprob:
     chosen, *top = candidates
     return ChatTokenLogprob(
-        chosen.decoded_token,
+        _name(chosen, as_ids),
         max(chosen.logprob, LOWEST),
         list(chosen.token_bytes),
-        [TopLogprob(each.decoded_token, max(each.logprob, LOWEST), list(each.token_bytes)) for each in top],
+        [TopLogprob(_name(each, as_ids), max(each.logprob, LOWEST), list(each.token_bytes)) for each in top],
     )
 
 
@@ -36,6 +45,7 @@ def completion_logprobs(
     text_offset: int = 0,
     echoed: list[list[Logprob] | None] | None = None,
     echoed_tokens: list[str] | None = None,
+    as_ids: bool = False,
 ) -> CompletionLogprobs | None:
     """For completions: parallel lists.
 
@@ -43,7 +53,8 @@ def completion_logprobs(
         output: A delta or a whole completion.
         text_offset: Where the output begins in the returned text.
         echoed: Log probabilities of the prompt's tokens, which come first when the prompt is echoed.
-        echoed_tokens: Their texts.
+        echoed_tokens: Their names.
+        as_ids: Name tokens by their ids, not by their texts.
     """
     if output.logprobs is None:
         return None
@@ -53,21 +64,21 @@ def completion_logprobs(
         result.text_offset.append(place)
         result.tokens.append(text)
         result.token_logprobs.append(None if candidates is None else max(candidates[0].logprob, LOWEST))
-        result.top_logprobs.append(None if candidates is None else _by_text(candidates))
+        result.top_logprobs.append(None if candidates is None else _by_name(candidates, as_ids))
         place += len(text)
     for candidates, offset in zip(output.logprobs, output.text_offsets, strict=False):
         result.text_offset.append(text_offset + offset)
-        result.tokens.append(candidates[0].decoded_token)
+        result.tokens.append(_name(candidates[0], as_ids))
         result.token_logprobs.append(max(candidates[0].logprob, LOWEST))
-        result.top_logprobs.append(_by_text(candidates))
+        result.top_logprobs.append(_by_name(candidates, as_ids))
     return result
 
 
-def _by_text(candidates: list[Logprob]) -> dict[str, float]:
+def _by_name(candidates: list[Logprob], as_ids: bool) -> dict[str, float]:
     # Several ids may have one text; the most likely of them counts, and the chosen token is always there.
     result: dict[str, float] = {}
     for each in (*candidates[1:], candidates[0]):
-        result.setdefault(each.decoded_token, max(each.logprob, LOWEST))
+        result.setdefault(_name(each, as_ids), max(each.logprob, LOWEST))
     return result
 
 

@@ -90,6 +90,10 @@ class SamplingFields(Body):
     priority: Int = 0
     cache_salt: str | None = Field(default=None, min_length=1, max_length=1024)
     return_token_ids: bool = False
+    return_tokens_as_token_ids: bool = False
+    truncate_prompt_tokens: Int | None = None
+    truncation_side: Literal["left", "right"] | None = None
+    prompt_embeds: Any = None
     add_special_tokens: bool | None = None
     request_id: str | None = Field(default=None, min_length=1, max_length=256)
     user: str | None = None
@@ -124,6 +128,12 @@ class SamplingFields(Body):
         """
         if self.stream_options is not None and not self.stream:
             raise RequestError("stream_options is only allowed with stream=true", param="stream_options")
+        if self.prompt_embeds is not None:
+            raise RequestError(
+                "this server takes no embeddings as prompts; give text or token ids",
+                param="prompt_embeds",
+                code="unsupported",
+            )
 
     def to_sampling_params(
         self, defaults: dict[str, Any], bad_words_token_ids: tuple[tuple[int, ...], ...] = ()
@@ -258,6 +268,7 @@ class ChatCompletionRequest(SamplingFields):
     continue_final_message: bool = False
     chat_template: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    documents: list[dict[str, Any]] | None = None
     include_reasoning: bool = True
     reasoning_effort: str | None = None
     thinking_token_budget: Int | None = None
@@ -291,8 +302,9 @@ class ChatCompletionRequest(SamplingFields):
             )
 
     def template_kwargs(self) -> dict[str, Any] | None:
-        """`chat_template_kwargs`, with what `reasoning_effort` means to templates."""
-        return with_effort(self.chat_template_kwargs, self.reasoning_effort)
+        """`chat_template_kwargs`, with what `reasoning_effort` means to templates, and the `documents`."""
+        kwargs = with_effort(self.chat_template_kwargs, self.reasoning_effort)
+        return kwargs if self.documents is None else {"documents": self.documents, **(kwargs or {})}
 
 
 def with_effort(kwargs: dict[str, Any] | None, effort: str | None) -> dict[str, Any] | None:

@@ -213,7 +213,7 @@ async def render_completion(context: ServerContext, request: Request) -> Respons
     model = context.resolve_model(body.model)
     with naming_fields(body.field_names()):
         params = context.sampling_params(body)
-    prompts = await render_prompts(context, body)
+    prompts = await render_prompts(context, body, params)
     return JSONResponse([_rendered("cmpl", body, model, prompt, params) for prompt in prompts])
 
 

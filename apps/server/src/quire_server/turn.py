@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from quire import BeamSearchParams, OutputKind, RequestOutput
 from quire_engine import CompletionOutput
@@ -32,6 +32,7 @@ from quire_server.errors import HTTPError
 from quire_server.structured import thinking_first, with_calls
 from quire_server.thinking_budget import bounded_thinking
 from quire_server.tool_choice import ToolUse
+from quire_server.truncation import truncated
 
 __all__ = [
     "ChatTurn",
@@ -67,6 +68,9 @@ class ChatTurn:
     priority: int = 0
     cache_salt: str | None = None
     adapter: str | None = None
+    truncate_prompt_tokens: int | None = None
+    """Most tokens of the prompt, -1 for as many as there is room for; None refuses one that is too long."""
+    truncation_side: Literal["left", "right"] | None = None
     stream: bool = False
     beams: BeamSearchParams | None = None
     """Search for the answers instead of drawing them."""
@@ -226,6 +230,7 @@ async def prepare_turn(context: ServerContext, turn: ChatTurn) -> PreparedTurn:
         )
     if params.skip_special_tokens and form.keeps_special_tokens(tools=use.is_on):
         params = dataclasses.replace(params, skip_special_tokens=False)
+    prompt = truncated(context, prompt, turn.truncate_prompt_tokens, turn.truncation_side, params)
     return PreparedTurn(turn=turn, form=form, prompt=prompt, params=params, forced=forced)
 
 
@@ -333,7 +338,10 @@ async def render_turn(context: ServerContext, turn: ChatTurn) -> RenderedPrompt:
 
 
 def raise_failed(output: RequestOutput) -> None:
-    """Raise when the engine could not compute the request."""
+    """Raise when the engine could not compute the request: 400 where its runner refused what was asked for."""
     for completion in output.outputs:
         if completion.finish_reason is FinishReason.ERROR:
+            kind, _, message = (completion.error or "").partition(": ")
+            if kind == RequestError.__name__:
+                raise HTTPError(400, message, code="invalid_request")
             raise HTTPError(500, completion.error or "the request failed in the engine", code="generation_failed")
