@@ -223,12 +223,14 @@ bool attends_with_tiles(const Attention<T>& a) {
 #endif
 }
 
-// The heads of a task one after another, without tiles.
+// The heads of a task one after another, without tiles. next: the task that this thread will do then, or none.
 template <typename T>
-void attend_columns(const Attention<T>& a, const AttentionTask& task, AttentionScratch& scratch, const Partials& partials,
-                    int64_t index) {
+void attend_columns(const Attention<T>& a, const AttentionTask& task, const AttentionTask* next, AttentionScratch& scratch,
+                    const Partials& partials, int64_t index) {
     const auto run = [&](auto&& way) {
-        for (int head = task.kv_head; head < task.kv_head + task.num_kv_heads; ++head) way.run(head, partials, index);
+        const int end = task.kv_head + task.num_kv_heads;
+        for (int head = task.kv_head; head + 1 < end; ++head) way.run(head, &task, head + 1, partials, index);
+        way.run(end - 1, next, next ? next->kv_head : 0, partials, index);
     };
 #if defined(__AVX512BF16__)
     if constexpr (std::is_same_v<T, BFloat16>) {
@@ -301,7 +303,7 @@ void attention(const Attention<T>& a, AttentionScratch& scratch, Claimer& claime
             }
         }
 #endif
-        attend_columns(a, task, scratch, partials, i);
+        attend_columns(a, task, more ? &next : nullptr, scratch, partials, i);
         task = next;
         i = following;
     }

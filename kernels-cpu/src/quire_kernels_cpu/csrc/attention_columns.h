@@ -24,8 +24,8 @@ public:
         state_ = scratch.state.get<float>(4 * columns_);
     }
 
-    // The task's head number `head`.
-    void run(int head, const Partials& partials, int64_t index) {
+    // The task's head number `head`. next, next_head: what this thread will do then, whose beginning is fetched; or none.
+    void run(int head, const AttentionTask* next, int next_head, const Partials& partials, int64_t index) {
         head_ = head;
         way().set_queries();
         clear(0);
@@ -42,10 +42,12 @@ public:
             }
             const int begin = std::max(piece, span.begin), end = std::min(piece + kPiece, span.end);
             if (is_tree_ && piece + kPiece > a_.path(task_.sequence, 0)[1]) {
+                to_come_ = {0, 0};
                 attend_paths(rows, piece, begin, end);
             } else {
                 std::copy_n(stored[which], kPiece, stored[which ^ 1]);
-                locate(rows, piece + kPiece, span, stored[which ^ 1]);
+                to_come_ = locate(rows, piece + kPiece, span, stored[which ^ 1]);
+                if (piece + kPiece >= span.end && next) to_come_ = locate_first(*next, next_head, stored[which ^ 1]);
                 way().attend_all({0, columns_}, piece, begin, end, stored[which], stored[which ^ 1]);
             }
         }
@@ -123,16 +125,25 @@ protected:
     const int group_, padded_, columns_;
     const bool is_tree_;
     int head_ = 0;
+    Span to_come_{0, 0};  // the tokens of `ahead` that will come
 
 private:
     Way& way() { return static_cast<Way&>(*this); }
 
-    // Where the keys of a piece's tokens within the span are.
-    static void locate(CacheRows& rows, int piece, Span span, const char** to) {
-        for (int t = std::max(piece, span.begin), end = std::min(piece + kPiece, span.end); t < end;) {
+    // Where the keys of a piece's tokens within the span are; returns which those are.
+    static Span locate(CacheRows& rows, int piece, Span span, const char** to) {
+        const int begin = std::max(piece, span.begin), end = std::max(begin, std::min(piece + kPiece, span.end));
+        for (int t = begin; t < end;) {
             const char* key = rows.at(t);
             for (const int stop = std::min(end, rows.block_end(t)); t < stop; ++t, key += rows.row_bytes()) to[t - piece] = key;
         }
+        return {begin - piece, end - piece};
+    }
+    // The same for the first piece of a task.
+    Span locate_first(const AttentionTask& task, int head, const char** to) const {
+        CacheRows rows(a_.cache, a_.table(task.sequence), head);
+        const Span span = task.tokens(a_);
+        return locate(rows, span.begin / kPiece * kPiece, span, to);
     }
 
     void clear(int which) {

@@ -58,7 +58,7 @@ private:
     // Columns over the tokens [begin, end) of a piece, whose keys are at `now`; `ahead`: those of the next one.
     void attend_all(Span columns, int piece, int begin, int end, const char* const* now, const char* const* ahead) {
         const Span here{begin - piece, end - piece};
-        ahead_ = {ahead, a_.cache.row_bytes, a_.cache.value_offset(), here.begin, here.end};
+        ahead_ = {ahead, a_.cache.row_bytes, a_.cache.value_offset(), to_come_.begin, to_come_.end};
         if (a_.cache.format == CacheFormat::network) {
             pack<true>(here, now);
         } else {
