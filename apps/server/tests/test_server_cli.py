@@ -61,6 +61,51 @@ def test_flags_of_a_vllm_command_line():
     assert built["speculative"].num_speculative_tokens == 3
 
 
+def test_vllms_spellings():
+    plain = settings(
+        "--max-model-len", "64", "--no-access-log", "--shutdown-timeout-s", "7", "--allowed-origins", "a", "b",
+        "--speculative-config", '{"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 5}',
+    )  # fmt: skip
+    other = settings(
+        "--max_model_len=64", "--disable-uvicorn-access-log", "--shutdown-timeout", "7", "--allowed-origins",
+        '["a", "b"]', "--speculative_config.method", "ngram", "--speculative-config.num_speculative_tokens=3",
+        "--speculative-config.prompt_lookup_max", "5",
+    )  # fmt: skip
+    assert other == plain
+    assert plain["server"].allowed_origins == ("a", "b")
+    drafted = settings("--speculative-config", '{"model": "some/draft", "num_speculative_tokens": 2}')["speculative"]
+    assert drafted.method == "draft_model"
+    with pytest.raises(ConfigError, match="given whole and by its members"):
+        settings("--speculative-config", "{}", "--speculative-config.method", "ngram")
+    assert settings("--served-model-name", "[not json", "[1")["server"].served_model_name == ("[not json", "[1")
+
+
+def test_vllms_settings_that_ask_for_what_is_so_anyway(tmp_path, caplog):
+    flags = (
+        "-tp 1 --pipeline-parallel-size 1 -dp=1 --disable-log-requests --no-enable-log-requests --disable-log-stats "
+        "--task generate --enable-prompt-tokens-details --tokenizer-mode auto --logprobs-mode raw_logprobs"
+    )
+    assert settings(*flags.split()) == settings()
+    assert not caplog.records
+    assert settings("--trust-remote-code", "--swap-space", "4") == settings()
+    assert [record.getMessage().split(":")[1] for record in caplog.records] == [
+        " trust_remote_code has no effect",
+        " swap_space has no effect",
+    ]
+    path = tmp_path / "vllm.yaml"
+    path.write_text("tensor-parallel-size: 1\ndisable-log-requests: true\nmax-num-seqs: 3\n")
+    assert settings("--config", str(path))["scheduler"].max_num_seqs == 3
+    path.write_text("tensor-parallel-size: 2\n")
+    with pytest.raises(ConfigError, match=r"tensor_parallel_size cannot be '?2'? here: .*one device"):
+        settings("--config", str(path))
+
+
+def test_help_does_not_list_what_has_no_effect(capsys):
+    _, out, _ = run(capsys, "serve", "--help")
+    for flag in ("--swap-space", "-tp", "--trust-remote-code"):
+        assert flag not in out
+
+
 def test_a_key_does_not_swallow_the_model():
     built = settings("--api-key", "k1", "some/model")
     assert built["model"].model == "some/model"
@@ -125,6 +170,10 @@ def test_missing_and_empty_files(tmp_path):
         (["serve", "a", "b"], 2, "unexpected argument 'b'"),
         (["serve", "--speculative-config", "{"], 1, "--speculative-config is not JSON"),
         (["serve", "--speculative-config", "[]"], 1, "must be a JSON object"),
+        (["serve", "-tp", "2"], 1, "start one for each device"),
+        (["serve", "--task", "embed"], 1, "task cannot be 'embed' here: it serves generated text"),
+        (["serve", "--enable-log-requests"], 1, "see --access-log"),
+        (["serve", "--download-dir", "/tmp"], 1, "HF_HUB_CACHE"),
         (["serve", "--served-model-name", ""], 1, "served_model_name must hold names that are not empty"),
         (["serve", "--chat-template", "no-such-file.jinja"], 1, "no-such-file.jinja"),
         (["srve"], 2, "did you mean 'serve'"),

@@ -22,6 +22,8 @@ def error_of(response: httpx.Response) -> dict:
 
 def test_health_version_models_metrics_and_page(live):
     assert (live.client.get("/health").status_code, live.client.get("/health").content) == (200, b"")
+    for method in ("GET", "POST"):
+        assert live.client.request(method, "/ping").status_code == 200
     assert live.client.get("/version").json()["version"]
     (card,) = live.client.get("/v1/models").json()["data"]
     assert (card["id"], card["max_model_len"]) == ("tiny", 512)
@@ -127,10 +129,23 @@ def test_cors_only_for_the_named_origins(make_live, live):
     assert preflight.headers["access-control-allow-origin"] == "https://a.example"
     other = live.client.options("/v1/completions", headers={**asked, "origin": "https://b.example"})
     assert "access-control-allow-origin" not in other.headers
+    assert "access-control-allow-credentials" not in preflight.headers
     refused = live.client.get("/v1/models", headers={"origin": "https://a.example"})
     assert refused.status_code == 401
     # Without this header a browser hides the reason from the page that asked.
     assert refused.headers["access-control-allow-origin"] == "https://a.example"
+
+
+def test_cors_with_methods_headers_and_credentials(make_live):
+    live = make_live(
+        allowed_origins=("*",), allowed_methods=("GET",), allowed_headers=("x-mine",), allow_credentials=True
+    )
+    asked = {"origin": "https://a.example", "access-control-request-method": "GET"}
+    preflight = live.client.options("/v1/models", headers={**asked, "access-control-request-headers": "x-mine"})
+    assert preflight.status_code == 200
+    assert preflight.headers["access-control-allow-credentials"] == "true"
+    for wrong in ({"access-control-request-method": "POST"}, {"access-control-request-headers": "x-other"}):
+        assert live.client.options("/v1/models", headers={**asked, **wrong}).status_code == 400
 
 
 def test_websockets_are_refused(live):

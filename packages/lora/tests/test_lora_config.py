@@ -16,6 +16,11 @@ from quire_lora import LoraConfig, adapter_bytes
 
 def test_modules_are_names_and_folders() -> None:
     assert LoraConfig(lora_modules=("a=x", "b=y=z")).adapters() == {"a": "x", "b": "y=z"}
+    in_json = '{"name": "a", "path": "x=y", "base_model_name": "m"}'
+    assert LoraConfig(lora_modules=(in_json, "b=z")).adapters() == {"a": "x=y", "b": "z"}
+    for wrong in ('{"name": "a"', '{"name": "a"}', '{"name": 1, "path": "x"}', '{"name": "", "path": "x"}'):
+        with pytest.raises(ConfigError, match="lora_modules"):
+            LoraConfig(lora_modules=(wrong,)).adapters()
     for wrong in ("a", "=x", "a="):
         with pytest.raises(ConfigError, match="must hold name=folder"):
             LoraConfig(lora_modules=(wrong,)).adapters()

@@ -88,6 +88,7 @@ def make_app(context: ServerContext) -> ASGIApp:
         _post(app, context, path, handler, body)
     for path, get in (
         ("/health", health),
+        ("/ping", health),
         ("/version", version),
         ("/v1/models", models),
         ("/v1/models/{name:path}", one_model),
@@ -100,6 +101,7 @@ def make_app(context: ServerContext) -> ASGIApp:
     _get(app, context, "/v1/conversations/{id}/items/{item}", conversations.item)
     _get(app, context, "/v1/conversations/{id}/items", conversations.list_items)
     _get(app, context, "/v1/conversations/{id}", conversations.retrieve)
+    _other(app, context, "POST", "/ping", health)  # as SageMaker may ask
     _socket(app, context, "/v1/responses", responses)
     _other(app, context, "POST", "/v1/responses/{id}/cancel", responses.cancel)
     _other(app, context, "DELETE", "/v1/responses/{id}", responses.delete)
@@ -114,8 +116,9 @@ def make_app(context: ServerContext) -> ASGIApp:
     return CORSMiddleware(
         guarded,
         allow_origins=context.config.allowed_origins,
-        allow_methods=["*"],
-        allow_headers=["*"],
+        allow_methods=context.config.allowed_methods,
+        allow_headers=context.config.allowed_headers,
+        allow_credentials=context.config.allow_credentials,
         expose_headers=["x-request-id", "request-id", "retry-after"],
     )
 

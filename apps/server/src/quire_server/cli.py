@@ -312,6 +312,7 @@ def settings_from(
     """
     from quire.config import ENVIRONMENT, build_sections, config_fields, unknown_name_error
     from quire.environment import environment_values, warn_unknown_variables
+    from quire.vllm_settings import VLLM_SETTINGS
 
     fields = config_fields(sections)
     warn_unknown_variables(fields)
@@ -319,13 +320,15 @@ def settings_from(
     parser.add_argument("--speculative-config", metavar="JSON", help="speculation as one JSON object, as in vLLM")
     for spec in fields.values():
         _add_flag(parser, spec)
-    args, unknown = parser.parse_known_args(arguments)
+    _add_vllm_flags(parser, fields)
+    args, unknown = parser.parse_known_args(_respelled(arguments))
     for argument in unknown:
         if argument.startswith("-"):
             raise unknown_name_error(argument.split("=")[0], fields, "command line")
     if unknown:
         parser.error(f"unexpected argument {unknown[0]!r}")
-    given = {name: _flat(value) for name, value in vars(args).items() if name in fields and value is not None}
+    names = fields.keys() | VLLM_SETTINGS.keys()
+    given = {name: _flat(value) for name, value in vars(args).items() if name in names and value is not None}
     given |= _speculative(args.speculative_config)
     if getattr(args, "MODEL", None) is not None:
         given["model"] = args.MODEL
@@ -350,10 +353,84 @@ def _add_flag(parser: argparse.ArgumentParser, spec: ConfigField) -> None:
         parser.add_argument(spec.flag, dest=spec.name, metavar=(spec.unit or "value").upper().split()[0], help=text)
 
 
+def _add_vllm_flags(parser: argparse.ArgumentParser, fields: Mapping[str, ConfigField]) -> None:
+    """Flags of vLLM's that ask for what is so anyway; --help says nothing of them."""
+    from quire.vllm_settings import VLLM_SETTINGS
+
+    for name in VLLM_SETTINGS.keys() - fields.keys():
+        setting = VLLM_SETTINGS[name]
+        flags = [f"--{name.replace('_', '-')}", *([setting.short] if setting.short else [])]
+        if setting.is_switch:
+            action: Any = argparse.BooleanOptionalAction
+            parser.add_argument(*flags, dest=name, action=action, default=None, help=argparse.SUPPRESS)
+        else:
+            parser.add_argument(*flags, dest=name, help=argparse.SUPPRESS)
+
+
+def _respelled(arguments: list[str]) -> list[str]:
+    """A command line in our spelling: vLLM also takes underscores, `--config.key value` for members of a JSON value,
+    and other names for some flags.
+
+    Raises:
+        ConfigError: members of a value that is given whole, too.
+    """
+    from quire.vllm_settings import OTHER_SPELLINGS
+
+    result: list[str] = []
+    members: dict[str, dict[str, Any]] = {}
+    rest = iter(arguments)
+    for argument in rest:
+        if not argument.startswith("--"):
+            result.append(argument)
+            continue
+        flag, equals, value = argument.partition("=")
+        flag, dot, member = flag.partition(".")
+        flag = flag.replace("_", "-")
+        if dot:
+            _set_member(members.setdefault(flag, {}), member, value if equals else next(rest, ""))
+        else:
+            result.append(OTHER_SPELLINGS.get(flag, flag) + equals + value)
+    return [*result, *_members_as_json(members, result)]
+
+
+def _set_member(whole: dict[str, Any], path: str, text: str) -> None:
+    import json
+
+    *parents, last = path.split(".")
+    for parent in parents:
+        whole = whole.setdefault(parent, {})
+    try:
+        whole[last] = json.loads(text)
+    except ValueError:  # text needs no quotes
+        whole[last] = text
+
+
+def _members_as_json(members: dict[str, dict[str, Any]], others: list[str]) -> list[str]:
+    import json
+
+    from quire_interfaces import ConfigError
+
+    given = {argument.partition("=")[0] for argument in others}
+    for flag in members:
+        if flag in given:
+            raise ConfigError(f"{flag} is given whole and by its members; give one of them", field=flag)
+    return [f"{flag}={json.dumps(value)}" for flag, value in members.items()]
+
+
 def _flat(value: Any) -> Any:
-    if isinstance(value, list):
-        return tuple(item for part in value for item in part)
-    return value
+    """The items of a flag that takes several; vLLM also takes some of these as a JSON list."""
+    if not isinstance(value, list):
+        return value
+    import json
+
+    items: list[Any] = []
+    for text in (text for part in value for text in part):
+        try:
+            listed = json.loads(text) if text.startswith("[") else None
+        except ValueError:
+            listed = None
+        items += map(str, listed) if isinstance(listed, list) else [text]
+    return tuple(items)
 
 
 def _speculative(text: str | None) -> dict[str, Any]:
@@ -369,6 +446,8 @@ def _speculative(text: str | None) -> dict[str, Any]:
         raise ConfigError(f"--speculative-config is not JSON: {error}", field="speculative_config") from None
     if not isinstance(values, dict):
         raise ConfigError(f"--speculative-config must be a JSON object, got {text}", field="speculative_config")
+    if values.get("model") is not None:
+        values.setdefault("method", "draft_model")  # as vLLM understands it
     prefixed = ("method", "model", "revision", "quantization", "adaptive")  # names that mean something else elsewhere
     return {(f"speculative_{name}" if name in prefixed else name): value for name, value in values.items()}
 

@@ -26,7 +26,8 @@ class ServerConfig(Settings):
         check=_not_empty,
     )
     api_key: tuple[str, ...] = setting(
-        (), help="Keys, one of which every request but /health must carry; also from QUIRE_API_KEY, comma-separated."
+        (),
+        help="Keys, one of which every request but /health and /ping must carry; also from QUIRE_API_KEY, comma-separated.",
     )
     chat_template: str | None = setting(None, help="File with a chat template, or the template itself.")
     trust_request_chat_template: bool = setting(
@@ -61,6 +62,9 @@ class ServerConfig(Settings):
     allowed_origins: tuple[str, ...] = setting(
         (), help="Web origins that may call this server from a browser; * for all."
     )
+    allowed_methods: tuple[str, ...] = setting(("*",), help="Methods that they may use; * for all.")
+    allowed_headers: tuple[str, ...] = setting(("*",), help="Headers that they may send; * for all.")
+    allow_credentials: bool = setting(False, help="Whether browsers may send them their cookies and credentials.")
     max_body_bytes: int = setting(
         32 << 20, help="Largest request body; a larger one is refused unread.", unit="bytes", check=at_least(1024)
     )

@@ -13,7 +13,7 @@ from quire_server.errors import HTTPError, error_response
 
 __all__ = ["Guard"]
 
-PUBLIC_PATHS = frozenset({"/health"})
+PUBLIC_PATHS = frozenset({"/health", "/ping"})
 
 
 class Guard:

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from quire.environment import environment_values, warn_unknown_variables
+from quire.vllm_settings import hint_for, is_settled
 from quire_engine import EngineConfig
 from quire_interfaces import KV_CACHE_DTYPES, MAX_LOGPROBS, ConfigError, Settings, at_least, between, one_of, setting
 from quire_kv_cache import KVCacheConfig
@@ -258,6 +259,7 @@ def build_sections(
 
     Returns:
         Section name -> configuration, and name -> where its value came from (defaults included).
+        Settings of vLLM's that ask for what is so anyway are left out (`quire.vllm_settings`).
 
     Raises:
         ConfigError: unknown name (with the nearest known one), unreadable text, or a value that fails its check.
@@ -268,6 +270,8 @@ def build_sections(
         for raw_name, value in values.items():
             name = raw_name.removeprefix("--").replace("-", "_")
             if name not in fields:
+                if is_settled(name, value):
+                    continue
                 raise unknown_name_error(raw_name, fields, source)
             if isinstance(value, str):
                 value = parse_text(fields[name], value, source)
@@ -284,7 +288,10 @@ def build_sections(
 
 def unknown_name_error(name: str, fields: Mapping[str, ConfigField], source: str) -> ConfigError:
     """The error for a setting nobody declares, with the nearest name."""
-    nearest = difflib.get_close_matches(name.removeprefix("--").replace("-", "_"), fields, n=1, cutoff=0.5)
+    plain = name.removeprefix("--").replace("-", "_")
+    if (instead := hint_for(plain)) is not None:
+        return ConfigError(f"there is no setting {name!r} ({source}): {instead}", field=name)
+    nearest = difflib.get_close_matches(plain, fields, n=1, cutoff=0.5)
     hint = f"; did you mean {nearest[0]!r}?" if nearest else "; `quire explain` lists all settings"
     return ConfigError(f"unknown setting {name!r} ({source}){hint}", field=name)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -20,7 +21,9 @@ class LoraConfig(Settings):
         "which brings two.",
     )
     lora_modules: tuple[str, ...] = setting(
-        (), help="Adapters to load at the start, each as name=folder; requests choose them by name as their model."
+        (),
+        help="Adapters to load at the start, each as name=folder or as JSON with name and path; requests choose them "
+        "by name as their model.",
     )
     max_loras: int = setting(
         8, help="Adapters that one step may use: slots on the device.", unit="adapters", check=between(1, 1024)
@@ -43,13 +46,30 @@ class LoraConfig(Settings):
         """
         found: dict[str, str] = {}
         for entry in self.lora_modules:
-            name, equals, folder = entry.partition("=")
-            if not (name and equals and folder):
-                raise ConfigError(f"lora_modules must hold name=folder, got {entry!r}", field="lora_modules")
+            name, folder = _name_and_folder(entry)
             if name in found:
                 raise ConfigError(f"lora_modules names the adapter {name!r} twice", field="lora_modules")
             found[name] = folder
         return found
+
+
+def _name_and_folder(entry: str) -> tuple[str, str]:
+    """An adapter given as name=folder, or in vLLM's JSON, of which other members are about its models."""
+    if entry.lstrip().startswith("{"):
+        try:
+            given = json.loads(entry)
+        except ValueError as error:
+            raise ConfigError(
+                f"lora_modules holds {entry!r}, which is not JSON: {error}", field="lora_modules"
+            ) from None
+        name, folder = given.get("name"), given.get("path")
+    else:
+        name, _, folder = entry.partition("=")
+    if not (isinstance(name, str) and isinstance(folder, str) and name and folder):
+        raise ConfigError(
+            f'lora_modules must hold name=folder or {{"name": ..., "path": ...}}, got {entry!r}', field="lora_modules"
+        )
+    return name, folder
 
 
 def adapter_bytes(shapes: Iterable[tuple[int, int]], config: LoraConfig, dtype_bytes: int) -> int:
