@@ -27,7 +27,8 @@ class ServerConfig(Settings):
     )
     api_key: tuple[str, ...] = setting(
         (),
-        help="Keys, one of which every request but /health and /ping must carry; also from QUIRE_API_KEY, comma-separated.",
+        help="Keys, one of which every request but /health and /ping must carry; also from QUIRE_API_KEY, "
+        "comma-separated.",
     )
     chat_template: str | None = setting(None, help="File with a chat template, or the template itself.")
     trust_request_chat_template: bool = setting(
