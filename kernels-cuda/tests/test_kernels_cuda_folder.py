@@ -45,6 +45,13 @@ writers = [threading.Thread(target=seal, args=(root / "made", name)) for name in
 assert json.loads((root / "made" / MANIFEST).read_text())["targets"] == ["sm_100", "sm_80", "sm_90"]
 shutil.move(root / "made", root / "shipped")
 
+# GPUs with names of their own within a family have binaries of their own.
+with builder.recording("sm_86") as found:
+    norm("meta")
+builder.build(found, "sm_86", root / "of_86", num_processes=1)
+metadata, = (path for path in (root / "of_86").glob("*/*.json") if not path.name.startswith("__grp__"))
+assert json.loads(metadata.read_text())["target"]["arch"] == 86
+
 # A whole model: all sizes of steps are covered by those that are rehearsed.
 from quire.config import QuireConfig
 from quire.kernel_list import compile_kernels, list_problems, record_kernels

@@ -30,7 +30,7 @@ if torch.version.hip is not None and torch.cuda.is_available():
 
     TARGETS = [AMD.target_of(torch.device("cuda", 0))]
 else:
-    TARGETS = [AMD_TARGETS[name] for name in ("gfx942", "gfx950", "gfx1201")]
+    TARGETS = [AMD_TARGETS[name] for name in ("gfx942", "gfx950", "gfx1100", "gfx1201")]
 
 pytestmark = pytest.mark.skipif(
     torch.version.hip is None and torch.cuda.is_available(), reason="this GPU is not AMD's, and nothing is interpreted"

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, overload
 
 import torch
 
-from quire_kernels_cuda.targets import NVIDIA_TARGETS, Target, nvidia_target
+from quire_kernels_cuda.targets import NVIDIA_RELATIVES, NVIDIA_TARGETS, Target, nvidia_target
 from quire_kernels_cuda.tuned import LaunchConfig, Problem, Tables, canonical_gpu_name
 
 __all__ = [
@@ -155,4 +155,4 @@ def _target_of_gpu(device: torch.device) -> Target:
     return nvidia_target(torch.cuda.get_device_capability(device))
 
 
-NVIDIA = Platform(targets=NVIDIA_TARGETS, target_of=_nvidia_target_of)
+NVIDIA = Platform(targets=NVIDIA_TARGETS, target_of=_nvidia_target_of, relatives=NVIDIA_RELATIVES)

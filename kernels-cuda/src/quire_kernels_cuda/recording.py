@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-__all__ = ["POINTERS", "Build", "kernel_of", "named", "recording"]
+__all__ = ["POINTERS", "Build", "address_of", "kernel_of", "named", "recording"]
 
 POINTERS = {
     torch.float64: "*fp64",
@@ -127,6 +127,15 @@ def _build(kernel: Any, label: str, vendor: str, args: tuple[Any, ...], kwargs: 
     )
 
 
+def address_of(tensor: Tensor) -> int:
+    """Where a tensor's numbers begin. Memory that is not there yet will begin at a multiple of 512 bytes: here at 0."""
+    from torch._subclasses.fake_tensor import FakeTensor  # where nothing is recorded, nobody needs it
+
+    if tensor.is_meta or isinstance(tensor, FakeTensor):
+        return int(tensor.storage_offset()) * tensor.itemsize
+    return tensor.data_ptr()
+
+
 def _is_short(value: Any) -> bool:
     return isinstance(value, Tensor) and value.untyped_storage().nbytes() <= _SHORT_BYTES
 
@@ -134,12 +143,7 @@ def _is_short(value: Any) -> bool:
 def _type(value: Any, *, fixed: bool) -> tuple[str, bool]:
     """Triton's type of an argument, and whether it is a multiple of 16. fixed: nothing is told from its value."""
     if isinstance(value, Tensor):
-        from torch._subclasses.fake_tensor import FakeTensor  # where nothing is recorded, nobody needs it
-
-        # Memory that is not there yet will begin at a multiple of 512 bytes.
-        has_none = value.is_meta or isinstance(value, FakeTensor)
-        begins = value.storage_offset() * value.itemsize if has_none else value.data_ptr()
-        return POINTERS[value.dtype], bool(begins % 16 == 0) and not fixed
+        return POINTERS[value.dtype], address_of(value) % 16 == 0 and not fixed
     if value is None:
         return "constexpr", False
     if isinstance(value, bool):

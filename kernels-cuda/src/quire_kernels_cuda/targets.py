@@ -6,9 +6,9 @@ is builds, and fails when it is launched.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-__all__ = ["NVIDIA_TARGETS", "Target", "nvidia_target"]
+__all__ = ["NVIDIA_RELATIVES", "NVIDIA_TARGETS", "Target", "nvidia_target"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,8 +33,13 @@ class Target:
 
     @property
     def has_few_registers(self) -> bool:
-        """AMD's GPUs for graphics: matrix products hold each operand twice, in half the registers that others have."""
+        """AMD's GPUs for graphics: half the registers that others have."""
         return self.vendor == "hip" and self.warp_size == 32
+
+    @property
+    def holds_operands_twice(self) -> bool:
+        """RDNA 3: both halves of a wave hold the operands of a matrix product (its instruction set guide, WMMA)."""
+        return self.has_few_registers and self.name.startswith("gfx11")
 
 
 def _nvidia(capability: int, shared_kib: int, multiprocessors: int = 128) -> Target:
@@ -73,3 +78,14 @@ def nvidia_target(capability: tuple[int, int]) -> Target:
     if wanted == 86:  # code of 8.0, with the shared memory of 8.9
         return _nvidia(86, 99)
     return [target for target in NVIDIA_TARGETS.values() if int(target.arch) <= wanted][-1]
+
+
+NVIDIA_RELATIVES: dict[str, Target] = {
+    target.name: target
+    for target in (
+        replace(nvidia_target((8, 6)), multiprocessors=82),
+        replace(NVIDIA_TARGETS["sm_100"], name="sm_103", arch=103),
+        replace(NVIDIA_TARGETS["sm_120"], name="sm_121", arch=121, multiprocessors=48),
+    )
+}
+"""RTX 3090 and its likes, B300, GB10: binaries of their own, within the limits of what is built and tabulated."""

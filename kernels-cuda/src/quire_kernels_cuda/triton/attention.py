@@ -117,10 +117,14 @@ def prefill_config(target: Target, head_dim: int, dtype: torch.dtype, *, has_row
     width = padded(head_dim)
     if target.has_few_registers:
         keys = 32 if width <= 128 and not has_row_scales else 16
-        return LaunchConfig(blocks={"BLOCK_M": 32, "BLOCK_N": keys}, num_warps=8, num_stages=1)
+        # Rows of an int8 or int4 cache begin anywhere: their addresses take registers, too.
+        rows = 16 if target.holds_operands_twice and has_row_scales and width > 64 else 32
+        return LaunchConfig(blocks={"BLOCK_M": rows, "BLOCK_N": keys}, num_warps=8, num_stages=1)
     if dtype == torch.float32:  # no matrix units
         return LaunchConfig(blocks={"BLOCK_M": 32, "BLOCK_N": 32}, num_warps=8, num_stages=2)
     rows, keys, stages, num_warps = (128 if width <= 128 else 64), (32 if has_row_scales else 64), 2, 8
+    if target.vendor == "hip" and width > 128:
+        keys = 32  # more would fit into shared memory, and not into registers
     if has_row_scales and target.vendor == "hip":
         rows, num_warps = 64, 4  # threads of fewer warps may have more registers
     while (rows + 2 * stages * keys) * width * dtype.itemsize > target.shared_memory_bytes and keys > 16:

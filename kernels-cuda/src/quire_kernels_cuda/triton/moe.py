@@ -20,6 +20,7 @@ from torch import Tensor
 from quire_interfaces import ConfigError
 from quire_kernels_cuda.builds import Calls, NetworkShape
 from quire_kernels_cuda.platform import NVIDIA, LaunchConfig, Platform
+from quire_kernels_cuda.recording import address_of
 from quire_kernels_cuda.targets import Target
 from quire_kernels_cuda.triton.gates import activate
 from quire_kernels_cuda.triton.matmul import tile_sum
@@ -193,7 +194,7 @@ class _Matrices(NamedTuple):
 
 def _matrices(layers: tuple[LinearWeights, ...]) -> _Matrices:
     def table(tensors: list[Tensor | None]) -> Tensor:
-        addresses = [0 if tensor is None else tensor.data_ptr() for tensor in tensors]
+        addresses = [0 if tensor is None else address_of(tensor) for tensor in tensors]
         return torch.tensor(addresses, dtype=torch.int64, device=layers[0].weight.device)
 
     weights: list[Tensor | None] = [layer.weight for layer in layers]
@@ -204,7 +205,7 @@ def _matrices(layers: tuple[LinearWeights, ...]) -> _Matrices:
         table([layer.zero for layer in layers]),
         table([layer.bias for layer in layers]),
         layers[0],
-        row_bytes % 16 == 0 and all(layer.weight.data_ptr() % 16 == 0 for layer in layers),
+        row_bytes % 16 == 0 and all(address_of(layer.weight) % 16 == 0 for layer in layers),
     )
 
 
@@ -234,7 +235,7 @@ def fused_moe(experts: Experts, *, platform: Platform = NVIDIA) -> RunExperts:
         }  # fmt: skip
         constants = gate.constants(size)
         config = platform.config(
-            "fused_moe", x.device, _default_cut(num_pairs, num_experts, target), sizes=sizes, dtype=x.dtype,
+            "fused_moe", x.device, _default_cut(num_pairs, num_experts, gate.form, target), sizes=sizes, dtype=x.dtype,
             form=gate.form, group=constants["GROUP"], scale_dtype=_likes(gate, x)[1].dtype, zero=constants["HAS_ZERO"],
             bias=constants["HAS_BIAS"], activation=experts.activation,
         )  # fmt: skip
@@ -266,11 +267,12 @@ def fused_moe(experts: Experts, *, platform: Platform = NVIDIA) -> RunExperts:
     return run
 
 
-def _default_cut(num_pairs: int, num_experts: int, target: Target) -> LaunchConfig:
+def _default_cut(num_pairs: int, num_experts: int, form: str, target: Target) -> LaunchConfig:
     is_narrow = target.has_few_registers
     rows = 16 if num_pairs <= 16 * num_experts or is_narrow else 64
     if is_narrow:
-        return LaunchConfig(blocks={"BM": rows, "BN": 32}, num_warps=8, num_stages=1)
+        outputs = 16 if form == "int4" and target.holds_operands_twice else 32
+        return LaunchConfig(blocks={"BM": rows, "BN": outputs}, num_warps=8, num_stages=1)
     return LaunchConfig(blocks={"BM": rows, "BN": 64}, num_warps=4, num_stages=3 if target.vendor == "cuda" else 2)
 
 
