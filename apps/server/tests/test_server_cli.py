@@ -89,8 +89,8 @@ def test_vllms_settings_that_ask_for_what_is_so_anyway(tmp_path, caplog):
     assert not caplog.records
     assert settings("--trust-remote-code", "--swap-space", "4") == settings()
     assert [record.getMessage().split(":")[1] for record in caplog.records] == [
-        " trust_remote_code has no effect",
         " swap_space has no effect",
+        " trust_remote_code has no effect",
     ]
     path = tmp_path / "vllm.yaml"
     path.write_text("tensor-parallel-size: 1\ndisable-log-requests: true\nmax-num-seqs: 3\n")
@@ -104,6 +104,19 @@ def test_help_does_not_list_what_has_no_effect(capsys):
     _, out, _ = run(capsys, "serve", "--help")
     for flag in ("--swap-space", "-tp", "--trust-remote-code"):
         assert flag not in out
+
+
+def test_settings_that_are_json(tmp_path, monkeypatch):
+    given = settings("--override-generation-config", '{"temperature": 0.5}', "--default-chat-template-kwargs.a.b", "1")
+    assert given["model"].override_generation_config == {"temperature": 0.5}
+    assert given["server"].default_chat_template_kwargs == {"a": {"b": 1}}
+    path = tmp_path / "quire.yaml"
+    path.write_text("override_generation_config: {temperature: 0.5}\ndefault-chat-template-kwargs: '{\"c\": true}'\n")
+    given = settings("--config", str(path))
+    assert given["model"].override_generation_config == {"temperature": 0.5}
+    assert given["server"].default_chat_template_kwargs == {"c": True}
+    with pytest.raises(ConfigError, match="--override-generation-config expects dict, got '5'"):
+        settings("--override-generation-config", "5")
 
 
 def test_a_key_does_not_swallow_the_model():

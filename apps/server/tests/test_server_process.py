@@ -238,6 +238,7 @@ def test_two_servers_that_start_at_the_same_time(launch, tiny_folder):
         ({"response_store": "/dev/null/responses.sqlite"}, "cannot keep responses in '/dev/null/responses.sqlite'"),
         ({"response_store": "no_such_module:store"}, "there is no response store 'no_such_module:store'"),
         ({"chat_template": "{{ messages"}, "the chat template does not compile: line 1"),
+        ({"default_chat_template_kwargs": {"messages": []}}, "default_chat_template_kwargs.messages is reserved"),
     ],
 )
 def test_what_every_request_would_fail_on_fails_at_the_start(launch, server, words):

@@ -105,3 +105,20 @@ def test_what_is_not_there_is_the_requests_error(real: Any, path: str, prompt: d
             assert error["type"] == "invalid_request_error"
             assert words in error["message"]
     assert real.client.get("/health").status_code == 200
+
+
+def test_defaults_of_the_templates_variables(make_live: Any, tmp_path: Path) -> None:
+    folder = make_checkpoint(tmp_path / "model")
+    (folder / "chat_template.jinja").write_text("{{ mood }}{{ tone }}{{ messages[-1].content }}")
+    server = make_live(folder=folder, default_chat_template_kwargs={"mood": "calm ", "tone": "low "})
+
+    def read(mood: str) -> list[int]:
+        text = f"{mood}low {MESSAGES[0]['content']}"
+        return prompt_ids(server, TEXT, prompt=text, add_special_tokens=False)
+
+    assert prompt_ids(server, CHAT, messages=MESSAGES) == read("calm ")
+    asked = {"messages": MESSAGES, "chat_template_kwargs": {"mood": "wild "}}
+    assert prompt_ids(server, CHAT, **asked) == read("wild ")
+    assert server.post("/tokenize", asked).json()["tokens"] == read("wild ")
+    counted = server.post("/v1/messages/count_tokens", {"model": "tiny", "messages": MESSAGES}).json()
+    assert counted["input_tokens"] == len(read("calm "))

@@ -31,6 +31,17 @@ def test_seeds() -> None:
     assert process([1])[0].seed != process([1])[0].seed
 
 
+def test_the_engines_seed_makes_those_that_requests_leave_out() -> None:
+    def seeds(seed: int) -> list[int]:
+        processor = InputProcessor(INFO, seed=seed)
+        wanted = (None, None, 5, None)
+        return [processor.process("r", [1], SamplingParams(seed=each))[0].seed for each in wanted]
+
+    assert seeds(0) == seeds(0)
+    assert seeds(0)[2] == 5
+    assert len({*seeds(0), *seeds(1)}) == 7
+
+
 def test_internal_ids_never_repeat() -> None:
     processor = InputProcessor(INFO)
     seen = {each.request_id for _ in range(3) for each in processor.process("same", [1], SamplingParams(n=2))}

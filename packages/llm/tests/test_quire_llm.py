@@ -11,8 +11,19 @@ from pathlib import Path
 
 import pytest
 
-from quire import LLM, AsyncLLM, CheckpointError, ContextLengthError, QuireConfig, RequestError, SamplingParams
-from quire.async_llm import read_generation_defaults
+from quire import (
+    LLM,
+    AsyncLLM,
+    BeamSearchParams,
+    CheckpointError,
+    ConfigError,
+    ContextLengthError,
+    QuireConfig,
+    RequestError,
+    SamplingParams,
+)
+from quire.async_llm import generation_defaults, read_generation_defaults
+from quire.config import ModelSettings
 from quire_interfaces import EngineDeadError
 from quire_testkit.checkpoints import make_checkpoint
 
@@ -176,3 +187,58 @@ def test_wrong_generation_config_names_the_file(tmp_path: Path, text: str) -> No
         read_generation_defaults(tmp_path)
     path.write_text('{"temperature": 0.6, "top_k": 20, "top_p": null, "eos_token_id": 1}')
     assert read_generation_defaults(tmp_path) == {"temperature": 0.6, "top_k": 20}
+
+
+def test_settings_come_before_generation_config(tmp_path: Path) -> None:
+    model, other = tmp_path / "model", tmp_path / "other"
+    for path, text in ((model, '{"temperature": 0.6, "top_k": 20}'), (other, '{"top_p": 0.9}')):
+        path.mkdir()
+        (path / "generation_config.json").write_text(text)
+
+    def defaults(**settings: object) -> dict[str, object]:
+        return generation_defaults(ModelSettings(**settings), model)  # type: ignore[arg-type]
+
+    assert defaults() == {"temperature": 0.6, "top_k": 20}
+    assert defaults(generation_config="vllm") == {}
+    assert defaults(generation_config=str(other)) == {"top_p": 0.9}
+    assert defaults(override_generation_config={"top_k": None, "min_p": 0.1}) == {"temperature": 0.6, "min_p": 0.1}
+    assert defaults(generation_config="vllm", override_generation_config={"top_k": 3}) == {"top_k": 3}
+    with pytest.raises(CheckpointError, match="name its folder"):
+        defaults(generation_config=str(tmp_path))
+    for wrong in ({"temperature": "hot"}, {"max_new_tokens": 5}):
+        with pytest.raises(ConfigError, match="override_generation_config"):
+            defaults(override_generation_config=wrong)
+
+
+def test_the_seed_of_the_engine(folder: Path) -> None:
+    def tokens(seed: int) -> list[list[int]]:
+        with LLM(folder, max_model_len=64, num_threads=1, seed=seed) as llm:
+            outputs = llm.generate([[5], [5]], SamplingParams(max_tokens=6, ignore_eos=True), use_tqdm=False)
+            return [output.outputs[0].token_ids for output in outputs]
+
+    first = tokens(0)
+    assert first[0] != first[1]
+    assert tokens(0) == first
+    assert tokens(1) != first
+
+
+@pytest.mark.parametrize("prompts", [None, 5, [None], [5.5], [["a"]], [{"prompt": 3}]])
+def test_what_is_no_prompt_is_said_so(llm: LLM, prompts: object) -> None:
+    with pytest.raises(RequestError, match="prompt"):
+        llm.generate(prompts, GREEDY, use_tqdm=False)  # type: ignore[arg-type]
+
+
+def test_what_is_no_parameters_is_said_so(llm: LLM) -> None:
+    for wrong in ({"temperature": 0}, [{"temperature": 0}], 5, BeamSearchParams(beam_width=2, max_tokens=2)):
+        with pytest.raises(RequestError, match="SamplingParams"):
+            llm.generate(["x"], wrong, use_tqdm=False)  # type: ignore[arg-type]
+    with pytest.raises(RequestError, match="BeamSearchParams"):
+        llm.beam_search("x", GREEDY)  # type: ignore[arg-type]
+
+
+def test_a_closed_engine_says_so(folder: Path) -> None:
+    llm = LLM(folder, max_model_len=64, num_threads=1)
+    llm.close()
+    llm.close()
+    with pytest.raises(EngineDeadError, match="closed"):
+        llm.generate([[5]], GREEDY, use_tqdm=False)

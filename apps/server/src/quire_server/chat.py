@@ -103,7 +103,7 @@ def chat_turn(context: ServerContext, body: ChatCompletionRequest) -> ChatTurn:
         add_generation_prompt=body.add_generation_prompt,
         continue_final_message=body.continue_final_message,
         chat_template=body.chat_template,
-        chat_template_kwargs=body.template_kwargs(),
+        chat_template_kwargs=context.template_kwargs(body.template_kwargs()),
         add_special_tokens=bool(body.add_special_tokens),
         include_reasoning=body.include_reasoning,
         thinking_token_budget=body.thinking_token_budget,

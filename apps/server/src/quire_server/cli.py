@@ -357,8 +357,9 @@ def _add_vllm_flags(parser: argparse.ArgumentParser, fields: Mapping[str, Config
     """Flags of vLLM's that ask for what is so anyway; --help says nothing of them."""
     from quire.vllm_settings import VLLM_SETTINGS
 
-    for name in VLLM_SETTINGS.keys() - fields.keys():
-        setting = VLLM_SETTINGS[name]
+    for name, setting in VLLM_SETTINGS.items():
+        if name in fields:
+            continue
         flags = [f"--{name.replace('_', '-')}", *([setting.short] if setting.short else [])]
         if setting.is_switch:
             action: Any = argparse.BooleanOptionalAction

@@ -31,6 +31,11 @@ class ServerConfig(Settings):
         "comma-separated.",
     )
     chat_template: str | None = setting(None, help="File with a chat template, or the template itself.")
+    default_chat_template_kwargs: dict[str, Any] | None = setting(  # noqa: RUF009  (the default is None)
+        None,
+        help='Variables of the chat template for all requests, as JSON, e.g. {"enable_thinking": false}; '
+        "chat_template_kwargs of a request come before them.",
+    )
     trust_request_chat_template: bool = setting(
         False, help="Whether a request may bring its own chat template (it runs in a sandbox)."
     )

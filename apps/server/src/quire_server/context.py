@@ -6,7 +6,7 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from starlette.requests import Request
 
@@ -81,6 +81,11 @@ class ServerContext:
         params = body.to_sampling_params(self.llm.generation_defaults, self._bad_words(body.bad_words))
         self.check_request(params, body.priority)
         return params
+
+    def template_kwargs(self, asked: dict[str, Any] | None) -> dict[str, Any] | None:
+        """Variables of the chat template: what the request asks for, and for the rest the server's defaults."""
+        defaults = self.config.default_chat_template_kwargs
+        return {**defaults, **(asked or {})} if defaults else asked
 
     def check_request(self, params: SamplingParams, priority: int) -> None:
         """Raises RequestError when this server does not give what is asked for."""

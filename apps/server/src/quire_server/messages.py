@@ -62,7 +62,7 @@ def _turn(context: ServerContext, body: CountTokensRequest) -> ChatTurn:
         params=context.sampling_params(body),
         tool_use=body.tool_use(),
         continue_final_message=body.prefills(conversation),
-        chat_template_kwargs=body.template_kwargs(),
+        chat_template_kwargs=context.template_kwargs(body.template_kwargs()),
         include_reasoning=body.shows_thinking(),
         thinking_token_budget=body.thinking_budget(),
         fills_context=True,

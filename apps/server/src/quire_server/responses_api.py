@@ -273,7 +273,7 @@ def _turn(context: ServerContext, body: ResponsesRequest, mcp: MCPTools, items: 
         messages=chat_messages(items, body.instructions),
         params=context.sampling_params(body),
         tool_use=body.tool_use(mcp.chat_tools()),
-        chat_template_kwargs=body.template_kwargs(),
+        chat_template_kwargs=context.template_kwargs(body.template_kwargs()),
         include_reasoning=body.include_reasoning,
         thinking_token_budget=body.thinking_token_budget,
         priority=body.priority,

@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, Any
 
 from quire import AsyncLLM, QuireConfig
 from quire_engine import EngineInfo
-from quire_interfaces import ConfigError
+from quire_interfaces import ConfigError, RequestError
 from quire_observability import EngineMetrics
+from quire_renderers import checked_template_kwargs
 from quire_server.config import ServerConfig
 from quire_server.mcp_servers import MCPServer, read_mcp_servers
 from quire_server.response_store import check_response_store
@@ -43,6 +44,7 @@ def serve(config: QuireConfig, server: ServerConfig, *, factory: tuple[str, dict
     chat_template = read_template(server.chat_template)
     mcp_servers = read_mcp_servers(server.mcp_servers, server.mcp_timeout_s)
     check_response_store(server)
+    _check_template_kwargs(server.default_chat_template_kwargs)
     run: Callable[[Coroutine[Any, Any, int]], int] = asyncio.run
     with contextlib.suppress(ImportError):  # not there on every platform
         import uvloop
@@ -187,6 +189,13 @@ def read_template(value: str | None) -> str | None:
     if not path.is_file():
         raise ConfigError(f"there is no chat template file {value!r}", field="chat_template")
     return path.read_text(encoding="utf-8")
+
+
+def _check_template_kwargs(values: dict[str, Any] | None) -> None:
+    try:
+        checked_template_kwargs(values)
+    except RequestError as error:
+        raise ConfigError(f"default_{error}", field="default_chat_template_kwargs") from None
 
 
 @contextlib.contextmanager

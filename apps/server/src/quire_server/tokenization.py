@@ -31,7 +31,7 @@ async def tokenize(context: ServerContext, request: Request) -> Response:
                 tools=body.tools,
                 add_generation_prompt=body.add_generation_prompt and not body.continue_final_message,
                 continue_final_message=body.continue_final_message,
-                chat_template_kwargs=body.chat_template_kwargs,
+                chat_template_kwargs=context.template_kwargs(body.chat_template_kwargs),
                 add_special_tokens=bool(body.add_special_tokens),
             ),
         )

@@ -35,6 +35,7 @@ class AsyncEngine:
         tokenizer: For the text of logprobs and the end tokens; None for token-only use.
         make_detokenizer: None gives no text (and no stop strings).
         eos_token_ids: Tokens that end an output; None takes the tokenizer's.
+        seed: Of the seeds that requests without one get; None for other ones each time.
     """
 
     def __init__(
@@ -44,6 +45,7 @@ class AsyncEngine:
         tokenizer: Tokenizer | None = None,
         make_detokenizer: DetokenizerFactory | None = None,
         eos_token_ids: Iterable[int] | None = None,
+        seed: int | None = None,
     ) -> None:
         if client.info is None:
             raise RuntimeError("the client is not ready: await client.ready() before making an AsyncEngine")
@@ -53,7 +55,7 @@ class AsyncEngine:
         self._make_detokenizer = make_detokenizer
         if eos_token_ids is None:
             eos_token_ids = tokenizer.eos_token_ids if tokenizer is not None else ()
-        self._input_processor = InputProcessor(self.info, eos_token_ids, tokenizer)
+        self._input_processor = InputProcessor(self.info, eos_token_ids, tokenizer, seed)
         self._streams: dict[str, OutputStream] = {}
         self._auto_ids = itertools.count()
 

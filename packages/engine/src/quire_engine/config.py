@@ -19,6 +19,11 @@ class EngineConfig(Settings):
         "accelerators, no on the CPU, where planning would take a core from computing.",
         check=one_of(None, True, False),
     )
+    seed: int | None = setting(
+        None,
+        help="Requests without a seed of their own draw by this one and by their number, so that the same requests in "
+        "the same order give the same tokens; empty: other ones each time.",
+    )
     stream_interval: int = setting(
         1,
         help="Send tokens of a request to the client in groups of this many; the first and the last go at once.",

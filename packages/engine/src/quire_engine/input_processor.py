@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import os
+import random
 import time
 from collections.abc import Iterable, Sequence
 
@@ -35,9 +36,17 @@ class InputProcessor:
         info: The engine's limits.
         eos_token_ids: Tokens that end an output unless `ignore_eos`.
         tokenizer: For `dry_sequence_breakers`; None takes token ids only.
+        seed: Of the seeds that requests without one get; None for other ones each time.
     """
 
-    def __init__(self, info: EngineInfo, eos_token_ids: Iterable[int] = (), tokenizer: Tokenizer | None = None) -> None:
+    def __init__(
+        self,
+        info: EngineInfo,
+        eos_token_ids: Iterable[int] = (),
+        tokenizer: Tokenizer | None = None,
+        seed: int | None = None,
+    ) -> None:
+        self._seeds = None if seed is None else random.Random(seed)
         self._info = info
         self._tokenizer = tokenizer
         self._eos_token_ids = frozenset(eos_token_ids)
@@ -90,7 +99,7 @@ class InputProcessor:
                 f"the adapter {adapter!r} was asked for, but this engine serves none; start it with --enable-lora"
             )
         max_tokens = self._max_tokens(len(prompt_token_ids), params)
-        seed = int.from_bytes(os.urandom(8), "little", signed=True) if params.seed is None else params.seed
+        seed = self._new_seed() if params.seed is None else params.seed
         stop_token_ids = frozenset(params.stop_token_ids)
         # A constraint says itself where the output may end, and says it with the end tokens.
         if not params.ignore_eos or params.structured_outputs is not None:
@@ -126,6 +135,10 @@ class InputProcessor:
             )
             for index in range(num_completions)
         ]
+
+    def _new_seed(self) -> int:
+        bits = os.urandom(8) if self._seeds is None else self._seeds.randbytes(8)
+        return int.from_bytes(bits, "little", signed=True)
 
     def follows(self, prompt: RenderedPrompt) -> list[int]:
         """The tokens that an output follows, for making text of it."""

@@ -16,7 +16,15 @@ from quire_engine.listener import EngineListener, NullListener
 from quire_engine.output_processor import DetokenizerFactory, RequestProcessor
 from quire_engine.outputs import OutputKind, RequestOutput
 from quire_engine.streams import RequestMetrics
-from quire_interfaces import FinishReason, RenderedPrompt, RequestError, SamplingParams, SchedulerStats, Tokenizer
+from quire_interfaces import (
+    EngineDeadError,
+    FinishReason,
+    RenderedPrompt,
+    RequestError,
+    SamplingParams,
+    SchedulerStats,
+    Tokenizer,
+)
 
 __all__ = ["LLMEngine"]
 
@@ -49,13 +57,14 @@ class LLMEngine:
         self._make_detokenizer = make_detokenizer
         if eos_token_ids is None:
             eos_token_ids = tokenizer.eos_token_ids if tokenizer is not None else ()
-        self._input_processor = InputProcessor(parts.info, eos_token_ids, tokenizer)
+        self._input_processor = InputProcessor(parts.info, eos_token_ids, tokenizer, self.core.config.seed)
         self._listener: EngineListener = listener or NullListener()
         self._processors: dict[str, RequestProcessor] = {}
         """By the core's request id; completions that ended are gone."""
         self._metrics: dict[str, RequestMetrics] = {}
         self._core_ids: dict[str, list[str]] = {}
         self._auto_ids = itertools.count()
+        self._is_closed = False
 
     def add_request(
         self,
@@ -73,7 +82,10 @@ class LLMEngine:
         Raises:
             RequestError, ContextLengthError: the request cannot run.
             OverloadedError: the scheduler's queue is full; step, and try again.
+            EngineDeadError: the engine is closed.
         """
+        if self._is_closed:
+            raise EngineDeadError("the engine is closed; make another one")
         if params.stop and self._make_detokenizer is None:
             raise RequestError("stop strings need text, but this engine has no detokenizer", param="stop")
         rendered = prompt if isinstance(prompt, RenderedPrompt) else RenderedPrompt(token_ids=list(prompt))
@@ -182,6 +194,7 @@ class LLMEngine:
 
     def close(self) -> None:
         """Give everything back. Idempotent."""
+        self._is_closed = True
         self.core.flush()
         self.core.close()
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from quire.assemble import FACTORY, build_renderer, model_folder
 from quire.beam_search import continuations, of_beam, start_search, to_output
-from quire.config import QuireConfig
+from quire.config import ModelSettings, QuireConfig
 from quire_engine import (
     AsyncEngine,
     BeamSearchParams,
@@ -28,6 +28,7 @@ from quire_engine import (
 from quire_interfaces import (
     AdapterInfo,
     CheckpointError,
+    ConfigError,
     PauseState,
     RenderedPrompt,
     RequestError,
@@ -74,7 +75,7 @@ class AsyncLLM:
         self.folder = Path()
         """Folder of the served checkpoint."""
         self.generation_defaults: dict[str, Any] = {}
-        """Sampling fields that generation_config.json sets."""
+        """Sampling fields that generation_config.json or the settings set."""
 
     @classmethod
     def start(cls, config: QuireConfig, **arguments: Any) -> AsyncLLM:
@@ -100,7 +101,7 @@ class AsyncLLM:
             self.folder = model_folder(self.config)
             self._model_config = ModelConfig.from_path(self.folder)
             self._renderer = build_renderer(self.config, self.folder, self._model_config, self._chat_template)
-            self.generation_defaults = read_generation_defaults(self.folder)
+            self.generation_defaults = generation_defaults(self.config.model, self.folder)
             info = await self._client.ready()
         except BaseException:
             await self._client.shutdown(0.0)
@@ -113,6 +114,7 @@ class AsyncLLM:
             tokenizer=tokenizer,
             make_detokenizer=make_detokenizer_factory(tokenizer),
             eos_token_ids=self._eos_token_ids,
+            seed=self.config.engine.seed,
         )
         return info
 
@@ -287,6 +289,38 @@ def make_detokenizer_factory(tokenizer: Tokenizer) -> Callable[[Sequence[int], S
         )
 
     return make
+
+
+def generation_defaults(settings: ModelSettings, folder: Path) -> dict[str, Any]:
+    """Sampling fields for what requests leave out.
+
+    Args:
+        settings: `generation_config` and `override_generation_config`.
+        folder: The model's.
+
+    Raises:
+        CheckpointError: a generation_config.json cannot be used, or is not where the settings say.
+        ConfigError: an override that is no sampling field, or has no value that a request may have.
+    """
+    source, found = settings.generation_config, {}
+    if source != "vllm":
+        where = folder if source == "auto" else Path(source)
+        if source != "auto" and not (where / "generation_config.json").is_file():
+            raise CheckpointError(f"there is no generation_config.json in {source!r}; name its folder, auto or vllm")
+        found = read_generation_defaults(where)
+    override = settings.override_generation_config or {}
+    for name in override:
+        if name not in GENERATION_FIELDS:
+            raise ConfigError(
+                f"override_generation_config takes {', '.join(GENERATION_FIELDS)}, and no {name!r}",
+                field="override_generation_config",
+            )
+    found = {name: value for name, value in (found | override).items() if value is not None}
+    try:
+        SamplingParams(**found)
+    except RequestError as error:
+        raise ConfigError(f"override_generation_config: {error}", field="override_generation_config") from None
+    return found
 
 
 def read_generation_defaults(folder: Path) -> dict[str, Any]:

@@ -80,6 +80,16 @@ class ModelSettings(Settings):
     )
     tokenizer: str | None = setting(None, help="Folder with another tokenizer than the model's own.")
     revision: str | None = setting(None, help="Branch, tag or commit of a hub model.")
+    generation_config: str = setting(
+        "auto",
+        help="Where defaults of sampling come from: auto, the model's generation_config.json; vllm, nowhere, so that "
+        "what a request leaves out is neutral; or a folder with such a file.",
+    )
+    override_generation_config: dict[str, Any] | None = setting(  # noqa: RUF009  (the default is None)
+        None,
+        help="Defaults of sampling that come before those, as JSON: temperature, top_p, top_k, min_p and "
+        'repetition_penalty, e.g. {"temperature": 0.6}; null takes the neutral one.',
+    )
     use_modelscope: bool = setting(
         False,
         help="Get models that are no folders (drafts and adapters, too) from ModelScope, not the Hugging Face hub; "

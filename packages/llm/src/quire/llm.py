@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from quire.assemble import build_parts, build_renderer, model_folder
-from quire.async_llm import make_detokenizer_factory, read_generation_defaults
+from quire.async_llm import generation_defaults, make_detokenizer_factory
 from quire.beam_search import continuations, of_beam, start_search, to_output
 from quire.config import QuireConfig
 from quire_engine import BeamSearchParams, EngineInfo, LLMEngine, RequestOutput
@@ -81,7 +81,7 @@ class LLM:
         self.model_folder = model_folder(config)
         self.model_config = ModelConfig.from_path(self.model_folder)
         self.renderer = build_renderer(config, self.model_folder, self.model_config)
-        self._defaults = read_generation_defaults(self.model_folder)
+        self._defaults = generation_defaults(config.model, self.model_folder)
         tokenizer = self.renderer.tokenizer
         self._eos_token_ids = tuple(dict.fromkeys((*self.model_config.eos_token_ids, *tokenizer.eos_token_ids)))
         parts = build_parts(config, logits_processors=logits_processors, tokenizer=tokenizer)
@@ -108,7 +108,7 @@ class LLM:
         return self.engine.info.dtype
 
     def default_sampling_params(self) -> SamplingParams:
-        """What the checkpoint's generation_config.json asks for."""
+        """What the checkpoint's generation_config.json and the settings ask for."""
         return SamplingParams(**self._defaults)
 
     def generate(
@@ -231,6 +231,8 @@ class LLM:
         Raises:
             RequestError: a prompt or the parameters are wrong; nothing runs then.
         """
+        if not isinstance(params, BeamSearchParams):
+            raise RequestError(f"params must be BeamSearchParams, got {type(params).__name__}", param="params")
         rendered = self._render_all(prompts)
         bound = self.config.model.max_logprobs
         searches = [start_search(each, params, self._eos_token_ids, self.engine_info, bound) for each in rendered]
@@ -300,6 +302,11 @@ class LLM:
         self.close()
 
     def _render_all(self, prompts: Prompt | Sequence[Prompt]) -> list[RenderedPrompt]:
+        if not isinstance(prompts, (str, Mapping, Sequence)):
+            raise RequestError(
+                f"prompts must be a text, token ids, a dictionary, or a list of these, got {type(prompts).__name__}",
+                param="prompts",
+            )
         # A string and a list of token ids are sequences themselves, which types do not tell from several prompts.
         many: Sequence[Prompt] = [prompts] if _is_one_prompt(prompts) else prompts  # type: ignore[list-item,assignment]
         return [self._render(prompt) for prompt in many]
@@ -339,7 +346,14 @@ class LLM:
     ) -> list[RequestOutput]:
         if sampling_params is None:
             sampling_params = self.default_sampling_params()
-        params = [sampling_params] * len(prompts) if isinstance(sampling_params, SamplingParams) else sampling_params
+        one_for_all = isinstance(sampling_params, SamplingParams) or not isinstance(sampling_params, Sequence)
+        params: Any = [sampling_params] * len(prompts) if one_for_all else sampling_params
+        for each in params:
+            if not isinstance(each, SamplingParams):
+                raise RequestError(
+                    f"sampling_params must be SamplingParams, one for all or one each, got {type(each).__name__}",
+                    param="sampling_params",
+                )
         if len(params) != len(prompts):
             raise RequestError(
                 f"{len(prompts)} prompts came with {len(params)} sampling parameters; give one for all or one each",

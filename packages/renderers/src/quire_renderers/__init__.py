@@ -2,6 +2,7 @@
 
 from quire_renderers.chat_format import ChatFormat, detect_reasoning_format, detect_tool_format
 from quire_renderers.chat_renderer import ChatRenderer
+from quire_renderers.chat_template import checked_template_kwargs
 from quire_renderers.config import RendererConfig
 from quire_renderers.detokenizer import IncrementalDetokenizer
 from quire_renderers.fill_in_middle import FillInMiddle
@@ -41,6 +42,7 @@ __all__ = [
     "ReasoningDelta",
     "RendererConfig",
     "SegmentCacheStats",
+    "checked_template_kwargs",
     "detect_reasoning_format",
     "detect_tool_format",
     "fold_events",

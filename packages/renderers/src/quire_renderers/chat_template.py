@@ -65,7 +65,7 @@ class Conversation:
         self.tools = tools
         self.add_generation_prompt = add_generation_prompt
         self.continue_final_message = continue_final_message
-        self.extra = _checked_extra(extra)
+        self.extra = checked_template_kwargs(extra)
 
 
 class ChatTemplates:
@@ -176,7 +176,12 @@ class ChatTemplates:
             raise RequestError(message, param="messages") from error
 
 
-def _checked_extra(extra: Mapping[str, Any] | None) -> dict[str, Any]:
+def checked_template_kwargs(extra: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Variables for a chat template beside messages and tools, as plain values.
+
+    Raises:
+        RequestError: a name that templates cannot use or that has a field of its own, or a value that is no JSON.
+    """
     checked: dict[str, Any] = {}
     for name, value in (extra or {}).items():
         where = f"chat_template_kwargs.{name}"
