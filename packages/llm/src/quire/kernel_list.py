@@ -30,7 +30,7 @@ __all__ = ["compile_kernels", "list_problems", "record_kernels", "tune_kernels"]
 ENOUGH_BYTES = 1 << 60
 NUM_BLOCKS = 1 << 16
 """Of the KV cache that is not there. Where kernels depend on it (`KernelBuilder.has_short_pointers`), few and many."""
-FEW_BLOCKS = 2
+FEW_BLOCKS = 16  # more than a KV cache has groups
 SHORT_BYTES = 1 << 31
 """From here on memory is large to those."""
 
