@@ -2,113 +2,19 @@
 
 from __future__ import annotations
 
-import json
-import os
-import re
 import signal
 import socket
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import httpx
 import psutil
 import pytest
 
-LAUNCH = """
-import json, sys
-from quire import QuireConfig
-from quire_interfaces import QuireError
-from quire_server.config import ServerConfig
-from quire_server.serve import serve
-from quire_testkit.fake_engine import FACTORY
-model, engine, server, settings = map(json.loads, sys.argv[1:])
-try:
-    config, server_config = QuireConfig.of(model=model, **settings), ServerConfig(**{"port": 0, **server})
-    status = serve(config, server_config, factory=(FACTORY, engine))
-except QuireError as error:
-    print("failed:", error, flush=True)
-    status = 1
-loaded = {name.split(".")[0] for name in sys.modules}
-print("heavy modules:", sorted(loaded & {"torch", "transformers", "numpy"}), flush=True)
-sys.exit(status)
-"""
-ENGINE = {"vocab_size": 1024, "num_token_ids": 1000, "max_model_len": 512, "num_blocks": 2048, "check_kv": False}
 MESSAGES = [{"role": "user", "content": "hello"}]
-
-
-class Process:
-    """A server process and what it printed."""
-
-    def __init__(self, command: list[str]) -> None:
-        self.popen = subprocess.Popen(
-            command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env={**os.environ, "COLUMNS": "200"}
-        )
-        self.lines: list[str] = []
-        self._reader = threading.Thread(target=self._read)
-        self._reader.start()
-
-    def _read(self) -> None:
-        assert self.popen.stdout is not None
-        with self.popen.stdout as output:
-            for line in output:
-                self.lines.append(line)
-
-    @property
-    def output(self) -> str:
-        return "".join(self.lines)
-
-    def wait_for(self, pattern: str, timeout_s: float = 90) -> re.Match[str]:
-        """Until the output has it."""
-        end = time.monotonic() + timeout_s
-        while time.monotonic() < end:
-            found = re.search(pattern, self.output)
-            if found:
-                return found
-            if self.popen.poll() is not None:
-                self._reader.join()
-                found = re.search(pattern, self.output)
-                assert found, f"the process ended with {self.popen.returncode}:\n{self.output}"
-                return found
-            time.sleep(0.02)
-        raise AssertionError(f"no {pattern!r} within {timeout_s} s in:\n{self.output}")
-
-    def url(self) -> str:
-        """The address of the banner, once it takes requests."""
-        return self.wait_for(r"OpenAI API:\s+(http://\S+)/v1")[1]
-
-    def end(self, timeout_s: float = 60) -> int:
-        """Its exit status, with all output read."""
-        status = self.popen.wait(timeout_s)
-        self._reader.join(10)
-        return status
-
-    def kill(self) -> None:
-        if self.popen.poll() is None:
-            for child in psutil.Process(self.popen.pid).children(recursive=True):
-                child.kill()
-            self.popen.kill()
-        self.end()
-
-
-@pytest.fixture
-def launch(tiny_folder: Path) -> Iterator[Any]:
-    """Starts servers over a fake engine."""
-    processes: list[Process] = []
-
-    def start(engine: dict[str, Any] | None = None, model: Path = tiny_folder, **settings: Any) -> Process:
-        server = settings.pop("server", {})
-        arguments = [json.dumps(each) for each in (str(model), {**ENGINE, **(engine or {})}, server, settings)]
-        processes.append(Process([sys.executable, "-c", LAUNCH, *arguments]))
-        return processes[-1]
-
-    yield start
-    for process in processes:
-        process.kill()
 
 
 class Reader(threading.Thread):

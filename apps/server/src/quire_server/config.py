@@ -20,6 +20,15 @@ class ServerConfig(Settings):
 
     host: str = setting("127.0.0.1", help="Address to listen on; 0.0.0.0 for every interface.")
     port: int = setting(8000, help="Port to listen on; 0 takes a free one.", check=between(0, 65535))
+    uds: str | None = setting(None, help="Unix socket to listen on, instead of host and port.")
+    ssl_certfile: str | None = setting(None, help="File with the certificate, as PEM; then the server speaks HTTPS.")
+    ssl_keyfile: str | None = setting(None, help="File with its key, if it is not in the same file.")
+    ssl_ca_certs: str | None = setting(None, help="File with the authorities that sign clients' certificates.")
+    ssl_cert_reqs: int = setting(
+        0,
+        help="Whether clients need a certificate: 0 no, 1 it is checked if there is one, 2 yes.",
+        check=one_of(0, 1, 2),
+    )
     served_model_name: tuple[str, ...] | None = setting(
         None,
         help="Names that requests may ask for, the first one is shown; empty takes the model's own.",

@@ -34,6 +34,10 @@ def make_http_server(context: ServerContext) -> HTTPServer:
             log_level=config.uvicorn_log_level,
             access_log=config.access_log,
             server_header=False,
+            ssl_certfile=config.ssl_certfile,
+            ssl_keyfile=config.ssl_keyfile,
+            ssl_ca_certs=config.ssl_ca_certs,
+            ssl_cert_reqs=config.ssl_cert_reqs,
             timeout_keep_alive=75,
             timeout_graceful_shutdown=max(1, int(context.llm.config.engine.shutdown_timeout_s)),
         )

@@ -19,6 +19,7 @@ from quire_interfaces import ConfigError, RequestError
 from quire_observability import EngineMetrics
 from quire_renderers import checked_template_kwargs
 from quire_server.config import ServerConfig
+from quire_server.listening import address_of, bind, check_tls, listen
 from quire_server.mcp_servers import MCPServer, read_mcp_servers
 from quire_server.response_store import check_response_store
 
@@ -43,6 +44,7 @@ def serve(config: QuireConfig, server: ServerConfig, *, factory: tuple[str, dict
     gc.disable()  # until everything is there that stays
     chat_template = read_template(server.chat_template)
     mcp_servers = read_mcp_servers(server.mcp_servers, server.mcp_timeout_s)
+    check_tls(server)
     check_response_store(server)
     _check_template_kwargs(server.default_chat_template_kwargs)
     run: Callable[[Coroutine[Any, Any, int]], int] = asyncio.run
@@ -140,43 +142,6 @@ class _Signals:
         self.stopping.set()
 
 
-def bind(server: ServerConfig) -> socket.socket:
-    """Take the address before anything else is started.
-
-    Raises:
-        ConfigError: it is taken or not ours.
-    """
-    family = socket.AF_INET6 if ":" in server.host else socket.AF_INET
-    listening = socket.socket(family, socket.SOCK_STREAM)
-    listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        listening.bind((server.host, server.port))
-    except OSError as error:
-        listening.close()
-        raise _cannot_listen(server, error) from None
-    return listening
-
-
-def listen(listening: socket.socket, server: ServerConfig) -> None:
-    """Let clients connect: as late as this, so that nobody takes a server that still loads for one that is ready.
-
-    Raises:
-        ConfigError: another server that loaded at the same time was ready first (two may bind, one may listen).
-    """
-    try:
-        listening.listen(2048)
-    except OSError as error:
-        raise _cannot_listen(server, error) from None
-
-
-def _cannot_listen(server: ServerConfig, error: OSError) -> ConfigError:
-    return ConfigError(
-        f"cannot listen on {server.host}:{server.port}: {error.strerror or error}; choose another --port or "
-        "--host, or stop the program that uses it",
-        field="port",
-    )
-
-
 def read_template(value: str | None) -> str | None:
     """A chat template from a file's name, or given as it is.
 
@@ -217,9 +182,7 @@ def banner(info: EngineInfo, server: ServerConfig, listening: socket.socket, sec
     """What was started, and why it was chosen so."""
     from quire.plan import format_bytes
 
-    host, port = listening.getsockname()[:2]
-    shown = f"[{host}]" if ":" in host else host
-    address = f"http://{'127.0.0.1' if host == '0.0.0.0' else shown}:{port}"
+    address = address_of(listening, server)
     weights = sum(size for what, size in info.memory_bytes.items() if what.startswith("weights"))
     cache = info.memory_bytes.get("KV cache", 0)
     lines = {
