@@ -20,14 +20,17 @@ MEMORY_MIB = {
     "h200": 143771,
     "l4": 23034,
     "l40s": 46068,
+    "mi210": 65520,
+    "mi250x": 65520,
     "mi300x": 196592,
     "mi325x": 262128,
     "mi355x": 294896,
     "rtx-3090": 24576,
     "rtx-4090": 24564,
     "rtx-5090": 32607,
+    "rx-7900-xtx": 24560,
 }
-"""Name -> memory as nvidia-smi or amd-smi report it."""
+"""Name -> memory as nvidia-smi or amd-smi report it; of mi250x, that of one of its two dies, each a GPU of its own."""
 RESERVED_MIB = 1024
 """What the driver and its libraries take before anything is allocated: more than was seen, rather than less."""
 
