@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import difflib
 import math
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from quire_interfaces import CheckpointError
+from quire_models.config import ModelConfig
 
 if TYPE_CHECKING:
     from quire_testkit.parity.verify import Verdict
@@ -28,6 +32,9 @@ def run_verify(args: argparse.Namespace) -> int:
     from quire_testkit.parity.table import update_table
     from quire_testkit.parity.verify import verify_architecture, verify_checkpoint
 
+    for name in args.MODEL:  # a misspelt one is told before the others have run
+        if name not in CASES:
+            _check_checkpoint(name, sorted(CASES))
     failed = False
     for name in args.MODEL or sorted(CASES):
         is_folder = name not in CASES
@@ -37,6 +44,16 @@ def run_verify(args: argparse.Namespace) -> int:
         if args.table is not None and not is_folder and not verdict.failures:
             update_table(args.table, [verdict])
     return int(failed)
+
+
+def _check_checkpoint(name: str, architectures: list[str]) -> None:
+    """Raises QuireError when it is no folder with a model that Quire reads."""
+    if Path(name).is_dir():
+        ModelConfig.from_path(Path(name))
+        return
+    nearest = difflib.get_close_matches(name, architectures, n=1)
+    hint = f"; did you mean {nearest[0]}?" if nearest else "; `quire verify` without a name takes every architecture"
+    raise CheckpointError(f"{name!r} is neither the folder of a checkpoint nor an architecture with a case{hint}")
 
 
 def print_verdict(name: str, verdict: Verdict) -> None:
