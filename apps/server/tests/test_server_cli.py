@@ -61,7 +61,7 @@ def test_flags_of_a_vllm_command_line():
     assert built["speculative"].num_speculative_tokens == 3
 
 
-def test_vllms_spellings():
+def test_vllms_spellings(tmp_path):
     plain = settings(
         "--max-model-len", "64", "--no-access-log", "--shutdown-timeout-s", "7", "--allowed-origins", "a", "b",
         "--speculative-config", '{"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 5}',
@@ -75,6 +75,12 @@ def test_vllms_spellings():
     assert plain["server"].allowed_origins == ("a", "b")
     drafted = settings("--speculative-config", '{"model": "some/draft", "num_speculative_tokens": 2}')["speculative"]
     assert drafted.method == "draft_model"
+    path = tmp_path / "vllm.yaml"
+    for text in ("speculative-config: {method: ngram, num_speculative_tokens: 3}",
+                 "speculative_config: '{\"method\": \"ngram\", \"num_speculative_tokens\": 3}'"):  # fmt: skip
+        path.write_text(text)
+        read = settings("--config", str(path))["speculative"]
+        assert (read.method, read.num_speculative_tokens) == ("ngram", 3)
     with pytest.raises(ConfigError, match="given whole and by its members"):
         settings("--speculative-config", "{}", "--speculative-config.method", "ngram")
     assert settings("--served-model-name", "[not json", "[1")["server"].served_model_name == ("[not json", "[1")
@@ -181,7 +187,7 @@ def test_missing_and_empty_files(tmp_path):
         (["serve", "--port", "x"], 1, "--port expects int, got 'x'"),
         (["serve", "--port"], 2, "expected one argument"),
         (["serve", "a", "b"], 2, "unexpected argument 'b'"),
-        (["serve", "--speculative-config", "{"], 1, "--speculative-config is not JSON"),
+        (["serve", "--speculative-config", "{"], 1, "speculative_config is not JSON"),
         (["serve", "--speculative-config", "[]"], 1, "must be a JSON object"),
         (["serve", "-tp", "2"], 1, "start one for each device"),
         (["serve", "--task", "embed"], 1, "task cannot be 'embed' here: it serves generated text"),

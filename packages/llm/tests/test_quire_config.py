@@ -86,3 +86,22 @@ def test_derived_fields_exist_and_are_not_offered() -> None:
 )
 def test_plain_data_round_trip(config: QuireConfig) -> None:
     assert QuireConfig.from_dict(config.to_dict()) == config
+
+
+def test_vllms_speculative_config() -> None:
+    made = QuireConfig.of(speculative_config={"method": "ngram", "num_speculative_tokens": 2, "prompt_lookup_max": 5})
+    assert (
+        made.speculative
+        == QuireConfig.of(speculative_method="ngram", num_speculative_tokens=2, prompt_lookup_max=5).speculative
+    )
+    drafted = QuireConfig.of(speculative_config={"model": "some/draft", "num_speculative_tokens": 2}).speculative
+    assert (drafted.method, drafted.model) == ("draft_model", "some/draft")
+    assert QuireConfig.of(speculative_config=None) == QuireConfig()
+    assert QuireConfig.of(tensor_parallel_size=1, trust_remote_code=True, disable_log_stats=True) == QuireConfig()
+    for wrong, words in (
+        ({"speculative_config": 5}, "must be a JSON object"),
+        ({"speculative_config": {"methd": "ngram"}}, "did you mean"),
+        ({"tensor_parallel_size": 2}, "start one for each device"),
+    ):
+        with pytest.raises(ConfigError, match=words):
+            QuireConfig.of(**wrong)

@@ -310,7 +310,7 @@ def settings_from(
     Raises:
         ConfigError: unknown names (with the nearest known one) and bad values.
     """
-    from quire.config import ENVIRONMENT, build_sections, config_fields, unknown_name_error
+    from quire.config import ENVIRONMENT, build_sections, config_fields, speculative_settings, unknown_name_error
     from quire.environment import environment_values, warn_unknown_variables
     from quire.vllm_settings import VLLM_SETTINGS
 
@@ -329,7 +329,8 @@ def settings_from(
         parser.error(f"unexpected argument {unknown[0]!r}")
     names = fields.keys() | VLLM_SETTINGS.keys()
     given = {name: _flat(value) for name, value in vars(args).items() if name in names and value is not None}
-    given |= _speculative(args.speculative_config)
+    if args.speculative_config is not None:
+        given |= speculative_settings(args.speculative_config)
     if getattr(args, "MODEL", None) is not None:
         given["model"] = args.MODEL
     environment = environment_values(fields)
@@ -432,25 +433,6 @@ def _flat(value: Any) -> Any:
             listed = None
         items += map(str, listed) if isinstance(listed, list) else [text]
     return tuple(items)
-
-
-def _speculative(text: str | None) -> dict[str, Any]:
-    if text is None:
-        return {}
-    import json
-
-    from quire_interfaces import ConfigError
-
-    try:
-        values = json.loads(text)
-    except ValueError as error:
-        raise ConfigError(f"--speculative-config is not JSON: {error}", field="speculative_config") from None
-    if not isinstance(values, dict):
-        raise ConfigError(f"--speculative-config must be a JSON object, got {text}", field="speculative_config")
-    if values.get("model") is not None:
-        values.setdefault("method", "draft_model")  # as vLLM understands it
-    prefixed = ("method", "model", "revision", "quantization", "adaptive")  # names that mean something else elsewhere
-    return {(f"speculative_{name}" if name in prefixed else name): value for name, value in values.items()}
 
 
 def _read_yaml(path: str) -> dict[str, Any]:

@@ -39,6 +39,7 @@ __all__ = [
     "build_sections",
     "config_fields",
     "parse_text",
+    "speculative_settings",
     "unknown_name_error",
 ]
 
@@ -277,7 +278,7 @@ def build_sections(
     fields = config_fields(sections)
     origins = {name: Origin(spec.default, "default") for name, spec in fields.items()}
     for source, values in sources:
-        for raw_name, value in values.items():
+        for raw_name, value in _without_speculative_config(values).items():
             name = raw_name.removeprefix("--").replace("-", "_")
             if name not in fields:
                 if is_settled(name, value):
@@ -294,6 +295,35 @@ def build_sections(
             for section, field_name in fields[name].owners:
                 arguments[section][field_name] = origin.value
     return {section: owner(**arguments[section]) for section, owner in sections.items()}, origins
+
+
+def speculative_settings(value: Any) -> dict[str, Any]:
+    """vLLM's `speculative_config`, an object or its JSON, as settings of their own.
+
+    Raises:
+        ConfigError: it is no such object.
+    """
+    if isinstance(value, str):
+        try:
+            value = json.loads(value)
+        except ValueError as error:
+            raise ConfigError(f"speculative_config is not JSON: {error}", field="speculative_config") from None
+    if not isinstance(value, Mapping):
+        raise ConfigError(f"speculative_config must be a JSON object, got {value!r}", field="speculative_config")
+    value = dict(value)
+    if value.get("model") is not None:
+        value.setdefault("method", "draft_model")  # as vLLM understands it
+    prefixed = ("method", "model", "revision", "quantization", "adaptive")  # names that mean something else elsewhere
+    return {(f"speculative_{name}" if name in prefixed else name): each for name, each in value.items()}
+
+
+def _without_speculative_config(values: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The settings with those of a `speculative_config` in its place; beside it, a setting's own name wins."""
+    key = next((name for name in values if name.replace("-", "_") == "speculative_config"), None)
+    if key is None:
+        return values
+    others = {name: value for name, value in values.items() if name != key}
+    return others if values[key] is None else speculative_settings(values[key]) | others
 
 
 def unknown_name_error(name: str, fields: Mapping[str, ConfigField], source: str) -> ConfigError:
