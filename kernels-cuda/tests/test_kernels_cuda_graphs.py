@@ -103,7 +103,7 @@ class Driver:
         assert not model.host_lengths
         self.plan = plan_kv_cache(model.config.kv_cache_specs(BLOCK, "float32"), num_blocks=32)
         config = {"device": DEVICE, "dtype": "float32", "max_num_seqs": 3, "max_model_len": 64, **config}
-        config |= {"cuda_graph_sizes": (2,)}
+        config = {"cuda_graph_sizes": (2,), **config}
         capture = None if DEVICE == "cuda" else record_graph
         self.runner = ModelRunner.for_model(model, self.plan, RunnerConfig(**config), capture=capture)
         self.num_tokens: dict[int, int] = {}
@@ -127,6 +127,26 @@ class Driver:
         self._step += 1
         for row, tokens in zip(rows, self.runner.execute(output).sampled_token_ids, strict=True):
             self.num_tokens[row] = self.num_tokens.get(row, len(PROMPTS[row])) + 1
+            self.tokens[row] += tokens
+        if self.runner.graphs is not None:
+            self.runner.graphs.wait()
+
+    def verify(self, drafts: dict[int, list[int]]) -> None:
+        """Rows with drafts behind their last token, which are right as far as they are kept."""
+        counts = [1 + len(ids) for ids in drafts.values()]
+        output = SchedulerOutput(
+            step_id=self._step,
+            rows=list(drafts),
+            request_ids=[str(row) for row in drafts],
+            num_computed_tokens=[self.num_tokens[row] - 1 for row in drafts],
+            num_scheduled_tokens=counts,
+            samples=[True] * len(drafts),
+            total_num_scheduled_tokens=sum(counts),
+            draft_token_ids={row: ids for row, ids in drafts.items() if ids},
+        )
+        self._step += 1
+        for row, tokens in zip(drafts, self.runner.execute(output).sampled_token_ids, strict=True):
+            self.num_tokens[row] += len(tokens)
             self.tokens[row] += tokens
         if self.runner.graphs is not None:
             self.runner.graphs.wait()
@@ -164,6 +184,28 @@ def test_tokens_are_those_of_eager_steps() -> None:
     assert graphs.runner.graphs is not None
     assert graphs.runner.graphs.failure is None
     assert set(graphs.runner.graphs.captured) == {(2, choice) for choice in Choice}
+
+
+@pytest.mark.parametrize("network", [NETWORK, LATENT_NETWORK], ids=["window", "latent"])
+def test_drafts_are_verified_as_in_steps_of_one_token(network: dict[str, Any]) -> None:
+    """Greedy, drawn and penalized rows; their right tokens are taken from steps without drafts."""
+    plain = Driver(network, enforce_eager=True)
+    for _ in range(12):
+        plain.step([0, 1, 2])
+    graphs = Driver(network, num_speculative_tokens=3, cuda_graph_sizes=(9,))
+    graphs.step([0, 1, 2])
+    for lengths, wrong_from in (((3, 1, 0), 9), ((2, 3, 1), 1), ((0, 2, 3), 2), ((3, 0, 3), 9)):
+        drafts: dict[int, list[int]] = {}
+        for row, length in enumerate(lengths):
+            ids = plain.tokens[row][len(graphs.tokens[row]) :][:length]
+            drafts[row] = [(token + (i >= wrong_from)) % 31 for i, token in enumerate(ids)]
+        graphs.verify(drafts)
+    assert max(map(len, graphs.tokens.values())) > 8
+    for row, tokens in graphs.tokens.items():
+        assert tokens[:12] == plain.tokens[row][: len(tokens)]
+    assert graphs.runner.graphs is not None
+    assert graphs.runner.graphs.failure is None
+    assert graphs.runner.graphs.captured == ((9, Choice.EDITED),)
 
 
 def test_a_network_with_sparse_latent_attention() -> None:

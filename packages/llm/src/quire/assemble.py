@@ -380,11 +380,11 @@ def _configurations(device: str) -> str:
 
 
 def _graphs(config: QuireConfig, runner: ModelRunner) -> str:
-    """Whether decode steps are captured, and of how many rows."""
+    """Whether decode steps are captured, and of how many tokens."""
     if runner.graphs is None:
         return f"none: {runner.graph_refusal}"
     sizes = dataclasses.replace(config.runner, max_num_seqs=config.scheduler.max_num_seqs).graph_sizes
-    return f"decode steps of up to {max(sizes)} rows, {len(sizes)} sizes, each captured after it was first needed"
+    return f"decode steps of up to {max(sizes)} tokens, {len(sizes)} sizes, each captured after it was first needed"
 
 
 def _threads(cores: tuple[int, ...]) -> str:

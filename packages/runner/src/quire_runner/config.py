@@ -15,11 +15,13 @@ DTYPE_BYTES = {"float32": 4, "float": 4, "bfloat16": 2, "float16": 2, "half": 2}
 
 
 MAX_GRAPH_SIZE = 512
+MAX_DRAFT_GRAPH_SIZE = 256
+"""Tokens of a step up to which drafts alone ask for more sizes: each takes memory."""
 
 
 def _sizes_complaint(sizes: Any) -> str | None:
     ok = all(isinstance(size, int) and not isinstance(size, bool) and size >= 1 for size in sizes)
-    return None if ok else "be numbers of requests, each at least 1"
+    return None if ok else "be numbers of tokens, each at least 1"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,9 +69,10 @@ class RunnerConfig(Settings):
     )
     cuda_graph_sizes: tuple[int, ...] = setting(
         (),
-        help="Numbers of rows whose decode steps are captured in graphs; steps with others take the next larger one. "
-        "Empty takes 1, 2, 4, and multiples of 8, of 16 from 256 on, up to 512.",
-        unit="requests",
+        help="Numbers of tokens whose decode steps are captured in graphs, one token of each request and its drafts; "
+        "steps with others take the next larger one. Empty takes 1, 2, 4, and multiples of 8, of 16 from 256 on, up to "
+        "512.",
+        unit="tokens",
         check=_sizes_complaint,
     )
     kernel_cache: str | None = setting(
@@ -92,9 +95,14 @@ class RunnerConfig(Settings):
 
     @property
     def graph_sizes(self) -> tuple[int, ...]:
-        """Numbers of rows whose decode steps are captured where the device can: none above the first that is enough
-        for all rows."""
+        """Numbers of tokens whose decode steps are captured where the device can: none above the first that is enough
+        for all rows with all of their drafts. Trees of drafts are not captured, and ask for no sizes; neither do chains
+        beyond MAX_DRAFT_GRAPH_SIZE, unless sizes are named."""
         if self.enforce_eager:
             return ()
+        drafts = self.num_speculative_tokens if self.draft_topk == 1 else 0
+        most = min(self.max_num_seqs * (1 + drafts), max(self.max_num_seqs, self.max_num_batched_tokens))
+        if not self.cuda_graph_sizes:
+            most = min(most, max(self.max_num_seqs, MAX_DRAFT_GRAPH_SIZE))
         sizes = self.cuda_graph_sizes or (1, 2, 4, *range(8, 256, 8), *range(256, MAX_GRAPH_SIZE + 1, 16))
-        return tuple(sorted({min(size, self.max_num_seqs) for size in sizes}))
+        return tuple(sorted({min(size, most) for size in sizes}))

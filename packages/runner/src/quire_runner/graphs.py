@@ -1,7 +1,8 @@
-"""Graphs of decode steps: one launch for a whole step, captured per padded number of rows when first needed.
+"""Graphs of decode steps: one launch for a whole step, captured per padded number of tokens when first needed.
 
 A graph does the same again on the same memory. What differs between steps is in a small tensor that is written before
-each, and in the persistent rows. Steps with fewer rows than a graph has are filled up with a row that nobody else has.
+each, and in the persistent rows. Steps with fewer tokens than a graph has are filled up with a row that nobody else
+has. A row may be in a step with several tokens: drafts behind its last known one, which the same step verifies.
 
 Nobody waits for a graph: steps run kernel by kernel until theirs is there. What a graph needs (kernels to compile,
 libraries to choose algorithms) is first run once beside the steps, on rows of padding; capturing then takes about as
@@ -103,8 +104,9 @@ class DecodeGraph(NamedTuple):
         """Run a step.
 
         Args:
-            rows: [N], different ones; at most as many as the graph has.
-            starts: [N] position of the token to compute.
+            rows: [N]; at most as many as the graph has.
+            starts: [N] position of the token to compute, different ones for the same row. All keys and values are
+                stored before any token attends, so tokens of a row see those before them.
             mask_of: [N] which mask each gets, -1 for none; None for none at all.
 
         Returns:

@@ -90,7 +90,7 @@ def graph_bytes(
     network: NetworkShape, config: RunnerConfig, *, dtype_bytes: int, block_sizes: tuple[int, ...], num_layers: int
 ) -> int:
     """Bytes that graphs of decode steps take on top: memory of their own for a step of the largest size, which they
-    share, their own block tables, masks for each row, and what the driver keeps of each launch.
+    share, their own block tables, masks for each token, and what the driver keeps of each launch.
 
     Args:
         network: Shape of the network.

@@ -343,10 +343,10 @@ class ModelRunner:
                 left = self._left_grammars(*whole)
                 return left if plan is None else Known(self._with_drafts(output, plan, None, whole[0]))
         plan = plan or plan_step(output, self._rows)
-        if self._graphs is not None and is_single and not drafts:
-            replayed = self._replay(self._graphs, output, plan)
+        if self._graphs is not None and (is_single or self._is_verifying(output)):
+            replayed = self._replay(self._graphs, output, plan, drafts_follow=drafts)
             if replayed is not None:
-                return replayed
+                return Known(self._with_drafts(output, plan, None, replayed())) if drafts else replayed
         if self._decode is not None and is_single and not is_plain:
             logits = self._decode.logits(output.rows, output.num_computed_tokens)
             if logits is not None:
@@ -371,36 +371,33 @@ class ModelRunner:
             read = self._sample(network, output, plan, hidden, result)
         return Known(self._with_drafts(output, plan, features, read())) if drafts else read
 
-    def _replay(self, graphs: DecodeGraphs, output: SchedulerOutput, plan: HostPlan) -> ReadStep | None:
-        """The step by a graph; None where there is none for it."""
+    def _replay(
+        self, graphs: DecodeGraphs, output: SchedulerOutput, plan: HostPlan, *, drafts_follow: bool
+    ) -> ReadStep | None:
+        """The step by a graph; None where there is none for it. Every token has an entry of its own there: keys and
+        values of all are stored before any attends, and a draft sees as far as its position."""
+        wanted = plan.logits
         if self._adapters is not None and (self._rows.lora_slots[plan.rows] >= 0).any():
             return None
         choice = self._choice(output.rows)
-        graph = None if choice is None else graphs.find(len(output.rows), choice)
+        graph = None if choice is None else graphs.find(len(wanted.rows), choice)
         if graph is None:
             return None
         if self._adapters is not None:
             self._adapters.begin(_NOBODY)
             self._adapters.begin_logits(_NOBODY)
         self._rows.check(plan.rows, plan.ends)
-        masks, grammar_failures = self._grammars.masks(output, plan.logits.entry_ends)
+        masks, grammar_failures = self._grammars.masks(output, wanted.entry_ends)
         mask_of = None
         if masks is not None:
-            mask_of = masks.mask_of(len(output.rows)).numpy()
+            mask_of = masks.mask_of(len(wanted.rows)).numpy()
             self._padded.bitmask[: len(masks.indices)].copy_(masks.bitmask)
-        tokens = graph.run(plan.rows, plan.start, mask_of)
-        self._rows.num_tokens[plan.rows] = plan.ends + 1
-        sampled = SamplerOutput(tokens[0], output.rows, tokens[1])
-        fills, copied = self._rows.fills(output.rows), sampled.begin_read()
-        result = _empty_result(output, drafts_follow=False)
-
-        def read() -> ModelRunnerOutput:
-            plain_output(output, self._rows, fills, copied(), result, grammar_failures)
-            return result
-
-        if self._grammars.has_any(output.rows):
-            return self._left_grammars(result, self._grammars.accept(output, read()))
-        return read
+        if plan.num_drafts is not None:
+            write_drafts(output, plan, self._rows)
+        tokens = graph.run(wanted.rows, wanted.positions, mask_of)
+        sampled = SamplerOutput(tokens[0], wanted.rows.tolist(), tokens[1])
+        result = _empty_result(output, drafts_follow=drafts_follow)
+        return self._reading(output, plan, sampled, grammar_failures, result)
 
     def _choice(self, rows: list[int]) -> Choice | None:
         """How the tokens of a step are chosen; None where the host has a word in it."""
@@ -442,9 +439,27 @@ class ModelRunner:
 
     def _is_single(self, output: SchedulerOutput) -> bool:
         """Whether every entry computes one token, and nothing of it is wanted but its logits."""
+        return sum(output.num_scheduled_tokens) == len(output.rows) and self._wants_logits_only(output)
+
+    def _is_verifying(self, output: SchedulerOutput) -> bool:
+        """Whether every entry computes its last known token and a chain of drafts behind it, the logits of all of them
+        are needed, and nothing else is wanted. What layers keep besides keys and values would be stored for drafts that
+        turn out wrong."""
+        drafts = output.draft_token_ids
         return (
-            sum(output.num_scheduled_tokens) == len(output.rows)
-            and all(output.samples)
+            bool(drafts)
+            and sum(output.num_scheduled_tokens)
+            == len(output.rows) + sum(len(drafts.get(row, ())) for row in output.rows)
+            and not output.draft_parents
+            and not output.forced_rows
+            and not self._states
+            and self._wants_logits_only(output)
+        )
+
+    def _wants_logits_only(self, output: SchedulerOutput) -> bool:
+        """Whether logits behind every entry are all that is wanted of the step."""
+        return (
+            all(output.samples)
             and (self._present_drafter is None or not self._present_drafter.wants_features)
             and not self._rows.prompt_logprobs
             and not (
@@ -487,8 +502,19 @@ class ModelRunner:
         result: ModelRunnerOutput,
     ) -> ReadStep:
         """Write what was sampled to its rows."""
+        self._rows.write_next(plan.logits.rows, plan.logits.positions, sampled.token_ids)
+        return self._reading(output, plan, sampled, grammar_failures, result)
+
+    def _reading(
+        self,
+        output: SchedulerOutput,
+        plan: HostPlan,
+        sampled: SamplerOutput,
+        grammar_failures: dict[int, str],
+        result: ModelRunnerOutput,
+    ) -> ReadStep:
+        """What reads the tokens that are in their rows; where the next step depends on them, they are read now."""
         wanted = plan.logits
-        self._rows.write_next(wanted.rows, wanted.positions, sampled.token_ids)
         if plan.num_drafts is None:
             # However the step ends, these rows have one token more: the next step can be planned.
             self._rows.num_tokens[wanted.rows] = wanted.positions + 2
@@ -505,7 +531,7 @@ class ModelRunner:
                     straighten(plan, self._rows, Layers(self._group_of_layer, self._kv_caches))
             return result
 
-        if plan.num_drafts is None and not self._grammars.is_used:
+        if plan.num_drafts is None and not self._grammars.has_any(output.rows):
             return read
         return self._left_grammars(result, self._grammars.accept(output, read()))
 

@@ -1,0 +1,92 @@
+"""A network that can be captured, and the sampler's ops in torch alone, which a recorder of operations sees."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from runner_harness import TinyNetwork
+from torch import Tensor
+
+from quire_attention.batch import AttentionMetadata, ForwardBatch
+from quire_ops import DrawTable, OpBackend, PenaltyTable, builtin_table, uniform
+from quire_ops.drawing import integer_weights, log2_weights, share_of, target_of
+from quire_runner import runner
+
+
+class DeviceNetwork(TinyNetwork):
+    """`TinyNetwork` that reads the lengths of decode steps where a step's numbers are: on the device."""
+
+    host_lengths: tuple[str, ...] = ()
+
+    def forward(self, batch: ForwardBatch) -> Tensor:
+        if self.num_forwards == 0 or max(batch.attention[0].query_lens) > 1:
+            return super().forward(batch)
+        self.num_forwards += 1
+        x = self._embed(batch.input_ids, batch.positions)
+        for layer, window in enumerate(self.windows):
+            cache, metadata = batch.of_layer(layer)
+            query, key, value = self._project(layer, x)
+            size = metadata.block_size
+            cache[metadata.slot_mapping // size, 0, metadata.slot_mapping % size] = key
+            cache[metadata.slot_mapping // size, 1, metadata.slot_mapping % size] = value
+            x = x + attend(query, cache, metadata, window).flatten(1) @ self.out[layer].T
+        return x
+
+
+def attend(query: Tensor, cache: Tensor, metadata: AttentionMetadata, window: int | None) -> Tensor:
+    """Over the whole width of the block tables, as far as the lengths say: [S, H, D]."""
+    found = cache[metadata.block_table.long()].double()  # [S, B, 2, block_size, H, D]
+    place, ends = torch.arange(found.shape[1] * found.shape[3]), metadata.seq_lens.long()[:, None]
+    seen = place < ends
+    if window is not None:
+        seen = seen & (place >= ends - window)
+    keys, values = (torch.where(seen[:, :, None, None], part.flatten(1, 2), 0.0) for part in found.unbind(2))
+    scores = torch.einsum("shd,skhd->shk", query, keys) * query.shape[-1] ** -0.5
+    weights = scores.masked_fill(~seen[:, None], -torch.inf).softmax(-1)
+    return torch.einsum("shk,skhd->shd", weights, values)
+
+
+def draw(logits: Tensor, rows: Tensor, positions: Tensor, table: DrawTable) -> tuple[Tensor, Tensor]:
+    """Op `draw` with a whole sort, without a question to the device."""
+    peaks, greedy = logits.amax(-1), logits.max(-1).indices
+    log2 = log2_weights(logits, peaks, table.sharpness[rows])
+    order = logits.sort(dim=-1, descending=True, stable=True).indices
+    rank = torch.arange(logits.shape[1])
+    passes = (log2.gather(1, order) >= table.min_log2[rows, None]) & (rank < table.top_k[rows, None])
+    weights = torch.where(passes, integer_weights(log2).gather(1, order), 0)
+    before = weights.cumsum(1) - weights
+    kept = torch.where(before < share_of(table.top_p[rows], weights.sum(1))[:, None], weights, 0)
+    cumulative = torch.zeros_like(kept).scatter_(1, order, kept).cumsum(1)
+    u = uniform(table.seeds[rows], positions + 1 - table.num_prompt_tokens[rows])
+    found = (cumulative > target_of(u, cumulative[:, -1])[:, None]).to(torch.int8).argmax(1)
+    return torch.where(table.draws[rows], found, greedy), peaks
+
+
+def draw_masked(
+    logits: Tensor, rows: Tensor, positions: Tensor, table: DrawTable, mask_of: Tensor, bitmask: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Op `draw_masked`, with a table of bits."""
+    bits = (bitmask[:, :, None] >> torch.arange(32, dtype=torch.int32)) & 1
+    excluded = (bits.flatten(1)[mask_of, : logits.shape[1]] == 0) & (mask_of >= 0)[:, None]
+    return draw(logits.masked_fill(excluded, -torch.inf), rows, positions, table)
+
+
+def penalize(logits: Tensor, rows: Tensor, positions: Tensor, token_ids: Tensor, table: PenaltyTable) -> None:
+    """Op `penalize`, with tables over the vocabulary."""
+    history, place = token_ids[rows].long(), torch.arange(token_ids.shape[1])
+    known = place <= positions[:, None]
+    seen = torch.zeros_like(logits).scatter_add_(1, history, known.float()) > 0
+    output = known & (place >= table.num_prompt_tokens[rows, None])
+    count = torch.zeros_like(logits).scatter_add_(1, history, output.float())
+    factor = table.repetition[rows, None]
+    value = torch.where(logits > 0, logits / factor, logits * factor) - table.presence[rows, None] * (count > 0)
+    logits.copy_(torch.where(seen, value - table.frequency[rows, None] * count, logits))
+
+
+def add_torch_ops(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The recorder sees what torch does; the compiled kernels for CPUs do without torch."""
+    table = builtin_table()
+    table.add(OpBackend(op="draw", name="sorted", function=draw))
+    table.add(OpBackend(op="draw_masked", name="sorted", function=draw_masked))
+    table.add(OpBackend(op="penalize", name="tables", function=penalize))
+    monkeypatch.setattr(runner, "op_table", lambda: table)
