@@ -119,7 +119,8 @@ TOGETHER = {"add_rms_norm_and_round", "gate_and_round"}
 
 @contextmanager
 def serving(ops: set[str]) -> Iterator[dict[str, int]]:
-    """Within it, our kernels serve these ops, as they do on a GPU; and how often those of TOGETHER were called."""
+    """Within it, of the ops of APART and TOGETHER our kernels serve these and no others, with a GPU and without;
+    and how often those of TOGETHER were called."""
     counts = dict.fromkeys(TOGETHER, 0)
 
     def counted(backend: OpBackend) -> OpBackend:
@@ -129,7 +130,11 @@ def serving(ops: set[str]) -> Iterator[dict[str, int]]:
 
         return dataclasses.replace(backend, function=run)
 
-    ours = [dataclasses.replace(each, priority=1000) for each in backends() if each.op in ops]
+    ours = [
+        dataclasses.replace(each, priority=1000 if each.op in ops else -1000)
+        for each in backends()
+        if each.op in APART | TOGETHER
+    ]
     with replaced_backends([counted(each) if each.op in TOGETHER else each for each in ours]):
         yield counts
 
@@ -139,26 +144,27 @@ def network(case: str, **settings: Any) -> Any:
     quantization = {name: NETWORKS[case][name] for name in NETWORKS[case] if name != "method"}
     config = ModelConfig.from_dict({**SIZES, **quantization})
     method = NETWORKS[case].get("method", "plain")
-    model = build_model(config, dtype="bfloat16", linear_method=method, attention_backend="torch", **settings)
+    model = build_model(
+        config, dtype="bfloat16", device=DEVICE, linear_method=method, attention_backend="torch", **settings
+    )
     generator = torch.Generator().manual_seed(1)
     for parameter in model.parameters:
         shape = tuple(max(1, size) for size in parameter.shape)
         tensor = torch.randn(shape, generator=generator) * (1.0 if parameter.dtype == FP8 else 0.3)
         if "scale" in parameter.name:
             tensor = torch.full(shape, 0.3)
-        parameter.tensor = tensor.to(parameter.dtype or torch.bfloat16)
+        parameter.tensor = tensor.to(DEVICE, parameter.dtype or torch.bfloat16)
     model.finish_loading()
     return model
 
 
-@pytest.mark.skipif(DEVICE == "cuda", reason="its tensors lie in host memory, which only interpreted kernels read")
 @pytest.mark.parametrize("case", ["int8", "fp8"])
 def test_networks_give_the_same(case: str) -> None:
     """Every layer but the first rounds once for queries, keys and values; each for gate and up, and behind the gate."""
 
     def logits(ops: set[str]) -> tuple[torch.Tensor, dict[str, int]]:
         with serving(ops) as counts:
-            driver = PagedDriver(network(case), block_size=4, shuffle=True, num_tokens=64)
+            driver = PagedDriver(network(case), block_size=4, shuffle=True, num_tokens=64, device=DEVICE)
             sequence = driver.add([3, 14])
             driver.run(sequence, chunk=4)
         return torch.stack(sequence.logits), counts
@@ -170,7 +176,6 @@ def test_networks_give_the_same(case: str) -> None:
     assert torch.equal(together, apart)
 
 
-@pytest.mark.skipif(DEVICE == "cuda", reason="as above")
 def test_what_needs_inputs_as_they_are_gets_them() -> None:
     """Adapters; queries, keys and values with different scales of their inputs; ops of different backends."""
 

@@ -33,18 +33,22 @@ class PagedDriver:
         num_tokens: int = 1024,
         cache_dtype: torch.dtype | None = None,
         window: int | None = None,
+        device: str = "cpu",
     ) -> None:
-        """window: forget blocks that have left it, as a sliding-window block manager does."""
+        """window: forget blocks that have left it, as a sliding-window block manager does. device: The model's."""
         config = model.config
         num_blocks = num_tokens // block_size + 64
         self.window = window
+        self.device = device
         self.model = model
         self.block_size = block_size
         shape = model.attention_backend.kv_cache_shape(num_blocks, block_size, config.num_kv_heads, config.head_dim)
         if (width := getattr(config, "row_width", None)) is not None:  # of latents
             shape = (num_blocks, block_size, width)
         dtype = cache_dtype or model.dtype
-        self.caches = tuple(torch.full(shape, float("nan"), dtype=dtype) for _ in range(config.num_layers))
+        self.caches = tuple(
+            torch.full(shape, float("nan"), dtype=dtype, device=device) for _ in range(config.num_layers)
+        )
         self.free = list(range(1, num_blocks))
         if shuffle:
             random.Random(num_blocks).shuffle(self.free)
@@ -67,8 +71,8 @@ class PagedDriver:
         metadata = self._metadata(parts, slots)
         layers = self.model.config.num_layers
         batch = ForwardBatch(
-            input_ids=torch.tensor(input_ids),
-            positions=torch.tensor(positions),
+            input_ids=torch.tensor(input_ids, device=self.device),
+            positions=torch.tensor(positions, device=self.device),
             attention=(metadata,),
             group_of_layer=(0,) * layers,
             kv_caches=self.caches,
@@ -89,10 +93,10 @@ class PagedDriver:
         for count in query_lens:
             starts.append(starts[-1] + count)
         return AttentionMetadata(
-            query_start_loc=torch.tensor(starts, dtype=torch.int32),
-            seq_lens=torch.tensor(kv_lens, dtype=torch.int32),
-            block_table=torch.tensor(table, dtype=torch.int32),
-            slot_mapping=torch.tensor(slots),
+            query_start_loc=torch.tensor(starts, dtype=torch.int32, device=self.device),
+            seq_lens=torch.tensor(kv_lens, dtype=torch.int32, device=self.device),
+            block_table=torch.tensor(table, dtype=torch.int32, device=self.device),
+            slot_mapping=torch.tensor(slots, device=self.device),
             block_size=self.block_size,
             query_lens=query_lens,
             kv_lens=kv_lens,
