@@ -106,11 +106,12 @@ Form form_for(int64_t cols, Coding coding) {
     if (coding == Coding::w8a8) return Form::words;
     if (!std::is_same_v<T, BFloat16>) return Form::rows;
 #if defined(__AVX512BF16__)
-    constexpr Form kPlain = Form::bf16_rows;
+    constexpr Form kPlain = Form::bf16_rows, kInBytes = Form::bf16_rows;
 #else
-    constexpr Form kPlain = Form::split_rows;
+    constexpr Form kPlain = Form::split_rows, kInBytes = Form::rows;
 #endif
-    return coding == Coding::int8 ? Form::words : coding == Coding::plain ? kPlain : Form::rows;
+    if (coding == Coding::int8) return Form::words;
+    return coding == Coding::plain ? kPlain : coding == Coding::group_int4 ? Form::rows : kInBytes;
 }
 
 // Where a layer's activations keep their memory.

@@ -26,16 +26,6 @@ inline void put_row(HalfPiece& to, int row, int tile, __m512i bytes) {
     }
 }
 
-// 32 numbers of e4m3 -> bfloat16, by way of float16, whose exponent has the same place: 2^8 smaller, see `add_group`.
-inline __m512i widen_float8(__m256i codes) {
-    const __m512i shifted = _mm512_srai_epi16(_mm512_slli_epi16(_mm512_cvtepu8_epi16(codes), 8), 1);
-    const __m512i halves = _mm512_and_si512(shifted, _mm512_set1_epi16(static_cast<int16_t>(0xbfff)));
-    const __m512 low = _mm512_cvtph_ps(_mm512_castsi512_si256(halves));
-    const __m512 high = _mm512_cvtph_ps(_mm512_extracti64x4_epi64(halves, 1));
-    return (__m512i)_mm512_cvtne2ps_pbh(high, low);
-}
-constexpr float kFloat8Factor = 0x1p-8f;
-
 template <bool kTwoGroups>
 inline void spread_int8(const char* from, int64_t row_bytes, int count, int64_t tiles, HalfPiece& to) {
     for (int n = 0; n < count; ++n, from += row_bytes)

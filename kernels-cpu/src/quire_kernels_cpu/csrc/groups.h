@@ -8,6 +8,8 @@
 #include <algorithm>
 
 #include "activations.h"
+#include "dots.h"
+#include "group_bytes.h"
 #include "group_scales.h"
 #include "int4.h"
 #include "tiles.h"
@@ -16,25 +18,38 @@
 
 namespace quire {
 
-// kRows outputs against kTokens tokens, in float32. `rows`: the outputs' weights, of one byte each.
+// kRows outputs against kTokens tokens. `rows`: the outputs' weights, of one byte each.
 template <typename T, typename W, int kRows, int kTokens>
 inline void dot_bytes(const char* const rows[kRows], const int at[kRows], const GroupScales& scales, int64_t cols,
-                      int64_t group, const float* const tokens[kTokens], Floats total[kRows][kTokens]) {
+                      int64_t group, const typename ByteDot<T>::Number* const tokens[kTokens],
+                      Floats total[kRows][kTokens]) {
+    using Dot = ByteDot<T>;
     for (int64_t begin = 0, g = 0; begin < cols; begin += group, ++g) {
         const int64_t end = std::min(begin + group, cols);
-        Floats acc[kRows][kTokens] = {}, zero[kRows];
-        for (int i = 0; i < kRows; ++i) zero[i] = splat(scales.zero_of(g, at[i]));
-        for (int64_t k = begin; k < end; k += kLanes) {
-            const int rest = static_cast<int>(std::min<int64_t>(kLanes, end - k));
+        Floats acc[kRows][kTokens] = {};
+        float zero[kRows];
+#pragma GCC unroll 4
+        for (int i = 0; i < kRows; ++i) zero[i] = scales.zero_of(g, at[i]);
+        const auto step = [&](int64_t k, auto read) __attribute__((always_inline)) {
+            typename Dot::Operand x[kTokens];
+#pragma GCC unroll 4
+            for (int t = 0; t < kTokens; ++t) x[t] = Dot::read(tokens[t] + k);
+#pragma GCC unroll 4
             for (int i = 0; i < kRows; ++i) {
-                const W* from = reinterpret_cast<const W*>(rows[i]) + k;
-                const Floats w = (rest == kLanes ? load(from) : load_first(from, rest)) - zero[i];
-                // Behind the last input there are zeros, see `Activations::row_stride`.
-                for (int t = 0; t < kTokens; ++t) acc[i][t] = fused(w, load(tokens[t] + k), acc[i][t]);
+                const auto w = read(reinterpret_cast<const W*>(rows[i]) + k, zero[i]);
+#pragma GCC unroll 4
+                for (int t = 0; t < kTokens; ++t) acc[i][t] = Dot::add(acc[i][t], w, x[t]);
             }
-        }
+        };
+        int64_t k = begin;
+        for (; k + Dot::kStep <= end; k += Dot::kStep)
+            step(k, [](const W* from, float z) { return Dot::widened(from, z); });
+        // Behind the last input there are zeros, see `Activations::row_stride`.
+        if (k < end) step(k, [&](const W* from, float z) { return widened_step<T>(from, static_cast<int>(end - k), z); });
+#pragma GCC unroll 4
         for (int i = 0; i < kRows; ++i) {
-            const Floats scale = splat(scales.scale_of<T>(g, at[i]));
+            const Floats scale = splat(scales.scale_of<T>(g, at[i]) * Dot::template factor<W>);
+#pragma GCC unroll 4
             for (int t = 0; t < kTokens; ++t) total[i][t] = fused(scale, acc[i][t], total[i][t]);
         }
     }
@@ -43,14 +58,14 @@ inline void dot_bytes(const char* const rows[kRows], const int at[kRows], const 
 template <typename T, int kTokens>
 void dot_group_rows(Coding coding, const Half& half, const GroupScales& scales, int64_t row_bytes, int64_t group,
                     const Activations& x, int64_t first, float sums[kTile][kTile]) {
-    constexpr int kRows = 2;
-    const float* tokens[kTokens];
-    for (int t = 0; t < kTokens; ++t) tokens[t] = x.row(std::min(first + t, x.tokens - 1));
-    for (int n = 0; n < half.count; n += kRows) {
+    constexpr int kRows = kLanes == 16 ? 4 : 2;  // whose sums fit the registers
+    const typename ByteDot<T>::Number* tokens[kTokens];
+    for (int t = 0; t < kTokens; ++t) tokens[t] = ByteDot<T>::token(x, std::min(first + t, x.tokens - 1));
+    for (int n = 0; n < std::min(kDotRows * half.count, kTile); n += kRows) {
         const char* rows[kRows];
         int at[kRows];
         for (int i = 0; i < kRows; ++i) {
-            at[i] = std::min(n + i, half.count - 1);
+            at[i] = std::min(dot_row(n + i), half.count - 1);
             rows[i] = half.data + at[i] * row_bytes;
         }
         Floats total[kRows][kTokens] = {};
