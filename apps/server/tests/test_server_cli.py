@@ -121,7 +121,7 @@ def test_settings_that_are_json(tmp_path, monkeypatch):
     given = settings("--config", str(path))
     assert given["model"].override_generation_config == {"temperature": 0.5}
     assert given["server"].default_chat_template_kwargs == {"c": True}
-    with pytest.raises(ConfigError, match="--override-generation-config expects dict, got '5'"):
+    with pytest.raises(ConfigError, match="--override-generation-config expects a JSON object, got '5'"):
         settings("--override-generation-config", "5")
 
 
@@ -173,6 +173,19 @@ def test_wrong_files_are_errors_that_name_the_setting(tmp_path, text, words):
         assert word in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        ([], None),
+        (["-O0"], {"mode": 0}),
+        (["-O", "3"], {"mode": 1}),
+        (["--compilation-config", '{"backend": "eager"}'], {"backend": "eager"}),
+    ],
+)
+def test_torch_compile_is_asked_for(arguments, expected):
+    assert settings("m", *arguments)["model"].compilation_config == expected
+
+
 def test_missing_and_empty_files(tmp_path):
     with pytest.raises(ConfigError, match="cannot read"):
         settings("--config", str(tmp_path / "none.yaml"))
@@ -193,6 +206,11 @@ def test_missing_and_empty_files(tmp_path):
         (["serve", "--task", "embed"], 1, "task cannot be 'embed' here: it serves generated text"),
         (["serve", "--enable-log-requests"], 1, "see --access-log"),
         (["serve", "--download-dir", "/tmp"], 1, "HF_HUB_CACHE"),
+        (["serve", "--compilation-config", "[]"], 1, "--compilation-config expects a JSON object, got '[]'"),
+        (["serve", "--compilation-config", '{"mod": 1}'], 1, "must have no keys but mode and backend"),
+        (["serve", "-O1", "--compilation-config", "{}"], 1, "say the same thing; give one of them"),
+        (["serve", "-O4"], 2, "argument -O: invalid choice"),
+        (["plan", "-O2"], 1, "LlamaForCausalLM is one of Quire's own"),
         (["serve", "--served-model-name", ""], 1, "served_model_name must hold names that are not empty"),
         (["serve", "--chat-template", "no-such-file.jinja"], 1, "no-such-file.jinja"),
         (["srve"], 2, "did you mean 'serve'"),

@@ -318,6 +318,8 @@ def settings_from(
     warn_unknown_variables(fields)
     parser.add_argument("--config", metavar="FILE", help="YAML file with settings by name")
     parser.add_argument("--speculative-config", metavar="JSON", help="speculation as one JSON object, as in vLLM")
+    levels = "0 compiles nothing, 1 to 3 are --compilation-config '{\"mode\": 1}'"
+    parser.add_argument("-O", dest="optimization_level", type=int, choices=range(4), metavar="LEVEL", help=levels)
     for spec in fields.values():
         _add_flag(parser, spec)
     _add_vllm_flags(parser, fields)
@@ -331,6 +333,8 @@ def settings_from(
     given = {name: _flat(value) for name, value in vars(args).items() if name in names and value is not None}
     if args.speculative_config is not None:
         given |= speculative_settings(args.speculative_config)
+    if args.optimization_level is not None:
+        given |= _compilation(args.optimization_level, given)
     if getattr(args, "MODEL", None) is not None:
         given["model"] = args.MODEL
     environment = environment_values(fields)
@@ -433,6 +437,17 @@ def _flat(value: Any) -> Any:
             listed = None
         items += map(str, listed) if isinstance(listed, list) else [text]
     return tuple(items)
+
+
+def _compilation(level: int, given: Mapping[str, Any]) -> dict[str, Any]:
+    """vLLM's short flag. Its levels differ in passes of its own: here each above 0 is torch.compile."""
+    from quire_interfaces import ConfigError
+
+    if "compilation_config" in given:
+        raise ConfigError(
+            f"-O{level} and --compilation-config say the same thing; give one of them", field="compilation_config"
+        )
+    return {"compilation_config": {"mode": min(level, 1)}}
 
 
 def _read_yaml(path: str) -> dict[str, Any]:

@@ -11,9 +11,10 @@ import logging
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from quire.adapters import offered_adapters, open_adapters, takes_adapters
+from quire.compilation import chosen_compilation
 from quire.config import QuireConfig
 from quire.draft_plan import DraftPlan
 from quire.kv_tier import check_tier, open_tier, start_digest
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     import torch
 
     from quire_models import Network
+    from quire_models.transformers_backend.model import TransformersLM
     from quire_runner import ModelRunner
 
 __all__ = ["FACTORY", "build_grammar_gate", "build_parts", "build_renderer", "engine_factory", "model_folder",
@@ -145,10 +147,12 @@ def build_parts(
     plan = make_plan(config, model, folder=folder)
     config = dataclasses.replace(config, speculative=plan.speculative)
     model = model.within(plan.max_model_len)
+    compilation = chosen_compilation(config, model)
     offered = offered_adapters(config)
     report("importing torch", 0.0)
     from quire_lora import AdapterDevice
     from quire_models import load_model
+    from quire_models.compilation import compile_network
     from quire_runner import ModelRunner, RunnerExecutor
     from quire_sampling import SamplingConfig
 
@@ -170,6 +174,9 @@ def build_parts(
         disabled_linear_kernels=config.model.disabled_linear_kernels,
         progress=lambda done, total: report("loading weights", done / max(1, total)),
     )
+    if compilation is not None:
+        report(f"compiling by {compilation}", 0.0)
+        compile_network(cast("TransformersLM", network), compilation)
     draft_network = None if plan.draft is None else _load_draft(config, plan.draft, plan.max_model_len)
     loaded = time.perf_counter()
     speculative = config.speculative
@@ -323,6 +330,9 @@ def _info(
         choices["kernel configurations"] = configurations
     if not model.is_native:
         choices["network"] = "Transformers', with Quire's attention"
+        compilation = chosen_compilation(config, model)
+        if compilation is not None:
+            choices["network"] += f"; compiled by torch.compile ({compilation}): the first steps wait for it"
     if network.expert_methods:
         choices["experts"] = network.expert_methods
     if network.adapters is not None:

@@ -23,6 +23,7 @@ from quire_interfaces import KV_CACHE_DTYPES, MAX_LOGPROBS, ConfigError, Setting
 from quire_kv_cache import KVCacheConfig
 from quire_kv_transfer import KVTransferConfig
 from quire_lora.config import LoraConfig
+from quire_models.compilation import complaint_about
 from quire_renderers import RendererConfig
 from quire_runner.config import RunnerConfig
 from quire_scheduler import SchedulerConfig
@@ -124,6 +125,12 @@ class ModelSettings(Settings):
         check=at_least(1),
     )
     attention_backend: str | None = setting(None, help="Attention backend by name; empty chooses the best available.")
+    compilation_config: dict[str, Any] | None = setting(  # noqa: RUF009 (its default is None)
+        None,
+        help="torch.compile for a network that runs through Transformers: a JSON object with mode (1 compiles, 0 does "
+        "not) and backend (inductor, aot_eager, eager); empty compiles nothing. Also -O0 to -O3.",
+        check=complaint_about,
+    )
     kv_cache_dtype: str = setting(
         "auto",
         help="What keys and values are kept in; auto takes fp8 where the checkpoint asks for it and brings "
@@ -352,7 +359,8 @@ def parse_text(spec: ConfigField, text: str, source: str = "command line") -> An
     try:
         return _convert(kind, text)
     except (ValueError, KeyError) as error:
-        expected = getattr(kind, "__name__", str(kind))
+        is_table = typing.get_origin(kind) is dict
+        expected = "a JSON object" if is_table else getattr(kind, "__name__", str(kind))
         where = spec.env if source == ENVIRONMENT else spec.flag
         raise ConfigError(f"{where} expects {expected}, got {text!r}", field=spec.name) from error
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from quire.adapters import takes_adapters
+from quire.compilation import chosen_compilation
 from quire.config import KV_CACHE_ALIASES, QuireConfig
 from quire.draft_plan import DraftPlan, plan_draft, require_place
 from quire_interfaces import ConfigError, CrossAttentionSpec, KVCachePlan, LatentAttentionSpec, MambaSpec
@@ -96,7 +97,8 @@ def make_plan(
 
     Raises:
         CheckpointError: what is to draft for it is missing, or not understood.
-        ConfigError: it cannot fit; the message has the numbers and what to change.
+        ConfigError: it cannot fit (the message has the numbers and what to change), or `compilation_config` cannot be
+            had.
     """
     if not model.generates:
         raise ConfigError(
@@ -104,6 +106,7 @@ def make_plan(
             "serve; for its hidden states see `quire_models.load_model` and `read` (docs/encoders.md)",
             field="model",
         )
+    chosen_compilation(config, model)  # what it does not go with is refused here
     free = available_memory_bytes(config.runner.device) if free_bytes is None else free_bytes
     dtype = resolved_dtype(config.model.dtype, model.dtype)
     method = config.model.quantization or "plain"

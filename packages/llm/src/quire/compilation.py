@@ -1,0 +1,41 @@
+"""What torch.compile goes with. Decided from the settings and config.json, before anything is loaded."""
+
+from __future__ import annotations
+
+from quire.adapters import takes_adapters
+from quire.config import QuireConfig
+from quire_interfaces import ConfigError
+from quire_models.compilation import compilation_backend
+from quire_models.config import ModelConfig
+
+__all__ = ["chosen_compilation"]
+
+
+def chosen_compilation(config: QuireConfig, model: ModelConfig) -> str | None:
+    """The backend of torch.compile for a model; None where nothing is compiled, as by default.
+
+    Raises:
+        ConfigError: The network is Quire's own, or something else is set that compiled networks do not go with.
+    """
+    backend = compilation_backend(config.model.compilation_config)
+    if backend is None:
+        return None
+    if model.is_native:
+        raise ConfigError(
+            f"compilation_config compiles networks that run through Transformers, but {model.architecture} is one of "
+            "Quire's own, whose ops are compiled already; leave it out (or give -O0)",
+            field="compilation_config",
+        )
+    if takes_adapters(config):
+        raise ConfigError(
+            "compilation_config does not go with adapters, which change from step to step; leave it out (or give -O0), "
+            "or switch enable_lora off",
+            field="compilation_config",
+        )
+    if config.model.quantization is not None:
+        raise ConfigError(
+            f"compilation_config does not go with quantization {config.model.quantization}: networks that run through "
+            "Transformers hold weights as the checkpoint has them; leave quantization out",
+            field="compilation_config",
+        )
+    return backend
