@@ -17,7 +17,7 @@ from quire.assemble import build_renderer
 from quire.calibration_text import read_calibration
 from quire.config import QuireConfig
 from quire.evaluation import perplexity
-from quire.quantize import SCHEMES, quantize_checkpoint
+from quire.quantize import MARKER, SCHEMES, quantize_checkpoint
 from quire_demo_model import checkpoint_path
 from quire_interfaces import CheckpointError, ConfigError
 from quire_models import ModelConfig
@@ -83,8 +83,12 @@ def test_what_was_interrupted_is_not_there(folder: Path, tmp_path: Path) -> None
         with pytest.raises(KeyboardInterrupt):
             quantize_checkpoint(folder, out, scheme, calibration=calibration, file_bytes=100_000, progress=interrupt)
         assert not list(tmp_path.glob("out*"))
-    left.mkdir()  # as a run leaves it that was killed
-    (left / "part-0").write_bytes(b"half")
+    left.mkdir()
+    (left / "part-0").write_bytes(b"somebody else's")
+    with pytest.raises(ConfigError, match=r"out\.unfinished, .* is not what an interrupted run has left"):
+        quantize_checkpoint(folder, out, "int8")
+    assert (left / "part-0").read_bytes() == b"somebody else's"
+    (left / MARKER).touch()  # as a run leaves it that was killed
     out.mkdir()
     quantize_checkpoint(folder, out, "int8")
     assert not left.exists()

@@ -27,6 +27,9 @@ from quire_models.weights import load_weights
 
 __all__ = ["ALGORITHMS", "SCHEMES", "QuantizeReport", "quantize_checkpoint"]
 
+MARKER = ".quire-unfinished"
+"""Name of an empty file in a folder that a run writes and has not finished."""
+
 Progress = Callable[[int, int], None]
 """(bytes quantized or copied so far, bytes of all) -> None."""
 
@@ -57,7 +60,7 @@ def quantize_checkpoint(
     """Write a quantized copy of a checkpoint: weights, config.json, and tokenizer files as they are.
 
     It is written into a folder `out`.unfinished and renamed at the end. An interrupted run leaves nothing; one that was
-    killed leaves that folder, which the next run removes.
+    killed leaves that folder, which the next run knows by a marker file in it and removes.
 
     Args:
         folder: An unquantized checkpoint in safetensors.
@@ -70,8 +73,8 @@ def quantize_checkpoint(
         file_bytes: At most so much in a file of the result; it is held in memory.
 
     Raises:
-        ConfigError: There is no such scheme or algorithm, they do not go together, the text is missing, or `out` has
-            files.
+        ConfigError: There is no such scheme or algorithm, they do not go together, the text is missing, `out` has
+            files, or `out`.unfinished is there and not ours.
         CheckpointError: The checkpoint cannot be read, is quantized already, or none of its matrices can be.
     """
     algorithm = _algorithm(scheme, algorithm, calibration)
@@ -96,12 +99,23 @@ def quantize_checkpoint(
 @contextmanager
 def _unfinished(out: Path) -> Iterator[Path]:
     """A folder beside `out` that becomes it at the end: what was interrupted is not there. What a run that was killed
-    has left is removed by the next one."""
+    has left is removed by the next one, which knows it by its marker; a folder without is somebody else's."""
     folder = out.with_name(f"{out.name}.unfinished")
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir(parents=True)
+    marker = folder / MARKER
+    if marker.is_file() or (folder.is_dir() and not any(folder.iterdir())):
+        shutil.rmtree(folder)
+    try:
+        folder.mkdir(parents=True)
+    except FileExistsError:
+        raise ConfigError(
+            f"{folder}, in which {out.name} would be written, exists and is not what an interrupted run has left "
+            f"(there is no {MARKER} in it); move it away, or give another output folder",
+            field="out",
+        ) from None
+    marker.touch()
     try:
         yield folder
+        marker.unlink()
         if out.exists():
             out.rmdir()  # it is empty
         folder.rename(out)
