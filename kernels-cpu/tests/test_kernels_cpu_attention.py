@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 
 import pytest
@@ -11,7 +12,7 @@ from kernels_cpu_steps import Layout
 from quire_attention import AttentionBackend, OpsAttentionBackend
 from quire_kernels_cpu.builds import unavailable
 from quire_kernels_cpu.decoder import MAX_HEAD_DIM, MAX_QUERIES_PER_KV_HEAD
-from quire_kernels_cpu.ops import backends, paged_attention
+from quire_kernels_cpu.ops import backends, paged_attention, write_kv_cache
 from quire_ops import OpRequest, op_table
 from quire_ops.reference import paged_attention as reference
 from quire_testkit.conformance.attention_backend import AttentionBackendSuite
@@ -208,3 +209,25 @@ def test_too_wide_heads_are_refused_by_the_table() -> None:
 class TestConformance(AttentionBackendSuite):
     def make_backend(self) -> AttentionBackend:
         return OpsAttentionBackend("cpu", op_table())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_blocks_with_room_between_them_give_the_same_bits(dtype: torch.dtype) -> None:
+    """As where a hybrid network's states are larger than a block of keys and values: nothing is left to torch."""
+    layout = Layout(4, [7, 1, 1], [7, 30, 70])
+    shape = (layout.num_blocks, 2, 2, 4, 32)
+    close = torch.randn(shape).to(dtype)
+    wide = torch.full((layout.num_blocks, math.prod(shape[1:]) + 24), torch.nan, dtype=dtype)
+    apart = wide[:, : math.prod(shape[1:])].view(shape)
+    assert not apart.is_contiguous()
+    apart.copy_(close)
+    tokens = sum(layout.query_lens)
+    key, value, query = (torch.randn(tokens, heads, 32).to(dtype) for heads in (2, 2, 4))
+    for cache in (close, apart):
+        write_kv_cache(key, value, cache, layout.slot_mapping)
+    assert torch.equal(close, apart)
+    assert wide[:, math.prod(shape[1:]) :].isnan().all()
+    expected = paged_attention(query, close, layout, scale=0.2)
+    assert torch.equal(paged_attention(query, apart, layout, scale=0.2), expected)
+    alone = Layout(4, [1], [70], layout.block_table[2:].clone())
+    assert torch.equal(paged_attention(query[-1:], apart, alone, scale=0.2), expected[-1:])

@@ -49,8 +49,11 @@ _SIGNATURES: dict[str, tuple[list[type], type | None]] = {
     "quire_decode_step": ([_I, _P, _P], _I),
     "quire_rms_norm": ([_I, _P, _P, _P, _P, _L, _L, _F], None),
     "quire_activate_and_mul": ([_I, _I, _P, _P, _L], None),
-    "quire_write_kv_cache": ([_I, _P, _P, _P, _I, _P, _P, _L, _I, _I, _I], None),
-    "quire_attention": ([_I, _P, _P, _I, _P, _P, _P, _L, _P, _P, _I, _I, _I, _I, _I, _F, _I, _F, _P, _P, _P, _L], None),
+    "quire_write_kv_cache": ([_I, _P, _P, _P, _I, _P, _P, _L, _I, _I, _I, _L], None),
+    "quire_attention": (
+        [_I, _P, _P, _I, _P, _P, _P, _L, _P, _P, _I, _I, _I, _I, _I, _L, _F, _I, _F, _P, _P, _P, _L],
+        None,
+    ),
     "quire_decoder_new": ([_I, _I, _P, _P, _P, _P, _P, _L, _L, _I, _I, _I, _I, _F, _F], _P),
     "quire_decoder_delete": ([_I, _P], None),
     "quire_decoder_set_lora": ([_I, _P, _P], None),

@@ -233,7 +233,7 @@ def write_kv_cache(
 ) -> None:
     """Op `write_kv_cache`; dtypes that the kernels do not know go to torch's operators."""
     number = cache_format(kv_cache, key.dtype)
-    if key.dtype not in DTYPES or number is None or not kv_cache.is_contiguous():
+    if key.dtype not in DTYPES or number is None or not kv_cache[0].is_contiguous():
         torch_write_kv_cache(key, value, kv_cache, slot_mapping, kv_scale)
         return
     key, value, slots, scales = key.contiguous(), value.contiguous(), slot_mapping.contiguous(), _as_float(kv_scale)
@@ -249,6 +249,7 @@ def write_kv_cache(
         kv_cache.shape[2],
         key.shape[2],
         kv_cache.shape[3],
+        kv_cache.stride(0) * kv_cache.element_size(),
     )
 
 
@@ -266,7 +267,7 @@ def paged_attention(
 ) -> Tensor:
     """Op `paged_attention`; dtypes that the kernels do not read go to torch's operators."""
     number = cache_format(kv_cache, query.dtype)
-    if query.dtype not in DTYPES or number is None or not kv_cache.is_contiguous():
+    if query.dtype not in DTYPES or number is None or not kv_cache[0].is_contiguous():
         return torch_paged_attention(
             query,
             kv_cache,
@@ -297,6 +298,7 @@ def paged_attention(
         kv_cache.shape[2],
         query.shape[2],
         kv_cache.shape[3],
+        kv_cache.stride(0) * kv_cache.element_size(),
         scale,
         sliding_window or 0,
         soft_cap or 0.0,

@@ -252,14 +252,14 @@ void quire_activate_and_mul(int dtype, int gelu, void* gate, const void* up, int
     });
 }
 
-// key, value [tokens, Hkv, D] into the slots of the cache.
+// key, value [tokens, Hkv, D] into the slots of the cache. block_bytes: from a block of it to the next.
 void quire_write_kv_cache(int dtype, const void* key, const void* value, void* kv, int cache_format,
                           const float* kv_scale, const int64_t* slots, int64_t tokens, int num_kv_heads, int head_dim,
-                          int block_size) {
+                          int block_size, int64_t block_bytes) {
     for_dtype(dtype, [&](auto zero) {
         using T = decltype(zero);
         const auto cache = quire::make_cache<T>(kv, static_cast<quire::CacheFormat>(cache_format), num_kv_heads,
-                                                block_size, head_dim, kv_scale);
+                                                block_size, head_dim, kv_scale, block_bytes);
         quire::write_kv_cache_op(static_cast<const T*>(key), static_cast<const T*>(value), cache, slots, tokens);
     });
 }
@@ -269,13 +269,13 @@ void quire_write_kv_cache(int dtype, const void* key, const void* value, void* k
 void quire_attention(int dtype, const void* query, void* kv, int cache_format, const float* kv_scale, void* out,
                      const int32_t* block_table, int64_t table_stride, const int32_t* query_start_loc,
                      const int32_t* kv_lens, int num_sequences, int num_heads, int num_kv_heads, int head_dim,
-                     int block_size, float scale, int window, float soft_cap, const float* sinks, const float* slopes,
+                     int block_size, int64_t block_bytes, float scale, int window, float soft_cap, const float* sinks, const float* slopes,
                      const int32_t* paths, int64_t path_stride) {
     const int64_t stride = static_cast<int64_t>(num_heads) * head_dim;
     for_dtype(dtype, [&](auto zero) {
         using T = decltype(zero);
         const auto cache = quire::make_cache<T>(kv, static_cast<quire::CacheFormat>(cache_format), num_kv_heads,
-                                                block_size, head_dim, kv_scale);
+                                                block_size, head_dim, kv_scale, block_bytes);
         quire::attention_op(quire::Attention<T>{static_cast<const T*>(query), stride, head_dim, cache, static_cast<T*>(out),
                                                 stride, block_table, table_stride, query_start_loc, kv_lens, nullptr,
                                                 num_sequences, num_heads, scale, window, soft_cap, sinks, slopes, paths,

@@ -1,4 +1,5 @@
-// The paged cache of one layer, [num_blocks, 2, Hkv, block_size, X], and the formats that its rows come in.
+// The paged cache of one layer, [num_blocks, 2, Hkv, block_size, X], and the formats that its rows come in. There may be room
+// between blocks, where pages are shared with states that are larger.
 //
 // A row is one token's key or value of one head: D numbers of the network's type, of fp8, or of int8 or int4 with the
 // row's own float32 scale behind them. What the formats mean is declared in `quire_ops.declarations`.
@@ -19,12 +20,13 @@ struct PagedCache {
     int num_kv_heads, block_size, head_dim;
     int64_t row_bytes;
     const float* scale;  // [2, Hkv] of fp8, keys first; or none
+    int64_t block_bytes;  // from a block to the next
 
     int64_t head_bytes() const { return block_size * row_bytes; }
     int64_t value_offset() const { return num_kv_heads * head_bytes(); }  // from a key to its value
     bool scaled_by_row() const { return format == CacheFormat::int8 || format == CacheFormat::int4; }
     char* row(int64_t slot, int64_t head) const {
-        return data + (slot / block_size * 2 * num_kv_heads + head) * head_bytes() + slot % block_size * row_bytes;
+        return data + slot / block_size * block_bytes + head * head_bytes() + slot % block_size * row_bytes;
     }
     float row_scale(const char* row) const {
         float scale;
@@ -36,11 +38,12 @@ struct PagedCache {
 
 template <typename T>
 PagedCache make_cache(void* data, CacheFormat format, int num_kv_heads, int block_size, int head_dim,
-                      const float* scale) {
+                      const float* scale, int64_t block_bytes = 0) {
     const int64_t bytes[] = {static_cast<int64_t>(head_dim * sizeof(T)), head_dim, head_dim, head_dim + 4, head_dim / 2 + 4};
     const bool fp8 = format == CacheFormat::fp8_e4m3 || format == CacheFormat::fp8_e5m2;
-    return {static_cast<char*>(data), format, num_kv_heads, block_size, head_dim, bytes[static_cast<int>(format)],
-            fp8 ? scale : nullptr};
+    const int64_t row_bytes = bytes[static_cast<int>(format)], filled = 2 * num_kv_heads * block_size * row_bytes;
+    return {static_cast<char*>(data), format, num_kv_heads, block_size, head_dim, row_bytes, fp8 ? scale : nullptr,
+            block_bytes ? block_bytes : filled};
 }
 
 // Finds rows of one sequence; positions that follow each other cost no division.
@@ -53,7 +56,7 @@ public:
         if (position < begin_ || position >= begin_ + cache_->block_size) {
             const int block = position / cache_->block_size;
             begin_ = block * cache_->block_size;
-            first_ = cache_->data + (table_[block] * 2LL * cache_->num_kv_heads + head_) * cache_->head_bytes();
+            first_ = cache_->data + table_[block] * cache_->block_bytes + head_ * cache_->head_bytes();
         }
         return first_ + (position - begin_) * cache_->row_bytes;
     }

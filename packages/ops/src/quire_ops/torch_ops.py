@@ -132,8 +132,9 @@ def layer_norm(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float
 
 
 def rotary_embedding(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Op `rotary_embedding`: with the signs already in `sin`, the rotation is one roll by half a head."""
-    return torch.addcmul(x * cos, x.roll(x.shape[-1] // 2, -1), sin)
+    """Op `rotary_embedding`: with the signs already in `sin`, the rotation is one roll by half a head. Products and sum
+    are rounded one by one: torch's `addcmul` rounds once or twice, as the number of tokens has it."""
+    return (x * cos).add_(x.roll(x.shape[-1] // 2, -1) * sin)
 
 
 def silu_and_mul(gate: Tensor, up: Tensor) -> Tensor:

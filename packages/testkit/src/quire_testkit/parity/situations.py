@@ -53,6 +53,11 @@ SITUATIONS: dict[str, Situation] = {
 }
 
 
+SEED = 11
+SEEDED = SamplingParams(temperature=0.9, top_p=0.95, seed=SEED, ignore_eos=True)
+"""Of the seeded request."""
+
+
 @dataclass(slots=True)
 class Watched:
     """What one run showed of a request."""
@@ -168,9 +173,7 @@ def _requests(
             core.step()
     watched = [
         request("greedy", prompt, SamplingParams(temperature=0, ignore_eos=True), 1, num_tokens),
-        request(
-            "seeded", prompt, SamplingParams(temperature=0.9, top_p=0.95, seed=11, ignore_eos=True), 11, num_tokens
-        ),
+        request("seeded", prompt, SEEDED, SEED, num_tokens),
     ]
     strangers = [
         request(
