@@ -10,19 +10,7 @@
 #include <random>
 #include <vector>
 
-extern "C" {
-struct MatrixArgument {
-    const void *data, *scale, *zero, *bias;
-    int32_t coding, group, wide_scale;
-    float input_scale;
-};
-void quire_linear(int, const void*, const MatrixArgument*, void*, int64_t, int64_t, int64_t, int);
-void quire_rms_norm(int, void*, void*, const void*, const void*, int64_t, int64_t, float);
-void quire_activate_and_mul(int, int, void*, const void*, int64_t);
-void quire_attention(int, const void*, const void*, int, const float*, void*, const int32_t*, int64_t, const int32_t*,
-                     const int32_t*, int, int, int, int, int, float, int, float, const float*, const float*,
-                     const int32_t*, int64_t);
-}
+#include "../src/quire_kernels_cpu/csrc/kernels.h"
 
 namespace {
 
@@ -208,8 +196,9 @@ void check_attention(int dtype, int heads, int kv_heads, int dim, int window, fl
                 }
                 for (int d = 0; d < dim; ++d) expected[(t * heads + h) * dim + d] = out[d] / total;
             }
-    quire_attention(dtype, query.data(), kv.data(), 0, nullptr, got.data(), table.data(), stride, starts, lengths, 3, heads, kv_heads,
-                    dim, block_size, static_cast<float>(scale), window, soft_cap, nullptr, nullptr, nullptr, 0);
+    quire_attention(dtype, query.data(), kv.data(), 0, nullptr, got.data(), table.data(), stride, starts, lengths, 3,
+                    heads, kv_heads, dim, block_size, static_cast<int64_t>(kv.bytes.size()) / num_blocks,
+                    static_cast<float>(scale), window, soft_cap, nullptr, nullptr, nullptr, 0);
     check("attention", got, expected);
 }
 

@@ -2,6 +2,8 @@
 //
 // Compiled once per instruction set. dtype: 0 float32, 1 bfloat16, 2 float16. Every function uses the threads of the OpenMP
 // runtime that is loaded; a decoder may be run by one thread at a time.
+#include "kernels.h"
+
 #include "attention.h"
 #include "decode_step.h"
 #include "decoder.h"
@@ -60,13 +62,6 @@ void attention_op(Attention<T> a) {
         attention(a, scratch, claimer, shared);
     }
 }
-
-// A matrix as it arrives. scale: [rows] of the activations' type for int8 and w8a8, else of groups (`weights.h`).
-struct MatrixArgument {
-    const void *data, *scale, *zero, *bias;
-    int32_t coding, group, wide_scale;
-    float input_scale;  // w8a8, see `weights.h`
-};
 
 template <typename T>
 Matrix<T> make_matrix(const MatrixArgument& from, int64_t rows, int64_t cols) {
@@ -187,7 +182,7 @@ extern "C" {
 using quire::for_dtype;
 
 // x [tokens, cols], matrix [rows, cols] -> y [tokens, rows], float32 if `wide`.
-void quire_linear(int dtype, const void* x, const quire::MatrixArgument* argument, void* y, int64_t tokens, int64_t cols,
+void quire_linear(int dtype, const void* x, const MatrixArgument* argument, void* y, int64_t tokens, int64_t cols,
                   int64_t rows, int wide) {
     for_dtype(dtype, [&](auto zero) {
         using T = decltype(zero);
@@ -264,8 +259,6 @@ void quire_write_kv_cache(int dtype, const void* key, const void* value, void* k
     });
 }
 
-// Limits: D <= 256, Hq / Hkv <= 64. cache_format: a `CacheFormat`, with its scales or none. window, soft_cap: 0 for none;
-// sinks, slopes: [Hq] or none; paths: [T, path_stride] (`Attention::path`), with -1 first for tokens in no tree, or none.
 void quire_attention(int dtype, const void* query, void* kv, int cache_format, const float* kv_scale, void* out,
                      const int32_t* block_table, int64_t table_stride, const int32_t* query_start_loc,
                      const int32_t* kv_lens, int num_sequences, int num_heads, int num_kv_heads, int head_dim,
@@ -284,7 +277,7 @@ void quire_attention(int dtype, const void* query, void* kv, int cache_format, c
 }
 
 // A decoder keeps the pointers: the weights must outlive it.
-void* quire_decoder_new(int dtype, int num_layers, const void* const* norms, const quire::MatrixArgument* matrices,
+void* quire_decoder_new(int dtype, int num_layers, const void* const* norms, const MatrixArgument* matrices,
                         const int* windows, const int* groups, const void* final_norm, int64_t hidden,
                         int64_t intermediate, int num_heads, int num_kv_heads, int head_dim, int gelu, float eps,
                         float scale) {
@@ -340,7 +333,7 @@ int quire_decode_step(int dtype, void* decoder, const void* arguments) {
         using T = decltype(zero);
         auto& stack = *static_cast<quire::Decoder<T>*>(decoder);
         const auto& step = *static_cast<const quire::DecodeArguments*>(arguments);
-        const auto& head = *static_cast<const quire::MatrixArgument*>(step.head);
+        const auto& head = *static_cast<const MatrixArgument*>(step.head);
         return quire::decode_step(stack, quire::make_matrix<T>(head, step.vocab_size, stack.hidden), step);
     });
 }
@@ -349,7 +342,7 @@ int quire_decode_step(int dtype, void* decoder, const void* arguments) {
 void* quire_moe_new(int dtype, int num_experts, const void* matrices, int64_t width, int64_t inner, int activation,
                     float limit) {
     return for_dtype(dtype, [&](auto zero) -> void* {
-        const auto* arguments = static_cast<const quire::MatrixArgument*>(matrices);
+        const auto* arguments = static_cast<const MatrixArgument*>(matrices);
         return quire::make_moe<decltype(zero)>(num_experts, arguments, width, inner, activation, limit);
     });
 }
