@@ -13,6 +13,7 @@ import pytest
 from quire.assemble import build_parts
 from quire.config import QuireConfig
 from quire.plan import make_plan
+from quire_demo_model import checkpoint_path
 from quire_interfaces import ConfigError
 from quire_models.config import ModelConfig
 from quire_testkit.checkpoints import checkpoint_config, make_checkpoint
@@ -69,6 +70,19 @@ def test_graphs_are_planned_where_there_are_any() -> None:
     # At least the logits of as many rows, in float32, and never more than a fifth of what weights take.
     assert 8 * 151_936 * 4 < few < many < 1.2 * GB
     assert many > 256 * 151_936 * 4
+
+
+def test_graphs_have_room_for_what_a_head_reads() -> None:
+    """Of the demo model, whose head reads three layers; a draft model reads none."""
+    model = ModelConfig.from_path(checkpoint_path())
+
+    def graphs(method: str) -> int:
+        settings = {"device": "cuda", "dtype": "bfloat16", "max_num_seqs": 8, "num_speculative_tokens": 3}
+        config = QuireConfig.of(speculative_method=method, **settings)
+        return make_plan(config, model, free_bytes=10 * GB).ledger_bytes["graphs"]
+
+    # For 32 tokens: inputs of the layers, the same side by side, and where the head finds them.
+    assert graphs("eagle3") - graphs("draft_model") == 3 * 32 * 3 * model.hidden_size * 2
 
 
 def test_a_tier_on_disk_takes_its_copies() -> None:

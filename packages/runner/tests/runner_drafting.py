@@ -30,9 +30,15 @@ class Engine:
             "max_num_batched_tokens": more.get("budget", 64),
             "num_speculative_tokens": num_drafts,
         }
-        config = RunnerConfig(**limits, draft_depth=NUM_DRAFTS, draft_topk=topk)
+        sizes = more.get("graph_sizes", ())
+        config = RunnerConfig(**limits, draft_depth=NUM_DRAFTS, draft_topk=topk, cuda_graph_sizes=sizes)
         runner = ModelRunner.for_model(
-            model, plan, config, draft_network=draft, draft_controller=more.get("controller")
+            model,
+            plan,
+            config,
+            draft_network=draft,
+            draft_controller=more.get("controller"),
+            capture=more.get("capture"),
         )
         self.executor = RunnerExecutor(runner, threaded=depth > 0)
         self.executor.prepare(runner.learn_draft_costs)

@@ -8,7 +8,7 @@ from runner_harness import TinyNetwork
 from torch import Tensor
 
 from quire_attention.batch import AttentionMetadata, ForwardBatch
-from quire_ops import DrawTable, OpBackend, PenaltyTable, builtin_table, uniform
+from quire_ops import DrawTable, OpBackend, OpTable, PagedLayout, PenaltyTable, builtin_table, uniform
 from quire_ops.drawing import integer_weights, log2_weights, share_of, target_of
 from quire_runner import runner
 
@@ -83,10 +83,54 @@ def penalize(logits: Tensor, rows: Tensor, positions: Tensor, token_ids: Tensor,
     logits.copy_(torch.where(seen, value - table.frequency[rows, None] * count, logits))
 
 
-def add_torch_ops(monkeypatch: pytest.MonkeyPatch) -> None:
+def paged_attention(
+    query: Tensor, kv_cache: Tensor, layout: PagedLayout, *, scale: float, sliding_window: int | None = None, **no: None
+) -> Tensor:
+    """Op `paged_attention` over the whole width of the block tables, in float64, with lengths read on the device."""
+    assert not any(value is not None for value in no.values())
+    ends, token = layout.query_start_loc[1:].long(), torch.arange(query.shape[0])
+    entry = torch.searchsorted(ends, token, right=True)
+    position = layout.seq_lens.long()[entry] - ends[entry] + token
+    found = kv_cache[layout.block_table.long()[entry]].transpose(3, 4)  # [T, B, 2, block_size, Hkv, D]
+    place = torch.arange(found.shape[1] * found.shape[3])
+    seen = place <= position[:, None]
+    if sliding_window is not None:
+        seen = seen & (place > position[:, None] - sliding_window)
+    group = query.shape[1] // kv_cache.shape[2]
+    keys, values = (
+        torch.where(seen[:, :, None, None], part.flatten(1, 2).double(), 0.0).repeat_interleave(group, 2)
+        for part in found.unbind(2)
+    )
+    scores = (query.double()[:, None] * keys).sum(-1) * scale  # [T, L, Hq]
+    weights = scores.masked_fill(~seen[..., None], -torch.inf).softmax(1)
+    return (weights[..., None] * values).sum(1).to(query.dtype)
+
+
+def torch_table() -> OpTable:
     """The recorder sees what torch does; the compiled kernels for CPUs do without torch."""
     table = builtin_table()
     table.add(OpBackend(op="draw", name="sorted", function=draw))
     table.add(OpBackend(op="draw_masked", name="sorted", function=draw_masked))
     table.add(OpBackend(op="penalize", name="tables", function=penalize))
+    return table
+
+
+def add_torch_ops(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sampling with torch alone, in one call."""
+    table = torch_table()
     monkeypatch.setattr(runner, "op_table", lambda: table)
+
+
+def add_torch_networks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same, and networks of `quire_models` that can be captured."""
+    table = torch_table()
+    table.add(
+        OpBackend(op="paged_attention", name="whole tables", function=paged_attention, priority=10, device_lengths=True)
+    )
+    for place in (
+        "quire_ops.backends",
+        "quire_models.layers.scope",
+        "quire_attention.selection",
+        "quire_runner.runner",
+    ):
+        monkeypatch.setattr(f"{place}.op_table", lambda: table)

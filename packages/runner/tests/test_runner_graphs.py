@@ -197,23 +197,29 @@ def test_why_nothing_is_captured(network: TinyNetwork, settings: dict[str, Any],
 
 def test_graphs_are_prepared_beside_the_steps() -> None:
     may_go_on, threads = threading.Event(), []
+    features = torch.full((4, 1), -1)
 
-    def compute(spans: Tensor, choice: Choice) -> tuple[Tensor, Tensor]:
+    def compute(spans: Tensor, choice: Choice, found: Tensor | None) -> tuple[Tensor, Tensor]:
         threads.append(threading.current_thread())
         assert may_go_on.wait(30)
+        if found is not None:
+            found.copy_(spans[1, :, None])
         return spans[0] * 100 + spans[1], spans[1].float()
 
     kinds = (Choice.MOST_LIKELY,)
-    graphs = DecodeGraphs(compute, (4,), kinds, padding_row=9, device=torch.device("cpu"), capture=record_graph)
+    device = torch.device("cpu")
+    graphs = DecodeGraphs(compute, (4,), kinds, padding_row=9, device=device, capture=record_graph, features=features)
     rows, starts = np.array([3, 5]), np.array([10, 20])
     with torch.inference_mode():
         assert graphs.find(2, Choice.MOST_LIKELY) is None
         assert graphs.find(2, Choice.MOST_LIKELY) is None  # not there yet, and nobody waits
         may_go_on.set()
         graphs.wait()
+        assert features.tolist() == [[-1]] * 4  # a drafter may be reading those of a step
         graph = graphs.find(2, Choice.MOST_LIKELY)
         assert graph is not None
         first = graph.run(rows, starts)
+        assert features.tolist() == [[10], [20], [0], [0]]
         assert graphs.find(1, Choice.MOST_LIKELY) is graph
         graph.run(rows[:1], starts[:1] + 1)
         assert graphs.find(5, Choice.MOST_LIKELY) is None  # more rows than any graph has

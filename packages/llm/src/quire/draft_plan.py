@@ -32,6 +32,8 @@ class DraftPlan:
     dtype: str
     linear_method: str
     weight_bytes: int
+    feature_width: int = 0
+    """Elements that it reads of the target's hidden states of each token."""
 
     @property
     def keeps_tokens(self) -> bool:
@@ -76,26 +78,42 @@ def plan_draft(config: QuireConfig, target: ModelConfig, target_folder: Path | N
         layer = mtp_config(target)
         own = {part: size for part, size in weight_ledger(layer, dtype, method).items() if part not in _OF_TARGET}
         folder = target_folder or Path()
-        return DraftPlan(folder=folder, config=layer, dtype=dtype, linear_method=method, weight_bytes=sum(own.values()))
+        return DraftPlan(
+            folder=folder,
+            config=layer,
+            dtype=dtype,
+            linear_method=method,
+            weight_bytes=sum(own.values()),
+            feature_width=target.hidden_size,
+        )
     folder = _folder(config)
     if settings.method == "medusa":
         heads = read_medusa_config(folder, target)
         _check_medusa(heads, folder, settings)
         return DraftPlan(
-            folder=folder, config=heads, dtype=dtype, linear_method="plain", weight_bytes=heads.weight_bytes(dtype)
+            folder=folder,
+            config=heads,
+            dtype=dtype,
+            linear_method="plain",
+            weight_bytes=heads.weight_bytes(dtype),
+            feature_width=target.hidden_size,
         )
     if settings.method == "draft_model":
         draft = ModelConfig.from_path(folder)
         _check_vocabulary(draft, folder, target, target_folder)
+        num_features = 0
     else:
         draft = read_eagle_config(folder, settings.method)
         _check_head(draft, folder, target)
+        layers = draft.feature_layers or default_feature_layers(target.num_layers)
+        num_features = len(layers) if settings.method == "eagle3" else 1
     return DraftPlan(
         folder=folder,
         config=draft,
         dtype=dtype,
         linear_method=method,
         weight_bytes=sum(weight_ledger(draft, dtype, method).values()),
+        feature_width=num_features * target.hidden_size,
     )
 
 

@@ -49,13 +49,14 @@ class Choice(IntEnum):
 class ComputeStep(Protocol):
     """A decode step, from numbers on the device."""
 
-    def __call__(self, spans: Tensor, choice: Choice) -> Tokens:
+    def __call__(self, spans: Tensor, choice: Choice, features: Tensor | None) -> Tokens:
         """Compute the token at `spans[1, s]` of row `spans[0, s]` for each s, choose its successor and write it behind.
 
         Args:
             spans: [5, P] int64: four rows as op `decode_inputs` takes them, and which mask each token gets, -1 for
                 none.
             choice: How.
+            features: [P, width] gets what a drafter reads of the step; None where nobody reads any.
         """
 
 
@@ -129,6 +130,7 @@ class DecodeGraphs:
         padding_row: The row of entries that stand for nothing.
         device: Where steps run.
         capture: Captures.
+        features: [largest size, width] where steps leave what a drafter reads of them; None without such a drafter.
         in_background: Prepare graphs in a thread; otherwise when they are first wanted.
     """
 
@@ -141,6 +143,7 @@ class DecodeGraphs:
         padding_row: int,
         device: torch.device,
         capture: CaptureStep,
+        features: Tensor | None = None,
         in_background: bool = True,
     ) -> None:
         self._compute = compute
@@ -149,6 +152,9 @@ class DecodeGraphs:
         self._padding_row = padding_row
         self._device = device
         self._capture = capture
+        self.features = features
+        """[largest size, width] what a drafter reads of the step that a graph served last, in the order of its entries;
+        all graphs write to it."""
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="quire-graphs") if in_background else None
         self._prepared: dict[_Key, Future[None]] = {}
         self._graphs: dict[_Key, DecodeGraph] = {}
@@ -218,13 +224,15 @@ class DecodeGraphs:
 
     @torch.inference_mode()
     def _warm_up(self, key: _Key) -> None:
-        self._compute(self._padding(key.size), key.choice)
+        # Beside steps, whose features are not to be written over.
+        self._compute(self._padding(key.size), key.choice, None)
 
     def _captured(self, key: _Key) -> DecodeGraph:
         spans = self._padding(key.size)
+        features = None if self.features is None else self.features[: key.size]
         # Whatever is kept for later steps is made now, by a step that runs.
-        self._compute(spans, key.choice)
-        replay, tokens = self._capture(lambda: self._compute(spans, key.choice))
+        self._compute(spans, key.choice, features)
+        replay, tokens = self._capture(lambda: self._compute(spans, key.choice, features))
         return DecodeGraph(spans, replay, tokens, self._padding_row)
 
     def _padding(self, size: int) -> Tensor:

@@ -87,10 +87,17 @@ def activation_bytes(
 
 
 def graph_bytes(
-    network: NetworkShape, config: RunnerConfig, *, dtype_bytes: int, block_sizes: tuple[int, ...], num_layers: int
+    network: NetworkShape,
+    config: RunnerConfig,
+    *,
+    dtype_bytes: int,
+    block_sizes: tuple[int, ...],
+    num_layers: int,
+    feature_width: int = 0,
 ) -> int:
     """Bytes that graphs of decode steps take on top: memory of their own for a step of the largest size, which they
-    share, their own block tables, masks for each token, and what the driver keeps of each launch.
+    share, their own block tables, masks for each token, what a drafter reads of each, and what the driver keeps of each
+    launch.
 
     Args:
         network: Shape of the network.
@@ -98,6 +105,7 @@ def graph_bytes(
         dtype_bytes: Of an activation's element.
         block_sizes: Block size of each KV cache group.
         num_layers: Of the network.
+        feature_width: Elements that a drafter reads of each token's hidden states.
     """
     sizes = config.graph_sizes
     if not sizes:
@@ -109,7 +117,9 @@ def graph_bytes(
     tables = sum(4 * max(sizes) * -(-config.row_len // size) for size in block_sizes)
     launches = GRAPHS_PER_SIZE * len(sizes) * (LAUNCHES_PER_LAYER * num_layers + LAUNCHES_BESIDE) * LAUNCH_BYTES
     masks = max(sizes) * -(-network.vocab_size // 32) * 4
-    return step + tables + masks + launches
+    # Once in the network, side by side, and once where the drafter finds them.
+    features = 3 * max(sizes) * feature_width * dtype_bytes
+    return step + tables + masks + features + launches
 
 
 def row_bytes(config: RunnerConfig, *, block_sizes: tuple[int, ...], encoder_blocks: int = 0) -> int:

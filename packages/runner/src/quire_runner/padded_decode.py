@@ -28,6 +28,7 @@ class DecodeNetwork(Protocol):
     """What is asked of a network here."""
 
     def forward(self, batch: ForwardBatch) -> Tensor: ...
+    def forward_with_features(self, batch: ForwardBatch, layers: tuple[int, ...]) -> tuple[Tensor, Tensor]: ...
     def compute_logits(self, hidden: Tensor) -> Tensor: ...
     def most_likely(self, hidden: Tensor) -> tuple[Tensor, Tensor]: ...
 
@@ -43,6 +44,8 @@ class PaddedDecode:
         layers: What every batch has.
         longest: Tokens of the longest sequence that there may be.
         most: Entries of the largest step.
+        feature_layers: Layers of the network whose input a drafter reads (`RowDrafter.feature_layers`); where there are
+            none, features are the hidden states.
     """
 
     def __init__(
@@ -54,6 +57,7 @@ class PaddedDecode:
         layers: Layers,
         longest: int,
         most: int,
+        feature_layers: tuple[int, ...] = (),
     ) -> None:
         self._network = network
         self._rows = rows
@@ -61,6 +65,7 @@ class PaddedDecode:
         self._sampler = sampler
         self._layers = layers
         self._longest = longest
+        self._feature_layers = feature_layers
         self.choices: tuple[Choice, ...] = (Choice.MOST_LIKELY,)
         """What this can be asked for."""
         if sampler.draws_in_one_call:
@@ -71,12 +76,12 @@ class PaddedDecode:
         """[most, W] the masks that entries may have (`TokenMasks.bitmask`), to be written before a step; the same
         memory for every step."""
 
-    def __call__(self, spans: Tensor, choice: Choice) -> tuple[Tensor, Tensor]:
+    def __call__(self, spans: Tensor, choice: Choice, features: Tensor | None) -> tuple[Tensor, Tensor]:
         """See `ComputeStep`."""
         rows, size = self._rows, spans.shape[1]
         inputs = self._decode_inputs(rows.token_ids, rows.row_tables, spans[:4])
         batch = make_batch(inputs, rows, self._layers, [1] * size, [self._longest] * size)  # lengths: a bound
-        hidden = self._network.forward(batch)
+        hidden = self._hidden(batch, features)
         if choice is Choice.MOST_LIKELY:
             token_ids, peaks = self._network.most_likely(hidden)
         elif choice is Choice.DRAWN:
@@ -90,6 +95,17 @@ class PaddedDecode:
         places = torch.add(spans[2], spans[0], alpha=rows.row_len)
         rows.token_ids.view(-1).index_copy_(0, places, token_ids.to(torch.int32))
         return token_ids, peaks
+
+    def _hidden(self, batch: ForwardBatch, features: Tensor | None) -> Tensor:
+        """Hidden states [P, hidden_size]; what a drafter reads is put where it finds it."""
+        if features is None:
+            return self._network.forward(batch)
+        if self._feature_layers:
+            hidden, found = self._network.forward_with_features(batch, self._feature_layers)
+        else:
+            hidden = found = self._network.forward(batch)
+        features.copy_(found)
+        return hidden
 
     def rehearse_prompt(self, step_inputs: OpFunction, query_lens: list[int], num_computed: int) -> None:
         """Run a step of sequences, all of them padding, with every kernel that a prompt needs.

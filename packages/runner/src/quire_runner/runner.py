@@ -142,7 +142,6 @@ class ModelRunner:
         chosen = (op_table().choose(name, OpRequest(device=self._device.type))[0] for name in SAMPLING_OPS)
         self._sampler = Sampler(state, *(None if each.name == "reference" else each.function for each in chosen))
         self._decode = network.bind_decode(self._rows.for_decode(self._group_of_layer, self._kv_caches))
-        self._graphs = None if capture is None else self._make_graphs(network, capture)
         proposes: RowDrafter | None = None if drafter is None else TextDrafting(drafter, self._rows)
         if draft_network is not None:
             target = cast(QuireNetwork, network)
@@ -150,6 +149,7 @@ class ModelRunner:
         self._drafting: PacedDrafting | None = None
         if proposes is not None:
             self._drafting = PacedDrafting(proposes, draft_controller, self._rows, config, vocab_size)
+        self._graphs = None if capture is None else self._make_graphs(network, capture)
         self._on_logits = on_logits
         self._transfers = None if make_transfer_worker is None else make_transfer_worker(BlockBytes(plan, caches))
 
@@ -305,7 +305,13 @@ class ModelRunner:
         layers = Layers(self._group_of_layer, self._kv_caches, self._states)
         longest = self._config.max_model_len
         sizes = self._config.graph_sizes
-        self._padded = PaddedDecode(network, self._rows, decode_inputs, self._sampler, layers, longest, max(sizes))
+        target = cast(QuireNetwork, network)
+        read, features = tuple[int, ...](), None
+        if self._drafting is not None and self._wants_features:
+            read = self._drafting.drafter.feature_layers
+            shape = (max(sizes), max(1, len(read)) * target.config.hidden_size)
+            features = torch.zeros(shape, dtype=target.dtype, device=self._device)
+        self._padded = PaddedDecode(target, self._rows, decode_inputs, self._sampler, layers, longest, max(sizes), read)
         return DecodeGraphs(
             self._padded,
             sizes,
@@ -313,6 +319,7 @@ class ModelRunner:
             padding_row=self._config.max_num_seqs,
             device=self._device,
             capture=capture,
+            features=features,
             # What adapters change in the network belongs to the thread that runs steps; a CPU has no time beside them.
             in_background=self._adapters is None and self._device.type == "cuda",
         )
@@ -334,11 +341,13 @@ class ModelRunner:
         if network is None:
             raise RuntimeError("the runner is closed")
         drafts = self._present_drafter is not None
-        is_single = (self._decode is not None or self._graphs is not None) and self._is_single(output)
+        # What decodes in one call gives no features.
+        decode = None if drafts and self._wants_features else self._decode
+        is_single = (decode is not None or self._graphs is not None) and self._is_single(output)
         is_plain = is_single and self._is_plain(output)
         plan = None if is_plain and not drafts else plan_step(output, self._rows)
-        if self._decode is not None and is_plain:
-            whole = whole_decode(self._decode, output, self._grammars, drafts_follow=drafts)
+        if decode is not None and is_plain:
+            whole = whole_decode(decode, output, self._grammars, drafts_follow=drafts)
             if whole is not None:
                 left = self._left_grammars(*whole)
                 return left if plan is None else Known(self._with_drafts(output, plan, None, whole[0]))
@@ -346,9 +355,10 @@ class ModelRunner:
         if self._graphs is not None and (is_single or self._is_verifying(output)):
             replayed = self._replay(self._graphs, output, plan, drafts_follow=drafts)
             if replayed is not None:
-                return Known(self._with_drafts(output, plan, None, replayed())) if drafts else replayed
-        if self._decode is not None and is_single and not is_plain:
-            logits = self._decode.logits(output.rows, output.num_computed_tokens)
+                features = self._graphs.features
+                return Known(self._with_drafts(output, plan, features, replayed())) if drafts else replayed
+        if decode is not None and is_single and not is_plain:
+            logits = decode.logits(output.rows, output.num_computed_tokens)
             if logits is not None:
                 result = _empty_result(output, drafts_follow=drafts)
                 read = self._take(output, plan, *self._sample_logits(output, plan, output.rows, logits), result)
@@ -416,6 +426,11 @@ class ModelRunner:
         return hidden, hidden if drafter is not None and drafter.wants_hidden else None
 
     @property
+    def _wants_features(self) -> bool:
+        """Whether the drafter, if it is asked, reads features."""
+        return self._drafting is not None and self._drafting.drafter.wants_features
+
+    @property
     def _present_drafter(self) -> RowDrafter | None:
         """The drafter, if it is asked behind the present step."""
         return None if self._drafting is None else self._drafting.present
@@ -460,7 +475,6 @@ class ModelRunner:
         """Whether logits behind every entry are all that is wanted of the step."""
         return (
             all(output.samples)
-            and (self._present_drafter is None or not self._present_drafter.wants_features)
             and not self._rows.prompt_logprobs
             and not (
                 self._adapters is not None and self._adapters.changes_vocabulary(self._rows.lora_slots[output.rows])
