@@ -88,9 +88,11 @@ struct Activations {
     float* sums_of(int64_t tile, int half, int64_t of) const { return sums + ((tile * 2 + half) * (cols / 32) + of) * kTile; }
 };
 
+constexpr int64_t kFewPairTokens = 8;  // for which there are products of pairs, but no tiles of tokens
+
 // What the activations must be for weights of a coding.
 template <typename T>
-Form form_for(int64_t cols, Coding coding) {
+Form form_for(int64_t tokens, int64_t cols, Coding coding) {
 #ifdef QUIRE_VNNI
     if (std::is_same_v<T, BFloat16> && coding == Coding::group_int4 && cols % kLanes == 0) return Form::bytes;
 #endif
@@ -102,16 +104,16 @@ Form form_for(int64_t cols, Coding coding) {
             return pairs ? Form::pairs : Form::quads;
     }
 #endif
-    (void)cols;
+    (void)tokens;
     if (coding == Coding::w8a8) return Form::words;
     if (!std::is_same_v<T, BFloat16>) return Form::rows;
-#if defined(__AVX512BF16__)
-    constexpr Form kPlain = Form::bf16_rows, kInBytes = Form::bf16_rows;
-#else
-    constexpr Form kPlain = Form::split_rows, kInBytes = Form::rows;
-#endif
     if (coding == Coding::int8) return Form::words;
-    return coding == Coding::plain ? kPlain : coding == Coding::group_int4 ? Form::rows : kInBytes;
+    constexpr Form kInBytes = kPairProducts ? Form::bf16_rows : Form::rows;
+    if (coding == Coding::plain) {
+        if (!kPairProducts || cols % 32 != 0) return Form::split_rows;
+        return tokens <= kFewPairTokens ? Form::bf16_rows : Form::pairs;
+    }
+    return coding == Coding::group_int4 ? Form::rows : kInBytes;
 }
 
 // Where a layer's activations keep their memory.
@@ -127,7 +129,7 @@ Activations make_activations(int64_t tokens, int64_t cols, Coding coding, Activa
     x.step = step;
     x.tokens = tokens;
     x.cols = cols;
-    x.form = form_for<T>(cols, coding);
+    x.form = form_for<T>(tokens, cols, coding);
     x.data = buffers.data.get<char>(x.bytes());
     x.clear_ends();
     if (!x.takes_whole_tokens()) return x;
@@ -296,7 +298,7 @@ inline void split_row(const BFloat16* from, int64_t cols, float* to) {
 // rows: where each token is, null where there is none.
 template <typename T>
 void set_tile(const Activations& x, int64_t tile, const T* const rows[kTile], int64_t first_col, int64_t num_cols) {
-#ifdef QUIRE_AMX
+#if defined(__AVX512BF16__)
     if constexpr (std::is_same_v<T, BFloat16>) {
         if (x.form == Form::pairs) {
             const BFloat16* shifted[kTile];
@@ -304,6 +306,10 @@ void set_tile(const Activations& x, int64_t tile, const T* const rows[kTile], in
             interleave_pairs(shifted, num_cols, x.pairs(tile) + first_col * 8);
             return;
         }
+    }
+#endif
+#ifdef QUIRE_AMX
+    if constexpr (std::is_same_v<T, BFloat16>) {
         if (x.form == Form::quads) {
             set_quads(x, tile, rows);
             return;

@@ -124,7 +124,7 @@ struct Partials {
     }
 };
 
-// The tasks of a step in the order in which they are taken. Each thread has its own, and asks for later and later ones.
+// The tasks of a step in the order in which they are taken. Each thread has its own, and asks for later ones mostly.
 template <typename T>
 class AttentionTasks {
 public:
@@ -138,6 +138,7 @@ public:
 
     int64_t count() const { return count_; }
     AttentionTask at(int64_t i) {
+        if (i < begin_) place_ = 0, begin_ = 0;
         while (i >= begin_ + tasks_of(a_.order[place_])) begin_ += tasks_of(a_.order[place_++]);
         const int sequence = a_.order[place_], within = static_cast<int>(i - begin_);
         const Span segments = segments_of(sequence);
@@ -287,7 +288,7 @@ void attention(const Attention<T>& a, AttentionScratch& scratch, Claimer& claime
         shared.get<float>(tasks.count() * partials.size());
         partials.data = shared.get<float>(0);
     }
-    int64_t i = claimer.first();
+    int64_t i = claimer.first(tasks.count());
     AttentionTask task = i < tasks.count() ? tasks.at(i) : AttentionTask{};
     while (i < tasks.count()) {
         const int64_t following = claimer.next();

@@ -97,7 +97,7 @@ protected:
         Floats most = splat(*of.top);
         for (int t = 0; t < kPiece; t += kLanes) {
             const Floats score = load(weights + t);
-            most = (score > most) | (score != score) ? score : most;
+            most = ((score > most) | (score != score)) ? score : most;
         }
         float highest = *of.top;
         for (int i = 0; i < kLanes; ++i) highest = most[i] > highest || most[i] != most[i] ? most[i] : highest;

@@ -106,7 +106,7 @@ public:
 #pragma omp parallel
         {
             static thread_local Thread mine;
-            const HeldTiles tiles(form_for<T>(64, Coding::plain) == Form::pairs);
+            const HeldTiles tiles(form_for<T>(kTile, 64, Coding::plain) == Form::pairs);
             Claimer claimer(claims);
             for (size_t i = 0; i < layers.size(); ++i) {
                 const Layer<T>* next = i + 1 < layers.size() ? &layers[i + 1] : nullptr;

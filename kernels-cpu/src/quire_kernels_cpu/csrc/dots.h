@@ -16,9 +16,7 @@ constexpr int kDotRows = 4;  // for one or two tokens, so that memory is read in
 // For more, eight rows meet some tokens while those are in the first-level cache, as many at a time as have sums that fit the
 // registers.
 constexpr int kBlockRows = 8;
-#if defined(__AVX512BF16__)
-constexpr int kManyRows = 4, kManyTokens = 6;
-#elif defined(__AVX2__) && !defined(__AVX512F__)
+#if defined(__AVX2__) && !defined(__AVX512F__)
 constexpr int kManyRows = 2, kManyTokens = 5;
 #else
 constexpr int kManyRows = 4, kManyTokens = 4;
@@ -45,29 +43,6 @@ struct SplitDot : FloatDot<BFloat16> {
 
     static Floats widened_part(const BFloat16* from, int part) { return part ? odd_numbers(from) : even_numbers(from); }
 };
-
-#if defined(__AVX512BF16__)
-// Products of pairs of bfloat16, added to what a lane has, each rounded to nearest even; numbers below the normal ones count
-// as zeros, as in AMX.
-struct PairDot {
-    using Weight = BFloat16;
-    using Number = BFloat16;
-    using Vector = Shorts;
-    using Sum = Floats;
-    static constexpr int kVectors = 1, kStep = 2 * kLanes, kPiece = 1024;
-
-    static const Number* token(const Activations& x, int64_t t) { return x.bf16_row(t); }
-    static Vector widened_part(const BFloat16* from, int) {
-        Vector pairs;
-        std::memcpy(&pairs, from, sizeof pairs);
-        return pairs;
-    }
-    static Sum add(Sum sum, Vector a, Vector b) {
-        return (Floats)_mm512_dpbf16_ps((__m512)sum, (__m512bh)a, (__m512bh)b);
-    }
-    static Floats to_floats(Sum sum) { return sum; }
-};
-#endif
 
 // Int8 against whole numbers of 16 bits, exact within a piece.
 struct WholeDot {
@@ -133,26 +108,40 @@ __attribute__((always_inline)) inline void dot_step(const typename Dot::Weight* 
     }
 }
 
-// Lines of kRows rows to come, the same of each, asked for while others multiply: a processor waits for the first of too
-// many at once.
-template <int kRows>
+// Memory to come, asked for in its order while others multiply, some lines with every product: a processor waits for the
+// first of too many at once, and reads one run faster than the runs of rows that are multiplied side by side.
 struct LinesAhead {
-    const char* at[kRows] = {};
+    const char* at = nullptr;
     int64_t count = 0;
+
+    LinesAhead() = default;
+    LinesAhead(const Half& half, int64_t row_bytes) : at(half.data), count(half.count * row_bytes / 64) {}
+    LinesAhead of_part(int64_t part, int64_t parts) const { return between(part, part + 1, parts); }
+    // Those that belong to parts [begin, end) of `parts`.
+    LinesAhead between(int64_t begin, int64_t end, int64_t parts) const {
+        LinesAhead lines;
+        lines.at = at + count * begin / parts * 64;
+        lines.count = count * end / parts - count * begin / parts;
+        return lines;
+    }
 };
 
 // take(row, token, lanes) for each of kRows rows times kTokens tokens over one piece.
 template <typename Dot, int kRows, int kTokens, typename Take>
 __attribute__((always_inline)) inline void dot_piece(const typename Dot::Weight* const rows[kRows],
                                                      const typename Dot::Number* const tokens[kTokens], int64_t cols,
-                                                     const LinesAhead<kRows>& ahead, const Take& take) {
+                                                     const LinesAhead& ahead, const Take& take) {
     typename Dot::Sum sums[kRows][kTokens] = {};
-    const int64_t whole = cols / Dot::kStep * Dot::kStep;
+    const int64_t steps = cols / Dot::kStep, whole = steps * Dot::kStep;
     int64_t k = 0;
     if (ahead.count) {
-        const int64_t between = (whole / Dot::kStep + ahead.count - 1) / ahead.count * Dot::kStep;
-        for (int64_t line = 0; line < ahead.count; ++line) {
-            for (int i = 0; i < kRows; ++i) __builtin_prefetch(ahead.at[i] + line * 64, 0, 2);
+        // So many lines after every few steps.
+        const int64_t between = std::max<int64_t>(1, steps / ahead.count) * Dot::kStep;
+        const int64_t together = (ahead.count * between + whole - 1) / std::max<int64_t>(whole, 1);
+        const char* const stop = ahead.at + ahead.count * 64;
+        for (const char* line = ahead.at; line < stop;) {
+            for (const char* end = std::min(line + together * 64, stop); line < end; line += 64)
+                __builtin_prefetch(line, 0, 2);
             for (const int64_t end = std::min(k + between, whole); k < end; k += Dot::kStep)
                 dot_step<Dot, kRows, kTokens, true>(rows, tokens, k, 0, sums);
         }
@@ -176,17 +165,20 @@ inline const Weight* row_of(const Half& half, int i, int64_t cols, int64_t begin
     return reinterpret_cast<const Weight*>(half.data) + std::min(dot_row(i), half.count - 1) * cols + begin;
 }
 
-// One half against kTokens tokens, from token `first` on, whose sums begin at sums[0].
+// One half against kTokens tokens, from token `first` on, whose sums begin at sums[0]; next: what will be read then.
 template <typename Dot, int kTokens>
-void few_dots(const Half& half, int64_t cols, const Activations& x, int64_t first, int h, Sums* sums) {
+void few_dots(const Half& half, const Half& next, int64_t cols, const Activations& x, int64_t first, int h, Sums* sums) {
+    const LinesAhead lines(next, cols * sizeof(typename Dot::Weight));
+    const int64_t pieces = (cols + Dot::kPiece - 1) / Dot::kPiece, parts = kTile / kDotRows * pieces;
     for (int row = 0; row < std::min(kDotRows * half.count, kTile); row += kDotRows) {
         Floats total[kDotRows][kTokens] = {};
         for (int64_t begin = 0; begin < cols; begin += Dot::kPiece) {
+            const LinesAhead ahead = lines.of_part(row / kDotRows * pieces + begin / Dot::kPiece, parts);
             const typename Dot::Weight* rows[kDotRows];
             for (int i = 0; i < kDotRows; ++i) rows[i] = row_of<typename Dot::Weight>(half, row + i, cols, begin);
             const typename Dot::Number* tokens[kTokens];
             for (int t = 0; t < kTokens; ++t) tokens[t] = Dot::token(x, first + t) + begin;
-            dot_piece<Dot, kDotRows, kTokens>(rows, tokens, std::min<int64_t>(Dot::kPiece, cols - begin), {},
+            dot_piece<Dot, kDotRows, kTokens>(rows, tokens, std::min<int64_t>(Dot::kPiece, cols - begin), ahead,
                                               [&](int i, int t, Floats lanes) { total[i][t] += lanes; });
         }
         for (int t = 0; t < kTokens; ++t) {
@@ -225,26 +217,22 @@ void many_dots(const Half& half, const Half& next, int64_t cols, const Activatio
     using Weight = typename Dot::Weight;
     const int64_t stride = (count + 3) / 4 * 4;
     Floats* const totals = buffer.get<Floats>(stride * kBlockRows);  // [kBlockRows][stride]
+    const LinesAhead lines(next, cols * sizeof(Weight));
+    const int64_t pieces = (cols + Dot::kPiece - 1) / Dot::kPiece, parts = kTile / kBlockRows * pieces;
     for (int block = 0; block < std::min(kDotRows * half.count, kTile); block += kBlockRows) {
         for (int64_t begin = 0; begin < cols; begin += Dot::kPiece) {
             const int64_t width = std::min<int64_t>(Dot::kPiece, cols - begin);
-            const int64_t lines = next.count ? width * static_cast<int64_t>(sizeof(Weight)) / 64 : 0;
-            const Weight *rows[kBlockRows], *fetched[kBlockRows];
-            for (int i = 0; i < kBlockRows; ++i) {
-                rows[i] = row_of<Weight>(half, block + i, cols, begin);
-                fetched[i] = next.count ? row_of<Weight>(next, block + i, cols, begin) : nullptr;
-            }
+            const LinesAhead of_piece = lines.of_part(block / kBlockRows * pieces + begin / Dot::kPiece, parts);
+            const Weight* rows[kBlockRows];
+            for (int i = 0; i < kBlockRows; ++i) rows[i] = row_of<Weight>(half, block + i, cols, begin);
             for_tokens<kManyTokens>(count, [&](int64_t token, auto together) {
                 constexpr int kTokens = decltype(together)::value;
                 const typename Dot::Number* tokens[kTokens];
                 for (int t = 0; t < kTokens; ++t) tokens[t] = Dot::token(x, first + token + t) + begin;
-                // Each of the groups of tokens fetches its share.
-                const int64_t first_line = lines * token / count;
-                LinesAhead<kManyRows> ahead;
-                ahead.count = lines * (token + kTokens) / count - first_line;
                 for (int row = 0; row < kBlockRows; row += kManyRows) {
-                    for (int i = 0; i < kManyRows; ++i)
-                        ahead.at[i] = reinterpret_cast<const char*>(fetched[row + i]) + first_line * 64;
+                    // Each of the groups of tokens fetches its share, about as much with each row.
+                    const int64_t at = token * kBlockRows + row * kTokens, part = kManyRows * kTokens;
+                    const LinesAhead ahead = of_piece.between(at, at + part, count * kBlockRows);
                     dot_piece<Dot, kManyRows, kTokens>(rows + row, tokens, width, ahead, [&](int i, int t, Floats lanes) {
                         Floats& total = totals[(row + i) * stride + token + t];
                         total = (begin == 0 ? Floats{} : total) + lanes;
@@ -264,12 +252,13 @@ void dot_strip(const Half half[2], const Half next[2], int64_t cols, const Activ
                Buffer& buffer, Sums* sums) {
     const int64_t begin = first * kTile, count = std::min(x.tokens, last * kTile) - begin;
     for (int h = 0; h < 2; ++h) {
+        const Half& then = h == 0 && half[1].count ? half[1] : next[0];
         if (count == 1) {
-            few_dots<Dot, 1>(half[h], cols, x, begin, h, sums);
+            few_dots<Dot, 1>(half[h], then, cols, x, begin, h, sums);
         } else if (count == 2) {
-            few_dots<Dot, 2>(half[h], cols, x, begin, h, sums);
+            few_dots<Dot, 2>(half[h], then, cols, x, begin, h, sums);
         } else {
-            many_dots<Dot>(half[h], next[h], cols, x, begin, count, h, buffer, sums);
+            many_dots<Dot>(half[h], then, cols, x, begin, count, h, buffer, sums);
         }
     }
 }
@@ -291,11 +280,7 @@ void dots(Coding coding, const Half half[2], const Half next[2], const Activatio
     } else if (coding == Coding::int8) {
         dot_strip<FloatDot<int8_t>>(half, next, x.cols, x, first, last, buffer, sums);
     } else if constexpr (std::is_same_v<T, BFloat16>) {
-#if defined(__AVX512BF16__)
-        dot_strip<PairDot>(half, next, x.cols, x, first, last, buffer, sums);
-#else
         dot_strip<SplitDot>(half, next, x.cols, x, first, last, buffer, sums);
-#endif
     } else {
         dot_strip<FloatDot<T>>(half, next, x.cols, x, first, last, buffer, sums);
     }

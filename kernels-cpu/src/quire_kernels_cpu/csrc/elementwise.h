@@ -110,7 +110,7 @@ struct ToActivated {
                 for (int i = 0; i < count; ++i) store_one(rows + (tile * kTile + t) * to.cols + row + i, value[i][t]);
             return;
         }
-#ifdef QUIRE_AMX
+#if defined(__AVX512BF16__)
         if (to.form == Form::pairs) {  // then rows come in whole tiles
             uint32_t* pairs = to.pairs(tile) + row / 2 * kTile;
             for (int i = 0; i < count; i += 2) {

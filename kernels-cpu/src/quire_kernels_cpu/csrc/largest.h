@@ -13,7 +13,7 @@ struct Largest {
     int32_t* ids;
 };
 
-// A value that is not a number wins and stays; among equals the first one does, and a thread sees its strips in order.
+// A value that is not a number wins and stays; among equals the first one does, though a thread may see it last.
 template <typename T>
 struct ToLargest {
     Largest found;
@@ -31,9 +31,11 @@ struct ToLargest {
                 for (int n = 0; n < count; ++n) {
                     const float factor = scale ? to_float(scale[begin + n]) : 1.0f;
                     const Floats v = load(&sums.at[h][n][t]) * factor;
-                    const Ints wins = (v > best) | (v != v);
+                    const Ints id = Ints{} + static_cast<int32_t>(begin + n), odd = v != v, best_odd = best != best;
+                    const Ints first = id < ids;
+                    const Ints wins = (odd & (~best_odd | first)) | (~best_odd & ((v > best) | ((v == best) & first)));
                     best = wins ? v : best;
-                    ids = wins ? Ints{} + static_cast<int32_t>(begin + n) : ids;
+                    ids = wins ? id : ids;
                 }
             }
             store(found.values + tile * kTile + t, best);

@@ -16,6 +16,7 @@
 #include "group_panels.h"
 #include "group_tiles.h"
 #include "groups.h"
+#include "pairs.h"
 #include "team.h"
 #include "tiles.h"
 #include "vectors.h"
@@ -30,7 +31,7 @@ constexpr int64_t kRowsRoom = 1 << 17;  // where vectors multiply, as numbers of
 
 // What a thread needs beside the stack.
 struct LinearScratch {
-    Buffer sums, parts, gathered, padding;
+    Buffer sums, parts, gathered, padding[2];
 };
 
 #ifdef QUIRE_AMX
@@ -120,18 +121,6 @@ inline TileRows gather_rows(const char* const rows[2], int64_t row_bytes, int64_
 
 constexpr int64_t kGatheredBytes = 512;
 
-// The rows of both halves; halves that are not whole are copied with zeros behind: never read past a weight's end.
-inline void find_rows(const Half half[2], int64_t row_bytes, char* padding, const char* rows[2]) {
-    for (int h = 0; h < 2; ++h) {
-        rows[h] = half[h].data;
-        if (half[h].count == kTile) continue;
-        char* copy = padding + h * kTile * row_bytes;
-        std::memset(copy, 0, kTile * row_bytes);
-        if (half[h].count > 0) std::memcpy(copy, half[h].data, half[h].count * row_bytes);
-        rows[h] = copy;
-    }
-}
-
 // Tiles [first, last) of the tokens against one strip, both in bfloat16 or in int8; sums[0] belongs to tile `first`.
 template <bool kInt8>
 inline void pairs_strip(const char* const rows[2], int64_t row_bytes, const Activations& x, int64_t first, int64_t last,
@@ -202,9 +191,8 @@ void tile_strip(const Strips<T>& strips, int matrix, int64_t row, const Half hal
         return;
     }
     const int64_t row_bytes = strips.row_bytes();
-    const bool whole = half[0].count == kTile && half[1].count == kTile;
-    const char* rows[2];
-    find_rows(half, row_bytes, whole ? nullptr : scratch.padding.get<char>(2 * kTile * row_bytes), rows);
+    const char* const rows[2] = {whole_rows(half[0], row_bytes, scratch.padding[0]),
+                                 whole_rows(half[1], row_bytes, scratch.padding[1])};
     if (quads) {
         quads_strip(rows, x, first, last, sums, ahead);
         return;
@@ -222,13 +210,15 @@ void tile_strip(const Strips<T>& strips, int matrix, int64_t row, const Half hal
 template <typename T, typename Work, typename Epilogue>
 void linear(const Strips<T>& strips, const Activations& x, LinearScratch& scratch, Work& claimer,
             Epilogue&& epilogue, const Strips<T>* following = nullptr) {
+    const bool by_pairs = strips.coding() == Coding::plain && (x.form == Form::bf16_rows || (x.form == Form::pairs && !tiles_granted));
     const int64_t row_bytes = strips.row_bytes(), num_tiles = x.tiles(), num_strips = strips.count();
     // Tokens whose form for tiles stays in the second-level cache, with int4 beside a strip that is unpacked there.
-    const int64_t room = x.form == Form::bytes ? 1 << 19 : x.tiled() ? 1 << 20 : kRowsRoom;
+    const int64_t room = x.form == Form::bytes || by_pairs ? 1 << 19 : x.tiled() ? 1 << 20 : kRowsRoom;
     const int64_t block = std::clamp<int64_t>(room / (x.cols * 2 * kTile) / 2 * 2, 2, kBlockTiles);
     const int64_t count = (num_tiles + block - 1) / block * num_strips;
     Sums* sums = scratch.sums.get<Sums>(std::min(num_tiles, block));
-    int64_t next = claimer.first();
+    const int64_t num_following = following ? following->count() : 0, after_all = claimer.first_of(num_following);
+    int64_t next = claimer.first(count);
     while (next < count) {
         const int64_t item = next;
         next = claimer.next();
@@ -239,7 +229,7 @@ void linear(const Strips<T>& strips, const Activations& x, LinearScratch& scratc
         strips.locate(item % num_strips, matrix, row);
         strips.halves(matrix, row, half);
 #ifdef QUIRE_VNNI
-        if (x.tiled()) {
+        if (x.tiled() && !by_pairs) {
             const bool quads = x.form == Form::quads, grouped = strips.coding() >= Coding::group_int4;
             const int64_t steps = grouped ? (x.cols + kGroupPiece - 1) / kGroupPiece
                                   : quads ? x.cols / 64 * (last - first)
@@ -247,8 +237,8 @@ void linear(const Strips<T>& strips, const Activations& x, LinearScratch& scratc
             Ahead ahead;
             if (next < count) {
                 ahead = strips.ahead(next % num_strips, steps);
-            } else if (following && claimer.rank() < following->count()) {
-                ahead = following->ahead(claimer.rank(), steps);
+            } else if (after_all < num_following) {
+                ahead = following->ahead(after_all, steps);
             }
             if (x.form == Form::bytes) {
                 if constexpr (std::is_same_v<T, BFloat16>)
@@ -264,10 +254,14 @@ void linear(const Strips<T>& strips, const Activations& x, LinearScratch& scratc
         Half after[2] = {};
         if (next < count) {
             strips.halves(next % num_strips, after);
-        } else if (following && claimer.rank() < following->count()) {
-            following->halves(claimer.rank(), after);
+        } else if (after_all < num_following) {
+            following->halves(after_all, after);
         }
-        if (strips.coding() < Coding::group_int4) {
+        if (by_pairs) {
+#if defined(__AVX512BF16__)
+            pair_strip(half, after, x, first, last, scratch.padding, sums);
+#endif
+        } else if (strips.coding() < Coding::group_int4) {
             dots<T>(strips.coding(), half, after, x, first, last, scratch.parts, sums);
         } else if (x.tokens <= kFewGroupTokens) {
             dot_groups(strips, matrix, row, half, x, first, sums[0]);

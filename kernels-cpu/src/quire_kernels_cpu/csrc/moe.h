@@ -28,9 +28,9 @@ struct ExpertGroup {
 // Gives `linear` one strip of its work, and afterwards names the strip that comes next.
 struct OneStrip {
     int64_t strip, num_strips, following;
-    int64_t first() { return strip; }
+    int64_t first(int64_t) { return strip; }
     int64_t next() { return strip += num_strips; }
-    int64_t rank() const { return following; }
+    int64_t first_of(int64_t) const { return following; }
 };
 
 // Epilogue: sums times scale plus bias, times the token's weight, added to the strip's outputs [tokens][32].
@@ -79,7 +79,7 @@ public:
 #pragma omp parallel
         {
             static thread_local Thread mine;
-            const HeldTiles tiles(form_for<T>(64, Coding::plain) == Form::pairs);
+            const HeldTiles tiles(form_for<T>(kTile, 64, Coding::plain) == Form::pairs);
             Claimer claimer(claims);
             gather(x, width);
             wait_for_team();
@@ -123,12 +123,11 @@ private:
     void make_room() {
         const int64_t width = experts[0].down.rows, inner = experts[0].down.cols;
         const Coding coding = experts[0].down.coding;
-        const Form form = form_for<T>(width, coding), inner_form = form_for<T>(inner, coding);
         int64_t bytes = 0, inner_bytes = 0, pairs = 0, num_sums = 0;
         num_tiles_ = 0;
         for (ExpertGroup& g : groups_) {
-            g.x = Activations{nullptr, g.count, width, form, nullptr};
-            g.inner = Activations{nullptr, g.count, inner, inner_form, nullptr};
+            g.x = Activations{nullptr, g.count, width, form_for<T>(g.count, width, coding), nullptr};
+            g.inner = Activations{nullptr, g.count, inner, form_for<T>(g.count, inner, coding), nullptr};
             g.x.int8 = g.inner.int8 = coding == Coding::w8a8;
             bytes += padded(g.x.bytes());
             inner_bytes += padded(g.inner.bytes());
@@ -196,7 +195,8 @@ private:
     void gate_and_up(Thread& mine, Claimer& claimer) {
         const int64_t strips = Strips<T>{experts[0].gate_up, 2, true}.count();
         const int64_t count = static_cast<int64_t>(groups_.size()) * strips;
-        int64_t next = claimer.first();
+        const int64_t after_all = claimer.first_of(Strips<T>{&experts[0].down, 1, false}.count());
+        int64_t next = claimer.first(count);
         while (next < count) {
             const int64_t item = next;
             next = claimer.next();
@@ -206,7 +206,7 @@ private:
             // Behind the last strip comes the first one of down.
             const Strips<T> following = next < count ? Strips<T>{after.gate_up, 2, true}
                                                      : Strips<T>{&experts[groups_[0].expert].down, 1, false};
-            OneStrip strip{item % strips, strips, next < count ? next % strips : claimer.rank()};
+            OneStrip strip{item % strips, strips, next < count ? next % strips : after_all};
             const ToActivated<T> epilogue{expert.gate_up, activation, g.inner, rows_ ? rows_ + g.begin * g.inner.cols : nullptr,
                                           limit};
             linear(Strips<T>{expert.gate_up, 2, true}, g.x, mine.linear, strip, epilogue, &following);
@@ -216,7 +216,7 @@ private:
     void down(Thread& mine, Claimer& claimer, int64_t tokens, T* out) {
         const int64_t width = experts[0].down.rows, strips = Strips<T>{&experts[0].down, 1, false}.count();
         auto* outputs = reinterpret_cast<float(*)[2 * kTile]>(mine.outputs.template get<float>(tokens * 2 * kTile));
-        int64_t next = claimer.first();
+        int64_t next = claimer.first(strips);
         while (next < strips) {
             const int64_t item = next;
             next = claimer.next();

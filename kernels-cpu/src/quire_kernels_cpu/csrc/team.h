@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <cstdlib>
 #include <new>
+#include <vector>
 
 namespace quire {
 
@@ -25,39 +26,59 @@ inline void wait_for_team() {
 #pragma omp barrier
 }
 
-// Work that threads take as they get to it, so that one whose core is busy elsewhere holds nobody up. The first thing of
-// each part is known beforehand (the thread's rank), so that its memory can be read ahead.
+// Work that threads take as they get to it, so that one whose core is busy elsewhere holds nobody up. Each has a share of its
+// own, in a row, so that it reads memory in order and not in turn with others; then it takes from the others' shares. The
+// first thing of a share is its owner's, so that its memory can be read ahead.
 //
-// A team shares one `Claims`; each thread makes its own `Claimer`. Between two parts there must be a barrier: three
+// A team shares one `Claims`; each thread makes its own `Claimer`. Between two parts there must be a barrier: three sets of
 // counters then suffice, because nobody can be more than one part behind.
 class Claims {
 public:
-    std::atomic<int64_t>& of_part(int64_t part) { return counters_[part % 3].value; }
+    Claims() : threads_(omp_get_max_threads()), counters_(3 * threads_) {}
+
+    // How many things behind the first one have been taken of a thread's share.
+    std::atomic<int64_t>& taken(int64_t part, int64_t rank) { return counters_[part % 3 * threads_ + rank].value; }
 
 private:
     struct alignas(64) Counter {
         std::atomic<int64_t> value{0};
     };
-    Counter counters_[3];
+    const int64_t threads_;
+    std::vector<Counter> counters_;
 };
 
 class Claimer {
 public:
     explicit Claimer(Claims& claims) : claims_(claims), rank_(omp_get_thread_num()), size_(omp_get_num_threads()) {}
 
-    // Begins a part: its first thing.
-    int64_t first() {
+    // Begins a part of `count` things: this thread's first one. `count` itself, here and below: none is left.
+    int64_t first(int64_t count) {
         ++part_;
-        claims_.of_part(part_ + 1).store(0, std::memory_order_relaxed);
-        return rank_;
+        count_ = count;
+        ahead_ = 0;
+        claims_.taken(part_ + 1, rank_).store(0, std::memory_order_relaxed);
+        return begin(rank_) < begin(rank_ + 1) ? begin(rank_) : next();
     }
-    int64_t next() { return size_ + claims_.of_part(part_).fetch_add(1, std::memory_order_relaxed); }
-    int64_t rank() const { return rank_; }
+    int64_t next() {
+        for (; ahead_ < size_; ++ahead_) {
+            const int64_t rank = (rank_ + ahead_) % size_;
+            const int64_t thing = begin(rank) + 1 + claims_.taken(part_, rank).fetch_add(1, std::memory_order_relaxed);
+            if (thing < begin(rank + 1)) return thing;
+        }
+        return count_;
+    }
+    // What `first` would return of `count` things; `count` if it were not this thread's own.
+    int64_t first_of(int64_t count) const {
+        const int64_t thing = count * rank_ / size_;
+        return thing < count * (rank_ + 1) / size_ ? thing : count;
+    }
 
 private:
+    int64_t begin(int64_t rank) const { return count_ * rank / size_; }
+
     Claims& claims_;
     const int64_t rank_, size_;
-    int64_t part_ = -1;
+    int64_t part_ = -1, count_ = 0, ahead_ = 0;
 };
 
 // Memory that grows and is kept: one per purpose and owner, so that a step allocates nothing.

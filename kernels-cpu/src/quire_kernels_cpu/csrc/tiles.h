@@ -6,6 +6,11 @@
 namespace quire {
 
 constexpr int kTile = 16;
+#if defined(__AVX512BF16__)
+constexpr bool kPairProducts = true;  // of bfloat16
+#else
+constexpr bool kPairProducts = false;
+#endif
 
 }  // namespace quire
 
@@ -37,22 +42,26 @@ namespace quire {
 
 inline void transpose(__m512i r[16]) {
     __m512i a[16];
+#pragma GCC unroll 16
     for (int i = 0; i < 16; i += 2) {
         a[i] = _mm512_unpacklo_epi32(r[i], r[i + 1]);
         a[i + 1] = _mm512_unpackhi_epi32(r[i], r[i + 1]);
     }
+#pragma GCC unroll 16
     for (int i = 0; i < 16; i += 4) {
         r[i] = _mm512_unpacklo_epi64(a[i], a[i + 2]);
         r[i + 1] = _mm512_unpackhi_epi64(a[i], a[i + 2]);
         r[i + 2] = _mm512_unpacklo_epi64(a[i + 1], a[i + 3]);
         r[i + 3] = _mm512_unpackhi_epi64(a[i + 1], a[i + 3]);
     }
+#pragma GCC unroll 16
     for (int i = 0; i < 4; ++i) {
         a[i] = _mm512_shuffle_i32x4(r[i], r[i + 4], 0x88);
         a[i + 4] = _mm512_shuffle_i32x4(r[i], r[i + 4], 0xdd);
         a[i + 8] = _mm512_shuffle_i32x4(r[i + 8], r[i + 12], 0x88);
         a[i + 12] = _mm512_shuffle_i32x4(r[i + 8], r[i + 12], 0xdd);
     }
+#pragma GCC unroll 16
     for (int i = 0; i < 4; ++i) {
         r[i] = _mm512_shuffle_i32x4(a[i], a[i + 8], 0x88);
         r[i + 4] = _mm512_shuffle_i32x4(a[i + 4], a[i + 12], 0x88);
@@ -67,6 +76,17 @@ inline __m512i pair_up(__m512 low, __m512 high) {
     const __m512i order = _mm512_set_epi16(31, 15, 30, 14, 29, 13, 28, 12, 27, 11, 26, 10, 25, 9, 24, 8, 23, 7, 22, 6, 21,
                                            5, 20, 4, 19, 3, 18, 2, 17, 1, 16, 0);
     return _mm512_permutexvar_epi16(order, (__m512i)_mm512_cvtne2ps_pbh(high, low));
+}
+
+// 16 rows of bfloat16 (null rows count as zeros) -> pairs: to[k / 2][row] holds elements k and k + 1 of the row.
+// AMX takes its second operand in this form. cols: a multiple of 32.
+inline void interleave_pairs(const BFloat16* const rows[16], int64_t cols, uint32_t* to) {
+    for (int64_t k = 0; k < cols; k += 32) {
+        __m512i r[16];
+        for (int i = 0; i < 16; ++i) r[i] = rows[i] ? _mm512_loadu_si512(rows[i] + k) : _mm512_setzero_si512();
+        transpose(r);
+        for (int i = 0; i < 16; ++i) _mm512_storeu_si512(to + k * 8 + i * 16, r[i]);
+    }
 }
 #endif
 
@@ -112,17 +132,6 @@ public:
 private:
     const bool held_;
 };
-
-// 16 rows of bfloat16 (null rows count as zeros) -> pairs: to[k / 2][row] holds elements k and k + 1 of the row.
-// This is the form in which AMX takes its second operand. cols: a multiple of 32.
-inline void interleave_pairs(const BFloat16* const rows[16], int64_t cols, uint32_t* to) {
-    for (int64_t k = 0; k < cols; k += 32) {
-        __m512i r[16];
-        for (int i = 0; i < 16; ++i) r[i] = rows[i] ? _mm512_loadu_si512(rows[i] + k) : _mm512_setzero_si512();
-        transpose(r);
-        for (int i = 0; i < 16; ++i) _mm512_storeu_si512(to + k * 8 + i * 16, r[i]);
-    }
-}
 
 }  // namespace quire
 #else

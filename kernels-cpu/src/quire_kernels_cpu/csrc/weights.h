@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cstdint>
 
+#include "team.h"
 #include "tiles.h"
 #include "vectors.h"
 
@@ -44,6 +45,15 @@ struct Half {
     const char* data;
     int count;
 };
+
+// The rows of a half; one that is not whole is copied with zeros behind: never read past a weight's end.
+inline const char* whole_rows(const Half& half, int64_t row_bytes, Buffer& padding) {
+    if (half.count == kTile) return half.data;
+    char* const copy = padding.get<char>(kTile * row_bytes);
+    std::memset(copy, 0, kTile * row_bytes);
+    if (half.count > 0) std::memcpy(copy, half.data, half.count * row_bytes);
+    return copy;
+}
 
 // Sums of one strip against one tile of tokens: [2][16 outputs][16 tokens].
 struct alignas(64) Sums {
@@ -129,17 +139,15 @@ struct Strips {
         return Ahead(half, row_bytes(), steps);
     }
     void fetch_scales(int matrix, int64_t row, const Half half[2]) const {
-#if defined(__x86_64__)
         for (int h = 0; h < 2; ++h) {
             const Matrix<T>& m = matrix_of(matrix, h);
             if (!m.grouped() || half[h].count == 0) continue;
             const int64_t at = row_of(row, h) * m.num_groups(), count = m.num_groups() * kTile;
             const int64_t size = m.wide_scale ? 4 : sizeof(T);
             const char* scale = static_cast<const char*>(m.group_scale) + at * size;
-            for (int64_t i = 0; i < count * size; i += 64) _mm_prefetch(scale + i, _MM_HINT_T0);
-            for (int64_t i = 0; m.group_zero && i < count; i += 32) _mm_prefetch(m.group_zero + at + i, _MM_HINT_T0);
+            for (int64_t i = 0; i < count * size; i += 64) __builtin_prefetch(scale + i, 0, 3);
+            for (int64_t i = 0; m.group_zero && i < count; i += 32) __builtin_prefetch(m.group_zero + at + i, 0, 3);
         }
-#endif
     }
 };
 
