@@ -7,6 +7,7 @@ environment of their own, to prove that a package works with nothing but what it
 from __future__ import annotations
 
 import os
+import runpy
 import shutil
 import sys
 import tomllib
@@ -129,13 +130,11 @@ def kernels_cpu_aarch64(session: nox.Session) -> None:
         )
     folder, program = ROOT / "kernels-cpu", Path(session.create_tmp()) / "check_kernels"
     sources = [folder / "src/quire_kernels_cpu/csrc/kernels.cpp", folder / "tests/check_kernels.cpp"]
-    # As in hatch_build.py.
-    flags = ["-O3", "-std=c++17", "-fopenmp", "-fno-math-errno", "-fno-trapping-math", "-Wno-psabi"]
-    builds = {"neon": ["-march=armv8-a"], "sve": ["-march=armv8.2-a+sve", "-msve-vector-bits=256"]}
-    for build, target in builds.items():
+    recipe = runpy.run_path(str(folder / "src/quire_kernels_cpu/compilation.py"))
+    for build, target in recipe["AARCH64_BUILDS"].items():
         session.log(f"the build {build}")
-        command = [compiler, *flags, *target, "-Wall", "-Wextra", "-Werror", *map(str, sources), "-o", str(program)]
-        session.run(*command, external=True)
+        flags = [*recipe["FLAGS"], *target, "-Wall", "-Wextra", "-Werror"]
+        session.run(compiler, *flags, *map(str, sources), "-o", str(program), external=True)
         # The emulator's processor with vectors of 256 bits: 2 times 128.
         processor = [emulator, "-cpu", "max,sve-max-vq=2", "-L", "/usr/aarch64-linux-gnu"]
         session.run(*processor, str(program), env={"OMP_NUM_THREADS": "2", "OMP_WAIT_POLICY": "passive"}, external=True)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import platform
+import runpy
 import shutil
 import subprocess
 from concurrent.futures import ThreadPoolExecutor
@@ -16,19 +17,14 @@ from typing import Any
 
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
-AVX512 = ["-march=x86-64-v4", "-mprefer-vector-width=512"]
-AVX512_BF16 = [*AVX512, "-mavx512bf16", "-mavx512vnni"]
-BUILDS = {
-    "avx2": ["-march=x86-64-v3"],
-    "avx512": AVX512,
-    "avx512bf16": AVX512_BF16,
-    "amx": [*AVX512_BF16, "-mamx-tile", "-mamx-bf16", "-mamx-int8"],
+FOLDER = Path(__file__).parent / "src" / "quire_kernels_cpu"
+RECIPE = runpy.run_path(str(FOLDER / "compilation.py"))
+ARCHITECTURES = {
+    "x86_64": RECIPE["BUILDS"],
+    "AMD64": RECIPE["BUILDS"],
+    "aarch64": RECIPE["AARCH64_BUILDS"],
+    "arm64": RECIPE["AARCH64_BUILDS"],
 }
-AARCH64_BUILDS = {"neon": ["-march=armv8-a"], "sve": ["-march=armv8.2-a+sve", "-msve-vector-bits=256"]}
-ARCHITECTURES = {"x86_64": BUILDS, "AMD64": BUILDS, "aarch64": AARCH64_BUILDS, "arm64": AARCH64_BUILDS}
-# OpenMP's symbols are left open on purpose: they resolve to the runtime that torch has loaded, so that there is one
-# pool of threads and not two. The two warnings are about gcc 12's own headers.
-COMPILE = ["-O3", "-std=c++17", "-fPIC", "-fopenmp", "-fno-math-errno", "-fno-trapping-math", "-Wno-psabi", "-c"]
 
 
 class CompileKernels(BuildHookInterface):  # type: ignore[type-arg]
@@ -37,7 +33,6 @@ class CompileKernels(BuildHookInterface):  # type: ignore[type-arg]
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
         if self.target_name != "wheel":
             return
-        folder = Path(self.root) / "src" / "quire_kernels_cpu"
         compiler = os.environ.get("CXX") or shutil.which("g++") or shutil.which("clang++")
         builds = ARCHITECTURES.get(platform.machine())
         if builds is None or platform.system() != "Linux":
@@ -51,17 +46,18 @@ class CompileKernels(BuildHookInterface):  # type: ignore[type-arg]
                 "torch serves; install one and install this package again"
             )
             return
-        sources = sorted((folder / "csrc").iterdir())
-        newest = max(source.stat().st_mtime for source in sources)
+        sources = RECIPE["sources_hash"](FOLDER / "csrc")
+        recipe_s = (FOLDER / "compilation.py").stat().st_mtime
 
         def compile_build(name: str) -> None:
-            built = folder / f"kernels_{name}.so"
-            if built.exists() and built.stat().st_mtime >= newest:
+            built = FOLDER / f"kernels_{name}.so"
+            if built.exists() and built.stat().st_mtime >= recipe_s and sources.encode() in built.read_bytes():
                 return
             obj = built.with_suffix(".o")
-            source = str(folder / "csrc" / "kernels.cpp")
+            source = str(FOLDER / "csrc" / "kernels.cpp")
+            flags = [*RECIPE["COMPILE"], *builds[name], RECIPE["sources_define"](FOLDER / "csrc")]
             try:
-                subprocess.run([compiler, *COMPILE, *builds[name], source, "-o", str(obj)], check=True)
+                subprocess.run([compiler, *flags, source, "-o", str(obj)], check=True)
                 subprocess.run([compiler, "-shared", str(obj), "-o", str(built)], check=True)
             except (OSError, subprocess.CalledProcessError) as error:
                 self.app.display_warning(f"quire-kernels-cpu: the {name} build failed: {error}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import subprocess
@@ -11,9 +12,11 @@ from pathlib import Path
 import pytest
 
 from quire_interfaces import ConfigError
-from quire_kernels_cpu.builds import ENVIRONMENT, build_name
+from quire_kernels_cpu.builds import ENVIRONMENT, build_name, unavailable
+from quire_kernels_cpu.compilation import sources_hash
 
 FOLDER = Path(__file__).parent
+PACKAGE = FOLDER.parent / "src" / "quire_kernels_cpu"
 README = FOLDER.parent / "README.md"
 
 
@@ -37,6 +40,51 @@ def test_without_kernels_torch_serves_and_the_report_says_why(monkeypatch: pytes
     served = dict(line.split(" ", 1) for line in run.stdout.splitlines())
     assert served["linear"].startswith("torch QUIRE_CPU_KERNELS=none")
     assert served["decoder_stack"].startswith("reference ")
+
+
+@pytest.mark.skipif(unavailable() is not None, reason="needs a build that serves")
+def test_a_build_of_other_sources_is_not_called(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may know other arguments than this Python gives it. Torch serves, and the report says why and what to do."""
+    copy, name = tmp_path / "quire_kernels_cpu", f"kernels_{build_name()}.so"
+    shutil.copytree(PACKAGE, copy, ignore=shutil.ignore_patterns("*.so", "__pycache__"))
+    shutil.copy(PACKAGE / name, copy)
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
+    assert _linear_served(copy) == "cpu None"
+    with (copy / "csrc" / "kernels.h").open("a") as source:
+        source.write("// another\n")
+    served = _linear_served(copy)
+    assert served.startswith(f"torch was compiled from other sources than those in {copy / 'csrc'}: install ")
+    assert "uv sync" in served
+    code = "import torch\nfrom quire_kernels_cpu.builds import library\nlibrary()"
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert "ConfigError: quire-kernels-cpu was compiled from other sources" in run.stderr
+    shutil.rmtree(copy / "csrc")  # a package may come without what it was compiled from
+    assert _linear_served(copy) == "cpu None"
+
+
+def _linear_served(package: Path) -> str:
+    """What serves the op, and why the kernels do not, where they are loaded from `package`."""
+    code = (
+        "from quire_ops import *\nimport quire_kernels_cpu\nprint(quire_kernels_cpu.__file__)\n"
+        "for c in op_report(OpRequest()):\n  if c.op == 'linear': print(c.backend, c.refused.get('cpu'))"
+    )
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    loaded, served = run.stdout.splitlines()
+    assert Path(loaded).parent == package
+    return served
+
+
+def test_the_sum_of_the_sources_follows_each_of_them(tmp_path: Path) -> None:
+    seen = set()
+    for files in ({"a.h": "1"}, {"a.h": "2"}, {"b.h": "1"}, {"a.h": "1", "b.h": ""}, {"a.h": "1b.h", "k.cpp": "1"}):
+        folder = tmp_path / str(len(seen))
+        folder.mkdir()
+        for name, text in files.items():
+            (folder / name).write_text(text)
+        seen.add(sources_hash(folder))
+        (folder / "a.o").touch()  # nothing that is compiled
+        seen.add(sources_hash(folder))
+    assert len(seen) == 5
 
 
 def test_an_unknown_build_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:

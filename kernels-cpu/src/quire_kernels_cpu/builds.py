@@ -12,6 +12,7 @@ from functools import cache
 from pathlib import Path
 
 from quire_interfaces import ConfigError
+from quire_kernels_cpu.compilation import sources_hash
 
 __all__ = ["BUILDS", "ENVIRONMENT", "build_name", "library", "unavailable"]
 
@@ -118,12 +119,29 @@ def _load() -> ctypes.CDLL | str:
         loaded = ctypes.CDLL(str(path))
     except OSError as error:
         return f"cannot be loaded: {error}"
+    if (stale := _stale(loaded, path.with_name("csrc"))) is not None:
+        return stale
     for function, (arguments, result) in _SIGNATURES.items():
         kernel = getattr(loaded, function, None)
         if kernel is None:
             return f"was compiled before {function} was written: install quire-kernels-cpu again to compile it"
         kernel.argtypes, kernel.restype = arguments, result
     return loaded
+
+
+def _stale(loaded: ctypes.CDLL, csrc: Path) -> str | None:
+    """Why a build does not belong to this source, or None: called with arguments that it does not know, it crashes."""
+    again = "install quire-kernels-cpu again to compile it (`uv sync --all-packages` in the workspace)"
+    asked = getattr(loaded, "quire_sources", None)
+    if asked is None:
+        return f"was compiled before it could tell from which sources: {again}"
+    asked.argtypes, asked.restype = [], ctypes.c_char_p
+    try:
+        here = sources_hash(csrc)
+    except OSError:  # only the build was installed, together with this file
+        return None
+    told = asked().decode()
+    return None if told == here else f"was compiled from other sources than those in {csrc}: {again}"
 
 
 def unavailable() -> str | None:

@@ -471,4 +471,10 @@ int64_t quire_read(const void* data, int64_t bytes) {
     }
     return total;
 }
+
+// What this was compiled from, as `compilation.py` sums up the files beside this one; empty if nobody has said it.
+#ifndef QUIRE_SOURCES
+#define QUIRE_SOURCES ""
+#endif
+const char* quire_sources() { return QUIRE_SOURCES; }
 }
