@@ -10,7 +10,7 @@ import dataclasses
 import json
 import shutil
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -60,7 +60,8 @@ def quantize_checkpoint(
     """Write a quantized copy of a checkpoint: weights, config.json, and tokenizer files as they are.
 
     It is written into a folder `out`.unfinished and renamed at the end. An interrupted run leaves nothing; one that was
-    killed leaves that folder, which the next run knows by a marker file in it and removes.
+    killed leaves that folder, which the next run knows by a marker file in it and removes. The marker goes last: killed
+    behind the renaming, a run leaves a whole `out` with an empty file ".quire-unfinished" in it.
 
     Args:
         folder: An unquantized checkpoint in safetensors.
@@ -103,7 +104,7 @@ def _unfinished(out: Path) -> Iterator[Path]:
     folder = out.with_name(f"{out.name}.unfinished")
     marker = folder / MARKER
     if marker.is_file() or (folder.is_dir() and not any(folder.iterdir())):
-        shutil.rmtree(folder)
+        _remove(folder)
     try:
         folder.mkdir(parents=True)
     except FileExistsError:
@@ -115,12 +116,24 @@ def _unfinished(out: Path) -> Iterator[Path]:
     marker.touch()
     try:
         yield folder
-        marker.unlink()
         if out.exists():
             out.rmdir()  # it is empty
-        folder.rename(out)
+        folder.rename(out)  # with the marker: without it, who is killed here would leave what nobody knows
+        (out / MARKER).unlink()
     finally:
-        shutil.rmtree(folder, ignore_errors=True)
+        with suppress(OSError):
+            _remove(folder)
+
+
+def _remove(folder: Path) -> None:
+    """Remove what a run has left, its marker last: whoever is killed meanwhile leaves what the next run knows."""
+    for path in folder.iterdir():
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        elif path.name != MARKER:
+            path.unlink()
+    (folder / MARKER).unlink(missing_ok=True)
+    folder.rmdir()
 
 
 def _algorithm(scheme: str, algorithm: str | None, calibration: Sequence[Sequence[int]]) -> str:
