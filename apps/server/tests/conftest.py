@@ -392,3 +392,18 @@ def launch(tiny_folder: Path) -> Iterator[Any]:
     yield start
     for process in processes:
         process.kill()
+
+
+@pytest.fixture(scope="module")
+def quire_serve() -> Iterator[Any]:
+    """Starts `quire serve` with flags: the demo model, its engine and weights included."""
+    processes: list[Process] = []
+    fixed = ("--port", "0", "--max-num-seqs", "4", "--num-threads", "1", "--response-store", "none")
+
+    def start(*flags: str) -> Process:
+        processes.append(Process([sys.executable, "-m", "quire_server.cli", "serve", *fixed, *flags]))
+        return processes[-1]
+
+    yield start
+    for process in processes:
+        process.kill()

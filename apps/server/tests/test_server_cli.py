@@ -443,3 +443,16 @@ def test_quantize_writes_a_checkpoint(tmp_path: Path, capsys: pytest.CaptureFixt
     status, _, err = run(capsys, "quantize", str(folder), str(tmp_path / "out"), "--scheme", "int8")
     assert status == 1
     assert "is not an empty folder" in err
+
+
+def test_the_plan_follows_overridden_fields_of_config_json(capsys):
+    sizes = {}
+    for layers in ("5", "2"):
+        arguments = ("plan", "--json", "--hf-overrides.num_hidden_layers", layers, "--load-format", "dummy")
+        status, out, _ = run(capsys, *arguments)
+        assert status == 0
+        sizes[layers] = json.loads(out)["ledger_bytes"]["KV cache"]
+    assert sizes["2"] * 5 == sizes["5"] * 2
+    status, _, err = run(capsys, "plan", "--hf-overrides", '{"num_layer": 2}')
+    assert status == 1
+    assert "'num_layer', which LlamaForCausalLM does not read from config.json" in err

@@ -6,7 +6,7 @@ import dataclasses
 import json
 import time
 
-from quire.assemble import model_folder
+from quire.assemble import model_folder, read_model_config
 from quire.config import QuireConfig
 from quire.encoder_plan import EncoderPlan, plan_encoder
 from quire.named_gpus import named_gpu_bytes
@@ -20,7 +20,7 @@ def print_plan(config: QuireConfig, *, as_json: bool) -> int:
     """Print the ledger and what it buys, here or on a GPU that is not here (`quire.named_gpus`)."""
     start = time.perf_counter()
     folder = model_folder(config)
-    model = ModelConfig.from_path(folder)
+    model = read_model_config(config, folder)
     free_bytes = named_gpu_bytes(config.runner.device)
     if free_bytes is not None:
         config = dataclasses.replace(config, runner=dataclasses.replace(config.runner, device="cuda"))

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from quire_runner import ModelRunner
 
 __all__ = ["FACTORY", "build_grammar_gate", "build_parts", "build_renderer", "engine_factory", "model_folder",
-           "use_kernel_tables"]  # fmt: skip
+           "read_model_config", "use_kernel_tables"]  # fmt: skip
 
 _logger = logging.getLogger(__name__)
 
@@ -66,6 +66,16 @@ def model_folder(config: QuireConfig) -> Path:
         modelscope=config.model.use_modelscope,
         pickled=config.model.load_format == "pt",
     )
+
+
+def read_model_config(config: QuireConfig, folder: Path) -> ModelConfig:
+    """What the configured model's config.json says, with the fields that the settings replace.
+
+    Raises:
+        CheckpointError: the model is not understood.
+        ConfigError: a replaced field that the network does not read.
+    """
+    return ModelConfig.from_path(folder, overrides=config.model.hf_overrides)
 
 
 def build_renderer(
@@ -143,7 +153,7 @@ def build_parts(
     report = report or (lambda stage, fraction: None)
     check_tier(config)
     folder = model_folder(config)
-    model = ModelConfig.from_path(folder)
+    model = read_model_config(config, folder)
     plan = make_plan(config, model, folder=folder)
     config = dataclasses.replace(config, speculative=plan.speculative)
     model = model.within(plan.max_model_len)

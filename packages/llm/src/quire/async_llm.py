@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from quire.assemble import FACTORY, build_renderer, model_folder
+from quire.assemble import FACTORY, build_renderer, model_folder, read_model_config
 from quire.beam_search import continuations, of_beam, start_search, to_output
 from quire.config import ModelSettings, QuireConfig
 from quire_engine import (
@@ -99,7 +99,7 @@ class AsyncLLM:
             return self._engine.info
         try:
             self.folder = model_folder(self.config)
-            self._model_config = ModelConfig.from_path(self.folder)
+            self._model_config = read_model_config(self.config, self.folder)
             self._renderer = build_renderer(self.config, self.folder, self._model_config, self._chat_template)
             self.generation_defaults = generation_defaults(self.config.model, self.folder)
             info = await self._client.ready()

@@ -72,6 +72,10 @@ DERIVED = frozenset(
 """(section, field) that `quire.assemble` computes from the model and the rest; no user sets them."""
 
 
+def _not_an_object(value: Any) -> str | None:
+    return None if value is None or isinstance(value, dict) else "be an object of config.json's fields"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelSettings(Settings):
     """Which model, and in which form its weights are held."""
@@ -82,6 +86,12 @@ class ModelSettings(Settings):
     )
     tokenizer: str | None = setting(None, help="Folder with another tokenizer than the model's own.")
     revision: str | None = setting(None, help="Branch, tag or commit of a hub model.")
+    hf_overrides: dict[str, Any] | None = setting(  # noqa: RUF009  (the default is None)
+        None,
+        help="Fields of the model's config.json to replace, as JSON: objects are merged, null takes a field away, e.g. "
+        '{"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}; one that the network does not read is an error.',
+        check=_not_an_object,
+    )
     generation_config: str = setting(
         "auto",
         help="Where defaults of sampling come from: auto, the model's generation_config.json; vllm, nowhere, so that "

@@ -15,12 +15,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from quire.assemble import model_folder, use_kernel_tables
+from quire.assemble import model_folder, read_model_config, use_kernel_tables
 from quire.config import QuireConfig
 from quire.plan import make_plan
 from quire_interfaces import ConfigError
 from quire_kv_cache import plan_kv_cache
-from quire_models.config import ModelConfig
 from quire_ops import KernelBuilder, kernel_builders
 from quire_quantization.experts import EACH_EXPERT
 from quire_quantization.numbers import in_every_case
@@ -131,7 +130,7 @@ def _rehearse_once(config: QuireConfig, num_blocks: int | None) -> None:
     runner_settings = dataclasses.replace(config.runner, device="cuda", enforce_eager=False)
     config = dataclasses.replace(config, runner=runner_settings)
     folder = model_folder(config)
-    model = ModelConfig.from_path(folder)
+    model = read_model_config(config, folder)
     plan = make_plan(config, model, folder=folder, free_bytes=ENOUGH_BYTES)
     model = model.within(plan.max_model_len)
     with torch.inference_mode(), FakeTensorMode(allow_non_fake_inputs=True):

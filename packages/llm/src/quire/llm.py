@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
-from quire.assemble import build_parts, build_renderer, model_folder
+from quire.assemble import build_parts, build_renderer, model_folder, read_model_config
 from quire.async_llm import generation_defaults, make_detokenizer_factory
 from quire.beam_search import continuations, of_beam, start_search, to_output
 from quire.config import QuireConfig
@@ -26,7 +26,6 @@ from quire_interfaces import (
     SchedulerStats,
     Tokenizer,
 )
-from quire_models.config import ModelConfig
 from quire_renderers import ParsedMessage, fold_events
 
 __all__ = ["LLM", "LoRARequest"]
@@ -79,7 +78,7 @@ class LLM:
             config = QuireConfig.from_environment(**settings)
         self.config = config
         self.model_folder = model_folder(config)
-        self.model_config = ModelConfig.from_path(self.model_folder)
+        self.model_config = read_model_config(config, self.model_folder)
         self.renderer = build_renderer(config, self.model_folder, self.model_config)
         self._defaults = generation_defaults(config.model, self.model_folder)
         tokenizer = self.renderer.tokenizer

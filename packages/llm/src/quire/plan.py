@@ -196,7 +196,7 @@ def _max_model_len(config: QuireConfig, model: ModelConfig) -> tuple[int, list[s
     if asked > model.max_model_len and not model.has_positions_without_end:
         raise ConfigError(
             f"max_model_len {asked} is more than the model's context of {model.max_model_len} tokens; "
-            "lower it, or add rope scaling to the checkpoint's config.json",
+            "lower it, or give --hf-overrides with rope_scaling, or another max_position_embeddings",
             field="max_model_len",
         )
     return asked, [f"max_model_len {asked}: as asked (the model's context is {model.max_model_len})"]

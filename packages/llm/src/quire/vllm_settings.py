@@ -85,7 +85,8 @@ _HINTS = {
     "middleware": "put a proxy before the server",
     "mm_processor_kwargs": "models take text only",
     "otlp_traces_endpoint": "there are no traces; figures are at /metrics",
-    "rope_scaling": "write it into the checkpoint's config.json",
+    "rope_scaling": "use --hf-overrides '{\"rope_scaling\": {...}}'",
+    "rope_theta": "use --hf-overrides '{\"rope_theta\": ...}'",
     "structured_outputs_config": "use --structured-output-backend",
     "tool_parser_plugin": "--tool-call-parser names the known formats",
 }

@@ -7,13 +7,15 @@ Knows what planners and the engine ask of any network; how the fields of a famil
 from __future__ import annotations
 
 import dataclasses
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
 from typing import Any, Self
 
 from quire_interfaces import CheckpointError, FullAttentionSpec, KVCacheSpec, SlidingWindowSpec
 from quire_models.fields import Fields, read_json
+from quire_models.overrides import check_overrides_read, overridden
 from quire_models.quantization_config import QuantizationConfig
 from quire_models.quantization_formats import parse_kv_cache, parse_quantization
 from quire_models.registry import architecture_entry, architecture_of
@@ -101,12 +103,19 @@ class ModelConfig:
     """(outputs, inputs) of the linear layers in the files of such a checkpoint, LM head and routed experts aside."""
     other_parameters: int = 0
     """Weights that none of the fields above counts: learned positions, unusual norms, a bias of the LM head."""
+    overrides: Mapping[str, Any] = field(default_factory=dict, hash=False)
+    """Fields of config.json that were replaced, as they were asked for."""
 
     @classmethod
-    def from_path(cls, folder: str | Path) -> ModelConfig:
+    def from_path(cls, folder: str | Path, *, overrides: Mapping[str, Any] | None = None) -> ModelConfig:
         """Read config.json (and generation_config.json when there is one) of a checkpoint folder.
 
+        Args:
+            folder: The checkpoint's.
+            overrides: Fields of config.json to replace; objects are merged, null takes a field away.
+
         Raises:
+            ConfigError: An override that the network does not read.
             CheckpointError: Files missing or broken, an architecture that is not supported, a field that is missing or
                 wrong. The message names the file, the field and the value.
         """
@@ -121,7 +130,7 @@ class ModelConfig:
         values, other = read_json(path), folder / "hf_quant_config.json"
         if values.get("quantization_config") is None and other.is_file():  # where ModelOpt used to write it
             values["quantization_config"] = {"quant_method": "modelopt", **(read_json(other).get("quantization") or {})}
-        model = cls.from_dict(values, generation=generation, source=str(path))
+        model = cls.from_dict(values, generation=generation, source=str(path), overrides=overrides)
         if not model.is_native:
             counted = import_module("quire_models.transformers_backend.config").stored_parameters(folder)
             linears = stored_linears(folder, model.vocab_size)
@@ -130,10 +139,16 @@ class ModelConfig:
 
     @classmethod
     def from_dict(
-        cls, values: dict[str, Any], *, generation: dict[str, Any] | None = None, source: str = "config.json"
+        cls,
+        values: dict[str, Any],
+        *,
+        generation: dict[str, Any] | None = None,
+        source: str = "config.json",
+        overrides: Mapping[str, Any] | None = None,
     ) -> ModelConfig:
         """As `from_path`, from the parsed files."""
-        config = Fields(values, source)
+        replaced = overridden(values, overrides or {})
+        config = Fields(replaced, f"{source} with hf_overrides" if overrides else source)
         model_type = architecture_entry(architecture_of(config)).model_type
         quantization = parse_quantization(config)
         model: ModelConfig = import_module(f"quire_models.{model_type}.config").read_config(config)
@@ -143,12 +158,17 @@ class ModelConfig:
         start = model.decoder_start_token_ids
         if model.max_encoder_len and generation:
             start = start_token_ids(Fields(generation, generation_source), start)
+        stored_cache_dtype = parse_kv_cache(config)
+        if overrides and model.is_native:  # Transformers reads what it will; it is asked when it builds the network
+            newer = {"rope_scaling", "rope_theta"} if "rope_parameters" in config.names_read else set()
+            check_overrides_read(overrides, config.names_read | newer, model.architecture)
         return dataclasses.replace(
             model,
             quantization=quantization,
-            stored_cache_dtype=parse_kv_cache(config),
+            stored_cache_dtype=stored_cache_dtype,
             eos_token_ids=eos_token_ids,
             decoder_start_token_ids=start,
+            overrides=dict(overrides or {}),
         )
 
     def within(self, max_model_len: int) -> Self:

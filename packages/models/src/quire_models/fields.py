@@ -18,7 +18,7 @@ _REQUIRED: Any = object()
 class Fields:
     """One JSON object. A field that is missing or null takes its default; without a default it is an error."""
 
-    __slots__ = ("_names", "_values", "source")
+    __slots__ = ("_names", "_values", "names_read", "source")
 
     def __init__(self, values: Mapping[str, Any], source: str, names: Mapping[str, str] | None = None) -> None:
         """Args:
@@ -28,19 +28,28 @@ class Fields:
         self._values = values
         self._names = dict(names or {})
         self.source = source
+        self.names_read: set[str] = set()
+        """Every field that was asked for, by its name in the object; one set for all views of it."""
+
+    def _view(self, values: Mapping[str, Any], names: Mapping[str, str]) -> Fields:
+        view = Fields(values, self.source, names)
+        view.names_read = self.names_read
+        return view
 
     def named(self, **names: str) -> Fields:
         """The same object for readers that ask by other names: `named(hidden_size="n_embd")`."""
-        return Fields(self._values, self.source, {**self._names, **names})
+        return self._view(self._values, {**self._names, **names})
 
     def with_default(self, name: str, value: Any) -> Fields:
         """The same object with a value for a field that is missing or null."""
         stored = self._names.get(name, name)
-        return self if self.get(name) is not None else Fields({**self._values, stored: value}, self.source, self._names)
+        return self if self.get(name) is not None else self._view({**self._values, stored: value}, self._names)
 
     def get(self, name: str) -> Any:
         """The value as it is; None when missing or null."""
-        return self._values.get(self._names.get(name, name))
+        stored = self._names.get(name, name)
+        self.names_read.add(stored)
+        return self._values.get(stored)
 
     def fixed(self, name: str, *values: Any) -> None:
         """A field that changes the arithmetic in a way that is not built: missing, null, or one of `values`."""

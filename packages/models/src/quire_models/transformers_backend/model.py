@@ -9,6 +9,7 @@ Shape legend: T tokens of the step, Hq query heads, Hkv key-value heads, D head 
 from __future__ import annotations
 
 import inspect
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +19,10 @@ from torch import Tensor, nn
 from quire_attention import AttentionMetadata, ForwardBatch
 from quire_interfaces import CheckpointError
 from quire_models.config import ModelConfig
+from quire_models.fields import read_json
 from quire_models.layers.network import Network
 from quire_models.layers.scope import Scope
+from quire_models.overrides import check_overrides_read, overridden
 
 __all__ = ["TransformersLM"]
 
@@ -66,10 +69,12 @@ class TransformersLM(Network):
         transformers.AttentionMaskInterface.register(IMPLEMENTATION, _no_mask)
         options = {"attn_implementation": IMPLEMENTATION, "dtype": self.dtype}
         try:
+            hf_config = _overridden_config(cls.config_class, folder, self.config.overrides)
             if dummy:
-                hf_config = transformers.AutoConfig.from_pretrained(folder, local_files_only=True)
+                hf_config = hf_config or transformers.AutoConfig.from_pretrained(folder, local_files_only=True)
                 model = cls._from_config(hf_config, **options)
             else:
+                options |= {"config": hf_config} if hf_config is not None else {}
                 model = cls.from_pretrained(folder, local_files_only=True, use_safetensors=True, **options)
         except (ValueError, OSError, RuntimeError, KeyError) as error:
             raise CheckpointError(f"Transformers cannot read {folder}: {error}") from error
@@ -175,6 +180,20 @@ class TransformersLM(Network):
         finally:
             setattr(self._owner, self._body_name, body)
         return logits.float()
+
+
+def _overridden_config(config_class: Any, folder: str | Path, overrides: Mapping[str, Any]) -> Any:
+    """Transformers' configuration with the user's fields in it; None without any.
+
+    Raises:
+        ConfigError: a field that the class does not know.
+    """
+    if not overrides:
+        return None
+    known = config_class()
+    names = {*known.to_dict(), *known.attribute_map, "rope_scaling", "rope_theta", "architectures"}
+    check_overrides_read(overrides, names, f"Transformers' {config_class.__name__}")
+    return config_class.from_dict(overridden(read_json(Path(folder) / "config.json"), overrides))
 
 
 class PagedAttention:
