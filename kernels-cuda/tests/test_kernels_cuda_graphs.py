@@ -16,7 +16,9 @@ from kernels_cuda_support import DEVICE
 from quire_interfaces import NewRow, SamplingParams, SchedulerOutput
 from quire_kernels_cuda.ops import backends
 from quire_kv_cache import plan_kv_cache
-from quire_models import ModelConfig, build_model
+from quire_lora import Adapter, AdapterDevice, AdapterStore
+from quire_lora.adapter import LinearAdapter
+from quire_models import ModelConfig, Network, build_model
 from quire_ops import OpRequest, OpTable, builtin_table
 from quire_runner import ModelRunner, RunnerConfig
 from quire_runner.graphs import Choice
@@ -85,6 +87,7 @@ def _triton_first(monkeypatch: pytest.MonkeyPatch) -> None:
         "quire_ops.backends",
         "quire_models.layers.scope",
         "quire_attention.selection",
+        "quire_lora.slots",
         "quire_runner.runner",
     ):
         monkeypatch.setattr(f"{place}.op_table", lambda: table)
@@ -93,8 +96,10 @@ def _triton_first(monkeypatch: pytest.MonkeyPatch) -> None:
 class Driver:
     """A runner whose requests never end."""
 
-    def __init__(self, network: dict[str, Any] = NETWORK, **config: Any) -> None:
-        model = build_model(ModelConfig.from_dict(network), dtype="float32", device=DEVICE)
+    def __init__(self, network: dict[str, Any] = NETWORK, *, max_loras: int = 0, **config: Any) -> None:
+        model = build_model(
+            ModelConfig.from_dict(network), dtype="float32", device=DEVICE, max_loras=max_loras, max_lora_rank=4
+        )
         generator = torch.Generator().manual_seed(3)
         for parameter in model.parameters:
             scale = parameter.shape[-1] ** -0.5 * 1.5 if len(parameter.shape) > 1 else 1.0
@@ -105,7 +110,10 @@ class Driver:
         config = {"device": DEVICE, "dtype": "float32", "max_num_seqs": 3, "max_model_len": 64, **config}
         config = {"cuda_graph_sizes": (2,), **config}
         capture = None if DEVICE == "cuda" else record_graph
-        self.runner = ModelRunner.for_model(model, self.plan, RunnerConfig(**config), capture=capture)
+        self.slots = tuple(row % max_loras if max_loras and row else -1 for row in range(3))
+        self.runner = ModelRunner.for_model(
+            model, self.plan, RunnerConfig(**config), capture=capture, adapters=_placed(model, max_loras)
+        )
         self.num_tokens: dict[int, int] = {}
         self.tokens: dict[int, list[int]] = {row: [] for row in range(3)}
         self._step = 0
@@ -163,7 +171,27 @@ class Driver:
             sampling_params=PARAMS[row],
             seed=row,
             stop_token_ids=frozenset(),
+            adapter_slot=self.slots[row],
+            adapter_version=str(self.slots[row]) if self.slots[row] >= 0 else "",
         )
+
+
+def _placed(model: Network, max_loras: int) -> AdapterDevice | None:
+    """A random adapter in each slot."""
+    if model.adapters is None:
+        return None
+    generator = torch.Generator().manual_seed(4)
+
+    def random(*shape: int) -> torch.Tensor:
+        return torch.randn(shape, generator=generator) * shape[-1] ** -0.5
+
+    for slot in range(max_loras):
+        linears = {
+            name: LinearAdapter(a=random(2 + slot, site.shape[1]), b=random(2 + slot, site.shape[0]))
+            for name, site in model.adapters.linears.items()
+        }
+        model.adapters.place(slot, str(slot), Adapter(linears=linears))
+    return AdapterDevice(model.adapters, AdapterStore(model.adapters, model.parameter_tensors, max_adapters=1))
 
 
 STEPS = [[0, 1], [0, 1], [1, 0], [0], [0], [2, 1], [1, 2], [0, 2]]
@@ -184,6 +212,27 @@ def test_tokens_are_those_of_eager_steps() -> None:
     assert graphs.runner.graphs is not None
     assert graphs.runner.graphs.failure is None
     assert set(graphs.runner.graphs.captured) == {(2, choice) for choice in Choice}
+
+
+def test_rows_with_adapters_are_in_the_graphs() -> None:
+    plain, eager = Driver(enforce_eager=True), Driver(max_loras=2, enforce_eager=True)
+    graphs = Driver(max_loras=2, num_speculative_tokens=3, cuda_graph_sizes=(2, 9))
+    for rows in (*STEPS[:3], [2, 1], [1, 2]):
+        for driver in (plain, eager, graphs):
+            driver.step(rows)
+    assert graphs.tokens == eager.tokens
+    assert eager.tokens[0] == plain.tokens[0]
+    assert eager.tokens[1] != plain.tokens[1]
+    for lengths in ((1, 2, 0), (0, 1, 2), (2, 0, 1)):
+        for _ in range(3):
+            eager.step([0, 1, 2])
+        drafts = {row: eager.tokens[row][len(graphs.tokens[row]) :][:length] for row, length in enumerate(lengths)}
+        graphs.verify(drafts)
+    for row, tokens in graphs.tokens.items():
+        assert tokens == eager.tokens[row][: len(tokens)]
+    assert graphs.runner.graphs is not None
+    assert graphs.runner.graphs.failure is None
+    assert {size for size, _ in graphs.runner.graphs.captured} == {2, 9}
 
 
 @pytest.mark.parametrize("network", [NETWORK, LATENT_NETWORK], ids=["window", "latent"])

@@ -11,7 +11,7 @@ import torch
 from kernels_cuda_support import TOLERANCE, here, poison
 
 from quire_kernels_cuda.triton.lora import lora_linear
-from quire_ops import LoraTokens, LoraWeights
+from quire_ops import NO_SLOT, LoraTokens, LoraWeights
 from quire_ops.lora import lora_linear as reference
 
 RANKS = [3, 11, 0, 18, 0]
@@ -58,12 +58,31 @@ def test_equals_reference(monkeypatch, dtype: torch.dtype, wide: bool, adjusted:
     reference(expected, x.double(), weights, tokens)
     before, got = out.clone(), here(out)
     poison(monkeypatch)
-    lora_linear(got, here(x), on_device(weights, "ranks", "adjusted"), on_device(tokens, "groups"))
+    lora_linear(got, here(x), on_device(weights, "ranks", "adjusted"), on_device(tokens, "groups", "is_fixed"))
     assert (got.cpu().double() - expected).abs().max() <= TOLERANCE[dtype] * expected.abs().max()
     unused = [slot for slot in (2, 4) if not adjusted[slot]]
     untouched = torch.from_numpy(np.isin(tokens.slots.numpy(), [-1, *unused]))
     assert untouched.any()
     assert torch.equal(got.cpu()[untouched], before[untouched])
+
+
+def test_tokens_of_a_graph(monkeypatch) -> None:
+    """All of them in order, those without a slot last; nothing of the slots is asked on the host."""
+    torch.manual_seed(1)
+    weights = make_weights(200, 40, torch.float32, [0] * 5)
+    slots = np.array([1, NO_SLOT, 3, 0, NO_SLOT, 3, 2, 1, *[NO_SLOT] * 13], dtype=np.int32)
+    order = np.argsort(slots, kind="stable").astype(np.int32)
+    tokens = LoraTokens(
+        slots=torch.from_numpy(slots), order=torch.from_numpy(order), groups=torch.zeros(0, 3), is_fixed=True
+    )
+    x, out = torch.randn(21, 200), torch.randn(21, 40)
+    expected, got = out.double(), here(out.clone())
+    reference(expected, x.double(), weights, tokens)
+    hidden = replace(on_device(weights, "ranks", "adjusted"), ranks=torch.zeros(0), adjusted=torch.zeros(0))
+    poison(monkeypatch)
+    lora_linear(got, here(x), hidden, on_device(tokens, "groups", "is_fixed"))
+    assert (got.cpu().double() - expected).abs().max() <= TOLERANCE[torch.float32] * expected.abs().max()
+    assert torch.equal(got.cpu()[slots == NO_SLOT], out[slots == NO_SLOT])
 
 
 def test_empty_slots_launch_nothing() -> None:

@@ -57,7 +57,7 @@ SERVED = (
     Served(op="grouped_linear", module="linear"),
     Served(op="w8a8_linear", module="w8a8", batch_invariant=True),
     Served(op="fp8_linear", module="fp8", fp8_products=True),
-    Served(op="lora_linear", module="lora"),
+    Served(op="lora_linear", module="lora", device_lengths=True),
     Served(op="lm_head_argmax", module="vocabulary"),
     Served(op="embedding", module="vocabulary"),
     Served(op="rms_norm", module="norms", sizes=_ROW, batch_invariant=True),

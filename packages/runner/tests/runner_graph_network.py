@@ -8,7 +8,19 @@ from runner_harness import TinyNetwork
 from torch import Tensor
 
 from quire_attention.batch import AttentionMetadata, ForwardBatch
-from quire_ops import DrawTable, OpBackend, OpTable, PagedLayout, PenaltyTable, builtin_table, uniform
+from quire_ops import (
+    NO_SLOT,
+    DrawTable,
+    LoraTokens,
+    LoraWeights,
+    OpBackend,
+    OpTable,
+    PagedLayout,
+    PenaltyTable,
+    builtin_table,
+    torch_lora,
+    uniform,
+)
 from quire_ops.drawing import integer_weights, log2_weights, share_of, target_of
 from quire_runner import runner
 
@@ -106,6 +118,19 @@ def paged_attention(
     return (weights[..., None] * values).sum(1).to(query.dtype)
 
 
+def lora_linear(out: Tensor, x: Tensor, weights: LoraWeights, tokens: LoraTokens) -> None:
+    """Op `lora_linear` with a gather of each token's matrices; of tokens in order, as kernels take them."""
+    if not tokens.is_fixed:
+        torch_lora.lora_linear(out, x, weights, tokens)
+        return
+    order = tokens.order.long()
+    slots = tokens.slots.long()[order]
+    which = torch.where(slots == NO_SLOT, 0, slots)
+    inner = torch.einsum("ti,tri->tr", x[order].double(), weights.a[which].double())
+    added = torch.einsum("tr,tro->to", inner, weights.b[which].double())
+    out.index_add_(0, order, torch.where((slots == NO_SLOT)[:, None], 0.0, added).to(out.dtype))
+
+
 def torch_table() -> OpTable:
     """The recorder sees what torch does; the compiled kernels for CPUs do without torch."""
     table = builtin_table()
@@ -127,7 +152,9 @@ def add_torch_networks(monkeypatch: pytest.MonkeyPatch) -> None:
     table.add(
         OpBackend(op="paged_attention", name="whole tables", function=paged_attention, priority=10, device_lengths=True)
     )
+    table.add(OpBackend(op="lora_linear", name="gathered", function=lora_linear, priority=10, device_lengths=True))
     for place in (
+        "quire_lora.slots",
         "quire_ops.backends",
         "quire_models.layers.scope",
         "quire_attention.selection",

@@ -170,9 +170,15 @@ FAMILIES: dict[str, dict[str, Any]] = {
 
 
 def random_model(
-    family: str, *, attention_backend: str | None = None, device: str = "cpu", **overrides: Any
+    family: str,
+    *,
+    attention_backend: str | None = None,
+    device: str = "cpu",
+    max_loras: int = 0,
+    change: Callable[[str, Tensor], Tensor] = lambda name, tensor: tensor,
+    **overrides: Any,
 ) -> CausalLM:
-    """A network of quire_models with random weights."""
+    """A network of quire_models with random weights, which `change` may replace by name."""
     config = ModelConfig.from_dict(
         {
             "vocab_size": 101,
@@ -187,11 +193,14 @@ def random_model(
             **overrides,
         }
     )
-    model = build_model(config, dtype="float32", device=device, attention_backend=attention_backend)
+    model = build_model(
+        config, dtype="float32", device=device, attention_backend=attention_backend, max_loras=max_loras
+    )
     generator = torch.Generator().manual_seed(3)
     for parameter in model.parameters:
         scale = parameter.shape[-1] ** -0.5 * 1.5 if len(parameter.shape) > 1 else 1.0
-        parameter.tensor = (torch.randn(parameter.shape, generator=generator) * scale).to(device)
+        tensor = torch.randn(parameter.shape, generator=generator) * scale
+        parameter.tensor = change(parameter.name, tensor).to(device)
     model.finish_loading()
     return model
 

@@ -110,6 +110,25 @@ def test_tokens_are_those_of_every_request_alone(kind: str, windows: Any, situat
     engine.close()
 
 
+def test_samples_of_one_prompt_have_their_own_drafts() -> None:
+    """The rows of n = 4 share the blocks of their prompt, and differ in their seeds only."""
+    network = DeviceNetwork()
+    several = [make_request(f"n{i}", range(3, 15), max_tokens=16, seed=i, temperature=1.1) for i in range(4)]
+    drafter, alone = oracle(network, several)
+    assert len({tuple(ids) for ids in alone.values()}) == 4
+    engine = Engine(network, capture=record_graph, config=SIZES, num_speculative_tokens=4, drafter=drafter)
+    served = count_graph_steps(engine)
+    engine.add(several[0])
+    engine.step()
+    outcomes = engine.run(*several[1:])
+    assert {name: outcome.token_ids for name, outcome in outcomes.items()} == alone
+    stats = engine.scheduler.stats()
+    assert stats.prefix_cache_hit_tokens_total >= 3 * 8
+    assert 0 < stats.num_accepted_tokens_total < stats.num_draft_tokens_total
+    assert sum(drafts > 0 for drafts in served) > 3
+    engine.close()
+
+
 def test_steps_without_drafts_are_captured_beside_a_drafter() -> None:
     engine = Engine(DeviceNetwork(), capture=record_graph, num_speculative_tokens=4, drafter=UnevenOracle([]))
     served = count_graph_steps(engine)

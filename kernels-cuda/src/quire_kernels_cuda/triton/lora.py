@@ -117,7 +117,9 @@ def expand_kernel(
 
 def lora_linear(out: Tensor, x: Tensor, weights: LoraWeights, tokens: LoraTokens) -> None:
     """Op `lora_linear`. What is shrunk is rounded to the network's dtype before it is widened."""
-    rank, adjusts = int(weights.ranks.max()), bool(weights.adjusted.any())
+    rank, adjusts = weights.a.shape[1], False
+    if not tokens.is_fixed:
+        rank, adjusts = int(weights.ranks.numpy().max()), bool(weights.adjusted.numpy().any())
     if not rank and not adjusts:
         return
     x = x if x.stride(-1) == 1 else x.contiguous()

@@ -331,7 +331,7 @@ def _info(
         "weights": f"{_weight_format(plan, model, network)}, {plan.dtype}",
         "KV cache": _cache_format(plan.kv_cache_dtype, network),
         "scheduling": "asynchronous, one step ahead" if config.engine.depth(config.runner.device) else "synchronous",
-        "graphs": _graphs(config, runner),
+        "graphs": _graphs(config, runner, network),
         "structured output": resolve_backend(config.structured_output.backend),
         "speculation": _speculation(config),
         "prefix caching": config.kv_cache.prefix_caching_hash_algo if config.kv_cache.enable_prefix_caching else "off",
@@ -399,12 +399,15 @@ def _configurations(device: str) -> str:
     return "; ".join(found for builder in kernel_builders() if (found := builder.configurations()) is not None)
 
 
-def _graphs(config: QuireConfig, runner: ModelRunner) -> str:
-    """Whether decode steps are captured, and of how many tokens."""
+def _graphs(config: QuireConfig, runner: ModelRunner, network: Network) -> str:
+    """Whether decode steps are captured, of how many tokens, and whether with adapters."""
     if runner.graphs is None:
         return f"none: {runner.graph_refusal}"
     sizes = dataclasses.replace(config.runner, max_num_seqs=config.scheduler.max_num_seqs).graph_sizes
-    return f"decode steps of up to {max(sizes)} tokens, {len(sizes)} sizes, each captured after it was first needed"
+    refusal = None if network.adapters is None else network.adapters.capture_refusal
+    without = "" if refusal is None else f"; with adapters none: {refusal}"
+    sizes_of = f"decode steps of up to {max(sizes)} tokens, {len(sizes)} sizes"
+    return f"{sizes_of}, each captured after it was first needed{without}"
 
 
 def _threads(cores: tuple[int, ...]) -> str:

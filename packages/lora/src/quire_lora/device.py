@@ -22,6 +22,7 @@ class AdapterDevice:
     def __init__(self, slots: AdapterSlots, store: AdapterStore) -> None:
         self._slots, self._store = slots, store
         self.begin = slots.begin
+        self.begin_captured = slots.begin_captured
         self.begin_logits = slots.begin_logits
 
     def place(self, slot: int, version: str) -> None:

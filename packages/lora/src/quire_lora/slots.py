@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from quire_lora.adapter import Adapter, ExpertAdapter, LinearAdapter, TableAdapter
-from quire_ops import LoraTokens, LoraWeights, OpRequest, bind
+from quire_ops import NO_SLOT, LoraTokens, LoraWeights, OpRequest, fill_on_device, op_table
 
 __all__ = ["AdapterSlots", "ExpertSite", "LinearSite"]
 
@@ -73,10 +73,19 @@ class AdapterSlots:
         """Of the step that runs."""
         self.logit_tokens: LoraTokens | None = None
         """Of the hidden states whose logits are computed next."""
-        self.add = bind("lora_linear", OpRequest(device=device.type, dtype=dtype))
+        backend, _ = op_table().choose("lora_linear", OpRequest(device=device.type, dtype=dtype))
+        self.add = backend.function
+        self.capture_refusal: str | None = None
+        """Why steps with adapters cannot be captured in graphs, whatever adapters they are; None where they can."""
+        if not backend.device_lengths:
+            self.capture_refusal = f"op lora_linear of backend {backend.name} finds tokens on the host"
         self._embeddings: dict[int, TableAdapter] = {}
         self._lm_heads: dict[int, TableAdapter] = {}
         self._routed: dict[str, dict[int, ExpertAdapter]] = {}
+        self._adjusting: set[int] = set()
+        """Slots with scales or shifts."""
+        self._fixed: dict[int, tuple[Tensor, LoraTokens]] = {}
+        """Tokens of a graph -> where their slots are, by token and in order."""
 
     def linear(
         self, name: str, outputs: int, inputs: int, base: Callable[[], tuple[Tensor, Tensor | None]]
@@ -116,6 +125,9 @@ class AdapterSlots:
         if self.versions[slot] == version:
             return
         self.versions[slot] = None
+        self._adjusting.discard(slot)
+        if any(each.scale is not None or each.shift is not None for each in adapter.linears.values()):
+            self._adjusting.add(slot)
         for name, site in self.linears.items():
             if site.weights is not None:
                 _place(site.weights, slot, adapter.linears.get(name))
@@ -134,6 +146,36 @@ class AdapterSlots:
     def begin(self, slots: NDArray[np.int32]) -> None:
         """A step begins: the slot of each of its tokens [T], -1 for none."""
         self.tokens = LoraTokens.of(slots, self.device)
+
+    def begin_captured(self, slots: NDArray[np.int32], size: int) -> bool:
+        """A step begins that is captured in a graph, or was: as `begin`, in memory that stays where it is.
+
+        Args:
+            slots: [N] of its tokens, -1 for none.
+            size: Tokens of the graph, at least N; the others have no slot.
+
+        Returns:
+            Whether it can be; otherwise nothing has changed. Adapters with scales or shifts (DoRA, biases) cannot, and
+            none can while one for routed experts is in a slot.
+        """
+        if self.capture_refusal is not None or any(self._routed.values()):
+            return False
+        if not self._adjusting.isdisjoint(slots.tolist()):
+            return False
+        if size not in self._fixed:
+            self._fixed[size] = self._make_fixed(size)
+        table, self.tokens = self._fixed[size]
+        values = np.full(table.shape, NO_SLOT, dtype=np.int32)
+        values[0, : len(slots)] = np.where(slots < 0, NO_SLOT, slots)
+        values[1] = np.argsort(values[0], kind="stable")
+        fill_on_device(table, values)
+        return True
+
+    def _make_fixed(self, size: int) -> tuple[Tensor, LoraTokens]:
+        # Both rows begin where 16 bytes do, whatever the size: kernels are compiled for that.
+        table = torch.zeros((2, -(-size // 4) * 4), dtype=torch.int32, device=self.device)
+        groups = torch.zeros((0, 3), dtype=torch.int32)
+        return table, LoraTokens(slots=table[0, :size], order=table[1, :size], groups=groups, is_fixed=True)
 
     def begin_logits(self, slots: NDArray[np.int32]) -> None:
         """Logits are computed next: the slot of each hidden state [N], -1 for none."""

@@ -8,7 +8,7 @@ from quire_ops.drawing import Draw, DrawMasked, DrawTable
 from quire_ops.fused_moe import EXPERT_ACTIVATIONS, Experts, RunExperts
 from quire_ops.kernel_builds import KernelBuilder
 from quire_ops.kv_format import CACHE_TORCH_DTYPES
-from quire_ops.lora import LoraTokens, LoraWeights
+from quire_ops.lora import NO_SLOT, LoraTokens, LoraWeights
 from quire_ops.penalties import Penalize, PenaltyTable
 from quire_ops.replay import StateReplay, replayable
 from quire_ops.rng import uniform
@@ -24,6 +24,7 @@ __all__ = [
     "CACHE_TORCH_DTYPES",
     "ENTRY_POINT_GROUP",
     "EXPERT_ACTIVATIONS",
+    "NO_SLOT",
     "OPS",
     "DecodeNetwork",
     "DecodeRows",

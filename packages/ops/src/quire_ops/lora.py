@@ -16,7 +16,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-__all__ = ["LoraTokens", "LoraWeights", "lora_linear"]
+__all__ = ["NO_SLOT", "LoraTokens", "LoraWeights", "lora_linear"]
+
+NO_SLOT = 1 << 30
+"""Stands behind all slots, for tokens without one (`LoraTokens.is_fixed`)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -47,6 +50,10 @@ class LoraTokens:
     """[M] int32 on the network's device: tokens with a slot, slot by slot, in their own order within."""
     groups: Tensor
     """[G, 3] int32 on the host: slot, and where its tokens begin and end in `order`."""
+    is_fixed: bool = False
+    """Steps are captured with these tensors, and write into them which slots they use: nothing may depend on what is in
+    them now, nor on what is in the slots, of which none is adjusted. All tokens are in `order`, those of slot `NO_SLOT`
+    last; `groups` is empty. Only for backends of op `lora_linear` with `device_lengths`."""
 
     @classmethod
     def of(cls, slots: NDArray[np.int32], device: torch.device | str = "cpu") -> LoraTokens | None:
@@ -68,7 +75,7 @@ def lora_linear(out: Tensor, x: Tensor, weights: LoraWeights, tokens: LoraTokens
     """Op `lora_linear`: one token at a time, in float64."""
     adjusted = weights.adjusted.tolist()
     for token, slot in enumerate(tokens.slots.tolist()):
-        if slot < 0:
+        if slot < 0 or slot == NO_SLOT:
             continue
         delta = x[token].double() @ weights.a[slot].double().T @ weights.b[slot].double()
         base = out[token].double()

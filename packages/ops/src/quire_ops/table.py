@@ -80,7 +80,8 @@ class OpBackend:
     """A row's result is the same to the bit whatever rows are beside it and however a sequence is cut into steps."""
     device_lengths: bool = False
     """Of an op that gets a `PagedLayout`: what it launches depends on the layout's shapes, on `query_lens`, and on
-    `kv_lens` as bounds; how long sequences are it reads on the device. So a graph that was captured stays right."""
+    `kv_lens` as bounds; how long sequences are it reads on the device. So a graph that was captured stays right. Of op
+    `lora_linear`: it takes `LoraTokens.is_fixed`."""
     trees: bool = False
     """Of an op that gets a `PagedLayout`: it reads the layout's `paths`."""
     builder: KernelBuilder | None = None

@@ -91,6 +91,8 @@ class _Key(NamedTuple):
 
     size: int
     choice: Choice
+    adapted: bool = False
+    """Rows may have adapters."""
 
 
 class DecodeGraph(NamedTuple):
@@ -164,15 +166,26 @@ class DecodeGraphs:
     @property
     def captured(self) -> tuple[tuple[int, Choice], ...]:
         """(rows, way of choosing tokens) of each graph, in the order in which they were captured."""
-        return tuple(self._graphs)
+        return tuple((key.size, key.choice) for key in self._graphs)
 
-    def find(self, num_rows: int, choice: Choice) -> DecodeGraph | None:
-        """The graph for a step of so many rows. None where there is none, or none yet: the step is to be run without
-        one, and brings it nearer."""
+    def size_for(self, num_rows: int) -> int | None:
+        """Rows of the graph for a step of so many; None where there is none."""
         place = bisect_left(self._sizes, num_rows)
-        if place == len(self._sizes) or choice not in self._choices:
+        return None if place == len(self._sizes) else self._sizes[place]
+
+    def find(self, num_rows: int, choice: Choice, *, adapted: bool = False) -> DecodeGraph | None:
+        """The graph for a step of so many rows. None where there is none, or none yet: the step is to be run without
+        one, and brings it nearer.
+
+        Args:
+            num_rows: Rows.
+            choice: How their tokens are chosen.
+            adapted: Whether the network was told of adapters. What it was told is captured.
+        """
+        size = self.size_for(num_rows)
+        if size is None or choice not in self._choices:
             return None
-        key = _Key(self._sizes[place], choice)
+        key = _Key(size, choice, adapted)
         return self._graphs.get(key) or self._make(key)
 
     def rehearse(self) -> None:

@@ -46,6 +46,9 @@ class AdapterDevice(Protocol):
     def begin(self, slots: NDArray[np.int32]) -> None:
         """A step begins: the slot of each of its tokens, -1 for none."""
 
+    def begin_captured(self, slots: NDArray[np.int32], size: int) -> bool:
+        """As `begin`, for a step that is captured in a graph of so many tokens, or was; False where it cannot be."""
+
     def begin_logits(self, slots: NDArray[np.int32]) -> None:
         """Logits are computed next: the slot of each hidden state, -1 for none."""
 

@@ -387,15 +387,20 @@ class ModelRunner:
         """The step by a graph; None where there is none for it. Every token has an entry of its own there: keys and
         values of all are stored before any attends, and a draft sees as far as its position."""
         wanted = plan.logits
-        if self._adapters is not None and (self._rows.lora_slots[plan.rows] >= 0).any():
+        choice, size = self._choice(output.rows), graphs.size_for(len(wanted.rows))
+        if choice is None or size is None:
             return None
-        choice = self._choice(output.rows)
-        graph = None if choice is None else graphs.find(len(wanted.rows), choice)
+        slots = self._rows.lora_slots[wanted.rows]
+        adapted = self._adapters is not None and bool((slots >= 0).any())
+        if self._adapters is not None:  # before anything is captured
+            self._adapters.begin_logits(_NOBODY)
+            if not adapted:
+                self._adapters.begin(_NOBODY)
+            elif not self._adapters.begin_captured(slots, size):
+                return None
+        graph = graphs.find(len(wanted.rows), choice, adapted=adapted)
         if graph is None:
             return None
-        if self._adapters is not None:
-            self._adapters.begin(_NOBODY)
-            self._adapters.begin_logits(_NOBODY)
         self._rows.check(plan.rows, plan.ends)
         masks, grammar_failures = self._grammars.masks(output, wanted.entry_ends)
         mask_of = None
