@@ -95,9 +95,9 @@ def test_the_cache_is_bounded_and_forgets_the_oldest(slow):
 
 
 def test_failures_are_remembered(slow):
-    slow.go.set()
     gate = GrammarGate(make_compiler(slow))
     gate.prepare(request_for("r0", regex("(a")))
+    slow.go.set()  # not before: what is known already is refused at once
     wait_for(lambda: not gate.is_preparing or gate.take_failed())
     for name in ("r1", "r2"):
         with pytest.raises(RequestError, match=r"structured_outputs\.regex"):

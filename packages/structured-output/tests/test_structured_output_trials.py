@@ -8,11 +8,13 @@ import os
 import signal
 import sys
 import threading
+import time
+from concurrent.futures import CancelledError
 from pathlib import Path
 
 import pytest
 
-from quire_interfaces import GrammarSpec, RequestError
+from quire_interfaces import GrammarSpec, RequestError, SchedulerStats
 from quire_structured_output import GrammarCompiler, StructuredOutputConfig
 from quire_structured_output.trials import TrialProcess, can_fork
 from quire_testkit.conformance.grammar_backend import TOKENS, allowed_tokens
@@ -89,6 +91,52 @@ def test_the_deadline_names_the_largest_part(backend, monkeypatch):
     with pytest.raises(RequestError, match=r"within 0\.05 s; the largest part is \$\.anyOf \(900") as error:
         compiler.submit(SLOW).result(30)
     assert error.value.code == "grammar_timeout"
+    compiler.close()
+
+
+def test_an_ordinary_constraint_does_not_wait_for_slow_ones(backend):
+    """More of them than there are threads, each of which takes seconds."""
+    compiler = GrammarCompiler(StructuredOutputConfig(timeout_s=30), lambda: backend, tries_apart=True)
+    compiler.submit(GrammarSpec("regex", "a")).result(30)  # starts the process
+    hostile = [compiler.submit(SLOW._replace(text=SLOW.text.replace("k", name))) for name in "lmno"]
+    assert [compiler.submit(GrammarSpec("regex", f"b{i}")).result(30) for i in range(3)]
+    assert not any(future.done() for future in hostile)
+    for future in hostile:
+        assert isinstance(future.exception(timeout=60), RequestError)
+    compiler.close()
+    compiler.close()
+
+
+def test_closing_lets_slow_ones_go(backend):
+    compiler = GrammarCompiler(StructuredOutputConfig(timeout_s=30, num_workers=1), lambda: backend, tries_apart=True)
+    compiler.submit(GrammarSpec("regex", "a")).result(30)
+    hostile = [compiler.submit(SLOW._replace(text=SLOW.text.replace("k", name))) for name in "lm"]
+    while not hostile[1].running():  # the first is slow by now
+        time.sleep(0.01)
+    compiler.close()
+    for future in hostile:
+        with pytest.raises((CancelledError, RequestError)):
+            future.result(60)
+
+
+def test_what_takes_longer_is_compiled_and_counted_once(backend, monkeypatch):
+    monkeypatch.setattr("quire_structured_output.compiler.QUICK_S", 0.002)
+    compiler = GrammarCompiler(StructuredOutputConfig(timeout_s=60), lambda: backend, tries_apart=True)
+    spec = GrammarSpec("json", json.dumps({"properties": {f"k{i}": {"type": "integer"} for i in range(50)}}))
+    future = compiler.submit(spec)
+    assert compiler.submit(spec) is future
+    found, expected = (made.new_matcher() for made in (future.result(60), backend.compile(spec)))
+    assert allowed_tokens(found, len(TOKENS)) == allowed_tokens(expected, len(TOKENS))
+    with pytest.raises(RequestError, match="type"):
+        compiler.submit(GrammarSpec("json", '{"type": 5}')).result(60)
+    stats = SchedulerStats()
+    compiler.add_stats(stats)
+    assert (stats.num_grammar_queries_total, stats.num_grammar_hits_total, stats.num_grammar_failures_total) == (
+        3,
+        1,
+        1,
+    )
+    assert sum(stats.grammar_compile_counts_total) == 2
     compiler.close()
 
 

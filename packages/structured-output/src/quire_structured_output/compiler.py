@@ -11,8 +11,9 @@ import time
 from bisect import bisect_left
 from collections import OrderedDict
 from collections.abc import Callable
-from concurrent.futures import Future
+from concurrent.futures import CancelledError, Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
+from functools import partial
 
 from quire_interfaces import (
     GRAMMAR_COMPILE_BOUNDS_S,
@@ -30,7 +31,7 @@ from quire_structured_output.allowance import Allowance
 from quire_structured_output.blame import largest_part
 from quire_structured_output.config import StructuredOutputConfig
 from quire_structured_output.matcher import OutputMatcher
-from quire_structured_output.trials import SupportsTrials, TrialProcess, can_fork
+from quire_structured_output.trials import SupportsTrials, TrialProcess, TriedGrammar, can_fork
 from quire_structured_output.workers import WorkerPool
 
 __all__ = ["GrammarCompiler", "timeout_error"]
@@ -40,6 +41,9 @@ _logger = logging.getLogger(__name__)
 MAX_WAITING = 1024
 """Contents that may wait for a thread."""
 
+
+QUICK_S = 0.25
+"""A constraint that is tried apart for longer begins anew among the slow ones: a usual one takes 0.01."""
 
 MAX_QUICK_BLAME = 1 << 14
 """Characters in which the largest part is looked for where others wait for it."""
@@ -64,8 +68,22 @@ def timeout_error(spec: GrammarSpec, timeout_s: float, part: str | None = None) 
     )
 
 
+class _TakesLongerError(Exception):
+    """A constraint was not compiled within `QUICK_S`."""
+
+    def __init__(self, tried: TriedGrammar | None) -> None:
+        """Args:
+        tried: What a trial found, where that was quick and compiling is not.
+        """
+        super().__init__("takes longer")
+        self.tried = tried
+
+
 class GrammarCompiler:
     """Compiles and remembers. Thread-safe. A `GrammarSource` for runners.
+
+    Constraints that are tried apart have two sets of threads: what takes longer than `QUICK_S` goes to the second, so
+    that however many of those there are, an ordinary constraint waits for none to end.
 
     Args:
         config: Bounds.
@@ -95,9 +113,11 @@ class GrammarCompiler:
         self._backend_lock = threading.Lock()
         self._clock = clock
         self._pool = WorkerPool(config.num_workers, "quire-grammar")
+        self._slow_pool = WorkerPool(config.num_workers, "quire-grammar-slow")
         self._lock = threading.Lock()
         self._cache: OrderedDict[GrammarSpec, Future[CompiledGrammar]] = OrderedDict()
         self._num_waiting = 0
+        self._is_closed = False
 
     def warm_up(self) -> None:
         """Make the backend now, in a worker thread, so that the first constraint does not wait for it."""
@@ -124,11 +144,11 @@ class GrammarCompiler:
             if self._num_waiting >= MAX_WAITING:
                 raise OverloadedError(f"{self._num_waiting} schemas, patterns and grammars wait to be compiled already")
             self._num_waiting += 1
-            future = self._pool.submit(lambda: self._compile(spec))
-            self._cache[spec] = future
+            future = self._cache[spec] = Future()
             while len(self._cache) > self.config.cache_size:
                 self._cache.popitem(last=False)
-            return future
+        self._begin(spec, future)  # not within the lock, which it takes if the work is over at once
+        return future
 
     def new_matcher(self, params: StructuredOutputsParams) -> GrammarMatcher:
         """See `quire_interfaces.GrammarSource`. Waits only if the grammar is not there, which is a rare accident: it
@@ -157,7 +177,10 @@ class GrammarCompiler:
 
     def close(self) -> None:
         """Take no more work. Idempotent."""
+        with self._lock:
+            self._is_closed = True
         self._pool.close()
+        self._slow_pool.close()
         if self._trials is not None:
             self._trials.close()
 
@@ -169,8 +192,30 @@ class GrammarCompiler:
                     self._trials = TrialProcess(self._backend.vocabulary, self._allowance)
             return self._backend
 
-    def _compile(self, spec: GrammarSpec) -> CompiledGrammar:
-        failed = True
+    def _begin(self, spec: GrammarSpec, future: Future[CompiledGrammar]) -> None:
+        """Compile for `future`: among the quick ones, and if it is none, among the slow ones."""
+
+        def compile_quickly() -> CompiledGrammar:
+            future.set_running_or_notify_cancel()
+            return self._compile(spec, quick=True)
+
+        def hear(done: Future[CompiledGrammar]) -> None:
+            longer = None if done.cancelled() else done.exception()
+            if not isinstance(longer, _TakesLongerError):
+                _pass_on(future, done)
+                return
+            slowly: Future[CompiledGrammar] = Future()
+            with self._lock:
+                if self._is_closed:
+                    slowly.cancel()
+                else:
+                    slowly = self._slow_pool.submit(partial(self._compile, spec, tried=longer.tried))
+            slowly.add_done_callback(partial(_pass_on, future))
+
+        self._pool.submit(compile_quickly).add_done_callback(hear)
+
+    def _compile(self, spec: GrammarSpec, *, quick: bool = False, tried: TriedGrammar | None = None) -> CompiledGrammar:
+        failed, is_over = True, True
         start_s = self._clock()
         try:
             backend = self._get_backend()
@@ -182,9 +227,12 @@ class GrammarCompiler:
                     param=f"structured_outputs.{spec.kind}",
                     code="unsupported_constraint",
                 )
-            grammar = self._compiled(backend, spec)
+            grammar = self._compiled(backend, spec, quick, tried)
             failed = False
             return grammar
+        except _TakesLongerError:
+            failed = is_over = False
+            raise
         except QuireError:
             raise
         except TimeoutError:
@@ -198,21 +246,51 @@ class GrammarCompiler:
                 code="invalid_grammar",
             ) from error
         finally:
-            with self._lock:
-                self._num_waiting -= 1
-                self._num_failures += failed
-                seconds = self._clock() - start_s
-                self._compile_counts[bisect_left(GRAMMAR_COMPILE_BOUNDS_S, seconds)] += 1
-                self._compile_seconds += seconds
+            if is_over:
+                self._count(self._clock() - start_s, failed)
 
-    def _compiled(self, backend: GrammarBackend, spec: GrammarSpec) -> CompiledGrammar:
+    def _count(self, seconds: float, failed: bool) -> None:
+        with self._lock:
+            self._num_waiting -= 1
+            self._num_failures += failed
+            self._compile_counts[bisect_left(GRAMMAR_COMPILE_BOUNDS_S, seconds)] += 1
+            self._compile_seconds += seconds
+
+    def _compiled(
+        self, backend: GrammarBackend, spec: GrammarSpec, quick: bool, tried: TriedGrammar | None
+    ) -> CompiledGrammar:
+        """
+        Raises:
+            _TakesLongerError: `quick` was asked for, and it is not.
+            TimeoutError: the deadline is over.
+        """
         if self._trials is None or not isinstance(backend, SupportsTrials):
             return backend.compile(spec)
-        tried = self._trials.run(spec, self.config.timeout_s)
+        quick = quick and self.config.timeout_s > QUICK_S
+        if tried is None:
+            try:
+                tried = self._trials.run(spec, QUICK_S if quick else self.config.timeout_s)
+            except TimeoutError:
+                if quick:
+                    raise _TakesLongerError(None) from None
+                raise
+        if quick and tried.compile_s > QUICK_S:
+            raise _TakesLongerError(tried)
         quick_s = self._allowance.take(tried.compile_s)
         if starve := quick_s < tried.compile_s:
             self._allowance.give_back(quick_s)
         return backend.compile_tried(spec, tried, starve=starve)
+
+
+def _pass_on(future: Future[CompiledGrammar], done: Future[CompiledGrammar]) -> None:
+    """Give `future` what came of its work; a future that nobody works on any more is cancelled."""
+    if done.cancelled():
+        if not future.cancel():  # it was begun among the quick ones
+            future.set_exception(CancelledError())
+    elif (error := done.exception()) is not None:
+        future.set_exception(error)
+    else:
+        future.set_result(done.result())
 
 
 def check_size(spec: GrammarSpec, max_bytes: int) -> None:
