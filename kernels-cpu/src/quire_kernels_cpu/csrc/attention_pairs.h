@@ -49,6 +49,7 @@ public:
     static bool fits(const PagedCache& cache) { return cache.head_dim % (cache.format == CacheFormat::int4 ? 64 : 32) == 0; }
 
 private:
+    static constexpr int kDirect = 8;    // columns for which keys and values are turned as they are read, and not kept
     static constexpr int kTogether = 6;  // columns whose sums fit the registers, four vectors of each
 
     void set_queries() {
@@ -58,6 +59,12 @@ private:
     // Columns over the tokens [begin, end) of a piece, whose keys are at `now`; `ahead`: those of the next one.
     void attend_all(Span columns, int piece, int begin, int end, const char* const* now, const char* const* ahead) {
         const Span here{begin - piece, end - piece};
+        if (columns.end - columns.begin <= kDirect && is_whole(here, now)) {
+            with_count<kDirect>(columns.end - columns.begin, [&](auto together) {
+                attend_whole<decltype(together)::value>(columns.begin, piece, now, ahead);
+            });
+            return;
+        }
         ahead_ = {ahead, a_.cache.row_bytes, a_.cache.value_offset(), to_come_.begin, to_come_.end};
         if (a_.cache.format == CacheFormat::network) {
             pack<true>(here, now);
@@ -110,8 +117,7 @@ private:
     // Values [tokens / 2][D] of pairs, zeros beside a token that has no other.
     template <bool kAsTheyAre>
     void interleave_values(Span here, const char* const* rows) {
-        const __m512i low = _mm512_set_epi16(47, 15, 46, 14, 45, 13, 44, 12, 43, 11, 42, 10, 41, 9, 40, 8, 39, 7, 38, 6, 37, 5,
-                                             36, 4, 35, 3, 34, 2, 33, 1, 32, 0);
+        const __m512i low = interleaved_places();
         const __m512i high = _mm512_or_si512(low, _mm512_set1_epi16(16));
         const int64_t offset = a_.cache.value_offset();
         for (int t = here.begin / 2 * 2; t < here.end; t += 2) {
@@ -136,16 +142,36 @@ private:
     void attend(int first, int piece, int begin, int end) {
         alignas(64) float weights[kColumns][kPiece];
         alignas(64) uint32_t rounded[kColumns][kPiece / 2];
-        Span seen[kColumns], some{end, begin};
+        Span seen[kColumns];
+        const Span some = seen_by_all<kColumns>(first, begin, end, seen);
+        if (some.begin >= some.end) return;
+        const auto* queries = reinterpret_cast<const uint32_t*>(queries_ + first * dim_);
+        multiply<kColumns, 4, true>(queries, dim_ / 2, keys_, kPiece, {0, dim_ / 2}, nullptr, weights[0], kPiece, ahead_);
+        float shrink[kColumns];
+        weigh_all<kColumns>(first, piece, seen, weights, rounded, shrink);
+        const Span pairs{(some.begin - piece) / 2, (some.end - piece + 1) / 2};
+        for (int d = 0; d < dim_; d += 4 * kLanes) {
+            const auto add = dim_ - d >= 4 * kLanes ? multiply<kColumns, 4, false> : multiply<kColumns, 2, false>;
+            add(rounded[0], kPiece / 2, values_ + d, dim_, pairs, shrink, column(0, first).out + d, dim_, ahead_);
+        }
+    }
+
+    // The tokens of [begin, end) that each column sees; returns those from the first to the last of any.
+    template <int kColumns>
+    Span seen_by_all(int first, int begin, int end, Span seen[kColumns]) const {
+        Span some{end, begin};
         for (int c = 0; c < kColumns; ++c) {
             seen[c] = seen_by(first + c, begin, end);
             if (seen[c].begin >= seen[c].end) continue;
             some = {std::min(some.begin, seen[c].begin), std::max(some.end, seen[c].end)};
         }
-        if (some.begin >= some.end) return;
-        const auto* queries = reinterpret_cast<const uint32_t*>(queries_ + first * dim_);
-        multiply<kColumns, 4, true>(queries, dim_ / 2, keys_, kPiece, {0, dim_ / 2}, nullptr, weights[0], kPiece, ahead_);
-        float shrink[kColumns];
+        return some;
+    }
+
+    // Products of columns become weights, in `rounded` as bfloat16; shrink: see `weigh`.
+    template <int kColumns>
+    void weigh_all(int first, int piece, const Span seen[kColumns], float (*weights)[kPiece], uint32_t (*rounded)[kPiece / 2],
+                   float shrink[kColumns]) {
         for (int c = 0; c < kColumns; ++c) {
             if (a_.cache.scaled_by_row()) scale(weights[c], row_scales_);
             shrink[c] = weigh(first + c, piece, seen[c], weights[c]);
@@ -156,11 +182,101 @@ private:
                 _mm512_store_si512(rounded[c] + t / 2, (__m512i)_mm512_cvtne2ps_pbh(high, low));
             }
         }
-        const Span pairs{(some.begin - piece) / 2, (some.end - piece + 1) / 2};
-        for (int d = 0; d < dim_; d += 4 * kLanes) {
-            const auto add = dim_ - d >= 4 * kLanes ? multiply<kColumns, 4, false> : multiply<kColumns, 2, false>;
-            add(rounded[0], kPiece / 2, values_ + d, dim_, pairs, shrink, column(0, first).out + d, dim_, ahead_);
+    }
+
+    // Whether a piece is all there, as the network's numbers, 16 tokens at a time in a row.
+    bool is_whole(Span here, const char* const* rows) const {
+        if (a_.cache.format != CacheFormat::network || here.begin > 0 || here.end < kPiece) return false;
+        for (int t = 0; t < kPiece; t += kTile)
+            if (rows[t + kTile - 1] - rows[t] != (kTile - 1) * a_.cache.row_bytes) return false;
+        return true;
+    }
+
+    // What will be read of the next piece in place of token t's key, to be fetched; or what is there already.
+    const char* to_come(int t, const char* const* now, const char* const* ahead) const {
+        return t >= to_come_.begin && t < to_come_.end ? ahead[t] : now[t];
+    }
+
+    // kColumns columns from `first` on over a whole piece: as `attend` does it, but keys and values go straight from where
+    // they are into products, with as much fetched of the next piece.
+    template <int kColumns>
+    void attend_whole(int first, int piece, const char* const* now, const char* const* ahead) {
+        alignas(64) float weights[kColumns][kPiece];
+        alignas(64) uint32_t rounded[kColumns][kPiece / 2];
+        Span seen[kColumns];
+        const Span some = seen_by_all<kColumns>(first, piece, piece + kPiece, seen);
+        if (some.begin >= some.end) return;
+        const BFloat16* const queries = queries_ + first * dim_;
+        for (int t = 0; t < kPiece; t += kTile) {
+            const char *keys = now[t], *next = to_come(t, now, ahead);
+            __m512 sums[kColumns] = {};
+            for (int d = 0; d < dim_; d += kTile, keys += 32) {
+                __m512i pairs[8];
+                turn_pairs(keys, a_.cache.row_bytes, pairs);
+#pragma GCC unroll 8
+                for (int j = 0; j < 8; ++j, next += 64) {
+                    __builtin_prefetch(next, 0, 2);
+#pragma GCC unroll 8
+                    for (int c = 0; c < kColumns; ++c)
+                        sums[c] = plus_pairs(sums[c], pair_everywhere(queries + c * dim_ + d + 2 * j), pairs[j]);
+                }
+            }
+#pragma GCC unroll 8
+            for (int c = 0; c < kColumns; ++c) _mm512_store_ps(weights[c] + t, sums[c]);
         }
+        float shrink[kColumns];
+        weigh_all<kColumns>(first, piece, seen, weights, rounded, shrink);
+        const Span pairs{(some.begin - piece) / 2, (some.end - piece + 1) / 2};
+        constexpr int kAtOnce = kColumns <= 4 ? 2 : 1;  // times 32 numbers of a value
+        int d = 0;
+        for (; d + kAtOnce * 32 <= dim_; d += kAtOnce * 32)
+            add_values<kColumns, kAtOnce>(first, pairs, rounded, shrink, d, now, ahead);
+        if (d < dim_) add_values<kColumns, 1>(first, pairs, rounded, shrink, d, now, ahead);
+    }
+
+    // out = out * shrink + weights times values, the numbers [d, d + 32 kParts) of each.
+    template <int kColumns, int kParts>
+    void add_values(int first, Span pairs, const uint32_t (*weights)[kPiece / 2], const float shrink[kColumns], int d,
+                    const char* const* now, const char* const* ahead) {
+        const __m512i low = interleaved_places(), high = _mm512_or_si512(low, _mm512_set1_epi16(16));
+        const int64_t offset = a_.cache.value_offset() + 2 * d;
+        const int64_t row_bytes = a_.cache.row_bytes, ahead_bytes = 128 * kParts;
+        __m512 sums[kColumns][2 * kParts];
+#pragma GCC unroll 8
+        for (int c = 0; c < kColumns; ++c)
+#pragma GCC unroll 4
+            for (int v = 0; v < 2 * kParts; ++v)
+                sums[c][v] = _mm512_loadu_ps(column(0, first + c).out + d + v * kLanes) * shrink[c];
+        for (int t = pairs.begin; t < pairs.end; ++t) {
+            const char *even = now[2 * t] + offset, *odd = now[2 * t + 1] + offset;
+            // The next piece's values in their order, a part of them with each of these steps.
+            const int64_t at = (d / (32 * kParts) * (kPiece / 2) + t) * ahead_bytes;
+            const char* next = to_come(static_cast<int>(at / row_bytes), now, ahead) + a_.cache.value_offset() + at % row_bytes;
+            for (int64_t byte = 0; byte < ahead_bytes; byte += 64) __builtin_prefetch(next + byte, 0, 2);
+#pragma GCC unroll 2
+            for (int part = 0; part < kParts; ++part) {
+                const __m512i a = _mm512_loadu_si512(even + part * 64), b = _mm512_loadu_si512(odd + part * 64);
+                const __m512i first_half = _mm512_permutex2var_epi16(a, low, b);
+                const __m512i second_half = _mm512_permutex2var_epi16(a, high, b);
+#pragma GCC unroll 8
+                for (int c = 0; c < kColumns; ++c) {
+                    const __m512i weight = _mm512_set1_epi32(static_cast<int>(weights[c][t]));
+                    sums[c][2 * part] = plus_pairs(sums[c][2 * part], weight, first_half);
+                    sums[c][2 * part + 1] = plus_pairs(sums[c][2 * part + 1], weight, second_half);
+                }
+            }
+        }
+#pragma GCC unroll 8
+        for (int c = 0; c < kColumns; ++c)
+#pragma GCC unroll 4
+            for (int v = 0; v < 2 * kParts; ++v)
+                _mm512_storeu_ps(column(0, first + c).out + d + v * kLanes, sums[c][v]);
+    }
+
+    // Of two rows of 16 pairs each, their first numbers side by side, then their second ones and so on.
+    static __m512i interleaved_places() {
+        return _mm512_set_epi16(47, 15, 46, 14, 45, 13, 44, 12, 43, 11, 42, 10, 41, 9, 40, 8, 39, 7, 38, 6, 37, 5, 36, 4, 35, 3,
+                                34, 2, 33, 1, 32, 0);
     }
 
     static void scale(float* weights, const float* scales) {

@@ -19,14 +19,6 @@ namespace quire {
 
 constexpr int64_t kPairPiece = 128;  // pairs of inputs; three tiles of tokens then stay in the first-level cache
 
-inline __m512 plus_pairs(__m512 sum, __m512i a, __m512i b) { return _mm512_dpbf16_ps(sum, (__m512bh)a, (__m512bh)b); }
-
-inline __m512i pair_everywhere(const void* from) {
-    int32_t pair;
-    std::memcpy(&pair, from, sizeof pair);
-    return _mm512_set1_epi32(pair);
-}
-
 // The lines of a half to come, fetched evenly over `steps` calls.
 class SpreadFetch {
 public:
@@ -90,43 +82,6 @@ inline void many_pairs(const char* rows, const Half& next, const Activations& x,
                     add_rows<decltype(tiles)::value, kRows>(rows + row * stride + k * 4, stride, x.pairs(tile) + k * kTile,
                                                             tile_stride, steps, k == 0, fetch, sums + (tile - first), h, row);
                 });
-    }
-}
-
-// 8 pairs of inputs of 16 rows, 32 bytes each -> for each pair 16 outputs.
-inline void turn_pairs(const char* row, int64_t stride, __m512i to[8]) {
-    __m512i v[8];
-#pragma GCC unroll 2
-    for (int eight = 0; eight < 8; eight += 4) {
-        __m256i first[4];
-#pragma GCC unroll 8
-        for (int i = 0; i < 8; ++i, row += stride) {
-            asm("" : "+r"(row));  // one address, not 16 that do not fit the registers
-            const __m256i part = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(row));
-            if (i < 4) {
-                first[i] = part;
-            } else {
-                v[eight + i - 4] = _mm512_inserti64x4(_mm512_castsi256_si512(first[i - 4]), part, 1);
-            }
-        }
-    }
-    __m512i a[8];
-#pragma GCC unroll 4
-    for (int i = 0; i < 8; i += 2) {
-        a[i] = _mm512_unpacklo_epi32(v[i], v[i + 1]);
-        a[i + 1] = _mm512_unpackhi_epi32(v[i], v[i + 1]);
-    }
-#pragma GCC unroll 2
-    for (int i = 0; i < 8; i += 4) {
-        v[i] = _mm512_unpacklo_epi64(a[i], a[i + 2]);
-        v[i + 1] = _mm512_unpackhi_epi64(a[i], a[i + 2]);
-        v[i + 2] = _mm512_unpacklo_epi64(a[i + 1], a[i + 3]);
-        v[i + 3] = _mm512_unpackhi_epi64(a[i + 1], a[i + 3]);
-    }
-#pragma GCC unroll 4
-    for (int i = 0; i < 4; ++i) {
-        to[i] = _mm512_shuffle_i32x4(v[i], v[i + 4], 0x88);
-        to[i + 4] = _mm512_shuffle_i32x4(v[i], v[i + 4], 0xdd);
     }
 }
 

@@ -78,6 +78,51 @@ inline __m512i pair_up(__m512 low, __m512 high) {
     return _mm512_permutexvar_epi16(order, (__m512i)_mm512_cvtne2ps_pbh(high, low));
 }
 
+inline __m512 plus_pairs(__m512 sum, __m512i a, __m512i b) { return _mm512_dpbf16_ps(sum, (__m512bh)a, (__m512bh)b); }
+
+inline __m512i pair_everywhere(const void* from) {
+    int32_t pair;
+    std::memcpy(&pair, from, sizeof pair);
+    return _mm512_set1_epi32(pair);
+}
+
+// 8 pairs of inputs of 16 rows, 32 bytes each -> for each pair 16 outputs.
+inline void turn_pairs(const char* row, int64_t stride, __m512i to[8]) {
+    __m512i v[8];
+#pragma GCC unroll 2
+    for (int eight = 0; eight < 8; eight += 4) {
+        __m256i first[4];
+#pragma GCC unroll 8
+        for (int i = 0; i < 8; ++i, row += stride) {
+            asm("" : "+r"(row));  // one address, not 16 that do not fit the registers
+            const __m256i part = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(row));
+            if (i < 4) {
+                first[i] = part;
+            } else {
+                v[eight + i - 4] = _mm512_inserti64x4(_mm512_castsi256_si512(first[i - 4]), part, 1);
+            }
+        }
+    }
+    __m512i a[8];
+#pragma GCC unroll 4
+    for (int i = 0; i < 8; i += 2) {
+        a[i] = _mm512_unpacklo_epi32(v[i], v[i + 1]);
+        a[i + 1] = _mm512_unpackhi_epi32(v[i], v[i + 1]);
+    }
+#pragma GCC unroll 2
+    for (int i = 0; i < 8; i += 4) {
+        v[i] = _mm512_unpacklo_epi64(a[i], a[i + 2]);
+        v[i + 1] = _mm512_unpackhi_epi64(a[i], a[i + 2]);
+        v[i + 2] = _mm512_unpacklo_epi64(a[i + 1], a[i + 3]);
+        v[i + 3] = _mm512_unpackhi_epi64(a[i + 1], a[i + 3]);
+    }
+#pragma GCC unroll 4
+    for (int i = 0; i < 4; ++i) {
+        to[i] = _mm512_shuffle_i32x4(v[i], v[i + 4], 0x88);
+        to[i + 4] = _mm512_shuffle_i32x4(v[i], v[i + 4], 0xdd);
+    }
+}
+
 // 16 rows of bfloat16 (null rows count as zeros) -> pairs: to[k / 2][row] holds elements k and k + 1 of the row.
 // AMX takes its second operand in this form. cols: a multiple of 32.
 inline void interleave_pairs(const BFloat16* const rows[16], int64_t cols, uint32_t* to) {
