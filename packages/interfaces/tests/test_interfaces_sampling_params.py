@@ -41,8 +41,8 @@ WRONG = {
     "stop": [("",), (3,)],
     "stop_token_ids": [(-1,), ("a",)],
     "seed": [2**63, -(2**63) - 1, 1.0, True],
-    "logprobs": [-1, MAX_LOGPROBS + 1, True],
-    "prompt_logprobs": [-1, MAX_LOGPROBS + 1],
+    "logprobs": [-2, MAX_LOGPROBS + 1, True],
+    "prompt_logprobs": [-2, MAX_LOGPROBS + 1],
 }
 
 

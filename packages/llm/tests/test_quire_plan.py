@@ -127,3 +127,30 @@ def test_planning_loads_no_torch_and_is_quick(tmp_path: Path) -> None:
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     # Processor time, because other tests run beside this one.
     assert after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime < 2
+
+
+@pytest.mark.parametrize("free_bytes", [2 * GB, 3 * GB, 40 * GB])
+def test_auto_takes_the_longest_context_that_fits(free_bytes: int) -> None:
+    model = big_model()
+
+    def plan(max_model_len: Any) -> Any:
+        config = QuireConfig.of(max_model_len=max_model_len, gpu_memory_utilization=1.0, max_num_seqs=4)
+        return make_plan(config, model, free_bytes=free_bytes)
+
+    longest = plan("auto")
+    assert longest == plan(-1)
+    if longest.max_model_len < model.max_model_len:
+        assert longest.max_concurrency >= 1
+        with pytest.raises(ConfigError, match="one request of max_model_len"):
+            plan(longest.max_model_len + longest.block_size)
+        assert "the longest that one request has memory for" in longest.notes[0]
+    else:
+        assert free_bytes == 40 * GB
+        assert longest.ledger_bytes == plan(None).ledger_bytes
+
+
+def test_auto_without_room_for_anything_is_refused() -> None:
+    with pytest.raises(ConfigError, match="one request of max_model_len=16 tokens needs"):
+        make_plan(QuireConfig.of(max_model_len="auto"), big_model(), free_bytes=GB)
+    with pytest.raises(ConfigError, match="max_model_len must be a number of at least 1, or auto, got 0"):
+        QuireConfig.of(max_model_len=0)

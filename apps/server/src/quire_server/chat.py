@@ -207,8 +207,7 @@ class ChatAnswer:
 
     async def events(self, first: RequestOutput, rest: AsyncIterator[RequestOutput]) -> AsyncGenerator[bytes, None]:
         """One element per engine step that has something to tell; the role comes with the first."""
-        options = self.body.stream_options
-        continuous = options is not None and options.include_usage and options.continuous_usage_stats
+        wants_usage, continuous = self.context.usage_wanted(self.body.stream_options)
         opening = self._opening()
         last = first
         async with contextlib.aclosing(after(first, rest)) as outputs:
@@ -221,7 +220,7 @@ class ChatAnswer:
                 if events:
                     yield events
                 opening, last = b"", output
-        if options is not None and options.include_usage:
+        if wants_usage:
             yield sse(self._chunk([], self._usage(last, is_last=True)))
 
     def _opening(self) -> bytes:

@@ -223,8 +223,7 @@ class CompletionAnswer:
         self, first: tuple[int, RequestOutput], rest: AsyncIterator[tuple[int, RequestOutput]]
     ) -> AsyncGenerator[bytes, None]:
         """One element per engine step and prompt."""
-        options = self.body.stream_options
-        continuous = options is not None and options.include_usage and options.continuous_usage_stats
+        wants_usage, continuous = self.context.usage_wanted(self.body.stream_options)
         latest: dict[int, RequestOutput] = {}
         begun: set[int] = set()
         async with contextlib.aclosing(after(first, rest)) as outputs:
@@ -238,5 +237,5 @@ class CompletionAnswer:
                     begun.add(index)
                     events.append(sse(self._completion([choice], self._usage(latest) if continuous else UNSET)))
                 yield b"".join(events)
-        if options is not None and options.include_usage:
+        if wants_usage:
             yield sse(self._completion([], self._usage(latest)))

@@ -62,6 +62,9 @@ class ServerConfig(Settings):
     response_store_max_responses: int = setting(
         100_000, help="Most responses that are kept; the oldest are forgotten.", unit="responses", check=at_least(1)
     )
+    enable_force_include_usage: bool = setting(
+        False, help="End every stream with its usage, also where the request does not ask for it (stream_options)."
+    )
     mcp_servers: str | None = setting(
         None,
         help="File (JSON or YAML) with the MCP servers whose tools responses may use: mcpServers, a table from labels "

@@ -11,13 +11,14 @@ from typing import Any, TypeVar
 from starlette.requests import Request
 
 from quire import AsyncLLM
+from quire.logprob_bound import check_logprobs
 from quire_interfaces import ModelNotFoundError, RequestError, SamplingParams
 from quire_observability import EngineMetrics
 from quire_server.config import ServerConfig
 from quire_server.errors import ClientGoneError
 from quire_server.large_bodies import BodyInspector
 from quire_server.mcp_servers import MCPServer
-from quire_server.protocol import SamplingFields
+from quire_server.protocol import SamplingFields, StreamOptions
 
 __all__ = ["ServerContext", "all_of", "in_thread_when_long", "unless_disconnected"]
 
@@ -45,10 +46,6 @@ class ServerContext:
 
     def __post_init__(self) -> None:
         self.inspector = BodyInspector(self.llm.config.structured_output.max_bytes)
-
-    @property
-    def max_logprobs(self) -> int:
-        return self.llm.config.model.max_logprobs
 
     def resolve_model(self, name: str | None) -> str:
         """The name to answer with.
@@ -82,6 +79,11 @@ class ServerContext:
         self.check_request(params, body.priority)
         return params
 
+    def usage_wanted(self, options: StreamOptions | None) -> tuple[bool, bool]:
+        """Whether a stream ends with its usage, and whether each of its events has one."""
+        wanted = self.config.enable_force_include_usage or (options is not None and options.include_usage)
+        return wanted, wanted and options is not None and options.continuous_usage_stats
+
     def template_kwargs(self, asked: dict[str, Any] | None) -> dict[str, Any] | None:
         """Variables of the chat template: what the request asks for, and for the rest the server's defaults."""
         defaults = self.config.default_chat_template_kwargs
@@ -93,13 +95,8 @@ class ServerContext:
             raise RequestError(
                 "priority needs a server started with --scheduling-policy priority; leave it out", param="priority"
             )
-        for name in ("logprobs", "prompt_logprobs"):
-            asked = getattr(params, name)
-            if asked is not None and asked > self.max_logprobs:
-                raise RequestError(
-                    f"{name} must be at most {self.max_logprobs} on this server (--max-logprobs), got {asked}",
-                    param=name,
-                )
+        remedy = "ask for fewer (the server's bound is --max-logprobs)"
+        check_logprobs(params, self.llm.config.model.max_logprobs, self.llm.engine_info.vocab_size, remedy=remedy)
 
     def _bad_words(self, words: list[str] | None) -> tuple[tuple[int, ...], ...]:
         sequences: dict[tuple[int, ...], None] = {}

@@ -83,7 +83,9 @@ async def generate(context: ServerContext, request: Request) -> Response:
         first = await unless_disconnected(request, anext(outputs))
     name = body.request_id or f"generate-{secrets.token_hex(12)}"
     if body.stream:
-        return await EventStream.begin(_events(name, body, first, outputs))
+        return await EventStream.begin(
+            _events(name, body, context.usage_wanted(body.stream_options)[0], first, outputs)
+        )
     raise_failed(first)
     return Response(msgspec.json.encode(_generated(name, body, first, has_usage=True)), media_type="application/json")
 
@@ -141,9 +143,8 @@ def _thinking_parsers(form: ChatFormat, bounds: ThinkingBounds) -> Callable[[], 
 
 
 async def _events(
-    name: str, body: GenerateRequest, first: RequestOutput, rest: AsyncIterator[RequestOutput]
+    name: str, body: GenerateRequest, wants_usage: bool, first: RequestOutput, rest: AsyncIterator[RequestOutput]
 ) -> AsyncGenerator[bytes, None]:
-    wants_usage = body.stream_options is not None and body.stream_options.include_usage
     last = first
     async with contextlib.aclosing(after(first, rest)) as outputs:
         async for output in outputs:

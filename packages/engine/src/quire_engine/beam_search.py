@@ -19,10 +19,11 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from quire_interfaces import MAX_LOGPROBS, RequestError, SamplingParams
+from quire_interfaces import RequestError, SamplingParams
 
 __all__ = ["Beam", "BeamSearch", "BeamSearchParams"]
 
+MAX_BEAM_WIDTH = 32
 _MAX_LENGTH_PENALTY = 100.0
 
 
@@ -52,7 +53,7 @@ class BeamSearchParams:
     """Leave special tokens out of the text."""
 
     def __post_init__(self) -> None:
-        for name, low, high in (("beam_width", 1, MAX_LOGPROBS // 2), ("max_tokens", 1, 2**31)):
+        for name, low, high in (("beam_width", 1, MAX_BEAM_WIDTH), ("max_tokens", 1, 2**31)):
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
                 raise RequestError(f"{name} must be a whole number from {low} to {high}, got {value!r}", param=name)

@@ -12,11 +12,13 @@ import os
 import random
 import time
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 import msgspec
 
 from quire_engine.messages import AddRequest, EngineInfo, pack_token_ids
 from quire_interfaces import (
+    ALL_LOGPROBS,
     ContextLengthError,
     ModelNotFoundError,
     RenderedPrompt,
@@ -82,6 +84,7 @@ class InputProcessor:
             self._check_ids("decoder_prompt", decoder_token_ids or ())
             encoder_prompt, prompt_token_ids = prompt, self._info.decoder_prompt(decoder_token_ids)
             prompt = pack_token_ids(prompt_token_ids)
+        params = self._with_counts(params)
         if params.structured_outputs is not None:
             params = dataclasses.replace(params, structured_outputs=self._constraint(params.structured_outputs))
         if params.dry_multiplier > 0:
@@ -135,6 +138,15 @@ class InputProcessor:
             )
             for index in range(num_completions)
         ]
+
+    def _with_counts(self, params: SamplingParams) -> SamplingParams:
+        """The whole vocabulary's log probabilities as a number of them."""
+        counts: dict[str, Any] = {
+            name: self._info.vocab_size
+            for name in ("logprobs", "prompt_logprobs")
+            if getattr(params, name) == ALL_LOGPROBS
+        }
+        return dataclasses.replace(params, **counts) if counts else params
 
     def _new_seed(self) -> int:
         bits = os.urandom(8) if self._seeds is None else self._seeds.randbytes(8)

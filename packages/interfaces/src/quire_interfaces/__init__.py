@@ -51,7 +51,7 @@ from quire_interfaces.kv_transfer import (
 )
 from quire_interfaces.policy import AdmissionRule, PauseState, RequestGate, Scheduler, SchedulingPolicy
 from quire_interfaces.request import FinishReason, Request, RequestStatus
-from quire_interfaces.sampling_params import MAX_LOGPROBS, SamplingParams
+from quire_interfaces.sampling_params import ALL_LOGPROBS, MAX_LOGPROBS, SamplingParams
 from quire_interfaces.settings import Settings, at_least, between, one_of, setting
 from quire_interfaces.step import (
     GRAMMAR_COMPILE_BOUNDS_S,
@@ -68,6 +68,7 @@ from quire_interfaces.text import Detokenizer, RenderedPrompt, Renderer, TextDel
 __version__ = "0.1.0"
 
 __all__ = [
+    "ALL_LOGPROBS",
     "GRAMMAR_COMPILE_BOUNDS_S",
     "KV_CACHE_DTYPES",
     "MAX_LOGPROBS",

@@ -13,10 +13,12 @@ from typing import Any
 from quire_interfaces.errors import RequestError
 from quire_interfaces.structured_outputs import StructuredOutputsParams
 
-__all__ = ["MAX_LOGPROBS", "SamplingParams"]
+__all__ = ["ALL_LOGPROBS", "MAX_LOGPROBS", "SamplingParams"]
 
-MAX_LOGPROBS = 64
-"""Upper bound on logprobs and prompt_logprobs; a server may set a smaller one."""
+ALL_LOGPROBS = -1
+"""logprobs or prompt_logprobs of the whole vocabulary."""
+MAX_LOGPROBS = 1 << 24
+"""Largest number of logprobs and prompt_logprobs, which no vocabulary reaches; a server sets a bound of its own."""
 
 
 _EXTRA_RANGES = (
@@ -145,7 +147,7 @@ class SamplingParams:
         _range("min_tokens", self.min_tokens, 0, 2**31, whole=True)
         for name in ("logprobs", "prompt_logprobs"):
             if getattr(self, name) is not None:
-                _range(name, getattr(self, name), 0, MAX_LOGPROBS, whole=True)
+                _range(name, getattr(self, name), ALL_LOGPROBS, MAX_LOGPROBS, whole=True)
         if self.seed is not None:
             _range("seed", self.seed, -(2**63), 2**63 - 1, whole=True)
         if self.deterministic and not self.repeatable:

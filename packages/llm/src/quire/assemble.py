@@ -18,6 +18,7 @@ from quire.compilation import chosen_compilation
 from quire.config import QuireConfig
 from quire.draft_plan import DraftPlan
 from quire.kv_tier import check_tier, open_tier, start_digest
+from quire.logprob_bound import resolved_max_logprobs
 from quire.plan import MemoryPlan, format_bytes, make_plan
 from quire_engine import EngineInfo, EngineParts
 from quire_interfaces import ConfigError, GrammarBackend, LogitsProcessor, RequestError, SchedulerStats, Tokenizer
@@ -220,7 +221,7 @@ def build_parts(
         draft_network=draft_network,
         draft_controller=_make_controller(config),
         logits_processors=logits_processors,
-        sampling_config=SamplingConfig(max_logprobs=config.model.max_logprobs),
+        sampling_config=SamplingConfig(max_logprobs=resolved_max_logprobs(config.model.max_logprobs, model.vocab_size)),
         grammars=gate.compiler,
         on_logits=on_logits,
         make_transfer_worker=None if tier is None else tier.make_worker,

@@ -16,6 +16,7 @@ from typing import Any
 from quire.assemble import FACTORY, build_renderer, model_folder, read_model_config
 from quire.beam_search import continuations, of_beam, start_search, to_output
 from quire.config import ModelSettings, QuireConfig
+from quire.logprob_bound import resolved_max_logprobs
 from quire_engine import (
     AsyncEngine,
     BeamSearchParams,
@@ -194,7 +195,8 @@ class AsyncLLM:
         """The most likely continuations; see `LLM.beam_search`. Cancelling it aborts the beams."""
         if not isinstance(prompt, RenderedPrompt):
             prompt = self.renderer.render_prompt(prompt)
-        search = start_search(prompt, params, self._eos_token_ids, self.engine_info, self.config.model.max_logprobs)
+        bound = resolved_max_logprobs(self.config.model.max_logprobs, self.engine_info.vocab_size)
+        search = start_search(prompt, params, self._eos_token_ids, self.engine_info, bound)
         step_params = params.step_params(search.num_candidates)
 
         async def step(token_ids: list[int]) -> RequestOutput:

@@ -19,7 +19,17 @@ from typing import Any, NamedTuple
 from quire.environment import environment_values, warn_unknown_variables
 from quire.vllm_settings import hint_for, is_settled
 from quire_engine import EngineConfig
-from quire_interfaces import KV_CACHE_DTYPES, MAX_LOGPROBS, ConfigError, Settings, at_least, between, one_of, setting
+from quire_interfaces import (
+    ALL_LOGPROBS,
+    KV_CACHE_DTYPES,
+    MAX_LOGPROBS,
+    ConfigError,
+    Settings,
+    at_least,
+    between,
+    one_of,
+    setting,
+)
 from quire_kv_cache import KVCacheConfig
 from quire_kv_transfer import KVTransferConfig
 from quire_lora.config import LoraConfig
@@ -32,6 +42,7 @@ from quire_structured_output import StructuredOutputConfig
 
 __all__ = [
     "ENVIRONMENT",
+    "LONGEST_THAT_FITS",
     "ConfigField",
     "ModelSettings",
     "Origin",
@@ -70,6 +81,15 @@ DERIVED = frozenset(
     }
 )
 """(section, field) that `quire.assemble` computes from the model and the rest; no user sets them."""
+
+
+LONGEST_THAT_FITS = -1
+"""`max_model_len` as the memory allows."""
+
+
+def _no_length(value: Any) -> str | None:
+    is_length = isinstance(value, int) and not isinstance(value, bool) and (value >= 1 or value == LONGEST_THAT_FITS)
+    return None if value is None or is_length else "be a number of at least 1, or auto"
 
 
 def _not_an_object(value: Any) -> str | None:
@@ -130,9 +150,10 @@ class ModelSettings(Settings):
     )
     max_model_len: int | None = setting(
         None,
-        help="Longest sequence, prompt and output together; empty takes the model's.",
+        help="Longest sequence, prompt and output together; empty takes the model's, auto (or -1) the longest up to "
+        "that for which the memory for keys and values is enough.",
         unit="tokens",
-        check=at_least(1),
+        check=_no_length,
     )
     attention_backend: str | None = setting(None, help="Attention backend by name; empty chooses the best available.")
     compilation_config: dict[str, Any] | None = setting(  # noqa: RUF009 (its default is None)
@@ -162,9 +183,9 @@ class ModelSettings(Settings):
     )
     max_logprobs: int = setting(
         20,
-        help="Most log probabilities per token that a request may ask for.",
+        help="Most log probabilities per token that a request may ask for; -1 for the whole vocabulary.",
         unit="tokens",
-        check=between(0, MAX_LOGPROBS),
+        check=between(ALL_LOGPROBS, MAX_LOGPROBS),
     )
     gpu_memory_utilization: float = setting(
         0.5,
@@ -301,7 +322,9 @@ def build_sections(
                 if is_settled(name, value):
                     continue
                 raise unknown_name_error(raw_name, fields, source)
-            if isinstance(value, str):
+            if name == "max_model_len" and value == "auto":
+                value = LONGEST_THAT_FITS
+            elif isinstance(value, str):
                 value = parse_text(fields[name], value, source)
             elif isinstance(value, list):
                 value = tuple(value)
@@ -310,7 +333,9 @@ def build_sections(
     for name, origin in origins.items():
         if origin.source != "default":
             for section, field_name in fields[name].owners:
-                arguments[section][field_name] = origin.value
+                # How long the longest is, only the planner finds out; it tells the scheduler.
+                is_open = name == "max_model_len" and origin.value == LONGEST_THAT_FITS and section != "model"
+                arguments[section][field_name] = None if is_open else origin.value
     return {section: owner(**arguments[section]) for section, owner in sections.items()}, origins
 
 

@@ -13,6 +13,7 @@ from quire.assemble import build_parts, build_renderer, model_folder, read_model
 from quire.async_llm import generation_defaults, make_detokenizer_factory
 from quire.beam_search import continuations, of_beam, start_search, to_output
 from quire.config import QuireConfig
+from quire.logprob_bound import check_logprobs, resolved_max_logprobs
 from quire_engine import BeamSearchParams, EngineInfo, LLMEngine, RequestOutput
 from quire_interfaces import (
     AdapterInfo,
@@ -233,7 +234,7 @@ class LLM:
         if not isinstance(params, BeamSearchParams):
             raise RequestError(f"params must be BeamSearchParams, got {type(params).__name__}", param="params")
         rendered = self._render_all(prompts)
-        bound = self.config.model.max_logprobs
+        bound = resolved_max_logprobs(self.config.model.max_logprobs, self.engine_info.vocab_size)
         searches = [start_search(each, params, self._eos_token_ids, self.engine_info, bound) for each in rendered]
         cached = [0] * len(searches)
         adapters = self._adapter_names(lora_request, len(searches))
@@ -365,13 +366,8 @@ class LLM:
             return self._drive(prompts, params, priority, adapters, advance)
 
     def _check_logprobs(self, params: SamplingParams) -> None:
-        bound = self.config.model.max_logprobs
-        for name in ("logprobs", "prompt_logprobs"):
-            asked = getattr(params, name)
-            if asked is not None and asked > bound:
-                raise RequestError(
-                    f"{name} is {asked}, but at most {bound} are given; ask for less, or set max_logprobs", param=name
-                )
+        remedy = "ask for less, or set max_logprobs"
+        check_logprobs(params, self.config.model.max_logprobs, self.engine_info.vocab_size, remedy=remedy)
 
     def _drive(
         self,

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from quire.adapters import takes_adapters
 from quire.compilation import chosen_compilation
-from quire.config import KV_CACHE_ALIASES, QuireConfig
+from quire.config import KV_CACHE_ALIASES, LONGEST_THAT_FITS, QuireConfig
 from quire.draft_plan import DraftPlan, plan_draft, require_place
 from quire_interfaces import ConfigError, CrossAttentionSpec, KVCachePlan, LatentAttentionSpec, MambaSpec
 from quire_kv_cache import max_concurrency, plan_kv_cache, state_block_size
@@ -107,6 +107,8 @@ def make_plan(
             field="model",
         )
     chosen_compilation(config, model)  # what it does not go with is refused here
+    if config.model.max_model_len == LONGEST_THAT_FITS:
+        return _longest_plan(config, model, free_bytes, folder)
     free = available_memory_bytes(config.runner.device) if free_bytes is None else free_bytes
     dtype = resolved_dtype(config.model.dtype, model.dtype)
     method = config.model.quantization or "plain"
@@ -165,10 +167,10 @@ def make_plan(
     num_blocks, why = _num_blocks(config, free, before_kv, per_request, block_bytes)
     notes.append(why)
     plan = plan_kv_cache(specs, num_blocks=max(num_blocks, 1 + len(one_block.groups)))
-    if plan.num_blocks - 1 < per_request:
+    if num_blocks - 1 < per_request:
         # What the encoder reads shrinks with the context only where nothing else bounds it.
         reading = 0 if model.has_positions_without_end and model.max_encoder_len >= max_model_len else encoder_blocks
-        _refuse(plan, max_model_len, per_request, block_bytes, reading, model.max_encoder_len)
+        _refuse(max(num_blocks - 1, 0), max_model_len, per_request, block_bytes, reading, model.max_encoder_len)
     if draft is not None:
         ledger["KV cache: draft"] = plan.num_blocks * draft_block_bytes
     ledger["KV cache"] = plan.total_bytes
@@ -187,6 +189,37 @@ def make_plan(
         speculative=config.speculative,
         draft=draft,
     )
+
+
+def _longest_plan(config: QuireConfig, model: ModelConfig, free_bytes: int | None, folder: Path | None) -> MemoryPlan:
+    """The plan with the longest context, up to the model's, of which one request fits; rows, activations and blocks
+    grow with it, so that it is sought by halving."""
+    free = available_memory_bytes(config.runner.device) if free_bytes is None else free_bytes
+
+    def plan_of(length: int) -> MemoryPlan:
+        settings = dataclasses.replace(config.model, max_model_len=length)
+        return make_plan(dataclasses.replace(config, model=settings), model, free_bytes=free, folder=folder)
+
+    def fits(length: int) -> bool:
+        try:
+            plan_of(length)
+        except ConfigError as error:
+            if error.field != "max_model_len":
+                raise
+            return False
+        return True
+
+    longest, unit = model.max_model_len, config.kv_cache.block_size
+    if not fits(longest):
+        low, high = 0, -(-longest // unit)  # in blocks; high does not fit
+        while high - low > 1:
+            middle = (low + high) // 2
+            low, high = (middle, high) if fits(middle * unit) else (low, middle)
+        longest = max(1, low) * unit  # where not even one block fits, the error says by how much
+    plan = plan_of(longest)
+    why = "the model's context" if longest == model.max_model_len else "the longest that one request has memory for"
+    whole = f"max_model_len {longest}: {why} (auto; the model's context is {model.max_model_len})"
+    return dataclasses.replace(plan, notes=(whole, *plan.notes[1:]))
 
 
 def _max_model_len(config: QuireConfig, model: ModelConfig) -> tuple[int, list[str]]:
@@ -268,11 +301,11 @@ def _table_widths(plan: KVCachePlan) -> tuple[tuple[int, ...], int]:
 
 
 def _refuse(
-    plan: KVCachePlan, max_model_len: int, per_request: int, block_bytes: int, reading: int, max_encoder_len: int
+    there: int, max_model_len: int, per_request: int, block_bytes: int, reading: int, max_encoder_len: int
 ) -> None:
-    """Say what would fit. `reading`: blocks of a request that are there however short the context is."""
-    there = plan.num_blocks - 1
-    if there <= reading:
+    """Say what would fit in the blocks that are `there`. `reading`: those of a request that are needed however short
+    the context is."""
+    if reading and there <= reading:
         raise ConfigError(
             f"what the encoder reads for one request, up to {max_encoder_len} tokens, needs "
             f"{format_bytes(reading * block_bytes)} of KV cache, but only {format_bytes(there * block_bytes)} are left "
@@ -283,7 +316,7 @@ def _refuse(
     fits = (there - reading) * max_model_len // (per_request - reading)
     raise ConfigError(
         f"one request of max_model_len={max_model_len} tokens needs {format_bytes(per_request * block_bytes)} of KV "
-        f"cache, but only {format_bytes((plan.num_blocks - 1) * block_bytes)} are left for it: set --max-model-len to "
+        f"cache, but only {format_bytes(there * block_bytes)} are left for it: set --max-model-len to "
         f"about {max(1, fits)}, raise --gpu-memory-utilization, or give --kv-cache-memory-bytes",
         field="max_model_len",
     )
