@@ -66,10 +66,12 @@ def test_graphs_are_planned_where_there_are_any() -> None:
         return plan.ledger_bytes.get("graphs", 0)
 
     assert graphs() == graphs(device="cuda", enforce_eager=True) == 0
-    few, many = graphs(device="cuda", max_num_seqs=8), graphs(device="cuda", max_num_seqs=256)
+    few, many = (graphs(device="cuda", max_num_seqs=rows, enable_lora=False) for rows in (8, 256))
     # At least the logits of as many rows, in float32, and never more than a fifth of what weights take.
     assert 8 * 151_936 * 4 < few < many < 1.2 * GB
     assert many > 256 * 151_936 * 4
+    # Launches of other graphs only: what they write to is shared.
+    assert many < graphs(device="cuda", max_num_seqs=256, enable_lora=True) < 2 * many
 
 
 def test_graphs_have_room_for_what_a_head_reads() -> None:

@@ -147,12 +147,14 @@ class BrokenAt20(DeviceNetwork):
         return torch.where(positions[:, None] == 20, torch.nan, super()._embed(token_ids, positions))
 
 
-def test_a_row_that_fails_fails_alone() -> None:
+@pytest.mark.parametrize(("logprobs", "choice"), [(None, Choice.MOST_LIKELY), (3, Choice.OBSERVED)])
+def test_a_row_that_fails_fails_alone(logprobs: int | None, choice: Choice) -> None:
     engine = Engine(BrokenAt20(), capture=record_graph)
     short = make_request("short", [5, 6], max_tokens=16)
-    engine.run(short, make_request("long", [1, 2, 3], max_tokens=40))
+    engine.run(short, make_request("long", [1, 2, 3], max_tokens=40, logprobs=logprobs))
     assert engine.runner.graphs is not None
-    assert engine.runner.graphs.captured[0] == (2, Choice.MOST_LIKELY)
+    assert engine.runner.graphs.failure is None
+    assert engine.runner.graphs.captured[0] == (2, choice)
     assert engine.outcomes["short"].token_ids == reference_tokens(engine.network, short)
     assert "NaN" in (engine.outcomes["long"].error or "")
     assert len(engine.outcomes["long"].token_ids) == 18

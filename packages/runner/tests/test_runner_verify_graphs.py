@@ -194,3 +194,46 @@ def test_sizes_count_drafts() -> None:
     assert RunnerConfig(max_num_seqs=256, num_speculative_tokens=4).graph_sizes[-1] == 256
     named = RunnerConfig(max_num_seqs=200, num_speculative_tokens=4, cuda_graph_sizes=(8, 500))
     assert named.graph_sizes == (8, 500)
+
+
+@pytest.mark.parametrize("kind", list(SAMPLING))
+def test_log_probabilities_beside_drafts(kind: str) -> None:
+    """They are those of the raw logits behind each token that was right; rows that want none get none."""
+    network = DeviceNetwork()
+    wanted = {"r0": 2, "r2": 0, "r3": 5}
+    several = [
+        make_request(
+            each.request_id,
+            each.prompt_token_ids,
+            max_tokens=each.max_tokens,
+            seed=each.seed,
+            logprobs=wanted.get(each.request_id),
+            **SAMPLING[kind],
+        )
+        for each in requests(kind)
+    ]
+    drafter, alone = oracle(network, several)
+    engine = Engine(network, capture=record_graph, config=SIZES, num_speculative_tokens=4, drafter=drafter)
+    served = count_graph_steps(engine)
+    outcomes = engine.run(*several)
+    assert {name: outcome.token_ids for name, outcome in outcomes.items()} == alone
+    for request in several:
+        found = outcomes[request.request_id].logprobs
+        if request.request_id not in wanted:
+            assert not found
+            continue
+        tokens = alone[request.request_id]
+        logits = network.dense_logits([*request.prompt_token_ids, *tokens])[request.num_prompt_tokens - 1 : -1]
+        expected = logits.double().log_softmax(-1)
+        assert len(found) == len(tokens)
+        for token, each, scores in zip(tokens, found, expected, strict=True):
+            best = scores.topk(wanted[request.request_id])
+            assert each.token_ids == [token, *best.indices.tolist()]
+            assert each.rank == 1 + int((scores > scores[token]).sum())
+            assert (torch.tensor(each.logprobs).double() - scores[each.token_ids]).abs().max() < 1e-5
+    assert sum(drafts > 0 for drafts in served) > 3
+    graphs = engine.runner.graphs
+    assert graphs is not None
+    assert graphs.failure is None
+    assert Choice.OBSERVED in {choice for _, choice in graphs.captured}
+    engine.close()

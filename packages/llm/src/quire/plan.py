@@ -153,6 +153,7 @@ def make_plan(
         ledger["graphs"] = graph_bytes(
             model, runner, dtype_bytes=DTYPE_BYTES[dtype], num_layers=model.num_layers,
             block_sizes=block_sizes, feature_width=0 if draft is None else draft.feature_width,
+            takes_adapters=takes_adapters(config),
         )  # fmt: skip
     if takes_adapters(config):
         ledger["adapters"] = adapter_bytes(linear_shapes(model), config.lora, DTYPE_BYTES[dtype])

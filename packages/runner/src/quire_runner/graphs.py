@@ -31,8 +31,9 @@ __all__ = ["CaptureStep", "Choice", "ComputeStep", "CudaCapture", "DecodeGraph",
 
 _logger = logging.getLogger(__name__)
 
-Tokens = tuple[Tensor, Tensor]
-"""Token ids [P] int64 and the largest logits [P] float32 of P rows."""
+Tokens = tuple[Tensor, ...]
+"""Token ids [P] int64 and the largest logits [P] float32 of P rows; where rows are observed, log probabilities behind
+them (`Sampler.draw_observed`)."""
 Replay = Callable[[], None]
 Ints = NDArray[np.int64]
 
@@ -44,6 +45,8 @@ class Choice(IntEnum):
     DRAWN = 1
     EDITED = 2
     """Penalties and masks may change the logits before tokens are drawn."""
+    OBSERVED = 3
+    """Log probabilities are wanted besides."""
 
 
 class ComputeStep(Protocol):
@@ -113,13 +116,12 @@ class DecodeGraph(NamedTuple):
             mask_of: [N] which mask each gets, -1 for none; None for none at all.
 
         Returns:
-            Token ids [N] and largest logits [N], of their own memory.
+            Token ids [N], largest logits [N] and what else the step gives of each, of their own memory.
         """
         fill_on_device(self.spans, _host_spans(self.spans.shape[1], self.padding_row, rows, starts, mask_of))
         self.replay()
-        token_ids, peaks = self.tokens
         # The next step may write over them before they have been read.
-        return token_ids[: len(rows)].clone(), peaks[: len(rows)].clone()
+        return tuple(each[: len(rows)].clone() for each in self.tokens)
 
 
 class DecodeGraphs:
@@ -193,7 +195,7 @@ class DecodeGraphs:
         is the same for every size."""
         for size in self._sizes:
             for choice in self._choices:
-                if choice is not Choice.EDITED or size == self._sizes[0]:
+                if choice < Choice.EDITED or size == self._sizes[0]:
                     self._warm_up(_Key(size, choice))
 
     def wait(self) -> None:

@@ -21,9 +21,13 @@ MASKED_QUERIES = 512
 SLOT_BYTES = 8
 
 GRAPH_SPLIT_BYTES = 32 << 20
-GRAPHS_PER_SIZE = 3
+GRAPHS_PER_SIZE = 4
 """The ways of choosing tokens (`graphs.Choice`)."""
 LAUNCHES_PER_LAYER, LAUNCHES_BESIDE = 16, 32
+ADAPTER_LAUNCHES = 14
+"""Of a layer, where rows have adapters: two for each of its matrices."""
+OBSERVED_ROWS, OBSERVED_LAUNCHES = 8, 24
+"""Rows whose log probabilities are computed at once, and launches of each such piece."""
 LAUNCH_BYTES = 4096
 """Of a kernel's node in a graph, its arguments included, as the driver keeps it: assumed, not measured."""
 
@@ -94,6 +98,7 @@ def graph_bytes(
     block_sizes: tuple[int, ...],
     num_layers: int,
     feature_width: int = 0,
+    takes_adapters: bool = False,
 ) -> int:
     """Bytes that graphs of decode steps take on top: memory of their own for a step of the largest size, which they
     share, their own block tables, masks for each token, what a drafter reads of each, and what the driver keeps of each
@@ -106,6 +111,7 @@ def graph_bytes(
         block_sizes: Block size of each KV cache group.
         num_layers: Of the network.
         feature_width: Elements that a drafter reads of each token's hidden states.
+        takes_adapters: Whether rows may have adapters; steps with them have graphs of their own.
     """
     sizes = config.graph_sizes
     if not sizes:
@@ -115,7 +121,12 @@ def graph_bytes(
     # Sums of divided products and of divided keys are float32, and there may be as many as fill a GPU.
     step = max(sizes) * (row * dtype_bytes + LOGITS_COPIES * network.vocab_size * 4) + GRAPH_SPLIT_BYTES
     tables = sum(4 * max(sizes) * -(-config.row_len // size) for size in block_sizes)
-    launches = GRAPHS_PER_SIZE * len(sizes) * (LAUNCHES_PER_LAYER * num_layers + LAUNCHES_BESIDE) * LAUNCH_BYTES
+    pieces = OBSERVED_LAUNCHES * sum(-(-size // OBSERVED_ROWS) for size in sizes)
+    num_launches = sum(
+        GRAPHS_PER_SIZE * len(sizes) * (of_layer * num_layers + LAUNCHES_BESIDE) + pieces
+        for of_layer in (LAUNCHES_PER_LAYER, LAUNCHES_PER_LAYER + ADAPTER_LAUNCHES)[: 1 + takes_adapters]
+    )
+    launches = num_launches * LAUNCH_BYTES
     masks = max(sizes) * -(-network.vocab_size // 32) * 4
     # Once in the network, side by side, and once where the drafter finds them.
     features = 3 * max(sizes) * feature_width * dtype_bytes

@@ -71,30 +71,29 @@ class PaddedDecode:
         if sampler.draws_in_one_call:
             self.choices += (Choice.DRAWN,)
         if sampler.edits_in_one_call:
-            self.choices += (Choice.EDITED,)
+            self.choices += (Choice.EDITED, Choice.OBSERVED)
         self.bitmask = torch.zeros(most, sampler.state.num_mask_words, dtype=torch.int32, device=rows.token_ids.device)
         """[most, W] the masks that entries may have (`TokenMasks.bitmask`), to be written before a step; the same
         memory for every step."""
 
-    def __call__(self, spans: Tensor, choice: Choice, features: Tensor | None) -> tuple[Tensor, Tensor]:
+    def __call__(self, spans: Tensor, choice: Choice, features: Tensor | None) -> tuple[Tensor, ...]:
         """See `ComputeStep`."""
         rows, size = self._rows, spans.shape[1]
         inputs = self._decode_inputs(rows.token_ids, rows.row_tables, spans[:4])
         batch = make_batch(inputs, rows, self._layers, [1] * size, [self._longest] * size)  # lengths: a bound
         hidden = self._hidden(batch, features)
+        drawn: tuple[Tensor, ...]
         if choice is Choice.MOST_LIKELY:
-            token_ids, peaks = self._network.most_likely(hidden)
+            drawn = self._network.most_likely(hidden)
         elif choice is Choice.DRAWN:
-            logits = self._network.compute_logits(hidden)
-            token_ids, peaks = self._sampler.draw(logits, spans[0], batch.positions)
+            drawn = self._sampler.draw(self._network.compute_logits(hidden), spans[0], batch.positions)
         else:
+            draw = self._sampler.draw_edited if choice is Choice.EDITED else self._sampler.draw_observed
             logits = self._network.compute_logits(hidden)
-            token_ids, peaks = self._sampler.draw_edited(
-                logits, spans[0], batch.positions, rows.token_ids, spans[4], self.bitmask
-            )
+            drawn = draw(logits, spans[0], batch.positions, rows.token_ids, spans[4], self.bitmask)
         places = torch.add(spans[2], spans[0], alpha=rows.row_len)
-        rows.token_ids.view(-1).index_copy_(0, places, token_ids.to(torch.int32))
-        return token_ids, peaks
+        rows.token_ids.view(-1).index_copy_(0, places, drawn[0].to(torch.int32))
+        return drawn
 
     def _hidden(self, batch: ForwardBatch, features: Tensor | None) -> Tensor:
         """Hidden states [P, hidden_size]; what a drafter reads is put where it finds it."""

@@ -409,8 +409,7 @@ class ModelRunner:
             self._padded.bitmask[: len(masks.indices)].copy_(masks.bitmask)
         if plan.num_drafts is not None:
             write_drafts(output, plan, self._rows)
-        tokens = graph.run(wanted.rows, wanted.positions, mask_of)
-        sampled = SamplerOutput(tokens[0], wanted.rows.tolist(), tokens[1])
+        sampled = self._sampler.output(graph.run(wanted.rows, wanted.positions, mask_of), wanted.rows.tolist())
         result = _empty_result(output, drafts_follow=drafts_follow)
         return self._reading(output, plan, sampled, grammar_failures, result)
 
@@ -418,6 +417,8 @@ class ModelRunner:
         """How the tokens of a step are chosen; None where the host has a word in it."""
         if self._on_logits is not None or not self._sampler.only_penalizes(rows):
             return None
+        if self._sampler.wants_logprobs(rows):
+            return Choice.OBSERVED
         if self._grammars.has_any(rows) or not self._sampler.only_draws(rows):
             return Choice.EDITED
         return Choice.MOST_LIKELY if self._sampler.takes_most_likely(rows) else Choice.DRAWN

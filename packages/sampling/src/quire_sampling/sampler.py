@@ -21,7 +21,7 @@ from quire_sampling.draw import SMALL_TOP_K, draw, draw_among_top, draw_filtered
 from quire_sampling.dry import apply_dry_
 from quire_sampling.edits import apply_processors_, edit_row_
 from quire_sampling.extras import draw_with_xtc, dynamic_temperature, keep_top_sigmas_
-from quire_sampling.logprobs import token_logprobs
+from quire_sampling.logprobs import LogprobTensors, token_logprobs
 from quire_sampling.masks import TokenMasks, apply_token_masks_, check_masks
 from quire_sampling.mirostat import draw_mirostat
 from quire_sampling.nucleus import Filters
@@ -69,8 +69,12 @@ class Sampler:
         self._penalize = penalize
 
     def only_penalizes(self, rows: Sequence[int]) -> bool:
-        """Whether `draw_edited` gives all that these rows want."""
+        """Whether `draw_edited` gives all that these rows want, or `draw_observed` if log probabilities are wanted."""
         return self.state.needs_host.isdisjoint(rows)
+
+    def wants_logprobs(self, rows: Sequence[int]) -> bool:
+        """Whether any of these rows wants log probabilities."""
+        return not self.state.num_logprobs.keys().isdisjoint(rows)
 
     def only_draws(self, rows: Sequence[int]) -> bool:
         """Whether op `draw` on the unchanged logits gives all that these rows want. Then `sample` may be left out,
@@ -125,6 +129,30 @@ class Sampler:
         self._penalize(logits, rows, positions, token_ids, self.state.penalty_table())
         tokens, peaks = self._draw_masked(logits, rows, positions, self.state.draw_table(), mask_of, bitmask)
         return torch.where(peaks.isfinite(), tokens, 0), peaks
+
+    def draw_observed(
+        self, logits: Tensor, rows: Tensor, positions: Tensor, token_ids: Tensor, mask_of: Tensor, bitmask: Tensor
+    ) -> tuple[Tensor, ...]:
+        """`draw_edited` with log probabilities, of all rows and as many as any may ask for. Arguments are the same.
+
+        Returns:
+            Tokens and largest logits, then what `LogprobTensors` has behind the tokens; see `output`.
+        """
+        raw = logits.clone()
+        tokens, peaks = self.draw_edited(logits, rows, positions, token_ids, mask_of, bitmask)
+        most = min(self.state.config.max_logprobs, self.state.vocab_size)
+        return tokens, peaks, *token_logprobs(raw, tokens, most)[1:]
+
+    def output(self, drawn: tuple[Tensor, ...], rows: list[int]) -> SamplerOutput:
+        """What `draw`, `draw_edited` or `draw_observed` gave for these rows [N], as `sample` gives it."""
+        output = SamplerOutput(drawn[0], rows, drawn[1])
+        wanted = [i for i, row in enumerate(rows) if row in self.state.num_logprobs] if len(drawn) > 2 else []
+        if wanted:
+            index = to_device(wanted, drawn[0].device)
+            output.logprob_indices = wanted
+            output.num_logprobs = [self.state.num_logprobs[rows[i]] for i in wanted]
+            output.logprob_tensors = LogprobTensors(*(each.index_select(0, index) for each in (drawn[0], *drawn[2:])))
+        return output
 
     def sample(
         self,

@@ -120,7 +120,8 @@ class SamplingState:
         self.needs_logits: set[int] = set()
         """Rows whose logits are changed or looked at; all others just draw or take the most likely token."""
         self.needs_host: set[int] = set()
-        """Those of them that want more than penalties: what is done with their logits is decided on the host."""
+        """Those of them that want more than penalties and log probabilities: what is done with their logits is decided
+        on the host."""
 
     @property
     def num_mask_words(self) -> int:
@@ -189,9 +190,9 @@ class SamplingState:
         if penalties != (1, 0, 0):
             self.penalized.add(row)
             self._set_penalties(row, penalties)
-        if any(row in rows for rows in self._looks()):
+        if any(row in rows for rows in (self.edited, self.dynatemp, self.xtc, self.mirostat)):
             self.needs_host.add(row)
-        if row in self.penalized or row in self.needs_host:
+        if row in self.penalized or row in self.num_logprobs or row in self.needs_host:
             self.needs_logits.add(row)
 
     def clear_row(self, row: int) -> None:
@@ -213,10 +214,6 @@ class SamplingState:
     def reads_history(self, row: int) -> bool:
         """Whether a token of this row may depend on the tokens before it other than through its logits."""
         return row in self.penalized or row in self.edited or row in self.mirostat
-
-    def _looks(self) -> tuple[Collection[int], ...]:
-        """Sets of rows for which it is not enough that ops `penalize` and `draw` see the logits."""
-        return (self.edited, self.num_logprobs, self.dynatemp, self.xtc, self.mirostat)
 
     def _set_penalties(self, row: int, penalties: tuple[float, float, float]) -> None:
         self.repetition_penalty[row], self.presence_penalty[row], self.frequency_penalty[row] = penalties
