@@ -283,3 +283,61 @@ def test_every_kernel_of_a_step_is_ours() -> None:
         "rotate_and_write",
     ):
         assert table.choose(op, request)[0].name == "triton"
+
+
+RECURRENT_NETWORKS: dict[str, dict[str, Any]] = {
+    "mamba2": {
+        "architectures": ["Mamba2ForCausalLM"],
+        "vocab_size": 31,
+        "hidden_size": 16,
+        "num_hidden_layers": 2,
+        "num_heads": 2,
+        "head_dim": 16,
+        "state_size": 16,
+        "n_groups": 1,
+        "expand": 2,
+        "conv_kernel": 4,
+        "chunk_size": 32,
+        "tie_word_embeddings": True,
+    },
+    "gated delta net": {
+        "architectures": ["Qwen3_5ForCausalLM"],
+        "vocab_size": 31,
+        "hidden_size": 16,
+        "intermediate_size": 16,
+        "num_hidden_layers": 2,
+        "layer_types": ["linear_attention", "full_attention"],
+        "num_attention_heads": 2,
+        "num_key_value_heads": 1,
+        "head_dim": 16,
+        "linear_num_key_heads": 1,
+        "linear_num_value_heads": 2,
+        "linear_key_head_dim": 16,
+        "linear_value_head_dim": 16,
+        "linear_conv_kernel_dim": 4,
+        "max_position_embeddings": 64,
+        "tie_word_embeddings": True,
+    },
+}
+
+
+@pytest.mark.parametrize("name", RECURRENT_NETWORKS)
+def test_states_of_recurrent_networks_move_on(name: str) -> None:
+    """Steps without drafts, by graphs; those with drafts hold states back, and run kernel by kernel between them."""
+    network = RECURRENT_NETWORKS[name]
+    eager, graphs = Driver(network, enforce_eager=True), Driver(network, num_speculative_tokens=3)
+    for rows in STEPS[:6]:
+        for driver in (eager, graphs):
+            driver.step(rows)
+    assert graphs.tokens == eager.tokens
+    for _ in range(3):
+        eager.step([0, 1])
+    wanted = {row: eager.tokens[row][len(graphs.tokens[row]) :] for row in (0, 1)}
+    before = graphs.runner.graphs.captured
+    graphs.verify({0: [wanted[0][0], (wanted[0][1] + 1) % 31], 1: wanted[1][:1]})
+    assert graphs.runner.graphs.captured == before
+    graphs.step([1, 0])
+    for row in (0, 1):
+        assert graphs.tokens[row] == eager.tokens[row][: len(graphs.tokens[row])]
+    assert graphs.runner.graphs.failure is None
+    assert graphs.runner.graphs.captured
