@@ -62,11 +62,6 @@ class GraniteMoeHybridForCausalLM(RecurrentLM):
     def __init__(self, config: GraniteHybridConfig, scope: Scope) -> None:
         super().__init__(config, scope, GraniteHybridLayer, RMSNorm)
 
-    @property
-    def batch_invariant(self) -> bool:
-        """See `RecurrentLM`. Experts are weighed by torch's operators, which promise nothing."""
-        return super().batch_invariant and not self.config.num_experts
-
     def embed(self, batch: ForwardBatch) -> Tensor:
         """The embedding, scaled."""
         return super().embed(batch) * self.config.embedding_multiplier

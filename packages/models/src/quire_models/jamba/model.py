@@ -59,8 +59,3 @@ class JambaForCausalLM(RecurrentLM):
 
     def __init__(self, config: JambaConfig, scope: Scope) -> None:
         super().__init__(config, scope, JambaLayer, RMSNorm, norm="final_layernorm")
-
-    @property
-    def batch_invariant(self) -> bool:
-        """See `RecurrentLM`. Experts are weighed by torch's operators, which promise nothing."""
-        return super().batch_invariant and not any(self.config.sparse_layers)

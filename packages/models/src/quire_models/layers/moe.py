@@ -208,14 +208,18 @@ def pre_norm_block(
 class SharedExpert:
     """A feed-forward network that every token uses, counted as much as a gate of one output says (Qwen2-MoE)."""
 
-    __slots__ = ("_gate", "_mlp")
+    __slots__ = ("_gate", "_mlp", "_weigh")
 
-    def __init__(self, mlp: GatedMLP, gate: Linear) -> None:
+    def __init__(self, scope: Scope, mlp: GatedMLP, gate: Linear) -> None:
         self._mlp = mlp
         self._gate = gate
+        self._weigh = scope.op("sigmoid_and_mul")
 
     def __call__(self, x: Tensor) -> Tensor:
-        return torch.sigmoid(self._gate(x)) * self._mlp(x)
+        # Not by torch.sigmoid: its last bit follows where a number stands among all, so how many tokens there are.
+        out = self._mlp(x)
+        weighed: Tensor = self._weigh(self._gate(x).expand_as(out).contiguous(), out)
+        return weighed
 
 
 class SparseMoE:

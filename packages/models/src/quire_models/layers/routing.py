@@ -1,7 +1,9 @@
 """How tokens choose their experts: router logits [T, E] float32 -> which experts, and how much each one counts.
 
 Every function returns (topk_ids [T, K] int64, topk_weights [T, K] float32), as op `fused_moe` takes them. A row's
-choice depends on that row alone.
+choice depends on that row alone, to the bit where the choice is by softmax: torch's softmax of the last dimension, its
+largest and their sum go through a row in one way, however many rows there are. Its sigmoid does not: what is left over
+behind whole vectors is computed otherwise.
 
 Shape legend: T tokens of the step, E experts, K experts per token.
 """

@@ -34,7 +34,7 @@ def make_moe(config: MoEConfig | Qwen3NextConfig, scope: Scope) -> SparseMoE:
         return SparseMoE(router, experts)
     shared = GatedMLP(scope / "shared_expert", hidden, config.shared_intermediate_size, act=config.hidden_act)
     gate = Linear(scope / "shared_expert_gate", hidden, 1, method=scope.plain_method)
-    return SparseMoE(router, experts, SharedExpert(shared, gate))
+    return SparseMoE(router, experts, SharedExpert(scope, shared, gate))
 
 
 def make_qwen2_moe_layer(config: MoEConfig, layer: int, scope: Scope) -> PreNormDecoderLayer:

@@ -63,11 +63,6 @@ class Qwen3NextForCausalLM(RecurrentLM):
 
         super().__init__(config, scope, make_layer, OffsetRMSNorm)
 
-    @property
-    def batch_invariant(self) -> bool:
-        """See `RecurrentLM`. Experts are weighed by torch's operators, which promise nothing."""
-        return super().batch_invariant and not any(self.config.sparse_layers)
-
     def checkpoint_tensors(self, name: str, tensor: Tensor) -> Iterable[tuple[str, Tensor]]:
         """See `Network.checkpoint_tensors`."""
         return () if name.startswith("mtp.") else ((name, tensor),)
