@@ -35,6 +35,7 @@ TYPED = [
     "observability",
     "runner",
     "spec-decode",
+    "testkit",
     "models",
     "server",
     "kernels-cuda",

@@ -343,7 +343,9 @@ class FakeRunner:
         owners: dict[int, tuple[str, bool]] = {}
         for number, row in enumerate(self._rows):
             # The step that was to free an unsettled row raised; its blocks may be somebody else's by now.
-            for block, _, _, end in self._blocks_in_use(row) if row and number not in self._unsettled else ():
+            if row is None or number in self._unsettled:
+                continue
+            for block, _, _, end in self._blocks_in_use(row):
                 full = end <= row.num_computed_tokens
                 other, other_full = owners.setdefault(block, (row.request_id, full))
                 _check(

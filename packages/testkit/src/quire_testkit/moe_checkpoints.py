@@ -55,7 +55,7 @@ def moe_fields(like: str, size: dict[str, Any]) -> dict[str, Any]:
 def moe_shapes(config: dict[str, Any], at: str) -> Shapes:
     """Name and shape of every weight behind the attention of the layer whose names begin with `at`."""
     hidden, inner = config["hidden_size"], config.get("moe_intermediate_size", config["intermediate_size"])
-    num = config.get("num_experts", config.get("num_local_experts"))
+    num = config["num_experts"] if "num_experts" in config else config["num_local_experts"]
     experts = f"{at}mlp.experts."
     if config["model_type"] != "gpt_oss":
         yield f"{at}mlp.gate.weight", (num, hidden)

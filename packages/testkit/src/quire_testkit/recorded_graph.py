@@ -46,7 +46,7 @@ def record_graph(function: Callable[[], T]) -> tuple[Callable[[], None], T]:
 
 class _Recorder(TorchDispatchMode):
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.actions: list[Callable[[], None]] = []
         self._made: dict[int, Tensor] = {}
 

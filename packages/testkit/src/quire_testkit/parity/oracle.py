@@ -32,7 +32,7 @@ def write_checkpoint(folder: str | Path, architecture: str, case: ParityCase) ->
 
     config = getattr(transformers, case.config)(**case.fields)
     config._attn_implementation = "eager"
-    transformers.utils.logging.disable_progress_bar()
+    transformers.utils.logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(case.seed)
         model = getattr(transformers, architecture)(config).float().eval()
@@ -54,7 +54,7 @@ def load_oracle(folder: str | Path) -> Any:
     import transformers
 
     config = transformers.AutoConfig.from_pretrained(folder, local_files_only=True)
-    auto = transformers.AutoModelForSeq2SeqLM if config.is_encoder_decoder else transformers.AutoModelForCausalLM
+    auto: Any = transformers.AutoModelForSeq2SeqLM if config.is_encoder_decoder else transformers.AutoModelForCausalLM
     if (config.architectures or [""])[0].endswith("Model"):
         auto = transformers.AutoModel
     model = auto.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager", local_files_only=True)
@@ -91,7 +91,8 @@ def logits_along(model: Any, prompt: Sequence[int], continuation: Continuation, 
         Shape [tokens, vocab_size], float32.
     """
     tokens = [*prompt, *continuation.token_ids[:-1]]
-    return model(**_inputs(tokens, encoder), use_cache=False).logits[0, len(prompt) - 1 :].float()
+    logits: Tensor = model(**_inputs(tokens, encoder), use_cache=False).logits[0, len(prompt) - 1 :].float()
+    return logits
 
 
 def _inputs(token_ids: list[int], encoder: Sequence[int]) -> dict[str, Tensor]:

@@ -10,7 +10,7 @@ import random
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 from torch import Tensor
 
@@ -123,7 +123,8 @@ def serve(
     )
     parts = EngineParts(
         scheduler=scheduler,
-        executor=RunnerExecutor(recorder, threaded=situation.depth > 0),
+        # Of a runner, an executor that reads no results apart calls what the recorder passes on.
+        executor=RunnerExecutor(cast(ModelRunner, recorder), threaded=situation.depth > 0),
         info=EngineInfo(max_model_len=max_model_len, vocab_size=network.config.vocab_size),
     )
     core = EngineCore(parts, EngineConfig(async_scheduling=situation.depth > 0))

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from quire_models import ModelConfig, load_model
+from quire_models.layers.encoder_only import EncoderOnly
 from quire_models.ledger import num_parameters
 from quire_ops import DrawTable
 from quire_ops.drawing import reference_draw
@@ -132,9 +133,12 @@ def compare_hidden(folder: str | Path, config: ModelConfig, oracle: Any, case: P
         BF16: (load_model(config, folder, dtype="bfloat16"), BF16_ERRORS * _hidden_error(theirs, expected)),
         INT8: (load_model(config, folder, dtype="float32", linear_method="int8"), case.int8_tolerance),
     }
+    assert isinstance(network, EncoderOnly)
     alone = [network.read([text])[0] for text in texts]
     found = {"whole prefill": (alone, case.tolerance), "with strangers": (network.read(texts), case.tolerance)}
-    found |= {name: (other.read(texts), allowed) for name, (other, allowed) in networks.items()}
+    for name, (other, allowed) in networks.items():
+        assert isinstance(other, EncoderOnly)
+        found[name] = (other.read(texts), allowed)
     for name, (hidden, allowed) in found.items():
         error = _hidden_error(hidden, expected)
         verdict.add(name, error, _problem([], [], error, allowed))
