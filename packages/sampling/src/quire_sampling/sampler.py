@@ -133,15 +133,14 @@ class Sampler:
     def draw_observed(
         self, logits: Tensor, rows: Tensor, positions: Tensor, token_ids: Tensor, mask_of: Tensor, bitmask: Tensor
     ) -> tuple[Tensor, ...]:
-        """`draw_edited` with log probabilities, of all rows and as many as any may ask for. Arguments are the same.
+        """`draw_edited` with log probabilities, of all rows and `num_observed` of each. Arguments are the same.
 
         Returns:
             Tokens and largest logits, then what `LogprobTensors` has behind the tokens; see `output`.
         """
         raw = logits.clone()
         tokens, peaks = self.draw_edited(logits, rows, positions, token_ids, mask_of, bitmask)
-        most = min(self.state.config.max_logprobs, self.state.vocab_size)
-        return tokens, peaks, *token_logprobs(raw, tokens, most)[1:]
+        return tokens, peaks, *token_logprobs(raw, tokens, self.state.num_observed)[1:]
 
     def output(self, drawn: tuple[Tensor, ...], rows: list[int]) -> SamplerOutput:
         """What `draw`, `draw_edited` or `draw_observed` gave for these rows [N], as `sample` gives it."""

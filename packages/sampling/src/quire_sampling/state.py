@@ -23,6 +23,8 @@ from quire_sampling.mirostat import KeptMirostat, Mirostat
 
 __all__ = ["BadWords", "MinTokens", "SamplingState", "TokenValues", "sharpness_of"]
 
+MOST_OBSERVED = 32
+"""Log probabilities beyond which finding them for rows that want fewer costs too much time and memory."""
 _LEAST_TEMPERATURE = 1e-6  # float32 must have room for its reciprocal; the result is greedy long before
 
 
@@ -120,8 +122,13 @@ class SamplingState:
         self.needs_logits: set[int] = set()
         """Rows whose logits are changed or looked at; all others just draw or take the most likely token."""
         self.needs_host: set[int] = set()
-        """Those of them that want more than penalties and log probabilities: what is done with their logits is decided
-        on the host."""
+        """Those of them that want more than penalties and a few log probabilities: what is done with their logits is
+        decided on the host."""
+
+    @property
+    def num_observed(self) -> int:
+        """Log probabilities that are found for every row, whoever asked for them, where the host has no word."""
+        return min(self.config.max_logprobs, self.vocab_size, MOST_OBSERVED)
 
     @property
     def num_mask_words(self) -> int:
@@ -191,6 +198,8 @@ class SamplingState:
             self.penalized.add(row)
             self._set_penalties(row, penalties)
         if any(row in rows for rows in (self.edited, self.dynatemp, self.xtc, self.mirostat)):
+            self.needs_host.add(row)
+        if self.num_logprobs.get(row, 0) > self.num_observed:
             self.needs_host.add(row)
         if row in self.penalized or row in self.num_logprobs or row in self.needs_host:
             self.needs_logits.add(row)
