@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
+from typing import Any
 
 import uvicorn
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from quire_server.app import make_app
 from quire_server.context import ServerContext
@@ -21,13 +23,49 @@ class HTTPServer(uvicorn.Server):
         yield
 
 
+class HTTPProtocol(HttpToolsProtocol):
+    """uvicorn's, but HTTP/1.0 clients, which know no chunks, get streams as they are."""
+
+    def on_headers_complete(self) -> None:
+        super().on_headers_complete()
+        cycle = self.cycle
+        if self.scope["http_version"] == "1.0" and cycle is not None and cycle.scope is self.scope:
+            cycle.send = _UnchunkedSend(cycle)  # type: ignore[method-assign]
+
+
+class _UnchunkedSend:
+    """`send` for a client of HTTP/1.0: the end of the connection is the end of the body."""
+
+    def __init__(self, cycle: RequestResponseCycle) -> None:
+        self._cycle = cycle
+        self._send_start = cycle.send
+
+    async def __call__(self, message: Any) -> None:
+        cycle = self._cycle
+        if message["type"] == "http.response.start":
+            cycle.chunked_encoding = cycle.keep_alive = False
+            await self._send_start(message)
+            return
+        if cycle.flow.write_paused and not cycle.disconnected:
+            await cycle.flow.drain()
+        if cycle.disconnected:
+            return
+        if cycle.scope["method"] != "HEAD":
+            cycle.transport.write(message.get("body", b""))
+        if not message.get("more_body", False):
+            cycle.response_complete = True
+            cycle.message_event.set()
+            cycle.transport.close()
+            cycle.on_response()
+
+
 def make_http_server(context: ServerContext) -> HTTPServer:
     """All routes of one served engine. Set `should_exit` to stop listening and let running requests finish."""
     config = context.config
     return HTTPServer(
         uvicorn.Config(
             make_app(context),
-            http="httptools",
+            http=HTTPProtocol,
             ws="websockets-sansio",
             ws_max_size=config.max_body_bytes,
             lifespan="off",
