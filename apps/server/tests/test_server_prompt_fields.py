@@ -104,6 +104,9 @@ def test_what_is_not_there_is_the_requests_error(real: Any, path: str, prompt: d
             error = response.json()["error"]
             assert error["type"] == "invalid_request_error"
             assert words in error["message"]
+            assert error["message"].startswith(("this server", "there is no"))
+            assert error["param"] == next(iter(fields))
+            assert error["code"] in ("unsupported", "invalid_request")
     assert real.client.get("/health").status_code == 200
 
 

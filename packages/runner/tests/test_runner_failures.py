@@ -172,7 +172,7 @@ def test_a_request_longer_than_a_row_fails_alone() -> None:
     output = step(0, 0, 0, 9, new_rows=[new_row(0, range(9), [1, 2, 3])])
     result = engine.runner.execute(output)
     assert result.sampled_token_ids == [[]]
-    assert "9 tokens do not fit a context of 8 tokens" in result.failed_rows[0]
+    assert "9 tokens do not fit a context of 8 tokens" in result.failed_rows[0].message
     assert engine.runner.execute(step(1, 1, 0, 2, new_rows=[new_row(1, [1, 2], [1])])).sampled_token_ids[0]
     engine.close()
 

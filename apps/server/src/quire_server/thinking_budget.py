@@ -241,4 +241,5 @@ def _append(wholes: dict[int, CompletionOutput], delta: CompletionOutput) -> Non
     whole.text_offsets = [*whole.text_offsets, *delta.text_offsets]
     if delta.logprobs is not None:
         whole.logprobs = [*(whole.logprobs or []), *delta.logprobs]
-    whole.finish_reason, whole.stop_reason, whole.error = delta.finish_reason, delta.stop_reason, delta.error
+    whole.finish_reason, whole.stop_reason = delta.finish_reason, delta.stop_reason
+    whole.error, whole.error_code, whole.error_param = delta.error, delta.error_code, delta.error_param

@@ -341,7 +341,9 @@ def raise_failed(output: RequestOutput) -> None:
     """Raise when the engine could not compute the request: 400 where its runner refused what was asked for."""
     for completion in output.outputs:
         if completion.finish_reason is FinishReason.ERROR:
-            kind, _, message = (completion.error or "").partition(": ")
-            if kind == RequestError.__name__:
-                raise HTTPError(400, message, code="invalid_request")
-            raise HTTPError(500, completion.error or "the request failed in the engine", code="generation_failed")
+            message = completion.error or "the request failed in the engine"
+            if completion.error_code is not None:
+                # In bodies, fields for logits processors stand beside the others.
+                param = (completion.error_param or "").removeprefix("extra_args.") or None
+                raise RequestError(message, param=param, code=completion.error_code)
+            raise HTTPError(500, message, code="generation_failed")

@@ -347,5 +347,5 @@ def merge_outputs(first: EngineCoreOutput, second: EngineCoreOutput) -> EngineCo
     first.finish_reason = second.finish_reason
     first.stop_token_id = second.stop_token_id
     first.num_cached_tokens = max(first.num_cached_tokens, second.num_cached_tokens)
-    first.error = second.error
+    first.error, first.error_code, first.error_param = second.error, second.error_code, second.error_param
     return first

@@ -67,6 +67,8 @@ class CompletionProcessor:
             finish_reason=reason,
             stop_reason=stop_reason,
             error=output.error,
+            error_code=output.error_code,
+            error_param=output.error_param,
             cumulative_logprob=self.cumulative_logprob,
         )
         if self._params.logprobs is not None:
@@ -257,7 +259,8 @@ def _append(whole: CompletionOutput, delta: CompletionOutput) -> None:
     whole.text_offsets.extend(delta.text_offsets)
     if whole.logprobs is not None and delta.logprobs is not None:
         whole.logprobs.extend(delta.logprobs)
-    whole.finish_reason, whole.stop_reason, whole.error = delta.finish_reason, delta.stop_reason, delta.error
+    whole.finish_reason, whole.stop_reason = delta.finish_reason, delta.stop_reason
+    whole.error, whole.error_code, whole.error_param = delta.error, delta.error_code, delta.error_param
     whole.cumulative_logprob = delta.cumulative_logprob
 
 
@@ -271,5 +274,7 @@ def _copy(whole: CompletionOutput) -> CompletionOutput:
         finish_reason=whole.finish_reason,
         stop_reason=whole.stop_reason,
         error=whole.error,
+        error_code=whole.error_code,
+        error_param=whole.error_param,
         cumulative_logprob=whole.cumulative_logprob,
     )

@@ -55,6 +55,11 @@ class CompletionOutput:
     """The stop string, or the id of the stop token the caller named; None for the model's own end token."""
     error: str | None = None
     """With FinishReason.ERROR: why."""
+    error_code: str | None = None
+    """Where the request itself is wrong: a machine-readable reason (`RequestError.code`); None where computing it
+    failed."""
+    error_param: str | None = None
+    """The field at fault, if it is one."""
 
     @property
     def finished(self) -> bool:

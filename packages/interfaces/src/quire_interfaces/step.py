@@ -8,7 +8,9 @@ Steps are executed in the order of `step_id`; a runner may assume that.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import NamedTuple, Self
 
+from quire_interfaces.errors import RequestError
 from quire_interfaces.kv_transfer import KVTransferOutput, KVTransferPlan
 from quire_interfaces.request import FinishReason
 from quire_interfaces.sampling_params import SamplingParams
@@ -18,10 +20,29 @@ __all__ = [
     "EngineCoreOutput",
     "ModelRunnerOutput",
     "NewRow",
+    "RequestFailure",
     "SchedulerOutput",
     "SchedulerStats",
     "TokenLogprobs",
 ]
+
+
+class RequestFailure(NamedTuple):
+    """Why one request cannot go on."""
+
+    message: str
+    code: str | None = None
+    """Machine-readable reason, where the request asked for what it cannot have (`RequestError.code`); None where
+    computing it failed."""
+    param: str | None = None
+    """Its field at fault (`RequestError.param`)."""
+
+    @classmethod
+    def of(cls, error: Exception) -> Self:
+        """What an error says; of an unexpected one, its type as well."""
+        if isinstance(error, RequestError):
+            return cls(str(error), error.code, error.param)
+        return cls(f"{type(error).__name__}: {error}")
 
 
 @dataclass(slots=True, kw_only=True)
@@ -121,7 +142,7 @@ class ModelRunnerOutput:
     forced_token_ids: dict[int, list[int]] = field(default_factory=dict)
     """Row -> tokens that certainly follow the last one in `sampled_token_ids`, because the request's grammar leaves no
     choice. Steps in flight produce the first of them; the scheduler may put the others into the next step as drafts."""
-    failed_rows: dict[int, str] = field(default_factory=dict)
+    failed_rows: dict[int, RequestFailure] = field(default_factory=dict)
     """Row -> why this request cannot go on (its own fault, e.g. a logits processor that raised)."""
     kv_transfer: KVTransferOutput | None = None
     """What became of blocks on their way from or to a tier."""
@@ -141,6 +162,11 @@ class EngineCoreOutput:
     num_cached_tokens: int = 0
     """Prompt tokens that were not computed because the prefix cache had them."""
     error: str | None = None
+    """With FinishReason.ERROR: why."""
+    error_code: str | None = None
+    """Where the request itself is wrong, the `code` of the `RequestError`; None where computing it failed."""
+    error_param: str | None = None
+    """The field at fault, if it is one."""
 
 
 GRAMMAR_COMPILE_BOUNDS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from quire_interfaces.errors import RequestError
 from quire_interfaces.grammar import GrammarMatcher, GrammarSource
-from quire_interfaces.step import ModelRunnerOutput, NewRow, SchedulerOutput
+from quire_interfaces.step import ModelRunnerOutput, NewRow, RequestFailure, SchedulerOutput
 from quire_sampling import TokenMasks
 
 __all__ = ["RowGrammars"]
@@ -78,7 +78,9 @@ class RowGrammars:
         """Forget the row's matcher, if it has one."""
         self._matchers.pop(row, None)
 
-    def masks(self, output: SchedulerOutput, entry_ends: Sequence[int]) -> tuple[TokenMasks | None, dict[int, str]]:
+    def masks(
+        self, output: SchedulerOutput, entry_ends: Sequence[int]
+    ) -> tuple[TokenMasks | None, dict[int, RequestFailure]]:
         """Masks of the step's logit rows. On an accelerator this works while it computes the logits.
 
         Args:
@@ -92,7 +94,7 @@ class RowGrammars:
             return None, {}
         self._reserve(entry_ends[-1])
         indices: list[int] = []
-        failed: dict[int, str] = {}
+        failed: dict[int, RequestFailure] = {}
         begin = 0
         for row, end in zip(output.rows, entry_ends, strict=True):
             # Chunks of prompts have no logit rows.
@@ -100,10 +102,10 @@ class RowGrammars:
                 try:
                     self._walk(matcher, output.draft_token_ids.get(row, []), begin, end, indices)
                 except RequestError as error:
-                    failed[row] = str(error)
+                    failed[row] = RequestFailure.of(error)
                 except Exception as error:  # a library's accident with one output is this output's failure
                     _logger.exception("the grammar of row %d failed", row)
-                    failed[row] = f"its grammar failed: {type(error).__name__}: {error}"
+                    failed[row] = RequestFailure(f"its grammar failed: {type(error).__name__}: {error}")
             begin = end
         return (TokenMasks(indices, self._to_device(len(indices))) if indices else None), failed
 
@@ -123,13 +125,13 @@ class RowGrammars:
         finally:
             matcher.rollback(num_accepted)
 
-    def accept(self, output: SchedulerOutput, result: ModelRunnerOutput) -> dict[int, str]:
+    def accept(self, output: SchedulerOutput, result: ModelRunnerOutput) -> dict[int, RequestFailure]:
         """Move on by the tokens that were sampled, and say in `result` which tokens are certain to follow them.
 
         Returns:
             Per row that left its grammar (a bug of somebody), what happened.
         """
-        failed: dict[int, str] = {}
+        failed: dict[int, RequestFailure] = {}
         if not self._matchers:
             return failed
         for row, tokens in zip(output.rows, result.sampled_token_ids, strict=True):
@@ -139,7 +141,8 @@ class RowGrammars:
             for token_id in tokens:
                 # The request ends with its end token; drafts behind it and steps in flight mean nothing.
                 if not matcher.is_terminated and not matcher.accept(token_id):
-                    failed[row] = f"token {token_id} was sampled although the grammar does not allow it"
+                    why = f"token {token_id} was sampled although the grammar does not allow it"
+                    failed[row] = RequestFailure(why)
                     break
             else:
                 if forced := matcher.forced_token_ids():

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 
-from quire_interfaces.step import ModelRunnerOutput, SchedulerOutput
+from quire_interfaces.step import ModelRunnerOutput, RequestFailure, SchedulerOutput
 from quire_runner.inputs import HostPlan
 from quire_runner.rows import Rows
 from quire_sampling import SamplerOutput
@@ -33,7 +33,7 @@ def plain_output(
     fills: list[int],
     sampled: SamplerOutput,
     result: ModelRunnerOutput,
-    grammar_failures: Mapping[int, str],
+    grammar_failures: Mapping[int, RequestFailure],
 ) -> None:
     """Fill `result` with one token for each sampling entry. Later steps may have been started already: of the rows,
     only failures are noted.
@@ -47,7 +47,7 @@ def plain_output(
         grammar_failures: Row -> why its grammar gave no mask.
     """
     token_ids: list[int] = sampled.token_ids.tolist()
-    failed = sampled.failed_rows()
+    failed = {row: RequestFailure(why) for row, why in sampled.failed_rows().items()}
     failed.update(grammar_failures)
     logprobs = sampled.logprobs()
     if not failed and not logprobs and len(token_ids) == len(output.rows):
@@ -71,7 +71,7 @@ def verified_output(
     rows: Rows,
     sampled: SamplerOutput,
     result: ModelRunnerOutput,
-    grammar_failures: Mapping[int, str],
+    grammar_failures: Mapping[int, RequestFailure],
 ) -> None:
     """Fill `result` with the tokens of every sampling entry of a step with drafts, and count them as known.
 
@@ -84,7 +84,7 @@ def verified_output(
         grammar_failures: Row -> why its grammar gave no mask.
     """
     token_ids: list[int] = sampled.token_ids.tolist()
-    failed = sampled.failed_rows()
+    failed = {row: RequestFailure(why) for row, why in sampled.failed_rows().items()}
     failed.update(grammar_failures)
     logprobs = sampled.logprobs()
     begin = 0

@@ -26,7 +26,7 @@ from quire_interfaces.kv_cache import (
     MambaSpec,
     SlidingWindowSpec,
 )
-from quire_interfaces.step import NewRow, SchedulerOutput
+from quire_interfaces.step import NewRow, RequestFailure, SchedulerOutput
 from quire_ops import DecodeRows, RowTable, to_device
 from quire_runner.config import RunnerConfig
 from quire_runner.grammars import RowGrammars
@@ -160,8 +160,8 @@ class Rows:
         self.lora_slots: NDArray[np.int32] = np.full(num_rows, -1, dtype=np.int32)
         """[R] where each row's adapter is, -1 for none."""
         self._num_fills: NDArray[np.int64] = np.zeros(num_rows, dtype=np.int64)
-        self._late_failures: deque[tuple[int, int, str]] = deque()
-        self.failed: dict[int, str] = {}
+        self._late_failures: deque[tuple[int, int, RequestFailure]] = deque()
+        self.failed: dict[int, RequestFailure] = {}
         """Row -> why its request cannot go on. It stays here until the row is freed: steps that were planned before
         the scheduler heard of the failure must leave the row alone."""
         self.prompt_logprobs: dict[int, int] = {}
@@ -190,7 +190,7 @@ class Rows:
             except Exception as error:
                 # Whatever a request's parameters do to the code that takes them in, it is that request's failure.
                 self.free(new.row)
-                self.failed[new.row] = f"{type(error).__name__}: {error}"
+                self.failed[new.row] = RequestFailure.of(error)
         if output.new_block_ids:
             for group, table in enumerate(self.block_tables):
                 table.append({row: ids[group] for row, ids in output.new_block_ids.items() if row not in self.failed})
@@ -274,7 +274,7 @@ class Rows:
         fills: list[int] = self._num_fills[rows].tolist()
         return fills
 
-    def fail_late(self, row: int, fill: int, why: str) -> None:
+    def fail_late(self, row: int, fill: int, why: RequestFailure) -> None:
         """The request that was in the row when `fills` gave this number cannot go on. Taken note of by
         `take_late_failures`; other threads may call this."""
         self._late_failures.append((row, fill, why))

@@ -24,7 +24,7 @@ from quire_interfaces.errors import ConfigError
 from quire_interfaces.grammar import GrammarSource
 from quire_interfaces.kv_cache import KVCachePlan
 from quire_interfaces.kv_transfer import BlockMemory, KVTransferWorker
-from quire_interfaces.step import ModelRunnerOutput, SchedulerOutput
+from quire_interfaces.step import ModelRunnerOutput, RequestFailure, SchedulerOutput
 from quire_models import Network as QuireNetwork
 from quire_ops import OpRequest, bind, op_table, to_device
 from quire_runner.affinity import bind_team, choose_cores
@@ -279,7 +279,11 @@ class ModelRunner:
         return lambda: self._completed(read(), output, step, dropped)
 
     def _completed(
-        self, result: ModelRunnerOutput, output: SchedulerOutput, step: SchedulerOutput, dropped: dict[int, str]
+        self,
+        result: ModelRunnerOutput,
+        output: SchedulerOutput,
+        step: SchedulerOutput,
+        dropped: dict[int, RequestFailure],
     ) -> ModelRunnerOutput:
         """The result with the entries that were left out, and with news of transfers."""
         if dropped:
@@ -334,7 +338,7 @@ class ModelRunner:
                     self._adapters.place(new.adapter_slot, new.adapter_version)
                 except Exception as error:
                     self._rows.free(new.row)
-                    self._rows.failed[new.row] = f"{type(error).__name__}: {error}"
+                    self._rows.failed[new.row] = RequestFailure.of(error)
 
     def _compute(self, output: SchedulerOutput) -> ReadStep:
         network = self._network
@@ -503,7 +507,7 @@ class ModelRunner:
         if len(wanted.rows) < hidden.shape[0]:
             hidden = hidden.index_select(0, to_device(wanted.token_index, hidden.device))
         rows = wanted.rows.tolist()
-        grammar_failures: dict[int, str] = {}
+        grammar_failures: dict[int, RequestFailure] = {}
         if self._adapters is not None:
             self._adapters.begin_logits(self._rows.lora_slots[wanted.rows])
         if self._logits_are_free() and self._sampler.takes_most_likely(rows):
@@ -518,7 +522,7 @@ class ModelRunner:
         output: SchedulerOutput,
         plan: HostPlan,
         sampled: SamplerOutput,
-        grammar_failures: dict[int, str],
+        grammar_failures: dict[int, RequestFailure],
         result: ModelRunnerOutput,
     ) -> ReadStep:
         """Write what was sampled to its rows."""
@@ -530,7 +534,7 @@ class ModelRunner:
         output: SchedulerOutput,
         plan: HostPlan,
         sampled: SamplerOutput,
-        grammar_failures: dict[int, str],
+        grammar_failures: dict[int, RequestFailure],
         result: ModelRunnerOutput,
     ) -> ReadStep:
         """What reads the tokens that are in their rows; where the next step depends on them, they are read now."""
@@ -555,7 +559,7 @@ class ModelRunner:
             return read
         return self._left_grammars(result, self._grammars.accept(output, read()))
 
-    def _left_grammars(self, result: ModelRunnerOutput, left: dict[int, str]) -> ReadStep:
+    def _left_grammars(self, result: ModelRunnerOutput, left: dict[int, RequestFailure]) -> ReadStep:
         """The result, with the rows that left their grammars."""
         self._rows.failed |= left
         result.failed_rows |= left
@@ -563,7 +567,7 @@ class ModelRunner:
 
     def _sample_logits(
         self, output: SchedulerOutput, plan: HostPlan, rows: list[int], logits: Tensor
-    ) -> tuple[SamplerOutput, dict[int, str]]:
+    ) -> tuple[SamplerOutput, dict[int, RequestFailure]]:
         """What was sampled, and per row whose grammar gave no mask, why."""
         if self._on_logits is not None:
             self._on_logits(rows, plan.logits.positions.tolist(), logits)

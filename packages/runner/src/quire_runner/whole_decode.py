@@ -5,7 +5,7 @@ Knows rows and their grammars; knows no network. What is out of the ordinary is 
 
 from __future__ import annotations
 
-from quire_interfaces.step import ModelRunnerOutput, SchedulerOutput
+from quire_interfaces.step import ModelRunnerOutput, RequestFailure, SchedulerOutput
 from quire_ops import RunDecode
 from quire_runner.grammars import RowGrammars
 
@@ -14,7 +14,7 @@ __all__ = ["whole_decode"]
 
 def whole_decode(
     run: RunDecode, output: SchedulerOutput, grammars: RowGrammars, *, drafts_follow: bool
-) -> tuple[ModelRunnerOutput, dict[int, str]] | None:
+) -> tuple[ModelRunnerOutput, dict[int, RequestFailure]] | None:
     """Compute the step.
 
     Args:

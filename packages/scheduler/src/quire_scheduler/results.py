@@ -9,6 +9,7 @@ from quire_interfaces import (
     EngineCoreOutput,
     FinishReason,
     ModelRunnerOutput,
+    RequestFailure,
     RequestStatus,
     SchedulerOutput,
     SchedulerStats,
@@ -17,9 +18,21 @@ from quire_interfaces import (
 from quire_scheduler.state import RequestState
 from quire_scheduler.stopping import append_tokens
 
-__all__ = ["ResultTaker"]
+__all__ = ["ResultTaker", "failure_news"]
 
 Finish = Callable[[RequestState, FinishReason], None]
+
+
+def failure_news(request_id: str, failure: RequestFailure) -> EngineCoreOutput:
+    """The last news of a request that cannot go on."""
+    return EngineCoreOutput(
+        request_id,
+        [],
+        finish_reason=FinishReason.ERROR,
+        error=failure.message,
+        error_code=failure.code,
+        error_param=failure.param,
+    )
 
 
 class ResultTaker:
@@ -96,11 +109,7 @@ class ResultTaker:
         request = state.request
         if row in result.failed_rows:
             self._finish(state, FinishReason.ERROR)
-            news.append(
-                EngineCoreOutput(
-                    request.request_id, [], finish_reason=FinishReason.ERROR, error=result.failed_rows[row]
-                )
-            )
+            news.append(failure_news(request.request_id, result.failed_rows[row]))
             return
         num_news = len(news)
         prompt_logprobs = None

@@ -23,6 +23,7 @@ from quire_interfaces import (
     PauseState,
     Request,
     RequestError,
+    RequestFailure,
     RequestStatus,
     SchedulerOutput,
     SchedulerStats,
@@ -31,7 +32,7 @@ from quire_interfaces import (
 from quire_scheduler.config import SchedulerConfig
 from quire_scheduler.intake import QueueBound, check_encoder_input, token_limit
 from quire_scheduler.policies import FCFSPolicy, PriorityPolicy
-from quire_scheduler.results import ResultTaker
+from quire_scheduler.results import ResultTaker, failure_news
 from quire_scheduler.rows import RowPool
 from quire_scheduler.rules import FreeRowRule
 from quire_scheduler.state import OrderedStates, RequestState
@@ -259,7 +260,7 @@ class Scheduler:
                 return False
             victim = self._running.states[-1]
             if len(self._running) == 1:
-                self._fail(state, "the KV cache has too few blocks for this request alone")
+                self._fail(state, RequestFailure("the KV cache has too few blocks for this request alone"))
                 return False
             self._preempt(victim)
             if victim is state:
@@ -331,7 +332,7 @@ class Scheduler:
         try:
             cached = self._allocator.find_cached_prefix(request)
         except RequestError as error:  # token ids that cannot be hashed
-            self._fail(state, str(error))
+            self._fail(state, RequestFailure.of(error))
             return 0
         if self._transfers is not None:
             lookup = self._transfers.look_up(state, cached)
@@ -352,7 +353,7 @@ class Scheduler:
         if blocks is None:
             self._out_of_blocks = True
             if not may_wait:
-                self._fail(state, "the KV cache has too few blocks for this request alone")
+                self._fail(state, RequestFailure("the KV cache has too few blocks for this request alone"))
             return 0
         self._encoder_budget -= num_encoder
         self._enter_row(state, cached.num_tokens)
@@ -459,9 +460,9 @@ class Scheduler:
         del self._states[request.request_id]
         self._queue_bound.ended()
 
-    def _fail(self, state: RequestState, error: str) -> None:
+    def _fail(self, state: RequestState, failure: RequestFailure) -> None:
         self._finish(state, FinishReason.ERROR)
-        self._news.append(EngineCoreOutput(state.request.request_id, [], finish_reason=FinishReason.ERROR, error=error))
+        self._news.append(failure_news(state.request.request_id, failure))
 
     def update(self, output: SchedulerOutput, result: ModelRunnerOutput) -> list[EngineCoreOutput]:
         """Take in what a step produced. See `quire_interfaces.Scheduler.update`."""

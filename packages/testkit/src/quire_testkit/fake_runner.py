@@ -20,6 +20,7 @@ from quire_interfaces import (
     NULL_BLOCK_ID,
     ModelRunnerOutput,
     NewRow,
+    RequestFailure,
     SamplingParams,
     SchedulerOutput,
     TokenLogprobs,
@@ -369,7 +370,7 @@ class FakeRunner:
         for index, number in enumerate(output.rows):
             row = self._row(number)
             if row.request_id in self.fail_on:
-                result.failed_rows[number] = self.fail_on[row.request_id]
+                result.failed_rows[number] = RequestFailure(self.fail_on[row.request_id])
                 result.sampled_token_ids.append([])
                 continue
             start = output.num_computed_tokens[index]
