@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 from quire_interfaces import CheckpointError, FullAttentionSpec, KVCacheSpec, SlidingWindowSpec
 from quire_models.fields import Fields, read_json
@@ -20,7 +20,7 @@ from quire_models.quantization_config import QuantizationConfig
 from quire_models.quantization_formats import parse_kv_cache, parse_quantization
 from quire_models.registry import architecture_entry, architecture_of
 from quire_models.rope_config import RopeConfig
-from quire_models.stored_linears import stored_linears
+from quire_models.stored_linears import has_tensor, stored_linears
 
 __all__ = ["DTYPE_BYTES", "ModelConfig", "start_token_ids"]
 
@@ -103,8 +103,13 @@ class ModelConfig:
     """(outputs, inputs) of the linear layers in the files of such a checkpoint, LM head and routed experts aside."""
     other_parameters: int = 0
     """Weights that none of the fields above counts: learned positions, unusual norms, a bias of the LM head."""
+    has_own_head: bool = False
+    """The checkpoint has an LM head of its own although config.json says that it is the embedding, and it is used."""
     overrides: Mapping[str, Any] = field(default_factory=dict, hash=False)
     """Fields of config.json that were replaced, as they were asked for."""
+
+    head_may_differ: ClassVar[bool] = False
+    """The network takes an LM head of the checkpoint even where config.json says that it is the embedding."""
 
     @classmethod
     def from_path(cls, folder: str | Path, *, overrides: Mapping[str, Any] | None = None) -> ModelConfig:
@@ -135,6 +140,8 @@ class ModelConfig:
             counted = import_module("quire_models.transformers_backend.config").stored_parameters(folder)
             linears = stored_linears(folder, model.vocab_size)
             return dataclasses.replace(model, stored_parameters=counted, stored_linears=linears)
+        if model.head_may_differ and model.tie_word_embeddings:
+            return dataclasses.replace(model, has_own_head=has_tensor(folder, "lm_head.weight"))
         return model
 
     @classmethod

@@ -73,7 +73,7 @@ def weight_ledger(config: ModelConfig, dtype: str, linear_method: str = "plain")
         return of_head(outputs, inputs, element) if stored is None else stored.bytes_of(name, outputs, inputs, element)
 
     # A tied head shares the embedding, but in another form it is a copy of its own.
-    is_shared = config.tie_word_embeddings and linear_method == "plain"
+    is_shared = config.tie_word_embeddings and not config.has_own_head and linear_method == "plain"
     head = 0 if is_shared else of_head(config.vocab_size, config.embedding_width, element)
     if config.stored_parameters is not None:
         return _counted_ledger(config, element, head)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from quire_interfaces import CheckpointError
 from quire_models.config import start_token_ids
@@ -29,6 +30,7 @@ class T5Config(EncoderDecoderConfig):
     """Every layer has its own biases of distances (UMT5); else the first layer of each stack has those of all."""
     logits_scale: float
     """Factor of hidden states before the LM head."""
+    head_may_differ: ClassVar[bool] = True
 
 
 def t5_fields(config: Fields, *, scales_logits: bool | None, has_bias_in_every_layer: bool = False) -> T5Config:
