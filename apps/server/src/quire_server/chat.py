@@ -9,7 +9,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from dataclasses import dataclass
 
 import msgspec
-from msgspec import UNSET
+from msgspec import UNSET, UnsetType
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -21,6 +21,7 @@ from quire_server.beams import beam_search_params
 from quire_server.body import read_model
 from quire_server.context import ServerContext, all_of, unless_disconnected
 from quire_server.errors import naming_fields
+from quire_server.functions import as_tool_messages, function_use, in_old_shape
 from quire_server.logprobs import chat_logprobs, prompt_logprobs
 from quire_server.protocol import ChatCompletionRequest
 from quire_server.responses import (
@@ -96,10 +97,14 @@ def chat_turn(context: ServerContext, body: ChatCompletionRequest) -> ChatTurn:
     """
     params = context.sampling_params(body)
     return ChatTurn(
-        messages=body.messages,
+        messages=as_tool_messages(body.messages),
         params=params,
         beams=beam_search_params(body, params),
-        tool_use=chat_tool_use(body.tools, body.tool_choice, body.parallel_tool_calls),
+        tool_use=(
+            chat_tool_use(body.tools, body.tool_choice, body.parallel_tool_calls)
+            if body.functions is None
+            else function_use(body.functions, body.function_call)
+        ),
         add_generation_prompt=body.add_generation_prompt,
         continue_final_message=body.continue_final_message,
         chat_template=body.chat_template,
@@ -181,6 +186,8 @@ class ChatAnswer:
             deterministic=self.context.is_deterministic(self.running.turn.params),
             choices=[self._choice(each) for each in output.outputs],
             usage=self._usage(output, is_last=True),
+            service_tier=self._service_tier,
+            metadata=UNSET if self.body.metadata is None else self.body.metadata,
         )
         if output.prompt_logprobs is not None:
             completion.prompt_logprobs = prompt_logprobs(output.prompt_logprobs)
@@ -191,14 +198,26 @@ class ChatAnswer:
     def _choice(self, output: CompletionOutput) -> ChatChoice:
         choice = self.running.choices[output.index]
         choice.take(output)
+        message = whole_message(choice)
+        if self.body.functions is not None:
+            in_old_shape(message)
         return ChatChoice(
             index=output.index,
-            message=whole_message(choice),
+            message=message,
             logprobs=chat_logprobs(output, as_ids=self.body.return_tokens_as_token_ids),
-            finish_reason=choice.finish_reason(output),
+            finish_reason=self._finish_reason(choice, output),
             stop_reason=output.stop_reason,
             token_ids=output.token_ids if self.body.return_token_ids else UNSET,
         )
+
+    def _finish_reason(self, choice: TurnChoice, output: CompletionOutput) -> str | None:
+        reason = choice.finish_reason(output)
+        return "function_call" if self.body.functions is not None and reason == "tool_calls" else reason
+
+    @property
+    def _service_tier(self) -> str | UnsetType:
+        """There is one; requests that speak of tiers are told."""
+        return UNSET if self.body.service_tier is None else "default"
 
     def _usage(self, output: RequestOutput, *, is_last: bool = False) -> Usage:
         reasoning = self.running.num_reasoning_tokens(self.context.llm.tokenizer) if is_last else None
@@ -240,16 +259,19 @@ class ChatAnswer:
             deterministic=self.context.is_deterministic(self.running.turn.params),
             choices=choices,
             usage=usage,
+            service_tier=self._service_tier,
         )
 
     def _chunk_choice(self, output: CompletionOutput) -> ChatChunkChoice:
         choice = self.running.choices[output.index]
         delta = delta_of(choice, choice.take(output))
+        if self.body.functions is not None:
+            in_old_shape(delta)
         return ChatChunkChoice(
             index=output.index,
             delta=delta,
             logprobs=chat_logprobs(output, as_ids=self.body.return_tokens_as_token_ids),
-            finish_reason=choice.finish_reason(output) if output.finished else None,
+            finish_reason=self._finish_reason(choice, output) if output.finished else None,
             stop_reason=output.stop_reason if output.finish_reason is not None else UNSET,
             token_ids=output.token_ids if self.body.return_token_ids else UNSET,
         )
@@ -258,5 +280,7 @@ class ChatAnswer:
 def _tells(choice: ChatChunkChoice) -> bool:
     """Whether a chunk says anything: text may be held back that can still become a call."""
     delta = choice.delta
-    has_text = any(part is not UNSET for part in (delta.content, delta.reasoning, delta.tool_calls))
+    has_text = any(
+        part is not UNSET for part in (delta.content, delta.reasoning, delta.tool_calls, delta.function_call)
+    )
     return has_text or choice.finish_reason is not None or bool(choice.logprobs) or choice.token_ids is not UNSET

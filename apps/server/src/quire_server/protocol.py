@@ -31,6 +31,12 @@ Int = Annotated[int, Field(ge=-(2**63), lt=2**63)]
 """No count is larger; JSON's numbers have no end."""
 
 
+Metadata = Annotated[
+    dict[Annotated[str, Field(max_length=64)], Annotated[str, Field(max_length=512)]], Field(max_length=16)
+]
+"""Notes of the client's, within OpenAI's bounds."""
+
+
 class Body(BaseModel):
     """Strict types ("12" is not a number), no NaN or infinity."""
 
@@ -264,6 +270,16 @@ class ChatCompletionRequest(SamplingFields):
     tools: list[dict[str, Any]] | None = None
     tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
+    functions: list[dict[str, Any]] | None = None
+    function_call: str | dict[str, Any] | None = None
+    modalities: list[str] | None = None
+    audio: Any = None
+    prediction: dict[str, Any] | None = None
+    web_search_options: Any = None
+    store: bool | None = None
+    metadata: Metadata | None = None
+    service_tier: Literal["auto", "default", "flex", "scale", "priority", "fast"] | None = None
+    verbosity: Literal["low", "medium", "high"] | None = None
     add_generation_prompt: bool = True
     continue_final_message: bool = False
     chat_template: str | None = None
@@ -291,6 +307,8 @@ class ChatCompletionRequest(SamplingFields):
         if self.top_logprobs is not None and not self.logprobs:
             raise RequestError("top_logprobs needs logprobs=true", param="top_logprobs")
         check_thinking_budget(self.thinking_token_budget)
+        self._check_modalities()
+        self._check_functions()
         if (
             self.continue_final_message
             and self.add_generation_prompt
@@ -301,9 +319,38 @@ class ChatCompletionRequest(SamplingFields):
                 param="continue_final_message",
             )
 
+    def _check_modalities(self) -> None:
+        unserved = {
+            "modalities": any(each != "text" for each in self.modalities or ()),
+            "audio": self.audio is not None,
+            "web_search_options": self.web_search_options is not None,
+        }
+        for name, is_asked in unserved.items():
+            if is_asked:
+                what = "does not search the web" if name == "web_search_options" else "answers with text only"
+                raise RequestError(f"this server {what}; leave {name} out", param=name, code="unsupported")
+        if self.prediction is not None and self.prediction.get("type") != "content":
+            raise RequestError(
+                f"prediction.type must be 'content', got {reprlib.repr(self.prediction.get('type'))}",
+                param="prediction.type",
+            )
+
+    def _check_functions(self) -> None:
+        if self.functions is not None and (self.tools is not None or self.tool_choice is not None):
+            raise RequestError(
+                "functions is the older name of tools; give one of them, with function_call or tool_choice",
+                param="functions",
+            )
+        if self.functions is not None and not self.functions:
+            raise RequestError("functions must hold at least one function, or be left out", param="functions")
+        if self.function_call is not None and self.functions is None:
+            raise RequestError("function_call needs functions; for tools, use tool_choice", param="function_call")
+
     def template_kwargs(self) -> dict[str, Any] | None:
-        """`chat_template_kwargs`, with what `reasoning_effort` means to templates, and the `documents`."""
+        """`chat_template_kwargs`, with what `reasoning_effort` means to templates, `verbosity` and the `documents`."""
         kwargs = with_effort(self.chat_template_kwargs, self.reasoning_effort)
+        if self.verbosity is not None:
+            kwargs = {"verbosity": self.verbosity, **(kwargs or {})}
         return kwargs if self.documents is None else {"documents": self.documents, **(kwargs or {})}
 
 

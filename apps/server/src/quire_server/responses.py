@@ -150,6 +150,8 @@ class ChatMessage(msgspec.Struct, kw_only=True):
     reasoning_content: str | UnsetType = UNSET
     """The same as `reasoning`, under its older name."""
     tool_calls: list[ToolCall] | UnsetType = UNSET
+    function_call: FunctionCall | UnsetType = UNSET
+    """In place of `tool_calls`, for requests with `functions`."""
 
 
 class ChatChoice(msgspec.Struct, kw_only=True):
@@ -170,6 +172,8 @@ class ChatCompletion(msgspec.Struct, kw_only=True):
     """A repetition of this request gives the same tokens, whatever is served beside it; an extension."""
     choices: list[ChatChoice]
     usage: Usage
+    service_tier: str | UnsetType = UNSET
+    metadata: dict[str, str] | UnsetType = UNSET
     prompt_logprobs: list[Any] | UnsetType = UNSET
     prompt_token_ids: list[int] | UnsetType = UNSET
 
@@ -189,6 +193,7 @@ class Delta(msgspec.Struct, kw_only=True):
     reasoning: str | UnsetType = UNSET
     reasoning_content: str | UnsetType = UNSET
     tool_calls: list[ToolCallDelta] | UnsetType = UNSET
+    function_call: FunctionCall | UnsetType = UNSET
 
 
 class ChatChunkChoice(msgspec.Struct, kw_only=True):
@@ -209,6 +214,7 @@ class ChatChunk(msgspec.Struct, kw_only=True):
     """A repetition of this request gives the same tokens, whatever is served beside it; an extension."""
     choices: list[ChatChunkChoice]
     usage: Usage | UnsetType | None = UNSET
+    service_tier: str | UnsetType = UNSET
     prompt_logprobs: list[Any] | UnsetType = UNSET
     prompt_token_ids: list[int] | UnsetType = UNSET
 

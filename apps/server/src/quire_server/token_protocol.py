@@ -46,7 +46,12 @@ class BatchChatCompletionRequest(ChatCompletionRequest):
 
     def check_supported(self) -> None:
         super().check_supported()
-        for name, wrong in (("stream", self.stream), ("tools", self.tools), ("n", self.n not in (None, 1))):
+        for name, wrong in (
+            ("stream", self.stream),
+            ("tools", self.tools),
+            ("functions", self.functions),
+            ("n", self.n not in (None, 1)),
+        ):
             if wrong:
                 raise RequestError(
                     f"{name} cannot be had for several conversations at once: leave it out, or send them one by one",
