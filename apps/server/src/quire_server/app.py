@@ -39,6 +39,7 @@ from quire_server.protocol import ChatCompletionRequest, CompletionRequest, Deto
 from quire_server.responses_api import ResponsesService
 from quire_server.responses_request import CompactRequest, ResponsesRequest
 from quire_server.responses_socket import responses_socket
+from quire_server.sleeping import is_sleeping, sleep, wake_up
 from quire_server.token_protocol import (
     BatchChatCompletionRequest,
     DerenderChatRequest,
@@ -102,6 +103,10 @@ def make_app(context: ServerContext) -> ASGIApp:
     _get(app, context, "/v1/conversations/{id}/items", conversations.list_items)
     _get(app, context, "/v1/conversations/{id}", conversations.retrieve)
     _other(app, context, "POST", "/ping", health)  # as SageMaker may ask
+    if context.config.enable_sleep_mode:
+        _other(app, context, "POST", "/sleep", sleep)
+        _other(app, context, "POST", "/wake_up", wake_up)
+        _get(app, context, "/is_sleeping", is_sleeping)
     _socket(app, context, "/v1/responses", responses)
     _other(app, context, "POST", "/v1/responses/{id}/cancel", responses.cancel)
     _other(app, context, "DELETE", "/v1/responses/{id}", responses.delete)
@@ -127,6 +132,8 @@ def _post(app: FastAPI, context: ServerContext, path: str, handler: Handler, bod
     async def checked(context: ServerContext, request: Request) -> Response:
         if context.is_draining:
             raise HTTPError(503, "the server is shutting down; send the request to another one", code="draining")
+        if context.is_asleep:
+            raise HTTPError(503, "the server sleeps; wake it with POST /wake_up", code="sleeping")
         return await handler(context, request)
 
     async def endpoint(request: Request) -> Response:

@@ -62,6 +62,9 @@ class ServerConfig(Settings):
     response_store_max_responses: int = setting(
         100_000, help="Most responses that are kept; the oldest are forgotten.", unit="responses", check=at_least(1)
     )
+    enable_sleep_mode: bool = setting(
+        False, help="Serve POST /sleep and /wake_up and GET /is_sleeping, which any client may then call."
+    )
     enable_force_include_usage: bool = setting(
         False, help="End every stream with its usage, also where the request does not ask for it (stream_options)."
     )

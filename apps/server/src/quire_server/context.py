@@ -41,6 +41,8 @@ class ServerContext:
     started_s: int = field(default_factory=lambda: int(time.time()))
     is_draining: bool = False
     """On SIGTERM: running requests finish, new ones are refused."""
+    is_asleep: bool = False
+    """Without its KV cache: requests are refused until it is woken."""
     inspector: BodyInspector = field(init=False)
     """Refuses bodies with too large constraints."""
 

@@ -419,6 +419,19 @@ class StreamingClient:
     async def reset_prefix_cache(self, *, preempt_running: bool = False) -> bool:
         return bool(await self._call("reset_prefix_cache", preempt_running=preempt_running))
 
+    async def sleep(self, level: int = 1) -> int:
+        """See `EngineCore.sleep`."""
+        return int(await self._call("sleep", level=level))
+
+    async def wake_up(self) -> None:
+        """Undo `sleep`."""
+        await self._call("wake_up")
+
+    async def sleep_level(self) -> int | None:
+        """How deep the engine sleeps; None while it is awake."""
+        level: int | None = await self._call("sleep_level")
+        return level
+
     async def check_integrity(self) -> str | None:
         result = await self._call("check_integrity")
         return None if result is None else str(result)

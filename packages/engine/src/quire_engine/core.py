@@ -26,6 +26,7 @@ from quire_interfaces import (
     PauseState,
     QuireError,
     Request,
+    RequestError,
     RequestGate,
     Scheduler,
     SchedulerOutput,
@@ -51,6 +52,9 @@ class EngineParts:
     """Adapters that requests may choose; None where they may not. Belongs to one of the gates."""
     add_stats: Callable[[SchedulerStats], None] | None = None
     """Adds what the executor's side counts."""
+    give_back_cache: Callable[[], int] | None = None
+    """Gives the KV cache's memory back to the system until it is written again, and says how many bytes; None where
+    that cannot be."""
     check_integrity: Callable[[], None] | None = None
     """Raises when the bookkeeping of the parts contradicts itself; for tests and debugging."""
 
@@ -88,6 +92,8 @@ class EngineCore:
         self._num_failed_steps = 0
         self._probe_next = True
         self._closed = False
+        self.sleep_level: int | None = None
+        """How deep it sleeps; None while it is awake."""
 
     @property
     def info(self) -> EngineInfo:
@@ -168,6 +174,49 @@ class EngineCore:
     def pause(self, state: PauseState) -> None:
         """Hold new requests, or all, or none (resume). A step in flight is still taken in by the next `step`."""
         self._scheduler.pause(state)
+
+    def sleep(self, level: int) -> int:
+        """Hold all requests until `wake_up`; steps in flight must be taken in before (`settle`).
+
+        Args:
+            level: 0 keeps everything where it is. 1 forgets the KV cache and gives its memory back: running requests
+                are computed anew later.
+
+        Returns:
+            Bytes that were given back.
+
+        Raises:
+            RequestError: a level that this engine cannot have.
+        """
+        give_back = self.parts.give_back_cache
+        if level not in (0, 1):
+            raise RequestError(
+                f"level must be 0 or 1, got {level!r}: weights stay in memory; to give them back, stop the engine",
+                param="level",
+                code="unsupported",
+            )
+        if level == 1 and give_back is None:
+            raise RequestError(
+                "this engine cannot give the memory of its KV cache back (it is on an accelerator, or is kept on disk "
+                "as well): sleep with level 0",
+                param="level",
+                code="unsupported",
+            )
+        self.pause(PauseState.ALL_HELD)
+        given_back = 0
+        if level == 1 and give_back is not None:
+            if not self.reset_prefix_cache(preempt_running=True):
+                self.pause(PauseState.RUNNING)
+                raise RequestError("blocks of the KV cache are in use; try again", param="level", code="busy")
+            given_back = give_back()
+        self.sleep_level = level
+        return given_back
+
+    def wake_up(self) -> None:
+        """Go on with requests. Nothing happens when it is awake."""
+        if self.sleep_level is not None:
+            self.sleep_level = None
+            self.pause(PauseState.RUNNING)
 
     def reset_prefix_cache(self, *, preempt_running: bool = False) -> bool:
         """Forget all cached blocks; whether it worked. Steps in flight must be taken in before: see `settle`."""

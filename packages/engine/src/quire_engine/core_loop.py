@@ -234,6 +234,20 @@ class CoreLoop:
         if self._pause_state == PauseState.ALL_HELD:
             self._publish(self._core.settle())
 
+    def _sleep(self, level: int = 1) -> int:
+        self._publish(self._core.settle())
+        given_back = self._core.sleep(level)
+        self._pause_state = PauseState.ALL_HELD
+        return given_back
+
+    def _wake_up(self) -> None:
+        if self._core.sleep_level is not None:
+            self._core.wake_up()
+            self._pause_state = PauseState.RUNNING
+
+    def _sleep_level(self) -> int | None:
+        return self._core.sleep_level
+
     def _is_paused(self) -> bool:
         return self._pause_state != PauseState.RUNNING
 
@@ -288,7 +302,10 @@ UTILITIES: dict[str, Callable[..., Any]] = {
     "ping": CoreLoop._ping,
     "reset_prefix_cache": CoreLoop._reset_prefix_cache,
     "restore_adapters": CoreLoop._restore_adapters,
+    "sleep": CoreLoop._sleep,
+    "sleep_level": CoreLoop._sleep_level,
     "stats": CoreLoop._stats,
     "unload_adapter": CoreLoop._unload_adapter,
+    "wake_up": CoreLoop._wake_up,
 }
 """Control calls by name."""

@@ -188,6 +188,15 @@ class LLMEngine:
     def stats(self) -> SchedulerStats:
         return self.core.stats()
 
+    def sleep(self, level: int = 1) -> int:
+        """See `EngineCore.sleep`; requests are refused until `wake_up`."""
+        self.core.settle()
+        return self.core.sleep(level)
+
+    def wake_up(self) -> None:
+        """Undo `sleep`."""
+        self.core.wake_up()
+
     def reset_prefix_cache(self) -> bool:
         """Forget all cached blocks; False while requests hold some."""
         return self.core.reset_prefix_cache()

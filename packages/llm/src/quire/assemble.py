@@ -248,6 +248,8 @@ def build_parts(
         info=_info(config, folder, model, plan, network, runner, tier, timings, offered),
         gates=(gate, adapters),
         adapters=store,
+        # A tier still copies blocks that were computed; an accelerator's memory cannot be taken from under its graphs.
+        give_back_cache=runner.give_back_cache if tier is None and config.runner.device.startswith("cpu") else None,
         check_integrity=allocator.check_integrity,
         add_stats=add_stats,
     )

@@ -262,6 +262,23 @@ class AsyncLLM:
     async def resume(self) -> None:
         await self.engine.resume()
 
+    async def sleep(self, level: int = 1) -> int:
+        """Hold all requests until `wake_up`: 0 keeps everything where it is, 1 forgets the KV cache and gives its
+        memory back. Returns bytes.
+
+        Raises:
+            RequestError: a level that this engine cannot have.
+        """
+        return await self._client.sleep(level)
+
+    async def wake_up(self) -> None:
+        """Undo `sleep`."""
+        await self._client.wake_up()
+
+    async def sleep_level(self) -> int | None:
+        """How deep the engine sleeps; None while it is awake."""
+        return await self._client.sleep_level()
+
     async def reset_prefix_cache(self, *, preempt_running: bool = False) -> bool:
         return await self.engine.reset_prefix_cache(preempt_running=preempt_running)
 

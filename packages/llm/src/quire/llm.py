@@ -287,6 +287,24 @@ class LLM:
     def stats(self) -> SchedulerStats:
         return self.engine.stats()
 
+    def sleep(self, level: int = 1) -> int:
+        """Take no requests until `wake_up`.
+
+        Args:
+            level: 0 keeps everything where it is; 1 forgets the KV cache and gives its memory back, on a CPU.
+
+        Returns:
+            Bytes that were given back.
+
+        Raises:
+            RequestError: a level that this engine cannot have.
+        """
+        return self.engine.sleep(level)
+
+    def wake_up(self) -> None:
+        """Undo `sleep`. Nothing happens when it is awake."""
+        self.engine.wake_up()
+
     def reset_prefix_cache(self) -> bool:
         """Forget all cached prefixes."""
         return self.engine.reset_prefix_cache()
@@ -344,6 +362,8 @@ class LLM:
         priority: int,
         lora_request: LoRAChoice | Sequence[LoRAChoice],
     ) -> list[RequestOutput]:
+        if self.engine.core.sleep_level is not None:
+            raise RequestError("this LLM sleeps: call wake_up() first", code="sleeping")
         if sampling_params is None:
             sampling_params = self.default_sampling_params()
         one_for_all = isinstance(sampling_params, SamplingParams) or not isinstance(sampling_params, Sequence)

@@ -65,6 +65,7 @@ VLLM_SETTINGS = {
     "enable_request_id_headers": VLLMSetting(("true",), "answers always have the header X-Request-Id"),
     "disable_fastapi_docs": VLLMSetting(("true",), "there are no pages of documentation but /openapi.json"),
     "disable_cascade_attn": VLLMSetting(("true",), "there is no cascade attention"),
+    "enable_sleep_mode": VLLMSetting(_SWITCH, "LLM.sleep and AsyncLLM.sleep can be called in any case"),
     "use_v2_block_manager": VLLMSetting(("true",), "there is one block manager"),
 }
 """By name, as in files and calls; flags have dashes."""
@@ -78,7 +79,6 @@ OTHER_SPELLINGS = {
 
 _HINTS = {
     "download_dir": "the hub's cache is where HF_HUB_CACHE or HF_HOME says",
-    "enable_sleep_mode": "a server cannot be put to sleep; stop it, and start it again",
     "hf_token": "set HF_TOKEN in the environment",
     "kv_transfer_config": "--kv-disk-path keeps the KV cache of prefixes on disk",
     "limit_mm_per_prompt": "models take text only",

@@ -6,7 +6,10 @@ that were never written are still read by padded kernels, and whatever they hold
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import ctypes
+import mmap
+import sys
+from collections.abc import Callable, Iterable, Mapping
 from math import prod
 
 import numpy as np
@@ -17,7 +20,7 @@ from quire_interfaces.errors import ConfigError
 from quire_interfaces.kv_cache import FullAttentionSpec, KVCachePlan, LatentAttentionSpec, MambaSpec, kv_row_bytes
 from quire_ops import CACHE_TORCH_DTYPES
 
-__all__ = ["CacheShape", "allocate_kv_caches", "copy_tokens", "layer_states"]
+__all__ = ["CacheShape", "allocate_kv_caches", "copy_tokens", "give_back_pages", "layer_states"]
 
 CacheShape = Callable[[int, int, int, int], tuple[int, ...]]
 """(num_blocks, block_size, num_kv_heads, elements of a row) -> the shape that the attention backend asks for."""
@@ -98,6 +101,36 @@ def copy_tokens(cache: Tensor, block_size: int, sources: Tensor, targets: Tensor
     """
     tokens = cache.movedim(1 if cache.dim() == 3 else 3, 1)  # latents: [num_blocks, block_size, width]
     tokens[targets // block_size, targets % block_size] = tokens[sources // block_size, sources % block_size]
+
+
+def give_back_pages(caches: Iterable[Tensor]) -> int:
+    """Give the memory of caches on the CPU back to the system. They stay where they are: pages that are touched again
+    are zeros, as in the beginning.
+
+    Args:
+        caches: From `allocate_kv_caches`; nobody reads or writes them meanwhile, and what they hold is lost.
+
+    Returns:
+        Bytes of the pages; those that were never touched count, too.
+
+    Raises:
+        ConfigError: the system cannot take them back (it is not Linux).
+        OSError: it refused.
+    """
+    if not sys.platform.startswith("linux"):
+        raise ConfigError("memory of a KV cache can be given back on Linux only")
+    libc = ctypes.CDLL(None, use_errno=True)
+    storages = {each.untyped_storage().data_ptr(): each.untyped_storage().nbytes() for each in caches}
+    total = 0
+    for address, num_bytes in storages.items():
+        begin = -(-address // mmap.PAGESIZE) * mmap.PAGESIZE  # whole pages only: others may share the first and last
+        length = (address + num_bytes) // mmap.PAGESIZE * mmap.PAGESIZE - begin
+        if length <= 0:
+            continue
+        if libc.madvise(ctypes.c_void_p(begin), ctypes.c_size_t(length), mmap.MADV_DONTNEED) != 0:
+            raise OSError(ctypes.get_errno(), "the system did not take the KV cache's memory back")
+        total += length
+    return total
 
 
 def _zeros(num_bytes: int, device: torch.device | str) -> Tensor:

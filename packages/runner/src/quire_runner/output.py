@@ -11,10 +11,14 @@ from quire_runner.rows import Rows
 from quire_sampling import SamplerOutput
 from quire_spec_decode import accept_drafts, accept_tree
 
-__all__ = ["Known", "ReadStep", "plain_output", "verified_output", "without_entries"]
+__all__ = ["Failures", "Known", "ReadStep", "plain_output", "verified_output", "without_entries"]
 
 ReadStep = Callable[[], ModelRunnerOutput]
 """Waits for the results of a step."""
+
+
+Failures = dict[int, RequestFailure]
+"""Row -> why its request cannot go on."""
 
 
 class Known:

@@ -37,8 +37,8 @@ from quire_runner.grammars import RowGrammars
 from quire_runner.graph_choice import choose_capture
 from quire_runner.graphs import CaptureStep, Choice, DecodeGraphs
 from quire_runner.inputs import HostPlan, Layers, forward_batch, plan_step, write_drafts
-from quire_runner.kv_cache import CacheShape, allocate_kv_caches, layer_states
-from quire_runner.output import Known, ReadStep, plain_output, verified_output, without_entries
+from quire_runner.kv_cache import CacheShape, allocate_kv_caches, give_back_pages, layer_states
+from quire_runner.output import Failures, Known, ReadStep, plain_output, verified_output, without_entries
 from quire_runner.paced_drafting import PacedDrafting
 from quire_runner.padded_decode import PaddedDecode
 from quire_runner.prompt_logprobs import step_prompt_logprobs
@@ -279,11 +279,7 @@ class ModelRunner:
         return lambda: self._completed(read(), output, step, dropped)
 
     def _completed(
-        self,
-        result: ModelRunnerOutput,
-        output: SchedulerOutput,
-        step: SchedulerOutput,
-        dropped: dict[int, RequestFailure],
+        self, result: ModelRunnerOutput, output: SchedulerOutput, step: SchedulerOutput, dropped: Failures
     ) -> ModelRunnerOutput:
         """The result with the entries that were left out, and with news of transfers."""
         if dropped:
@@ -293,6 +289,10 @@ class ModelRunner:
         if self._transfers is not None:
             result.kv_transfer = self._transfers.poll(output.kv_transfer is not None and output.kv_transfer.waits)
         return result
+
+    def give_back_cache(self) -> int:
+        """Give the cache's memory back between steps (`give_back_pages`); later steps must not read what it held."""
+        return give_back_pages(self._kv_caches)
 
     def close(self) -> None:
         """Give the KV cache and the network back. Idempotent; `execute` must not follow."""
@@ -507,7 +507,7 @@ class ModelRunner:
         if len(wanted.rows) < hidden.shape[0]:
             hidden = hidden.index_select(0, to_device(wanted.token_index, hidden.device))
         rows = wanted.rows.tolist()
-        grammar_failures: dict[int, RequestFailure] = {}
+        grammar_failures: Failures = {}
         if self._adapters is not None:
             self._adapters.begin_logits(self._rows.lora_slots[wanted.rows])
         if self._logits_are_free() and self._sampler.takes_most_likely(rows):
@@ -522,7 +522,7 @@ class ModelRunner:
         output: SchedulerOutput,
         plan: HostPlan,
         sampled: SamplerOutput,
-        grammar_failures: dict[int, RequestFailure],
+        grammar_failures: Failures,
         result: ModelRunnerOutput,
     ) -> ReadStep:
         """Write what was sampled to its rows."""
@@ -534,7 +534,7 @@ class ModelRunner:
         output: SchedulerOutput,
         plan: HostPlan,
         sampled: SamplerOutput,
-        grammar_failures: dict[int, RequestFailure],
+        grammar_failures: Failures,
         result: ModelRunnerOutput,
     ) -> ReadStep:
         """What reads the tokens that are in their rows; where the next step depends on them, they are read now."""
@@ -559,7 +559,7 @@ class ModelRunner:
             return read
         return self._left_grammars(result, self._grammars.accept(output, read()))
 
-    def _left_grammars(self, result: ModelRunnerOutput, left: dict[int, RequestFailure]) -> ReadStep:
+    def _left_grammars(self, result: ModelRunnerOutput, left: Failures) -> ReadStep:
         """The result, with the rows that left their grammars."""
         self._rows.failed |= left
         result.failed_rows |= left
@@ -567,7 +567,7 @@ class ModelRunner:
 
     def _sample_logits(
         self, output: SchedulerOutput, plan: HostPlan, rows: list[int], logits: Tensor
-    ) -> tuple[SamplerOutput, dict[int, RequestFailure]]:
+    ) -> tuple[SamplerOutput, Failures]:
         """What was sampled, and per row whose grammar gave no mask, why."""
         if self._on_logits is not None:
             self._on_logits(rows, plan.logits.positions.tolist(), logits)

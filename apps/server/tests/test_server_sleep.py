@@ -1,0 +1,93 @@
+"""A server that sleeps: requests wait or are refused, memory comes back, and answers are the same afterwards."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import time
+from typing import Any
+
+import httpx
+import psutil
+import pytest
+
+BODY = {"model": "quire-demo", "prompt": list(range(3, 1003)), "temperature": 0, "max_tokens": 8, "ignore_eos": True}
+
+
+@pytest.fixture(scope="module")
+def served(quire_serve: Any) -> Any:
+    """(client, process)."""
+    process = quire_serve("--enable-sleep-mode", "--kv-cache-memory-bytes", "256Mi")
+    with httpx.Client(base_url=process.url(), timeout=60) as client:
+        yield client, process
+
+
+def resident(process: Any) -> int:
+    """Bytes of the server's processes together."""
+    whole = psutil.Process(process.popen.pid)
+    return sum(each.memory_info().rss for each in (whole, *whole.children(recursive=True)))
+
+
+def complete(client: httpx.Client, **fields: Any) -> Any:
+    response = client.post("/v1/completions", json={**BODY, **fields})
+    assert response.status_code == 200, response.text
+    return response.json()["choices"][0]["text"]
+
+
+def cached_tokens(client: httpx.Client, **fields: Any) -> int:
+    usage = client.post("/v1/completions", json={**BODY, **fields}).json()["usage"]
+    return int(usage["prompt_tokens_details"]["cached_tokens"])
+
+
+def test_level_0_lets_requests_wait(served: Any) -> None:
+    client, _ = served
+    expected = complete(client)
+    assert client.post("/sleep?level=0").json() == {"level": 0, "bytes_given_back": 0}
+    assert client.get("/is_sleeping").json() == {"is_sleeping": True, "level": 0}
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(complete, client)
+        time.sleep(0.3)
+        assert not waiting.done()
+        assert client.post("/wake_up").status_code == 200
+        assert waiting.result(30) == expected
+    assert client.get("/is_sleeping").json() == {"is_sleeping": False, "level": None}
+
+
+def test_level_1_gives_the_cache_back_and_computes_running_requests_anew(served: Any) -> None:
+    client, process = served
+    long = {"max_tokens": 900}
+    expected = complete(client, **long)
+    for first in range(24):  # more than 30 MB of cached prefixes
+        complete(client, prompt=[first + 3, *BODY["prompt"]], max_tokens=1)
+    assert cached_tokens(client) > 900
+    before = resident(process)
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+        running = pool.submit(complete, client, **long)
+        time.sleep(0.3)
+        answer = client.post("/sleep").json()
+        assert answer["level"] == 1
+        assert answer["bytes_given_back"] > 200e6
+        asleep = resident(process)
+        refused = client.post("/v1/completions", json=BODY)
+        assert (refused.status_code, refused.json()["error"]["code"]) == (503, "sleeping")
+        assert client.get("/health").status_code == 200
+        assert not running.done()
+        assert client.post("/wake_up").status_code == 200
+        assert running.result(60) == expected
+    print(f"resident: before {before / 1e6:.1f} MB, asleep {asleep / 1e6:.1f}, after {resident(process) / 1e6:.1f}")
+    assert asleep < before - 30e6
+    assert cached_tokens(client, prompt=[7, *BODY["prompt"]]) == 0
+
+
+def test_what_cannot_be_is_refused(served: Any) -> None:
+    client, _ = served
+    for level, words in (("2", "weights stay in memory"), ("x", "level must be 0 or 1")):
+        response = client.post(f"/sleep?level={level}")
+        assert (response.status_code, response.json()["error"]["param"]) == (400, "level")
+        assert words in response.json()["error"]["message"]
+        assert client.get("/is_sleeping").json()["is_sleeping"] is False
+    assert client.post("/wake_up").status_code == 200
+    complete(client)
+
+
+def test_without_the_flag_there_is_no_such_route(live: Any) -> None:
+    assert live.client.post("/sleep").status_code == 404
