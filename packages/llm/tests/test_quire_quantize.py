@@ -252,7 +252,7 @@ def test_calibration_keeps_more_of_the_demo_model(tmp_path: Path) -> None:
         return measured(out) / plain - 1
 
     with LLM(checkpoint_path(), max_model_len=257, num_threads=1) as llm:
-        held_out, text = texts(llm, 1, 6), texts(llm, 2, 8)
+        held_out, text = texts(llm, 1, 24), texts(llm, 2, 16)
     plain = measured(checkpoint_path())
     nearest = cost(checkpoint_path(), "rtn")
     assert 0.02 < nearest < 0.10

