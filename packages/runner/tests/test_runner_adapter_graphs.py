@@ -38,6 +38,12 @@ RANKS = {0: 3, 1: 16, 2: 7}
 BLOCKS = 12
 
 
+def captured_steps(driver: Any) -> Any:
+    graphs = driver.runner.graphs
+    assert graphs is not None
+    return graphs.captured
+
+
 @pytest.fixture(autouse=True)
 def _only_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     add_torch_networks(monkeypatch)
@@ -191,7 +197,7 @@ def test_rows_have_their_own_adapters(kind: str) -> None:
     ):
         driver.step({row: [] for row in rows})
     check(driver, expected, kind)
-    served = len(driver.runner.graphs.captured)  # type: ignore[union-attr]
+    served = len(captured_steps(driver))
     assert served == 3  # two with adapters, one without
     driver.step({0: [], 1: [], 2: []})
     # Prompts; of each graph the first step, one before the capture, and the capture.
@@ -225,7 +231,7 @@ def test_slots_may_be_filled_anew() -> None:
     driver.versions[0] = "0"
     for _ in range(4):
         driver.step({0: []})
-    assert len(driver.runner.graphs.captured) == 1  # type: ignore[union-attr]
+    assert len(captured_steps(driver)) == 1
     driver.versions[0] = "1"
     for _ in range(6):
         driver.step({1: []})
@@ -243,7 +249,7 @@ def test_adapters_with_shifts_run_kernel_by_kernel() -> None:
     driver.versions[1] = "1s"
     for _ in range(5):
         driver.step({0: []})
-    assert not driver.runner.graphs.captured  # type: ignore[union-attr]
+    assert not captured_steps(driver)
     for row in (1, 1, 0, 1, 1, 0, 1, 0, 1):
         driver.step({row: []})
     check(driver, {**alone("greedy", 9), 0: driver.tokens[0]}, "greedy")

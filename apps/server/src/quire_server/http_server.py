@@ -30,6 +30,7 @@ class HTTPProtocol(HttpToolsProtocol):
         super().on_headers_complete()
         cycle = self.cycle
         if self.scope["http_version"] == "1.0" and cycle is not None and cycle.scope is self.scope:
+            # uvicorn offers no other place between the application and the connection.
             cycle.send = _UnchunkedSend(cycle)  # type: ignore[method-assign]
 
 
