@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import os
 import signal
 import sys
 import threading
+import time
 from pathlib import Path
 
 import pytest
 
 from quire_interfaces import GrammarSpec, RequestError
-from quire_structured_output.allowance import Allowance, run_apart
+from quire_structured_output.allowance import Allowance, pauses, run_apart
 from quire_structured_output.trials import TrialProcess, can_fork
 
 ONLY_LINUX = pytest.mark.skipif(
@@ -49,6 +51,28 @@ def test_only_the_work_has_a_low_priority():
     assert policy() == mine
     with pytest.raises(ZeroDivisionError):
         run_apart(lambda: 1 // 0, starve=False)
+
+
+@ONLY_LINUX
+def test_native_work_that_gives_way_pauses_often():
+    import resource
+
+    def sleeps_per_ms(during):
+        """How often the thread gave its core back by itself, per millisecond of its work without the lock."""
+        before, start_s = resource.getrusage(resource.RUSAGE_THREAD).ru_nvcsw, time.thread_time()
+        with during:
+            digest = hashlib.pbkdf2_hmac("sha256", b"word", b"salt", 200_000)
+        used_ms = (time.thread_time() - start_s) * 1e3
+        return (resource.getrusage(resource.RUSAGE_THREAD).ru_nvcsw - before) / used_ms, digest
+
+    alone, digest = sleeps_per_ms(contextlib.nullcontext())
+    paused = sleeps_per_ms(pauses())
+    assert paused[1] == digest
+    assert alone < 0.2
+    assert paused[0] > 1
+    assert sleeps_per_ms(pauses(after_s=60))[0] < 0.2
+    assert sleeps_per_ms(contextlib.nullcontext())[0] < 0.2  # they end with the work
+    assert run_apart(lambda: sleeps_per_ms(contextlib.nullcontext()), starve=False)[0] > 1
 
 
 @ONLY_LINUX

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 import struct
 import subprocess
 import sys
@@ -20,6 +19,7 @@ from typing import Any
 import msgspec
 
 from quire_interfaces import RequestError
+from quire_structured_output.allowance import lower_priority, pauses
 
 __all__ = ["BodyInspector", "find_too_large", "main"]
 
@@ -29,7 +29,6 @@ CONSTRAINT_FIELDS = (
 )  # fmt: skip
 TOOLS_FACTOR = 4
 """The schemas of all tools together may have so many times the size of one constraint."""
-NICE = 19
 MAX_PARTS = 50_000
 """A value with more parts than that is not looked into."""
 _SHARE = 0.5
@@ -159,12 +158,12 @@ class BodyInspector:
 
 
 def main() -> None:
-    """Measure bodies until standard input ends."""
-    if hasattr(os, "nice"):
-        os.nice(NICE)
+    """Measure bodies until standard input ends, when nothing else wants to run."""
+    lower_priority(0, starve=True)
     while head := sys.stdin.buffer.read(16):
         max_bytes, size = struct.unpack("=QQ", head)
-        answer = msgspec.json.encode(find_too_large(sys.stdin.buffer.read(size), max_bytes))
+        with pauses():
+            answer = msgspec.json.encode(find_too_large(sys.stdin.buffer.read(size), max_bytes))
         sys.stdout.buffer.write(struct.pack("=Q", len(answer)) + answer)
         sys.stdout.buffer.flush()
 

@@ -24,7 +24,7 @@ import time
 from typing import Any
 
 from quire_interfaces import GrammarSpec, RequestError
-from quire_structured_output.allowance import NICE, lower_priority
+from quire_structured_output.allowance import NICE, lower_priority, pauses
 from quire_structured_output.blame import largest_part
 from quire_structured_output.llguidance_backend import LLGuidanceBackend
 from quire_structured_output.vocabulary import Vocabulary
@@ -32,6 +32,8 @@ from quire_structured_output.vocabulary import Vocabulary
 __all__ = ["main", "read_all", "read_vocabulary", "write_vocabulary"]
 
 LOOK_S = 0.002
+USUAL_S = 0.02
+"""A usual constraint is done by then, and whoever sent it waits for nothing."""
 MAX_MEMORY_BYTES = 1 << 30
 """What one constraint may need beyond what the process has."""
 
@@ -103,7 +105,8 @@ def main(fd: int) -> None:
             return
         if os.fork() == 0:
             channel.close()
-            _serve(backend, socket.socket(fileno=fds[0]))
+            with pauses(after_s=USUAL_S):
+                _serve(backend, socket.socket(fileno=fds[0]))
         os.close(fds[0])
 
 
