@@ -32,6 +32,7 @@ from quire_ops import DecoderLayerWeights, DecoderStack, LinearWeights
 HIDDEN, INNER, HEADS, KV_HEADS, DIM, VOCAB = 1024, 3072, 16, 8, 128, 151936
 STEPS: list[tuple[str, int, int, int]] = [  # name, sequences, tokens of each, context of each
     ("1 decode at 128", 1, 1, 128),
+    ("5 tokens verified", 1, 5, 132),
     ("8 decodes at 128", 8, 1, 128),
     ("32 decodes at 128", 32, 1, 128),
     ("32 decodes at 1024", 32, 1, 1024),
