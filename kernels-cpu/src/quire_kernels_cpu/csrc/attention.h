@@ -85,6 +85,61 @@ struct AttentionTask {
     }
 };
 
+// Reads the cache ahead of its use, a few lines at a time, since a core waits for the first of too many. Block by block, of
+// each the keys of all heads, then the values: the processor reads ahead by itself only along long runs of memory. The place
+// where it is stays in memory, so that one line is asked for after another: lines asked for all at once outrun what the
+// processor does by itself, and decoding at 16,384 tokens then read 22 GB/s instead of 26 (Zen 4, two cores).
+class ReadAhead {
+public:
+    ReadAhead() = default;
+    ReadAhead(const PagedCache& cache, const CacheRows& rows, int heads, Span tokens)
+        : cache_(&cache), rows_(rows), position_(tokens.begin), end_(tokens.end), parts_(2 * heads), part_(-1) {}
+
+    void fetch(int lines) {
+        for (; lines > 0; --lines, at_ += 64) {
+            if (at_ >= stop_ && !next_run()) return;
+            __builtin_prefetch(at_, 0, 2);
+            asm volatile("" : "+m"(at_));  // in memory, see above
+        }
+    }
+
+private:
+    bool next_run() {
+        if (++part_ == parts_) {
+            position_ += run_;
+            part_ = 0;
+        }
+        if (position_ >= end_) {
+            part_ = parts_ - 1;
+            run_ = 0;
+            return false;
+        }
+        if (part_ == 0) run_ = std::min(rows_.block_end(position_), end_) - position_;
+        const int heads = parts_ / 2, is_value = part_ >= heads;
+        at_ = rows_.at(position_) + is_value * cache_->value_offset() + (part_ - is_value * heads) * cache_->head_bytes();
+        stop_ = at_ + run_ * cache_->row_bytes;
+        return true;
+    }
+
+    const PagedCache* cache_ = nullptr;
+    CacheRows rows_;
+    const char *at_ = nullptr, *stop_ = nullptr;
+    int position_ = 0, end_ = 0, parts_ = 2, part_ = -1, run_ = 0;
+};
+
+// What is to be read once the tokens of a task before `done` have been: its next piece, or the first one of the task that the
+// thread will do then, if any.
+template <typename T>
+ReadAhead read_ahead(const Attention<T>& a, const AttentionTask& task, const AttentionTask* next, int done) {
+    if (done >= task.tokens(a).end) {
+        if (!next) return {};
+        return read_ahead(a, *next, nullptr, next->tokens(a).begin);
+    }
+    const CacheRows rows(a.cache, a.table(task.sequence), task.kv_head);
+    const int stop = done / kPiece * kPiece + kPiece;
+    return {a.cache, rows, task.num_kv_heads, {done, std::min(stop, task.tokens(a).end)}};
+}
+
 // What a column has of its result: the highest score, the sum of the weights below it, and the weighted values, 16 or 8
 // at a time, `stride` apart.
 struct Column {
@@ -224,24 +279,19 @@ bool attends_with_tiles(const Attention<T>& a) {
 #endif
 }
 
-// The heads of a task one after another, without tiles. next: the task that this thread will do then, or none.
+// A task without tiles. next: the task that this thread will do then, or none.
 template <typename T>
 void attend_columns(const Attention<T>& a, const AttentionTask& task, const AttentionTask* next, AttentionScratch& scratch,
                     const Partials& partials, int64_t index) {
-    const auto run = [&](auto&& way) {
-        const int end = task.kv_head + task.num_kv_heads;
-        for (int head = task.kv_head; head + 1 < end; ++head) way.run(head, &task, head + 1, partials, index);
-        way.run(end - 1, next, next ? next->kv_head : 0, partials, index);
-    };
 #if defined(__AVX512BF16__)
     if constexpr (std::is_same_v<T, BFloat16>) {
         if (PairAttention::fits(a.cache)) {
-            run(PairAttention(a, task, scratch));
+            PairAttention(a, task, scratch).run(next, partials, index);
             return;
         }
     }
 #endif
-    run(RowAttention<T>(a, task, scratch));
+    RowAttention<T>(a, task, scratch).run(next, partials, index);
 }
 
 // The sequences of a step, those with the most work first, so that no thread is left with one at the end.

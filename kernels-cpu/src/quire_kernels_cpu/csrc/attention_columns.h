@@ -8,70 +8,70 @@
 
 namespace quire {
 
-inline void fetch(const char* from, int64_t bytes) {
-    for (int64_t i = 0; i < bytes; i += 64) __builtin_prefetch(from + i, 0, 3);
-}
-
-// Columns [query, head of the group] of one key-value head. Way: has `set_queries()`, which takes over the queries of the
-// head at hand, and `attend_all(columns, piece, begin, end, now, ahead)`, see `run`.
+// Columns [query, head of the group] of some key-value heads, a piece of all of them before the next piece. Way: has
+// `set_queries()`, which takes over the queries of the head at hand, and `attend_all(columns, piece, begin, end, now)`,
+// see `run`.
 template <typename Way, typename T>
 class ColumnAttention {
 public:
     ColumnAttention(const Attention<T>& a, const AttentionTask& task, AttentionScratch& scratch)
         : a_(a), task_(task), group_(a.group()), padded_((a.cache.head_dim + kLanes - 1) / kLanes * kLanes),
-          columns_((task.last - task.first) * group_), is_tree_(a.is_tree(task.sequence)) {
-        outputs_ = scratch.outputs.get<float>(2 * columns_ * padded_);
-        state_ = scratch.state.get<float>(4 * columns_);
+          columns_((task.last - task.first) * group_), all_columns_(columns_ * task.num_kv_heads),
+          is_tree_(a.is_tree(task.sequence)) {
+        outputs_ = scratch.outputs.get<float>(2 * all_columns_ * padded_);
+        state_ = scratch.state.get<float>(4 * all_columns_);
     }
 
-    // The task's head number `head`. next, next_head: what this thread will do then, whose beginning is fetched; or none.
-    void run(int head, const AttentionTask* next, int next_head, const Partials& partials, int64_t index) {
-        head_ = head;
-        way().set_queries();
+    // next: what this thread will do then, whose beginning is fetched; or none.
+    void run(const AttentionTask* next, const Partials& partials, int64_t index) {
+        for (int head = 0; head < task_.num_kv_heads; ++head) {
+            enter(head);
+            way().set_queries();
+        }
         clear(0);
         bool merged = false;
-        CacheRows rows(a_.cache, a_.table(task_.sequence), head);
+        CacheRows rows(a_.cache, a_.table(task_.sequence), task_.kv_head);
         const Span span = task_.tokens(a_);
-        const char* stored[2][kPiece] = {};
-        int first = span.begin / kPiece * kPiece, which = 0;
-        locate(rows, first, span, stored[which]);
-        for (int piece = first; piece < span.end; piece += kPiece, which ^= 1) {
+        const char *of_first[kPiece], *now[kPiece];
+        for (int piece = span.begin / kPiece * kPiece; piece < span.end; piece += kPiece) {
             if (piece % kSegment == 0 && piece > span.begin) {
                 keep(merged);
                 merged = true;
             }
             const int begin = std::max(piece, span.begin), end = std::min(piece + kPiece, span.end);
-            if (is_tree_ && piece + kPiece > a_.path(task_.sequence, 0)[1]) {
-                to_come_ = {0, 0};
-                attend_paths(rows, piece, begin, end);
-            } else {
-                std::copy_n(stored[which], kPiece, stored[which ^ 1]);
-                to_come_ = locate(rows, piece + kPiece, span, stored[which ^ 1]);
-                if (piece + kPiece >= span.end && next) to_come_ = locate_first(*next, next_head, stored[which ^ 1]);
-                way().attend_all({0, columns_}, piece, begin, end, stored[which], stored[which ^ 1]);
+            ahead_ = read_ahead(a_, task_, next, end);
+            const bool by_path = is_tree_ && piece + kPiece > a_.path(task_.sequence, 0)[1];
+            if (!by_path) locate(rows, piece, begin, end, of_first);
+            for (int head = 0; head < task_.num_kv_heads; ++head) {
+                enter(head);
+                if (by_path) {
+                    attend_paths(rows, piece, begin, end);
+                } else {
+                    for (int t = begin - piece; t < end - piece; ++t) now[t] = of_first[t] + head * a_.cache.head_bytes();
+                    way().attend_all({0, columns_}, piece, begin, end, now);
+                }
             }
         }
         if (merged) keep(true);
-        for (int c = 0; c < columns_; ++c) {
-            const Column result = column(merged, c);
-            const int within = (head - task_.kv_head) * columns_ + c;
-            if (task_.segment < 0) {
-                write_column(a_, task_, task_.first + c / group_, head * group_ + c % group_, result);
-            } else {
-                const Column to = partials.column(index, within);
-                *to.top = *result.top;
-                *to.total = *result.total;
-                std::memcpy(to.out, result.out, padded_ * sizeof(float));
+        for (int head = 0; head < task_.num_kv_heads; ++head) {
+            enter(head);
+            for (int c = 0; c < columns_; ++c) {
+                const Column result = column(merged, c);
+                if (task_.segment < 0) {
+                    write_column(a_, task_, task_.first + c / group_, head_ * group_ + c % group_, result);
+                } else {
+                    const Column to = partials.column(index, entered_ + c);
+                    *to.top = *result.top;
+                    *to.total = *result.total;
+                    std::memcpy(to.out, result.out, padded_ * sizeof(float));
+                }
             }
         }
     }
 
 protected:
-    // which: 0 for the segment at hand, 1 for the segments before it.
-    Column column(int which, int c) const {
-        float* state = state_ + which * 2 * columns_;
-        return {state + c, state + columns_ + c, outputs_ + (which * columns_ + c) * padded_, kLanes};
-    }
+    // Of the head at hand. which: 0 for the segment at hand, 1 for the segments before it.
+    Column column(int which, int c) const { return column_of_all(which, entered_ + c); }
 
     // The tokens of [begin, end) that a column sees.
     Span seen_by(int c, int begin, int end) const {
@@ -122,33 +122,34 @@ protected:
 
     const Attention<T>& a_;
     const AttentionTask& task_;
-    const int group_, padded_, columns_;
+    const int group_, padded_, columns_, all_columns_;
     const bool is_tree_;
-    int head_ = 0;
-    Span to_come_{0, 0};  // the tokens of `ahead` that will come
+    int head_ = 0, entered_ = 0;  // the head at hand, and the task's columns before its own
+    ReadAhead ahead_;
 
 private:
     Way& way() { return static_cast<Way&>(*this); }
 
-    // Where the keys of a piece's tokens within the span are; returns which those are.
-    static Span locate(CacheRows& rows, int piece, Span span, const char** to) {
-        const int begin = std::max(piece, span.begin), end = std::max(begin, std::min(piece + kPiece, span.end));
+    void enter(int head_of_task) {
+        head_ = task_.kv_head + head_of_task;
+        entered_ = head_of_task * columns_;
+    }
+
+    Column column_of_all(int which, int c) const {
+        float* state = state_ + which * 2 * all_columns_;
+        return {state + c, state + all_columns_ + c, outputs_ + (which * all_columns_ + c) * padded_, kLanes};
+    }
+
+    // Where the keys of the tokens [begin, end) of a piece are.
+    static void locate(CacheRows& rows, int piece, int begin, int end, const char** to) {
         for (int t = begin; t < end;) {
             const char* key = rows.at(t);
             for (const int stop = std::min(end, rows.block_end(t)); t < stop; ++t, key += rows.row_bytes()) to[t - piece] = key;
         }
-        return {begin - piece, end - piece};
     }
-    // The same for the first piece of a task.
-    Span locate_first(const AttentionTask& task, int head, const char** to) const {
-        CacheRows rows(a_.cache, a_.table(task.sequence), head);
-        const Span span = task.tokens(a_);
-        return locate(rows, span.begin / kPiece * kPiece, span, to);
-    }
-
     void clear(int which) {
-        for (int c = 0; c < columns_; ++c) {
-            const Column of = column(which, c);
+        for (int c = 0; c < all_columns_; ++c) {
+            const Column of = column_of_all(which, c);
             *of.top = -INFINITY;
             *of.total = 0.0f;
             std::fill(of.out, of.out + padded_, 0.0f);
@@ -158,7 +159,7 @@ private:
     // Puts the segment at hand behind those before it.
     void keep(bool there_are_some) {
         if (!there_are_some) clear(1);
-        for (int c = 0; c < columns_; ++c) merge(column(1, c), column(0, c), padded_ / kLanes);
+        for (int c = 0; c < all_columns_; ++c) merge(column_of_all(1, c), column_of_all(0, c), padded_ / kLanes);
         clear(0);
     }
 
@@ -171,8 +172,10 @@ private:
             const int c = (query - task_.first) * group_;
             const Span seen = seen_by(c, begin, end);
             if (seen.begin >= seen.end) continue;
-            for (int t = seen.begin; t < seen.end; ++t) own[t - piece] = rows.at(t < path[1] ? t : path[2 + t - path[1]]);
-            way().attend_all({c, c + group_}, piece, seen.begin, seen.end, own, own);
+            const int64_t to_head = (head_ - task_.kv_head) * a_.cache.head_bytes();
+            for (int t = seen.begin; t < seen.end; ++t)
+                own[t - piece] = rows.at(t < path[1] ? t : path[2 + t - path[1]]) + to_head;
+            way().attend_all({c, c + group_}, piece, seen.begin, seen.end, own);
         }
     }
 

@@ -12,27 +12,6 @@
 
 namespace quire {
 
-// The keys and values of a piece to come, into the second-level cache a few lines at a time, while others multiply: a core
-// waits for the first of too many. 16 rows of keys and then their values, since those lie together.
-struct RowsAhead {
-    const char* const* rows = nullptr;
-    int64_t row_bytes = 0, value_offset = 0;
-    int begin = 0, end = 0, row = begin;
-    bool values = false;
-    int64_t byte = 0;
-
-    void fetch(int lines) {
-        for (; lines > 0 && row < end; --lines) {
-            __builtin_prefetch(rows[row] + (values ? value_offset : 0) + byte, 0, 2);
-            if ((byte += 64) < row_bytes) continue;
-            byte = 0;
-            if (++row % kTile != 0 && row < end) continue;
-            if (!values) row = std::max(begin, (row - 1) / kTile * kTile);
-            values = !values;
-        }
-    }
-};
-
 class PairAttention : public ColumnAttention<PairAttention, BFloat16> {
     using Base = ColumnAttention<PairAttention, BFloat16>;
     friend Base;
@@ -42,7 +21,7 @@ public:
         : Base(a, task, scratch), wide_(a.cache), dim_(a.cache.head_dim) {
         keys_ = scratch.keys.get<uint32_t>(dim_ / 2 * kPiece);
         values_ = scratch.values.get<uint32_t>(kPiece / 2 * dim_);
-        queries_ = scratch.queries.get<BFloat16>(columns_ * dim_);
+        queries_ = scratch.queries.get<BFloat16>(all_columns_ * dim_);
         row_scales_ = scratch.row_scales.get<float>(2 * kPiece);
     }
 
@@ -53,19 +32,21 @@ private:
     static constexpr int kTogether = 6;  // columns whose sums fit the registers, four vectors of each
 
     void set_queries() {
-        for (int c = 0; c < columns_; ++c) std::memcpy(queries_ + c * dim_, query_of(c), dim_ * sizeof *queries_);
+        for (int c = 0; c < columns_; ++c) std::memcpy(queries(c), query_of(c), dim_ * sizeof *queries_);
     }
 
-    // Columns over the tokens [begin, end) of a piece, whose keys are at `now`; `ahead`: those of the next one.
-    void attend_all(Span columns, int piece, int begin, int end, const char* const* now, const char* const* ahead) {
+    // The queries of the head at hand from column c on.
+    BFloat16* queries(int c) const { return queries_ + (entered_ + c) * dim_; }
+
+    // Columns over the tokens [begin, end) of a piece, whose keys are at `now`.
+    void attend_all(Span columns, int piece, int begin, int end, const char* const* now) {
         const Span here{begin - piece, end - piece};
         if (columns.end - columns.begin <= kDirect && is_whole(here, now)) {
             with_count<kDirect>(columns.end - columns.begin, [&](auto together) {
-                attend_whole<decltype(together)::value>(columns.begin, piece, now, ahead);
+                attend_whole<decltype(together)::value>(columns.begin, piece, now);
             });
             return;
         }
-        ahead_ = {ahead, a_.cache.row_bytes, a_.cache.value_offset(), to_come_.begin, to_come_.end};
         if (a_.cache.format == CacheFormat::network) {
             pack<true>(here, now);
         } else {
@@ -145,8 +126,8 @@ private:
         Span seen[kColumns];
         const Span some = seen_by_all<kColumns>(first, begin, end, seen);
         if (some.begin >= some.end) return;
-        const auto* queries = reinterpret_cast<const uint32_t*>(queries_ + first * dim_);
-        multiply<kColumns, 4, true>(queries, dim_ / 2, keys_, kPiece, {0, dim_ / 2}, nullptr, weights[0], kPiece, ahead_);
+        const auto* numbers = reinterpret_cast<const uint32_t*>(queries(first));
+        multiply<kColumns, 4, true>(numbers, dim_ / 2, keys_, kPiece, {0, dim_ / 2}, nullptr, weights[0], kPiece, ahead_);
         float shrink[kColumns];
         weigh_all<kColumns>(first, piece, seen, weights, rounded, shrink);
         const Span pairs{(some.begin - piece) / 2, (some.end - piece + 1) / 2};
@@ -192,33 +173,28 @@ private:
         return true;
     }
 
-    // What will be read of the next piece in place of token t's key, to be fetched; or what is there already.
-    const char* to_come(int t, const char* const* now, const char* const* ahead) const {
-        return t >= to_come_.begin && t < to_come_.end ? ahead[t] : now[t];
-    }
-
     // kColumns columns from `first` on over a whole piece: as `attend` does it, but keys and values go straight from where
     // they are into products, with as much fetched of the next piece.
     template <int kColumns>
-    void attend_whole(int first, int piece, const char* const* now, const char* const* ahead) {
+    void attend_whole(int first, int piece, const char* const* now) {
         alignas(64) float weights[kColumns][kPiece];
         alignas(64) uint32_t rounded[kColumns][kPiece / 2];
         Span seen[kColumns];
         const Span some = seen_by_all<kColumns>(first, piece, piece + kPiece, seen);
         if (some.begin >= some.end) return;
-        const BFloat16* const queries = queries_ + first * dim_;
+        const BFloat16* const query = queries(first);
         for (int t = 0; t < kPiece; t += kTile) {
-            const char *keys = now[t], *next = to_come(t, now, ahead);
+            const char* keys = now[t];
             __m512 sums[kColumns] = {};
             for (int d = 0; d < dim_; d += kTile, keys += 32) {
                 __m512i pairs[8];
                 turn_pairs(keys, a_.cache.row_bytes, pairs);
 #pragma GCC unroll 8
-                for (int j = 0; j < 8; ++j, next += 64) {
-                    __builtin_prefetch(next, 0, 2);
+                for (int j = 0; j < 8; ++j) {
+                    ahead_.fetch(1);
 #pragma GCC unroll 8
                     for (int c = 0; c < kColumns; ++c)
-                        sums[c] = plus_pairs(sums[c], pair_everywhere(queries + c * dim_ + d + 2 * j), pairs[j]);
+                        sums[c] = plus_pairs(sums[c], pair_everywhere(query + c * dim_ + d + 2 * j), pairs[j]);
                 }
             }
 #pragma GCC unroll 8
@@ -230,17 +206,16 @@ private:
         constexpr int kAtOnce = kColumns <= 4 ? 2 : 1;  // times 32 numbers of a value
         int d = 0;
         for (; d + kAtOnce * 32 <= dim_; d += kAtOnce * 32)
-            add_values<kColumns, kAtOnce>(first, pairs, rounded, shrink, d, now, ahead);
-        if (d < dim_) add_values<kColumns, 1>(first, pairs, rounded, shrink, d, now, ahead);
+            add_values<kColumns, kAtOnce>(first, pairs, rounded, shrink, d, now);
+        if (d < dim_) add_values<kColumns, 1>(first, pairs, rounded, shrink, d, now);
     }
 
     // out = out * shrink + weights times values, the numbers [d, d + 32 kParts) of each.
     template <int kColumns, int kParts>
     void add_values(int first, Span pairs, const uint32_t (*weights)[kPiece / 2], const float shrink[kColumns], int d,
-                    const char* const* now, const char* const* ahead) {
+                    const char* const* now) {
         const __m512i low = interleaved_places(), high = _mm512_or_si512(low, _mm512_set1_epi16(16));
         const int64_t offset = a_.cache.value_offset() + 2 * d;
-        const int64_t row_bytes = a_.cache.row_bytes, ahead_bytes = 128 * kParts;
         __m512 sums[kColumns][2 * kParts];
 #pragma GCC unroll 8
         for (int c = 0; c < kColumns; ++c)
@@ -249,10 +224,7 @@ private:
                 sums[c][v] = _mm512_loadu_ps(column(0, first + c).out + d + v * kLanes) * shrink[c];
         for (int t = pairs.begin; t < pairs.end; ++t) {
             const char *even = now[2 * t] + offset, *odd = now[2 * t + 1] + offset;
-            // The next piece's values in their order, a part of them with each of these steps.
-            const int64_t at = (d / (32 * kParts) * (kPiece / 2) + t) * ahead_bytes;
-            const char* next = to_come(static_cast<int>(at / row_bytes), now, ahead) + a_.cache.value_offset() + at % row_bytes;
-            for (int64_t byte = 0; byte < ahead_bytes; byte += 64) __builtin_prefetch(next + byte, 0, 2);
+            ahead_.fetch(2 * kParts);
 #pragma GCC unroll 2
             for (int part = 0; part < kParts; ++part) {
                 const __m512i a = _mm512_loadu_si512(even + part * 64), b = _mm512_loadu_si512(odd + part * 64);
@@ -287,7 +259,7 @@ private:
     // added to what is there times `shrink`, unless `kFirst`.
     template <int kColumns, int kVectors, bool kFirst>
     static void multiply(const uint32_t* numbers, int64_t stride, const uint32_t* vectors, int64_t vector_stride, Span steps,
-                         const float* shrink, float* to, int64_t to_stride, RowsAhead& ahead) {
+                         const float* shrink, float* to, int64_t to_stride, ReadAhead& ahead) {
         __m512 sums[kColumns][kVectors];
 #pragma GCC unroll 8
         for (int c = 0; c < kColumns; ++c)
@@ -314,7 +286,6 @@ private:
     }
 
     const BFloat16Rows wide_;
-    RowsAhead ahead_;
     const int dim_;
     uint32_t *keys_, *values_;
     BFloat16* queries_;

@@ -9,11 +9,9 @@
 
 namespace quire {
 
-// Where the keys of a piece's tokens are, their values `value_offset` bytes behind them, and where those of the next piece
-// are, which is fetched meanwhile, a row for a row, or null. Where there is none, it is a row that has been fetched.
+// Where the keys of a piece's tokens are, their values `value_offset` bytes behind them.
 struct PieceRows {
     const char* const* keys;
-    const char* const* ahead;
     int64_t value_offset;
 };
 
@@ -21,7 +19,7 @@ template <typename T>
 class RowAttention : public ColumnAttention<RowAttention<T>, T> {
     using Base = ColumnAttention<RowAttention<T>, T>;
     friend Base;
-    using Base::a_, Base::task_, Base::group_, Base::padded_, Base::columns_, Base::head_;
+    using Base::a_, Base::ahead_, Base::all_columns_, Base::columns_, Base::entered_, Base::padded_;
     using Base::column, Base::seen_by, Base::weigh, Base::query_of;
 
 public:
@@ -30,7 +28,7 @@ public:
           as_stored_(columns_ <= kFewColumns && a.cache.format == CacheFormat::network && padded_ == a.cache.head_dim) {
         keys_ = scratch.keys.get<float>(kPiece * padded_);
         values_ = scratch.values.get<float>(kPiece * padded_);
-        queries_ = scratch.queries.get<float>(columns_ * padded_);
+        queries_ = scratch.queries.get<float>(all_columns_ * padded_);
     }
 
 private:
@@ -38,15 +36,15 @@ private:
         const int dim = a_.cache.head_dim;
         for (int c = 0; c < columns_; ++c) {
             const T* q = query_of(c);
-            float* to = queries_ + c * padded_;
+            float* to = queries_ + (entered_ + c) * padded_;
             int d = 0;
             for (; d + kLanes <= dim; d += kLanes) store(to + d, load(q + d));
             for (; d < padded_; ++d) to[d] = d < dim ? to_float(q[d]) : 0.0f;
         }
     }
 
-    // Columns over the tokens [begin, end) of a piece, whose keys are at `now`; `ahead`: those of the next one.
-    void attend_all(Span columns, int piece, int begin, int end, const char* const* now, const char* const* ahead) {
+    // Columns over the tokens [begin, end) of a piece, whose keys are at `now`.
+    void attend_all(Span columns, int piece, int begin, int end, const char* const* now) {
         const char* wide[kPiece];
         for (int t = begin - piece; !as_stored_ && t < end - piece; ++t) {
             float *const key = keys_ + t * padded_, *const value = values_ + t * padded_;
@@ -58,9 +56,9 @@ private:
         for (int c = columns.begin; c < columns.end; c += kTogether) {
             const int last = std::min(c + kTogether, columns.end);
             if (as_stored_) {
-                attend<T>(c, last, piece, begin, end, {now, ahead, a_.cache.value_offset()});
+                attend<T>(c, last, piece, begin, end, {now, a_.cache.value_offset()});
             } else {
-                attend<float>(c, last, piece, begin, end, {wide, nullptr, wide_offset});
+                attend<float>(c, last, piece, begin, end, {wide, wide_offset});
             }
         }
     }
@@ -70,6 +68,8 @@ private:
     static constexpr int kFewColumns = 4;  // for which widening beforehand costs more than it saves
     static constexpr int kRun = 4;        // keys, and vectors of a value
 
+
+    int row_lines() const { return static_cast<int>((a_.cache.row_bytes + 63) / 64); }
 
     // Columns from `first` on, up to three, and the tokens of a piece that all of them see.
     struct Together {
@@ -99,14 +99,13 @@ private:
             }
         }
         for (int t = begin; t < end; t += kRun) {
-            for (int i = t - piece; rows.ahead && i < std::min(t + kRun, end) - piece; ++i)
-                fetch(rows.ahead[i], padded_ * sizeof(Number));
+            ahead_.fetch(kRun * row_lines());
             for (const Together* at = all; at < all + count; ++at) {
                 if (t + kRun <= at->span.begin || t >= at->span.end) continue;
                 const auto multiply = at->count == 3   ? score<3, Number>
                                       : at->count == 2 ? score<2, Number>
                                                        : score<1, Number>;
-                multiply(queries_ + at->first * padded_, rows, padded_, t - piece, end - piece, weights + (at->first - first));
+                multiply(queries_ + (entered_ + at->first) * padded_, rows, padded_, t - piece, end - piece, weights + (at->first - first));
             }
         }
         for (const Together* at = all; at < all + count; ++at)
@@ -116,11 +115,11 @@ private:
             const int vectors = std::min(kRun, (padded_ - d) / kLanes);
             for (const Together* at = all; at < all + count; ++at) {
                 if (at->span.begin >= at->span.end) continue;
-                const auto add = at->count == 3   ? add_values<3, Number>
-                                 : at->count == 2 ? add_values<2, Number>
-                                                  : add_values<1, Number>;
+                const auto add = at->count == 3   ? &RowAttention::add_values<3, Number>
+                                 : at->count == 2 ? &RowAttention::add_values<2, Number>
+                                                  : &RowAttention::add_values<1, Number>;
                 const int c = at->first - first;
-                add({at->span.begin - piece, at->span.end - piece}, weights + c, shrink + c, rows, d, padded_, vectors,
+                (this->*add)({at->span.begin - piece, at->span.end - piece}, weights + c, shrink + c, rows, d, padded_, vectors,
                     column(0, at->first).out + d);
             }
         }
@@ -158,7 +157,7 @@ private:
 
     // out = out * shrink + weighted values, of kColumns columns and `vectors` vectors from element d on.
     template <int kColumns, typename Number>
-    static void add_values(Span seen, const float (*weights)[kPiece], const float* shrink, const PieceRows& rows, int d,
+    void add_values(Span seen, const float (*weights)[kPiece], const float* shrink, const PieceRows& rows, int d,
                            int padded, int vectors, float* out) {
         if (vectors < kRun) {
             for (int v = 0; v < vectors * kLanes; v += kLanes)
@@ -168,7 +167,7 @@ private:
         }
     }
     template <int kColumns, int kVectors, typename Number>
-    static void add_run(Span seen, const float (*weights)[kPiece], const float* shrink, const PieceRows& rows, int d, int padded,
+    void add_run(Span seen, const float (*weights)[kPiece], const float* shrink, const PieceRows& rows, int d, int padded,
                         float* out) {
         Floats sums[kColumns][kVectors];
 #pragma GCC unroll 4
@@ -181,7 +180,7 @@ private:
             for (int c = 0; c < kColumns; ++c) weight[c] = splat(weights[c][t]);
             const int64_t at = rows.value_offset + d * sizeof(Number);
             const Number* const values = reinterpret_cast<const Number*>(rows.keys[t] + at);
-            if (rows.ahead) fetch(rows.ahead[t] + at, kVectors * kLanes * sizeof(Number));
+            ahead_.fetch(std::max<int>(1, kVectors * kLanes * sizeof(Number) / 64));
 #pragma GCC unroll 4
             for (int v = 0; v < kVectors; ++v) {
                 Floats value = load(values + v * kLanes);

@@ -14,47 +14,6 @@
 
 namespace quire {
 
-// Reads the cache ahead of its use, block by block: of each the keys of all heads, then the values.
-class ReadAhead {
-public:
-    ReadAhead() = default;
-    ReadAhead(const PagedCache& cache, const CacheRows& rows, int heads, Span tokens)
-        : cache_(&cache), rows_(rows), position_(tokens.begin), end_(tokens.end), parts_(2 * heads), part_(-1) {}
-
-    void fetch(int lines) {
-        while (lines > 0) {
-            if (at_ >= stop_ && !next_run()) return;
-            const int now = std::min<int64_t>(lines, (stop_ - at_ + 63) / 64);
-            for (int i = 0; i < now; ++i) _mm_prefetch(at_ + i * 64, _MM_HINT_T1);
-            at_ += now * 64;
-            lines -= now;
-        }
-    }
-
-private:
-    bool next_run() {
-        if (++part_ == parts_) {
-            position_ += run_;
-            part_ = 0;
-        }
-        if (position_ >= end_) {
-            part_ = parts_ - 1;
-            run_ = 0;
-            return false;
-        }
-        if (part_ == 0) run_ = std::min(rows_.block_end(position_), end_) - position_;
-        const int heads = parts_ / 2, is_value = part_ >= heads;
-        at_ = rows_.at(position_) + is_value * cache_->value_offset() + (part_ - is_value * heads) * cache_->head_bytes();
-        stop_ = at_ + run_ * cache_->row_bytes;
-        return true;
-    }
-
-    const PagedCache* cache_ = nullptr;
-    CacheRows rows_;
-    const char *at_ = nullptr, *stop_ = nullptr;
-    int position_ = 0, end_ = 0, parts_ = 2, part_ = -1, run_ = 0;
-};
-
 class TiledAttention {
 public:
     // next: the task that this thread will do then, whose beginning is read ahead; or none.
@@ -91,7 +50,7 @@ public:
                 merged = true;
             }
             const Span here{std::max(span.begin, piece), std::min(piece + kPiece, span.end)};
-            look_ahead(here.end, span.end);
+            ahead_ = read_ahead(a_, task_, next_, here.end);
             if (tiles_ == 1) {
                 attend_heads(piece, here);
             } else {
@@ -124,17 +83,6 @@ private:
     Column column(int which, int unit, int c) const {
         const int tile = tile_of(unit);
         return {tops(which, tile) + c, totals(which, tile) + c, output(which, unit, c, 0), kTile * kTile};
-    }
-
-    void look_ahead(int done, int end) {
-        if (done < end) {
-            ahead_ = ReadAhead(a_.cache, rows_, heads_, {done, std::min(done + kPiece, end)});
-        } else if (next_) {
-            const Span then = next_->tokens(a_);
-            const CacheRows rows(a_.cache, a_.table(next_->sequence), next_->kv_head);
-            const int stop = then.begin / kPiece * kPiece + kPiece;
-            ahead_ = ReadAhead(a_.cache, rows, next_->num_kv_heads, {then.begin, std::min(stop, then.end)});
-        }
     }
 
     void set_queries() {
