@@ -29,7 +29,7 @@ MAX_S = 0.3
 NICE = 10
 """By so much is a priority lowered that is not lowered to nothing."""
 PAUSE_EVERY_NS = 300_000
-"""From one pause to the next. A pause takes a quarter of it: `_PAUSE_SIGNAL` microseconds, and 50 more by which the
+"""From one pause to the next. A pause takes two fifths of it: `_PAUSE_SIGNAL` microseconds, and 50 more by which the
 system may wake a thread late."""
 _PAUSE_SIGNAL = 64
 _SIGEV_THREAD_ID = 4
