@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import json
 import os
 import re
@@ -25,12 +26,11 @@ QUESTION = [{"role": "user", "content": "Who are you?"}]
 ADAPTERS = quire_demo_model.adapter_paths()
 
 
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[int, str]]:
+@contextlib.contextmanager
+def running_server(log: Path, *flags: str) -> Iterator[tuple[int, str]]:
     """Its process, and its address."""
-    log = tmp_path_factory.mktemp("serve") / "log"
     command = [sys.executable, "-m", "quire_server.cli", "serve", "--port", "0", "--num-threads", "1"]
-    command += ["--max-model-len", "512", "--max-loras", "2", "--response-store", "none"]
+    command += ["--max-model-len", "512", "--max-loras", "2", "--response-store", "none", *flags]
     with log.open("w") as output, subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT) as process:
         try:
             end, found = time.monotonic() + 120, None
@@ -44,6 +44,12 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[int, str]
         finally:
             process.send_signal(signal.SIGTERM)
             assert process.wait(60) == 0, log.read_text()
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[int, str]]:
+    with running_server(tmp_path_factory.mktemp("serve") / "log") as found:
+        yield found
 
 
 @pytest.fixture(scope="module")
@@ -175,3 +181,35 @@ def test_adapters_come_and_go(client: httpx.Client, tmp_path: Path) -> None:
         404,
         "model_not_found",
     )
+
+
+def test_an_adapter_that_is_alone_moves_into_the_weights(tmp_path: Path) -> None:
+    """And the answers say that they may come out otherwise; those of the network itself do not change by a token."""
+    with running_server(tmp_path / "log", "--lora-merge-after", "2") as (_, address):
+        assert "in the weights after 2 steps alone" in (tmp_path / "log").read_text()
+
+        def ask(client: httpx.Client, model: str, **fields: Any) -> httpx.Response:
+            body = {"model": model, "messages": QUESTION, "temperature": 0, "max_tokens": 120, **fields}
+            return client.post("/v1/chat/completions", json=body)
+
+        def text(reply: httpx.Response) -> str:
+            return reply.json()["choices"][0]["message"]["content"]
+
+        with httpx.Client(base_url=address, timeout=60) as client:
+            plain = ask(client, "quire-demo", seed=1, logprobs=True).json()
+            assert plain["deterministic"]
+            for name in ("demo-capitals", "demo-json"):
+                replies = [ask(client, name, max_tokens=200) for _ in range(6)]
+                assert not any(reply.json()["deterministic"] for reply in replies)
+                if name == "demo-capitals":
+                    assert all(text(reply).isupper() for reply in replies)
+                else:
+                    assert all(json.loads(text(reply)) for reply in replies)
+            assert "\nquire:lora_merges_total" in (metrics := client.get("/metrics").text)
+            assert float(re.search(r"\nquire:lora_merges_total\{[^}]*\} (\S+)", metrics)[1]) == 2
+            again = ask(client, "quire-demo", seed=1, logprobs=True).json()
+            assert again["choices"] == plain["choices"]
+            refusal = ask(client, "demo-json", seed=1, deterministic=True)
+            assert refusal.status_code == 400
+            assert refusal.json()["error"]["param"] == "deterministic"
+            assert ask(client, "quire-demo", seed=1, deterministic=True).status_code == 200

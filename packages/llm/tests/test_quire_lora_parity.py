@@ -6,6 +6,7 @@ PEFT runs one adapter at a time; whatever else is in a step here, tokens must be
 from __future__ import annotations
 
 import copy
+import dataclasses
 import random
 import warnings
 from collections.abc import Iterator
@@ -15,7 +16,7 @@ from typing import Any
 import pytest
 import torch
 
-from quire import LLM, LoRARequest, SamplingParams
+from quire import LLM, LoRARequest, RequestError, SamplingParams
 from quire_testkit.hf_checkpoints import tiny_hf_checkpoint
 from quire_testkit.tokenizers import write_tokenizer
 
@@ -151,3 +152,48 @@ def test_whole_prompts_beside_requests_that_decode(tiny) -> None:
         while llm.engine.has_unfinished_requests():
             got |= {which[out.request_id]: list(out.outputs[0].token_ids) for out in llm.engine.step()}
         assert [got[i] for i in range(len(prompts))] == expected
+
+
+@pytest.mark.parametrize("backend", [None, "torch"])
+def test_tokens_are_pefts_while_adapters_move_into_weights_and_out(tiny, backend: str | None) -> None:
+    """Each adapter has the batch to itself for long enough, then runs beside requests of others; requests without one
+    keep their bits."""
+    folder, places, prompts, expected = tiny
+    params = SamplingParams(temperature=0, max_tokens=NUM_TOKENS, ignore_eos=True)
+    settings: dict[str, Any] = {"max_model_len": 64, "max_num_seqs": 4, "num_gpu_blocks_override": 400}
+    settings |= {"max_loras": 2, "max_lora_rank": 16, "max_cpu_loras": 4, "dtype": "float32", "lora_merge_after": 2}
+    chooser = random.Random(3)
+    plain = [i for i, place in enumerate(places) if place is None]
+
+    def run(llm: LLM, which: list[int], params: SamplingParams = params) -> list[Any]:
+        requests = [
+            None if place is None else LoRARequest(lora_name=place.name, lora_path=str(place)) for place in places
+        ]
+        outputs = llm.generate(
+            [prompts[i] for i in which], params, use_tqdm=False, lora_request=[requests[i] for i in which]
+        )
+        for i, output in zip(which, outputs, strict=True):
+            assert list(output.outputs[0].token_ids) == expected[i], i
+        return [output.outputs[0].logprobs for output in outputs]
+
+    with LLM(folder, enable_lora=True, attention_backend=backend, **settings) as llm:
+        observed = dataclasses.replace(params, logprobs=5)
+        before = run(llm, plain, observed)
+        merges = 0
+        for seed in chooser.sample(range(NUM_ADAPTERS), 12):
+            is_merged = KINDS[seed % len(KINDS)].keys().isdisjoint({"use_dora", "lora_bias", "bias"})
+            is_merged = is_merged and seed % len(KINDS) < 6
+            for _ in range(6):  # 21 matrices at most, and a step that counts before the first
+                run(llm, [seed])
+            merges += is_merged
+            assert llm.stats().num_adapter_merges_total == merges
+            others = chooser.sample([i for i in range(len(places)) if i != seed], 3)
+            run(llm, [seed, *others, *chooser.sample(plain, 2)])
+        assert merges >= 3
+        assert run(llm, plain, observed) == before
+        if backend is None:
+            certain = dataclasses.replace(params, deterministic=True)
+            run(llm, plain, certain)
+            with pytest.raises(RequestError, match="lora_merge_after at 0") as refusal:
+                run(llm, [0], certain)
+            assert refusal.value.param == "deterministic"

@@ -5,7 +5,8 @@
 Needs `quire` with compiled kernels; without --model it runs the embedded demo model; --dummy fills any checkpoint's
 config.json with random weights. Adapters are random, of one rank, for every matrix. One engine serves all batches, turn
 by turn, with one thread; a figure is the mean of the quickest quarter of its steps, in microseconds of the processor's
-time, which other programs on the machine lengthen less than the clock's.
+time, which other programs on the machine lengthen less than the clock's. With --merge-after, an adapter that is alone
+moves into the weights, a matrix in each step; --skip leaves the first steps of every batch out, until it is there.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from random_adapters import write_adapter
 from quire import LLM, SamplingParams
 
 
-def step_times_us(llm: LLM, batch: int, num_adapters: int, num_steps: int) -> list[float]:
+def step_times_us(llm: LLM, batch: int, num_adapters: int, num_steps: int, skip: int) -> list[float]:
     """Of the steps in which all requests decode."""
     params = SamplingParams(temperature=0, max_tokens=num_steps, ignore_eos=True)
     for i in range(batch):
@@ -32,7 +33,7 @@ def step_times_us(llm: LLM, batch: int, num_adapters: int, num_steps: int) -> li
         begin = time.process_time_ns()
         llm.engine.step()
         times.append((time.process_time_ns() - begin) / 1000)
-    return times[3:-2]
+    return times[skip:-2]
 
 
 def main() -> None:
@@ -44,12 +45,15 @@ def main() -> None:
     parser.add_argument("--rank", type=int, default=16)
     parser.add_argument("--adapters", type=int, nargs="+", default=[0, 1, 16])
     parser.add_argument("--steps", type=int, default=60)
+    parser.add_argument("--skip", type=int, default=3)
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--merge-after", type=int, default=0, help="lora_merge_after")
     args = parser.parse_args()
     llm = LLM(
         args.model, max_model_len=16 + args.steps, max_num_seqs=args.batch, enable_lora=True, num_threads=1,
         max_loras=max(*args.adapters, 1), max_lora_rank=args.rank, max_cpu_loras=max(*args.adapters, 1) + 2,
         load_format="dummy" if args.dummy else "auto", kv_cache_memory_bytes=1 << 29, enable_prefix_caching=False,
+        lora_merge_after=args.merge_after,
     )  # fmt: skip
     with llm, tempfile.TemporaryDirectory() as folder:
         for i in range(max(args.adapters)):
@@ -58,7 +62,7 @@ def main() -> None:
         found: dict[int, list[float]] = {count: [] for count in args.adapters}
         for _ in range(args.rounds):
             for count, times in found.items():
-                times += step_times_us(llm, args.batch, count, args.steps)
+                times += step_times_us(llm, args.batch, count, args.steps, args.skip)
         quickest = {count: statistics.mean(sorted(times)[: len(times) // 4]) for count, times in found.items()}
         print(f"{args.batch} requests, rank {args.rank}, {info.num_bytes / 1e6:.1f} MB an adapter, {llm.dtype}")
         base = quickest[args.adapters[0]]

@@ -6,7 +6,7 @@ The graphs are recorded operations on the CPU, as in `test_runner_graphs.py`.
 from __future__ import annotations
 
 import functools
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -16,7 +16,7 @@ from torch import Tensor
 
 from quire_interfaces import NewRow, SamplingParams, SchedulerOutput
 from quire_kv_cache import plan_kv_cache
-from quire_lora import Adapter, AdapterDevice
+from quire_lora import Adapter, AdapterDevice, AdapterStore
 from quire_lora.adapter import LinearAdapter
 from quire_models import CausalLM
 from quire_ops import builtin_table
@@ -77,10 +77,14 @@ class Adapters:
 class Driver:
     """A runner whose requests never end."""
 
-    def __init__(self, model: CausalLM, kind: str, *, slots: tuple[int, ...] = SLOTS, **config: Any) -> None:
+    def __init__(
+        self, model: CausalLM, kind: str, *, slots: tuple[int, ...] = SLOTS, merge_after: int = 0, **config: Any
+    ) -> None:
         self.plan = plan_kv_cache(model.config.kv_cache_specs(4, "float32"), num_blocks=1 + NUM_ROWS * BLOCKS)
         limits = {"max_num_seqs": NUM_ROWS, "max_model_len": 48, "num_speculative_tokens": 3}
-        device = None if model.adapters is None else AdapterDevice(model.adapters, Adapters())  # type: ignore[arg-type]
+        device, adapters = None, cast(AdapterStore, Adapters())
+        if model.adapters is not None:
+            device = AdapterDevice(model.adapters, adapters, merge_after=merge_after)
         self.runner = ModelRunner.for_model(
             model, self.plan, RunnerConfig(**limits, **config), capture=record_graph, adapters=device
         )
@@ -239,6 +243,33 @@ def test_slots_may_be_filled_anew() -> None:
     for _ in range(6):
         other.step({1: []})
     assert driver.tokens[1] == other.tokens[1]
+    driver.runner.close()
+
+
+def test_an_adapter_in_the_weights_needs_no_graph_with_adapters() -> None:
+    """Weights change under a graph that was captured before, and back again."""
+    model = random_model("qwen3", max_loras=3)
+    driver = Driver(model, "greedy", cuda_graph_sizes=(2,), merge_after=2)
+    for _ in range(4):
+        driver.step({1: []})
+    plain = captured_steps(driver)
+    assert len(plain) == 1
+    num_steps = 2 + len(adapter(1).linears)
+    for _ in range(num_steps):
+        driver.step({0: []})
+    assert driver.runner.rows.adapter_slots[0] == 1
+    assert driver.runner.rows.lora_slots[0] == -1
+    both, steps = captured_steps(driver), count_steps(model)
+    assert len(both) == 2
+    for _ in range(3):
+        driver.step({0: []})
+    for _ in range(3):
+        driver.step({1: []})
+    for _ in range(3):
+        driver.step({0: [], 1: []})
+    assert not steps  # graphs that were there
+    expected = alone("greedy", num_steps + 6)
+    check(driver, {row: expected[row] for row in (0, 1)}, "greedy")
     driver.runner.close()
 
 

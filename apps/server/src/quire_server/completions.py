@@ -162,7 +162,7 @@ class CompletionAnswer:
             id=self.id,
             created=self.created,
             model=self.model,
-            deterministic=self.context.is_deterministic(self.params),
+            deterministic=self.context.is_deterministic(self.params, self.model),
             choices=choices,
             usage=usage,
         )

@@ -66,9 +66,11 @@ class ServerContext:
         """The adapter that a request for this model runs with; None for the network as it is."""
         return model if model not in self.model_names and model in self.llm.adapters else None
 
-    def is_deterministic(self, params: SamplingParams) -> bool:
-        """Whether a repetition of the request is certain to give the same tokens."""
-        return self.llm.engine_info.batch_invariant and params.repeatable
+    def is_deterministic(self, params: SamplingParams, model: str) -> bool:
+        """Whether a repetition of the request, which was for `model`, is certain to give the same tokens."""
+        info = self.llm.engine_info
+        may_move = info.merges_adapters and model not in self.model_names
+        return info.batch_invariant and params.repeatable and not may_move
 
     def sampling_params(self, body: SamplingFields) -> SamplingParams:
         """The request's parameters, with the checkpoint's defaults.

@@ -50,7 +50,7 @@ class EngineParts:
     scheduler's rules. Closed with the core."""
     adapters: AdapterStore | None = None
     """Adapters that requests may choose; None where they may not. Belongs to one of the gates."""
-    add_stats: Callable[[SchedulerStats], None] | None = None
+    add_stats: tuple[Callable[[SchedulerStats], None], ...] = ()
     """Adds what the executor's side counts."""
     give_back_cache: Callable[[], int] | None = None
     """Gives the KV cache's memory back to the system until it is written again, and says how many bytes; None where
@@ -167,8 +167,8 @@ class EngineCore:
         stats = self._scheduler.stats()
         for gate in self.parts.gates:
             gate.add_stats(stats)
-        if self.parts.add_stats is not None:
-            self.parts.add_stats(stats)
+        for add_stats in self.parts.add_stats:
+            add_stats(stats)
         return stats
 
     def pause(self, state: PauseState) -> None:

@@ -97,6 +97,13 @@ class InputProcessor:
                 param="deterministic",
                 code="unsupported",
             )
+        if params.deterministic and adapter is not None and self._info.merges_adapters:
+            raise RequestError(
+                "this engine puts an adapter into the network's weights when it runs alone, which rounds differently; "
+                "leave deterministic out, or serve with lora_merge_after at 0",
+                param="deterministic",
+                code="unsupported",
+            )
         if adapter is not None and not self._info.takes_adapters:
             raise ModelNotFoundError(
                 f"the adapter {adapter!r} was asked for, but this engine serves none; start it with --enable-lora"

@@ -183,6 +183,8 @@ class EngineInfo:
     """Name -> folder of each adapter that was there at the start."""
     takes_adapters: bool = False
     """Requests may choose adapters, and adapters may be loaded."""
+    merges_adapters: bool = False
+    """Adapters move into the network's weights and out of them: their requests' tokens depend on what else runs."""
     memory_bytes: dict[str, int] = field(default_factory=dict)
     """The memory ledger: what -> bytes."""
     choices: dict[str, str] = field(default_factory=dict)

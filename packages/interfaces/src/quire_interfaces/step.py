@@ -224,6 +224,8 @@ class SchedulerStats:
     """Adapters that can be in use at once; 0 where none are served."""
     num_adapter_placements_total: int = 0
     """Adapters that were put into a slot."""
+    num_adapter_merges_total: int = 0
+    """Adapters that were put into the network's own weights."""
     adapter_requests_running: dict[str, int] = field(default_factory=dict)
     """Name of an adapter -> requests that run with it."""
     adapter_requests_waiting: dict[str, int] = field(default_factory=dict)

@@ -210,6 +210,10 @@ def build_parts(
         draft_topk=speculative.eagle_topk,
     )
     store = open_adapters(config, network, offered)
+    adapter_device, add_stats = None, list[Callable[[SchedulerStats], None]]()
+    if store is not None and network.adapters is not None:
+        adapter_device = AdapterDevice(network.adapters, store, merge_after=config.lora.lora_merge_after)
+        add_stats.append(adapter_device.add_stats)
     adapters = AdapterGate(store, config.lora.max_loras if store is not None else 0)
     gate = build_grammar_gate(config, folder, model, tokenizer, apart=serves_strangers)
     tier = None if digest is None else open_tier(config, plan, digest, network)
@@ -225,7 +229,7 @@ def build_parts(
         grammars=gate.compiler,
         on_logits=on_logits,
         make_transfer_worker=None if tier is None else tier.make_worker,
-        adapters=None if store is None or network.adapters is None else AdapterDevice(network.adapters, store),
+        adapters=adapter_device,
     )
     on_computed = None if tier is None else tier.connector.offer
     cache_config = dataclasses.replace(config.kv_cache, block_size=plan.block_size)
@@ -233,7 +237,8 @@ def build_parts(
     transfers = None if tier is None else KVTransfers(allocator, tier.connector)
     rules = (gate, adapters, *((SharedPromptRule(),) if cache_config.enable_prefix_caching else ()))
     timings = {"import": imported - start, "weights": loaded - imported, "cache": time.perf_counter() - loaded}
-    add_stats = _watch_kernels(runner) if config.runner.device.startswith("cuda") else None
+    if config.runner.device.startswith("cuda"):
+        add_stats.append(_watch_kernels(runner))
     executor = RunnerExecutor(
         runner,
         threaded=config.engine.depth(config.runner.device) > 0,
@@ -251,7 +256,7 @@ def build_parts(
         # A tier still copies blocks that were computed; an accelerator's memory cannot be taken from under its graphs.
         give_back_cache=runner.give_back_cache if tier is None and config.runner.device.startswith("cpu") else None,
         check_integrity=allocator.check_integrity,
-        add_stats=add_stats,
+        add_stats=tuple(add_stats),
     )
 
 
@@ -353,6 +358,8 @@ def _info(
         choices["adapters"] = (
             f"{', '.join(offered) or 'none yet'}; {slots.num_slots} at once, ranks up to {slots.max_rank}"
         )
+        if config.lora.lora_merge_after:
+            choices["adapters"] += f"; in the weights after {config.lora.lora_merge_after} steps alone"
     if tier is not None:
         choices["prefixes on disk"] = (
             f"{tier.root}, {format_bytes(tier.used_bytes)} of at most {format_bytes(tier.size_bytes)}"
@@ -375,6 +382,7 @@ def _info(
         batch_invariant=network.batch_invariant,
         adapters=offered,
         takes_adapters=network.adapters is not None,
+        merges_adapters=config.lora.lora_merge_after > 0,
         structured_output_backend=resolve_backend(config.structured_output.backend),
         max_grammar_bytes=config.structured_output.max_bytes,
         extra={"folder": str(folder), "max_concurrency": plan.max_concurrency, "notes": list(plan.notes)},

@@ -98,6 +98,7 @@ def open_tier(config: QuireConfig, plan: MemoryPlan, digest: Future[str], networ
             "attention_backend": network.attention_backend.name,
             "rope": repr(network.config.rope),
             **({"overrides": dict(network.config.overrides)} if network.config.overrides else {}),
+            **({"adapters": "in weights"} if config.lora.lora_merge_after else {}),
             "layout": layout_facts(plan.kv_plan),
             "block_hash": config.kv_cache.prefix_caching_hash_algo,
         }

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from quire_lora.adapter import Adapter
     from quire_lora.config import LoraConfig, adapter_bytes
     from quire_lora.device import AdapterDevice
+    from quire_lora.merging import HotAdapter
     from quire_lora.peft import read_adapter
     from quire_lora.peft_config import PeftConfig
     from quire_lora.slots import AdapterSlots, ExpertSite, LinearSite
@@ -26,6 +27,7 @@ __all__ = [
     "AdapterSlots",
     "AdapterStore",
     "ExpertSite",
+    "HotAdapter",
     "LinearSite",
     "LoraConfig",
     "PeftConfig",
@@ -39,6 +41,7 @@ _MODULE_OF = {
     "AdapterSlots": "slots",
     "AdapterStore": "store",
     "ExpertSite": "slots",
+    "HotAdapter": "merging",
     "LinearSite": "slots",
     "LoraConfig": "config",
     "PeftConfig": "peft_config",

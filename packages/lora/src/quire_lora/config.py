@@ -37,6 +37,14 @@ class LoraConfig(Settings):
         unit="adapters",
         check=at_least(1),
     )
+    lora_merge_after: int = setting(
+        0,
+        help="Put an adapter into the network's own weights when it has had the whole batch to itself for so many "
+        "steps, until another request comes; 0 for never. Saves time with small networks; takes memory for another "
+        "copy of the weights, and tokens of requests with adapters come to depend on what else runs.",
+        unit="steps",
+        check=at_least(0),
+    )
 
     def adapters(self) -> dict[str, str]:
         """Name -> folder of each of `lora_modules`.

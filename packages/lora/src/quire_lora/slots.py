@@ -9,6 +9,7 @@ Shape legend: T tokens of the step, S slots, R largest rank, V vocabulary, H hid
 from __future__ import annotations
 
 import dataclasses
+import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
@@ -32,8 +33,12 @@ class LinearSite:
     weights: LoraWeights | None
     """By slot; None for a routed expert's, whose adapters stay in the form in which they were read."""
     base: Callable[[], tuple[Tensor, Tensor | None]]
-    """The layer's own weight [outputs, inputs] and bias [outputs], widened to float32; once it is loaded."""
+    """The layer's own weight [outputs, inputs] and bias [outputs], widened to float32, without any adapter that was
+    put into them; once it is loaded. For any thread."""
 
+    plain: Callable[[], Tensor | None] = lambda: None
+    """The layer's weight [outputs, inputs] as it lies in memory, which may be written over, by the step's thread; None
+    where it is kept in another form. Once it is loaded."""
     expert: int | None = None
     """Which of its layer's experts it belongs to; None outside of them."""
 
@@ -71,6 +76,10 @@ class AdapterSlots:
         """What is in each slot."""
         self.tokens: LoraTokens | None = None
         """Of the step that runs."""
+        self.weights_before: dict[str, Tensor] = {}
+        """Name of a layer whose weight holds an adapter -> what it was."""
+        self.weights_lock = threading.Lock()
+        """Held by who reads layers' weights, and by who writes over them."""
         self.logit_tokens: LoraTokens | None = None
         """Of the hidden states whose logits are computed next."""
         backend, _ = op_table().choose("lora_linear", OpRequest(device=device.type, dtype=dtype))
@@ -88,9 +97,14 @@ class AdapterSlots:
         """Tokens of a graph -> where their slots are, by token and in order."""
 
     def linear(
-        self, name: str, outputs: int, inputs: int, base: Callable[[], tuple[Tensor, Tensor | None]]
+        self,
+        name: str,
+        outputs: int,
+        inputs: int,
+        base: Callable[[], tuple[Tensor, Tensor | None]],
+        plain: Callable[[], Tensor | None] = lambda: None,
     ) -> LoraWeights:
-        """Register a linear layer; `base` as in `LinearSite`."""
+        """Register a linear layer; `base` and `plain` as in `LinearSite`, with whatever is in the weights now."""
         weights = LoraWeights(
             a=self._zeros(self.num_slots, self.max_rank, inputs),
             b=self._zeros(self.num_slots, self.max_rank, outputs),
@@ -99,7 +113,14 @@ class AdapterSlots:
             scale=self._zeros(self.num_slots, outputs, dtype=torch.float32),
             shift=self._zeros(self.num_slots, outputs, dtype=torch.float32),
         )
-        self.linears[name] = LinearSite(shape=(outputs, inputs), weights=weights, base=base)
+
+        def own() -> tuple[Tensor, Tensor | None]:
+            with self.weights_lock:
+                weight, bias = base()
+                before = self.weights_before.get(name)
+                return weight if before is None else before.float(), bias
+
+        self.linears[name] = LinearSite(shape=(outputs, inputs), weights=weights, base=own, plain=plain)
         return weights
 
     def routed_experts(self, name: str, site: ExpertSite, linears: Mapping[str, LinearSite]) -> None:
@@ -130,7 +151,7 @@ class AdapterSlots:
             self._adjusting.add(slot)
         for name, site in self.linears.items():
             if site.weights is not None:
-                _place(site.weights, slot, adapter.linears.get(name))
+                self.place_linear(name, slot, adapter.linears.get(name))
         for name, adapters in self._routed.items():
             adapters.pop(slot, None)
             if name in adapter.experts:
@@ -142,6 +163,12 @@ class AdapterSlots:
                     **{name: _on(getattr(table, name), self.device) for name in TableAdapter.__slots__}
                 )
         self.versions[slot] = version
+
+    def place_linear(self, name: str, slot: int, adapter: LinearAdapter | None) -> None:
+        """Fill a slot of one layer; None empties it. No step that uses the slot may be running."""
+        weights = self.linears[name].weights
+        assert weights is not None
+        _place(weights, slot, adapter)
 
     def begin(self, slots: NDArray[np.int32]) -> None:
         """A step begins: the slot of each of its tokens [T], -1 for none."""

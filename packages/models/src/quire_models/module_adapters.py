@@ -54,9 +54,12 @@ class _Site:
     def decide(self) -> None:
         if self._rows and set(self._rows) == {1}:
             outputs, inputs = self._module.weight.shape
-            self._weights = self._slots.linear(self._name, outputs, inputs, self._base)
+            self._weights = self._slots.linear(self._name, outputs, inputs, self._base, self._plain)
         else:
             self._handle.remove()
+
+    def _plain(self) -> Tensor:
+        return self._module.weight.detach()
 
     def _base(self) -> tuple[Tensor, Tensor | None]:
         bias: Tensor | None = self._module.bias

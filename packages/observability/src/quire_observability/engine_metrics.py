@@ -254,6 +254,7 @@ class EngineMetrics(Collector):
         yield self._gauge("lora_adapters_running", "Adapters that running requests use.", stats.num_adapters_running)
         yield self._gauge("lora_adapter_slots", "Adapters that can be in use at once.", stats.num_adapter_slots)
         yield self._counter("lora_placements", "Adapters put into a slot.", stats.num_adapter_placements_total)
+        yield self._counter("lora_merges", "Adapters put into the weights.", stats.num_adapter_merges_total)
         for state in ("running", "waiting"):
             family = GaugeMetricFamily(
                 self._name(f"lora_requests_{state}"),

@@ -43,6 +43,10 @@ class AdapterDevice(Protocol):
     def place(self, slot: int, version: str) -> None:
         """Fill a slot, unless this version is in it."""
 
+    def settle(self, slots: NDArray[np.int32]) -> int:
+        """A step begins, before anything of it is computed: the slot of each of its rows, -1 for none. Returns the one
+        whose adapter is in the network's own weights, so that its rows are like those without one; -1 for none."""
+
     def begin(self, slots: NDArray[np.int32]) -> None:
         """A step begins: the slot of each of its tokens, -1 for none."""
 

@@ -120,7 +120,9 @@ class Rows:
     __slots__ = (
         "_late_failures",
         "_max_model_len",
+        "_merged_slot",
         "_num_fills",
+        "adapter_slots",
         "block_tables",
         "encoder_lens",
         "encoder_tables",
@@ -157,8 +159,11 @@ class Rows:
         """[R]"""
         self.encoder_lens: NDArray[np.int64] = np.zeros(num_rows, dtype=np.int64)
         """[R] tokens that the encoder has read, or reads in the row's first step."""
-        self.lora_slots: NDArray[np.int32] = np.full(num_rows, -1, dtype=np.int32)
+        self.adapter_slots: NDArray[np.int32] = np.full(num_rows, -1, dtype=np.int32)
         """[R] where each row's adapter is, -1 for none."""
+        self.lora_slots: NDArray[np.int32] = np.full(num_rows, -1, dtype=np.int32)
+        """[R] the same, but -1 where that adapter is in the network's weights."""
+        self._merged_slot = -1
         self._num_fills: NDArray[np.int64] = np.zeros(num_rows, dtype=np.int64)
         self._late_failures: deque[tuple[int, int, RequestFailure]] = deque()
         self.failed: dict[int, RequestFailure] = {}
@@ -233,7 +238,8 @@ class Rows:
         self.token_ids[new.row, :num_tokens] = to_device(token_ids, self.token_ids.device)
         self.num_tokens[new.row] = num_tokens
         self.num_prompt_tokens[new.row] = new.num_prompt_tokens
-        self.lora_slots[new.row] = new.adapter_slot
+        self.adapter_slots[new.row] = new.adapter_slot
+        self.lora_slots[new.row] = -1 if new.adapter_slot == self._merged_slot else new.adapter_slot
         self.encoder_lens[new.row] = new.num_encoder_tokens
         for table, block_ids in zip(self.block_tables, new.block_ids, strict=True):
             table.fill(new.row, block_ids)
@@ -291,12 +297,18 @@ class Rows:
         tokens = self.token_ids[row, : int(self.num_tokens[row])]
         return array("i", tokens.cpu().numpy().tobytes())
 
+    def hide_slot(self, merged: int) -> None:
+        """Rows whose adapter is in this slot are like those without one from now on; -1 for no such slot."""
+        if merged != self._merged_slot:
+            self._merged_slot = merged
+            self.lora_slots[:] = np.where(self.adapter_slots == merged, -1, self.adapter_slots)
+
     def free(self, row: int) -> None:
         """Empty a row."""
         self._num_fills[row] += 1
         self.num_tokens[row] = 0
         self.num_prompt_tokens[row] = 0
-        self.lora_slots[row] = -1
+        self.adapter_slots[row] = self.lora_slots[row] = -1
         self.encoder_lens[row] = 0
         self.failed.pop(row, None)
         self.prompt_logprobs.pop(row, None)

@@ -270,6 +270,8 @@ class ModelRunner:
                 self._drafting.drafter.begin(output)
             dropped = {row: rows.failed[row] for row in output.rows if row in rows.failed} if rows.failed else {}
             step = without_entries(output, dropped) if dropped else output
+            if step.rows and self._adapters is not None:
+                rows.hide_slot(self._adapters.settle(rows.adapter_slots[step.rows]))
             if not step.rows:
                 read: ReadStep = Known(ModelRunnerOutput(step_id=output.step_id, sampled_token_ids=[]))
             elif self._drafting is None:
@@ -345,8 +347,7 @@ class ModelRunner:
         if network is None:
             raise RuntimeError("the runner is closed")
         drafts = self._present_drafter is not None
-        # What decodes in one call gives no features.
-        decode = None if drafts and self._wants_features else self._decode
+        decode = None if drafts and self._wants_features else self._decode  # what decodes in one call gives none
         is_single = (decode is not None or self._graphs is not None) and self._is_single(output)
         is_plain = is_single and self._is_plain(output)
         plan = None if is_plain and not drafts else plan_step(output, self._rows)
@@ -380,9 +381,8 @@ class ModelRunner:
         if self._rows.prompt_logprobs:
             chunk = self._config.logits_chunk_tokens
             result.prompt_logprobs = step_prompt_logprobs(plan, self._rows, hidden, self._logits_of, chunk)
-        read = Known(result)
-        if len(plan.logits.rows):
-            read = self._sample(network, output, plan, hidden, result)
+        wants_logits = len(plan.logits.rows) > 0
+        read = self._sample(network, output, plan, hidden, result) if wants_logits else Known(result)
         return Known(self._with_drafts(output, plan, features, read())) if drafts else read
 
     def _replay(

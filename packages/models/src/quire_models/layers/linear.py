@@ -55,7 +55,7 @@ class Linear:
         self._lora: LoraWeights | None = None
         if self._adapters is not None:
             name = scope.prefix.removesuffix(".")
-            self._lora = self._adapters.linear(name, out_features, in_features, self.base)
+            self._lora = self._adapters.linear(name, out_features, in_features, self.base, self.plain)
         scope.when_loaded(self._finish)
 
     def set_method(self, method: LinearMethod) -> None:
@@ -71,6 +71,12 @@ class Linear:
         weight = self._apply(without_bias, torch.eye(self.shape[1], dtype=self._dtype, device=some.device)).float().T
         bias = self._weights.get("bias")
         return weight, None if bias is None else bias.float()
+
+    def plain(self) -> Tensor | None:
+        """The weight [out_features, in_features] as it lies in memory; None where the method keeps another form."""
+        weight = self._weights.get("weight")
+        is_plain = self._weights.keys() <= {"weight", "bias"} and weight is not None and weight.dtype == self._dtype
+        return weight if is_plain else None
 
     def _finish(self) -> None:
         bias = None if self._bias is None else self._bias.take()
