@@ -7,9 +7,10 @@ request of each kind, which does not depend on what else the machine does. Then 
 another client sends, in turn: nothing; plain requests, for whatever any further request costs; requests with harmless
 constraints; and schemas and patterns that are expensive to compile or to refuse, one after another, each time with new
 content. Compared is the time between events of the streams. The phases are short and take turns often, so that other
-programs of the machine disturb all of them alike; how long the engine's thread waited for a core in each phase is said,
-too. Both clients talk HTTP over bare sockets, so that what a client costs is not taken for what the server costs;
-requests are written before.
+programs of the machine disturb all of them alike; what they do in one round moves the p99 of all gaps nevertheless, so
+the last lines also compare round by round. How long the engine's thread waited for a core in each phase is said, too.
+Both clients talk HTTP over bare sockets, so that what a client costs is not taken for what the server costs; requests
+are written before.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ import multiprocessing
 import re
 import selectors
 import socket
+import statistics
 import subprocess
 import sys
 import time
@@ -221,7 +223,7 @@ def main() -> None:
 
 def measure(streams: Streams, engine_id: int, orders: Connection, num_rounds: int) -> None:
     """Let the phases take turns, and print the time between events in each."""
-    gaps_s: dict[str, list[float]] = {name: [] for name in PHASES}
+    rounds_s: dict[str, list[list[float]]] = {name: [] for name in PHASES}
     waits: dict[str, float] = dict.fromkeys(PHASES, 0.0)
     times: dict[str, float] = dict.fromkeys(PHASES, 0.0)
     statuses: dict[str, list[int]] = {name: [] for name in PHASES}
@@ -232,12 +234,13 @@ def measure(streams: Streams, engine_id: int, orders: Connection, num_rounds: in
         for name in names if number % 2 else reversed(names):
             before_s, start_s = waited_s(engine_id), time.monotonic()
             orders.send((name, PHASE_S))
-            gaps_s[name] += streams.read(orders.poll)
+            rounds_s[name].append(streams.read(orders.poll))
             waits[name] += waited_s(engine_id) - before_s
             times[name] += time.monotonic() - start_s
             statuses[name] += orders.recv()
             streams.read(orders.poll)  # while the attacker writes its next requests
             orders.recv()
+    gaps_s = {name: [*itertools.chain(*each)] for name, each in rounds_s.items()}
     for name in names:
         shares = (0.5, 0.9, 0.99, 0.999, 1.0)
         figures = "".join(f"  p{share * 100:g} {percentile_ms(gaps_s[name], share):7.2f} ms" for share in shares)
@@ -247,8 +250,14 @@ def measure(streams: Streams, engine_id: int, orders: Connection, num_rounds: in
             f"for a core {100 * waits[name] / times[name]:.0f} % of the time"
         )
     quiet = percentile_ms(gaps_s["quiet"], 0.99)
+    of_rounds = {name: [percentile_ms(each, 0.99) for each in rounds] for name, rounds in rounds_s.items()}
     for name in names[1:]:
-        print(f"p99 {name}: {100 * (percentile_ms(gaps_s[name], 0.99) / quiet - 1):+.0f} %")
+        moved = [100 * (p99 / before - 1) for p99, before in zip(of_rounds[name], of_rounds["quiet"], strict=True)]
+        low, middle, high = statistics.quantiles(moved, n=4)
+        print(
+            f"p99 {name}: of all gaps {100 * (percentile_ms(gaps_s[name], 0.99) / quiet - 1):+.0f} %; of the rounds "
+            f"median {middle:+.0f} %, half of them {low:+.0f} to {high:+.0f} %"
+        )
 
 
 if __name__ == "__main__":

@@ -65,7 +65,12 @@ def test_native_work_that_gives_way_pauses_often():
         used_ms = (time.thread_time() - start_s) * 1e3
         return (resource.getrusage(resource.RUSAGE_THREAD).ru_nvcsw - before) / used_ms, digest
 
+    slack_ns = Path(f"/proc/{threading.get_native_id()}/timerslack_ns")
+    usual_ns = slack_ns.read_text()
     alone, digest = sleeps_per_ms(contextlib.nullcontext())
+    with pauses():
+        assert slack_ns.read_text() != usual_ns
+    assert slack_ns.read_text() == usual_ns
     paused = sleeps_per_ms(pauses())
     assert paused[1] == digest
     assert alone < 0.2

@@ -66,8 +66,7 @@ private:
     static constexpr int kTogether = 18;   // columns
     static constexpr int kMostAtOnce = 3;  // whose sums fit the registers, beside their operands
     static constexpr int kFewColumns = 4;  // for which widening beforehand costs more than it saves
-    static constexpr int kRun = 4;        // keys, and vectors of a value
-
+    static constexpr int kRun = 4;         // keys, and vectors of a value
 
     int row_lines() const { return static_cast<int>((a_.cache.row_bytes + 63) / 64); }
 
@@ -119,8 +118,8 @@ private:
                                  : at->count == 2 ? &RowAttention::add_values<2, Number>
                                                   : &RowAttention::add_values<1, Number>;
                 const int c = at->first - first;
-                (this->*add)({at->span.begin - piece, at->span.end - piece}, weights + c, shrink + c, rows, d, padded_, vectors,
-                    column(0, at->first).out + d);
+                (this->*add)({at->span.begin - piece, at->span.end - piece}, weights + c, shrink + c, rows, d, padded_,
+                             vectors, column(0, at->first).out + d);
             }
         }
     }
@@ -157,8 +156,8 @@ private:
 
     // out = out * shrink + weighted values, of kColumns columns and `vectors` vectors from element d on.
     template <int kColumns, typename Number>
-    void add_values(Span seen, const float (*weights)[kPiece], const float* shrink, const PieceRows& rows, int d,
-                           int padded, int vectors, float* out) {
+    void add_values(Span seen, const float (*weights)[kPiece], const float* shrink, const PieceRows& rows, int d, int padded,
+                    int vectors, float* out) {
         if (vectors < kRun) {
             for (int v = 0; v < vectors * kLanes; v += kLanes)
                 add_run<kColumns, 1, Number>(seen, weights, shrink, rows, d + v, padded, out + v);
@@ -168,7 +167,7 @@ private:
     }
     template <int kColumns, int kVectors, typename Number>
     void add_run(Span seen, const float (*weights)[kPiece], const float* shrink, const PieceRows& rows, int d, int padded,
-                        float* out) {
+                 float* out) {
         Floats sums[kColumns][kVectors];
 #pragma GCC unroll 4
         for (int c = 0; c < kColumns; ++c)

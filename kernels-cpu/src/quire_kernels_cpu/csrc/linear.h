@@ -211,7 +211,7 @@ template <typename T, typename Work, typename Epilogue>
 void linear(const Strips<T>& strips, const Activations& x, LinearScratch& scratch, Work& claimer,
             Epilogue&& epilogue, const Strips<T>* following = nullptr) {
     const bool by_pairs = strips.coding() == Coding::plain && (x.form == Form::bf16_rows || (x.form == Form::pairs && !tiles_granted));
-    const int64_t row_bytes = strips.row_bytes(), num_tiles = x.tiles(), num_strips = strips.count();
+    const int64_t num_tiles = x.tiles(), num_strips = strips.count();
     // Tokens whose form for tiles stays in the second-level cache, with int4 beside a strip that is unpacked there.
     const int64_t room = x.form == Form::bytes || by_pairs ? 1 << 19 : x.tiled() ? 1 << 20 : kRowsRoom;
     const int64_t block = std::clamp<int64_t>(room / (x.cols * 2 * kTile) / 2 * 2, 2, kBlockTiles);
@@ -233,7 +233,7 @@ void linear(const Strips<T>& strips, const Activations& x, LinearScratch& scratc
             const bool quads = x.form == Form::quads, grouped = strips.coding() >= Coding::group_int4;
             const int64_t steps = grouped ? (x.cols + kGroupPiece - 1) / kGroupPiece
                                   : quads ? x.cols / 64 * (last - first)
-                                          : row_bytes / 64 * ((last - first + 1) / 2);
+                                          : strips.row_bytes() / 64 * ((last - first + 1) / 2);
             Ahead ahead;
             if (next < count) {
                 ahead = strips.ahead(next % num_strips, steps);
@@ -270,7 +270,6 @@ void linear(const Strips<T>& strips, const Activations& x, LinearScratch& scratc
         }
         for (int64_t tile = first; tile < last; ++tile) epilogue(matrix, row, tile, sums[tile - first]);
     }
-    (void)row_bytes;
 }
 
 #if defined(__AVX512BF16__)

@@ -29,10 +29,12 @@ MAX_S = 0.3
 NICE = 10
 """By so much is a priority lowered that is not lowered to nothing."""
 PAUSE_EVERY_NS = 300_000
-"""From one pause to the next. A pause takes two fifths of it: `_PAUSE_SIGNAL` microseconds, and 50 more by which the
-system may wake a thread late."""
+"""From one pause to the next. A pause takes three fifths of it: `_PAUSE_SIGNAL` microseconds and `LATE_NS`."""
+LATE_NS = 120_000
+"""By so much the system may wake the thread later than it asks for, and does while nothing else happens."""
 _PAUSE_SIGNAL = 64
 _SIGEV_THREAD_ID = 4
+_SET_TIMER_SLACK = 29
 
 
 class Allowance:
@@ -100,16 +102,15 @@ class _TimerEvent(ctypes.Structure):
 
 
 @contextlib.contextmanager
-def pauses(thread_id: int = 0, after_s: float = 0.0) -> Iterator[None]:
-    """Let a thread of this process sleep for a moment again and again, whatever it does, native code too (Linux;
-    elsewhere nothing happens).
+def pauses(after_s: float = 0.0) -> Iterator[None]:
+    """Let this thread sleep for a moment again and again, whatever it does, native code too (Linux; elsewhere nothing
+    happens).
 
     A timer sends the thread signals whose handler is the C library's `usleep`, which takes the signal's number for
     microseconds.
 
     Args:
-        thread_id: The system's number of the thread; 0 for this one.
-        after_s: From when on.
+        after_s: From when on, in seconds.
     """
     if sys.platform != "linux":
         yield
@@ -117,18 +118,19 @@ def pauses(thread_id: int = 0, after_s: float = 0.0) -> Iterator[None]:
     libc = ctypes.CDLL(None)
     libc.signal.argtypes = (ctypes.c_int, ctypes.c_void_p)
     libc.signal(_PAUSE_SIGNAL, ctypes.cast(libc.usleep, ctypes.c_void_p))
-    target = thread_id or threading.get_native_id()
-    event = _TimerEvent(signal=_PAUSE_SIGNAL, notify=_SIGEV_THREAD_ID, thread_id=target)
+    event = _TimerEvent(signal=_PAUSE_SIGNAL, notify=_SIGEV_THREAD_ID, thread_id=threading.get_native_id())
     timer = ctypes.c_void_p()
     if libc.timer_create(time.CLOCK_MONOTONIC, ctypes.byref(event), ctypes.byref(timer)) != 0:  # too many of them
         yield
         return
     try:
+        libc.prctl(_SET_TIMER_SLACK, ctypes.c_ulong(LATE_NS))
         first_ns = max(int(after_s * 1e9), PAUSE_EVERY_NS)
         libc.timer_settime(timer, 0, (ctypes.c_long * 4)(0, PAUSE_EVERY_NS, *divmod(first_ns, 10**9)), None)
         yield
     finally:
         libc.timer_delete(timer)
+        libc.prctl(_SET_TIMER_SLACK, ctypes.c_ulong(0))  # the default again
 
 
 def run_apart(work: Callable[[], Result], *, starve: bool) -> Result:
