@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -45,49 +47,73 @@ def settings(row: dict[str, str | None]) -> dict[str, Any]:
     return {**PLAIN, **{key: value for each in chosen for key, value in each.items()}}
 
 
-def answers(llm: LLM) -> dict[tuple[str, str], Any]:
-    """Of each pair: finish reason, tokens, text and log probabilities of every answer."""
-    prompts = [
+@dataclass(frozen=True)
+class Answer:
+    """Finish reason, tokens and text of the answers to a request, and the tokens whose log probabilities are told."""
+
+    exact: list[Any]
+    logprobs: list[float]
+
+
+def answers(llm: LLM) -> dict[tuple[str, str], Answer]:
+    """Of each pair, all in one batch."""
+    beams = BeamSearchParams(beam_width=3, max_tokens=6)
+    found = llm.beam_search(prompts(llm)[:2], beams, lora_request=[None, "demo-capitals"])
+    names = [("beam search", "beam search"), ("beam search", "LoRA adapter")]
+    return answers_of(llm, list(REQUESTS)) | {pair: _seen(output) for pair, output in zip(names, found, strict=True)}
+
+
+def answers_of(llm: LLM, pairs: list[tuple[str, str]]) -> dict[tuple[str, str], Answer]:
+    """Of some pairs, in a batch of their own."""
+    prompt = dict(zip(REQUESTS, prompts(llm), strict=True))
+    params, adapters = zip(*(REQUESTS[pair] for pair in pairs), strict=True)
+    outputs = llm.generate([prompt[pair] for pair in pairs], params, use_tqdm=False, lora_request=adapters)
+    return {pair: _seen(output) for pair, output in zip(pairs, outputs, strict=True)}
+
+
+def prompts(llm: LLM) -> list[list[int]]:
+    """Of each pair."""
+    return [
         llm.renderer.render_chat([{"role": "user", "content": TEXTS[number % len(TEXTS)]}]).token_ids
         for number in range(len(REQUESTS))
     ]
-    params, adapters = zip(*REQUESTS.values(), strict=True)
-    outputs = llm.generate(prompts, list(params), use_tqdm=False, lora_request=list(adapters))
-    beams = BeamSearchParams(beam_width=3, max_tokens=6)
-    found = llm.beam_search(prompts[:2], beams, lora_request=[None, "demo-capitals"])
-    names = [*REQUESTS, ("beam search", "beam search"), ("beam search", "LoRA adapter")]
-    return {pair: _seen(output) for pair, output in zip(names, [*outputs, *found], strict=True)}
 
 
-def _seen(output: RequestOutput) -> list[Any]:
-    found: list[Any] = [(one.token_ids, one.text, one.finish_reason, _rounded(one.logprobs)) for one in output.outputs]
-    return [*found, _rounded(output.prompt_logprobs)]
-
-
-def _rounded(logprobs: Any) -> Any:
-    return [place and [(entry.token_id, round(entry.logprob, 4)) for entry in place] for place in logprobs or []]
+def _seen(output: RequestOutput) -> Answer:
+    observed = [output.prompt_logprobs, *(one.logprobs for one in output.outputs)]
+    entries = [entry for each in observed for place in each or [] for entry in place or []]
+    exact = [(one.token_ids, one.text, one.finish_reason) for one in output.outputs]
+    return Answer([*exact, *(entry.token_id for entry in entries)], [entry.logprob for entry in entries])
 
 
 @cache
-def expected(*changes: str | None, **model: Any) -> dict[tuple[str, str], Any]:
-    """Answers of an engine that has nothing but the weights and the KV cache of that form."""
-    with LLM(**settings(dict(zip(CHANGES_TOKENS, changes, strict=True))), **model) as llm:
+def expected(*changes: str | None, **model: Any) -> dict[tuple[str, str], Answer]:
+    """Answers of an engine that has nothing but the weights and the KV cache of that form, adapters on top."""
+    chosen = settings(dict(zip(CHANGES_TOKENS, changes, strict=True)))
+    with LLM(**{**chosen, "lora_merge_after": 0}, **model) as llm:
         return answers(llm)
 
 
 @pytest.mark.parametrize("row", covering(), ids=lambda row: ", ".join(str(name) for name in row.values()))
 def test_features_go_together(row: dict[str, str | None], heads: dict[str, dict[str, Any]]) -> None:
-    more = heads.get(row["drafts"] or "", {})
+    more, merges = heads.get(row["drafts"] or "", {}), row["weights"] == "adapters in the weights"
     with LLM(**settings(row), **more) as llm:
-        got = [answers(llm) for _ in range(2)]
+        got = [answers(llm)]
+        if merges:  # one matrix in each step
+            alone = [pair for pair, (_, adapter) in REQUESTS.items() if adapter is not None]
+            got += [answers_of(llm, alone) for _ in range(6)]
+        got.append(answers(llm))
         stats = llm.stats()
         llm.engine.core.parts.check_integrity()
     model = {name: value for name, value in more.items() if name != "speculative_model"}
-    for round_ in got:
-        assert round_ == expected(*(row.get(kind) for kind in CHANGES_TOKENS), **model)
+    wanted = expected(*(row.get(kind) for kind in CHANGES_TOKENS), **model)
+    for pair, answer in itertools.chain(*(round_.items() for round_ in got)):
+        assert answer.exact == wanted[pair].exact, pair
+        assert answer.logprobs == pytest.approx(wanted[pair].logprobs, abs=5e-5), pair
     assert (stats.num_preemptions_total > 0) == (row["memory"] == "preemption")
     assert (stats.prefix_cache_hit_tokens_total > 0) == (row["prefix caching"] is not None)
     assert (stats.num_draft_tokens_total > 0) == (row["drafts"] is not None)
+    assert (stats.num_adapter_merges_total > 0) == merges
 
 
 def test_page_is_fresh() -> None:

@@ -52,3 +52,12 @@ def test_tokens_are_those_of_adapters_that_stay_on_top(situation: str) -> None:
         assert stats.num_drafts_total > 0 or situation != "drafts"
         assert stats.num_preemptions_total > 0 or situation == "drafts"
         llm.engine.core.parts.check_integrity()
+
+
+def test_adapters_stay_on_top_of_quantized_weights_and_keep_their_promise() -> None:
+    question = [{"role": "user", "content": QUESTIONS[0]}]
+    with LLM(lora_merge_after=1, quantization="int8", max_model_len=64) as llm:
+        assert "whatever --lora-merge-after says" in llm.engine.info.choices["adapters"]
+        params = SamplingParams(temperature=0, max_tokens=40, deterministic=True)
+        llm.chat(question, params, lora_request="demo-capitals", use_tqdm=False)
+        assert llm.stats().num_adapter_merges_total == 0

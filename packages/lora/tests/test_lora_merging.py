@@ -12,7 +12,7 @@ import torch
 from lora_files import HIDDEN, SHAPES, tensors_of, write
 from torch import Tensor
 
-from quire_interfaces import ConfigError, SchedulerStats
+from quire_interfaces import SchedulerStats
 from quire_lora import AdapterDevice, AdapterSlots, AdapterStore
 from quire_ops.lora import lora_linear
 
@@ -164,11 +164,11 @@ def test_steps_do_not_wait_for_who_reads_weights(tmp_path: Path) -> None:
     network.store.close()
 
 
-def test_weights_in_another_form_are_refused_at_once() -> None:
+def test_adapters_stay_on_top_of_weights_in_another_form() -> None:
     slots = AdapterSlots(1, 4, torch.float32, torch.device("cpu"))
     slots.linear("q_proj", 4, HIDDEN, lambda: (torch.zeros(4, HIDDEN), None))
     store = AdapterStore(slots, lambda name, tensor: [(name, tensor)], max_adapters=1)
-    with pytest.raises(ConfigError, match="lora_merge_after at 0"):
-        AdapterDevice(slots, store, merge_after=1)
-    AdapterDevice(slots, store)
+    device = AdapterDevice(slots, store, merge_after=1)
+    assert not slots.has_plain_weights
+    assert device.settle(np.array([0], dtype=np.int32)) == -1
     store.close()

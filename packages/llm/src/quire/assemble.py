@@ -351,6 +351,9 @@ def _info(
         compilation = chosen_compilation(config, model)
         if compilation is not None:
             choices["network"] += f"; compiled by torch.compile ({compilation}): the first steps wait for it"
+    merges_adapters = (
+        config.lora.lora_merge_after > 0 and network.adapters is not None and network.adapters.has_plain_weights
+    )
     if network.expert_methods:
         choices["experts"] = network.expert_methods
     if network.adapters is not None:
@@ -358,8 +361,10 @@ def _info(
         choices["adapters"] = (
             f"{', '.join(offered) or 'none yet'}; {slots.num_slots} at once, ranks up to {slots.max_rank}"
         )
-        if config.lora.lora_merge_after:
+        if merges_adapters:
             choices["adapters"] += f"; in the weights after {config.lora.lora_merge_after} steps alone"
+        elif config.lora.lora_merge_after:
+            choices["adapters"] += "; on top of the weights, which are quantized, whatever --lora-merge-after says"
     if tier is not None:
         choices["prefixes on disk"] = (
             f"{tier.root}, {format_bytes(tier.used_bytes)} of at most {format_bytes(tier.size_bytes)}"
@@ -382,7 +387,7 @@ def _info(
         batch_invariant=network.batch_invariant,
         adapters=offered,
         takes_adapters=network.adapters is not None,
-        merges_adapters=config.lora.lora_merge_after > 0,
+        merges_adapters=merges_adapters,
         structured_output_backend=resolve_backend(config.structured_output.backend),
         max_grammar_bytes=config.structured_output.max_bytes,
         extra={"folder": str(folder), "max_concurrency": plan.max_concurrency, "notes": list(plan.notes)},

@@ -157,7 +157,7 @@ def make_plan(
         )  # fmt: skip
     if takes_adapters(config):
         ledger["adapters"] = adapter_bytes(linear_shapes(model), config.lora, DTYPE_BYTES[dtype])
-        if config.lora.lora_merge_after:
+        if config.lora.lora_merge_after and method == "plain":
             numbers = sum(outputs * inputs for outputs, inputs in linear_shapes(model))
             ledger["weights without the adapter in them"] = numbers * DTYPE_BYTES[dtype]
     if config.kv_transfer.kv_disk_path is not None:

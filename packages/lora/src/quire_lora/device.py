@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from quire_interfaces import ConfigError, SchedulerStats
+from quire_interfaces import SchedulerStats
 from quire_lora.merging import HotAdapter
 from quire_lora.slots import AdapterSlots
 from quire_lora.store import AdapterStore
@@ -19,21 +19,13 @@ class AdapterDevice:
     Args:
         slots: The network's.
         store: Where versions come from; whoever asks for one holds it there.
-        merge_after: An adapter that was alone for so many steps in a row is put into the weights; 0 for never.
-
-    Raises:
-        ConfigError: `merge_after` is not 0, and no layer's weight could take in an adapter.
+        merge_after: An adapter that was alone for so many steps in a row is put into the weights; 0 for never. Without
+            effect where every layer keeps its weight in another form than the network computes in.
     """
 
     def __init__(self, slots: AdapterSlots, store: AdapterStore, *, merge_after: int = 0) -> None:
         self._slots, self._store = slots, store
-        if merge_after and all(site.plain() is None for site in slots.linears.values()):
-            raise ConfigError(
-                "adapters cannot be put into weights that are kept in another form than the network computes in; leave "
-                "lora_merge_after at 0, or serve the weights unquantized",
-                field="lora_merge_after",
-            )
-        self._hot = HotAdapter(slots, merge_after) if merge_after else None
+        self._hot = HotAdapter(slots, merge_after) if merge_after and slots.has_plain_weights else None
         self.begin = slots.begin
         self.begin_captured = slots.begin_captured
         self.begin_logits = slots.begin_logits

@@ -170,6 +170,11 @@ class AdapterSlots:
         assert weights is not None
         _place(weights, slot, adapter)
 
+    @property
+    def has_plain_weights(self) -> bool:
+        """Whether any layer's weight lies in memory as the network multiplies with it. Once it is loaded."""
+        return any(site.plain() is not None for site in self.linears.values())
+
     def begin(self, slots: NDArray[np.int32]) -> None:
         """A step begins: the slot of each of its tokens [T], -1 for none."""
         self.tokens = LoraTokens.of(slots, self.device)

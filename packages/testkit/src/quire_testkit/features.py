@@ -19,6 +19,7 @@ ENGINE: dict[str, dict[str, dict[str, Any]]] = {
     "weights": {
         "int8 weights": {"quantization": "int8"},
         "int4 weights": {"quantization": "int4"},
+        "adapters in the weights": {"lora_merge_after": 2, "dtype": "float32"},
     },
     "KV cache": {
         "int8 KV cache": {"kv_cache_dtype": "int8"},
@@ -38,7 +39,8 @@ ENGINE: dict[str, dict[str, dict[str, Any]]] = {
     "steps": {"steps ahead of the device": {"async_scheduling": True}},
 }
 """What an engine has one of -> feature -> its settings. What is not chosen is off. The demo model has no companions
-for the last two drafters; for these, the test says where heads are."""
+for the last two drafters; for these, the test says where heads are. Adapters in the weights are compared with adapters
+on top of them, which round otherwise: in float32."""
 
 CHANGES_TOKENS = ("weights", "KV cache")
 """Of these, a feature changes the numbers, and so the tokens; no other may."""
@@ -155,6 +157,9 @@ Refused when they are asked for, by an error with the code `unsupported_combinat
 
 MTP layers and Medusa heads, which the demo model has none of, have weights made up for the test: Medusa heads beside
 the demo model, and an MTP layer in its checkpoint, written as a GLM-4.5 without experts, whose function is the same.
+
+Adapters in the weights are compared with adapters on top of them, which round otherwise, in float32; where weights
+are quantized they stay on top.
 
 `min_tokens` is refused together with structured output, which alone says when an output may end. What a feature does
 not go with besides other features (kinds of networks, of adapters, of checkpoints) stands on its own page: see
