@@ -77,6 +77,16 @@ def test_tokens_are_the_same_and_shapes_compile_nothing(ernie: Path, expected: l
     assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == num_graphs
 
 
+def test_prefixes_on_disk_are_not_those_of_another_backend(ernie: Path, tmp_path: Path) -> None:
+    prompt = {"prompt_token_ids": [random.Random(1).randrange(300) for _ in range(70)]}
+    cached = []
+    for chosen in (None, {"backend": "eager"}, {"backend": "eager"}, None):
+        tier = {"kv_disk_path": str(tmp_path / "tier"), "kv_disk_size": "50M"}
+        with LLM(str(ernie), compilation_config=chosen, **tier, **SETTINGS) as llm:
+            cached.append(llm.generate([prompt], SamplingParams(max_tokens=1))[0].num_cached_tokens)
+    assert cached == [0, 0, 64, 64]
+
+
 def test_nothing_is_compiled_by_default(ernie: Path) -> None:
     torch._dynamo.utils.counters.clear()
     for chosen in (None, {"mode": 0}, {"mode": "NONE", "backend": "inductor"}):

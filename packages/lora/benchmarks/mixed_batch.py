@@ -49,6 +49,8 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--merge-after", type=int, default=0, help="lora_merge_after")
     args = parser.parse_args()
+    if args.steps - args.skip < 4:
+        parser.error(f"--steps {args.steps} leaves nothing to count after --skip {args.skip}; give 4 more at least")
     llm = LLM(
         args.model, max_model_len=16 + args.steps, max_num_seqs=args.batch, enable_lora=True, num_threads=1,
         max_loras=max(*args.adapters, 1), max_lora_rank=args.rank, max_cpu_loras=max(*args.adapters, 1) + 2,

@@ -23,6 +23,7 @@ from quire_kv_transfer import (
     weights_digest,
 )
 from quire_models import __version__ as models_version
+from quire_models.compilation import compilation_backend
 
 if TYPE_CHECKING:
     from quire_models import Network
@@ -89,6 +90,7 @@ def open_tier(config: QuireConfig, plan: MemoryPlan, digest: Future[str], networ
     """
     settings = config.kv_transfer
     assert settings.kv_disk_path is not None
+    compiled = compilation_backend(config.model.compilation_config)
     fingerprint = model_fingerprint(
         {
             "weights": digest.result(),
@@ -99,6 +101,7 @@ def open_tier(config: QuireConfig, plan: MemoryPlan, digest: Future[str], networ
             "rope": repr(network.config.rope),
             **({"overrides": dict(network.config.overrides)} if network.config.overrides else {}),
             **({"adapters": "in weights"} if config.lora.lora_merge_after else {}),
+            **({} if compiled is None else {"compiled": compiled}),
             "layout": layout_facts(plan.kv_plan),
             "block_hash": config.kv_cache.prefix_caching_hash_algo,
         }
