@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+import traceback
 
 import pytest
 
@@ -158,6 +159,21 @@ def test_waiting_has_the_same_deadline(slow):
     gate.prepare(request)
     with pytest.raises(RequestError, match=r"within 0\.05 s"):
         gate.wait(request)
+
+
+def test_a_remembered_refusal_does_not_grow(backend):
+    gate = GrammarGate(make_compiler(backend))
+
+    def length_of_traceback(call):
+        with pytest.raises(RequestError) as error:
+            call()
+        return len(traceback.extract_tb(error.value.__traceback__))
+
+    request = request_for("r", regex("("))
+    gate.prepare(request)
+    lengths = [length_of_traceback(lambda: gate.wait(request))]
+    lengths += [length_of_traceback(lambda: gate.prepare(request)) for _ in range(20)]
+    assert max(lengths) < 6
 
 
 def test_a_request_that_left_is_forgotten(slow):

@@ -16,6 +16,7 @@ import pytest
 
 from quire_interfaces import GrammarSpec, RequestError, SchedulerStats
 from quire_structured_output import GrammarCompiler, StructuredOutputConfig
+from quire_structured_output.allowance import Allowance
 from quire_structured_output.trials import TrialProcess, can_fork
 from quire_testkit.conformance.grammar_backend import TOKENS, allowed_tokens
 
@@ -94,15 +95,48 @@ def test_the_deadline_names_the_largest_part(backend, monkeypatch):
     compiler.close()
 
 
-def test_an_ordinary_constraint_does_not_wait_for_slow_ones(backend):
-    """More of them than there are threads, each of which takes seconds; in turn, at least three would end first."""
-    compiler = GrammarCompiler(StructuredOutputConfig(timeout_s=30), lambda: backend, tries_apart=True)
+def test_a_constraint_that_ran_out_of_time_is_tried_again(backend):
+    """Its process does not begin before the deadline, as on a machine that is very busy."""
+    spec = GrammarSpec("regex", "[a-c]{3}")
+    compiler = GrammarCompiler(StructuredOutputConfig(timeout_s=0.2), lambda: backend, tries_apart=True)
+    deadline_s = time.monotonic() + 60
+    while compiler.submit(GrammarSpec("regex", "a")).exception(30) is not None:  # the process starts
+        assert time.monotonic() < deadline_s
+    process = compiler._trials._process
+    os.kill(process.pid, signal.SIGSTOP)
+    try:
+        with pytest.raises(RequestError, match="try again"):
+            compiler.submit(spec).result(30)
+    finally:
+        os.kill(process.pid, signal.SIGCONT)
+    while (late := compiler.submit(spec)).exception(30) is not None:
+        assert time.monotonic() < deadline_s
+    assert late.result().new_matcher() is not None
+    assert compiler.submit(spec) is late
+    compiler.close()
+
+
+def test_an_ordinary_constraint_does_not_wait_for_slow_ones(backend, monkeypatch):
+    """More of them than there are threads; their processes are stopped, so that none ends before it is let go."""
+    monkeypatch.setattr("quire_structured_output.compiler.QUICK_S", 1.0)  # a busy machine may need more than 0.25
+    compiler = GrammarCompiler(StructuredOutputConfig(timeout_s=60), lambda: backend, tries_apart=True)
+    compiler._allowance = Allowance(0, 100)  # nor does it let anything starve
     compiler.submit(GrammarSpec("regex", "a")).result(30)  # starts the process
+    process_id = compiler._trials._process.pid
     hostile = [compiler.submit(SLOW._replace(text=SLOW.text.replace("k", name))) for name in "lmno"]
+    stopped: set[int] = set()
+    while len(stopped) < 4 + compiler.config.num_workers:  # each among the quick ones, and as many as go of the slow
+        for child in set(children_of(process_id)) - stopped:
+            os.kill(child, signal.SIGSTOP)
+            stopped.add(child)
     assert [compiler.submit(GrammarSpec("regex", f"b{i}")).result(30) for i in range(3)]
-    assert sum(future.done() for future in hostile) < 3
-    for future in hostile:
-        assert isinstance(future.exception(timeout=60), RequestError)
+    assert not any(future.done() for future in hostile)
+    while not all(future.done() for future in hostile):
+        for child in children_of(process_id):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(child, signal.SIGKILL)
+        time.sleep(0.01)
+    assert all(isinstance(future.exception(), RequestError) for future in hostile)
     compiler.close()
     compiler.close()
 

@@ -56,13 +56,16 @@ class Allowance:
         self._last_s = clock()
         self._lock = threading.Lock()
 
-    def take(self, most_s: float = MAX_S) -> float:
-        """Up to `most_s` seconds; what is not used then is to be given back."""
+    def take(self, most_s: float | None = None) -> float:
+        """Up to `most_s` seconds; what is not used then is to be given back.
+
+        Where it is not known how long the work takes, that is half of what there is: what comes next gets some, too.
+        """
         with self._lock:
             now_s = self._clock()
             self._left_s = min(self._max_s, self._left_s + self._share * (now_s - self._last_s))
             self._last_s = now_s
-            taken_s = min(most_s, self._left_s)
+            taken_s = self._left_s / 2 if most_s is None else min(most_s, self._left_s)
             self._left_s -= taken_s
             return taken_s
 

@@ -62,7 +62,7 @@ def timeout_error(spec: GrammarSpec, timeout_s: float, part: str | None = None) 
         part = largest_part(spec) if small else f"one of its {len(spec.text)} characters"
     return RequestError(
         f"structured_outputs.{spec.kind} was not compiled within {timeout_s:g} s; the largest part is "
-        f"{part}: make it smaller",
+        f"{part}: make it smaller, or try again when the machine is less busy",
         param=f"structured_outputs.{spec.kind}",
         code="grammar_timeout",
     )
@@ -124,7 +124,8 @@ class GrammarCompiler:
         self._pool.submit(self._get_backend)
 
     def submit(self, spec: GrammarSpec) -> Future[CompiledGrammar]:
-        """Compile, or take what is there. Failures are remembered like grammars: the same content fails at once.
+        """Compile, or take what is there. Failures are remembered like grammars: the same content fails at once, unless
+        it was the time that ended, which the load of a moment may have taken.
 
         Returns:
             A future that raises RequestError when the content cannot be used.
@@ -237,6 +238,8 @@ class GrammarCompiler:
             raise
         except TimeoutError:
             assert self._trials is not None
+            with self._lock:
+                self._cache.pop(spec, None)
             raise timeout_error(spec, self.config.timeout_s, self._trials.largest_part(spec)) from None
         except Exception as error:  # a library's accident with this content is this content's failure
             _logger.exception("a grammar of kind %s could not be compiled", spec.kind)

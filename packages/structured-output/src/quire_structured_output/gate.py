@@ -49,7 +49,7 @@ class GrammarGate:
         spec = wanted.spec()
         future = self.compiler.submit(spec)
         if future.done() and (error := future.exception()) is not None:
-            raise error
+            raise error.with_traceback(None)  # it is remembered, and would grow by a place for each request
         if not future.done():
             deadline_s = self._clock() + self.compiler.config.timeout_s
             self._pending[request.request_id] = _Pending(spec, future, deadline_s)
@@ -60,9 +60,11 @@ class GrammarGate:
         if pending is None:
             return
         try:
-            pending.future.result(timeout=max(0.0, pending.deadline_s - self._clock()))
+            error = pending.future.exception(timeout=max(0.0, pending.deadline_s - self._clock()))
         except TimeoutError:
             raise timeout_error(pending.spec, self.compiler.config.timeout_s) from None
+        if error is not None:
+            raise error.with_traceback(None)
 
     @property
     def is_preparing(self) -> bool:
