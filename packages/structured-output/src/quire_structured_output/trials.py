@@ -73,13 +73,7 @@ class TrialProcess:
             RequestError: it cannot be used.
             TimeoutError: that was not known in time.
         """
-        quick_s = self._allowance.take()
-        used_s = quick_s
-        try:
-            answer, text = self._ask("try", spec, timeout_s, quick_s)
-            used_s = answer["used_s"]
-        finally:
-            self._allowance.give_back(quick_s - used_s)
+        answer, text = self._ask("try", spec, timeout_s)
         if "error" in answer:
             raise RequestError(answer["error"], param=answer["param"], code=answer["code"])
         return TriedGrammar(text, tuple(answer["walk"]), answer["compile_s"])
@@ -100,9 +94,16 @@ class TrialProcess:
         if process is not None:
             process.wait(10)
 
-    def _ask(
-        self, action: str, spec: GrammarSpec, timeout_s: float, quick_s: float = 0.0
-    ) -> tuple[dict[str, Any], str]:
+    def _ask(self, action: str, spec: GrammarSpec, timeout_s: float) -> tuple[dict[str, Any], str]:
+        quick_s, start_s, used_s = self._allowance.take(), time.monotonic(), None
+        try:
+            answer, text = self._exchange(action, spec, timeout_s, quick_s)
+            used_s = answer["used_s"]
+            return answer, text
+        finally:  # of what did not answer, no more is known than how long it was there
+            self._allowance.give_back(quick_s - (time.monotonic() - start_s if used_s is None else used_s))
+
+    def _exchange(self, action: str, spec: GrammarSpec, timeout_s: float, quick_s: float) -> tuple[dict[str, Any], str]:
         deadline_s = time.monotonic() + timeout_s
         ours, theirs = socket.socketpair()
         with ours:

@@ -1,0 +1,87 @@
+"""POST /sleep and /wake_up, GET /is_sleeping: a server that gives memory back while nobody needs it; POST /pause,
+/resume and /reset_prefix_cache, GET /is_paused: one that holds requests, or forgets what it has computed."""
+
+from __future__ import annotations
+
+import reprlib
+
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+from quire_interfaces import RequestError
+from quire_server.context import ServerContext
+from quire_server.errors import HTTPError
+
+__all__ = ["is_paused", "is_sleeping", "pause", "reset_prefix_cache", "resume", "sleep", "wake_up"]
+
+
+async def sleep(context: ServerContext, request: Request) -> Response:
+    """`?level=0` holds requests, `?level=1` (the default) refuses them and gives the KV cache's memory back."""
+    text = request.query_params.get("level", "1")
+    if text not in ("0", "1", "2"):
+        raise RequestError(f"level must be 0 or 1, got {reprlib.repr(text)}", param="level")
+    level = int(text)
+    was_asleep, context.is_asleep = context.is_asleep, context.is_asleep or level > 0
+    try:
+        given_back = await context.llm.sleep(level)
+    except BaseException:
+        context.is_asleep = was_asleep
+        raise
+    context.is_asleep = level > 0
+    return JSONResponse({"level": level, "bytes_given_back": given_back})
+
+
+async def wake_up(context: ServerContext, request: Request) -> Response:
+    """Take requests again; those that waited go on."""
+    await context.llm.wake_up()
+    context.is_asleep = False
+    return Response()
+
+
+async def is_sleeping(context: ServerContext, request: Request) -> Response:
+    """In vLLM's shape, with the level."""
+    level = await context.llm.sleep_level()
+    return JSONResponse({"is_sleeping": level is not None, "level": level})
+
+
+async def pause(context: ServerContext, request: Request) -> Response:
+    """`?mode=` keep, wait or abort (the default): see `AsyncEngine.pause`. Forgets cached prefixes, but for
+    `?clear_cache=false`."""
+    mode = request.query_params.get("mode", "abort")
+    await context.llm.pause(mode, clear_cache=_switch(request, "clear_cache", True))  # type: ignore[arg-type]
+    return JSONResponse({"status": "paused"})
+
+
+async def resume(context: ServerContext, request: Request) -> Response:
+    """Go on with what was held."""
+    await context.llm.resume()
+    return JSONResponse({"status": "resumed"})
+
+
+async def is_paused(context: ServerContext, request: Request) -> Response:
+    """Whether new requests are held; so they are while the server sleeps."""
+    return JSONResponse({"is_paused": await context.llm.is_paused()})
+
+
+async def reset_prefix_cache(context: ServerContext, request: Request) -> Response:
+    """Forget cached prefixes, but for those on disk; with `?reset_running_requests=true` also while requests hold some,
+    which are computed anew then."""
+    if _switch(request, "reset_external", False):
+        raise RequestError(
+            "prefixes on disk are not forgotten: stop the server, and remove the folder of --kv-disk-path",
+            param="reset_external",
+            code="unsupported",
+        )
+    preempt = _switch(request, "reset_running_requests", False)
+    if not await context.llm.reset_prefix_cache(preempt_running=preempt):
+        raise HTTPError(
+            409, "requests hold blocks of the KV cache; try again, or with ?reset_running_requests=true", code="busy"
+        )
+    return Response()
+
+
+def _switch(request: Request, name: str, default: bool) -> bool:
+    text = request.query_params.get(name, str(default)).lower()
+    if text not in ("true", "false", "1", "0"):
+        raise RequestError(f"{name} must be true or false, got {reprlib.repr(text)}", param=name)
+    return text in ("true", "1")
