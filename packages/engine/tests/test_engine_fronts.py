@@ -9,7 +9,17 @@ from typing import Any
 
 import pytest
 
-from quire_engine import AsyncEngine, EngineConfig, InprocClient, LLMEngine, OutputKind, ProcessClient, RequestOutput
+from quire_engine import (
+    AsyncEngine,
+    EngineConfig,
+    InprocClient,
+    LLMEngine,
+    OutputKind,
+    PauseMode,
+    ProcessClient,
+    RequestOutput,
+)
+from quire_engine.async_engine import PAUSE_MODES
 from quire_interfaces import (
     ContextLengthError,
     Detokenizer,
@@ -252,6 +262,58 @@ async def test_abort_by_the_callers_name(tokenizer: Tokenizer, make_detokenizer:
         again = await gather(front.generate([1], SamplingParams(max_tokens=2), request_id="me"))
         assert again[-1].finished
         assert front.num_requests() == 0
+
+
+@pytest.mark.parametrize("mode", PAUSE_MODES)
+async def test_a_pause_holds_waits_for_or_ends_what_runs(
+    tokenizer: Tokenizer, make_detokenizer: Factory, mode: PauseMode
+) -> None:
+    """Two rows; so one of three requests is new when the pause comes, and cached prefixes are forgotten under all."""
+    engine = FakeEngineConfig(step_time_s=0.002, max_num_seqs=2, block_size=4, num_blocks=400)
+    prompt = list(range(40))
+    async with async_engine(tokenizer, make_detokenizer, engine) as front:
+        params = [SamplingParams(max_tokens=num, ignore_eos=True, seed=1) for num in (60, 120, 30)]
+        tasks = [asyncio.create_task(gather(front.generate(prompt, each))) for each in params]
+        while (await front.stats()).num_running < 2 or (await front.stats()).num_generation_tokens_total < 8:
+            await asyncio.sleep(0.002)
+        await front.pause(mode, clear_cache=True)
+        stats = await front.stats()
+        assert stats.num_running == 0
+        assert stats.kv_cache_usage == 0
+        assert await front.is_paused()
+        late = asyncio.create_task(gather(front.generate(prompt, params[2])))
+        await asyncio.sleep(0.1)
+        assert (await front.stats()).num_generation_tokens_total == stats.num_generation_tokens_total
+        ended = {"keep": [False] * 3, "wait": [True, True, False], "abort": [True] * 3}
+        assert [task.done() for task in tasks] == ended[mode]
+        await front.resume()
+        reasons = {piece.outputs[0].finish_reason for task in tasks for piece in (await task)[-1:]}
+        assert reasons == {FinishReason.ABORT if mode == "abort" else FinishReason.LENGTH}
+        if mode != "abort":
+            for task, each in zip(tasks, params, strict=True):
+                token_ids = [token for piece in await task for token in piece.outputs[0].token_ids]
+                assert token_ids == expected_output(prompt, each.max_tokens, request_seed=1)
+        assert (await late)[-1].outputs[0].finish_reason is FinishReason.LENGTH
+        assert await front.check_integrity() is None
+
+
+async def test_who_resumes_ends_a_pause_that_waits(tokenizer: Tokenizer, make_detokenizer: Factory) -> None:
+    async with async_engine(tokenizer, make_detokenizer, FakeEngineConfig(step_time_s=0.002)) as front:
+        running = asyncio.create_task(gather(front.generate([1], SamplingParams(max_tokens=900, ignore_eos=True))))
+        while not (await front.stats()).num_running:
+            await asyncio.sleep(0.002)
+        pausing = asyncio.create_task(front.pause("wait"))
+        await asyncio.sleep(0.05)
+        await front.resume()
+        async with asyncio.timeout(10):
+            await pausing
+        assert not running.done()
+        assert not await front.is_paused()
+        assert (await gather(front.generate([2], SamplingParams(max_tokens=2))))[-1].finished
+        with pytest.raises(RequestError, match="mode must be one of keep, wait, abort, got 'stop'"):
+            await front.pause("stop")  # type: ignore[arg-type]
+        front.abort(list(front._streams))
+        await running
 
 
 async def test_200_callers_that_leave_in_the_middle(tokenizer: Tokenizer, make_detokenizer: Factory) -> None:

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import textwrap
 import time
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,7 @@ from quire_interfaces import (
     EngineDeadError,
     FinishReason,
     OverloadedError,
+    PauseState,
     RequestError,
     SchedulerStats,
 )
@@ -165,6 +166,33 @@ async def test_requests_go_on_after_a_restart_with_the_same_tokens() -> None:
     assert client.num_restarts == 1
     assert client.pid != first_pid
     assert await client.check_integrity() is None
+    await client.shutdown()
+
+
+@pytest.mark.parametrize("rest", ["pause", "sleep"])
+async def test_an_engine_that_rests_does_so_after_a_restart(rest: str) -> None:
+    client = await start({"step_time_s": 0.003}, max_restarts=2)
+    stream = client.open([make_message("r", [1], 60)])
+    await anext(aiter(stream))
+    await (client.pause() if rest == "pause" else client.sleep(0))
+    with nullcontext() if rest == "pause" else pytest.raises(RequestError, match="wake it first"):
+        await client.pause(PauseState.NEW_HELD)
+        await client.pause(PauseState.ALL_HELD)
+    running = asyncio.create_task(collect(stream))
+    assert client.pid is not None
+    os.kill(client.pid, signal.SIGKILL)
+    while client.num_restarts == 0:
+        await asyncio.sleep(0.01)
+    assert await client.is_paused()
+    assert await client.sleep_level() == (0 if rest == "sleep" else None)
+    await asyncio.sleep(0.1)
+    assert not running.done()
+    await (client.resume() if rest == "pause" else client.wake_up())
+    assert (await running)["r"][1] == FinishReason.LENGTH
+    os.kill(client.pid, signal.SIGKILL)
+    while client.num_restarts == 1:
+        await asyncio.sleep(0.01)
+    assert not await client.is_paused()
     await client.shutdown()
 
 

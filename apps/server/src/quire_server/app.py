@@ -39,7 +39,7 @@ from quire_server.protocol import ChatCompletionRequest, CompletionRequest, Deto
 from quire_server.responses_api import ResponsesService
 from quire_server.responses_request import CompactRequest, ResponsesRequest
 from quire_server.responses_socket import responses_socket
-from quire_server.sleeping import is_sleeping, sleep, wake_up
+from quire_server.resting import is_paused, is_sleeping, pause, reset_prefix_cache, resume, sleep, wake_up
 from quire_server.token_protocol import (
     BatchChatCompletionRequest,
     DerenderChatRequest,
@@ -91,6 +91,7 @@ def make_app(context: ServerContext) -> ASGIApp:
         ("/health", health),
         ("/ping", health),
         ("/version", version),
+        ("/load", load),
         ("/v1/models", models),
         ("/v1/models/{name:path}", one_model),
         ("/metrics", metrics),
@@ -107,6 +108,11 @@ def make_app(context: ServerContext) -> ASGIApp:
         _other(app, context, "POST", "/sleep", sleep)
         _other(app, context, "POST", "/wake_up", wake_up)
         _get(app, context, "/is_sleeping", is_sleeping)
+    if context.config.enable_admin_routes:
+        _other(app, context, "POST", "/pause", pause)
+        _other(app, context, "POST", "/resume", resume)
+        _get(app, context, "/is_paused", is_paused)
+        _other(app, context, "POST", "/reset_prefix_cache", reset_prefix_cache)
     _socket(app, context, "/v1/responses", responses)
     _other(app, context, "POST", "/v1/responses/{id}/cancel", responses.cancel)
     _other(app, context, "DELETE", "/v1/responses/{id}", responses.delete)
@@ -225,6 +231,11 @@ async def health(context: ServerContext, request: Request) -> Response:
 
 async def version(context: ServerContext, request: Request) -> Response:
     return JSONResponse({"version": __version__})
+
+
+async def load(context: ServerContext, request: Request) -> Response:
+    """How many requests are being answered, in vLLM's shape."""
+    return JSONResponse({"server_load": context.llm.num_requests()})
 
 
 async def models(context: ServerContext, request: Request) -> Response:

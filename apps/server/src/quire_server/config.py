@@ -65,6 +65,10 @@ class ServerConfig(Settings):
     enable_sleep_mode: bool = setting(
         False, help="Serve POST /sleep and /wake_up and GET /is_sleeping, which any client may then call."
     )
+    enable_admin_routes: bool = setting(
+        False,
+        help="Serve POST /pause, /resume and /reset_prefix_cache and GET /is_paused, which any client may then call.",
+    )
     enable_force_include_usage: bool = setting(
         False, help="End every stream with its usage, also where the request does not ask for it (stream_options)."
     )

@@ -23,6 +23,7 @@ __all__ = [
     "StreamOptions",
     "TokenizeRequest",
     "check_thinking_budget",
+    "refuse_transfer",
     "with_effort",
 ]
 
@@ -46,6 +47,16 @@ class Body(BaseModel):
 class StreamOptions(Body):
     include_usage: bool = False
     continuous_usage_stats: bool = False
+
+
+def refuse_transfer(kv_transfer_params: Any) -> None:
+    """Raises RequestError unless it is empty."""
+    if kv_transfer_params:
+        raise RequestError(
+            "this server neither sends keys and values to others nor takes them; leave kv_transfer_params out",
+            param="kv_transfer_params",
+            code="unsupported",
+        )
 
 
 class SamplingFields(Body):
@@ -100,6 +111,7 @@ class SamplingFields(Body):
     truncate_prompt_tokens: Int | None = None
     truncation_side: Literal["left", "right"] | None = None
     prompt_embeds: Any = None
+    kv_transfer_params: Any = None
     add_special_tokens: bool | None = None
     request_id: str | None = Field(default=None, min_length=1, max_length=256)
     user: str | None = None
@@ -140,6 +152,7 @@ class SamplingFields(Body):
                 param="prompt_embeds",
                 code="unsupported",
             )
+        refuse_transfer(self.kv_transfer_params)
 
     def to_sampling_params(
         self, defaults: dict[str, Any], bad_words_token_ids: tuple[tuple[int, ...], ...] = ()

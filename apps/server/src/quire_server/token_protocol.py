@@ -85,6 +85,7 @@ class GenerateRequest(Body):
     priority: Int = 0
     output_mode: Literal["tokens", "text"] = "tokens"
     thinking: ThinkingBounds | None = None
+    kv_transfer_params: Any = None
 
 
 class GenerateResponseChoice(Body):

@@ -29,7 +29,13 @@ from quire_server.context import ServerContext, unless_disconnected
 from quire_server.derender import ChoiceText, chat_answer, derender_stream, name_of
 from quire_server.errors import naming_fields
 from quire_server.logprobs import chat_logprobs, prompt_logprobs
-from quire_server.protocol import ChatCompletionRequest, CompletionRequest, SamplingFields, check_thinking_budget
+from quire_server.protocol import (
+    ChatCompletionRequest,
+    CompletionRequest,
+    SamplingFields,
+    check_thinking_budget,
+    refuse_transfer,
+)
 from quire_server.responses import ChatLogprobs, Usage, sse
 from quire_server.streaming import EventStream, after
 from quire_server.thinking_budget import bounded_thinking
@@ -70,6 +76,7 @@ class Generated(msgspec.Struct, kw_only=True):
 async def generate(context: ServerContext, request: Request) -> Response:
     """POST /inference/v1/generate."""
     body = await read_model(context, request, GenerateRequest)
+    refuse_transfer(body.kv_transfer_params)
     context.resolve_model(body.model)
     params = sampling_params_from(body.sampling_params)
     if body.thinking is not None:

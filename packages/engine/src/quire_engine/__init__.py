@@ -4,7 +4,7 @@ Joins a scheduler and an executor through the Protocols of `quire_interfaces`. I
 implementation of either side: they are handed in, or named for the engine process to import.
 """
 
-from quire_engine.async_engine import AsyncEngine
+from quire_engine.async_engine import AsyncEngine, PauseMode
 from quire_engine.beam_search import Beam, BeamSearch, BeamSearchParams
 from quire_engine.client import EngineClient, StreamingClient
 from quire_engine.config import EngineConfig
@@ -45,6 +45,7 @@ __all__ = [
     "NullListener",
     "OutputKind",
     "OutputStream",
+    "PauseMode",
     "ProcessClient",
     "RequestMetrics",
     "RequestOutput",

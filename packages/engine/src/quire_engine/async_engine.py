@@ -5,8 +5,11 @@ Puts together the input processor, a client and the output processors. Knows no 
 
 from __future__ import annotations
 
+import asyncio
 import itertools
+import reprlib
 from collections.abc import AsyncIterator, Iterable, Sequence
+from typing import Literal, get_args
 
 from quire_engine.client import StreamingClient
 from quire_engine.input_processor import InputProcessor
@@ -24,7 +27,12 @@ from quire_interfaces import (
     Tokenizer,
 )
 
-__all__ = ["AsyncEngine"]
+__all__ = ["PAUSE_MODES", "AsyncEngine", "PauseMode"]
+
+PauseMode = Literal["keep", "wait", "abort"]
+PAUSE_MODES: tuple[PauseMode, ...] = get_args(PauseMode)
+PAUSE_LOOK_S = 0.02
+"""How often a pause that waits for requests looks whether they have ended."""
 
 
 class AsyncEngine:
@@ -157,9 +165,34 @@ class AsyncEngine:
     async def stats(self) -> SchedulerStats:
         return await self.client.stats()
 
-    async def pause(self, state: PauseState = PauseState.ALL_HELD) -> None:
-        """Hold new requests, or all, until `resume`."""
-        await self.client.pause(state)
+    async def pause(self, mode: PauseMode = "keep", *, clear_cache: bool = False) -> None:
+        """Hold new requests until `resume`, and return when nothing runs any more.
+
+        Args:
+            mode: What becomes of those that run: "keep" holds them where they are, "wait" waits for their end, "abort"
+                ends them, and those that wait, with `FinishReason.ABORT`.
+            clear_cache: Forget all cached blocks then; what is held is computed anew.
+
+        Raises:
+            RequestError: there is no such mode, or the engine sleeps.
+        """
+        if mode not in PAUSE_MODES:
+            raise RequestError(f"mode must be one of {', '.join(PAUSE_MODES)}, got {reprlib.repr(mode)}", param="mode")
+        if mode == "wait":
+            await self.client.pause(PauseState.NEW_HELD)
+            while await self._runs_on():
+                await asyncio.sleep(PAUSE_LOOK_S)
+        else:
+            await self.client.pause(PauseState.ALL_HELD)
+            if mode == "abort":
+                self.abort(list(self._streams))
+        if clear_cache:
+            await self.client.reset_prefix_cache(preempt_running=True)
+
+    async def _runs_on(self) -> bool:
+        """Whether requests go on though new ones are held; not when somebody has resumed meanwhile."""
+        stats = await self.client.stats()
+        return bool(stats.num_running + stats.num_preempted) and await self.client.is_paused()
 
     async def resume(self) -> None:
         await self.client.resume()

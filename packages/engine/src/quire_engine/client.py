@@ -112,6 +112,8 @@ class StreamingClient:
         self.adapters: dict[str, str] = {}
         """Name -> place of each adapter that requests may choose."""
         self.last_stats = SchedulerStats()
+        self._rest: tuple[str, dict[str, Any]] | None = None
+        """The call that paused the engine or put it to sleep: one that is started again rests as well."""
         self._former_stats = SchedulerStats()
         """Of engine processes that died; their counters are part of all statistics."""
         self._requests: dict[str, InFlight] = {}
@@ -409,9 +411,10 @@ class StreamingClient:
 
     async def pause(self, state: PauseState = PauseState.ALL_HELD) -> None:
         await self._call("pause", state=int(state))
+        self._rest = None if state == PauseState.RUNNING else ("pause", {"state": int(state)})
 
     async def resume(self) -> None:
-        await self._call("pause", state=int(PauseState.RUNNING))
+        await self.pause(PauseState.RUNNING)
 
     async def is_paused(self) -> bool:
         return bool(await self._call("is_paused"))
@@ -421,11 +424,15 @@ class StreamingClient:
 
     async def sleep(self, level: int = 1) -> int:
         """See `EngineCore.sleep`."""
-        return int(await self._call("sleep", level=level))
+        given_back = int(await self._call("sleep", level=level))
+        self._rest = ("sleep", {"level": level})
+        return given_back
 
     async def wake_up(self) -> None:
         """Undo `sleep`."""
         await self._call("wake_up")
+        if self._rest is not None and self._rest[0] == "sleep":
+            self._rest = None
 
     async def sleep_level(self) -> int | None:
         """How deep the engine sleeps; None while it is awake."""

@@ -229,6 +229,8 @@ class CoreLoop:
         return self._core.stats()
 
     def _pause(self, state: int = PauseState.ALL_HELD) -> None:
+        if self._core.sleep_level is not None:
+            raise RequestError("the engine sleeps: wake it first", code="sleeping")
         self._pause_state = PauseState(state)
         self._core.pause(self._pause_state)
         if self._pause_state == PauseState.ALL_HELD:

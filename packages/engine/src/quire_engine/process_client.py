@@ -279,6 +279,9 @@ class ProcessClient(StreamingClient):
         self.start()
         self._attach()
         self._restore_adapters()
+        if self._rest is not None:
+            method, arguments = self._rest
+            self._send(UtilityCall(call_id=next(self._call_ids), method=method, arguments=arguments))
 
     def _restore_adapters(self) -> None:
         """Offer what the last process offered, before any other message: the new one begins as that one began."""

@@ -181,6 +181,8 @@ class SchedulerStats:
     num_waiting: int = 0
     num_waiting_deferred: int = 0
     """Of these, how many wait for something of their own (a grammar, a tenant's share, a pause); the rest want room."""
+    num_preempted: int = 0
+    """Of these, how many have run before."""
     kv_cache_usage: float = 0.0
     """Used share of the KV cache blocks, 0 to 1."""
     num_prompt_tokens_total: int = 0

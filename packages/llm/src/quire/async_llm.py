@@ -23,6 +23,7 @@ from quire_engine import (
     EngineInfo,
     EngineListener,
     OutputKind,
+    PauseMode,
     ProcessClient,
     RequestOutput,
 )
@@ -30,7 +31,6 @@ from quire_interfaces import (
     AdapterInfo,
     CheckpointError,
     ConfigError,
-    PauseState,
     RenderedPrompt,
     RequestError,
     SamplingParams,
@@ -256,10 +256,20 @@ class AsyncLLM:
         """
         await self._client.unload_adapter(name)
 
-    async def pause(self, state: PauseState = PauseState.ALL_HELD) -> None:
-        await self.engine.pause(state)
+    def num_requests(self) -> int:
+        """Requests being answered."""
+        return self.engine.num_requests()
+
+    async def pause(self, mode: PauseMode = "keep", *, clear_cache: bool = False) -> None:
+        """See `AsyncEngine.pause`."""
+        await self.engine.pause(mode, clear_cache=clear_cache)
+
+    async def is_paused(self) -> bool:
+        """Whether new requests are held, by `pause` or by `sleep`."""
+        return await self.engine.is_paused()
 
     async def resume(self) -> None:
+        """Go on with requests that `pause` held."""
         await self.engine.resume()
 
     async def sleep(self, level: int = 1) -> int:

@@ -66,6 +66,7 @@ VLLM_SETTINGS = {
     "disable_fastapi_docs": VLLMSetting(("true",), "there are no pages of documentation but /openapi.json"),
     "disable_cascade_attn": VLLMSetting(("true",), "there is no cascade attention"),
     "enable_sleep_mode": VLLMSetting(_SWITCH, "LLM.sleep and AsyncLLM.sleep can be called in any case"),
+    "enable_server_load_tracking": VLLMSetting(_SWITCH, "GET /load always tells how many requests are being answered"),
     "use_v2_block_manager": VLLMSetting(("true",), "there is one block manager"),
 }
 """By name, as in files and calls; flags have dashes."""

@@ -542,6 +542,7 @@ class Scheduler:
             num_running=len(self._running),
             num_waiting=len(self._waiting),
             num_waiting_deferred=sum(self._waiting_reason(state)[1] for state in self._waiting),
+            num_preempted=sum(state.request.status == RequestStatus.PREEMPTED for state in self._waiting),
             num_accepted_tokens_per_pos_total=list(self._counters.num_accepted_tokens_per_pos_total),
             kv_cache_usage=1 - usage.num_free_blocks / usage.num_total_blocks if usage.num_total_blocks else 0.0,
         )
