@@ -23,6 +23,10 @@ class LinearMethodSuite:
     max_error = 0.0
     """Error of the method itself, of the largest result, beside the rounding of the dtype."""
 
+    def setup_method(self) -> None:
+        """Every test draws the same numbers each time."""
+        torch.manual_seed(0)
+
     def make_method(self, dtype: torch.dtype) -> LinearMethod:
         """The method under test, for a compute dtype."""
         raise NotImplementedError
