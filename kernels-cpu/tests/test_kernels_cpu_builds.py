@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from quire_interfaces import ConfigError
-from quire_kernels_cpu.builds import ENVIRONMENT, build_name, unavailable
+from quire_kernels_cpu.builds import ENVIRONMENT, build_name, build_path, unavailable
 from quire_kernels_cpu.compilation import sources_hash
 
 FOLDER = Path(__file__).parent
@@ -20,10 +20,11 @@ PACKAGE = FOLDER.parent / "src" / "quire_kernels_cpu"
 README = FOLDER.parent / "README.md"
 
 
-@pytest.mark.skipif(shutil.which("g++") is None or build_name() is None, reason="needs g++ and a build")
+@pytest.mark.skipif(shutil.which("g++") is None or build_path() is None, reason="needs g++ and a build")
 def test_the_program_for_other_machines_finds_nothing_here(tmp_path: Path) -> None:
     """`nox -s kernels-cpu-aarch64` runs it under an emulator; here it keeps step with the C interface."""
-    build = FOLDER.parent / "src" / "quire_kernels_cpu" / f"kernels_{build_name()}.so"
+    build = build_path()
+    assert build is not None
     program = tmp_path / "check_kernels"
     source = str(FOLDER / "check_kernels.cpp")
     command = ["g++", "-std=c++17", "-O1", "-fopenmp", source, str(build), f"-Wl,-rpath,{build.parent}", "-o"]
@@ -45,9 +46,10 @@ def test_without_kernels_torch_serves_and_the_report_says_why(monkeypatch: pytes
 @pytest.mark.skipif(unavailable() is not None, reason="needs a build that serves")
 def test_a_build_of_other_sources_is_not_called(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It may know other arguments than this Python gives it. Torch serves, and the report says why and what to do."""
-    copy, name = tmp_path / "quire_kernels_cpu", f"kernels_{build_name()}.so"
+    copy, build = tmp_path / "quire_kernels_cpu", build_path()
+    assert build is not None
     shutil.copytree(PACKAGE, copy, ignore=shutil.ignore_patterns("*.so", "__pycache__"))
-    shutil.copy(PACKAGE / name, copy)
+    shutil.copy(build, copy)
     monkeypatch.setenv("PYTHONPATH", f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
     assert _linear_served(copy) == "cpu None"
     with (copy / "csrc" / "kernels.h").open("a") as source:

@@ -1,7 +1,8 @@
 """The compiled kernels: which build fits this processor, and their C functions.
 
 Knows processors and the C interface; does not know tensors or ops. `QUIRE_CPU_KERNELS` names a lower build than the
-best one ("avx512bf16", "avx512", "avx2"), or "none". 64-bit Arm processors have "sve" and "neon".
+best one ("avx512bf16", "avx512", "avx2"), or "none". 64-bit Arm processors have "sve" and "neon". A path there
+is a library to load in place of the package's own, whatever the processor: so tests load builds that they emulate.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from pathlib import Path
 from quire_interfaces import ConfigError
 from quire_kernels_cpu.compilation import sources_hash
 
-__all__ = ["BUILDS", "ENVIRONMENT", "build_name", "library", "unavailable"]
+__all__ = ["BUILDS", "ENVIRONMENT", "build_name", "build_path", "library", "unavailable"]
 
 ENVIRONMENT = "QUIRE_CPU_KERNELS"
 
@@ -92,9 +93,13 @@ def _sve_bits() -> int:
 def build_name() -> str | None:
     """The best build that this processor runs and `QUIRE_CPU_KERNELS` allows, or None.
 
+    Of a path in `QUIRE_CPU_KERNELS` the file's name: "amx-emulated" of "kernels_amx-emulated.so".
+
     Raises:
         ConfigError: `QUIRE_CPU_KERNELS` names no build.
     """
+    if (own := _own_library()) is not None:
+        return own.stem.removeprefix("kernels_")
     wanted = os.environ.get(ENVIRONMENT, "").strip().lower()
     names = list(BUILDS)
     if wanted and wanted != "none" and wanted not in names:
@@ -105,21 +110,37 @@ def build_name() -> str | None:
     return next((name for name in allowed if BUILDS[name] <= _processor_flags()), None)
 
 
+def _own_library() -> Path | None:
+    wanted = os.environ.get(ENVIRONMENT, "").strip()
+    return Path(wanted) if "/" in wanted else None
+
+
+def build_path() -> Path | None:
+    """Where the library of `build_name()` lies if it was compiled, or None.
+
+    Raises:
+        ConfigError: `QUIRE_CPU_KERNELS` names no build.
+    """
+    name = build_name()
+    return None if name is None else _own_library() or Path(__file__).with_name(f"kernels_{name}.so")
+
+
 @cache
 def _load() -> ctypes.CDLL | str:
-    name = build_name()
-    if name is None:
+    path = build_path()
+    if path is None:
         if os.environ.get(ENVIRONMENT):
             return f"{ENVIRONMENT}={os.environ[ENVIRONMENT]} switches the kernels off or asks for what is not here"
         return "needs an x86-64 processor with AVX2, AVX-512 or AMX, or a 64-bit Arm processor, under Linux"
-    path = Path(__file__).with_name(f"kernels_{name}.so")
     if not path.is_file():
+        if _own_library() is not None:
+            return f"is to be loaded from {path} ({ENVIRONMENT}), which is no file"
         return "was not compiled: install a C++ compiler (g++) and install quire-kernels-cpu again"
     try:
         loaded = ctypes.CDLL(str(path))
     except OSError as error:
         return f"cannot be loaded: {error}"
-    if (stale := _stale(loaded, path.with_name("csrc"))) is not None:
+    if (stale := _stale(loaded, Path(__file__).with_name("csrc"))) is not None:
         return stale
     for function, (arguments, result) in _SIGNATURES.items():
         kernel = getattr(loaded, function, None)

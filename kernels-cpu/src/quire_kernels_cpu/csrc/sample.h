@@ -28,11 +28,7 @@ constexpr int kBinsPerOctave = 64, kBins = 42 * kBinsPerOctave + 1;
 
 // Keeps the compiler from joining a product with a sum into one operation, which would round once instead of twice.
 inline Floats apart(Floats v) {
-#if defined(__aarch64__)
-    asm("" : "+w"(v));
-#else
-    asm("" : "+v"(v));
-#endif
+    in_register(v);
     return v;
 }
 

@@ -242,7 +242,11 @@ inline void in_register(Vector& v) {
 #if defined(__aarch64__)
     asm("" : "+w"(v));
 #else
-    asm("" : "+v"(v));
+    if constexpr (sizeof(Vector) <= __BIGGEST_ALIGNMENT__) {
+        asm("" : "+v"(v));
+    } else {
+        asm("" : "+m"(v));  // wider than any register, as where tests emulate AVX-512
+    }
 #endif
 }
 
