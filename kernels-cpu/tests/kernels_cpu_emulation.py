@@ -1,7 +1,7 @@
 """Compiles a build's source for processors that lack its instructions: `emulated/immintrin.h` has them in C++.
 
-Standard library only: `noxfile.py` runs this file by its path. What is compiled here is never a part of the package: it is
-loaded only where `QUIRE_CPU_KERNELS` is its path, and its name says what it is.
+Standard library only: `noxfile.py` runs this file by its path. What is compiled here is never a part of the package: it
+is loaded only where `QUIRE_CPU_KERNELS` is its path, and its name says what it is.
 """
 
 from __future__ import annotations

@@ -220,20 +220,31 @@ inline int reduce_add_epi32(__m512i v) {
 }
 
 template <int kRounding>
-inline __m512 roundscale_ps(__m512 v) {
+inline __m256 roundscale_ps(__m256 v) {
     static_assert(kRounding >> 4 == 0, "the kernels keep no bits behind the point");
-    return by_halves([](__m256 x) { return _mm256_round_ps(x, kRounding & 15); }, v);
+    return _mm256_round_ps(v, kRounding);
 }
-// What rounding takes away. Of an infinity that is zero; zeros are negative where rounding goes down.
+template <int kRounding>
+inline __m512 roundscale_ps(__m512 v) {
+    return by_halves([](__m256 x) { return roundscale_ps<kRounding>(x); }, v);
+}
+// What rounding takes away, itself rounded in the same direction. Of an infinity that is zero; other zeros are negative where
+// rounding goes down.
 template <int kRounding>
 inline __m512 reduce_ps(__m512 v) {
-    constexpr float kZero = (kRounding & 7) == _MM_FROUND_TO_NEG_INF ? -0.0f : 0.0f;
+    constexpr bool kDown = (kRounding & 7) == _MM_FROUND_TO_NEG_INF;
+    static_assert(kDown || (kRounding & 7) == _MM_FROUND_TO_NEAREST_INT, "the kernels round in no other way");
     return by_halves(
-        [](__m256 v) {
-            const F8 x = (F8)v, rest = x - (F8)_mm256_round_ps(v, kRounding & 15);
-            const F8 zero = kZero - F8{};
-            const F8 infinite = (F8)((U8)x & 0x7fffffff);
-            return (__m256)(infinite == INFINITY ? F8{} : rest == 0.0f ? zero : rest);
+        [](__m256 of) {
+            const F8 x = (F8)of, whole = (F8)roundscale_ps<kRounding>(of);
+            F8 rest = x - whole;
+            if (kDown) {
+                // What the subtraction, which rounds to nearest, left away, exactly (Knuth's sum of two).
+                const F8 back = rest - x, error = (x - (rest - back)) - (whole + back);
+                rest = (F8)(error < 0.0f ? (I8)rest - 1 : (I8)rest);  // then it is positive
+            }
+            const F8 magnitude = (F8)((U8)x & 0x7fffffff), zero = (kDown ? -0.0f : 0.0f) - F8{};
+            return (__m256)(magnitude == INFINITY ? F8{} : rest == 0.0f ? zero : rest);
         },
         v);
 }
