@@ -127,7 +127,9 @@ def kernels_cpu(session: nox.Session) -> None:
         runs |= {f"the build {build}, emulated": str(path) for build, path in compiled.items()}
     for what, chosen in runs.items():
         session.log(what)
-        arguments = ("-m", "pytest", "-n", "2", "--dist", "worksteal", "kernels-cpu", *session.posargs)
+        # Of the ops' own tests those whose backend is "cpu": experts and states have no others.
+        tested = ("kernels-cpu", "packages/ops", "-k", "cpu")
+        arguments = ("-m", "pytest", "-n", "2", "--dist", "worksteal", *tested, *session.posargs)
         # Tests have two threads each: while one spun at a barrier, the one that it waits for would have no core.
         python(session, *arguments, OMP_NUM_THREADS="1", OMP_WAIT_POLICY="passive", QUIRE_CPU_KERNELS=chosen)
 

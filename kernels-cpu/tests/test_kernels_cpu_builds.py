@@ -95,6 +95,25 @@ def test_an_unknown_build_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
         build_name()
 
 
+@pytest.mark.skipif(unavailable() is not None, reason="needs a build that serves")
+def test_a_path_is_loaded_in_place_of_the_package_s_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """So tests load builds that they emulate; nobody gets one who does not name it, and its name says so."""
+    build, own = build_path(), tmp_path / "kernels_amx-Emulated.so"
+    assert build is not None
+    shutil.copy(build, own)
+    code = (
+        "import torch\nfrom quire_kernels_cpu.builds import *\n"
+        "print(build_name(), build_path(), unavailable())\nprint(library()._name)"
+    )
+    monkeypatch.setenv(ENVIRONMENT, str(own))
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert run.stdout.splitlines() == [f"amx-Emulated {own} None", str(own)]
+    own.unlink()
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert f"is to be loaded from {own} (QUIRE_CPU_KERNELS), which is no file" in run.stdout
+    assert "ConfigError: quire-kernels-cpu is to be loaded from" in run.stderr
+
+
 def test_readme_example_runs(tmp_path: Path) -> None:
     (block,) = re.findall(r"```python\n(.*?)```", README.read_text(), re.DOTALL)
     subprocess.run([sys.executable, "-c", block], check=True, cwd=tmp_path)

@@ -106,10 +106,14 @@ def test_an_instruction_gives_what_the_manual_says(library: ctypes.CDLL, name: s
         pytest.skip("this processor has AVX-512 and not this instruction")
     generator, operands = np.random.default_rng(3), aligned(ctypes.sizeof(Operands))
     of = Operands.from_buffer(operands)
-    for case in range(256):
+    signed = np.concatenate([SPECIAL, SPECIAL | np.uint32(1 << 31)])
+    pairs = np.resize(np.stack(np.meshgrid(signed, signed), axis=-1), (31, 16, 2))  # each with each, 16 at a time
+    for case in range(256 + len(pairs)):
         a, b, c = (operand(generator, case // 4**place) for place in range(3))
         if case % 3 == 0:
             b = np.where(generator.random(16) < 0.3, a.view(np.uint32), b.view(np.uint32)).view(np.uint8)
+        if case >= 256:
+            a, b = (np.ascontiguousarray(x).view(np.uint8) for x in pairs[case - 256].T)
         if name in INDEXES:
             c = generator.integers(0, 256, 64, dtype=np.uint8)
         operands[:192] = np.concatenate([a, b, c])

@@ -146,11 +146,8 @@ struct Matrix {
 extern "C" void tile_product(const unsigned char* config, int kind, int from_zero, const Matrix& sums, const Matrix& a,
                              const Matrix& b) {
     _tile_loadconfig(config);
-    if (from_zero) {
-        _tile_zero(0);
-    } else {
-        _tile_loadd(0, sums.data, sums.stride);
-    }
+    _tile_loadd(0, sums.data, sums.stride);
+    if (from_zero) _tile_zero(0);
     _tile_loadd(1, a.data, a.stride);
     _tile_loadd(2, b.data, b.stride);
     if (kind == 0) {
