@@ -1,7 +1,8 @@
 // Matrices in bfloat16 by vectors, where there are products of its pairs and no tiles.
 //
-// Of every 32-bit lane two inputs are multiplied and added to what the lane has, on Intel's the second one first, each rounded to
-// nearest even; numbers below the normal ones count as zeros, as in AMX. Pieces of the inputs are summed from zero and added.
+// Of every 32-bit lane two inputs are multiplied and added to what the lane has (on Intel processors the second one
+// first), each rounded to nearest even; numbers below the normal ones count as zeros, as in AMX. Pieces of the inputs are
+// summed from zero and added.
 // Nothing is added across lanes, so a sum has one order whether its lanes are tokens, with which many tokens are multiplied,
 // or outputs, with which few are.
 #pragma once
