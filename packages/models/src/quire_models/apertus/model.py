@@ -30,6 +30,7 @@ class XIELU:
             "beta": scope.parameter("beta"),
             "eps": scope.parameter("eps"),
         }
+        scope.wavering.append("expm1")
         scope.when_loaded(self._finish)
 
     def _finish(self) -> None:

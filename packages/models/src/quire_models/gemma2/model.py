@@ -59,6 +59,8 @@ class Gemma2ForCausalLM(DecoderLM):
         """
         super().__init__(config, scope, make_layer, OffsetRMSNorm)
         self.soft_cap = config.logits_soft_cap
+        if self.soft_cap is not None:
+            scope.wavering.append("tanh")
 
     def embed(self, batch: ForwardBatch) -> Tensor:
         """The embedding, scaled."""

@@ -29,6 +29,7 @@ def make_feed_forward(config: GroupedMoEConfig, layer: int, scope: Scope) -> Spa
     if not config.sparse_layers[layer]:
         return GatedMLP(scope, hidden, config.intermediate_size, act=act)
     bias = CorrectionBias(scope / "gate", config.num_experts)
+    scope.wavering.append("sigmoid")
 
     def select(logits: Tensor) -> tuple[Tensor, Tensor]:
         return grouped_sigmoid_topk(

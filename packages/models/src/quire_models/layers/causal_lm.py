@@ -14,6 +14,7 @@ from torch import Tensor
 
 from quire_attention import ForwardBatch
 from quire_models.config import ModelConfig
+from quire_models.layers.invariance import promised_by_ops
 from quire_models.layers.linear import Embedding, LMHead
 from quire_models.layers.network import Network
 from quire_models.layers.norm import AddRMSNorm
@@ -66,9 +67,11 @@ class CausalLM(Network):
     @property
     def batch_invariant(self) -> bool:
         """Logits depend on nothing but the tokens before them: not on other requests, chunks, or what was cached.
-        Promised where one call runs the whole stack; what is outside of it acts on each element alone."""
-        ops = ("decoder_stack", self.lm_head.op)
-        return self._run_stack is not None and all(self._scope.choose(op)[0].batch_invariant for op in ops)
+        Promised where one call runs the whole stack, since what is outside of it acts on each element alone, and where
+        every op that layers call promises it for itself."""
+        if self._run_stack is None:
+            return promised_by_ops(self._scope)
+        return all(self._scope.choose(op)[0].batch_invariant for op in ("decoder_stack", self.lm_head.op))
 
     @property
     def host_lengths(self) -> tuple[str, ...]:

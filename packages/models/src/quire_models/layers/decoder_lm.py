@@ -13,6 +13,7 @@ from torch import Tensor
 
 from quire_attention import ForwardBatch
 from quire_models.config import ModelConfig
+from quire_models.layers.invariance import promised_by_ops
 from quire_models.layers.linear import Embedding, LMHead
 from quire_models.layers.network import Network
 from quire_models.layers.rotary import RotaryTable
@@ -70,6 +71,12 @@ class DecoderLM(Network):
             rope: RotaryTable(rope, config.rotary_dim, dtype=scope.dtype, device=scope.device) for rope in ropes if rope
         }
         self._unrotated = torch.empty(0, dtype=scope.dtype, device=scope.device)
+
+    @property
+    def batch_invariant(self) -> bool:
+        """Logits depend on nothing but the tokens before them: not on other requests, chunks, or what was cached.
+        Promised where every op of the network promises it for itself."""
+        return promised_by_ops(self._scope)
 
     def rope_of_layer(self, layer: int) -> RopeConfig:
         """The rotation of a layer."""

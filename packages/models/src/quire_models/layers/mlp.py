@@ -13,7 +13,7 @@ from quire_models.layers.scope import Scope
 from quire_models.layers.shared_rounding import SharedRounding
 from quire_ops import RoundedTokens
 
-__all__ = ["ACTIVATIONS", "MLP", "GatedMLP"]
+__all__ = ["ACTIVATIONS", "MLP", "GatedMLP", "activation"]
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "silu": F.silu,
@@ -23,6 +23,15 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "relu2": lambda x: F.relu(x).square(),
 }
 """Names of `quire_models.config_fields.HIDDEN_ACTS`, right-hand side -> function."""
+EXACT_ACTIVATIONS = frozenset({"relu", "relu2"})
+"""Those of single operations, which round in one way wherever a number stands."""
+
+
+def activation(scope: Scope, name: str) -> Callable[[Tensor], Tensor]:
+    """The function of that name, for a layer of the scope to compute by torch's operators."""
+    if name not in EXACT_ACTIVATIONS:
+        scope.wavering.append(name)
+    return ACTIVATIONS[name]
 
 
 class GatedMLP:
@@ -78,7 +87,7 @@ class MLP:
         """
         self.up = Linear(scope / names[0], size, inner, bias=bias)
         self.down = Linear(scope / names[1], inner, size, bias=bias)
-        self._act = ACTIVATIONS[act] if isinstance(act, str) else act
+        self._act = activation(scope, act) if isinstance(act, str) else act
 
     def __call__(self, x: Tensor) -> Tensor:
         return self.down(self._act(self.up(x)))

@@ -50,6 +50,7 @@ class WeightedInputMoE:
             chosen, ids = torch.topk(logits, per_token, dim=-1)
             return ids, torch.sigmoid(chosen)
 
+        scope.wavering.append("sigmoid")
         self._router = Router(scope / "router", hidden, config.num_experts, select)
         self._experts = FusedExperts(scope / "experts", config.num_experts, hidden, inner, act=act)
         self._experts.accept_stacked(scope / "experts", inputs_first=True)

@@ -14,7 +14,7 @@ from torch import Tensor
 from quire_attention import ForwardBatch
 from quire_models.layers.attention import SelfAttention
 from quire_models.layers.linear import Linear
-from quire_models.layers.mlp import ACTIVATIONS
+from quire_models.layers.mlp import activation
 from quire_models.layers.norm import RMSNorm
 from quire_models.layers.recurrent_lm import RecurrentLM
 from quire_models.layers.scope import Scope
@@ -44,7 +44,8 @@ class LightningAttention:
         self.output_gate = Linear(scope / "output_gate", hidden, inner)
         self.norm = RMSNorm(scope / "norm", inner, NORM_EPS)
         self.out_proj = Linear(scope / "out_proj", inner, hidden)
-        self._act = ACTIVATIONS[config.hidden_act]
+        self._act = activation(scope, config.hidden_act)
+        scope.wavering.append("sigmoid")
         self._scan = scope.op("mamba2_scan")
         self._decay = -head_slopes(heads, layer, config.num_layers).to(scope.device)
         self._zeros = torch.zeros(heads, device=scope.device)
@@ -95,11 +96,6 @@ class MiniMaxForCausalLM(RecurrentLM):
 
     def __init__(self, config: MiniMaxConfig, scope: Scope) -> None:
         super().__init__(config, scope, MiniMaxLayer, RMSNorm)
-
-    @property
-    def batch_invariant(self) -> bool:
-        """Experts are weighed by torch's operators, which promise nothing."""
-        return False
 
     def checkpoint_tensors(self, name: str, tensor: Tensor) -> Iterable[tuple[str, Tensor]]:
         """Leaves out what is derived."""

@@ -19,6 +19,7 @@ __all__ = ["MiniMaxM2ForCausalLM"]
 def make_moe(config: MoEConfig, scope: Scope) -> SparseMoE:
     """The best experts by score and bias, their scores made to sum to one."""
     bias = CorrectionBias(scope, config.num_experts)
+    scope.wavering.append("sigmoid")
 
     def select(logits: Tensor) -> tuple[Tensor, Tensor]:
         return sigmoid_topk(logits, config.num_experts_per_tok, bias=bias.value, renormalize=True, scale=1.0)

@@ -16,7 +16,7 @@ from quire_attention import ForwardBatch
 from quire_models.layers.attention import SelfAttention
 from quire_models.layers.linear import Linear
 from quire_models.layers.mamba2 import Mamba2Mixer
-from quire_models.layers.mlp import ACTIVATIONS, MLP
+from quire_models.layers.mlp import MLP, activation
 from quire_models.layers.norm import RMSNorm
 from quire_models.layers.recurrent_lm import RecurrentLM
 from quire_models.layers.routing import CorrectionBias, Router, grouped_sigmoid_topk
@@ -35,7 +35,7 @@ class UngatedExperts:
         scope = dataclasses.replace(scope, adapters=None)  # as `FusedExperts`
         self.up = [Linear(scope / str(expert) / "up_proj", size, inner) for expert in range(num_experts)]
         self.down = [Linear(scope / str(expert) / "down_proj", inner, size) for expert in range(num_experts)]
-        self.act = ACTIVATIONS[act]
+        self.act = activation(scope, act)
 
     def __call__(self, x: Tensor, topk_ids: Tensor, topk_weights: Tensor) -> Tensor:
         out = torch.zeros_like(x, dtype=torch.float32)
@@ -52,6 +52,7 @@ class NemotronHMoE:
     def __init__(self, config: NemotronHConfig, scope: Scope) -> None:
         hidden, taken, act = config.hidden_size, config.expert_input_size, config.hidden_act
         bias = CorrectionBias(scope / "gate", config.num_experts)
+        scope.wavering.append("sigmoid")
 
         def select(logits: Tensor) -> tuple[Tensor, Tensor]:
             return grouped_sigmoid_topk(
@@ -126,11 +127,6 @@ class NemotronHForCausalLM(RecurrentLM):
 
     def __init__(self, config: NemotronHConfig, scope: Scope) -> None:
         super().__init__(config, scope, NemotronHLayer, RMSNorm, body="backbone", embedding="embeddings", norm="norm_f")
-
-    @property
-    def batch_invariant(self) -> bool:
-        """See `RecurrentLM`. Experts are weighed by torch's operators, which promise nothing."""
-        return super().batch_invariant and not self.config.num_experts
 
     def checkpoint_tensors(self, name: str, tensor: Tensor) -> Iterable[tuple[str, Tensor]]:
         """Leaves out layers that predict further tokens."""

@@ -57,6 +57,7 @@ class RwkvLayer:
         self.time_shift = TokenShift(time, hidden, ("key", "value", "receptance"))
         self.key, self.value, self.receptance = (Linear(time / n, hidden, size) for n in ("key", "value", "receptance"))
         self.output = Linear(time / "output", size, hidden)
+        scope.wavering.append("sigmoid")
         self._decay = time.parameter("time_decay", size, dtype=torch.float32)
         self._first = time.parameter("time_first", size, dtype=torch.float32)
         self._wkv = scope.op("wkv")

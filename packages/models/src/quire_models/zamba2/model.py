@@ -16,7 +16,7 @@ from torch import Tensor
 from quire_attention import ForwardBatch
 from quire_models.layers.linear import Linear
 from quire_models.layers.mamba2 import Mamba2Mixer
-from quire_models.layers.mlp import ACTIVATIONS
+from quire_models.layers.mlp import activation
 from quire_models.layers.norm import RMSNorm
 from quire_models.layers.recurrent_lm import RecurrentLM
 from quire_models.layers.rotary import Rotary
@@ -53,7 +53,7 @@ class SharedBlock:
         mlp = scope / "feed_forward"
         self.gate_up_proj = Linear(mlp / "gate_up_proj", hidden, 2 * inner, bias=config.mlp_bias)
         self.down_proj = Linear(mlp / "down_proj", inner, hidden, bias=config.mlp_bias)
-        self.act = ACTIVATIONS[config.hidden_act]
+        self.act = activation(scope, config.hidden_act)
 
 
 class BlockUse:

@@ -1,0 +1,32 @@
+"""Whether a network's results depend on nothing but the tokens before them, looked up from what its layers chose."""
+
+from __future__ import annotations
+
+from quire_models.layers.scope import Scope
+from quire_ops import OpBackend, op_table
+
+__all__ = ["promised_by_ops"]
+
+ELEMENTWISE = frozenset({"embedding", "rotary_embedding"})
+"""Ops that copy numbers or act on each alone, with operations that round one way: alike in every backend."""
+BY_ROW = frozenset({("layer_norm", "torch")})
+"""Op and backend: torch goes through each row in one way, however many rows there are."""
+
+
+def promised_by_ops(scope: Scope) -> bool:
+    """Every op of the network promises the same bits for itself, and nothing stands between them that does not.
+
+    Args:
+        scope: Of any layer of the network, all of whose layers have been made.
+    """
+    if scope.quantization is not None or scope.wavering:
+        return False
+    backends = [*scope.chosen, scope.choose(scope.linear_method.op)[0]]
+    if scope.attentions:
+        name = scope.attention_backend.name
+        backends += [each for each in op_table().backends("paged_attention") if each.name == name]
+    return all(map(_is_invariant, backends))
+
+
+def _is_invariant(backend: OpBackend) -> bool:
+    return backend.batch_invariant or backend.op in ELEMENTWISE or (backend.op, backend.name) in BY_ROW
