@@ -53,10 +53,11 @@ SITUATIONS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.fixture(scope="module", params=["plain", "int8", "int4"])
+@pytest.fixture(scope="module", params=["qwen3 plain", "qwen3 int8", "qwen3 int4", "mixtral plain", "mixtral int8"])
 def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
-    folder = make_checkpoint(tmp_path_factory.mktemp("model") / "tiny", like="qwen3", dtype="bfloat16")
-    return folder, request.param
+    like, method = request.param.split()
+    folder = make_checkpoint(tmp_path_factory.mktemp("model") / "tiny", like=like, dtype="bfloat16")
+    return folder, method
 
 
 def start(model: tuple[Path, str], **settings: Any) -> LLM:
