@@ -62,7 +62,11 @@ class LoraTables:
 
 def lora_linear(out: Tensor, x: Tensor, weights: LoraWeights, tokens: LoraTokens) -> None:
     """Op `lora_linear`."""
-    assert out.is_contiguous()
+    if not out.is_contiguous():  # one of several results that lie side by side
+        whole = out.contiguous()
+        lora_linear(whole, x, weights, tokens)
+        out.copy_(whole)
+        return
     x, table = x.contiguous(), _table(weights)
     library().quire_lora_linear(
         DTYPES[x.dtype],

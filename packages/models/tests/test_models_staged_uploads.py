@@ -38,3 +38,17 @@ def test_tensors_arrive_whole(dtype: torch.dtype, wanted: torch.dtype) -> None:
         assert got.is_contiguous()
         assert got.dtype == wanted
         assert torch.equal(got.cpu().float(), source.to(wanted).float())
+
+
+@pytest.mark.parametrize("wanted", [torch.float32, torch.bfloat16], ids=str)
+def test_tensors_arrive_where_they_are_wanted(wanted: torch.dtype) -> None:
+    """And nothing beside."""
+    torch.manual_seed(0)
+    sources = [torch.randn(3, 7), torch.randn(5, 7)]
+    whole = torch.full((10, 7), 9.0, dtype=wanted, device=DEVICE)
+    uploads = StagedUploads(DEVICE, buffer_bytes=64)
+    for source, place in zip(sources, whole[1:9].split((3, 5)), strict=True):
+        assert uploads.upload(source, wanted, place) is place
+    uploads.finish()
+    assert torch.equal(whole[1:9].cpu(), torch.cat(sources).to(wanted))
+    assert (whole[[0, 9]] == 9).all()

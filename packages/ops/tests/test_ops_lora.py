@@ -45,7 +45,9 @@ def test_a_backend_equals_the_reference(backend, dtype: torch.dtype, wide: bool,
     tokens = LoraTokens.of(slots)
     assert tokens is not None
     x = torch.randn(count, inputs).to(dtype)
-    out = torch.randn(count, outputs).to(torch.float32 if wide else dtype)
+    beside = 16 if seed == 1 else 0  # rows are apart where there are other results beside
+    whole = torch.randn(count, outputs + beside).to(torch.float32 if wide else dtype)
+    others, out = whole[:, outputs:].clone(), whole[:, :outputs]
     expected = out.double()
     reference(expected, x.double(), weights, tokens)
     before = out.clone()
@@ -53,6 +55,7 @@ def test_a_backend_equals_the_reference(backend, dtype: torch.dtype, wide: bool,
     assert (out.double() - expected).abs().max() <= TOLERANCE[dtype] * expected.abs().max()
     untouched = torch.from_numpy((slots < 0) | (slots == SLOTS - 1))
     assert torch.equal(out[untouched], before[untouched])
+    assert torch.equal(whole[:, outputs:], others)
 
 
 def test_tokens_are_gathered_by_slot() -> None:

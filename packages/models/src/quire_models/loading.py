@@ -59,8 +59,14 @@ def build_model(
     max_loras: int = 0,
     max_lora_rank: int = 16,
     disabled_linear_kernels: Collection[str] = (),
+    join_products: bool | None = None,
 ) -> Network:
-    """The network without weights: `parameters` says what it needs. See `load_model` for the arguments."""
+    """The network without weights: `parameters` says what it needs. See `load_model` for the other arguments.
+
+    Args:
+        join_products: Layers that take the same input multiply in one product (`SharedInput`); None for where weights
+            are copied to a device, which then costs nothing.
+    """
     if config.quantization is not None and linear_method != "plain":
         raise ConfigError(
             f"quantization {linear_method!r} was asked for, but the checkpoint is quantized already "
@@ -99,6 +105,7 @@ def build_model(
         attention_backend=attention_backend,
         cache_dtype=kv_cache_dtype,
         quantization=config.quantization,
+        joins_products=torch_device.type != "cpu" if join_products is None else join_products,
         adapters=adapters,
         disabled_linear_kernels=frozenset(disabled_linear_kernels),
     )

@@ -33,23 +33,25 @@ class StagedUploads:
         self._next = 0
         self._stream = torch.cuda.Stream(device) if self._is_cuda else None
 
-    def upload(self, tensor: Tensor, dtype: torch.dtype) -> Tensor:
+    def upload(self, tensor: Tensor, dtype: torch.dtype, memory: Tensor | None = None) -> Tensor:
         """Begin to copy a tensor of the host, which may be changed or unmapped as soon as this returns.
 
         Args:
             tensor: Any shape and strides.
             dtype: Of the result.
+            memory: Of this shape and dtype on the device, contiguous, for the result; None for memory of its own.
 
         Returns:
-            The tensor on the device, contiguous. It is complete after `finish`.
+            The tensor on the device, contiguous: `memory`, if that is given. It is complete after `finish`.
         """
         source = tensor.detach().contiguous()
-        copied = torch.empty(source.shape, dtype=source.dtype, device=self._device)
+        # Memory of the stream that the network runs on, whose work may still use what it has just given back.
+        result = torch.empty(source.shape, dtype=dtype, device=self._device) if memory is None else memory
+        is_exact = dtype == source.dtype
+        copied = result if is_exact else torch.empty(source.shape, dtype=source.dtype, device=self._device)
         if self._stream is None:
             self._copy(source, copied)
-            return copied.to(dtype)
-        # Memory of the stream that the network runs on, whose work may still use what it has just given back.
-        result = copied if dtype == source.dtype else torch.empty(source.shape, dtype=dtype, device=self._device)
+            return result if is_exact else result.copy_(copied)
         self._stream.wait_stream(torch.cuda.current_stream(self._device))
         with torch.cuda.stream(self._stream):
             self._copy(source, copied)

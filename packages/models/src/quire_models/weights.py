@@ -99,7 +99,7 @@ def load_dummy_weights(model: Network, seed: int = 0) -> None:
             tensor = torch.full(shape, value, dtype=dtype)
         else:
             tensor = torch.empty(shape, dtype=torch.float32).normal_(0.0, 0.02, generator=generator)
-        parameter.tensor = tensor.to(device="cpu" if parameter.on_host else model.device, dtype=dtype)
+        parameter.tensor = _put(tensor, model, parameter)
     if model.cache_dtype.startswith("fp8") and ask(KV_SCALES, False):
         scale = torch.ones(2, model.config.num_kv_heads)
         model.set_kv_scales(dict.fromkeys(model.attention_names, scale))
@@ -152,8 +152,17 @@ def _placed(tensor: Tensor, model: Network, parameter: Parameter, uploads: Stage
         )
     shaped, dtype = tensor.reshape(-1 if -1 in parameter.shape else parameter.shape), parameter.dtype or model.dtype
     if uploads is not None and shaped.device.type == "cpu" and not parameter.on_host:
-        return uploads.upload(shaped, dtype)
-    return shaped.to(device="cpu" if parameter.on_host else model.device, dtype=dtype).contiguous()
+        return uploads.upload(shaped, dtype, parameter.memory(dtype, model.device))
+    return _put(shaped, model, parameter)
+
+
+def _put(tensor: Tensor, model: Network, parameter: Parameter) -> Tensor:
+    """The tensor on its device in its dtype: in the memory that the parameter asks for, else itself or a copy."""
+    dtype = parameter.dtype or model.dtype
+    memory = parameter.memory(dtype, model.device)
+    if memory is not None:
+        return memory.copy_(tensor)
+    return tensor.to(device="cpu" if parameter.on_host else model.device, dtype=dtype).contiguous()
 
 
 def _complaint(folder: Path, missing: list[str], extra: list[str], wrong: list[str]) -> str:

@@ -94,7 +94,7 @@ OPS: tuple[Op, ...] = (
         signature="(out [T, O] of x's dtype or float32, x [T, I], weights: LoraWeights, tokens: LoraTokens) -> None",
         description=(
             "Adapters on top of a linear layer's result, in place: out = out * scale + (x @ a.T) @ b + shift with the "
-            "matrices of the token's slot; tokens without a slot keep theirs (`lora.py`)"
+            "matrices of the token's slot; tokens without a slot keep theirs (`lora.py`). Rows of out may be apart"
         ),
     ),
     Op(

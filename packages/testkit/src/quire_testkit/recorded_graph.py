@@ -29,8 +29,12 @@ _WAITS = {_ATEN.nonzero.default, _ATEN.unique_consecutive.default, _ATEN._unique
 _NONSENSE = {torch.bool: True, torch.uint8: 0x55, torch.int8: 0x55, torch.int16: 0x5555}
 
 
-def record_graph(function: Callable[[], T]) -> tuple[Callable[[], None], T]:
+def record_graph(function: Callable[[], T], launches: list[str] | None = None) -> tuple[Callable[[], None], T]:
     """Run a function once, and note what it does.
+
+    Args:
+        launches: Gets the name of everything that a GPU would launch a kernel for, in order: Triton's kernels by
+            theirs, and torch's operations, those aside that only view or reserve memory.
 
     Returns:
         What does the same again, and what the function returned: tensors that each replay fills anew.
@@ -38,16 +42,17 @@ def record_graph(function: Callable[[], T]) -> tuple[Callable[[], None], T]:
     Raises:
         RuntimeError: the function waits for results.
     """
-    recorder = _Recorder()
+    recorder = _Recorder([] if launches is None else launches)
     with _recorded_launches(recorder), recorder:
         result = function()
     return recorder.replay, result
 
 
 class _Recorder(TorchDispatchMode):
-    def __init__(self) -> None:
+    def __init__(self, launches: list[str]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.actions: list[Callable[[], None]] = []
+        self.launches = launches
         self._made: dict[int, Tensor] = {}
 
     @classmethod
@@ -64,6 +69,8 @@ class _Recorder(TorchDispatchMode):
             raise RuntimeError(f"{func} waits for its result, which a graph cannot")
         results = [each for each in tree_leaves(out) if isinstance(each, Tensor)]
         made = [each for each in results if _memory(each) not in given]
+        if func._schema.is_mutable or (made and "empty" not in func.__name__):
+            self.launches.append(str(func))
         for each in made:
             self._made[_memory(each)] = each
 
@@ -112,6 +119,7 @@ def _recorded_launches(recorder: _Recorder) -> Iterator[None]:
 
         again()
         recorder.actions.append(again)
+        recorder.launches.append(self.fn.__name__)
 
     function.run = run
     try:

@@ -13,6 +13,7 @@ from quire_models.layers.mamba2 import Mamba2Mixer
 from quire_models.layers.norm import RMSNorm
 from quire_models.layers.recurrent_lm import RecurrentLM
 from quire_models.layers.scope import Scope
+from quire_models.layers.shared_input import SharedInput
 
 __all__ = ["FalconH1ForCausalLM"]
 
@@ -24,12 +25,14 @@ class FalconH1MLP:
         hidden, inner, bias = config.hidden_size, config.intermediate_size, config.mlp_bias
         self.gate_proj = Linear(scope / "gate_proj", hidden, inner, bias=bias)
         self.up_proj = Linear(scope / "up_proj", hidden, inner, bias=bias)
+        self._gate_and_up = SharedInput(scope, self.gate_proj, self.up_proj)
         self.down_proj = Linear(scope / "down_proj", inner, hidden, bias=bias)
         self._gate = scope.op("silu_and_mul")
         self._gate_factor, self._factor = config.mlp_multipliers
 
     def __call__(self, x: Tensor) -> Tensor:
-        return self.down_proj(self._gate(self.gate_proj(x) * self._gate_factor, self.up_proj(x))) * self._factor
+        gate, up = self._gate_and_up(x)
+        return self.down_proj(self._gate(gate * self._gate_factor, up)) * self._factor
 
 
 class FalconH1Layer:

@@ -21,6 +21,7 @@ from quire_models.layers.rotary import Rotary
 from quire_models.layers.rotated_write import RotatedWrite
 from quire_models.layers.routing import Router, topk_softmax
 from quire_models.layers.scope import Scope
+from quire_models.layers.shared_input import SharedInput
 from quire_ops import RoundedTokens
 
 __all__ = ["GptOssForCausalLM"]
@@ -34,6 +35,7 @@ class GptOssAttention:
         self.q_proj = Linear(scope / "q_proj", hidden, query, bias=config.qkv_bias)
         self.k_proj = Linear(scope / "k_proj", hidden, kv, bias=config.qkv_bias)
         self.v_proj = Linear(scope / "v_proj", hidden, kv, bias=config.qkv_bias)
+        self._qkv = SharedInput(scope, self.q_proj, self.k_proj, self.v_proj)
         self.o_proj = Linear(scope / "o_proj", query, hidden, bias=config.attention_out_bias)
         self._sinks = scope.parameter("sinks", config.num_heads)
         self.sinks: Tensor
@@ -53,9 +55,7 @@ class GptOssAttention:
 
     def __call__(self, x: Tensor | RoundedTokens, cos: Tensor, sin: Tensor, batch: ForwardBatch) -> Tensor:
         """x [T, hidden_size] -> [T, hidden_size]."""
-        query, key, value = (
-            project(x).unflatten(1, (-1, self.head_dim)) for project in (self.q_proj, self.k_proj, self.v_proj)
-        )  # [T, Hq, D], [T, Hkv, D] twice
+        query, key, value = (each.unflatten(1, (-1, self.head_dim)) for each in self._qkv(x))  # [T, Hq or Hkv, D]
         query = self.write(query, key, value, cos, sin, batch)
         return self.o_proj(self.attend.attend(query, batch, self.sinks).flatten(1))
 

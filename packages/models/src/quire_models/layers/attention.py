@@ -15,6 +15,7 @@ from quire_models.layers.linear import Linear
 from quire_models.layers.rotary import Rotary
 from quire_models.layers.rotated_write import HeadNorms, RotatedWrite
 from quire_models.layers.scope import Scope
+from quire_models.layers.shared_input import SharedInput
 
 __all__ = ["HeadNorms", "SelfAttention"]
 
@@ -29,6 +30,7 @@ class SelfAttention:
         "_attend",
         "_clip",
         "_head_dim",
+        "_qkv",
         "_query_factor",
         "_write",
         "k_proj",
@@ -69,6 +71,7 @@ class SelfAttention:
         self.q_proj = Linear(scope / "q_proj", hidden, query, bias=config.qkv_bias)
         self.k_proj = Linear(scope / "k_proj", hidden, kv, bias=config.qkv_bias)
         self.v_proj = Linear(scope / "v_proj", hidden, kv, bias=config.qkv_bias)
+        self._qkv = SharedInput(scope, self.q_proj, self.k_proj, self.v_proj)
         self.o_proj = Linear(scope / out, query, hidden, bias=config.attention_out_bias)
         self._head_dim = config.head_dim
         self._clip = clip
@@ -89,7 +92,7 @@ class SelfAttention:
         self._write = RotatedWrite(self._attend, rotary, norms)
 
     def __call__(self, x: Tensor, cos: Tensor, sin: Tensor, batch: ForwardBatch) -> Tensor:
-        query, key, value = (self._heads(project(x)) for project in (self.q_proj, self.k_proj, self.v_proj))
+        query, key, value = map(self._heads, self._qkv(x))
         query = self._write(query, key, value, cos, sin, batch)
         if self._query_factor is not None:
             query = query * self._query_factor(batch.positions)[:, None, None].to(query.dtype)

@@ -13,6 +13,7 @@ from torch import Tensor
 from quire_attention import EncoderBatch, ForwardBatch
 from quire_models.layers.linear import Linear
 from quire_models.layers.scope import Scope
+from quire_models.layers.shared_input import SharedInput
 
 __all__ = ["CrossAttention", "EncoderAttention", "ProjectionNames"]
 
@@ -32,7 +33,7 @@ BART_NAMES = ProjectionNames()
 class EncoderAttention:
     """x [E, hidden_size] -> [E, hidden_size]: every token attends to all tokens of its own input."""
 
-    __slots__ = ("_attend", "_num_heads", "_scale", "_window", "key", "out", "query", "value")
+    __slots__ = ("_attend", "_num_heads", "_qkv", "_scale", "_window", "key", "out", "query", "value")
 
     def __init__(
         self,
@@ -54,6 +55,7 @@ class EncoderAttention:
         self.query = Linear(scope / names.query, hidden, width, bias=bias)
         self.key = Linear(scope / names.key, hidden, width, bias=bias)
         self.value = Linear(scope / names.value, hidden, width, bias=bias)
+        self._qkv = SharedInput(scope, self.query, self.key, self.value)
         self.out = Linear(scope / names.out, width, hidden, bias=bias)
         self._attend = scope.op("encoder_attention")
         self._num_heads = num_heads
@@ -71,9 +73,7 @@ class EncoderAttention:
         position_bias: See op `encoder_attention`.
         rotate: Rotation of queries and keys, [E, H, D] -> [E, H, D].
         """
-        query, key, value = (
-            project(x).view(len(x), self._num_heads, -1) for project in (self.query, self.key, self.value)
-        )
+        query, key, value = (each.view(len(x), self._num_heads, -1) for each in self._qkv(x))
         if rotate is not None:
             query, key = rotate(query), rotate(key)
         attended = self._attend(
@@ -85,7 +85,7 @@ class EncoderAttention:
 class CrossAttention:
     """x [T, hidden_size] -> [T, hidden_size]: the decoder's tokens attend to all that the encoder read."""
 
-    __slots__ = ("_attention", "_num_heads", "key", "out", "query", "value")
+    __slots__ = ("_attention", "_key_and_value", "_num_heads", "key", "out", "query", "value")
 
     def __init__(
         self,
@@ -107,13 +107,14 @@ class CrossAttention:
         self.query = Linear(scope / names.query, hidden, width, bias=bias)
         self.key = Linear(scope / names.key, hidden, width, bias=bias)
         self.value = Linear(scope / names.value, hidden, width, bias=bias)
+        self._key_and_value = SharedInput(scope, self.key, self.value)
         self.out = Linear(scope / names.out, width, hidden, bias=bias)
         self._attention = scope.attention(index, scale=head_dim**-0.5 if scale is None else scale)
         self._num_heads = num_heads
 
     def write(self, encoded: Tensor, batch: ForwardBatch) -> None:
         """Keep keys and values of what the encoder made of `batch.encoder`, [E, hidden_size]."""
-        key, value = (project(encoded).view(len(encoded), self._num_heads, -1) for project in (self.key, self.value))
+        key, value = (each.view(len(encoded), self._num_heads, -1) for each in self._key_and_value(encoded))
         self._attention.write(key, value, batch)
 
     def __call__(self, x: Tensor, batch: ForwardBatch) -> Tensor:

@@ -13,6 +13,7 @@ from quire_models.layers.linear import Linear
 from quire_models.layers.norm import OffsetRMSNorm
 from quire_models.layers.rotary import Rotary
 from quire_models.layers.scope import Scope
+from quire_models.layers.shared_input import SharedInput
 
 __all__ = ["GatedAttention"]
 
@@ -28,6 +29,7 @@ class GatedAttention:
         self.q_proj = Linear(scope / "q_proj", hidden, 2 * query, bias=config.qkv_bias)
         self.k_proj = Linear(scope / "k_proj", hidden, kv, bias=config.qkv_bias)
         self.v_proj = Linear(scope / "v_proj", hidden, kv, bias=config.qkv_bias)
+        self._qkv = SharedInput(scope, self.q_proj, self.k_proj, self.v_proj)
         self.o_proj = Linear(scope / "o_proj", query, hidden, bias=config.attention_out_bias)
         self.q_norm = OffsetRMSNorm(scope / "q_norm", config.head_dim, config.rms_norm_eps)
         self.k_norm = OffsetRMSNorm(scope / "k_norm", config.head_dim, config.rms_norm_eps)
@@ -37,9 +39,9 @@ class GatedAttention:
         self._attend = scope.attention(cache, scale=config.head_dim**-0.5)
 
     def __call__(self, x: Tensor, cos: Tensor, sin: Tensor, batch: ForwardBatch) -> Tensor:
-        query, gate = self.q_proj(x).unflatten(-1, (-1, 2 * self._head_dim)).chunk(2, dim=-1)  # [T, Hq, D]
-        key = self.k_proj(x).unflatten(-1, (-1, self._head_dim))  # [T, Hkv, D]
-        value = self.v_proj(x).unflatten(-1, (-1, self._head_dim))
+        projected, key, value = self._qkv(x)
+        query, gate = projected.unflatten(-1, (-1, 2 * self._head_dim)).chunk(2, dim=-1)  # [T, Hq, D]
+        key, value = (each.unflatten(-1, (-1, self._head_dim)) for each in (key, value))  # [T, Hkv, D]
         query = self._rotary(self.q_norm(query), cos, sin)
         key = self._rotary(self.k_norm(key), cos, sin)
         attended = self._attend(query, key, value, batch)

@@ -14,6 +14,7 @@ from quire_models.layers.convolution import ShortConvolution
 from quire_models.layers.gated_norm import GatedNorm
 from quire_models.layers.linear import Linear
 from quire_models.layers.scope import Scope
+from quire_models.layers.shared_input import SharedInput
 
 __all__ = ["GatedDeltaNet"]
 
@@ -32,11 +33,13 @@ class GatedDeltaNet:
         if by_key_head:
             self.in_proj_qkvz = Linear(scope / "in_proj_qkvz", hidden, shape.conv_size + shape.value_size)
             self.in_proj_ba = Linear(scope / "in_proj_ba", hidden, 2 * heads)
+            self._projections = SharedInput(scope, self.in_proj_qkvz, self.in_proj_ba)
         else:
             self.in_proj_qkv = Linear(scope / "in_proj_qkv", hidden, shape.conv_size)
             self.in_proj_z = Linear(scope / "in_proj_z", hidden, shape.value_size)
             self.in_proj_b = Linear(scope / "in_proj_b", hidden, heads)
             self.in_proj_a = Linear(scope / "in_proj_a", hidden, heads)
+            self._projections = SharedInput(scope, self.in_proj_qkv, self.in_proj_z, self.in_proj_a, self.in_proj_b)
         self.conv1d = ShortConvolution(scope / "conv1d", shape.conv_size, shape.conv_kernel, activation="silu")
         self._delta_rule = scope.op("gated_delta_rule", key_head_dim=shape.key_head_dim)
         self.norm = GatedNorm(scope, shape.value_head_dim, shape.eps, before_gate=True)
@@ -71,11 +74,13 @@ class GatedDeltaNet:
         """Queries, keys and values side by side [T, conv_size]; gate [T, Hv * Dv]; decays and strengths [T, Hv]."""
         shape = self._shape
         if not self._by_key_head:
-            return self.in_proj_qkv(x), self.in_proj_z(x), self.in_proj_a(x), self.in_proj_b(x)
+            mixed, gate, a, b = self._projections(x)
+            return mixed, gate, a, b
         values_per_key = shape.num_value_heads // shape.num_key_heads
         inner = values_per_key * shape.value_head_dim
-        groups = self.in_proj_qkvz(x).unflatten(-1, (shape.num_key_heads, -1))  # [T, Hk, 2 Dk + 2 R Dv]
+        qkvz, ba = self._projections(x)
+        groups = qkvz.unflatten(-1, (shape.num_key_heads, -1))  # [T, Hk, 2 Dk + 2 R Dv]
         query, key, value, gate = groups.split([shape.key_head_dim, shape.key_head_dim, inner, inner], dim=-1)
         mixed = torch.cat((query.flatten(1), key.flatten(1), value.flatten(1)), dim=-1)
-        b, a = self.in_proj_ba(x).unflatten(-1, (shape.num_key_heads, -1)).split(values_per_key, dim=-1)
+        b, a = ba.unflatten(-1, (shape.num_key_heads, -1)).split(values_per_key, dim=-1)
         return mixed, gate.flatten(1), a.flatten(1), b.flatten(1)

@@ -108,7 +108,7 @@ class LatentAttention:
         """[T, R + P], what the cache keeps."""
         latent, key = self._latent(x).split((self._rank, self._config.rotary_dim), dim=-1)
         key = self._rotate(key[:, None], cos, sin)[:, 0]
-        return torch.cat((self._latent_norm(latent.contiguous()), key), dim=-1)
+        return torch.cat((self._latent_norm(latent), key), dim=-1)
 
     def _query_latent(self, x: Tensor) -> Tensor:
         """[T, q_lora_rank], or x where queries have no latent."""

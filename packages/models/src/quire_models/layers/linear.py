@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -9,8 +11,9 @@ from quire_interfaces import LinearMethod
 from quire_models.layers.scope import Parameter, Scope
 from quire_models.layers.stored_linear import StoredLinear, StoredTensor
 from quire_ops import LinearWeights, LoraWeights, RoundedTokens, Rounding
+from quire_quantization.numbers import INPUT_SCALES, ask
 
-__all__ = ["Embedding", "LMHead", "Linear", "stack_weights"]
+__all__ = ["Embedding", "LMHead", "Linear", "same_scales", "stack_weights"]
 
 
 COMPUTE_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -19,12 +22,26 @@ COMPUTE_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 class Linear:
     """x [N, in_features] -> [N, out_features], through the linear method of the scope."""
 
-    __slots__ = ("_adapters", "_apply", "_bias", "_dtype", "_lora", "_method", "_stored", "_weights", "name", "shape")
+    __slots__ = (
+        "_adapters",
+        "_apply",
+        "_bias",
+        "_dtype",
+        "_lora",
+        "_method",
+        "_stored",
+        "_weights",
+        "is_joined",
+        "name",
+        "shape",
+    )
 
     name: str
     """Of the weight, in full."""
     shape: tuple[int, int]
     """[out_features, in_features]."""
+    is_joined: bool
+    """Another object takes its parameters, and gives it its weights (`SharedInput`)."""
 
     def __init__(
         self,
@@ -56,6 +73,7 @@ class Linear:
         if self._adapters is not None:
             name = scope.prefix.removesuffix(".")
             self._lora = self._adapters.linear(name, out_features, in_features, self.base, self.plain)
+        self.is_joined = False
         scope.when_loaded(self._finish)
 
     def set_method(self, method: LinearMethod) -> None:
@@ -78,13 +96,36 @@ class Linear:
         is_plain = self._weights.keys() <= {"weight", "bias"} and weight is not None and weight.dtype == self._dtype
         return weight if is_plain else None
 
+    @property
+    def method(self) -> LinearMethod | StoredLinear:
+        """How it keeps its weight."""
+        return self._method
+
+    @property
+    def parameters(self) -> dict[str, Parameter]:
+        """Name behind the layer's -> what the checkpoint has to bring."""
+        return self._stored if self._bias is None else {**self._stored, "bias": self._bias}
+
     def _finish(self) -> None:
+        if not self.is_joined:
+            self.keep(self.make_weights())
+
+    def make_weights(self) -> dict[str, Tensor]:
+        """What its method makes of the loaded parameters, which let go of it; of a quantized checkpoint's on the
+        host."""
         bias = None if self._bias is None else self._bias.take()
         tensors = {name: parameter.take() for name, parameter in self._stored.items() if parameter.tensor is not None}
         if isinstance(self._method, StoredLinear):
-            self._weights = self._method.read(tensors, bias)
-        else:
-            self._weights = self._method.make_weights(tensors["weight"], bias)
+            return self._method.read(tensors, bias)
+        return self._method.make_weights(tensors["weight"], bias)
+
+    def keep(self, weights: dict[str, Tensor]) -> None:
+        """Have what the method made, or views of what it made for several layers."""
+        self._weights = self.on_device(weights)
+
+    def on_device(self, weights: dict[str, Tensor]) -> dict[str, Tensor]:
+        """What the method made, where it multiplies."""
+        return self._method.on_device(weights) if isinstance(self._method, StoredLinear) else weights
 
     def take_weight(self) -> Tensor:
         """[out_features, in_features] in the compute dtype, whatever form it was kept in. The layer lets go of it, and
@@ -132,15 +173,27 @@ class Linear:
     def __call__(self, x: Tensor | RoundedTokens) -> Tensor:
         """x [N, in_features], or rounded to `rounding` where that is not None -> [N, out_features]."""
         out: Tensor = self._apply(self._weights, x)
+        self.adapt(out, x)
+        return out
+
+    def adapt(self, out: Tensor, x: Tensor | RoundedTokens) -> None:
+        """Add the step's adapters to the product out [N, out_features], whose rows may be apart."""
         if self._lora is not None and self._adapters is not None and self._adapters.tokens is not None:
             self._adapters.add(out, x, self._lora, self._adapters.tokens)
-        return out
 
 
 def stack_weights(**layers: Linear) -> dict[str, LinearWeights] | None:
     """Name -> weights for op `decoder_stack`, or None when a layer keeps them in a form which that op does not take."""
     weights = {name: layer.stack_weights() for name, layer in layers.items()}
     return {name: weight for name, weight in weights.items() if weight is not None} if all(weights.values()) else None
+
+
+def same_scales(layers: Sequence[Linear], input_scales: Sequence[Tensor]) -> bool:
+    """Whether layers round inputs with one scale: of each [1], or nothing for all. Numbers are looked at only where
+    there may be different ones."""
+    if len(input_scales) < 2 or not any(layer.has_input_scale for layer in layers):
+        return True
+    return ask(INPUT_SCALES, (torch.cat(list(input_scales)) == input_scales[0]).all())
 
 
 class Embedding:
@@ -213,7 +266,7 @@ class LMHead:
     def _finish(self) -> None:
         tensors = {name: parameter.take() for name, parameter in self._stored.items() if parameter.tensor is not None}
         if isinstance(self._method, StoredLinear):
-            self._weights = self._method.read(tensors, None)
+            self._weights = self._method.on_device(self._method.read(tensors, None))
         else:
             weight = tensors["weight"] if "weight" in tensors else self._shared()
             self._weights = self._method.make_weights(weight, None)

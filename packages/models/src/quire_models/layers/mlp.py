@@ -10,6 +10,7 @@ from torch import Tensor
 
 from quire_models.layers.linear import Linear, stack_weights
 from quire_models.layers.scope import Scope
+from quire_models.layers.shared_input import SharedInput
 from quire_models.layers.shared_rounding import SharedRounding
 from quire_ops import RoundedTokens
 
@@ -37,7 +38,7 @@ def activation(scope: Scope, name: str) -> Callable[[Tensor], Tensor]:
 class GatedMLP:
     """x [T, size] -> [T, size]: down(act(gate(x)) * up(x)) (Shazeer 2020)."""
 
-    __slots__ = ("_act", "_act_and_mul", "_rounded", "down_proj", "gate_proj", "up_proj")
+    __slots__ = ("_act", "_act_and_mul", "_gate_and_up", "_rounded", "down_proj", "gate_proj", "up_proj")
 
     def __init__(self, scope: Scope, size: int, inner: int, *, act: str, bias: bool = False) -> None:
         """Args:
@@ -45,13 +46,14 @@ class GatedMLP:
         """
         self.gate_proj = Linear(scope / "gate_proj", size, inner, bias=bias)
         self.up_proj = Linear(scope / "up_proj", size, inner, bias=bias)
+        self._gate_and_up = SharedInput(scope, self.gate_proj, self.up_proj)
         self.down_proj = Linear(scope / "down_proj", inner, size, bias=bias)
         self._act = act
         self._act_and_mul = scope.op(f"{act}_and_mul")
         self._rounded = SharedRounding(scope, "gate_and_round", [self.down_proj])
 
     def __call__(self, x: Tensor | RoundedTokens) -> Tensor:
-        gate, up = self.gate_proj(x), self.up_proj(x)
+        gate, up = self._gate_and_up(x)
         if self._rounded.rounding is None:
             return self.down_proj(self._act_and_mul(gate, up))
         return self.down_proj(self._rounded.function(gate, up, self._act, self._rounded.rounding))

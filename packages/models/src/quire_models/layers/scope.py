@@ -6,7 +6,7 @@ Knows names, parameters and the chosen ops; does not know files or how checkpoin
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from quire_models.layers.linear import Linear
     from quire_models.layers.moe import FusedExperts
 
-__all__ = ["Packed", "Parameter", "Scope"]
+__all__ = ["AdjacentParameters", "Packed", "Parameter", "Scope"]
 
 
 @dataclass(slots=True)
@@ -40,12 +40,50 @@ class Parameter:
     """The checkpoint need not bring it."""
     on_host: bool = False
     """It stays on the CPU: the layer makes another form of it, and puts that on its device."""
+    beside: AdjacentParameters | None = None
+    """The parameters that it lies among; None where its memory is its own."""
+
+    def memory(self, dtype: torch.dtype, device: torch.device) -> Tensor | None:
+        """Where its tensor has to be written, in this dtype on this device; None where it may be anywhere."""
+        return None if self.beside is None else self.beside.memory(self, dtype, device)
 
     def take(self) -> Tensor:
         """The loaded tensor; the parameter lets go of it, so that a layer may replace it by another form."""
         assert self.tensor is not None, f"{self.name} is not loaded"
         tensor, self.tensor = self.tensor, None
         return tensor
+
+
+class AdjacentParameters:
+    """Parameters that lie one behind the other in one piece of memory, along their first dimension."""
+
+    __slots__ = ("_parameters", "_places", "_whole")
+
+    def __init__(self, parameters: Sequence[Parameter]) -> None:
+        """Args:
+        parameters: Alike but for their first dimension. None of them is loaded yet.
+        """
+        self._parameters = parameters
+        self._whole: Tensor | None = None
+        self._places: tuple[Tensor, ...] = ()
+        for parameter in parameters:
+            parameter.beside = self
+
+    def memory(self, parameter: Parameter, dtype: torch.dtype, device: torch.device) -> Tensor:
+        """The part of one of them; there is memory for all as soon as one is asked for."""
+        if self._whole is None:
+            sizes = [each.shape[0] for each in self._parameters]
+            self._whole = torch.empty((sum(sizes), *parameter.shape[1:]), dtype=dtype, device=device)
+            self._places = self._whole.split(sizes)
+        return self._places[next(i for i, each in enumerate(self._parameters) if each is parameter)]
+
+    def take(self) -> Tensor:
+        """All of them as one tensor, of which they let go. It is put together where their memory was not used."""
+        parts, whole, places = [parameter.take() for parameter in self._parameters], self._whole, self._places
+        self._whole, self._places = None, ()
+        if whole is None or any(part is not place for part, place in zip(parts, places, strict=True)):
+            return torch.cat(parts)
+        return whole
 
 
 class Packed(NamedTuple):
@@ -72,6 +110,8 @@ class Scope:
     """What keys and values are kept in; None for the compute dtype."""
     quantization: QuantizationConfig | None = None
     """How the checkpoint stores linear layers, when it is quantized."""
+    joins_products: bool = False
+    """Layers that take the same input multiply in one product; see `SharedInput`."""
     adapters: AdapterSlots | None = None
     """Where layers find adapters on top of them; None where there never are any."""
     disabled_linear_kernels: frozenset[str] = frozenset()

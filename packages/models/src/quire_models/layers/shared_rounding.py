@@ -8,12 +8,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import torch
-
-from quire_models.layers.linear import Linear
+from quire_models.layers.linear import Linear, same_scales
 from quire_models.layers.scope import Scope
 from quire_ops import Rounding
-from quire_quantization.numbers import INPUT_SCALES, ask
 
 __all__ = ["SharedRounding"]
 
@@ -36,7 +33,9 @@ class SharedRounding:
 
     def _finish(self) -> None:
         first, *others = (layer.rounding for layer in self._layers)
-        if first is None or not all(_same_rule(first, other) for other in others) or not self._same_scale():
+        if first is None or not all(_same_rule(first, other) for other in others):
+            return
+        if not same_scales(self._layers, [each.input_scale for each in (first, *others) if each is not None]):
             return
         backend, _ = self._scope.choose(self._op)
         ops = {layer.op for layer in self._layers}
@@ -44,13 +43,6 @@ class SharedRounding:
             return
         self._scope.chosen.append(backend)
         self.function, self.rounding = backend.function, first
-
-    def _same_scale(self) -> bool:
-        """Numbers are looked at only where there may be different ones."""
-        if len(self._layers) == 1 or not any(layer.has_input_scale for layer in self._layers):
-            return True
-        scales = torch.cat([layer.rounding.input_scale for layer in self._layers if layer.rounding is not None])
-        return ask(INPUT_SCALES, (scales == scales[0]).all())
 
 
 def _same_rule(one: Rounding, other: Rounding | None) -> bool:

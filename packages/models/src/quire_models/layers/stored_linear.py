@@ -77,12 +77,15 @@ class StoredLinear:
         return self._layout.tensors(self._layer, self._request.dtype)
 
     def read(self, tensors: dict[str, Tensor], bias: Tensor | None) -> dict[str, Tensor]:
-        """The tensors of the checkpoint, on the host -> what `apply` needs, on the device."""
+        """The tensors of the checkpoint, on the host -> what `apply` needs, but for `on_device` still there."""
         alike = (self._layer._replace(name=""), self._request.dtype, self._device, *sorted(tensors))
         self.choice, weights = once(alike, partial(self._read_weight, tensors))
         self.has_input_scale = "input_scale" in weights and "input_scale" in tensors
         bias = tensors.get("bias", bias)
-        weights = weights if bias is None else {**weights, "bias": bias}
+        return weights if bias is None else {**weights, "bias": bias}
+
+    def on_device(self, weights: dict[str, Tensor]) -> dict[str, Tensor]:
+        """What was read, where `apply` needs it."""
         return {name: tensor.to(self._device) for name, tensor in weights.items()}
 
     def _read_weight(self, tensors: dict[str, Tensor]) -> tuple[KernelChoice, dict[str, Tensor]]:

@@ -18,6 +18,7 @@ from quire_models.layers.linear import Linear, stack_weights
 from quire_models.layers.rotary import Rotary
 from quire_models.layers.rotated_write import RotatedWrite
 from quire_models.layers.scope import Scope
+from quire_models.layers.shared_input import SharedInput
 from quire_ops import RoundedTokens
 
 __all__ = ["LlamaAttention", "LlamaForCausalLM", "make_llama_layer"]
@@ -35,6 +36,7 @@ class LlamaAttention:
         self.q_proj = Linear(scope / "q_proj", inputs, query, bias=config.qkv_bias)
         self.k_proj = Linear(scope / "k_proj", inputs, kv, bias=config.qkv_bias)
         self.v_proj = Linear(scope / "v_proj", inputs, kv, bias=config.qkv_bias)
+        self._qkv = SharedInput(scope, self.q_proj, self.k_proj, self.v_proj)
         self.o_proj = Linear(scope / "o_proj", query, hidden, bias=config.attention_out_bias)
         self.head_dim = config.head_dim
         self.sliding_window = config.sliding_windows[layer]
@@ -50,14 +52,10 @@ class LlamaAttention:
 
     def __call__(self, x: Tensor | RoundedTokens, cos: Tensor, sin: Tensor, batch: ForwardBatch) -> Tensor:
         """x [T, hidden_size] -> [T, hidden_size]."""
-        query = self.q_proj(x)
-        num_tokens = query.shape[0]
-        query = query.view(num_tokens, -1, self.head_dim)  # [T, Hq, D]
-        key = self.k_proj(x).view(num_tokens, -1, self.head_dim)  # [T, Hkv, D]
-        value = self.v_proj(x).view(num_tokens, -1, self.head_dim)
+        query, key, value = (each.unflatten(1, (-1, self.head_dim)) for each in self._qkv(x))  # [T, Hq or Hkv, D]
         query = self.write(query, key, value, cos, sin, batch)
         attended = self.attend.attend(query, batch)
-        return self.o_proj(attended.view(num_tokens, -1))
+        return self.o_proj(attended.flatten(1))
 
     def stack_weights(self) -> dict[str, Any] | None:
         """See `SelfAttention`."""

@@ -19,6 +19,7 @@ from quire_models.layers.norm import RMSNorm
 from quire_models.layers.rotary import Rotary
 from quire_models.layers.rotated_write import HeadNorms, RotatedWrite
 from quire_models.layers.scope import Scope
+from quire_models.layers.shared_input import SharedInput
 from quire_ops import RoundedTokens
 
 __all__ = ["Qwen3Attention", "Qwen3ForCausalLM"]
@@ -32,6 +33,7 @@ class Qwen3Attention:
         self.q_proj = Linear(scope / "q_proj", hidden, query, bias=config.qkv_bias)
         self.k_proj = Linear(scope / "k_proj", hidden, kv, bias=config.qkv_bias)
         self.v_proj = Linear(scope / "v_proj", hidden, kv, bias=config.qkv_bias)
+        self._qkv = SharedInput(scope, self.q_proj, self.k_proj, self.v_proj)
         self.o_proj = Linear(scope / "o_proj", query, hidden, bias=config.attention_out_bias)
         self.q_norm = RMSNorm(scope / "q_norm", config.head_dim, config.rms_norm_eps)
         self.k_norm = RMSNorm(scope / "k_norm", config.head_dim, config.rms_norm_eps)
@@ -48,14 +50,10 @@ class Qwen3Attention:
 
     def __call__(self, x: Tensor | RoundedTokens, cos: Tensor, sin: Tensor, batch: ForwardBatch) -> Tensor:
         """x [T, hidden_size] -> [T, hidden_size]."""
-        query = self.q_proj(x)
-        num_tokens = query.shape[0]
-        query = query.view(num_tokens, -1, self.head_dim)  # [T, Hq, D]
-        key = self.k_proj(x).view(num_tokens, -1, self.head_dim)  # [T, Hkv, D]
-        value = self.v_proj(x).view(num_tokens, -1, self.head_dim)
+        query, key, value = (each.unflatten(1, (-1, self.head_dim)) for each in self._qkv(x))  # [T, Hq or Hkv, D]
         query = self.write(query, key, value, cos, sin, batch)
         attended = self.attend.attend(query, batch)
-        return self.o_proj(attended.view(num_tokens, -1))
+        return self.o_proj(attended.flatten(1))
 
     def stack_weights(self) -> dict[str, Any] | None:
         """See `SelfAttention`."""

@@ -14,6 +14,7 @@ from quire_models.layers.linear import Embedding, Linear, LMHead
 from quire_models.layers.mlp import MLP
 from quire_models.layers.norm import RMSNorm
 from quire_models.layers.scope import Scope
+from quire_models.layers.shared_input import SharedInput
 from quire_models.t5.config import T5Config
 
 __all__ = ["T5ForConditionalGeneration", "bucket"]
@@ -81,14 +82,14 @@ class T5SelfAttention:
 
     def __init__(self, config: T5Config, layer: int, scope: Scope) -> None:
         hidden, width = config.hidden_size, config.query_size
-        self.projections = [Linear(scope / name, hidden, width) for name in NAMES[:3]]
+        self.projections = SharedInput(scope, *(Linear(scope / name, hidden, width) for name in NAMES[:3]))
         self.out = Linear(scope / NAMES.out, width, hidden)
         self.attention = scope.attention(layer, scale=1.0)
         self.attend = scope.op("biased_paged_attention")
         self.layer, self.num_heads = layer, config.num_heads
 
     def __call__(self, x: Tensor, batch: ForwardBatch, bias: Tensor) -> Tensor:
-        query, key, value = (project(x).view(len(x), self.num_heads, -1) for project in self.projections)
+        query, key, value = (each.view(len(x), self.num_heads, -1) for each in self.projections(x))
         self.attention.write(key, value, batch)
         cache, metadata = batch.of_layer(self.layer)
         attended = self.attend(query, cache, metadata, scale=1.0, bias=bias, kv_scale=self.attention.kv_scale)

@@ -21,6 +21,7 @@ from quire_models.layers.norm import RMSNorm
 from quire_models.layers.recurrent_lm import RecurrentLM
 from quire_models.layers.rotary import Rotary
 from quire_models.layers.scope import Scope
+from quire_models.layers.shared_input import SharedInput
 from quire_models.zamba2.config import Zamba2Config
 
 __all__ = ["Zamba2ForCausalLM"]
@@ -46,7 +47,8 @@ class SharedBlock:
         self.input_norm = RMSNorm(scope / "input_layernorm", wide, eps)
         attention = scope / "self_attn"
         sizes = {"q": config.query_size, "k": config.kv_size, "v": config.kv_size}
-        self.projections = [Linear(attention / f"{name}_proj", wide, size) for name, size in sizes.items()]
+        projections = [Linear(attention / f"{name}_proj", wide, size) for name, size in sizes.items()]
+        self.projections = SharedInput(attention, *projections)
         self.o_proj = Linear(attention / "o_proj", config.query_size, hidden)
         self.rotary = Rotary(attention, config.rotary_dim) if config.rotary_dim else None
         self.mlp_norm = RMSNorm(scope / "pre_ff_layernorm", hidden, eps)
@@ -82,8 +84,8 @@ class BlockUse:
         block = self.block
         normed = block.input_norm(torch.cat((x, embedded), dim=-1))
         query, key, value = (
-            (project(normed) if added is None else project(normed) + added(normed)).unflatten(-1, (-1, self.head_dim))
-            for project, added in zip(block.projections, self.added, strict=True)
+            (projected if added is None else projected + added(normed)).unflatten(-1, (-1, self.head_dim))
+            for projected, added in zip(block.projections(normed), self.added, strict=True)
         )
         if block.rotary is not None:
             query, key = block.rotary(query, cos, sin), block.rotary(key, cos, sin)

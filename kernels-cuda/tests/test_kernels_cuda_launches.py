@@ -1,0 +1,99 @@
+"""What a decode step launches: how much for each layer, and that layers in one product give the tokens of layers apart.
+
+Bounds are on what is launched, not on time: a launch costs a GPU a microsecond or more even within a graph.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import pytest
+import torch
+from kernels_cuda_runner import NETWORK, Driver, use_triton
+from kernels_cuda_support import DEVICE
+from models_paged_driver import PagedDriver
+
+from quire_models import ModelConfig, build_model
+
+FAMILIES = {"llama": "LlamaForCausalLM", "qwen3": "Qwen3ForCausalLM"}
+LAYER = {
+    "aten.linear.default": 4,
+    "rms_norm_kernel": 2,
+    "rotate_and_write_kernel": 1,
+    "attend_tiles": 1,
+    "gate_kernel": 1,
+}
+"""Of a layer's step: queries, keys and values; output; gate and up; down. Torch's products are one launch each here."""
+
+
+@pytest.fixture(autouse=True)
+def _triton_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    use_triton(monkeypatch)
+
+
+def launches(family: str, num_layers: int, **settings: Any) -> Counter[str]:
+    """Of a captured greedy step of one request."""
+    names: list[str] = []
+    network = {**NETWORK, "architectures": [FAMILIES[family]], "num_hidden_layers": num_layers}
+    network["use_sliding_window"] = False
+    driver = Driver(network, cuda_graph_sizes=(1,), launches=names, **settings)
+    for _ in range(4):
+        driver.step([0])
+    assert driver.runner.graphs is not None
+    assert driver.runner.graphs.failure is None
+    assert len(driver.runner.graphs.captured) == 1
+    return Counter(names)
+
+
+@pytest.mark.skipif(DEVICE == "cuda", reason="CUDA's graphs do not say what is in them")
+@pytest.mark.parametrize("family", FAMILIES)
+def test_launches_of_a_layer(family: str) -> None:
+    """Of short sequences, whose keys one program reads; longer ones have one launch more, which joins the parts."""
+    assert launches(family, 2) - launches(family, 1) == LAYER
+    assert (launches(family, 2) - launches(family, 1)).total() <= 9
+    apart = launches(family, 2, join_products=False) - launches(family, 1, join_products=False)
+    assert apart.total() == 12
+
+
+@pytest.mark.skipif(DEVICE == "cuda", reason="CUDA's graphs do not say what is in them")
+def test_launches_of_a_layer_with_weights_in_int4() -> None:
+    found = launches("qwen3", 2, linear_method="int4") - launches("qwen3", 1, linear_method="int4")
+    assert found == {**{name: num for name, num in LAYER.items() if "aten" not in name}, "matmul_kernel": 4}
+
+
+@pytest.mark.parametrize("method", ["plain", "int8"])
+def test_tokens_are_those_of_layers_apart(method: str) -> None:
+    """Prompts, graphs and rows of several adapters, in float32; apart kernel by kernel."""
+    joined = Driver(linear_method=method, max_loras=2)
+    apart = Driver(linear_method=method, max_loras=2, join_products=False, enforce_eager=True)
+    for rows in ([0, 1], [0, 1], [1, 0], [2, 1], [1, 2]):
+        for driver in (joined, apart):
+            driver.step(rows)
+    assert joined.tokens == apart.tokens
+    assert joined.runner.graphs is not None
+    assert joined.runner.graphs.failure is None
+    assert joined.runner.graphs.captured
+
+
+@pytest.mark.parametrize("method", ["plain", "int8", "w8a8", "int4", "fp8"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_logits_are_those_of_layers_apart(family: str, method: str) -> None:
+    def logits(*, joined: bool) -> torch.Tensor:
+        config = ModelConfig.from_dict({**NETWORK, "architectures": [FAMILIES[family]]})
+        model = build_model(
+            config, dtype="float32", device=DEVICE, linear_method=method, attention_backend="triton",
+            join_products=joined,
+        )  # fmt: skip
+        generator = torch.Generator().manual_seed(3)
+        for parameter in model.parameters:
+            parameter.tensor = torch.randn(parameter.shape, generator=generator).mul(0.3).to(DEVICE)
+        model.finish_loading()
+        driver = PagedDriver(model, block_size=4, shuffle=True, num_tokens=64, device=DEVICE)  # type: ignore[arg-type]
+        sequence = driver.add([3, 14, 15, 9, 2, 6])
+        driver.run(sequence, chunk=4)
+        return torch.stack(sequence.logits)
+
+    apart = logits(joined=False)
+    assert apart.isfinite().all()
+    torch.testing.assert_close(logits(joined=True), apart, rtol=1e-5, atol=1e-5)
