@@ -63,8 +63,10 @@ def tests(session: nox.Session) -> None:
     lint(session)
     imports(session)
     types(session)
-    # Two workers with one thread each: torch's own threads would fight over small machines.
-    python(session, "-m", "pytest", "-n", "2", "--dist", "worksteal", *session.posargs, OMP_NUM_THREADS="1")
+    # Two workers with one thread each: torch's own threads would fight over small machines. Where tests ask for more,
+    # one that spun at a barrier would keep the other from its core.
+    arguments = ("-m", "pytest", "-n", "2", "--dist", "worksteal", *session.posargs)
+    python(session, *arguments, OMP_NUM_THREADS="1", OMP_WAIT_POLICY="passive")
 
 
 def _package_tests(name: str, member: str) -> None:
