@@ -53,4 +53,4 @@ def test_completions_and_chat_are_transformers(make_live: Any, tmp_path: Path) -
     streamed = live.events("/v1/chat/completions", {**body, "stream": True})
     deltas = [each["choices"][0]["delta"].get("content") or "" for each in streamed if each["choices"]]
     assert "".join(deltas) == text
-    assert len(deltas) > 3
+    assert len(deltas) > 2  # the role, and text in pieces; tokens that come while no core is free come together
