@@ -89,7 +89,7 @@ def test_logits_are_those_of_layers_apart(family: str, method: str) -> None:
         for parameter in model.parameters:
             parameter.tensor = torch.randn(parameter.shape, generator=generator).mul(0.3).to(DEVICE)
         model.finish_loading()
-        driver = PagedDriver(model, block_size=4, shuffle=True, num_tokens=64, device=DEVICE)  # type: ignore[arg-type]
+        driver = PagedDriver(model, block_size=4, shuffle=True, num_tokens=64, device=DEVICE)
         sequence = driver.add([3, 14, 15, 9, 2, 6])
         driver.run(sequence, chunk=4)
         return torch.stack(sequence.logits)

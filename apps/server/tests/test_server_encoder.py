@@ -43,14 +43,14 @@ def test_completions_and_chat_are_transformers(make_live: Any, tmp_path: Path) -
     tokenizer = AutoTokenizer.from_pretrained(tmp_path)
     flat = [{**message, "content": text} for message, text in zip(messages, ("fold", "the pages"), strict=True)]
     prompt = tokenizer.apply_chat_template(flat, add_generation_prompt=True, return_dict=False)
-    tokens = oracle.generate(input_ids=torch.tensor([prompt]), max_new_tokens=9, do_sample=False, eos_token_id=None)
-    body = {"model": "tiny", "messages": messages, "max_tokens": 9, "temperature": 0, "ignore_eos": True}
+    tokens = oracle.generate(input_ids=torch.tensor([prompt]), max_new_tokens=60, do_sample=False, eos_token_id=None)
+    body = {"model": "tiny", "messages": messages, "max_tokens": 60, "temperature": 0, "ignore_eos": True}
     answer = live.post("/v1/chat/completions", body).json()
     text = tokenizer.decode(tokens[0, 1:], skip_special_tokens=True)
     assert answer["choices"][0]["message"]["content"] == text
     assert answer["usage"]["prompt_tokens"] == len(prompt)
-    assert answer["usage"]["completion_tokens"] == 9
+    assert answer["usage"]["completion_tokens"] == 60
     streamed = live.events("/v1/chat/completions", {**body, "stream": True})
     deltas = [each["choices"][0]["delta"].get("content") or "" for each in streamed if each["choices"]]
     assert "".join(deltas) == text
-    assert len(deltas) > 2  # the role, and text in pieces; tokens that come while no core is free come together
+    assert len(deltas) > 3

@@ -182,7 +182,8 @@ def test_a_layer_can_be_changed_in_place(folder: Path) -> None:
     torch.testing.assert_close(logits_of(joined), logits_of(apart), rtol=1e-5, atol=1e-5)
     for one, other in pairs(apart, joined):
         for got, wanted in zip(other.base(), one.base(), strict=True):
-            assert (got is None and wanted is None) or torch.equal(got, wanted)  # type: ignore[arg-type]
+            assert (got is None) == (wanted is None)
+            assert got is None or wanted is None or torch.equal(got, wanted)
 
 
 def test_layers_of_odd_sizes_or_methods_of_their_own_stay_apart(tmp_path: Path) -> None:
