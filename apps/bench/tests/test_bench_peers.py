@@ -24,7 +24,7 @@ from quire_bench.situations import DEFAULT_SITUATIONS, Lengths, parse_situations
 from quire_interfaces import ConfigError
 
 PROGRAM = Path(__file__).parent / "fake_peer_program.py"
-SMALL = ("--input-len", 6, "--output-len", 64, "--prefill-len", 90, "--repeats", 1, "--num-threads", 1)
+SMALL = ("--input-len", 6, "--output-len", 200, "--prefill-len", 90, "--repeats", 1, "--num-threads", 1)
 SITUATIONS = ("--situations", "first-token,decode,concurrent-3,prefill,memory")
 MACHINE = MachineLimits(read_bytes_per_s=1e9, matmul_flop_per_s=1e11)
 
