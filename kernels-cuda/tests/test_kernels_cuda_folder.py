@@ -74,7 +74,7 @@ missing = [build for build in others if build not in with_all]
 assert not missing, missing
 problems = list_problems(QuireConfig.of(model=str(root / "model"), max_num_seqs=3), "sm_90")
 assert {problem.kernel for problem, _ in problems} == {
-    "decode_attention", "prefill_attention", "matmul", "skinny_matmul"}
+    "decode_attention", "prefill_attention", "matmul", "skinny_matmul", "gated_matmul"}
 assert len({str(problem) for problem, _ in problems}) == len(problems) and all(1 < tried <= 64 for _, tried in problems)
 try:
     compile_kernels(QuireConfig(), "sm_70", None)

@@ -22,6 +22,7 @@ __all__ = ["FAMILIES", "SHAPES", "Calls", "NetworkShape", "list_builds"]
 FAMILIES = (
     "attention",
     "fp8",
+    "gated",
     "gates",
     "index",
     "latent",

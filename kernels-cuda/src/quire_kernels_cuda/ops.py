@@ -53,6 +53,7 @@ _EVEN_HEAD = {"head_dim": SizeRule(minimum=2, multiple_of=2)}
 SERVED = (
     Served(op="linear", module="linear"),
     Served(op="lm_head", module="linear"),
+    Served(op="gated_linear", module="gated"),
     Served(op="int8_linear", module="linear"),
     Served(op="grouped_linear", module="linear"),
     Served(op="w8a8_linear", module="w8a8", batch_invariant=True),

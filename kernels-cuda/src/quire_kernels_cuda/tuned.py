@@ -36,6 +36,7 @@ BLOCK_NAMES = {
     "prefill_attention": ("BLOCK_M", "BLOCK_N"),
     "matmul": ("BM", "BN", "BK", "SPLITS"),
     "skinny_matmul": ("BM", "BN", "BK", "SPLITS"),
+    "gated_matmul": ("BM", "BN", "BK"),
     "fused_moe": ("BM", "BN"),
 }
 """Kernels that are tuned, and the blocks that a configuration of each says."""

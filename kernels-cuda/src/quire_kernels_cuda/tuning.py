@@ -62,6 +62,7 @@ _BLOCKS: dict[str, dict[str, tuple[int, ...]]] = {
     "fused_moe": {"BM": (16, 32, 64, 128), "BN": (32, 64, 128)},
 }  # fmt: skip
 _BLOCKS["skinny_matmul"] = _BLOCKS["matmul"]
+_BLOCKS["gated_matmul"] = {name: _BLOCKS["matmul"][name] for name in ("BM", "BN", "BK")}
 
 
 def noting(problems: list[Problem]) -> Any:
@@ -108,17 +109,18 @@ def problem_builds(problem: Problem, config: LaunchConfig, platform: Platform, t
 def candidates(problem: Problem, default: LaunchConfig | None, target: Target) -> list[LaunchConfig]:
     """Configurations to try: the default if there is one, then those nearest to it that can fit, at most 64 in all."""
     sizes = dict(problem.sizes)
+    choices = _BLOCKS[problem.kernel]
     if default is None:  # of a product of few rows, which torch serves
-        default_blocks = {"BM": max(16, sizes["rows"]), "BN": 32, "BK": 128, "SPLITS": 4}
-        start = LaunchConfig(blocks=default_blocks, num_warps=4, num_stages=4)
+        usual = {"BM": max(16, sizes["rows"]), "BN": 32, "BK": 128, "SPLITS": 4}
+        blocks = {name: usual[name] for name in choices}
+        start = LaunchConfig(blocks=blocks, num_warps=4, num_stages=4)
     else:
         start = default
-    choices = _BLOCKS[problem.kernel]
     warps = (2, 4, 8) if problem.kernel != "prefill_attention" else (4, 8)
     stages = (1, 2, 3, 4, 5) if target.vendor == "cuda" else (1, 2)
     found = [
-        LaunchConfig(blocks=dict(zip(choices, blocks, strict=True)), num_warps=num_warps, num_stages=num_stages)
-        for blocks, num_warps, num_stages in product(product(*choices.values()), warps, stages)
+        LaunchConfig(blocks=dict(zip(choices, cut, strict=True)), num_warps=num_warps, num_stages=num_stages)
+        for cut, num_warps, num_stages in product(product(*choices.values()), warps, stages)
     ]
     fit = [config for config in found if config != start and _is_sensible(problem, config, target)]
     fit.sort(key=lambda config: _apart(start, config))
@@ -145,7 +147,7 @@ def _is_sensible(problem: Problem, config: LaunchConfig, target: Target) -> bool
             int(facts["rows"]),
             int(facts["outputs"]),
             int(facts["inputs"]),
-            blocks["SPLITS"],
+            blocks.get("SPLITS", 1),
         )
         if (
             blocks["BM"] > max(16, rows)
@@ -155,7 +157,8 @@ def _is_sensible(problem: Problem, config: LaunchConfig, target: Target) -> bool
             return False
         if splits > 1 and rows > 64:  # there are programs enough
             return False
-        held = (blocks["BM"] + blocks["BN"]) * blocks["BK"] * itemsize
+        weights = 2 if problem.kernel == "gated_matmul" else 1
+        held = (blocks["BM"] + weights * blocks["BN"]) * blocks["BK"] * itemsize
     else:
         held = (blocks["BM"] + blocks["BN"]) * 32 * itemsize
     return bool(held * max(1, config.num_stages - 1) <= target.shared_memory_bytes)

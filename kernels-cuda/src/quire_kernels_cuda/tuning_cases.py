@@ -84,6 +84,14 @@ def _skinny(facts: dict[str, Any], platform: Platform, device: torch.device, con
     return partial(linear, x, weight, None, platform=platform)
 
 
+def _gated(facts: dict[str, Any], platform: Platform, device: torch.device, context: int) -> Callable[[], Tensor]:
+    from quire_kernels_cuda.triton.gated import gated_linear
+
+    x = _random(facts["rows"], facts["inputs"], dtype=facts["dtype"], device=device)
+    weight = _random(2 * facts["outputs"], facts["inputs"], dtype=facts["dtype"], device=device)
+    return partial(gated_linear, x, weight, None, facts["activation"], platform=platform)
+
+
 @dataclass(slots=True, kw_only=True)
 class _Layout:
     """A `PagedLayout` of sequences of the same lengths, their blocks anywhere."""
@@ -178,5 +186,6 @@ _MAKERS: dict[str, Callable[[dict[str, Any], Platform, torch.device, int], Calla
     "prefill_attention": _prefill,
     "matmul": _matmul,
     "skinny_matmul": _skinny,
+    "gated_matmul": _gated,
     "fused_moe": _moe,
 }

@@ -84,6 +84,7 @@ _OPTIONS: dict[str, OpFunction] = {
     "fp8_linear": reference.fp8_linear,
     "penalize": reference_penalize,
     "gate_and_round": reference.gate_and_round,
+    "gated_linear": reference.gated_linear,
     "rotate_and_write": reference.rotate_and_write,
 }
 """Reference of each op that has no torch backend: networks do without where no other package brings one."""

@@ -146,6 +146,15 @@ OPS: tuple[Op, ...] = (
         description="gelu(gate) * up with the tanh approximation (GEGLU, Shazeer 2020)",
     ),
     Op(
+        name="gated_linear",
+        signature="(x [N, I], weight [2 * O, I], bias [2 * O] | None, activation: str) -> [N, O], dtype of x",
+        description=(
+            "`linear` with a weight whose first outputs are the gate's and the others up's, then `silu_and_mul` or "
+            "`gelu_and_mul` (activation: silu, gelu); products are rounded to the compute dtype. An option of a "
+            "backend: without one, networks call the other ops"
+        ),
+    ),
+    Op(
         name="gate_and_round",
         signature="(gate [N, I], up [N, I], activation: str, rounding: Rounding) -> RoundedTokens",
         description=(

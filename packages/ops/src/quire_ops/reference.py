@@ -27,6 +27,7 @@ __all__ = [
     "encoder_attention",
     "fp8_linear",
     "gate_and_round",
+    "gated_linear",
     "gelu_and_mul",
     "grouped_linear",
     "int8_linear",
@@ -180,6 +181,12 @@ def add_rms_norm_and_round(
     """Op `add_rms_norm_and_round`."""
     normed, total = add_rms_norm(x, residual, weight, eps)
     return round_rows(normed, rounding), total
+
+
+def gated_linear(x: Tensor, weight: Tensor, bias: Tensor | None, activation: str) -> Tensor:
+    """Op `gated_linear`."""
+    gate, up = linear(x, weight, bias).chunk(2, dim=-1)
+    return silu_and_mul(gate, up) if activation == "silu" else gelu_and_mul(gate, up)
 
 
 def gate_and_round(gate: Tensor, up: Tensor, activation: str, rounding: Rounding) -> RoundedTokens:

@@ -176,6 +176,11 @@ class Linear:
         self.adapt(out, x)
         return out
 
+    @property
+    def is_adapted(self) -> bool:
+        """Whether the step has adapters that its layer may have."""
+        return self._lora is not None and self._adapters is not None and self._adapters.tokens is not None
+
     def adapt(self, out: Tensor, x: Tensor | RoundedTokens) -> None:
         """Add the step's adapters to the product out [N, out_features], whose rows may be apart."""
         if self._lora is not None and self._adapters is not None and self._adapters.tokens is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch.nn.functional as F
@@ -38,7 +39,17 @@ def activation(scope: Scope, name: str) -> Callable[[Tensor], Tensor]:
 class GatedMLP:
     """x [T, size] -> [T, size]: down(act(gate(x)) * up(x)) (Shazeer 2020)."""
 
-    __slots__ = ("_act", "_act_and_mul", "_gate_and_up", "_rounded", "down_proj", "gate_proj", "up_proj")
+    __slots__ = (
+        "_act",
+        "_act_and_mul",
+        "_gate_and_up",
+        "_gated",
+        "_rounded",
+        "_scope",
+        "down_proj",
+        "gate_proj",
+        "up_proj",
+    )
 
     def __init__(self, scope: Scope, size: int, inner: int, *, act: str, bias: bool = False) -> None:
         """Args:
@@ -51,8 +62,26 @@ class GatedMLP:
         self._act = act
         self._act_and_mul = scope.op(f"{act}_and_mul")
         self._rounded = SharedRounding(scope, "gate_and_round", [self.down_proj])
+        self._scope = scope
+        self._gated: Callable[[Tensor], Tensor] | None = None
+        """Products and gate in one, where a backend has that and weights lie as it takes them."""
+        scope.when_loaded(self._bind)
+
+    def _bind(self) -> None:
+        weights = self._gate_and_up.plain_weights
+        if weights is None or self._rounded.rounding is not None:
+            return
+        backend, _ = self._scope.choose("gated_linear")
+        if any(self._scope.choose(op)[0].name != backend.name for op in ("linear", f"{self._act}_and_mul")):
+            return
+        self._scope.chosen.append(backend)
+        weight, bias = weights
+        self._gated = partial(backend.function, weight=weight, bias=bias, activation=self._act)
 
     def __call__(self, x: Tensor | RoundedTokens) -> Tensor:
+        if self._gated is not None and not self._gate_and_up.is_adapted:
+            assert isinstance(x, Tensor)  # plain weights take it as it is
+            return self.down_proj(self._gated(x))
         gate, up = self._gate_and_up(x)
         if self._rounded.rounding is None:
             return self.down_proj(self._act_and_mul(gate, up))

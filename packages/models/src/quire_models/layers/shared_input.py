@@ -81,6 +81,19 @@ class SharedInput:
             return False
         return same_scales(self._layers, [part["input_scale"] for part in parts if "input_scale" in part])
 
+    @property
+    def plain_weights(self) -> tuple[Tensor, Tensor | None] | None:
+        """Weight and bias of all layers as they lie in memory; None where they are not joined, or kept in another
+        form."""
+        if self._weights is None or any(layer.plain() is None for layer in self._layers):
+            return None
+        return self._weights["weight"], self._weights.get("bias")
+
+    @property
+    def is_adapted(self) -> bool:
+        """Whether something is added to the product in this step."""
+        return any(layer.is_adapted for layer in self._layers)
+
     def __call__(self, x: Tensor | RoundedTokens) -> tuple[Tensor, ...]:
         if self._weights is None:
             return tuple(layer(x) for layer in self._layers)
