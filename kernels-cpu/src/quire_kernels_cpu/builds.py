@@ -50,7 +50,7 @@ _SIGNATURES: dict[str, tuple[list[type], type | None]] = {
     "quire_step_inputs": ([_P, _L, _P, _P, _P, _L, _P, _P, _P, _P, _P, _I], None),
     "quire_decode_step": ([_I, _P, _P], _I),
     "quire_rms_norm": ([_I, _P, _P, _P, _P, _L, _L, _F], None),
-    "quire_activate_and_mul": ([_I, _I, _P, _P, _L], None),
+    "quire_activate": ([_I, _I, _P, _P, _P, _L], None),
     "quire_write_kv_cache": ([_I, _P, _P, _P, _I, _P, _P, _L, _I, _I, _I, _L], None),
     "quire_attention": (
         [_I, _P, _P, _I, _P, _P, _P, _L, _P, _P, _I, _I, _I, _I, _I, _L, _F, _I, _F, _P, _P, _P, _L],
@@ -68,7 +68,7 @@ _SIGNATURES: dict[str, tuple[list[type], type | None]] = {
     "quire_mamba2_scan": ([_I, _P, _P, _P, _P, _L, _P, _P, _P, _I, _I, _I, _I, _F, _F], None),
     "quire_selective_scan": ([_I, _P, _P, _P, _P, _L, _P, _P, _P, _L, _I], None),
     "quire_gated_delta_rule": ([_I, _P, _P, _P, _P, _L, _P, _P, _P, _I, _I, _I, _I], None),
-    "quire_sigmoid_and_mul": ([_I, _P, _P, _L], None),
+    "quire_wkv": ([_I, _P, _P, _P, _P, _L, _P, _P, _P, _L], None),
     "quire_read": ([_P, _L], _L),
 }
 

@@ -25,15 +25,16 @@ from quire_kernels_cpu.recurrent import (
     gated_delta_rule,
     mamba2_scan,
     selective_scan,
-    sigmoid_and_mul,
+    wkv,
 )
 from quire_kernels_cpu.step_inputs import step_inputs
-from quire_ops import OpBackend, SizeRule
+from quire_ops import EXPERT_ACTIVATIONS, OpBackend, SizeRule
 from quire_ops.declarations import PagedLayout
 from quire_ops.torch_attention import paged_attention as torch_paged_attention
 from quire_ops.torch_ops import write_kv_cache as torch_write_kv_cache
 
 __all__ = [
+    "activation",
     "add_rms_norm",
     "backends",
     "gelu_and_mul",
@@ -45,6 +46,7 @@ __all__ = [
     "lora_linear",
     "paged_attention",
     "rms_norm",
+    "sigmoid_and_mul",
     "silu_and_mul",
     "w8a8_linear",
     "write_kv_cache",
@@ -56,6 +58,8 @@ _ATTENTION_SIZES = {
 }
 
 
+_ACTIVATIONS = {name: i for i, name in enumerate((*EXPERT_ACTIVATIONS, "sigmoid", "tanh", "gelu_erf", "expm1"))}
+"""Name -> number in `csrc/elementwise.h`."""
 _QUANTIZED_CACHES = frozenset({"fp8_e4m3", "fp8_e5m2", "int8", "int4"})
 
 
@@ -72,8 +76,10 @@ def backends() -> list[OpBackend]:
         lora_linear,
         rms_norm,
         add_rms_norm,
+        activation,
         silu_and_mul,
         gelu_and_mul,
+        sigmoid_and_mul,
         write_kv_cache,
         paged_attention,
         decoder_stack,
@@ -85,7 +91,7 @@ def backends() -> list[OpBackend]:
         mamba2_scan,
         selective_scan,
         gated_delta_rule,
-        sigmoid_and_mul,
+        wkv,
     )
     return [
         OpBackend(
@@ -212,19 +218,32 @@ def _rms_norm(out: Tensor, x: Tensor, added: Tensor | None, weight: Tensor, eps:
     )
 
 
+def activation(x: Tensor, name: str) -> Tensor:
+    """Op `activation`; written over x if its numbers are next to each other."""
+    x = x.contiguous()
+    library().quire_activate(DTYPES[x.dtype], _ACTIVATIONS[name], x.data_ptr(), x.data_ptr(), None, x.numel())
+    return x
+
+
 def silu_and_mul(gate: Tensor, up: Tensor) -> Tensor:
     """Op `silu_and_mul`; written over `gate`."""
-    return _activate_and_mul(gate, up, gelu=False)
+    return _activate_and_mul("silu", gate, up)
 
 
 def gelu_and_mul(gate: Tensor, up: Tensor) -> Tensor:
     """Op `gelu_and_mul`; written over `gate`."""
-    return _activate_and_mul(gate, up, gelu=True)
+    return _activate_and_mul("gelu", gate, up)
 
 
-def _activate_and_mul(gate: Tensor, up: Tensor, *, gelu: bool) -> Tensor:
+def sigmoid_and_mul(gate: Tensor, up: Tensor) -> Tensor:
+    """Op `sigmoid_and_mul`; written over `gate`."""
+    return _activate_and_mul("sigmoid", gate, up)
+
+
+def _activate_and_mul(name: str, gate: Tensor, up: Tensor) -> Tensor:
     gate, up = gate.contiguous(), up.contiguous()
-    library().quire_activate_and_mul(DTYPES[gate.dtype], gelu, gate.data_ptr(), up.data_ptr(), gate.numel())
+    to = gate.data_ptr()
+    library().quire_activate(DTYPES[gate.dtype], _ACTIVATIONS[name], to, to, up.data_ptr(), gate.numel())
     return gate
 
 

@@ -13,7 +13,7 @@ from quire_kernels_cpu.dtypes import DTYPES
 from quire_ops import SizeRule
 from quire_ops.declarations import PagedLayout
 
-__all__ = ["SIZES", "causal_conv1d", "gated_delta_rule", "mamba2_scan", "selective_scan", "sigmoid_and_mul"]
+__all__ = ["SIZES", "causal_conv1d", "gated_delta_rule", "mamba2_scan", "selective_scan", "wkv"]
 
 SIZES = {"taps": SizeRule(maximum=8), "key_head_dim": SizeRule(maximum=256)}
 """Limits of the kernels: kMaxTaps and kMaxKey."""
@@ -102,11 +102,11 @@ def gated_delta_rule(
     return out
 
 
-def sigmoid_and_mul(gate: Tensor, up: Tensor) -> Tensor:
-    """Op `sigmoid_and_mul`; written over `gate` if its numbers are next to each other."""
-    gate, up = gate.contiguous(), up.contiguous()
-    library().quire_sigmoid_and_mul(DTYPES[gate.dtype], gate.data_ptr(), up.data_ptr(), gate.numel())
-    return gate
+def wkv(key: Tensor, value: Tensor, decay: Tensor, first: Tensor, state: Tensor, layout: PagedLayout) -> Tensor:
+    """Op `wkv`."""
+    out = torch.empty(value.shape, dtype=value.dtype)
+    library().quire_wkv(*_arguments((key, value), (decay, first), state, out, layout), value.shape[1])
+    return out
 
 
 def _with_dense_rows(x: Tensor) -> Tensor:

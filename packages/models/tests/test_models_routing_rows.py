@@ -7,7 +7,15 @@ from functools import partial
 import pytest
 import torch
 
-from quire_models.layers.routing import Select, biased_softmax_topk, grouped_softmax_topk, softmax_topk, topk_softmax
+from quire_models.layers.routing import (
+    Select,
+    biased_softmax_topk,
+    grouped_sigmoid_topk,
+    grouped_softmax_topk,
+    sigmoid_topk,
+    softmax_topk,
+    topk_softmax,
+)
 
 NUM_EXPERTS = [8, 20, 60, 64, 72, 160, 512]
 
@@ -22,8 +30,18 @@ NUM_EXPERTS = [8, 20, 60, 64, 72, 160, 512]
         partial(topk_softmax, k=6),
         partial(biased_softmax_topk, k=3, bias=torch.zeros(()), minimum=1e-12),
         partial(grouped_softmax_topk, k=3, scale=2.5, num_groups=4, topk_groups=2),
+        partial(sigmoid_topk, k=6, bias=None, renormalize=True, scale=1.0),
+        partial(
+            grouped_sigmoid_topk,
+            k=4,
+            bias=torch.zeros(()),
+            renormalize=True,
+            scale=2.5,
+            num_groups=4,
+            topk_groups=2,
+        ),
     ],
-    ids=["softmax", "renormalized", "after", "biased", "grouped"],
+    ids=["softmax", "renormalized", "after", "biased", "grouped", "sigmoid", "grouped sigmoid"],
 )
 def test_a_token_s_experts_do_not_follow_its_neighbours(select: Select, num_experts: int, threads: int) -> None:
     torch.manual_seed(num_experts)

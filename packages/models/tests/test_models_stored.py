@@ -22,6 +22,7 @@ from quire_models.layers.fused import split_rows
 from quire_models.layers.stored_layouts import LAYOUTS, StoredLayer
 from quire_models.ledger import num_parameters, weight_ledger
 from quire_models.quantization_formats import parse_quantization
+from quire_ops import OpRequest, op_table
 from quire_quantization.numbers import in_every_case
 from quire_quantization.stored import GroupedWeight, read_awq, read_gptq, read_packed
 from quire_testkit.hf_checkpoints import tiny_hf_checkpoint
@@ -216,12 +217,21 @@ def make_mixed(folder: Path, config: dict[str, Any], form_of: Callable[[str], st
     return oracle.float()
 
 
-def logits_of(model: CausalLM, tokens: list[int]) -> Tensor:
+def logits_of(model: CausalLM, tokens: list[int], chunk: int = 7) -> Tensor:
     driver = PagedDriver(model, block_size=4, shuffle=True)
     sequence = driver.add(tokens)
     while len(sequence.logits) < len(tokens):
-        driver.run(sequence, min(7, len(tokens) - len(sequence.logits)))
+        driver.run(sequence, min(chunk, len(tokens) - len(sequence.logits)))
     return torch.stack(sequence.logits)
+
+
+def check_that_bits_do_not_follow_chunks(model: CausalLM, tokens: list[int]) -> None:
+    """Where kernels serve that promise it."""
+    assert model.batch_invariant == op_table().choose("linear", OpRequest(device="cpu"))[0].batch_invariant
+    if model.batch_invariant:
+        whole = logits_of(model, tokens, len(tokens))
+        assert torch.equal(logits_of(model, tokens, 1), whole)
+        assert torch.equal(logits_of(model, tokens, 3), whole)
 
 
 @pytest.mark.parametrize("name", FORMATS)
@@ -241,7 +251,10 @@ def test_logits_are_those_of_the_dequantized_model(name: str, tmp_path: Path) ->
     else:
         assert errors.max() <= 1e-3
     assert torch.equal(got.argmax(1)[len(TOKENS) - 1 : -1], tokens[0, len(TOKENS) :])
-    rounded = logits_of(load_model(config, tmp_path, dtype="bfloat16"), tokens[0].tolist())
+    check_that_bits_do_not_follow_chunks(model, tokens[0].tolist())
+    model = load_model(config, tmp_path, dtype="bfloat16")
+    check_that_bits_do_not_follow_chunks(model, tokens[0].tolist())
+    rounded = logits_of(model, tokens[0].tolist())
     # What bfloat16 rounds may cross the middle of two steps of int8, and then moves by a whole one.
     tolerance = 0.16 if name in ("w8a8", "w8a8 static") else 0.08
     assert (rounded - expected).abs().max() <= tolerance * expected.abs().max()

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from test_models_stored import FORMATS, logits_of, quantize
+from test_models_stored import FORMATS, check_that_bits_do_not_follow_chunks, logits_of, quantize
 
 from quire_models import CausalLM, ModelConfig, load_model
 from quire_testkit.parity.cases import CASES
@@ -77,6 +77,7 @@ def test_logits_are_those_of_the_dequantized_model(name: str, tmp_path: Path) ->
     got = logits_of(model, tokens[0].tolist())
     assert (got - expected).abs().max() <= 1e-3 * expected.abs().max()
     assert torch.equal(got.argmax(1)[len(TOKENS) - 1 : -1], tokens[0, len(TOKENS) :])
+    check_that_bits_do_not_follow_chunks(model, tokens[0].tolist())
 
 
 def test_inputs_with_scales_of_their_own_go_expert_by_expert(tmp_path: Path) -> None:

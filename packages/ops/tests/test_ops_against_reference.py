@@ -274,6 +274,14 @@ def test_rotary_embedding(backend: OpBackend, dtype: torch.dtype, head_dim: int)
     assert torch.allclose(wanted.double().norm(dim=-1), x.double().norm(dim=-1), rtol=2e-2)
 
 
+@cases("sigmoid_and_mul")
+def test_sigmoid_and_mul(backend: OpBackend, dtype: torch.dtype) -> None:
+    gate, up = random(5, 30, dtype=dtype) * 4, random(5, 30, dtype=dtype, seed=1)
+    wanted, before = ref.sigmoid_and_mul(gate, up), up.clone()
+    check(backend.function(gate, up), wanted)
+    assert torch.equal(up, before)
+
+
 @cases("silu_and_mul")
 def test_silu_and_mul(backend: OpBackend, dtype: torch.dtype) -> None:
     gate, up = random(5, 30, dtype=dtype) * 4, random(5, 30, dtype=dtype, seed=1)

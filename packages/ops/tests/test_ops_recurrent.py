@@ -8,7 +8,7 @@ from functools import partial
 import pytest
 import torch
 from ops_layouts import Layout
-from ops_recurrent_cases import CASES, LENS, TOLERANCE, Steps, close, rand
+from ops_recurrent_cases import CASES, LENS, TOLERANCE, Steps, close
 
 from quire_ops import OpBackend, OpRequest, op_table
 from quire_ops import recurrent_reference as ref
@@ -19,7 +19,6 @@ CHUNKS = {"whole": (1000, 1000), "random": (1, 90), "decode": (1, 1)}
 BACKENDS = [
     backend
     for op in RECURRENT_OPS
-    if op.name != "sigmoid_and_mul"
     for backend in op_table().backends(op.name)
     if backend.name != "reference" and backend.unavailable is None
 ]
@@ -71,19 +70,6 @@ def test_an_invariant_backend_gives_the_same_bits_in_any_chunks(backend: OpBacke
             got = again.run(backend.function, partial(rng.choice, [1, 1, 3, 40, 100]))
             assert all(torch.equal(a, b) for a, b in zip(got, wanted, strict=True))
             assert all(torch.equal(a, b) for a, b in zip(again.last_states(), first.last_states(), strict=True))
-
-
-@pytest.mark.parametrize("backend", op_table().backends("sigmoid_and_mul"), ids=lambda backend: backend.name)
-@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
-def test_sigmoid_and_mul(backend: OpBackend, dtype: torch.dtype) -> None:
-    if backend.refusal(OpRequest(dtype=dtype)) is not None:
-        return
-    gate, up = rand(7, 33, dtype=dtype) * 4, rand(7, 33, dtype=dtype)
-    wanted, before = ref.sigmoid_and_mul(gate, up), up.clone()
-    got = backend.function(gate.clone(), up)
-    assert got.dtype == dtype
-    assert torch.equal(up, before)
-    assert close(got, wanted, dtype)
 
 
 def test_the_delta_rule_forgets_what_a_key_held_before() -> None:

@@ -53,7 +53,7 @@ inline void rotate(T* to, const T* head, const T* cos, const T* sin, int dim) {
     }
 }
 
-enum class Activation { silu, gelu, swigluoai };
+enum class Activation { silu, gelu, swigluoai, sigmoid, tanh, gelu_erf, expm1 };
 
 inline Floats activate(Activation kind, Floats x) { return kind == Activation::silu ? silu(x) : gelu(x); }
 
@@ -65,12 +65,26 @@ inline Floats gated(Activation kind, Floats gate, Floats up, float limit) {
     return gate / (1.0f + exp(gate * -1.702f)) * (up + 1.0f);
 }
 
-template <typename T>
-inline void activate_and_mul(Activation kind, T* gate, const T* up, int64_t size) {
-    int64_t i = 0;
-    for (; i + kLanes <= size; i += kLanes) store(gate + i, activate(kind, load(gate + i)) * load(up + i));
-    const int rest = static_cast<int>(size - i);
-    if (rest) store_first(gate + i, activate(kind, load_first(gate + i, rest)) * load_first(up + i, rest), rest);
+// run(function of a vector) for a kind that is a function of one number: all but swigluoai.
+template <typename Run>
+void with_function(Activation kind, const Run& run) {
+    switch (kind) {
+        case Activation::gelu: return run([](Floats x) { return gelu(x); });
+        case Activation::sigmoid: return run([](Floats x) { return sigmoid(x); });
+        case Activation::tanh: return run([](Floats x) { return tanh(x); });
+        case Activation::gelu_erf: return run([](Floats x) { return gelu_erf(x); });
+        case Activation::expm1: return run([](Floats x) { return expm1(x); });
+        default: return run([](Floats x) { return silu(x); });
+    }
+}
+
+// to = function(from), times `up` where there is one. Wherever a number stands, it is computed by the same instructions.
+template <typename T, typename Function>
+inline void activate(const Function& function, T* to, const T* from, const T* up, int64_t size) {
+    for (int64_t i = 0; i < size; i += kLanes) {
+        const Floats y = function(load_some(from + i, size - i));
+        store_some(to + i, up ? y * load_some(up + i, size - i) : y, size - i);
+    }
 }
 
 // Epilogue of gate and up side by side: act(gate) * up, straight into the activations of the matrix that follows.

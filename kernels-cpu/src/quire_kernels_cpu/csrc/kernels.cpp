@@ -28,11 +28,13 @@ void rms_norm_op(T* to, T* x, const T* added, const T* weight, int64_t rows, int
 }
 
 template <typename T>
-void activate_and_mul_op(Activation kind, T* gate, const T* up, int64_t count) {
+void activate_op(Activation kind, T* to, const T* from, const T* up, int64_t count) {
     constexpr int64_t kRun = 8192;
+    with_function(kind, [&](const auto& function) {
 #pragma omp parallel for schedule(static) if (count > 2 * kRun)
-    for (int64_t begin = 0; begin < count; begin += kRun)
-        activate_and_mul(kind, gate + begin, up + begin, std::min(kRun, count - begin));
+        for (int64_t i = 0; i < count; i += kRun)
+            activate(function, to + i, from + i, up ? up + i : nullptr, std::min(kRun, count - i));
+    });
 }
 
 template <typename T, typename Out>
@@ -238,12 +240,12 @@ void quire_rms_norm(int dtype, void* to, void* x, const void* added, const void*
     });
 }
 
-// gate = act(gate) * up, `count` numbers.
-void quire_activate_and_mul(int dtype, int gelu, void* gate, const void* up, int64_t count) {
-    const auto kind = gelu ? quire::Activation::gelu : quire::Activation::silu;
+// to = act(from), times `up` unless that is null, `count` numbers; to may be from. kind: an Activation, not swigluoai.
+void quire_activate(int dtype, int kind, void* to, const void* from, const void* up, int64_t count) {
     for_dtype(dtype, [&](auto zero) {
         using T = decltype(zero);
-        quire::activate_and_mul_op(kind, static_cast<T*>(gate), static_cast<const T*>(up), count);
+        quire::activate_op(static_cast<quire::Activation>(kind), static_cast<T*>(to), static_cast<const T*>(from),
+                           static_cast<const T*>(up), count);
     });
 }
 
@@ -443,11 +445,21 @@ void quire_gated_delta_rule(int dtype, const void* const* tensors, const int64_t
     });
 }
 
-// gate = sigmoid(gate) * up, `count` numbers.
-void quire_sigmoid_and_mul(int dtype, void* gate, const void* up, int64_t count) {
+// tensors: key, value; strides likewise; fixed: decay, first [channels].
+void quire_wkv(int dtype, const void* const* tensors, const int64_t* strides, const float* const* fixed, float* states,
+               int64_t state_stride, void* out, const int32_t* const* where, const int64_t* sizes, int64_t channels) {
     for_dtype(dtype, [&](auto zero) {
         using T = decltype(zero);
-        quire::sigmoid_and_mul(static_cast<T*>(gate), static_cast<const T*>(up), count);
+        const auto rows = [&](int i) { return quire::Rows<T>{static_cast<const T*>(tensors[i]), strides[i]}; };
+        const quire::Wkv<T> average{rows(0), rows(1), fixed[0], fixed[1], {states, state_stride},
+                                    static_cast<T*>(out), channels};
+        const auto sequences = sequences_of(where, sizes);
+        constexpr int64_t kRun = quire::kChannels;
+        quire::for_parts(sequences.count, (channels + kRun - 1) / kRun, 64 * sizes[3] * channels,
+                         [&](int64_t sequence, int64_t part) {
+                             const int64_t begin = part * kRun;
+                             average.run(sequences, sequence, begin, std::min(kRun, channels - begin));
+                         });
     });
 }
 

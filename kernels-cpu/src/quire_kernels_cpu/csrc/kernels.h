@@ -18,7 +18,7 @@ void quire_linear(int dtype, const void* x, const MatrixArgument* argument, void
 void quire_rms_norm(int dtype, void* to, void* x, const void* added, const void* weight, int64_t rows, int64_t size,
                     float eps);
 
-void quire_activate_and_mul(int dtype, int gelu, void* gate, const void* up, int64_t count);
+void quire_activate(int dtype, int kind, void* to, const void* from, const void* up, int64_t count);
 
 // Limits: D <= 256, Hq / Hkv <= 64. cache_format: a `CacheFormat`, with its scales or none. window, soft_cap: 0 for none;
 // sinks, slopes: [Hq] or none; paths: [T, path_stride] (`Attention::path`), with -1 first for tokens in no tree, or none.

@@ -78,28 +78,6 @@ inline Floats log1p_to_one(Floats u) {
 }
 // log(1 + e^x); what is no number stays none.
 inline Floats softplus(Floats x) { return (x > 0.0f ? x : x - x) + log1p_to_one(exp(x > 0.0f ? -x : x)); }
-inline Floats sigmoid(Floats x) { return 1.0f / (1.0f + exp(-x)); }
-
-template <typename T>
-inline void sigmoid_and_mul(T* gate, const T* up, int64_t size) {
-    int64_t i = 0;
-    for (; i + kLanes <= size; i += kLanes) store(gate + i, sigmoid(load(gate + i)) * load(up + i));
-    const int rest = static_cast<int>(size - i);
-    if (rest) store_first(gate + i, sigmoid(load_first(gate + i, rest)) * load_first(up + i, rest), rest);
-}
-
-template <typename T>
-inline Floats load_some(const T* from, int count) {
-    return count >= kLanes ? load(from) : load_first(from, std::max(count, 0));
-}
-template <typename T>
-inline void store_some(T* to, Floats v, int count) {
-    if (count >= kLanes) {
-        store(to, v);
-    } else if (count > 0) {
-        store_first(to, v, count);
-    }
-}
 
 // Depthwise convolution. Taps [taps, channels]; a state is the last taps - 1 inputs [taps - 1, channels].
 template <typename T>
@@ -362,6 +340,49 @@ struct DeltaRule {
         const float factor = scale / std::sqrt(sum(squares) + 1e-6f);
         for (int i = 0; i < key_size; i += kLanes) store(to + i, load(to + i) * factor);
     }
+};
+
+// Averages of the values so far (RWKV): key and value [tokens, channels]; a state is [3, channels]: the weighted values, the
+// weights, both divided by e^m, and m.
+template <typename T>
+struct Wkv {
+    Rows<T> key, value;
+    const float *decay, *first;
+    States state;
+    T* out;
+    int64_t channels;
+
+    // Channels [channel, channel + count) of a sequence.
+    void run(const Sequences& sequences, int64_t sequence, int64_t channel, int64_t count) const {
+        sequences.for_runs(sequence, [&](int64_t begin, int64_t end, int64_t read, int64_t write) {
+            const float* from = state.read(read);
+            float* to = state.write(write);
+            for (int64_t c = channel; c < channel + count; c += kLanes) {
+                const int64_t some = channel + count - c;
+                Floats held[3];
+                for (int i = 0; i < 3; ++i) held[i] = from ? load_some(from + i * channels + c, some) : Floats{};
+                const Floats fading = load_some(decay + c, some), newest = load_some(first + c, some);
+                for (int64_t t = begin; t < end; ++t) {
+                    const Floats k = load_some(key[t] + c, some), v = load_some(value[t] + c, some);
+                    const Weights seen(held[2], k + newest);
+                    store_some(out + t * channels + c, seen.sum(held[0], v) / seen.sum(held[1], splat(1.0f)), some);
+                    const Weights kept(held[2] + fading, k);
+                    held[0] = kept.sum(held[0], v);
+                    held[1] = kept.sum(held[1], splat(1.0f));
+                    held[2] = kept.top;
+                }
+                for (int i = 0; i < 3; ++i) store_some(to + i * channels + c, held[i], some);
+            }
+        });
+    }
+
+private:
+    // What the past and a token count for, as powers of e, the larger one brought to 1.
+    struct Weights {
+        Floats top, past, token;
+        Weights(Floats a, Floats b) : top(max(b, a)), past(exp(a - top)), token(exp(b - top)) {}
+        Floats sum(Floats of_past, Floats of_token) const { return fused(past, of_past, token * of_token); }
+    };
 };
 
 // work(sequence, part) for every sequence and part, by the team.

@@ -146,6 +146,19 @@ OPS: tuple[Op, ...] = (
         description="gelu(gate) * up with the tanh approximation (GEGLU, Shazeer 2020)",
     ),
     Op(
+        name="activation",
+        signature="(x [...], name: str) -> like x; may write over x",
+        description=(
+            "A function of each number, by its name: silu, gelu (the tanh approximation), gelu_erf (Hendrycks & Gimpel "
+            "2016, sec. 2), sigmoid, tanh, expm1"
+        ),
+    ),
+    Op(
+        name="sigmoid_and_mul",
+        signature="(gate [N, I], up [N, I]) -> like gate; may write over gate",
+        description="sigmoid(gate) * up",
+    ),
+    Op(
         name="gated_linear",
         signature="(x [N, I], weight [2 * O, I], bias [2 * O] | None, activation: str) -> [N, O], dtype of x",
         description=(

@@ -71,11 +71,6 @@ RECURRENT_OPS: tuple[Op, ...] = (
             "the sum of weighted values, the sum of weights, both divided by exp(m), and m"
         ),
     ),
-    Op(
-        name="sigmoid_and_mul",
-        signature="(gate [N, I], up [N, I]) -> like gate; may write over gate",
-        description="sigmoid(gate) * up",
-    ),
 )
 
 

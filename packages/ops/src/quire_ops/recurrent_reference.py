@@ -13,7 +13,7 @@ from torch import Tensor
 from quire_ops.layout import PagedLayout
 from quire_ops.recurrent import state_runs
 
-__all__ = ["causal_conv1d", "gated_delta_rule", "mamba2_scan", "selective_scan", "sigmoid_and_mul", "wkv"]
+__all__ = ["causal_conv1d", "gated_delta_rule", "mamba2_scan", "selective_scan", "wkv"]
 
 Advance = Callable[[Tensor, int], tuple[Tensor, Tensor]]
 """(state before, token) -> (state after, output of the token), float64."""
@@ -119,11 +119,6 @@ def gated_delta_rule(
         return after, (after * read[:, :, None]).sum(1)
 
     return _scan(state, layout, torch.empty(value.shape, dtype=value.dtype, device=value.device), advance)
-
-
-def sigmoid_and_mul(gate: Tensor, up: Tensor) -> Tensor:
-    """Op `sigmoid_and_mul`."""
-    return (torch.sigmoid(gate.double()) * up.double()).to(gate.dtype)
 
 
 def softplus(x: Tensor) -> Tensor:

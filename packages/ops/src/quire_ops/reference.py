@@ -7,6 +7,7 @@ tested against; they are never meant to be fast. Results are cast to the dtype o
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
@@ -20,6 +21,7 @@ from quire_ops.rounding import RoundedTokens, Rounding, round_rows
 from quire_ops.step_inputs import GroupInputs, HostInts, RowTable, StepInputs
 
 __all__ = [
+    "activation",
     "add_rms_norm",
     "add_rms_norm_and_round",
     "biased_paged_attention",
@@ -40,6 +42,7 @@ __all__ = [
     "rms_norm",
     "rotary_embedding",
     "rotate_and_write",
+    "sigmoid_and_mul",
     "silu_and_mul",
     "step_inputs",
     "w8a8_linear",
@@ -173,6 +176,25 @@ def gelu_and_mul(gate: Tensor, up: Tensor) -> Tensor:
     wide = gate.double()
     inner = math.sqrt(2.0 / math.pi) * (wide + 0.044715 * wide**3)
     return (0.5 * wide * (1.0 + torch.tanh(inner)) * up.double()).to(gate.dtype)
+
+
+def sigmoid_and_mul(gate: Tensor, up: Tensor) -> Tensor:
+    """Op `sigmoid_and_mul`."""
+    return (torch.sigmoid(gate.double()) * up.double()).to(gate.dtype)
+
+
+def activation(x: Tensor, name: str) -> Tensor:
+    """Op `activation`."""
+    wide = x.double()
+    functions: dict[str, Callable[[Tensor], Tensor]] = {
+        "silu": lambda x: x / (1.0 + torch.exp(-x)),
+        "gelu": lambda x: 0.5 * x * (1.0 + torch.tanh(math.sqrt(2.0 / math.pi) * (x + 0.044715 * x**3))),
+        "gelu_erf": lambda x: 0.5 * x * torch.erfc(-x / math.sqrt(2.0)),
+        "sigmoid": lambda x: 1.0 / (1.0 + torch.exp(-x)),
+        "tanh": torch.tanh,
+        "expm1": torch.expm1,
+    }
+    return functions[name](wide).to(x.dtype)
 
 
 def add_rms_norm_and_round(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -41,10 +43,12 @@ def torch_fused_moe(experts: Experts) -> RunExperts:
     return run
 
 
-def swigluoai_and_mul(gate: Tensor, up: Tensor, limit: float) -> Tensor:
+def swigluoai_and_mul(
+    gate: Tensor, up: Tensor, limit: float, sigmoid: Callable[[Tensor], Tensor] = torch.sigmoid
+) -> Tensor:
     """The gate of gpt-oss: both clipped, then gate * sigmoid(1.702 * gate) * (up + 1). May write over both."""
     gate, up = gate.clamp_(max=limit), up.clamp_(-limit, limit)
-    return torch.sigmoid(SWIGLUOAI_SLOPE * gate).mul_(gate).mul_(up.add_(1.0))
+    return sigmoid(SWIGLUOAI_SLOPE * gate).mul_(gate).mul_(up.add_(1.0))
 
 
 def _linear(x: Tensor, weights: LinearWeights) -> Tensor:

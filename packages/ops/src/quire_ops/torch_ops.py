@@ -5,6 +5,8 @@ Paged attention has its own module, `torch_attention.py`.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -16,6 +18,7 @@ from quire_ops.int8_tokens import round_tokens
 from quire_ops.kv_format import encode_rows
 
 __all__ = [
+    "activation",
     "add_rms_norm",
     "embedding",
     "gelu_and_mul",
@@ -27,6 +30,7 @@ __all__ = [
     "lm_head_argmax",
     "rms_norm",
     "rotary_embedding",
+    "sigmoid_and_mul",
     "silu_and_mul",
     "w8a8_linear",
     "write_kv_cache",
@@ -36,6 +40,15 @@ INT8PACK_ROWS = 16
 """Rows up to which torch's int8 product wins over widening the weight, in bfloat16."""
 PIECE_ELEMENTS = 1 << 19
 """Elements of a weight that are widened at a time."""
+
+_ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "silu": F.silu,
+    "gelu": partial(F.gelu, approximate="tanh"),
+    "gelu_erf": F.gelu,
+    "sigmoid": torch.sigmoid,
+    "tanh": torch.tanh,
+    "expm1": torch.expm1,
+}
 
 _int8pack_mm: Any = getattr(torch, "_weight_int8pack_mm", None)
 
@@ -145,6 +158,16 @@ def silu_and_mul(gate: Tensor, up: Tensor) -> Tensor:
 def gelu_and_mul(gate: Tensor, up: Tensor) -> Tensor:
     """Op `gelu_and_mul`."""
     return F.gelu(gate, approximate="tanh").mul_(up)
+
+
+def sigmoid_and_mul(gate: Tensor, up: Tensor) -> Tensor:
+    """Op `sigmoid_and_mul`; written over `gate`."""
+    return gate.sigmoid_().mul_(up)
+
+
+def activation(x: Tensor, name: str) -> Tensor:
+    """Op `activation`."""
+    return _ACTIVATIONS[name](x)
 
 
 def write_kv_cache(

@@ -13,15 +13,10 @@ from torch import Tensor
 from quire_ops.layout import PagedLayout
 from quire_ops.recurrent import state_runs
 
-__all__ = ["causal_conv1d", "gated_delta_rule", "mamba2_scan", "selective_scan", "sigmoid_and_mul", "wkv"]
+__all__ = ["causal_conv1d", "gated_delta_rule", "mamba2_scan", "selective_scan", "wkv"]
 
 CHUNK = 64
 """Tokens that are computed at once."""
-
-
-def sigmoid_and_mul(gate: Tensor, up: Tensor) -> Tensor:
-    """Op `sigmoid_and_mul`; written over `gate`."""
-    return gate.sigmoid_().mul_(up)
 
 
 def causal_conv1d(

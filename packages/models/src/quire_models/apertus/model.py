@@ -7,6 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from quire_models.config import ModelConfig
+from quire_models.layers.activations import activation
 from quire_models.layers.attention import HeadNorms, SelfAttention
 from quire_models.layers.blocks import PreNormBlock
 from quire_models.layers.decoder_lm import DecoderLM
@@ -30,7 +31,7 @@ class XIELU:
             "beta": scope.parameter("beta"),
             "eps": scope.parameter("eps"),
         }
-        scope.wavering.append("expm1")
+        self._expm1 = activation(scope, "expm1")
         scope.when_loaded(self._finish)
 
     def _finish(self) -> None:
@@ -41,7 +42,7 @@ class XIELU:
 
     def __call__(self, x: Tensor) -> Tensor:
         above = self._above * x * x
-        below = (torch.expm1(torch.minimum(x, self._eps)) - x) * self._below
+        below = (self._expm1(torch.minimum(x, self._eps)) - x) * self._below
         return torch.where(x > 0, above, below) + self._beta * x
 
 

@@ -10,6 +10,7 @@ from torch import Tensor
 from quire_attention import ForwardBatch
 from quire_models.gemma.model import scaled_embedding
 from quire_models.gemma2.config import Gemma2Config
+from quire_models.layers.activations import activation
 from quire_models.layers.attention import SelfAttention
 from quire_models.layers.blocks import SandwichBlock
 from quire_models.layers.decoder_lm import DecoderLM
@@ -59,8 +60,7 @@ class Gemma2ForCausalLM(DecoderLM):
         """
         super().__init__(config, scope, make_layer, OffsetRMSNorm)
         self.soft_cap = config.logits_soft_cap
-        if self.soft_cap is not None:
-            scope.wavering.append("tanh")
+        self._tanh = activation(scope, "tanh")
 
     def embed(self, batch: ForwardBatch) -> Tensor:
         """The embedding, scaled."""
@@ -70,4 +70,4 @@ class Gemma2ForCausalLM(DecoderLM):
     def compute_logits(self, hidden: Tensor) -> Tensor:
         """Logits, capped."""
         logits = super().compute_logits(hidden)
-        return logits if self.soft_cap is None else torch.tanh(logits / self.soft_cap) * self.soft_cap
+        return logits if self.soft_cap is None else self._tanh(logits / self.soft_cap) * self.soft_cap

@@ -29,11 +29,10 @@ def make_feed_forward(config: GroupedMoEConfig, layer: int, scope: Scope) -> Spa
     if not config.sparse_layers[layer]:
         return GatedMLP(scope, hidden, config.intermediate_size, act=act)
     bias = CorrectionBias(scope / "gate", config.num_experts)
-    scope.wavering.append("sigmoid")
 
-    def select(logits: Tensor) -> tuple[Tensor, Tensor]:
+    def select(scores: Tensor) -> tuple[Tensor, Tensor]:
         return grouped_sigmoid_topk(
-            logits,
+            scores,
             config.num_experts_per_tok,
             bias=bias.value,
             renormalize=config.renormalize,
@@ -42,7 +41,7 @@ def make_feed_forward(config: GroupedMoEConfig, layer: int, scope: Scope) -> Spa
             topk_groups=config.topk_group,
         )
 
-    router = Router(scope / "gate", hidden, config.num_experts, select)
+    router = Router(scope / "gate", hidden, config.num_experts, select, sigmoid=True)
     experts = FusedExperts(scope / "experts", config.num_experts, hidden, config.moe_intermediate_size, act=act)
     experts.accept_stacked(scope / "experts")
     shared = None

@@ -76,8 +76,6 @@ class SelfAttention:
         self._head_dim = config.head_dim
         self._clip = clip
         self._query_factor = query_factor
-        if query_factor is not None:
-            scope.wavering.append("factors of queries")
         rotary = (
             Rotary(scope, config.rotary_dim, head_dim=config.head_dim, interleaved=interleaved) if rotated else None
         )

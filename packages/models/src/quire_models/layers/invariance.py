@@ -14,14 +14,17 @@ BY_ROW = frozenset({("layer_norm", "torch")})
 
 
 def promised_by_ops(scope: Scope) -> bool:
-    """Every op of the network promises the same bits for itself, and nothing stands between them that does not.
+    """Every op of the network promises the same bits for itself.
+
+    What stands between ops copies numbers, or is of single operations that IEEE 754 rounds in one way. Other functions
+    of numbers are op `activation`: torch goes through a tensor by whole vectors and computes what is left over
+    otherwise, so that its exponentials and the like follow where a number stands, and how many threads there are.
 
     Args:
         scope: Of any layer of the network, all of whose layers have been made.
     """
-    if scope.quantization is not None or scope.wavering:
-        return False
-    backends = [*scope.chosen, scope.choose(scope.linear_method.op)[0]]
+    products = {scope.linear_method.op, *(method.op for method in scope.stored)}
+    backends = [*scope.chosen, *(scope.choose(op)[0] for op in products)]
     if scope.attentions:
         name = scope.attention_backend.name
         backends += [each for each in op_table().backends("paged_attention") if each.name == name]

@@ -6,34 +6,16 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
-import torch.nn.functional as F
 from torch import Tensor
 
+from quire_models.layers.activations import activation
 from quire_models.layers.linear import Linear, stack_weights
 from quire_models.layers.scope import Scope
 from quire_models.layers.shared_input import SharedInput
 from quire_models.layers.shared_rounding import SharedRounding
 from quire_ops import RoundedTokens
 
-__all__ = ["ACTIVATIONS", "MLP", "GatedMLP", "activation"]
-
-ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
-    "silu": F.silu,
-    "gelu": lambda x: F.gelu(x, approximate="tanh"),
-    "gelu_erf": F.gelu,
-    "relu": F.relu,
-    "relu2": lambda x: F.relu(x).square(),
-}
-"""Names of `quire_models.config_fields.HIDDEN_ACTS`, right-hand side -> function."""
-EXACT_ACTIVATIONS = frozenset({"relu", "relu2"})
-"""Those of single operations, which round in one way wherever a number stands."""
-
-
-def activation(scope: Scope, name: str) -> Callable[[Tensor], Tensor]:
-    """The function of that name, for a layer of the scope to compute by torch's operators."""
-    if name not in EXACT_ACTIVATIONS:
-        scope.wavering.append(name)
-    return ACTIVATIONS[name]
+__all__ = ["MLP", "GatedMLP"]
 
 
 class GatedMLP:
@@ -113,7 +95,7 @@ class MLP:
         names: tuple[str, str] = ("fc1", "fc2"),
     ) -> None:
         """Args:
-        act: A name of `ACTIVATIONS`, or the function.
+        act: A name of `activation`, or the function, which may write over what it is given.
         names: Of the two matrices, in the order in which they are used.
         """
         self.up = Linear(scope / names[0], size, inner, bias=bias)

@@ -36,7 +36,7 @@ class FusedExperts:
     """Gated feed-forward networks of one shape, through op `fused_moe` where it takes their weights, which are by the
     linear method of the scope."""
 
-    __slots__ = ("_act", "_adapters", "_limit", "_name", "_run", "_scope", "choice", "down", "gate", "up")
+    __slots__ = ("_act", "_adapters", "_gate_op", "_limit", "_name", "_run", "_scope", "choice", "down", "gate", "up")
 
     def __init__(
         self,
@@ -63,6 +63,8 @@ class FusedExperts:
         self.down = [Linear(one / down, inner, size, bias=bias) for one in each]
         self._scope, self._act, self._limit = scope, act, limit
         self._run: RunExperts
+        self._gate_op: Callable[..., Tensor]
+        """Between gate, up and down where each expert goes through its own layers."""
         self.choice: ExpertsChoice | None = None
         """Set once weights are loaded."""
         scope.experts.append(self)
@@ -121,6 +123,7 @@ class FusedExperts:
             fused_moe = self._scope.op("fused_moe")
             self._run = fused_moe(Experts(gate=gate, up=up, down=down, activation=self._act, limit=self._limit))
         else:
+            self._gate_op = self._scope.op("activation" if self._act == "swigluoai" else f"{self._act}_and_mul")
             self._run = self._one_by_one
 
     def _one_by_one(self, x: Tensor, topk_ids: Tensor, topk_weights: Tensor) -> Tensor:
@@ -135,8 +138,8 @@ class FusedExperts:
 
     def _activated(self, gate: Tensor, up: Tensor) -> Tensor:
         if self._act == "swigluoai":
-            return swigluoai_and_mul(gate, up, self._limit)
-        out: Tensor = self._scope.op(f"{self._act}_and_mul")(gate, up)
+            return swigluoai_and_mul(gate, up, self._limit, partial(self._gate_op, name="sigmoid"))
+        out: Tensor = self._gate_op(gate, up)
         return out
 
     def __call__(self, x: Tensor, topk_ids: Tensor, topk_weights: Tensor) -> Tensor:

@@ -1,9 +1,8 @@
 """How tokens choose their experts: router logits [T, E] float32 -> which experts, and how much each one counts.
 
 Every function returns (topk_ids [T, K] int64, topk_weights [T, K] float32), as op `fused_moe` takes them. A row's
-choice depends on that row alone, to the bit where the choice is by softmax: torch's softmax of the last dimension, its
-largest and their sum go through a row in one way, however many rows there are. Its sigmoid does not: what is left over
-behind whole vectors is computed otherwise.
+choice depends on that row alone, to the bit: torch's softmax of the last dimension, its largest and their sum go
+through a row in one way, however many rows there are. Its sigmoid does not, so that is an op, see `Router`.
 
 Shape legend: T tokens of the step, E experts, K experts per token.
 """
@@ -15,6 +14,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from quire_models.layers.activations import activation
 from quire_models.layers.scope import Parameter, Scope
 
 __all__ = [
@@ -30,7 +30,7 @@ __all__ = [
 ]
 
 Select = Callable[[Tensor], tuple[Tensor, Tensor]]
-"""logits [T, E] -> (topk_ids, topk_weights) [T, K]."""
+"""Logits, or scores, [T, E] -> (topk_ids, topk_weights) [T, K]."""
 
 
 def softmax_topk(logits: Tensor, k: int, *, renormalize: bool) -> tuple[Tensor, Tensor]:
@@ -66,18 +66,18 @@ def topk_softmax(logits: Tensor, k: int) -> tuple[Tensor, Tensor]:
 
 
 def sigmoid_topk(
-    logits: Tensor, k: int, *, bias: Tensor | None, renormalize: bool, scale: float
+    scores: Tensor, k: int, *, bias: Tensor | None, renormalize: bool, scale: float
 ) -> tuple[Tensor, Tensor]:
-    """Each expert scored on its own; the bias decides who is chosen, never how much it counts (Wang et al. 2024)."""
-    return _weigh(torch.sigmoid(logits), None, k, bias, renormalize, scale)
+    """Each expert scored on its own, by the sigmoid of its logit; the bias decides who is chosen, never how much it
+    counts (Wang et al. 2024)."""
+    return _weigh(scores, None, k, bias, renormalize, scale)
 
 
 def grouped_sigmoid_topk(
-    logits: Tensor, k: int, *, bias: Tensor, renormalize: bool, scale: float, num_groups: int, topk_groups: int
+    scores: Tensor, k: int, *, bias: Tensor, renormalize: bool, scale: float, num_groups: int, topk_groups: int
 ) -> tuple[Tensor, Tensor]:
     """As `sigmoid_topk`, from the `topk_groups` groups of experts whose two best are best (DeepSeek-V3, sec. 2.1.2)."""
-    scores = torch.sigmoid(logits)
-    groups = (scores + bias).view(len(logits), num_groups, -1)
+    groups = (scores + bias).view(len(scores), num_groups, -1)
     best = groups.topk(2, dim=-1).values.sum(dim=-1)  # [T, groups]
     chosen = torch.zeros_like(best, dtype=torch.bool).scatter_(1, best.topk(topk_groups, dim=-1).indices, True)
     allowed = chosen[:, :, None].expand_as(groups).reshape(scores.shape)
@@ -117,10 +117,16 @@ class CorrectionBias:
 class Router:
     """x [T, size] -> the experts of each token. Its weight is never quantized; logits are kept as wide as summed."""
 
-    __slots__ = ("_bias", "_bias_parameter", "_linear", "_parameter", "_select", "_weight")
+    __slots__ = ("_bias", "_bias_parameter", "_linear", "_parameter", "_select", "_sigmoid", "_weight")
 
-    def __init__(self, scope: Scope, size: int, num_experts: int, select: Select, *, bias: bool = False) -> None:
+    def __init__(
+        self, scope: Scope, size: int, num_experts: int, select: Select, *, bias: bool = False, sigmoid: bool = False
+    ) -> None:
+        """Args:
+        sigmoid: `select` takes the sigmoids of the logits.
+        """
         self._linear = scope.op("lm_head")
+        self._sigmoid = activation(scope, "sigmoid") if sigmoid else None
         self._select = select
         self._parameter = scope.parameter("weight", num_experts, size)
         self._bias_parameter: Parameter | None = scope.parameter("bias", num_experts) if bias else None
@@ -145,4 +151,6 @@ class Router:
 
     def __call__(self, x: Tensor) -> tuple[Tensor, Tensor]:
         logits: Tensor = self._linear(x, self._weight)
-        return self._select(logits if self._bias is None else logits + self._bias)
+        if self._bias is not None:
+            logits = logits + self._bias
+        return self._select(logits if self._sigmoid is None else self._sigmoid(logits))

@@ -129,10 +129,6 @@ class Scope:
     """Name in the checkpoint -> what it stands for."""
     chosen: list[OpBackend] = field(default_factory=list)
     """The backends of every op that a layer bound; shared by all scopes of a network."""
-    wavering: list[str] = field(default_factory=list)
-    """What layers compute by torch's operators and not to the same bits everywhere: torch goes through all numbers of
-    a tensor by whole vectors, and computes what is left over otherwise, so that exponentials, sigmoids and the like
-    follow where a number stands, and how many threads there are. Shared by all scopes of a network."""
     finishers: list[Callable[[], None]] = field(default_factory=list)
     """Called once all parameters are loaded, in the order in which layers were made."""
     attentions: dict[str, Attention] = field(default_factory=dict)

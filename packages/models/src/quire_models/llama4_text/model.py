@@ -9,12 +9,14 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from quire_models.layers.activations import activation
 from quire_models.layers.attention import HeadNorms, SelfAttention
 from quire_models.layers.blocks import PreNormBlock
 from quire_models.layers.decoder_lm import DecoderLM
 from quire_models.layers.mlp import GatedMLP
 from quire_models.layers.moe import FusedExperts, pre_norm_block
 from quire_models.layers.norm import RMSNorm
+from quire_models.layers.query_growth import QueryGrowth
 from quire_models.layers.routing import Router
 from quire_models.layers.scope import Scope
 from quire_models.llama4_text.config import Llama4Config
@@ -46,11 +48,12 @@ class WeightedInputMoE:
         hidden, inner, act = config.hidden_size, config.moe_intermediate_size, config.hidden_act
         per_token = config.num_experts_per_tok
 
+        sigmoid = activation(scope, "sigmoid")
+
         def select(logits: Tensor) -> tuple[Tensor, Tensor]:
             chosen, ids = torch.topk(logits, per_token, dim=-1)
-            return ids, torch.sigmoid(chosen)
+            return ids, sigmoid(chosen)
 
-        scope.wavering.append("sigmoid")
         self._router = Router(scope / "router", hidden, config.num_experts, select)
         self._experts = FusedExperts(scope / "experts", config.num_experts, hidden, inner, act=act)
         self._experts.accept_stacked(scope / "experts", inputs_first=True)
@@ -70,9 +73,9 @@ def make_layer(config: Llama4Config, layer: int, scope: Scope) -> PreNormBlock:
         norm = PlainNorm(scope, config.head_dim, config.rms_norm_eps)
         norms = HeadNorms(norm, norm, after_rotation=True)
 
-    def query_factor(positions: Tensor) -> Tensor:
-        return 1 + config.attn_scale * torch.log1p(((positions + 1) // config.floor_scale).float())
-
+    growth = None
+    if config.attn_scale and not rotated:
+        growth = QueryGrowth(config.attn_scale, config.floor_scale, config.max_model_len, scope.device, offset=1)
     attention = SelfAttention(
         config,
         layer,
@@ -80,7 +83,7 @@ def make_layer(config: Llama4Config, layer: int, scope: Scope) -> PreNormBlock:
         rotated=rotated,
         interleaved=True,
         norms=norms,
-        query_factor=query_factor if config.attn_scale and not rotated else None,
+        query_factor=growth,
         chunk_tokens=config.chunks[layer],
     )
     inner = scope / "feed_forward"

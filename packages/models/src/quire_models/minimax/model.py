@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from quire_attention import ForwardBatch
+from quire_models.layers.activations import activation
 from quire_models.layers.attention import SelfAttention
 from quire_models.layers.linear import Linear
-from quire_models.layers.mlp import activation
 from quire_models.layers.norm import RMSNorm
 from quire_models.layers.recurrent_lm import RecurrentLM
 from quire_models.layers.scope import Scope
@@ -45,7 +45,7 @@ class LightningAttention:
         self.norm = RMSNorm(scope / "norm", inner, NORM_EPS)
         self.out_proj = Linear(scope / "out_proj", inner, hidden)
         self._act = activation(scope, config.hidden_act)
-        scope.wavering.append("sigmoid")
+        self._gate = scope.op("sigmoid_and_mul")
         self._scan = scope.op("mamba2_scan")
         self._decay = -head_slopes(heads, layer, config.num_layers).to(scope.device)
         self._zeros = torch.zeros(heads, device=scope.device)
@@ -57,7 +57,7 @@ class LightningAttention:
         out = self._scan(
             value, steps, self._decay, key, query, self._zeros, self._zeros, state, layout, dt_limit=(1.0, 1.0)
         )
-        return self.out_proj(torch.sigmoid(self.output_gate(x)) * self.norm(out.flatten(1)))
+        return self.out_proj(self._gate(self.output_gate(x), self.norm(out.flatten(1))))
 
 
 def head_slopes(heads: int, layer: int, num_layers: int) -> Tensor:

@@ -19,12 +19,11 @@ __all__ = ["MiniMaxM2ForCausalLM"]
 def make_moe(config: MoEConfig, scope: Scope) -> SparseMoE:
     """The best experts by score and bias, their scores made to sum to one."""
     bias = CorrectionBias(scope, config.num_experts)
-    scope.wavering.append("sigmoid")
 
-    def select(logits: Tensor) -> tuple[Tensor, Tensor]:
-        return sigmoid_topk(logits, config.num_experts_per_tok, bias=bias.value, renormalize=True, scale=1.0)
+    def select(scores: Tensor) -> tuple[Tensor, Tensor]:
+        return sigmoid_topk(scores, config.num_experts_per_tok, bias=bias.value, renormalize=True, scale=1.0)
 
-    router = Router(scope / "gate", config.hidden_size, config.num_experts, select)
+    router = Router(scope / "gate", config.hidden_size, config.num_experts, select, sigmoid=True)
     experts = FusedExperts(
         scope / "experts",
         config.num_experts,

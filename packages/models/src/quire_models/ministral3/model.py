@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import torch
-from torch import Tensor
-
 from quire_models.layers.attention import SelfAttention
 from quire_models.layers.blocks import PreNormBlock
 from quire_models.layers.decoder_lm import DecoderLM
 from quire_models.layers.mlp import GatedMLP
 from quire_models.layers.norm import RMSNorm
+from quire_models.layers.query_growth import QueryGrowth
 from quire_models.layers.scope import Scope
 from quire_models.ministral3.config import Ministral3Config
 
@@ -21,10 +19,7 @@ def make_layer(config: Ministral3Config, layer: int, scope: Scope) -> PreNormBlo
     hidden, eps = config.hidden_size, config.rms_norm_eps
     beta, context = config.query_scaling_beta, config.rope.original_max_position_embeddings
 
-    def query_factor(positions: Tensor) -> Tensor:
-        return 1 + beta * torch.log1p((positions // context).float())
-
-    factor = query_factor if beta else None
+    factor = QueryGrowth(beta, context, config.max_model_len, scope.device) if beta else None
     return PreNormBlock(
         input_norm=RMSNorm(scope / "input_layernorm", hidden, eps),
         attention=SelfAttention(config, layer, scope / "self_attn", query_factor=factor),

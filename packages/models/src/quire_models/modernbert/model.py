@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 
 from quire_attention import EncoderBatch
+from quire_models.layers.activations import activation
 from quire_models.layers.encoder import EncoderAttention, ProjectionNames
 from quire_models.layers.encoder_only import EncoderOnly
 from quire_models.layers.linear import Embedding, Linear
-from quire_models.layers.mlp import ACTIVATIONS
 from quire_models.layers.norm import LayerNorm
 from quire_models.layers.rotary import Rotary, RotaryTable
 from quire_models.layers.scope import Scope
@@ -43,7 +43,7 @@ class ModernBertLayer:
         self.gate = Linear(scope / "mlp" / "gate", hidden, inner, bias=bias)
         self.up = Linear(scope / "mlp" / "up", hidden, inner, bias=bias)
         self.down = Linear(scope / "mlp" / "Wo", inner, hidden, bias=bias)
-        self.act = ACTIVATIONS[config.hidden_act]
+        self.act = activation(scope, config.hidden_act)
 
     def __call__(self, x: Tensor, batch: EncoderBatch, cos: Tensor, sin: Tensor) -> Tensor:
         normed = x if self.attention_norm is None else self.attention_norm(x)

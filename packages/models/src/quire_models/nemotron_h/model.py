@@ -13,10 +13,11 @@ import torch
 from torch import Tensor
 
 from quire_attention import ForwardBatch
+from quire_models.layers.activations import activation
 from quire_models.layers.attention import SelfAttention
 from quire_models.layers.linear import Linear
 from quire_models.layers.mamba2 import Mamba2Mixer
-from quire_models.layers.mlp import MLP, activation
+from quire_models.layers.mlp import MLP
 from quire_models.layers.norm import RMSNorm
 from quire_models.layers.recurrent_lm import RecurrentLM
 from quire_models.layers.routing import CorrectionBias, Router, grouped_sigmoid_topk
@@ -52,11 +53,10 @@ class NemotronHMoE:
     def __init__(self, config: NemotronHConfig, scope: Scope) -> None:
         hidden, taken, act = config.hidden_size, config.expert_input_size, config.hidden_act
         bias = CorrectionBias(scope / "gate", config.num_experts)
-        scope.wavering.append("sigmoid")
 
-        def select(logits: Tensor) -> tuple[Tensor, Tensor]:
+        def select(scores: Tensor) -> tuple[Tensor, Tensor]:
             return grouped_sigmoid_topk(
-                logits,
+                scores,
                 config.num_experts_per_tok,
                 bias=bias.value,
                 renormalize=config.renormalize,
@@ -65,7 +65,7 @@ class NemotronHMoE:
                 topk_groups=config.topk_group,
             )
 
-        self.router = Router(scope / "gate", hidden, config.num_experts, select)
+        self.router = Router(scope / "gate", hidden, config.num_experts, select, sigmoid=True)
         self.experts = UngatedExperts(
             scope / "experts", config.num_experts, taken, config.moe_intermediate_size, config.hidden_act
         )

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from quire_attention import AttentionMetadata, ForwardBatch
+from quire_models.layers.activations import activation
 from quire_models.layers.linear import Linear
-from quire_models.layers.mlp import ACTIVATIONS
 from quire_models.layers.norm import LayerNorm
 from quire_models.layers.recurrent_lm import RecurrentLM
 from quire_models.layers.scope import Scope
@@ -57,7 +57,8 @@ class RwkvLayer:
         self.time_shift = TokenShift(time, hidden, ("key", "value", "receptance"))
         self.key, self.value, self.receptance = (Linear(time / n, hidden, size) for n in ("key", "value", "receptance"))
         self.output = Linear(time / "output", size, hidden)
-        scope.wavering.append("sigmoid")
+        self._weigh = scope.op("sigmoid_and_mul")
+        self._relu2 = activation(scope, "relu2")
         self._decay = time.parameter("time_decay", size, dtype=torch.float32)
         self._first = time.parameter("time_first", size, dtype=torch.float32)
         self._wkv = scope.op("wkv")
@@ -78,10 +79,11 @@ class RwkvLayer:
             x = self.outer_norm(x)
         key, value, receptance = self.time_shift(self.time_norm(x), time_state, layout)
         mixed = self._wkv(self.key(key), self.value(value), self.decay, self.first, wkv_state, layout)
-        x = x + self.output(torch.sigmoid(self.receptance(receptance)) * mixed)
+        x = x + self.output(self._weigh(self.receptance(receptance), mixed))
         key, receptance = self.channel_shift(self.channel_norm(x), channel_state, layout)
-        inner = self.channel_value(ACTIVATIONS["relu2"](self.channel_key(key)))
-        return x + torch.sigmoid(self.channel_receptance(receptance)) * inner
+        inner = self.channel_value(self._relu2(self.channel_key(key)))
+        weighed: Tensor = self._weigh(self.channel_receptance(receptance), inner)
+        return x + weighed
 
 
 class RwkvForCausalLM(RecurrentLM):

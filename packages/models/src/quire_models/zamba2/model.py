@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 
 from quire_attention import ForwardBatch
+from quire_models.layers.activations import activation
 from quire_models.layers.linear import Linear
 from quire_models.layers.mamba2 import Mamba2Mixer
-from quire_models.layers.mlp import activation
 from quire_models.layers.norm import RMSNorm
 from quire_models.layers.recurrent_lm import RecurrentLM
 from quire_models.layers.rotary import Rotary

@@ -1,0 +1,27 @@
+"""Functions of single numbers between products."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+import torch.nn.functional as F
+from torch import Tensor
+
+from quire_models.layers.scope import Scope
+
+__all__ = ["activation"]
+
+_EXACT: dict[str, Callable[[Tensor], Tensor]] = {"relu": F.relu, "relu2": lambda x: F.relu(x).square()}
+"""Those of operations that round in one way, whoever does them."""
+
+
+def activation(scope: Scope, name: str) -> Callable[[Tensor], Tensor]:
+    """x [...] -> like x, which it may write over.
+
+    Args:
+        scope: Of the layer that computes it.
+        name: One of op `activation`, "relu" or "relu2", its square. The right-hand sides of
+            `quire_models.config_fields.HIDDEN_ACTS` are among them.
+    """
+    return _EXACT[name] if name in _EXACT else partial(scope.op("activation"), name=name)
