@@ -87,10 +87,10 @@ protected:
         const int position = position_of(c), from = seen.begin - piece, to = seen.end - piece;
         const float scale = a_.scale * a_.cache.head_scale(0, head_);
         const float slope = a_.slopes ? a_.slopes[head_ * group_ + c % group_] : 0.0f;
-        for (int t = from; a_.soft_cap > 0 && t < to; ++t)
-            weights[t] = a_.soft_cap * std::tanh(weights[t] * scale / a_.soft_cap);
-        const float factor = a_.soft_cap > 0 ? 1.0f : scale;
-        for (int t = 0; t < kPiece; t += kLanes) store(weights + t, load(weights + t) * factor);
+        for (int t = 0; t < kPiece; t += kLanes) {
+            const Floats score = load(weights + t) * scale;
+            store(weights + t, a_.soft_cap > 0 ? tanh(score / a_.soft_cap) * a_.soft_cap : score);
+        }
         for (int t = from; slope != 0.0f && t < to; ++t) weights[t] -= slope * static_cast<float>(position - piece - t);
         std::fill(weights, weights + from, -INFINITY);
         std::fill(weights + to, weights + kPiece, -INFINITY);
