@@ -19,6 +19,7 @@ ODD_SIZES = {"hidden_size": 60, "num_attention_heads": 3, "num_key_value_heads":
 PROMISED = [
     "ArceeForCausalLM",
     "CohereForCausalLM",
+    "DeepseekV2ForCausalLM",
     "Exaone4ForCausalLM",
     "GemmaForCausalLM",
     "Glm4ForCausalLM",
