@@ -214,6 +214,39 @@ void check_attention(int dtype, int heads, int kv_heads, int dim, int window, fl
     check("attention", got, expected);
 }
 
+// One row for a token, the beginning of a longer one: a decode, a prompt, and a chunk of one.
+void check_latent_attention(int dtype, int heads, int width, int rank) {
+    const int32_t starts[] = {0, 1, 20, 27}, lengths[] = {1100, 19, 75};
+    const int block_size = 7, stride = 158, num_blocks = 3 * stride, tokens = 27, apart = width + 3;
+    std::vector<int32_t> table(num_blocks);
+    for (int i = 0; i < num_blocks; ++i) table[i] = i;
+    std::shuffle(table.begin(), table.end(), generator);
+    Numbers query(dtype, tokens * heads * width, 1.0), rows(dtype, num_blocks * block_size * apart, 1.0);
+    Numbers got(dtype, tokens * heads * rank);
+    const double scale = 1 / std::sqrt(width);
+    std::vector<double> expected(tokens * heads * rank, 0.0);
+    for (int s = 0; s < 3; ++s)
+        for (int t = starts[s]; t < starts[s + 1]; ++t)
+            for (int h = 0; h < heads; ++h) {
+                double total = 0.0;
+                std::vector<double> out(rank, 0.0);
+                for (int p = 0; p <= lengths[s] - starts[s + 1] + t; ++p) {
+                    const int64_t row = (table[s * stride + p / block_size] * block_size + p % block_size) * apart;
+                    double score = 0.0;
+                    for (int d = 0; d < width; ++d) score += query[(t * heads + h) * width + d] * rows[row + d];
+                    const double weight = std::exp(score * scale);
+                    total += weight;
+                    for (int d = 0; d < rank; ++d) out[d] += weight * rows[row + d];
+                }
+                for (int d = 0; d < rank; ++d) expected[(t * heads + h) * rank + d] = out[d] / total;
+            }
+    const int64_t block_bytes = static_cast<int64_t>(rows.bytes.size()) / num_blocks;
+    quire_latent_attention(dtype, query.data(), rows.data(), got.data(), table.data(), stride, starts, lengths, 3, heads,
+                           width, rank, block_size, block_bytes / block_size, block_bytes, static_cast<float>(scale),
+                           nullptr, 0);
+    check("latent attention", got, expected);
+}
+
 }  // namespace
 
 int main() {
@@ -232,6 +265,8 @@ int main() {
         check_attention(dtype, 4, 2, 64, 0, 0.0f);
         check_attention(dtype, 6, 2, 20, 50, 0.0f);
         check_attention(dtype, 8, 1, 128, 7, 5.0f);
+        check_latent_attention(dtype, 3, 37, 21);
+        check_latent_attention(dtype, 32, 96, 64);
     }
     std::printf("%d failures\n", failures);
     return failures != 0;

@@ -16,6 +16,7 @@ from quire_kernels_cpu.decode_step import decode_step
 from quire_kernels_cpu.decoder import MAX_HEAD_DIM, MAX_QUERIES_PER_KV_HEAD, cache_format, decoder_stack, path_pointer
 from quire_kernels_cpu.drawing import draw, draw_masked
 from quire_kernels_cpu.dtypes import DTYPES
+from quire_kernels_cpu.latent import head_linear, latent_attention
 from quire_kernels_cpu.lora import lora_linear
 from quire_kernels_cpu.matrix import Matrix
 from quire_kernels_cpu.moe import fused_moe
@@ -39,7 +40,9 @@ __all__ = [
     "backends",
     "gelu_and_mul",
     "grouped_linear",
+    "head_linear",
     "int8_linear",
+    "latent_attention",
     "linear",
     "lm_head",
     "lm_head_argmax",
@@ -82,6 +85,8 @@ def backends() -> list[OpBackend]:
         sigmoid_and_mul,
         write_kv_cache,
         paged_attention,
+        head_linear,
+        latent_attention,
         decoder_stack,
         decode_step,
         draw,
@@ -104,7 +109,7 @@ def backends() -> list[OpBackend]:
             sizes=_ATTENTION_SIZES if function in (paged_attention, decoder_stack, decode_step) else SIZES,
             cache_dtypes=_QUANTIZED_CACHES if function in (paged_attention, decoder_stack, decode_step) else None,
             batch_invariant=True,
-            trees=function in (paged_attention, decoder_stack),
+            trees=function in (paged_attention, latent_attention, decoder_stack),
             unavailable=unavailable(),
         )
         for function in functions

@@ -23,6 +23,7 @@ PROMISED = [
     "ArceeForCausalLM",
     "BloomForCausalLM",
     "CohereForCausalLM",
+    "DeepseekV2ForCausalLM",
     "Exaone4ForCausalLM",
     "FalconForCausalLM",
     "GPT2LMHeadModel",

@@ -64,6 +64,17 @@ def test_linear(backend: OpBackend, dtype: torch.dtype, rows: int, bias: bool) -
     check(backend.function(x, weight, offset), ref.linear(x, weight, offset))
 
 
+@cases("head_linear")
+@pytest.mark.parametrize("rows", [1, 3, 40])
+@pytest.mark.parametrize("shape", [(5, 33, 70), (16, 64, 32), (1, 1, 3)])
+def test_head_linear(backend: OpBackend, dtype: torch.dtype, rows: int, shape: tuple[int, int, int]) -> None:
+    heads, outputs, inputs = shape
+    x, weight = random(rows, heads, inputs + 2, dtype=dtype), random(heads, outputs + 4, inputs, dtype=dtype, seed=1)
+    for tokens in (x[..., :inputs], x[..., 2:].contiguous()):
+        for of_heads in (weight[:, 4:], weight.transpose(1, 2).contiguous().transpose(1, 2)[:, 4:]):
+            check(backend.function(tokens, of_heads), ref.head_linear(tokens, of_heads))
+
+
 def whole_numbers(*shape: int, dtype: torch.dtype, seed: int) -> Tensor:
     """Of which sums are exact in every order, so that equal logits, of which there are many, are equal indeed."""
     return torch.randint(-1, 2, shape, generator=torch.Generator().manual_seed(seed)).to(dtype)

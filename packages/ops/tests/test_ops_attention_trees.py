@@ -92,3 +92,6 @@ def test_latent_attention_sees_paths(backend: OpBackend) -> None:
         copied, line = alone(cache, layout.block_table[0 if token < LENS[0][0] else 2], places, 1)
         expected = ref.latent_attention(query[token : token + 1].double(), copied.double(), line, scale=0.3, rank=16)
         assert (got[token] - expected[0]).abs().max() < 5e-6
+        if backend.batch_invariant:
+            alone_again = backend.function(query[token : token + 1], copied, line, scale=0.3, rank=16)
+            assert torch.equal(got[token], alone_again[0])

@@ -19,7 +19,7 @@ namespace quire {
 constexpr int kPiece = 64;          // tokens of the cache at a time: their keys and values stay in the first-level cache
 constexpr int kSegment = 1024;      // tokens that a thread may take for itself; a multiple of kPiece
 constexpr int kMaxColumns = 512;    // columns of a task
-constexpr int kMaxHeadDim = 256;
+constexpr int kLatentColumns = 128; // of a task over latents, whose values are long
 
 template <typename T>
 struct Attention {
@@ -93,9 +93,11 @@ class ReadAhead {
 public:
     ReadAhead() = default;
     ReadAhead(const PagedCache& cache, const CacheRows& rows, int heads, Span tokens)
-        : cache_(&cache), rows_(rows), position_(tokens.begin), end_(tokens.end), parts_(2 * heads), part_(-1) {}
+        : cache_(&cache), rows_(rows), position_(tokens.begin), end_(tokens.end), parts_(cache.latent ? 1 : 2 * heads),
+          part_(-1) {}
 
     void fetch(int lines) {
+        if (position_ >= end_ && at_ >= stop_) return;  // all of it
         for (; lines > 0; --lines, at_ += 64) {
             if (at_ >= stop_ && !next_run()) return;
             __builtin_prefetch(at_, 0, 2);
@@ -115,7 +117,7 @@ private:
             return false;
         }
         if (part_ == 0) run_ = std::min(rows_.block_end(position_), end_) - position_;
-        const int heads = parts_ / 2, is_value = part_ >= heads;
+        const int heads = (parts_ + 1) / 2, is_value = part_ >= heads;
         at_ = rows_.at(position_) + is_value * cache_->value_offset() + (part_ - is_value * heads) * cache_->head_bytes();
         stop_ = at_ + run_ * cache_->row_bytes;
         return true;
@@ -162,20 +164,23 @@ __attribute__((noinline)) inline void merge(const Column& into, const Column& fr
 inline void add_sink(const Column& column, float score) { *column.total += exp(splat(score - *column.top))[0]; }
 
 struct AttentionScratch {
-    Buffer keys, values, queries, outputs, weights, scores, state, row_scales;
+    Buffer keys, values, queries, outputs, weights, scores, state, row_scales, column;
 };
 
-// The results of segments until they are merged: for each task 16 columns of D numbers, their tops and their totals.
+// The results of segments until they are merged: for each task some columns of D numbers, their tops and their totals.
 struct Partials {
     float* data = nullptr;
-    int head_dim = 0;
+    int columns, value_dim;
 
-    static constexpr int kColumns = 16;
-    int64_t size() const { return kColumns * (static_cast<int64_t>(head_dim + kLanes - 1) / kLanes * kLanes + 2); }
+    explicit Partials(const PagedCache& cache) : columns(most_columns(cache)), value_dim(cache.value_dim) {}
+
+    // Of a task whose segments may be different threads' work. Latents have many columns, and little else to share.
+    static int most_columns(const PagedCache& cache) { return cache.latent ? kLatentColumns : 16; }
+    int64_t padded() const { return static_cast<int64_t>(value_dim + kLanes - 1) / kLanes * kLanes; }
+    int64_t size() const { return columns * (padded() + 2); }
     Column column(int64_t task, int column) const {
         float* of_task = data + task * size();
-        const int64_t padded = (head_dim + kLanes - 1) / kLanes * kLanes;
-        return {of_task + column, of_task + kColumns + column, of_task + 2 * kColumns + column * padded, kLanes};
+        return {of_task + column, of_task + columns + column, of_task + 2 * columns + column * padded(), kLanes};
     }
 };
 
@@ -183,7 +188,9 @@ struct Partials {
 template <typename T>
 class AttentionTasks {
 public:
-    AttentionTasks(const Attention<T>& a, int threads) : a_(a), per_task_(std::max(1, kMaxColumns / a.group())) {
+    AttentionTasks(const Attention<T>& a, int threads)
+        : a_(a), per_task_(std::max(1, (a.cache.latent ? kLatentColumns : kMaxColumns) / a.group())),
+          widest_(a.cache.latent ? 1 : kTile) {
         // Long runs of memory are the fastest to read: as many heads together as share a tile. But every thread should
         // find some tasks, and a long sequence is cut before its heads are.
         split_ = count_tasks() < 4 * threads;
@@ -216,12 +223,12 @@ public:
     }
 
 private:
-    bool is_narrow(int s) const { return a_.queries(s) * a_.group() <= Partials::kColumns; }
+    bool is_narrow(int s) const { return a_.queries(s) * a_.group() <= Partials::most_columns(a_.cache); }
     bool is_split(int s) const { return split_ && is_narrow(s) && a_.kv_lens[s] > kSegment; }
     int runs_of(int s) const { return (a_.queries(s) + per_task_ - 1) / per_task_; }
     int heads_of(int s) const {
         int heads = 1;
-        while (heads * 2 <= widest_ && heads * 2 * a_.queries(s) * a_.group() <= Partials::kColumns &&
+        while (heads * 2 <= widest_ && heads * 2 * a_.queries(s) * a_.group() <= kTile &&
                a_.cache.num_kv_heads % (heads * 2) == 0)
             heads *= 2;
         return heads;
@@ -245,14 +252,21 @@ private:
     const Attention<T>& a_;
     const int per_task_;
     bool split_ = false;
-    int widest_ = Partials::kColumns, place_ = 0;
+    int widest_, place_ = 0;
     int64_t count_ = 0, begin_ = 0;
 };
+
+// Has latents read by as few parts of their heads, each of which goes through all the rows, as give every thread something
+// to do.
+template <typename T>
+void part_heads(Attention<T>& a, int threads) {
+    while (a.group() % kTile == 0 && AttentionTasks<T>(a, threads).count() < 2 * threads) a.cache.num_kv_heads *= 2;
+}
 
 // What one task gives for one of its columns, to its place in `out` or, for a segment, to the partial results.
 template <typename T>
 void write_column(const Attention<T>& a, const AttentionTask& task, int query, int head, const Column& column) {
-    const int dim = a.cache.head_dim;
+    const int dim = a.cache.value_dim;
     if (a.sinks) add_sink(column, a.sinks[head]);
     const float inverse = a.cache.head_scale(1, head / a.group()) / *column.total;
     T* to = a.out + (a.query_start_loc[task.sequence] + query) * a.out_stride + static_cast<int64_t>(head) * dim;
@@ -309,7 +323,7 @@ inline const int32_t* by_work(const int32_t* query_start_loc, const int32_t* kv_
 template <typename T>
 void merge_segments(const Attention<T>& a, const Partials& partials) {
     AttentionTasks<T> tasks(a, omp_get_num_threads());
-    const int group = a.group(), vectors = (a.cache.head_dim + kLanes - 1) / kLanes;
+    const int group = a.group(), vectors = static_cast<int>(partials.padded()) / kLanes;
     const Range share = my_share(tasks.count());
     for (int64_t i = share.begin; i < share.end; ++i) {
         const AttentionTask task = tasks.at(i);
@@ -331,7 +345,7 @@ void merge_segments(const Attention<T>& a, const Partials& partials) {
 template <typename T>
 void attention(const Attention<T>& a, AttentionScratch& scratch, Claimer& claimer, Buffer& shared) {
     AttentionTasks<T> tasks(a, omp_get_num_threads());
-    Partials partials{nullptr, a.cache.head_dim};
+    Partials partials(a.cache);
     const bool split = tasks.any_split();
     if (split) {
 #pragma omp single

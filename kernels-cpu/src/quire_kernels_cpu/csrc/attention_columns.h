@@ -16,9 +16,9 @@ class ColumnAttention {
 public:
     ColumnAttention(const Attention<T>& a, const AttentionTask& task, AttentionScratch& scratch)
         : a_(a), task_(task), group_(a.group()), padded_((a.cache.head_dim + kLanes - 1) / kLanes * kLanes),
-          columns_((task.last - task.first) * group_), all_columns_(columns_ * task.num_kv_heads),
+          value_padded_((a.cache.value_dim + kLanes - 1) / kLanes * kLanes), columns_((task.last - task.first) * group_), all_columns_(columns_ * task.num_kv_heads),
           is_tree_(a.is_tree(task.sequence)) {
-        outputs_ = scratch.outputs.get<float>(2 * all_columns_ * padded_);
+        outputs_ = scratch.outputs.get<float>(2 * all_columns_ * value_padded_);
         state_ = scratch.state.get<float>(4 * all_columns_);
     }
 
@@ -63,7 +63,7 @@ public:
                     const Column to = partials.column(index, entered_ + c);
                     *to.top = *result.top;
                     *to.total = *result.total;
-                    std::memcpy(to.out, result.out, padded_ * sizeof(float));
+                    std::memcpy(to.out, result.out, value_padded_ * sizeof(float));
                 }
             }
         }
@@ -122,7 +122,7 @@ protected:
 
     const Attention<T>& a_;
     const AttentionTask& task_;
-    const int group_, padded_, columns_, all_columns_;
+    const int group_, padded_, value_padded_, columns_, all_columns_;
     const bool is_tree_;
     int head_ = 0, entered_ = 0;  // the head at hand, and the task's columns before its own
     ReadAhead ahead_;
@@ -137,7 +137,7 @@ private:
 
     Column column_of_all(int which, int c) const {
         float* state = state_ + which * 2 * all_columns_;
-        return {state + c, state + all_columns_ + c, outputs_ + (which * all_columns_ + c) * padded_, kLanes};
+        return {state + c, state + all_columns_ + c, outputs_ + (which * all_columns_ + c) * value_padded_, kLanes};
     }
 
     // Where the keys of the tokens [begin, end) of a piece are.
@@ -152,14 +152,14 @@ private:
             const Column of = column_of_all(which, c);
             *of.top = -INFINITY;
             *of.total = 0.0f;
-            std::fill(of.out, of.out + padded_, 0.0f);
+            std::fill(of.out, of.out + value_padded_, 0.0f);
         }
     }
 
     // Puts the segment at hand behind those before it.
     void keep(bool there_are_some) {
         if (!there_are_some) clear(1);
-        for (int c = 0; c < all_columns_; ++c) merge(column_of_all(1, c), column_of_all(0, c), padded_ / kLanes);
+        for (int c = 0; c < all_columns_; ++c) merge(column_of_all(1, c), column_of_all(0, c), value_padded_ / kLanes);
         clear(0);
     }
 

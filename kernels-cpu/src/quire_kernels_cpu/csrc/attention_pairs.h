@@ -18,14 +18,16 @@ class PairAttention : public ColumnAttention<PairAttention, BFloat16> {
 
 public:
     PairAttention(const Attention<BFloat16>& a, const AttentionTask& task, AttentionScratch& scratch)
-        : Base(a, task, scratch), wide_(a.cache), dim_(a.cache.head_dim) {
+        : Base(a, task, scratch), wide_(a.cache), dim_(a.cache.head_dim), value_dim_(a.cache.value_dim) {
         keys_ = scratch.keys.get<uint32_t>(dim_ / 2 * kPiece);
-        values_ = scratch.values.get<uint32_t>(kPiece / 2 * dim_);
+        values_ = scratch.values.get<uint32_t>(kPiece / 2 * value_dim_);
         queries_ = scratch.queries.get<BFloat16>(all_columns_ * dim_);
         row_scales_ = scratch.row_scales.get<float>(2 * kPiece);
     }
 
-    static bool fits(const PagedCache& cache) { return cache.head_dim % (cache.format == CacheFormat::int4 ? 64 : 32) == 0; }
+    static bool fits(const PagedCache& cache) {
+        return cache.head_dim % (cache.format == CacheFormat::int4 ? 64 : 32) == 0 && cache.value_dim % 32 == 0;
+    }
 
 private:
     static constexpr int kDirect = 8;    // columns for which keys and values are turned as they are read, and not kept
@@ -107,8 +109,8 @@ private:
                 if (t + i < here.begin || t + i >= here.end) continue;
                 row[i] = rows[t + i] + offset;
             }
-            uint32_t* const to = values_ + t / 2 * dim_;
-            for (int d = 0; d < dim_; d += 32) {
+            uint32_t* const to = values_ + t / 2 * value_dim_;
+            for (int d = 0; d < value_dim_; d += 32) {
                 ahead_.fetch(2);
                 const __m512i even = row[0] ? load32<kAsTheyAre>(row[0], d) : _mm512_setzero_si512();
                 const __m512i odd = row[1] ? load32<kAsTheyAre>(row[1], d) : _mm512_setzero_si512();
@@ -131,9 +133,9 @@ private:
         float shrink[kColumns];
         weigh_all<kColumns>(first, piece, seen, weights, rounded, shrink);
         const Span pairs{(some.begin - piece) / 2, (some.end - piece + 1) / 2};
-        for (int d = 0; d < dim_; d += 4 * kLanes) {
-            const auto add = dim_ - d >= 4 * kLanes ? multiply<kColumns, 4, false> : multiply<kColumns, 2, false>;
-            add(rounded[0], kPiece / 2, values_ + d, dim_, pairs, shrink, column(0, first).out + d, dim_, ahead_);
+        for (int d = 0; d < value_dim_; d += 4 * kLanes) {
+            const auto add = value_dim_ - d >= 4 * kLanes ? multiply<kColumns, 4, false> : multiply<kColumns, 2, false>;
+            add(rounded[0], kPiece / 2, values_ + d, value_dim_, pairs, shrink, column(0, first).out + d, value_dim_, ahead_);
         }
     }
 
@@ -168,8 +170,8 @@ private:
     // Whether a piece is all there, as the network's numbers, 16 tokens at a time in a row.
     bool is_whole(Span here, const char* const* rows) const {
         if (a_.cache.format != CacheFormat::network || here.begin > 0 || here.end < kPiece) return false;
-        for (int t = 0; t < kPiece; t += kTile)
-            if (rows[t + kTile - 1] - rows[t] != (kTile - 1) * a_.cache.row_bytes) return false;
+        for (int t = 1; t < kPiece; ++t)
+            if (t % kTile != 0 && rows[t] - rows[t - 1] != a_.cache.row_bytes) return false;
         return true;
     }
 
@@ -205,9 +207,9 @@ private:
         const Span pairs{(some.begin - piece) / 2, (some.end - piece + 1) / 2};
         constexpr int kAtOnce = kColumns <= 4 ? 2 : 1;  // times 32 numbers of a value
         int d = 0;
-        for (; d + kAtOnce * 32 <= dim_; d += kAtOnce * 32)
+        for (; d + kAtOnce * 32 <= value_dim_; d += kAtOnce * 32)
             add_values<kColumns, kAtOnce>(first, pairs, rounded, shrink, d, now);
-        if (d < dim_) add_values<kColumns, 1>(first, pairs, rounded, shrink, d, now);
+        if (d < value_dim_) add_values<kColumns, 1>(first, pairs, rounded, shrink, d, now);
     }
 
     // out = out * shrink + weights times values, the numbers [d, d + 32 kParts) of each.
@@ -286,7 +288,7 @@ private:
     }
 
     const BFloat16Rows wide_;
-    const int dim_;
+    const int dim_, value_dim_;
     uint32_t *keys_, *values_;
     BFloat16* queries_;
     float* row_scales_;

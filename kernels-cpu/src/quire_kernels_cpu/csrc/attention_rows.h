@@ -19,7 +19,7 @@ template <typename T>
 class RowAttention : public ColumnAttention<RowAttention<T>, T> {
     using Base = ColumnAttention<RowAttention<T>, T>;
     friend Base;
-    using Base::a_, Base::ahead_, Base::all_columns_, Base::columns_, Base::entered_, Base::padded_;
+    using Base::a_, Base::ahead_, Base::all_columns_, Base::columns_, Base::entered_, Base::padded_, Base::value_padded_;
     using Base::column, Base::seen_by, Base::weigh, Base::query_of;
 
 public:
@@ -49,12 +49,14 @@ private:
         for (int t = begin - piece; !as_stored_ && t < end - piece; ++t) {
             float *const key = keys_ + t * padded_, *const value = values_ + t * padded_;
             widen_row<T>(a_.cache, now[t], key, padded_);
-            widen_row<T>(a_.cache, now[t] + a_.cache.value_offset(), value, padded_);
+            if (!a_.cache.latent) widen_row<T>(a_.cache, now[t] + a_.cache.value_offset(), value, padded_);
             wide[t] = reinterpret_cast<const char*>(key);
         }
-        const int64_t wide_offset = reinterpret_cast<char*>(values_) - reinterpret_cast<char*>(keys_);
-        for (int c = columns.begin; c < columns.end; c += kTogether) {
-            const int last = std::min(c + kTogether, columns.end);
+        const int64_t apart = reinterpret_cast<char*>(values_) - reinterpret_cast<char*>(keys_);
+        const int64_t wide_offset = a_.cache.latent ? 0 : apart;
+        const int together = a_.cache.latent ? kLatentTogether : kTogether;
+        for (int c = columns.begin; c < columns.end; c += together) {
+            const int last = std::min(c + together, columns.end);
             if (as_stored_) {
                 attend<T>(c, last, piece, begin, end, {now, a_.cache.value_offset()});
             } else {
@@ -64,6 +66,7 @@ private:
     }
 
     static constexpr int kTogether = 18;   // columns
+    static constexpr int kLatentTogether = 36, kLatentScored = 12;  // as many queries stay in the first-level cache
     static constexpr int kMostAtOnce = 3;  // whose sums fit the registers, beside their operands
     static constexpr int kFewColumns = 4;  // for which widening beforehand costs more than it saves
     static constexpr int kRun = 4;         // keys, and vectors of a value
@@ -79,9 +82,9 @@ private:
     // Columns [first, last) over the tokens [begin, end) of a piece.
     template <typename Number>
     void attend(int first, int last, int piece, int begin, int end, const PieceRows& rows) {
-        alignas(64) float weights[kTogether][kPiece];
-        float shrink[kTogether];
-        Together all[kTogether];
+        alignas(64) float weights[kLatentTogether][kPiece];
+        float shrink[kLatentTogether];
+        Together all[kLatentTogether];
         int count = 0;
         for (int c = first; c < last;) {
             const Span seen = seen_by(c, begin, end);
@@ -97,28 +100,33 @@ private:
                 c += n;
             }
         }
-        for (int t = begin; t < end; t += kRun) {
-            ahead_.fetch(kRun * row_lines());
-            for (const Together* at = all; at < all + count; ++at) {
-                if (t + kRun <= at->span.begin || t >= at->span.end) continue;
-                const auto multiply = at->count == 3   ? score<3, Number>
-                                      : at->count == 2 ? score<2, Number>
-                                                       : score<1, Number>;
-                multiply(queries_ + (entered_ + at->first) * padded_, rows, padded_, t - piece, end - piece, weights + (at->first - first));
+        const int scored = a_.cache.latent ? kLatentScored / kMostAtOnce : count;
+        for (int some = 0; some < count; some += scored) {
+            const Together* const stop = all + std::min(some + scored, count);
+            for (int t = begin; t < end; t += kRun) {
+                ahead_.fetch(kRun * row_lines());
+                for (const Together* at = all + some; at < stop; ++at) {
+                    if (t + kRun <= at->span.begin || t >= at->span.end) continue;
+                    const auto multiply = at->count == 3   ? score<3, Number>
+                                          : at->count == 2 ? score<2, Number>
+                                                           : score<1, Number>;
+                    multiply(queries_ + (entered_ + at->first) * padded_, rows, padded_, t - piece, end - piece,
+                             weights + (at->first - first));
+                }
             }
         }
         for (const Together* at = all; at < all + count; ++at)
             for (int c = at->first; c < at->first + at->count; ++c)
                 shrink[c - first] = weigh(c, piece, at->span, weights[c - first]);
-        for (int d = 0; d < padded_; d += kRun * kLanes) {
-            const int vectors = std::min(kRun, (padded_ - d) / kLanes);
+        for (int d = 0; d < value_padded_; d += kRun * kLanes) {
+            const int vectors = std::min(kRun, (value_padded_ - d) / kLanes);
             for (const Together* at = all; at < all + count; ++at) {
                 if (at->span.begin >= at->span.end) continue;
                 const auto add = at->count == 3   ? &RowAttention::add_values<3, Number>
                                  : at->count == 2 ? &RowAttention::add_values<2, Number>
                                                   : &RowAttention::add_values<1, Number>;
                 const int c = at->first - first;
-                (this->*add)({at->span.begin - piece, at->span.end - piece}, weights + c, shrink + c, rows, d, padded_,
+                (this->*add)({at->span.begin - piece, at->span.end - piece}, weights + c, shrink + c, rows, d, value_padded_,
                              vectors, column(0, at->first).out + d);
             }
         }

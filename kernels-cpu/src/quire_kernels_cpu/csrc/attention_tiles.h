@@ -20,13 +20,14 @@ public:
     TiledAttention(const Attention<BFloat16>& a, const AttentionTask& task, const AttentionTask* next,
                    AttentionScratch& scratch)
         : a_(a), task_(task), next_(next), rows_(a.cache, a.table(task.sequence), task.kv_head), wide_(a.cache),
-          dim_(a.cache.head_dim), group_(a.group()), heads_(task.num_kv_heads),
+          dim_(a.cache.head_dim), value_dim_(a.cache.value_dim), group_(a.group()), heads_(task.num_kv_heads),
           per_head_((task.last - task.first) * group_), columns_(per_head_ * heads_),
           tiles_((columns_ + kTile - 1) / kTile), units_(std::max(heads_, tiles_)),
           in_place_(tiles_ == 1 && a.cache.format == CacheFormat::network && a.cache.block_size % kTile == 0),
           context_(a.context(task.sequence)) {
         keys_ = scratch.keys.get<BFloat16>(kPiece * dim_);
-        values_ = scratch.values.get<uint32_t>(kPiece / 2 * dim_);
+        values_ = scratch.values.get<uint32_t>(kPiece / 2 * value_dim_);
+        column_ = scratch.column.get<float>(value_dim_);
         queries_ = scratch.queries.get<uint32_t>(units_ * queries_size());
         outputs_ = scratch.outputs.get<float>(2 * units_ * outputs_size());
         weights_ = scratch.weights.get<uint32_t>(kPiece / 2 * kTile);
@@ -63,7 +64,7 @@ public:
 
 private:
     int64_t queries_size() const { return static_cast<int64_t>(dim_) / 2 * kTile; }
-    int64_t outputs_size() const { return static_cast<int64_t>(dim_) * kTile; }
+    int64_t outputs_size() const { return static_cast<int64_t>(value_dim_) * kTile; }
     int queries_of_column(int c) const { return task_.first + c % per_head_ / group_; }
     int head_of_column(int c) const { return (task_.kv_head + c / per_head_) * group_ + c % group_; }
     int position_of(int c) const { return context_ + queries_of_column(c); }
@@ -120,7 +121,7 @@ private:
         if (!there_are_some) clear(1);
         for (int unit = 0; unit < units_; ++unit) {
             const Span columns = columns_of(unit);
-            for (int c = columns.begin; c < columns.end; ++c) merge(column(1, unit, c), column(0, unit, c), dim_ / kTile);
+            for (int c = columns.begin; c < columns.end; ++c) merge(column(1, unit, c), column(0, unit, c), value_dim_ / kTile);
         }
         clear(0);
     }
@@ -227,20 +228,21 @@ private:
         const int64_t offset = a_.cache.value_offset() + head * a_.cache.head_bytes();
         const int used = (here.end - piece + 31) / 32 * 32;
         const bool as_they_are = a_.cache.format == CacheFormat::network;
+        const int row_lines = static_cast<int>((a_.cache.row_bytes + 63) / 64);
         for (int t = 0; t < used; t += 2) {
             const char* row[2];
             for (int i = 0; i < 2; ++i) {
                 const int position = piece + t + i;
                 row[i] = position < here.begin || position >= here.end ? nullptr : rows_.at(position) + offset;
             }
-            ahead_.fetch(tiles_ == 1 ? 8 : 16);
-            uint32_t* to = values_ + t / 2 * dim_;
+            ahead_.fetch(tiles_ == 1 ? 8 : a_.cache.latent ? 2 * row_lines : 16);
+            uint32_t* to = values_ + t / 2 * value_dim_;
             if (row[0] && row[1] && as_they_are) {
-                for (int d = 0; d < dim_; d += 32)
+                for (int d = 0; d < value_dim_; d += 32)
                     interleave(_mm512_loadu_si512(row[0] + 2 * d), _mm512_loadu_si512(row[1] + 2 * d), to + d);
             } else {
                 const __m512i zero = _mm512_setzero_si512();
-                for (int d = 0; d < dim_; d += 32)
+                for (int d = 0; d < value_dim_; d += 32)
                     interleave(row[0] ? wide_.load32(row[0], d) : zero, row[1] ? wide_.load32(row[1], d) : zero, to + d);
             }
         }
@@ -347,7 +349,7 @@ private:
                 const Span columns = columns_of(unit);
                 for (int c = columns.begin; c < columns.end; ++c) {
                     if (shrink[c] == 1.0f) continue;
-                    for (int d = 0; d < dim_; d += 16) {
+                    for (int d = 0; d < value_dim_; d += 16) {
                         float* o = output(0, unit, c, d);
                         store(o, load(o) * shrink[c]);
                     }
@@ -359,18 +361,18 @@ private:
     void multiply_values(int unit, int steps) {
         _tile_loadd(4, weights_, 64);
         _tile_loadd(5, weights_ + 256, 64);
-        for (int d = 0; d < dim_; d += 32) {
+        for (int d = 0; d < value_dim_; d += 32) {
             _tile_loadd(0, output(0, unit, 0, d), 64);
             _tile_loadd(1, output(0, unit, 0, d + 16), 64);
-            _tile_loadd(6, values_ + d, dim_ * 4);
+            _tile_loadd(6, values_ + d, value_dim_ * 4);
             _tile_dpbf16ps(0, 4, 6);
-            _tile_loadd(7, values_ + d + 16, dim_ * 4);
+            _tile_loadd(7, values_ + d + 16, value_dim_ * 4);
             _tile_dpbf16ps(1, 4, 7);
             if (tiles_ == 1) ahead_.fetch(16);
             if (steps > 1) {
-                _tile_loadd(6, values_ + 16 * dim_ + d, dim_ * 4);
+                _tile_loadd(6, values_ + 16 * value_dim_ + d, value_dim_ * 4);
                 _tile_dpbf16ps(0, 5, 6);
-                _tile_loadd(7, values_ + 16 * dim_ + d + 16, dim_ * 4);
+                _tile_loadd(7, values_ + 16 * value_dim_ + d + 16, value_dim_ * 4);
                 _tile_dpbf16ps(1, 5, 7);
                 if (tiles_ == 1) ahead_.fetch(16);
             }
@@ -383,24 +385,23 @@ private:
     void write(int which, const Partials& partials, int64_t index) {
         const __m512i low = _mm512_setr_epi32(0, 1, 2, 3, 16, 17, 18, 19, 4, 5, 6, 7, 20, 21, 22, 23);
         const __m512i high = _mm512_setr_epi32(8, 9, 10, 11, 24, 25, 26, 27, 12, 13, 14, 15, 28, 29, 30, 31);
-        alignas(64) float natural[kMaxHeadDim];
         for (int unit = 0; unit < units_; ++unit) {
             const Span columns = columns_of(unit);
             for (int i = columns.begin; i < columns.end; ++i) {
-                for (int d = 0; d < dim_; d += 32) {
+                for (int d = 0; d < value_dim_; d += 32) {
                     const __m512 a = (__m512)load(output(which, unit, i, d)), b = (__m512)load(output(which, unit, i, d + 16));
-                    store(natural + d, (Floats)_mm512_permutex2var_ps(a, low, b));
-                    store(natural + d + 16, (Floats)_mm512_permutex2var_ps(a, high, b));
+                    store(column_ + d, (Floats)_mm512_permutex2var_ps(a, low, b));
+                    store(column_ + d + 16, (Floats)_mm512_permutex2var_ps(a, high, b));
                 }
                 const int c = tile_of(unit) * kTile + i;
                 const Column done = column(which, unit, i);
                 if (task_.segment < 0) {
-                    write_column(a_, task_, queries_of_column(c), head_of_column(c), {done.top, done.total, natural, kLanes});
+                    write_column(a_, task_, queries_of_column(c), head_of_column(c), {done.top, done.total, column_, kLanes});
                 } else {
                     const Column to = partials.column(index, c);
                     *to.top = *done.top;
                     *to.total = *done.total;
-                    std::memcpy(to.out, natural, dim_ * sizeof(float));
+                    std::memcpy(to.out, column_, value_dim_ * sizeof(float));
                 }
             }
         }
@@ -412,12 +413,12 @@ private:
     CacheRows rows_;
     const BFloat16Rows wide_;
     ReadAhead ahead_;
-    const int dim_, group_, heads_, per_head_, columns_, tiles_, units_;
+    const int dim_, value_dim_, group_, heads_, per_head_, columns_, tiles_, units_;
     const bool in_place_;
     const int context_;
     BFloat16* keys_;
     uint32_t *values_, *weights_, *queries_;
-    float *scores_, *outputs_, *row_scales_, *state_, *factors_, *slopes_;
+    float *scores_, *outputs_, *row_scales_, *state_, *factors_, *slopes_, *column_;
     int32_t* positions_;
 };
 

@@ -8,6 +8,7 @@
 #include "decode_step.h"
 #include "decoder.h"
 #include "elementwise.h"
+#include "head_linear.h"
 #include "largest.h"
 #include "linear.h"
 #include "lora.h"
@@ -55,6 +56,7 @@ void attention_op(Attention<T> a) {
     static thread_local Buffer buffer, partials;
     Buffer& shared = partials;
     a.order = by_work(a.query_start_loc, a.kv_lens, a.num_sequences, buffer);
+    if (a.cache.latent) part_heads(a, omp_get_max_threads());
     Claims claims;
 #pragma omp parallel
     {
@@ -275,6 +277,32 @@ void quire_attention(int dtype, const void* query, void* kv, int cache_format, c
                                                 stride, block_table, table_stride, query_start_loc, kv_lens, nullptr,
                                                 num_sequences, num_heads, scale, window, soft_cap, sinks, slopes, paths,
                                                 path_stride});
+    });
+}
+
+void quire_latent_attention(int dtype, const void* query, const void* latents, void* out, const int32_t* block_table,
+                            int64_t table_stride, const int32_t* query_start_loc, const int32_t* kv_lens, int num_sequences,
+                            int num_heads, int width, int rank, int block_size, int64_t row_bytes, int64_t block_bytes,
+                            float scale, const int32_t* paths, int64_t path_stride) {
+    for_dtype(dtype, [&](auto zero) {
+        using T = decltype(zero);
+        const auto cache = quire::make_latent_cache<T>(latents, block_size, width, rank, row_bytes, block_bytes);
+        quire::attention_op(quire::Attention<T>{static_cast<const T*>(query), static_cast<int64_t>(num_heads) * width, width,
+                                                cache, static_cast<T*>(out), static_cast<int64_t>(num_heads) * rank,
+                                                block_table, table_stride, query_start_loc, kv_lens, nullptr, num_sequences,
+                                                num_heads, scale, 0, 0.0f, nullptr, nullptr, paths, path_stride});
+    });
+}
+
+// x [tokens, heads, inputs] by its strides, weight [heads, outputs, inputs] by that of a head -> out [tokens, heads, outputs].
+void quire_head_linear(int dtype, const void* x, int64_t token_stride, int64_t x_head_stride, const void* weight,
+                       int64_t weight_head_stride, void* out, int64_t tokens, int64_t heads, int64_t inputs,
+                       int64_t outputs) {
+    for_dtype(dtype, [&](auto zero) {
+        using T = decltype(zero);
+        quire::head_linear(quire::HeadLinear<T>{static_cast<const T*>(x), token_stride, x_head_stride,
+                                                static_cast<const T*>(weight), weight_head_stride, static_cast<T*>(out),
+                                                tokens, heads, inputs, outputs});
     });
 }
 

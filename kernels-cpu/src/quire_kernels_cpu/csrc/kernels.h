@@ -28,4 +28,11 @@ void quire_attention(int dtype, const void* query, void* kv, int cache_format, c
                      int block_size, int64_t block_bytes, float scale, int window, float soft_cap, const float* sinks,
                      const float* slopes, const int32_t* paths, int64_t path_stride);
 
+// Over latents [blocks, block_size, width], whose rows and blocks are so many bytes apart: query [T, Hq, width] -> out [T, Hq,
+// rank]. paths: see above.
+void quire_latent_attention(int dtype, const void* query, const void* latents, void* out, const int32_t* block_table,
+                            int64_t table_stride, const int32_t* query_start_loc, const int32_t* kv_lens, int num_sequences,
+                            int num_heads, int width, int rank, int block_size, int64_t row_bytes, int64_t block_bytes,
+                            float scale, const int32_t* paths, int64_t path_stride);
+
 }

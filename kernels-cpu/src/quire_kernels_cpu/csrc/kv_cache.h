@@ -3,6 +3,9 @@
 //
 // A row is one token's key or value of one head: D numbers of the network's type, of fp8, or of int8 or int4 with the
 // row's own float32 scale behind them. What the formats mean is declared in `quire_ops.declarations`.
+//
+// The cache of multi-head latent attention is [num_blocks, block_size, W]: one row for a token, which is the key of all heads,
+// and whose beginning is their value. Its heads here are as many as share work well: all of them read the same rows.
 #pragma once
 
 #include <algorithm>
@@ -21,8 +24,10 @@ struct PagedCache {
     int64_t row_bytes;
     const float* scale;  // [2, Hkv] of fp8, keys first; or none
     int64_t block_bytes;  // from a block to the next
+    int value_dim;        // numbers of a value: D, or of latents as many as of their row are the value
+    bool latent = false;
 
-    int64_t head_bytes() const { return block_size * row_bytes; }
+    int64_t head_bytes() const { return latent ? 0 : block_size * row_bytes; }
     int64_t value_offset() const { return num_kv_heads * head_bytes(); }  // from a key to its value
     bool scaled_by_row() const { return format == CacheFormat::int8 || format == CacheFormat::int4; }
     char* row(int64_t slot, int64_t head) const {
@@ -43,7 +48,14 @@ PagedCache make_cache(void* data, CacheFormat format, int num_kv_heads, int bloc
     const bool fp8 = format == CacheFormat::fp8_e4m3 || format == CacheFormat::fp8_e5m2;
     const int64_t row_bytes = bytes[static_cast<int>(format)], filled = 2 * num_kv_heads * block_size * row_bytes;
     return {static_cast<char*>(data), format, num_kv_heads, block_size, head_dim, row_bytes, fp8 ? scale : nullptr,
-            block_bytes ? block_bytes : filled};
+            block_bytes ? block_bytes : filled, head_dim};
+}
+
+// Latents of W numbers in rows that are `row_bytes` apart.
+template <typename T>
+PagedCache make_latent_cache(const void* data, int block_size, int width, int value_dim, int64_t row_bytes, int64_t block_bytes) {
+    char* const rows = static_cast<char*>(const_cast<void*>(data));  // attention writes none
+    return {rows, CacheFormat::network, 1, block_size, width, row_bytes, nullptr, block_bytes, value_dim, true};
 }
 
 // Finds rows of one sequence; positions that follow each other cost no division.

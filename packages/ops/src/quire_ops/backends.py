@@ -57,6 +57,7 @@ _MODULES: dict[str, ModuleType] = {
     "index_topk": torch_sparse_attention,
     "biased_paged_attention": torch_attention,
     "encoder_attention": torch_encoder_attention,
+    "head_linear": torch_latent_attention,
     "latent_attention": torch_latent_attention,
     "lora_linear": torch_lora,
     "decode_inputs": torch_step_inputs,

@@ -228,6 +228,14 @@ OPS: tuple[Op, ...] = (
         ),
     ),
     Op(
+        name="head_linear",
+        signature="(x [T, H, I], weight [H, O, I]) -> [T, H, O]; all of one dtype",
+        description=(
+            "x[t, h] @ weight[h].T: each head has a matrix of its own. Rows of a weight are fastest to read where the "
+            "numbers of a head lie without gaps; heads may be apart"
+        ),
+    ),
+    Op(
         name="write_latent_cache",
         signature="(row [T, W], latent_cache [num_blocks, block_size, W], slot_mapping [T] int64) -> None",
         description="Write the row of token t into slot `slot_mapping[t]`; all of one dtype",

@@ -32,6 +32,7 @@ __all__ = [
     "gated_linear",
     "gelu_and_mul",
     "grouped_linear",
+    "head_linear",
     "int8_linear",
     "latent_attention",
     "layer_norm",
@@ -335,6 +336,11 @@ def encoder_attention(
             out[token] = torch.einsum("hl,lhd->hd", torch.softmax(scores, dim=-1), values).to(query.dtype)
         begin += length
     return out
+
+
+def head_linear(x: Tensor, weight: Tensor) -> Tensor:
+    """Op `head_linear`."""
+    return torch.einsum("thi,hoi->tho", x.double(), weight.double()).to(x.dtype)
 
 
 def write_latent_cache(row: Tensor, latent_cache: Tensor, slot_mapping: Tensor) -> None:

@@ -6,13 +6,19 @@ beginning of its key: every token's row is read once for all heads.
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from quire_ops.attention_plan import AttentionPlan, make_plan
 from quire_ops.declarations import PagedLayout
 from quire_ops.torch_attention import attend
 
-__all__ = ["latent_attention", "write_latent_cache"]
+__all__ = ["head_linear", "latent_attention", "write_latent_cache"]
+
+
+def head_linear(x: Tensor, weight: Tensor) -> Tensor:
+    """Op `head_linear`; neither needs to be contiguous."""
+    return torch.bmm(x.transpose(0, 1), weight.transpose(1, 2)).transpose(0, 1)
 
 
 def write_latent_cache(row: Tensor, latent_cache: Tensor, slot_mapping: Tensor) -> None:

@@ -78,10 +78,12 @@ class LatentAttention:
         self._rotate = Rotary(scope, config.rotary_dim, interleaved=config.rope_interleaved)
         self._write = scope.op("write_latent_cache")
         self._attend = scope.op("latent_attention")
+        self._multiply = scope.op("head_linear")
+        self._reads_rows = scope.device.type == "cpu"
         self._key: Tensor
-        """[H, N, R]."""
+        """[H, R, N]."""
         self._value: Tensor
-        """[H, R, V]."""
+        """[H, V, R]."""
         scope.when_loaded(self._absorb)
 
     def _absorbed(self, scope: Scope) -> Linear:
@@ -94,8 +96,9 @@ class LatentAttention:
     def _absorb(self) -> None:
         config = self._config
         weight = self._up.take_weight().view(config.num_heads, -1, self._rank)
-        self._key, value = weight.split((config.qk_nope_head_dim, config.v_head_dim), dim=1)
-        self._value = value.transpose(1, 2)
+        key, self._value = weight.split((config.qk_nope_head_dim, config.v_head_dim), dim=1)
+        # Absorbed, it is multiplied from its other side. Processors read rows, so there it is turned over once.
+        self._key = key.transpose(1, 2).contiguous() if self._reads_rows else key.transpose(1, 2)
 
     def __call__(self, x: Tensor, cos: Tensor, sin: Tensor, batch: ForwardBatch) -> Tensor:
         latent_cache, metadata = batch.of_layer(self._layer)
@@ -118,10 +121,9 @@ class LatentAttention:
         """[T, H, R + P], as they meet the rows of the cache."""
         query = self._query(latent).unflatten(-1, (self._config.num_heads, -1))
         plain, rotated = query.split((self._config.qk_nope_head_dim, self._config.rotary_dim), dim=-1)
-        absorbed = torch.bmm(plain.transpose(0, 1), self._key).transpose(0, 1)  # [T, H, R]
+        absorbed = self._multiply(plain, self._key)  # [T, H, R]
         return torch.cat((absorbed, self._rotate(rotated, cos, sin)), dim=-1)
 
     def _output(self, attended: Tensor) -> Tensor:
         """[T, H, R] of attended latents -> [T, hidden_size]."""
-        values = torch.bmm(attended.transpose(0, 1), self._value)  # [H, T, V]
-        return self._out(values.transpose(0, 1).flatten(1))
+        return self._out(self._multiply(attended, self._value).flatten(1))

@@ -1,0 +1,69 @@
+"""Multi-head latent attention by the compiled kernels: ops `latent_attention` and `head_linear`.
+
+Knows where their tensors are; the arithmetic is in `csrc/attention.h` and `csrc/head_linear.h`.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from quire_kernels_cpu.builds import library
+from quire_kernels_cpu.decoder import path_pointer
+from quire_kernels_cpu.dtypes import DTYPES
+from quire_ops.declarations import PagedLayout
+
+__all__ = ["head_linear", "latent_attention"]
+
+
+def latent_attention(query: Tensor, latent_cache: Tensor, layout: PagedLayout, *, scale: float, rank: int) -> Tensor:
+    """Op `latent_attention`; the numbers of a row must be next to each other."""
+    assert latent_cache.dtype == query.dtype, f"latents of {latent_cache.dtype} for queries of {query.dtype}"
+    assert latent_cache.stride(2) == 1
+    query = query.contiguous()
+    num_tokens, num_heads, width = query.shape
+    out = query.new_empty(num_tokens, num_heads, rank)
+    size = latent_cache.element_size()
+    library().quire_latent_attention(
+        DTYPES[query.dtype],
+        query.data_ptr(),
+        latent_cache.data_ptr(),
+        out.data_ptr(),
+        layout.block_table.data_ptr(),
+        layout.block_table.stride(0),
+        layout.query_start_loc.data_ptr(),
+        layout.seq_lens.data_ptr(),
+        len(layout.query_lens),
+        num_heads,
+        width,
+        rank,
+        latent_cache.shape[1],
+        latent_cache.stride(1) * size,
+        latent_cache.stride(0) * size,
+        scale,
+        *path_pointer(layout),
+    )
+    return out
+
+
+def head_linear(x: Tensor, weight: Tensor) -> Tensor:
+    """Op `head_linear`; a weight whose heads are matrices without gaps is not copied, nor are tokens without."""
+    x = x if x.stride(2) == 1 else x.contiguous()
+    weight = weight if weight[0].is_contiguous() else weight.contiguous()
+    num_tokens, num_heads, inputs = x.shape
+    out = torch.empty(num_tokens, num_heads, weight.shape[1], dtype=x.dtype)
+    if out.numel():
+        library().quire_head_linear(
+            DTYPES[x.dtype],
+            x.data_ptr(),
+            x.stride(0),
+            x.stride(1),
+            weight.data_ptr(),
+            weight.stride(0),
+            out.data_ptr(),
+            num_tokens,
+            num_heads,
+            inputs,
+            weight.shape[1],
+        )
+    return out

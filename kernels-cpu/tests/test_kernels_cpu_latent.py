@@ -1,0 +1,159 @@
+"""Latent attention and products of heads: against references in float64, and bits that follow nothing but the row."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+import torch
+from kernels_cpu_steps import Layout
+
+from quire_kernels_cpu.latent import head_linear, latent_attention
+from quire_ops import reference
+
+TOLERANCE = {torch.float32: 2e-6, torch.bfloat16: 2e-2, torch.float16: 2e-3}
+SHAPES = [
+    # heads, width, rank
+    (1, 5, 3),
+    (2, 40, 40),
+    (3, 37, 21),
+    (5, 96, 64),
+    (16, 576, 512),
+    (20, 64, 64),
+    (33, 24, 16),
+    (48, 96, 32),
+    (128, 160, 128),
+    (130, 20, 16),
+]
+
+
+def latents(layout: Layout, width: int, dtype: torch.dtype, beyond: int = 0) -> torch.Tensor:
+    """[num_blocks, block_size, W]: random where a token is, else NaN, as in the `beyond` numbers behind each row."""
+    cache = torch.full((layout.num_blocks, layout.block_size, width + beyond), float("nan")).to(dtype)
+    for row, length in enumerate(layout.kv_lens):
+        positions = torch.arange(length)
+        blocks = layout.block_table[row].long()[positions // layout.block_size]
+        cache[blocks, positions % layout.block_size, :width] = torch.randn(length, width).to(dtype)
+    return cache[..., :width]
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE)
+@pytest.mark.parametrize("block_size", [1, 2, 7, 16, 64])
+@pytest.mark.parametrize(("heads", "width", "rank"), SHAPES)
+def test_mixed_steps_equal_the_reference(
+    dtype: torch.dtype, block_size: int, heads: int, width: int, rank: int
+) -> None:
+    chooser = random.Random(f"{block_size}{heads}{width}")
+    torch.manual_seed(chooser.randrange(1000))
+    query_lens = [chooser.choice([1, 1, 1, 2, 9]) for _ in range(6)]
+    kv_lens = [count + chooser.choice([0, 1, 15, 63, 64, 65, 200]) for count in query_lens]
+    layout = Layout(block_size, query_lens, kv_lens)
+    cache = latents(layout, width, dtype, beyond=chooser.choice([0, 1, 9]))
+    query = torch.randn(sum(query_lens), heads, width).to(dtype)
+    got = latent_attention(query, cache, layout, scale=width**-0.5, rank=rank)
+    expected = reference.latent_attention(query.double(), cache.double(), layout, scale=width**-0.5, rank=rank)
+    assert got.dtype == dtype
+    assert got.shape == expected.shape
+    assert (got.double() - expected).abs().max() <= TOLERANCE[dtype]
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE)
+@pytest.mark.parametrize(
+    ("heads", "width", "rank"), [(1, 40, 40), (4, 96, 64), (16, 64, 32), (32, 37, 21), (130, 32, 32)]
+)
+def test_a_token_has_the_same_bits_however_it_is_computed(
+    dtype: torch.dtype, heads: int, width: int, rank: int
+) -> None:
+    """Alone, in chunks, beside others, with any blocks, threads and heads."""
+    torch.manual_seed(3)
+    lengths = [2600, 1025, 1024, 64, 700, *[40] * 9]
+    together = Layout(16, [1] * len(lengths), lengths)
+    cache = latents(together, width, dtype)
+    query, size = torch.randn(len(lengths), heads, width).to(dtype), {"scale": 0.2, "rank": rank}
+    whole = latent_attention(query, cache, together, **size)
+    expected = reference.latent_attention(query.double(), cache.double(), together, **size)
+    assert (whole.double() - expected).abs().max() <= TOLERANCE[dtype]
+    before = torch.get_num_threads()
+    try:
+        for threads in (1, 2, 5):
+            torch.set_num_threads(threads)
+            assert torch.equal(latent_attention(query, cache, together, **size), whole)
+            for row, length in enumerate(lengths[:5]):
+                alone = Layout(16, [1], [length], together.block_table[row : row + 1].contiguous())
+                mine = query[row : row + 1]
+                assert torch.equal(latent_attention(mine, cache, alone, **size)[0], whole[row])
+                some = latent_attention(mine[:, : heads // 2 + 1].contiguous(), cache, alone, **size)
+                assert torch.equal(some[0], whole[row, : heads // 2 + 1])
+                chunk = torch.cat([torch.randn(min(length, 70) - 1, heads, width).to(dtype), mine])
+                alone = Layout(16, [len(chunk)], [length], together.block_table[row : row + 1].contiguous())
+                assert torch.equal(latent_attention(chunk, cache, alone, **size)[-1], whole[row])
+                for block_size in (1, 2, 5):
+                    other = Layout(block_size, [1], [length])
+                    copied = torch.full((other.num_blocks, block_size, width + 2), float("nan")).to(dtype)
+                    positions = torch.arange(length)
+                    rows = cache[together.block_table[row].long()[positions // 16], positions % 16]
+                    blocks = other.block_table[0].long()[positions // block_size]
+                    copied[blocks, positions % block_size, :width] = rows
+                    assert torch.equal(latent_attention(mine, copied[..., :width], other, **size)[0], whole[row])
+    finally:
+        torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE)
+def test_rows_that_only_seem_to_lie_together(dtype: torch.dtype) -> None:
+    """Blocks of one token in another order, of which the first and the last of 16 are where they would be in a row."""
+    torch.manual_seed(4)
+    order = torch.cat([torch.tensor([0]), torch.randperm(14) + 1, torch.tensor([15])])
+    table = (torch.arange(64).view(4, 16)[:, order].flatten() + 1).to(torch.int32)[None]
+    scrambled, sorted_out = Layout(1, [1], [64], table), Layout(1, [1], [64], torch.arange(65, dtype=torch.int32)[None])
+    cache = torch.randn(65, 1, 64).to(dtype)
+    rows = torch.cat([cache[table[0].long()], cache[:1]])
+    query, size = torch.randn(1, 3, 64).to(dtype), {"scale": 0.3, "rank": 32}
+    got = latent_attention(query, cache, scrambled, **size)
+    assert torch.equal(got, latent_attention(query, rows, sorted_out, **size))
+
+
+def test_a_score_that_is_no_number_stays_its_own_heads() -> None:
+    layout = Layout(16, [1, 1], [200, 30])
+    cache, query = latents(layout, 64, torch.float32), torch.randn(2, 20, 64)
+    whole = latent_attention(query, cache, layout, scale=0.1, rank=32)
+    query[0, 7, 3] = torch.nan
+    got = latent_attention(query, cache, layout, scale=0.1, rank=32)
+    assert got[0, 7].isnan().all()
+    others = [head for head in range(20) if head != 7]
+    assert torch.equal(got[0, others], whole[0, others])
+    assert torch.equal(got[1], whole[1])
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE)
+@pytest.mark.parametrize(
+    ("heads", "inputs", "outputs"), [(1, 70, 33), (3, 12, 20), (5, 64, 96), (16, 512, 128), (40, 31, 1), (128, 32, 40)]
+)
+def test_products_of_heads(dtype: torch.dtype, heads: int, inputs: int, outputs: int) -> None:
+    torch.manual_seed(5)
+    both = torch.randn(heads, outputs + 6, inputs).to(dtype)  # of which a part is the weight
+    wider = torch.randn(40, heads, inputs + 3).to(dtype)
+    x, weight = wider[..., :inputs], both[:, 6:]
+    whole = head_linear(x, weight)
+    expected = reference.head_linear(x.double(), weight.double())
+    assert (whole.double() - expected).abs().max() <= TOLERANCE[dtype] * expected.abs().max()
+    assert torch.equal(head_linear(x.contiguous(), weight.contiguous()), whole)
+    turned = weight.transpose(1, 2).contiguous().transpose(1, 2)
+    assert torch.equal(head_linear(x.transpose(1, 2).contiguous().transpose(1, 2), turned), whole)
+    before = torch.get_num_threads()
+    try:
+        for threads in (1, 2, 7):
+            torch.set_num_threads(threads)
+            for first, last in ((0, 1), (3, 5), (5, 13), (13, 30), (0, 40)):
+                assert torch.equal(head_linear(x[first:last], weight), whole[first:last])
+    finally:
+        torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE)
+def test_products_of_many_tokens(dtype: torch.dtype) -> None:
+    torch.manual_seed(6)
+    x, weight = torch.randn(1100, 2, 32).to(dtype), torch.randn(2, 33, 32).to(dtype)
+    whole = head_linear(x, weight)
+    assert torch.equal(torch.cat([head_linear(part, weight) for part in x.split(97)]), whole)
+    assert head_linear(x[:0], weight).shape == (0, 2, 33)
