@@ -3,9 +3,9 @@
 Run:  python kernels-cpu/benchmarks/latent.py [--dtype bfloat16|float32|float16] [--tokens 4096] [--repeats 9]
 
 Rows of DeepSeek-V2 and V3 (a latent of 512, a rotated key of 64), 16 and 128 heads. Each line: op `latent_attention` of
-one layer, or op `head_linear` with the value part of `kv_b_proj` (512 -> 128 for each head). Ours, torch's and plain
-reading of as many bytes take turns; every turn takes another layer's memory, so that none is in a cache. Figures are
-medians.
+one layer, op `head_linear` with the value part of `kv_b_proj` (512 -> 128 for each head), or `index_topk` (64 heads of
+128) and `sparse_latent_attention` over the 2,048 tokens that it finds. Ours, torch's and plain reading of as many bytes
+take turns; every turn takes another layer's memory, so that none is in a cache. Figures are medians.
 """
 
 from __future__ import annotations
@@ -21,10 +21,11 @@ import torch
 from torch import Tensor
 
 from quire_kernels_cpu.builds import build_name, library
-from quire_kernels_cpu.latent import head_linear, latent_attention
-from quire_ops import torch_latent_attention
+from quire_kernels_cpu.latent import head_linear, index_topk, latent_attention, sparse_latent_attention
+from quire_ops import torch_latent_attention, torch_sparse_attention
 
 RANK, ROTATED, NOPE, VALUE, BLOCK_SIZE, LAYERS = 512, 64, 128, 128, 16, 8
+INDEX_HEADS, INDEX_SIZE, FOUND = 64, 128, 2048
 
 
 @dataclass
@@ -105,6 +106,36 @@ def main() -> None:
         flops = 2.0 * tokens * heads * VALUE * RANK
         report(f"{heads} heads: head_linear, {tokens} tokens", medians_ms(runs, args.repeats), flops)
 
+    def find(tokens: int) -> None:
+        step = Step([tokens], [args.tokens])
+        caches = [torch.randn(step.num_blocks, BLOCK_SIZE, INDEX_SIZE).to(dtype) for _ in range(LAYERS)]
+        query = torch.randn(tokens, INDEX_HEADS, INDEX_SIZE).to(dtype)
+        weights = torch.randn(tokens, INDEX_HEADS)
+        runs: list[Callable[[int], object]] = [
+            lambda layer: index_topk(query, weights, caches[layer], step, k=FOUND),
+            lambda layer: torch_sparse_attention.index_topk(query, weights, caches[layer], step, k=FOUND),
+            read(args.tokens * INDEX_SIZE * dtype.itemsize),
+        ]
+        flops = 2.0 * tokens * args.tokens * INDEX_HEADS * INDEX_SIZE
+        report(f"index_topk of {args.tokens}, {tokens} tokens", medians_ms(runs, args.repeats), flops)
+
+    def attend_sparsely(tokens: int) -> None:
+        num_blocks = args.tokens // BLOCK_SIZE
+        caches = [torch.randn(num_blocks, BLOCK_SIZE, width).to(dtype) for _ in range(LAYERS)]
+        query = torch.randn(tokens, 128, width).to(dtype)
+        slots = torch.stack([torch.randperm(num_blocks * BLOCK_SIZE)[:FOUND].sort().values for _ in range(tokens)])
+        size = {"scale": width**-0.5, "rank": RANK}
+        runs: list[Callable[[int], object]] = [
+            lambda layer: sparse_latent_attention(query, caches[layer], slots, **size),
+            lambda layer: torch_sparse_attention.sparse_latent_attention(query, caches[layer], slots, **size),
+            read(tokens * FOUND * width * dtype.itemsize),
+        ]
+        flops = 2.0 * tokens * FOUND * 128 * (width + RANK)
+        report(f"128 heads: over {FOUND} found, {tokens} tokens", medians_ms(runs, args.repeats), flops)
+
+    for tokens in (1, 32):
+        find(tokens)
+        attend_sparsely(tokens)
     for heads in (16, 128):
         for sequences in (1, 8):
             what = f"{heads} heads: {sequences} decodes over {args.tokens} tokens"

@@ -8,8 +8,8 @@ import pytest
 import torch
 from kernels_cpu_steps import Layout
 
-from quire_kernels_cpu.latent import head_linear, latent_attention
-from quire_ops import reference
+from quire_kernels_cpu.latent import head_linear, index_topk, latent_attention, sparse_latent_attention
+from quire_ops import reference, sparse_reference
 
 TOLERANCE = {torch.float32: 2e-6, torch.bfloat16: 2e-2, torch.float16: 2e-3}
 SHAPES = [
@@ -157,3 +157,97 @@ def test_products_of_many_tokens(dtype: torch.dtype) -> None:
     whole = head_linear(x, weight)
     assert torch.equal(torch.cat([head_linear(part, weight) for part in x.split(97)]), whole)
     assert head_linear(x[:0], weight).shape == (0, 2, 33)
+
+
+def slots_of(layout: Layout, positions: torch.Tensor) -> torch.Tensor:
+    return sparse_reference.position_slots(positions, layout)
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE)
+@pytest.mark.parametrize("block_size", [1, 2, 16])
+@pytest.mark.parametrize(
+    ("heads", "width", "rank"), [(1, 5, 3), (3, 40, 40), (16, 96, 64), (20, 64, 32), (130, 20, 16)]
+)
+def test_sparse_attention_equals_the_reference(
+    dtype: torch.dtype, block_size: int, heads: int, width: int, rank: int
+) -> None:
+    torch.manual_seed(heads)
+    layout = Layout(block_size, [1, 7, 1, 2], [30, 7, 400, 90])
+    cache, query = latents(layout, width, dtype, beyond=3), torch.randn(11, heads, width).to(dtype)
+    last = torch.cat([torch.arange(a - b, a) for a, b in zip(layout.kv_lens, layout.query_lens, strict=True)])
+    positions = torch.full((11, 130), -1)
+    for token, position in enumerate(last.tolist()):
+        seen = torch.randperm(position + 1)[: random.Random(token).randint(1, 130)]
+        places = torch.cat([torch.zeros(1, dtype=torch.long), torch.randperm(129) + 1])[: len(seen)]  # -1 between them
+        positions[token, places] = seen
+    slots = slots_of(layout, positions)
+    got = sparse_latent_attention(query, cache, slots, scale=width**-0.5, rank=rank)
+    expected = sparse_reference.sparse_latent_attention(
+        query.double(), cache.double(), slots, scale=width**-0.5, rank=rank
+    )
+    assert got.dtype == dtype
+    assert (got.double() - expected).abs().max() <= TOLERANCE[dtype]
+    before = torch.get_num_threads()
+    try:
+        for threads in (1, 5):
+            torch.set_num_threads(threads)
+            for token in range(11):
+                mine = query[token : token + 1], cache, slots[token : token + 1]
+                assert torch.equal(sparse_latent_attention(*mine, scale=width**-0.5, rank=rank)[0], got[token])
+    finally:
+        torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE)
+@pytest.mark.parametrize(("heads", "width", "rank"), [(3, 37, 21), (16, 96, 64), (48, 64, 32)])
+def test_over_all_tokens_it_is_latent_attention(dtype: torch.dtype, heads: int, width: int, rank: int) -> None:
+    torch.manual_seed(8)
+    layout = Layout(16, [1, 1, 9], [40, 1500, 70])
+    cache, query = latents(layout, width, dtype), torch.randn(11, heads, width).to(dtype)
+    query_positions = [39, 1499, *range(61, 70)]
+    positions = torch.arange(1500).repeat(11, 1)
+    positions[positions > torch.tensor(query_positions)[:, None]] = -1
+    got = sparse_latent_attention(query, cache, slots_of(layout, positions), scale=0.2, rank=rank)
+    assert torch.equal(got, latent_attention(query, cache, layout, scale=0.2, rank=rank))
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE)
+@pytest.mark.parametrize("block_size", [1, 16])
+@pytest.mark.parametrize(("heads", "width"), [(1, 3), (4, 20), (7, 128), (64, 32)])
+def test_the_index_finds_the_same_whatever_else_is_asked(
+    dtype: torch.dtype, block_size: int, heads: int, width: int
+) -> None:
+    torch.manual_seed(9)
+    layout = Layout(block_size, [1, 9, 1, 30], [700, 300, 5, 30])
+    cache = latents(layout, width + 5, dtype)[..., 5:]
+    query, weights = torch.randn(41, heads, width).to(dtype), torch.randn(41, heads)
+    for k in (1, 20, 299):
+        got = index_topk(query, weights, cache, layout, k=k)
+        assert torch.equal(got, index_topk(query, weights, cache, layout, k=k))
+        wanted = sparse_reference.index_topk(query.double(), weights.double(), cache.double(), layout, k=k)
+        filled = torch.where(got < 0, 10**6, got)
+        assert torch.equal(filled, filled.sort(dim=1).values)
+        different = (torch.where(wanted < 0, 10**6, wanted).sort(dim=1).values != filled).any(dim=1)
+        assert int(different.sum()) <= 2  # sums in float32 may put two that are nearly equal in another order
+        before, token = torch.get_num_threads(), 0
+        try:
+            for row, count in enumerate(layout.query_lens):
+                torch.set_num_threads(1 + row)
+                for _ in range(count):
+                    length = layout.kv_lens[row] - count + 1 + token - int(layout.query_start_loc[row])
+                    alone = Layout(block_size, [1], [length], layout.block_table[row : row + 1].contiguous())
+                    mine = index_topk(query[token : token + 1], weights[token : token + 1], cache, alone, k=k)[0]
+                    assert torch.equal(mine, got[token, : len(mine)])
+                    assert (got[token, len(mine) :] == -1).all()
+                    token += 1
+        finally:
+            torch.set_num_threads(before)
+
+
+def test_an_index_of_equal_scores_finds_the_first_and_of_none_the_others() -> None:
+    layout = Layout(4, [1], [20])
+    cache, query, weights = latents(layout, 8, torch.float32), torch.randn(1, 2, 8), torch.zeros(1, 2)
+    assert index_topk(query, weights, cache, layout, k=7).tolist() == [list(range(7))]
+    block, offset = layout.block_table[0, 1], 2  # position 6
+    cache[block, offset] = torch.nan
+    assert index_topk(query, weights, cache, layout, k=7).tolist() == [[0, 1, 2, 3, 4, 5, 7]]

@@ -57,6 +57,8 @@ _SIGNATURES: dict[str, tuple[list[type], type | None]] = {
         None,
     ),
     "quire_latent_attention": ([_I, _P, _P, _P, _P, _L, _P, _P, _I, _I, _I, _I, _I, _L, _L, _F, _P, _L], None),
+    "quire_sparse_latent_attention": ([_I, _P, _P, _P, _P, _L, _L, _I, _I, _I, _I, _I, _L, _L, _F], None),
+    "quire_index_topk": ([_I, _P, _P, _P, _P, _P, _L, _P, _P, _I, _I, _I, _I, _L, _L, _I], None),
     "quire_head_linear": ([_I, _P, _L, _L, _P, _L, _P, _L, _L, _L, _L], None),
     "quire_decoder_new": ([_I, _I, _P, _P, _P, _P, _P, _L, _L, _I, _I, _I, _I, _F, _F], _P),
     "quire_decoder_delete": ([_I, _P], None),

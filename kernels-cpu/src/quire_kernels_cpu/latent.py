@@ -1,6 +1,6 @@
-"""Multi-head latent attention by the compiled kernels: ops `latent_attention` and `head_linear`.
+"""Multi-head latent attention by the compiled kernels, over all tokens or over those that an index finds.
 
-Knows where their tensors are; the arithmetic is in `csrc/attention.h` and `csrc/head_linear.h`.
+Knows where the tensors are; the arithmetic is in `csrc/attention.h`, `csrc/index.h` and `csrc/head_linear.h`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from quire_kernels_cpu.decoder import path_pointer
 from quire_kernels_cpu.dtypes import DTYPES
 from quire_ops.declarations import PagedLayout
 
-__all__ = ["head_linear", "latent_attention"]
+__all__ = ["head_linear", "index_topk", "latent_attention", "sparse_latent_attention"]
 
 
 def latent_attention(query: Tensor, latent_cache: Tensor, layout: PagedLayout, *, scale: float, rank: int) -> Tensor:
@@ -42,6 +42,64 @@ def latent_attention(query: Tensor, latent_cache: Tensor, layout: PagedLayout, *
         latent_cache.stride(0) * size,
         scale,
         *path_pointer(layout),
+    )
+    return out
+
+
+def index_topk(query: Tensor, weights: Tensor, key_cache: Tensor, layout: PagedLayout, *, k: int) -> Tensor:
+    """Op `index_topk`: positions in their order, of equal scores the first; a key's numbers must lie together."""
+    assert key_cache.dtype == query.dtype, f"keys of {key_cache.dtype} for queries of {query.dtype}"
+    assert key_cache.stride(2) == 1
+    query, weights = query.contiguous(), weights.float().contiguous()
+    num_tokens, num_heads, width = query.shape
+    k = min(k, max(layout.kv_lens))
+    out = torch.empty(num_tokens, k, dtype=torch.int64)
+    size = key_cache.element_size()
+    library().quire_index_topk(
+        DTYPES[query.dtype],
+        query.data_ptr(),
+        weights.data_ptr(),
+        key_cache.data_ptr(),
+        out.data_ptr(),
+        layout.block_table.data_ptr(),
+        layout.block_table.stride(0),
+        layout.query_start_loc.data_ptr(),
+        layout.seq_lens.data_ptr(),
+        len(layout.query_lens),
+        num_heads,
+        width,
+        key_cache.shape[1],
+        key_cache.stride(1) * size,
+        key_cache.stride(0) * size,
+        k,
+    )
+    return out
+
+
+def sparse_latent_attention(query: Tensor, latent_cache: Tensor, slots: Tensor, *, scale: float, rank: int) -> Tensor:
+    """Op `sparse_latent_attention`: over all tokens, in their order, it has the bits of `latent_attention`."""
+    assert latent_cache.dtype == query.dtype, f"latents of {latent_cache.dtype} for queries of {query.dtype}"
+    assert latent_cache.stride(2) == 1
+    query, slots = query.contiguous(), slots.contiguous()
+    num_tokens, num_heads, width = query.shape
+    out = query.new_empty(num_tokens, num_heads, rank)
+    size = latent_cache.element_size()
+    library().quire_sparse_latent_attention(
+        DTYPES[query.dtype],
+        query.data_ptr(),
+        latent_cache.data_ptr(),
+        out.data_ptr(),
+        slots.data_ptr(),
+        slots.shape[1],
+        latent_cache.shape[0],
+        num_tokens,
+        num_heads,
+        width,
+        rank,
+        latent_cache.shape[1],
+        latent_cache.stride(1) * size,
+        latent_cache.stride(0) * size,
+        scale,
     )
     return out
 

@@ -16,7 +16,7 @@ from quire_kernels_cpu.decode_step import decode_step
 from quire_kernels_cpu.decoder import MAX_HEAD_DIM, MAX_QUERIES_PER_KV_HEAD, cache_format, decoder_stack, path_pointer
 from quire_kernels_cpu.drawing import draw, draw_masked
 from quire_kernels_cpu.dtypes import DTYPES
-from quire_kernels_cpu.latent import head_linear, latent_attention
+from quire_kernels_cpu.latent import head_linear, index_topk, latent_attention, sparse_latent_attention
 from quire_kernels_cpu.lora import lora_linear
 from quire_kernels_cpu.matrix import Matrix
 from quire_kernels_cpu.moe import fused_moe
@@ -41,6 +41,7 @@ __all__ = [
     "gelu_and_mul",
     "grouped_linear",
     "head_linear",
+    "index_topk",
     "int8_linear",
     "latent_attention",
     "linear",
@@ -51,6 +52,7 @@ __all__ = [
     "rms_norm",
     "sigmoid_and_mul",
     "silu_and_mul",
+    "sparse_latent_attention",
     "w8a8_linear",
     "write_kv_cache",
 ]
@@ -87,6 +89,8 @@ def backends() -> list[OpBackend]:
         paged_attention,
         head_linear,
         latent_attention,
+        index_topk,
+        sparse_latent_attention,
         decoder_stack,
         decode_step,
         draw,

@@ -138,8 +138,10 @@ ReadAhead read_ahead(const Attention<T>& a, const AttentionTask& task, const Att
         return read_ahead(a, *next, nullptr, next->tokens(a).begin);
     }
     const CacheRows rows(a.cache, a.table(task.sequence), task.kv_head);
-    const int stop = done / kPiece * kPiece + kPiece;
-    return {a.cache, rows, task.num_kv_heads, {done, std::min(stop, task.tokens(a).end)}};
+    int stop = std::min(done / kPiece * kPiece + kPiece, task.tokens(a).end);
+    if (a.is_tree(task.sequence)) stop = std::min(stop, a.path(task.sequence, 0)[1]);  // what follows is all over the cache
+    if (done >= stop) return {};
+    return {a.cache, rows, task.num_kv_heads, {done, stop}};
 }
 
 // What a column has of its result: the highest score, the sum of the weights below it, and the weighted values, 16 or 8
@@ -360,7 +362,7 @@ void attention(const Attention<T>& a, AttentionScratch& scratch, Claimer& claime
         const AttentionTask next = more ? tasks.at(following) : task;
 #ifdef QUIRE_AMX
         if constexpr (std::is_same_v<T, BFloat16>) {
-            if (attends_with_tiles(a) && !a.is_tree(task.sequence)) {
+            if (attends_with_tiles(a) && (!a.is_tree(task.sequence) || a.queries(task.sequence) == 1)) {
                 TiledAttention(a, task, more ? &next : nullptr, scratch).run(partials, i);
                 task = next;
                 i = following;

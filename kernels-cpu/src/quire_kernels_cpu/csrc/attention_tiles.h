@@ -23,8 +23,9 @@ public:
           dim_(a.cache.head_dim), value_dim_(a.cache.value_dim), group_(a.group()), heads_(task.num_kv_heads),
           per_head_((task.last - task.first) * group_), columns_(per_head_ * heads_),
           tiles_((columns_ + kTile - 1) / kTile), units_(std::max(heads_, tiles_)),
-          in_place_(tiles_ == 1 && a.cache.format == CacheFormat::network && a.cache.block_size % kTile == 0),
-          context_(a.context(task.sequence)) {
+          path_(a.is_tree(task.sequence) ? a.path(task.sequence, 0) : nullptr),
+          in_place_(tiles_ == 1 && !path_ && a.cache.format == CacheFormat::network && a.cache.block_size % kTile == 0),
+          context_(path_ ? path_[0] : a.context(task.sequence)) {
         keys_ = scratch.keys.get<BFloat16>(kPiece * dim_);
         values_ = scratch.values.get<uint32_t>(kPiece / 2 * value_dim_);
         column_ = scratch.column.get<float>(value_dim_);
@@ -68,6 +69,9 @@ private:
     int queries_of_column(int c) const { return task_.first + c % per_head_ / group_; }
     int head_of_column(int c) const { return (task_.kv_head + c / per_head_) * group_ + c % group_; }
     int position_of(int c) const { return context_ + queries_of_column(c); }
+    const char* row_at(int position) {
+        return rows_.at(path_ && position >= path_[1] ? path_[2 + position - path_[1]] : position);
+    }
     // A unit is one head of the tile, or one tile of the head.
     int tile_of(int unit) const { return heads_ > 1 ? 0 : unit; }
     Span columns_of(int unit) const {
@@ -159,7 +163,7 @@ private:
         for (int t = 0; t < (here.end - piece + 31) / 32 * 32; ++t) {
             const int position = piece + t;
             const bool there = position >= here.begin && position < here.end;
-            const char* row = there ? rows_.at(position) + head * a_.cache.head_bytes() : nullptr;
+            const char* row = there ? row_at(position) + head * a_.cache.head_bytes() : nullptr;
             for (int d = 0; d < dim_; d += 32)
                 _mm512_store_si512(keys_ + t * dim_ + d, there ? wide_.load32(row, d) : _mm512_setzero_si512());
             if (a_.cache.scaled_by_row()) {
@@ -233,7 +237,7 @@ private:
             const char* row[2];
             for (int i = 0; i < 2; ++i) {
                 const int position = piece + t + i;
-                row[i] = position < here.begin || position >= here.end ? nullptr : rows_.at(position) + offset;
+                row[i] = position < here.begin || position >= here.end ? nullptr : row_at(position) + offset;
             }
             ahead_.fetch(tiles_ == 1 ? 8 : a_.cache.latent ? 2 * row_lines : 16);
             uint32_t* to = values_ + t / 2 * value_dim_;
@@ -414,6 +418,7 @@ private:
     const BFloat16Rows wide_;
     ReadAhead ahead_;
     const int dim_, value_dim_, group_, heads_, per_head_, columns_, tiles_, units_;
+    const int32_t* path_;  // of a task's only query, where it has one
     const bool in_place_;
     const int context_;
     BFloat16* keys_;

@@ -9,6 +9,7 @@
 #include "decoder.h"
 #include "elementwise.h"
 #include "head_linear.h"
+#include "index.h"
 #include "largest.h"
 #include "linear.h"
 #include "lora.h"
@@ -65,6 +66,37 @@ void attention_op(Attention<T> a) {
         Claimer claimer(claims);
         attention(a, scratch, claimer, shared);
     }
+}
+
+// Each token over the rows in its own slots [slots_per_token], those of -1 left out: a sequence of its own for each of them,
+// whose tokens are where its path says.
+template <typename T>
+void sparse_attention_op(Attention<T> a, const int64_t* slots, int64_t slots_per_token, int64_t num_blocks, int tokens) {
+    static thread_local std::vector<int32_t> table, starts, lens, paths;
+    const int64_t stride = slots_per_token + 2;
+    table.resize(std::max(num_blocks, slots_per_token / a.cache.block_size + 1));
+    for (size_t i = 0; i < table.size(); ++i) table[i] = static_cast<int32_t>(i);
+    starts.resize(tokens + 1);
+    lens.resize(tokens);
+    paths.resize(tokens * stride);
+    for (int t = 0; t < tokens; ++t) {
+        int32_t* const path = &paths[t * stride];
+        int seen = 0;
+        for (const int64_t* slot = slots + t * slots_per_token; slot < slots + (t + 1) * slots_per_token; ++slot)
+            if (*slot >= 0) path[2 + seen++] = static_cast<int32_t>(*slot);
+        path[0] = seen - 1;
+        path[1] = 0;
+        starts[t] = t;
+        lens[t] = seen;
+    }
+    starts[tokens] = tokens;
+    a.block_table = table.data();
+    a.query_start_loc = starts.data();
+    a.kv_lens = lens.data();
+    a.num_sequences = tokens;
+    a.paths = paths.data();
+    a.path_stride = stride;
+    attention_op(a);
 }
 
 template <typename T>
@@ -291,6 +323,33 @@ void quire_latent_attention(int dtype, const void* query, const void* latents, v
                                                 cache, static_cast<T*>(out), static_cast<int64_t>(num_heads) * rank,
                                                 block_table, table_stride, query_start_loc, kv_lens, nullptr, num_sequences,
                                                 num_heads, scale, 0, 0.0f, nullptr, nullptr, paths, path_stride});
+    });
+}
+
+// The same over the rows in a token's own slots [tokens, slots_per_token] of a cache of `num_blocks` blocks; -1 for none.
+void quire_sparse_latent_attention(int dtype, const void* query, const void* latents, void* out, const int64_t* slots,
+                                   int64_t slots_per_token, int64_t num_blocks, int tokens, int num_heads, int width,
+                                   int rank, int block_size, int64_t row_bytes, int64_t block_bytes, float scale) {
+    for_dtype(dtype, [&](auto zero) {
+        using T = decltype(zero);
+        const auto cache = quire::make_latent_cache<T>(latents, block_size, width, rank, row_bytes, block_bytes);
+        const quire::Attention<T> a{static_cast<const T*>(query), static_cast<int64_t>(num_heads) * width, width, cache,
+                                    static_cast<T*>(out), static_cast<int64_t>(num_heads) * rank, nullptr, 0, nullptr,
+                                    nullptr, nullptr, 0, num_heads, scale, 0, 0.0f, nullptr, nullptr};
+        quire::sparse_attention_op(a, slots, slots_per_token, num_blocks, tokens);
+    });
+}
+
+// See index.h: query [tokens, heads, width], weights [tokens, heads] -> out [tokens, k], -1 behind where fewer are seen.
+void quire_index_topk(int dtype, const void* query, const float* weights, const void* keys, int64_t* out,
+                      const int32_t* block_table, int64_t table_stride, const int32_t* query_start_loc,
+                      const int32_t* kv_lens, int num_sequences, int heads, int width, int block_size, int64_t row_bytes,
+                      int64_t block_bytes, int k) {
+    for_dtype(dtype, [&](auto zero) {
+        using T = decltype(zero);
+        const auto cache = quire::make_latent_cache<T>(keys, block_size, width, width, row_bytes, block_bytes);
+        quire::index_topk(quire::IndexSearch<T>{static_cast<const T*>(query), weights, cache, block_table, table_stride,
+                                                query_start_loc, kv_lens, num_sequences, heads, out, k});
     });
 }
 

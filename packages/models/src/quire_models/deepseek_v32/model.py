@@ -5,8 +5,9 @@ Shape legend: T tokens of the step, H heads of attention, Hi of the index, D the
 
 from __future__ import annotations
 
+import dataclasses
+
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from quire_attention import AttentionMetadata, ForwardBatch
@@ -42,6 +43,7 @@ class LightningIndexer:
         self._rotate = Rotary(scope, config.rotary_dim, interleaved=config.index_interleaved)
         self._weights = (scope / "weights_proj").parameter("weight", heads, hidden, dtype=torch.float32)
         self.weights: Tensor
+        self._score = dataclasses.replace(scope, dtype=torch.float32).op("linear")
         self._find = scope.op("index_topk")
         self._locate = scope.op("position_slots")
         scope.when_loaded(self._finish)
@@ -58,7 +60,7 @@ class LightningIndexer:
     ) -> Tensor:
         """[T, K]: where the tokens stand that each token attends to; `latent` [T, q_lora_rank] of its query."""
         query = self._rotate(self.queries(latent).unflatten(-1, (self._heads, -1)), cos, sin)  # [T, Hi, D]
-        weights = F.linear(x.float(), self.weights) * self._factor
+        weights = self._score(x.float(), self.weights, None) * self._factor
         slots: Tensor = self._locate(self._find(query, weights, key_cache, layout, k=self._topk), layout)
         return slots
 

@@ -7,7 +7,7 @@ from quire_ops import OpBackend, op_table
 
 __all__ = ["promised_by_ops"]
 
-ELEMENTWISE = frozenset({"embedding", "rotary_embedding", "write_latent_cache"})
+ELEMENTWISE = frozenset({"embedding", "position_slots", "rotary_embedding", "write_latent_cache"})
 """Ops that copy numbers or act on each alone, with operations that round one way: alike in every backend."""
 BY_ROW = frozenset({("layer_norm", "torch")})
 """Op and backend: torch goes through each row in one way, however many rows there are."""

@@ -1,0 +1,163 @@
+// Which tokens of its past a token attends to: those that the small heads of an index score highest (op `index_topk`).
+//
+// A score is the sum over heads, in their order, of weight * max(0, query . key), in float32 by dot products of vectors: it
+// depends on nothing but its own query and key. What is found is in the order of positions, so that attention over it has
+// one order of sums; of equal scores the earlier positions are found.
+#pragma once
+
+#include <algorithm>
+#include <functional>
+#include <vector>
+
+#include "kv_cache.h"
+#include "team.h"
+#include "vectors.h"
+
+namespace quire {
+
+template <typename T>
+struct IndexSearch {
+    const T* query;       // [T, heads, D]
+    const float* weights; // [T, heads]
+    PagedCache cache;     // of keys of D numbers, see `make_latent_cache`
+    const int32_t* block_table;  // [S, table_stride]
+    int64_t table_stride;
+    const int32_t* query_start_loc;  // [S + 1]
+    const int32_t* kv_lens;          // [S]
+    int num_sequences, heads;
+    int64_t* out;  // [T, k]
+    int k;
+};
+
+constexpr int kIndexRun = 256;                   // keys that a thread scores at a time
+constexpr int64_t kIndexScores = int64_t{1} << 22;  // that are kept at a time
+
+// Scores of one token for the keys [begin, end) of its sequence.
+template <typename T>
+class IndexScores {
+public:
+    IndexScores(const IndexSearch<T>& a, Buffer& buffer)
+        : a_(a), dim_(a.cache.head_dim), padded_((dim_ + kLanes - 1) / kLanes * kLanes) {
+        keys_ = buffer.get<float>((kIndexRun + a.heads) * padded_);
+        queries_ = keys_ + kIndexRun * padded_;
+    }
+
+    void compute(int64_t token, int sequence, int begin, int end, float* to) {
+        CacheRows rows(a_.cache, a_.block_table + sequence * a_.table_stride, 0);
+        for (int t = begin; t < end; ++t) widen_row<T>(a_.cache, rows.at(t), keys_ + (t - begin) * padded_, padded_);
+        for (int h = 0; h < a_.heads; ++h) widen(a_.query + (token * a_.heads + h) * dim_, queries_ + h * padded_);
+        const float* const weights = a_.weights + token * a_.heads;
+        std::fill(to, to + (end - begin), 0.0f);
+        for (int t = 0; t < end - begin; t += kKeys)
+            for (int h = 0; h < a_.heads; h += kHeads)
+                with_count<kHeads>(std::min(kHeads, a_.heads - h), [&](auto heads) {
+                    add<decltype(heads)::value>(h, t, std::min(kKeys, end - begin - t), weights + h, to + t);
+                });
+    }
+
+private:
+    static constexpr int kHeads = 3, kKeys = 4;  // whose sums fit the registers, beside their operands
+
+    void widen(const T* from, float* to) const {
+        int d = 0;
+        for (; d + kLanes <= dim_; d += kLanes) store(to + d, load(from + d));
+        for (; d < padded_; ++d) to[d] = d < dim_ ? to_float(from[d]) : 0.0f;
+    }
+
+    template <int kSome>
+    void add(int head, int key, int count, const float* weights, float* to) const {
+        const float* keys[kKeys];
+        for (int i = 0; i < kKeys; ++i) keys[i] = keys_ + (key + std::min(i, count - 1)) * padded_;
+        Floats sums[kSome][kKeys] = {};
+        for (int d = 0; d < padded_; d += kLanes) {
+            Floats q[kSome];
+#pragma GCC unroll 4
+            for (int h = 0; h < kSome; ++h) {
+                q[h] = load(queries_ + (head + h) * padded_ + d);
+                in_register(q[h]);
+            }
+#pragma GCC unroll 4
+            for (int i = 0; i < kKeys; ++i) {
+                Floats k = load(keys[i] + d);
+                in_register(k);
+#pragma GCC unroll 4
+                for (int h = 0; h < kSome; ++h) sums[h][i] = accumulated(sums[h][i], q[h], k);
+            }
+        }
+        for (int h = 0; h < kSome; ++h) {
+            float products[kKeys];
+            sum_four(sums[h], products);
+            for (int i = 0; i < count; ++i) to[i] += weights[h] * (products[i] < 0.0f ? 0.0f : products[i]);
+        }
+    }
+
+    const IndexSearch<T>& a_;
+    const int dim_, padded_;
+    float *keys_, *queries_;
+};
+
+// The positions of the k highest of `count` scores, in their order; what is no number is the lowest.
+inline void highest(const float* scores, int count, int k, std::vector<uint64_t>& ranks, int64_t* to) {
+    ranks.resize(count);
+    for (int i = 0; i < count; ++i) {
+        uint32_t bits;
+        const float score = scores[i] + 0.0f;  // zero has one sign
+        std::memcpy(&bits, &score, 4);
+        const uint32_t rank = score != score ? 0 : bits >> 31 ? ~bits : bits | 0x80000000u;
+        ranks[i] = static_cast<uint64_t>(rank) << 32 | (0xffffffffu - static_cast<uint32_t>(i));
+    }
+    std::nth_element(ranks.begin(), ranks.begin() + k, ranks.end(), std::greater<uint64_t>());
+    for (int i = 0; i < k; ++i) to[i] = 0xffffffffu - static_cast<uint32_t>(ranks[i]);
+    std::sort(to, to + k);
+}
+
+// A token: its number, its sequence, and how many tokens it sees.
+struct IndexToken {
+    int64_t token;
+    int sequence, seen;
+};
+
+template <typename T>
+void index_topk(const IndexSearch<T>& a) {
+    std::vector<IndexToken> searching;
+    int64_t longest = 0;
+    for (int s = 0; s < a.num_sequences; ++s)
+        for (int64_t t = a.query_start_loc[s]; t < a.query_start_loc[s + 1]; ++t) {
+            const int seen = a.kv_lens[s] - static_cast<int>(a.query_start_loc[s + 1] - 1 - t);
+            if (seen > a.k) {
+                searching.push_back({t, s, seen});
+                longest = std::max<int64_t>(longest, seen);
+                continue;
+            }
+            for (int i = 0; i < a.k; ++i) a.out[t * a.k + i] = i < seen ? i : -1;  // all of them
+        }
+    if (searching.empty()) return;
+    static thread_local Buffer kept;
+    const int64_t runs = (longest + kIndexRun - 1) / kIndexRun;
+    const int64_t together = std::clamp<int64_t>(kIndexScores / longest, 1, searching.size());
+    float* const scores = kept.get<float>(together * longest);
+    Claims claims;
+#pragma omp parallel
+    {
+        static thread_local Buffer buffer;
+        static thread_local std::vector<uint64_t> ranks;
+        IndexScores<T> of_token(a, buffer);
+        Claimer claimer(claims);
+        for (int64_t first = 0; first < static_cast<int64_t>(searching.size()); first += together) {
+            const int64_t count = std::min<int64_t>(together, searching.size() - first);
+            for (int64_t i = claimer.first(count * runs); i < count * runs; i = claimer.next()) {
+                const IndexToken& of = searching[first + i / runs];
+                const int begin = static_cast<int>(i % runs) * kIndexRun, end = std::min(begin + kIndexRun, of.seen);
+                if (begin < end) of_token.compute(of.token, of.sequence, begin, end, scores + i / runs * longest + begin);
+            }
+            wait_for_team();
+            for (int64_t i = claimer.first(count); i < count; i = claimer.next()) {
+                const IndexToken& of = searching[first + i];
+                highest(scores + i * longest, of.seen, a.k, ranks, a.out + of.token * a.k);
+            }
+            wait_for_team();
+        }
+    }
+}
+
+}  // namespace quire
