@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "../src/quire_kernels_cpu/csrc/kernels.h"
+#include "../src/quire_kernels_cpu/csrc/team.h"
 
 namespace {
 
@@ -249,7 +250,26 @@ void check_latent_attention(int dtype, int heads, int width, int rank) {
 
 }  // namespace
 
+// A larger batch than any before, again and again: memory is seldom asked for anew.
+void check_buffer() {
+    quire::Buffer buffer;
+    std::vector<std::vector<char>> between;  // so that it cannot grow in place
+    int moves = 0;
+    for (int64_t count = 1; count <= 4096; ++count) {
+        const float* const before = buffer.get<float>(count - 1);
+        float* const numbers = buffer.get<float>(count);
+        std::fill_n(numbers, count, 1.0f);
+        between.emplace_back(64 + count % 64);
+        moves += numbers != before;
+    }
+    if (moves > 24) {
+        ++failures;
+        std::printf("a buffer of 1 to 4096 numbers moves %d times\n", moves);
+    }
+}
+
 int main() {
+    check_buffer();
     for (int dtype = 0; dtype < 3; ++dtype) {
         for (const bool int8 : {false, true}) {
             check_linear(dtype, 1, 64, 64, int8);

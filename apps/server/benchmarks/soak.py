@@ -5,29 +5,37 @@
 Serves the demo model with a cache so small that requests are preempted, and sends it whole and streamed chat, several
 answers at once, log probabilities, JSON schemas, tools, long prompts, refused requests, and clients that leave in the
 middle. Every ten seconds it reads the anonymous memory of the server's processes: what they have written, and not the
-files that they share with others. The cache of encoded text is so small that it is full before half of the time is
-over: what still grows then is not a cache. In the end, when nobody is being served, it prints the slope of memory over
-the second half of the time with its standard error, and whether the cache is empty again. The exit status is 1 if a
-request failed that should not have, or a block is still held.
+files that they share with others. Twenty times the clients wait until nobody is being served, and each process tells
+what it has in use (see `memory_in_use/`): objects of Python and bytes of malloc. These show a leak at once, which
+anonymous memory does only when the holes in the heap are filled. The cache of encoded text is so small that it is full
+before half of the time is over: what still grows then is not a cache. In the end it prints the slopes over the second
+half of the time, each with its standard error, and whether the cache is empty again. The exit status is 1 if a request
+failed that should not have, or a block is still held.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
+import os
 import random
 import re
+import shutil
+import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import httpx
 
+NUM_PAUSES = 20
 SCHEMA = {"type": "object", "properties": {"name": {"type": "string"}, "n": {"type": "integer"}}, "required": ["name"]}
 TOOL = {"type": "function", "function": {"name": "weather", "parameters": {"type": "object", "properties": {}}}}
 
@@ -70,12 +78,40 @@ def send(url: str, random_: random.Random, outcomes: Counter[str]) -> None:
     outcomes[kind if good else f"failed: {kind}: {answer.status_code} {last[-300:]}"] += 1
 
 
-def memory_bytes(pid: int) -> int:
-    """Anonymous memory of a process and its children."""
-    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-    found = re.search(r"^Anonymous:\s+(\d+)", Path(f"/proc/{pid}/smaps_rollup").read_text(), re.MULTILINE)
-    assert found is not None
-    return int(found.group(1)) * 1024 + sum(memory_bytes(int(child)) for child in children)
+def processes(pid: int) -> list[int]:
+    """A process, its children and theirs; without those that end meanwhile."""
+    found = [pid]
+    with contextlib.suppress(OSError):
+        for each in Path(f"/proc/{pid}/task").glob("*/children"):  # each thread's own
+            found += [one for child in each.read_text().split() for one in processes(int(child))]
+    return found
+
+
+def anonymous_bytes(pid: int) -> int:
+    """Anonymous memory of a process, 0 when it has ended."""
+    with contextlib.suppress(OSError):
+        found = re.search(r"^Anonymous:\s+(\d+)", Path(f"/proc/{pid}/smaps_rollup").read_text(), re.MULTILINE)
+        return int(found.group(1)) * 1024 if found else 0
+    return 0
+
+
+def in_use(pid: int, folder: Path) -> tuple[int, int]:
+    """What a process has in use now: objects of Python, bytes of malloc."""
+    told = folder / str(pid)
+    number = int(told.read_text().split()[0])
+    os.kill(pid, signal.SIGUSR1)
+    deadline_s = time.monotonic() + 30
+    while (answer := told.read_text().split())[0] == str(number):
+        assert time.monotonic() < deadline_s, f"process {pid} does not tell what it has in use"
+        time.sleep(0.05)
+    return int(answer[1]), int(answer[2])
+
+
+def name_of(pid: int) -> str:
+    command = Path(f"/proc/{pid}/cmdline").read_text()
+    if "quire_engine" in command:
+        return "engine"
+    return "trials" if "trial_process" in command else "api"
 
 
 def slope(points: list[tuple[float, int]]) -> tuple[float, float]:
@@ -88,50 +124,91 @@ def slope(points: list[tuple[float, int]]) -> tuple[float, float]:
     return rise, (rest / (n - 2) / spread) ** 0.5
 
 
+def per_minute(points: list[tuple[float, int]], unit: float) -> list[float]:
+    """Slope over the second half of the time and its standard error, in a unit per minute; nothing of two points."""
+    half = points[len(points) // 2 :]
+    if len(half) < 3:
+        return []
+    rise, error = slope(half)
+    return [round(rise * 60 / unit, 2), round(error * 60 / unit, 2)]
+
+
 def gauge(url: str, name: str) -> float:
     text = httpx.get(f"{url}/metrics", timeout=30).text
     return sum(float(line.rsplit(" ", 1)[1]) for line in text.splitlines() if re.match(rf"quire:{name}[{{ ]", line))
 
 
-def run(url: str, pid: int, options: argparse.Namespace) -> dict[str, Any]:
-    """Load the server for the time asked for."""
-    outcomes, stopping = Counter[str](), threading.Event()
+class Clients:
+    """Threads that send requests, one after another, until they are stopped."""
 
-    def client(seed: int) -> None:
-        random_ = random.Random(seed)
-        while not stopping.wait(random_.random() * 2 * options.pause):
+    def __init__(self, url: str, options: argparse.Namespace, outcomes: Counter[str]) -> None:
+        self._url = url
+        self._options = options
+        self._outcomes = outcomes
+        self._stopping = threading.Event()
+        self._randoms = [random.Random(seed) for seed in range(options.clients)]
+        self._threads: list[threading.Thread] = []
+
+    def start(self) -> None:
+        """Begin, or go on."""
+        self._stopping.clear()
+        self._threads = [threading.Thread(target=self._work, args=(each,)) for each in self._randoms]
+        for thread in self._threads:
+            thread.start()
+
+    def stop(self) -> None:
+        """Return when nobody is being served, or after 30 s."""
+        self._stopping.set()
+        for thread in self._threads:
+            thread.join()
+        idle_by_s = time.monotonic() + 30
+        while self._num_requests() and time.monotonic() < idle_by_s:
+            time.sleep(0.2)
+
+    def _work(self, random_: random.Random) -> None:
+        while not self._stopping.wait(random_.random() * 2 * self._options.pause):
             try:
-                send(url, random_, outcomes)
+                send(self._url, random_, self._outcomes)
             except httpx.HTTPError as error:
-                outcomes[f"failed: {type(error).__name__}"] += 1
+                self._outcomes[f"failed: {type(error).__name__}"] += 1
 
-    clients = [threading.Thread(target=client, args=(seed,)) for seed in range(options.clients)]
-    for each in clients:
-        each.start()
-    start_s, points = time.monotonic(), list[tuple[float, int]]()
-    while (now_s := time.monotonic() - start_s) < options.minutes * 60:
-        points.append((now_s, memory_bytes(pid)))
-        print(
-            f"\r{now_s:6.0f} s  {points[-1][1] / 1e6:7.1f} MB  {sum(outcomes.values())} requests",
-            end="",
-            file=sys.stderr,
-        )
-        time.sleep(min(10.0, options.minutes * 60 / 20))
-    stopping.set()
-    for each in clients:
-        each.join()
+    def _num_requests(self) -> float:
+        return gauge(self._url, "num_requests_running") + gauge(self._url, "num_requests_waiting")
+
+
+def run(url: str, pid: int, folder: Path, options: argparse.Namespace) -> dict[str, Any]:
+    """Load the server for the time asked for."""
+    outcomes, duration_s = Counter[str](), options.minutes * 60
+    clients = Clients(url, options, outcomes)
+    clients.start()
+    start_s, anonymous = time.monotonic(), list[tuple[float, int]]()
+    objects, bytes_ = defaultdict[str, list[tuple[float, int]]](list), defaultdict[str, list[tuple[float, int]]](list)
+    num_pauses = 0
+    while (now_s := time.monotonic() - start_s) < duration_s:
+        anonymous.append((now_s, sum(map(anonymous_bytes, processes(pid)))))
+        progress = f"{now_s:6.0f} s  {anonymous[-1][1] / 1e6:7.1f} MB  {sum(outcomes.values())} requests"
+        print(f"\r{progress}", end="", file=sys.stderr)
+        time.sleep(min(10.0, duration_s / 20))
+        if now_s > (num_pauses + 1) * duration_s / NUM_PAUSES:
+            num_pauses += 1
+            clients.stop()
+            for each in processes(pid):
+                if (folder / str(each)).exists():  # not in the short life of a trial
+                    now_s = time.monotonic() - start_s
+                    num_objects, num_bytes = in_use(each, folder)
+                    objects[name_of(each)].append((now_s, num_objects))
+                    bytes_[name_of(each)].append((now_s, num_bytes))
+            clients.start()
+    clients.stop()
     print(file=sys.stderr)
-    idle_by_s = time.monotonic() + 30
-    while gauge(url, "num_requests_running") + gauge(url, "num_requests_waiting") and time.monotonic() < idle_by_s:
-        time.sleep(0.2)
-    rise, error = slope(points[len(points) // 2 :])
     return {
         "requests": dict(sorted(outcomes.items())),
         "preemptions": gauge(url, "num_preemptions_total"),
         "cache_in_use_at_the_end": gauge(url, "kv_cache_usage"),
-        "memory_mb": [round(points[0][1] / 1e6, 1), round(points[-1][1] / 1e6, 1)],
-        "slope_kb_per_minute": round(rise * 60 / 1e3, 2),
-        "standard_error": round(error * 60 / 1e3, 2),
+        "anonymous_mb": [round(anonymous[0][1] / 1e6, 1), round(anonymous[-1][1] / 1e6, 1)],
+        "anonymous_kb_per_minute": per_minute(anonymous, 1e3),
+        "python_objects_per_minute": {name: per_minute(points, 1) for name, points in objects.items()},
+        "malloc_kb_per_minute": {name: per_minute(points, 1e3) for name, points in bytes_.items()},
     }
 
 
@@ -146,15 +223,19 @@ def main() -> int:
     options = parser.parse_args()
     command = [sys.executable, "-m", "quire_server.cli", "serve", "--port", "0", "--num-threads", "1"]
     command += ["--num-gpu-blocks-override", str(options.num_blocks), "--segment-cache-bytes", "200000"]
-    server = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+    folder = Path(tempfile.mkdtemp())
+    paths = [str(Path(__file__).parent / "memory_in_use"), *filter(None, [os.environ.get("PYTHONPATH")])]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(paths), "QUIRE_MEMORY_FOLDER": str(folder)}
+    server = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env=environment)
     try:
         assert server.stdout is not None
         address = next(found for line in server.stdout if (found := re.search(r"OpenAI API:\s+(http://\S+)/v1", line)))
         threading.Thread(target=server.stdout.read, daemon=True).start()
-        report = run(address.group(1), server.pid, options)
+        report = run(address.group(1), server.pid, folder, options)
     finally:
         server.terminate()
         server.wait(60)
+        shutil.rmtree(folder)
     print(json.dumps(report, indent=2))
     failed = any(kind.startswith("failed") for kind in report["requests"])
     return int(failed or report["cache_in_use_at_the_end"] > 0 or server.returncode != 0)

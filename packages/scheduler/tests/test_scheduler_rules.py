@@ -140,3 +140,19 @@ def test_a_group_whose_first_leaves_goes_on(make_driver, leaves):
     others = [driver.told[f"r{i}"] for i in (1, 2)]
     assert all(told.finish_reason is not None for told in others)
     assert others[1].num_cached_tokens >= 2 * BLOCK
+
+
+def test_groups_are_forgotten_soon(make_driver):
+    """They come by the thousand, and nothing tells the rule which request is the last of its group."""
+    rule = SharedPromptRule()
+    driver = make_driver(prefix_cache=True, rules=(rule,), max_num_seqs=4)
+    known = []
+    for number in range(300):
+        for i in range(2):
+            request = make_request(f"{number}.{i}", [number % 7] * (BLOCK + 1), max_tokens=1, seed=i)
+            request.prompt_group = f"group {number}"
+            driver.add(request)
+        driver.run()
+        known.append(sum(1 for value in vars(rule).values() if isinstance(value, dict) for _ in value))
+    assert all(told.finish_reason is not None for told in driver.told.values())
+    assert known[99:] == known[99:100] * 201

@@ -3,6 +3,7 @@
 
 #include <omp.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
@@ -81,7 +82,9 @@ private:
     int64_t part_ = -1, count_ = 0, ahead_ = 0;
 };
 
-// Memory that grows and is kept: one per purpose and owner, so that a step allocates nothing.
+// Memory that grows and is kept: one per purpose and owner, so that a step allocates nothing. It grows by half at least:
+// the largest batch so far is surpassed by a little again and again while a server runs, and growing to fit each time
+// would leave a hole in the heap each time.
 class Buffer {
 public:
     Buffer() = default;
@@ -91,11 +94,12 @@ public:
 
     template <typename T>
     T* get(int64_t count) {
-        const size_t bytes = (static_cast<size_t>(count) * sizeof(T) + 63) / 64 * 64;
+        const size_t bytes = static_cast<size_t>(count) * sizeof(T);
         if (bytes > size_) {
+            const size_t size = (std::max(bytes, size_ + size_ / 2) + 63) / 64 * 64;
             std::free(data_);
-            data_ = std::aligned_alloc(64, bytes);
-            size_ = data_ ? bytes : 0;
+            data_ = std::aligned_alloc(64, size);
+            size_ = data_ ? size : 0;
             if (!data_) throw std::bad_alloc();
         }
         return static_cast<T*>(data_);

@@ -13,7 +13,7 @@ from quire_scheduler.rows import RowPool
 
 __all__ = ["FreeRowRule", "MaxRunningPerTenantRule", "SharedPromptRule"]
 
-_NUM_COMPUTED_GROUPS = 1024
+_NUM_COMPUTED_GROUPS = 64
 
 
 class FreeRowRule:
