@@ -23,14 +23,23 @@ LATENT: dict[str, Any] = {
     "norm_topk_prob": True, "routed_scaling_factor": 2.5, "first_k_dense_replace": 0, "rope_interleave": True,
 }  # fmt: skip
 INDEX: dict[str, Any] = {"index_n_heads": 2, "index_head_dim": 32, "index_topk": 4}
+EXPERTS: dict[str, Any] = {
+    "num_experts": 8, "num_local_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 16,
+    "norm_topk_prob": True, "decoder_sparse_step": 1, "mlp_only_layers": [], "shared_expert_intermediate_size": 16,
+    "sliding_window": None,
+}  # fmt: skip
 FAMILIES: dict[str, dict[str, Any]] = {
     "llama": {"architectures": ["LlamaForCausalLM"]},
     "qwen3": {"architectures": ["Qwen3ForCausalLM"]},
     "deepseek_v3": {"architectures": ["DeepseekV3ForCausalLM"], **LATENT},
     "deepseek_v3, whole queries": {"architectures": ["DeepseekV3ForCausalLM"], **LATENT, "q_lora_rank": None},
     "deepseek_v32": {"architectures": ["DeepseekV32ForCausalLM"], **LATENT, **INDEX},
+    "mixtral": {"architectures": ["MixtralForCausalLM"], **EXPERTS},
+    "qwen2_moe": {"architectures": ["Qwen2MoeForCausalLM"], **EXPERTS},
+    "qwen3_moe": {"architectures": ["Qwen3MoeForCausalLM"], **EXPERTS},
 }
 DENSE = ("llama", "qwen3")
+WITH_LATENT = tuple(family for family in FAMILIES if family.startswith("deepseek"))
 LAYER = {
     "aten.linear.default": 4,
     "rms_norm_kernel": 2,
@@ -84,6 +93,17 @@ def test_launches_of_latent_attention(family: str, num_less: int) -> None:
 
 
 @pytest.mark.skipif(DEVICE == "cuda", reason="CUDA's graphs do not say what is in them")
+@pytest.mark.parametrize(("family", "most"), [("mixtral", 12), ("qwen3_moe", 12), ("qwen2_moe", 18),
+                                              ("deepseek_v3", 30), ("deepseek_v32", 44)])  # fmt: skip
+def test_launches_of_a_layer_with_experts(family: str, most: int) -> None:
+    """Experts are chosen in one launch and sorted in another, whatever the rule."""
+    layer = launches(family, 2) - launches(family, 1)
+    assert layer.total() <= most
+    assert layer["route_kernel"] == layer["sort_pairs_kernel"] == layer["expert_gate_kernel"] == 1
+    assert not [name for name in layer if "sort" in name and "aten" in name]
+
+
+@pytest.mark.skipif(DEVICE == "cuda", reason="CUDA's graphs do not say what is in them")
 def test_launches_of_a_layer_with_weights_in_int4() -> None:
     found = launches("qwen3", 2, linear_method="int4") - launches("qwen3", 1, linear_method="int4")
     assert found == {**{name: num for name, num in LAYER.items() if "aten" not in name}, "matmul_kernel": 4}
@@ -110,7 +130,7 @@ def test_logits_are_those_of_layers_apart(family: str, method: str) -> None:
 
 
 @pytest.mark.parametrize("method", ["plain", "w8a8", "int4"])
-@pytest.mark.parametrize("family", [family for family in FAMILIES if family not in DENSE])
+@pytest.mark.parametrize("family", WITH_LATENT)
 def test_logits_of_latent_attention_are_those_of_layers_apart(family: str, method: str) -> None:
     same_logits(family, method)
 

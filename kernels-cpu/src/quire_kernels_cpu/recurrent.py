@@ -104,7 +104,7 @@ def gated_delta_rule(
 
 def sigmoid_and_mul(gate: Tensor, up: Tensor) -> Tensor:
     """Op `sigmoid_and_mul`; written over `gate` if its numbers are next to each other."""
-    gate, up = gate.contiguous(), up.contiguous()
+    gate, up = gate.expand_as(up).contiguous(), up.contiguous()
     library().quire_sigmoid_and_mul(DTYPES[gate.dtype], gate.data_ptr(), up.data_ptr(), gate.numel())
     return gate
 

@@ -84,6 +84,12 @@ def test_sigmoid_and_mul(backend: OpBackend, dtype: torch.dtype) -> None:
     assert got.dtype == dtype
     assert torch.equal(up, before)
     assert close(got, wanted, dtype)
+    one = gate[:, :1].clone()  # for all of a row
+    wanted = ref.sigmoid_and_mul(one, up)
+    got = backend.function(one, up)
+    assert got.shape == up.shape
+    assert torch.equal(up, before)
+    assert close(got, wanted, dtype)
 
 
 def test_the_delta_rule_forgets_what_a_key_held_before() -> None:

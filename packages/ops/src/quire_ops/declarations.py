@@ -291,6 +291,17 @@ OPS: tuple[Op, ...] = (
         ),
     ),
     Op(
+        name="route_experts",
+        signature="(logits [T, E] float32, bias [E] float32 | None, rule: RoutingRule) "
+        "-> (topk_ids [T, K] int64, topk_weights [T, K] float32)",
+        description=(
+            "The K best experts of each token, best first, the first of equals, and how much each counts: experts are "
+            "scored by the rule's scoring of the logits; the bias is added to the scores for choosing alone; where the "
+            "rule has groups, only those of the best groups can be chosen (`routing.py`). An option of a backend: "
+            "without one, networks choose by torch's operators"
+        ),
+    ),
+    Op(
         name="fused_moe",
         signature="(experts: Experts) -> RunExperts",
         description=(

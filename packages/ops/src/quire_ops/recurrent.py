@@ -73,8 +73,8 @@ RECURRENT_OPS: tuple[Op, ...] = (
     ),
     Op(
         name="sigmoid_and_mul",
-        signature="(gate [N, I], up [N, I]) -> like gate; may write over gate",
-        description="sigmoid(gate) * up",
+        signature="(gate [N, I] or [N, 1], up [N, I]) -> like up; may write over gate",
+        description="sigmoid(gate) * up; a gate of one number for each row is for all of it",
     ),
 )
 

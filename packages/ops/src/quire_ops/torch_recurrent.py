@@ -20,8 +20,9 @@ CHUNK = 64
 
 
 def sigmoid_and_mul(gate: Tensor, up: Tensor) -> Tensor:
-    """Op `sigmoid_and_mul`; written over `gate`."""
-    return gate.sigmoid_().mul_(up)
+    """Op `sigmoid_and_mul`; written over `gate` where that is as large."""
+    gate = gate.sigmoid_()
+    return gate.mul_(up) if gate.shape == up.shape else gate * up
 
 
 def causal_conv1d(
