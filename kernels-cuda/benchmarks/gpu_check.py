@@ -1,17 +1,20 @@
 """Everything that a GPU has to show, in one command: tests on the device, kernels and whole steps beside their limits.
 
-    python kernels-cuda/benchmarks/gpu_check.py tests kernels engine --out results.json
+    python kernels-cuda/benchmarks/gpu_check.py tests kernels engine gated joined --out results.json
 
 For a machine that has a GPU for a short time: runs in a bare checkout, with torch, Triton and Transformers and little
-else, each part in a few minutes. Weights are random. Limits are measured in the same run: bytes that must be read by
-the rate of reading memory, operations by the rate of matrix products. Results are JSON, a line for each figure as it
-comes; `passes` says whether a figure reaches its bar, where it has one.
+else, each part in a few minutes; what each took is among the results. `gated joined` say together whether gate, up and
+activation are faster in one kernel, and layers that share an input in one product. Weights are random. Limits are
+measured in the same run: bytes that must be read by the rate of reading memory, operations by the rate of matrix
+products. Results are JSON, a line for each figure as it comes; `passes` says whether a figure reaches its bar, where it
+has one.
 """
 
 from __future__ import annotations
 
 import argparse
 import importlib.util
+import itertools
 import json
 import os
 import re
@@ -21,6 +24,9 @@ import sys
 import tempfile
 import time
 import traceback
+from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +44,8 @@ KERNEL_BARS: list[tuple[dict[str, Any], float]] = [
     ({"op": "write_kv_cache", "shapes": {"batch": "q8k"}}, 0.85),
     ({"op": "linear", "shapes": {"rows": [1, 8, 32], "outputs": [4096, 6144, 28672], "inputs": 4096}}, 0.0),
     ({"op": "linear", "shapes": {"rows": [1, 32], "outputs": 4096, "inputs": 14336}}, 0.0),
+    ({"op": "gated_linear", "shapes": {"rows": [1, 4, 16, 32], "outputs": 14336, "inputs": 4096}}, 0.0),
+    ({"op": "gated_linear", "shapes": {"rows": [1, 4, 16, 32], "outputs": 3072, "inputs": 1024}}, 0.0),
     ({"op": "lm_head_argmax", "shapes": {"rows": [1, 32], "outputs": 128256}}, 0.0),
     ({"op": "grouped_linear", "shapes": {"rows": [1, 16], "outputs": 14336}}, 0.0),
 ]
@@ -45,6 +53,11 @@ KERNEL_BARS: list[tuple[dict[str, Any], float]] = [
 DECODES = (("8b", 1, 1024, 0.78), ("8b", 64, 1024, 0.75), ("0.6b", 1, 1024, 0.6))
 """Shape, requests, context, and the share of the limit that decode steps have to reach."""
 PREFILLS = (("8b", 8192, 0.6),)
+GATED = (("8b", 14336, 4096), ("0.6b", 3072, 1024))
+"""Shape, outputs of gate and of up, inputs: what part "gated" times, for each number of GATED_ROWS."""
+GATED_ROWS = (1, 4, 16, 32)
+JOINED = (("8b", 1, 1024), ("8b", 16, 1024), ("0.6b", 1, 1024), ("0.6b", 16, 1024))
+"""Shape, requests, context: decode steps that part "joined" times with products joined and apart."""
 
 
 class Results:
@@ -118,20 +131,92 @@ def run_kernels(results: Results, device: str, runs: list[tuple[dict[str, Any], 
             results.add("kernels", f"{', '.join(ops)} without {backend}", reason=reason)
 
 
+def run_gated(results: Results, device: str, shapes: Any, rows: Any, tables: Path, dtype: str = "bfloat16") -> None:
+    """Gate, up and activation of few rows, three ways, each at its best: torch's product and the gate, our product and
+    the gate, one kernel. What `quire tune` would choose goes into a table, which part "joined" reads."""
+    import torch
+    import triton
+
+    from quire_bench.kernels import measure_rates
+    from quire_kernels_cuda.platform import NVIDIA, gpu_of, pretending
+    from quire_kernels_cuda.tuned import Entry, Problem, Tables, save
+    from quire_kernels_cuda.tuning import Timing, candidates, device_time_us, fastest, fitting, timings
+    from quire_kernels_rocm.platform import AMD
+
+    tiny, there = device == "cpu", torch.device(device)
+    vendor = NVIDIA if torch.version.hip is None else AMD
+    target, gpu = vendor.target_of(there), gpu_of(there) or "cpu"
+    time_us = _host_time_us if tiny else device_time_us(there)
+    rates = measure_rates(there, getattr(torch, dtype))
+
+    fits: dict[str, list[Any]] = {}
+
+    def fit(problem: Problem) -> list[Any]:
+        configs = candidates(problem, None, target)
+        if tiny:
+            return configs[:2]
+        # Kernels do not depend on the number of rows, only on their tiles: those for 1 row and for 16 are the same.
+        key = f"{problem.kernel} {dict(problem.sizes) | {'rows': 0}} {configs}"
+        if key not in fits:
+            found = fitting(problem, configs, vendor, target, num_processes=os.cpu_count() or 1)
+            fits[key] = [each.config for each in found if each.refusal is None]
+        return fits[key]
+
+    def timed(problem: Problem, configs: list[Any], *known: Entry) -> list[Timing]:
+        """Without the problem's own kernel, then by it; what is known serves beside it."""
+        with tempfile.TemporaryDirectory() as folder:
+            save(Path(folder), gpu, known)
+            platform = replace(vendor, tables=Tables(Path(folder)))
+            with pretending(target, gpu) if tiny else nullcontext():  # for the sake of the table
+                return list(timings(problem, configs, platform, there, time_us=time_us))
+
+    for (shape, outputs, inputs), num_rows in itertools.product(shapes, rows):
+        sizes = {"rows": num_rows, "outputs": outputs, "inputs": inputs}
+        product = Problem.of("skinny_matmul", sizes | {"outputs": 2 * outputs}, {"dtype": dtype})
+        gated = Problem.of("gated_matmul", sizes, {"dtype": dtype, "activation": "silu"})
+        products = timed(product, fit(product))
+        ours = min(products[1:], key=lambda timing: timing.taken_us)
+        known = Entry(product, ours.config, ours.taken_us, products[0].taken_us, triton.__version__)
+        (our_way,) = timed(gated, [], known)
+        torchs_way, *one_kernel = timed(gated, fit(gated))
+        one = min(one_kernel, key=lambda timing: timing.taken_us)
+        num_bytes = getattr(torch, dtype).itemsize * (2 * outputs * inputs + num_rows * (inputs + outputs))
+        for way, timing, config in (
+            ("torch's product and the gate", torchs_way, None),
+            ("our product and the gate", our_way, ours.config),
+            ("one kernel", one, one.config),
+        ):
+            what, limit_s = f"{shape} batch {num_rows}: {way}", num_bytes / rates.read_bytes_per_s
+            results.measured("gated", what, timing.taken_us / 1e6, limit_s, 0.0, config=str(config))
+        best_product = fastest(product, products, triton.__version__)
+        otherwise = torchs_way if best_product is None else our_way
+        best = fastest(gated, [otherwise, *one_kernel], triton.__version__)
+        save(tables, gpu, [entry for entry in (best_product, best) if entry is not None], dropped=[product, gated])
+        chosen = "one kernel" if best else "our product" if best_product else "torch's product"
+        results.add("gated", f"{shape} batch {num_rows}: chosen", chosen=chosen)
+
+
+def _host_time_us(call: Callable[[], Any]) -> float:
+    """Of the CPU, where only the command itself is tried."""
+    start = time.perf_counter()
+    call()
+    return 1e6 * (time.perf_counter() - start)
+
+
 class Engine:
     """A runner with requests of one length, driven without a scheduler."""
 
-    def __init__(self, shape: str, num_seqs: int, length: int, device: str, dtype: str) -> None:
+    def __init__(
+        self, shape: str, num_seqs: int, length: int, device: str, dtype: str, *, join_products: bool | None = None
+    ) -> None:
         from quire_kv_cache import plan_kv_cache
-        from quire_models import ModelConfig, load_model
+        from quire_models import ModelConfig, build_model
         from quire_runner import ModelRunner, RunnerConfig
         from quire_testkit.checkpoints import checkpoint_config
 
-        content = checkpoint_config("qwen3" if shape == "0.6b" else "llama", shape, dtype)
-        with tempfile.TemporaryDirectory() as folder:
-            (Path(folder) / "config.json").write_text(json.dumps(content))
-            config = ModelConfig.from_path(Path(folder))
-            self.network = load_model(config, Path(folder), dtype=dtype, device=device, load_format="dummy")
+        config = ModelConfig.from_dict(checkpoint_config("qwen3" if shape == "0.6b" else "llama", shape, dtype))
+        self.network = build_model(config, dtype=dtype, device=device, join_products=join_products)
+        _fill(self.network)
         self.num_seqs, self.length, self.block = num_seqs, length, 16
         self.width = -(-(length + 256) // self.block)
         specs = config.kv_cache_specs(self.block, dtype)
@@ -208,6 +293,18 @@ class Engine:
             samples += [(time.perf_counter() - start) / count] * timed
         return statistics.median(samples), host / (5 * num_steps)
 
+    def add_decode(self, results: Results, part: str, what: str, read_bytes_per_s: float, bar: float) -> None:
+        """Time decode steps of all rows, beside what reading the weights, keys and values takes."""
+        seconds, host_s = self.decode_s(32)
+        tokens = self.num_seqs * (self.length + 16 + 5 * 16)
+        limit_s = (self.weight_bytes() + self.kv_bytes(tokens)) / read_bytes_per_s
+        graphs = self.runner.graphs
+        results.measured(
+            part, what, seconds, limit_s, bar,
+            tokens_per_s=self.num_seqs / seconds, host_ms=host_s * 1e3, attention=self.network.attention_backend.name,
+            graphs=self.runner.graph_refusal if graphs is None else (graphs.failure or len(graphs.captured)),
+        )  # fmt: skip
+
     def weight_bytes(self) -> int:
         """Of the layers and the LM head: what a decode step has to read."""
         from quire_models.ledger import weight_ledger
@@ -224,6 +321,20 @@ class Engine:
         self.runner.close()
 
 
+def _fill(network: Any) -> None:
+    """Random weights, made where they stay: the host takes a minute for those of an 8B network."""
+    import torch
+
+    generator = torch.Generator(network.device).manual_seed(0)
+    for parameter in network.parameters:
+        dtype = parameter.dtype or network.dtype
+        memory = parameter.memory(dtype, network.device)
+        tensor = torch.empty(parameter.shape, dtype=dtype, device=network.device) if memory is None else memory
+        is_norm = len(parameter.shape) < 2
+        parameter.tensor = tensor.fill_(1.0) if is_norm else tensor.normal_(0.0, 0.02, generator=generator)
+    network.finish_loading()
+
+
 def run_engine(results: Results, device: str, decodes: Any, prefills: Any, dtype: str = "bfloat16") -> None:
     """Whole steps of networks with random weights."""
     import torch
@@ -234,15 +345,8 @@ def run_engine(results: Results, device: str, decodes: Any, prefills: Any, dtype
     results.add("engine", "rates", read_bytes_per_s=rates.read_bytes_per_s, flop_per_s=rates.matmul_flop_per_s)
     for shape, num_seqs, length, bar in decodes:
         engine = Engine(shape, num_seqs, length, device, dtype)
-        seconds, host_s = engine.decode_s(32)
-        tokens = num_seqs * (length + 16 + 5 * 16)
-        limit_s = (engine.weight_bytes() + engine.kv_bytes(tokens)) / rates.read_bytes_per_s
-        graphs = engine.runner.graphs
-        results.measured(
-            "engine", f"decode {shape} batch {num_seqs} context {length}", seconds, limit_s, bar,
-            tokens_per_s=num_seqs / seconds, host_ms=host_s * 1e3, attention=engine.network.attention_backend.name,
-            graphs=engine.runner.graph_refusal if graphs is None else (graphs.failure or len(graphs.captured)),
-        )  # fmt: skip
+        what = f"decode {shape} batch {num_seqs} context {length}"
+        engine.add_decode(results, "engine", what, rates.read_bytes_per_s, bar)
         engine.close()
         del engine
     for shape, length, bar in prefills:
@@ -257,12 +361,36 @@ def run_engine(results: Results, device: str, decodes: Any, prefills: Any, dtype
         del engine
 
 
+def run_joined(results: Results, device: str, decodes: Any, tables: Path, dtype: str = "bfloat16") -> None:
+    """Decode steps with layers that share an input apart, and in one product; and that with what part "gated" chose."""
+    import torch
+
+    from quire_bench.kernels import measure_rates
+    from quire_kernels_cuda.platform import NVIDIA
+    from quire_kernels_rocm.platform import AMD
+
+    rates = measure_rates(torch.device(device), getattr(torch, dtype))
+    for way in ("apart", "joined", "joined, tuned"):
+        if way == "joined, tuned":
+            if not tables.is_dir():
+                results.add("joined", way, reason=f"there is no {tables}: part gated makes it")
+                return
+            (NVIDIA if torch.version.hip is None else AMD).tables.use(tables)
+        for shape, num_seqs, length in decodes:
+            engine = Engine(shape, num_seqs, length, device, dtype, join_products=way != "apart")
+            what = f"decode {shape} batch {num_seqs} context {length}, {way}"
+            engine.add_decode(results, "joined", what, rates.read_bytes_per_s, 0.0)
+            engine.close()
+            del engine
+
+
 def main(arguments: list[str] | None = None) -> int:
     """The command line; 1 when something failed or stayed under its bar."""
     parser = argparse.ArgumentParser(description="What a GPU has to show, each figure beside its limit.")
-    parser.add_argument("parts", nargs="+", choices=("tests", "kernels", "engine"))
+    parser.add_argument("parts", nargs="+", choices=("tests", "kernels", "engine", "gated", "joined"))
     parser.add_argument("--device", default="cuda", help="cpu tries the command itself, on tiny shapes")
     parser.add_argument("--out", type=Path, help="file for all figures, written after each")
+    parser.add_argument("--tables", type=Path, default=Path("gpu-tables"), help="folder that part gated writes to")
     args = parser.parse_args(arguments)
     results, tiny = Results(args.out), args.device == "cpu"
     import torch
@@ -283,6 +411,16 @@ def main(arguments: list[str] | None = None) -> int:
             run_engine(results, "cpu", (("tiny", 2, 32, 0.0),), (("tiny", 64, 0.0),), "float32")
             if tiny
             else run_engine(results, args.device, DECODES, PREFILLS)
+        ),
+        "gated": lambda: (
+            run_gated(results, "cpu", (("tiny", 32, 64),), (2,), args.tables, "float32")
+            if tiny
+            else run_gated(results, args.device, GATED, GATED_ROWS, args.tables)
+        ),
+        "joined": lambda: (
+            run_joined(results, "cpu", (("tiny", 2, 32),), args.tables, "float32")
+            if tiny
+            else run_joined(results, args.device, JOINED, args.tables)
         ),
     }
     for part in args.parts:

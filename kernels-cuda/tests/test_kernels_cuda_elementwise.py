@@ -59,6 +59,8 @@ def test_gates_of_a_fused_projection(dtype, size, name):
     reference = getattr(ref if hasattr(ref, name) else recurrent_reference, name)
     check(getattr(gates, name)(gate, up), reference(*fused.split(size, dim=1)), dtype)
     assert torch.equal(fused, before)
+    one = random_tensor(5, 1, dtype=dtype)
+    check(getattr(gates, name)(here(one), up), reference(one, fused[:, size:]), dtype)
     wide = random_tensor(2, 3, 4, dtype=dtype)
     check(getattr(gates, name)(here(wide), here(wide)), reference(wide, wide), dtype)
 

@@ -12,8 +12,10 @@ from kernels_cuda_support import DEVICE, DTYPES, check, here, poison, random_ten
 
 from quire_kernels_cuda.platform import NVIDIA, choosing, pretending
 from quire_kernels_cuda.targets import NVIDIA_TARGETS
-from quire_kernels_cuda.triton import gated
+from quire_kernels_cuda.triton import gated, linear
+from quire_kernels_cuda.triton.matmul import MatmulTile
 from quire_kernels_cuda.tuned import Entry, LaunchConfig, Problem, Tables, save
+from quire_kernels_cuda.tuning import in_order, noting, tune
 from quire_ops import reference as ref
 
 TILE = LaunchConfig(blocks={"BM": 16, "BN": 16, "BK": 32}, num_warps=4, num_stages=2)
@@ -68,6 +70,59 @@ def test_it_serves_the_very_problem_that_a_table_has(tmp_path, launched) -> None
             check(got, ref.gated_linear(x, weight, None, activation))
             assert launched == ([TILE] if serves else [])
             launched.clear()
+
+
+def test_tuning_holds_it_against_the_best_product_and_its_gate(tmp_path, monkeypatch, launched) -> None:
+    """Which is torch's, or ours where a table has it for both; the clock here knows what was launched."""
+    sizes = {"rows": 2, "outputs": 16, "inputs": 64}
+    problem = Problem.of("gated_matmul", sizes, {"dtype": torch.float32, "activation": "silu"})
+    products: list[MatmulTile] = []
+    run_matmul = linear.run_matmul
+
+    def noted(*args, tile, **options):
+        products.append(tile)
+        return run_matmul(*args, tile=tile, **options)
+
+    monkeypatch.setattr(linear, "run_matmul", noted)
+
+    def time_us(call) -> float:
+        launched.clear()
+        products.clear()
+        call()
+        return 8.0 if launched else 6.0 if products else 10.0
+
+    def tuned() -> Entry | None:
+        platform = replace(NVIDIA, tables=Tables(tmp_path))
+        device = torch.device(DEVICE)
+        with pretending(NVIDIA_TARGETS["sm_90"], "test-gpu"):
+            return tune(problem, [TILE], platform, device, time_us=time_us, version="3.9.0")
+
+    assert tuned() == Entry(problem, TILE, 8.0, 10.0, "3.9.0")
+    product = Problem.of("skinny_matmul", sizes | {"outputs": 32}, {"dtype": torch.float32})
+    skinny = LaunchConfig(blocks={"BM": 16, "BN": 16, "BK": 32, "SPLITS": 2}, num_warps=4, num_stages=2)
+    save(tmp_path, "test-gpu", [Entry(product, skinny, 6.0, 10.0, "3.9.0")])
+    assert tuned() is None
+    assert in_order([problem, product]) == [product, problem]  # so that a run of both knows it
+    save(tmp_path, "test-gpu", [], dropped=[product])
+    assert tuned() is not None
+
+
+def test_both_products_are_among_what_a_layer_asks_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that tuning a network tunes what the one kernel is held against."""
+    use_triton(monkeypatch)
+    with noting(found := []):
+        Driver(enforce_eager=True).step([0])
+    gate_and_up = {
+        (dict(each.sizes)["rows"], dict(each.sizes)["inputs"], 2 * dict(each.sizes)["outputs"])
+        for each in found
+        if each.kernel == "gated_matmul"
+    }
+    assert gate_and_up
+    assert gate_and_up <= {
+        (dict(each.sizes)["rows"], dict(each.sizes)["inputs"], dict(each.sizes)["outputs"])
+        for each in found
+        if each.kernel == "skinny_matmul"
+    }
 
 
 def test_a_layer_has_one_launch_less(monkeypatch: pytest.MonkeyPatch, launched) -> None:

@@ -7,6 +7,9 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
+
+from quire_kernels_cuda.tuned import read_table
 
 COMMAND = Path(__file__).parents[1] / "benchmarks/gpu_check.py"
 ABSENT = """
@@ -27,16 +30,36 @@ runpy.run_path(script, run_name="__main__")
 """
 
 
-def test_kernels_and_steps_are_measured_with_the_tensor_side_alone(tmp_path: Path) -> None:
+def run(tmp_path: Path, *parts: str, interpret: str) -> list[dict[str, Any]]:
     out = tmp_path / "results.json"
-    command = [sys.executable, "-c", ABSENT, COMMAND, "kernels", "engine", "--device", "cpu", "--out", out]
-    environment = {**os.environ, "TRITON_INTERPRET": "0", "OMP_NUM_THREADS": "1", "PYTHONPATH": ""}
+    command = [sys.executable, "-c", ABSENT, COMMAND, *parts, "--device", "cpu", "--out", out]
+    command += ["--tables", tmp_path / "tables"]
+    environment = {**os.environ, "TRITON_INTERPRET": interpret, "OMP_NUM_THREADS": "1", "PYTHONPATH": ""}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stdout + done.stderr
-    figures = json.loads(out.read_text())
-    whats = [figure["what"] for figure in figures]
+    figures: list[dict[str, Any]] = json.loads(out.read_text())
+    measured = [figure for figure in figures if "of_limit" in figure]
+    assert measured
+    assert all(figure["of_limit"] > 0 and figure["median_ms"] > 0 for figure in measured)
+    assert [figure["part"] for figure in figures if figure["what"] == "took"] == list(parts)
+    return figures
+
+
+def test_kernels_and_steps_are_measured_with_the_tensor_side_alone(tmp_path: Path) -> None:
+    whats = [figure["what"] for figure in run(tmp_path, "kernels", "engine", interpret="0")]
     assert "decode tiny batch 2 context 32" in whats
     assert "prefill tiny 64" in whats
     assert any(what.startswith("rms_norm") for what in whats)
-    measured = [figure for figure in figures if "of_limit" in figure]
-    assert all(figure["of_limit"] > 0 and figure["median_ms"] > 0 for figure in measured)
+
+
+def test_gate_and_up_in_one_kernel_and_joined_products_are_held_against_what_they_replace(tmp_path: Path) -> None:
+    """Where kernels are interpreted, to try the command; the table that one part leaves is the other's."""
+    figures = run(tmp_path, "gated", "joined", interpret="1")
+    whats = [figure["what"] for figure in figures]
+    ways = {what.partition(": ")[2] for what in whats if what.startswith("tiny batch 2: ")}
+    assert ways == {"torch's product and the gate", "our product and the gate", "one kernel", "chosen"}
+    decode = "decode tiny batch 2 context 32"
+    assert {f"{decode}, apart", f"{decode}, joined", f"{decode}, joined, tuned"} <= set(whats)
+    kernels = {entry.problem.kernel for entry in read_table(tmp_path / "tables/cpu.json")}
+    chosen = next(figure["chosen"] for figure in figures if "chosen" in figure)
+    assert ("gated_matmul" in kernels) == (chosen == "one kernel")

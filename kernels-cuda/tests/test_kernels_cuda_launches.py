@@ -16,7 +16,30 @@ from models_paged_driver import PagedDriver
 
 from quire_models import ModelConfig, build_model
 
-FAMILIES = {"llama": "LlamaForCausalLM", "qwen3": "Qwen3ForCausalLM"}
+LATENT: dict[str, Any] = {
+    "num_key_value_heads": 2, "q_lora_rank": 32, "kv_lora_rank": 16, "qk_nope_head_dim": 16, "qk_rope_head_dim": 16,
+    "v_head_dim": 16, "n_routed_experts": 8, "n_shared_experts": 1, "num_experts_per_tok": 2,
+    "moe_intermediate_size": 16, "n_group": 4, "topk_group": 2, "topk_method": "noaux_tc", "scoring_func": "sigmoid",
+    "norm_topk_prob": True, "routed_scaling_factor": 2.5, "first_k_dense_replace": 0, "rope_interleave": True,
+}  # fmt: skip
+INDEX: dict[str, Any] = {"index_n_heads": 2, "index_head_dim": 32, "index_topk": 4}
+EXPERTS: dict[str, Any] = {
+    "num_experts": 8, "num_local_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 16,
+    "norm_topk_prob": True, "decoder_sparse_step": 1, "mlp_only_layers": [], "shared_expert_intermediate_size": 16,
+    "sliding_window": None,
+}  # fmt: skip
+FAMILIES: dict[str, dict[str, Any]] = {
+    "llama": {"architectures": ["LlamaForCausalLM"]},
+    "qwen3": {"architectures": ["Qwen3ForCausalLM"]},
+    "deepseek_v3": {"architectures": ["DeepseekV3ForCausalLM"], **LATENT},
+    "deepseek_v3, whole queries": {"architectures": ["DeepseekV3ForCausalLM"], **LATENT, "q_lora_rank": None},
+    "deepseek_v32": {"architectures": ["DeepseekV32ForCausalLM"], **LATENT, **INDEX},
+    "mixtral": {"architectures": ["MixtralForCausalLM"], **EXPERTS},
+    "qwen2_moe": {"architectures": ["Qwen2MoeForCausalLM"], **EXPERTS},
+    "qwen3_moe": {"architectures": ["Qwen3MoeForCausalLM"], **EXPERTS},
+}
+DENSE = ("llama", "qwen3")
+WITH_LATENT = tuple(family for family in FAMILIES if family.startswith("deepseek"))
 LAYER = {
     "aten.linear.default": 4,
     "rms_norm_kernel": 2,
@@ -35,8 +58,7 @@ def _triton_first(monkeypatch: pytest.MonkeyPatch) -> None:
 def launches(family: str, num_layers: int, **settings: Any) -> Counter[str]:
     """Of a captured greedy step of one request."""
     names: list[str] = []
-    network = {**NETWORK, "architectures": [FAMILIES[family]], "num_hidden_layers": num_layers}
-    network["use_sliding_window"] = False
+    network = {**NETWORK, **FAMILIES[family], "num_hidden_layers": num_layers, "use_sliding_window": False}
     driver = Driver(network, cuda_graph_sizes=(1,), launches=names, **settings)
     for _ in range(4):
         driver.step([0])
@@ -47,13 +69,38 @@ def launches(family: str, num_layers: int, **settings: Any) -> Counter[str]:
 
 
 @pytest.mark.skipif(DEVICE == "cuda", reason="CUDA's graphs do not say what is in them")
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", DENSE)
 def test_launches_of_a_layer(family: str) -> None:
     """Of short sequences, whose keys one program reads; longer ones have one launch more, which joins the parts."""
     assert launches(family, 2) - launches(family, 1) == LAYER
     assert (launches(family, 2) - launches(family, 1)).total() <= 9
     apart = launches(family, 2, join_products=False) - launches(family, 1, join_products=False)
     assert apart.total() == 12
+
+
+@pytest.mark.skipif(DEVICE == "cuda", reason="CUDA's graphs do not say what is in them")
+@pytest.mark.parametrize(("family", "num_less"), [("deepseek_v3", 1), ("deepseek_v3, whole queries", 1),
+                                                  ("deepseek_v32", 2)])  # fmt: skip
+def test_launches_of_latent_attention(family: str, num_less: int) -> None:
+    """What takes the layer's input is one product, the index's key among it, and nothing is copied for it: the norms
+    behind it read rows that are apart."""
+
+    apart, joined = (launches(family, 1, join_products=joined) for joined in (False, True))
+    gate_and_up = 1  # of the shared expert
+    assert apart - joined == Counter({"aten.linear.default": num_less + gate_and_up})
+    assert not joined - apart
+    assert not joined["aten.contiguous.default"]
+
+
+@pytest.mark.skipif(DEVICE == "cuda", reason="CUDA's graphs do not say what is in them")
+@pytest.mark.parametrize(("family", "most"), [("mixtral", 12), ("qwen3_moe", 12), ("qwen2_moe", 18),
+                                              ("deepseek_v3", 30), ("deepseek_v32", 44)])  # fmt: skip
+def test_launches_of_a_layer_with_experts(family: str, most: int) -> None:
+    """Experts are chosen in one launch and sorted in another, whatever the rule."""
+    layer = launches(family, 2) - launches(family, 1)
+    assert layer.total() <= most
+    assert layer["route_kernel"] == layer["sort_pairs_kernel"] == layer["expert_gate_kernel"] == 1
+    assert not [name for name in layer if "sort" in name and "aten" in name]
 
 
 @pytest.mark.skipif(DEVICE == "cuda", reason="CUDA's graphs do not say what is in them")
@@ -77,10 +124,20 @@ def test_tokens_are_those_of_layers_apart(method: str) -> None:
 
 
 @pytest.mark.parametrize("method", ["plain", "int8", "w8a8", "int4", "fp8"])
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", DENSE)
 def test_logits_are_those_of_layers_apart(family: str, method: str) -> None:
+    same_logits(family, method)
+
+
+@pytest.mark.parametrize("method", ["plain", "w8a8", "int4"])
+@pytest.mark.parametrize("family", WITH_LATENT)
+def test_logits_of_latent_attention_are_those_of_layers_apart(family: str, method: str) -> None:
+    same_logits(family, method)
+
+
+def same_logits(family: str, method: str) -> None:
     def logits(*, joined: bool) -> torch.Tensor:
-        config = ModelConfig.from_dict({**NETWORK, "architectures": [FAMILIES[family]]})
+        config = ModelConfig.from_dict({**NETWORK, **FAMILIES[family]})
         model = build_model(
             config, dtype="float32", device=DEVICE, linear_method=method, attention_backend="triton",
             join_products=joined,

@@ -245,8 +245,8 @@ def gelu_and_mul(gate: Tensor, up: Tensor) -> Tensor:
 
 
 def sigmoid_and_mul(gate: Tensor, up: Tensor) -> Tensor:
-    """Op `sigmoid_and_mul`; written over `gate`."""
-    return _activate_and_mul("sigmoid", gate, up)
+    """Op `sigmoid_and_mul`; written over `gate` where that is as large."""
+    return _activate_and_mul("sigmoid", gate.expand_as(up), up)
 
 
 def _activate_and_mul(name: str, gate: Tensor, up: Tensor) -> Tensor:

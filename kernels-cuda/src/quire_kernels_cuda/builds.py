@@ -34,6 +34,7 @@ FAMILIES = (
     "recurrent",
     "rotary",
     "rounding",
+    "routing",
     "sampling",
     "step_inputs",
     "vocabulary",

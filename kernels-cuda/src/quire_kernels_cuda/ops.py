@@ -77,6 +77,7 @@ SERVED = (
     Served(op="draw", module="sampling", batch_invariant=True),
     Served(op="draw_masked", module="sampling", batch_invariant=True),
     Served(op="penalize", module="penalties", batch_invariant=True),
+    Served(op="route_experts", module="routing", sizes={"experts": SizeRule(maximum=1024)}, batch_invariant=True),
     Served(op="fused_moe", module="moe"),
     Served(op="causal_conv1d", module="recurrent", device_lengths=True),
     Served(op="mamba2_scan", module="recurrent", device_lengths=True),

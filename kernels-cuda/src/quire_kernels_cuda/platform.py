@@ -6,7 +6,7 @@ The kernels' source is the same for all vendors; a `Platform` is what differs.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any, NamedTuple, overload
@@ -74,10 +74,31 @@ class Platform:
         """
         if _choosers:
             return _choosers[-1](Problem.of(kernel, sizes, traits), otherwise)
+        return self._measured(device, kernel, sizes, traits, otherwise)
+
+    def _measured(
+        self,
+        device: torch.device,
+        kernel: str,
+        sizes: Mapping[str, int],
+        traits: Mapping[str, Any],
+        otherwise: LaunchConfig | None,
+    ) -> LaunchConfig | None:
         gpu = gpu_of(device)
         if gpu is None:
             return otherwise
         return self.tables.find(gpu, kernel, sizes, traits, exact=otherwise is None) or otherwise
+
+    def deciding(self, kernel: str, config: LaunchConfig | None, device: torch.device) -> AbstractContextManager[None]:
+        """Within it one kernel is launched with this configuration, or not where there is none; what its op calls
+        besides is launched as tables say, as it would be while serving."""
+
+        def choose(problem: Problem, otherwise: LaunchConfig | None) -> LaunchConfig | None:
+            if problem.kernel == kernel:
+                return config
+            return self._measured(device, problem.kernel, dict(problem.sizes), dict(problem.traits), otherwise)
+
+        return choosing(choose)
 
 
 _choosers: list[Chooser] = []

@@ -89,7 +89,7 @@ class Entry(NamedTuple):
     config: LaunchConfig
     median_us: float
     default_us: float
-    """Of what would be launched without a table."""
+    """Of what would be launched if it were in no table."""
     triton: str
     """Version of Triton that it was measured with."""
 
@@ -168,10 +168,13 @@ def _entry(entry: Mapping[str, Any]) -> Entry:
     )  # fmt: skip
 
 
-def save(folder: Path, gpu: str, entries: Iterable[Entry]) -> Path:
+def save(folder: Path, gpu: str, entries: Iterable[Entry], *, dropped: Iterable[Problem] = ()) -> Path:
     """Put entries into a GPU's table, in the place of those of the same problems; the others stay.
 
     Another process that writes at the same time waits; one that reads sees the table before or after, never a part.
+
+    Args:
+        dropped: Problems whose entries, if there are any, are taken out.
 
     Raises:
         ConfigError: the table that is there cannot be read.
@@ -180,6 +183,8 @@ def save(folder: Path, gpu: str, entries: Iterable[Entry]) -> Path:
     path = folder / f"{gpu}.json"
     with _locked(folder / f".{gpu}.lock"):
         known = {_key(entry.problem): entry for entry in (read_table(path) if path.exists() else [])}
+        for problem in dropped:
+            known.pop(_key(problem), None)
         known |= {_key(entry.problem): entry for entry in entries}
         lines = [json.dumps(_as_json(known[key])) for key in sorted(known, key=str)]
         text = f'{{"format": {FORMAT}, "gpu": {json.dumps(gpu)}, "entries": [\n' + ",\n".join(lines) + "\n]}\n"

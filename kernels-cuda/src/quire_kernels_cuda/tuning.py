@@ -9,7 +9,7 @@ a candidate whose result is not that of the default is left out, the others are 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 from itertools import product
@@ -25,18 +25,22 @@ from quire_kernels_cuda.platform import Platform, choosing, pretending
 from quire_kernels_cuda.recording import Build, kernel_of, named, recording
 from quire_kernels_cuda.targets import Target
 from quire_kernels_cuda.tuned import Entry, LaunchConfig, Problem
-from quire_kernels_cuda.tuning_cases import make_call
+from quire_kernels_cuda.tuning_cases import CONTEXT, make_call
 
 __all__ = [
     "Fit",
+    "Timing",
     "candidates",
     "default_config",
     "default_on",
     "device_time_us",
+    "fastest",
     "fitting",
+    "in_order",
     "is_same",
     "noting",
     "problem_builds",
+    "timings",
     "tune",
 ]
 
@@ -76,8 +80,14 @@ def noting(problems: list[Problem]) -> Any:
     return choosing(note)
 
 
+def in_order(problems: Iterable[Problem]) -> list[Problem]:
+    """The problems, those behind that are held against what was found for others: gate and up in one kernel against
+    the product of both."""
+    return sorted(problems, key=lambda problem: problem.kernel == "gated_matmul")
+
+
 def default_config(call: Callable[[], Any]) -> LaunchConfig | None:
-    """What a call is launched with where no table is asked; None where another library's kernel serves."""
+    """What a call is launched with where no table is asked; None where something else than this kernel serves."""
     found: list[LaunchConfig | None] = []
 
     def note(_: Problem, otherwise: LaunchConfig | None) -> LaunchConfig | None:
@@ -110,7 +120,7 @@ def candidates(problem: Problem, default: LaunchConfig | None, target: Target) -
     """Configurations to try: the default if there is one, then those nearest to it that can fit, at most 64 in all."""
     sizes = dict(problem.sizes)
     choices = _BLOCKS[problem.kernel]
-    if default is None:  # of a product of few rows, which torch serves
+    if default is None:  # of a product of few rows, which something else serves
         usual = {"BM": max(16, sizes["rows"]), "BN": 32, "BK": 128, "SPLITS": 4}
         blocks = {name: usual[name] for name in choices}
         start = LaunchConfig(blocks=blocks, num_warps=4, num_stages=4)
@@ -220,33 +230,42 @@ def device_time_us(device: torch.device) -> Callable[[Callable[[], Any]], float]
     return time_us
 
 
-def tune(
+class Timing(NamedTuple):
+    """How long a problem takes with a configuration."""
+
+    config: LaunchConfig | None
+    """None: without this kernel, by what is launched where no table has it."""
+    taken_us: float
+
+
+def timings(
     problem: Problem,
     configs: Iterable[LaunchConfig],
     platform: Platform,
     device: torch.device,
     *,
     time_us: Callable[[Callable[[], Any]], float],
-    version: str,
-    context: int,
-) -> Entry | None:
-    """The fastest of the configurations, or None where nothing is clearly faster than another library's kernel.
+    context: int = CONTEXT,
+) -> Iterator[Timing]:
+    """Time what is launched where no table has the problem, and then each other configuration that gives its result.
+
+    Whatever else a call launches is launched as the platform's tables say: gate and up in one kernel are beside the
+    product that was measured to be best for them, with its gate.
 
     Args:
-        configs: What can run on the device, the default included.
+        configs: What can run on the device, the default or not.
         time_us: Measures a call (`device_time_us`).
-        version: Of Triton.
         context: Tokens of each sequence of a decode.
     """
     call = make_call(problem, platform, device, context=context)
     default = default_config(call)
-    with choosing(_always(default)):
-        wanted, default_us = call(), time_us(call)
-    best, best_us = default, default_us
+    with platform.deciding(problem.kernel, default, device):
+        wanted = call()
+        yield Timing(default, time_us(call))
     for config in configs:
         if config == default:
             continue
-        with choosing(_always(config)):
+        with platform.deciding(problem.kernel, config, device):
             try:
                 got = call()
             except Exception as error:  # Triton's, where a launch asks for too much
@@ -255,10 +274,36 @@ def tune(
             if not is_same(got, wanted):
                 _logger.error("%s: %s computes something else and is left out", problem, config)
                 continue
-            taken_us = time_us(call)
-        if taken_us < min(best_us, WORTH * default_us):
-            best, best_us = config, taken_us
-    return None if best is None else Entry(problem, best, best_us, default_us, version)
+            yield Timing(config, time_us(call))
+
+
+def tune(
+    problem: Problem,
+    configs: Iterable[LaunchConfig],
+    platform: Platform,
+    device: torch.device,
+    *,
+    time_us: Callable[[Callable[[], Any]], float],
+    version: str,
+    context: int = CONTEXT,
+) -> Entry | None:
+    """The fastest of the configurations, or None where none is clearly faster than doing without the kernel.
+
+    Args:
+        version: Of Triton. See `timings` for the others.
+    """
+    found = timings(problem, configs, platform, device, time_us=time_us, context=context)
+    return fastest(problem, found, version)
+
+
+def fastest(problem: Problem, found: Iterable[Timing], version: str) -> Entry | None:
+    """What a table gets: the fastest of some timings, the default's first; None where the default is no configuration
+    and none is clearly faster."""
+    default, *others = found
+    best = min(others, key=lambda timing: timing.taken_us, default=default)
+    if best.taken_us >= WORTH * default.taken_us:
+        best = default
+    return None if best.config is None else Entry(problem, best.config, best.taken_us, default.taken_us, version)
 
 
 def is_same(got: Tensor, wanted: Tensor) -> bool:

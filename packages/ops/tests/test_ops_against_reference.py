@@ -288,8 +288,11 @@ def test_rotary_embedding(backend: OpBackend, dtype: torch.dtype, head_dim: int)
 @cases("sigmoid_and_mul")
 def test_sigmoid_and_mul(backend: OpBackend, dtype: torch.dtype) -> None:
     gate, up = random(5, 30, dtype=dtype) * 4, random(5, 30, dtype=dtype, seed=1)
+    one = gate[:, :1].clone()  # for all of a row
     wanted, before = ref.sigmoid_and_mul(gate, up), up.clone()
     check(backend.function(gate, up), wanted)
+    wanted = ref.sigmoid_and_mul(one, up)
+    check(backend.function(one, up), wanted)
     assert torch.equal(up, before)
 
 

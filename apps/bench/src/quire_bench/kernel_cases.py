@@ -134,6 +134,13 @@ def _linear(shape: Shape, dtype: torch.dtype, device: torch.device) -> KernelWor
     return _product(shape, dtype, device, [weight], shape["outputs"] * dtype.itemsize, lambda f, x: f(x, weight, None))
 
 
+def _gated_linear(shape: Shape, dtype: torch.dtype, device: torch.device) -> KernelWork:
+    weight = _random(2 * shape["outputs"], shape["inputs"], dtype=dtype, device=device)
+    out_bytes = shape["outputs"] * dtype.itemsize
+    work = _product(shape, dtype, device, [weight], out_bytes, lambda f, x: f(x, weight, None, "silu"))
+    return work._replace(flop=2 * work.flop + 5 * shape["rows"] * shape["outputs"])
+
+
 def _lm_head(shape: Shape, dtype: torch.dtype, device: torch.device) -> KernelWork:
     weight = _random(shape["outputs"], shape["inputs"], dtype=dtype, device=device)
     return _product(shape, dtype, device, [weight], 4 * shape["outputs"], lambda f, x: f(x, weight))
@@ -260,6 +267,7 @@ CASES: dict[str, KernelCase] = {
         ("silu_and_mul", _ROWS | {"size": 14336}, _gate),
         ("gelu_and_mul", _ROWS | {"size": 14336}, _gate),
         ("linear", _PRODUCT, _linear),
+        ("gated_linear", _PRODUCT | {"outputs": 14336}, _gated_linear),
         ("lm_head", _PRODUCT | {"outputs": 32000}, _lm_head),
         ("lm_head_argmax", _PRODUCT | {"outputs": 32000}, _lm_head_argmax),
         ("int8_linear", _PRODUCT, _int8_linear),
@@ -271,4 +279,5 @@ CASES: dict[str, KernelCase] = {
         ("fused_moe", {"rows": 8, "experts": 8, "top_k": 2, "size": 1024, "inner": 768}, _moe),
     )
 }
-"""Op -> how it is measured; `grouped_linear` with int4 in groups of 128."""
+"""Op -> how it is measured; `grouped_linear` with int4 in groups of 128, `gated_linear` with `outputs` of gate, as
+many of up."""

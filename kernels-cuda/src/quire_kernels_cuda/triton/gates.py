@@ -37,12 +37,12 @@ def activate(x, ACTIVATION: tl.constexpr):
 
 
 @triton.jit
-def gate_kernel(gate, up, out, size, gate_row, up_row, ACTIVATION: tl.constexpr, BLOCK: tl.constexpr):
-    """out [N, size] = activation(gate) * up; a program takes a piece of a row."""
+def gate_kernel(gate, up, out, size, gate_row, gate_col, up_row, ACTIVATION: tl.constexpr, BLOCK: tl.constexpr):
+    """out [N, size] = activation(gate) * up; a program takes a piece of a row. gate_col: 0 where a row has one gate."""
     row = tl.program_id(0).to(tl.int64)
     col = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     mask = col < size
-    left = tl.load(gate + row * gate_row + col, mask=mask, other=0.0).to(tl.float32)
+    left = tl.load(gate + row * gate_row + col * gate_col, mask=mask, other=0.0).to(tl.float32)
     right = tl.load(up + row * up_row + col, mask=mask, other=0.0).to(tl.float32)
     gated = activate(left, ACTIVATION) * right
     tl.store(out + row * size + col, gated.to(out.dtype.element_ty), mask=mask)
@@ -69,16 +69,20 @@ def calls(shape: NetworkShape, platform: Platform) -> Calls:
     aligned = "" if shape.intermediate_size % 16 == 0 else " odd"
     for gate in (silu_and_mul, gelu_and_mul, sigmoid_and_mul):
         yield f"{gate.__name__} {shape.dtype}{aligned}", partial(gate, x, x)
+    one = torch.empty(16, 1, dtype=x.dtype, device="meta")
+    yield f"sigmoid_and_mul one gate {shape.dtype}{aligned}", partial(sigmoid_and_mul, one, x)
 
 
 def _gate(gate: Tensor, up: Tensor, activation: str) -> Tensor:
-    out = torch.empty(gate.shape, dtype=gate.dtype, device=gate.device)
+    out = torch.empty(up.shape, dtype=gate.dtype, device=gate.device)
     if out.numel():
         left, right = _rows(gate), _rows(up)
-        num_rows, size = left.shape
+        num_rows, size = right.shape
+        gate_col = 0 if left.shape[1] == 1 else 1
         gate_kernel[(num_rows, triton.cdiv(size, _BLOCK))](
-            left, right, out, size, left.stride(0), right.stride(0), ACTIVATION=activation, BLOCK=_BLOCK, num_warps=4
-        )
+            left, right, out, size, left.stride(0), gate_col, right.stride(0), ACTIVATION=activation, BLOCK=_BLOCK,
+            num_warps=4,
+        )  # fmt: skip
     return out
 
 

@@ -1,8 +1,9 @@
 """The experts of a mixture-of-experts layer: pairs of token and expert sorted by expert, then two grouped products.
 
-A tile of pairs belongs to one expert; tiles are counted from the sorted pairs on the device, so grids depend on the
-number of pairs only. Experts stay where they are: kernels get a table of addresses, one for each matrix. What the
-experts of a token say is added in the order of their numbers.
+A few pairs are sorted by counting, in one kernel: where a pair goes is how many come before it, which a program finds
+by looking at all of them. A tile of pairs belongs to one expert; tiles are counted from the sorted pairs on the device,
+so grids depend on the number of pairs only. Experts stay where they are: kernels get a table of addresses, one for each
+matrix. What the experts of a token say is added in the order of their numbers.
 
 Shape legend: T tokens, K experts per token, P = T * K pairs, E experts, I width of the network, M within an expert.
 """
@@ -27,7 +28,51 @@ from quire_kernels_cuda.triton.matmul import tile_sum
 from quire_ops import CACHE_TORCH_DTYPES, EXPERT_ACTIVATIONS, Experts, LinearWeights, RunExperts
 from quire_ops.grouped import block_groups, group_size_of
 
-__all__ = ["add_experts_kernel", "calls", "expert_down_kernel", "expert_gate_kernel", "fused_moe"]
+__all__ = [
+    "MOST_COUNTED",
+    "add_experts_kernel",
+    "calls",
+    "expert_down_kernel",
+    "expert_gate_kernel",
+    "fused_moe",
+    "sort_pairs",
+    "sort_pairs_kernel",
+]
+
+MOST_COUNTED = 4096
+"""Pairs up to which they are sorted by counting, whose work grows with their square; beyond, torch sorts them."""
+
+_MINE, _OTHERS = 32, 128
+
+
+@triton.jit(do_not_specialize=["num_pairs"])
+def sort_pairs_kernel(
+    ids, order, places, starts, num_pairs, num_experts, MINE: tl.constexpr, OTHERS: tl.constexpr
+):  # fmt: skip
+    """See `sort_pairs`. Grid: pieces of MINE pairs, then pieces of as many experts, whose first pairs are counted."""
+    piece = tl.program_id(0)
+    pair_pieces = tl.cdiv(num_pairs, MINE)
+    lane = tl.arange(0, MINE)
+    before = tl.zeros([MINE], dtype=tl.int32)
+    if piece < pair_pieces:
+        pair = piece * MINE + lane
+        mine = tl.load(ids + pair, mask=pair < num_pairs, other=0)
+        for begin in range(0, num_pairs, OTHERS):
+            other = begin + tl.arange(0, OTHERS)
+            its = tl.load(ids + other, mask=other < num_pairs, other=0x7FFFFFFF)
+            is_before = (its[None, :] < mine[:, None]) | (
+                (its[None, :] == mine[:, None]) & (other[None, :] < pair[:, None])
+            )
+            before += tl.sum(is_before.to(tl.int32), 1)
+        tl.store(places + pair, before.to(tl.int64), mask=pair < num_pairs)
+        tl.store(order + before, pair.to(tl.int64), mask=pair < num_pairs)
+    else:
+        expert = (piece - pair_pieces) * MINE + lane
+        for begin in range(0, num_pairs, OTHERS):
+            other = begin + tl.arange(0, OTHERS)
+            its = tl.load(ids + other, mask=other < num_pairs, other=0x7FFFFFFF)
+            before += tl.sum((its[None, :] < expert[:, None]).to(tl.int32), 1)
+        tl.store(starts + expert, before, mask=expert <= num_experts)
 
 
 @triton.jit
@@ -226,9 +271,7 @@ def fused_moe(experts: Experts, *, platform: Platform = NVIDIA) -> RunExperts:
         if not num_tokens:
             return out
         x = x if x.stride(-1) == 1 else x.contiguous()
-        sorted_ids, order = torch.sort(topk_ids.flatten(), stable=True)
-        places = torch.empty_like(order).scatter_(0, order, torch.arange(len(order), device=x.device))
-        starts = torch.searchsorted(sorted_ids, torch.arange(num_experts + 1, device=x.device), out_int32=True)
+        order, places, starts = sort_pairs(topk_ids.flatten(), num_experts)
         num_pairs = num_tokens * top_k
         sizes = {
             "pairs": triton.next_power_of_2(num_pairs), "experts": num_experts, "inputs": size, "inner": inner_size
@@ -265,6 +308,31 @@ def fused_moe(experts: Experts, *, platform: Platform = NVIDIA) -> RunExperts:
         return out
 
     return run
+
+
+def sort_pairs(ids: Tensor, num_experts: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Pairs sorted by expert, those of one expert in their order.
+
+    Args:
+        ids: [P] int64, the expert of each pair.
+
+    Returns:
+        order [P] int64, the pair at each place; places [P] int64, the place of each pair; starts [E + 1] int32, the
+        first place of each expert, and the end.
+    """
+    num_pairs = len(ids)
+    if num_pairs > MOST_COUNTED:
+        sorted_ids, order = torch.sort(ids, stable=True)
+        places = torch.empty_like(order).scatter_(0, order, torch.arange(num_pairs, device=ids.device))
+        starts = torch.searchsorted(sorted_ids, torch.arange(num_experts + 1, device=ids.device), out_int32=True)
+        return order, places, starts
+    order, places = torch.empty_like(ids), torch.empty_like(ids)
+    starts = torch.empty(num_experts + 1, dtype=torch.int32, device=ids.device)
+    pieces = triton.cdiv(num_pairs, _MINE) + triton.cdiv(num_experts + 1, _MINE)
+    sort_pairs_kernel[(pieces,)](
+        ids, order, places, starts, num_pairs, num_experts, MINE=_MINE, OTHERS=_OTHERS, num_warps=4
+    )
+    return order, places, starts
 
 
 def _default_cut(num_pairs: int, num_experts: int, form: str, target: Target) -> LaunchConfig:

@@ -13,6 +13,7 @@ from quire_ops.penalties import Penalize, PenaltyTable
 from quire_ops.replay import StateReplay, replayable
 from quire_ops.rng import uniform
 from quire_ops.rounding import RoundedTokens, Rounding
+from quire_ops.routing import EXPERT_SCORINGS, RoutingRule
 from quire_ops.staging import copy_to_host, fill_on_device, to_device
 from quire_ops.step_inputs import GroupInputs, RowTable, StepInputs
 from quire_ops.table import Op, OpBackend, OpChoice, OpFunction, OpRequest, OpTable, SizeRule
@@ -24,6 +25,7 @@ __all__ = [
     "CACHE_TORCH_DTYPES",
     "ENTRY_POINT_GROUP",
     "EXPERT_ACTIVATIONS",
+    "EXPERT_SCORINGS",
     "NO_SLOT",
     "OPS",
     "DecodeNetwork",
@@ -50,6 +52,7 @@ __all__ = [
     "PenaltyTable",
     "RoundedTokens",
     "Rounding",
+    "RoutingRule",
     "RowTable",
     "RunDecode",
     "RunDecoder",

@@ -37,6 +37,7 @@ from quire_ops.fused_moe import reference_fused_moe
 from quire_ops.kernel_builds import KernelBuilder
 from quire_ops.penalties import reference_penalize
 from quire_ops.recurrent import RECURRENT_OPS
+from quire_ops.routing import reference_route_experts
 from quire_ops.table import OpBackend, OpChoice, OpFunction, OpRequest, OpTable, SizeRule
 from quire_ops.torch_moe import torch_fused_moe
 
@@ -87,6 +88,7 @@ _OPTIONS: dict[str, OpFunction] = {
     "gate_and_round": reference.gate_and_round,
     "gated_linear": reference.gated_linear,
     "rotate_and_write": reference.rotate_and_write,
+    "route_experts": reference_route_experts,
 }
 """Reference of each op that has no torch backend: networks do without where no other package brings one."""
 _EVEN_HEAD = {"head_dim": SizeRule(minimum=2, multiple_of=2)}

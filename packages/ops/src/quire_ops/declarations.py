@@ -155,8 +155,8 @@ OPS: tuple[Op, ...] = (
     ),
     Op(
         name="sigmoid_and_mul",
-        signature="(gate [N, I], up [N, I]) -> like gate; may write over gate",
-        description="sigmoid(gate) * up",
+        signature="(gate [N, I] or [N, 1], up [N, I]) -> like up; may write over gate",
+        description="sigmoid(gate) * up; a gate of one number for each row is for all of it",
     ),
     Op(
         name="gated_linear",
@@ -309,6 +309,17 @@ OPS: tuple[Op, ...] = (
         description=(
             "Repetition, presence and frequency penalties from the rows' histories (`penalties.py`). An option of a "
             "backend: without one, quire_sampling does it with torch, for the same logits"
+        ),
+    ),
+    Op(
+        name="route_experts",
+        signature="(logits [T, E] float32, bias [E] float32 | None, rule: RoutingRule) "
+        "-> (topk_ids [T, K] int64, topk_weights [T, K] float32)",
+        description=(
+            "The K best experts of each token, best first, the first of equals, and how much each counts: experts are "
+            "scored by the rule's scoring of the logits; the bias is added to the scores for choosing alone; where the "
+            "rule has groups, only those of the best groups can be chosen (`routing.py`). An option of a backend: "
+            "without one, networks choose by torch's operators"
         ),
     ),
     Op(

@@ -161,8 +161,9 @@ def gelu_and_mul(gate: Tensor, up: Tensor) -> Tensor:
 
 
 def sigmoid_and_mul(gate: Tensor, up: Tensor) -> Tensor:
-    """Op `sigmoid_and_mul`; written over `gate`."""
-    return gate.sigmoid_().mul_(up)
+    """Op `sigmoid_and_mul`; written over `gate` where that is as large."""
+    gate = gate.sigmoid_()
+    return gate.mul_(up) if gate.shape == up.shape else gate * up
 
 
 def activation(x: Tensor, name: str) -> Tensor:

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from torch import Tensor
-
 from quire_models.deepseek_v2.config import LatentMoEConfig
 from quire_models.glm4_moe.model import GroupedMoELM
 from quire_models.layers.blocks import PreNormBlock
+from quire_models.layers.expert_choice import ExpertChoice
 from quire_models.layers.latent_attention import LatentAttention
 from quire_models.layers.mlp import GatedMLP
 from quire_models.layers.moe import FusedExperts, SparseMoE, pre_norm_block
-from quire_models.layers.routing import Router, grouped_softmax_topk
+from quire_models.layers.routing import Router
 from quire_models.layers.scope import Scope
+from quire_ops import RoutingRule
 
 __all__ = ["DeepseekV2ForCausalLM"]
 
@@ -21,16 +21,14 @@ def make_feed_forward(config: LatentMoEConfig, layer: int, scope: Scope) -> Spar
     hidden, act = config.hidden_size, config.hidden_act
     if not config.sparse_layers[layer]:
         return GatedMLP(scope, hidden, config.intermediate_size, act=act)
-
-    def select(logits: Tensor) -> tuple[Tensor, Tensor]:
-        return grouped_softmax_topk(
-            logits,
-            config.num_experts_per_tok,
-            scale=config.routed_scaling_factor,
-            num_groups=config.n_group,
-            topk_groups=config.topk_group,
-        )
-
+    rule = RoutingRule(
+        top_k=config.num_experts_per_tok,
+        scoring="softmax",
+        scale=config.routed_scaling_factor,
+        num_groups=config.n_group,
+        topk_groups=config.topk_group,
+    )
+    select = ExpertChoice(scope, config.num_experts, rule)
     router = Router(scope / "gate", hidden, config.num_experts, select)
     experts = FusedExperts(scope / "experts", config.num_experts, hidden, config.moe_intermediate_size, act=act)
     experts.accept_stacked(scope / "experts")

@@ -51,9 +51,9 @@ class LightningIndexer:
     def _finish(self) -> None:
         self.weights = self._weights.take()
 
-    def keys(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        """[T, D]."""
-        return self._rotate(self.key_norm(self.key(x))[:, None], cos, sin)[:, 0]
+    def keys(self, key: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        """[T, D], from what the layer `key` makes of x."""
+        return self._rotate(self.key_norm(key)[:, None], cos, sin)[:, 0]
 
     def slots(
         self, x: Tensor, latent: Tensor, cos: Tensor, sin: Tensor, key_cache: Tensor, layout: AttentionMetadata
@@ -69,18 +69,19 @@ class SparseLatentAttention(LatentAttention):
     """x [T, hidden_size] -> [T, hidden_size]. No sequence longer than the index finds: over all tokens."""
 
     def __init__(self, config: SparseLatentConfig, layer: int, scope: Scope) -> None:
-        super().__init__(config, layer, scope)
-        self._topk, self._width = config.index_topk, config.kv_lora_rank + config.rotary_dim
         self.indexer = LightningIndexer(config, scope / "indexer") if config.index_layers[layer] else None
+        super().__init__(config, layer, scope, beside=() if self.indexer is None else (self.indexer.key,))
+        self._topk, self._width = config.index_topk, config.kv_lora_rank + config.rotary_dim
         self._attend_to = scope.op("sparse_latent_attention")
 
     def __call__(self, x: Tensor, cos: Tensor, sin: Tensor, batch: ForwardBatch) -> Tensor:
         cache, layout = batch.of_layer(self._layer)
         latents, keys = cache[..., : self._width], cache[..., self._width :]
-        self._write(self._row(x, cos, sin), latents, layout.slot_mapping)
+        down, row, *index_key = self._down(x)
+        self._write(self._row(row, cos, sin), latents, layout.slot_mapping)
         if self.indexer is not None:
-            self._write(self.indexer.keys(x, cos, sin), keys, layout.slot_mapping)
-        latent = self._query_latent(x)
+            self._write(self.indexer.keys(index_key[0], cos, sin), keys, layout.slot_mapping)
+        latent = self._query_latent(down)
         query = self._queries(latent, cos, sin)
         size = {"scale": self._config.softmax_scale, "rank": self._rank}
         if max(layout.kv_lens) <= self._topk:

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from torch import Tensor
-
 from quire_models.ernie4_5_moe.config import ErnieMoEConfig
 from quire_models.layers.attention import SelfAttention
 from quire_models.layers.blocks import PreNormBlock
 from quire_models.layers.decoder_lm import DecoderLM
+from quire_models.layers.expert_choice import ExpertChoice
 from quire_models.layers.mlp import GatedMLP
 from quire_models.layers.moe import FusedExperts, SparseMoE, pre_norm_block
 from quire_models.layers.norm import RMSNorm
-from quire_models.layers.routing import CorrectionBias, Router, biased_softmax_topk
+from quire_models.layers.routing import CorrectionBias, Router
 from quire_models.layers.scope import Scope
+from quire_ops import RoutingRule
 
 __all__ = ["Ernie4_5_MoeForCausalLM"]
 
@@ -24,9 +24,8 @@ def make_feed_forward(config: ErnieMoEConfig, layer: int, scope: Scope) -> Spars
         return GatedMLP(scope, hidden, config.intermediate_size, act=act, bias=has_bias)
     bias = CorrectionBias(scope / "moe_statics", 1, config.num_experts)
 
-    def select(logits: Tensor) -> tuple[Tensor, Tensor]:
-        return biased_softmax_topk(logits, config.num_experts_per_tok, bias=bias.value, minimum=config.norm_min)
-
+    rule = RoutingRule(top_k=config.num_experts_per_tok, scoring="softmax", renormalize=True, minimum=config.norm_min)
+    select = ExpertChoice(scope, config.num_experts, rule, bias=bias)
     router = Router(scope / "gate", hidden, config.num_experts, select)
     experts = FusedExperts(scope / "experts", config.num_experts, hidden, config.moe_intermediate_size, act=act)
     experts.accept_stacked(scope / "experts")

@@ -14,11 +14,13 @@ from quire_models.glm4_moe.config import GroupedMoEConfig
 from quire_models.layers.attention import HeadNorms, SelfAttention
 from quire_models.layers.blocks import PreNormBlock
 from quire_models.layers.decoder_lm import DecoderLM, StreamLayer
+from quire_models.layers.expert_choice import LEAST_SCORES, ExpertChoice
 from quire_models.layers.mlp import GatedMLP
 from quire_models.layers.moe import FusedExperts, SparseMoE, pre_norm_block
 from quire_models.layers.norm import RMSNorm
-from quire_models.layers.routing import CorrectionBias, Router, grouped_sigmoid_topk
+from quire_models.layers.routing import CorrectionBias, Router
 from quire_models.layers.scope import Scope
+from quire_ops import RoutingRule
 
 __all__ = ["Glm4MoeForCausalLM", "GroupedMoELM", "make_feed_forward"]
 
@@ -29,19 +31,18 @@ def make_feed_forward(config: GroupedMoEConfig, layer: int, scope: Scope) -> Spa
     if not config.sparse_layers[layer]:
         return GatedMLP(scope, hidden, config.intermediate_size, act=act)
     bias = CorrectionBias(scope / "gate", config.num_experts)
-
-    def select(scores: Tensor) -> tuple[Tensor, Tensor]:
-        return grouped_sigmoid_topk(
-            scores,
-            config.num_experts_per_tok,
-            bias=bias.value,
-            renormalize=config.renormalize,
-            scale=config.routed_scaling_factor,
-            num_groups=config.n_group,
-            topk_groups=config.topk_group,
-        )
-
-    router = Router(scope / "gate", hidden, config.num_experts, select, sigmoid=True)
+    rule = RoutingRule(
+        top_k=config.num_experts_per_tok,
+        scoring="sigmoid",
+        renormalize=config.renormalize,
+        minimum=LEAST_SCORES,
+        scale=config.routed_scaling_factor,
+        num_groups=config.n_group,
+        topk_groups=config.topk_group,
+        group_best=2,
+    )
+    select = ExpertChoice(scope, config.num_experts, rule, bias=bias)
+    router = Router(scope / "gate", hidden, config.num_experts, select)
     experts = FusedExperts(scope / "experts", config.num_experts, hidden, config.moe_intermediate_size, act=act)
     experts.accept_stacked(scope / "experts")
     shared = None

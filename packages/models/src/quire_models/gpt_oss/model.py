@@ -15,14 +15,15 @@ from quire_attention import ForwardBatch
 from quire_models.gpt_oss.config import GptOssConfig
 from quire_models.layers.causal_lm import CausalLM
 from quire_models.layers.decoder import PreNormDecoderLayer
+from quire_models.layers.expert_choice import ExpertChoice
 from quire_models.layers.linear import Linear
 from quire_models.layers.moe import FusedExperts, SparseMoE
 from quire_models.layers.rotary import Rotary
 from quire_models.layers.rotated_write import RotatedWrite
-from quire_models.layers.routing import Router, topk_softmax
+from quire_models.layers.routing import Router
 from quire_models.layers.scope import Scope
 from quire_models.layers.shared_input import SharedInput
-from quire_ops import RoundedTokens
+from quire_ops import RoundedTokens, RoutingRule
 
 __all__ = ["GptOssForCausalLM"]
 
@@ -66,7 +67,8 @@ class GptOssAttention:
 
 def make_moe(config: GptOssConfig, scope: Scope) -> SparseMoE:
     """The experts of the largest logits; their weights are the softmax over these."""
-    select = partial(topk_softmax, k=config.num_experts_per_tok)
+    rule = RoutingRule(top_k=config.num_experts_per_tok, scoring="softmax_of_chosen")
+    select = ExpertChoice(scope, config.num_experts, rule)
     router = Router(scope / "router", config.hidden_size, config.num_experts, select, bias=True)
     experts = FusedExperts(
         scope / "experts",

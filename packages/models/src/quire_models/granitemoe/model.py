@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from functools import partial
 from typing import TYPE_CHECKING
 
 from torch import Tensor
 
 from quire_models.granite.model import GraniteForCausalLM, GraniteLayer
 from quire_models.granitemoe.config import GraniteMoEConfig
+from quire_models.layers.expert_choice import ExpertChoice
 from quire_models.layers.fused import split_rows
 from quire_models.layers.mlp import GatedMLP
 from quire_models.layers.moe import FusedExperts, SparseMoE
-from quire_models.layers.routing import Router, topk_softmax
+from quire_models.layers.routing import Router
 from quire_models.layers.scope import Scope
+from quire_ops import RoutingRule
 
 if TYPE_CHECKING:
     from quire_models.granitemoehybrid.config import GraniteHybridConfig
@@ -25,7 +26,8 @@ __all__ = ["GraniteMoeForCausalLM"]
 def make_moe(config: GraniteMoEConfig | GraniteHybridConfig, scope: Scope, shared_scope: Scope) -> SparseMoE:
     """The experts of the largest logits; their weights are the softmax over these."""
     hidden, act = config.hidden_size, config.hidden_act
-    select = partial(topk_softmax, k=config.num_experts_per_tok)
+    rule = RoutingRule(top_k=config.num_experts_per_tok, scoring="softmax_of_chosen")
+    select = ExpertChoice(scope, config.num_experts, rule)
     router = Router(scope / "router" / "layer", hidden, config.num_experts, select)
     experts = FusedExperts(scope / "experts", config.num_experts, hidden, config.moe_intermediate_size, act=act)
     experts.accept_stacked(scope, ("input_linear.weight", "output_linear.weight"))

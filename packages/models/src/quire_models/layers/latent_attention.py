@@ -11,6 +11,7 @@ V of a head's value.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import torch
@@ -21,6 +22,7 @@ from quire_models.layers.linear import Linear
 from quire_models.layers.norm import RMSNorm
 from quire_models.layers.rotary import Rotary
 from quire_models.layers.scope import Scope
+from quire_models.layers.shared_input import SharedInput
 
 __all__ = ["LatentAttention", "LatentShape"]
 
@@ -53,25 +55,32 @@ class LatentShape(Protocol):
     def latent_bias(self) -> bool: ...
 
 
+def _as_it_is(x: Tensor) -> Tensor:
+    return x
+
+
 class LatentAttention:
     """x [T, hidden_size] -> [T, hidden_size]."""
 
-    def __init__(self, config: LatentShape, layer: int, scope: Scope) -> None:
+    def __init__(self, config: LatentShape, layer: int, scope: Scope, *, beside: Sequence[Linear] = ()) -> None:
+        """Args:
+        beside: Layers of a larger attention that take x too, and have just been made.
+        """
         hidden, heads = config.hidden_size, config.num_heads
         self._config, self._layer = config, layer
         self._rank = config.kv_lora_rank
         query = heads * (config.qk_nope_head_dim + config.rotary_dim)
-        self._down: Linear | None = None
-        self._query_norm: RMSNorm | None = None
+        self._query: Callable[[Tensor], Tensor] = _as_it_is
+        self._query_norm: Callable[[Tensor], Tensor] = _as_it_is
         if config.q_lora_rank is None:
-            self._query = Linear(scope / "q_proj", hidden, query)
+            down = Linear(scope / "q_proj", hidden, query)
         else:
-            self._down = Linear(scope / "q_a_proj", hidden, config.q_lora_rank, bias=config.latent_bias)
+            down = Linear(scope / "q_a_proj", hidden, config.q_lora_rank, bias=config.latent_bias)
             self._query_norm = RMSNorm(scope / "q_a_layernorm", config.q_lora_rank, LATENT_NORM_EPS)
             self._query = Linear(scope / "q_b_proj", config.q_lora_rank, query)
-        self._latent = Linear(
-            scope / "kv_a_proj_with_mqa", hidden, self._rank + config.rotary_dim, bias=config.latent_bias
-        )
+        latent = Linear(scope / "kv_a_proj_with_mqa", hidden, self._rank + config.rotary_dim, bias=config.latent_bias)
+        self._down = SharedInput(scope, down, latent, *beside)
+        """x -> what `_query_latent` and `_row` take, and the results of the layers beside them."""
         self._latent_norm = RMSNorm(scope / "kv_a_layernorm", self._rank, LATENT_NORM_EPS)
         self._up = self._absorbed(scope / "kv_b_proj")
         self._out = Linear(scope / "o_proj", heads * config.v_head_dim, hidden, bias=config.latent_bias)
@@ -102,20 +111,21 @@ class LatentAttention:
 
     def __call__(self, x: Tensor, cos: Tensor, sin: Tensor, batch: ForwardBatch) -> Tensor:
         latent_cache, metadata = batch.of_layer(self._layer)
-        self._write(self._row(x, cos, sin), latent_cache, metadata.slot_mapping)
-        query = self._queries(self._query_latent(x), cos, sin)
+        down, latent = self._down(x)
+        self._write(self._row(latent, cos, sin), latent_cache, metadata.slot_mapping)
+        query = self._queries(self._query_latent(down), cos, sin)
         attended = self._attend(query, latent_cache, metadata, scale=self._config.softmax_scale, rank=self._rank)
         return self._output(attended)
 
-    def _row(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        """[T, R + P], what the cache keeps."""
-        latent, key = self._latent(x).split((self._rank, self._config.rotary_dim), dim=-1)
+    def _row(self, latent_and_key: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        """[T, R + P], what the cache keeps, from the latent before its norm and the key before its rotation."""
+        latent, key = latent_and_key.split((self._rank, self._config.rotary_dim), dim=-1)
         key = self._rotate(key[:, None], cos, sin)[:, 0]
         return torch.cat((self._latent_norm(latent), key), dim=-1)
 
-    def _query_latent(self, x: Tensor) -> Tensor:
-        """[T, q_lora_rank], or x where queries have no latent."""
-        return x if self._down is None or self._query_norm is None else self._query_norm(self._down(x))
+    def _query_latent(self, down: Tensor) -> Tensor:
+        """[T, q_lora_rank] after its norm, or the queries where they have no latent."""
+        return self._query_norm(down)
 
     def _queries(self, latent: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         """[T, H, R + P], as they meet the rows of the cache."""

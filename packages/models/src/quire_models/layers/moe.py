@@ -221,7 +221,7 @@ class SharedExpert:
     def __call__(self, x: Tensor) -> Tensor:
         # Not by torch.sigmoid: its last bit follows where a number stands among all, so how many tokens there are.
         out = self._mlp(x)
-        weighed: Tensor = self._weigh(self._gate(x).expand_as(out).contiguous(), out)
+        weighed: Tensor = self._weigh(self._gate(x), out)
         return weighed
 
 

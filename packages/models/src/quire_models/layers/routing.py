@@ -2,7 +2,7 @@
 
 Every function returns (topk_ids [T, K] int64, topk_weights [T, K] float32), as op `fused_moe` takes them. A row's
 choice depends on that row alone, to the bit: torch's softmax of the last dimension, its largest and their sum go
-through a row in one way, however many rows there are. Its sigmoid does not, so that is an op, see `Router`.
+through a row in one way, however many rows there are. Its sigmoid does not, so that is an op, see `ExpertChoice`.
 
 Shape legend: T tokens of the step, E experts, K experts per token.
 """
@@ -14,7 +14,6 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from quire_models.layers.activations import activation
 from quire_models.layers.scope import Parameter, Scope
 
 __all__ = [
@@ -117,16 +116,10 @@ class CorrectionBias:
 class Router:
     """x [T, size] -> the experts of each token. Its weight is never quantized; logits are kept as wide as summed."""
 
-    __slots__ = ("_bias", "_bias_parameter", "_linear", "_parameter", "_select", "_sigmoid", "_weight")
+    __slots__ = ("_bias", "_bias_parameter", "_linear", "_parameter", "_select", "_weight")
 
-    def __init__(
-        self, scope: Scope, size: int, num_experts: int, select: Select, *, bias: bool = False, sigmoid: bool = False
-    ) -> None:
-        """Args:
-        sigmoid: `select` takes the sigmoids of the logits.
-        """
+    def __init__(self, scope: Scope, size: int, num_experts: int, select: Select, *, bias: bool = False) -> None:
         self._linear = scope.op("lm_head")
-        self._sigmoid = activation(scope, "sigmoid") if sigmoid else None
         self._select = select
         self._parameter = scope.parameter("weight", num_experts, size)
         self._bias_parameter: Parameter | None = scope.parameter("bias", num_experts) if bias else None
@@ -151,6 +144,4 @@ class Router:
 
     def __call__(self, x: Tensor) -> tuple[Tensor, Tensor]:
         logits: Tensor = self._linear(x, self._weight)
-        if self._bias is not None:
-            logits = logits + self._bias
-        return self._select(logits if self._sigmoid is None else self._sigmoid(logits))
+        return self._select(logits if self._bias is None else logits + self._bias)

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from torch import Tensor
-
 from quire_models.layers.blocks import PreNormBlock
 from quire_models.layers.decoder_lm import DecoderLM
+from quire_models.layers.expert_choice import LEAST_SCORES, ExpertChoice
 from quire_models.layers.moe import FusedExperts, SparseMoE, pre_norm_block
 from quire_models.layers.norm import RMSNorm
-from quire_models.layers.routing import CorrectionBias, Router, sigmoid_topk
+from quire_models.layers.routing import CorrectionBias, Router
 from quire_models.layers.scope import Scope
 from quire_models.moe_config import MoEConfig
 from quire_models.olmoe.model import make_attention
+from quire_ops import RoutingRule
 
 __all__ = ["MiniMaxM2ForCausalLM"]
 
@@ -19,11 +19,9 @@ __all__ = ["MiniMaxM2ForCausalLM"]
 def make_moe(config: MoEConfig, scope: Scope) -> SparseMoE:
     """The best experts by score and bias, their scores made to sum to one."""
     bias = CorrectionBias(scope, config.num_experts)
-
-    def select(scores: Tensor) -> tuple[Tensor, Tensor]:
-        return sigmoid_topk(scores, config.num_experts_per_tok, bias=bias.value, renormalize=True, scale=1.0)
-
-    router = Router(scope / "gate", config.hidden_size, config.num_experts, select, sigmoid=True)
+    rule = RoutingRule(top_k=config.num_experts_per_tok, scoring="sigmoid", renormalize=True, minimum=LEAST_SCORES)
+    select = ExpertChoice(scope, config.num_experts, rule, bias=bias)
+    router = Router(scope / "gate", config.hidden_size, config.num_experts, select)
     experts = FusedExperts(
         scope / "experts",
         config.num_experts,

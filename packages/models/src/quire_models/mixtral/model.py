@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import TYPE_CHECKING
 
 from quire_models.layers.causal_lm import CausalLM
 from quire_models.layers.decoder import PreNormDecoderLayer
+from quire_models.layers.expert_choice import ExpertChoice
 from quire_models.layers.moe import FusedExperts, SparseMoE
-from quire_models.layers.routing import Router, softmax_topk
+from quire_models.layers.routing import Router
 from quire_models.layers.scope import Scope
 from quire_models.llama.model import LlamaAttention
 from quire_models.moe_config import MoEConfig
+from quire_ops import RoutingRule
 
 if TYPE_CHECKING:
     from quire_models.minimax.config import MiniMaxConfig
@@ -26,7 +27,8 @@ def make_moe(config: MoEConfig | MiniMaxConfig, scope: Scope, mlp: Scope) -> Spa
         scope: Where the files keep experts one by one.
         mlp: Where they keep them stacked.
     """
-    select = partial(softmax_topk, k=config.num_experts_per_tok, renormalize=True)
+    rule = RoutingRule(top_k=config.num_experts_per_tok, scoring="softmax", renormalize=True)
+    select = ExpertChoice(scope, config.num_experts, rule)
     router = Router(scope / "gate", config.hidden_size, config.num_experts, select)
     experts = FusedExperts(
         scope / "experts",

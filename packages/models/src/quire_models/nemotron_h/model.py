@@ -15,14 +15,16 @@ from torch import Tensor
 from quire_attention import ForwardBatch
 from quire_models.layers.activations import activation
 from quire_models.layers.attention import SelfAttention
+from quire_models.layers.expert_choice import LEAST_SCORES, ExpertChoice
 from quire_models.layers.linear import Linear
 from quire_models.layers.mamba2 import Mamba2Mixer
 from quire_models.layers.mlp import MLP
 from quire_models.layers.norm import RMSNorm
 from quire_models.layers.recurrent_lm import RecurrentLM
-from quire_models.layers.routing import CorrectionBias, Router, grouped_sigmoid_topk
+from quire_models.layers.routing import CorrectionBias, Router
 from quire_models.layers.scope import Scope
 from quire_models.nemotron_h.config import ATTENTION, MAMBA, MOE, NemotronHConfig
+from quire_ops import RoutingRule
 
 __all__ = ["NemotronHForCausalLM"]
 
@@ -53,19 +55,18 @@ class NemotronHMoE:
     def __init__(self, config: NemotronHConfig, scope: Scope) -> None:
         hidden, taken, act = config.hidden_size, config.expert_input_size, config.hidden_act
         bias = CorrectionBias(scope / "gate", config.num_experts)
-
-        def select(scores: Tensor) -> tuple[Tensor, Tensor]:
-            return grouped_sigmoid_topk(
-                scores,
-                config.num_experts_per_tok,
-                bias=bias.value,
-                renormalize=config.renormalize,
-                scale=config.routed_scaling_factor,
-                num_groups=config.n_group,
-                topk_groups=config.topk_group,
-            )
-
-        self.router = Router(scope / "gate", hidden, config.num_experts, select, sigmoid=True)
+        rule = RoutingRule(
+            top_k=config.num_experts_per_tok,
+            scoring="sigmoid",
+            renormalize=config.renormalize,
+            minimum=LEAST_SCORES,
+            scale=config.routed_scaling_factor,
+            num_groups=config.n_group,
+            topk_groups=config.topk_group,
+            group_best=2,
+        )
+        select = ExpertChoice(scope, config.num_experts, rule, bias=bias)
+        self.router = Router(scope / "gate", hidden, config.num_experts, select)
         self.experts = UngatedExperts(
             scope / "experts", config.num_experts, taken, config.moe_intermediate_size, config.hidden_act
         )

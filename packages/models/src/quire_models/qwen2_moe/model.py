@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import TYPE_CHECKING
 
 from quire_models.layers.causal_lm import CausalLM
 from quire_models.layers.decoder import PreNormDecoderLayer
+from quire_models.layers.expert_choice import ExpertChoice
 from quire_models.layers.linear import Linear
 from quire_models.layers.mlp import GatedMLP
 from quire_models.layers.moe import FusedExperts, SharedExpert, SparseMoE
-from quire_models.layers.routing import Router, softmax_topk
+from quire_models.layers.routing import Router
 from quire_models.layers.scope import Scope
 from quire_models.llama.model import LlamaAttention
 from quire_models.moe_config import MoEConfig
+from quire_ops import RoutingRule
 
 if TYPE_CHECKING:
     from quire_models.qwen3_next.config import Qwen3NextConfig
@@ -24,7 +25,8 @@ __all__ = ["Qwen2MoeForCausalLM", "make_moe"]
 def make_moe(config: MoEConfig | Qwen3NextConfig, scope: Scope) -> SparseMoE:
     """The most probable experts, with the shared expert where the configuration has one."""
     hidden = config.hidden_size
-    select = partial(softmax_topk, k=config.num_experts_per_tok, renormalize=config.renormalize)
+    rule = RoutingRule(top_k=config.num_experts_per_tok, scoring="softmax", renormalize=config.renormalize)
+    select = ExpertChoice(scope, config.num_experts, rule)
     router = Router(scope / "gate", hidden, config.num_experts, select)
     experts = FusedExperts(
         scope / "experts", config.num_experts, hidden, config.moe_intermediate_size, act=config.hidden_act

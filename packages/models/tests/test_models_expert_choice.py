@@ -1,0 +1,44 @@
+"""Experts chosen by a network's rule: torch's operators give what op `route_experts` says, to the last digits."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from quire_models import ModelConfig, build_model
+from quire_models.layers.expert_choice import ExpertChoice
+from quire_models.weights import load_dummy_weights
+from quire_ops.routing import reference_route_experts
+from quire_testkit.parity.cases import CASES
+
+ARCHITECTURES = (
+    "DeepseekV2ForCausalLM", "DeepseekV3ForCausalLM", "Ernie4_5_MoeForCausalLM", "Glm4MoeForCausalLM",
+    "GraniteMoeForCausalLM", "GptOssForCausalLM", "MiniMaxM2ForCausalLM", "MixtralForCausalLM", "Qwen2MoeForCausalLM",
+)  # fmt: skip
+
+
+def choice_of(architecture: str) -> ExpertChoice:
+    """Of the last layer, which has experts in all of them."""
+    model = build_model(
+        ModelConfig.from_dict({"architectures": [architecture], **CASES[architecture].fields}), dtype="float32"
+    )
+    load_dummy_weights(model)
+    assert "route_experts" not in {backend.op for backend in model._scope.chosen}  # the processor has no such kernel
+    choice = model.layers[-1].mlp.router._select
+    assert isinstance(choice, ExpertChoice)
+    return choice
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_torchs_operators_are_the_rule(architecture: str) -> None:
+    choice = choice_of(architecture)
+    num_experts = choice.num_experts
+    assert choice.rule.fits(num_experts)
+    logits = 2 * torch.randn(40, num_experts, generator=torch.Generator().manual_seed(1))
+    bias = None
+    if choice._bias is not None:
+        choice._bias.value = bias = 0.3 * torch.randn(num_experts, generator=torch.Generator().manual_seed(2))
+    ids, weights = choice(logits)
+    wanted_ids, wanted = reference_route_experts(logits, bias, choice.rule)
+    assert torch.equal(ids, wanted_ids)
+    torch.testing.assert_close(weights, wanted, rtol=5e-6, atol=1e-7)
