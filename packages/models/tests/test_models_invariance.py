@@ -24,6 +24,8 @@ PROMISED = [
     "BloomForCausalLM",
     "CohereForCausalLM",
     "DeepseekV2ForCausalLM",
+    "DeepseekV32ForCausalLM",
+    "DeepseekV3ForCausalLM",
     "Exaone4ForCausalLM",
     "FalconForCausalLM",
     "GPT2LMHeadModel",
