@@ -225,7 +225,7 @@ def main() -> int:
     command += ["--num-gpu-blocks-override", str(options.num_blocks), "--segment-cache-bytes", "200000"]
     folder = Path(tempfile.mkdtemp())
     paths = [str(Path(__file__).parent / "memory_in_use"), *filter(None, [os.environ.get("PYTHONPATH")])]
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(paths), "QUIRE_MEMORY_FOLDER": str(folder)}
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(paths), "MEMORY_IN_USE_FOLDER": str(folder)}
     server = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env=environment)
     try:
         assert server.stdout is not None

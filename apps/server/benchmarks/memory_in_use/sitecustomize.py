@@ -2,7 +2,7 @@
 
 Of the memory that a process holds from the system, allocators keep much for later: a leak may fill such holes for long
 before the process grows, and a process may grow because more came together than ever before. What is in use tells the
-one from the other. The file named by the process id in the folder QUIRE_MEMORY_FOLDER holds, after the n-th signal,
+one from the other. The file named by the process id in the folder MEMORY_IN_USE_FOLDER holds, after the n-th signal,
 n, the objects that Python's own allocator has given out, and the bytes that malloc has (of the C library of Linux).
 """
 
@@ -43,4 +43,4 @@ def watch(folder: Path) -> None:
     tell()
 
 
-watch(Path(os.environ["QUIRE_MEMORY_FOLDER"]))
+watch(Path(os.environ["MEMORY_IN_USE_FOLDER"]))

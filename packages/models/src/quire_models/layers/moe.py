@@ -63,8 +63,8 @@ class FusedExperts:
         self.down = [Linear(one / down, inner, size, bias=bias) for one in each]
         self._scope, self._act, self._limit = scope, act, limit
         self._run: RunExperts
-        self._gate_op: Callable[..., Tensor]
-        """Between gate, up and down where each expert goes through its own layers."""
+        self._gate_op = scope.op("activation" if act == "swigluoai" else f"{act}_and_mul")
+        """Between gate, up and down where experts go one by one, or have adapters."""
         self.choice: ExpertsChoice | None = None
         """Set once weights are loaded."""
         scope.experts.append(self)
@@ -123,7 +123,6 @@ class FusedExperts:
             fused_moe = self._scope.op("fused_moe")
             self._run = fused_moe(Experts(gate=gate, up=up, down=down, activation=self._act, limit=self._limit))
         else:
-            self._gate_op = self._scope.op("activation" if self._act == "swigluoai" else f"{self._act}_and_mul")
             self._run = self._one_by_one
 
     def _one_by_one(self, x: Tensor, topk_ids: Tensor, topk_weights: Tensor) -> Tensor:
