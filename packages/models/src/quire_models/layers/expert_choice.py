@@ -28,7 +28,7 @@ LEAST_SCORES = 1e-20
 
 
 class ExpertChoice:
-    """Logits [T, E] -> (topk_ids, topk_weights) [T, K]; see `Select`."""
+    """Logits [T, E], which it may write over, -> (topk_ids, topk_weights) [T, K]; see `Select`."""
 
     __slots__ = ("_bias", "_select", "num_experts", "rule")
 
