@@ -86,9 +86,13 @@ def test_the_tokens_are_those_without_a_tier_before_and_after_a_restart(
 
 
 def test_a_process_leaves_its_prefixes_to_the_next(folder: Path, disk: Path, expected: list[list[int]]) -> None:
-    """The same in another process that ends without closing its engine in so many words."""
+    """The same in another process that ends without closing its engine in so many words, while its disk is slow."""
     code = f"""
+import time
 from quire import LLM, SamplingParams
+from quire_kv_transfer import disk_worker
+write_block = disk_worker.write_block
+disk_worker.write_block = lambda *block: (time.sleep(0.2), write_block(*block))
 llm = LLM({str(folder)!r}, max_model_len=160, max_num_seqs=4, num_threads=1,
           kv_disk_path={str(disk)!r}, kv_disk_size="50M")
 params = SamplingParams(temperature=0, max_tokens=20, ignore_eos=True)
@@ -99,7 +103,7 @@ print(llm.generate([{PROMPT}], params, use_tqdm=False)[0].outputs[0].token_ids)
     assert files(disk)
     with make_llm(folder, disk) as llm:
         (output,) = generate(llm, [PROMPT])
-        assert output.num_cached_tokens >= 48
+        assert output.num_cached_tokens == 64
         assert output.outputs[0].token_ids == expected[0]
 
 

@@ -9,6 +9,7 @@ stops the tier for the rest of the process: one warning, and the engine goes on 
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import logging
 import os
@@ -76,6 +77,7 @@ class DiskWorker:
         self._writer = threading.Thread(target=self._write_jobs, name="quire-kv-writer", daemon=True)
         self._reader.start()
         self._writer.start()
+        atexit.register(self.close)  # a process that ends closes nothing, and freezes these threads
 
     def begin(self, plan: KVTransferPlan) -> None:
         """Start the jobs of a plan; see `KVTransferWorker.begin`."""
@@ -115,6 +117,7 @@ class DiskWorker:
             if self._is_closed:
                 return
             self._is_closed = True
+        atexit.unregister(self.close)
         self._loads.put(None)
         self._stores.put(None)
         self._reader.join(READER_GRACE_S)
