@@ -37,7 +37,8 @@ LATENT_NETWORK: dict[str, Any] = {
     "qk_nope_head_dim": 8,
     "qk_rope_head_dim": 8,
     "v_head_dim": 8,
-    "index_n_heads": 2,
+    # So many that no score is zero because all heads' are: of equal scores torch's topk takes any.
+    "index_n_heads": 16,
     "index_head_dim": 16,
     "index_topk": 5,
     "max_position_embeddings": 64,
