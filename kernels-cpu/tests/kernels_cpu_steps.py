@@ -6,12 +6,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor
 
+from quire_kernels_cpu.builds import build_name
 from quire_ops import DrawTable
 
-__all__ = ["Layout", "make_draws"]
+__all__ = ["Layout", "make_draws", "same_for_each_build"]
+
+same_for_each_build = pytest.mark.skipif(
+    (build_name() or "").endswith("-emulated"),
+    reason="the same for each build: tested in the run of the processor's",
+)
 
 
 @dataclass

@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from kernels_cpu_steps import same_for_each_build
 
 from quire_interfaces import ConfigError
 from quire_kernels_cpu.builds import ENVIRONMENT, build_name, build_path, unavailable
@@ -34,6 +35,7 @@ def test_the_program_for_other_machines_finds_nothing_here(tmp_path: Path) -> No
     assert run.stdout.endswith("0 failures\n")
 
 
+@same_for_each_build
 def test_without_kernels_torch_serves_and_the_report_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(ENVIRONMENT, "none")
     code = "from quire_ops import *\nfor c in op_report(OpRequest()): print(c.op, c.backend, c.refused.get('cpu'))"
@@ -43,6 +45,7 @@ def test_without_kernels_torch_serves_and_the_report_says_why(monkeypatch: pytes
     assert served["decoder_stack"].startswith("reference ")
 
 
+@same_for_each_build
 @pytest.mark.skipif(unavailable() is not None, reason="needs a build that serves")
 def test_a_build_of_other_sources_is_not_called(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It may know other arguments than this Python gives it. Torch serves, and the report says why and what to do."""
@@ -95,6 +98,7 @@ def test_an_unknown_build_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
         build_name()
 
 
+@same_for_each_build
 @pytest.mark.skipif(unavailable() is not None, reason="needs a build that serves")
 def test_a_path_is_loaded_in_place_of_the_package_s_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """So tests load builds that they emulate; nobody gets one who does not name it, and its name says so."""
@@ -114,6 +118,7 @@ def test_a_path_is_loaded_in_place_of_the_package_s_own(tmp_path: Path, monkeypa
     assert "ConfigError: quire-kernels-cpu is to be loaded from" in run.stderr
 
 
+@same_for_each_build
 def test_readme_example_runs(tmp_path: Path) -> None:
     (block,) = re.findall(r"```python\n(.*?)```", README.read_text(), re.DOTALL)
     subprocess.run([sys.executable, "-c", block], check=True, cwd=tmp_path)

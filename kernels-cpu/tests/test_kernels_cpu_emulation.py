@@ -12,8 +12,9 @@ import numpy as np
 import pytest
 from kernels_cpu_emulation import EMULATED, RECIPE, TESTS, emulating_flags
 from kernels_cpu_instructions import DEFINITIONS, INDEXES, Bytes, tile_product
+from kernels_cpu_steps import same_for_each_build
 
-from quire_kernels_cpu.builds import BUILDS, _processor_flags, build_name
+from quire_kernels_cpu.builds import BUILDS, _processor_flags
 
 SOURCE = TESTS / "emulated" / "instructions.cpp"
 KINDS = ("bf16", "signed", "mixed")
@@ -21,10 +22,7 @@ KINDS = ("bf16", "signed", "mixed")
 pytestmark = [
     pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++"),
     pytest.mark.skipif(not BUILDS["avx2"] <= _processor_flags(), reason="needs a processor with AVX2"),
-    pytest.mark.skipif(
-        (build_name() or "").endswith("-emulated"),
-        reason="the same for each build: tested in the run of the processor's",
-    ),
+    same_for_each_build,
 ]
 
 
