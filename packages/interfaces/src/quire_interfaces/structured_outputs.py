@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json as json_library
 import reprlib
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -95,7 +96,7 @@ class StructuredOutputsParams:
             raise RequestError(
                 f"structured_outputs must have exactly one of {', '.join(KINDS)}, {found}", param="structured_outputs"
             )
-        getattr(self, f"_check_{given[0]}", self._check_text)(given[0])
+        _CHECKS[given[0]](self, given[0])
         for name in ("disable_any_whitespace", "disable_additional_properties"):
             if not isinstance(getattr(self, name), bool):
                 raise _wrong(f"structured_outputs.{name}", getattr(self, name), "be true or false")
@@ -155,8 +156,6 @@ class StructuredOutputsParams:
         if not isinstance(value, (dict, str)) or value == "":
             raise _wrong(f"structured_outputs.{name}", value, "be a JSON object, or JSON text of one")
 
-    _check_structural_tag = _check_json
-
     def _check_json_object(self, name: str) -> None:
         if self.json_object is not True:
             raise _wrong("structured_outputs.json_object", self.json_object, "be true or left out")
@@ -168,6 +167,16 @@ class StructuredOutputsParams:
             if not isinstance(text, str) or text == "":
                 raise _wrong("structured_outputs.choice", text, "hold non-empty texts only")
         object.__setattr__(self, "choice", tuple(self.choice))
+
+
+_CHECKS: dict[str, Callable[[StructuredOutputsParams, str], None]] = {
+    "json": StructuredOutputsParams._check_json,
+    "regex": StructuredOutputsParams._check_text,
+    "choice": StructuredOutputsParams._check_choice,
+    "grammar": StructuredOutputsParams._check_text,
+    "json_object": StructuredOutputsParams._check_json_object,
+    "structural_tag": StructuredOutputsParams._check_json,
+}
 
 
 def _compact(value: Any) -> str:

@@ -31,9 +31,9 @@ class TokenMasks(NamedTuple):
 
     def mask_of(self, num_rows: int) -> Tensor:
         """[num_rows] int64 on the host: the mask of each logit row, -1 for none, as op `draw_masked` takes it."""
-        numbers = torch.full((num_rows,), -1)
-        numbers[list(self.indices)] = torch.arange(len(self.indices))
-        return numbers
+        numbers = np.full(num_rows, -1, dtype=np.int64)
+        numbers[list(self.indices)] = np.arange(len(self.indices))
+        return torch.from_numpy(numbers)
 
 
 def apply_token_masks_(logits: Tensor, masks: TokenMasks) -> None:
