@@ -156,9 +156,13 @@ private:
 #pragma GCC unroll 4
         for (int c = 0; c < kColumns; ++c) {
             const Floats lanes[kRun] = {sums[c][0], sums[c][1], sums[c][2], sums[c][3]};
-            float four[kRun];
-            sum_four(lanes, four);
-            std::memcpy(to[c] + t, four, t + kRun <= end ? sizeof four : (end - t) * sizeof *four);
+            if (t + kRun <= end) {
+                sum_four(lanes, to[c] + t);
+            } else {
+                float four[kRun];
+                sum_four(lanes, four);
+                std::copy(four, four + (end - t), to[c] + t);
+            }
         }
     }
 

@@ -1,7 +1,7 @@
 // Which tokens of its past a token attends to: those that the small heads of an index score highest (op `index_topk`).
 //
-// A score is the sum over heads, in their order, of weight * max(0, query . key), in float32 by dot products of vectors: it
-// depends on nothing but its own query and key. What is found is in the order of positions, so that attention over it has
+// A score is the sum over heads, in one order, of weight * max(0, query . key), in float32: it depends on nothing but its own
+// query and key. What is found is in the order of positions, so that attention over it has
 // one order of sums; of equal scores the earlier positions are found.
 #pragma once
 
@@ -32,68 +32,87 @@ struct IndexSearch {
 constexpr int kIndexRun = 256;                   // keys that a thread scores at a time
 constexpr int64_t kIndexScores = int64_t{1} << 22;  // that are kept at a time
 
-// Scores of one token for the keys [begin, end) of its sequence.
+// Scores of one token for keys of its sequence. The lanes of a vector are heads: their sums never meet but once for a key.
 template <typename T>
 class IndexScores {
 public:
     IndexScores(const IndexSearch<T>& a, Buffer& buffer)
-        : a_(a), dim_(a.cache.head_dim), padded_((dim_ + kLanes - 1) / kLanes * kLanes) {
-        keys_ = buffer.get<float>((kIndexRun + a.heads) * padded_);
-        queries_ = keys_ + kIndexRun * padded_;
+        : a_(a), dim_(a.cache.head_dim), padded_((dim_ + kLanes - 1) / kLanes * kLanes),
+          groups_((a.heads + kLanes - 1) / kLanes) {
+        keys_ = buffer.get<float>(kIndexRun * (padded_ + kLanes) + groups_ * kLanes * (dim_ + 1));
+        totals_ = keys_ + kIndexRun * padded_;
+        queries_ = totals_ + kIndexRun * kLanes;
+        weights_ = queries_ + groups_ * kLanes * dim_;
     }
 
+    // Those of the keys [begin, end).
     void compute(int64_t token, int sequence, int begin, int end, float* to) {
+        if (token != token_) set_token(token);
         CacheRows rows(a_.cache, a_.block_table + sequence * a_.table_stride, 0);
         for (int t = begin; t < end; ++t) widen_row<T>(a_.cache, rows.at(t), keys_ + (t - begin) * padded_, padded_);
-        for (int h = 0; h < a_.heads; ++h) widen(a_.query + (token * a_.heads + h) * dim_, queries_ + h * padded_);
-        const float* const weights = a_.weights + token * a_.heads;
-        std::fill(to, to + (end - begin), 0.0f);
-        for (int t = 0; t < end - begin; t += kKeys)
-            for (int h = 0; h < a_.heads; h += kHeads)
-                with_count<kHeads>(std::min(kHeads, a_.heads - h), [&](auto heads) {
-                    add<decltype(heads)::value>(h, t, std::min(kKeys, end - begin - t), weights + h, to + t);
-                });
+        std::fill(totals_, totals_ + (end - begin) * kLanes, 0.0f);
+        for (int g = 0; g < groups_; g += kGroups)
+            with_count<kGroups>(groups_ - g, [&](auto groups) {
+                for (int t = 0; t < end - begin; t += kKeys)
+                    with_count<kKeys>(end - begin - t, [&](auto keys) {
+                        add<decltype(groups)::value, decltype(keys)::value>(g, t);
+                    });
+            });
+        for (int t = 0; t < end - begin; ++t) to[t] = sum(load(totals_ + t * kLanes));
     }
 
 private:
-    static constexpr int kHeads = 3, kKeys = 4;  // whose sums fit the registers, beside their operands
+    static constexpr int kGroups = 4, kKeys = 3;  // whose sums fit the registers, beside an operand of each key
 
-    void widen(const T* from, float* to) const {
-        int d = 0;
-        for (; d + kLanes <= dim_; d += kLanes) store(to + d, load(from + d));
-        for (; d < padded_; ++d) to[d] = d < dim_ ? to_float(from[d]) : 0.0f;
+    // [groups][dim][lanes], zeros in the lanes of no head.
+    void set_token(int64_t token) {
+        token_ = token;
+        std::fill(queries_, weights_ + groups_ * kLanes, 0.0f);
+        for (int h = 0; h < a_.heads; ++h) {
+            const T* const from = a_.query + (token * a_.heads + h) * dim_;
+            float* const lane = queries_ + h / kLanes * kLanes * dim_ + h % kLanes;
+            for (int d = 0; d < dim_; ++d) lane[d * kLanes] = to_float(from[d]);
+            weights_[h] = a_.weights[token * a_.heads + h];
+        }
     }
 
-    template <int kSome>
-    void add(int head, int key, int count, const float* weights, float* to) const {
-        const float* keys[kKeys];
-        for (int i = 0; i < kKeys; ++i) keys[i] = keys_ + (key + std::min(i, count - 1)) * padded_;
-        Floats sums[kSome][kKeys] = {};
-        for (int d = 0; d < padded_; d += kLanes) {
-            Floats q[kSome];
+    template <int kSome, int kFew>
+    void add(int group, int key) {
+        const float* const queries = queries_ + group * kLanes * dim_;
+        const float* const keys = keys_ + key * padded_;
+        Floats sums[kFew][kSome] = {};
+        for (int d = 0; d < dim_; ++d) {
+            Floats k[kFew];
 #pragma GCC unroll 4
-            for (int h = 0; h < kSome; ++h) {
-                q[h] = load(queries_ + (head + h) * padded_ + d);
-                in_register(q[h]);
+            for (int i = 0; i < kFew; ++i) {
+                k[i] = splat(keys[i * padded_ + d]);
+                in_register(k[i]);
             }
 #pragma GCC unroll 4
-            for (int i = 0; i < kKeys; ++i) {
-                Floats k = load(keys[i] + d);
-                in_register(k);
+            for (int g = 0; g < kSome; ++g) {
+                Floats q = load(queries + (g * dim_ + d) * kLanes);
+                in_register(q);
 #pragma GCC unroll 4
-                for (int h = 0; h < kSome; ++h) sums[h][i] = accumulated(sums[h][i], q[h], k);
+                for (int i = 0; i < kFew; ++i) sums[i][g] = accumulated(sums[i][g], q, k[i]);
             }
         }
-        for (int h = 0; h < kSome; ++h) {
-            float products[kKeys];
-            sum_four(sums[h], products);
-            for (int i = 0; i < count; ++i) to[i] += weights[h] * (products[i] < 0.0f ? 0.0f : products[i]);
+#pragma GCC unroll 4
+        for (int i = 0; i < kFew; ++i) {
+            Floats total = load(totals_ + (key + i) * kLanes);
+#pragma GCC unroll 4
+            for (int g = 0; g < kSome; ++g) {
+                const Floats product = sums[i][g];
+                const Floats weight = load(weights_ + (group + g) * kLanes);
+                total = fused(weight, product < 0.0f ? splat(0.0f) : product, total);
+            }
+            store(totals_ + (key + i) * kLanes, total);
         }
     }
 
     const IndexSearch<T>& a_;
-    const int dim_, padded_;
-    float *keys_, *queries_;
+    const int dim_, padded_, groups_;
+    int64_t token_ = -1;
+    float *keys_, *totals_, *queries_, *weights_;
 };
 
 // The positions of the k highest of `count` scores, in their order; what is no number is the lowest.
