@@ -34,22 +34,30 @@ def alone(cache: Tensor, table: Tensor, places: list[int], token_dim: int) -> tu
 
 @pytest.mark.parametrize("backend", BACKENDS, ids=lambda backend: backend.name)
 @pytest.mark.parametrize(
-    ("dtype", "window", "soft_cap", "alibi", "sinks"),
+    ("dtype", "head_dim", "window", "soft_cap", "alibi", "sinks"),
     [
-        (torch.float32, None, None, False, False),
-        (torch.bfloat16, None, None, False, False),
-        (torch.float32, 70, None, False, False),
-        (torch.float32, 5, 3.0, True, True),
+        (torch.float32, 16, None, None, False, False),
+        (torch.bfloat16, 16, None, None, False, False),
+        (torch.bfloat16, 64, None, None, False, False),
+        (torch.float32, 16, 70, None, False, False),
+        (torch.float32, 16, 5, 3.0, True, True),
     ],
 )
 def test_each_token_sees_its_path(
-    backend: OpBackend, dtype: torch.dtype, window: int | None, soft_cap: float | None, alibi: bool, sinks: bool
+    backend: OpBackend,
+    dtype: torch.dtype,
+    head_dim: int,
+    window: int | None,
+    soft_cap: float | None,
+    alibi: bool,
+    sinks: bool,
 ) -> None:
+    """Heads of 64 numbers in bfloat16 go by products of pairs, and by tiles, where a processor has them."""
     torch.manual_seed(2)
     layout, num_blocks = random_layout(random.Random(3), LENS, 16, shuffle=True)
     paths = grow_trees(layout, ROOTS, random.Random(4))
-    cache = poisoned_cache(layout, num_blocks, 2, 16, dtype)
-    query = torch.randn(sum(layout.query_lens), 4, 16).to(dtype)
+    cache = poisoned_cache(layout, num_blocks, 2, head_dim, dtype)
+    query = torch.randn(sum(layout.query_lens), 4, head_dim).to(dtype)
     options = {
         "scale": 0.25,
         "sliding_window": window,

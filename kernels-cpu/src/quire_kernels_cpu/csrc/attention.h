@@ -362,7 +362,7 @@ void attention(const Attention<T>& a, AttentionScratch& scratch, Claimer& claime
         const AttentionTask next = more ? tasks.at(following) : task;
 #ifdef QUIRE_AMX
         if constexpr (std::is_same_v<T, BFloat16>) {
-            if (attends_with_tiles(a) && (!a.is_tree(task.sequence) || a.queries(task.sequence) == 1)) {
+            if (attends_with_tiles(a)) {
                 TiledAttention(a, task, more ? &next : nullptr, scratch).run(partials, i);
                 task = next;
                 i = following;

@@ -6,6 +6,9 @@
 //
 // A task of several key-value heads has few columns of each. They share one tile: the queries of a head are zero in the
 // columns of the others, so that its scores add up to the ones of its own columns, and softmax is done once for all.
+//
+// The queries of a tree share what is before it. From there on each has tokens of its own: one query after another is shown
+// its path, while the columns of the others see nothing, which leaves them as they are.
 #pragma once
 
 #include "attention.h"
@@ -23,9 +26,8 @@ public:
           dim_(a.cache.head_dim), value_dim_(a.cache.value_dim), group_(a.group()), heads_(task.num_kv_heads),
           per_head_((task.last - task.first) * group_), columns_(per_head_ * heads_),
           tiles_((columns_ + kTile - 1) / kTile), units_(std::max(heads_, tiles_)),
-          path_(a.is_tree(task.sequence) ? a.path(task.sequence, 0) : nullptr),
-          in_place_(tiles_ == 1 && !path_ && a.cache.format == CacheFormat::network && a.cache.block_size % kTile == 0),
-          context_(path_ ? path_[0] : a.context(task.sequence)) {
+          path_(a.is_tree(task.sequence) ? a.path(task.sequence, task.first) : nullptr),
+          in_place_(tiles_ == 1 && !path_ && a.cache.format == CacheFormat::network && a.cache.block_size % kTile == 0) {
         keys_ = scratch.keys.get<BFloat16>(kPiece * dim_);
         values_ = scratch.values.get<uint32_t>(kPiece / 2 * value_dim_);
         column_ = scratch.column.get<float>(value_dim_);
@@ -40,6 +42,7 @@ public:
         positions_ = reinterpret_cast<int32_t*>(slopes_ + tiles_ * kTile);
         set_queries();
         set_columns();
+        show({task.first, task.last});
     }
 
     void run(const Partials& partials, int64_t index) {
@@ -53,11 +56,16 @@ public:
             }
             const Span here{std::max(span.begin, piece), std::min(piece + kPiece, span.end)};
             ahead_ = read_ahead(a_, task_, next_, here.end);
-            if (tiles_ == 1) {
-                attend_heads(piece, here);
-            } else {
-                attend_queries(piece, here);
+            if (!path_ || piece + kPiece <= path_[1]) {
+                attend(piece, here);
+                continue;
             }
+            for (int query = task_.first; query < task_.last; ++query) {
+                path_ = a_.path(task_.sequence, query);
+                show({query, query + 1});
+                if (here.begin <= path_[0]) attend(piece, {here.begin, std::min(here.end, path_[0] + 1)});
+            }
+            show({task_.first, task_.last});
         }
         if (merged) keep(true);
         write(merged, partials, index);
@@ -68,7 +76,6 @@ private:
     int64_t outputs_size() const { return static_cast<int64_t>(value_dim_) * kTile; }
     int queries_of_column(int c) const { return task_.first + c % per_head_ / group_; }
     int head_of_column(int c) const { return (task_.kv_head + c / per_head_) * group_ + c % group_; }
-    int position_of(int c) const { return context_ + queries_of_column(c); }
     const char* row_at(int position) {
         return rows_.at(path_ && position >= path_[1] ? path_[2 + position - path_[1]] : position);
     }
@@ -106,10 +113,25 @@ private:
     void set_columns() {
         for (int c = 0; c < tiles_ * kTile; ++c) {
             const bool used = c < columns_;
-            positions_[c] = used ? position_of(c) : -1;
             factors_[c] = a_.scale * (used ? a_.cache.head_scale(0, task_.kv_head + c / per_head_) : 1.0f);
             slopes_[c] = used && a_.slopes ? a_.slopes[head_of_column(c)] : 0.0f;
         }
+    }
+
+    // Columns of other queries see nothing from now on.
+    void show(Span queries) {
+        for (int c = 0; c < tiles_ * kTile; ++c) {
+            const int query = c < columns_ ? queries_of_column(c) : -1;
+            positions_[c] = query >= queries.begin && query < queries.end ? a_.position(task_.sequence, query) : -1;
+        }
+    }
+    // The lowest and the highest position of a tile's columns. Columns of several heads repeat their queries, whose positions
+    // rise: the first and the last query are those of any head. Those of a tree are in no order.
+    Span positions_of(int tile) const {
+        const int32_t *const begin = positions_ + tile * kTile, *const end = begin + std::min(columns_ - tile * kTile, kTile);
+        if (!path_) return {begin[0], end[-1]};
+        const auto lowest_and_highest = std::minmax_element(begin, end);
+        return {*lowest_and_highest.first, *lowest_and_highest.second};
     }
 
     void clear(int which) {
@@ -130,6 +152,14 @@ private:
         clear(0);
     }
 
+    void attend(int piece, Span here) {
+        if (tiles_ == 1) {
+            attend_heads(piece, here);
+        } else {
+            attend_queries(piece, here);
+        }
+    }
+
     // Few columns: the heads one after another, scores of all in one tile.
     void attend_heads(int piece, Span here) {
         const int steps = (here.end - piece + 31) / 32;
@@ -146,10 +176,10 @@ private:
         const char* copied = copy_keys(0, piece, here);
         copy_values(0, piece, here);
         for (int tile = 0; tile < tiles_; ++tile) {
-            const int first = positions_[tile * kTile], last = positions_[std::min(tile * kTile + kTile, columns_) - 1];
-            if (piece > last) continue;                                          // before all of these tokens
-            if (a_.window > 0 && piece + kPiece <= first + 1 - a_.window) continue;  // behind all their windows
-            const Span seen{here.begin, std::min(here.end, last + 1)};
+            const Span at = positions_of(tile);
+            if (piece > at.end) continue;                                            // before all of these tokens
+            if (a_.window > 0 && piece + kPiece <= at.begin + 1 - a_.window) continue;  // behind all their windows
+            const Span seen{here.begin, std::min(here.end, at.end + 1)};
             const int steps = (seen.end - piece + 31) / 32;
             multiply_keys(tile, tile + 1, copied, piece, seen);
             softmax(tile, piece, steps);
@@ -288,9 +318,8 @@ private:
         Ints at;
         std::memcpy(&at, positions, sizeof at);
         const int tokens = steps * 32;
-        // Columns of several heads repeat their queries: the first and the last query are those of any head.
-        const int first = positions[0], last = positions[std::min(columns_ - tile * kTile, kTile) - 1];
-        const bool whole = piece + tokens <= first + 1 && (a_.window == 0 || piece >= last + 1 - a_.window);
+        const Span all = positions_of(tile);
+        const bool whole = piece + tokens <= all.begin + 1 && (a_.window == 0 || piece >= all.end + 1 - a_.window);
         const bool by_row = !plain && a_.cache.scaled_by_row();
         // The scale is left for the exponent, which has a multiplication anyway, whether something is hidden or not: a
         // column must not depend on what its neighbours see.
@@ -418,9 +447,8 @@ private:
     const BFloat16Rows wide_;
     ReadAhead ahead_;
     const int dim_, value_dim_, group_, heads_, per_head_, columns_, tiles_, units_;
-    const int32_t* path_;  // of a task's only query, where it has one
+    const int32_t* path_;  // of the query at hand, in a tree
     const bool in_place_;
-    const int context_;
     BFloat16* keys_;
     uint32_t *values_, *weights_, *queries_;
     float *scores_, *outputs_, *row_scales_, *state_, *factors_, *slopes_, *column_;
