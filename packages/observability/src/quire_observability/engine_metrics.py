@@ -255,13 +255,14 @@ class EngineMetrics(Collector):
         yield self._gauge("lora_adapter_slots", "Adapters that can be in use at once.", stats.num_adapter_slots)
         yield self._counter("lora_placements", "Adapters put into a slot.", stats.num_adapter_placements_total)
         yield self._counter("lora_merges", "Adapters put into the weights.", stats.num_adapter_merges_total)
-        for state in ("running", "waiting"):
+        requests = (("running", stats.adapter_requests_running), ("waiting", stats.adapter_requests_waiting))
+        for state, counts in requests:
             family = GaugeMetricFamily(
                 self._name(f"lora_requests_{state}"),
                 f"Requests with an adapter that are {state}.",
                 labels=[*self._label_names, "adapter"],
             )
-            for name, count in getattr(stats, f"adapter_requests_{state}").items():
+            for name, count in counts.items():
                 family.add_metric([*self._label_values, name], count)
             yield family
 
