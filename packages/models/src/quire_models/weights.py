@@ -1,8 +1,8 @@
 """Filling networks: each tensor of a checkpoint into its parameter, or random ones.
 
 A tensor of the wanted dtype on the CPU is a view of its file, nothing is copied; to a GPU it goes through pinned
-memory, while the next one is read. Knows names and shapes; does not know
-files (`checkpoint_files.py`), nor networks beyond their list of parameters.
+memory, while the next one is read. What has been read and converted leaves memory (`mapped_pages.py`). Knows names and
+shapes; does not know files (`checkpoint_files.py`), nor networks beyond their list of parameters.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from quire_models.checkpoint_files import open_checkpoint
 from quire_models.kv_scales import KVScales
 from quire_models.layers.network import Network
 from quire_models.layers.scope import Parameter
+from quire_models.mapped_pages import MappedPages
 from quire_models.staged_uploads import StagedUploads
 from quire_quantization.numbers import KV_SCALES, OPTIONAL_TENSORS, ask
 
@@ -58,6 +59,7 @@ def load_weights(
     parameters = {parameter.name: parameter for parameter in model.parameters}
     checkpoint = open_checkpoint(folder, pickled=load_format == "pt")
     scales = KVScales(model.attention_names, model.config.num_kv_heads)
+    pages = MappedPages(checkpoint.files)
     done = 0
     wrong: dict[str, str] = {}
     extra: list[str] = []
@@ -74,6 +76,7 @@ def load_weights(
                     wrong[part] = f"{part} is {list(piece.shape)}, should be {list(parameter.shape)}"
                 else:
                     parameter.tensor = _placed(piece, model, parameter, uploads)
+        pages.trim()
         if progress is not None:
             progress(done, checkpoint.total_bytes)
     if uploads is not None:
@@ -82,7 +85,7 @@ def load_weights(
     if missing or extra or wrong:
         raise CheckpointError(_complaint(folder, missing, extra, [line for line in wrong.values() if line]))
     model.set_kv_scales(scales.found)
-    model.finish_loading()
+    model.finish_loading(pages.trim)
 
 
 def load_dummy_weights(model: Network, seed: int = 0) -> None:

@@ -102,13 +102,15 @@ class Int8WeightOnlyLinear(QuantizedLinear):
 
     def make_weights(self, weight: Tensor, bias: Tensor | None) -> dict[str, Tensor]:
         """weight [out_features, in_features] float -> int8 of the same shape, and scale [out_features] in its dtype."""
-        scale = (weight.abs().amax(dim=1).float() / 127.0).to(weight.dtype)
-        # A row of zeros (or one so small that its scale is rounded to zero) is kept as zeros.
-        divisor = torch.where(scale == 0, torch.ones_like(scale), scale).float()[:, None]
+        scale = weight.new_empty(weight.shape[0])
         quantized = torch.empty_like(weight, dtype=torch.int8)
         for begin in range(0, weight.shape[0], _ROWS):  # bounds the wide copies
             rows = slice(begin, begin + _ROWS)
-            quantized[rows] = torch.round(weight[rows].float() / divisor[rows]).clamp_(-127, 127).to(torch.int8)
+            wide = weight[rows].float()
+            scale[rows] = wide.abs().amax(dim=1) / 127.0
+            # A row of zeros (or one so small that its scale is rounded to zero) is kept as zeros.
+            divisor = torch.where(scale[rows] == 0, 1.0, scale[rows].float())[:, None]
+            quantized[rows] = (wide / divisor).round_().clamp_(-127, 127)
         weights = {"weight": quantized, "scale": scale}
         if bias is not None:
             weights["bias"] = bias

@@ -6,8 +6,6 @@ that were never written are still read by padded kernels, and whatever they hold
 
 from __future__ import annotations
 
-import ctypes
-import mmap
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from math import prod
@@ -18,6 +16,7 @@ from torch import Tensor
 
 from quire_interfaces.errors import ConfigError
 from quire_interfaces.kv_cache import FullAttentionSpec, KVCachePlan, LatentAttentionSpec, MambaSpec, kv_row_bytes
+from quire_models.mapped_pages import discard_pages
 from quire_ops import CACHE_TORCH_DTYPES
 
 __all__ = ["CacheShape", "allocate_kv_caches", "copy_tokens", "give_back_pages", "layer_states"]
@@ -119,18 +118,8 @@ def give_back_pages(caches: Iterable[Tensor]) -> int:
     """
     if not sys.platform.startswith("linux"):
         raise ConfigError("memory of a KV cache can be given back on Linux only")
-    libc = ctypes.CDLL(None, use_errno=True)
     storages = {each.untyped_storage().data_ptr(): each.untyped_storage().nbytes() for each in caches}
-    total = 0
-    for address, num_bytes in storages.items():
-        begin = -(-address // mmap.PAGESIZE) * mmap.PAGESIZE  # whole pages only: others may share the first and last
-        length = (address + num_bytes) // mmap.PAGESIZE * mmap.PAGESIZE - begin
-        if length <= 0:
-            continue
-        if libc.madvise(ctypes.c_void_p(begin), ctypes.c_size_t(length), mmap.MADV_DONTNEED) != 0:
-            raise OSError(ctypes.get_errno(), "the system did not take the KV cache's memory back")
-        total += length
-    return total
+    return sum(discard_pages(address, num_bytes) for address, num_bytes in storages.items())
 
 
 def _zeros(num_bytes: int, device: torch.device | str) -> Tensor:

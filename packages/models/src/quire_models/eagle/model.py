@@ -10,7 +10,7 @@ Shape legend: T positions, H hidden size, F feature layers, N positions whose lo
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import torch
 from torch import Tensor
@@ -125,9 +125,9 @@ class EagleHead(DraftHead):
             name = "midlayer." + name.removeprefix("layers.0.")
         return ((name, tensor),)
 
-    def finish_loading(self) -> None:
+    def finish_loading(self, after_each: Callable[[], None] = lambda: None) -> None:
         """See `Network.finish_loading`."""
-        super().finish_loading()
+        super().finish_loading(after_each)
         taken = (self._fc_bias_parameter, self._embedding_parameter, self._head_parameter, self._to_target_parameter)
         self._fc_bias, self._embedding, self._head, offsets = (
             None if parameter.tensor is None else parameter.take() for parameter in taken

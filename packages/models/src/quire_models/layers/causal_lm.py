@@ -78,9 +78,9 @@ class CausalLM(Network):
         """See `Network.host_lengths`."""
         return super().host_lengths if self._run_stack is None else ("op decoder_stack",)
 
-    def finish_loading(self) -> None:
-        """Give the loaded parameters to their layers. Once, after all parameters have their tensor."""
-        super().finish_loading()
+    def finish_loading(self, after_each: Callable[[], None] = lambda: None) -> None:
+        """See `Network.finish_loading`."""
+        super().finish_loading(after_each)
         self._run_stack = self._bind_stack()
 
     def _bind_stack(self) -> RunDecoder | None:

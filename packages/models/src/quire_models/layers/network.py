@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 import torch
@@ -173,10 +173,15 @@ class Network:
         """Read the checkpoint, where `loads_itself`."""
         raise NotImplementedError
 
-    def finish_loading(self) -> None:
-        """Give the loaded parameters to their layers. Once, after all parameters have their tensor."""
+    def finish_loading(self, after_each: Callable[[], None] = lambda: None) -> None:
+        """Give the loaded parameters to their layers. Once, after all parameters have their tensor.
+
+        Args:
+            after_each: Called whenever a layer has what it needs of its parameters.
+        """
         for finish in self._scope.finishers:
             finish()
+            after_each()
         self._scope.finishers.clear()
 
     def encode(self, batch: ForwardBatch) -> None:
