@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 import schemathesis
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
+from schemathesis.checks import not_a_server_error
 from schemathesis.generation import GenerationMode
+from schemathesis.specs.openapi.checks import (
+    content_type_conformance,
+    response_schema_conformance,
+    status_code_conformance,
+)
 
 MODES = [GenerationMode.NEGATIVE, GenerationMode.POSITIVE]
+RESTING = ("/pause", "/resume", "/sleep", "/wake_up")  # after which a server takes no requests, or takes them again
+STATED = [not_a_server_error, status_code_conformance, content_type_conformance, response_schema_conformance]
 
 
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions", "/tokenize", "/detokenize"])
@@ -42,3 +52,44 @@ def test_bodies_from_the_schema(live, path, mode):
 
     every_body_is_answered()
     assert live.client.get("/health").status_code == 200
+
+
+def test_the_document_says_what_every_route_answers(make_live):
+    """Status codes, media types and bodies; of requests bred from the document, about what is there and what is not."""
+    server = make_live(enable_admin_routes=True, enable_sleep_mode=True)
+    client = server.client
+    conversation = client.post("/v1/conversations", json={"items": [{"role": "user", "content": "x"}]}).json()["id"]
+    response = client.post("/v1/responses", json={"input": "x", "max_output_tokens": 2}).json()["id"]
+    item = client.get(f"/v1/conversations/{conversation}/items").json()["data"][0]["id"]
+    there = {"/v1/conversations/": {"id": conversation, "item": item}, "/v1/responses/": {"id": response}}
+    there["/v1/models/"] = {"name": client.get("/v1/models").json()["data"][0]["id"]}
+    schema = schemathesis.openapi.from_dict(client.get("/openapi.json").json())
+    operations = [found.ok() for found in schema.get_all_operations()]
+    assert len(operations) > 40
+    for path, methods in schema.raw_schema["paths"].items():
+        for method in methods.values():
+            declared = [each["name"] for each in method.get("parameters", []) if each["in"] == "path"]
+            assert declared == re.findall(r"{(\w+)}", path), path
+    for operation in sorted(operations, key=lambda operation: operation.method == "delete"):
+        if operation.path not in RESTING:
+            _check_answers(server.url, operation, next((there[root] for root in there if root in operation.path), {}))
+
+
+def _check_answers(url, operation, there):
+    @given(case=operation.as_strategy(), is_there=st.booleans())
+    @settings(
+        max_examples=12,
+        deadline=None,
+        derandomize=True,
+        database=None,
+        phases=[Phase.generate],
+        suppress_health_check=list(HealthCheck),
+    )
+    def every_answer_is_foreseen(case, is_there):
+        if isinstance(case.body, dict) and isinstance(case.body.get("max_tokens"), int):
+            case.body["max_tokens"] = min(case.body["max_tokens"], 8)
+        if is_there and there:
+            case.path_parameters.update({name: there[name] for name in case.path_parameters})
+        case.validate_response(case.call(base_url=url, timeout=30), checks=STATED)
+
+    every_answer_is_foreseen()

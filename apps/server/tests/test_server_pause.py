@@ -25,21 +25,21 @@ def complete(client: httpx.Client, **fields: Any) -> Any:
     return response.json()
 
 
-def wait_for_load(client: httpx.Client) -> None:
+def wait_for_load(client: httpx.Client, load: int) -> None:
     deadline_s = time.monotonic() + 30
-    while client.get("/load").json() != {"server_load": 1}:
+    while client.get("/load").json() != {"server_load": load}:  # a request ends a little after its answer
         assert time.monotonic() < deadline_s
         time.sleep(0.01)
-    time.sleep(0.05)  # its first step
 
 
 @pytest.mark.parametrize("mode", ["keep", "wait", "abort"])
 def test_a_pause_holds_waits_for_or_ends_what_runs(client: httpx.Client, mode: str) -> None:
     expected = complete(client)["choices"][0]["text"]
-    assert client.get("/load").json() == {"server_load": 0}
+    wait_for_load(client, 0)
     with concurrent.futures.ThreadPoolExecutor(2) as pool:
         running = pool.submit(complete, client)
-        wait_for_load(client)
+        wait_for_load(client, 1)
+        time.sleep(0.05)  # its first step
         assert client.post(f"/pause?mode={mode}").json() == {"status": "paused"}
         assert client.get("/is_paused").json() == {"is_paused": True}
         held = pool.submit(complete, client, max_tokens=4)
@@ -71,7 +71,8 @@ def test_cached_prefixes_are_forgotten(client: httpx.Client) -> None:
     expected = complete(client)["choices"][0]["text"]
     with concurrent.futures.ThreadPoolExecutor(1) as pool:
         running = pool.submit(complete, client)
-        wait_for_load(client)
+        wait_for_load(client, 1)
+        time.sleep(0.05)  # its first step
         refused = client.post("/reset_prefix_cache")
         assert (refused.status_code, refused.json()["error"]["code"]) == (409, "busy")
         assert client.post("/reset_prefix_cache?reset_running_requests=true").status_code == 200

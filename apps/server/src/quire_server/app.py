@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import importlib.resources
+import inspect
 import logging
 from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime
@@ -35,7 +36,21 @@ from quire_server.errors import ClientGoneError, HTTPError, error_response
 from quire_server.guard import Guard
 from quire_server.messages import count_tokens, messages
 from quire_server.messages_request import CountTokensRequest, MessagesRequest
+from quire_server.openapi import (
+    HTML,
+    ITEM_PAGE,
+    JSON,
+    JSON_OR_EVENTS,
+    LIST,
+    NOTHING,
+    TEXT,
+    Media,
+    Query,
+    RouteDocument,
+    one_of,
+)
 from quire_server.protocol import ChatCompletionRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
+from quire_server.responses import ChatCompletion, Completion
 from quire_server.responses_api import ResponsesService
 from quire_server.responses_request import CompactRequest, ResponsesRequest
 from quire_server.responses_socket import responses_socket
@@ -46,7 +61,14 @@ from quire_server.token_protocol import (
     DerenderCompletionRequest,
     GenerateRequest,
 )
-from quire_server.token_routes import derender_chat, derender_completion, generate, render_chat, render_completion
+from quire_server.token_routes import (
+    Generated,
+    derender_chat,
+    derender_completion,
+    generate,
+    render_chat,
+    render_completion,
+)
 from quire_server.tokenization import detokenize, tokenize
 
 __all__ = ["make_app"]
@@ -64,60 +86,64 @@ def make_app(context: ServerContext) -> ASGIApp:
     app = FastAPI(title="Quire", version=__version__, docs_url=None, redoc_url=None)
     conversations = ConversationsService()
     responses = ResponsesService(conversations)
-    for path, handler, body in (
-        ("/v1/chat/completions", chat_completions, ChatCompletionRequest),
-        ("/v1/chat/completions/batch", batch_chat_completions, BatchChatCompletionRequest),
-        ("/v1/chat/completions/render", render_chat, ChatCompletionRequest),
-        ("/v1/chat/completions/derender", derender_chat, DerenderChatRequest),
-        ("/v1/completions", completions, CompletionRequest),
-        ("/v1/completions/render", render_completion, CompletionRequest),
-        ("/v1/completions/derender", derender_completion, DerenderCompletionRequest),
-        ("/inference/v1/generate", generate, GenerateRequest),
-        ("/v1/messages", messages, MessagesRequest),
-        ("/v1/messages/count_tokens", count_tokens, CountTokensRequest),
-        ("/v1/responses", responses.create, ResponsesRequest),
-        ("/v1/responses/compact", responses.compact, CompactRequest),
-        ("/v1/responses/input_tokens", responses.input_tokens, ResponsesRequest),
-        ("/v1/conversations", conversations.create, ConversationRequest),
-        ("/v1/conversations/{id}", conversations.update, MetadataRequest),
-        ("/v1/conversations/{id}/items", conversations.add_items, ItemsRequest),
-        ("/v1/load_lora_adapter", load_lora_adapter, LoadLoRAAdapterRequest),
-        ("/v1/unload_lora_adapter", unload_lora_adapter, UnloadLoRAAdapterRequest),
-        ("/tokenize", tokenize, TokenizeRequest),
-        ("/detokenize", detokenize, DetokenizeRequest),
+    routes = _Routes(app, context)
+    chat, completion = one_of(ChatCompletion, events=True), one_of(Completion, events=True)
+    for path, handler, body, answers in (
+        ("/v1/chat/completions", chat_completions, ChatCompletionRequest, chat),
+        ("/v1/chat/completions/batch", batch_chat_completions, BatchChatCompletionRequest, one_of(ChatCompletion)),
+        ("/v1/chat/completions/render", render_chat, ChatCompletionRequest, JSON),
+        ("/v1/chat/completions/derender", derender_chat, DerenderChatRequest, chat),
+        ("/v1/completions", completions, CompletionRequest, completion),
+        ("/v1/completions/render", render_completion, CompletionRequest, LIST),
+        ("/v1/completions/derender", derender_completion, DerenderCompletionRequest, one_of(Completion)),
+        ("/inference/v1/generate", generate, GenerateRequest, one_of(Generated, events=True)),
+        ("/v1/messages", messages, MessagesRequest, JSON_OR_EVENTS),
+        ("/v1/messages/count_tokens", count_tokens, CountTokensRequest, JSON),
+        ("/v1/responses", responses.create, ResponsesRequest, JSON_OR_EVENTS),
+        ("/v1/responses/compact", responses.compact, CompactRequest, JSON),
+        ("/v1/responses/input_tokens", responses.input_tokens, ResponsesRequest, JSON),
+        ("/v1/conversations", conversations.create, ConversationRequest, JSON),
+        ("/v1/conversations/{id}", conversations.update, MetadataRequest, JSON),
+        ("/v1/conversations/{id}/items", conversations.add_items, ItemsRequest, JSON),
+        ("/v1/load_lora_adapter", load_lora_adapter, LoadLoRAAdapterRequest, TEXT),
+        ("/v1/unload_lora_adapter", unload_lora_adapter, UnloadLoRAAdapterRequest, TEXT),
+        ("/tokenize", tokenize, TokenizeRequest, JSON),
+        ("/detokenize", detokenize, DetokenizeRequest, JSON),
     ):
-        _post(app, context, path, handler, body)
-    for path, get in (
-        ("/health", health),
-        ("/ping", health),
-        ("/version", version),
-        ("/load", load),
-        ("/v1/models", models),
-        ("/v1/models/{name:path}", one_model),
-        ("/metrics", metrics),
-        ("/", page),
-    ):
-        _get(app, context, path, get)
-    _get(app, context, "/v1/responses/{id}/input_items", responses.input_items)
-    _get(app, context, "/v1/responses/{id}", responses.retrieve)
-    _get(app, context, "/v1/conversations/{id}/items/{item}", conversations.item)
-    _get(app, context, "/v1/conversations/{id}/items", conversations.list_items)
-    _get(app, context, "/v1/conversations/{id}", conversations.retrieve)
-    _other(app, context, "POST", "/ping", health)  # as SageMaker may ask
-    if context.config.enable_sleep_mode:
-        _other(app, context, "POST", "/sleep", sleep)
-        _other(app, context, "POST", "/wake_up", wake_up)
-        _get(app, context, "/is_sleeping", is_sleeping)
-    if context.config.enable_admin_routes:
-        _other(app, context, "POST", "/pause", pause)
-        _other(app, context, "POST", "/resume", resume)
-        _get(app, context, "/is_paused", is_paused)
-        _other(app, context, "POST", "/reset_prefix_cache", reset_prefix_cache)
+        routes.add("POST", path, handler, answers, body=body)
+    routes.add("GET", "/health", health, NOTHING)
+    routes.add("GET", "/ping", health, NOTHING)
+    routes.add("POST", "/ping", health, NOTHING)  # as SageMaker may ask
+    routes.add("GET", "/version", version)
+    routes.add("GET", "/load", load)
+    routes.add("GET", "/v1/models", models)
+    routes.add("GET", "/v1/models/{name:path}", one_model)
+    routes.add("GET", "/metrics", metrics, TEXT)
+    routes.add("GET", "/", page, HTML)
     _socket(app, context, "/v1/responses", responses)
-    _other(app, context, "POST", "/v1/responses/{id}/cancel", responses.cancel)
-    _other(app, context, "DELETE", "/v1/responses/{id}", responses.delete)
-    _other(app, context, "DELETE", "/v1/conversations/{id}/items/{item}", conversations.delete_item)
-    _other(app, context, "DELETE", "/v1/conversations/{id}", conversations.delete)
+    part = {"stream": {"type": "boolean"}, "starting_after": {"type": "integer"}}
+    routes.add("GET", "/v1/responses/{id}/input_items", responses.input_items, query=ITEM_PAGE)
+    routes.add("GET", "/v1/responses/{id}", responses.retrieve, JSON_OR_EVENTS, query=part)
+    routes.add("POST", "/v1/responses/{id}/cancel", responses.cancel)
+    routes.add("DELETE", "/v1/responses/{id}", responses.delete)
+    routes.add("GET", "/v1/conversations/{id}/items/{item}", conversations.item)
+    routes.add("GET", "/v1/conversations/{id}/items", conversations.list_items, query=ITEM_PAGE)
+    routes.add("GET", "/v1/conversations/{id}", conversations.retrieve)
+    routes.add("DELETE", "/v1/conversations/{id}/items/{item}", conversations.delete_item)
+    routes.add("DELETE", "/v1/conversations/{id}", conversations.delete)
+    if context.config.enable_sleep_mode:
+        level = {"type": "integer", "enum": [0, 1, 2], "default": 1}
+        routes.add("POST", "/sleep", sleep, query={"level": level})
+        routes.add("POST", "/wake_up", wake_up, NOTHING)
+        routes.add("GET", "/is_sleeping", is_sleeping)
+    if context.config.enable_admin_routes:
+        modes = {"type": "string", "enum": ["abort", "keep", "wait"], "default": "abort"}
+        switch = {"type": "boolean"}
+        routes.add("POST", "/pause", pause, query={"mode": modes, "clear_cache": switch})
+        routes.add("POST", "/resume", resume)
+        routes.add("GET", "/is_paused", is_paused)
+        query = {"reset_running_requests": switch, "reset_external": switch}
+        routes.add("POST", "/reset_prefix_cache", reset_prefix_cache, NOTHING, query=query)
     for status in (404, 405):
         app.add_exception_handler(status, _not_routed)
     guarded = Guard(app, context.config.api_key, context.config.root_path)
@@ -134,49 +160,35 @@ def make_app(context: ServerContext) -> ASGIApp:
     )
 
 
-def _post(app: FastAPI, context: ServerContext, path: str, handler: Handler, body: type[BaseModel]) -> None:
-    async def checked(context: ServerContext, request: Request) -> Response:
-        if context.is_draining:
-            raise HTTPError(503, "the server is shutting down; send the request to another one", code="draining")
-        if context.is_asleep:
-            raise HTTPError(503, "the server sleeps; wake it with POST /wake_up", code="sleeping")
-        return await handler(context, request)
+class _Routes:
+    """Routes of the app, each with its place in /openapi.json."""
 
-    async def endpoint(request: Request) -> Response:
-        return await _answered(checked, context, request)
+    def __init__(self, app: FastAPI, context: ServerContext) -> None:
+        self._app, self._context = app, context
+        self._document = RouteDocument(app)
 
-    # The body is parsed by the handler, faster and with errors that name the field; the schema is still shown.
-    schema = body.model_json_schema(ref_template="#/components/schemas/{model}")
-    definitions = schema.pop("$defs", {})
-    app.add_api_route(
-        path,
-        endpoint,
-        methods=["POST"],
-        response_model=None,
-        openapi_extra={"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}},
-        responses={"4XX": {"description": "The request is wrong; the error names the field."}},
-    )
-    _add_schemas(app, definitions)
+    def add(
+        self,
+        method: str,
+        path: str,
+        handler: Handler,
+        answers: Media = JSON,
+        *,
+        body: type[BaseModel] | None = None,
+        query: Query | None = None,
+    ) -> None:
+        """A route that answers with what the handler returns, or with the error that it raised. What has a body needs
+        the engine to run. Name and docstring of the handler are shown."""
+        run = handler if body is None else _when_awake(handler)
 
+        async def endpoint(request: Request) -> Response:
+            return await _answered(run, self._context, request)
 
-def _add_schemas(app: FastAPI, definitions: dict[str, Any]) -> None:
-    inner = app.openapi
-
-    def openapi() -> dict[str, Any]:
-        result = inner()
-        result.setdefault("components", {}).setdefault("schemas", {}).update(definitions)
-        return result
-
-    if definitions:
-        app.openapi = openapi  # type: ignore[method-assign]
-
-
-def _get(app: FastAPI, context: ServerContext, path: str, handler: Handler) -> None:
-    async def endpoint(request: Request) -> Response:
-        return await _answered(handler, context, request)
-
-    app.add_api_route(path, endpoint, methods=["GET"], response_model=None)
-    app.add_api_route(path, endpoint, methods=["HEAD"], response_model=None, include_in_schema=False)
+        described = self._document.describe(path, answers, body, query or {})
+        name, text = getattr(handler, "__name__", ""), inspect.getdoc(handler) or ""
+        self._app.add_api_route(path, endpoint, methods=[method], name=name, description=text, **described)
+        if method == "GET":
+            self._app.add_api_route(path, endpoint, methods=["HEAD"], response_model=None, include_in_schema=False)
 
 
 def _socket(app: FastAPI, context: ServerContext, path: str, service: ResponsesService) -> None:
@@ -186,11 +198,17 @@ def _socket(app: FastAPI, context: ServerContext, path: str, service: ResponsesS
     app.add_api_websocket_route(path, endpoint)
 
 
-def _other(app: FastAPI, context: ServerContext, method: str, path: str, handler: Handler) -> None:
-    async def endpoint(request: Request) -> Response:
-        return await _answered(handler, context, request)
+def _when_awake(handler: Handler) -> Handler:
+    """The handler, for requests that need the engine to run."""
 
-    app.add_api_route(path, endpoint, methods=[method], response_model=None)
+    async def checked(context: ServerContext, request: Request) -> Response:
+        if context.is_draining:
+            raise HTTPError(503, "the server is shutting down; send the request to another one", code="draining")
+        if context.is_asleep:
+            raise HTTPError(503, "the server sleeps; wake it with POST /wake_up", code="sleeping")
+        return await handler(context, request)
+
+    return checked
 
 
 async def _answered(handler: Handler, context: ServerContext, request: Request) -> Response:

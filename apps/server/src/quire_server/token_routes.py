@@ -51,7 +51,7 @@ from quire_server.token_protocol import (
 from quire_server.tool_choice import check_tools
 from quire_server.turn import PreparedTurn, prepare_turn, raise_failed
 
-__all__ = ["derender_chat", "derender_completion", "generate", "render_chat", "render_completion"]
+__all__ = ["Generated", "derender_chat", "derender_completion", "generate", "render_chat", "render_completion"]
 
 
 class Choice(msgspec.Struct, kw_only=True):

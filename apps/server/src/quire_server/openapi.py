@@ -1,0 +1,123 @@
+"""What /openapi.json says of a route: its path and query, its body, and what it answers. Knows no handler.
+
+Bodies and answers are not checked by what stands here: handlers parse them, faster and with errors that name the field.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+from fastapi import FastAPI
+from pydantic import BaseModel
+from starlette.responses import Response
+
+__all__ = [
+    "HTML",
+    "ITEM_PAGE",
+    "JSON",
+    "JSON_OR_EVENTS",
+    "LIST",
+    "NOTHING",
+    "TEXT",
+    "Media",
+    "Query",
+    "RouteDocument",
+    "one_of",
+]
+
+Media = Mapping[str, Any]
+"""What a route answers with: media type -> JSON schema, or the struct that is sent."""
+Query = Mapping[str, dict[str, Any]]
+"""Parameters behind the question mark: name -> JSON schema."""
+
+NOTHING: Media = {}
+JSON: Media = {"application/json": {"type": "object"}}
+LIST: Media = {"application/json": {"type": "array", "items": {"type": "object"}}}
+EVENTS: Media = {"text/event-stream": {"description": "Server-sent events, each with JSON behind `data:`."}}
+JSON_OR_EVENTS: Media = {**JSON, **EVENTS}
+TEXT: Media = {"text/plain": {"type": "string"}}
+HTML: Media = {"text/html": {"type": "string"}}
+
+ITEM_PAGE: Query = {
+    "limit": {"type": "integer", "minimum": 1, "maximum": 100, "default": 20},
+    "order": {"type": "string", "enum": ["asc", "desc"], "default": "desc"},
+    "after": {"type": "string"},
+}
+
+_ERROR = {
+    "type": "object",
+    "required": ["error"],
+    "properties": {
+        "error": {
+            "type": "object",
+            "required": ["message", "type"],
+            "properties": {
+                "message": {"type": "string"},
+                "type": {"type": "string"},
+                "param": {"type": ["string", "null"]},
+                "code": {"type": ["string", "null"]},
+            },
+        }
+    },
+}
+
+
+def one_of(struct: type[msgspec.Struct], *, events: bool = False) -> Media:
+    """A struct as JSON; with `events` also as a stream, for those who ask for one."""
+    return {"application/json": struct, **(EVENTS if events else {})}
+
+
+class RouteDocument:
+    """Collects what routes say of themselves, and adds the schemas that they name to the app's document."""
+
+    def __init__(self, app: FastAPI) -> None:
+        self._schemas: dict[str, Any] = {"Error": _ERROR}
+        inner = app.openapi
+
+        def openapi() -> dict[str, Any]:
+            document = inner()
+            document.setdefault("components", {}).setdefault("schemas", {}).update(self._schemas)
+            return document
+
+        app.openapi = openapi  # type: ignore[method-assign]
+
+    def describe(self, path: str, answers: Media, body: type[BaseModel] | None, query: Query) -> dict[str, Any]:
+        """Arguments for FastAPI's `add_api_route`."""
+        names = re.findall(r"\{(\w+)(?::\w+)?\}", path)
+        parameters = [{"name": name, "in": "path", "required": True, "schema": {"type": "string"}} for name in names]
+        parameters += [{"name": name, "in": "query", "schema": schema} for name, schema in query.items()]
+        extra: dict[str, Any] = {"parameters": parameters} if parameters else {}
+        if body is not None:
+            schema = body.model_json_schema(ref_template="#/components/schemas/{model}")
+            self._add(schema.pop("$defs", {}))
+            extra["requestBody"] = {"required": True, "content": {"application/json": {"schema": schema}}}
+        error = {"application/json": {"schema": {"$ref": "#/components/schemas/Error"}}}
+        good: dict[str, Any] = {"description": "Done."}
+        if answers:
+            good["content"] = {media: {"schema": self._schema(form)} for media, form in answers.items()}
+        return {
+            "openapi_extra": extra,
+            "responses": {
+                200: good,
+                "4XX": {"description": "The request is wrong; the error names the field.", "content": error},
+                "5XX": {"description": "The server cannot answer; the error says why.", "content": error},
+            },
+            "response_class": Response,  # without a media type of its own
+            "response_model": None,
+        }
+
+    def _schema(self, form: Any) -> Any:
+        if isinstance(form, dict):
+            return form
+        # Requests and answers have parts of the same names.
+        (schema,), parts = msgspec.json.schema_components([form], ref_template="#/components/schemas/{name}Output")
+        self._add({f"{name}Output": part for name, part in parts.items()})
+        return schema
+
+    def _add(self, schemas: Mapping[str, Any]) -> None:
+        for name, schema in schemas.items():
+            if self._schemas.setdefault(name, schema) != schema:
+                raise ValueError(f"two schemas of /openapi.json are called {name}; rename a class")
