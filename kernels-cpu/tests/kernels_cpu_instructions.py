@@ -68,8 +68,10 @@ def scalef(a: Floats, b: Floats) -> Floats:
     with_finite = np.ldexp(a.astype(np.float64), np.clip(np.floor(np.nan_to_num(b)), -400, 400).astype(int)).astype(
         np.float32
     )
-    by_infinity = np.where(a == 0, np.nan, np.where(np.isnan(a), np.inf, np.copysign(np.inf, a)))
-    by_nothing = np.where(np.isinf(a), np.nan, np.where(np.isnan(a), 0.0, np.copysign(0.0, a)))
+    is_quiet = np.isnan(a) & ((a.view(np.uint32) >> 22 & 1) == 1)  # a signalling NaN stays one that is no number
+    by_infinity = np.where(a == 0, np.nan, np.where(is_quiet, np.inf, np.copysign(np.inf, a)))
+    by_nothing = np.where(np.isinf(a), np.nan, np.where(is_quiet, 0.0, np.copysign(0.0, a)))
+    by_infinity, by_nothing = (np.where(np.isnan(a) & ~is_quiet, np.nan, each) for each in (by_infinity, by_nothing))
     special = np.where(np.isnan(b), b, np.where(b == np.inf, by_infinity, by_nothing))
     return np.where(np.isfinite(b), with_finite, special).astype(np.float32)
 

@@ -249,11 +249,18 @@ inline __m512 reduce_ps(__m512 v) {
         v);
 }
 
+// Of what is no number: whether it is the kind that raises no exception.
+inline bool is_quiet(float x) {
+    uint32_t bits;
+    std::memcpy(&bits, &x, sizeof bits);
+    return bits >> 22 & 1;
+}
+
 // a * 2^floor(b), rounded once.
 inline float scaled(float a, float b) {
     if (std::isnan(b)) return b;
     if (std::isinf(b)) {
-        if (std::isnan(a)) return b > 0 ? INFINITY : 0.0f;
+        if (std::isnan(a)) return !is_quiet(a) ? NAN : b > 0 ? INFINITY : 0.0f;
         if (b > 0) return a == 0 ? NAN : std::copysign(INFINITY, a);
         return std::isinf(a) ? NAN : std::copysign(0.0f, a);
     }
