@@ -26,7 +26,7 @@ from kernels_cpu_steps import Layout
 
 from quire_kernels_cpu.builds import build_name, library
 from quire_kernels_cpu.decoder import decoder_stack
-from quire_kernels_cpu.ops import grouped_linear, int8_linear, lm_head, paged_attention
+from quire_kernels_cpu.ops import grouped_linear, int8_linear, lm_head, paged_attention, w8a8_linear
 from quire_ops import DecoderLayerWeights, DecoderStack, LinearWeights
 
 HIDDEN, INNER, HEADS, KV_HEADS, DIM, VOCAB = 1024, 3072, 16, 8, 128, 151936
@@ -55,9 +55,10 @@ def median_s(run: Callable[[], object], repeats: int) -> float:
 def make_linear(outputs: int, inputs: int, weights: str) -> LinearWeights:
     if weights == "plain":
         return LinearWeights((torch.randn(outputs, inputs) * inputs**-0.5).bfloat16())
-    if weights == "int8":
+    if weights in ("int8", "w8a8"):
         scale = torch.full((outputs,), 0.01 * inputs**-0.5, dtype=torch.bfloat16)
-        return LinearWeights(torch.randint(-127, 128, (outputs, inputs), dtype=torch.int8), None, scale)
+        weight = torch.randint(-127, 128, (outputs, inputs), dtype=torch.int8)
+        return LinearWeights(weight, None, scale, input_scale=torch.zeros(1) if weights == "w8a8" else None)
     scale = torch.full((outputs // 16, inputs // 128, 16), 0.1 * inputs**-0.5, dtype=torch.bfloat16)
     if weights == "int4":
         return LinearWeights(torch.randint(0, 256, (outputs, inputs // 2), dtype=torch.uint8), None, scale)
@@ -94,6 +95,8 @@ def make_cache(shape: tuple[int, ...]) -> Tensor:
 def head_logits(x: Tensor, head: LinearWeights) -> Tensor:
     if head.scale is None:
         return lm_head(x, head.weight)
+    if head.input_scale is not None:
+        return w8a8_linear(x, head.weight, head.scale, head.input_scale, None, wide=True)
     if head.scale.ndim == 1:
         return int8_linear(x, head.weight, head.scale, None, wide=True)
     return grouped_linear(x, head.weight, head.scale, None, None, wide=True)
@@ -101,7 +104,8 @@ def head_logits(x: Tensor, head: LinearWeights) -> Tensor:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--weights", choices=("plain", "int8", "int4", "fp8"), default="plain", help="of all matrices")
+    codings = ("plain", "int8", "w8a8", "int4", "fp8")
+    parser.add_argument("--weights", choices=codings, default="plain", help="of all matrices")
     parser.add_argument("--layers", type=int, default=28)
     parser.add_argument("--repeats", type=int, default=5)
     args = parser.parse_args()

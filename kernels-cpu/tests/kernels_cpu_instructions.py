@@ -16,7 +16,17 @@ Bytes = NDArray[np.uint8]
 Floats = NDArray[np.float32]
 Define = Callable[[Bytes, Bytes, Bytes, int], NDArray[np.generic]]
 
-INDEXES = frozenset({"permutex2var_epi16", "permutex2var_epi32", "permutex2var_ps", "permutexvar_epi16"})
+INDEXES = frozenset(
+    {
+        "permutex2var_epi8",
+        "permutex2var_epi16",
+        "permutex2var_epi32",
+        "permutex2var_ps",
+        "permutexvar_epi16",
+        "permutexvar_epi64",
+        "shuffle_epi8",
+    }
+)
 """Those whose third operand says places."""
 
 
@@ -114,6 +124,12 @@ def permuted(dtype: type[np.generic], *tables: Bytes, index: Bytes) -> NDArray[n
     return table[index.view(dtype).astype(int) % len(table)]
 
 
+def shuffled(a: Bytes, index: Bytes) -> Bytes:
+    """Of each 16 bytes those that the lower four bits name, or zero where the highest bit is set."""
+    within = np.take_along_axis(a.reshape(4, 16), (index & 15).reshape(4, 16).astype(int), axis=1)
+    return np.where(index & 0x80, 0, within.reshape(-1)).astype(np.uint8)
+
+
 def blocks(a: Bytes, b: Bytes, *chosen: int) -> Bytes:
     return np.concatenate([(a if i < 2 else b).reshape(4, 16)[block] for i, block in enumerate(chosen)])
 
@@ -154,11 +170,10 @@ DEFINITIONS: dict[str, Define] = {
     "setr_epi32": lambda a, b, c, m: np.array([*range(15), -15], np.int32),
     "set_epi16": lambda a, b, c, m: np.array([*range(31), -31], np.int16),
     "castps512_ps256": lambda a, b, c, m: a[:32],
-    "castsi512_si256": lambda a, b, c, m: a[:32],
     "castsi256_si512": lambda a, b, c, m: a[:32],
+    "broadcast_i32x4": lambda a, b, c, m: np.tile(a[:16], 4),
     "extractf32x8_ps_0": lambda a, b, c, m: a[:32],
     "extractf32x8_ps_1": lambda a, b, c, m: a[32:],
-    "extracti64x4_epi64_1": lambda a, b, c, m: a[32:],
     "inserti64x4_0": lambda a, b, c, m: np.concatenate([b[:32], a[32:]]),
     "inserti64x4_1": lambda a, b, c, m: np.concatenate([a[:32], b[:32]]),
     "add_ps": lambda a, b, c, m: f32(a) + f32(b),
@@ -174,14 +189,15 @@ DEFINITIONS: dict[str, Define] = {
     "reduce_ps_nearest": lambda a, b, c, m: rest_around(f32(a)),
     "maskz_scalef_ps": lambda a, b, c, m: np.where(lanes_of(m, 16), scalef(f32(a), f32(b)), np.float32(0)),
     "add_epi32": lambda a, b, c, m: i32(a) + i32(b),
+    "sub_epi16": lambda a, b, c, m: a.view(np.int16) - b.view(np.int16),
     "sub_epi32": lambda a, b, c, m: i32(a) - i32(b),
     "mullo_epi32": lambda a, b, c, m: i32(a) * i32(b),
     "and_si512": lambda a, b, c, m: a & b,
     "or_si512": lambda a, b, c, m: a | b,
+    "xor_si512": lambda a, b, c, m: a ^ b,
     "madd_epi16": lambda a, b, c, m: pair_products(a, b).astype(np.int32),
     "slli_epi16_8": lambda a, b, c, m: a.view(np.uint16) << 8,
     "slli_epi32_7": lambda a, b, c, m: a.view(np.uint32) << 7,
-    "srai_epi16_1": lambda a, b, c, m: a.view(np.int16) >> 1,
     "srai_epi32_7": lambda a, b, c, m: i32(a) >> 7,
     "srli_epi16_4": lambda a, b, c, m: a.view(np.uint16) >> 4,
     "reduce_add_epi32": lambda a, b, c, m: np.array([i32(a).astype(np.int64).sum()]).astype(np.int32),
@@ -206,13 +222,18 @@ DEFINITIONS: dict[str, Define] = {
     "cvtps_epi32": lambda a, b, c, m: to_int32(f32(a)),
     "cvtph_ps": lambda a, b, c, m: a[:32].view(np.float16).astype(np.float32),
     "cvtps_ph": lambda a, b, c, m: f32(a).astype(np.float16),
+    "permutex2var_epi8": lambda a, b, c, m: permuted(np.uint8, a, b, index=c),
     "permutex2var_epi16": lambda a, b, c, m: permuted(np.uint16, a, b, index=c),
     "permutex2var_epi32": lambda a, b, c, m: permuted(np.uint32, a, b, index=c),
     "permutex2var_ps": lambda a, b, c, m: permuted(np.uint32, a, b, index=c),
     "permutexvar_epi16": lambda a, b, c, m: permuted(np.uint16, a, index=c),
+    "permutexvar_epi64": lambda a, b, c, m: permuted(np.uint64, a, index=c),
+    "shuffle_epi8": lambda a, b, c, m: shuffled(a, c),
     "shuffle_i32x4_88": lambda a, b, c, m: blocks(a, b, 0, 2, 0, 2),
     "shuffle_i32x4_dd": lambda a, b, c, m: blocks(a, b, 1, 3, 1, 3),
     "shuffle_i32x4_1b": lambda a, b, c, m: blocks(a, b, 3, 2, 1, 0),
+    "unpacklo_epi8": lambda a, b, c, m: unpacked(a, b, 1, False),
+    "unpackhi_epi8": lambda a, b, c, m: unpacked(a, b, 1, True),
     "unpacklo_epi16": lambda a, b, c, m: unpacked(a, b, 2, False),
     "unpackhi_epi16": lambda a, b, c, m: unpacked(a, b, 2, True),
     "unpacklo_epi32": lambda a, b, c, m: unpacked(a, b, 4, False),

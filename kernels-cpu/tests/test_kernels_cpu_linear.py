@@ -144,6 +144,47 @@ def test_w8a8_equals_the_reference_and_each_row_alone(dtype: torch.dtype, tokens
         assert torch.equal(got, torch.cat(alone))
 
 
+def multiply(kind: str, x: torch.Tensor, weight: torch.Tensor, scale: torch.Tensor, zero: torch.Tensor) -> torch.Tensor:
+    """Weights [rows, cols] of int8 in the coding `kind`, float32 results."""
+    if kind == "plain":
+        return ops.lm_head(x, weight.to(x.dtype))
+    if kind == "int8":
+        return ops.int8_linear(x, weight, scale, None, wide=True)
+    if kind == "w8a8":
+        return ops.w8a8_linear(x, weight, scale, torch.zeros(1), None, wide=True)
+    of_groups = block_groups(scale[:, None].expand(-1, -(-x.shape[1] // 32)).contiguous())
+    if kind == "int4":
+        return ops.grouped_linear(x, pack_int4(weight >> 4), of_groups, zero, None, wide=True)
+    if kind == "fp8":
+        return ops.grouped_linear(x, (weight / 16).to(torch.float8_e4m3fn), of_groups, None, None, wide=True)
+    return ops.grouped_linear(x, weight, of_groups, zero, None, wide=True)
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE)
+@pytest.mark.parametrize(("cols", "rows"), [(352, 50), (576, 33), (1024, 7)])
+@pytest.mark.parametrize("kind", ["plain", "int8", "w8a8", "int4", "fp8", "group int8"])
+def test_a_row_is_the_same_among_any_number_of_others(dtype: torch.dtype, cols: int, rows: int, kind: str) -> None:
+    x = torch.randn(50, cols).mul(torch.rand(50, 1) * 9).to(dtype)
+    weight = torch.randint(-128, 128, (rows, cols), dtype=torch.int8)
+    scale = torch.rand(rows).mul(0.02).to(dtype)
+    zero = block_groups(torch.randint(-99, 99, (rows, -(-cols // 32)), dtype=torch.int16))
+    together = multiply(kind, x, weight, scale, zero)
+    for tokens in range(1, 50):
+        assert torch.equal(multiply(kind, x[-tokens:], weight, scale, zero), together[-tokens:])
+
+
+@pytest.mark.parametrize("tokens", [1, 8, 12, 40])
+@pytest.mark.parametrize("element", [-128, 127])
+@pytest.mark.parametrize("kind", ["int8", "w8a8", "group int8"])
+def test_whole_numbers_as_large_as_there_are_do_not_overflow(tokens: int, element: int, kind: str) -> None:
+    x = torch.full((tokens, 2048), 3.0, dtype=torch.bfloat16)
+    weight, zero = torch.full((32, 2048), element, dtype=torch.int8), -128 if element > 0 else 127
+    zeros = block_groups(torch.full((32, 64), zero, dtype=torch.int16))
+    got = multiply(kind, x, weight, torch.ones(32, dtype=torch.bfloat16), zeros)
+    expected = 3.0 * 2048 * (element - zero if kind == "group int8" else element)
+    torch.testing.assert_close(got, torch.full((tokens, 32), expected), rtol=1e-5, atol=0)
+
+
 def test_a_weight_is_never_read_past_its_end() -> None:
     """Its last page ends a mapping: one byte further would be a fault."""
     import mmap

@@ -28,12 +28,15 @@ BUILDS: dict[str, frozenset[str]] = {
             "avx512dq",
             "avx512_bf16",
             "avx512_vnni",
+            "avx512vbmi",
             "amx_tile",
             "amx_bf16",
             "amx_int8",
         }
     ),
-    "avx512bf16": frozenset({"avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512cd", "avx512_bf16", "avx512_vnni"}),
+    "avx512bf16": frozenset(
+        {"avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512cd", "avx512_bf16", "avx512_vnni", "avx512vbmi"}
+    ),
     "avx512": frozenset({"avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512cd"}),
     "avx2": frozenset({"avx2", "fma", "f16c", "bmi2"}),
     "sve": frozenset({"sve", "sve of 256 bits"}),

@@ -11,7 +11,7 @@ from pathlib import Path
 __all__ = ["AARCH64_BUILDS", "BUILDS", "COMPILE", "FLAGS", "sources_define", "sources_hash"]
 
 AVX512 = ["-march=x86-64-v4", "-mprefer-vector-width=512"]
-AVX512_BF16 = [*AVX512, "-mavx512bf16", "-mavx512vnni"]
+AVX512_BF16 = [*AVX512, "-mavx512bf16", "-mavx512vnni", "-mavx512vbmi"]
 BUILDS = {
     "avx2": ["-march=x86-64-v3"],
     "avx512": AVX512,

@@ -158,7 +158,7 @@ def int8_linear(x: Tensor, weight: Tensor, scale: Tensor, bias: Tensor | None, *
 def w8a8_linear(
     x: Tensor, weight: Tensor, scale: Tensor, input_scale: Tensor, bias: Tensor | None, *, wide: bool = False
 ) -> Tensor:
-    """Op `w8a8_linear`: whole numbers by int8 tiles or by vectors of 16 bits, exact within 512 inputs at least."""
+    """Op `w8a8_linear`: whole numbers by int8 tiles or by vectors, exact within 256 inputs at least."""
     return _linear(x, weight, bias, scale, input_scale=input_scale, wide=wide)
 
 

@@ -1,4 +1,4 @@
-// AVX-512, its products of bfloat16 (BF16) and of bytes (VNNI), and AMX, in C++ for processors that have AVX2 only.
+// AVX-512, its products of bfloat16 (BF16) and of bytes (VNNI), its places of bytes (VBMI), and AMX, in C++ for processors that have AVX2 only.
 //
 // Found before the compiler's header of this name, it has every build's source compiled and run on any x86-64 machine of
 // the tests: `-march=x86-64-v3 -I` this folder; `-DQUIRE_EMULATED_BF16` and `-DQUIRE_EMULATED_AMX` say what else there is
@@ -153,17 +153,12 @@ inline __m512i set_epi16(Numbers... x) {  // the last one lowest
 }
 
 inline __m256 castps512_ps256(__m512 v) { return half(v, 0); }
-inline __m256i castsi512_si256(__m512i v) { return half(v, 0); }
 inline __m512i castsi256_si512(__m256i v) {  // the upper half is undefined: something that nobody would want
     const __m256i halves[2] = {v, _mm256_set1_epi32(0x7fa5a5a5)};
     return joined(halves);
 }
 template <int kHalf>
 inline __m256 extractf32x8_ps(__m512 v) {
-    return half(v, kHalf & 1);
-}
-template <int kHalf>
-inline __m256i extracti64x4_epi64(__m512i v) {
     return half(v, kHalf & 1);
 }
 template <int kHalf>
@@ -193,14 +188,15 @@ QUIRE_THREE(fmadd_ps, _mm256_fmadd_ps)
 QUIRE_THREE(fmsub_ps, _mm256_fmsub_ps)
 QUIRE_THREE(fnmadd_ps, _mm256_fnmadd_ps)
 QUIRE_TWO(add_epi32, __m512i, __m256i, _mm256_add_epi32)
+QUIRE_TWO(sub_epi16, __m512i, __m256i, _mm256_sub_epi16)
 QUIRE_TWO(sub_epi32, __m512i, __m256i, _mm256_sub_epi32)
 QUIRE_TWO(mullo_epi32, __m512i, __m256i, _mm256_mullo_epi32)
 QUIRE_TWO(and_si512, __m512i, __m256i, _mm256_and_si256)
 QUIRE_TWO(or_si512, __m512i, __m256i, _mm256_or_si256)
+QUIRE_TWO(xor_si512, __m512i, __m256i, _mm256_xor_si256)
 QUIRE_TWO(madd_epi16, __m512i, __m256i, _mm256_madd_epi16)
 QUIRE_SHIFT(slli_epi16, _mm256_slli_epi16)
 QUIRE_SHIFT(slli_epi32, _mm256_slli_epi32)
-QUIRE_SHIFT(srai_epi16, _mm256_srai_epi16)
 QUIRE_SHIFT(srai_epi32, _mm256_srai_epi32)
 QUIRE_SHIFT(srli_epi16, _mm256_srli_epi16)
 inline __m512 abs_ps(__m512 v) { return bits<__m512>(and_si512(bits<__m512i>(v), set1_epi32(0x7fffffff))); }
@@ -353,11 +349,17 @@ inline Vector permuted(const Vector& a, __m512i index, const Vector& b) {
     for (int i = 0; i < kCount; ++i) to.at[i] = from[at.at[i] % (2 * kCount)];
     return to.template as<Vector>();
 }
+inline __m512i permutex2var_epi8(__m512i a, __m512i index, __m512i b) { return permuted<uint8_t, 64>(a, index, b); }
 inline __m512i permutex2var_epi16(__m512i a, __m512i index, __m512i b) { return permuted<uint16_t, 32>(a, index, b); }
 inline __m512i permutex2var_epi32(__m512i a, __m512i index, __m512i b) { return permuted<uint32_t, 16>(a, index, b); }
 inline __m512 permutex2var_ps(__m512 a, __m512i index, __m512 b) { return permuted<uint32_t, 16>(a, index, b); }
 inline __m512i permutexvar_epi16(__m512i index, __m512i a) { return permuted<uint16_t, 32>(a, index, a); }
+inline __m512i permutexvar_epi64(__m512i index, __m512i a) { return permuted<uint64_t, 8>(a, index, a); }
 
+inline __m512i broadcast_i32x4(__m128i v) {
+    const __m128i blocks[4] = {v, v, v, v};
+    return bits<__m512i>(blocks);
+}
 // Of four blocks of 128 bits two of a, then two of b.
 template <int kBlocks>
 inline __m512i shuffle_i32x4(__m512i a, __m512i b) {
@@ -365,6 +367,9 @@ inline __m512i shuffle_i32x4(__m512i a, __m512i b) {
                                part<__m128i>(b, kBlocks >> 4 & 3), part<__m128i>(b, kBlocks >> 6 & 3)};
     return bits<__m512i>(blocks);
 }
+QUIRE_TWO(shuffle_epi8, __m512i, __m256i, _mm256_shuffle_epi8)
+QUIRE_TWO(unpacklo_epi8, __m512i, __m256i, _mm256_unpacklo_epi8)
+QUIRE_TWO(unpackhi_epi8, __m512i, __m256i, _mm256_unpackhi_epi8)
 QUIRE_TWO(unpacklo_epi16, __m512i, __m256i, _mm256_unpacklo_epi16)
 QUIRE_TWO(unpackhi_epi16, __m512i, __m256i, _mm256_unpackhi_epi16)
 QUIRE_TWO(unpacklo_epi32, __m512i, __m256i, _mm256_unpacklo_epi32)
@@ -579,9 +584,9 @@ inline long grant_tiles(long number, int request, int feature) {
 #define _mm512_add_epi32 quire_emulated::add_epi32
 #define _mm512_add_ps quire_emulated::add_ps
 #define _mm512_and_si512 quire_emulated::and_si512
+#define _mm512_broadcast_i32x4 quire_emulated::broadcast_i32x4
 #define _mm512_castps512_ps256 quire_emulated::castps512_ps256
 #define _mm512_castsi256_si512 quire_emulated::castsi256_si512
-#define _mm512_castsi512_si256 quire_emulated::castsi512_si256
 #define _mm512_cmp_ps_mask(a, b, constant) quire_emulated::cmp_ps_mask<constant>(a, b)
 #define _mm512_cmpneq_epi32_mask quire_emulated::cmpneq_epi32_mask
 #define _mm512_cvtepi16_epi32 quire_emulated::cvtepi16_epi32
@@ -603,7 +608,6 @@ inline long grant_tiles(long number, int request, int feature) {
 #define _mm512_dpbusd_epi32 quire_emulated::dpbusd_epi32
 #define _mm512_dpwssd_epi32 quire_emulated::dpwssd_epi32
 #define _mm512_extractf32x8_ps(v, constant) quire_emulated::extractf32x8_ps<constant>(v)
-#define _mm512_extracti64x4_epi64(v, constant) quire_emulated::extracti64x4_epi64<constant>(v)
 #define _mm512_fmadd_ps quire_emulated::fmadd_ps
 #define _mm512_fmsub_ps quire_emulated::fmsub_ps
 #define _mm512_fnmadd_ps quire_emulated::fnmadd_ps
@@ -622,9 +626,11 @@ inline long grant_tiles(long number, int request, int feature) {
 #define _mm512_mullo_epi32 quire_emulated::mullo_epi32
 #define _mm512_or_si512 quire_emulated::or_si512
 #define _mm512_permutex2var_epi16 quire_emulated::permutex2var_epi16
+#define _mm512_permutex2var_epi8 quire_emulated::permutex2var_epi8
 #define _mm512_permutex2var_epi32 quire_emulated::permutex2var_epi32
 #define _mm512_permutex2var_ps quire_emulated::permutex2var_ps
 #define _mm512_permutexvar_epi16 quire_emulated::permutexvar_epi16
+#define _mm512_permutexvar_epi64 quire_emulated::permutexvar_epi64
 #define _mm512_reduce_add_epi32 quire_emulated::reduce_add_epi32
 #define _mm512_reduce_add_ps quire_emulated::reduce_add_ps
 #define _mm512_reduce_ps(v, constant) quire_emulated::reduce_ps<constant>(v)
@@ -637,24 +643,28 @@ inline long grant_tiles(long number, int request, int feature) {
 #define _mm512_setr_epi32 quire_emulated::setr_epi32
 #define _mm512_setzero_ps quire_emulated::setzero_ps
 #define _mm512_setzero_si512 quire_emulated::setzero_si512
+#define _mm512_shuffle_epi8 quire_emulated::shuffle_epi8
 #define _mm512_shuffle_i32x4(a, b, constant) quire_emulated::shuffle_i32x4<constant>(a, b)
 #define _mm512_slli_epi16 quire_emulated::slli_epi16
 #define _mm512_slli_epi32 quire_emulated::slli_epi32
-#define _mm512_srai_epi16 quire_emulated::srai_epi16
 #define _mm512_srai_epi32 quire_emulated::srai_epi32
 #define _mm512_srli_epi16 quire_emulated::srli_epi16
 #define _mm512_store_ps quire_emulated::store_ps
 #define _mm512_store_si512 quire_emulated::store_si512
 #define _mm512_storeu_ps quire_emulated::storeu_ps
 #define _mm512_storeu_si512 quire_emulated::storeu_si512
+#define _mm512_sub_epi16 quire_emulated::sub_epi16
 #define _mm512_sub_epi32 quire_emulated::sub_epi32
 #define _mm512_test_epi16_mask quire_emulated::test_epi16_mask
 #define _mm512_unpackhi_epi16 quire_emulated::unpackhi_epi16
 #define _mm512_unpackhi_epi32 quire_emulated::unpackhi_epi32
 #define _mm512_unpackhi_epi64 quire_emulated::unpackhi_epi64
+#define _mm512_unpackhi_epi8 quire_emulated::unpackhi_epi8
 #define _mm512_unpacklo_epi16 quire_emulated::unpacklo_epi16
 #define _mm512_unpacklo_epi32 quire_emulated::unpacklo_epi32
 #define _mm512_unpacklo_epi64 quire_emulated::unpacklo_epi64
+#define _mm512_unpacklo_epi8 quire_emulated::unpacklo_epi8
+#define _mm512_xor_si512 quire_emulated::xor_si512
 #define _tile_dpbf16ps quire_emulated::tile_dpbf16ps
 #define _tile_dpbssd quire_emulated::tile_dpbssd
 #define _tile_dpbsud quire_emulated::tile_dpbsud
@@ -674,6 +684,7 @@ inline long grant_tiles(long number, int request, int feature) {
 #if defined(QUIRE_EMULATED_BF16) || defined(QUIRE_EMULATED_AMX)
 #define __AVX512BF16__ 1
 #define __AVX512VNNI__ 1
+#define __AVX512VBMI__ 1
 #endif
 #if defined(QUIRE_EMULATED_AMX)
 #define __AMX_TILE__ 1

@@ -21,6 +21,12 @@ Vector of(const unsigned char* from) {
     return v;
 }
 
+__m256i lower_half(const __m512i& v) {
+    __m256i half;
+    std::memcpy(&half, &v, sizeof half);
+    return half;
+}
+
 }  // namespace
 
 #define CHECK(name, result)                                                  \
@@ -52,11 +58,10 @@ CHECK(setr_epi32, _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13
 CHECK(set_epi16, _mm512_set_epi16(-31, 30, 29, 28, 27, 26, 25, 24, 23, 22, 21, 20, 19, 18, 17, 16, 15, 14, 13, 12, 11, 10, 9, 8,
                                   7, 6, 5, 4, 3, 2, 1, 0))
 CHECK(castps512_ps256, _mm512_castps512_ps256(FLOATS(a)))
-CHECK(castsi512_si256, _mm512_castsi512_si256(WORDS(a)))
-CHECK(castsi256_si512, _mm512_castsi512_si256(_mm512_castsi256_si512(of<__m256i>(in.a))))
+CHECK(castsi256_si512, lower_half(_mm512_castsi256_si512(of<__m256i>(in.a))))
+CHECK(broadcast_i32x4, _mm512_broadcast_i32x4(of<__m128i>(in.a)))
 CHECK(extractf32x8_ps_0, _mm512_extractf32x8_ps(FLOATS(a), 0))
 CHECK(extractf32x8_ps_1, _mm512_extractf32x8_ps(FLOATS(a), 1))
-CHECK(extracti64x4_epi64_1, _mm512_extracti64x4_epi64(WORDS(a), 1))
 CHECK(inserti64x4_0, _mm512_inserti64x4(WORDS(a), of<__m256i>(in.b), 0))
 CHECK(inserti64x4_1, _mm512_inserti64x4(WORDS(a), of<__m256i>(in.b), 1))
 
@@ -73,14 +78,15 @@ CHECK(reduce_ps_down, _mm512_reduce_ps(FLOATS(a), _MM_FROUND_TO_NEG_INF | _MM_FR
 CHECK(reduce_ps_nearest, _mm512_reduce_ps(FLOATS(a), _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC))
 CHECK(maskz_scalef_ps, _mm512_maskz_scalef_ps(MASK16, FLOATS(a), FLOATS(b)))
 CHECK(add_epi32, _mm512_add_epi32(WORDS(a), WORDS(b)))
+CHECK(sub_epi16, _mm512_sub_epi16(WORDS(a), WORDS(b)))
 CHECK(sub_epi32, _mm512_sub_epi32(WORDS(a), WORDS(b)))
 CHECK(mullo_epi32, _mm512_mullo_epi32(WORDS(a), WORDS(b)))
 CHECK(and_si512, _mm512_and_si512(WORDS(a), WORDS(b)))
 CHECK(or_si512, _mm512_or_si512(WORDS(a), WORDS(b)))
+CHECK(xor_si512, _mm512_xor_si512(WORDS(a), WORDS(b)))
 CHECK(madd_epi16, _mm512_madd_epi16(WORDS(a), WORDS(b)))
 CHECK(slli_epi16_8, _mm512_slli_epi16(WORDS(a), 8))
 CHECK(slli_epi32_7, _mm512_slli_epi32(WORDS(a), 7))
-CHECK(srai_epi16_1, _mm512_srai_epi16(WORDS(a), 1))
 CHECK(srai_epi32_7, _mm512_srai_epi32(WORDS(a), 7))
 CHECK(srli_epi16_4, _mm512_srli_epi16(WORDS(a), 4))
 CHECK(reduce_add_epi32, _mm512_reduce_add_epi32(WORDS(a)))
@@ -112,9 +118,13 @@ CHECK(permutex2var_epi16, _mm512_permutex2var_epi16(WORDS(a), WORDS(c), WORDS(b)
 CHECK(permutex2var_epi32, _mm512_permutex2var_epi32(WORDS(a), WORDS(c), WORDS(b)))
 CHECK(permutex2var_ps, _mm512_permutex2var_ps(FLOATS(a), WORDS(c), FLOATS(b)))
 CHECK(permutexvar_epi16, _mm512_permutexvar_epi16(WORDS(c), WORDS(a)))
+CHECK(permutexvar_epi64, _mm512_permutexvar_epi64(WORDS(c), WORDS(a)))
+CHECK(shuffle_epi8, _mm512_shuffle_epi8(WORDS(a), WORDS(c)))
 CHECK(shuffle_i32x4_88, _mm512_shuffle_i32x4(WORDS(a), WORDS(b), 0x88))
 CHECK(shuffle_i32x4_dd, _mm512_shuffle_i32x4(WORDS(a), WORDS(b), 0xdd))
 CHECK(shuffle_i32x4_1b, _mm512_shuffle_i32x4(WORDS(a), WORDS(b), 0x1b))
+CHECK(unpacklo_epi8, _mm512_unpacklo_epi8(WORDS(a), WORDS(b)))
+CHECK(unpackhi_epi8, _mm512_unpackhi_epi8(WORDS(a), WORDS(b)))
 CHECK(unpacklo_epi16, _mm512_unpacklo_epi16(WORDS(a), WORDS(b)))
 CHECK(unpackhi_epi16, _mm512_unpackhi_epi16(WORDS(a), WORDS(b)))
 CHECK(unpacklo_epi32, _mm512_unpacklo_epi32(WORDS(a), WORDS(b)))
@@ -125,6 +135,9 @@ CHECK(unpackhi_epi64, _mm512_unpackhi_epi64(WORDS(a), WORDS(b)))
 #if defined(__AVX512VNNI__)
 CHECK(dpbusd_epi32, _mm512_dpbusd_epi32(WORDS(c), WORDS(a), WORDS(b)))
 CHECK(dpwssd_epi32, _mm512_dpwssd_epi32(WORDS(c), WORDS(a), WORDS(b)))
+#endif
+#if defined(__AVX512VBMI__)
+CHECK(permutex2var_epi8, _mm512_permutex2var_epi8(WORDS(a), WORDS(c), WORDS(b)))
 #endif
 #if defined(__AVX512BF16__)
 CHECK(dpbf16_ps, _mm512_dpbf16_ps(FLOATS(c), BF16(a), BF16(b)))

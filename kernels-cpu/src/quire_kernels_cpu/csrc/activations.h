@@ -2,12 +2,12 @@
 //
 // Rows, for dot products of vectors: float32; split, where of every 2 * kLanes inputs the even ones come before the odd
 // ones, as a shift and a mask give those of bfloat16; bfloat16 as they are, where there are products of its pairs; or words
-// of 16 bits, for weights in int8. Pairs of bfloat16, interleaved 16 tokens at a time: the second operand of AMX. Quads of
-// int8, for weights in int8: each token is a fixed-point number of 15 bits, kept as two columns of int8,
-// value = scale * (128 high + low), so that int8 tiles multiply it exactly (words hold it whole); its rounding is 2^-15 of
-// the token's largest element, which is finer than bfloat16's own where it counts. Bytes: the same two parts as rows of
-// int8, 8 tokens together, which meet int4 weights by AMX or VNNI. Columns: tokens rounded to int8 (w8a8), interleaved as
-// the second operand; where there is no AMX, words hold them.
+// of 16 bits, for weights in int8. Pairs of bfloat16, interleaved 16 tokens at a time: the second operand of AMX; of words
+// for vectors. Quads of int8, for weights in int8: each token is a fixed-point number of 15 bits, kept as two columns of
+// int8, value = scale * (128 high + low), so that int8 tiles multiply it exactly (words hold it whole); its rounding is
+// 2^-15 of the token's largest element, which is finer than bfloat16's own where it counts. Bytes: the same two parts as
+// rows of int8, 8 tokens together, which meet int4 by AMX or VNNI, and int8 where tokens are few. Columns: tokens rounded to
+// int8 (w8a8), interleaved as the second operand; without VNNI words hold them.
 #pragma once
 
 #include <algorithm>
@@ -20,7 +20,7 @@
 
 namespace quire {
 
-enum class Form { rows, split_rows, bf16_rows, words, pairs, quads, bytes, columns };
+enum class Form { rows, split_rows, bf16_rows, words, pairs, word_pairs, quads, bytes, columns };
 
 struct Activations {
     void* data = nullptr;
@@ -40,7 +40,9 @@ struct Activations {
     // From one row to the next: never a power of two, so that tokens side by side do not meet in the first-level cache.
     int64_t token_stride() const { return row_stride() + 32; }
     // Whether a token's form depends on all of its inputs.
-    bool takes_whole_tokens() const { return int8 || form == Form::words || form == Form::quads || form == Form::bytes; }
+    bool takes_whole_tokens() const {
+        return int8 || form == Form::words || form == Form::word_pairs || form == Form::quads || form == Form::bytes;
+    }
     int64_t bytes() const {
         if (!tiled()) return tokens * token_stride() * (form < Form::bf16_rows ? 4 : 2);
         if (form == Form::columns) return tiles() * kTile * cols;
@@ -76,19 +78,38 @@ struct Activations {
     // [groups]: 8 times what the inputs of each group of this size sum to, in steps of the token's number.
     int32_t* eight_sums(int64_t token, int64_t group) const {
         const int64_t pieces = row_stride() / kGroupPiece;
-        return group_sums + token * sums_stride() + pieces * (group == 32 ? 0 : group == 64 ? 4 : 6);
+        return group_sums + token * sums_stride() + pieces * (group == 32 ? 0 : group == 64 ? 4 : group == 128 ? 6 : 7);
     }
-    int64_t sums_stride() const { return row_stride() / kGroupPiece * 7; }
+    int64_t sums_stride() const { return row_stride() / kGroupPiece * 8; }
+    // [16 tokens]: -128 times what a piece of the inputs sums to, for weights that have 128 added; columns only, where there
+    // are no tiles.
+    int32_t* offsets(int64_t tile, int64_t piece) const { return group_sums + (tile * offset_pieces() + piece) * kTile; }
+    int64_t offset_pieces() const { return (cols + kBytePiece - 1) / kBytePiece; }
     void set_sums(float* to) {
         sums = to;
         group_sums = reinterpret_cast<int32_t*>(to);
     }
-    // 4-byte numbers that sums of groups take.
-    int64_t num_sums() const { return form == Form::bytes ? tiles() * kTile * sums_stride() : tiles() * cols; }
+    // 4-byte numbers that sums of inputs take, where weights of this coding need them.
+    int64_t num_sums(Coding coding) const {
+        if (form == Form::bytes) return tiles() * kTile * sums_stride();
+        if (form == Form::columns) return tiles_granted ? 0 : tiles() * kTile * offset_pieces();
+        return form == Form::quads && coding >= Coding::group_int4 ? tiles() * cols : 0;
+    }
     float* sums_of(int64_t tile, int half, int64_t of) const { return sums + ((tile * 2 + half) * (cols / 32) + of) * kTile; }
 };
 
-constexpr int64_t kFewPairTokens = 8;  // for which there are products of pairs, but no tiles of tokens
+constexpr int64_t kFewPairTokens = 12;  // for which there are products of pairs, but no tiles of tokens
+
+// Whether weights of this coding are multiplied as `byte_weights.h` does where there are no tiles.
+template <typename T>
+constexpr bool of_bytes([[maybe_unused]] int64_t cols, [[maybe_unused]] Coding coding) {
+#ifdef QUIRE_VNNI
+    if (!std::is_same_v<T, BFloat16>) return false;
+    if (coding == Coding::w8a8) return cols % 64 == 0;
+    return cols % 32 == 0 && coding != Coding::plain && coding != Coding::group_int4;
+#endif
+    return false;
+}
 
 // What the activations must be for weights of a coding.
 template <typename T>
@@ -104,16 +125,20 @@ Form form_for(int64_t tokens, int64_t cols, Coding coding) {
             return pairs ? Form::pairs : Form::quads;
     }
 #endif
-    (void)tokens;
+    const bool few = tokens <= kFewPairTokens;
+    if (of_bytes<T>(cols, coding)) {
+        if (coding == Coding::w8a8) return Form::columns;
+        if (coding == Coding::group_fp8) return few ? Form::bf16_rows : Form::pairs;
+        return few ? Form::bytes : Form::word_pairs;
+    }
     if (coding == Coding::w8a8) return Form::words;
     if (!std::is_same_v<T, BFloat16>) return Form::rows;
     if (coding == Coding::int8) return Form::words;
-    constexpr Form kInBytes = kPairProducts ? Form::bf16_rows : Form::rows;
     if (coding == Coding::plain) {
         if (!kPairProducts || cols % 32 != 0) return Form::split_rows;
-        return tokens <= kFewPairTokens ? Form::bf16_rows : Form::pairs;
+        return few ? Form::bf16_rows : Form::pairs;
     }
-    return coding == Coding::group_int4 ? Form::rows : kInBytes;
+    return Form::rows;
 }
 
 // Where a layer's activations keep their memory.
@@ -134,7 +159,7 @@ Activations make_activations(int64_t tokens, int64_t cols, Coding coding, Activa
     x.clear_ends();
     if (!x.takes_whole_tokens()) return x;
     x.scales = buffers.scales.get<float>(x.tiles() * kTile);
-    if (coding >= Coding::group_int4) x.set_sums(buffers.sums.get<float>(x.num_sums()));
+    if (const int64_t count = x.num_sums(coding)) x.set_sums(buffers.sums.get<float>(count));
     return x;
 }
 
@@ -196,11 +221,18 @@ inline void set_columns(const Activations& x, int64_t tile, const BFloat16* cons
         }
     }
     uint32_t* to = x.columns(tile);
+    __m512i sum = _mm512_setzero_si512();
     for (int64_t k = 0; k < x.cols; k += 64) {
         __m512i r[kTile];
         for (int i = 0; i < kTile; ++i) r[i] = _mm512_loadu_si512(rounded_rows + i * x.cols + k);
         transpose(r);
         for (int i = 0; i < kTile; ++i) _mm512_store_si512(to + k * 4 + i * kTile, r[i]);
+        if (tiles_granted) continue;
+        for (int i = 0; i < kTile; ++i) sum = _mm512_dpbusd_epi32(sum, _mm512_set1_epi8(1), r[i]);
+        if ((k + 64) % kBytePiece && k + 64 < x.cols) continue;
+        const __m512i offset = _mm512_sub_epi32(_mm512_setzero_si512(), _mm512_slli_epi32(sum, 7));
+        _mm512_storeu_si512(x.offsets(tile, k / kBytePiece), offset);
+        sum = _mm512_setzero_si512();
     }
 }
 
@@ -242,11 +274,13 @@ inline void set_bytes(const Activations& x, int64_t tile, const BFloat16* const 
         char *high = x.parts(token, 0), *low = high + 64;
         for (int64_t k = x.cols / 64 * 64; k < stride; k += 64) std::memset(x.parts(token, k), 0, 128);
         int32_t *of_32 = x.eight_sums(token, 32), *of_64 = x.eight_sums(token, 64), *of_128 = x.eight_sums(token, 128);
+        int32_t* const of_256 = x.eight_sums(token, 256);
         std::memset(of_32, 0, stride / 32 * 4);
         x.scales[token] = split_token(rows[i], x.cols, high, low, 1024, of_32);
         for (int64_t g = 0; g < stride / 32; ++g) of_32[g] *= 8;
         for (int64_t g = 0; g < stride / 64; ++g) of_64[g] = of_32[2 * g] + of_32[2 * g + 1];
         for (int64_t g = 0; g < stride / 128; ++g) of_128[g] = of_64[2 * g] + of_64[2 * g + 1];
+        for (int64_t g = 0; g < stride / 128; g += 2) of_256[g / 2] = of_128[g] + (g + 1 < stride / 128 ? of_128[g + 1] : 0);
     }
 }
 
@@ -294,6 +328,28 @@ inline void split_row(const BFloat16* from, int64_t cols, float* to) {
     }
 }
 
+#ifdef QUIRE_VNNI
+inline void set_word_pairs(const Activations& x, int64_t tile, const BFloat16* const rows[kTile]) {
+    static thread_local Buffer buffer;
+    const int64_t stride = x.row_stride();
+    int16_t* const words = buffer.get<int16_t>(kTile * stride);
+    for (int i = 0; i < kTile; ++i) {
+        if (rows[i]) {
+            x.scales[tile * kTile + i] = set_words(rows[i], x, kFixedMost, words + i * stride);
+        } else {
+            std::memset(words + i * stride, 0, stride * sizeof *words);
+        }
+    }
+    uint32_t* const to = x.pairs(tile);
+    for (int64_t k = 0; k < x.cols; k += 32) {
+        __m512i r[kTile];
+        for (int i = 0; i < kTile; ++i) r[i] = _mm512_loadu_si512(words + i * stride + k);
+        transpose(r);
+        for (int i = 0; i < kTile; ++i) _mm512_storeu_si512(to + k * 8 + i * kTile, r[i]);
+    }
+}
+#endif
+
 // Tokens [16 tile, 16 tile + 16) into their place: columns [first_col, first_col + num_cols), all of them where whole tokens are taken.
 // rows: where each token is, null where there is none.
 template <typename T>
@@ -314,16 +370,20 @@ void set_tile(const Activations& x, int64_t tile, const T* const rows[kTile], in
             set_quads(x, tile, rows);
             return;
         }
-        if (x.form == Form::columns) {
-            set_columns(x, tile, rows);
-            return;
-        }
     }
 #endif
 #ifdef QUIRE_VNNI
     if constexpr (std::is_same_v<T, BFloat16>) {
+        if (x.form == Form::columns) {
+            set_columns(x, tile, rows);
+            return;
+        }
         if (x.form == Form::bytes) {
             set_bytes(x, tile, rows);
+            return;
+        }
+        if (x.form == Form::word_pairs) {
+            set_word_pairs(x, tile, rows);
             return;
         }
     }

@@ -190,7 +190,7 @@ private:
             __m512 sums[kColumns] = {};
             for (int d = 0; d < dim_; d += kTile, keys += 32) {
                 __m512i pairs[8];
-                turn_pairs(keys, a_.cache.row_bytes, pairs);
+                turn_rows(keys, a_.cache.row_bytes, pairs);
 #pragma GCC unroll 8
                 for (int j = 0; j < 8; ++j) {
                     ahead_.fetch(1);

@@ -246,6 +246,22 @@ void many_dots(const Half& half, const Half& next, int64_t cols, const Activatio
     }
 }
 
+// The lines of a half to come, fetched evenly over `steps` calls.
+class SpreadFetch {
+public:
+    SpreadFetch(const Half& half, int64_t row_bytes, int64_t steps)
+        : at_(half.data), lines_(half.count * row_bytes / 64), steps_(steps) {}
+
+    void step() {
+        for (owed_ += lines_; owed_ >= steps_; owed_ -= steps_, at_ += 64) __builtin_prefetch(at_, 0, 2);
+    }
+
+private:
+    const char* at_;
+    const int64_t lines_, steps_;
+    int64_t owed_ = 0;
+};
+
 // A strip against the tiles [first, last) of the tokens; sums[0] belongs to tile `first`.
 template <typename Dot>
 void dot_strip(const Half half[2], const Half next[2], int64_t cols, const Activations& x, int64_t first, int64_t last,

@@ -8,7 +8,6 @@
 
 #include "activations.h"
 #include "dots.h"
-#include "group_bytes.h"
 #include "group_scales.h"
 #include "int4.h"
 #include "vectors.h"
@@ -101,51 +100,45 @@ void many_int4_rows(const Half& half, const Half& next, const GroupScales& scale
 }
 
 // Elements of one byte: [16 outputs][128 inputs].
-template <typename T, typename W>
+template <typename W>
 inline void widen_bytes(const Half& half, const GroupScales& scales, int64_t group, int64_t k, int64_t cols,
-                        typename ByteDot<T>::Number (*to)[kGroupPiece]) {
-    using Dot = ByteDot<T>;
+                        float (*to)[kGroupPiece]) {
     const int64_t width = std::min(kGroupPiece, cols - k);
     for (int n = 0; n < half.count; ++n) {
         const W* const from = reinterpret_cast<const W*>(half.data + n * cols) + k;
         for (int64_t begin = 0; begin < width; begin += group) {
             const float zero = scales.zero_of((k + begin) / group, n);
             const int64_t end = std::min(begin + group, width);
-            for (int64_t i = begin; i < end; i += Dot::kStep) {
-                const int rest = static_cast<int>(std::min<int64_t>(Dot::kStep, end - i));
-                Dot::keep(to[n] + i, widened_step<T>(from + i, rest, zero));
-            }
+            for (int64_t i = begin; i < end; i += kLanes) store(to[n] + i, load_some(from + i, end - i) - splat(zero));
         }
     }
 }
 
 // totals [tokens][16 outputs] of lanes += four outputs of a piece from `n` on times kTokens tokens.
 template <typename T, typename W, int kTokens>
-inline void multiply_rows(const typename ByteDot<T>::Number (*wide)[kGroupPiece], const GroupScales& scales, int64_t group,
-                          int64_t k, int64_t cols, int n, const typename ByteDot<T>::Number* const tokens[kTokens],
-                          Floats (*totals)[kTile]) {
-    using Dot = ByteDot<T>;
+inline void multiply_rows(const float (*wide)[kGroupPiece], const GroupScales& scales, int64_t group, int64_t k,
+                          int64_t cols, int n, const float* const tokens[kTokens], Floats (*totals)[kTile]) {
     const int64_t stop = std::min(k + kGroupPiece, cols);
     for (int64_t begin = k; begin < stop; begin += group) {
         Floats acc[kDotRows][kTokens] = {};
         const int64_t end = std::min(begin + group, stop);
-        for (int64_t i = begin; i < end; i += Dot::kStep) {
-            typename Dot::Operand xs[kTokens];
+        for (int64_t i = begin; i < end; i += kLanes) {
+            Floats xs[kTokens];
 #pragma GCC unroll 6
             for (int t = 0; t < kTokens; ++t) {
-                xs[t] = Dot::read(tokens[t] + i);
+                xs[t] = load(tokens[t] + i);
                 in_register(xs[t]);
             }
 #pragma GCC unroll 4
             for (int r = 0; r < kDotRows; ++r) {
-                const auto w = Dot::read(wide[n + r] + i - k);
+                const Floats w = load(wide[n + r] + i - k);
 #pragma GCC unroll 6
-                for (int t = 0; t < kTokens; ++t) acc[r][t] = Dot::add(acc[r][t], w, xs[t]);
+                for (int t = 0; t < kTokens; ++t) acc[r][t] = accumulated(acc[r][t], w, xs[t]);
             }
         }
 #pragma GCC unroll 4
         for (int r = 0; r < kDotRows; ++r) {
-            const Floats scale = splat(scales.scale_of<T>(begin / group, n + r) * Dot::template factor<W>);
+            const Floats scale = splat(scales.scale_of<T>(begin / group, n + r));
 #pragma GCC unroll 6
             for (int t = 0; t < kTokens; ++t) totals[t][n + r] = fused(scale, acc[r][t], totals[t][n + r]);
         }
@@ -155,19 +148,18 @@ inline void multiply_rows(const typename ByteDot<T>::Number (*wide)[kGroupPiece]
 template <typename T, typename W>
 void many_byte_rows(const Half& half, const Half& next, const GroupScales& scales, int64_t group, const Activations& x,
                     int64_t begin, int64_t count, int h, Buffer& buffer, Sums* sums) {
-    using Number = typename ByteDot<T>::Number;
-    constexpr int64_t kWideFloats = kTile * kGroupPiece;  // at most
+    constexpr int64_t kWideFloats = kTile * kGroupPiece;
     float* const room = buffer.get<float>(kWideFloats + count * kTile * kLanes);
-    auto* const wide = reinterpret_cast<Number(*)[kGroupPiece]>(room);
+    auto* const wide = reinterpret_cast<float(*)[kGroupPiece]>(room);
     auto* const totals = reinterpret_cast<Floats(*)[kTile]>(room + kWideFloats);
     std::memset(room, 0, (kWideFloats + count * kTile * kLanes) * sizeof *room);
     for (int64_t k = 0; k < x.cols; k += kGroupPiece) {
         for (int n = 0; n < next.count; ++n) fetch_piece(next.data + n * x.cols + k, std::min(kGroupPiece, x.cols - k));
-        widen_bytes<T, W>(half, scales, group, k, x.cols, wide);
+        widen_bytes<W>(half, scales, group, k, x.cols, wide);
         for_tokens<kByteTokens>(count, [&](int64_t t, auto together) {
             constexpr int kTokens = decltype(together)::value;
-            const Number* tokens[kTokens];
-            for (int i = 0; i < kTokens; ++i) tokens[i] = ByteDot<T>::token(x, begin + t + i);
+            const float* tokens[kTokens];
+            for (int i = 0; i < kTokens; ++i) tokens[i] = x.row(begin + t + i);
             for (int n = 0; n < half.count; n += kDotRows)
                 multiply_rows<T, W, kTokens>(wide, scales, group, k, x.cols, n, tokens, totals + t);
         });

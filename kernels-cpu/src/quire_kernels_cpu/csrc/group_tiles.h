@@ -1,6 +1,7 @@
 // The sums of `groups.h` by AMX, int4 aside: a piece of a strip becomes tiles, which meet all tokens while they are near.
 #pragma once
 
+#include "float8_pairs.h"
 #include "groups.h"
 
 #ifdef QUIRE_AMX
@@ -55,16 +56,15 @@ inline void spread(Coding coding, const Half& half, int64_t row_bytes, int64_t k
 }
 
 template <typename T>
-inline void spread_scales(Coding coding, const GroupScales& from, int64_t group, int64_t count, HalfPiece& to) {
-    const float factor = coding == Coding::group_fp8 ? kFloat8Factor : 1.0f;
+inline void spread_scales(const GroupScales& from, int64_t group, int64_t count, HalfPiece& to) {
     for (int64_t i = 0; i < count; ++i) {
         const int64_t at = (group + i) * kTile;
         const Floats scale = from.wide ? load(static_cast<const float*>(from.scale) + at)
                                        : load(static_cast<const T*>(from.scale) + at);
-        store(to.scale[i], scale * (1.0f / factor));
+        store(to.scale[i], scale);
         if (!from.zero) continue;
         const __m256i zero = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from.zero + at));
-        store(to.zero[i], (Floats)_mm512_cvtepi32_ps(_mm512_cvtepi16_epi32(zero)) * factor);
+        store(to.zero[i], (Floats)_mm512_cvtepi32_ps(_mm512_cvtepi16_epi32(zero)));
     }
 }
 
@@ -163,7 +163,7 @@ void group_strip(const Strips<T>& strips, int matrix, int64_t row, const Half ha
                                group < tile_cols};
         for (int h = 0; h < 2; ++h) {
             spread(coding, half[h], m[h]->row_bytes(), k, x.cols, group, piece[h], ahead, h);
-            spread_scales<T>(coding, scales[h], k / group, shape.groups, piece[h]);
+            spread_scales<T>(scales[h], k / group, shape.groups, piece[h]);
         }
         for (int64_t tile = first; tile < last; ++tile) {
             for (int64_t part = 0; part < parts_per_tile; ++part) {

@@ -9,7 +9,6 @@
 
 #include "activations.h"
 #include "dots.h"
-#include "group_bytes.h"
 #include "group_scales.h"
 #include "int4.h"
 #include "tiles.h"
@@ -21,9 +20,7 @@ namespace quire {
 // kRows outputs against kTokens tokens. `rows`: the outputs' weights, of one byte each.
 template <typename T, typename W, int kRows, int kTokens>
 inline void dot_bytes(const char* const rows[kRows], const int at[kRows], const GroupScales& scales, int64_t cols,
-                      int64_t group, const typename ByteDot<T>::Number* const tokens[kTokens],
-                      Floats total[kRows][kTokens]) {
-    using Dot = ByteDot<T>;
+                      int64_t group, const float* const tokens[kTokens], Floats total[kRows][kTokens]) {
     for (int64_t begin = 0, g = 0; begin < cols; begin += group, ++g) {
         const int64_t end = std::min(begin + group, cols);
         Floats acc[kRows][kTokens] = {};
@@ -31,24 +28,23 @@ inline void dot_bytes(const char* const rows[kRows], const int at[kRows], const 
 #pragma GCC unroll 4
         for (int i = 0; i < kRows; ++i) zero[i] = scales.zero_of(g, at[i]);
         const auto step = [&](int64_t k, auto read) __attribute__((always_inline)) {
-            typename Dot::Operand x[kTokens];
+            Floats x[kTokens];
 #pragma GCC unroll 4
-            for (int t = 0; t < kTokens; ++t) x[t] = Dot::read(tokens[t] + k);
+            for (int t = 0; t < kTokens; ++t) x[t] = load(tokens[t] + k);
 #pragma GCC unroll 4
             for (int i = 0; i < kRows; ++i) {
-                const auto w = read(reinterpret_cast<const W*>(rows[i]) + k, zero[i]);
+                const Floats w = read(reinterpret_cast<const W*>(rows[i]) + k) - splat(zero[i]);
 #pragma GCC unroll 4
-                for (int t = 0; t < kTokens; ++t) acc[i][t] = Dot::add(acc[i][t], w, x[t]);
+                for (int t = 0; t < kTokens; ++t) acc[i][t] = accumulated(acc[i][t], w, x[t]);
             }
         };
         int64_t k = begin;
-        for (; k + Dot::kStep <= end; k += Dot::kStep)
-            step(k, [](const W* from, float z) { return Dot::widened(from, z); });
+        for (; k + kLanes <= end; k += kLanes) step(k, [](const W* from) { return load(from); });
         // Behind the last input there are zeros, see `Activations::row_stride`.
-        if (k < end) step(k, [&](const W* from, float z) { return widened_step<T>(from, static_cast<int>(end - k), z); });
+        if (k < end) step(k, [&](const W* from) { return load_first(from, static_cast<int>(end - k)); });
 #pragma GCC unroll 4
         for (int i = 0; i < kRows; ++i) {
-            const Floats scale = splat(scales.scale_of<T>(g, at[i]) * Dot::template factor<W>);
+            const Floats scale = splat(scales.scale_of<T>(g, at[i]));
 #pragma GCC unroll 4
             for (int t = 0; t < kTokens; ++t) total[i][t] = fused(scale, acc[i][t], total[i][t]);
         }
@@ -59,8 +55,8 @@ template <typename T, int kTokens>
 void dot_group_rows(Coding coding, const Half& half, const GroupScales& scales, int64_t row_bytes, int64_t group,
                     const Activations& x, int64_t first, float sums[kTile][kTile]) {
     constexpr int kRows = kLanes == 16 ? 4 : 2;  // whose sums fit the registers
-    const typename ByteDot<T>::Number* tokens[kTokens];
-    for (int t = 0; t < kTokens; ++t) tokens[t] = ByteDot<T>::token(x, std::min(first + t, x.tokens - 1));
+    const float* tokens[kTokens];
+    for (int t = 0; t < kTokens; ++t) tokens[t] = x.row(std::min(first + t, x.tokens - 1));
     for (int n = 0; n < std::min(kDotRows * half.count, kTile); n += kRows) {
         const char* rows[kRows];
         int at[kRows];

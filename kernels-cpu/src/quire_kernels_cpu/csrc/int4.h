@@ -77,7 +77,7 @@ void dot_int4_rows(const Half& half, const GroupScales& scales, int64_t group, c
 #ifdef QUIRE_VNNI
 
 // Up to so many tokens weights are multiplied as they are read, without being unpacked.
-inline const int kFewTokens = tiles_granted ? 2 : 4;
+inline const int kFewTokens = tiles_granted ? 2 : 7;
 // Tiles of tokens that meet a piece of the strip while their sums are in the first-level cache.
 constexpr int64_t kNearTiles = 2;
 
@@ -90,12 +90,12 @@ inline __m512i load_zeros(const GroupScales& scales, int64_t group) {
     return _mm512_cvtepi16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(scales.zero + group * kTile)));
 }
 
-// total += scale * (sum - (8 + zero) * what the token's inputs of the group sum to), all but the last step exact.
+// total += scale * (sum - (kMiddle + zero) * what the token's inputs of the group sum to), all but the last step exact.
 // high, low: sums of the tokens' parts; eight_sums: 8 times the sum of the inputs.
-template <bool kZero>
-inline __m512 add_int4_group(__m512 total, __m512i high, __m512i low, const int32_t* eight_sums, __m512i zero, __m512 scale) {
+template <int kMiddle, bool kZero>
+inline __m512 add_parts(__m512 total, __m512i high, __m512i low, const int32_t* eight_sums, __m512i zero, __m512 scale) {
     __m512i sum = _mm512_add_epi32(_mm512_slli_epi32(high, 7), low);
-    sum = _mm512_sub_epi32(sum, _mm512_set1_epi32(*eight_sums));
+    sum = _mm512_sub_epi32(sum, _mm512_set1_epi32(*eight_sums * (kMiddle / 8)));
     if (kZero) sum = _mm512_sub_epi32(sum, _mm512_mullo_epi32(zero, _mm512_set1_epi32(*eight_sums / 8)));
     return _mm512_fmadd_ps(_mm512_cvtepi32_ps(sum), scale, total);
 }
@@ -104,45 +104,58 @@ inline __m512 add_int4_group(__m512 total, __m512i high, __m512i low, const int3
 template <typename T, int kTokens, bool kWhole>
 void few_int4(const Half& half, const GroupScales& scales, int64_t group, const Activations& x, const Ahead& ahead, int h,
               float sums[kTile][kTile]) {
+    constexpr int kTogether = kTokens <= 4 ? 2 : 1;  // halves of the bytes whose sums fit the registers
     const __mmask16 outputs = static_cast<__mmask16>((1u << half.count) - 1);
     const int64_t step_bytes = kWhole ? 64 : half.count * 4, run = std::min<int64_t>(group / 4, kPieceSteps);
+    const bool two_groups = group < kGroupPiece;  // in a byte
     // As many lines as this half has; where nothing comes next, its own.
     const char *at = half.data, *next = ahead.at[h] ? ahead.at[h] : at;
-    __m512 total[kTokens];
-    for (int t = 0; t < kTokens; ++t) total[t] = _mm512_setzero_ps();
+    __m512 total[kTokens] = {};
     for (int64_t k = 0, first_group = 0; k < x.cols; k += kGroupPiece, first_group += kGroupPiece / group) {
-        for (int64_t begin = 0; begin < kPieceSteps; begin += run) {
-            __m512i high[2][kTokens], low[2][kTokens];  // of lower and upper halves of the bytes
-            for (int i = 0; i < 2; ++i)
-                for (int t = 0; t < kTokens; ++t) high[i][t] = low[i][t] = _mm512_setzero_si512();
-#pragma GCC unroll 8
-            for (int64_t s = begin; s < begin + run; ++s, at += step_bytes, next += 64) {
-                _mm_prefetch(next, _MM_HINT_T1);
-                const __m512i both = kWhole ? _mm512_loadu_si512(at) : load_step(at, outputs);
-                const __m512i w[2] = {lower_half(both), upper_half(both)};
-                for (int t = 0; t < kTokens; ++t)
-                    for (int i = 0; i < 2; ++i) {
-                        const char* part = x.parts(t, k + i * 64) + s * 4;
-                        int32_t a, b;
-                        std::memcpy(&a, part, 4);
-                        std::memcpy(&b, part + 64, 4);
-                        high[i][t] = _mm512_dpbusd_epi32(high[i][t], w[i], _mm512_set1_epi32(a));
-                        low[i][t] = _mm512_dpbusd_epi32(low[i][t], w[i], _mm512_set1_epi32(b));
-                    }
-            }
-            const int64_t num = group == kGroupPiece ? 1 : 2;
-            for (int64_t i = 0; i < num && k + i * 64 + begin * 4 < x.cols; ++i) {
-                const int64_t g = first_group + (begin ? 1 : 0) + i * (group == 32 ? 2 : 1);
+        for (int64_t begin = 0; begin < kPieceSteps; begin += run, at += run * step_bytes) {
+            __m512i high[kTogether][kTokens] = {}, low[kTogether][kTokens] = {};
+            const auto add_group = [&](int i, int place) {
+                if (k + place * 64 + begin * 4 >= x.cols) return;
+                const int64_t g = first_group + (begin ? 1 : 0) + place * (group == 32 ? 2 : 1);
                 const __m512 scale = (__m512)scales.scales_of<T>(g, 0);
                 const __m512i zero = load_zeros(scales, g);
+#pragma GCC unroll 8
                 for (int t = 0; t < kTokens; ++t) {
-                    const __m512i a = num == 1 ? _mm512_add_epi32(high[0][t], high[1][t]) : high[i][t];
-                    const __m512i b = num == 1 ? _mm512_add_epi32(low[0][t], low[1][t]) : low[i][t];
                     const int32_t* eight_sums = x.eight_sums(t, group) + g;
-                    total[t] = scales.zero ? add_int4_group<true>(total[t], a, b, eight_sums, zero, scale)
-                                           : add_int4_group<false>(total[t], a, b, eight_sums, zero, scale);
+                    const auto add = scales.zero ? add_parts<kInt4Middle, true> : add_parts<kInt4Middle, false>;
+                    total[t] = add(total[t], high[i][t], low[i][t], eight_sums, zero, scale);
+                    high[i][t] = low[i][t] = _mm512_setzero_si512();
                 }
+            };
+#pragma GCC unroll 2
+            for (int first = 0; first < 2; first += kTogether) {
+                const char* from = at;
+#pragma GCC unroll 8
+                for (int64_t s = begin; s < begin + run; ++s, from += step_bytes) {
+                    if (first == 0) _mm_prefetch(next, _MM_HINT_T1), next += 64;
+                    const __m512i both = kWhole ? _mm512_loadu_si512(from) : load_step(from, outputs);
+#pragma GCC unroll 2
+                    for (int i = 0; i < kTogether; ++i) {
+                        const __m512i w = first + i ? upper_half(both) : lower_half(both);
+#pragma GCC unroll 8
+                        for (int t = 0; t < kTokens; ++t) {
+                            const char* part = x.parts(t, k + (first + i) * 64) + s * 4;
+                            high[i][t] = _mm512_dpbusd_epi32(high[i][t], w, pair_everywhere(part));
+                            low[i][t] = _mm512_dpbusd_epi32(low[i][t], w, pair_everywhere(part + 64));
+                        }
+                    }
+                }
+                if (two_groups)
+#pragma GCC unroll 2
+                    for (int i = 0; i < kTogether; ++i) add_group(i, first + i);
             }
+            if (two_groups) continue;
+#pragma GCC unroll 8
+            for (int t = 0; kTogether == 2 && t < kTokens; ++t) {
+                high[0][t] = _mm512_add_epi32(high[0][t], high[kTogether - 1][t]);
+                low[0][t] = _mm512_add_epi32(low[0][t], low[kTogether - 1][t]);
+            }
+            add_group(0, 0);
         }
     }
     for (int t = 0; t < kTokens; ++t) {
@@ -254,7 +267,7 @@ inline void add_int4_part(const int32_t from[kTile][kTile], int count, const int
     for (int t = 0; t < count; ++t) {
         const __m512i high = _mm512_load_si512(from[2 * t]), low = _mm512_load_si512(from[2 * t + 1]);
         const __m512 before = _mm512_load_ps(to[t][0]);
-        _mm512_store_ps(to[t][0], add_int4_group<kZero>(before, high, low, eight_sums + t * stride, zero, scale));
+        _mm512_store_ps(to[t][0], add_parts<kInt4Middle, kZero>(before, high, low, eight_sums + t * stride, zero, scale));
     }
 }
 
@@ -356,12 +369,11 @@ void int4_strip(const Strips<T>& strips, int matrix, int64_t row, const Half hal
     if (x.tokens <= kFewTokens) {
         for (int h = 0; h < 2; ++h) {
             const bool whole = half[h].count == kTile;
-            const auto run = [&](auto tokens) {
+            with_count<7>(x.tokens, [&](auto tokens) {
                 constexpr int kTokens = decltype(tokens)::value;
-                (whole ? few_int4<T, kTokens, true> : few_int4<T, kTokens, false>)(half[h], scales[h], group, x, ahead, h,
-                                                                                   sums[0].at[h]);
-            };
-            with_count<4>(x.tokens, run);
+                const auto multiply = whole ? few_int4<T, kTokens, true> : few_int4<T, kTokens, false>;
+                multiply(half[h], scales[h], group, x, ahead, h, sums[0].at[h]);
+            });
         }
         return;
     }

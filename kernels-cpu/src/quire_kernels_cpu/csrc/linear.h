@@ -12,6 +12,7 @@
 #include <type_traits>
 
 #include "activations.h"
+#include "byte_weights.h"
 #include "dots.h"
 #include "group_panels.h"
 #include "group_tiles.h"
@@ -210,7 +211,11 @@ void tile_strip(const Strips<T>& strips, int matrix, int64_t row, const Half hal
 template <typename T, typename Work, typename Epilogue>
 void linear(const Strips<T>& strips, const Activations& x, LinearScratch& scratch, Work& claimer,
             Epilogue&& epilogue, const Strips<T>* following = nullptr) {
-    const bool by_pairs = strips.coding() == Coding::plain && (x.form == Form::bf16_rows || (x.form == Form::pairs && !tiles_granted));
+    const bool in_pairs = x.form == Form::bf16_rows || (x.form == Form::pairs && !tiles_granted);
+    const bool bytes = of_bytes<T>(x.cols, strips.coding()) &&
+                       (in_pairs || x.form == Form::bytes || x.form == Form::word_pairs ||
+                        (x.form == Form::columns && !tiles_granted));
+    const bool by_pairs = bytes || (strips.coding() == Coding::plain && in_pairs);
     const int64_t num_tiles = x.tiles(), num_strips = strips.count();
     // Tokens whose form for tiles stays in the second-level cache, with int4 beside a strip that is unpacked there.
     const int64_t room = x.form == Form::bytes || by_pairs ? 1 << 19 : x.tiled() ? 1 << 20 : kRowsRoom;
@@ -257,7 +262,12 @@ void linear(const Strips<T>& strips, const Activations& x, LinearScratch& scratc
         } else if (after_all < num_following) {
             following->halves(after_all, after);
         }
-        if (by_pairs) {
+        if (bytes) {
+#ifdef QUIRE_VNNI
+            if constexpr (std::is_same_v<T, BFloat16>)
+                byte_strip(strips, matrix, row, half, after, x, first, last, scratch.padding, scratch.parts, sums);
+#endif
+        } else if (by_pairs) {
 #if defined(__AVX512BF16__)
             pair_strip(half, after, x, first, last, scratch.padding, sums);
 #endif

@@ -132,12 +132,11 @@ private:
             bytes += padded(g.x.bytes());
             inner_bytes += padded(g.inner.bytes());
             pairs += g.count;
-            num_sums += g.x.num_sums() + g.inner.num_sums();
+            num_sums += g.x.num_sums(coding) + g.inner.num_sums(coding);
             num_tiles_ += g.x.tiles();
         }
-        const bool sums = coding >= Coding::group_int4;
-        Room room{x_buffer_.get<char>(bytes + inner_bytes), scale_buffer_.get<float>(2 * num_tiles_ * kTile),
-                  sums ? sum_buffer_.get<float>(num_sums) : nullptr};
+        Room room{coding, x_buffer_.get<char>(bytes + inner_bytes), scale_buffer_.get<float>(2 * num_tiles_ * kTile),
+                  sum_buffer_.get<float>(num_sums)};
         tile_groups_ = tile_buffer_.get<TileOf>(num_tiles_);
         int64_t tile = 0;
         for (size_t i = 0; i < groups_.size(); ++i) {
@@ -152,6 +151,7 @@ private:
 
     // Memory that activations take their parts of, see `make_activations`.
     struct Room {
+        Coding coding;
         char* data;
         float *scales, *sums;
 
@@ -162,9 +162,9 @@ private:
             if (!x.takes_whole_tokens()) return;
             x.scales = scales;
             scales += x.tiles() * kTile;
-            if (!sums) return;
-            x.set_sums(sums);
-            sums += x.num_sums();
+            const int64_t count = x.num_sums(coding);
+            if (count) x.set_sums(sums);
+            sums += count;
         }
     };
 

@@ -20,22 +20,6 @@ namespace quire {
 
 constexpr int64_t kPairPiece = 128;  // pairs of inputs; three tiles of tokens then stay in the first-level cache
 
-// The lines of a half to come, fetched evenly over `steps` calls.
-class SpreadFetch {
-public:
-    SpreadFetch(const Half& half, int64_t row_bytes, int64_t steps)
-        : at_(half.data), lines_(half.count * row_bytes / 64), steps_(steps) {}
-
-    void step() {
-        for (owed_ += lines_; owed_ >= steps_; owed_ -= steps_, at_ += 64) __builtin_prefetch(at_, 0, 2);
-    }
-
-private:
-    const char* at_;
-    const int64_t lines_, steps_;
-    int64_t owed_ = 0;
-};
-
 // sums[tile].at[h][row + i] (+)= rows [row, row + kRows) of a half times kTiles tiles of tokens, over `steps` pairs.
 template <int kTiles, int kRows>
 inline void add_rows(const char* rows, int64_t stride, const uint32_t* x, int64_t tile_stride, int64_t steps, bool first,
@@ -98,11 +82,11 @@ inline void few_pairs(const char* rows, const Half& next, const Activations& x, 
         __m512 acc[kTokens] = {};
         for (int64_t begin = piece; begin < std::min(stride, piece + kPairPiece * 4); begin += 32) {
             __m512i weights[8];
-            turn_pairs(rows + begin, stride, weights);
+            turn_rows(rows + begin, stride, weights);
 #pragma GCC unroll 8
             for (int j = 0; j < 8; ++j, tokens += 2, ahead += 64) {
                 __builtin_prefetch(ahead, 0, 2);
-#pragma GCC unroll 8
+#pragma GCC unroll 12
                 for (int t = 0; t < kTokens; ++t) {
                     __m512i token = pair_everywhere(tokens + t * token_stride);
                     in_register(token);
@@ -110,11 +94,11 @@ inline void few_pairs(const char* rows, const Half& next, const Activations& x, 
                 }
             }
         }
-#pragma GCC unroll 8
+#pragma GCC unroll 12
         for (int t = 0; t < kTokens; ++t) totals[t] += acc[t];
     }
     __m512i of_outputs[kTile] = {};
-#pragma GCC unroll 8
+#pragma GCC unroll 12
     for (int t = 0; t < kTokens; ++t) of_outputs[t] = (__m512i)totals[t];
     transpose(of_outputs);
     for (int n = 0; n < kTile; ++n) _mm512_store_si512(sums->at[h][n], of_outputs[n]);

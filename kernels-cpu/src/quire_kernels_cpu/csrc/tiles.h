@@ -86,8 +86,8 @@ inline __m512i pair_everywhere(const void* from) {
     return _mm512_set1_epi32(pair);
 }
 
-// 8 pairs of inputs of 16 rows, 32 bytes each -> for each pair 16 outputs.
-inline void turn_pairs(const char* row, int64_t stride, __m512i to[8]) {
+// 32 bytes of each of 16 rows -> 8 vectors, each of four bytes of every row.
+inline void turn_rows(const char* row, int64_t stride, __m512i to[8]) {
     __m512i v[8];
 #pragma GCC unroll 2
     for (int eight = 0; eight < 8; eight += 4) {

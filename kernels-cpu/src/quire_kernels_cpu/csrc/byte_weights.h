@@ -1,0 +1,289 @@
+// Weights of one byte by vectors, where there are products of pairs of bfloat16 and of bytes (VNNI) and no tiles.
+//
+// Of few tokens each number is in all lanes, and a vector has four inputs of 16 outputs. Many tokens lie side by side, and a
+// piece of eight rows is widened before they meet it. A group of inputs is summed from zero, exactly of int8 and in the order
+// of its pairs of fp8; groups are scaled and added in order: a token's bits are the same either way.
+#pragma once
+
+#include <algorithm>
+
+#include "activations.h"
+#include "dots.h"
+#include "float8_pairs.h"
+#include "group_scales.h"
+#include "int4.h"
+#include "tiles.h"
+#include "vectors.h"
+#include "weights.h"
+
+#ifdef QUIRE_VNNI
+namespace quire {
+
+constexpr int kByteRows = 8;  // of a piece that many tokens meet
+
+// The groups of inputs of one half.
+struct ByteGroups {
+    GroupScales scales;  // no `scale`: all are 1
+    int64_t size;        // inputs; a multiple of 32
+
+    __m512 scales_of(int64_t g) const {
+        return scales.scale ? (__m512)scales.scales_of<BFloat16>(g, 0) : _mm512_set1_ps(1.0f);
+    }
+    __m512 scale_of(int64_t g, int row) const {
+        return _mm512_set1_ps(scales.scale ? scales.scale_of<BFloat16>(g, row) : 1.0f);
+    }
+};
+
+// Int8 and fixed-point numbers of 15 bits. Few tokens come in two parts, which weights meet with 128 added; many in words.
+template <bool kZeros>
+struct WholeBytes {
+    static constexpr bool kHasZeros = kZeros;
+    static constexpr int kMiddle = 128;
+    static float step(const Activations& x, int64_t t) { return x.scales[t]; }
+
+    using Four = __m512i;
+    static Four widen(__m512i fours) { return _mm512_xor_si512(fours, _mm512_set1_epi8(-128)); }
+    // Inputs [k, k + 32) of a token, of a multiple of eight.
+    static const char* token(const Activations& x, int64_t t, int64_t k) { return x.parts(t, k / 64 * 64) + k % 64; }
+    static int64_t token_bytes(const Activations&) { return 128; }
+    struct Few {
+        __m512i high = _mm512_setzero_si512(), low = _mm512_setzero_si512();
+
+        void add(const Four& weights, const char* token, int four) {
+            high = _mm512_dpbusd_epi32(high, weights, pair_everywhere(token + 4 * four));
+            low = _mm512_dpbusd_epi32(low, weights, pair_everywhere(token + 64 + 4 * four));
+        }
+        __m512 added_to(__m512 total, const ByteGroups& groups, int64_t g, __m512 scale, const Activations& x, int64_t t) const {
+            return add_parts<kMiddle, kZeros>(total, high, low, x.eight_sums(t, groups.size) + g,
+                                              load_zeros(groups.scales, g), scale);
+        }
+    };
+
+    static constexpr int kInLane = 2, kTogether = 3;
+    using Many = Ints;
+    static __m512i prepared(const char* from, int16_t zero) {
+        const __m512i words = _mm512_cvtepi8_epi16(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(from)));
+        return kZeros ? _mm512_sub_epi16(words, _mm512_set1_epi16(zero)) : words;
+    }
+    static Many add(Many sum, __m512i w, __m512i x) { return plus_pair_products(sum, (Shorts)w, (Shorts)x); }
+    static __m512 finished(Many sum, const Activations&, int64_t, int64_t) { return (__m512)whole_to_floats(sum); }
+};
+
+// Int8 and tokens that are rounded to int8, four of each in a lane; weights have 128 added.
+struct RoundedBytes {
+    static constexpr bool kHasZeros = false;
+    static float step(const Activations& x, int64_t t) { return x.scales[t]; }
+
+    using Four = __m512i;
+    static Four widen(__m512i fours) { return _mm512_xor_si512(fours, _mm512_set1_epi8(-128)); }
+    static const char* token(const Activations& x, int64_t t, int64_t k) {
+        return reinterpret_cast<const char*>(x.columns(0) + k / 4 * kTile + t);
+    }
+    static int64_t token_bytes(const Activations&) { return 4; }
+    struct Few {
+        __m512i sum = _mm512_setzero_si512();
+
+        void add(const Four& weights, const char* token, int four) {
+            sum = _mm512_dpbusd_epi32(sum, weights, pair_everywhere(token + four * kTile * 4));
+        }
+        __m512 added_to(__m512 total, const ByteGroups&, int64_t g, __m512, const Activations& x, int64_t t) const {
+            return _mm512_cvtepi32_ps(_mm512_add_epi32(sum, _mm512_set1_epi32(x.offsets(0, g)[t]))) + total;
+        }
+    };
+
+    static constexpr int kInLane = 4, kTogether = 2;  // tiles: gcc keeps no more sums in registers
+    using Many = __m512i;
+    static __m512i prepared(const char* from, int16_t) { return widen(_mm512_loadu_si512(from)); }
+    static Many add(Many sum, __m512i w, __m512i x) { return _mm512_dpbusd_epi32(sum, w, x); }
+    static __m512 finished(Many sum, const Activations& x, int64_t tile, int64_t g) {
+        return _mm512_cvtepi32_ps(_mm512_add_epi32(sum, _mm512_loadu_si512(x.offsets(tile, g))));
+    }
+};
+
+// Fp8 and bfloat16.
+struct Float8Bytes {
+    static constexpr bool kHasZeros = false;
+    static float step(const Activations&, int64_t) { return 1.0f; }
+
+    struct Four {
+        __m512i pairs[2];
+    };
+    static Four widen(__m512i fours) {
+        Four four;
+        widen_float8_fours(fours, four.pairs);
+        return four;
+    }
+    static const char* token(const Activations& x, int64_t t, int64_t k) {
+        return reinterpret_cast<const char*>(x.bf16_row(t) + k);
+    }
+    static int64_t token_bytes(const Activations& x) { return x.token_stride() * 2; }
+    struct Few {
+        __m512 sum = _mm512_setzero_ps();
+
+        void add(const Four& weights, const char* token, int four) {
+            sum = plus_pairs(sum, weights.pairs[0], pair_everywhere(token + 8 * four));
+            sum = plus_pairs(sum, weights.pairs[1], pair_everywhere(token + 8 * four + 4));
+        }
+        __m512 added_to(__m512 total, const ByteGroups&, int64_t, __m512 scale, const Activations&, int64_t) const {
+            return _mm512_fmadd_ps(sum, scale, total);
+        }
+    };
+
+    static constexpr int kInLane = 2, kTogether = 3;
+    using Many = __m512;
+    static __m512i prepared(const char* from, int16_t) {
+        return widen_float8(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(from)));
+    }
+    static Many add(Many sum, __m512i w, __m512i x) { return plus_pairs(sum, w, x); }
+    static __m512 finished(Many sum, const Activations&, int64_t, int64_t) { return sum; }
+};
+
+// sums[output][first + t]: 16 rows against kTokens tokens from `first` on. ahead: as much that comes next, fetched meanwhile.
+template <typename Bytes, int kTokens>
+inline void few_bytes(const char* rows, const char* ahead, const ByteGroups& groups, const Activations& x, int64_t first,
+                      float sums[kTile][kTile]) {
+    const int64_t token_bytes = Bytes::token_bytes(x);
+    __m512 totals[kTokens] = {};
+    for (int64_t begin = 0, g = 0; begin < x.cols; begin += groups.size, ++g) {
+        typename Bytes::Few acc[kTokens];
+        for (int64_t k = begin; k < std::min(begin + groups.size, x.cols); k += 32) {
+            const char* const tokens = Bytes::token(x, first, k);
+            __m512i fours[8];
+            turn_rows(rows + k, x.cols, fours);
+#pragma GCC unroll 8
+            for (int j = 0; j < 8; ++j, ahead += 64) {
+                __builtin_prefetch(ahead, 0, 2);
+                const typename Bytes::Four weights = Bytes::widen(fours[j]);
+#pragma GCC unroll 8
+                for (int t = 0; t < kTokens; ++t) acc[t].add(weights, tokens + t * token_bytes, j);
+            }
+        }
+        const __m512 scale = groups.scales_of(g);
+#pragma GCC unroll 8
+        for (int t = 0; t < kTokens; ++t) totals[t] = acc[t].added_to(totals[t], groups, g, scale, x, first + t);
+    }
+    __m512i of_tokens[kTile] = {};
+    for (int t = 0; t < kTokens; ++t) of_tokens[t] = (__m512i)(totals[t] * Bytes::step(x, first + t));
+    if (kTokens > 4) {  // these come first: what stands for later tokens is written again
+        transpose(of_tokens);
+        for (int n = 0; n < kTile; ++n) _mm512_store_si512(sums[n], of_tokens[n]);
+        return;
+    }
+    alignas(64) float of_outputs[kTokens][kTile];
+    for (int t = 0; t < kTokens; ++t) _mm512_store_si512(of_outputs[t], of_tokens[t]);
+    for (int n = 0; n < kTile; ++n)
+        for (int t = 0; t < kTokens; ++t) sums[n][first + t] = of_outputs[t][n];
+}
+
+// The weights of kByteRows rows as many tokens meet them, a piece of the inputs.
+typedef char PreparedRows[kByteRows][kBytePiece * 2];
+
+// sums[tile].at[h][row + i] (+)= group g of those rows, `steps` lanes from `begin` on, times kTiles tiles of tokens from `tile`
+// on. tokens_of_group: where it begins in the first of them.
+template <typename Bytes, int kTiles>
+inline void add_prepared(const PreparedRows& rows, int64_t begin, int64_t steps, const Activations& x, int64_t tile,
+                         const uint32_t* tokens_of_group, const ByteGroups& groups, int64_t g, SpreadFetch& fetch, Sums* sums,
+                         int h, int row) {
+    const int64_t tile_stride = x.cols / Bytes::kInLane * kTile;
+    typename Bytes::Many acc[kByteRows][kTiles] = {};
+    for (int64_t some = 0; some < steps; some += kTile) {
+        fetch.step();
+        for (int64_t k = some; k < some + kTile; ++k) {
+            __m512i tokens[kTiles];
+#pragma GCC unroll 4
+            for (int v = 0; v < kTiles; ++v) {
+                __m512i of_tile = _mm512_loadu_si512(tokens_of_group + v * tile_stride + k * kTile);
+                in_register(of_tile);
+                tokens[v] = of_tile;
+            }
+#pragma GCC unroll 8
+            for (int i = 0; i < kByteRows; ++i) {
+                const __m512i weight = pair_everywhere(rows[i] + 4 * (begin + k));
+#pragma GCC unroll 4
+                for (int v = 0; v < kTiles; ++v) acc[i][v] = Bytes::add(acc[i][v], weight, tokens[v]);
+            }
+        }
+    }
+#pragma GCC unroll 8
+    for (int i = 0; i < kByteRows; ++i) {
+        const __m512 scale = groups.scale_of(g, row + i);
+#pragma GCC unroll 4
+        for (int v = 0; v < kTiles; ++v) {
+            float* const sum = sums[v].at[h][row + i];
+            const __m512 before = g == 0 ? _mm512_setzero_ps() : _mm512_load_ps(sum);
+            _mm512_store_ps(sum, _mm512_fmadd_ps(Bytes::finished(acc[i][v], x, tile + v, g), scale, before));
+        }
+    }
+}
+
+// One half against tiles [first, last) of the tokens.
+template <typename Bytes>
+void many_bytes(const char* rows, const Half& next, const ByteGroups& groups, const Activations& x, int64_t first,
+                int64_t last, int h, Buffer& buffer, Sums* sums) {
+    constexpr int kTogether = Bytes::kTogether;
+    constexpr int64_t kInVector = kTile * Bytes::kInLane;
+    PreparedRows& prepared = *buffer.get<PreparedRows>(1);
+    SpreadFetch fetch(next, x.cols, x.cols / kInVector * (kTile / kByteRows) * ((last - first + kTogether - 1) / kTogether));
+    for (int64_t k = 0; k < x.cols; k += kBytePiece) {
+        const int64_t width = std::min(kBytePiece, x.cols - k);
+        for (int row = 0; row < kTile; row += kByteRows) {
+            for (int i = 0; i < kByteRows; ++i)
+                for (int64_t begin = 0; begin < width; begin += kInVector) {
+                    int16_t zero = 0;
+                    if constexpr (Bytes::kHasZeros) zero = groups.scales.zero[(k + begin) / groups.size * kTile + row + i];
+                    _mm512_store_si512(prepared[i] + begin / Bytes::kInLane * 4,
+                                       Bytes::prepared(rows + (row + i) * x.cols + k + begin, zero));
+                }
+            for (int64_t tile = first; tile < last; tile += kTogether)
+                with_count<kTogether>(std::min<int64_t>(kTogether, last - tile), [&](auto tiles) {
+                    for (int64_t begin = 0; begin < width; begin += groups.size) {
+                        const int64_t lane = (tile * x.cols + k + begin) / Bytes::kInLane;
+                        const uint32_t* const tokens = static_cast<const uint32_t*>(x.data) + lane * kTile;
+                        add_prepared<Bytes, decltype(tiles)::value>(
+                            prepared, begin / Bytes::kInLane, std::min(groups.size, width - begin) / Bytes::kInLane, x, tile,
+                            tokens, groups, (k + begin) / groups.size, fetch, sums + (tile - first), h, row);
+                    }
+                });
+        }
+    }
+}
+
+// A strip against the tiles [first, last) of the tokens; sums[0] belongs to tile `first`. next: the strip behind it.
+template <typename Bytes>
+void multiply_bytes(const char* const rows[2], const ByteGroups groups[2], const Half half[2], const Half next[2],
+                    const Activations& x, int64_t first, int64_t last, Buffer& buffer, Sums* sums) {
+    if (x.tokens > kFewPairTokens) {
+        for (int h = 0; h < 2; ++h)
+            many_bytes<Bytes>(rows[h], h == 0 ? half[1] : next[0], groups[h], x, first, last, h, buffer, sums);
+        for (int64_t tile = first; x.scales && tile < last; ++tile) scale_tokens(x.scales + tile * kTile, sums[tile - first]);
+        return;
+    }
+    // Where nothing comes next, what was is fetched.
+    const char* const ahead[2] = {rows[1], next[0].count ? next[0].data : rows[0]};
+    for (int64_t token = 0; token < x.tokens; token += 8)
+        with_count<8>(std::min<int64_t>(8, x.tokens - token), [&](auto together) {
+            for (int h = 0; h < 2; ++h)
+                few_bytes<Bytes, decltype(together)::value>(rows[h], ahead[h], groups[h], x, token, sums->at[h]);
+        });
+}
+
+// A strip of weights of one byte against the tiles [first, last) of the tokens.
+inline void byte_strip(const Strips<BFloat16>& strips, int matrix, int64_t row, const Half half[2], const Half next[2],
+                       const Activations& x, int64_t first, int64_t last, Buffer padding[2], Buffer& buffer, Sums* sums) {
+    const char* const rows[2] = {whole_rows(half[0], x.cols, padding[0]), whole_rows(half[1], x.cols, padding[1])};
+    ByteGroups groups[2];
+    for (int h = 0; h < 2; ++h) {
+        const Matrix<BFloat16>& m = strips.matrix_of(matrix, h);
+        groups[h] = {{nullptr, nullptr, false}, kBytePiece};
+        if (m.grouped()) groups[h] = {scales_of(m, half[h].count ? strips.row_of(row, h) : 0), m.group};
+    }
+    const auto multiply = [&](auto bytes) {
+        multiply_bytes<decltype(bytes)>(rows, groups, half, next, x, first, last, buffer, sums);
+    };
+    if (strips.coding() == Coding::group_fp8) return multiply(Float8Bytes{});
+    if (strips.coding() == Coding::w8a8) return multiply(RoundedBytes{});
+    groups[0].scales.zero ? multiply(WholeBytes<true>{}) : multiply(WholeBytes<false>{});
+}
+
+}  // namespace quire
+#endif
