@@ -47,7 +47,7 @@ from quire_server.openapi import (
     Media,
     Query,
     RouteDocument,
-    one_of,
+    json_of,
 )
 from quire_server.protocol import ChatCompletionRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
 from quire_server.responses import ChatCompletion, Completion
@@ -87,16 +87,16 @@ def make_app(context: ServerContext) -> ASGIApp:
     conversations = ConversationsService()
     responses = ResponsesService(conversations)
     routes = _Routes(app, context)
-    chat, completion = one_of(ChatCompletion, events=True), one_of(Completion, events=True)
+    chat, completion = json_of(ChatCompletion, events=True), json_of(Completion, events=True)
     for path, handler, body, answers in (
         ("/v1/chat/completions", chat_completions, ChatCompletionRequest, chat),
-        ("/v1/chat/completions/batch", batch_chat_completions, BatchChatCompletionRequest, one_of(ChatCompletion)),
+        ("/v1/chat/completions/batch", batch_chat_completions, BatchChatCompletionRequest, json_of(ChatCompletion)),
         ("/v1/chat/completions/render", render_chat, ChatCompletionRequest, JSON),
         ("/v1/chat/completions/derender", derender_chat, DerenderChatRequest, chat),
         ("/v1/completions", completions, CompletionRequest, completion),
         ("/v1/completions/render", render_completion, CompletionRequest, LIST),
-        ("/v1/completions/derender", derender_completion, DerenderCompletionRequest, one_of(Completion)),
-        ("/inference/v1/generate", generate, GenerateRequest, one_of(Generated, events=True)),
+        ("/v1/completions/derender", derender_completion, DerenderCompletionRequest, json_of(Completion)),
+        ("/inference/v1/generate", generate, GenerateRequest, json_of(Generated, events=True)),
         ("/v1/messages", messages, MessagesRequest, JSON_OR_EVENTS),
         ("/v1/messages/count_tokens", count_tokens, CountTokensRequest, JSON),
         ("/v1/responses", responses.create, ResponsesRequest, JSON_OR_EVENTS),

@@ -25,7 +25,7 @@ __all__ = [
     "Media",
     "Query",
     "RouteDocument",
-    "one_of",
+    "json_of",
 ]
 
 Media = Mapping[str, Any]
@@ -65,7 +65,7 @@ _ERROR = {
 }
 
 
-def one_of(struct: type[msgspec.Struct], *, events: bool = False) -> Media:
+def json_of(struct: type[msgspec.Struct], *, events: bool = False) -> Media:
     """A struct as JSON; with `events` also as a stream, for those who ask for one."""
     return {"application/json": struct, **(EVENTS if events else {})}
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import json
+import re
 import time
 from typing import TYPE_CHECKING
 
@@ -212,8 +213,10 @@ class _Matcher:
 
 def _refusal(spec: GrammarSpec, reason: str) -> RequestError:
     param = f"structured_outputs.{spec.kind}"
-    # The library appends where in its own form of the grammar it stopped; the first paragraph is what users wrote.
-    reason = " ".join(line.strip() for line in reason.split("\n   1 |")[0].strip().splitlines())[:600]
+    # The library appends where in its own form of the grammar, or in its code, it stopped; the first paragraph is what
+    # users wrote.
+    lines = re.split("\n   1 \\||<backtrace>", reason)[0].strip().splitlines()
+    reason = " ".join(line.strip() for line in lines)[:600]
     if any(words in reason for words in _TOO_LARGE):
         return RequestError(
             f"{param} is too large or too complex ({reason}); the largest part is {largest_part(spec)}",

@@ -62,24 +62,30 @@ class Vocabulary:
             tokens=tuple(tokens),
             special_ids=frozenset(special),
             eos_token_ids=tuple(dict.fromkeys(each for each in wanted if 0 <= each < size)),
-            encode=_PlainEncoder(tokenizer, {token_id: tokens[token_id] for token_id in special}),
+            encode=_PlainEncoder(tokenizer, {token_id: tokens[token_id] for token_id in special}, size),
         )
 
 
 class _PlainEncoder:
-    """Encodes text in which the names of control tokens mean nothing.
+    """Encodes text in which the names of control tokens mean nothing, with tokens that the network has.
 
     Args:
-        tokenizer: Recognizes them.
+        tokenizer: Recognizes control tokens, and may have more tokens than the network.
         special: Their ids and bytes.
+        size: Number of ids that the network has.
     """
 
-    def __init__(self, tokenizer: Tokenizer, special: dict[int, bytes]) -> None:
+    def __init__(self, tokenizer: Tokenizer, special: dict[int, bytes], size: int) -> None:
         self._tokenizer = tokenizer
         self._special = {token_id: piece.decode("utf-8", "replace") for token_id, piece in special.items()}
+        self._size = size
 
     def __call__(self, text: str) -> list[int]:
         token_ids = self._tokenizer.encode(text, add_special_tokens=False)
+        if max(token_ids, default=0) >= self._size:
+            # Shorter pieces make shorter tokens, which are the earlier ones of a vocabulary.
+            half = len(text) // 2
+            return self(text[:half]) + self(text[half:]) if half else []
         found = next((self._special[each] for each in token_ids if each in self._special), None)
         if found is None or len(found) < 2 or found not in text:
             return token_ids
