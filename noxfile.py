@@ -113,7 +113,7 @@ def kernels_cpu(session: nox.Session) -> None:
     """Compare the CPU kernels with their references: every build, emulated where this processor does not run it."""
     asked = "from quire_kernels_cpu.builds import build_name; print(build_name())"
     runs: dict[str, str] = {}  # what is tested -> what QUIRE_CPU_KERNELS says of it
-    for build in ("avx2", "avx512", "avx512bf16", "amx"):
+    for build in ("avx2", "avx512", "avx512vnni", "avx512bf16", "amx"):
         environment = {**os.environ, "QUIRE_CPU_KERNELS": build}
         best = session.run(sys.executable, "-c", asked, env=environment, external=True, silent=True)
         if best is not None and best.strip() == build:

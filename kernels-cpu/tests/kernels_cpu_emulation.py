@@ -20,6 +20,7 @@ RECIPE = runpy.run_path(str(PACKAGE / "compilation.py"))
 
 EMULATED: dict[str, list[str]] = {
     "avx512": [],
+    "avx512vnni": ["-DQUIRE_EMULATED_VNNI"],
     "avx512bf16": ["-DQUIRE_EMULATED_BF16"],
     "amx": ["-DQUIRE_EMULATED_AMX"],
 }

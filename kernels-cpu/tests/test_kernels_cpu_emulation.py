@@ -48,7 +48,7 @@ def emulated(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
 
 @pytest.fixture(scope="module")
 def native(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
-    has = [build for build in ("amx", "avx512bf16", "avx512") if BUILDS[build] <= _processor_flags()]
+    has = [build for build in ("amx", "avx512bf16", "avx512vnni", "avx512") if BUILDS[build] <= _processor_flags()]
     if not has:
         pytest.skip("this processor has no AVX-512")
     # GCC 12 warns of what its own header leaves undefined.

@@ -1,7 +1,7 @@
 """The compiled kernels: which build fits this processor, and their C functions.
 
 Knows processors and the C interface; does not know tensors or ops. `QUIRE_CPU_KERNELS` names a lower build than the
-best one ("avx512bf16", "avx512", "avx2"), or "none". 64-bit Arm processors have "sve" and "neon". A path there
+best one ("avx512bf16", "avx512vnni", "avx512", "avx2"), or "none". 64-bit Arm processors have "sve" and "neon". A path there
 is a library to load in place of the package's own, whatever the processor: so tests load builds that they emulate.
 """
 
@@ -37,6 +37,7 @@ BUILDS: dict[str, frozenset[str]] = {
     "avx512bf16": frozenset(
         {"avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512cd", "avx512_bf16", "avx512_vnni", "avx512vbmi"}
     ),
+    "avx512vnni": frozenset({"avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512cd", "avx512_vnni"}),
     "avx512": frozenset({"avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512cd"}),
     "avx2": frozenset({"avx2", "fma", "f16c", "bmi2"}),
     "sve": frozenset({"sve", "sve of 256 bits"}),

@@ -11,10 +11,12 @@ from pathlib import Path
 __all__ = ["AARCH64_BUILDS", "BUILDS", "COMPILE", "FLAGS", "sources_define", "sources_hash"]
 
 AVX512 = ["-march=x86-64-v4", "-mprefer-vector-width=512"]
-AVX512_BF16 = [*AVX512, "-mavx512bf16", "-mavx512vnni", "-mavx512vbmi"]
+AVX512_VNNI = [*AVX512, "-mavx512vnni"]
+AVX512_BF16 = [*AVX512_VNNI, "-mavx512bf16", "-mavx512vbmi"]
 BUILDS = {
     "avx2": ["-march=x86-64-v3"],
     "avx512": AVX512,
+    "avx512vnni": AVX512_VNNI,
     "avx512bf16": AVX512_BF16,
     "amx": [*AVX512_BF16, "-mamx-tile", "-mamx-bf16", "-mamx-int8"],
 }

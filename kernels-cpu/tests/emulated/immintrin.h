@@ -1,8 +1,8 @@
 // AVX-512, its products of bfloat16 (BF16) and of bytes (VNNI), its places of bytes (VBMI), and AMX, in C++ for processors that have AVX2 only.
 //
 // Found before the compiler's header of this name, it has every build's source compiled and run on any x86-64 machine of
-// the tests: `-march=x86-64-v3 -I` this folder; `-DQUIRE_EMULATED_BF16` and `-DQUIRE_EMULATED_AMX` say what else there is
-// than AVX-512 F, BW, DQ, VL and CD. It holds what the kernels use and no more: what it lacks does not compile.
+// the tests: `-march=x86-64-v3 -I` this folder; `-DQUIRE_EMULATED_VNNI`, `-DQUIRE_EMULATED_BF16` and `-DQUIRE_EMULATED_AMX`
+// say what else there is than AVX-512 F, BW, DQ, VL and CD. It holds what the kernels use and no more: what it lacks does not compile.
 //
 // Each function does what Intel's manual says of the instruction, half of a vector after the other by AVX2's instruction
 // where that is the same one on 256 bits. What would be a fault ends the process: an aligned access to another address,
@@ -681,9 +681,11 @@ inline long grant_tiles(long number, int request, int feature) {
 #define __AVX512DQ__ 1
 #define __AVX512VL__ 1
 #define __AVX512CD__ 1
+#if defined(QUIRE_EMULATED_VNNI) || defined(QUIRE_EMULATED_BF16) || defined(QUIRE_EMULATED_AMX)
+#define __AVX512VNNI__ 1
+#endif
 #if defined(QUIRE_EMULATED_BF16) || defined(QUIRE_EMULATED_AMX)
 #define __AVX512BF16__ 1
-#define __AVX512VNNI__ 1
 #define __AVX512VBMI__ 1
 #endif
 #if defined(QUIRE_EMULATED_AMX)

@@ -106,6 +106,7 @@ constexpr bool of_bytes([[maybe_unused]] int64_t cols, [[maybe_unused]] Coding c
 #ifdef QUIRE_VNNI
     if (!std::is_same_v<T, BFloat16>) return false;
     if (coding == Coding::w8a8) return cols % 64 == 0;
+    if (coding == Coding::group_fp8 && !kPairProducts) return false;
     return cols % 32 == 0 && coding != Coding::plain && coding != Coding::group_int4;
 #endif
     return false;

@@ -1,4 +1,4 @@
-// Weights of one byte by vectors, where there are products of pairs of bfloat16 and of bytes (VNNI) and no tiles.
+// Weights of one byte by vectors, where there are products of bytes (VNNI), for fp8 of pairs of bfloat16 too, and no tiles.
 //
 // Of few tokens each number is in all lanes, and a vector has four inputs of 16 outputs. Many tokens lie side by side, and a
 // piece of eight rows is widened before they meet it. A group of inputs is summed from zero, exactly of int8 and in the order
@@ -100,6 +100,7 @@ struct RoundedBytes {
     }
 };
 
+#if defined(__AVX512BF16__)
 // Fp8 and bfloat16.
 struct Float8Bytes {
     static constexpr bool kHasZeros = false;
@@ -137,6 +138,7 @@ struct Float8Bytes {
     static Many add(Many sum, __m512i w, __m512i x) { return plus_pairs(sum, w, x); }
     static __m512 finished(Many sum, const Activations&, int64_t, int64_t) { return sum; }
 };
+#endif
 
 // sums[output][first + t]: 16 rows against kTokens tokens from `first` on. ahead: as much that comes next, fetched meanwhile.
 template <typename Bytes, int kTokens>
@@ -280,7 +282,9 @@ inline void byte_strip(const Strips<BFloat16>& strips, int matrix, int64_t row, 
     const auto multiply = [&](auto bytes) {
         multiply_bytes<decltype(bytes)>(rows, groups, half, next, x, first, last, buffer, sums);
     };
+#if defined(__AVX512BF16__)
     if (strips.coding() == Coding::group_fp8) return multiply(Float8Bytes{});
+#endif
     if (strips.coding() == Coding::w8a8) return multiply(RoundedBytes{});
     groups[0].scales.zero ? multiply(WholeBytes<true>{}) : multiply(WholeBytes<false>{});
 }

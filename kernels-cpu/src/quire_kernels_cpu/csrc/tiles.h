@@ -70,16 +70,6 @@ inline void transpose(__m512i r[16]) {
     }
 }
 
-#if defined(__AVX512BF16__)
-// Two vectors of 16 numbers -> 16 pairs of bfloat16, the first number in the lower half.
-inline __m512i pair_up(__m512 low, __m512 high) {
-    const __m512i order = _mm512_set_epi16(31, 15, 30, 14, 29, 13, 28, 12, 27, 11, 26, 10, 25, 9, 24, 8, 23, 7, 22, 6, 21,
-                                           5, 20, 4, 19, 3, 18, 2, 17, 1, 16, 0);
-    return _mm512_permutexvar_epi16(order, (__m512i)_mm512_cvtne2ps_pbh(high, low));
-}
-
-inline __m512 plus_pairs(__m512 sum, __m512i a, __m512i b) { return _mm512_dpbf16_ps(sum, (__m512bh)a, (__m512bh)b); }
-
 inline __m512i pair_everywhere(const void* from) {
     int32_t pair;
     std::memcpy(&pair, from, sizeof pair);
@@ -122,6 +112,16 @@ inline void turn_rows(const char* row, int64_t stride, __m512i to[8]) {
         to[i + 4] = _mm512_shuffle_i32x4(v[i], v[i + 4], 0xdd);
     }
 }
+
+#if defined(__AVX512BF16__)
+// Two vectors of 16 numbers -> 16 pairs of bfloat16, the first number in the lower half.
+inline __m512i pair_up(__m512 low, __m512 high) {
+    const __m512i order = _mm512_set_epi16(31, 15, 30, 14, 29, 13, 28, 12, 27, 11, 26, 10, 25, 9, 24, 8, 23, 7, 22, 6, 21,
+                                           5, 20, 4, 19, 3, 18, 2, 17, 1, 16, 0);
+    return _mm512_permutexvar_epi16(order, (__m512i)_mm512_cvtne2ps_pbh(high, low));
+}
+
+inline __m512 plus_pairs(__m512 sum, __m512i a, __m512i b) { return _mm512_dpbf16_ps(sum, (__m512bh)a, (__m512bh)b); }
 
 // 16 rows of bfloat16 (null rows count as zeros) -> pairs: to[k / 2][row] holds elements k and k + 1 of the row.
 // AMX takes its second operand in this form. cols: a multiple of 32.
