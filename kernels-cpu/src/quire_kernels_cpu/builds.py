@@ -1,8 +1,8 @@
 """The compiled kernels: which build fits this processor, and their C functions.
 
 Knows processors and the C interface; does not know tensors or ops. `QUIRE_CPU_KERNELS` names a lower build than the
-best one ("avx512bf16", "avx512vnni", "avx512", "avx2"), or "none". 64-bit Arm processors have "sve" and "neon". A path there
-is a library to load in place of the package's own, whatever the processor: so tests load builds that they emulate.
+best one ("avx512bf16", "avx512vnni", "avx512", "avx2"), or "none". 64-bit Arm processors have "sve" and "neon". A path
+there is a library to load in place of the package's own, whatever the processor: so tests load builds they emulate.
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ SETTINGS_GROUP = "quire.settings"
 """Entry points of installed packages that have settings of their own: name -> a `Settings` class."""
 
 OTHER_VARIABLES = {
-    "QUIRE_CPU_KERNELS": "which CPU kernels serve: amx, avx512bf16, avx512vnni, avx512, avx2, none, or a path; default: the best",
+    "QUIRE_CPU_KERNELS": "CPU kernels: amx, avx512bf16, avx512vnni, avx512, avx2, none, or a path; default: the best",
     "XDG_CACHE_HOME": "folder below which GGUF files get a folder of their own; ~/.cache by default",
     "QUIRE_REQUIRE_BROWSER": "tests: fail instead of skipping when there is no browser to test the chat page with",
     "QUIRE_SCREENSHOTS": "tests: folder for pictures of the chat page",
