@@ -115,6 +115,38 @@ def test_caches_of_fewer_bits(dtype: torch.dtype, name: str, head_dim: int) -> N
     assert (got.double() - expected).abs().max() <= TOLERANCE[dtype]
 
 
+@pytest.mark.parametrize("name", ["float8_e4m3fn", "float8_e5m2"])
+@pytest.mark.parametrize("head_dim", [20, 64])
+def test_every_number_is_written_as_torch_rounds_it(name: str, head_dim: int) -> None:
+    dtype = getattr(torch, name)
+    limit = torch.finfo(dtype).max
+    numbers = torch.arange(1 << 16, dtype=torch.int32).to(torch.int16).view(torch.bfloat16)
+    numbers = torch.cat([numbers.float(), torch.linspace(-1, 1, 9999) * limit, torch.rand(9999) * 4 * limit / 2**16])
+    rows = torch.cat([numbers, torch.zeros(-len(numbers) % (2 * head_dim))]).view(-1, 2, head_dim)
+    cache = torch.zeros(-(-len(rows) // 16), 2, 2, 16, head_dim, dtype=dtype)
+    write_kv_cache(rows, rows, cache, torch.arange(len(rows)), torch.ones(2, 2))
+    expected = rows.clamp(-limit, limit).to(dtype).float()
+    for which in range(2):
+        written = cache[:, which].transpose(1, 2).reshape(-1, 2, head_dim)[: len(rows)].float()
+        torch.testing.assert_close(written, expected, rtol=0, atol=0, equal_nan=True)
+        assert torch.equal(written.signbit(), expected.signbit())
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE)
+@pytest.mark.parametrize("name", ["float8_e4m3fn", "float8_e5m2"])
+@pytest.mark.parametrize("head_dim", [20, 64])
+def test_every_code_is_read_as_torch_reads_it(dtype: torch.dtype, name: str, head_dim: int) -> None:
+    codes = torch.arange(256, dtype=torch.int32).to(torch.uint8).view(getattr(torch, name))
+    layout = Layout(1, [1] * 256, [1] * 256)
+    cache = torch.zeros(layout.num_blocks, 2, 1, 1, head_dim, dtype=codes.dtype)
+    blocks = layout.block_table[:, 0].long()
+    cache.view(torch.uint8)[blocks, 1] = codes.view(torch.uint8)[:, None, None, None].expand(-1, 1, 1, head_dim)
+    query = torch.zeros(256, 1, head_dim, dtype=dtype)
+    got = paged_attention(query, cache, layout, scale=1.0, kv_scale=torch.ones(2, 1))
+    expected = codes.float()[:, None, None].expand(-1, 1, head_dim).to(dtype)
+    torch.testing.assert_close(got, expected, rtol=0, atol=0, equal_nan=True)
+
+
 @pytest.mark.parametrize("dtype", TOLERANCE)
 @pytest.mark.parametrize("window", [None, 1500])
 def test_segments_change_no_bit(dtype: torch.dtype, window: int | None) -> None:

@@ -82,40 +82,55 @@ private:
     int head_ = 0, begin_ = -(1 << 30);
 };
 
-// Eight bits of floating point, with the numbers that they stand for.
-struct Fp8 {
+// Eight bits of floating point: by vectors, for whom a copy keeps its numbers in registers.
+struct Fp8Format {
     int mantissa, bias;
-    float largest;
+    int first_special;  // magnitude that is infinite, or no number
+    float largest, least, step;  // of finite numbers; the least normal one, and the steps below it
+
+    Fp8Format(int mantissa_bits, int exponent_bias, float largest_finite, bool infinities)
+        : mantissa(mantissa_bits), bias(exponent_bias), first_special(infinities ? 0x7f >> mantissa_bits << mantissa_bits : 0x7f),
+          largest(largest_finite), least(std::ldexp(1.0f, 1 - exponent_bias)), step(std::ldexp(least, -mantissa_bits)) {}
+
+    Floats decode(Words codes) const {
+        const Ints magnitude = (Ints)(codes & 0x7f);
+        const Ints tiny = (Ints)(whole_to_floats(magnitude) * step), normal = (magnitude << (23 - mantissa)) + ((127 - bias) << 23);
+        const Ints size = magnitude < 1 << mantissa ? tiny : normal;
+        return (Floats)((Words)(magnitude < first_special ? size : size | 0x7f800000) | (codes & 0x80) << 24);
+    }
+
+    // Rounded to nearest even; what is too large becomes the largest.
+    Words encode(Floats x) const {
+        const Words bits = (Words)x, sign = bits >> 24 & 0x80;
+        Floats magnitude = (Floats)(bits & 0x7fffffffu);
+        magnitude = magnitude > largest ? splat(largest) : magnitude;
+        const Words size = (Words)magnitude;
+        // Half a step less a bit, and that bit where the code is odd; a carry goes on into the exponent by itself.
+        const int dropped = 23 - mantissa;
+        const Words normal = ((size + ((1u << (dropped - 1)) - 1) + (size >> dropped & 1)) >> dropped) - ((127u - bias) << mantissa);
+        // Below the least normal number steps are even: those of the float to which it is added.
+        const Floats even = splat(step * 0x1p23f);
+        const Words tiny = (Words)(magnitude + even) - (Words)even;
+        const Words code = magnitude < least ? tiny : normal;
+        return sign | (x == x ? code : Words{} + 0x7f);
+    }
+};
+
+// The numbers that the codes stand for.
+struct Fp8 : Fp8Format {
     float value[256];
     BFloat16 positive[128];  // exact
 
     Fp8(int mantissa_bits, int exponent_bias, float largest_finite, bool infinities)
-        : mantissa(mantissa_bits), bias(exponent_bias), largest(largest_finite) {
+        : Fp8Format(mantissa_bits, exponent_bias, largest_finite, infinities) {
         for (int code = 0; code < 256; ++code) {
             const int exponent = (code & 0x7f) >> mantissa, fraction = code & ((1 << mantissa) - 1);
-            const int top = 0x7f >> mantissa;
             float x = exponent ? std::ldexp(1.0f + std::ldexp(fraction, -mantissa), exponent - bias)
                                : std::ldexp(fraction, 1 - bias - mantissa);
-            if (infinities && exponent == top) x = fraction ? NAN : INFINITY;
-            if (!infinities && (code & 0x7f) == 0x7f) x = NAN;
+            if ((code & 0x7f) >= first_special) x = infinities && fraction == 0 ? INFINITY : NAN;
             value[code] = code & 0x80 ? -x : x;
             if (code < 128) store_one(positive + code, x);
         }
-    }
-
-    // Rounds to nearest even; what is too large becomes the largest.
-    uint8_t encode(float x) const {
-        uint32_t bits;
-        std::memcpy(&bits, &x, 4);
-        const uint8_t sign = bits >> 24 & 0x80;
-        if (x != x) return sign | 0x7f;
-        const float magnitude = std::min(std::fabs(x), largest);
-        // The distance of neighbours: that of the numbers with this exponent, or of the smallest.
-        std::memcpy(&bits, &magnitude, 4);
-        const int exponent = std::max(static_cast<int>(bits >> 23) - 127, 1 - bias);
-        const int steps = static_cast<int>(std::nearbyint(std::ldexp(magnitude, mantissa - exponent)));
-        // Without its hidden bit in the smallest exponent; a carry goes on into the exponent by itself.
-        return sign | static_cast<uint8_t>(((exponent + bias - 1) << mantissa) + steps);
     }
 };
 
@@ -128,6 +143,7 @@ inline const Fp8& fp8_of(CacheFormat format) {
 template <typename T>
 void widen_row(const PagedCache& cache, const char* row, float* to, int padded) {
     const int dim = cache.head_dim;
+    const auto* const codes = reinterpret_cast<const uint8_t*>(row);
     int d = 0;
     if (cache.format == CacheFormat::network) {
         const T* x = reinterpret_cast<const T*>(row);
@@ -135,18 +151,45 @@ void widen_row(const PagedCache& cache, const char* row, float* to, int padded) 
         for (; d < dim; ++d) to[d] = to_float(x[d]);
     } else if (cache.format == CacheFormat::int8) {
         const float scale = cache.row_scale(row);
-        for (; d < dim; ++d) to[d] = static_cast<int8_t>(row[d]) * scale;
+        const auto* const x = reinterpret_cast<const int8_t*>(row);
+        for (; d + kLanes <= dim; d += kLanes) store(to + d, load(x + d) * scale);
+        for (; d < dim; ++d) to[d] = x[d] * scale;
     } else if (cache.format == CacheFormat::int4) {
         const float scale = cache.row_scale(row);
-        for (; d < dim; ++d) {
-            const uint8_t byte = row[d % (dim / 2)];
-            to[d] = ((d < dim / 2 ? byte & 15 : byte >> 4) - 8) * scale;
+        const int half = dim / 2;
+        for (; d + kLanes <= half; d += kLanes) {
+            const Words both = load_codes(codes + d);
+            store(to + d, whole_to_floats((Ints)(both & 15) - 8) * scale);
+            store(to + half + d, whole_to_floats((Ints)(both >> 4) - 8) * scale);
         }
+        for (; d < half; ++d) {
+            to[d] = ((codes[d] & 15) - 8) * scale;
+            to[half + d] = ((codes[d] >> 4) - 8) * scale;
+        }
+        d = dim;
     } else {
-        const float* values = fp8_of(cache.format).value;
-        for (; d < dim; ++d) to[d] = values[static_cast<uint8_t>(row[d])];
+        const Fp8Format format = fp8_of(cache.format);
+        for (; d + kLanes <= dim; d += kLanes) store(to + d, format.decode(load_codes(codes + d)));
+        for (; d < dim; ++d) to[d] = fp8_of(cache.format).value[codes[d]];
     }
     for (; d < padded; ++d) to[d] = 0.0f;
+}
+
+// The lowest bytes of `count` lanes at most.
+inline void store_bytes(char* to, Words v, int64_t count) {
+#if defined(__AVX512F__)
+    const __m128i bytes = _mm512_cvtepi32_epi8((__m512i)v);
+#else
+    typedef uint8_t Bytes __attribute__((vector_size(kLanes)));
+    const Bytes bytes = __builtin_convertvector(v, Bytes);
+#endif
+    std::memcpy(to, &bytes, std::min<int64_t>(count, kLanes));
+}
+
+// Whole numbers of magnitudes below 2^22, rounded to nearest even; 0 of what is no number.
+inline Ints rounded_whole(Floats x) {
+    const Floats even = splat(12582912.0f);  // whose neighbours are 1 apart
+    return (Ints)((x == x ? x : Floats{}) + even) - (Ints)even;
 }
 
 // x [D] into a row. which: 0 for keys, 1 for values.
@@ -158,35 +201,37 @@ void write_row(const PagedCache& cache, char* row, const T* x, int which, int he
         return;
     }
     if (!cache.scaled_by_row()) {
-        const Fp8& format = fp8_of(cache.format);
+        const Fp8Format format = fp8_of(cache.format);
         const float scale = cache.head_scale(which, head);
-        for (int d = 0; d < dim; ++d) row[d] = static_cast<char>(format.encode(to_float(x[d]) / scale));
+        for (int d = 0; d < dim; d += kLanes) store_bytes(row + d, format.encode(load_some(x + d, dim - d) / scale), dim - d);
         return;
     }
-    const float limit = cache.format == CacheFormat::int8 ? 127.0f : 7.0f;
-    float most = 0.0f;
-    bool numbers = true;
-    for (int d = 0; d < dim; ++d) {
-        most = std::max(most, std::fabs(to_float(x[d])));
-        numbers &= to_float(x[d]) == to_float(x[d]);
+    Ints top = {};  // magnitudes in the order of their bits, in which those of NaN come last
+    for (int d = 0; d < dim; d += kLanes) {
+        const Ints bits = (Ints)load_some(x + d, dim - d) & 0x7fffffff;
+        top = bits > top ? bits : top;
     }
+    int32_t largest = 0;
+    for (int i = 0; i < kLanes; ++i) largest = std::max(largest, top[i]);
+    float most;
+    std::memcpy(&most, &largest, 4);
     // A row of zeros has no inverse, nor has one of hardly more: they become zeros. What is not a number says so by the
     // scale.
-    if (!numbers) most = NAN;
-    const float scale = most / limit;
+    const float limit = cache.format == CacheFormat::int8 ? 127.0f : 7.0f, scale = most / limit;
     float inverse = limit / most;
     if (!std::isfinite(inverse)) inverse = 0.0f;
-    const auto code = [&](int d) {
-        const float x_d = to_float(x[d]) * inverse;
-        return x_d == x_d ? static_cast<int>(std::nearbyint(x_d)) : 0;
-    };
+    const auto codes = [&](const T* from, int64_t count) { return rounded_whole(load_some(from, count) * inverse); };
     if (cache.format == CacheFormat::int8) {
-        for (int d = 0; d < dim; ++d) row[d] = static_cast<char>(code(d));
+        for (int d = 0; d < dim; d += kLanes) store_bytes(row + d, (Words)codes(x + d, dim - d), dim - d);
         std::memcpy(row + dim, &scale, 4);
-    } else {
-        for (int d = 0; d < dim / 2; ++d) row[d] = static_cast<char>((code(d) + 8) | (code(d + dim / 2) + 8) << 4);
-        std::memcpy(row + dim / 2, &scale, 4);
+        return;
     }
+    const int half = dim / 2;
+    for (int d = 0; d < half; d += kLanes) {
+        const Ints low = codes(x + d, half - d) + 8, high = codes(x + half + d, half - d) + 8;
+        store_bytes(row + d, (Words)(low | high << 4), half - d);
+    }
+    std::memcpy(row + half, &scale, 4);
 }
 
 #if defined(__AVX512BF16__)

@@ -142,18 +142,21 @@ inline Floats load(const int8_t* from) {
 struct Float8 {
     uint8_t bits;
 };
-inline Floats load(const Float8* from) {
+inline Words load_codes(const uint8_t* from) {
 #if defined(__AVX512F__)
-    const Words code = (Words)_mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from)));
+    return (Words)_mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from)));
 #elif defined(__AVX2__)
-    const Words code = (Words)_mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(from)));
+    return (Words)_mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(from)));
 #elif defined(QUIRE_SVE)
-    const Words code = of_sve(svld1ub_u32(all_lanes(), &from->bits));
+    return of_sve(svld1ub_u32(all_lanes(), from));
 #else
     uint8_t bytes __attribute__((vector_size(kLanes)));
     std::memcpy(&bytes, from, sizeof bytes);
-    const Words code = __builtin_convertvector(bytes, Words);
+    return __builtin_convertvector(bytes, Words);
 #endif
+}
+inline Floats load(const Float8* from) {
+    const Words code = load_codes(&from->bits);
     const Words magnitude = code & 0x7f;
     const Floats tiny = __builtin_convertvector((Ints)magnitude, Floats) * 0x1p-9f;  // below 2^-6 steps are even
     const Words normal = (magnitude << 20) + (120u << 23);
