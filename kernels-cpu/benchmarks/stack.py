@@ -1,6 +1,6 @@
 """How near the kernels come to what memory and torch's matrix product allow, on the shape of Qwen3-0.6B.
 
-Run:  python kernels-cpu/benchmarks/stack.py [--weights int4] [--layers 28] [--repeats 5]
+Run:  python kernels-cpu/benchmarks/stack.py [--weights int4] [--kv-cache fp8] [--layers 28] [--repeats 5]
 
 Each line: the whole stack of layers for one step, attention alone, and the LM head. Limits (reading memory, torch's
 product of 2048 x 2048, in float32 where there is no AMX) are measured in the same run, between the lines; figures are
@@ -40,6 +40,13 @@ STEPS: list[tuple[str, int, int, int]] = [  # name, sequences, tokens of each, c
     ("prefill of 512", 1, 512, 512),
     ("prefill of 2048", 1, 2048, 2048),
 ]
+KV_CACHES = {
+    "plain": (torch.bfloat16, DIM),
+    "fp8": (torch.float8_e4m3fn, DIM),
+    "int8": (torch.int8, DIM + 4),
+    "int4": (torch.uint8, DIM // 2 + 4),
+}
+"""Format -> the dtype of a row, and how many elements it has."""
 
 
 def median_s(run: Callable[[], object], repeats: int) -> float:
@@ -86,10 +93,17 @@ def make_stack(num_layers: int, weights: str) -> DecoderStack:
     return DecoderStack(layers=layers, final_norm=norm, head_dim=DIM, eps=1e-6, scale=DIM**-0.5, activation="silu")
 
 
-def make_cache(shape: tuple[int, ...]) -> Tensor:
+def make_cache(num_blocks: int, kv_cache: str) -> Tensor:
     """As the runner allocates it: numpy asks for huge pages."""
-    cache = torch.from_numpy(np.zeros(2 * math.prod(shape), dtype=np.uint8)).view(torch.bfloat16).view(shape)
-    return cache.copy_(torch.randn(shape))
+    dtype, width = KV_CACHES[kv_cache]
+    shape = (num_blocks, 2, KV_HEADS, 16, width)
+    cache = torch.from_numpy(np.zeros(dtype.itemsize * math.prod(shape), dtype=np.uint8)).view(dtype).view(shape)
+    if dtype.is_floating_point:
+        cache.copy_(torch.randn(shape))
+    else:
+        cache.view(torch.uint8)[..., :-4].random_(1, 128)
+        cache.view(torch.uint8)[..., -4:] = torch.tensor([0.01]).view(torch.uint8)  # a row's float32 scale
+    return cache
 
 
 def head_logits(x: Tensor, head: LinearWeights) -> Tensor:
@@ -106,6 +120,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     codings = ("plain", "int8", "w8a8", "int4", "fp8")
     parser.add_argument("--weights", choices=codings, default="plain", help="of all matrices")
+    parser.add_argument("--kv-cache", choices=KV_CACHES, default="plain", help="its format")
     parser.add_argument("--layers", type=int, default=28)
     parser.add_argument("--repeats", type=int, default=5)
     args = parser.parse_args()
@@ -124,8 +139,7 @@ def main() -> None:
     for name, sequences, tokens, context in STEPS:
         repeats = args.repeats if tokens == 1 else max(2, args.repeats // 2)
         layout = Layout(16, [tokens] * sequences, [context] * sequences)
-        shape = (layout.num_blocks, 2, KV_HEADS, 16, DIM)
-        caches = tuple(make_cache(shape) for _ in stack.layers)
+        caches = tuple(make_cache(layout.num_blocks, args.kv_cache) for _ in stack.layers)
         x = torch.randn(sequences * tokens, HIDDEN).bfloat16()
         cos = torch.ones(len(x), 1, DIM).bfloat16()
         query = torch.randn(len(x), HEADS, DIM).bfloat16()
@@ -142,7 +156,7 @@ def main() -> None:
         stack_s = median_s(whole, repeats)
         attention_s = median_s(attend, repeats)
         head_s = median_s(lambda: head_logits(x[:: max(1, tokens)], head), repeats)  # noqa: B023 (called at once)
-        kv_bytes = sequences * context * KV_HEADS * DIM * 4 * args.layers
+        kv_bytes = sequences * context * KV_HEADS * 2 * caches[0][0, 0, 0, 0].nbytes * args.layers
         limit_s = (weight_bytes + (kv_bytes if tokens == 1 else 0)) / read
         flops = 2 * num_weights * len(x) + (2 * HEADS * DIM * context * len(x) * args.layers if tokens > 1 else 0)
         line = f"{name:19s} stack {stack_s * 1e3:8.1f} ms"

@@ -133,18 +133,30 @@ def test_every_number_is_written_as_torch_rounds_it(name: str, head_dim: int) ->
 
 
 @pytest.mark.parametrize("dtype", TOLERANCE)
-@pytest.mark.parametrize("name", ["float8_e4m3fn", "float8_e5m2"])
-@pytest.mark.parametrize("head_dim", [20, 64])
-def test_every_code_is_read_as_torch_reads_it(dtype: torch.dtype, name: str, head_dim: int) -> None:
+@pytest.mark.parametrize("name", ["float8_e4m3fn", "float8_e5m2", "int8", "uint8"])
+@pytest.mark.parametrize("head_dim", [20, 64, 96])
+@pytest.mark.parametrize("tokens", [1, 64])
+def test_every_code_is_read_as_torch_reads_it(dtype: torch.dtype, name: str, head_dim: int, tokens: int) -> None:
+    """Alone, and in pieces that are whole. uint8 holds two codes of int4."""
     codes = torch.arange(256, dtype=torch.int32).to(torch.uint8).view(getattr(torch, name))
-    layout = Layout(1, [1] * 256, [1] * 256)
-    cache = torch.zeros(layout.num_blocks, 2, 1, 1, head_dim, dtype=codes.dtype)
+    expected = codes.float()[:, None].expand(-1, head_dim)
+    if name == "int8":
+        codes, expected = codes[codes != -128], expected[codes != -128]  # which is never written
+    if name == "uint8":
+        expected = torch.cat(
+            [(half.float() - 8)[:, None].expand(-1, head_dim // 2) for half in (codes & 15, codes >> 4)], 1
+        )
+    layout = Layout(tokens, [1] * len(codes), [tokens] * len(codes))
+    width = head_dim // 2 if name == "uint8" else head_dim
+    cache = torch.zeros(layout.num_blocks, 2, 1, tokens, width, dtype=codes.dtype)
     blocks = layout.block_table[:, 0].long()
-    cache.view(torch.uint8)[blocks, 1] = codes.view(torch.uint8)[:, None, None, None].expand(-1, 1, 1, head_dim)
-    query = torch.zeros(256, 1, head_dim, dtype=dtype)
+    cache.view(torch.uint8)[blocks, 1] = codes.view(torch.uint8)[:, None, None, None].expand(-1, 1, tokens, width)
+    if name in ("int8", "uint8"):
+        one = torch.ones(*cache.shape[:-1], 1).view(torch.uint8).view(cache.dtype)
+        cache = torch.cat([cache, one], -1)
+    query = torch.zeros(len(codes), 1, head_dim, dtype=dtype)
     got = paged_attention(query, cache, layout, scale=1.0, kv_scale=torch.ones(2, 1))
-    expected = codes.float()[:, None, None].expand(-1, 1, head_dim).to(dtype)
-    torch.testing.assert_close(got, expected, rtol=0, atol=0, equal_nan=True)
+    torch.testing.assert_close(got, expected[:, None].to(dtype), rtol=0, atol=0, equal_nan=True)
 
 
 @pytest.mark.parametrize("dtype", TOLERANCE)
@@ -184,16 +196,37 @@ def test_large_scores_do_not_overflow() -> None:
 
 
 @pytest.mark.parametrize("dtype", TOLERANCE)
-@pytest.mark.parametrize(("window", "soft_cap"), [(None, None), (50, None), (None, 3.0)])
-def test_a_query_depends_on_what_it_sees_alone(dtype: torch.dtype, window: int | None, soft_cap: float | None) -> None:
+@pytest.mark.parametrize(
+    ("window", "soft_cap", "name", "head_dim"),
+    [
+        (None, None, "network", 64),
+        (50, None, "network", 64),
+        (None, 3.0, "network", 64),
+        (None, None, "fp8_e4m3", 96),
+        (None, None, "fp8_e5m2", 64),
+        (50, None, "int8", 160),
+        (None, None, "int8", 32),
+        (None, None, "int4", 64),
+        (50, 3.0, "int4", 128),
+    ],
+)
+def test_a_query_depends_on_what_it_sees_alone(
+    dtype: torch.dtype, window: int | None, soft_cap: float | None, name: str, head_dim: int
+) -> None:
     """To the bit: whatever chunk it comes in, whoever is beside it, wherever its blocks are."""
     torch.manual_seed(3)
     lengths = [70, 5, 300, 64, 129, 1, 128, 9]
     whole = Layout(16, lengths, lengths)
-    cache, query = whole.cache(2, 64, dtype), torch.randn(sum(lengths), 6, 64).to(dtype)
+    query = torch.randn(sum(lengths), 6, head_dim).to(dtype)
+    cache, kv_scale = whole.cache(2, head_dim, dtype), None
+    if name != "network":
+        kv_scale = torch.tensor([[0.01, 0.5], [2.0, 0.03]])
+        cache, _ = quantized(torch.randn(cache.shape), name, kv_scale)
 
     def attend(layout: Layout, rows: torch.Tensor) -> torch.Tensor:
-        return paged_attention(rows, cache, layout, scale=0.125, sliding_window=window, soft_cap=soft_cap)
+        return paged_attention(
+            rows, cache, layout, scale=0.125, sliding_window=window, soft_cap=soft_cap, kv_scale=kv_scale
+        )
 
     together = attend(whole, query)
     for row, length in enumerate(lengths):

@@ -195,10 +195,10 @@ QUIRE_TWO(and_si512, __m512i, __m256i, _mm256_and_si256)
 QUIRE_TWO(or_si512, __m512i, __m256i, _mm256_or_si256)
 QUIRE_TWO(xor_si512, __m512i, __m256i, _mm256_xor_si256)
 QUIRE_TWO(madd_epi16, __m512i, __m256i, _mm256_madd_epi16)
-QUIRE_SHIFT(slli_epi16, _mm256_slli_epi16)
 QUIRE_SHIFT(slli_epi32, _mm256_slli_epi32)
 QUIRE_SHIFT(srai_epi32, _mm256_srai_epi32)
 QUIRE_SHIFT(srli_epi16, _mm256_srli_epi16)
+inline __m512i abs_epi8(__m512i v) { return by_halves([](__m256i x) { return _mm256_abs_epi8(x); }, v); }
 inline __m512 abs_ps(__m512 v) { return bits<__m512>(and_si512(bits<__m512i>(v), set1_epi32(0x7fffffff))); }
 
 // Halves, quarters, then eighths, as compilers write it: it is no instruction.
@@ -285,12 +285,6 @@ inline __mmask16 cmpneq_epi32_mask(__m512i a, __m512i b) {
     for (int i = 0; i < 16; ++i) mask |= static_cast<unsigned>(x.at[i] != y.at[i]) << i;
     return static_cast<__mmask16>(mask);
 }
-inline __mmask32 test_epi16_mask(__m512i a, __m512i b) {
-    const auto x = Array<uint16_t, 32>::of(a), y = Array<uint16_t, 32>::of(b);
-    __mmask32 mask = 0;
-    for (int i = 0; i < 32; ++i) mask |= static_cast<__mmask32>((x.at[i] & y.at[i]) != 0) << i;
-    return mask;
-}
 inline __mmask16 knot_mask16(__mmask16 mask) { return static_cast<__mmask16>(~mask); }
 template <typename Number, int kCount, typename Vector, typename Mask>
 inline Vector blended(Mask mask, const Vector& unset, const Vector& set) {
@@ -301,16 +295,12 @@ inline Vector blended(Mask mask, const Vector& unset, const Vector& set) {
 }
 inline __m512 mask_mov_ps(__m512 unset, __mmask16 mask, __m512 set) { return blended<uint32_t, 16>(mask, unset, set); }
 inline __m512i maskz_mov_epi32(__mmask16 mask, __m512i set) { return blended<uint32_t, 16>(mask, __m512i{}, set); }
-inline __m512i mask_blend_epi16(__mmask32 mask, __m512i unset, __m512i set) {
-    return blended<uint16_t, 32>(mask, unset, set);
-}
 
 // ---- From one kind of number to another.
 
 inline __m512i cvtepi16_epi32(__m256i v) { return by_halves([](__m128i x) { return _mm256_cvtepi16_epi32(x); }, v); }
 inline __m512i cvtepu16_epi32(__m256i v) { return by_halves([](__m128i x) { return _mm256_cvtepu16_epi32(x); }, v); }
 inline __m512i cvtepi8_epi16(__m256i v) { return by_halves([](__m128i x) { return _mm256_cvtepi8_epi16(x); }, v); }
-inline __m512i cvtepu8_epi16(__m256i v) { return by_halves([](__m128i x) { return _mm256_cvtepu8_epi16(x); }, v); }
 inline __m512i cvtepi8_epi32(__m128i v) {
     const __m256i halves[2] = {_mm256_cvtepi8_epi32(v), _mm256_cvtepi8_epi32(_mm_srli_si128(v, 8))};
     return joined(halves);
@@ -353,6 +343,7 @@ inline __m512i permutex2var_epi8(__m512i a, __m512i index, __m512i b) { return p
 inline __m512i permutex2var_epi16(__m512i a, __m512i index, __m512i b) { return permuted<uint16_t, 32>(a, index, b); }
 inline __m512i permutex2var_epi32(__m512i a, __m512i index, __m512i b) { return permuted<uint32_t, 16>(a, index, b); }
 inline __m512 permutex2var_ps(__m512 a, __m512i index, __m512 b) { return permuted<uint32_t, 16>(a, index, b); }
+inline __m512i permutexvar_epi8(__m512i index, __m512i a) { return permuted<uint8_t, 64>(a, index, a); }
 inline __m512i permutexvar_epi16(__m512i index, __m512i a) { return permuted<uint16_t, 32>(a, index, a); }
 inline __m512i permutexvar_epi64(__m512i index, __m512i a) { return permuted<uint64_t, 8>(a, index, a); }
 
@@ -580,6 +571,7 @@ inline long grant_tiles(long number, int request, int feature) {
 #undef _tile_stored
 #undef _tile_zero
 #define _knot_mask16 quire_emulated::knot_mask16
+#define _mm512_abs_epi8 quire_emulated::abs_epi8
 #define _mm512_abs_ps quire_emulated::abs_ps
 #define _mm512_add_epi32 quire_emulated::add_epi32
 #define _mm512_add_ps quire_emulated::add_ps
@@ -596,7 +588,6 @@ inline long grant_tiles(long number, int request, int feature) {
 #define _mm512_cvtepi8_epi16 quire_emulated::cvtepi8_epi16
 #define _mm512_cvtepi8_epi32 quire_emulated::cvtepi8_epi32
 #define _mm512_cvtepu16_epi32 quire_emulated::cvtepu16_epi32
-#define _mm512_cvtepu8_epi16 quire_emulated::cvtepu8_epi16
 #define _mm512_cvtepu8_epi32 quire_emulated::cvtepu8_epi32
 #define _mm512_cvtne2ps_pbh quire_emulated::cvtne2ps_pbh
 #define _mm512_cvtneps_pbh quire_emulated::cvtneps_pbh
@@ -617,7 +608,6 @@ inline long grant_tiles(long number, int request, int feature) {
 #define _mm512_loadu_ps quire_emulated::loadu_ps
 #define _mm512_loadu_si512 quire_emulated::loadu_si512
 #define _mm512_madd_epi16 quire_emulated::madd_epi16
-#define _mm512_mask_blend_epi16 quire_emulated::mask_blend_epi16
 #define _mm512_mask_mov_ps quire_emulated::mask_mov_ps
 #define _mm512_maskz_loadu_epi32 quire_emulated::maskz_loadu_epi32
 #define _mm512_maskz_mov_epi32 quire_emulated::maskz_mov_epi32
@@ -629,6 +619,7 @@ inline long grant_tiles(long number, int request, int feature) {
 #define _mm512_permutex2var_epi8 quire_emulated::permutex2var_epi8
 #define _mm512_permutex2var_epi32 quire_emulated::permutex2var_epi32
 #define _mm512_permutex2var_ps quire_emulated::permutex2var_ps
+#define _mm512_permutexvar_epi8 quire_emulated::permutexvar_epi8
 #define _mm512_permutexvar_epi16 quire_emulated::permutexvar_epi16
 #define _mm512_permutexvar_epi64 quire_emulated::permutexvar_epi64
 #define _mm512_reduce_add_epi32 quire_emulated::reduce_add_epi32
@@ -645,7 +636,6 @@ inline long grant_tiles(long number, int request, int feature) {
 #define _mm512_setzero_si512 quire_emulated::setzero_si512
 #define _mm512_shuffle_epi8 quire_emulated::shuffle_epi8
 #define _mm512_shuffle_i32x4(a, b, constant) quire_emulated::shuffle_i32x4<constant>(a, b)
-#define _mm512_slli_epi16 quire_emulated::slli_epi16
 #define _mm512_slli_epi32 quire_emulated::slli_epi32
 #define _mm512_srai_epi32 quire_emulated::srai_epi32
 #define _mm512_srli_epi16 quire_emulated::srli_epi16
@@ -655,7 +645,6 @@ inline long grant_tiles(long number, int request, int feature) {
 #define _mm512_storeu_si512 quire_emulated::storeu_si512
 #define _mm512_sub_epi16 quire_emulated::sub_epi16
 #define _mm512_sub_epi32 quire_emulated::sub_epi32
-#define _mm512_test_epi16_mask quire_emulated::test_epi16_mask
 #define _mm512_unpackhi_epi16 quire_emulated::unpackhi_epi16
 #define _mm512_unpackhi_epi32 quire_emulated::unpackhi_epi32
 #define _mm512_unpackhi_epi64 quire_emulated::unpackhi_epi64

@@ -6,6 +6,7 @@
 #pragma once
 
 #include "attention_columns.h"
+#include "cache_pairs.h"
 #include "dots.h"
 
 #if defined(__AVX512BF16__)
@@ -18,7 +19,7 @@ class PairAttention : public ColumnAttention<PairAttention, BFloat16> {
 
 public:
     PairAttention(const Attention<BFloat16>& a, const AttentionTask& task, AttentionScratch& scratch)
-        : Base(a, task, scratch), wide_(a.cache), dim_(a.cache.head_dim), value_dim_(a.cache.value_dim) {
+        : Base(a, task, scratch), dim_(a.cache.head_dim), value_dim_(a.cache.value_dim) {
         keys_ = scratch.keys.get<uint32_t>(dim_ / 2 * kPiece);
         values_ = scratch.values.get<uint32_t>(kPiece / 2 * value_dim_);
         queries_ = scratch.queries.get<BFloat16>(all_columns_ * dim_);
@@ -44,16 +45,17 @@ private:
     void attend_all(Span columns, int piece, int begin, int end, const char* const* now) {
         const Span here{begin - piece, end - piece};
         if (columns.end - columns.begin <= kDirect && is_whole(here, now)) {
+            if (a_.cache.scaled_by_row()) take_row_scales(here, now);
             with_count<kDirect>(columns.end - columns.begin, [&](auto together) {
-                attend_whole<decltype(together)::value>(columns.begin, piece, now);
+                with_rows(a_.cache, [&](auto rows) { attend_whole<decltype(together)::value>(rows, columns.begin, piece, now); });
             });
             return;
         }
-        if (a_.cache.format == CacheFormat::network) {
-            pack<true>(here, now);
-        } else {
-            pack<false>(here, now);
-        }
+        with_rows(a_.cache, [&](auto rows) {
+            turn_keys(rows, here, now);
+            interleave_values(rows, here, now);
+        });
+        if (a_.cache.scaled_by_row()) take_row_scales(here, now);
         for (int c = columns.begin; c < columns.end;) {
             const int count = std::min(kTogether, columns.end - c);
             with_count<kTogether>(count, [&](auto together) { attend<decltype(together)::value>(c, piece, begin, end); });
@@ -61,11 +63,8 @@ private:
         }
     }
 
-    template <bool kAsTheyAre>
-    void pack(Span here, const char* const* rows) {
-        turn_keys<kAsTheyAre>(here, rows);
-        interleave_values<kAsTheyAre>(here, rows);
-        if (!a_.cache.scaled_by_row()) return;
+    // Of the tokens that there are; 0 of others.
+    void take_row_scales(Span here, const char* const* rows) {
         for (int t = 0; t < kPiece; ++t) {
             const bool there = t >= here.begin && t < here.end;
             row_scales_[t] = there ? a_.cache.row_scale(rows[t]) : 0.0f;
@@ -73,15 +72,9 @@ private:
         }
     }
 
-    // 32 numbers of a row as bfloat16.
-    template <bool kAsTheyAre>
-    __m512i load32(const char* row, int d) const {
-        return kAsTheyAre ? _mm512_loadu_si512(row + 2 * d) : wide_.load32(row, d);
-    }
-
     // Keys [D / 2][64 tokens] of pairs; what stands for no token may be anything.
-    template <bool kAsTheyAre>
-    void turn_keys(Span here, const char* const* rows) {
+    template <typename Rows>
+    void turn_keys(const Rows& wide, Span here, const char* const* rows) {
         for (int block = here.begin / kTile * kTile; block < here.end; block += kTile) {
             const char* row[kTile];
             for (int i = 0; i < kTile; ++i) row[i] = rows[std::clamp(block + i, here.begin, here.end - 1)];
@@ -89,7 +82,7 @@ private:
                 ahead_.fetch(8);
                 __m512i r[kTile];
 #pragma GCC unroll 16
-                for (int i = 0; i < kTile; ++i) r[i] = load32<kAsTheyAre>(row[i], d);
+                for (int i = 0; i < kTile; ++i) r[i] = wide.load(row[i], d);
                 transpose(r);
 #pragma GCC unroll 16
                 for (int i = 0; i < kTile; ++i) _mm512_store_si512(keys_ + (d / 2 + i) * kPiece + block, r[i]);
@@ -98,10 +91,8 @@ private:
     }
 
     // Values [tokens / 2][D] of pairs, zeros beside a token that has no other.
-    template <bool kAsTheyAre>
-    void interleave_values(Span here, const char* const* rows) {
-        const __m512i low = interleaved_places();
-        const __m512i high = _mm512_or_si512(low, _mm512_set1_epi16(16));
+    template <typename Rows>
+    void interleave_values(const Rows& wide, Span here, const char* const* rows) {
         const int64_t offset = a_.cache.value_offset();
         for (int t = here.begin / 2 * 2; t < here.end; t += 2) {
             const char* row[2] = {};
@@ -112,10 +103,15 @@ private:
             uint32_t* const to = values_ + t / 2 * value_dim_;
             for (int d = 0; d < value_dim_; d += 32) {
                 ahead_.fetch(2);
-                const __m512i even = row[0] ? load32<kAsTheyAre>(row[0], d) : _mm512_setzero_si512();
-                const __m512i odd = row[1] ? load32<kAsTheyAre>(row[1], d) : _mm512_setzero_si512();
-                _mm512_store_si512(to + d, _mm512_permutex2var_epi16(even, low, odd));
-                _mm512_store_si512(to + d + 16, _mm512_permutex2var_epi16(even, high, odd));
+                __m512i pairs[2];
+                if (row[0] && row[1]) {
+                    wide.interleave(row[0], row[1], d, pairs);
+                } else {
+                    const __m512i zero = _mm512_setzero_si512(), one = wide.load(row[row[0] ? 0 : 1], d);
+                    interleave(row[0] ? one : zero, row[0] ? zero : one, pairs);
+                }
+                _mm512_store_si512(to + d, pairs[0]);
+                _mm512_store_si512(to + d + 16, pairs[1]);
             }
         }
     }
@@ -167,9 +163,9 @@ private:
         }
     }
 
-    // Whether a piece is all there, as the network's numbers, 16 tokens at a time in a row.
+    // Whether a piece is all there, 16 tokens at a time in a row.
     bool is_whole(Span here, const char* const* rows) const {
-        if (a_.cache.format != CacheFormat::network || here.begin > 0 || here.end < kPiece) return false;
+        if (here.begin > 0 || here.end < kPiece) return false;
         for (int t = 1; t < kPiece; ++t)
             if (t % kTile != 0 && rows[t] - rows[t - 1] != a_.cache.row_bytes) return false;
         return true;
@@ -177,30 +173,44 @@ private:
 
     // kColumns columns from `first` on over a whole piece: as `attend` does it, but keys and values go straight from where
     // they are into products, with as much fetched of the next piece.
-    template <int kColumns>
-    void attend_whole(int first, int piece, const char* const* now) {
+    template <int kColumns, typename Rows>
+    void attend_whole(const Rows& rows, int first, int piece, const char* const* now) {
         alignas(64) float weights[kColumns][kPiece];
         alignas(64) uint32_t rounded[kColumns][kPiece / 2];
         Span seen[kColumns];
         const Span some = seen_by_all<kColumns>(first, piece, piece + kPiece, seen);
         if (some.begin >= some.end) return;
         const BFloat16* const query = queries(first);
-        for (int t = 0; t < kPiece; t += kTile) {
-            const char* keys = now[t];
-            __m512 sums[kColumns] = {};
-            for (int d = 0; d < dim_; d += kTile, keys += 32) {
-                __m512i pairs[8];
-                turn_rows(keys, a_.cache.row_bytes, pairs);
+        constexpr int kPairs = Rows::kNumbers / 16;     // of a row in 32 bits
+        constexpr int kTiles = kColumns <= 4 ? 2 : 1;  // by turns, since each sum waits for its last addition
+        for (int t = 0; t < kPiece; t += kTiles * kTile) {
+            __m512 sums[kTiles][kColumns] = {};
+            for (int d = 0; d < dim_; d += Rows::kNumbers) {
+                __m512i lanes[kTiles][8];
+#pragma GCC unroll 2
+                for (int tile = 0; tile < kTiles; ++tile)
+                    turn_rows(rows.at(now[t + tile * kTile], d), a_.cache.row_bytes, lanes[tile]);
 #pragma GCC unroll 8
                 for (int j = 0; j < 8; ++j) {
-                    ahead_.fetch(1);
+                    ahead_.fetch(kTiles);
+                    __m512i pairs[kTiles][kPairs];
+#pragma GCC unroll 2
+                    for (int tile = 0; tile < kTiles; ++tile) rows.widen(lanes[tile][j], d, pairs[tile]);
+#pragma GCC unroll 2
+                    for (int p = 0; p < kPairs; ++p)
 #pragma GCC unroll 8
-                    for (int c = 0; c < kColumns; ++c)
-                        sums[c] = plus_pairs(sums[c], pair_everywhere(query + c * dim_ + d + 2 * j), pairs[j]);
+                        for (int c = 0; c < kColumns; ++c) {
+                            const __m512i numbers = pair_everywhere(query + c * dim_ + d + 2 * (kPairs * j + p));
+#pragma GCC unroll 2
+                            for (int tile = 0; tile < kTiles; ++tile)
+                                sums[tile][c] = plus_pairs(sums[tile][c], numbers, pairs[tile][p]);
+                        }
                 }
             }
+#pragma GCC unroll 2
+            for (int tile = 0; tile < kTiles; ++tile)
 #pragma GCC unroll 8
-            for (int c = 0; c < kColumns; ++c) _mm512_store_ps(weights[c] + t, sums[c]);
+                for (int c = 0; c < kColumns; ++c) _mm512_store_ps(weights[c] + t + tile * kTile, sums[tile][c]);
         }
         float shrink[kColumns];
         weigh_all<kColumns>(first, piece, seen, weights, rounded, shrink);
@@ -208,16 +218,15 @@ private:
         constexpr int kAtOnce = kColumns <= 4 ? 2 : 1;  // times 32 numbers of a value
         int d = 0;
         for (; d + kAtOnce * 32 <= value_dim_; d += kAtOnce * 32)
-            add_values<kColumns, kAtOnce>(first, pairs, rounded, shrink, d, now);
-        if (d < value_dim_) add_values<kColumns, 1>(first, pairs, rounded, shrink, d, now);
+            add_values<kColumns, kAtOnce>(rows, first, pairs, rounded, shrink, d, now);
+        if (d < value_dim_) add_values<kColumns, 1>(rows, first, pairs, rounded, shrink, d, now);
     }
 
     // out = out * shrink + weights times values, the numbers [d, d + 32 kParts) of each.
-    template <int kColumns, int kParts>
-    void add_values(int first, Span pairs, const uint32_t (*weights)[kPiece / 2], const float shrink[kColumns], int d,
+    template <int kColumns, int kParts, typename Rows>
+    void add_values(const Rows& rows, int first, Span pairs, const uint32_t (*weights)[kPiece / 2], const float shrink[kColumns], int d,
                     const char* const* now) {
-        const __m512i low = interleaved_places(), high = _mm512_or_si512(low, _mm512_set1_epi16(16));
-        const int64_t offset = a_.cache.value_offset() + 2 * d;
+        const int64_t offset = a_.cache.value_offset();
         __m512 sums[kColumns][2 * kParts];
 #pragma GCC unroll 8
         for (int c = 0; c < kColumns; ++c)
@@ -226,17 +235,16 @@ private:
                 sums[c][v] = _mm512_loadu_ps(column(0, first + c).out + d + v * kLanes) * shrink[c];
         for (int t = pairs.begin; t < pairs.end; ++t) {
             const char *even = now[2 * t] + offset, *odd = now[2 * t + 1] + offset;
-            ahead_.fetch(2 * kParts);
+            ahead_.fetch(kParts * 32 / Rows::kNumbers);
 #pragma GCC unroll 2
             for (int part = 0; part < kParts; ++part) {
-                const __m512i a = _mm512_loadu_si512(even + part * 64), b = _mm512_loadu_si512(odd + part * 64);
-                const __m512i first_half = _mm512_permutex2var_epi16(a, low, b);
-                const __m512i second_half = _mm512_permutex2var_epi16(a, high, b);
+                __m512i halves[2];
+                rows.interleave(even, odd, d + 32 * part, halves);
 #pragma GCC unroll 8
                 for (int c = 0; c < kColumns; ++c) {
                     const __m512i weight = _mm512_set1_epi32(static_cast<int>(weights[c][t]));
-                    sums[c][2 * part] = plus_pairs(sums[c][2 * part], weight, first_half);
-                    sums[c][2 * part + 1] = plus_pairs(sums[c][2 * part + 1], weight, second_half);
+                    sums[c][2 * part] = plus_pairs(sums[c][2 * part], weight, halves[0]);
+                    sums[c][2 * part + 1] = plus_pairs(sums[c][2 * part + 1], weight, halves[1]);
                 }
             }
         }
@@ -245,12 +253,6 @@ private:
 #pragma GCC unroll 4
             for (int v = 0; v < 2 * kParts; ++v)
                 _mm512_storeu_ps(column(0, first + c).out + d + v * kLanes, sums[c][v]);
-    }
-
-    // Of two rows of 16 pairs each, their first numbers side by side, then their second ones and so on.
-    static __m512i interleaved_places() {
-        return _mm512_set_epi16(47, 15, 46, 14, 45, 13, 44, 12, 43, 11, 42, 10, 41, 9, 40, 8, 39, 7, 38, 6, 37, 5, 36, 4, 35, 3,
-                                34, 2, 33, 1, 32, 0);
     }
 
     static void scale(float* weights, const float* scales) {
@@ -287,7 +289,6 @@ private:
             for (int v = 0; v < kVectors; ++v) _mm512_storeu_ps(to + c * to_stride + v * kLanes, sums[c][v]);
     }
 
-    const BFloat16Rows wide_;
     const int dim_, value_dim_;
     uint32_t *keys_, *values_;
     BFloat16* queries_;

@@ -12,6 +12,7 @@
 #pragma once
 
 #include "attention.h"
+#include "cache_pairs.h"
 
 #ifdef QUIRE_AMX
 
@@ -22,7 +23,7 @@ public:
     // next: the task that this thread will do then, whose beginning is read ahead; or none.
     TiledAttention(const Attention<BFloat16>& a, const AttentionTask& task, const AttentionTask* next,
                    AttentionScratch& scratch)
-        : a_(a), task_(task), next_(next), rows_(a.cache, a.table(task.sequence), task.kv_head), wide_(a.cache),
+        : a_(a), task_(task), next_(next), rows_(a.cache, a.table(task.sequence), task.kv_head),
           dim_(a.cache.head_dim), value_dim_(a.cache.value_dim), group_(a.group()), heads_(task.num_kv_heads),
           per_head_((task.last - task.first) * group_), columns_(per_head_ * heads_),
           tiles_((columns_ + kTile - 1) / kTile), units_(std::max(heads_, tiles_)),
@@ -190,17 +191,18 @@ private:
     // The keys of a head as bfloat16, [64][D], and its rows' scales; nothing if they can stay in the cache.
     const char* copy_keys(int head, int piece, Span here) {
         if (in_place_) return nullptr;
-        for (int t = 0; t < (here.end - piece + 31) / 32 * 32; ++t) {
-            const int position = piece + t;
-            const bool there = position >= here.begin && position < here.end;
-            const char* row = there ? row_at(position) + head * a_.cache.head_bytes() : nullptr;
-            for (int d = 0; d < dim_; d += 32)
-                _mm512_store_si512(keys_ + t * dim_ + d, there ? wide_.load32(row, d) : _mm512_setzero_si512());
-            if (a_.cache.scaled_by_row()) {
+        with_rows(a_.cache, [&](auto wide) {
+            for (int t = 0; t < (here.end - piece + 31) / 32 * 32; ++t) {
+                const int position = piece + t;
+                const bool there = position >= here.begin && position < here.end;
+                const char* row = there ? row_at(position) + head * a_.cache.head_bytes() : nullptr;
+                for (int d = 0; d < dim_; d += 32)
+                    _mm512_store_si512(keys_ + t * dim_ + d, there ? wide.load(row, d) : _mm512_setzero_si512());
+                if (!a_.cache.scaled_by_row()) continue;
                 set_row_scales(0, head, t, there ? a_.cache.row_scale(row) : 0.0f);
                 set_row_scales(1, head, t, there ? a_.cache.row_scale(row + a_.cache.value_offset()) : 0.0f);
             }
-        }
+        });
         return reinterpret_cast<const char*>(keys_);
     }
 
@@ -261,25 +263,25 @@ private:
     void copy_values(int head, int piece, Span here) {
         const int64_t offset = a_.cache.value_offset() + head * a_.cache.head_bytes();
         const int used = (here.end - piece + 31) / 32 * 32;
-        const bool as_they_are = a_.cache.format == CacheFormat::network;
         const int row_lines = static_cast<int>((a_.cache.row_bytes + 63) / 64);
-        for (int t = 0; t < used; t += 2) {
-            const char* row[2];
-            for (int i = 0; i < 2; ++i) {
-                const int position = piece + t + i;
-                row[i] = position < here.begin || position >= here.end ? nullptr : row_at(position) + offset;
-            }
-            ahead_.fetch(tiles_ == 1 ? 8 : a_.cache.latent ? 2 * row_lines : 16);
-            uint32_t* to = values_ + t / 2 * value_dim_;
-            if (row[0] && row[1] && as_they_are) {
-                for (int d = 0; d < value_dim_; d += 32)
-                    interleave(_mm512_loadu_si512(row[0] + 2 * d), _mm512_loadu_si512(row[1] + 2 * d), to + d);
-            } else {
+        with_rows(a_.cache, [&](auto wide) {
+            for (int t = 0; t < used; t += 2) {
+                const char* row[2];
+                for (int i = 0; i < 2; ++i) {
+                    const int position = piece + t + i;
+                    row[i] = position < here.begin || position >= here.end ? nullptr : row_at(position) + offset;
+                }
+                ahead_.fetch(tiles_ == 1 ? 8 : a_.cache.latent ? 2 * row_lines : 16);
+                uint32_t* to = values_ + t / 2 * value_dim_;
                 const __m512i zero = _mm512_setzero_si512();
-                for (int d = 0; d < value_dim_; d += 32)
-                    interleave(row[0] ? wide_.load32(row[0], d) : zero, row[1] ? wide_.load32(row[1], d) : zero, to + d);
+                if (row[0] && row[1]) {
+                    for (int d = 0; d < value_dim_; d += 32) interleave(wide.load(row[0], d), wide.load(row[1], d), to + d);
+                } else {
+                    for (int d = 0; d < value_dim_; d += 32)
+                        interleave(row[0] ? wide.load(row[0], d) : zero, row[1] ? wide.load(row[1], d) : zero, to + d);
+                }
             }
-        }
+        });
     }
 
     static void interleave(__m512i even, __m512i odd, uint32_t* to) {
@@ -444,7 +446,6 @@ private:
     const AttentionTask& task_;
     const AttentionTask* next_;
     CacheRows rows_;
-    const BFloat16Rows wide_;
     ReadAhead ahead_;
     const int dim_, value_dim_, group_, heads_, per_head_, columns_, tiles_, units_;
     const int32_t* path_;  // of the query at hand, in a tree

@@ -8,8 +8,8 @@
 #include <algorithm>
 
 #include "activations.h"
+#include "byte_pairs.h"
 #include "dots.h"
-#include "float8_pairs.h"
 #include "group_scales.h"
 #include "int4.h"
 #include "tiles.h"
@@ -111,7 +111,7 @@ struct Float8Bytes {
     };
     static Four widen(__m512i fours) {
         Four four;
-        widen_float8_fours(fours, four.pairs);
+        widen_fours(Float8Codes(kFloat8Weights), fours, four.pairs);
         return four;
     }
     static const char* token(const Activations& x, int64_t t, int64_t k) {
@@ -133,7 +133,7 @@ struct Float8Bytes {
     static constexpr int kInLane = 2, kTogether = 3;
     using Many = __m512;
     static __m512i prepared(const char* from, int16_t) {
-        return widen_float8(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(from)));
+        return widen_in_order(Float8Codes(kFloat8Weights), _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from)));
     }
     static Many add(Many sum, __m512i w, __m512i x) { return plus_pairs(sum, w, x); }
     static __m512 finished(Many sum, const Activations&, int64_t, int64_t) { return sum; }

@@ -1,7 +1,7 @@
 // The sums of `groups.h` by AMX, int4 aside: a piece of a strip becomes tiles, which meet all tokens while they are near.
 #pragma once
 
-#include "float8_pairs.h"
+#include "byte_pairs.h"
 #include "groups.h"
 
 #ifdef QUIRE_AMX
@@ -37,7 +37,7 @@ inline void spread_float8(const char* from, int64_t row_bytes, int count, int64_
     for (int n = 0; n < count; ++n, from += row_bytes)
         for (int t = 0; t < tiles; ++t) {
             const __m256i codes = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from + t * 32));
-            _mm512_store_si512(to.tile[t] + n * 64, widen_float8(codes));
+            _mm512_store_si512(to.tile[t] + n * 64, widen_in_order(Float8Codes(kFloat8Weights), codes));
         }
 }
 

@@ -119,7 +119,6 @@ struct Fp8Format {
 // The numbers that the codes stand for.
 struct Fp8 : Fp8Format {
     float value[256];
-    BFloat16 positive[128];  // exact
 
     Fp8(int mantissa_bits, int exponent_bias, float largest_finite, bool infinities)
         : Fp8Format(mantissa_bits, exponent_bias, largest_finite, infinities) {
@@ -129,7 +128,6 @@ struct Fp8 : Fp8Format {
                                : std::ldexp(fraction, 1 - bias - mantissa);
             if ((code & 0x7f) >= first_special) x = infinities && fraction == 0 ? INFINITY : NAN;
             value[code] = code & 0x80 ? -x : x;
-            if (code < 128) store_one(positive + code, x);
         }
     }
 };
@@ -233,42 +231,5 @@ void write_row(const PagedCache& cache, char* row, const T* x, int which, int he
     }
     std::memcpy(row + half, &scale, 4);
 }
-
-#if defined(__AVX512BF16__)
-// 32 numbers of a row from element d on, as bfloat16; exact, without any scale. For int4, D is a multiple of 64.
-class BFloat16Rows {
-public:
-    explicit BFloat16Rows(const PagedCache& cache) : format_(cache.format), half_(cache.head_dim / 2) {
-        if (format_ == CacheFormat::fp8_e4m3 || format_ == CacheFormat::fp8_e5m2)
-            for (int i = 0; i < 4; ++i) table_[i] = _mm512_loadu_si512(fp8_of(format_).positive + i * 32);
-    }
-    __m512i load32(const char* row, int d) const {
-        if (format_ == CacheFormat::network) return _mm512_loadu_si512(row + 2 * d);
-        if (format_ == CacheFormat::int8) return widened(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(row + d)));
-        if (format_ == CacheFormat::int4) {
-            const __m256i bytes = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(row + d % half_));
-            const __m256i codes = _mm256_and_si256(d < half_ ? bytes : _mm256_srli_epi16(bytes, 4), _mm256_set1_epi8(15));
-            return widened(_mm256_sub_epi8(codes, _mm256_set1_epi8(8)));
-        }
-        const __m512i codes = _mm512_cvtepu8_epi16(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(row + d)));
-        const __m512i small = _mm512_permutex2var_epi16(table_[0], codes, table_[1]);
-        const __m512i large = _mm512_permutex2var_epi16(table_[2], codes, table_[3]);
-        const __mmask32 is_large = _mm512_test_epi16_mask(codes, _mm512_set1_epi16(0x40));
-        const __m512i sign = _mm512_slli_epi16(_mm512_and_si512(codes, _mm512_set1_epi16(0x80)), 8);
-        return _mm512_or_si512(_mm512_mask_blend_epi16(is_large, small, large), sign);
-    }
-
-private:
-    static __m512i widened(__m256i bytes) {
-        const __m512 low = _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm256_castsi256_si128(bytes)));
-        const __m512 high = _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm256_extracti128_si256(bytes, 1)));
-        return (__m512i)_mm512_cvtne2ps_pbh(high, low);
-    }
-
-    const CacheFormat format_;
-    const int half_;
-    __m512i table_[4] = {};
-};
-#endif
 
 }  // namespace quire
