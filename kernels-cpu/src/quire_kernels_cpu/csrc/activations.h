@@ -98,16 +98,16 @@ struct Activations {
     float* sums_of(int64_t tile, int half, int64_t of) const { return sums + ((tile * 2 + half) * (cols / 32) + of) * kTile; }
 };
 
-constexpr int64_t kFewPairTokens = 12;  // for which there are products of pairs, but no tiles of tokens
+constexpr int64_t kFewLaneTokens = 12;  // whose numbers are in all lanes, see `lane_sums.h`
 
-// Whether weights of this coding are multiplied as `byte_weights.h` does where there are no tiles.
+// Whether weights of this coding are multiplied as `lane_sums.h` does where there are no tiles.
 template <typename T>
-constexpr bool of_bytes([[maybe_unused]] int64_t cols, [[maybe_unused]] Coding coding) {
+constexpr bool in_lanes([[maybe_unused]] int64_t cols, [[maybe_unused]] Coding coding) {
 #ifdef QUIRE_VNNI
     if (!std::is_same_v<T, BFloat16>) return false;
     if (coding == Coding::w8a8) return cols % 64 == 0;
-    if (coding == Coding::group_fp8 && !kPairProducts) return false;
-    return cols % 32 == 0 && coding != Coding::plain && coding != Coding::group_int4;
+    const bool of_pairs = coding == Coding::plain || coding == Coding::group_fp8;
+    return cols % 32 == 0 && coding != Coding::group_int4 && (kPairProducts || !of_pairs);
 #endif
     return false;
 }
@@ -126,19 +126,16 @@ Form form_for(int64_t tokens, int64_t cols, Coding coding) {
             return pairs ? Form::pairs : Form::quads;
     }
 #endif
-    const bool few = tokens <= kFewPairTokens;
-    if (of_bytes<T>(cols, coding)) {
+    const bool few = tokens <= kFewLaneTokens;
+    if (in_lanes<T>(cols, coding)) {
         if (coding == Coding::w8a8) return Form::columns;
-        if (coding == Coding::group_fp8) return few ? Form::bf16_rows : Form::pairs;
+        if (coding == Coding::plain || coding == Coding::group_fp8) return few ? Form::bf16_rows : Form::pairs;
         return few ? Form::bytes : Form::word_pairs;
     }
     if (coding == Coding::w8a8) return Form::words;
     if (!std::is_same_v<T, BFloat16>) return Form::rows;
     if (coding == Coding::int8) return Form::words;
-    if (coding == Coding::plain) {
-        if (!kPairProducts || cols % 32 != 0) return Form::split_rows;
-        return few ? Form::bf16_rows : Form::pairs;
-    }
+    if (coding == Coding::plain) return Form::split_rows;
     return Form::rows;
 }
 

@@ -47,7 +47,9 @@ private:
         if (columns.end - columns.begin <= kDirect && is_whole(here, now)) {
             if (a_.cache.scaled_by_row()) take_row_scales(here, now);
             with_count<kDirect>(columns.end - columns.begin, [&](auto together) {
-                with_rows(a_.cache, [&](auto rows) { attend_whole<decltype(together)::value>(rows, columns.begin, piece, now); });
+                with_rows(a_.cache, [&](auto rows) {
+                    attend_whole<decltype(together)::value>(rows, columns.begin, piece, now);
+                });
             });
             return;
         }
@@ -224,8 +226,8 @@ private:
 
     // out = out * shrink + weights times values, the numbers [d, d + 32 kParts) of each.
     template <int kColumns, int kParts, typename Rows>
-    void add_values(const Rows& rows, int first, Span pairs, const uint32_t (*weights)[kPiece / 2], const float shrink[kColumns], int d,
-                    const char* const* now) {
+    void add_values(const Rows& rows, int first, Span pairs, const uint32_t (*weights)[kPiece / 2],
+                    const float shrink[kColumns], int d, const char* const* now) {
         const int64_t offset = a_.cache.value_offset();
         __m512 sums[kColumns][2 * kParts];
 #pragma GCC unroll 8

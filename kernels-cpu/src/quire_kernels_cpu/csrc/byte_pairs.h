@@ -126,8 +126,10 @@ template <typename Codes>
 inline void widen_side_by_side(const Codes& numbers, __m256i one, __m256i other, __m512i pairs[2]) {
     // In each 128 bits what becomes its part of the first pairs, then of the second.
     alignas(64) static constexpr uint8_t kOrder[64] = {
-        0,  32, 1,  33, 2,  34, 3,  35, 16, 48, 17, 49, 18, 50, 19, 51, 4,  36, 5,  37, 6,  38, 7,  39, 20, 52, 21, 53, 22, 54, 23, 55,
-        8,  40, 9,  41, 10, 42, 11, 43, 24, 56, 25, 57, 26, 58, 27, 59, 12, 44, 13, 45, 14, 46, 15, 47, 28, 60, 29, 61, 30, 62, 31, 63};
+        0,  32, 1,  33, 2,  34, 3,  35, 16, 48, 17, 49, 18, 50, 19, 51,  //
+        4,  36, 5,  37, 6,  38, 7,  39, 20, 52, 21, 53, 22, 54, 23, 55,  //
+        8,  40, 9,  41, 10, 42, 11, 43, 24, 56, 25, 57, 26, 58, 27, 59,  //
+        12, 44, 13, 45, 14, 46, 15, 47, 28, 60, 29, 61, 30, 62, 31, 63};
     const __m512i codes = _mm512_inserti64x4(_mm512_castsi256_si512(one), other, 1);
     __m512i low, high;
     numbers.split(_mm512_permutexvar_epi8(_mm512_load_si512(kOrder), codes), low, high);

@@ -13,8 +13,8 @@ namespace quire {
 
 // 32 numbers of each of two rows side by side: the first 16, then the other 16.
 inline void interleave(__m512i even, __m512i odd, __m512i pairs[2]) {
-    const __m512i low = _mm512_set_epi16(47, 15, 46, 14, 45, 13, 44, 12, 43, 11, 42, 10, 41, 9, 40, 8, 39, 7, 38, 6, 37, 5, 36, 4,
-                                         35, 3, 34, 2, 33, 1, 32, 0);
+    const __m512i low = _mm512_set_epi16(47, 15, 46, 14, 45, 13, 44, 12, 43, 11, 42, 10, 41, 9, 40, 8, 39, 7, 38, 6, 37, 5,
+                                         36, 4, 35, 3, 34, 2, 33, 1, 32, 0);
     pairs[0] = _mm512_permutex2var_epi16(even, low, odd);
     pairs[1] = _mm512_permutex2var_epi16(even, _mm512_or_si512(low, _mm512_set1_epi16(16)), odd);
 }

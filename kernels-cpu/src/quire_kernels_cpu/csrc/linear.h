@@ -12,12 +12,11 @@
 #include <type_traits>
 
 #include "activations.h"
-#include "byte_weights.h"
 #include "dots.h"
 #include "group_panels.h"
 #include "group_tiles.h"
 #include "groups.h"
-#include "pairs.h"
+#include "lane_sums.h"
 #include "team.h"
 #include "tiles.h"
 #include "vectors.h"
@@ -211,14 +210,12 @@ void tile_strip(const Strips<T>& strips, int matrix, int64_t row, const Half hal
 template <typename T, typename Work, typename Epilogue>
 void linear(const Strips<T>& strips, const Activations& x, LinearScratch& scratch, Work& claimer,
             Epilogue&& epilogue, const Strips<T>* following = nullptr) {
-    const bool in_pairs = x.form == Form::bf16_rows || (x.form == Form::pairs && !tiles_granted);
-    const bool bytes = of_bytes<T>(x.cols, strips.coding()) &&
-                       (in_pairs || x.form == Form::bytes || x.form == Form::word_pairs ||
-                        (x.form == Form::columns && !tiles_granted));
-    const bool by_pairs = bytes || (strips.coding() == Coding::plain && in_pairs);
+    const bool lanes = in_lanes<T>(x.cols, strips.coding()) &&
+                       (x.form == Form::bf16_rows || x.form == Form::bytes || x.form == Form::word_pairs ||
+                        ((x.form == Form::pairs || x.form == Form::columns) && !tiles_granted));
     const int64_t num_tiles = x.tiles(), num_strips = strips.count();
     // Tokens whose form for tiles stays in the second-level cache, with int4 beside a strip that is unpacked there.
-    const int64_t room = x.form == Form::bytes || by_pairs ? 1 << 19 : x.tiled() ? 1 << 20 : kRowsRoom;
+    const int64_t room = x.form == Form::bytes || lanes ? 1 << 19 : x.tiled() ? 1 << 20 : kRowsRoom;
     const int64_t block = std::clamp<int64_t>(room / (x.cols * 2 * kTile) / 2 * 2, 2, kBlockTiles);
     const int64_t count = (num_tiles + block - 1) / block * num_strips;
     Sums* sums = scratch.sums.get<Sums>(std::min(num_tiles, block));
@@ -234,7 +231,7 @@ void linear(const Strips<T>& strips, const Activations& x, LinearScratch& scratc
         strips.locate(item % num_strips, matrix, row);
         strips.halves(matrix, row, half);
 #ifdef QUIRE_VNNI
-        if (x.tiled() && !by_pairs) {
+        if (x.tiled() && !lanes) {
             const bool quads = x.form == Form::quads, grouped = strips.coding() >= Coding::group_int4;
             const int64_t steps = grouped ? (x.cols + kGroupPiece - 1) / kGroupPiece
                                   : quads ? x.cols / 64 * (last - first)
@@ -262,14 +259,10 @@ void linear(const Strips<T>& strips, const Activations& x, LinearScratch& scratc
         } else if (after_all < num_following) {
             following->halves(after_all, after);
         }
-        if (bytes) {
+        if (lanes) {
 #ifdef QUIRE_VNNI
             if constexpr (std::is_same_v<T, BFloat16>)
-                byte_strip(strips, matrix, row, half, after, x, first, last, scratch.padding, scratch.parts, sums);
-#endif
-        } else if (by_pairs) {
-#if defined(__AVX512BF16__)
-            pair_strip(half, after, x, first, last, scratch.padding, sums);
+                lane_strip(strips, matrix, row, half, after, x, first, last, scratch.padding, scratch.parts, sums);
 #endif
         } else if (strips.coding() < Coding::group_int4) {
             dots<T>(strips.coding(), half, after, x, first, last, scratch.parts, sums);

@@ -16,7 +16,7 @@ enum class Coding : int32_t { plain, int8, w8a8, group_int4, group_int8, group_f
 
 // Inputs of a piece: the largest group, and the inputs whose int4 share 64 bytes.
 constexpr int64_t kGroupPiece = 128;
-// Inputs of a piece in `byte_weights.h`, and of a group where an output has one scale: int32 holds what they sum to.
+// Inputs of a piece in `lane_sums.h`, and of a group where an output has one scale: int32 holds what they sum to.
 constexpr int64_t kBytePiece = 256;
 
 // [rows, cols], row-major: elements of T, or a coding of them.

@@ -1,0 +1,355 @@
+// Matrices by vectors without sums across lanes, where there are products of several inputs a lane and no tiles: of bytes
+// (VNNI) for int8, of pairs of bfloat16 for bfloat16 and fp8. (For int4, see `int4.h`.)
+//
+// Of few tokens each number is in all lanes, and a vector has some inputs of 16 outputs. Many tokens lie side by side, and
+// meet eight rows, whose bytes are widened first. A group of inputs is summed from zero, exactly of int8 and else in the order
+// of its pairs; groups are scaled and added in order: a token's bits are the same either way. Of a pair of bfloat16 both
+// products are added to what the lane has (on Intel processors the second one first), each rounded to nearest even; numbers
+// below the normal ones count as zeros, as in AMX.
+#pragma once
+
+#include <algorithm>
+
+#include "activations.h"
+#include "byte_pairs.h"
+#include "dots.h"
+#include "group_scales.h"
+#include "int4.h"
+#include "tiles.h"
+#include "vectors.h"
+#include "weights.h"
+
+#ifdef QUIRE_VNNI
+namespace quire {
+
+constexpr int kLaneRows = 8;  // that many tokens meet together
+
+// The groups of inputs of one half.
+struct LaneGroups {
+    GroupScales scales;  // no `scale`: all are 1
+    int64_t size;        // inputs; a multiple of 32
+
+    __m512 scales_of(int64_t g) const {
+        return scales.scale ? (__m512)scales.scales_of<BFloat16>(g, 0) : _mm512_set1_ps(1.0f);
+    }
+    __m512 scale_of(int64_t g, int row) const {
+        return _mm512_set1_ps(scales.scale ? scales.scale_of<BFloat16>(g, row) : 1.0f);
+    }
+};
+
+// A way of multiplying has weights of kBytes bytes. Few tokens, kMostFew of them together: 32 bytes of 16 rows are turned over
+// to eight vectors (`widen`), which meet a token's numbers at `token`. Many: kInLane inputs of a row, prepared or as they are,
+// meet those of 16 tokens; the sums of kTogether times 16 stay in registers.
+
+// Int8 and fixed-point numbers of 15 bits. Few tokens come in two parts, which weights meet with 128 added; many in words.
+template <bool kZeros>
+struct WholeWeights {
+    static constexpr bool kHasZeros = kZeros, kPrepares = true;
+    static constexpr int kBytes = 1, kMostFew = 8;
+    static constexpr int kMiddle = 128;
+    static float step(const Activations& x, int64_t t) { return x.scales[t]; }
+
+    using Wide = __m512i;
+    static Wide widen(__m512i fours) { return _mm512_xor_si512(fours, _mm512_set1_epi8(-128)); }
+    // Of a multiple of eight.
+    static const char* token(const Activations& x, int64_t t, int64_t k) { return x.parts(t, k / 64 * 64) + k % 64; }
+    static int64_t token_bytes(const Activations&) { return 128; }
+    struct Few {
+        __m512i high = _mm512_setzero_si512(), low = _mm512_setzero_si512();
+
+        void add(const Wide& weights, const char* token, int four) {
+            high = _mm512_dpbusd_epi32(high, weights, pair_everywhere(token + 4 * four));
+            low = _mm512_dpbusd_epi32(low, weights, pair_everywhere(token + 64 + 4 * four));
+        }
+        __m512 added_to(__m512 total, const LaneGroups& groups, int64_t g, __m512 scale, const Activations& x,
+                        int64_t t) const {
+            return add_parts<kMiddle, kZeros>(total, high, low, x.eight_sums(t, groups.size) + g,
+                                              load_zeros(groups.scales, g), scale);
+        }
+    };
+
+    static constexpr int kInLane = 2, kTogether = 3;
+    using Many = Ints;
+    static __m512i prepared(const char* from, int16_t zero) {
+        const __m512i words = _mm512_cvtepi8_epi16(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(from)));
+        return kZeros ? _mm512_sub_epi16(words, _mm512_set1_epi16(zero)) : words;
+    }
+    static Many add(Many sum, __m512i w, __m512i x) { return plus_pair_products(sum, (Shorts)w, (Shorts)x); }
+    static __m512 finished(Many sum, const Activations&, int64_t, int64_t) { return (__m512)whole_to_floats(sum); }
+};
+
+// Int8 and tokens that are rounded to int8, four of each in a lane; weights have 128 added.
+struct RoundedWeights {
+    static constexpr bool kHasZeros = false, kPrepares = true;
+    static constexpr int kBytes = 1, kMostFew = 8;
+    static float step(const Activations& x, int64_t t) { return x.scales[t]; }
+
+    using Wide = __m512i;
+    static Wide widen(__m512i fours) { return _mm512_xor_si512(fours, _mm512_set1_epi8(-128)); }
+    static const char* token(const Activations& x, int64_t t, int64_t k) {
+        return reinterpret_cast<const char*>(x.columns(0) + k / 4 * kTile + t);
+    }
+    static int64_t token_bytes(const Activations&) { return 4; }
+    struct Few {
+        __m512i sum = _mm512_setzero_si512();
+
+        void add(const Wide& weights, const char* token, int four) {
+            sum = _mm512_dpbusd_epi32(sum, weights, pair_everywhere(token + four * kTile * 4));
+        }
+        __m512 added_to(__m512 total, const LaneGroups&, int64_t g, __m512, const Activations& x, int64_t t) const {
+            return _mm512_cvtepi32_ps(_mm512_add_epi32(sum, _mm512_set1_epi32(x.offsets(0, g)[t]))) + total;
+        }
+    };
+
+    static constexpr int kInLane = 4, kTogether = 2;  // tiles: gcc keeps no more sums in registers
+    using Many = __m512i;
+    static __m512i prepared(const char* from, int16_t) { return widen(_mm512_loadu_si512(from)); }
+    static Many add(Many sum, __m512i w, __m512i x) { return _mm512_dpbusd_epi32(sum, w, x); }
+    static __m512 finished(Many sum, const Activations& x, int64_t tile, int64_t g) {
+        return _mm512_cvtepi32_ps(_mm512_add_epi32(sum, _mm512_loadu_si512(x.offsets(tile, g))));
+    }
+};
+
+#if defined(__AVX512BF16__)
+// Bfloat16 and bfloat16.
+struct PairWeights {
+    static constexpr bool kHasZeros = false, kPrepares = false;
+    static constexpr int kBytes = 2, kMostFew = 12;
+    static float step(const Activations&, int64_t) { return 1.0f; }
+
+    using Wide = __m512i;
+    static Wide widen(__m512i pairs) { return pairs; }
+    static const char* token(const Activations& x, int64_t t, int64_t k) {
+        return reinterpret_cast<const char*>(x.bf16_row(t) + k);
+    }
+    static int64_t token_bytes(const Activations& x) { return x.token_stride() * 2; }
+    struct Few {
+        __m512 sum = _mm512_setzero_ps();
+
+        void add(const Wide& weights, const char* token, int pair) {
+            __m512i numbers = pair_everywhere(token + 4 * pair);
+            in_register(numbers);
+            sum = plus_pairs(sum, weights, numbers);
+        }
+        __m512 added_to(__m512 total, const LaneGroups&, int64_t, __m512, const Activations&, int64_t) const {
+            return total + sum;
+        }
+    };
+
+    static constexpr int kInLane = 2, kTogether = 3;
+    using Many = __m512;
+    static Many add(Many sum, __m512i w, __m512i x) { return plus_pairs(sum, w, x); }
+    static __m512 finished(Many sum, const Activations&, int64_t, int64_t) { return sum; }
+};
+
+// Fp8 and bfloat16.
+struct Float8Weights {
+    static constexpr bool kHasZeros = false, kPrepares = true;
+    static constexpr int kBytes = 1, kMostFew = 8;
+    static float step(const Activations&, int64_t) { return 1.0f; }
+
+    struct Wide {
+        __m512i pairs[2];
+    };
+    static Wide widen(__m512i fours) {
+        Wide four;
+        widen_fours(Float8Codes(kFloat8Weights), fours, four.pairs);
+        return four;
+    }
+    static const char* token(const Activations& x, int64_t t, int64_t k) {
+        return reinterpret_cast<const char*>(x.bf16_row(t) + k);
+    }
+    static int64_t token_bytes(const Activations& x) { return x.token_stride() * 2; }
+    struct Few {
+        __m512 sum = _mm512_setzero_ps();
+
+        void add(const Wide& weights, const char* token, int four) {
+            sum = plus_pairs(sum, weights.pairs[0], pair_everywhere(token + 8 * four));
+            sum = plus_pairs(sum, weights.pairs[1], pair_everywhere(token + 8 * four + 4));
+        }
+        __m512 added_to(__m512 total, const LaneGroups&, int64_t, __m512 scale, const Activations&, int64_t) const {
+            return _mm512_fmadd_ps(sum, scale, total);
+        }
+    };
+
+    static constexpr int kInLane = 2, kTogether = 3;
+    using Many = __m512;
+    static __m512i prepared(const char* from, int16_t) {
+        return widen_in_order(Float8Codes(kFloat8Weights), _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from)));
+    }
+    static Many add(Many sum, __m512i w, __m512i x) { return plus_pairs(sum, w, x); }
+    static __m512 finished(Many sum, const Activations&, int64_t, int64_t) { return sum; }
+};
+#endif
+
+// sums[output][first + t]: 16 rows against kTokens tokens from `first` on. ahead: as much that comes next, fetched meanwhile.
+template <typename Weights, int kTokens>
+inline void few_in_lanes(const char* rows, const char* ahead, const LaneGroups& groups, const Activations& x, int64_t first,
+                         float sums[kTile][kTile]) {
+    const int64_t token_bytes = Weights::token_bytes(x);
+    __m512 totals[kTokens] = {};
+    for (int64_t begin = 0, g = 0; begin < x.cols; begin += groups.size, ++g) {
+        typename Weights::Few acc[kTokens];
+        for (int64_t k = begin; k < std::min(begin + groups.size, x.cols); k += 32 / Weights::kBytes) {
+            const char* const tokens = Weights::token(x, first, k);
+            __m512i turned[8];
+            turn_rows(rows + k * Weights::kBytes, x.cols * Weights::kBytes, turned);
+#pragma GCC unroll 8
+            for (int j = 0; j < 8; ++j, ahead += 64) {
+                __builtin_prefetch(ahead, 0, 2);
+                const typename Weights::Wide weights = Weights::widen(turned[j]);
+#pragma GCC unroll 12
+                for (int t = 0; t < kTokens; ++t) acc[t].add(weights, tokens + t * token_bytes, j);
+            }
+        }
+        const __m512 scale = groups.scales_of(g);
+#pragma GCC unroll 12
+        for (int t = 0; t < kTokens; ++t) totals[t] = acc[t].added_to(totals[t], groups, g, scale, x, first + t);
+    }
+    __m512i of_tokens[kTile] = {};
+    for (int t = 0; t < kTokens; ++t) of_tokens[t] = (__m512i)(totals[t] * Weights::step(x, first + t));
+    if (kTokens > 4) {  // these come first: what stands for later tokens is written again
+        transpose(of_tokens);
+        for (int n = 0; n < kTile; ++n) _mm512_store_si512(sums[n], of_tokens[n]);
+        return;
+    }
+    alignas(64) float of_outputs[kTokens][kTile];
+    for (int t = 0; t < kTokens; ++t) _mm512_store_si512(of_outputs[t], of_tokens[t]);
+    for (int n = 0; n < kTile; ++n)
+        for (int t = 0; t < kTokens; ++t) sums[n][first + t] = of_outputs[t][n];
+}
+
+// kLaneRows rows as many tokens meet them.
+struct LaneRows {
+    const char* data;
+    int64_t stride;
+};
+
+// Of a half's rows from `row` on the inputs [k, k + width).
+template <typename Weights>
+inline LaneRows lane_rows(const char* rows, int64_t row_bytes, int row, int64_t k, int64_t width, const LaneGroups& groups,
+                          Buffer& buffer) {
+    const char* const from = rows + row * row_bytes + k * Weights::kBytes;
+    if constexpr (Weights::kPrepares) {
+        constexpr int64_t kInVector = kTile * Weights::kInLane, kStride = kBytePiece * 2;
+        char* const prepared = buffer.get<char>(kLaneRows * kStride);
+        for (int i = 0; i < kLaneRows; ++i)
+            for (int64_t begin = 0; begin < width; begin += kInVector) {
+                int16_t zero = 0;
+                if constexpr (Weights::kHasZeros) zero = groups.scales.zero[(k + begin) / groups.size * kTile + row + i];
+                _mm512_store_si512(prepared + i * kStride + begin / Weights::kInLane * 4,
+                                   Weights::prepared(from + i * row_bytes + begin, zero));
+            }
+        return {prepared, kStride};
+    }
+    return {from, row_bytes};
+}
+
+// sums[tile].at[h][row + i] (+)= group g of kLaneRows rows, `steps` lanes, times kTiles tiles of tokens from `tile` on.
+// tokens_of_group: where it begins in the first of them.
+template <typename Weights, int kTiles>
+inline void add_in_lanes(const LaneRows& rows, int64_t steps, const Activations& x, int64_t tile,
+                         const uint32_t* tokens_of_group, const LaneGroups& groups, int64_t g, SpreadFetch& fetch, Sums* sums,
+                         int h, int row) {
+    const int64_t tile_stride = x.cols / Weights::kInLane * kTile;
+    typename Weights::Many acc[kLaneRows][kTiles] = {};
+    for (int64_t some = 0; some < steps; some += kTile) {
+        fetch.step();
+        for (int64_t k = some; k < some + kTile; ++k) {
+            __m512i tokens[kTiles];
+#pragma GCC unroll 4
+            for (int v = 0; v < kTiles; ++v) {
+                __m512i of_tile = _mm512_loadu_si512(tokens_of_group + v * tile_stride + k * kTile);
+                in_register(of_tile);
+                tokens[v] = of_tile;
+            }
+#pragma GCC unroll 8
+            for (int i = 0; i < kLaneRows; ++i) {
+                const __m512i weight = pair_everywhere(rows.data + i * rows.stride + 4 * k);
+#pragma GCC unroll 4
+                for (int v = 0; v < kTiles; ++v) acc[i][v] = Weights::add(acc[i][v], weight, tokens[v]);
+            }
+        }
+    }
+#pragma GCC unroll 8
+    for (int i = 0; i < kLaneRows; ++i) {
+        const __m512 scale = groups.scale_of(g, row + i);
+#pragma GCC unroll 4
+        for (int v = 0; v < kTiles; ++v) {
+            float* const sum = sums[v].at[h][row + i];
+            const __m512 before = g == 0 ? _mm512_setzero_ps() : _mm512_load_ps(sum);
+            _mm512_store_ps(sum, _mm512_fmadd_ps(Weights::finished(acc[i][v], x, tile + v, g), scale, before));
+        }
+    }
+}
+
+// One half against tiles [first, last) of the tokens.
+template <typename Weights>
+void many_in_lanes(const char* rows, const Half& next, const LaneGroups& groups, const Activations& x, int64_t first,
+                   int64_t last, int h, Buffer& buffer, Sums* sums) {
+    constexpr int kTogether = Weights::kTogether;
+    const int64_t row_bytes = x.cols * Weights::kBytes, parts = (last - first + kTogether - 1) / kTogether;
+    SpreadFetch fetch(next, row_bytes, x.cols / (kTile * Weights::kInLane) * (kTile / kLaneRows) * parts);
+    for (int64_t k = 0; k < x.cols; k += kBytePiece) {
+        const int64_t width = std::min(kBytePiece, x.cols - k);
+        for (int row = 0; row < kTile; row += kLaneRows) {
+            const LaneRows some = lane_rows<Weights>(rows, row_bytes, row, k, width, groups, buffer);
+            for (int64_t tile = first; tile < last; tile += kTogether)
+                with_count<kTogether>(std::min<int64_t>(kTogether, last - tile), [&](auto tiles) {
+                    for (int64_t begin = 0; begin < width; begin += groups.size) {
+                        const int64_t lane = (tile * x.cols + k + begin) / Weights::kInLane;
+                        const uint32_t* const tokens = static_cast<const uint32_t*>(x.data) + lane * kTile;
+                        add_in_lanes<Weights, decltype(tiles)::value>(
+                            {some.data + begin / Weights::kInLane * 4, some.stride},
+                            std::min(groups.size, width - begin) / Weights::kInLane, x, tile, tokens, groups,
+                            (k + begin) / groups.size, fetch, sums + (tile - first), h, row);
+                    }
+                });
+        }
+    }
+}
+
+// A strip against the tiles [first, last) of the tokens; sums[0] belongs to tile `first`. next: the strip behind it.
+template <typename Weights>
+void multiply_in_lanes(const char* const rows[2], const LaneGroups groups[2], const Half half[2], const Half next[2],
+                       const Activations& x, int64_t first, int64_t last, Buffer& buffer, Sums* sums) {
+    if (x.tokens > kFewLaneTokens) {
+        for (int h = 0; h < 2; ++h)
+            many_in_lanes<Weights>(rows[h], h == 0 ? half[1] : next[0], groups[h], x, first, last, h, buffer, sums);
+        for (int64_t tile = first; x.scales && tile < last; ++tile) scale_tokens(x.scales + tile * kTile, sums[tile - first]);
+        return;
+    }
+    // Where nothing comes next, what was is fetched.
+    const char* const ahead[2] = {rows[1], next[0].count ? next[0].data : rows[0]};
+    constexpr int kMost = Weights::kMostFew;
+    for (int64_t token = 0; token < x.tokens; token += kMost)
+        with_count<kMost>(std::min<int64_t>(kMost, x.tokens - token), [&](auto together) {
+            for (int h = 0; h < 2; ++h)
+                few_in_lanes<Weights, decltype(together)::value>(rows[h], ahead[h], groups[h], x, token, sums->at[h]);
+        });
+}
+
+// A strip against the tiles [first, last) of the tokens.
+inline void lane_strip(const Strips<BFloat16>& strips, int matrix, int64_t row, const Half half[2], const Half next[2],
+                       const Activations& x, int64_t first, int64_t last, Buffer padding[2], Buffer& buffer, Sums* sums) {
+    const int64_t row_bytes = strips.row_bytes();
+    const char* const rows[2] = {whole_rows(half[0], row_bytes, padding[0]), whole_rows(half[1], row_bytes, padding[1])};
+    LaneGroups groups[2];
+    for (int h = 0; h < 2; ++h) {
+        const Matrix<BFloat16>& m = strips.matrix_of(matrix, h);
+        groups[h] = {{nullptr, nullptr, false}, kBytePiece};
+        if (m.grouped()) groups[h] = {scales_of(m, half[h].count ? strips.row_of(row, h) : 0), m.group};
+    }
+    const auto multiply = [&](auto weights) {
+        multiply_in_lanes<decltype(weights)>(rows, groups, half, next, x, first, last, buffer, sums);
+    };
+#if defined(__AVX512BF16__)
+    if (strips.coding() == Coding::plain) return multiply(PairWeights{});
+    if (strips.coding() == Coding::group_fp8) return multiply(Float8Weights{});
+#endif
+    if (strips.coding() == Coding::w8a8) return multiply(RoundedWeights{});
+    groups[0].scales.zero ? multiply(WholeWeights<true>{}) : multiply(WholeWeights<false>{});
+}
+
+}  // namespace quire
+#endif
