@@ -179,14 +179,51 @@ void check_activations(int dtype, int64_t count) {
 }
 
 // Blocks in an order of chance: a decode, a prompt, and a chunk of one.
-void check_attention(int dtype, int heads, int kv_heads, int dim, int window, float soft_cap) {
+// Rows of the KV cache in a format of `CacheFormat`, those of fewer bits as random codes.
+struct CachedRows {
+    int format, dim;
+    int64_t row_bytes;
+    Numbers plain;                // of the network's type
+    std::vector<uint8_t> codes;
+
+    CachedRows(int dtype, int of, int64_t rows, int d)
+        : format(of), dim(d), row_bytes(of == 0 ? d * (dtype == kFloat32 ? 4 : 2) : of < 3 ? d : of == 3 ? d + 4 : d / 2 + 4),
+          plain(dtype, of == 0 ? rows * d : 0, 1.0), codes(of == 0 ? 0 : rows * row_bytes) {
+        for (uint8_t& code : codes) {
+            code = static_cast<uint8_t>(generator());
+            const int first_special = of == 1 ? 0x7f : of == 2 ? 0x7c : 0x80;
+            if ((code & 0x7f) >= first_special) code &= 0x80;  // zero in place of what is infinite or no number
+        }
+        for (int64_t row = 0; of > 2 && row < rows; ++row) {
+            const float scale = (of == 3 ? 0.02f : 0.3f) * (1.0f + row % 5);
+            std::memcpy(&codes[(row + 1) * row_bytes - 4], &scale, 4);
+        }
+    }
+    void* data() { return format == 0 ? plain.data() : codes.data(); }
+    double at(int64_t row, int d) const {
+        if (format == 0) return plain[row * dim + d];
+        const uint8_t* const of_row = &codes[row * row_bytes];
+        if (format < 3) {
+            const int bits = format == 1 ? 3 : 2, bias = format == 1 ? 7 : 15, exponent = (of_row[d] & 0x7f) >> bits;
+            const int whole = (of_row[d] & ((1 << bits) - 1)) + (exponent ? 1 << bits : 0);
+            return std::ldexp(of_row[d] & 0x80 ? -whole : whole, std::max(exponent, 1) - bias - bits);
+        }
+        float scale;
+        std::memcpy(&scale, of_row + row_bytes - 4, 4);
+        if (format == 3) return scale * static_cast<int8_t>(of_row[d]);
+        return scale * ((d < dim / 2 ? of_row[d] & 15 : of_row[d - dim / 2] >> 4) - 8);
+    }
+};
+
+void check_attention(int dtype, int format, int heads, int kv_heads, int dim, int window, float soft_cap) {
     const int32_t starts[] = {0, 1, 20, 27}, lengths[] = {130, 19, 75};
     const int block_size = 7, stride = 19, num_blocks = 3 * stride, tokens = 27;
     std::vector<int32_t> table(num_blocks);
     for (int i = 0; i < num_blocks; ++i) table[i] = i;
     std::shuffle(table.begin(), table.end(), generator);
-    Numbers query(dtype, tokens * heads * dim, 1.0), kv(dtype, num_blocks * 2 * kv_heads * block_size * dim, 1.0);
-    Numbers got(dtype, tokens * heads * dim);
+    CachedRows kv(dtype, format, num_blocks * 2 * kv_heads * block_size, dim);
+    // Codes of fp8 are large numbers: scores stay as near to each other as those of others.
+    Numbers query(dtype, tokens * heads * dim, format == 1 ? 0.01 : format == 2 ? 1e-4 : 1.0), got(dtype, tokens * heads * dim);
     const double scale = 1 / std::sqrt(dim);
     std::vector<double> expected(tokens * heads * dim, 0.0);
     for (int s = 0; s < 3; ++s)
@@ -198,21 +235,21 @@ void check_attention(int dtype, int heads, int kv_heads, int dim, int window, fl
                 double total = 0.0;
                 for (int p = oldest; p <= position; ++p) {
                     const int64_t head = table[s * stride + p / block_size] * 2LL * kv_heads + kv_head;
-                    const int64_t key = (head * block_size + p % block_size) * dim;
-                    const int64_t value = key + kv_heads * block_size * dim;
+                    const int64_t key = head * block_size + p % block_size, value = key + kv_heads * block_size;
                     double score = 0.0;
-                    for (int d = 0; d < dim; ++d) score += query[(t * heads + h) * dim + d] * kv[key + d];
+                    for (int d = 0; d < dim; ++d) score += query[(t * heads + h) * dim + d] * kv.at(key, d);
                     score *= scale;
                     if (soft_cap > 0) score = soft_cap * std::tanh(score / soft_cap);
                     total += std::exp(score);
-                    for (int d = 0; d < dim; ++d) out[d] += std::exp(score) * kv[value + d];
+                    for (int d = 0; d < dim; ++d) out[d] += std::exp(score) * kv.at(value, d);
                 }
                 for (int d = 0; d < dim; ++d) expected[(t * heads + h) * dim + d] = out[d] / total;
             }
-    quire_attention(dtype, query.data(), kv.data(), 0, nullptr, got.data(), table.data(), stride, starts, lengths, 3,
-                    heads, kv_heads, dim, block_size, static_cast<int64_t>(kv.bytes.size()) / num_blocks,
+    quire_attention(dtype, query.data(), kv.data(), format, nullptr, got.data(), table.data(), stride, starts, lengths, 3,
+                    heads, kv_heads, dim, block_size, 2 * kv_heads * block_size * kv.row_bytes,
                     static_cast<float>(scale), window, soft_cap, nullptr, nullptr, nullptr, 0);
-    check("attention", got, expected);
+    const char* const names[] = {"attention", "attention over fp8", "attention over e5m2", "attention over int8", "attention over int4"};
+    check(names[format], got, expected);
 }
 
 // One row for a token, the beginning of a longer one: a decode, a prompt, and a chunk of one.
@@ -282,9 +319,11 @@ int main() {
         check_norm(dtype, 40, 1024);
         check_activations(dtype, 37);
         check_activations(dtype, 20000);
-        check_attention(dtype, 4, 2, 64, 0, 0.0f);
-        check_attention(dtype, 6, 2, 20, 50, 0.0f);
-        check_attention(dtype, 8, 1, 128, 7, 5.0f);
+        for (int format = 0; format < 5; ++format) {
+            check_attention(dtype, format, 4, 2, 64, 0, 0.0f);
+            check_attention(dtype, format, 6, 2, 20, 50, 0.0f);
+            check_attention(dtype, format, 8, 1, 128, 7, 5.0f);
+        }
         check_latent_attention(dtype, 3, 37, 21);
         check_latent_attention(dtype, 32, 96, 64);
     }

@@ -20,6 +20,7 @@ public:
           is_tree_(a.is_tree(task.sequence)) {
         outputs_ = scratch.outputs.get<float>(2 * all_columns_ * value_padded_);
         state_ = scratch.state.get<float>(4 * all_columns_);
+        row_scales_ = scratch.row_scales.get<float>(2 * kPiece);
     }
 
     // next: what this thread will do then, whose beginning is fetched; or none.
@@ -114,6 +115,21 @@ protected:
         return shrink;
     }
 
+    // The rows' own scales, if they have such, of the tokens of a piece that there are; 0 of others.
+    void take_row_scales(Span here, const char* const* rows) {
+        if (!a_.cache.scaled_by_row()) return;
+        for (int t = 0; t < kPiece; ++t) {
+            const bool there = t >= here.begin && t < here.end;
+            row_scales_[t] = there ? a_.cache.row_scale(rows[t]) : 0.0f;
+            row_scales_[kPiece + t] = there ? a_.cache.row_scale(rows[t] + a_.cache.value_offset()) : 0.0f;
+        }
+    }
+    // Times those of the piece at hand. which: 0 for keys, 1 for values.
+    void scale_by_row(int which, float* weights) const {
+        if (!a_.cache.scaled_by_row()) return;
+        for (int t = 0; t < kPiece; t += kLanes) store(weights + t, load(weights + t) * load(row_scales_ + which * kPiece + t));
+    }
+
     // Where a query of the head at hand begins.
     const T* query_of(int c) const {
         return a_.query + (a_.query_start_loc[task_.sequence] + task_.first + c / group_) * a_.query_stride +
@@ -179,7 +195,7 @@ private:
         }
     }
 
-    float *outputs_, *state_;
+    float *outputs_, *state_, *row_scales_;
 };
 
 }  // namespace quire

@@ -23,7 +23,6 @@ public:
         keys_ = scratch.keys.get<uint32_t>(dim_ / 2 * kPiece);
         values_ = scratch.values.get<uint32_t>(kPiece / 2 * value_dim_);
         queries_ = scratch.queries.get<BFloat16>(all_columns_ * dim_);
-        row_scales_ = scratch.row_scales.get<float>(2 * kPiece);
     }
 
     static bool fits(const PagedCache& cache) {
@@ -44,8 +43,8 @@ private:
     // Columns over the tokens [begin, end) of a piece, whose keys are at `now`.
     void attend_all(Span columns, int piece, int begin, int end, const char* const* now) {
         const Span here{begin - piece, end - piece};
+        take_row_scales(here, now);
         if (columns.end - columns.begin <= kDirect && is_whole(here, now)) {
-            if (a_.cache.scaled_by_row()) take_row_scales(here, now);
             with_count<kDirect>(columns.end - columns.begin, [&](auto together) {
                 with_rows(a_.cache, [&](auto rows) {
                     attend_whole<decltype(together)::value>(rows, columns.begin, piece, now);
@@ -57,20 +56,10 @@ private:
             turn_keys(rows, here, now);
             interleave_values(rows, here, now);
         });
-        if (a_.cache.scaled_by_row()) take_row_scales(here, now);
         for (int c = columns.begin; c < columns.end;) {
             const int count = std::min(kTogether, columns.end - c);
             with_count<kTogether>(count, [&](auto together) { attend<decltype(together)::value>(c, piece, begin, end); });
             c += count;
-        }
-    }
-
-    // Of the tokens that there are; 0 of others.
-    void take_row_scales(Span here, const char* const* rows) {
-        for (int t = 0; t < kPiece; ++t) {
-            const bool there = t >= here.begin && t < here.end;
-            row_scales_[t] = there ? a_.cache.row_scale(rows[t]) : 0.0f;
-            row_scales_[kPiece + t] = there ? a_.cache.row_scale(rows[t] + a_.cache.value_offset()) : 0.0f;
         }
     }
 
@@ -154,10 +143,10 @@ private:
     void weigh_all(int first, int piece, const Span seen[kColumns], float (*weights)[kPiece], uint32_t (*rounded)[kPiece / 2],
                    float shrink[kColumns]) {
         for (int c = 0; c < kColumns; ++c) {
-            if (a_.cache.scaled_by_row()) scale(weights[c], row_scales_);
+            scale_by_row(0, weights[c]);
             shrink[c] = weigh(first + c, piece, seen[c], weights[c]);
             if (seen[c].begin >= seen[c].end) std::fill_n(weights[c], kPiece, 0.0f);
-            if (a_.cache.scaled_by_row()) scale(weights[c], row_scales_ + kPiece);
+            scale_by_row(1, weights[c]);
             for (int t = 0; t < kPiece; t += 32) {
                 const __m512 low = _mm512_load_ps(weights[c] + t), high = _mm512_load_ps(weights[c] + t + kLanes);
                 _mm512_store_si512(rounded[c] + t / 2, (__m512i)_mm512_cvtne2ps_pbh(high, low));
@@ -257,10 +246,6 @@ private:
                 _mm512_storeu_ps(column(0, first + c).out + d + v * kLanes, sums[c][v]);
     }
 
-    static void scale(float* weights, const float* scales) {
-        for (int t = 0; t < kPiece; t += kLanes) store(weights + t, load(weights + t) * load(scales + t));
-    }
-
     // to [kColumns][kVectors vectors] = products of `numbers`, a row of pairs for each column, with `vectors` over some steps;
     // added to what is there times `shrink`, unless `kFirst`.
     template <int kColumns, int kVectors, bool kFirst>
@@ -294,7 +279,6 @@ private:
     const int dim_, value_dim_;
     uint32_t *keys_, *values_;
     BFloat16* queries_;
-    float* row_scales_;
 };
 
 }  // namespace quire

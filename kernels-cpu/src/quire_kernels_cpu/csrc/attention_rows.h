@@ -20,12 +20,12 @@ class RowAttention : public ColumnAttention<RowAttention<T>, T> {
     using Base = ColumnAttention<RowAttention<T>, T>;
     friend Base;
     using Base::a_, Base::ahead_, Base::all_columns_, Base::columns_, Base::entered_, Base::padded_, Base::value_padded_;
-    using Base::column, Base::seen_by, Base::weigh, Base::query_of;
+    using Base::column, Base::seen_by, Base::weigh, Base::query_of, Base::scale_by_row, Base::take_row_scales;
 
 public:
     RowAttention(const Attention<T>& a, const AttentionTask& task, AttentionScratch& scratch)
         : Base(a, task, scratch),
-          as_stored_(columns_ <= kFewColumns && a.cache.format == CacheFormat::network && padded_ == a.cache.head_dim) {
+          as_stored_(columns_ <= kFewColumns && a.cache.format != CacheFormat::int4 && padded_ == a.cache.head_dim) {
         keys_ = scratch.keys.get<float>(kPiece * padded_);
         values_ = scratch.values.get<float>(kPiece * padded_);
         queries_ = scratch.queries.get<float>(all_columns_ * padded_);
@@ -45,6 +45,7 @@ private:
 
     // Columns over the tokens [begin, end) of a piece, whose keys are at `now`.
     void attend_all(Span columns, int piece, int begin, int end, const char* const* now) {
+        take_row_scales({begin - piece, end - piece}, now);
         const char* wide[kPiece];
         for (int t = begin - piece; !as_stored_ && t < end - piece; ++t) {
             float *const key = keys_ + t * padded_, *const value = values_ + t * padded_;
@@ -57,10 +58,16 @@ private:
         const int together = a_.cache.latent ? kLatentTogether : kTogether;
         for (int c = columns.begin; c < columns.end; c += together) {
             const int last = std::min(c + together, columns.end);
-            if (as_stored_) {
-                attend<T>(c, last, piece, begin, end, {now, a_.cache.value_offset()});
-            } else {
+            if (!as_stored_) {
                 attend<float>(c, last, piece, begin, end, {wide, wide_offset});
+                continue;
+            }
+            const PieceRows stored{now, a_.cache.value_offset()};
+            switch (a_.cache.format) {
+                case CacheFormat::fp8_e4m3: attend<CachedFp8<CacheFormat::fp8_e4m3>>(c, last, piece, begin, end, stored); break;
+                case CacheFormat::fp8_e5m2: attend<CachedFp8<CacheFormat::fp8_e5m2>>(c, last, piece, begin, end, stored); break;
+                case CacheFormat::int8: attend<int8_t>(c, last, piece, begin, end, stored); break;
+                default: attend<T>(c, last, piece, begin, end, stored);
             }
         }
     }
@@ -116,8 +123,11 @@ private:
             }
         }
         for (const Together* at = all; at < all + count; ++at)
-            for (int c = at->first; c < at->first + at->count; ++c)
+            for (int c = at->first; c < at->first + at->count; ++c) {
+                scale_by_row(0, weights[c - first]);
                 shrink[c - first] = weigh(c, piece, at->span, weights[c - first]);
+                scale_by_row(1, weights[c - first]);
+            }
         for (int d = 0; d < value_padded_; d += kRun * kLanes) {
             const int vectors = std::min(kRun, (value_padded_ - d) / kLanes);
             for (const Together* at = all; at < all + count; ++at) {

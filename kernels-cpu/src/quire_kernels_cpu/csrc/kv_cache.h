@@ -137,7 +137,37 @@ inline const Fp8& fp8_of(CacheFormat format) {
     return format == CacheFormat::fp8_e4m3 ? e4m3 : e5m2;
 }
 
-// A row as float32, [D] and zeros up to `padded`. Scales by head are left out, scales by row are not.
+// Numbers of fp8 in a row.
+template <CacheFormat kFormat>
+struct CachedFp8 {
+    uint8_t bits;
+};
+template <CacheFormat kFormat>
+inline Floats load(const CachedFp8<kFormat>* from) {
+#if defined(__AVX2__)
+    // Half precision has these numbers: of e5m2 in its upper byte, of e4m3 with exponents that are 8 less.
+    typedef int16_t HalfInts __attribute__((vector_size(kLanes * 2)));
+    constexpr bool kE4M3 = kFormat == CacheFormat::fp8_e4m3;
+#if defined(__AVX512F__)
+    const HalfInts codes = (HalfInts)_mm256_cvtepi8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from)));
+#else
+    const HalfInts codes = (HalfInts)_mm_cvtepi8_epi16(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(from)));
+#endif
+    HalfInts half = kE4M3 ? codes << 7 & int16_t(0xbfff) : codes << 8;
+    if (kE4M3) half |= (half & 0x7fff) == 0x3f80;  // no number
+#if defined(__AVX512F__)
+    const Floats x = (Floats)_mm512_cvtph_ps((__m256i)half);
+#else
+    const Floats x = (Floats)_mm256_cvtph_ps((__m128i)half);
+#endif
+    return kE4M3 ? x * 256.0f : x;
+#else
+    const Fp8Format format = fp8_of(kFormat);
+    return format.decode(load_codes(&from->bits));
+#endif
+}
+
+// A row as float32, [D] and zeros up to `padded`, without its scale.
 template <typename T>
 void widen_row(const PagedCache& cache, const char* row, float* to, int padded) {
     const int dim = cache.head_dim;
@@ -148,26 +178,30 @@ void widen_row(const PagedCache& cache, const char* row, float* to, int padded) 
         for (; d + kLanes <= dim; d += kLanes) store(to + d, load(x + d));
         for (; d < dim; ++d) to[d] = to_float(x[d]);
     } else if (cache.format == CacheFormat::int8) {
-        const float scale = cache.row_scale(row);
         const auto* const x = reinterpret_cast<const int8_t*>(row);
-        for (; d + kLanes <= dim; d += kLanes) store(to + d, load(x + d) * scale);
-        for (; d < dim; ++d) to[d] = x[d] * scale;
+        for (; d + kLanes <= dim; d += kLanes) store(to + d, load(x + d));
+        for (; d < dim; ++d) to[d] = x[d];
     } else if (cache.format == CacheFormat::int4) {
-        const float scale = cache.row_scale(row);
         const int half = dim / 2;
         for (; d + kLanes <= half; d += kLanes) {
             const Words both = load_codes(codes + d);
-            store(to + d, whole_to_floats((Ints)(both & 15) - 8) * scale);
-            store(to + half + d, whole_to_floats((Ints)(both >> 4) - 8) * scale);
+            store(to + d, whole_to_floats((Ints)(both & 15) - 8));
+            store(to + half + d, whole_to_floats((Ints)(both >> 4) - 8));
         }
         for (; d < half; ++d) {
-            to[d] = ((codes[d] & 15) - 8) * scale;
-            to[half + d] = ((codes[d] >> 4) - 8) * scale;
+            to[d] = (codes[d] & 15) - 8;
+            to[half + d] = (codes[d] >> 4) - 8;
         }
         d = dim;
     } else {
-        const Fp8Format format = fp8_of(cache.format);
-        for (; d + kLanes <= dim; d += kLanes) store(to + d, format.decode(load_codes(codes + d)));
+        const auto widen = [&](const auto* x) {
+            for (; d + kLanes <= dim; d += kLanes) store(to + d, load(x + d));
+        };
+        if (cache.format == CacheFormat::fp8_e4m3) {
+            widen(reinterpret_cast<const CachedFp8<CacheFormat::fp8_e4m3>*>(row));
+        } else {
+            widen(reinterpret_cast<const CachedFp8<CacheFormat::fp8_e5m2>*>(row));
+        }
         for (; d < dim; ++d) to[d] = fp8_of(cache.format).value[codes[d]];
     }
     for (; d < padded; ++d) to[d] = 0.0f;

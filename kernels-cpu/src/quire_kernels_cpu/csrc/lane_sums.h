@@ -49,15 +49,14 @@ struct WholeWeights {
     static constexpr int kMiddle = 128;
     static float step(const Activations& x, int64_t t) { return x.scales[t]; }
 
-    using Wide = __m512i;
-    static Wide widen(__m512i fours) { return _mm512_xor_si512(fours, _mm512_set1_epi8(-128)); }
+    static __m512i widen(__m512i fours) { return _mm512_xor_si512(fours, _mm512_set1_epi8(-128)); }
     // Of a multiple of eight.
     static const char* token(const Activations& x, int64_t t, int64_t k) { return x.parts(t, k / 64 * 64) + k % 64; }
     static int64_t token_bytes(const Activations&) { return 128; }
     struct Few {
         __m512i high = _mm512_setzero_si512(), low = _mm512_setzero_si512();
 
-        void add(const Wide& weights, const char* token, int four) {
+        void add(__m512i weights, const char* token, int four) {
             high = _mm512_dpbusd_epi32(high, weights, pair_everywhere(token + 4 * four));
             low = _mm512_dpbusd_epi32(low, weights, pair_everywhere(token + 64 + 4 * four));
         }
@@ -84,8 +83,7 @@ struct RoundedWeights {
     static constexpr int kBytes = 1, kMostFew = 8;
     static float step(const Activations& x, int64_t t) { return x.scales[t]; }
 
-    using Wide = __m512i;
-    static Wide widen(__m512i fours) { return _mm512_xor_si512(fours, _mm512_set1_epi8(-128)); }
+    static __m512i widen(__m512i fours) { return _mm512_xor_si512(fours, _mm512_set1_epi8(-128)); }
     static const char* token(const Activations& x, int64_t t, int64_t k) {
         return reinterpret_cast<const char*>(x.columns(0) + k / 4 * kTile + t);
     }
@@ -93,7 +91,7 @@ struct RoundedWeights {
     struct Few {
         __m512i sum = _mm512_setzero_si512();
 
-        void add(const Wide& weights, const char* token, int four) {
+        void add(__m512i weights, const char* token, int four) {
             sum = _mm512_dpbusd_epi32(sum, weights, pair_everywhere(token + four * kTile * 4));
         }
         __m512 added_to(__m512 total, const LaneGroups&, int64_t g, __m512, const Activations& x, int64_t t) const {
@@ -111,22 +109,29 @@ struct RoundedWeights {
 };
 
 #if defined(__AVX512BF16__)
-// Bfloat16 and bfloat16.
+// Pairs of bfloat16, whatever the weights were.
 struct PairWeights {
-    static constexpr bool kHasZeros = false, kPrepares = false;
-    static constexpr int kBytes = 2, kMostFew = 12;
+    static constexpr bool kHasZeros = false;
     static float step(const Activations&, int64_t) { return 1.0f; }
-
-    using Wide = __m512i;
-    static Wide widen(__m512i pairs) { return pairs; }
     static const char* token(const Activations& x, int64_t t, int64_t k) {
         return reinterpret_cast<const char*>(x.bf16_row(t) + k);
     }
     static int64_t token_bytes(const Activations& x) { return x.token_stride() * 2; }
+
+    static constexpr int kInLane = 2, kTogether = 3;
+    using Many = __m512;
+    static Many add(Many sum, __m512i w, __m512i x) { return plus_pairs(sum, w, x); }
+    static __m512 finished(Many sum, const Activations&, int64_t, int64_t) { return sum; }
+};
+
+struct BFloat16Weights : PairWeights {
+    static constexpr bool kPrepares = false;
+    static constexpr int kBytes = 2, kMostFew = 12;
+    static __m512i widen(__m512i pairs) { return pairs; }
     struct Few {
         __m512 sum = _mm512_setzero_ps();
 
-        void add(const Wide& weights, const char* token, int pair) {
+        void add(__m512i weights, const char* token, int pair) {
             __m512i numbers = pair_everywhere(token + 4 * pair);
             in_register(numbers);
             sum = plus_pairs(sum, weights, numbers);
@@ -135,31 +140,19 @@ struct PairWeights {
             return total + sum;
         }
     };
-
-    static constexpr int kInLane = 2, kTogether = 3;
-    using Many = __m512;
-    static Many add(Many sum, __m512i w, __m512i x) { return plus_pairs(sum, w, x); }
-    static __m512 finished(Many sum, const Activations&, int64_t, int64_t) { return sum; }
 };
 
-// Fp8 and bfloat16.
-struct Float8Weights {
-    static constexpr bool kHasZeros = false, kPrepares = true;
+struct Float8Weights : PairWeights {
+    static constexpr bool kPrepares = true;
     static constexpr int kBytes = 1, kMostFew = 8;
-    static float step(const Activations&, int64_t) { return 1.0f; }
-
     struct Wide {
         __m512i pairs[2];
     };
     static Wide widen(__m512i fours) {
-        Wide four;
-        widen_fours(Float8Codes(kFloat8Weights), fours, four.pairs);
-        return four;
+        Wide wide;
+        widen_fours(Float8Codes(kFloat8Weights), fours, wide.pairs);
+        return wide;
     }
-    static const char* token(const Activations& x, int64_t t, int64_t k) {
-        return reinterpret_cast<const char*>(x.bf16_row(t) + k);
-    }
-    static int64_t token_bytes(const Activations& x) { return x.token_stride() * 2; }
     struct Few {
         __m512 sum = _mm512_setzero_ps();
 
@@ -171,14 +164,9 @@ struct Float8Weights {
             return _mm512_fmadd_ps(sum, scale, total);
         }
     };
-
-    static constexpr int kInLane = 2, kTogether = 3;
-    using Many = __m512;
     static __m512i prepared(const char* from, int16_t) {
         return widen_in_order(Float8Codes(kFloat8Weights), _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from)));
     }
-    static Many add(Many sum, __m512i w, __m512i x) { return plus_pairs(sum, w, x); }
-    static __m512 finished(Many sum, const Activations&, int64_t, int64_t) { return sum; }
 };
 #endif
 
@@ -197,7 +185,7 @@ inline void few_in_lanes(const char* rows, const char* ahead, const LaneGroups& 
 #pragma GCC unroll 8
             for (int j = 0; j < 8; ++j, ahead += 64) {
                 __builtin_prefetch(ahead, 0, 2);
-                const typename Weights::Wide weights = Weights::widen(turned[j]);
+                const auto weights = Weights::widen(turned[j]);
 #pragma GCC unroll 12
                 for (int t = 0; t < kTokens; ++t) acc[t].add(weights, tokens + t * token_bytes, j);
             }
@@ -344,7 +332,7 @@ inline void lane_strip(const Strips<BFloat16>& strips, int matrix, int64_t row, 
         multiply_in_lanes<decltype(weights)>(rows, groups, half, next, x, first, last, buffer, sums);
     };
 #if defined(__AVX512BF16__)
-    if (strips.coding() == Coding::plain) return multiply(PairWeights{});
+    if (strips.coding() == Coding::plain) return multiply(BFloat16Weights{});
     if (strips.coding() == Coding::group_fp8) return multiply(Float8Weights{});
 #endif
     if (strips.coding() == Coding::w8a8) return multiply(RoundedWeights{});
