@@ -145,22 +145,11 @@ struct CachedFp8 {
 template <CacheFormat kFormat>
 inline Floats load(const CachedFp8<kFormat>* from) {
 #if defined(__AVX2__)
-    // Half precision has these numbers: of e5m2 in its upper byte, of e4m3 with exponents that are 8 less.
-    typedef int16_t HalfInts __attribute__((vector_size(kLanes * 2)));
-    constexpr bool kE4M3 = kFormat == CacheFormat::fp8_e4m3;
-#if defined(__AVX512F__)
-    const HalfInts codes = (HalfInts)_mm256_cvtepi8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from)));
-#else
-    const HalfInts codes = (HalfInts)_mm_cvtepi8_epi16(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(from)));
-#endif
-    HalfInts half = kE4M3 ? codes << 7 & int16_t(0xbfff) : codes << 8;
-    if (kE4M3) half |= (half & 0x7fff) == 0x3f80;  // no number
-#if defined(__AVX512F__)
-    const Floats x = (Floats)_mm512_cvtph_ps((__m256i)half);
-#else
-    const Floats x = (Floats)_mm256_cvtph_ps((__m128i)half);
-#endif
-    return kE4M3 ? x * 256.0f : x;
+    const HalfInts codes = load_signed_codes(from);
+    if (kFormat == CacheFormat::fp8_e5m2) return half_to_floats(codes << 8);  // the upper byte of half precision
+    HalfInts half = half_of_e4m3(codes);
+    half |= (half & 0x7fff) == 0x3f80;  // no number
+    return half_to_floats(half) * 256.0f;
 #else
     const Fp8Format format = fp8_of(kFormat);
     return format.decode(load_codes(&from->bits));
