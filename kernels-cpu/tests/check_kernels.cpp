@@ -193,6 +193,7 @@ struct CachedRows {
             code = static_cast<uint8_t>(generator());
             const int first_special = of == 1 ? 0x7f : of == 2 ? 0x7c : 0x80;
             if ((code & 0x7f) >= first_special) code &= 0x80;  // zero in place of what is infinite or no number
+            if (of == 3 && code == 0x80) code = 0;             // -128 is never written
         }
         for (int64_t row = 0; of > 2 && row < rows; ++row) {
             const float scale = (of == 3 ? 0.02f : 0.3f) * (1.0f + row % 5);

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from functools import partial
-
 from torch import Tensor
 
 from quire_attention import ForwardBatch
 from quire_models.jamba.config import JambaConfig
 from quire_models.layers.attention import SelfAttention
+from quire_models.layers.expert_choice import ExpertChoice
 from quire_models.layers.mamba1 import Mamba1Mixer
 from quire_models.layers.mlp import GatedMLP
 from quire_models.layers.moe import FusedExperts, SparseMoE
 from quire_models.layers.norm import RMSNorm
 from quire_models.layers.recurrent_lm import RecurrentLM
-from quire_models.layers.routing import Router, softmax_topk
+from quire_models.layers.routing import Router
 from quire_models.layers.scope import Scope
+from quire_ops import RoutingRule
 
 __all__ = ["JambaForCausalLM"]
 
@@ -35,7 +35,8 @@ class JambaLayer:
         inner = scope / "feed_forward"
         self.mlp: SparseMoE | GatedMLP
         if config.sparse_layers[layer]:
-            select = partial(softmax_topk, k=config.num_experts_per_tok, renormalize=False)
+            rule = RoutingRule(top_k=config.num_experts_per_tok, scoring="softmax")
+            select = ExpertChoice(scope, config.num_experts, rule)
             router = Router(inner / "router", hidden, config.num_experts, select)
             experts = FusedExperts(
                 inner / "experts", config.num_experts, hidden, config.intermediate_size, act=config.hidden_act
