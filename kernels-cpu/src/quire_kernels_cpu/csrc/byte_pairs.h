@@ -8,8 +8,8 @@
 #if defined(__AVX512BF16__)
 namespace quire {
 
-// The bytes of 2^-`bias` times each magnitude of seven bits, of which the lowest `mantissa` are its fraction. Those from
-// `infinite` on are infinite, those from `nan` on no numbers.
+// The two bytes of each magnitude of seven bits: floating-point numbers with this bias, of whose bits the lowest `mantissa` are
+// the fraction. Those from `infinite` on are infinite, those from `nan` on no numbers.
 struct MagnitudeTable {
     alignas(64) uint8_t low[128] = {}, high[128] = {};
 

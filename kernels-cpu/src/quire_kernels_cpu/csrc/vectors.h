@@ -101,23 +101,30 @@ inline Floats load(const BFloat16* from) {
     return (Floats)(widened(h) << 16);
 #endif
 }
+#if defined(__AVX2__)
+typedef int16_t HalfInts __attribute__((vector_size(kLanes * 2)));
+inline Floats half_to_floats(HalfInts half) {
+#if defined(__AVX512F__)
+    return (Floats)_mm512_cvtph_ps((__m256i)half);
+#else
+    return (Floats)_mm256_cvtph_ps((__m128i)half);
+#endif
+}
+#endif
 inline Floats load(const Float16* from) {
 #if defined(QUIRE_SVE)
     const svuint32_t h = svld1uh_u32(all_lanes(), &from->bits);
     return of_sve(svcvt_f32_f16_x(all_lanes(), svreinterpret_f16_u32(h)));
-#else
-    Halves h;
-    std::memcpy(&h, from, sizeof h);
-#if defined(__AVX512F__)
-    return (Floats)_mm512_cvtph_ps((__m256i)h);
 #elif defined(__aarch64__)
-    return (Floats)vcvt_f32_f16((float16x4_t)h);
+    float16x4_t h;
+    std::memcpy(&h, from, sizeof h);
+    return (Floats)vcvt_f32_f16(h);
 #else
-    return (Floats)_mm256_cvtph_ps((__m128i)h);
-#endif
+    HalfInts h;
+    std::memcpy(&h, from, sizeof h);
+    return half_to_floats(h);
 #endif
 }
-
 inline Floats load(const int8_t* from) {
 #if defined(QUIRE_SVE)
     return of_sve(svcvt_f32_s32_x(all_lanes(), svld1sb_s32(all_lanes(), from)));
@@ -156,19 +163,11 @@ inline Words load_codes(const uint8_t* from) {
 #endif
 }
 #if defined(__AVX2__)
-typedef int16_t HalfInts __attribute__((vector_size(kLanes * 2)));
 inline HalfInts load_signed_codes(const void* from) {
 #if defined(__AVX512F__)
     return (HalfInts)_mm256_cvtepi8_epi16(_mm_loadu_si128(static_cast<const __m128i*>(from)));
 #else
     return (HalfInts)_mm_cvtepi8_epi16(_mm_loadl_epi64(static_cast<const __m128i*>(from)));
-#endif
-}
-inline Floats half_to_floats(HalfInts half) {
-#if defined(__AVX512F__)
-    return (Floats)_mm512_cvtph_ps((__m256i)half);
-#else
-    return (Floats)_mm256_cvtph_ps((__m128i)half);
 #endif
 }
 // Codes of e4m3 as half precision, which has the same numbers with exponents that are 8 less: 2^-8 times what they are.
