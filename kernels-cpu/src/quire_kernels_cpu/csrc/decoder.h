@@ -58,18 +58,16 @@ struct ToGateAndUp {
     int64_t tokens;
 
     void operator()(int, int64_t row, int64_t tile, const Sums& sums) const {
-        const int64_t cols = gate_up[0].rows, count = std::min<int64_t>(kTile, cols - row);
-        const int64_t first = tile * kTile, num_tokens = std::min<int64_t>(kTile, tokens - first);
-        alignas(64) float value[kTile][kTile];  // a token's outputs are then stored side by side
-        for (int half = 0; half < 2; ++half) {
-            for (int i = 0; i < count; ++i)
-                for (int t = 0; t < kTile; t += kLanes)
-                    store(value[i] + t, ToActivated<T>::finished(gate_up[half], row + i, load(&sums.at[half][i][t])));
+        const int64_t cols = gate_up[0].rows, first = tile * kTile, num_tokens = std::min<int64_t>(kTile, tokens - first);
+        const int count = static_cast<int>(std::min<int64_t>(kTile, cols - row));
+        Sums room;
+        const Sums& of_tokens = ordered(sums, true, room);
+        for (int half = 0; half < 2; ++half)
             for (int64_t t = 0; t < num_tokens; ++t) {
                 float* const out = to[half] + (first + t) * cols + row;
-                for (int i = 0; i < count; ++i) out[i] = value[i][t];
+                for_outputs(gate_up[half], row, of_tokens.at[half][t], count,
+                            [&](int n, int left, Floats values) { store_some(out + n, values, left); });
             }
-        }
     }
 };
 

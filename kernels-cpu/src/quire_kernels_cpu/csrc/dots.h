@@ -7,6 +7,7 @@
 #include <algorithm>
 
 #include "activations.h"
+#include "sums.h"
 #include "vectors.h"
 #include "weights.h"
 
@@ -185,7 +186,7 @@ void few_dots(const Half& half, const Half& next, int64_t cols, const Activation
             const Floats lanes[kDotRows] = {total[0][t], total[1][t], total[2][t], total[3][t]};
             float of_rows[kDotRows];
             sum_four(lanes, of_rows);
-            for (int i = 0; i < kDotRows; ++i) sums->at[h][dot_row(row + i)][t] = of_rows[i];
+            for (int i = 0; i < kDotRows; ++i) sums->at[h][t][dot_row(row + i)] = of_rows[i];
         }
     }
 }
@@ -267,6 +268,7 @@ template <typename Dot>
 void dot_strip(const Half half[2], const Half next[2], int64_t cols, const Activations& x, int64_t first, int64_t last,
                Buffer& buffer, Sums* sums) {
     const int64_t begin = first * kTile, count = std::min(x.tokens, last * kTile) - begin;
+    sums->by_token = count <= 2;
     for (int h = 0; h < 2; ++h) {
         const Half& then = h == 0 && half[1].count ? half[1] : next[0];
         if (count == 1) {
@@ -279,11 +281,14 @@ void dot_strip(const Half half[2], const Half next[2], int64_t cols, const Activ
     }
 }
 
-// Sums of whole numbers times the tokens' steps; what stands for no token is never read.
+// Sums of whole numbers times the tokens' steps.
 inline void scale_tokens(const float* steps, Sums& sums) {
     for (int h = 0; h < 2; ++h)
-        for (int n = 0; n < kTile; ++n)
-            for (int t = 0; t < kTile; t += kLanes) store(&sums.at[h][n][t], load(&sums.at[h][n][t]) * load(steps + t));
+        for (int i = 0; i < kTile; ++i)
+            for (int j = 0; j < kTile; j += kLanes) {
+                float* const some = &sums.at[h][i][j];
+                store(some, load(some) * (sums.by_token ? splat(steps[i]) : load(steps + j)));
+            }
 }
 
 // A strip of weights of any coding but groups.

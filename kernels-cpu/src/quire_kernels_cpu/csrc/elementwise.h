@@ -96,94 +96,46 @@ struct ToActivated {
     T* rows;  // [tokens, cols], for activations that take whole tokens
     float limit = 0.0f;
 
-    static Floats finished(const Matrix<T>& m, int64_t row, Floats sum) {
-        if (m.scale && m.bias) return fused(sum, splat(to_float(m.scale[row])), splat(to_float(m.bias[row])));
-        if (m.scale) return sum * to_float(m.scale[row]);
-        return m.bias ? sum + to_float(m.bias[row]) : sum;
-    }
-
     void operator()(int, int64_t row, int64_t tile, const Sums& sums) const {
         const int count = static_cast<int>(std::min<int64_t>(kTile, gate_up[0].rows - row));
-        alignas(64) float value[kTile][kTile];
-        for (int i = 0; i < count; ++i) {
-            for (int t = 0; t < kTile; t += kLanes) {
-                const Floats gate = finished(gate_up[0], row + i, load(&sums.at[0][i][t]));
-                const Floats up = finished(gate_up[1], row + i, load(&sums.at[1][i][t]));
-                store(&value[i][t], rounded(gated(kind, gate, up, limit), T{}));
-            }
-        }
-        const int64_t tokens = std::min<int64_t>(kTile, to.tokens - tile * kTile);
-#if defined(__AVX2__)
-        if (count == kTile && !(to.tiled() && !to.takes_whole_tokens())) {
-            store_transposed(value, row, tile, tokens);
-            return;
-        }
-#endif
-        if (to.takes_whole_tokens()) {  // `set_all` follows
-            for (int64_t t = 0; t < tokens; ++t)
-                for (int i = 0; i < count; ++i) store_one(rows + (tile * kTile + t) * to.cols + row + i, value[i][t]);
+        const bool by_token = to.form != Form::pairs;
+        Sums room;
+        const Sums& all = ordered(sums, by_token, room);
+        const auto result = [&](int i, int n, const auto& of) {
+            const Floats gate = finished(gate_up[0], load(&all.at[0][i][n]), of);
+            return rounded(gated(kind, gate, finished(gate_up[1], load(&all.at[1][i][n]), of), limit), T{});
+        };
+        if (by_token) {
+            for (int64_t token = tile * kTile; token < std::min(to.tokens, (tile + 1) * kTile); ++token)
+                for (int n = 0; n < count; n += kLanes) {
+                    const auto of = [&](const T* from) { return load_some(from + row + n, count - n); };
+                    put(token, row + n, result(static_cast<int>(token % kTile), n, of), count - n);
+                }
             return;
         }
 #if defined(__AVX512BF16__)
-        if (to.form == Form::pairs) {  // then rows come in whole tiles
-            uint32_t* pairs = to.pairs(tile) + row / 2 * kTile;
-            for (int i = 0; i < count; i += 2) {
-                const __m512i pair = pair_up(_mm512_load_ps(value[i]), _mm512_load_ps(value[i + 1]));
-                _mm512_storeu_si512(pairs + i / 2 * kTile, pair);
-            }
-            return;
-        }
+        uint32_t* const pairs = to.pairs(tile) + row / 2 * kTile;  // rows come in whole tiles then
+        const auto of_output = [&](int i) {
+            return (__m512)result(i, 0, [&](const T* from) { return splat(to_float(from[row + i])); });
+        };
+        for (int i = 0; i < count; i += 2) _mm512_storeu_si512(pairs + i / 2 * kTile, pair_up(of_output(i), of_output(i + 1)));
 #endif
-        for (int64_t t = 0; t < tokens; ++t) {
-            if (to.form == Form::bf16_rows) {
-                for (int i = 0; i < count; ++i) store_one(to.bf16_row(tile * kTile + t) + row + i, value[i][t]);
-                continue;
-            }
-            float* const token = to.row(tile * kTile + t);
-            for (int i = 0; i < count; ++i) token[to.place(row + i)] = value[i][t];
-        }
     }
 
-#if defined(__AVX512F__)
-    void store_transposed(const float value[kTile][kTile], int64_t row, int64_t tile, int64_t tokens) const {
-        const bool split = to.form == Form::split_rows;
-        __m512i r[kTile];
-        for (int i = 0; i < kTile; ++i) r[i] = _mm512_load_si512(value[split ? i % 8 * 2 + i / 8 : i]);
-        transpose(r);
-        for (int64_t t = 0; t < tokens; ++t) {
-            const int64_t token = tile * kTile + t;
-            const Floats of_token = (Floats)r[t];
-            if (to.takes_whole_tokens()) {
-                store(rows + token * to.cols + row, of_token);
-            } else if (to.form == Form::bf16_rows) {
-                store(to.bf16_row(token) + row, of_token);
-            } else if (split) {
-                _mm256_storeu_ps(to.row(token) + to.place(row), _mm512_castps512_ps256((__m512)of_token));
-                _mm256_storeu_ps(to.row(token) + to.place(row + 1), _mm512_extractf32x8_ps((__m512)of_token, 1));
-            } else {
-                store(to.row(token) + row, of_token);
-            }
+private:
+    // The first `count` become inputs of a token from `col` on, a multiple of kLanes.
+    void put(int64_t token, int64_t col, Floats values, int count) const {
+        if (to.takes_whole_tokens()) {  // `set_all` follows
+            store_some(rows + token * to.cols + col, values, count);
+        } else if (to.form == Form::bf16_rows) {
+            store_some(to.bf16_row(token) + col, values, count);
+        } else if (to.form == Form::rows) {
+            store_some(to.row(token) + col, values, count);
+        } else {
+            float *const even = to.row(token) + to.place(col), *const odd = to.row(token) + to.place(col + 1);
+            for (int i = 0; i < std::min(count, kLanes); ++i) (i % 2 ? odd : even)[i / 2] = values[i];
         }
     }
-#elif defined(__AVX2__)
-    void store_transposed(const float value[kTile][kTile], int64_t row, int64_t tile, int64_t tokens) const {
-        const bool split = to.form == Form::split_rows;
-        for (int part = 0; part < 2; ++part)
-            for (int64_t first = 0; first < tokens; first += kLanes) {
-                Floats r[kLanes];
-                for (int i = 0; i < kLanes; ++i) r[i] = load(&value[split ? 2 * i + part : part * kLanes + i][first]);
-                transpose(r);
-                for (int64_t t = first; t < std::min(tokens, first + kLanes); ++t) {
-                    const int64_t token = tile * kTile + t, col = row + part * kLanes;
-                    if (to.takes_whole_tokens()) {
-                        store(rows + token * to.cols + col, r[t - first]);
-                    } else {
-                        store(to.row(token) + col, r[t - first]);
-                    }
-                }
-            }
-    }
-#endif
 };
 
 }  // namespace quire

@@ -10,6 +10,7 @@
 #include "dots.h"
 #include "group_scales.h"
 #include "int4.h"
+#include "sums.h"
 #include "vectors.h"
 #include "weights.h"
 
@@ -95,8 +96,7 @@ void many_int4_rows(const Half& half, const Half& next, const GroupScales& scale
             multiply_panel<T, kTokens>(panel, scales, group, k, x.cols, tokens, totals + t);
         });
     }
-    for (int64_t t = 0; t < count; ++t)
-        for (int n = 0; n < kTile; ++n) sums[t / kTile].at[h][n][t % kTile] = totals[t][n];
+    for (int64_t t = 0; t < count; ++t) std::memcpy(sums[t / kTile].at[h][t % kTile], totals[t], sizeof totals[t]);
 }
 
 // Elements of one byte: [16 outputs][128 inputs].
@@ -165,7 +165,7 @@ void many_byte_rows(const Half& half, const Half& next, const GroupScales& scale
         });
     }
     for (int64_t t = 0; t < count; ++t)
-        for (int n = 0; n < half.count; ++n) sums[t / kTile].at[h][n][t % kTile] = sum(totals[t][n]);
+        for (int n = 0; n < half.count; ++n) sums[t / kTile].at[h][t % kTile][n] = sum(totals[t][n]);
 }
 
 // A strip against the tiles [first, last) of tokens in rows; sums[0] belongs to tile `first`. next: the strip behind it.
@@ -173,6 +173,7 @@ template <typename T>
 void many_groups(const Strips<T>& strips, int matrix, int64_t row, const Half half[2], const Half next[2],
                  const Activations& x, int64_t first, int64_t last, Buffer& buffer, Sums* sums) {
     const int64_t begin = first * kTile, count = std::min(x.tokens, last * kTile) - begin;
+    for (int64_t tile = first; tile < last; ++tile) sums[tile - first].by_token = true;
     for (int h = 0; h < 2; ++h) {
         if (half[h].count == 0) continue;
         const Matrix<T>& m = strips.matrix_of(matrix, h);

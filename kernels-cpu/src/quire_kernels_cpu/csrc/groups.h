@@ -11,6 +11,7 @@
 #include "dots.h"
 #include "group_scales.h"
 #include "int4.h"
+#include "sums.h"
 #include "tiles.h"
 #include "vectors.h"
 #include "weights.h"
@@ -71,7 +72,7 @@ void dot_group_rows(Coding coding, const Half& half, const GroupScales& scales, 
             dot_bytes<T, Float8, kRows, kTokens>(rows, at, scales, x.cols, group, tokens, total);
         }
         for (int i = 0; i < kRows; ++i)
-            for (int t = 0; t < kTokens; ++t) sums[at[i]][first % kTile + t] = sum(total[i][t]);
+            for (int t = 0; t < kTokens; ++t) sums[first % kTile + t][at[i]] = sum(total[i][t]);
     }
 }
 
@@ -81,6 +82,7 @@ void dot_groups(const Strips<T>& strips, int matrix, int64_t row, const Half hal
                 Sums& sums) {
     constexpr int kTokens = 4;
     const int64_t end = std::min(x.tokens, (tile + 1) * kTile);
+    sums.by_token = true;
     for (int h = 0; h < 2; ++h) {
         if (half[h].count == 0) continue;
         const Matrix<T>& m = strips.matrix_of(matrix, h);

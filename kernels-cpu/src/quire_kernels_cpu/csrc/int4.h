@@ -11,6 +11,7 @@
 
 #include "activations.h"
 #include "group_scales.h"
+#include "sums.h"
 #include "tiles.h"
 #include "vectors.h"
 #include "weights.h"
@@ -63,8 +64,7 @@ void dot_int4_rows(const Half& half, const GroupScales& scales, int64_t group, c
         Floats total[kVectors][kTokens] = {};
         dot_int4<T, kTokens, kVectors, decltype(whole)::value>(half, begin, scales, x.cols, group, tokens, total);
         for (int v = 0; v < kVectors; ++v)
-            for (int t = 0; t < kTokens; ++t)
-                for (int i = 0; i < kLanes; ++i) sums[begin + v * kLanes + i][first % kTile + t] = total[v][t][i];
+            for (int t = 0; t < kTokens; ++t) store(sums[first % kTile + t] + begin + v * kLanes, total[v][t]);
     };
     // One token has too few sums to wait for each other.
     constexpr int kVectors = kTokens == 1 ? kTile / kLanes : 1;
@@ -158,11 +158,7 @@ void few_int4(const Half& half, const GroupScales& scales, int64_t group, const 
             add_group(0, 0);
         }
     }
-    for (int t = 0; t < kTokens; ++t) {
-        alignas(64) float of_token[kTile];
-        _mm512_store_ps(of_token, total[t] * x.scales[t]);
-        for (int n = 0; n < kTile; ++n) sums[n][t] = of_token[n];
-    }
+    for (int t = 0; t < kTokens; ++t) _mm512_store_ps(sums[t], total[t] * x.scales[t]);
 }
 
 // A piece of a half as tiles: 16 rows of four inputs of 16 outputs. Of groups of 32 inputs each has a tile of its own, in
@@ -293,17 +289,11 @@ inline void add_int4_products(const Int4Products& from, int begin, int end, cons
     }
 }
 
-// The totals of one tile of tokens, times the tokens' scales, as epilogues take them.
+// The totals of one tile of tokens, times the tokens' scales.
 inline void finish_int4(const Int4Totals& from, int first, int num_tokens, const float* token_scales, Sums& to) {
-    for (int h = 0; h < 2; ++h) {
-        __m512i r[kTile];
-        for (int t = 0; t < kTile; ++t) {
-            const __m512 total = first + t < num_tokens ? _mm512_load_ps(from.at[first + t][h]) : _mm512_setzero_ps();
-            r[t] = (__m512i)(total * token_scales[t]);
-        }
-        transpose(r);
-        for (int n = 0; n < kTile; ++n) _mm512_store_si512(to.at[h][n], r[n]);
-    }
+    for (int h = 0; h < 2; ++h)
+        for (int t = 0; t < std::min(kTile, num_tokens - first); ++t)
+            _mm512_store_ps(to.at[h][t], _mm512_load_ps(from.at[first + t][h]) * token_scales[t]);
 }
 
 // Tiles [first, last) of the tokens against one strip by tiles; sums[0] belongs to tile `first`. unpacked: room for the
@@ -366,6 +356,7 @@ void int4_strip(const Strips<T>& strips, int matrix, int64_t row, const Half hal
     for (int h = 0; h < 2; ++h)
         scales[h] = scales_of(strips.matrix_of(matrix, h), half[h].count ? strips.row_of(row, h) : 0);
     const int64_t group = strips.matrix_of(matrix, 0).group;
+    for (int64_t tile = first; tile < last; ++tile) sums[tile - first].by_token = true;
     if (x.tokens <= kFewTokens) {
         for (int h = 0; h < 2; ++h) {
             const bool whole = half[h].count == kTile;

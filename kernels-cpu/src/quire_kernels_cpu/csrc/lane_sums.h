@@ -15,6 +15,7 @@
 #include "dots.h"
 #include "group_scales.h"
 #include "int4.h"
+#include "sums.h"
 #include "tiles.h"
 #include "vectors.h"
 #include "weights.h"
@@ -170,18 +171,22 @@ struct Float8Weights : PairWeights {
 };
 #endif
 
-// sums[output][first + t]: 16 rows against kTokens tokens from `first` on. ahead: as much that comes next, fetched meanwhile.
+// sums[first + t][output]: 16 rows against kTokens tokens from `first` on. ahead: as much that comes next, fetched meanwhile.
 template <typename Weights, int kTokens>
 inline void few_in_lanes(const char* rows, const char* ahead, const LaneGroups& groups, const Activations& x, int64_t first,
                          float sums[kTile][kTile]) {
     const int64_t token_bytes = Weights::token_bytes(x);
+    const int64_t row_bytes = x.cols * Weights::kBytes;
+    LineTurner turner(rows, row_bytes);
     __m512 totals[kTokens] = {};
     for (int64_t begin = 0, g = 0; begin < x.cols; begin += groups.size, ++g) {
         typename Weights::Few acc[kTokens];
         for (int64_t k = begin; k < std::min(begin + groups.size, x.cols); k += 32 / Weights::kBytes) {
             const char* const tokens = Weights::token(x, first, k);
             __m512i turned[8];
-            turn_rows(rows + k * Weights::kBytes, x.cols * Weights::kBytes, turned);
+            turner.turn_at(k * Weights::kBytes, turned);
+            // The page that comes after as much again is looked up by now.
+            if (reinterpret_cast<uintptr_t>(ahead) % 4096 < 512) __builtin_prefetch(ahead + kTile * row_bytes, 0, 2);
 #pragma GCC unroll 8
             for (int j = 0; j < 8; ++j, ahead += 64) {
                 __builtin_prefetch(ahead, 0, 2);
@@ -194,17 +199,7 @@ inline void few_in_lanes(const char* rows, const char* ahead, const LaneGroups& 
 #pragma GCC unroll 12
         for (int t = 0; t < kTokens; ++t) totals[t] = acc[t].added_to(totals[t], groups, g, scale, x, first + t);
     }
-    __m512i of_tokens[kTile] = {};
-    for (int t = 0; t < kTokens; ++t) of_tokens[t] = (__m512i)(totals[t] * Weights::step(x, first + t));
-    if (kTokens > 4) {  // these come first: what stands for later tokens is written again
-        transpose(of_tokens);
-        for (int n = 0; n < kTile; ++n) _mm512_store_si512(sums[n], of_tokens[n]);
-        return;
-    }
-    alignas(64) float of_outputs[kTokens][kTile];
-    for (int t = 0; t < kTokens; ++t) _mm512_store_si512(of_outputs[t], of_tokens[t]);
-    for (int n = 0; n < kTile; ++n)
-        for (int t = 0; t < kTokens; ++t) sums[n][first + t] = of_outputs[t][n];
+    for (int t = 0; t < kTokens; ++t) _mm512_store_ps(sums[first + t], totals[t] * Weights::step(x, first + t));
 }
 
 // kLaneRows rows as many tokens meet them.
@@ -310,6 +305,7 @@ void multiply_in_lanes(const char* const rows[2], const LaneGroups groups[2], co
     // Where nothing comes next, what was is fetched.
     const char* const ahead[2] = {rows[1], next[0].count ? next[0].data : rows[0]};
     constexpr int kMost = Weights::kMostFew;
+    sums->by_token = true;
     for (int64_t token = 0; token < x.tokens; token += kMost)
         with_count<kMost>(std::min<int64_t>(kMost, x.tokens - token), [&](auto together) {
             for (int h = 0; h < 2; ++h)

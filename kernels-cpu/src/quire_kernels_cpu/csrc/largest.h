@@ -7,49 +7,45 @@
 
 namespace quire {
 
-// What one thread has found so far, per token: [tiles * 16].
-struct Largest {
-    float* values;
-    int32_t* ids;
-};
-
-// A value that is not a number wins and stays; among equals the first one does, though a thread may see it last.
-template <typename T>
-struct ToLargest {
-    Largest found;
-    int64_t rows;
-    const T* scale;  // per output, or none
-
-    void operator()(int, int64_t row, int64_t tile, const Sums& sums) const {
-        for (int t = 0; t < kTile; t += kLanes) {
-            Floats best = load(found.values + tile * kTile + t);
-            Ints ids;
-            std::memcpy(&ids, found.ids + tile * kTile + t, sizeof ids);
-            for (int h = 0; h < 2; ++h) {
-                const int64_t begin = row + h * kTile;
-                const int count = static_cast<int>(std::min<int64_t>(kTile, rows - begin));
-                for (int n = 0; n < count; ++n) {
-                    const float factor = scale ? to_float(scale[begin + n]) : 1.0f;
-                    const Floats v = load(&sums.at[h][n][t]) * factor;
-                    const Ints id = Ints{} + static_cast<int32_t>(begin + n), odd = v != v, best_odd = best != best;
-                    const Ints first = id < ids;
-                    const Ints wins = (odd & (~best_odd | first)) | (~best_odd & ((v > best) | ((v == best) & first)));
-                    best = wins ? v : best;
-                    ids = wins ? id : ids;
-                }
-            }
-            store(found.values + tile * kTile + t, best);
-            std::memcpy(found.ids + tile * kTile + t, &ids, sizeof ids);
-        }
-    }
-};
-
 // Whether (value, id) comes before what was found: values that are not numbers first, then the larger, then the lower id.
 inline bool comes_before(float value, int32_t id, float best, int32_t best_id) {
     const bool odd = value != value, best_odd = best != best;
     if (odd || best_odd) return odd && (!best_odd || id < best_id);
     return value > best || (value == best && id < best_id);
 }
+
+// Epilogue: what one thread has found so far, per token. A value that is not a number wins and stays; among equals the first
+// one does, though a thread may see it last.
+template <typename T>
+struct ToLargest {
+    const Matrix<T>* matrix;
+    int64_t tokens;
+    float* values;  // [tokens]
+    int32_t* ids;
+
+    void operator()(int, int64_t row, int64_t tile, const Sums& sums) const {
+        Sums room;
+        const Sums& of_tokens = ordered(sums, true, room);
+        const int64_t first = tile * kTile, num_tokens = std::min<int64_t>(kTile, tokens - first);
+        for (int64_t t = 0; t < num_tokens; ++t) {
+            float& best = values[first + t];
+            int32_t& best_id = ids[first + t];
+            for (int h = 0; h < 2; ++h) {
+                const int64_t begin = row + h * kTile;
+                const int count = static_cast<int>(std::min<int64_t>(kTile, matrix->rows - begin));
+                for_outputs(*matrix, begin, of_tokens.at[h][t], count, [&](int n, int left, Floats outputs) {
+                    if (!any_not_below(outputs, best)) return;  // nearly always
+                    for (int i = 0; i < std::min(kLanes, left); ++i) {
+                        const int32_t id = static_cast<int32_t>(begin + n + i);
+                        if (!comes_before(outputs[i], id, best, best_id)) continue;
+                        best = outputs[i];
+                        best_id = id;
+                    }
+                });
+            }
+        }
+    }
+};
 
 template <typename T>
 void largest_op(const T* x, const Matrix<T>& matrix, int64_t* ids, float* peaks, int64_t tokens) {
@@ -73,7 +69,7 @@ void largest_op(const T* x, const Matrix<T>& matrix, int64_t* ids, float* peaks,
         set_all(packed, x, matrix.cols);
         wait_for_team();
         linear(Strips<T>{&matrix, 1, false}, packed, scratch, claimer,
-               ToLargest<T>{{all_values + begin, all_ids + begin}, matrix.rows, matrix.scale});
+               ToLargest<T>{&matrix, tokens, all_values + begin, all_ids + begin});
     }
     for (int64_t t = 0; t < tokens; ++t) {
         float best = all_values[t];

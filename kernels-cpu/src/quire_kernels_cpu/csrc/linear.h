@@ -17,6 +17,7 @@
 #include "group_tiles.h"
 #include "groups.h"
 #include "lane_sums.h"
+#include "sums.h"
 #include "team.h"
 #include "tiles.h"
 #include "vectors.h"
@@ -230,6 +231,7 @@ void linear(const Strips<T>& strips, const Activations& x, LinearScratch& scratc
         Half half[2];
         strips.locate(item % num_strips, matrix, row);
         strips.halves(matrix, row, half);
+        for (int64_t tile = first; tile < last; ++tile) sums[tile - first].by_token = false;  // unless a kernel has them so
 #ifdef QUIRE_VNNI
         if (x.tiled() && !lanes) {
             const bool quads = x.form == Form::quads, grouped = strips.coding() >= Coding::group_int4;
@@ -278,21 +280,13 @@ void linear(const Strips<T>& strips, const Activations& x, LinearScratch& scratc
 #if defined(__AVX512BF16__)
 // A whole strip, its 32 outputs side by side: pairs are transposed, half as many numbers.
 template <typename W>
-inline void store_strip(const Sums& sums, const W* bias, const W* scale, BFloat16* to, int64_t stride, int num_tokens) {
+inline void store_strip(const Sums& sums, const Matrix<W>& m, int64_t row, BFloat16* to, int64_t stride, int num_tokens) {
     __m512i r[kTile];
-    const __m512* at = reinterpret_cast<const __m512*>(sums.at[0][0]);
-    for (int i = 0; i < kTile; ++i) {
-        __m512 low = at[2 * i], high = at[2 * i + 1];
-        if (scale) {
-            low *= to_float(scale[2 * i]);
-            high *= to_float(scale[2 * i + 1]);
-        }
-        if (bias) {
-            low += to_float(bias[2 * i]);
-            high += to_float(bias[2 * i + 1]);
-        }
-        r[i] = pair_up(low, high);
-    }
+    const float* const at = sums.at[0][0];
+    const auto finished_row = [&](int i) {
+        return (__m512)finished(m, load(at + i * kTile), [&](const W* from) { return splat(to_float(from[row + i])); });
+    };
+    for (int i = 0; i < kTile; ++i) r[i] = pair_up(finished_row(2 * i), finished_row(2 * i + 1));
     transpose(r);
     for (int t = 0; t < num_tokens; ++t) _mm512_storeu_si512(to + t * stride, r[t]);
 }
@@ -318,48 +312,22 @@ struct ToRows {
         const int num_tokens = static_cast<int>(std::min<int64_t>(kTile, tokens - tile * kTile));
 #if defined(__AVX512BF16__)
         if constexpr (std::is_same_v<T, BFloat16>) {
-            if (row + 2 * kTile <= m.rows) {
-                store_strip(sums, m.bias ? m.bias + row : nullptr, m.scale ? m.scale + row : nullptr,
-                            at(matrix, tile, row), stride, num_tokens);
+            if (!sums.by_token && row + 2 * kTile <= m.rows) {
+                store_strip(sums, m, row, at(matrix, tile, row), stride, num_tokens);
                 return;
             }
         }
 #endif
+        Sums room;
+        const Sums& of_tokens = ordered(sums, true, room);
         for (int h = 0; h < 2; ++h) {
             const int64_t begin = row + h * kTile;
             const int count = static_cast<int>(std::min<int64_t>(kTile, m.rows - begin));
             if (count <= 0) return;
-            T* out = at(matrix, tile, begin);
-            const W* bias = m.bias ? m.bias + begin : nullptr;
-            const W* scale = m.scale ? m.scale + begin : nullptr;
-#if defined(__AVX512F__)
-            if (count == kTile) {
-                __m512i r[kTile];
-                for (int i = 0; i < kTile; ++i) r[i] = _mm512_load_si512(sums.at[h][i]);
-                transpose(r);
-                const Floats factor = scale ? load(scale) : splat(1.0f), added = bias ? load(bias) : Floats{};
-                for (int t = 0; t < num_tokens; ++t) store(out + t * stride, (Floats)r[t] * factor + added);
-                continue;
-            }
-#elif defined(__AVX2__)
-            if (count == kTile) {
-                for (int n = 0; n < kTile; n += kLanes) {
-                    const Floats factor = scale ? load(scale + n) : splat(1.0f), added = bias ? load(bias + n) : Floats{};
-                    for (int first = 0; first < num_tokens; first += kLanes) {
-                        Floats r[kLanes];
-                        for (int i = 0; i < kLanes; ++i) r[i] = load(&sums.at[h][n + i][first]);
-                        transpose(r);
-                        for (int t = first; t < std::min(num_tokens, first + kLanes); ++t)
-                            store(out + t * stride + n, fused(r[t - first], factor, added));
-                    }
-                }
-                continue;
-            }
-#endif
-            for (int n = 0; n < count; ++n) {
-                const float factor = scale ? to_float(scale[n]) : 1.0f, added = bias ? to_float(bias[n]) : 0.0f;
-                for (int t = 0; t < num_tokens; ++t) store_one(out + t * stride + n, sums.at[h][n][t] * factor + added);
-            }
+            T* const out = at(matrix, tile, begin);
+            for (int t = 0; t < num_tokens; ++t)
+                for_outputs(m, begin, of_tokens.at[h][t], count,
+                            [&](int n, int left, Floats values) { store_some(out + t * stride + n, values, left); });
         }
     }
 };

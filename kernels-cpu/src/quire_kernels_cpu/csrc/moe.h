@@ -44,21 +44,17 @@ struct AddWeighted {
 
     void operator()(int, int64_t row, int64_t tile, const Sums& sums) const {
         const int num_tokens = static_cast<int>(std::min<int64_t>(kTile, count - tile * kTile));
+        Sums room;
+        const Sums& of_tokens = ordered(sums, true, room);
         for (int h = 0; h < 2; ++h) {
             const int64_t begin = row + h * kTile;
             const int outputs = static_cast<int>(std::clamp<int64_t>(down->rows - begin, 0, kTile));
-            float result[kTile][kTile];
-            for (int i = 0; i < outputs; ++i)
-                for (int t = 0; t < kTile; t += kLanes) {
-                    Floats value = load(&sums.at[h][i][t]);
-                    if (down->scale) value *= to_float(down->scale[begin + i]);
-                    if (down->bias) value += to_float(down->bias[begin + i]);
-                    store(&result[i][t], value);
-                }
             for (int t = 0; t < num_tokens; ++t) {
                 const int64_t pair = tile * kTile + t;
-                float* out = to[tokens[pair]] + h * kTile;
-                for (int i = 0; i < outputs; ++i) out[i] += weights[pair] * result[i][t];
+                float* const out = to[tokens[pair]] + h * kTile;
+                for_outputs(*down, begin, of_tokens.at[h][t], outputs, [&](int n, int left, Floats values) {
+                    store_some(out + n, fused(values, splat(weights[pair]), load(out + n)), left);
+                });
             }
         }
     }

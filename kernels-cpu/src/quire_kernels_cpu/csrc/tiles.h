@@ -76,23 +76,30 @@ inline __m512i pair_everywhere(const void* from) {
     return _mm512_set1_epi32(pair);
 }
 
-// 32 bytes of each of 16 rows -> 8 vectors, each of four bytes of every row.
-inline void turn_rows(const char* row, int64_t stride, __m512i to[8]) {
-    __m512i v[8];
+// 32 bytes of each of 16 rows, those of a row beside those of the row four on; and the next 32 bytes, if `kLines`.
+template <bool kLines>
+inline void load_rows(const char* row, int64_t stride, __m512i to[8], __m512i next[8]) {
+    const auto load = [](const char* from) { return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from)); };
 #pragma GCC unroll 2
     for (int eight = 0; eight < 8; eight += 4) {
-        __m256i first[4];
+        __m256i first[4], first_next[4];
 #pragma GCC unroll 8
         for (int i = 0; i < 8; ++i, row += stride) {
             asm("" : "+r"(row));  // one address, not 16 that do not fit the registers
-            const __m256i part = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(row));
+            const int at = eight + i % 4;
             if (i < 4) {
-                first[i] = part;
+                first[i] = load(row);
+                if (kLines) first_next[i] = load(row + 32);
             } else {
-                v[eight + i - 4] = _mm512_inserti64x4(_mm512_castsi256_si512(first[i - 4]), part, 1);
+                to[at] = _mm512_inserti64x4(_mm512_castsi256_si512(first[i - 4]), load(row), 1);
+                if (kLines) next[at] = _mm512_inserti64x4(_mm512_castsi256_si512(first_next[i - 4]), load(row + 32), 1);
             }
         }
     }
+}
+
+// What `load_rows` gave -> 8 vectors, each of four bytes of every row.
+inline void turn(__m512i v[8], __m512i to[8]) {
     __m512i a[8];
 #pragma GCC unroll 4
     for (int i = 0; i < 8; i += 2) {
@@ -112,6 +119,36 @@ inline void turn_rows(const char* row, int64_t stride, __m512i to[8]) {
         to[i + 4] = _mm512_shuffle_i32x4(v[i], v[i + 4], 0xdd);
     }
 }
+
+inline void turn_rows(const char* row, int64_t stride, __m512i to[8]) {
+    __m512i v[8];
+    load_rows<false>(row, stride, v, nullptr);
+    turn(v, to);
+}
+
+// Turns over 16 rows, 32 bytes of each at a time from the first on. It reads 64, a line: rows that are thousands of bytes
+// apart push each other out of the first-level cache before their lines are needed again.
+class LineTurner {
+public:
+    LineTurner(const char* rows, int64_t row_bytes) : rows_(rows), row_bytes_(row_bytes) {}
+
+    void turn_at(int64_t at, __m512i to[8]) {
+        __m512i v[8];
+        if (at % 64 != 0) {
+            for (int i = 0; i < 8; ++i) v[i] = others_[i];
+        } else if (at + 64 <= row_bytes_) {
+            load_rows<true>(rows_ + at, row_bytes_, v, others_);
+        } else {
+            load_rows<false>(rows_ + at, row_bytes_, v, nullptr);
+        }
+        turn(v, to);
+    }
+
+private:
+    const char* const rows_;
+    const int64_t row_bytes_;
+    __m512i others_[8];
+};
 
 #if defined(__AVX512BF16__)
 // Two vectors of 16 numbers -> 16 pairs of bfloat16, the first number in the lower half.

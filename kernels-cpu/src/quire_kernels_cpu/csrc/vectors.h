@@ -366,6 +366,19 @@ inline Floats accumulated(Floats sum, Floats a, Floats b) {
 #endif
 }
 
+// Whether any of them is not below a number, or none itself.
+inline bool any_not_below(Floats v, float limit) {
+#if defined(__AVX512F__)
+    return _mm512_cmp_ps_mask((__m512)v, (__m512)splat(limit), _CMP_NLT_UQ) != 0;
+#elif defined(__AVX2__)
+    return _mm256_movemask_ps(_mm256_cmp_ps((__m256)v, (__m256)splat(limit), _CMP_NLT_UQ)) != 0;
+#else
+    bool any = false;
+    for (int i = 0; i < kLanes; ++i) any |= !(v[i] < limit);
+    return any;
+#endif
+}
+
 inline Floats max(Floats a, Floats b) { return a > b ? a : b; }
 
 // One fixed order of additions, whoever asks.

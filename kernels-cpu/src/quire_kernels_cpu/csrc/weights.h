@@ -57,11 +57,6 @@ inline const char* whole_rows(const Half& half, int64_t row_bytes, Buffer& paddi
     return copy;
 }
 
-// Sums of one strip against one tile of tokens: [2][16 outputs][16 tokens].
-struct alignas(64) Sums {
-    float at[2][kTile][kTile];
-};
-
 // Memory that will be needed next, read into the second-level cache meanwhile, a few lines with each step.
 struct Ahead {
     const char *at[2] = {}, *end[2] = {};
