@@ -230,6 +230,8 @@ DEFINITIONS: dict[str, Define] = {
     "shuffle_epi8": lambda a, b, c, m: shuffled(a, c),
     "shuffle_i32x4_88": lambda a, b, c, m: blocks(a, b, 0, 2, 0, 2),
     "shuffle_i32x4_dd": lambda a, b, c, m: blocks(a, b, 1, 3, 1, 3),
+    "shuffle_i32x4_44": lambda a, b, c, m: blocks(a, b, 0, 1, 0, 1),
+    "shuffle_i32x4_ee": lambda a, b, c, m: blocks(a, b, 2, 3, 2, 3),
     "shuffle_i32x4_1b": lambda a, b, c, m: blocks(a, b, 3, 2, 1, 0),
     "unpacklo_epi8": lambda a, b, c, m: unpacked(a, b, 1, False),
     "unpackhi_epi8": lambda a, b, c, m: unpacked(a, b, 1, True),

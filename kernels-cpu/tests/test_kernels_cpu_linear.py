@@ -200,6 +200,40 @@ def test_a_weight_is_never_read_past_its_end() -> None:
         assert relative_error(ops.linear(x, weight, None), reference.linear(x.double(), weight, None)) <= 4e-3
 
 
+def behind_a_line(weight: torch.Tensor, num_bytes: int) -> torch.Tensor:
+    """The same numbers, beginning so many bytes behind a multiple of 64."""
+    memory = torch.empty(weight.nbytes + 128, dtype=torch.uint8)
+    begin = -memory.data_ptr() % 64 + num_bytes
+    return memory[begin : begin + weight.nbytes].view(weight.dtype).view(weight.shape).copy_(weight)
+
+
+@pytest.mark.parametrize("kind", ["plain", "int8", "w8a8", "fp8", "group int8"])
+@pytest.mark.parametrize("cols", [2048, 4096, 4160])  # rows that share a set of the first-level cache, and others
+def test_weights_begin_anywhere_in_memory(kind: str, cols: int) -> None:
+    """A file has them behind a header of any length."""
+    x = torch.randn(13, cols).bfloat16()
+    weight = torch.randint(-127, 128, (70, cols), dtype=torch.int8)
+    weight = {"plain": weight.bfloat16(), "fp8": (weight / 16).to(torch.float8_e4m3fn)}.get(kind, weight)
+    scale = torch.rand(70).bfloat16()
+    of_groups = block_groups(torch.rand(70, -(-cols // 128)).bfloat16())
+
+    def product(tokens: int, stored: torch.Tensor) -> torch.Tensor:
+        if kind == "plain":
+            return ops.lm_head(x[:tokens], stored)
+        if kind == "int8":
+            return ops.int8_linear(x[:tokens], stored, scale, None, wide=True)
+        if kind == "w8a8":
+            return ops.w8a8_linear(x[:tokens], stored, scale, torch.zeros(1), None, wide=True)
+        return ops.grouped_linear(x[:tokens], stored, of_groups, None, None, wide=True)
+
+    for tokens in (1, 2, 7, 12, 13):
+        expected = product(tokens, behind_a_line(weight, 0))
+        if kind == "plain":
+            assert relative_error(expected, x[:tokens].double() @ weight.double().T) <= 1e-6
+        for num_bytes in (2, 4, 8, 36, 56, 62):
+            assert torch.equal(product(tokens, behind_a_line(weight, num_bytes)), expected)
+
+
 @pytest.mark.parametrize("dtype", TOLERANCE)
 def test_no_rows_and_not_contiguous_ones(dtype: torch.dtype) -> None:
     weight = torch.randn(48, 32).to(dtype)
