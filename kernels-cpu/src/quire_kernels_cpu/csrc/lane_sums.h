@@ -171,13 +171,6 @@ struct Float8Weights : PairWeights {
 };
 #endif
 
-// Into the second-level cache, here and not where a compiler would rather have it: behind the loads that follow, eight tokens
-// took a third longer.
-inline void fetch_eight_lines(const char* at) {
-#pragma GCC unroll 8
-    for (int i = 0; i < 8; ++i) asm volatile("prefetcht1 %0" : : "m"(at[64 * i]));
-}
-
 // sums[first + t][output]: 16 rows against kTokens tokens from `first` on. ahead: as much that comes next, fetched meanwhile.
 template <typename Weights, int kTokens, typename Turner>
 inline void few_in_lanes(const char* rows, const char* ahead, const LaneGroups& groups, const Activations& x, int64_t first,
@@ -189,15 +182,14 @@ inline void few_in_lanes(const char* rows, const char* ahead, const LaneGroups& 
     for (int64_t begin = 0, g = 0; begin < x.cols; begin += groups.size, ++g) {
         typename Weights::Few acc[kTokens];
         for (int64_t k = begin; k < std::min(begin + groups.size, x.cols); k += 32 / Weights::kBytes) {
-            fetch_eight_lines(ahead);
-            // The page that comes after as much again is looked up by now.
-            if (reinterpret_cast<uintptr_t>(ahead) % 4096 < 512) __builtin_prefetch(ahead + kTile * row_bytes, 0, 2);
-            ahead += 512;
             const char* const tokens = Weights::token(x, first, k);
             __m512i turned[8];
             turner.turn_at(k * Weights::kBytes, turned);
+            // The page that comes after as much again is looked up by now.
+            if (reinterpret_cast<uintptr_t>(ahead) % 4096 < 512) __builtin_prefetch(ahead + kTile * row_bytes, 0, 2);
 #pragma GCC unroll 8
-            for (int j = 0; j < 8; ++j) {
+            for (int j = 0; j < 8; ++j, ahead += 64) {
+                __builtin_prefetch(ahead, 0, 2);
                 const auto weights = Weights::widen(turned[j]);
 #pragma GCC unroll 12
                 for (int t = 0; t < kTokens; ++t) acc[t].add(weights, tokens + t * token_bytes, j);
