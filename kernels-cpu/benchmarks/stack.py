@@ -27,7 +27,7 @@ from kernels_cpu_steps import Layout
 from quire_kernels_cpu.builds import build_name, library
 from quire_kernels_cpu.decoder import decoder_stack
 from quire_kernels_cpu.ops import grouped_linear, int8_linear, lm_head, paged_attention, w8a8_linear
-from quire_ops import DecoderLayerWeights, DecoderStack, LinearWeights
+from quire_ops import DecoderLayerWeights, DecoderStack, GatedWeights, LinearWeights
 
 HIDDEN, INNER, HEADS, KV_HEADS, DIM, VOCAB = 1024, 3072, 16, 8, 128, 151936
 STEPS: list[tuple[str, int, int, int]] = [  # name, sequences, tokens of each, context of each
@@ -84,9 +84,11 @@ def make_stack(num_layers: int, weights: str) -> DecoderStack:
             k=make_linear(KV_HEADS * DIM, HIDDEN, weights),
             v=make_linear(KV_HEADS * DIM, HIDDEN, weights),
             o=make_linear(HIDDEN, HEADS * DIM, weights),
-            gate=make_linear(INNER, HIDDEN, weights),
-            up=make_linear(INNER, HIDDEN, weights),
-            down=make_linear(HIDDEN, INNER, weights),
+            feed_forward=GatedWeights(
+                gate=make_linear(INNER, HIDDEN, weights),
+                up=make_linear(INNER, HIDDEN, weights),
+                down=make_linear(HIDDEN, INNER, weights),
+            ),
         )
         for _ in range(num_layers)
     )
@@ -127,7 +129,7 @@ def main() -> None:
     torch.manual_seed(0)
     stack = make_stack(args.layers, args.weights)
     run = decoder_stack(stack)
-    matrices = [getattr(layer, name) for layer in stack.layers for name in ("q", "k", "v", "o", "gate", "up", "down")]
+    matrices = [each for x in stack.layers for each in (x.q, x.k, x.v, x.o, *x.feed_forward)]
     weight_bytes = sum(part.nbytes for matrix in matrices for part in matrix if part is not None)
     num_weights = args.layers * HIDDEN * (2 * (HEADS + KV_HEADS) * DIM + 3 * INNER)
     head = make_linear(VOCAB, HIDDEN, args.weights)

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 import torch
 from kernels_cpu_steps import make_draws
-from test_kernels_cpu_decoder import KV_HEADS, _widened, make_stack
+from test_kernels_cpu_decoder import KV_HEADS, RULES, _widened, make_stack
 from torch import Tensor
 
 from quire_kernels_cpu.decode_step import decode_step
-from quire_ops import DecodeNetwork, DecodeRows, LinearWeights, RowTable
+from quire_ops import DecodeNetwork, DecodeRows, LinearWeights, RoutingRule, RowTable
 from quire_ops.decode_step import reference_decode_step
 
 VOCAB, ROW_LEN, NUM_ROWS, HEAD_DIM = 300, 90, 9, 32
@@ -26,14 +26,16 @@ def rotations(length: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     return torch.cat([cos, cos], -1)[:, None].to(dtype), torch.cat([-sin, sin], -1)[:, None].to(dtype)
 
 
-def make_network(dtype: torch.dtype, *, int8_head: bool = False) -> DecodeNetwork:
+def make_network(
+    dtype: torch.dtype, *, int8_head: bool = False, experts: str | None = None, rule: RoutingRule | None = None
+) -> DecodeNetwork:
     head = LinearWeights(torch.randn(VOCAB, 64).to(dtype))
     if int8_head:
         scale = (torch.rand(VOCAB) * 0.01 + 0.001).to(dtype)
         head = LinearWeights(torch.randint(-127, 128, (VOCAB, 64), dtype=torch.int8), None, scale)
     return DecodeNetwork(
         embedding=torch.randn(VOCAB, 64).to(dtype),
-        stack=make_stack(dtype, windows=(None, WINDOW, None)),
+        stack=make_stack(dtype, windows=(None, WINDOW, None), experts=experts, rule=rule),
         head=head,
         rotations=lambda length: rotations(length, dtype),
     )
@@ -90,11 +92,12 @@ def copied(rows: DecodeRows, dtype: torch.dtype) -> DecodeRows:
     )
 
 
+@pytest.mark.parametrize("experts", [None, "plain"])
 @pytest.mark.parametrize("seed", range(4))
-def test_steps_equal_the_reference_token_by_token(seed: int) -> None:
+def test_steps_equal_the_reference_token_by_token(seed: int, experts: str | None) -> None:
     torch.manual_seed(seed)
     rng = random.Random(seed)
-    network = make_network(torch.float32)
+    network = make_network(torch.float32, experts=experts, rule=RULES[0])
     rows = make_rows(torch.float32, rng)
     expected = copied(rows, torch.float64)
     run, reference = decode_step(network, rows), reference_decode_step(widened(network), expected)

@@ -10,11 +10,19 @@ from kernels_cpu_steps import Layout
 from torch import Tensor
 
 from quire_kernels_cpu.decoder import decoder_stack
-from quire_ops import DecoderLayerWeights, DecoderStack, LinearWeights
+from quire_ops import (
+    DecoderLayerWeights,
+    DecoderStack,
+    Experts,
+    GatedWeights,
+    LinearWeights,
+    RoutedExperts,
+    RoutingRule,
+)
 from quire_ops.decoder_stack import reference_decoder_stack
 from quire_ops.grouped import block_groups, pack_int4
 
-HEADS, KV_HEADS = 6, 2
+HEADS, KV_HEADS, NUM_EXPERTS = 6, 2, 7
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 0.06, torch.float16: 8e-3}
 
 
@@ -29,8 +37,14 @@ def make_stack(
     activation: str = "silu",
     windows: tuple[int | None, ...] = (None, 20, None),
     weights: str = "plain",
+    experts: str | None = None,
+    rule: RoutingRule | None = None,
+    sinks: bool = False,
 ) -> DecoderStack:
-    def linear(outputs: int, inputs: int) -> LinearWeights:
+    """experts: how their weights are kept, where the first two layers have some; None for none. rule: how tokens
+    choose; None: each takes all of them, which no rounding changes."""
+
+    def linear(outputs: int, inputs: int, weights: str = weights) -> LinearWeights:
         added = torch.randn(outputs).mul(0.3).to(dtype) if bias else None
         if weights in ("int8", "w8a8"):
             weight = torch.randint(-127, 128, (outputs, inputs), dtype=torch.int8)
@@ -49,6 +63,25 @@ def make_stack(
     def norm(size: int) -> Tensor:
         return torch.rand(size).add(0.5).to(dtype)
 
+    def gated() -> GatedWeights:
+        return GatedWeights(linear(inner, hidden), linear(inner, hidden), linear(hidden, inner))
+
+    def routed(weights: str) -> RoutedExperts:
+        chosen = rule or RoutingRule(top_k=NUM_EXPERTS, scoring="softmax_of_chosen")
+        gate, up, down = (
+            tuple(linear(*shape, weights) for _ in range(NUM_EXPERTS))
+            for shape in ((96, hidden), (96, hidden), (hidden, 96))
+        )
+        return RoutedExperts(
+            router=torch.randn(NUM_EXPERTS, hidden).mul(hidden**-0.5).to(dtype),
+            router_bias=torch.randn(NUM_EXPERTS) if bias else None,
+            choice_bias=torch.randn(NUM_EXPERTS) if chosen.scoring == "sigmoid" else None,
+            rule=chosen,
+            experts=Experts(
+                gate=gate, up=up, down=down, activation="swigluoai" if bias else activation, limit=0.7 if bias else 0.0
+            ),
+        )
+
     layers = tuple(
         DecoderLayerWeights(
             input_norm=norm(hidden),
@@ -59,12 +92,11 @@ def make_stack(
             k=linear(KV_HEADS * head_dim, hidden),
             v=linear(KV_HEADS * head_dim, hidden),
             o=linear(hidden, HEADS * head_dim),
-            gate=linear(inner, hidden),
-            up=linear(inner, hidden),
-            down=linear(hidden, inner),
+            feed_forward=gated() if experts is None or i > 1 else routed(experts),
             sliding_window=window,
+            sinks=torch.randn(HEADS).to(dtype) if sinks else None,
         )
-        for window in windows
+        for i, window in enumerate(windows)
     )
     return DecoderStack(
         layers=layers, final_norm=norm(hidden), head_dim=head_dim, eps=1e-6, scale=head_dim**-0.5, activation=activation
@@ -88,6 +120,10 @@ SHAPES = [
     {"weights": "int4", "hidden": 72, "inner": 100, "head_dim": 20},
     {"weights": "fp8", "inner": 192},
     {"weights": "fp8", "hidden": 72, "inner": 100, "head_dim": 20},
+    {"experts": "plain", "sinks": True},
+    {"experts": "int4", "bias": False, "hidden": 72, "head_dim": 20},
+    {"weights": "int8", "experts": "int8", "inner": 192},
+    {"weights": "int4", "experts": "fp8", "inner": 192, "sinks": True},
 ]
 
 
@@ -124,8 +160,35 @@ def test_a_mixed_step_equals_the_reference(dtype: torch.dtype, shape: dict[str, 
         assert (cache.double() - expected_cache)[written].abs().max() <= tolerance * expected_cache[written].abs().max()
 
 
+RULES = [
+    RoutingRule(top_k=2, scoring="softmax", renormalize=True),
+    RoutingRule(top_k=3, scoring="sigmoid", renormalize=True, scale=2.5),
+]
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.scoring)
+@pytest.mark.parametrize("seed", range(4))
+def test_tokens_choose_their_experts_as_the_reference_does(rule: RoutingRule, seed: int) -> None:
+    torch.manual_seed(seed)
+    stack = make_stack(torch.float32, experts="plain", rule=rule)
+    layout = Layout(16, [1, 30, 1, 4], [50, 30, 1, 9])
+    caches = tuple(layout.cache(KV_HEADS, 32, torch.float32) for _ in stack.layers)
+    wide_caches = tuple(cache.double() for cache in caches)
+    x, (cos, sin) = torch.randn(36, 64), angles(layout, 32, torch.float32)
+    wide = x.double(), cos.double(), sin.double()
+    expected = reference_decoder_stack(_widened(stack))(*wide, [layout], (0, 0, 0), wide_caches)
+    got = decoder_stack(stack)(x, cos, sin, [layout], (0, 0, 0), caches)
+    assert (got.double() - expected).abs().max() <= 1e-5 * expected.abs().max()
+
+
 def _widened(stack: DecoderStack) -> DecoderStack:
     def wide(value: object) -> object:
+        if isinstance(value, RoutedExperts | Experts):
+            return type(value)(**{name: wide(getattr(value, name)) for name in value.__slots__})
+        if isinstance(value, GatedWeights):
+            return GatedWeights(*map(wide, value))  # type: ignore[arg-type]
+        if isinstance(value, tuple) and not isinstance(value, LinearWeights):
+            return tuple(map(wide, value))
         if isinstance(value, LinearWeights):
             weight = value.weight if value.scale is not None else value.weight.double()
             bias, scale = (None if part is None else part.double() for part in value[1:3])
@@ -144,9 +207,10 @@ def _widened(stack: DecoderStack) -> DecoderStack:
 
 @pytest.mark.parametrize("dtype", TOLERANCE)
 @pytest.mark.parametrize("weights", ["plain", "int8", "w8a8", "int4", "fp8"])
-def test_chunks_and_neighbours_change_no_bit(dtype: torch.dtype, weights: str) -> None:
+@pytest.mark.parametrize("routed", [False, True], ids=["dense", "experts"])
+def test_chunks_and_neighbours_change_no_bit(dtype: torch.dtype, weights: str, routed: bool) -> None:
     torch.manual_seed(0)
-    stack = make_stack(dtype, weights=weights, inner=192)
+    stack = make_stack(dtype, weights=weights, inner=192, experts=weights if routed else None, rule=RULES[0])
     run = decoder_stack(stack)
     lengths = [150, 1, 37]
     whole = Layout(16, lengths, lengths)

@@ -69,6 +69,8 @@ _SIGNATURES: dict[str, tuple[list[type], type | None]] = {
     "quire_decoder_set_lora": ([_I, _P, _P], None),
     "quire_decoder_run": ([_I, _P, _P, _P, _P, _P, _L, _I, _P, _P, _P, _P, _I, _I, _P, _P, _L, _L, _P, _P, _L], None),
     "quire_lora_linear": ([_I, _I, _P, _P, _P, _L, _L, _P, _P, _L, _L], None),
+    "quire_decoder_set_experts": ([_I, _P, _I, _P, _P, _I, _P, _P, _P], None),
+    "quire_route_experts": ([_P, _L, _P, _P, _L, _I, _P, _P], None),
     "quire_moe_new": ([_I, _I, _P, _L, _L, _I, _F], _P),
     "quire_moe_delete": ([_I, _P], None),
     "quire_moe_run": ([_I, _P, _P, _P, _P, _L, _I, _P], None),

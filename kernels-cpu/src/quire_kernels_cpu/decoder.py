@@ -15,6 +15,9 @@ from quire_kernels_cpu.builds import library
 from quire_kernels_cpu.dtypes import DTYPES
 from quire_kernels_cpu.lora import LoraTables
 from quire_kernels_cpu.matrix import Matrix
+from quire_kernels_cpu.moe import CompiledExperts
+from quire_kernels_cpu.routing import Rule
+from quire_ops import DecoderLayerWeights, GatedWeights, LinearWeights, RoutedExperts
 from quire_ops.declarations import PagedLayout
 from quire_ops.decoder_stack import DecoderStack, RunDecoder
 from quire_ops.lora import LoraTokens
@@ -57,8 +60,13 @@ class Decoder:
         self.cache_format = 0
         """Number of the caches' format."""
         self.cache_pointers = (ctypes.c_void_p * len(stack.layers))()
-        linears = [(x.q, x.k, x.v, x.o, x.gate, x.up, x.down) for x in stack.layers]
-        self.adapters = LoraTables([each.lora for layer in linears for each in layer])
+        self._experts = {
+            i: CompiledExperts(layer.feed_forward.experts)
+            for i, layer in enumerate(stack.layers)
+            if isinstance(layer.feed_forward, RoutedExperts)
+        }
+        self._sinks = [None if layer.sinks is None else layer.sinks.float().contiguous() for layer in stack.layers]
+        self.adapters = LoraTables([None if each is None else each.lora for x in stack.layers for each in _linears(x)])
         """In the order in which the C interface takes them."""
         self.handle: int | None = None
         """What the C functions take; from `prepare` on."""
@@ -129,17 +137,18 @@ class Decoder:
     def _make(self, group_of_layer: tuple[int, ...]) -> None:
         self._release()
         stack, num_layers = self._stack, len(self._stack.layers)
+        hidden, first = stack.final_norm.shape[0], stack.layers[0]
+        gated = [each.feed_forward for each in stack.layers if isinstance(each.feed_forward, GatedWeights)]
+        intermediate = gated[0].gate.weight.shape[0] if gated else 0
         norms: list[int | None] = []
         matrices: list[Matrix] = []
-        for layer in stack.layers:
-            of_layer = (layer.input_norm, layer.post_attention_norm, layer.q_norm, layer.k_norm, layer.kv_scale)
+        for layer, sinks in zip(stack.layers, self._sinks, strict=True):
+            of_layer = (layer.input_norm, layer.post_attention_norm, layer.q_norm, layer.k_norm, layer.kv_scale, sinks)
             norms += [None if norm is None else norm.data_ptr() for norm in of_layer]
-            inputs = (stack.final_norm.shape[0],) * 3 + (layer.q.weight.shape[0],) + (stack.final_norm.shape[0],) * 2
-            linears = (layer.q, layer.k, layer.v, layer.o, layer.gate, layer.up, layer.down)
-            for weights, cols in zip(linears, (*inputs, layer.gate.weight.shape[0]), strict=True):
-                matrices.append(Matrix.of(*weights[:5], inputs=cols))
+            inputs = (hidden, hidden, hidden, layer.q.weight.shape[0], hidden, hidden, intermediate)
+            for weights, cols in zip(_linears(layer), inputs, strict=True):
+                matrices.append(Matrix() if weights is None else Matrix.of(*weights[:5], inputs=cols))
         windows = [layer.sliding_window or 0 for layer in stack.layers]
-        first = stack.layers[0]
         self.handle = library().quire_decoder_new(
             self._dtype,
             num_layers,
@@ -148,8 +157,8 @@ class Decoder:
             (ctypes.c_int * num_layers)(*windows),
             (ctypes.c_int * num_layers)(*group_of_layer),
             stack.final_norm.data_ptr(),
-            stack.final_norm.shape[0],
-            first.gate.weight.shape[0],
+            hidden,
+            intermediate,
             first.q.weight.shape[0] // stack.head_dim,
             first.k.weight.shape[0] // stack.head_dim,
             stack.head_dim,
@@ -158,7 +167,26 @@ class Decoder:
             stack.scale,
         )
         library().quire_decoder_set_lora(self._dtype, self.handle, self.adapters.address)
+        for i, experts in self._experts.items():
+            self._set_experts(i, experts)
         self._group_of_layer = group_of_layer
+
+    def _set_experts(self, index: int, experts: CompiledExperts) -> None:
+        routed = self._stack.layers[index].feed_forward
+        assert isinstance(routed, RoutedExperts)
+        num_experts = len(routed.router)
+        biases = (routed.router_bias, routed.choice_bias)
+        assert all(bias is None or (bias.dtype == torch.float32 and bias.is_contiguous()) for bias in biases)
+        library().quire_decoder_set_experts(
+            self._dtype,
+            self.handle,
+            index,
+            experts.handle(self._stack.final_norm.dtype),
+            ctypes.byref(Matrix.of(routed.router, None, None, inputs=self._stack.final_norm.shape[0])),
+            num_experts,
+            *(None if bias is None else bias.data_ptr() for bias in biases),
+            ctypes.byref(Rule.of(routed.rule, num_experts)),
+        )
 
     def _point_to(self, kv_caches: tuple[Tensor, ...]) -> None:
         for i, cache in enumerate(kv_caches):
@@ -173,3 +201,9 @@ class Decoder:
         if self.handle is not None:
             library().quire_decoder_delete(self._dtype, self.handle)
             self.handle = None
+
+
+def _linears(layer: DecoderLayerWeights) -> tuple[LinearWeights | None, ...]:
+    """The matrices of a layer in the order in which the C interface takes them; None where it has experts instead."""
+    gated = layer.feed_forward if isinstance(layer.feed_forward, GatedWeights) else (None, None, None)
+    return (layer.q, layer.k, layer.v, layer.o, *gated)

@@ -13,15 +13,15 @@ from quire_kernels_cpu.dtypes import DTYPES
 from quire_kernels_cpu.matrix import Matrix
 from quire_ops import EXPERT_ACTIVATIONS, Experts, RunExperts
 
-__all__ = ["fused_moe"]
+__all__ = ["CompiledExperts", "fused_moe"]
 
 
 def fused_moe(experts: Experts) -> RunExperts:
     """Op `fused_moe`."""
-    return _Experts(experts)
+    return CompiledExperts(experts)
 
 
-class _Experts:
+class CompiledExperts:
     """Experts of the library. Keeps the weights that it points to."""
 
     def __init__(self, experts: Experts) -> None:
@@ -41,16 +41,31 @@ class _Experts:
         if self._handle is not None:
             self._library.quire_moe_delete(self._dtype, self._handle)
 
+    def handle(self, dtype: torch.dtype) -> int:
+        """What the C functions take, for tokens of this dtype: the same each time."""
+        if self._handle is None:
+            self._dtype = DTYPES[dtype]
+            self._handle = self._library.quire_moe_new(
+                self._dtype,
+                len(self._experts.gate),
+                self._matrices,
+                self._width,
+                self._inner,
+                EXPERT_ACTIVATIONS.index(self._experts.activation),
+                self._experts.limit,
+            )
+        assert self._dtype == DTYPES[dtype]
+        return self._handle
+
     def __call__(self, x: Tensor, topk_ids: Tensor, topk_weights: Tensor) -> Tensor:
         """See `RunExperts`."""
-        if self._handle is None:
-            self._make(x.dtype)
+        handle = self.handle(x.dtype)
         x, topk_ids, topk_weights = x.contiguous(), topk_ids.contiguous(), topk_weights.contiguous()
         out = torch.empty_like(x)
         if len(x):
             self._library.quire_moe_run(
                 self._dtype,
-                self._handle,
+                handle,
                 x.data_ptr(),
                 topk_ids.data_ptr(),
                 topk_weights.data_ptr(),
@@ -59,15 +74,3 @@ class _Experts:
                 out.data_ptr(),
             )
         return out
-
-    def _make(self, dtype: torch.dtype) -> None:
-        self._dtype = DTYPES[dtype]
-        self._handle = self._library.quire_moe_new(
-            self._dtype,
-            len(self._experts.gate),
-            self._matrices,
-            self._width,
-            self._inner,
-            EXPERT_ACTIVATIONS.index(self._experts.activation),
-            self._experts.limit,
-        )

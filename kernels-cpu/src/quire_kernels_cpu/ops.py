@@ -28,6 +28,7 @@ from quire_kernels_cpu.recurrent import (
     selective_scan,
     wkv,
 )
+from quire_kernels_cpu.routing import route_experts
 from quire_kernels_cpu.step_inputs import step_inputs
 from quire_ops import EXPERT_ACTIVATIONS, OpBackend, SizeRule
 from quire_ops.declarations import PagedLayout
@@ -50,6 +51,7 @@ __all__ = [
     "lora_linear",
     "paged_attention",
     "rms_norm",
+    "route_experts",
     "sigmoid_and_mul",
     "silu_and_mul",
     "sparse_latent_attention",
@@ -95,6 +97,7 @@ def backends() -> list[OpBackend]:
         decode_step,
         draw,
         draw_masked,
+        route_experts,
         fused_moe,
         causal_conv1d,
         mamba2_scan,

@@ -1,4 +1,5 @@
-"""Experts chosen by a network's rule: torch's operators give what op `route_experts` says, to the last digits."""
+"""Experts chosen by a network's rule: a backend of op `route_experts` where one serves, and torch's operators
+elsewhere, give what the op says, to the last digits."""
 
 from __future__ import annotations
 
@@ -6,7 +7,7 @@ import pytest
 import torch
 
 from quire_models import ModelConfig, build_model
-from quire_models.layers.expert_choice import ExpertChoice
+from quire_models.layers.expert_choice import ExpertChoice, _by_torch
 from quire_models.weights import load_dummy_weights
 from quire_ops.routing import reference_route_experts
 from quire_testkit.parity.cases import CASES
@@ -23,14 +24,13 @@ def choice_of(architecture: str) -> ExpertChoice:
         ModelConfig.from_dict({"architectures": [architecture], **CASES[architecture].fields}), dtype="float32"
     )
     load_dummy_weights(model)
-    assert "route_experts" not in {backend.op for backend in model._scope.chosen}  # the processor has no such kernel
-    choice = model.layers[-1].mlp.router._select
+    choice = model.layers[-1].mlp.router.select
     assert isinstance(choice, ExpertChoice)
     return choice
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
-def test_torchs_operators_are_the_rule(architecture: str) -> None:
+def test_the_choice_is_the_rule(architecture: str) -> None:
     choice = choice_of(architecture)
     num_experts = choice.num_experts
     assert choice.rule.fits(num_experts)
@@ -38,7 +38,8 @@ def test_torchs_operators_are_the_rule(architecture: str) -> None:
     bias = None
     if choice._bias is not None:
         choice._bias.value = bias = 0.3 * torch.randn(num_experts, generator=torch.Generator().manual_seed(2))
-    ids, weights = choice(logits.clone())  # which it may write over
     wanted_ids, wanted = reference_route_experts(logits, bias, choice.rule)
-    assert torch.equal(ids, wanted_ids)
-    torch.testing.assert_close(weights, wanted, rtol=5e-6, atol=1e-7)
+    scores = logits.sigmoid() if choice.rule.scoring == "sigmoid" else logits.clone()  # which may be written over
+    for ids, weights in (choice(logits.clone()), _by_torch(choice.rule, choice._bias)(scores)):
+        assert torch.equal(ids, wanted_ids)
+        torch.testing.assert_close(weights, wanted, rtol=5e-6, atol=1e-7)

@@ -9,17 +9,31 @@
 #include "elementwise.h"
 #include "linear.h"
 #include "lora.h"
+#include "moe.h"
+#include "routing.h"
 
 namespace quire {
+
+// What stands in the place of gate, up and down where each token has experts of its own.
+template <typename T>
+struct RoutedExperts {
+    const Moe<T>* moe = nullptr;
+    Matrix<T> router;                  // [E, hidden]
+    const float* router_bias = nullptr;  // [E] or none, as the next
+    const float* choice_bias = nullptr;
+    RoutingRule rule{};
+};
 
 template <typename T>
 struct Layer {
     const T *input_norm, *post_norm;
     const T *q_norm, *k_norm;  // [D] each, or none
     Matrix<T> qkv[3], o, gate_up[2], down;
+    RoutedExperts<T> experts;  // without `moe` there are none
     int window;
     int group;  // of KV cache groups
     const float* kv_scale;  // [2, Hkv], or none
+    const float* sinks;  // [Hq], or none
 };
 
 // One group of layers that share a block table.
@@ -89,9 +103,9 @@ public:
         normed_ = make_activations<T>(tokens, hidden, coding, inputs_[0]);
         attended_ = make_activations<T>(tokens, q, coding, inputs_[1]);
         activated_ = make_activations<T>(tokens, intermediate, coding, inputs_[2]);
-        const bool adapted = lora && step.lora.num_groups > 0;
+        const bool adapted = lora && step.lora.num_groups > 0, routed = make_room_for_experts(tokens, coding);
         inner_ = adapted || activated_.takes_whole_tokens() ? buffers_[4].get<T>(tokens * intermediate) : nullptr;
-        normed_rows_ = adapted ? lora_buffers_[0].get<T>(tokens * hidden) : nullptr;
+        normed_rows_ = adapted || routed ? lora_buffers_[0].get<T>(tokens * hidden) : nullptr;
         gate_ = adapted ? lora_buffers_[1].get<float>(2 * tokens * intermediate) : nullptr;
         lora_inner_ = adapted ? lora_buffers_[2].get<float>(3 * step.lora.count() * step.lora.max_rank) : nullptr;
         residual_ = buffers_[0].get<T>(tokens * hidden);
@@ -123,7 +137,8 @@ private:
     struct Thread {
         LinearScratch linear;
         AttentionScratch attention;
-        Buffer rows;
+        MoeScratch experts;
+        Buffer rows, routing;
     };
 
     // Copies the residual stream of some tokens where it is asked for.
@@ -137,7 +152,7 @@ private:
                Claimer& claimer) {
         const int64_t q = static_cast<int64_t>(num_heads) * head_dim, kv = static_cast<int64_t>(num_kv_heads) * head_dim;
         const int64_t width = q + 2 * kv;
-        const Strips<T> qkv{l.qkv, 3, false}, o{&l.o, 1, false}, gate_up{l.gate_up, 2, true}, down{&l.down, 1, false};
+        const Strips<T> qkv{l.qkv, 3, false}, o{&l.o, 1, false};
         norm(l.input_norm, index > 0, mine);
         wait_for_team();
         tap(step, index, my_share(step.tokens));
@@ -167,17 +182,32 @@ private:
         const StepGroup& group = step.groups[l.group];
         attention(Attention<T>{heads_, token_stride, head_stride, cache, attention_out_, q, group.block_table,
                                group.table_stride, step.query_start_loc, step.kv_lens, order_, step.num_sequences,
-                               num_heads, scale, l.window, 0.0f, nullptr, nullptr, step.paths, step.path_stride},
+                               num_heads, scale, l.window, 0.0f, l.sinks, nullptr, step.paths, step.path_stride},
                   mine.attention, claimer, partials_);
         wait_for_team();
         set_all(attended_, attention_out_, q);
         wait_for_team();
         if (adapters) shrink(adapters + kLoraO, 1, step, attention_out_, q);
-        project(o, attended_, mine, claimer, &gate_up);
+        const Matrix<T>& router = l.experts.router;
+        const Strips<T> after = l.experts.moe ? Strips<T>{&router, 1, false} : Strips<T>{l.gate_up, 2, true};
+        project(o, attended_, mine, claimer, &after);
         wait_for_team();
         if (adapters) expand_projected(adapters + kLoraO, step);
         norm(l.post_norm, true, mine);
         wait_for_team();
+        const Strips<T> next_qkv{next ? next->qkv : l.qkv, 3, false};
+        if (l.experts.moe) {
+            run_experts(l.experts, step.tokens, mine, claimer, next ? &next_qkv : nullptr);
+        } else {
+            feed_forward(l, adapters, step, mine, claimer, next ? &next_qkv : nullptr);
+        }
+        wait_for_team();
+        if (adapters) expand_projected(adapters + kLoraDown, step);
+    }
+
+    void feed_forward(const Layer<T>& l, const LoraTable* adapters, const Step<T>& step, Thread& mine, Claimer& claimer,
+                      const Strips<T>* behind) {
+        const Strips<T> gate_up{l.gate_up, 2, true}, down{&l.down, 1, false};
         if (adapters) {
             float* const up = gate_ + step.tokens * intermediate;
             shrink(adapters + kLoraGate, 2, step, normed_rows_, hidden);
@@ -199,10 +229,40 @@ private:
             set_all(activated_, inner_, intermediate);
             wait_for_team();
         }
-        const Strips<T> next_qkv{next ? next->qkv : l.qkv, 3, false};
-        project(down, activated_, mine, claimer, next ? &next_qkv : nullptr);
+        project(down, activated_, mine, claimer, behind);
+    }
+
+    // Without adapters: no expert has any here.
+    void run_experts(const RoutedExperts<T>& l, int64_t tokens, Thread& mine, Claimer& claimer, const Strips<T>* behind) {
+        const int64_t num_experts = l.router.rows;
+        linear(Strips<T>{&l.router, 1, false}, routed_.data ? routed_ : normed_, mine.linear, claimer,
+               ToRows<T, float>{&l.router, &logits_, num_experts, tokens});
         wait_for_team();
-        if (adapters) expand_projected(adapters + kLoraDown, step);
+        const Range share = my_share(tokens);
+        for (int64_t i = share.begin * num_experts; l.router_bias && i < share.end * num_experts; ++i)
+            logits_[i] += l.router_bias[i % num_experts];
+        Routing{l.rule, logits_, num_experts, l.choice_bias, static_cast<int32_t>(num_experts), expert_ids_,
+                expert_weights_}.choose(share, mine.routing);
+        wait_for_team();
+        if (omp_get_thread_num() == 0)
+            expert_step_.begin(*l.moe, normed_rows_, expert_ids_, expert_weights_, tokens, l.rule.top_k);
+        wait_for_team();
+        expert_step_.run(mine.experts, claimer, projected_, behind);
+    }
+
+    // Whether any layer has experts.
+    bool make_room_for_experts(int64_t tokens, Coding coding) {
+        int64_t num_experts = 0, top_k = 0;
+        for (const Layer<T>& l : layers) {
+            num_experts = std::max(num_experts, l.experts.moe ? l.experts.router.rows : 0);
+            top_k = std::max<int64_t>(top_k, l.experts.rule.top_k);
+        }
+        logits_ = buffers_[5].get<float>(tokens * num_experts);
+        expert_ids_ = buffers_[6].get<int64_t>(tokens * top_k);
+        expert_weights_ = buffers_[7].get<float>(tokens * top_k);
+        routed_ = num_experts && coding != Coding::plain ? make_activations<T>(tokens, hidden, Coding::plain, inputs_[3])
+                                                         : Activations{};
+        return num_experts > 0;
     }
 
     // Adapters, first part: of `count` layers with the same inputs x [tokens, cols].
@@ -254,6 +314,7 @@ private:
                 of[i] = rows + i * hidden;
             }
             set_tile(normed_, tile, of, 0, hidden);
+            if (routed_.data) set_tile(routed_, tile, of, 0, hidden);
         }
     }
 
@@ -279,12 +340,14 @@ private:
         }
     }
 
-    Activations normed_, attended_, activated_;
+    Activations normed_, attended_, activated_, routed_;  // the last one only if it is not as the first
     T *residual_, *projected_, *heads_, *attention_out_, *inner_, *normed_rows_;
-    float *gate_, *lora_inner_;
+    float *gate_, *lora_inner_, *logits_, *expert_weights_;
+    int64_t* expert_ids_;
+    MoeStep<T> expert_step_;
     const int32_t* order_;
-    ActivationBuffers inputs_[3];
-    Buffer buffers_[5], lora_buffers_[3], order_buffer_, partials_;
+    ActivationBuffers inputs_[4];
+    Buffer buffers_[8], lora_buffers_[3], order_buffer_, partials_;
 };
 
 }  // namespace quire

@@ -130,8 +130,8 @@ void write_kv_cache_op(const T* key, const T* value, const PagedCache& cache, co
 }
 
 // How a decoder arrives: the norms and matrices of its layers in a row, then numbers.
-// The scales of its cache come with the norms.
-enum LayerNorms { kInputNorm, kPostNorm, kQNorm, kKNorm, kKvScale, kNumNorms };
+// The scales of its cache and its sinks come with the norms.
+enum LayerNorms { kInputNorm, kPostNorm, kQNorm, kKNorm, kKvScale, kSinks, kNumNorms };
 enum LayerMatrices { kQ, kK, kV, kO, kGate, kUp, kDown, kNumMatrices };
 
 template <typename T>
@@ -157,6 +157,7 @@ Decoder<T>* make_decoder(int num_layers, const void* const* norms, const MatrixA
         layer.q_norm = norm(kQNorm);
         layer.k_norm = norm(kKNorm);
         layer.kv_scale = static_cast<const float*>(norms[i * kNumNorms + kKvScale]);
+        layer.sinks = static_cast<const float*>(norms[i * kNumNorms + kSinks]);
         const auto matrix = [&](int which, int64_t rows, int64_t cols) {
             return make_matrix<T>(matrices[i * kNumMatrices + which], rows, cols);
         };
@@ -398,6 +399,25 @@ void quire_lora_linear(int dtype, int wide, void* out, const void* x, const void
     });
 }
 
+// A layer whose tokens have experts of their own (of `quire_moe_new`; the decoder keeps the pointer), in the place of gate, up
+// and down; biases: [num_experts] each, or none.
+void quire_decoder_set_experts(int dtype, void* decoder, int layer, const void* experts, const MatrixArgument* router,
+                               int num_experts, const float* router_bias, const float* choice_bias, const void* rule) {
+    for_dtype(dtype, [&](auto zero) {
+        using T = decltype(zero);
+        auto& stack = *static_cast<quire::Decoder<T>*>(decoder);
+        stack.layers[layer].experts = {static_cast<const quire::Moe<T>*>(experts),
+                                       quire::make_matrix<T>(*router, num_experts, stack.hidden), router_bias, choice_bias,
+                                       *static_cast<const quire::RoutingRule*>(rule)};
+    });
+}
+
+// Rows of logits are `stride` numbers apart; bias [num_experts] or none; ids and weights [tokens, top_k].
+void quire_route_experts(const float* logits, int64_t stride, const float* bias, const void* rule, int64_t tokens,
+                         int num_experts, int64_t* ids, float* weights) {
+    quire::route_op({*static_cast<const quire::RoutingRule*>(rule), logits, stride, bias, num_experts, ids, weights}, tokens);
+}
+
 void quire_decoder_delete(int dtype, void* decoder) {
     for_dtype(dtype, [&](auto zero) { delete static_cast<quire::Decoder<decltype(zero)>*>(decoder); });
 }
@@ -445,7 +465,7 @@ void quire_moe_run(int dtype, void* moe, const void* x, const int64_t* ids, cons
                    void* out) {
     for_dtype(dtype, [&](auto zero) {
         using T = decltype(zero);
-        static_cast<quire::Moe<T>*>(moe)->run(static_cast<const T*>(x), ids, weights, tokens, k, static_cast<T*>(out));
+        quire::moe_op(*static_cast<quire::Moe<T>*>(moe), static_cast<const T*>(x), ids, weights, tokens, k, static_cast<T*>(out));
     });
 }
 

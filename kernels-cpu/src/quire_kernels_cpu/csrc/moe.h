@@ -61,48 +61,52 @@ struct AddWeighted {
 };
 
 template <typename T>
-class Moe {
-public:
+struct Moe {
     Activation activation;
     float limit;
     std::vector<Expert<T>> experts;
+};
 
-    // x [tokens, width], ids and weights [tokens, k] -> out [tokens, width].
-    void run(const T* x, const int64_t* ids, const float* weights, int64_t tokens, int k, T* out) {
+// What a thread needs for experts.
+struct MoeScratch {
+    LinearScratch linear;
+    Buffer outputs;
+};
+
+// One step's way through the experts of a layer. Its memory serves the next layer's, too.
+template <typename T>
+class MoeStep {
+public:
+    // One thread: x [tokens, width], ids and weights [tokens, k]. A barrier must follow.
+    void begin(const Moe<T>& moe, const T* x, const int64_t* ids, const float* weights, int64_t tokens, int k) {
+        moe_ = &moe;
+        x_ = x;
+        num_tokens_ = tokens;
         group(ids, weights, tokens, k);
-        const int64_t width = experts[0].down.rows;
-        Claims claims;
-#pragma omp parallel
-        {
-            static thread_local Thread mine;
-            const HeldTiles tiles(form_for<T>(kTile, 64, Coding::plain) == Form::pairs);
-            Claimer claimer(claims);
-            gather(x, width);
+    }
+
+    // The whole team: out [tokens, width]; a barrier must follow. behind: strips that are multiplied next, or none.
+    void run(MoeScratch& mine, Claimer& claimer, T* out, const Strips<T>* behind) {
+        gather();
+        wait_for_team();
+        gate_and_up(mine, claimer);
+        wait_for_team();
+        if (rows_) {
+            pack_inner();
             wait_for_team();
-            gate_and_up(mine, claimer);
-            wait_for_team();
-            if (rows_) {
-                pack_inner();
-                wait_for_team();
-            }
-            down(mine, claimer, tokens, out);
         }
+        down(mine, claimer, out, behind);
     }
 
 private:
-    struct Thread {
-        LinearScratch linear;
-        Buffer outputs;
-    };
-
     // Pairs of token and weight, expert by expert, tokens in order; and room for each expert's activations.
     void group(const int64_t* ids, const float* weights, int64_t tokens, int k) {
         const int64_t pairs = tokens * k;
         std::vector<int64_t>& begins = begins_;
-        begins.assign(experts.size() + 1, 0);
+        begins.assign(moe_->experts.size() + 1, 0);
         for (int64_t i = 0; i < pairs; ++i) ++begins[ids[i] + 1];
         groups_.clear();
-        for (size_t e = 0; e < experts.size(); ++e) {
+        for (size_t e = 0; e < moe_->experts.size(); ++e) {
             if (begins[e + 1]) groups_.push_back({static_cast<int>(e), begins[e], begins[e + 1], {}, {}});
             begins[e + 1] += begins[e];
         }
@@ -117,8 +121,9 @@ private:
     }
 
     void make_room() {
-        const int64_t width = experts[0].down.rows, inner = experts[0].down.cols;
-        const Coding coding = experts[0].down.coding;
+        const Matrix<T>& first = moe_->experts[0].down;
+        const int64_t width = first.rows, inner = first.cols;
+        const Coding coding = first.coding;
         int64_t bytes = 0, inner_bytes = 0, pairs = 0, num_sums = 0;
         num_tiles_ = 0;
         for (ExpertGroup& g : groups_) {
@@ -164,14 +169,15 @@ private:
         }
     };
 
-    void gather(const T* x, int64_t width) {
+    void gather() {
+        const int64_t width = moe_->experts[0].down.rows;
         const Range mine = my_share(num_tiles_);
         for (int64_t i = mine.begin; i < mine.end; ++i) {
             const ExpertGroup& g = groups_[tile_groups_[i].group];
             const int64_t tile = tile_groups_[i].tile;
             const T* rows[kTile] = {};
             for (int64_t t = 0; t < kTile && tile * kTile + t < g.count; ++t)
-                rows[t] = x + tokens_[g.begin + tile * kTile + t] * width;
+                rows[t] = x_ + tokens_[g.begin + tile * kTile + t] * width;
             set_tile(g.x, tile, rows, 0, width);
         }
     }
@@ -188,7 +194,8 @@ private:
         }
     }
 
-    void gate_and_up(Thread& mine, Claimer& claimer) {
+    void gate_and_up(MoeScratch& mine, Claimer& claimer) {
+        const std::vector<Expert<T>>& experts = moe_->experts;
         const int64_t strips = Strips<T>{experts[0].gate_up, 2, true}.count();
         const int64_t count = static_cast<int64_t>(groups_.size()) * strips;
         const int64_t after_all = claimer.first_of(Strips<T>{&experts[0].down, 1, false}.count());
@@ -203,14 +210,17 @@ private:
             const Strips<T> following = next < count ? Strips<T>{after.gate_up, 2, true}
                                                      : Strips<T>{&experts[groups_[0].expert].down, 1, false};
             OneStrip strip{item % strips, strips, next < count ? next % strips : after_all};
-            const ToActivated<T> epilogue{expert.gate_up, activation, g.inner, rows_ ? rows_ + g.begin * g.inner.cols : nullptr,
-                                          limit};
+            const ToActivated<T> epilogue{expert.gate_up, moe_->activation, g.inner,
+                                          rows_ ? rows_ + g.begin * g.inner.cols : nullptr, moe_->limit};
             linear(Strips<T>{expert.gate_up, 2, true}, g.x, mine.linear, strip, epilogue, &following);
         }
     }
 
-    void down(Thread& mine, Claimer& claimer, int64_t tokens, T* out) {
+    void down(MoeScratch& mine, Claimer& claimer, T* out, const Strips<T>* behind) {
+        const std::vector<Expert<T>>& experts = moe_->experts;
+        const int64_t tokens = num_tokens_;
         const int64_t width = experts[0].down.rows, strips = Strips<T>{&experts[0].down, 1, false}.count();
+        const int64_t after_all = behind ? claimer.first_of(behind->count()) : 0;
         auto* outputs = reinterpret_cast<float(*)[2 * kTile]>(mine.outputs.template get<float>(tokens * 2 * kTile));
         int64_t next = claimer.first(strips);
         while (next < strips) {
@@ -220,11 +230,11 @@ private:
             for (size_t i = 0; i < groups_.size(); ++i) {
                 const ExpertGroup& g = groups_[i];
                 const Matrix<T>* matrix = &experts[g.expert].down;
-                const bool last = i + 1 == groups_.size();
+                const bool last = i + 1 == groups_.size(), ends = last && next >= strips;
                 const Strips<T> following{&experts[groups_[last ? 0 : i + 1].expert].down, 1, false};
-                OneStrip strip{item, strips, last ? next : item};
+                OneStrip strip{item, strips, ends ? after_all : last ? next : item};
                 const AddWeighted<T> epilogue{matrix, tokens_ + g.begin, weights_ + g.begin, g.count, outputs};
-                linear(Strips<T>{matrix, 1, false}, g.inner, mine.linear, strip, epilogue, &following);
+                linear(Strips<T>{matrix, 1, false}, g.inner, mine.linear, strip, epilogue, ends ? behind : &following);
             }
             const int64_t row = item * 2 * kTile;
             const int count = static_cast<int>(std::min<int64_t>(2 * kTile, width - row));
@@ -242,6 +252,9 @@ private:
         int64_t tile;
     };
 
+    const Moe<T>* moe_ = nullptr;
+    const T* x_ = nullptr;
+    int64_t num_tokens_ = 0;
     std::vector<int64_t> begins_;
     std::vector<ExpertGroup> groups_;
     int32_t* tokens_ = nullptr;
@@ -251,5 +264,21 @@ private:
     int64_t num_tiles_ = 0;
     Buffer token_buffer_, weight_buffer_, x_buffer_, scale_buffer_, sum_buffer_, tile_buffer_, row_buffer_;
 };
+
+// x [tokens, width], ids and weights [tokens, k] -> out [tokens, width], by a team of its own.
+template <typename T>
+void moe_op(const Moe<T>& moe, const T* x, const int64_t* ids, const float* weights, int64_t tokens, int k, T* out) {
+    static thread_local MoeStep<T> steps;
+    MoeStep<T>& step = steps;  // the caller's, for all threads
+    step.begin(moe, x, ids, weights, tokens, k);
+    Claims claims;
+#pragma omp parallel
+    {
+        static thread_local MoeScratch mine;
+        const HeldTiles tiles(form_for<T>(kTile, 64, Coding::plain) == Form::pairs);
+        Claimer claimer(claims);
+        step.run(mine, claimer, out, nullptr);
+    }
+}
 
 }  // namespace quire

@@ -3,11 +3,12 @@
 from quire_ops.backends import ENTRY_POINT_GROUP, bind, builtin_table, kernel_builders, op_report, op_table
 from quire_ops.declarations import OPS, PagedLayout, kv_cache_shape
 from quire_ops.decode_step import DecodeNetwork, DecodeRows, RunDecode
-from quire_ops.decoder_stack import DecoderLayerWeights, DecoderStack, LinearWeights, RunDecoder
+from quire_ops.decoder_stack import DecoderLayerWeights, DecoderStack, RoutedExperts, RunDecoder
 from quire_ops.drawing import Draw, DrawMasked, DrawTable
 from quire_ops.fused_moe import EXPERT_ACTIVATIONS, Experts, RunExperts
 from quire_ops.kernel_builds import KernelBuilder
 from quire_ops.kv_format import CACHE_TORCH_DTYPES
+from quire_ops.linear_weights import GatedWeights, LinearWeights
 from quire_ops.lora import NO_SLOT, LoraTokens, LoraWeights
 from quire_ops.penalties import Penalize, PenaltyTable
 from quire_ops.replay import StateReplay, replayable
@@ -36,6 +37,7 @@ __all__ = [
     "DrawMasked",
     "DrawTable",
     "Experts",
+    "GatedWeights",
     "GroupInputs",
     "KernelBuilder",
     "LinearWeights",
@@ -52,6 +54,7 @@ __all__ = [
     "PenaltyTable",
     "RoundedTokens",
     "Rounding",
+    "RoutedExperts",
     "RoutingRule",
     "RowTable",
     "RunDecode",

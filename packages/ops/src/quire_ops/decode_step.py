@@ -19,8 +19,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from quire_ops import reference
-from quire_ops.decoder_stack import DecoderStack, LinearWeights, reference_decoder_stack, reference_linear
+from quire_ops.decoder_stack import DecoderStack, reference_decoder_stack
 from quire_ops.drawing import DrawTable, reference_draw, reference_draw_masked
+from quire_ops.linear_weights import LinearWeights, reference_linear
 from quire_ops.lora import LoraTokens
 from quire_ops.step_inputs import HostInts, RowTable
 

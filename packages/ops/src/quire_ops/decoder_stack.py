@@ -3,44 +3,44 @@
 Knows the shape of such a stack and its reference, which is made of the other ops' references; does not know networks,
 checkpoints or how weights are quantized.
 
-Shape legend: T tokens of the step, Hq query heads, Hkv key-value heads, D head dimension.
+Shape legend: T tokens of the step, Hq query heads, Hkv key-value heads, D head dimension, E experts.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 from torch import Tensor
 
 from quire_ops import reference
 from quire_ops.declarations import PagedLayout
-from quire_ops.lora import LoraTokens, LoraWeights, lora_linear
+from quire_ops.fused_moe import Experts, reference_fused_moe
+from quire_ops.linear_weights import GatedWeights, LinearWeights, reference_linear
+from quire_ops.lora import LoraTokens
+from quire_ops.routing import RoutingRule, reference_route_experts
 
-__all__ = ["DecoderLayerWeights", "DecoderStack", "LinearWeights", "RunDecoder", "reference_decoder_stack"]
+__all__ = ["DecoderLayerWeights", "DecoderStack", "RoutedExperts", "RunDecoder", "reference_decoder_stack"]
 
 
-class LinearWeights(NamedTuple):
-    """A linear layer."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoutedExperts:
+    """Experts, and how each token chooses among them."""
 
-    weight: Tensor
-    """[outputs, inputs], contiguous, in the network's dtype; or as op `int8_linear`, `w8a8_linear` or
-    `grouped_linear` takes it. All matrices of a stack alike."""
-    bias: Tensor | None = None
-    """[outputs], in the network's dtype."""
-    scale: Tensor | None = None
-    """As those ops take it."""
-    zero: Tensor | None = None
-    input_scale: Tensor | None = None
-    """As op `w8a8_linear` takes it, of weights that are meant for that op. In a stack, or of experts: 0."""
-    lora: LoraWeights | None = None
-    """Adapters on top of it; None where the layer never has any."""
+    router: Tensor
+    """[E, hidden_size], contiguous, in the network's dtype; logits stay as wide as they are summed."""
+    router_bias: Tensor | None = None
+    """[E] float32, added to the logits."""
+    choice_bias: Tensor | None = None
+    """[E] float32, as op `route_experts` takes it."""
+    rule: RoutingRule
+    experts: Experts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecoderLayerWeights:
-    """One layer: x + attention(norm(x)), then x + down(act(gate(norm(x))) * up(norm(x)))."""
+    """One layer: x + attention(norm(x)), then x + feed_forward(norm(x))."""
 
     input_norm: Tensor
     """[hidden_size], as the other norm."""
@@ -52,10 +52,10 @@ class DecoderLayerWeights:
     """[D]: each query head is normalised before it is rotated; k_norm likewise for keys."""
     k_norm: Tensor | None = None
     post_attention_norm: Tensor
-    gate: LinearWeights
-    up: LinearWeights
-    down: LinearWeights
+    feed_forward: GatedWeights | RoutedExperts
     sliding_window: int | None = None
+    sinks: Tensor | None = None
+    """[Hq], as op `paged_attention` takes it."""
     kv_scale: Tensor | None = None
     """[2, Hkv] float32, of a cache in fp8, as op `write_kv_cache` takes it."""
 
@@ -73,7 +73,7 @@ class DecoderStack:
     scale: float
     """Factor of the attention scores."""
     activation: str
-    """"silu" or "gelu" (tanh approximation)."""
+    """"silu" or "gelu" (tanh approximation); experts have their own."""
 
 
 class RunDecoder(Protocol):
@@ -108,27 +108,6 @@ class RunDecoder(Protocol):
         """
 
 
-def reference_linear(
-    x: Tensor, weights: LinearWeights, *, wide: bool = False, lora: LoraTokens | None = None
-) -> Tensor:
-    """Any form of a linear layer. wide: the result in float32, of a layer without a bias."""
-    out = _reference_base(x, weights, wide=wide)
-    if lora is not None and weights.lora is not None:
-        lora_linear(out, x, weights.lora, lora)
-    return out
-
-
-def _reference_base(x: Tensor, weights: LinearWeights, *, wide: bool) -> Tensor:
-    if weights.scale is None:
-        return reference.lm_head(x, weights.weight) if wide else reference.linear(x, weights.weight, weights.bias)
-    if weights.input_scale is not None:
-        scale, input_scale = weights.scale, weights.input_scale
-        return reference.w8a8_linear(x, weights.weight, scale, input_scale, weights.bias, wide=wide)
-    if weights.scale.ndim == 1:
-        return reference.int8_linear(x, weights.weight, weights.scale, weights.bias, wide=wide)
-    return reference.grouped_linear(x, weights.weight, weights.scale, weights.zero, weights.bias, wide=wide)
-
-
 def reference_decoder_stack(stack: DecoderStack) -> RunDecoder:
     """The stack by the references of the other ops."""
     act_and_mul: Callable[[Tensor, Tensor], Tensor] = getattr(reference, f"{stack.activation}_and_mul")
@@ -150,6 +129,11 @@ def reference_decoder_stack(stack: DecoderStack) -> RunDecoder:
         def linear(x: Tensor, weights: LinearWeights) -> Tensor:
             return reference_linear(x, weights, lora=lora)
 
+        def feed_forward(x: Tensor, weights: GatedWeights | RoutedExperts) -> Tensor:
+            if isinstance(weights, RoutedExperts):
+                return _reference_experts(x, weights)
+            return linear(act_and_mul(linear(x, weights.gate), linear(x, weights.up)), weights.down)
+
         taps = taps or {}
         for i, (layer, group, kv_cache) in enumerate(zip(stack.layers, group_of_layer, kv_caches, strict=True)):
             if i in taps:
@@ -165,14 +149,20 @@ def reference_decoder_stack(stack: DecoderStack) -> RunDecoder:
                 layout,
                 scale=stack.scale,
                 sliding_window=layer.sliding_window,
+                sinks=layer.sinks,
                 kv_scale=layer.kv_scale,
             )
             x = x + linear(attended.flatten(1), layer.o)
-            normed = reference.rms_norm(x, layer.post_attention_norm, stack.eps)
-            inner = act_and_mul(linear(normed, layer.gate), linear(normed, layer.up))
-            x = x + linear(inner, layer.down)
+            x = x + feed_forward(reference.rms_norm(x, layer.post_attention_norm, stack.eps), layer.feed_forward)
         if len(stack.layers) in taps:
             taps[len(stack.layers)].copy_(x)
         return reference.rms_norm(x, stack.final_norm, stack.eps)
 
     return run
+
+
+def _reference_experts(x: Tensor, weights: RoutedExperts) -> Tensor:
+    logits = reference.lm_head(x, weights.router)
+    if weights.router_bias is not None:
+        logits = logits + weights.router_bias
+    return reference_fused_moe(weights.experts)(x, *reference_route_experts(logits, weights.choice_bias, weights.rule))

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from quire_ops import reference
-from quire_ops.decoder_stack import LinearWeights
+from quire_ops.linear_weights import LinearWeights, reference_linear
 
 __all__ = ["EXPERT_ACTIVATIONS", "Experts", "RunExperts", "reference_fused_moe"]
 
@@ -65,15 +65,6 @@ class RunExperts(Protocol):
 def reference_fused_moe(experts: Experts) -> RunExperts:
     """The experts one token at a time, in float64."""
 
-    def linear(x: Tensor, weights: LinearWeights) -> Tensor:
-        if weights.scale is None:
-            return reference.linear(x, weights.weight, weights.bias)
-        if weights.input_scale is not None:
-            return reference.w8a8_linear(x, weights.weight, weights.scale, weights.input_scale, weights.bias)
-        if weights.scale.ndim == 1:
-            return reference.int8_linear(x, weights.weight, weights.scale, weights.bias)
-        return reference.grouped_linear(x, weights.weight, weights.scale, weights.zero, weights.bias)
-
     def activated(gate: Tensor, up: Tensor) -> Tensor:
         if experts.activation != "swigluoai":
             out: Tensor = getattr(reference, f"{experts.activation}_and_mul")(gate, up)
@@ -86,8 +77,9 @@ def reference_fused_moe(experts: Experts) -> RunExperts:
         for token, (ids, weights) in enumerate(zip(topk_ids.tolist(), topk_weights.double(), strict=True)):
             row = x[token : token + 1].double()
             for expert, weight in zip(ids, weights, strict=True):
-                inner = activated(linear(row, experts.gate[expert]), linear(row, experts.up[expert]))
-                out[token] += weight * linear(inner, experts.down[expert])[0]
+                gate, up = (reference_linear(row, each[expert]) for each in (experts.gate, experts.up))
+                inner = activated(gate, up)
+                out[token] += weight * reference_linear(inner, experts.down[expert])[0]
         return out.to(x.dtype)
 
     return run

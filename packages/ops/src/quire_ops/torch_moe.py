@@ -9,8 +9,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from quire_ops import torch_ops
-from quire_ops.decoder_stack import LinearWeights
 from quire_ops.fused_moe import SWIGLUOAI_SLOPE, Experts, RunExperts
+from quire_ops.linear_weights import LinearWeights
 
 __all__ = ["swigluoai_and_mul", "torch_fused_moe"]
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from functools import partial
+from typing import Any
 
 from torch import Tensor
 
@@ -16,7 +17,7 @@ from quire_models.gpt_oss.config import GptOssConfig
 from quire_models.layers.causal_lm import CausalLM
 from quire_models.layers.decoder import PreNormDecoderLayer
 from quire_models.layers.expert_choice import ExpertChoice
-from quire_models.layers.linear import Linear
+from quire_models.layers.linear import Linear, stack_weights
 from quire_models.layers.moe import FusedExperts, SparseMoE
 from quire_models.layers.rotary import Rotary
 from quire_models.layers.rotated_write import RotatedWrite
@@ -41,8 +42,8 @@ class GptOssAttention:
         self._sinks = scope.parameter("sinks", config.num_heads)
         self.sinks: Tensor
         self.head_dim = config.head_dim
-        window = config.sliding_windows[layer]
-        self.attend = scope.attention(layer, scale=config.head_dim**-0.5, sliding_window=window)
+        self.sliding_window = config.sliding_windows[layer]
+        self.attend = scope.attention(layer, scale=config.head_dim**-0.5, sliding_window=self.sliding_window)
         self.write = RotatedWrite(self.attend, Rotary(scope, config.head_dim, head_dim=config.head_dim))
         scope.when_loaded(self._finish)
 
@@ -60,9 +61,10 @@ class GptOssAttention:
         query = self.write(query, key, value, cos, sin, batch)
         return self.o_proj(self.attend.attend(query, batch, self.sinks).flatten(1))
 
-    def stack_weights(self) -> None:
-        """Op `decoder_stack` has no sinks."""
-        return
+    def stack_weights(self) -> dict[str, Any] | None:
+        """See `SelfAttention`."""
+        weights = stack_weights(q=self.q_proj, k=self.k_proj, v=self.v_proj, o=self.o_proj)
+        return None if weights is None else {**weights, "sliding_window": self.sliding_window, "sinks": self.sinks}
 
 
 def make_moe(config: GptOssConfig, scope: Scope) -> SparseMoE:

@@ -20,7 +20,16 @@ from quire_models.layers.network import Network
 from quire_models.layers.norm import AddRMSNorm
 from quire_models.layers.rotary import RotaryTable
 from quire_models.layers.scope import Scope
-from quire_ops import DecodeNetwork, DecoderLayerWeights, DecodeRows, DecoderStack, OpBackend, RunDecode, RunDecoder
+from quire_ops import (
+    DecodeNetwork,
+    DecoderLayerWeights,
+    DecodeRows,
+    DecoderStack,
+    GatedWeights,
+    OpBackend,
+    RunDecode,
+    RunDecoder,
+)
 from quire_ops.kv_format import QUANTIZED
 
 __all__ = ["CausalLM", "DecoderLayer"]
@@ -173,13 +182,16 @@ class CausalLM(Network):
 
 
 def _alike(layers: list[DecoderLayerWeights | None]) -> bool:
-    """Whether all matrices are kept in the same way, as far as op `decoder_stack` asks for that."""
+    """Whether all matrices but those of experts are kept in one way, as far as op `decoder_stack` asks for that."""
     forms = set()
     for layer in layers:
         assert layer is not None
-        for one in (layer.q, layer.k, layer.v, layer.o, layer.gate, layer.up, layer.down):
+        matrices = [layer.q, layer.k, layer.v, layer.o]
+        if isinstance(gated := layer.feed_forward, GatedWeights):
+            matrices += gated
+            gate, up = (None if one.scale is None else one.scale.shape for one in (gated.gate, gated.up))
+            if gate != up:
+                return False
+        for one in matrices:
             forms.add((one.weight.dtype, None if one.scale is None else one.scale.ndim, one.input_scale is None))
-        gate, up = (None if one.scale is None else one.scale.shape for one in (layer.gate, layer.up))
-        if gate != up:
-            return False
     return len(forms) == 1

@@ -51,6 +51,11 @@ class ExpertChoice:
         else:
             self._select = _by_torch(rule, bias)
 
+    @property
+    def bias(self) -> Tensor | None:
+        """[E] float32, added to scores for choosing alone."""
+        return None if self._bias is None else self._bias.value
+
     def __call__(self, logits: Tensor) -> tuple[Tensor, Tensor]:
         return self._select(logits)
 

@@ -13,7 +13,7 @@ from quire_models.layers.linear import Linear, stack_weights
 from quire_models.layers.scope import Scope
 from quire_models.layers.shared_input import SharedInput
 from quire_models.layers.shared_rounding import SharedRounding
-from quire_ops import RoundedTokens
+from quire_ops import GatedWeights, RoundedTokens
 
 __all__ = ["MLP", "GatedMLP"]
 
@@ -76,7 +76,8 @@ class GatedMLP:
 
     def stack_weights(self) -> dict[str, Any] | None:
         """Its part of `DecoderLayerWeights`, or None when a linear method keeps other forms of its weights."""
-        return stack_weights(gate=self.gate_proj, up=self.up_proj, down=self.down_proj)
+        weights = stack_weights(gate=self.gate_proj, up=self.up_proj, down=self.down_proj)
+        return None if weights is None else {"feed_forward": GatedWeights(**weights)}
 
 
 class MLP:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -19,12 +20,21 @@ from quire_lora import AdapterSlots, ExpertSite, LinearSite
 from quire_lora.adapter import ExpertAdapter
 from quire_models.config import ModelConfig
 from quire_models.layers.blocks import BlockAttention, PreNormBlock
+from quire_models.layers.expert_choice import ExpertChoice
 from quire_models.layers.linear import Linear
 from quire_models.layers.mlp import GatedMLP
 from quire_models.layers.norm import RMSNorm
 from quire_models.layers.routing import Router
 from quire_models.layers.scope import Scope
-from quire_ops import Experts, LinearWeights, LoraTokens, RoundedTokens, RunExperts, swigluoai_and_mul
+from quire_ops import (
+    Experts,
+    LinearWeights,
+    LoraTokens,
+    RoundedTokens,
+    RoutedExperts,
+    RunExperts,
+    swigluoai_and_mul,
+)
 from quire_quantization.experts import FUSED, ExpertsChoice, alike, choose_experts_method
 
 __all__ = ["FusedExperts", "SharedExpert", "SparseMoE", "pre_norm_block"]
@@ -36,7 +46,20 @@ class FusedExperts:
     """Gated feed-forward networks of one shape, through op `fused_moe` where it takes their weights, which are by the
     linear method of the scope."""
 
-    __slots__ = ("_act", "_adapters", "_gate_op", "_limit", "_name", "_run", "_scope", "choice", "down", "gate", "up")
+    __slots__ = (
+        "_act",
+        "_adapters",
+        "_experts",
+        "_gate_op",
+        "_limit",
+        "_name",
+        "_run",
+        "_scope",
+        "choice",
+        "down",
+        "gate",
+        "up",
+    )
 
     def __init__(
         self,
@@ -63,6 +86,7 @@ class FusedExperts:
         self.down = [Linear(one / down, inner, size, bias=bias) for one in each]
         self._scope, self._act, self._limit = scope, act, limit
         self._run: RunExperts
+        self._experts: Experts | None = None
         self._gate_op = scope.op("activation" if act == "swigluoai" else f"{act}_and_mul")
         """Between gate, up and down where experts go one by one, or have adapters."""
         self.choice: ExpertsChoice | None = None
@@ -121,9 +145,15 @@ class FusedExperts:
         self.choice = choose_experts_method(gate, up, down, refusal=refusal, disabled=disabled)
         if self.choice.method == FUSED:
             fused_moe = self._scope.op("fused_moe")
-            self._run = fused_moe(Experts(gate=gate, up=up, down=down, activation=self._act, limit=self._limit))
+            self._experts = Experts(gate=gate, up=up, down=down, activation=self._act, limit=self._limit)
+            self._run = fused_moe(self._experts)
         else:
             self._run = self._one_by_one
+
+    @property
+    def stack_weights(self) -> Experts | None:
+        """The experts as ops take them; None where op `fused_moe` does not, or some may have adapters."""
+        return self._experts if self._adapters is None else None
 
     def _one_by_one(self, x: Tensor, topk_ids: Tensor, topk_weights: Tensor) -> Tensor:
         """Experts with weights that the op does not take: each through its own layers."""
@@ -245,6 +275,17 @@ class SparseMoE:
         """See `FeedForward`: experts take x as it is."""
         return ()
 
-    def stack_weights(self) -> None:
-        """Op `decoder_stack` has no experts."""
-        return
+    def stack_weights(self) -> dict[str, Any] | None:
+        """See `FeedForward`. Op `decoder_stack` has no shared experts."""
+        experts, choice = self.experts.stack_weights, self.router.select
+        if experts is None or not isinstance(choice, ExpertChoice) or self.shared is not None:
+            return None
+        return {
+            "feed_forward": RoutedExperts(
+                router=self.router.weight,
+                router_bias=self.router.bias,
+                choice_bias=choice.bias,
+                rule=choice.rule,
+                experts=experts,
+            )
+        }

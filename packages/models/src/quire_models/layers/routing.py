@@ -116,15 +116,17 @@ class CorrectionBias:
 class Router:
     """x [T, size] -> the experts of each token. Its weight is never quantized; logits are kept as wide as summed."""
 
-    __slots__ = ("_bias", "_bias_parameter", "_linear", "_parameter", "_select", "_weight")
+    __slots__ = ("_bias_parameter", "_linear", "_parameter", "bias", "select", "weight")
 
     def __init__(self, scope: Scope, size: int, num_experts: int, select: Select, *, bias: bool = False) -> None:
         self._linear = scope.op("lm_head")
-        self._select = select
+        self.select = select
         self._parameter = scope.parameter("weight", num_experts, size)
         self._bias_parameter: Parameter | None = scope.parameter("bias", num_experts) if bias else None
-        self._weight: Tensor
-        self._bias: Tensor | None = None
+        self.weight: Tensor
+        """[E, size]."""
+        self.bias: Tensor | None = None
+        """[E] float32, of the logits."""
         scope.when_loaded(self._finish)
 
     @property
@@ -138,10 +140,10 @@ class Router:
         return self._parameter.shape
 
     def _finish(self) -> None:
-        self._weight = self._parameter.take()
+        self.weight = self._parameter.take()
         if self._bias_parameter is not None:
-            self._bias = self._bias_parameter.take().float()
+            self.bias = self._bias_parameter.take().float()
 
     def __call__(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        logits: Tensor = self._linear(x, self._weight)
-        return self._select(logits if self._bias is None else logits + self._bias)
+        logits: Tensor = self._linear(x, self.weight)
+        return self.select(logits if self.bias is None else logits + self.bias)

@@ -1,0 +1,61 @@
+"""What a linear layer multiplies with, in any form that ops take, for ops that take several layers at once.
+
+Knows the ops of one linear layer and their references; does not know how weights are quantized or stored.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from torch import Tensor
+
+from quire_ops import reference
+from quire_ops.lora import LoraTokens, LoraWeights, lora_linear
+
+__all__ = ["GatedWeights", "LinearWeights", "reference_linear"]
+
+
+class LinearWeights(NamedTuple):
+    """A linear layer."""
+
+    weight: Tensor
+    """[outputs, inputs], contiguous, in the network's dtype; or as op `int8_linear`, `w8a8_linear` or
+    `grouped_linear` takes it. All matrices of a stack alike."""
+    bias: Tensor | None = None
+    """[outputs], in the network's dtype."""
+    scale: Tensor | None = None
+    """As those ops take it."""
+    zero: Tensor | None = None
+    input_scale: Tensor | None = None
+    """As op `w8a8_linear` takes it, of weights that are meant for that op. In a stack, or of experts: 0."""
+    lora: LoraWeights | None = None
+    """Adapters on top of it; None where the layer never has any."""
+
+
+class GatedWeights(NamedTuple):
+    """A gated feed-forward network: down(act(gate(x)) * up(x))."""
+
+    gate: LinearWeights
+    up: LinearWeights
+    down: LinearWeights
+
+
+def reference_linear(
+    x: Tensor, weights: LinearWeights, *, wide: bool = False, lora: LoraTokens | None = None
+) -> Tensor:
+    """Any form of a linear layer. wide: the result in float32, of a layer without a bias."""
+    out = _reference_base(x, weights, wide=wide)
+    if lora is not None and weights.lora is not None:
+        lora_linear(out, x, weights.lora, lora)
+    return out
+
+
+def _reference_base(x: Tensor, weights: LinearWeights, *, wide: bool) -> Tensor:
+    if weights.scale is None:
+        return reference.lm_head(x, weights.weight) if wide else reference.linear(x, weights.weight, weights.bias)
+    if weights.input_scale is not None:
+        scale, input_scale = weights.scale, weights.input_scale
+        return reference.w8a8_linear(x, weights.weight, scale, input_scale, weights.bias, wide=wide)
+    if weights.scale.ndim == 1:
+        return reference.int8_linear(x, weights.weight, weights.scale, weights.bias, wide=wide)
+    return reference.grouped_linear(x, weights.weight, weights.scale, weights.zero, weights.bias, wide=wide)
