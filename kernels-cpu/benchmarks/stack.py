@@ -77,7 +77,7 @@ def make_stack(num_layers: int, weights: str) -> DecoderStack:
     layers = tuple(
         DecoderLayerWeights(
             input_norm=norm,
-            post_attention_norm=norm,
+            feed_forward_norm=norm,
             q_norm=head_norm,
             k_norm=head_norm,
             q=make_linear(HEADS * DIM, HIDDEN, weights),
@@ -89,10 +89,13 @@ def make_stack(num_layers: int, weights: str) -> DecoderStack:
                 up=make_linear(INNER, HIDDEN, weights),
                 down=make_linear(HIDDEN, INNER, weights),
             ),
+            scale=DIM**-0.5,
         )
         for _ in range(num_layers)
     )
-    return DecoderStack(layers=layers, final_norm=norm, head_dim=DIM, eps=1e-6, scale=DIM**-0.5, activation="silu")
+    return DecoderStack(
+        layers=layers, final_norm=norm, dtype=norm.dtype, head_dim=DIM, rotary_dim=DIM, eps=1e-6, activation="silu"
+    )
 
 
 def make_cache(num_blocks: int, kv_cache: str) -> Tensor:
@@ -149,7 +152,7 @@ def main() -> None:
         product = 2 * 2048**3 / median_s(lambda: torch.mm(square, square), 3)
 
         def whole() -> object:
-            return run(x, cos, cos, [layout], (0,) * args.layers, caches)  # noqa: B023 (called at once)
+            return run(x, [(cos, cos)], [layout], (0,) * args.layers, caches)  # noqa: B023 (called at once)
 
         def attend() -> None:
             for cache in caches:  # noqa: B023 (called at once)

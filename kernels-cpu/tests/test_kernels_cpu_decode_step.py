@@ -37,7 +37,7 @@ def make_network(
         embedding=torch.randn(VOCAB, 64).to(dtype),
         stack=make_stack(dtype, windows=(None, WINDOW, None), experts=experts, rule=rule),
         head=head,
-        rotations=lambda length: rotations(length, dtype),
+        rotations=(lambda length: rotations(length, dtype),),
     )
 
 
@@ -48,7 +48,7 @@ def widened(network: DecodeNetwork) -> DecodeNetwork:
         head=LinearWeights(
             *(part if part is None or part.dtype == torch.int8 else part.double() for part in network.head[:4])
         ),
-        rotations=lambda length: tuple(part.double() for part in network.rotations(length)),  # type: ignore[arg-type,return-value]
+        rotations=(lambda length: tuple(part.double() for part in network.rotations[0](length)),),  # type: ignore[arg-type,return-value]
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from typing import Any
 
 import pytest
 import torch
@@ -40,9 +41,13 @@ def make_stack(
     experts: str | None = None,
     rule: RoutingRule | None = None,
     sinks: bool = False,
+    shared: bool = False,
+    rotary_dim: int | None = None,
+    **options: Any,
 ) -> DecoderStack:
     """experts: how their weights are kept, where the first two layers have some; None for none. rule: how tokens
-    choose; None: each takes all of them, which no rounding changes."""
+    choose; None: each takes all of them, which no rounding changes. shared: beside experts there is a network that all
+    tokens use. options: other fields of each layer; of a norm whether it is there."""
 
     def linear(outputs: int, inputs: int, weights: str = weights) -> LinearWeights:
         added = torch.randn(outputs).mul(0.3).to(dtype) if bias else None
@@ -63,7 +68,7 @@ def make_stack(
     def norm(size: int) -> Tensor:
         return torch.rand(size).add(0.5).to(dtype)
 
-    def gated() -> GatedWeights:
+    def gated(inner: int = inner) -> GatedWeights:
         return GatedWeights(linear(inner, hidden), linear(inner, hidden), linear(hidden, inner))
 
     def routed(weights: str) -> RoutedExperts:
@@ -80,12 +85,16 @@ def make_stack(
             experts=Experts(
                 gate=gate, up=up, down=down, activation="swigluoai" if bias else activation, limit=0.7 if bias else 0.0
             ),
+            shared=gated(32) if shared else None,
         )
+
+    def other_norms() -> dict[str, Any]:
+        there = {"input_norm": True, "feed_forward_norm": True, **options}
+        names = ("input_norm", "attention_out_norm", "feed_forward_norm", "feed_forward_out_norm")
+        return options | {name: norm(hidden) if there.get(name) else None for name in names}
 
     layers = tuple(
         DecoderLayerWeights(
-            input_norm=norm(hidden),
-            post_attention_norm=norm(hidden),
             q_norm=norm(head_dim) if qk_norm else None,
             k_norm=norm(head_dim) if qk_norm else None,
             q=linear(HEADS * head_dim, hidden),
@@ -95,17 +104,19 @@ def make_stack(
             feed_forward=gated() if experts is None or i > 1 else routed(experts),
             sliding_window=window,
             sinks=torch.randn(HEADS).to(dtype) if sinks else None,
+            **{"scale": head_dim**-0.5, **other_norms()},
         )
         for i, window in enumerate(windows)
     )
     return DecoderStack(
-        layers=layers, final_norm=norm(hidden), head_dim=head_dim, eps=1e-6, scale=head_dim**-0.5, activation=activation
-    )
+        layers=layers, final_norm=norm(hidden), dtype=dtype, head_dim=head_dim, rotary_dim=rotary_dim or head_dim,
+        eps=1e-6, activation=activation,
+    )  # fmt: skip
 
 
-def angles(layout: Layout, head_dim: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+def angles(layout: Layout, head_dim: int, dtype: torch.dtype, base: float = 10000.0) -> tuple[Tensor, Tensor]:
     positions = torch.cat([torch.arange(kv - q, kv) for q, kv in zip(layout.query_lens, layout.kv_lens, strict=True)])
-    turns = positions[:, None] * 10000.0 ** (-torch.arange(0, head_dim, 2) / head_dim)
+    turns = positions[:, None] * base ** (-torch.arange(0, head_dim, 2) / head_dim)
     cos, sin = turns.cos(), turns.sin()
     return torch.cat([cos, cos], -1)[:, None].to(dtype), torch.cat([-sin, sin], -1)[:, None].to(dtype)
 
@@ -124,6 +135,12 @@ SHAPES = [
     {"experts": "int4", "bias": False, "hidden": 72, "head_dim": 20},
     {"weights": "int8", "experts": "int8", "inner": 192},
     {"weights": "int4", "experts": "fp8", "inner": 192, "sinks": True},
+    {"attention_out_norm": True, "feed_forward_out_norm": True, "soft_cap": 3.0, "rotation": 1, "scale": 0.4},
+    {"input_norm": False, "feed_forward_norm": False, "attention_out_norm": True, "feed_forward_out_norm": True},
+    {"input_norm": False, "feed_forward_norm": False, "hidden": 72, "inner": 100, "residual_factor": 0.3},
+    {"rotary_dim": 12, "interleaved": True, "head_dim": 20, "hidden": 72, "attention_out_norm": True},
+    {"rotation": None, "experts": "plain", "shared": True, "inner": 192, "residual_factor": 0.3},
+    {"rotary_dim": 16, "norm_after_rotation": True, "experts": "int8", "shared": True, "weights": "int8"},
 ]
 
 
@@ -142,13 +159,14 @@ def test_a_mixed_step_equals_the_reference(dtype: torch.dtype, shape: dict[str, 
     expected_caches = tuple(cache.double() for cache in caches)
     wide = _widened(stack)
     x = torch.randn(sum(query_lens), stack.final_norm.shape[0]).to(dtype)
-    cos, sin = angles(layouts[0], stack.head_dim, dtype)
+    turns = [angles(layouts[0], stack.rotary_dim, dtype, base) for base in (10000.0, 100.0)]
+    wide_turns = [(cos.double(), sin.double()) for cos, sin in turns]
     expected_taps = {layer: torch.empty_like(x, dtype=torch.float64) for layer in (0, 2, 3)}
     expected = reference_decoder_stack(wide)(
-        x.double(), cos.double(), sin.double(), layouts, groups, expected_caches, taps=expected_taps
+        x.double(), wide_turns, layouts, groups, expected_caches, taps=expected_taps
     )
     taps = {layer: torch.full_like(x, torch.nan) for layer in (0, 2, 3)}
-    got = decoder_stack(stack)(x, cos, sin, layouts, groups, caches, taps=taps)
+    got = decoder_stack(stack)(x, turns, layouts, groups, caches, taps=taps)
     tolerance = TOLERANCE[dtype]
     assert got.dtype == dtype
     for layer, tap in taps.items():
@@ -175,9 +193,9 @@ def test_tokens_choose_their_experts_as_the_reference_does(rule: RoutingRule, se
     caches = tuple(layout.cache(KV_HEADS, 32, torch.float32) for _ in stack.layers)
     wide_caches = tuple(cache.double() for cache in caches)
     x, (cos, sin) = torch.randn(36, 64), angles(layout, 32, torch.float32)
-    wide = x.double(), cos.double(), sin.double()
+    wide = x.double(), [(cos.double(), sin.double())]
     expected = reference_decoder_stack(_widened(stack))(*wide, [layout], (0, 0, 0), wide_caches)
-    got = decoder_stack(stack)(x, cos, sin, [layout], (0, 0, 0), caches)
+    got = decoder_stack(stack)(x, [(cos, sin)], [layout], (0, 0, 0), caches)
     assert (got.double() - expected).abs().max() <= 1e-5 * expected.abs().max()
 
 
@@ -200,8 +218,8 @@ def _widened(stack: DecoderStack) -> DecoderStack:
         for layer in stack.layers
     )
     return DecoderStack(
-        layers=layers, final_norm=stack.final_norm.double(), head_dim=stack.head_dim, eps=stack.eps, scale=stack.scale,
-        activation=stack.activation,
+        layers=layers, final_norm=stack.final_norm.double(), dtype=torch.float64, head_dim=stack.head_dim,
+        rotary_dim=stack.rotary_dim, eps=stack.eps, activation=stack.activation,
     )  # fmt: skip
 
 
@@ -220,7 +238,7 @@ def test_chunks_and_neighbours_change_no_bit(dtype: torch.dtype, weights: str, r
         return tuple(torch.full((whole.num_blocks, 2, KV_HEADS, 16, 32), float("nan")).to(dtype) for _ in stack.layers)
 
     caches = fresh()
-    together = run(xs, *angles(whole, 32, dtype), [whole], (0, 0, 0), caches)
+    together = run(xs, [angles(whole, 32, dtype)], [whole], (0, 0, 0), caches)
     again = fresh()
     for row, length in enumerate(lengths):
         begin, done = int(whole.query_start_loc[row]), 0
@@ -228,7 +246,7 @@ def test_chunks_and_neighbours_change_no_bit(dtype: torch.dtype, weights: str, r
             chunk = min(length - done, random.Random(done).choice([1, 1, 3, 17, 60]))
             alone = Layout(16, [chunk], [done + chunk], whole.block_table[row : row + 1].contiguous())
             rows = slice(begin + done, begin + done + chunk)
-            got = run(xs[rows], *angles(alone, 32, dtype), [alone], (0, 0, 0), again)
+            got = run(xs[rows], [angles(alone, 32, dtype)], [alone], (0, 0, 0), again)
             assert torch.equal(got, together[rows])
             done += chunk
     assert all(torch.equal(a.nan_to_num(), b.nan_to_num()) for a, b in zip(caches, again, strict=True))
@@ -241,7 +259,7 @@ def test_layers_may_read_different_block_tables() -> None:
     groups = (0, 1, 0)
     caches = tuple(layouts[group].cache(KV_HEADS, 32, torch.float32) for group in groups)
     expected_caches = tuple(cache.clone() for cache in caches)
-    x, turns = torch.randn(5, 64), angles(layouts[0], 32, torch.float32)
-    expected = reference_decoder_stack(stack)(x, *turns, layouts, groups, expected_caches)
-    got = decoder_stack(stack)(x, *turns, layouts, groups, caches)
+    x, turns = torch.randn(5, 64), [angles(layouts[0], 32, torch.float32)]
+    expected = reference_decoder_stack(stack)(x, turns, layouts, groups, expected_caches)
+    got = decoder_stack(stack)(x, turns, layouts, groups, caches)
     assert (got - expected).abs().max() <= 1e-5 * expected.abs().max()

@@ -14,11 +14,11 @@ from test_kernels_cpu_decoder import KV_HEADS, SHAPES, TOLERANCE, _widened, angl
 
 from quire_kernels_cpu.decode_step import decode_step
 from quire_kernels_cpu.decoder import decoder_stack
-from quire_ops import DecoderStack, LoraTokens, LoraWeights
+from quire_ops import DecoderStack, GatedWeights, LoraTokens, LoraWeights
 from quire_ops.decode_step import reference_decode_step
 from quire_ops.decoder_stack import reference_decoder_stack
 
-LINEARS = ("q", "k", "v", "o", "gate", "up", "down")
+ATTENTION = ("q", "k", "v", "o")
 SLOTS, MAX_RANK = 3, 6
 RANKS = (6, 1, 3)
 
@@ -44,26 +44,35 @@ def with_adapters(stack: DecoderStack) -> DecoderStack:
     hidden = stack.final_norm.shape[0]
 
     def adapted(layer):
-        inner, heads = layer.gate.weight.shape[0], layer.q.weight.shape[0]
+        inner, heads = layer.feed_forward.gate.weight.shape[0], layer.q.weight.shape[0]
         inputs = {"o": heads, "down": inner}
-        return dataclasses.replace(
-            layer,
-            **{
-                name: getattr(layer, name)._replace(
-                    lora=adapters(name, getattr(layer, name).weight.shape[0], inputs.get(name, hidden))
-                )
-                for name in LINEARS
-            },
-        )
+
+        def with_own(part, names):
+            linears = {name: getattr(part, name) for name in names}
+            return {
+                name: linear._replace(lora=adapters(name, linear.weight.shape[0], inputs.get(name, hidden)))
+                for name, linear in linears.items()
+            }
+
+        feed_forward = layer.feed_forward._replace(**with_own(layer.feed_forward, GatedWeights._fields))
+        return dataclasses.replace(layer, feed_forward=feed_forward, **with_own(layer, ATTENTION))
 
     return dataclasses.replace(stack, layers=tuple(adapted(layer) for layer in stack.layers))
 
 
 def widened_with_adapters(stack: DecoderStack) -> DecoderStack:
     wide = _widened(stack)
+
+    def with_those_of(part, own, names):
+        return {name: getattr(part, name)._replace(lora=getattr(own, name).lora) for name in names}
+
     layers = tuple(
         dataclasses.replace(
-            layer, **{name: getattr(layer, name)._replace(lora=getattr(own, name).lora) for name in LINEARS}
+            layer,
+            feed_forward=layer.feed_forward._replace(
+                **with_those_of(layer.feed_forward, own.feed_forward, GatedWeights._fields)
+            ),
+            **with_those_of(layer, own, ATTENTION),
         )
         for layer, own in zip(wide.layers, stack.layers, strict=True)
     )
@@ -85,8 +94,8 @@ def test_a_mixed_step_equals_the_reference(dtype: torch.dtype, shape: dict[str, 
     cos, sin = angles(layout, stack.head_dim, dtype)
     run_reference = reference_decoder_stack(widened_with_adapters(stack))
     lora = LoraTokens.of(slots)
-    expected = run_reference(x.double(), cos.double(), sin.double(), [layout], (0, 0, 0), expected_caches, lora)
-    got = decoder_stack(stack)(x, cos, sin, [layout], (0, 0, 0), caches, lora)
+    expected = run_reference(x.double(), [(cos.double(), sin.double())], [layout], (0, 0, 0), expected_caches, lora)
+    got = decoder_stack(stack)(x, [(cos, sin)], [layout], (0, 0, 0), caches, lora)
     assert (got.double() - expected).abs().max() <= TOLERANCE[dtype] * expected.abs().max()
     for cache, expected_cache in zip(caches, expected_caches, strict=True):
         written = expected_cache.isfinite()
@@ -109,7 +118,7 @@ def test_chunks_and_neighbours_change_no_bit(dtype: torch.dtype, weights: str) -
 
     caches, again = fresh(), fresh()
     of_tokens = LoraTokens.of(np.repeat(np.array(slots, dtype=np.int32), lengths))
-    together = run(xs, *angles(whole, 32, dtype), [whole], (0, 0, 0), caches, of_tokens)
+    together = run(xs, [angles(whole, 32, dtype)], [whole], (0, 0, 0), caches, of_tokens)
     for row, length in enumerate(lengths):
         begin, done = int(whole.query_start_loc[row]), 0
         while done < length:
@@ -117,7 +126,7 @@ def test_chunks_and_neighbours_change_no_bit(dtype: torch.dtype, weights: str) -
             alone = Layout(16, [chunk], [done + chunk], whole.block_table[row : row + 1].contiguous())
             rows = slice(begin + done, begin + done + chunk)
             lora = LoraTokens.of(np.full(chunk, slots[row], dtype=np.int32))
-            got = run(xs[rows], *angles(alone, 32, dtype), [alone], (0, 0, 0), again, lora)
+            got = run(xs[rows], [angles(alone, 32, dtype)], [alone], (0, 0, 0), again, lora)
             assert torch.equal(got, together[rows])
             done += chunk
     assert all(torch.equal(a.nan_to_num(), b.nan_to_num()) for a, b in zip(caches, again, strict=True))

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from quire_kernels_cpu.builds import library
-from quire_kernels_cpu.decoder import Decoder
+from quire_kernels_cpu.decoder import Decoder, pointers_to
 from quire_kernels_cpu.drawing import Table
 from quire_kernels_cpu.dtypes import DTYPES
 from quire_kernels_cpu.matrix import Matrix
@@ -44,6 +44,7 @@ class _Arguments(ctypes.Structure):
         ("draw", _P),
         ("cos", _P),
         ("sin", _P),
+        ("num_rotations", _L),
         ("rows", _P),
         ("starts", _P),
         ("count", _L),
@@ -135,6 +136,8 @@ class _DecodeStep:
         return bool(done)
 
     def _reach(self, length: int) -> None:
-        self._cos, self._sin = self._network.rotations(length)
-        self._length = len(self._cos)
-        self._arguments.cos, self._arguments.sin = self._cos.data_ptr(), self._sin.data_ptr()
+        self._cosines, self._sines = zip(*(rotation(length) for rotation in self._network.rotations), strict=True)
+        self._length = min(map(len, self._cosines))
+        self._angles = pointers_to(self._cosines), pointers_to(self._sines)
+        self._arguments.cos, self._arguments.sin = map(ctypes.addressof, self._angles)
+        self._arguments.num_rotations = len(self._cosines)

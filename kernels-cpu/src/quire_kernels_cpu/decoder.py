@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -22,7 +23,17 @@ from quire_ops.declarations import PagedLayout
 from quire_ops.decoder_stack import DecoderStack, RunDecoder
 from quire_ops.lora import LoraTokens
 
-__all__ = ["MAX_HEAD_DIM", "MAX_QUERIES_PER_KV_HEAD", "Decoder", "cache_format", "decoder_stack", "path_pointer"]
+__all__ = [
+    "MAX_HEAD_DIM",
+    "MAX_QUERIES_PER_KV_HEAD",
+    "Decoder",
+    "cache_format",
+    "decoder_stack",
+    "path_pointer",
+    "pointers_to",
+]
+
+_P, _I = ctypes.c_void_p, ctypes.c_int32
 
 MAX_HEAD_DIM = 256
 MAX_QUERIES_PER_KV_HEAD = 64
@@ -43,9 +54,63 @@ def path_pointer(layout: PagedLayout) -> tuple[int | None, int]:
     return layout.paths.data_ptr(), layout.paths.stride(0)
 
 
+def pointers_to(tensors: Sequence[Tensor]) -> ctypes.Array[ctypes.c_void_p]:
+    """Where they are, as an array of the C interface."""
+    return (_P * len(tensors))(*(tensor.data_ptr() for tensor in tensors))
+
+
 def decoder_stack(stack: DecoderStack) -> RunDecoder:
     """Op `decoder_stack`."""
     return Decoder(stack)
+
+
+class _Layer(ctypes.Structure):
+    """`LayerArgument` of `csrc/kernels.cpp`. Does not keep what it points to."""
+
+    _fields_ = (
+        ("input_norm", _P),
+        ("attention_out_norm", _P),
+        ("feed_forward_norm", _P),
+        ("feed_forward_out_norm", _P),
+        ("q_norm", _P),
+        ("k_norm", _P),
+        ("kv_scale", _P),
+        ("sinks", _P),
+        ("q", Matrix),
+        ("k", Matrix),
+        ("v", Matrix),
+        ("o", Matrix),
+        ("gate", Matrix),
+        ("up", Matrix),
+        ("down", Matrix),
+        ("experts", _P),
+        ("router", Matrix),
+        ("router_bias", _P),
+        ("choice_bias", _P),
+        ("rule", Rule),
+        ("num_experts", _I),
+        ("inner", _I),
+        ("window", _I),
+        ("group", _I),
+        ("rotation", _I),
+        ("interleaved", _I),
+        ("norm_after_rotation", _I),
+        ("scale", ctypes.c_float),
+        ("soft_cap", ctypes.c_float),
+        ("residual_factor", ctypes.c_float),
+    )
+
+
+_VECTORS = (
+    "input_norm",
+    "attention_out_norm",
+    "feed_forward_norm",
+    "feed_forward_out_norm",
+    "q_norm",
+    "k_norm",
+    "sinks",
+)
+"""Of a layer, which the library takes in float32."""
 
 
 class Decoder:
@@ -54,7 +119,7 @@ class Decoder:
     def __init__(self, stack: DecoderStack) -> None:
         library()  # says why when there is none
         self._stack = stack
-        self._dtype = DTYPES[stack.final_norm.dtype]
+        self._dtype = DTYPES[stack.dtype]
         self._group_of_layer: tuple[int, ...] | None = None
         self._caches: tuple[Tensor, ...] = ()
         self.cache_format = 0
@@ -65,7 +130,11 @@ class Decoder:
             for i, layer in enumerate(stack.layers)
             if isinstance(layer.feed_forward, RoutedExperts)
         }
-        self._sinks = [None if layer.sinks is None else layer.sinks.float().contiguous() for layer in stack.layers]
+        self._final_norm = stack.final_norm.float().contiguous()
+        self._vectors = [
+            {name: vector.float().contiguous() for name in _VECTORS if (vector := getattr(layer, name)) is not None}
+            for layer in stack.layers
+        ]
         self.adapters = LoraTables([None if each is None else each.lora for x in stack.layers for each in _linears(x)])
         """In the order in which the C interface takes them."""
         self.handle: int | None = None
@@ -77,8 +146,7 @@ class Decoder:
     def __call__(
         self,
         x: Tensor,
-        cos: Tensor,
-        sin: Tensor,
+        rotations: Sequence[tuple[Tensor, Tensor]],
         layouts: Sequence[PagedLayout],
         group_of_layer: tuple[int, ...],
         kv_caches: tuple[Tensor, ...],
@@ -87,7 +155,8 @@ class Decoder:
     ) -> Tensor:
         """See `RunDecoder`."""
         self.prepare(group_of_layer, kv_caches)
-        x, cos, sin = x.contiguous(), cos.contiguous(), sin.contiguous()
+        x = x.contiguous()
+        cosines, sines = ([each.contiguous() for each in part] for part in zip(*rotations, strict=True))
         hidden = torch.empty_like(x)
         pointers: list[int] = []
         for layout in layouts:
@@ -100,8 +169,8 @@ class Decoder:
             self.handle,
             x.data_ptr(),
             hidden.data_ptr(),
-            cos.data_ptr(),
-            sin.data_ptr(),
+            pointers_to(cosines),
+            pointers_to(sines),
             x.shape[0],
             len(first.kv_lens),
             first.query_start_loc.data_ptr(),
@@ -136,63 +205,65 @@ class Decoder:
 
     def _make(self, group_of_layer: tuple[int, ...]) -> None:
         self._release()
-        stack, num_layers = self._stack, len(self._stack.layers)
-        hidden, first = stack.final_norm.shape[0], stack.layers[0]
-        gated = [each.feed_forward for each in stack.layers if isinstance(each.feed_forward, GatedWeights)]
-        intermediate = gated[0].gate.weight.shape[0] if gated else 0
-        norms: list[int | None] = []
-        matrices: list[Matrix] = []
-        for layer, sinks in zip(stack.layers, self._sinks, strict=True):
-            of_layer = (layer.input_norm, layer.post_attention_norm, layer.q_norm, layer.k_norm, layer.kv_scale, sinks)
-            norms += [None if norm is None else norm.data_ptr() for norm in of_layer]
-            inputs = (hidden, hidden, hidden, layer.q.weight.shape[0], hidden, hidden, intermediate)
-            for weights, cols in zip(_linears(layer), inputs, strict=True):
-                matrices.append(Matrix() if weights is None else Matrix.of(*weights[:5], inputs=cols))
-        windows = [layer.sliding_window or 0 for layer in stack.layers]
+        stack, first = self._stack, self._stack.layers[0]
+        layers = (_Layer * len(stack.layers))(*map(self._layer, range(len(stack.layers)), group_of_layer))
         self.handle = library().quire_decoder_new(
             self._dtype,
-            num_layers,
-            (ctypes.c_void_p * len(norms))(*norms),
-            (Matrix * len(matrices))(*matrices),
-            (ctypes.c_int * num_layers)(*windows),
-            (ctypes.c_int * num_layers)(*group_of_layer),
-            stack.final_norm.data_ptr(),
-            hidden,
-            intermediate,
+            len(layers),
+            layers,
+            self._final_norm.data_ptr(),
+            self._final_norm.shape[0],
             first.q.weight.shape[0] // stack.head_dim,
             first.k.weight.shape[0] // stack.head_dim,
             stack.head_dim,
+            stack.rotary_dim,
             stack.activation == "gelu",
             stack.eps,
-            stack.scale,
         )
         library().quire_decoder_set_lora(self._dtype, self.handle, self.adapters.address)
-        for i, experts in self._experts.items():
-            self._set_experts(i, experts)
         self._group_of_layer = group_of_layer
 
-    def _set_experts(self, index: int, experts: CompiledExperts) -> None:
-        routed = self._stack.layers[index].feed_forward
-        assert isinstance(routed, RoutedExperts)
-        num_experts = len(routed.router)
-        biases = (routed.router_bias, routed.choice_bias)
-        assert all(bias is None or (bias.dtype == torch.float32 and bias.is_contiguous()) for bias in biases)
-        library().quire_decoder_set_experts(
-            self._dtype,
-            self.handle,
-            index,
-            experts.handle(self._stack.final_norm.dtype),
-            ctypes.byref(Matrix.of(routed.router, None, None, inputs=self._stack.final_norm.shape[0])),
-            num_experts,
-            *(None if bias is None else bias.data_ptr() for bias in biases),
-            ctypes.byref(Rule.of(routed.rule, num_experts)),
+    def _layer(self, index: int, group: int) -> _Layer:
+        layer, hidden = self._stack.layers[index], self._final_norm.shape[0]
+        gated = _gated(layer)
+        inner = 0 if gated is None else gated.gate.weight.shape[0]
+        inputs = (hidden, hidden, hidden, layer.q.weight.shape[0], hidden, hidden, inner)
+        given: dict[str, Any] = {name: vector.data_ptr() for name, vector in self._vectors[index].items()}
+        for name, weights, cols in zip(
+            ("q", "k", "v", "o", "gate", "up", "down"), _linears(layer), inputs, strict=True
+        ):
+            if weights is not None:
+                given[name] = Matrix.of(*weights[:5], inputs=cols)
+        if isinstance(routed := layer.feed_forward, RoutedExperts):
+            biases = {"router_bias": routed.router_bias, "choice_bias": routed.choice_bias}
+            for name, bias in biases.items():
+                if bias is not None:
+                    assert bias.dtype == torch.float32
+                    assert bias.is_contiguous()
+                    given[name] = bias.data_ptr()
+            given["experts"] = self._experts[index].handle(self._stack.dtype)
+            given["router"] = Matrix.of(routed.router, None, None, inputs=hidden)
+            given["num_experts"] = len(routed.router)
+            given["rule"] = Rule.of(routed.rule, len(routed.router))
+        return _Layer(
+            **given,
+            kv_scale=None if layer.kv_scale is None else layer.kv_scale.data_ptr(),
+            inner=inner,
+            window=layer.sliding_window or 0,
+            group=group,
+            rotation=-1 if layer.rotation is None else layer.rotation,
+            interleaved=layer.interleaved,
+            norm_after_rotation=layer.norm_after_rotation,
+            scale=layer.scale,
+            soft_cap=layer.soft_cap or 0.0,
+            residual_factor=layer.residual_factor,
         )
 
     def _point_to(self, kv_caches: tuple[Tensor, ...]) -> None:
         for i, cache in enumerate(kv_caches):
             assert cache.is_contiguous(), "a layer's cache must be contiguous"
             self.cache_pointers[i] = cache.data_ptr()
-        number = cache_format(kv_caches[0], self._stack.final_norm.dtype)
+        number = cache_format(kv_caches[0], self._stack.dtype)
         assert number is not None, f"a cache of {kv_caches[0].dtype} is not served"
         self.cache_format = number
         self._caches = kv_caches
@@ -203,7 +274,12 @@ class Decoder:
             self.handle = None
 
 
+def _gated(layer: DecoderLayerWeights) -> GatedWeights | None:
+    """What all tokens of the layer use: its feed-forward network, or the one beside its experts."""
+    return layer.feed_forward if isinstance(layer.feed_forward, GatedWeights) else layer.feed_forward.shared
+
+
 def _linears(layer: DecoderLayerWeights) -> tuple[LinearWeights | None, ...]:
-    """The matrices of a layer in the order in which the C interface takes them; None where it has experts instead."""
-    gated = layer.feed_forward if isinstance(layer.feed_forward, GatedWeights) else (None, None, None)
-    return (layer.q, layer.k, layer.v, layer.o, *gated)
+    """The matrices of a layer in the order in which the C interface takes their adapters; None for one that it has
+    not."""
+    return (layer.q, layer.k, layer.v, layer.o, *(_gated(layer) or (None, None, None)))

@@ -43,7 +43,7 @@ def build(folder: Path, *, joined: bool, **options: Any) -> Any:
 def load(folder: Path, *, joined: bool, **options: Any) -> Any:
     model = build(folder, joined=joined, **options)
     load_weights(model, folder)
-    assert model._run_stack is None
+    assert model._stack is None
     return model
 
 

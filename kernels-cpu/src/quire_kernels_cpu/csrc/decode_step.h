@@ -31,7 +31,8 @@ struct DecodeArguments {
     int64_t max_lora_rank;      // 0: there are no adapters
     const DrawTable* draw;
     // This step's.
-    const void *cos, *sin;  // [positions, D]
+    const void *const *cos, *const *sin;  // per rotation [positions, rotary_dim]
+    int64_t num_rotations;
     const int64_t *rows, *starts;
     int64_t count;
     const int64_t* mask_of;  // [count] as in DrawMasks; null: no row has a mask
@@ -95,7 +96,7 @@ inline LoraTokens gather_adapters(const DecodeArguments& a, Buffer& orders, Buff
 // False, and nothing changed but keys and values of this step: something is out of the ordinary.
 template <typename T>
 bool decode_step(Decoder<T>& decoder, const Matrix<T>& head, const DecodeArguments& a) {
-    static thread_local Buffer numbers, small, steps, blocks, embedded, cosines, sines, normed, orders, adapters;
+    static thread_local Buffer numbers, small, steps, blocks, embedded, turns, pointers, normed, orders, adapters;
     if (!is_possible(a)) return false;
     const int64_t n = a.count, groups = a.num_groups;
     int64_t* const ends = numbers.get<int64_t>((3 + groups) * n);
@@ -126,11 +127,17 @@ bool decode_step(Decoder<T>& decoder, const Matrix<T>& head, const DecodeArgumen
 
     T* const x = embedded.get<T>(n * decoder.hidden);
     T* const hidden = normed.get<T>(n * decoder.hidden);
-    T* const cos = cosines.get<T>(n * decoder.head_dim);
-    T* const sin = sines.get<T>(n * decoder.head_dim);
     take_rows(a.embedding, ids, n, decoder.hidden, x);
-    take_rows(a.cos, positions, n, decoder.head_dim, cos);
-    take_rows(a.sin, positions, n, decoder.head_dim, sin);
+    const int64_t dim = decoder.rotary_dim;
+    T* const angles = turns.get<T>(2 * a.num_rotations * n * dim);
+    const void** const cos = pointers.get<const void*>(2 * a.num_rotations);
+    const void** const sin = cos + a.num_rotations;
+    for (int64_t r = 0; r < a.num_rotations; ++r) {
+        cos[r] = angles + 2 * r * n * dim;
+        sin[r] = angles + (2 * r + 1) * n * dim;
+        take_rows(a.cos[r], positions, n, dim, angles + 2 * r * n * dim);
+        take_rows(a.sin[r], positions, n, dim, angles + (2 * r + 1) * n * dim);
+    }
     decoder.run(Step<T>{x, hidden, cos, sin, n, static_cast<int>(n), query_start_loc, seq_lens, step_groups,
                         a.kv_caches, static_cast<CacheFormat>(a.cache_format), static_cast<int>(a.cache_block_size),
                         gather_adapters(a, orders, adapters), nullptr});

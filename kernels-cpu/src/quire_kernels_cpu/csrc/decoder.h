@@ -24,16 +24,25 @@ struct RoutedExperts {
     RoutingRule rule{};
 };
 
+// x + attention(norm(x)), then x + feed_forward(norm(x)), where what is added may have a norm of its own, too.
 template <typename T>
 struct Layer {
-    const T *input_norm, *post_norm;
-    const T *q_norm, *k_norm;  // [D] each, or none
-    Matrix<T> qkv[3], o, gate_up[2], down;
-    RoutedExperts<T> experts;  // without `moe` there are none
+    const float *input_norm, *attention_out_norm, *feed_forward_norm, *feed_forward_out_norm;  // [hidden] each, or none
+    const float *q_norm, *k_norm;  // [D] each, or none
+    bool norm_after_rotation;
+    Matrix<T> qkv[3], o;
+    Matrix<T> gate_up[2], down;  // beside experts: of the network that all tokens share, or without rows
+    RoutedExperts<T> experts;    // without `moe` there are none
     int window;
-    int group;  // of KV cache groups
+    int group;         // of KV cache groups
+    int rotation;      // which of the step's; -1: none
+    bool interleaved;  // neighbours are the pairs that are rotated
     const float* kv_scale;  // [2, Hkv], or none
-    const float* sinks;  // [Hq], or none
+    const float* sinks;     // [Hq], or none
+    float scale, soft_cap;  // of attention's scores; 0 for no cap
+    float residual_factor;  // of both parts, before they are added
+
+    bool has_shared() const { return experts.moe && down.rows; }
 };
 
 // One group of layers that share a block table.
@@ -47,7 +56,7 @@ template <typename T>
 struct Step {
     const T* x;       // [T, hidden] embeddings
     T* hidden;        // [T, hidden] after the final norm
-    const T *cos, *sin;  // [T, D]
+    const void *const *cos, *const *sin;  // per rotation [T, rotary_dim]
     int64_t tokens;
     int num_sequences;
     const int32_t *query_start_loc, *kv_lens;
@@ -88,11 +97,11 @@ struct ToGateAndUp {
 template <typename T>
 class Decoder {
 public:
-    int64_t hidden, intermediate;
-    int num_heads, num_kv_heads, head_dim;
-    float eps, scale;
+    int64_t hidden;
+    int num_heads, num_kv_heads, head_dim, rotary_dim;
+    float eps;
     Activation activation;
-    const T* final_norm;
+    const float* final_norm;
     std::vector<Layer<T>> layers;
     const LoraTable* lora = nullptr;  // [layers][kNumLora], or none
 
@@ -102,9 +111,15 @@ public:
         const Coding coding = layers[0].o.coding;
         normed_ = make_activations<T>(tokens, hidden, coding, inputs_[0]);
         attended_ = make_activations<T>(tokens, q, coding, inputs_[1]);
-        activated_ = make_activations<T>(tokens, intermediate, coding, inputs_[2]);
+        int64_t widest = 0;
+        for (int shared = 0; shared < 2; ++shared) {
+            const int64_t width = inner_width(shared);
+            activated_[shared] = make_activations<T>(tokens, width, coding, inputs_[2 + shared]);
+            widest = std::max(widest, width);
+        }
         const bool adapted = lora && step.lora.num_groups > 0, routed = make_room_for_experts(tokens, coding);
-        inner_ = adapted || activated_.takes_whole_tokens() ? buffers_[4].get<T>(tokens * intermediate) : nullptr;
+        const int64_t intermediate = activated_[0].cols;
+        inner_ = adapted || activated_[0].takes_whole_tokens() ? buffers_[4].get<T>(tokens * widest) : nullptr;
         normed_rows_ = adapted || routed ? lora_buffers_[0].get<T>(tokens * hidden) : nullptr;
         gate_ = adapted ? lora_buffers_[1].get<float>(2 * tokens * intermediate) : nullptr;
         lora_inner_ = adapted ? lora_buffers_[2].get<float>(3 * step.lora.count() * step.lora.max_rank) : nullptr;
@@ -126,9 +141,10 @@ public:
                 layer(layers[i], next, adapters, step.kv_caches[i], i, step, mine, claimer);
             }
             const Range share = my_share(tokens);
-            for (int64_t t = share.begin; t < share.end; ++t)
-                rms_norm(step.hidden + t * hidden, residual_ + t * hidden, projected_ + t * hidden, final_norm, hidden,
-                         eps);
+            for (int64_t at = share.begin * hidden; at < share.end * hidden; at += hidden) {
+                finish(layers.back(), kFeedForward, at);
+                rms_norm(step.hidden + at, residual_ + at, projected_ + at, final_norm, hidden, eps);
+            }
             tap(step, layers.size(), share);
         }
     }
@@ -141,6 +157,15 @@ private:
         Buffer rows, routing;
     };
 
+    enum Part { kAttention, kFeedForward };
+
+    // Inputs of down, of a layer without experts or beside some; 0 where there is none.
+    int64_t inner_width(bool shared) const {
+        for (const Layer<T>& l : layers)
+            if ((l.experts.moe != nullptr) == shared && l.down.rows) return l.down.cols;
+        return 0;
+    }
+
     // Copies the residual stream of some tokens where it is asked for.
     void tap(const Step<T>& step, size_t layer, Range tokens) {
         if (!step.taps || !step.taps[layer]) return;
@@ -148,12 +173,12 @@ private:
                     (tokens.end - tokens.begin) * hidden * sizeof(T));
     }
 
-    void layer(const Layer<T>& l, const Layer<T>* next, const LoraTable* adapters, void* kv_cache, size_t index, const Step<T>& step, Thread& mine,
-               Claimer& claimer) {
+    void layer(const Layer<T>& l, const Layer<T>* next, const LoraTable* adapters, void* kv_cache, size_t index,
+               const Step<T>& step, Thread& mine, Claimer& claimer) {
         const int64_t q = static_cast<int64_t>(num_heads) * head_dim, kv = static_cast<int64_t>(num_kv_heads) * head_dim;
         const int64_t width = q + 2 * kv;
         const Strips<T> qkv{l.qkv, 3, false}, o{&l.o, 1, false};
-        norm(l.input_norm, index > 0, mine);
+        norm(l.input_norm, index > 0 ? &layers[index - 1] : nullptr, kFeedForward, mine);
         wait_for_team();
         tap(step, index, my_share(step.tokens));
         // Heads whole, [heads][tokens][D], so that a tile's outputs lie close together; narrow ones as they come.
@@ -182,7 +207,7 @@ private:
         const StepGroup& group = step.groups[l.group];
         attention(Attention<T>{heads_, token_stride, head_stride, cache, attention_out_, q, group.block_table,
                                group.table_stride, step.query_start_loc, step.kv_lens, order_, step.num_sequences,
-                               num_heads, scale, l.window, 0.0f, l.sinks, nullptr, step.paths, step.path_stride},
+                               num_heads, l.scale, l.window, l.soft_cap, l.sinks, nullptr, step.paths, step.path_stride},
                   mine.attention, claimer, partials_);
         wait_for_team();
         set_all(attended_, attention_out_, q);
@@ -190,24 +215,26 @@ private:
         if (adapters) shrink(adapters + kLoraO, 1, step, attention_out_, q);
         const Matrix<T>& router = l.experts.router;
         const Strips<T> after = l.experts.moe ? Strips<T>{&router, 1, false} : Strips<T>{l.gate_up, 2, true};
-        project(o, attended_, mine, claimer, &after);
+        project(o, attended_, mine, claimer, projected_, &after);
         wait_for_team();
         if (adapters) expand_projected(adapters + kLoraO, step);
-        norm(l.post_norm, true, mine);
+        norm(l.feed_forward_norm, &l, kAttention, mine);
         wait_for_team();
-        const Strips<T> next_qkv{next ? next->qkv : l.qkv, 3, false};
+        const Strips<T> next_qkv{next ? next->qkv : l.qkv, 3, false}, *const behind = next ? &next_qkv : nullptr;
         if (l.experts.moe) {
-            run_experts(l.experts, step.tokens, mine, claimer, next ? &next_qkv : nullptr);
+            run_experts(l, step, mine, claimer, behind);
         } else {
-            feed_forward(l, adapters, step, mine, claimer, next ? &next_qkv : nullptr);
+            feed_forward(l, adapters, step, mine, claimer, projected_, behind);
         }
         wait_for_team();
         if (adapters) expand_projected(adapters + kLoraDown, step);
     }
 
     void feed_forward(const Layer<T>& l, const LoraTable* adapters, const Step<T>& step, Thread& mine, Claimer& claimer,
-                      const Strips<T>* behind) {
+                      T* to, const Strips<T>* behind) {
         const Strips<T> gate_up{l.gate_up, 2, true}, down{&l.down, 1, false};
+        const Activations& activated = activated_[l.experts.moe != nullptr];
+        const int64_t intermediate = activated.cols;
         if (adapters) {
             float* const up = gate_ + step.tokens * intermediate;
             shrink(adapters + kLoraGate, 2, step, normed_rows_, hidden);
@@ -220,32 +247,33 @@ private:
             wait_for_team();
             activate_all(up, step.tokens * intermediate);
         } else {
-            linear(gate_up, normed_, mine.linear, claimer, ToActivated<T>{l.gate_up, activation, activated_, inner_},
-                   &down);
+            linear(gate_up, normed_, mine.linear, claimer, ToActivated<T>{l.gate_up, activation, activated, inner_}, &down);
         }
         wait_for_team();
         if (inner_) {
             if (adapters) shrink(adapters + kLoraDown, 1, step, inner_, intermediate);
-            set_all(activated_, inner_, intermediate);
+            set_all(activated, inner_, intermediate);
             wait_for_team();
         }
-        project(down, activated_, mine, claimer, behind);
+        project(down, activated, mine, claimer, to, behind);
     }
 
-    // Without adapters: no expert has any here.
-    void run_experts(const RoutedExperts<T>& l, int64_t tokens, Thread& mine, Claimer& claimer, const Strips<T>* behind) {
-        const int64_t num_experts = l.router.rows;
-        linear(Strips<T>{&l.router, 1, false}, routed_.data ? routed_ : normed_, mine.linear, claimer,
-               ToRows<T, float>{&l.router, &logits_, num_experts, tokens});
+    // Without adapters: no expert has any here, nor what stands beside them.
+    void run_experts(const Layer<T>& l, const Step<T>& step, Thread& mine, Claimer& claimer, const Strips<T>* behind) {
+        const RoutedExperts<T>& e = l.experts;
+        const int64_t num_experts = e.router.rows, tokens = step.tokens;
+        linear(Strips<T>{&e.router, 1, false}, routed_.data ? routed_ : normed_, mine.linear, claimer,
+               ToRows<T, float>{&e.router, &logits_, num_experts, tokens});
         wait_for_team();
         const Range share = my_share(tokens);
-        for (int64_t i = share.begin * num_experts; l.router_bias && i < share.end * num_experts; ++i)
-            logits_[i] += l.router_bias[i % num_experts];
-        Routing{l.rule, logits_, num_experts, l.choice_bias, static_cast<int32_t>(num_experts), expert_ids_,
+        for (int64_t i = share.begin * num_experts; e.router_bias && i < share.end * num_experts; ++i)
+            logits_[i] += e.router_bias[i % num_experts];
+        Routing{e.rule, logits_, num_experts, e.choice_bias, static_cast<int32_t>(num_experts), expert_ids_,
                 expert_weights_}.choose(share, mine.routing);
         wait_for_team();
         if (omp_get_thread_num() == 0)
-            expert_step_.begin(*l.moe, normed_rows_, expert_ids_, expert_weights_, tokens, l.rule.top_k);
+            expert_step_.begin(*e.moe, normed_rows_, expert_ids_, expert_weights_, tokens, e.rule.top_k);
+        if (l.has_shared()) feed_forward(l, nullptr, step, mine, claimer, shared_, nullptr);
         wait_for_team();
         expert_step_.run(mine.experts, claimer, projected_, behind);
     }
@@ -260,7 +288,8 @@ private:
         logits_ = buffers_[5].get<float>(tokens * num_experts);
         expert_ids_ = buffers_[6].get<int64_t>(tokens * top_k);
         expert_weights_ = buffers_[7].get<float>(tokens * top_k);
-        routed_ = num_experts && coding != Coding::plain ? make_activations<T>(tokens, hidden, Coding::plain, inputs_[3])
+        shared_ = buffers_[8].get<T>(activated_[1].cols ? tokens * hidden : 0);
+        routed_ = num_experts && coding != Coding::plain ? make_activations<T>(tokens, hidden, Coding::plain, inputs_[4])
                                                          : Activations{};
         return num_experts > 0;
     }
@@ -296,13 +325,22 @@ private:
         }
     }
 
-    void project(const Strips<T>& strips, const Activations& x, Thread& mine, Claimer& claimer,
+    void project(const Strips<T>& strips, const Activations& x, Thread& mine, Claimer& claimer, T* to,
                  const Strips<T>* following) {
-        linear(strips, x, mine.linear, claimer, ToRows<T, T>{strips.matrices, &projected_, hidden, x.tokens}, following);
+        linear(strips, x, mine.linear, claimer, ToRows<T, T>{strips.matrices, &to, hidden, x.tokens}, following);
     }
 
-    // residual += projected (but in the first layer), then its norm into the activations.
-    void norm(const T* weight, bool add, Thread& mine) {
+    // A token's part of a layer, as it is to be added.
+    void finish(const Layer<T>& l, Part part, int64_t at) {
+        T* const x = projected_ + at;
+        if (part == kFeedForward && l.has_shared()) add_row(x, shared_ + at, hidden);
+        const float* const weight = part == kAttention ? l.attention_out_norm : l.feed_forward_out_norm;
+        if (weight) rms_norm(x, x, static_cast<const T*>(nullptr), weight, hidden, eps);
+        if (l.residual_factor != 1.0f) scale_row(x, l.residual_factor, hidden);
+    }
+
+    // residual += that part of a layer (of none before the first one), then its norm into the activations.
+    void norm(const float* weight, const Layer<T>* from, Part part, Thread& mine) {
         T* const scratch = mine.rows.template get<T>(kTile * hidden);
         const Range share = my_share(normed_.tiles());
         for (int64_t tile = share.begin; tile < share.end; ++tile) {
@@ -310,7 +348,14 @@ private:
             const T* of[kTile] = {};
             for (int i = 0; i < kTile && tile * kTile + i < normed_.tokens; ++i) {
                 const int64_t at = (tile * kTile + i) * hidden;
-                rms_norm(rows + i * hidden, residual_ + at, add ? projected_ + at : nullptr, weight, hidden, eps);
+                const T* const added = from ? projected_ + at : nullptr;
+                if (from) finish(*from, part, at);
+                if (weight) {
+                    rms_norm(rows + i * hidden, residual_ + at, added, weight, hidden, eps);
+                } else {
+                    if (added) add_row(residual_ + at, added, hidden);
+                    std::memcpy(rows + i * hidden, residual_ + at, hidden * sizeof(T));
+                }
                 of[i] = rows + i * hidden;
             }
             set_tile(normed_, tile, of, 0, hidden);
@@ -329,25 +374,36 @@ private:
             const int64_t first = i / per_token * kTile, last = std::min(first + kTile, step.tokens);
             const int head = static_cast<int>(i % per_token);
             const int kv_head = head - num_heads, is_value = kv_head >= num_kv_heads;  // keys, then values, as in the cache
-            const T* norm = is_value ? nullptr : kv_head < 0 ? l.q_norm : l.k_norm;
+            const float* norm = is_value ? nullptr : kv_head < 0 ? l.q_norm : l.k_norm;
             for (int64_t token = first; token < last; ++token) {
                 T* x = heads_ + token * token_stride + head * head_stride;
-                if (norm) rms_norm(x, x, static_cast<const T*>(nullptr), norm, head_dim, eps);
-                if (!is_value) rotate(x, x, step.cos + token * head_dim, step.sin + token * head_dim, head_dim);
+                const auto normalise = [&] { rms_norm(x, x, static_cast<const T*>(nullptr), norm, head_dim, eps); };
+                if (norm && !l.norm_after_rotation) normalise();
+                if (!is_value && l.rotation >= 0) {
+                    if (l.interleaved) part_neighbours(x, rotary_dim);
+                    rotate(x, x, angles(step.cos, l, token), angles(step.sin, l, token), rotary_dim);
+                }
+                if (norm && l.norm_after_rotation) normalise();
                 if (kv_head < 0) continue;
                 write_row(cache, cache.row(slots[token], kv_head), x, is_value, kv_head - is_value * num_kv_heads);
             }
         }
     }
 
-    Activations normed_, attended_, activated_, routed_;  // the last one only if it is not as the first
-    T *residual_, *projected_, *heads_, *attention_out_, *inner_, *normed_rows_;
+    // Of a token, in the rotation of a layer.
+    const T* angles(const void* const* of, const Layer<T>& l, int64_t token) const {
+        return static_cast<const T*>(of[l.rotation]) + token * rotary_dim;
+    }
+
+    Activations normed_, attended_, routed_;  // the last one only if it is not as the first
+    Activations activated_[2];                // of layers without experts, and beside some
+    T *residual_, *projected_, *shared_, *heads_, *attention_out_, *inner_, *normed_rows_;
     float *gate_, *lora_inner_, *logits_, *expert_weights_;
     int64_t* expert_ids_;
     MoeStep<T> expert_step_;
     const int32_t* order_;
-    ActivationBuffers inputs_[4];
-    Buffer buffers_[8], lora_buffers_[3], order_buffer_, partials_;
+    ActivationBuffers inputs_[5];
+    Buffer buffers_[9], lora_buffers_[3], order_buffer_, partials_;
 };
 
 }  // namespace quire

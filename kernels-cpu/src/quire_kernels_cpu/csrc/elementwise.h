@@ -8,10 +8,12 @@
 
 namespace quire {
 
+constexpr int kMostHeadDim = 256;
+
 // Root-mean-square norm of a row (Zhang & Sennrich 2019, eq. 4). With `added`, the row becomes row + added first.
-// to may be the row itself.
-template <typename T>
-inline void rms_norm(T* to, T* row, const T* added, const T* weight, int64_t size, float eps) {
+// to may be the row itself. The weight may be wider.
+template <typename T, typename W>
+inline void rms_norm(T* to, T* row, const T* added, const W* weight, int64_t size, float eps) {
     Floats squares{};
     int64_t i = 0;
     for (; i + kLanes <= size; i += kLanes) {
@@ -34,6 +36,29 @@ inline void rms_norm(T* to, T* row, const T* added, const T* weight, int64_t siz
     const float inverse = 1.0f / std::sqrt(total / static_cast<float>(size) + eps);
     for (i = 0; i + kLanes <= size; i += kLanes) store(to + i, load(row + i) * inverse * load(weight + i));
     for (; i < size; ++i) store_one(to + i, to_float(row[i]) * inverse * to_float(weight[i]));
+}
+
+// row += added.
+template <typename T>
+inline void add_row(T* row, const T* added, int64_t size) {
+    for (int64_t i = 0; i < size; i += kLanes)
+        store_some(row + i, load_some(row + i, size - i) + load_some(added + i, size - i), size - i);
+}
+
+template <typename T>
+inline void scale_row(T* row, float factor, int64_t size) {
+    for (int64_t i = 0; i < size; i += kLanes) store_some(row + i, load_some(row + i, size - i) * factor, size - i);
+}
+
+// Neighbours of a head apart: those at even places, then those at odd ones.
+template <typename T>
+inline void part_neighbours(T* head, int dim) {
+    T parted[kMostHeadDim];
+    for (int i = 0; i < dim / 2; ++i) {
+        parted[i] = head[2 * i];
+        parted[dim / 2 + i] = head[2 * i + 1];
+    }
+    std::memcpy(head, parted, dim * sizeof(T));
 }
 
 // Rotate the pairs (i, i + D/2) of a head. cos holds each cosine twice, sin the negated sines and then the sines.

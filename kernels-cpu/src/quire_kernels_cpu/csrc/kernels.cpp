@@ -129,50 +129,54 @@ void write_kv_cache_op(const T* key, const T* value, const PagedCache& cache, co
     }
 }
 
-// How a decoder arrives: the norms and matrices of its layers in a row, then numbers.
-// The scales of its cache and its sinks come with the norms.
-enum LayerNorms { kInputNorm, kPostNorm, kQNorm, kKNorm, kKvScale, kSinks, kNumNorms };
-enum LayerMatrices { kQ, kK, kV, kO, kGate, kUp, kDown, kNumMatrices };
+// A layer of a decoder as it arrives; see `Layer`. Norms and biases are float32, whatever the network's type.
+struct LayerArgument {
+    const float *input_norm, *attention_out_norm, *feed_forward_norm, *feed_forward_out_norm, *q_norm, *k_norm;
+    const float *kv_scale, *sinks;
+    MatrixArgument q, k, v, o, gate, up, down;
+    const void* experts;  // of `quire_moe_new`, or none
+    MatrixArgument router;
+    const float *router_bias, *choice_bias;
+    RoutingRule rule;
+    int32_t num_experts, inner;  // inner: outputs of gate and up, or none
+    int32_t window, group, rotation, interleaved, norm_after_rotation;
+    float scale, soft_cap, residual_factor;
+};
 
 template <typename T>
-Decoder<T>* make_decoder(int num_layers, const void* const* norms, const MatrixArgument* matrices, const int* windows, const int* groups,
-                         const void* final_norm, int64_t hidden, int64_t intermediate, int num_heads, int num_kv_heads,
-                         int head_dim, int gelu, float eps, float scale) {
-    auto* decoder = new Decoder<T>;
-    decoder->hidden = hidden;
-    decoder->intermediate = intermediate;
-    decoder->num_heads = num_heads;
-    decoder->num_kv_heads = num_kv_heads;
-    decoder->head_dim = head_dim;
-    decoder->eps = eps;
-    decoder->scale = scale;
-    decoder->activation = gelu ? Activation::gelu : Activation::silu;
-    decoder->final_norm = static_cast<const T*>(final_norm);
-    const int64_t q = static_cast<int64_t>(num_heads) * head_dim, kv = static_cast<int64_t>(num_kv_heads) * head_dim;
-    for (int i = 0; i < num_layers; ++i) {
-        const auto norm = [&](int which) { return static_cast<const T*>(norms[i * kNumNorms + which]); };
-        Layer<T> layer{};
-        layer.input_norm = norm(kInputNorm);
-        layer.post_norm = norm(kPostNorm);
-        layer.q_norm = norm(kQNorm);
-        layer.k_norm = norm(kKNorm);
-        layer.kv_scale = static_cast<const float*>(norms[i * kNumNorms + kKvScale]);
-        layer.sinks = static_cast<const float*>(norms[i * kNumNorms + kSinks]);
-        const auto matrix = [&](int which, int64_t rows, int64_t cols) {
-            return make_matrix<T>(matrices[i * kNumMatrices + which], rows, cols);
-        };
-        layer.qkv[0] = matrix(kQ, q, hidden);
-        layer.qkv[1] = matrix(kK, kv, hidden);
-        layer.qkv[2] = matrix(kV, kv, hidden);
-        layer.o = matrix(kO, hidden, q);
-        layer.gate_up[0] = matrix(kGate, intermediate, hidden);
-        layer.gate_up[1] = matrix(kUp, intermediate, hidden);
-        layer.down = matrix(kDown, hidden, intermediate);
-        layer.window = windows[i];
-        layer.group = groups[i];
-        decoder->layers.push_back(layer);
+Layer<T> make_layer(const LayerArgument& from, const Decoder<T>& decoder) {
+    const int64_t q = static_cast<int64_t>(decoder.num_heads) * decoder.head_dim, hidden = decoder.hidden;
+    const int64_t kv = static_cast<int64_t>(decoder.num_kv_heads) * decoder.head_dim;
+    Layer<T> to{};
+    to.input_norm = from.input_norm;
+    to.attention_out_norm = from.attention_out_norm;
+    to.feed_forward_norm = from.feed_forward_norm;
+    to.feed_forward_out_norm = from.feed_forward_out_norm;
+    to.q_norm = from.q_norm;
+    to.k_norm = from.k_norm;
+    to.norm_after_rotation = from.norm_after_rotation;
+    to.qkv[0] = make_matrix<T>(from.q, q, hidden);
+    to.qkv[1] = make_matrix<T>(from.k, kv, hidden);
+    to.qkv[2] = make_matrix<T>(from.v, kv, hidden);
+    to.o = make_matrix<T>(from.o, hidden, q);
+    if (from.inner) {
+        to.gate_up[0] = make_matrix<T>(from.gate, from.inner, hidden);
+        to.gate_up[1] = make_matrix<T>(from.up, from.inner, hidden);
+        to.down = make_matrix<T>(from.down, hidden, from.inner);
     }
-    return decoder;
+    if (from.experts)
+        to.experts = {static_cast<const Moe<T>*>(from.experts), make_matrix<T>(from.router, from.num_experts, hidden),
+                      from.router_bias, from.choice_bias, from.rule};
+    to.window = from.window;
+    to.group = from.group;
+    to.rotation = from.rotation;
+    to.interleaved = from.interleaved;
+    to.kv_scale = from.kv_scale;
+    to.sinks = from.sinks;
+    to.scale = from.scale;
+    to.soft_cap = from.soft_cap;
+    to.residual_factor = from.residual_factor;
+    return to;
 }
 
 // Three matrices an expert: gate, up, down.
@@ -191,13 +195,12 @@ Moe<T>* make_moe(int num_experts, const MatrixArgument* matrices, int64_t width,
 }
 
 template <typename T>
-void run_decoder(void* decoder, const void* x, void* hidden, const void* cos, const void* sin, int64_t tokens,
+void run_decoder(void* decoder, const void* x, void* hidden, const void* const* cos, const void* const* sin, int64_t tokens,
                  int num_sequences, const int32_t* query_start_loc, const int32_t* kv_lens, const StepGroup* groups,
                  void* const* kv_caches, int cache_format, int block_size, const LoraTokens& lora, void* const* taps,
                  const int32_t* paths, int64_t path_stride) {
     static_cast<Decoder<T>*>(decoder)->run(Step<T>{
-        static_cast<const T*>(x), static_cast<T*>(hidden), static_cast<const T*>(cos), static_cast<const T*>(sin),
-        tokens, num_sequences, query_start_loc, kv_lens, groups, kv_caches, static_cast<CacheFormat>(cache_format), block_size,
+        static_cast<const T*>(x), static_cast<T*>(hidden), cos, sin, tokens, num_sequences, query_start_loc, kv_lens, groups, kv_caches, static_cast<CacheFormat>(cache_format), block_size,
         lora, taps, paths, path_stride});
 }
 
@@ -366,14 +369,23 @@ void quire_head_linear(int dtype, const void* x, int64_t token_stride, int64_t x
     });
 }
 
-// A decoder keeps the pointers: the weights must outlive it.
-void* quire_decoder_new(int dtype, int num_layers, const void* const* norms, const MatrixArgument* matrices,
-                        const int* windows, const int* groups, const void* final_norm, int64_t hidden,
-                        int64_t intermediate, int num_heads, int num_kv_heads, int head_dim, int gelu, float eps,
-                        float scale) {
+// A decoder keeps the pointers: weights, experts, norms and biases must outlive it.
+void* quire_decoder_new(int dtype, int num_layers, const void* layers, const float* final_norm, int64_t hidden,
+                        int num_heads, int num_kv_heads, int head_dim, int rotary_dim, int gelu, float eps) {
     return for_dtype(dtype, [&](auto zero) -> void* {
-        return quire::make_decoder<decltype(zero)>(num_layers, norms, matrices, windows, groups, final_norm, hidden,
-                                                   intermediate, num_heads, num_kv_heads, head_dim, gelu, eps, scale);
+        using T = decltype(zero);
+        auto* decoder = new quire::Decoder<T>;
+        decoder->hidden = hidden;
+        decoder->num_heads = num_heads;
+        decoder->num_kv_heads = num_kv_heads;
+        decoder->head_dim = head_dim;
+        decoder->rotary_dim = rotary_dim;
+        decoder->eps = eps;
+        decoder->activation = gelu ? quire::Activation::gelu : quire::Activation::silu;
+        decoder->final_norm = final_norm;
+        for (int i = 0; i < num_layers; ++i)
+            decoder->layers.push_back(quire::make_layer(static_cast<const quire::LayerArgument*>(layers)[i], *decoder));
+        return decoder;
     });
 }
 
@@ -399,19 +411,6 @@ void quire_lora_linear(int dtype, int wide, void* out, const void* x, const void
     });
 }
 
-// A layer whose tokens have experts of their own (of `quire_moe_new`; the decoder keeps the pointer), in the place of gate, up
-// and down; biases: [num_experts] each, or none.
-void quire_decoder_set_experts(int dtype, void* decoder, int layer, const void* experts, const MatrixArgument* router,
-                               int num_experts, const float* router_bias, const float* choice_bias, const void* rule) {
-    for_dtype(dtype, [&](auto zero) {
-        using T = decltype(zero);
-        auto& stack = *static_cast<quire::Decoder<T>*>(decoder);
-        stack.layers[layer].experts = {static_cast<const quire::Moe<T>*>(experts),
-                                       quire::make_matrix<T>(*router, num_experts, stack.hidden), router_bias, choice_bias,
-                                       *static_cast<const quire::RoutingRule*>(rule)};
-    });
-}
-
 // Rows of logits are `stride` numbers apart; bias [num_experts] or none; ids and weights [tokens, top_k].
 void quire_route_experts(const float* logits, int64_t stride, const float* bias, const void* rule, int64_t tokens,
                          int num_experts, int64_t* ids, float* weights) {
@@ -422,7 +421,8 @@ void quire_decoder_delete(int dtype, void* decoder) {
     for_dtype(dtype, [&](auto zero) { delete static_cast<quire::Decoder<decltype(zero)>*>(decoder); });
 }
 
-void quire_decoder_run(int dtype, void* decoder, const void* x, void* hidden, const void* cos, const void* sin,
+// cos, sin: of each rotation [tokens, rotary_dim].
+void quire_decoder_run(int dtype, void* decoder, const void* x, void* hidden, const void* const* cos, const void* const* sin,
                        int64_t tokens, int num_sequences, const int32_t* query_start_loc, const int32_t* kv_lens,
                        const void* groups, void* const* kv_caches, int cache_format, int block_size,
                        const int32_t* lora_order, const void* lora_groups, int64_t num_lora_groups,

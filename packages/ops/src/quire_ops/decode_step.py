@@ -3,7 +3,7 @@
 What a captured graph is on an accelerator, this is on a CPU: the step of every day without anything around its kernels.
 Knows rows and a `DecoderStack`; does not know requests. Its reference is made of the other ops' references.
 
-Shape legend: R rows, L token slots of a row, P positions, D head dimension.
+Shape legend: R rows, L token slots of a row, P positions, R rotated dimensions of a head.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ class DecodeNetwork:
     stack: DecoderStack
     head: LinearWeights
     """hidden_size -> vocab, without a bias or adapters; in a form of its own, whatever the stack's matrices have."""
-    rotations: Callable[[int], tuple[Tensor, Tensor]]
-    """Length -> cosines and signed sines [P, 1, D] of the first P positions, at least so many, as op `rotary_embedding`
-    takes them."""
+    rotations: tuple[Callable[[int], tuple[Tensor, Tensor]], ...]
+    """Each: length -> cosines and signed sines [P, 1, R] of the first P positions, at least so many, as op
+    `rotary_embedding` takes them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -140,9 +140,10 @@ class _ReferenceDecodeStep:
             )
             for group, table in zip(inputs.groups, kept.tables, strict=True)
         ]
-        cos, sin = network.rotations(int(ends.max()))
+        rotations = [rotation(int(ends.max())) for rotation in network.rotations]
         x = reference.embedding(inputs.input_ids, network.embedding)
         positions = inputs.positions
         lora = LoraTokens.of(kept.lora_slots[which])
-        hidden = self._run_stack(x, cos[positions], sin[positions], layouts, kept.group_of_layer, kept.kv_caches, lora)
+        turns = [(cos[positions], sin[positions]) for cos, sin in rotations]
+        hidden = self._run_stack(x, turns, layouts, kept.group_of_layer, kept.kv_caches, lora)
         return reference_linear(hidden, network.head, wide=True).float()

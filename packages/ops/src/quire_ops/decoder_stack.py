@@ -3,7 +3,8 @@
 Knows the shape of such a stack and its reference, which is made of the other ops' references; does not know networks,
 checkpoints or how weights are quantized.
 
-Shape legend: T tokens of the step, Hq query heads, Hkv key-value heads, D head dimension, E experts.
+Shape legend: T tokens of the step, Hq query heads, Hkv key-value heads, D head dimension, R rotated
+dimensions of a head, E experts.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+import torch
 from torch import Tensor
 
 from quire_ops import reference
@@ -36,42 +38,65 @@ class RoutedExperts:
     """[E] float32, as op `route_experts` takes it."""
     rule: RoutingRule
     experts: Experts
+    shared: GatedWeights | None = None
+    """What every token uses beside its experts; of one width in all layers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecoderLayerWeights:
-    """One layer: x + attention(norm(x)), then x + feed_forward(norm(x))."""
+    """One layer: x + attention(norm(x)), then x + feed_forward(norm(x)). Norms are RMS norms, in any dtype; those that
+    are None are left out."""
 
-    input_norm: Tensor
-    """[hidden_size], as the other norm."""
+    input_norm: Tensor | None
+    """[hidden_size], as the others but those of heads."""
     q: LinearWeights
     k: LinearWeights
     v: LinearWeights
     o: LinearWeights
     q_norm: Tensor | None = None
-    """[D]: each query head is normalised before it is rotated; k_norm likewise for keys."""
+    """[D]: each query head is normalised; k_norm likewise for keys. Both are there, or none."""
     k_norm: Tensor | None = None
-    post_attention_norm: Tensor
+    norm_after_rotation: bool = False
+    """Heads are normalised after they are rotated, not before."""
+    attention_out_norm: Tensor | None = None
+    """Of what attention gives, before it is added."""
+    feed_forward_norm: Tensor | None
     feed_forward: GatedWeights | RoutedExperts
+    feed_forward_out_norm: Tensor | None = None
+    """Of what the feed-forward part gives, before it is added."""
+    residual_factor: float = 1.0
+    """Of what both parts give, before it is added."""
+    scale: float
+    """Factor of the attention scores."""
+    soft_cap: float | None = None
+    """As op `paged_attention` takes it, as the next two."""
     sliding_window: int | None = None
     sinks: Tensor | None = None
-    """[Hq], as op `paged_attention` takes it."""
+    """[Hq]."""
+    rotation: int | None = 0
+    """Which of the step's rotations queries and keys get; None for none."""
+    interleaved: bool = False
+    """Neighbours are the pairs that are rotated (2i, 2i + 1), not (i, i + R / 2); what comes back is in the order of
+    the latter."""
     kv_scale: Tensor | None = None
     """[2, Hkv] float32, of a cache in fp8, as op `write_kv_cache` takes it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecoderStack:
-    """All layers and the norm behind them. Sizes follow from the weights and `head_dim`."""
+    """All layers and the norm behind them. Sizes follow from the weights and `head_dim`; all gated networks that are no
+    experts have one width, and so have all that stand beside experts."""
 
     layers: tuple[DecoderLayerWeights, ...]
     final_norm: Tensor
     """[hidden_size]."""
+    dtype: torch.dtype
+    """Of the residual stream."""
     head_dim: int
+    rotary_dim: int
+    """R: the first dimensions of a head, which are rotated."""
     eps: float
     """Of every norm."""
-    scale: float
-    """Factor of the attention scores."""
     activation: str
     """"silu" or "gelu" (tanh approximation); experts have their own."""
 
@@ -82,8 +107,7 @@ class RunDecoder(Protocol):
     def __call__(
         self,
         x: Tensor,
-        cos: Tensor,
-        sin: Tensor,
+        rotations: Sequence[tuple[Tensor, Tensor]],
         layouts: Sequence[PagedLayout],
         group_of_layer: tuple[int, ...],
         kv_caches: tuple[Tensor, ...],
@@ -94,7 +118,7 @@ class RunDecoder(Protocol):
 
         Args:
             x: [T, hidden_size] embeddings.
-            cos: [T, 1, D], as `rotary_embedding` takes it; `sin` likewise.
+            rotations: Cosines and signed sines [T, 1, R], as `rotary_embedding` takes them; at least one, if empty.
             layouts: Per KV cache group.
             group_of_layer: Per layer, index into `layouts`.
             kv_caches: Per layer, in a format that the backend serves. The same tuple each time, as long as they are the
@@ -112,14 +136,12 @@ def reference_decoder_stack(stack: DecoderStack) -> RunDecoder:
     """The stack by the references of the other ops."""
     act_and_mul: Callable[[Tensor, Tensor], Tensor] = getattr(reference, f"{stack.activation}_and_mul")
 
-    def heads(x: Tensor, weights: LinearWeights, norm: Tensor | None, lora: LoraTokens | None) -> Tensor:
-        out = reference_linear(x, weights, lora=lora).view(x.shape[0], -1, stack.head_dim)
-        return out if norm is None else reference.rms_norm(out, norm, stack.eps)
+    def normed(x: Tensor, weight: Tensor | None) -> Tensor:
+        return x if weight is None else reference.rms_norm(x, weight, stack.eps)
 
     def run(
         x: Tensor,
-        cos: Tensor,
-        sin: Tensor,
+        rotations: Sequence[tuple[Tensor, Tensor]],
         layouts: Sequence[PagedLayout],
         group_of_layer: tuple[int, ...],
         kv_caches: tuple[Tensor, ...],
@@ -129,36 +151,59 @@ def reference_decoder_stack(stack: DecoderStack) -> RunDecoder:
         def linear(x: Tensor, weights: LinearWeights) -> Tensor:
             return reference_linear(x, weights, lora=lora)
 
-        def feed_forward(x: Tensor, weights: GatedWeights | RoutedExperts) -> Tensor:
-            if isinstance(weights, RoutedExperts):
-                return _reference_experts(x, weights)
+        def heads(x: Tensor, layer: DecoderLayerWeights, weights: LinearWeights, norm: Tensor | None) -> Tensor:
+            out = linear(x, weights).view(x.shape[0], -1, stack.head_dim)
+            if layer.rotation is None:
+                return normed(out, norm)
+            cos, sin = rotations[layer.rotation]
+            if layer.norm_after_rotation:
+                return normed(_rotated(out, cos, sin, layer.interleaved), norm)
+            return _rotated(normed(out, norm), cos, sin, layer.interleaved)
+
+        def gated(x: Tensor, weights: GatedWeights) -> Tensor:
             return linear(act_and_mul(linear(x, weights.gate), linear(x, weights.up)), weights.down)
+
+        def feed_forward(x: Tensor, weights: GatedWeights | RoutedExperts) -> Tensor:
+            if isinstance(weights, GatedWeights):
+                return gated(x, weights)
+            out = _reference_experts(x, weights)
+            return out if weights.shared is None else out + gated(x, weights.shared)
 
         taps = taps or {}
         for i, (layer, group, kv_cache) in enumerate(zip(stack.layers, group_of_layer, kv_caches, strict=True)):
             if i in taps:
                 taps[i].copy_(x)
-            normed = reference.rms_norm(x, layer.input_norm, stack.eps)
-            query = reference.rotary_embedding(heads(normed, layer.q, layer.q_norm, lora), cos, sin)
-            key = reference.rotary_embedding(heads(normed, layer.k, layer.k_norm, lora), cos, sin)
-            value, layout = heads(normed, layer.v, None, lora), layouts[group]
+            inner = normed(x, layer.input_norm)
+            query, key = heads(inner, layer, layer.q, layer.q_norm), heads(inner, layer, layer.k, layer.k_norm)
+            value, layout = linear(inner, layer.v).view(x.shape[0], -1, stack.head_dim), layouts[group]
             reference.write_kv_cache(key, value, kv_cache, layout.slot_mapping, layer.kv_scale)
             attended = reference.paged_attention(
                 query,
                 kv_cache,
                 layout,
-                scale=stack.scale,
+                scale=layer.scale,
+                soft_cap=layer.soft_cap,
                 sliding_window=layer.sliding_window,
                 sinks=layer.sinks,
                 kv_scale=layer.kv_scale,
             )
-            x = x + linear(attended.flatten(1), layer.o)
-            x = x + feed_forward(reference.rms_norm(x, layer.post_attention_norm, stack.eps), layer.feed_forward)
+            attended = normed(linear(attended.flatten(1), layer.o), layer.attention_out_norm)
+            x = x + attended * layer.residual_factor
+            inner = feed_forward(normed(x, layer.feed_forward_norm), layer.feed_forward)
+            x = x + normed(inner, layer.feed_forward_out_norm) * layer.residual_factor
         if len(stack.layers) in taps:
             taps[len(stack.layers)].copy_(x)
         return reference.rms_norm(x, stack.final_norm, stack.eps)
 
     return run
+
+
+def _rotated(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> Tensor:
+    """x [T, H, D], of which the first dimensions are rotated."""
+    part, rest = x.split([cos.shape[-1], x.shape[-1] - cos.shape[-1]], dim=-1)
+    if interleaved:
+        part = torch.cat((part[..., ::2], part[..., 1::2]), dim=-1)
+    return torch.cat((reference.rotary_embedding(part, cos, sin), rest), dim=-1)
 
 
 def _reference_experts(x: Tensor, weights: RoutedExperts) -> Tensor:

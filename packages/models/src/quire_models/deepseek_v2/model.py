@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from quire_models.deepseek_v2.config import LatentMoEConfig
 from quire_models.glm4_moe.model import GroupedMoELM
-from quire_models.layers.blocks import PreNormBlock
+from quire_models.layers.blocks import PreNormBlock, pre_norm_block
 from quire_models.layers.expert_choice import ExpertChoice
 from quire_models.layers.latent_attention import LatentAttention
 from quire_models.layers.mlp import GatedMLP
-from quire_models.layers.moe import FusedExperts, SparseMoE, pre_norm_block
+from quire_models.layers.moe import FusedExperts, SparseMoE
 from quire_models.layers.routing import Router
 from quire_models.layers.scope import Scope
 from quire_ops import RoutingRule

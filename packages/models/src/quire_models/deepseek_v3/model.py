@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from quire_models.deepseek_v2.config import LatentMoEConfig
 from quire_models.glm4_moe.model import GroupedMoELM, make_feed_forward
-from quire_models.layers.blocks import PreNormBlock
+from quire_models.layers.blocks import PreNormBlock, pre_norm_block
 from quire_models.layers.latent_attention import LatentAttention
-from quire_models.layers.moe import pre_norm_block
 from quire_models.layers.scope import Scope
 
 __all__ = ["DeepseekV3ForCausalLM"]

@@ -13,10 +13,9 @@ from torch import Tensor
 from quire_attention import AttentionMetadata, ForwardBatch
 from quire_models.deepseek_v32.config import SparseLatentConfig
 from quire_models.glm4_moe.model import GroupedMoELM, make_feed_forward
-from quire_models.layers.blocks import PreNormBlock
+from quire_models.layers.blocks import PreNormBlock, pre_norm_block
 from quire_models.layers.latent_attention import LatentAttention
 from quire_models.layers.linear import Linear
-from quire_models.layers.moe import pre_norm_block
 from quire_models.layers.norm import LayerNorm
 from quire_models.layers.rotary import Rotary
 from quire_models.layers.scope import Scope

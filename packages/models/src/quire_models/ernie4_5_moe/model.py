@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from quire_models.ernie4_5_moe.config import ErnieMoEConfig
 from quire_models.layers.attention import SelfAttention
-from quire_models.layers.blocks import PreNormBlock
+from quire_models.layers.blocks import PreNormBlock, pre_norm_block
 from quire_models.layers.decoder_lm import DecoderLM
 from quire_models.layers.expert_choice import ExpertChoice
 from quire_models.layers.mlp import GatedMLP
-from quire_models.layers.moe import FusedExperts, SparseMoE, pre_norm_block
+from quire_models.layers.moe import FusedExperts, SparseMoE
 from quire_models.layers.norm import RMSNorm
 from quire_models.layers.routing import CorrectionBias, Router
 from quire_models.layers.scope import Scope

@@ -64,7 +64,14 @@ class GptOssAttention:
     def stack_weights(self) -> dict[str, Any] | None:
         """See `SelfAttention`."""
         weights = stack_weights(q=self.q_proj, k=self.k_proj, v=self.v_proj, o=self.o_proj)
-        return None if weights is None else {**weights, "sliding_window": self.sliding_window, "sinks": self.sinks}
+        if weights is None:
+            return None
+        return {
+            **weights,
+            "scale": self.head_dim**-0.5,
+            "sliding_window": self.sliding_window,
+            "sinks": self.sinks,
+        }
 
 
 def make_moe(config: GptOssConfig, scope: Scope) -> SparseMoE:

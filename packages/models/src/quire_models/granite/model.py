@@ -11,10 +11,12 @@ from torch import Tensor
 from quire_attention import ForwardBatch
 from quire_models.granite.config import GraniteConfig
 from quire_models.layers.attention import SelfAttention
+from quire_models.layers.blocks import stacked
 from quire_models.layers.decoder_lm import DecoderLM
 from quire_models.layers.mlp import GatedMLP
 from quire_models.layers.norm import RMSNorm
 from quire_models.layers.scope import Scope
+from quire_ops import DecoderLayerWeights
 
 if TYPE_CHECKING:
     from quire_models.granitemoe.config import GraniteMoEConfig
@@ -47,6 +49,11 @@ class GraniteLayer:
     def __call__(self, x: Tensor, cos: Tensor, sin: Tensor, batch: ForwardBatch) -> Tensor:
         x = x + self.attention(self.input_norm(x), cos, sin, batch) * self.factor
         return x + self.mlp(self.mlp_norm(x)) * self.factor
+
+    def stack_weights(self, eps: float) -> DecoderLayerWeights | None:
+        """See `StackedBlock`."""
+        norms = {"input_norm": self.input_norm, "feed_forward_norm": self.mlp_norm}
+        return stacked(eps, self.attention, self.mlp, norms, residual_factor=self.factor)
 
 
 class GraniteForCausalLM(DecoderLM):

@@ -6,12 +6,14 @@ Shape legend: T tokens of the step, Hq query heads, Hkv key-value heads, D head 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 from torch import Tensor
 
 from quire_attention import ForwardBatch
 from quire_models.config import ModelConfig
-from quire_models.layers.linear import Linear
+from quire_models.layers.linear import Linear, stack_weights
+from quire_models.layers.norm import OffsetRMSNorm, RMSNorm
 from quire_models.layers.rotary import Rotary
 from quire_models.layers.rotated_write import HeadNorms, RotatedWrite
 from quire_models.layers.scope import Scope
@@ -30,8 +32,10 @@ class SelfAttention:
         "_attend",
         "_clip",
         "_head_dim",
+        "_norms",
         "_qkv",
         "_query_factor",
+        "_stack_fields",
         "_write",
         "k_proj",
         "o_proj",
@@ -88,6 +92,35 @@ class SelfAttention:
             chunk_tokens=chunk_tokens,
         )
         self._write = RotatedWrite(self._attend, rotary, norms)
+        self._norms = norms
+        self._stack_fields: dict[str, Any] | None = None
+        """Of `DecoderLayerWeights`, where op `decoder_stack` does all that there is to this attention."""
+        if clip is None and query_factor is None and alibi_slopes is None and chunk_tokens is None:
+            self._stack_fields = {
+                "scale": config.head_dim**-0.5 if scale is None else scale,
+                "soft_cap": soft_cap,
+                "sliding_window": config.sliding_windows[layer],
+                "rotation": 0 if rotated else None,
+                "interleaved": interleaved,
+            }
+
+    def stack_weights(self, eps: float) -> dict[str, Any] | None:
+        """Its part of `DecoderLayerWeights`, or None when a stack cannot compute it.
+
+        Args:
+            eps: Of the stack's norms.
+        """
+        weights, norms = stack_weights(q=self.q_proj, k=self.k_proj, v=self.v_proj, o=self.o_proj), self._norms
+        if weights is None or self._stack_fields is None:
+            return None
+        fields = {**weights, **self._stack_fields}
+        if norms is None:
+            return fields
+        of_heads = [norm.weight for norm in norms[:2] if isinstance(norm, RMSNorm | OffsetRMSNorm) and norm.eps == eps]
+        if len(of_heads) < 2:
+            return None
+        query, key = of_heads
+        return {**fields, "q_norm": query, "k_norm": key, "norm_after_rotation": norms.after_rotation}
 
     def __call__(self, x: Tensor, cos: Tensor, sin: Tensor, batch: ForwardBatch) -> Tensor:
         query, key, value = map(self._heads, self._qkv(x))

@@ -2,15 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from torch import Tensor
 
 from quire_attention import ForwardBatch
+from quire_models.config import ModelConfig
+from quire_models.layers.attention import SelfAttention
+from quire_models.layers.mlp import GatedMLP
+from quire_models.layers.moe import SparseMoE
+from quire_models.layers.norm import OffsetRMSNorm, RMSNorm
+from quire_models.layers.scope import Scope
+from quire_ops import DecoderLayerWeights
 
-__all__ = ["BlockAttention", "NormedSumBlock", "ParallelBlock", "PostNormBlock", "PreNormBlock", "SandwichBlock"]
+__all__ = [
+    "BlockAttention",
+    "NormedSumBlock",
+    "ParallelBlock",
+    "PostNormBlock",
+    "PreNormBlock",
+    "SandwichBlock",
+    "StackedBlock",
+    "pre_norm_block",
+    "stacked",
+]
 
 Map = Callable[[Tensor], Tensor]
 """[T, hidden_size] -> [T, hidden_size]."""
@@ -21,6 +38,41 @@ class BlockAttention(Protocol):
 
     def __call__(self, x: Tensor, cos: Tensor, sin: Tensor, batch: ForwardBatch) -> Tensor:
         """x [T, hidden_size] -> [T, hidden_size]."""
+
+
+@runtime_checkable
+class StackedBlock(Protocol):
+    """A layer that op `decoder_stack` may compute."""
+
+    def stack_weights(self, eps: float) -> DecoderLayerWeights | None:
+        """The layer as data, or None when that op cannot compute it.
+
+        Args:
+            eps: Of the stack's norms.
+        """
+
+
+def stacked(
+    eps: float, attention: BlockAttention, mlp: Map, norms: Mapping[str, Map | None], **fields: Any
+) -> DecoderLayerWeights | None:
+    """A layer as data for op `decoder_stack`, or None when that op cannot compute it.
+
+    Args:
+        eps: Of the stack's norms.
+        norms: Field of `DecoderLayerWeights` -> the norm, None for none.
+        fields: Others of its fields.
+    """
+    if not isinstance(attention, SelfAttention) or not isinstance(mlp, GatedMLP | SparseMoE):
+        return None
+    of_attention, of_mlp = attention.stack_weights(eps), mlp.stack_weights()
+    if of_attention is None or of_mlp is None:
+        return None
+    weights: dict[str, Any] = {}
+    for name, norm in norms.items():
+        if norm is not None and not (isinstance(norm, RMSNorm | OffsetRMSNorm) and norm.eps == eps):
+            return None
+        weights[name] = None if norm is None else norm.weight
+    return DecoderLayerWeights(**of_attention, **of_mlp, **weights, **fields)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -36,6 +88,11 @@ class PreNormBlock:
         x = x + self.attention(self.input_norm(x), cos, sin, batch)
         return x + self.mlp(self.mlp_norm(x))
 
+    def stack_weights(self, eps: float) -> DecoderLayerWeights | None:
+        """See `StackedBlock`."""
+        norms = {"input_norm": self.input_norm, "feed_forward_norm": self.mlp_norm}
+        return stacked(eps, self.attention, self.mlp, norms)
+
 
 @dataclass(slots=True, kw_only=True)
 class PostNormBlock:
@@ -49,6 +106,16 @@ class PostNormBlock:
     def __call__(self, x: Tensor, cos: Tensor, sin: Tensor, batch: ForwardBatch) -> Tensor:
         x = x + self.attention_norm(self.attention(x, cos, sin, batch))
         return x + self.output_norm(self.mlp(x))
+
+    def stack_weights(self, eps: float) -> DecoderLayerWeights | None:
+        """See `StackedBlock`."""
+        norms = {
+            "input_norm": None,
+            "attention_out_norm": self.attention_norm,
+            "feed_forward_norm": None,
+            "feed_forward_out_norm": self.output_norm,
+        }
+        return stacked(eps, self.attention, self.mlp, norms)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -80,6 +147,16 @@ class SandwichBlock:
         x = x + self.attention_norm(self.attention(self.input_norm(x), cos, sin, batch))
         return x + self.output_norm(self.mlp(self.mlp_norm(x)))
 
+    def stack_weights(self, eps: float) -> DecoderLayerWeights | None:
+        """See `StackedBlock`."""
+        norms = {
+            "input_norm": self.input_norm,
+            "attention_out_norm": self.attention_norm,
+            "feed_forward_norm": self.mlp_norm,
+            "feed_forward_out_norm": self.output_norm,
+        }
+        return stacked(eps, self.attention, self.mlp, norms)
+
 
 @dataclass(slots=True, kw_only=True)
 class ParallelBlock:
@@ -95,3 +172,14 @@ class ParallelBlock:
         normed = self.input_norm(x)
         inner = normed if self.mlp_norm is None else self.mlp_norm(x)
         return x + self.attention(normed, cos, sin, batch) + self.mlp(inner)
+
+
+def pre_norm_block(config: ModelConfig, scope: Scope, attention: BlockAttention, mlp: Map) -> PreNormBlock:
+    """A layer of Llama's shape, under the names that it has in most checkpoints."""
+    hidden, eps = config.hidden_size, config.rms_norm_eps
+    return PreNormBlock(
+        input_norm=RMSNorm(scope / "input_layernorm", hidden, eps),
+        attention=attention,
+        mlp_norm=RMSNorm(scope / "post_attention_layernorm", hidden, eps),
+        mlp=mlp,
+    )

@@ -100,7 +100,7 @@ class PreNormDecoderLayer:
             return None
         return DecoderLayerWeights(
             input_norm=self.input_layernorm.weight,
-            post_attention_norm=self.post_attention_layernorm.weight,
+            feed_forward_norm=self.post_attention_layernorm.weight,
             **attention,
             **mlp,
         )

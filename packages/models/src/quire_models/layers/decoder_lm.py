@@ -1,10 +1,11 @@
 """A decoder-only network whose layers map the residual stream to the residual stream, in whatever way they like.
 
-`CausalLM` is its sibling for plain pre-norm stacks, which kernels run in one call.
+`CausalLM` is its sibling for plain pre-norm stacks, whose additions are fused with the norms behind them.
 """
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from typing import Protocol, TypeVar
 
@@ -13,12 +14,16 @@ from torch import Tensor
 
 from quire_attention import ForwardBatch
 from quire_models.config import ModelConfig
+from quire_models.layers.blocks import StackedBlock
 from quire_models.layers.invariance import promised_by_ops
 from quire_models.layers.linear import Embedding, LMHead
 from quire_models.layers.network import Network
+from quire_models.layers.norm import OffsetRMSNorm, RMSNorm
 from quire_models.layers.rotary import RotaryTable
 from quire_models.layers.scope import Scope
+from quire_models.layers.whole_stack import WholeStack
 from quire_models.rope_config import RopeConfig
+from quire_ops import DecoderLayerWeights
 
 __all__ = ["DecoderLM", "StreamLayer"]
 
@@ -70,13 +75,34 @@ class DecoderLM(Network):
         self._tables = {
             rope: RotaryTable(rope, config.rotary_dim, dtype=scope.dtype, device=scope.device) for rope in ropes if rope
         }
+        self._stack: WholeStack | None = None
         self._unrotated = torch.empty(0, dtype=scope.dtype, device=scope.device)
 
     @property
     def batch_invariant(self) -> bool:
         """Logits depend on nothing but the tokens before them: not on other requests, chunks, or what was cached.
         Promised where every op of the network promises it for itself."""
-        return promised_by_ops(self._scope)
+        return promised_by_ops(self._scope) and (self._stack is None or self._stack.batch_invariant)
+
+    @property
+    def host_lengths(self) -> tuple[str, ...]:
+        """See `Network.host_lengths`."""
+        return super().host_lengths if self._stack is None else ("op decoder_stack",)
+
+    def finish_loading(self, after_each: Callable[[], None] = lambda: None) -> None:
+        """See `Network.finish_loading`."""
+        super().finish_loading(after_each)
+        if isinstance(self.norm, RMSNorm | OffsetRMSNorm) and self._tables:
+            layers = [self._as_data(i, self.norm.eps) for i in range(len(self.layers))]
+            self._stack = WholeStack.bind(self._scope, self.config, layers, self.norm)
+
+    def _as_data(self, index: int, eps: float) -> DecoderLayerWeights | None:
+        """A layer for op `decoder_stack`, with its rotation among those of the network."""
+        layer, rope = self.layers[index], self._rope_of_layer[index]
+        data = layer.stack_weights(eps) if isinstance(layer, StackedBlock) else None
+        if data is None or data.rotation is None or rope is None:
+            return data
+        return dataclasses.replace(data, rotation=list(self._tables).index(rope))
 
     def rope_of_layer(self, layer: int) -> RopeConfig:
         """The rotation of a layer."""
@@ -91,8 +117,10 @@ class DecoderLM(Network):
         """See `Network.forward`."""
         length = max(batch.attention[0].kv_lens)
         rotations = {rope: table(batch.positions, length) for rope, table in self._tables.items()}
-        nothing = (self._unrotated, self._unrotated)
         x = self.embed(batch)
+        if self._stack is not None and self._stack.reads(batch.kv_caches[0]):
+            return self._stack(x, list(rotations.values()), batch, self.adapters, {})
+        nothing = (self._unrotated, self._unrotated)
         for layer, rope in zip(self.layers, self._rope_of_layer, strict=True):
             cos, sin = nothing if rope is None else rotations[rope]
             x = layer(x, cos, sin, batch)

@@ -18,12 +18,9 @@ from torch import Tensor
 
 from quire_lora import AdapterSlots, ExpertSite, LinearSite
 from quire_lora.adapter import ExpertAdapter
-from quire_models.config import ModelConfig
-from quire_models.layers.blocks import BlockAttention, PreNormBlock
 from quire_models.layers.expert_choice import ExpertChoice
 from quire_models.layers.linear import Linear
 from quire_models.layers.mlp import GatedMLP
-from quire_models.layers.norm import RMSNorm
 from quire_models.layers.routing import Router
 from quire_models.layers.scope import Scope
 from quire_ops import (
@@ -37,7 +34,7 @@ from quire_ops import (
 )
 from quire_quantization.experts import FUSED, ExpertsChoice, alike, choose_experts_method
 
-__all__ = ["FusedExperts", "SharedExpert", "SparseMoE", "pre_norm_block"]
+__all__ = ["FusedExperts", "SharedExpert", "SparseMoE"]
 
 EXPERT_NAMES = ("gate_proj", "up_proj", "down_proj")
 
@@ -224,19 +221,6 @@ class FusedExperts:
         return out.to(x.dtype)
 
 
-def pre_norm_block(
-    config: ModelConfig, scope: Scope, attention: BlockAttention, mlp: Callable[[Tensor], Tensor]
-) -> PreNormBlock:
-    """A layer of Llama's shape, under the names that it has in most checkpoints."""
-    hidden, eps = config.hidden_size, config.rms_norm_eps
-    return PreNormBlock(
-        input_norm=RMSNorm(scope / "input_layernorm", hidden, eps),
-        attention=attention,
-        mlp_norm=RMSNorm(scope / "post_attention_layernorm", hidden, eps),
-        mlp=mlp,
-    )
-
-
 class SharedExpert:
     """A feed-forward network that every token uses, counted as much as a gate of one output says (Qwen2-MoE)."""
 
@@ -276,10 +260,15 @@ class SparseMoE:
         return ()
 
     def stack_weights(self) -> dict[str, Any] | None:
-        """See `FeedForward`. Op `decoder_stack` has no shared experts."""
-        experts, choice = self.experts.stack_weights, self.router.select
-        if experts is None or not isinstance(choice, ExpertChoice) or self.shared is not None:
+        """See `FeedForward`."""
+        experts, choice, shared = self.experts.stack_weights, self.router.select, None
+        if experts is None or not isinstance(choice, ExpertChoice):
             return None
+        if self.shared is not None:
+            of_shared = self.shared.stack_weights() if isinstance(self.shared, GatedMLP) else None
+            if of_shared is None:
+                return None
+            shared = of_shared["feed_forward"]
         return {
             "feed_forward": RoutedExperts(
                 router=self.router.weight,
@@ -287,5 +276,6 @@ class SparseMoE:
                 choice_bias=choice.bias,
                 rule=choice.rule,
                 experts=experts,
+                shared=shared,
             )
         }

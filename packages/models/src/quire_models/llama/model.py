@@ -41,7 +41,6 @@ class LlamaAttention:
         self.head_dim = config.head_dim
         self.sliding_window = config.sliding_windows[layer]
         rotary = Rotary(scope, config.rotary_dim, head_dim=config.head_dim)
-        self.is_stackable = config.rotary_dim == config.head_dim
         self.attend = scope.attention(layer, scale=config.head_dim**-0.5, sliding_window=self.sliding_window)
         self.write = RotatedWrite(self.attend, rotary)
 
@@ -60,9 +59,9 @@ class LlamaAttention:
     def stack_weights(self) -> dict[str, Any] | None:
         """See `SelfAttention`."""
         weights = stack_weights(q=self.q_proj, k=self.k_proj, v=self.v_proj, o=self.o_proj)
-        if weights is None or not self.is_stackable:
+        if weights is None:
             return None
-        return {**weights, "sliding_window": self.sliding_window}
+        return {**weights, "scale": self.head_dim**-0.5, "sliding_window": self.sliding_window}
 
 
 def make_llama_layer(config: ModelConfig, layer: int, scope: Scope) -> PreNormDecoderLayer:

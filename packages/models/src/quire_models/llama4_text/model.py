@@ -11,10 +11,10 @@ from torch import Tensor
 
 from quire_models.layers.activations import activation
 from quire_models.layers.attention import HeadNorms, SelfAttention
-from quire_models.layers.blocks import PreNormBlock
+from quire_models.layers.blocks import PreNormBlock, pre_norm_block
 from quire_models.layers.decoder_lm import DecoderLM
 from quire_models.layers.mlp import GatedMLP
-from quire_models.layers.moe import FusedExperts, pre_norm_block
+from quire_models.layers.moe import FusedExperts
 from quire_models.layers.norm import RMSNorm
 from quire_models.layers.query_growth import QueryGrowth
 from quire_models.layers.routing import Router

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from quire_models.layers.attention import HeadNorms, SelfAttention
-from quire_models.layers.blocks import PreNormBlock
+from quire_models.layers.blocks import PreNormBlock, pre_norm_block
 from quire_models.layers.decoder_lm import DecoderLM
-from quire_models.layers.moe import pre_norm_block
 from quire_models.layers.norm import ProjectionRMSNorm, RMSNorm
 from quire_models.layers.scope import Scope
 from quire_models.moe_config import MoEConfig

@@ -62,6 +62,7 @@ class Qwen3Attention:
             return None
         return {
             **weights,
+            "scale": self.head_dim**-0.5,
             "sliding_window": self.sliding_window,
             "q_norm": self.q_norm.weight,
             "k_norm": self.k_norm.weight,
