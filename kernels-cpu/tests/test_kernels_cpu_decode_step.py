@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import random
 
 import numpy as np
@@ -42,7 +43,8 @@ def make_network(
 
 
 def widened(network: DecodeNetwork) -> DecodeNetwork:
-    return DecodeNetwork(
+    return dataclasses.replace(
+        network,
         embedding=network.embedding.double(),
         stack=_widened(network.stack),
         head=LinearWeights(
@@ -92,12 +94,15 @@ def copied(rows: DecodeRows, dtype: torch.dtype) -> DecodeRows:
     )
 
 
-@pytest.mark.parametrize("experts", [None, "plain"])
+@pytest.mark.parametrize("kind", ["dense", "experts", "factors"])
 @pytest.mark.parametrize("seed", range(4))
-def test_steps_equal_the_reference_token_by_token(seed: int, experts: str | None) -> None:
+def test_steps_equal_the_reference_token_by_token(seed: int, kind: str) -> None:
     torch.manual_seed(seed)
     rng = random.Random(seed)
-    network = make_network(torch.float32, experts=experts, rule=RULES[0])
+    network = make_network(torch.float32, experts="plain" if kind == "experts" else None, rule=RULES[0])
+    if kind == "factors":
+        cap = 5.0 if seed % 2 else None
+        network = dataclasses.replace(network, embedding_factor=1.7, logits_factor=0.4, logits_soft_cap=cap)
     rows = make_rows(torch.float32, rng)
     expected = copied(rows, torch.float64)
     run, reference = decode_step(network, rows), reference_decode_step(widened(network), expected)

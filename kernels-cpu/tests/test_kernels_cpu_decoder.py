@@ -43,11 +43,18 @@ def make_stack(
     sinks: bool = False,
     shared: bool = False,
     rotary_dim: int | None = None,
+    all_heads: bool = False,
     **options: Any,
 ) -> DecoderStack:
-    """experts: how their weights are kept, where the first two layers have some; None for none. rule: how tokens
-    choose; None: each takes all of them, which no rounding changes. shared: beside experts there is a network that all
-    tokens use. options: other fields of each layer; of a norm whether it is there."""
+    """A random stack.
+
+    Args:
+        experts: How their weights are kept, where the first two layers have some; None for none.
+        rule: How tokens choose; None: each takes all of them, which no rounding changes.
+        shared: Beside experts there is a network that all tokens use, behind a gate where there are biases.
+        all_heads: They have one norm.
+        options: Other fields of each layer; of a norm whether it is there.
+    """
 
     def linear(outputs: int, inputs: int, weights: str = weights) -> LinearWeights:
         added = torch.randn(outputs).mul(0.3).to(dtype) if bias else None
@@ -86,6 +93,7 @@ def make_stack(
                 gate=gate, up=up, down=down, activation="swigluoai" if bias else activation, limit=0.7 if bias else 0.0
             ),
             shared=gated(32) if shared else None,
+            shared_gate=torch.randn(1, hidden).mul(hidden**-0.5).to(dtype) if shared and bias else None,
         )
 
     def other_norms() -> dict[str, Any]:
@@ -95,8 +103,8 @@ def make_stack(
 
     layers = tuple(
         DecoderLayerWeights(
-            q_norm=norm(head_dim) if qk_norm else None,
-            k_norm=norm(head_dim) if qk_norm else None,
+            q_norm=norm(head_dim * (HEADS if all_heads else 1)) if qk_norm else None,
+            k_norm=norm(head_dim * (KV_HEADS if all_heads else 1)) if qk_norm else None,
             q=linear(HEADS * head_dim, hidden),
             k=linear(KV_HEADS * head_dim, hidden),
             v=linear(KV_HEADS * head_dim, hidden),
@@ -139,8 +147,17 @@ SHAPES = [
     {"input_norm": False, "feed_forward_norm": False, "attention_out_norm": True, "feed_forward_out_norm": True},
     {"input_norm": False, "feed_forward_norm": False, "hidden": 72, "inner": 100, "residual_factor": 0.3},
     {"rotary_dim": 12, "interleaved": True, "head_dim": 20, "hidden": 72, "attention_out_norm": True},
+    {"all_heads": True, "rotary_dim": 16},
+    {"all_heads": True, "hidden": 72, "inner": 100, "head_dim": 20, "input_norm": False, "attention_out_norm": True},
     {"rotation": None, "experts": "plain", "shared": True, "inner": 192, "residual_factor": 0.3},
-    {"rotary_dim": 16, "norm_after_rotation": True, "experts": "int8", "shared": True, "weights": "int8"},
+    {
+        "rotary_dim": 16,
+        "norm_after_rotation": True,
+        "experts": "int8",
+        "shared": True,
+        "weights": "int8",
+        "bias": False,
+    },
 ]
 
 

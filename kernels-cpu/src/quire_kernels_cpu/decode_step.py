@@ -20,7 +20,7 @@ from quire_ops import DecodeNetwork, DecodeRows, RunDecode
 
 __all__ = ["decode_step"]
 
-_P, _L = ctypes.c_void_p, ctypes.c_int64
+_P, _L, _D = ctypes.c_void_p, ctypes.c_int64, ctypes.c_double
 
 
 class _Arguments(ctypes.Structure):
@@ -42,6 +42,9 @@ class _Arguments(ctypes.Structure):
         ("lora_slots", _P),
         ("max_lora_rank", _L),
         ("draw", _P),
+        ("embedding_factor", _D),
+        ("logits_factor", _D),
+        ("soft_cap", _D),
         ("cos", _P),
         ("sin", _P),
         ("num_rotations", _L),
@@ -99,6 +102,9 @@ class _DecodeStep:
             lora_slots=rows.lora_slots.ctypes.data,
             max_lora_rank=self._decoder.adapters.max_rank,
             draw=ctypes.addressof(self._draw),
+            embedding_factor=network.embedding_factor,
+            logits_factor=network.logits_factor,
+            soft_cap=network.logits_soft_cap or 0.0,
             rows=ctypes.addressof(self._rows),
             starts=ctypes.addressof(self._starts),
             ids=ctypes.addressof(self._ids),

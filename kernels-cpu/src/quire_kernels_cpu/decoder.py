@@ -87,6 +87,7 @@ class _Layer(ctypes.Structure):
         ("router", Matrix),
         ("router_bias", _P),
         ("choice_bias", _P),
+        ("shared_gate", _P),
         ("rule", Rule),
         ("num_experts", _I),
         ("inner", _I),
@@ -94,6 +95,7 @@ class _Layer(ctypes.Structure):
         ("group", _I),
         ("rotation", _I),
         ("interleaved", _I),
+        ("norm_of_all_heads", _I),
         ("norm_after_rotation", _I),
         ("scale", ctypes.c_float),
         ("soft_cap", ctypes.c_float),
@@ -241,6 +243,8 @@ class Decoder:
                     assert bias.dtype == torch.float32
                     assert bias.is_contiguous()
                     given[name] = bias.data_ptr()
+            if routed.shared_gate is not None:
+                given["shared_gate"] = routed.shared_gate.data_ptr()
             given["experts"] = self._experts[index].handle(self._stack.dtype)
             given["router"] = Matrix.of(routed.router, None, None, inputs=hidden)
             given["num_experts"] = len(routed.router)
@@ -253,6 +257,7 @@ class Decoder:
             group=group,
             rotation=-1 if layer.rotation is None else layer.rotation,
             interleaved=layer.interleaved,
+            norm_of_all_heads=layer.q_norm is not None and layer.q_norm.shape[0] > self._stack.head_dim,
             norm_after_rotation=layer.norm_after_rotation,
             scale=layer.scale,
             soft_cap=layer.soft_cap or 0.0,

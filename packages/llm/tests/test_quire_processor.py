@@ -36,6 +36,7 @@ def test_float16_gives_the_log_probabilities_of_transformers(half: Path) -> None
     served = {choice.op: choice.backend for choice in op_report(OpRequest(dtype=torch.float16))}
     assert info.batch_invariant == (served["decoder_stack"] == "cpu")
     assert info.choices["matrices"].startswith(served["linear"])
+    assert info.choices["layers"] == ("all in one call" if served["decoder_stack"] == "cpu" else "op by op")
     assert any("--dtype bfloat16" in note for note in info.extra["notes"])
     network = AutoModelForCausalLM.from_pretrained(half, dtype=torch.float32)
     for prompt, output in zip(PROMPTS, outputs, strict=True):

@@ -30,6 +30,8 @@ struct DecodeArguments {
     const int32_t* lora_slots;  // [R] slot of each row's adapter, -1 for none
     int64_t max_lora_rank;      // 0: there are no adapters
     const DrawTable* draw;
+    double embedding_factor, logits_factor;
+    double soft_cap;  // of logits, after the factor; 0 for none
     // This step's.
     const void *const *cos, *const *sin;  // per rotation [positions, rotary_dim]
     int64_t num_rotations;
@@ -53,17 +55,32 @@ inline bool is_possible(const DecodeArguments& a) {
     return true;
 }
 
+// Whether logits are what the head gives.
+inline bool are_plain(const DecodeArguments& a) { return a.logits_factor == 1.0 && a.soft_cap == 0.0; }
+
+template <typename T>
+void write_logits(const T* hidden, const Matrix<T>& head, const DecodeArguments& a, float* logits) {
+    linear_op(hidden, head, logits, a.count);
+    if (are_plain(a)) return;
+    const int64_t size = a.count * head.rows;
+    const float factor = static_cast<float>(a.logits_factor), cap = static_cast<float>(a.soft_cap);
+    for (int64_t i = 0; i < size; i += kLanes) {
+        const Floats x = load_some(logits + i, size - i) * factor;
+        store_some(logits + i, cap == 0.0f ? x : tanh(x / cap) * cap, size - i);
+    }
+}
+
 // The next token of each row, and its largest logit. Logits are written only if one is drawn, or may not
-// be any token.
+// be any token, or is more than the head gives.
 template <typename T>
 void choose_tokens(const T* hidden, const Matrix<T>& head, const DecodeArguments& a) {
     static thread_local Buffer buffer;
-    if (a.mask_of == nullptr && std::none_of(a.rows, a.rows + a.count, [&](int64_t row) { return a.draw->draws[row]; })) {
+    if (are_plain(a) && a.mask_of == nullptr && std::none_of(a.rows, a.rows + a.count, [&](int64_t row) { return a.draw->draws[row]; })) {
         largest_op(hidden, head, a.ids, a.peaks, a.count);
         return;
     }
     float* const logits = buffer.get<float>(a.count * head.rows);
-    linear_op(hidden, head, logits, a.count);
+    write_logits(hidden, head, a, logits);
     draw_op(logits, head.rows, a.rows, a.starts, a.count, *a.draw, a.ids, a.peaks, {a.mask_of, a.mask_bits});
 }
 
@@ -128,6 +145,7 @@ bool decode_step(Decoder<T>& decoder, const Matrix<T>& head, const DecodeArgumen
     T* const x = embedded.get<T>(n * decoder.hidden);
     T* const hidden = normed.get<T>(n * decoder.hidden);
     take_rows(a.embedding, ids, n, decoder.hidden, x);
+    if (a.embedding_factor != 1.0) scale_row(x, static_cast<float>(a.embedding_factor), n * decoder.hidden);
     const int64_t dim = decoder.rotary_dim;
     T* const angles = turns.get<T>(2 * a.num_rotations * n * dim);
     const void** const cos = pointers.get<const void*>(2 * a.num_rotations);
@@ -142,7 +160,7 @@ bool decode_step(Decoder<T>& decoder, const Matrix<T>& head, const DecodeArgumen
                         a.kv_caches, static_cast<CacheFormat>(a.cache_format), static_cast<int>(a.cache_block_size),
                         gather_adapters(a, orders, adapters), nullptr});
     if (a.logits != nullptr) {
-        linear_op(hidden, head, a.logits, n);
+        write_logits(hidden, head, a, a.logits);
         return true;
     }
     choose_tokens(hidden, head, a);

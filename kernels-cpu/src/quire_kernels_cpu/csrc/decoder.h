@@ -21,6 +21,7 @@ struct RoutedExperts {
     Matrix<T> router;                  // [E, hidden]
     const float* router_bias = nullptr;  // [E] or none, as the next
     const float* choice_bias = nullptr;
+    const T* shared_gate = nullptr;  // [hidden] of what all tokens share, or none
     RoutingRule rule{};
 };
 
@@ -28,8 +29,8 @@ struct RoutedExperts {
 template <typename T>
 struct Layer {
     const float *input_norm, *attention_out_norm, *feed_forward_norm, *feed_forward_out_norm;  // [hidden] each, or none
-    const float *q_norm, *k_norm;  // [D] each, or none
-    bool norm_after_rotation;
+    const float *q_norm, *k_norm;  // [D] each, or [Hq * D] and [Hkv * D] for all heads at once, or none
+    bool norm_of_all_heads, norm_after_rotation;
     Matrix<T> qkv[3], o;
     Matrix<T> gate_up[2], down;  // beside experts: of the network that all tokens share, or without rows
     RoutedExperts<T> experts;    // without `moe` there are none
@@ -127,6 +128,7 @@ public:
         projected_ = buffers_[1].get<T>(tokens * hidden);
         heads_ = buffers_[2].get<T>(tokens * (q + 2 * kv));
         attention_out_ = buffers_[3].get<T>(tokens * q);
+        head_factors_ = buffers_[9].get<float>(2 * tokens);
         std::memcpy(residual_, step.x, tokens * hidden * sizeof(T));
         order_ = by_work(step.query_start_loc, step.kv_lens, step.num_sequences, order_buffer_);
         Claims claims;
@@ -202,6 +204,10 @@ private:
         }
         const PagedCache cache =
             make_cache<T>(kv_cache, step.cache_format, num_kv_heads, step.block_size, head_dim, l.kv_scale);
+        if (l.norm_of_all_heads) {
+            measure_heads(step.tokens, token_stride, head_stride);
+            wait_for_team();
+        }
         place_heads(l, cache, step, token_stride, head_stride);
         wait_for_team();
         const StepGroup& group = step.groups[l.group];
@@ -330,10 +336,16 @@ private:
         linear(strips, x, mine.linear, claimer, ToRows<T, T>{strips.matrices, &to, hidden, x.tokens}, following);
     }
 
-    // A token's part of a layer, as it is to be added.
+    // A token's part of a layer, as it is to be added; before the next norm.
     void finish(const Layer<T>& l, Part part, int64_t at) {
         T* const x = projected_ + at;
-        if (part == kFeedForward && l.has_shared()) add_row(x, shared_ + at, hidden);
+        if (part == kFeedForward && l.has_shared()) {
+            if (const T* const gate = l.experts.shared_gate) {
+                const Floats logit = rounded(splat(dot_product(normed_rows_ + at, gate, hidden)), T{});
+                scale_row(shared_ + at, sigmoid(logit)[0], hidden);
+            }
+            add_row(x, shared_ + at, hidden);
+        }
         const float* const weight = part == kAttention ? l.attention_out_norm : l.feed_forward_out_norm;
         if (weight) rms_norm(x, x, static_cast<const T*>(nullptr), weight, hidden, eps);
         if (l.residual_factor != 1.0f) scale_row(x, l.residual_factor, hidden);
@@ -363,6 +375,18 @@ private:
         }
     }
 
+    // What queries, and keys, of each token are divided by where all heads have one norm; the inverse.
+    void measure_heads(int64_t tokens, int64_t token_stride, int64_t head_stride) {
+        const Range share = my_share(2 * tokens);
+        for (int64_t i = share.begin; i < share.end; ++i) {
+            const int first = i % 2 ? num_heads : 0, count = i % 2 ? num_kv_heads : num_heads;
+            float total = 0.0f;
+            for (int head = first; head < first + count; ++head)
+                total += sum_of_squares(heads_ + i / 2 * token_stride + head * head_stride, head_dim);
+            head_factors_[i] = 1.0f / std::sqrt(total / static_cast<float>(count * head_dim) + eps);
+        }
+    }
+
     // Norms and rotates queries and keys; keys and values go to their slots. A head's tokens lie together, and so do their
     // slots: some of them at a time, as many as share a tile.
     void place_heads(const Layer<T>& l, const PagedCache& cache, const Step<T>& step, int64_t token_stride,
@@ -377,7 +401,14 @@ private:
             const float* norm = is_value ? nullptr : kv_head < 0 ? l.q_norm : l.k_norm;
             for (int64_t token = first; token < last; ++token) {
                 T* x = heads_ + token * token_stride + head * head_stride;
-                const auto normalise = [&] { rms_norm(x, x, static_cast<const T*>(nullptr), norm, head_dim, eps); };
+                const auto normalise = [&] {
+                    if (l.norm_of_all_heads) {
+                        const int64_t at = kv_head < 0 ? head : kv_head;
+                        weigh_row(x, head_factors_[2 * token + (kv_head >= 0)], norm + at * head_dim, head_dim);
+                    } else {
+                        rms_norm(x, x, static_cast<const T*>(nullptr), norm, head_dim, eps);
+                    }
+                };
                 if (norm && !l.norm_after_rotation) normalise();
                 if (!is_value && l.rotation >= 0) {
                     if (l.interleaved) part_neighbours(x, rotary_dim);
@@ -398,12 +429,12 @@ private:
     Activations normed_, attended_, routed_;  // the last one only if it is not as the first
     Activations activated_[2];                // of layers without experts, and beside some
     T *residual_, *projected_, *shared_, *heads_, *attention_out_, *inner_, *normed_rows_;
-    float *gate_, *lora_inner_, *logits_, *expert_weights_;
+    float *gate_, *lora_inner_, *logits_, *expert_weights_, *head_factors_;
     int64_t* expert_ids_;
     MoeStep<T> expert_step_;
     const int32_t* order_;
     ActivationBuffers inputs_[5];
-    Buffer buffers_[9], lora_buffers_[3], order_buffer_, partials_;
+    Buffer buffers_[10], lora_buffers_[3], order_buffer_, partials_;
 };
 
 }  // namespace quire

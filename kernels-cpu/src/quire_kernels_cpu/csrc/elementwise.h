@@ -38,6 +38,31 @@ inline void rms_norm(T* to, T* row, const T* added, const W* weight, int64_t siz
     for (; i < size; ++i) store_one(to + i, to_float(row[i]) * inverse * to_float(weight[i]));
 }
 
+// Of a row, whose sum of squares is then added up with those of others in this order.
+template <typename T>
+inline float sum_of_squares(const T* row, int64_t size) {
+    Floats squares{};
+    for (int64_t i = 0; i < size; i += kLanes) {
+        const Floats x = load_some(row + i, size - i);
+        squares += x * x;
+    }
+    return sum(squares);
+}
+
+template <typename T>
+inline float dot_product(const T* a, const T* b, int64_t size) {
+    Floats total{};
+    for (int64_t i = 0; i < size; i += kLanes) total += load_some(a + i, size - i) * load_some(b + i, size - i);
+    return sum(total);
+}
+
+// row *= factor * weight.
+template <typename T>
+inline void weigh_row(T* row, float factor, const float* weight, int64_t size) {
+    for (int64_t i = 0; i < size; i += kLanes)
+        store_some(row + i, load_some(row + i, size - i) * factor * load_some(weight + i, size - i), size - i);
+}
+
 // row += added.
 template <typename T>
 inline void add_row(T* row, const T* added, int64_t size) {

@@ -137,9 +137,10 @@ struct LayerArgument {
     const void* experts;  // of `quire_moe_new`, or none
     MatrixArgument router;
     const float *router_bias, *choice_bias;
+    const void* shared_gate;
     RoutingRule rule;
     int32_t num_experts, inner;  // inner: outputs of gate and up, or none
-    int32_t window, group, rotation, interleaved, norm_after_rotation;
+    int32_t window, group, rotation, interleaved, norm_of_all_heads, norm_after_rotation;
     float scale, soft_cap, residual_factor;
 };
 
@@ -154,6 +155,7 @@ Layer<T> make_layer(const LayerArgument& from, const Decoder<T>& decoder) {
     to.feed_forward_out_norm = from.feed_forward_out_norm;
     to.q_norm = from.q_norm;
     to.k_norm = from.k_norm;
+    to.norm_of_all_heads = from.norm_of_all_heads;
     to.norm_after_rotation = from.norm_after_rotation;
     to.qkv[0] = make_matrix<T>(from.q, q, hidden);
     to.qkv[1] = make_matrix<T>(from.k, kv, hidden);
@@ -166,7 +168,7 @@ Layer<T> make_layer(const LayerArgument& from, const Decoder<T>& decoder) {
     }
     if (from.experts)
         to.experts = {static_cast<const Moe<T>*>(from.experts), make_matrix<T>(from.router, from.num_experts, hidden),
-                      from.router_bias, from.choice_bias, from.rule};
+                      from.router_bias, from.choice_bias, static_cast<const T*>(from.shared_gate), from.rule};
     to.window = from.window;
     to.group = from.group;
     to.rotation = from.rotation;

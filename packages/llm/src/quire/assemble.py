@@ -334,6 +334,7 @@ def _info(
     choices = {
         "attention": network.attention_backend.name,
         "matrices": _matrices(config.runner.device, network.dtype),
+        "layers": "all in one call" if network.in_one_call else "op by op",
         "threads": _threads(runner.cores),
         "determinism": "a request's tokens depend on nothing else" if network.batch_invariant else "not promised",
         "weights": f"{_weight_format(plan, model, network)}, {plan.dtype}",

@@ -30,7 +30,7 @@ __all__ = ["DecodeNetwork", "DecodeRows", "RunDecode", "reference_decode_step"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecodeNetwork:
-    """A network: token ids -> embedding -> stack -> logits."""
+    """A network: token ids -> embedding, times a factor -> stack -> logits, times a factor and capped."""
 
     embedding: Tensor
     """[vocab, hidden_size], contiguous, of the stack's dtype."""
@@ -40,6 +40,11 @@ class DecodeNetwork:
     rotations: tuple[Callable[[int], tuple[Tensor, Tensor]], ...]
     """Each: length -> cosines and signed sines [P, 1, R] of the first P positions, at least so many, as op
     `rotary_embedding` takes them."""
+    embedding_factor: float = 1.0
+    """Of what the embedding gives, rounded to the stack's dtype behind it."""
+    logits_factor: float = 1.0
+    logits_soft_cap: float | None = None
+    """Logits become cap * tanh(logits / cap), after the factor."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -141,9 +146,11 @@ class _ReferenceDecodeStep:
             for group, table in zip(inputs.groups, kept.tables, strict=True)
         ]
         rotations = [rotation(int(ends.max())) for rotation in network.rotations]
-        x = reference.embedding(inputs.input_ids, network.embedding)
+        x = reference.embedding(inputs.input_ids, network.embedding) * network.embedding_factor
         positions = inputs.positions
         lora = LoraTokens.of(kept.lora_slots[which])
         turns = [(cos[positions], sin[positions]) for cos, sin in rotations]
         hidden = self._run_stack(x, turns, layouts, kept.group_of_layer, kept.kv_caches, lora)
-        return reference_linear(hidden, network.head, wide=True).float()
+        logits = reference_linear(hidden, network.head, wide=True).float() * network.logits_factor
+        cap = network.logits_soft_cap
+        return logits if cap is None else torch.tanh(logits / cap) * cap

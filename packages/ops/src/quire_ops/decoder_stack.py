@@ -40,6 +40,8 @@ class RoutedExperts:
     experts: Experts
     shared: GatedWeights | None = None
     """What every token uses beside its experts; of one width in all layers."""
+    shared_gate: Tensor | None = None
+    """[1, hidden_size], contiguous, in the network's dtype: that counts as much as the sigmoid of its product says."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,7 +56,8 @@ class DecoderLayerWeights:
     v: LinearWeights
     o: LinearWeights
     q_norm: Tensor | None = None
-    """[D]: each query head is normalised; k_norm likewise for keys. Both are there, or none."""
+    """[D]: each query head is normalised; or [Hq * D]: all at once (OLMo 2); k_norm likewise for keys. Both are there,
+    or none."""
     k_norm: Tensor | None = None
     norm_after_rotation: bool = False
     """Heads are normalised after they are rotated, not before."""
@@ -137,7 +140,10 @@ def reference_decoder_stack(stack: DecoderStack) -> RunDecoder:
     act_and_mul: Callable[[Tensor, Tensor], Tensor] = getattr(reference, f"{stack.activation}_and_mul")
 
     def normed(x: Tensor, weight: Tensor | None) -> Tensor:
-        return x if weight is None else reference.rms_norm(x, weight, stack.eps)
+        if weight is None:
+            return x
+        width = weight.shape[0]  # of all heads at once, or of one
+        return reference.rms_norm(x.reshape(x.shape[0], -1, width), weight, stack.eps).view(x.shape)
 
     def run(
         x: Tensor,
@@ -167,7 +173,12 @@ def reference_decoder_stack(stack: DecoderStack) -> RunDecoder:
             if isinstance(weights, GatedWeights):
                 return gated(x, weights)
             out = _reference_experts(x, weights)
-            return out if weights.shared is None else out + gated(x, weights.shared)
+            if weights.shared is None:
+                return out
+            shared = gated(x, weights.shared)
+            if weights.shared_gate is not None:
+                shared = reference.sigmoid_and_mul(reference.linear(x, weights.shared_gate, None), shared)
+            return out + shared
 
         taps = taps or {}
         for i, (layer, group, kv_cache) in enumerate(zip(stack.layers, group_of_layer, kv_caches, strict=True)):

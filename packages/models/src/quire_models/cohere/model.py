@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import torch
 from torch import Tensor
 
 from quire_models.cohere.config import CohereConfig
@@ -67,10 +66,4 @@ class CohereForCausalLM(DecoderLM):
         """Args:
         make_layer: (config, index of the layer, scope of the layer) -> the layer.
         """
-        super().__init__(config, scope, make_layer, make_norm)
-        self.logit_scale = config.logit_scale
-
-    @torch.inference_mode()
-    def compute_logits(self, hidden: Tensor) -> Tensor:
-        """Logits, scaled."""
-        return super().compute_logits(hidden) * self.logit_scale
+        super().__init__(config, scope, make_layer, make_norm, logits_factor=config.logit_scale)

@@ -76,13 +76,12 @@ class FalconH1ForCausalLM(RecurrentLM):
     config: FalconH1Config
 
     def __init__(self, config: FalconH1Config, scope: Scope) -> None:
-        super().__init__(config, scope, FalconH1Layer, RMSNorm, norm="final_layernorm")
-
-    def embed(self, batch: ForwardBatch) -> Tensor:
-        """The embedding, scaled."""
-        return super().embed(batch) * self.config.embedding_multiplier
-
-    @torch.inference_mode()
-    def compute_logits(self, hidden: Tensor) -> Tensor:
-        """Logits, scaled."""
-        return super().compute_logits(hidden) * self.config.lm_head_multiplier
+        super().__init__(
+            config,
+            scope,
+            FalconH1Layer,
+            RMSNorm,
+            norm="final_layernorm",
+            embedding_factor=config.embedding_multiplier,
+            logits_factor=config.lm_head_multiplier,
+        )

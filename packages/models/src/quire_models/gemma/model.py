@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from torch import Tensor
+import torch
 
-from quire_attention import ForwardBatch
 from quire_models.config import ModelConfig
 from quire_models.layers.attention import SelfAttention
 from quire_models.layers.blocks import PreNormBlock
@@ -13,7 +12,7 @@ from quire_models.layers.mlp import GatedMLP
 from quire_models.layers.norm import OffsetRMSNorm
 from quire_models.layers.scope import Scope
 
-__all__ = ["GemmaForCausalLM", "scaled_embedding"]
+__all__ = ["GemmaForCausalLM", "embedding_factor"]
 
 
 def make_layer(config: ModelConfig, layer: int, scope: Scope) -> PreNormBlock:
@@ -27,17 +26,14 @@ def make_layer(config: ModelConfig, layer: int, scope: Scope) -> PreNormBlock:
     )
 
 
-def scaled_embedding(x: Tensor) -> Tensor:
-    """x [T, hidden_size] times the root of the hidden size, which is rounded to x's dtype first."""
-    return x * x.new_tensor(x.shape[-1] ** 0.5)
+def embedding_factor(hidden_size: int, dtype: torch.dtype) -> float:
+    """The root of the hidden size, rounded to the network's dtype."""
+    return float(torch.tensor(hidden_size**0.5, dtype=dtype))
 
 
 class GemmaForCausalLM(DecoderLM):
     """The Gemma network."""
 
     def __init__(self, config: ModelConfig, scope: Scope) -> None:
-        super().__init__(config, scope, make_layer, OffsetRMSNorm)
-
-    def embed(self, batch: ForwardBatch) -> Tensor:
-        """The embedding, scaled."""
-        return scaled_embedding(super().embed(batch))
+        factor = embedding_factor(config.hidden_size, scope.dtype)
+        super().__init__(config, scope, make_layer, OffsetRMSNorm, embedding_factor=factor)

@@ -4,13 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import torch
-from torch import Tensor
-
-from quire_attention import ForwardBatch
-from quire_models.gemma.model import scaled_embedding
+from quire_models.gemma.model import embedding_factor
 from quire_models.gemma2.config import Gemma2Config
-from quire_models.layers.activations import activation
 from quire_models.layers.attention import SelfAttention
 from quire_models.layers.blocks import SandwichBlock
 from quire_models.layers.decoder_lm import DecoderLM
@@ -58,16 +53,11 @@ class Gemma2ForCausalLM(DecoderLM):
         """Args:
         make_layer: (config, index of the layer, scope of the layer) -> the layer.
         """
-        super().__init__(config, scope, make_layer, OffsetRMSNorm)
-        self.soft_cap = config.logits_soft_cap
-        self._tanh = activation(scope, "tanh")
-
-    def embed(self, batch: ForwardBatch) -> Tensor:
-        """The embedding, scaled."""
-        return scaled_embedding(super().embed(batch))
-
-    @torch.inference_mode()
-    def compute_logits(self, hidden: Tensor) -> Tensor:
-        """Logits, capped."""
-        logits = super().compute_logits(hidden)
-        return logits if self.soft_cap is None else self._tanh(logits / self.soft_cap) * self.soft_cap
+        super().__init__(
+            config,
+            scope,
+            make_layer,
+            OffsetRMSNorm,
+            embedding_factor=embedding_factor(config.hidden_size, scope.dtype),
+            logits_soft_cap=config.logits_soft_cap,
+        )

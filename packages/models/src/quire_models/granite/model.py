@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-import torch
 from torch import Tensor
 
 from quire_attention import ForwardBatch
@@ -67,13 +66,11 @@ class GraniteForCausalLM(DecoderLM):
         scope: Scope,
         make_layer: Callable[[Any, int, Scope], GraniteLayer] = GraniteLayer,
     ) -> None:
-        super().__init__(config, scope, make_layer, RMSNorm)
-
-    def embed(self, batch: ForwardBatch) -> Tensor:
-        """The embedding, scaled."""
-        return super().embed(batch) * self.config.embedding_multiplier
-
-    @torch.inference_mode()
-    def compute_logits(self, hidden: Tensor) -> Tensor:
-        """Logits, scaled."""
-        return super().compute_logits(hidden) / self.config.logits_scaling
+        super().__init__(
+            config,
+            scope,
+            make_layer,
+            RMSNorm,
+            embedding_factor=config.embedding_multiplier,
+            logits_factor=1.0 / config.logits_scaling,
+        )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-import torch
 from torch import Tensor
 
 from quire_attention import ForwardBatch
@@ -60,16 +59,14 @@ class GraniteMoeHybridForCausalLM(RecurrentLM):
     config: GraniteHybridConfig
 
     def __init__(self, config: GraniteHybridConfig, scope: Scope) -> None:
-        super().__init__(config, scope, GraniteHybridLayer, RMSNorm)
-
-    def embed(self, batch: ForwardBatch) -> Tensor:
-        """The embedding, scaled."""
-        return super().embed(batch) * self.config.embedding_multiplier
-
-    @torch.inference_mode()
-    def compute_logits(self, hidden: Tensor) -> Tensor:
-        """Logits, scaled."""
-        return super().compute_logits(hidden) / self.config.logits_scaling
+        super().__init__(
+            config,
+            scope,
+            GraniteHybridLayer,
+            RMSNorm,
+            embedding_factor=config.embedding_multiplier,
+            logits_factor=1.0 / config.logits_scaling,
+        )
 
     def checkpoint_tensors(self, name: str, tensor: Tensor) -> Iterable[tuple[str, Tensor]]:
         """Takes gate and up of the shared network apart."""

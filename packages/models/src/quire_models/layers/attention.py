@@ -13,7 +13,7 @@ from torch import Tensor
 from quire_attention import ForwardBatch
 from quire_models.config import ModelConfig
 from quire_models.layers.linear import Linear, stack_weights
-from quire_models.layers.norm import OffsetRMSNorm, RMSNorm
+from quire_models.layers.norm import OffsetRMSNorm, ProjectionRMSNorm, RMSNorm
 from quire_models.layers.rotary import Rotary
 from quire_models.layers.rotated_write import HeadNorms, RotatedWrite
 from quire_models.layers.scope import Scope
@@ -116,7 +116,8 @@ class SelfAttention:
         fields = {**weights, **self._stack_fields}
         if norms is None:
             return fields
-        of_heads = [norm.weight for norm in norms[:2] if isinstance(norm, RMSNorm | OffsetRMSNorm) and norm.eps == eps]
+        kinds = (RMSNorm, OffsetRMSNorm) if norms.after_rotation else (RMSNorm, OffsetRMSNorm, ProjectionRMSNorm)
+        of_heads = [norm.weight for norm in norms[:2] if isinstance(norm, kinds) and norm.eps == eps]
         if len(of_heads) < 2:
             return None
         query, key = of_heads

@@ -72,6 +72,11 @@ class CausalLM(Network):
         return self._stack.batch_invariant and self._scope.choose(self.lm_head.op)[0].batch_invariant
 
     @property
+    def in_one_call(self) -> bool:
+        """See `Network.in_one_call`."""
+        return self._stack is not None
+
+    @property
     def host_lengths(self) -> tuple[str, ...]:
         """See `Network.host_lengths`."""
         return super().host_lengths if self._stack is None else ("op decoder_stack",)

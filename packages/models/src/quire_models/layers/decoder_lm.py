@@ -14,6 +14,7 @@ from torch import Tensor
 
 from quire_attention import ForwardBatch
 from quire_models.config import ModelConfig
+from quire_models.layers.activations import activation
 from quire_models.layers.blocks import StackedBlock
 from quire_models.layers.invariance import promised_by_ops
 from quire_models.layers.linear import Embedding, LMHead
@@ -23,7 +24,7 @@ from quire_models.layers.rotary import RotaryTable
 from quire_models.layers.scope import Scope
 from quire_models.layers.whole_stack import WholeStack
 from quire_models.rope_config import RopeConfig
-from quire_ops import DecoderLayerWeights
+from quire_ops import DecoderLayerWeights, DecodeRows, RunDecode
 
 __all__ = ["DecoderLM", "StreamLayer"]
 
@@ -53,11 +54,16 @@ class DecoderLM(Network):
         norm: str = "norm",
         head: str = "lm_head",
         head_bias: bool = False,
+        embedding_factor: float = 1.0,
+        logits_factor: float = 1.0,
+        logits_soft_cap: float | None = None,
     ) -> None:
         """Args:
         make_layer: (config, index of the layer, scope of the layer) -> the layer.
         make_norm: (scope, size, eps) -> the norm behind the layers.
         body: What the names of everything but the LM head begin with; the others are names in it.
+        embedding_factor: Of what the embedding gives.
+        logits_soft_cap: Logits become cap * tanh(logits / cap), after their factor.
         """
         super().__init__(config, scope)
         inner = scope
@@ -75,6 +81,10 @@ class DecoderLM(Network):
         self._tables = {
             rope: RotaryTable(rope, config.rotary_dim, dtype=scope.dtype, device=scope.device) for rope in ropes if rope
         }
+        self._embedding_factor = embedding_factor
+        self._logits_factor = logits_factor
+        self._soft_cap = logits_soft_cap
+        self._tanh = None if logits_soft_cap is None else activation(scope, "tanh")
         self._stack: WholeStack | None = None
         self._unrotated = torch.empty(0, dtype=scope.dtype, device=scope.device)
 
@@ -83,6 +93,11 @@ class DecoderLM(Network):
         """Logits depend on nothing but the tokens before them: not on other requests, chunks, or what was cached.
         Promised where every op of the network promises it for itself."""
         return promised_by_ops(self._scope) and (self._stack is None or self._stack.batch_invariant)
+
+    @property
+    def in_one_call(self) -> bool:
+        """See `Network.in_one_call`."""
+        return self._stack is not None
 
     @property
     def host_lengths(self) -> tuple[str, ...]:
@@ -110,7 +125,8 @@ class DecoderLM(Network):
 
     def embed(self, batch: ForwardBatch) -> Tensor:
         """[T, hidden_size]: what the first layer gets."""
-        return self.embedding(batch.input_ids)
+        x = self.embedding(batch.input_ids)
+        return x if self._embedding_factor == 1.0 else x * self._embedding_factor
 
     @torch.inference_mode()
     def forward(self, batch: ForwardBatch) -> Tensor:
@@ -129,4 +145,24 @@ class DecoderLM(Network):
     @torch.inference_mode()
     def compute_logits(self, hidden: Tensor) -> Tensor:
         """See `Network.compute_logits`."""
-        return self.lm_head(hidden)
+        logits = self.lm_head(hidden)
+        if self._logits_factor != 1.0:
+            logits *= self._logits_factor
+        if self._tanh is None or self._soft_cap is None:
+            return logits
+        return self._tanh(logits / self._soft_cap) * self._soft_cap
+
+    def bind_decode(self, rows: DecodeRows) -> RunDecode | None:
+        """See `Network.bind_decode`."""
+        is_plain = type(self).embed is DecoderLM.embed and type(self).compute_logits is DecoderLM.compute_logits
+        if self._stack is None or not is_plain:
+            return None
+        return self._stack.bind_decode(
+            rows,
+            self.embedding,
+            self.lm_head,
+            [table.up_to for table in self._tables.values()],
+            embedding_factor=self._embedding_factor,
+            logits_factor=self._logits_factor,
+            logits_soft_cap=self._soft_cap,
+        )

@@ -237,6 +237,13 @@ class SharedExpert:
         weighed: Tensor = self._weigh(self._gate(x), out)
         return weighed
 
+    def stack_weights(self) -> dict[str, Any] | None:
+        """The network and the gate as fields of `RoutedExperts`, or None when a stack cannot compute them."""
+        network, gate = self._mlp.stack_weights(), self._gate.stack_weights()
+        if network is None or gate is None or gate.bias is not None or gate.lora is not None:
+            return None
+        return {"shared": network["feed_forward"], "shared_gate": gate.weight}
+
 
 class SparseMoE:
     """x [T, I] -> [T, I]: what the router's experts make of each token, and the shared network's part."""
@@ -261,14 +268,9 @@ class SparseMoE:
 
     def stack_weights(self) -> dict[str, Any] | None:
         """See `FeedForward`."""
-        experts, choice, shared = self.experts.stack_weights, self.router.select, None
-        if experts is None or not isinstance(choice, ExpertChoice):
+        experts, choice, shared = self.experts.stack_weights, self.router.select, self._shared_weights()
+        if experts is None or shared is None or not isinstance(choice, ExpertChoice):
             return None
-        if self.shared is not None:
-            of_shared = self.shared.stack_weights() if isinstance(self.shared, GatedMLP) else None
-            if of_shared is None:
-                return None
-            shared = of_shared["feed_forward"]
         return {
             "feed_forward": RoutedExperts(
                 router=self.router.weight,
@@ -276,6 +278,15 @@ class SparseMoE:
                 choice_bias=choice.bias,
                 rule=choice.rule,
                 experts=experts,
-                shared=shared,
+                **shared,
             )
         }
+
+    def _shared_weights(self) -> dict[str, Any] | None:
+        """Fields of `RoutedExperts`, or None when a stack cannot compute what is shared."""
+        if self.shared is None:
+            return {}
+        if isinstance(self.shared, SharedExpert):
+            return self.shared.stack_weights()
+        network = self.shared.stack_weights() if isinstance(self.shared, GatedMLP) else None
+        return None if network is None else {"shared": network["feed_forward"]}

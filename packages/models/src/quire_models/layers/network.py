@@ -105,6 +105,11 @@ class Network:
         return ", ".join(f"{choice} for {count}" for choice, count in counts.items())
 
     @property
+    def in_one_call(self) -> bool:
+        """A backend runs all layers in one call (op `decoder_stack`), not op by op."""
+        return False
+
+    @property
     def attention_names(self) -> tuple[str, ...]:
         """Names of the parts that attend over a paged cache, with the dot behind: "model.layers.0.self_attn."."""
         return tuple(self._scope.attentions)

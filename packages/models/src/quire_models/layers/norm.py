@@ -73,10 +73,16 @@ class OffsetRMSNorm:
 class ProjectionRMSNorm:
     """x [T, H, D] -> like x: an RMS norm over all heads at once (OLMo 2)."""
 
-    __slots__ = ("_norm",)
+    __slots__ = ("_norm", "eps")
 
     def __init__(self, scope: Scope, size: int, eps: float) -> None:
         self._norm = RMSNorm(scope, size, eps)
+        self.eps = eps
+
+    @property
+    def weight(self) -> Tensor:
+        """[H * D]."""
+        return self._norm.weight
 
     def __call__(self, x: Tensor) -> Tensor:
         return self._norm(x.flatten(1)).view(x.shape)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -106,13 +107,20 @@ class WholeStack:
         embedding: Embedding,
         head: LMHead,
         rotations: Sequence[Callable[[int], tuple[Tensor, Tensor]]],
+        **factors: Any,
     ) -> RunDecode | None:
         """See `Network.bind_decode`: op `decode_step`, of a network that has nothing else before its layers and behind
-        its norm than these."""
+        its norm than these.
+
+        Args:
+            factors: Fields of `DecodeNetwork`.
+        """
         backend, weights = _choose(self._scope, self._config, "decode_step"), head.stack_weights()
         if backend is None or weights is None or not self.reads(rows.kv_caches[0]):
             return None
-        network = DecodeNetwork(embedding=embedding.weight, stack=self._data, head=weights, rotations=tuple(rotations))
+        network = DecodeNetwork(
+            embedding=embedding.weight, stack=self._data, head=weights, rotations=tuple(rotations), **factors
+        )
         run: RunDecode = backend.function(network, rows)
         return run
 
