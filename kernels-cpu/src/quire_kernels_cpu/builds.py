@@ -56,6 +56,10 @@ _SIGNATURES: dict[str, tuple[list[type], type | None]] = {
     "quire_rms_norm": ([_I, _P, _P, _P, _P, _L, _L, _F], None),
     "quire_activate": ([_I, _I, _P, _P, _P, _L], None),
     "quire_write_kv_cache": ([_I, _P, _P, _P, _I, _P, _P, _L, _I, _I, _I, _L], None),
+    "quire_rotate_and_write": (
+        [_I, _P, _P, _P, _P, _P, _P, _P, _I, _F, _P, _I, _P, _P, _L, _I, _I, _I, _I, _L],
+        None,
+    ),
     "quire_attention": (
         [_I, _P, _P, _I, _P, _P, _P, _L, _P, _P, _I, _I, _I, _I, _I, _L, _F, _I, _F, _P, _P, _P, _L],
         None,

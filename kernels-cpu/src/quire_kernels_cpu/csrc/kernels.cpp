@@ -129,6 +129,49 @@ void write_kv_cache_op(const T* key, const T* value, const PagedCache& cache, co
     }
 }
 
+// What stands between projections and attention: op `rotate_and_write`. Rows of heads lie together, tokens `strides` apart.
+template <typename T>
+struct HeadsToPlace {
+    const T *query, *key, *value;
+    int64_t strides[3];
+    T* out;  // [tokens, heads, D] rotated queries
+    const T *cos, *sin;  // [tokens, D]
+    const void *query_norm, *key_norm;  // [D] of T, or of float32 if `wide_norms`, or none
+    bool wide_norms;
+    float eps;
+    const int64_t* slots;
+    int64_t tokens;
+    int num_heads;
+};
+
+template <typename T>
+void rotate_and_write_op(const HeadsToPlace<T>& a, const PagedCache& cache) {
+    const int heads = a.num_heads, kv_heads = cache.num_kv_heads, dim = cache.head_dim, per_token = heads + 2 * kv_heads;
+    const auto place = [&](const T* from, const void* norm, int64_t token, T* to) {
+        std::memcpy(to, from, dim * sizeof(T));
+        const T* const nothing = nullptr;
+        if (norm && a.wide_norms) rms_norm(to, to, nothing, static_cast<const float*>(norm), dim, a.eps);
+        if (norm && !a.wide_norms) rms_norm(to, to, nothing, static_cast<const T*>(norm), dim, a.eps);
+        rotate(to, to, a.cos + token * dim, a.sin + token * dim, dim);
+    };
+#pragma omp parallel for schedule(static) if (a.tokens * per_token > 64)
+    for (int64_t i = 0; i < a.tokens * per_token; ++i) {
+        const int64_t token = i / per_token;
+        const int head = static_cast<int>(i % per_token), kv_head = (head - heads) % kv_heads;
+        if (head < heads) {
+            const T* const from = a.query + token * a.strides[0] + head * dim;
+            place(from, a.query_norm, token, a.out + (token * heads + head) * dim);
+        } else if (head < heads + kv_heads) {
+            T rotated[kMostHeadDim];
+            place(a.key + token * a.strides[1] + kv_head * dim, a.key_norm, token, rotated);
+            write_row(cache, cache.row(a.slots[token], kv_head), rotated, 0, kv_head);
+        } else {
+            const T* const from = a.value + token * a.strides[2] + kv_head * dim;
+            write_row(cache, cache.row(a.slots[token], kv_heads + kv_head), from, 1, kv_head);
+        }
+    }
+}
+
 // A layer of a decoder as it arrives; see `Layer`. Norms and biases are float32, whatever the network's type.
 struct LayerArgument {
     const float *input_norm, *attention_out_norm, *feed_forward_norm, *feed_forward_out_norm, *q_norm, *k_norm;
@@ -410,6 +453,24 @@ void quire_lora_linear(int dtype, int wide, void* out, const void* x, const void
         } else {
             quire::lora_op<T>(adapters, tokens, static_cast<const T*>(x), inputs, static_cast<T*>(out), outputs);
         }
+    });
+}
+
+// strides: of tokens of query, key and value, in numbers. Limit: D <= 256.
+void quire_rotate_and_write(int dtype, const void* const* inputs, const int64_t* strides, void* out, const void* cos,
+                            const void* sin, const void* query_norm, const void* key_norm, int wide_norms, float eps,
+                            void* kv, int cache_format, const float* kv_scale, const int64_t* slots, int64_t tokens,
+                            int num_heads, int num_kv_heads, int head_dim, int block_size, int64_t block_bytes) {
+    for_dtype(dtype, [&](auto zero) {
+        using T = decltype(zero);
+        const auto of = [](const void* numbers) { return static_cast<const T*>(numbers); };
+        const auto cache = quire::make_cache<T>(kv, static_cast<quire::CacheFormat>(cache_format), num_kv_heads,
+                                                block_size, head_dim, kv_scale, block_bytes);
+        quire::rotate_and_write_op(
+            quire::HeadsToPlace<T>{of(inputs[0]), of(inputs[1]), of(inputs[2]), {strides[0], strides[1], strides[2]},
+                                   static_cast<T*>(out), of(cos), of(sin), query_norm, key_norm, wide_norms != 0, eps,
+                                   slots, tokens, num_heads},
+            cache);
     });
 }
 
