@@ -15,9 +15,12 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 
 from quire import LLM, LoRARequest, RequestError, SamplingParams
 from quire_testkit.hf_checkpoints import tiny_hf_checkpoint
+from quire_testkit.parity.cases import CASES
+from quire_testkit.parity.oracle import write_checkpoint
 from quire_testkit.tokenizers import write_tokenizer
 
 NUM_ADAPTERS, NUM_TOKENS = 32, 6
@@ -36,12 +39,13 @@ KINDS: tuple[dict[str, Any], ...] = (
 """Fields of PEFT's configuration."""
 
 
-def write_adapter(base: Any, folder: Path, seed: int) -> Any:
-    """A random adapter in PEFT's files, and the network that has it."""
+def write_adapter(base: Any, folder: Path, seed: int, fields: dict[str, Any] | None = None) -> Any:
+    """A random adapter in PEFT's files, and the network that has it. fields: Of PEFT's configuration; None for those of
+    one of `KINDS`."""
     from peft import LoraConfig, get_peft_model
 
     chooser = random.Random(seed)
-    fields = KINDS[seed % len(KINDS)]
+    fields = fields or KINDS[seed % len(KINDS)]
     torch.manual_seed(seed)
     config = LoraConfig(
         r=chooser.choice([1, 2, 3, 8, 16]), lora_alpha=chooser.choice([2, 8]), init_lora_weights=False,
@@ -197,3 +201,35 @@ def test_tokens_are_pefts_while_adapters_move_into_weights_and_out(tiny, backend
             with pytest.raises(RequestError, match="lora_merge_after at 0") as refusal:
                 run(llm, [0], certain)
             assert refusal.value.param == "deterministic"
+
+
+@pytest.mark.parametrize("architecture", [
+    "Gemma2ForCausalLM", "Gemma3ForCausalLM", "Glm4ForCausalLM", "GraniteForCausalLM", "Olmo2ForCausalLM",
+    "SmolLM3ForCausalLM",
+])  # fmt: skip
+def test_adapters_of_layers_with_other_norms_and_rotations(architecture: str, tmp_path: Path) -> None:
+    """A request with an adapter beside one without, where op `decoder_stack` has more to do than for Llama."""
+    case = CASES[architecture]
+    write_checkpoint(tmp_path, architecture, dataclasses.replace(case, fields={**case.fields, "vocab_size": 320}))
+    base = getattr(transformers, architecture).from_pretrained(
+        tmp_path, dtype=torch.float32, attn_implementation="eager"
+    )
+    base.generation_config.eos_token_id = None
+    write_tokenizer(tmp_path, vocab_size=320)
+    mlp = ["gate_up_proj", "down_proj"] if architecture == "Glm4ForCausalLM" else MLP
+    adapted = write_adapter(base, tmp_path / "adapter", 1, {"target_modules": ATTENTION + mlp})
+    prompt = random.Random(1).choices(range(3, 320), k=30)
+    expected = []
+    for model in (adapted, base):
+        with torch.inference_mode():
+            expected.append(model(input_ids=torch.tensor([prompt])).logits[0, -1].log_softmax(-1))
+    assert (expected[0] - expected[1]).abs().max() > 0.05
+    params = SamplingParams(temperature=0, max_tokens=NUM_TOKENS, ignore_eos=True, logprobs=5)
+    requests = [LoRARequest(lora_name="adapter", lora_path=str(tmp_path / "adapter")), None]
+    with LLM(tmp_path, enable_lora=True, max_lora_rank=16, dtype="float32", max_model_len=64, max_num_seqs=4) as llm:
+        outputs = llm.generate([prompt] * 2, params, use_tqdm=False, lora_request=requests)
+    for output, wanted in zip(outputs, expected, strict=True):
+        found = output.outputs[0].logprobs[0]
+        assert len(found) > 4
+        for entry in found:
+            assert entry.logprob == pytest.approx(float(wanted[entry.token_id]), abs=2e-4)
