@@ -75,7 +75,8 @@ void write_logits(const T* hidden, const Matrix<T>& head, const DecodeArguments&
 template <typename T>
 void choose_tokens(const T* hidden, const Matrix<T>& head, const DecodeArguments& a) {
     static thread_local Buffer buffer;
-    if (are_plain(a) && a.mask_of == nullptr && std::none_of(a.rows, a.rows + a.count, [&](int64_t row) { return a.draw->draws[row]; })) {
+    const auto draws = [&](int64_t row) { return a.draw->draws[row]; };
+    if (are_plain(a) && a.mask_of == nullptr && std::none_of(a.rows, a.rows + a.count, draws)) {
         largest_op(hidden, head, a.ids, a.peaks, a.count);
         return;
     }

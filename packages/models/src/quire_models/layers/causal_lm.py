@@ -59,7 +59,6 @@ class CausalLM(Network):
         self.norm = AddRMSNorm(body / "norm", config.hidden_size, config.rms_norm_eps)
         tied_to = self.embed_tokens if config.tie_word_embeddings else None
         self.lm_head = LMHead(scope / "lm_head", config.vocab_size, config.hidden_size, tied_to=tied_to)
-        self._stack: WholeStack | None = None
         self.rotary = RotaryTable(config.rope, config.rotary_dim, dtype=scope.dtype, device=scope.device)
 
     @property
@@ -70,16 +69,6 @@ class CausalLM(Network):
         if self._stack is None:
             return promised_by_ops(self._scope)
         return self._stack.batch_invariant and self._scope.choose(self.lm_head.op)[0].batch_invariant
-
-    @property
-    def in_one_call(self) -> bool:
-        """See `Network.in_one_call`."""
-        return self._stack is not None
-
-    @property
-    def host_lengths(self) -> tuple[str, ...]:
-        """See `Network.host_lengths`."""
-        return super().host_lengths if self._stack is None else ("op decoder_stack",)
 
     def finish_loading(self, after_each: Callable[[], None] = lambda: None) -> None:
         """See `Network.finish_loading`."""

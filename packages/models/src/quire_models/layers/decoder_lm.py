@@ -85,7 +85,6 @@ class DecoderLM(Network):
         self._logits_factor = logits_factor
         self._soft_cap = logits_soft_cap
         self._tanh = None if logits_soft_cap is None else activation(scope, "tanh")
-        self._stack: WholeStack | None = None
         self._unrotated = torch.empty(0, dtype=scope.dtype, device=scope.device)
 
     @property
@@ -93,16 +92,6 @@ class DecoderLM(Network):
         """Logits depend on nothing but the tokens before them: not on other requests, chunks, or what was cached.
         Promised where every op of the network promises it for itself."""
         return promised_by_ops(self._scope) and (self._stack is None or self._stack.batch_invariant)
-
-    @property
-    def in_one_call(self) -> bool:
-        """See `Network.in_one_call`."""
-        return self._stack is not None
-
-    @property
-    def host_lengths(self) -> tuple[str, ...]:
-        """See `Network.host_lengths`."""
-        return super().host_lengths if self._stack is None else ("op decoder_stack",)
 
     def finish_loading(self, after_each: Callable[[], None] = lambda: None) -> None:
         """See `Network.finish_loading`."""

@@ -14,6 +14,7 @@ from quire_lora import AdapterSlots
 from quire_models.config import ModelConfig
 from quire_models.layers.linear import Linear
 from quire_models.layers.scope import Packed, Parameter, Scope
+from quire_models.layers.whole_stack import WholeStack
 from quire_ops import DecodeRows, RunDecode
 from quire_quantization.methods import QuantizedLinear, ServedLinear
 
@@ -48,6 +49,8 @@ class Network:
         """
         self.config = config
         self._scope = scope
+        self._stack: WholeStack | None = None
+        """Set by families whose layers may be one call, once weights are loaded."""
         self.num_kv_scales = 0
         """Layers for whose KV cache the checkpoint brought scales."""
 
@@ -107,7 +110,7 @@ class Network:
     @property
     def in_one_call(self) -> bool:
         """A backend runs all layers in one call (op `decoder_stack`), not op by op."""
-        return False
+        return self._stack is not None
 
     @property
     def attention_names(self) -> tuple[str, ...]:
@@ -130,6 +133,8 @@ class Network:
         nothing if they can be."""
         if self.loads_itself:
             return ("a network of Transformers",)  # nobody has looked at what its classes do there
+        if self._stack is not None:
+            return ("op decoder_stack",)
         return self._readers_without("device_lengths")
 
     @property

@@ -58,12 +58,7 @@ class WholeStack:
         """
         known = [layer for layer in layers if layer is not None]
         backend = _choose(scope, config, "decoder_stack")
-        if (
-            backend is None
-            or len(known) < len(layers)
-            or not _alike(known)
-            or config.hidden_act not in ("silu", "gelu")
-        ):
+        if backend is None or len(known) < len(layers) or not _alike(known) or config.hidden_act not in _ACTIVATIONS:
             return None
         attentions = scope.attentions.values()
         data = DecoderStack(
