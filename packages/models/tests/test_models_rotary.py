@@ -7,8 +7,8 @@ import math
 import pytest
 import torch
 
+from quire_interfaces import Fields
 from quire_models import RopeConfig
-from quire_models.fields import Fields
 from quire_models.layers.rotary import RotaryTable, inverse_frequencies
 from quire_models.rope_config import parse_rope
 from quire_testkit.hf_checkpoints import ROPE_VARIATIONS

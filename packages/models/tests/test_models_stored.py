@@ -15,9 +15,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from quire_interfaces import CheckpointError, ConfigError
+from quire_interfaces import CheckpointError, ConfigError, Fields
 from quire_models import CausalLM, ModelConfig, load_model
-from quire_models.fields import Fields
 from quire_models.layers.fused import split_rows
 from quire_models.layers.stored_layouts import LAYOUTS, StoredLayer
 from quire_models.ledger import num_parameters, weight_ledger

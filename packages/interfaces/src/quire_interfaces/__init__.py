@@ -13,6 +13,7 @@ from quire_interfaces.errors import (
     RequestAbortedError,
     RequestError,
 )
+from quire_interfaces.fields import Fields, read_json
 from quire_interfaces.grammar import CompiledGrammar, GrammarBackend, GrammarMatcher, GrammarSource
 from quire_interfaces.kv_cache import (
     KV_CACHE_DTYPES,
@@ -96,6 +97,7 @@ __all__ = [
     "EngineCoreOutput",
     "EngineDeadError",
     "Executor",
+    "Fields",
     "FinishReason",
     "FullAttentionSpec",
     "GrammarBackend",
@@ -153,5 +155,6 @@ __all__ = [
     "between",
     "kv_row_bytes",
     "one_of",
+    "read_json",
     "setting",
 ]

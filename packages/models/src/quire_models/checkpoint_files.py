@@ -13,8 +13,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from quire_interfaces import CheckpointError
-from quire_models.fields import read_json
+from quire_interfaces import CheckpointError, read_json
 from quire_models.gguf.folder import GGUF_NAME
 from quire_models.gguf.tensors import GgufCheckpoint
 

@@ -13,8 +13,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
-from quire_interfaces import CheckpointError, FullAttentionSpec, KVCacheSpec, SlidingWindowSpec
-from quire_models.fields import Fields, read_json
+from quire_interfaces import CheckpointError, Fields, FullAttentionSpec, KVCacheSpec, SlidingWindowSpec, read_json
 from quire_models.overrides import check_overrides_read, overridden
 from quire_models.quantization_config import QuantizationConfig
 from quire_models.quantization_formats import parse_kv_cache, parse_quantization

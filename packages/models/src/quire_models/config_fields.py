@@ -8,9 +8,8 @@ from __future__ import annotations
 from collections.abc import Container
 from typing import Any
 
-from quire_interfaces import CheckpointError
+from quire_interfaces import CheckpointError, Fields
 from quire_models.config import DTYPE_BYTES
-from quire_models.fields import Fields
 from quire_models.registry import architecture_entry, architecture_of
 from quire_models.rope_config import RopeConfig, parse_rope
 

@@ -6,8 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
-from quire_interfaces import CheckpointError, StateTensor
-from quire_models.fields import Fields
+from quire_interfaces import CheckpointError, Fields, StateTensor
 
 __all__ = [
     "Mamba1Shape",

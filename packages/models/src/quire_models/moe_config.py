@@ -7,9 +7,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from quire_interfaces import CheckpointError
+from quire_interfaces import CheckpointError, Fields
 from quire_models.config import ModelConfig
-from quire_models.fields import Fields
 
 __all__ = ["MIXTRAL_EXPERTS", "MoEConfig", "expert_counts"]
 

@@ -10,8 +10,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from quire_interfaces import CheckpointError, QuantKey
-from quire_models.fields import Fields
+from quire_interfaces import CheckpointError, Fields, QuantKey
 from quire_models.gguf.names import COMPRESSED
 from quire_models.quantization_config import QuantizationConfig
 from quire_models.torchao_format import parse_torchao

@@ -6,10 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from quire_interfaces import FullAttentionSpec, KVCacheSpec, MambaSpec, StateTensor
+from quire_interfaces import Fields, FullAttentionSpec, KVCacheSpec, MambaSpec, StateTensor
 from quire_models.config import ModelConfig
 from quire_models.config_fields import hidden_act, stored_dtype
-from quire_models.fields import Fields
 from quire_models.mixer_shapes import MixerShape, WeightCount
 from quire_models.registry import ARCHITECTURES, architecture_of
 from quire_models.rope_config import RopeConfig

@@ -5,8 +5,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import Any, NamedTuple
 
-from quire_interfaces import CheckpointError
-from quire_models.fields import Fields
+from quire_interfaces import CheckpointError, Fields
 
 __all__ = ["ARCHITECTURES", "Architecture", "architecture_entry", "architecture_of", "model_class"]
 

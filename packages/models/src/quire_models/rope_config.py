@@ -11,8 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from quire_interfaces import CheckpointError
-from quire_models.fields import Fields
+from quire_interfaces import CheckpointError, Fields
 
 __all__ = ["ROPE_KINDS", "RopeConfig", "parse_rope"]
 

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from quire_interfaces import CheckpointError
-from quire_models.fields import Fields
+from quire_interfaces import CheckpointError, Fields
 from quire_models.quantization_config import QuantizationConfig
 
 __all__ = ["parse_torchao"]

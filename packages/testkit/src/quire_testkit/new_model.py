@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from quire_models.config import ModelConfig
 from quire_models.config_fields import decoder_fields
-from quire_models.fields import Fields
+from quire_interfaces import Fields
 
 __all__ = ["read_config"]
 

@@ -5,11 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from quire_interfaces import CheckpointError
+from quire_interfaces import CheckpointError, Fields
 from quire_models.config import start_token_ids
 from quire_models.config_fields import ACTIVATIONS, decoder_fields
 from quire_models.encoder_config import EncoderDecoderConfig, encoder_weights
-from quire_models.fields import Fields
 from quire_models.mixer_shapes import WeightCount
 
 __all__ = ["POSITION_OFFSET", "BartConfig", "bart_fields", "read_config"]

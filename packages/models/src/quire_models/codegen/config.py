@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from quire_interfaces import CheckpointError
+from quire_interfaces import CheckpointError, Fields
 from quire_models.config import ModelConfig
-from quire_models.fields import Fields
 from quire_models.gptj.config import read_config as read_gptj_config
 
 __all__ = ["PARTS", "read_config"]

@@ -6,10 +6,9 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from quire_interfaces import ConfigError, KVCacheSpec, LatentAttentionSpec
+from quire_interfaces import ConfigError, Fields, KVCacheSpec, LatentAttentionSpec
 from quire_models.config import DTYPE_BYTES
 from quire_models.config_fields import decoder_fields
-from quire_models.fields import Fields
 from quire_models.glm4_moe.config import GroupedMoEConfig, grouped_moe_fields
 
 __all__ = ["LatentMoEConfig", "latent_fields", "read_config"]

@@ -5,9 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from quire_interfaces import CheckpointError
+from quire_interfaces import CheckpointError, Fields
 from quire_models.deepseek_v2.config import LatentMoEConfig, latent_fields
-from quire_models.fields import Fields
 from quire_models.glm4_moe.config import grouped_moe_fields
 
 __all__ = ["SparseLatentConfig", "read_config", "sparse_fields"]

@@ -9,10 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from quire_interfaces import CheckpointError
+from quire_interfaces import CheckpointError, Fields, read_json
 from quire_models.config import ModelConfig
 from quire_models.config_fields import decoder_fields
-from quire_models.fields import Fields, read_json
 from quire_models.quantization_formats import parse_quantization
 
 __all__ = ["EAGLE_KINDS", "EagleConfig", "default_feature_layers", "read_eagle_config"]

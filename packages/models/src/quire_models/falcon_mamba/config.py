@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from quire_models.fields import Fields
+from quire_interfaces import Fields
 from quire_models.mamba.config import MambaConfig, read_mamba
 
 __all__ = ["read_config"]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from quire_models.fields import Fields
+from quire_interfaces import Fields
 from quire_models.moe_config import MoEConfig
 from quire_models.olmoe.config import read_config as read_olmoe_config
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from quire_interfaces import Fields
 from quire_models.config_fields import layer_windows
-from quire_models.fields import Fields
 from quire_models.gemma2.config import Gemma2Config, gemma2_fields
 from quire_models.rope_config import RopeConfig, parse_rope
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from quire_interfaces import Fields
 from quire_models.config import ModelConfig
-from quire_models.fields import Fields
 from quire_models.glm.config import read_config as read_glm_config
 
 __all__ = ["read_config"]

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from quire_interfaces import CheckpointError
+from quire_interfaces import CheckpointError, Fields
 from quire_models.deepseek_v32.config import SparseLatentConfig, sparse_fields
-from quire_models.fields import Fields
 
 __all__ = ["read_config"]
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from quire_interfaces import Fields
 from quire_models.config import ModelConfig
-from quire_models.fields import Fields
 from quire_models.gpt2.config import gpt2_fields
 
 __all__ = ["read_config"]

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from quire_interfaces import Fields
 from quire_models.config_fields import decoder_fields, layer_windows
-from quire_models.fields import Fields
 from quire_models.moe_config import MoEConfig, expert_counts
 
 __all__ = ["GptOssConfig", "read_config"]

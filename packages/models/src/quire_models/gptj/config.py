@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from quire_interfaces import CheckpointError
+from quire_interfaces import CheckpointError, Fields
 from quire_models.config import ModelConfig
 from quire_models.config_fields import ACTIVATIONS, decoder_fields
-from quire_models.fields import Fields
 
 __all__ = ["read_config"]
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from quire_interfaces import Fields
 from quire_models.config import ModelConfig
 from quire_models.config_fields import decoder_fields
-from quire_models.fields import Fields
 
 __all__ = ["GraniteConfig", "granite_fields", "read_config"]
 

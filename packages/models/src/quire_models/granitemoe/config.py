@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from quire_models.fields import Fields
+from quire_interfaces import Fields
 from quire_models.granite.config import granite_fields
 from quire_models.moe_config import MoEConfig, expert_counts
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from quire_interfaces import CheckpointError
-from quire_models.fields import Fields
+from quire_interfaces import CheckpointError, Fields
 from quire_models.granite.config import granite_fields
 from quire_models.mixer_shapes import WeightCount, hybrid_mamba2
 from quire_models.moe_config import expert_counts

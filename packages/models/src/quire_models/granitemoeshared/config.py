@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from quire_models.fields import Fields
+from quire_interfaces import Fields
 from quire_models.granitemoe.config import GraniteMoEConfig
 from quire_models.granitemoe.config import read_config as read_granitemoe_config
 

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from quire_interfaces import CheckpointError
+from quire_interfaces import CheckpointError, Fields
 from quire_models.config_fields import decoder_fields
-from quire_models.fields import Fields
 from quire_models.mixer_shapes import Mamba1Shape, WeightCount, dt_rank
 from quire_models.recurrent_config import HybridConfig, gated_mlp_weights, hybrid_fields
 

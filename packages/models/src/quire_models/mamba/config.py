@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from quire_models.fields import Fields
+from quire_interfaces import Fields
 from quire_models.mixer_shapes import Mamba1Shape, WeightCount, dt_rank
 from quire_models.recurrent_config import LayerCache, RecurrentConfig, attention_free_fields
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from quire_interfaces import CheckpointError
-from quire_models.fields import Fields
+from quire_interfaces import CheckpointError, Fields
 from quire_models.mixer_shapes import Mamba2Shape, WeightCount, time_step_limit
 from quire_models.recurrent_config import LayerCache, RecurrentConfig, attention_free_fields
 

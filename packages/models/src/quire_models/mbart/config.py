@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from quire_interfaces import Fields
 from quire_models.bart.config import BartConfig, bart_fields
-from quire_models.fields import Fields
 
 __all__ = ["read_config"]
 

@@ -6,9 +6,8 @@ import dataclasses
 from dataclasses import dataclass
 from pathlib import Path
 
-from quire_interfaces import CheckpointError
+from quire_interfaces import CheckpointError, Fields, read_json
 from quire_models.config import DTYPE_BYTES, ModelConfig
-from quire_models.fields import Fields, read_json
 
 __all__ = ["MedusaConfig", "read_medusa_config"]
 

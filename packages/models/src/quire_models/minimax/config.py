@@ -5,9 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from quire_interfaces import CheckpointError, StateTensor
+from quire_interfaces import CheckpointError, Fields, StateTensor
 from quire_models.config_fields import decoder_fields
-from quire_models.fields import Fields
 from quire_models.mixer_shapes import WeightCount
 from quire_models.moe_config import expert_counts
 from quire_models.recurrent_config import HybridConfig, gated_mlp_weights, hybrid_fields

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from quire_interfaces import CheckpointError
+from quire_interfaces import CheckpointError, Fields
 from quire_models.config import ModelConfig
 from quire_models.config_fields import decoder_fields, layer_windows
-from quire_models.fields import Fields
 
 __all__ = ["Ministral3Config", "read_config"]
 

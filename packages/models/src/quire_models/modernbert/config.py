@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from quire_interfaces import Fields
 from quire_models.config_fields import ACTIVATIONS, decoder_fields
 from quire_models.encoder_config import EncoderOnlyConfig
-from quire_models.fields import Fields
 from quire_models.rope_config import RopeConfig, parse_rope
 
 __all__ = ["ModernBertConfig", "read_config"]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from quire_models.fields import Fields
+from quire_interfaces import Fields
 from quire_models.t5.config import T5Config, t5_fields
 
 __all__ = ["read_config"]

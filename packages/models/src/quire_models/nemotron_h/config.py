@@ -5,9 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from quire_interfaces import CheckpointError
+from quire_interfaces import CheckpointError, Fields
 from quire_models.config_fields import ACTIVATIONS, decoder_fields
-from quire_models.fields import Fields
 from quire_models.glm4_moe.config import grouped_moe_fields
 from quire_models.mixer_shapes import Mamba2Shape, WeightCount
 from quire_models.recurrent_config import LayerCache, RecurrentConfig, attention_weights

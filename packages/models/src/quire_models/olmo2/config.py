@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from quire_interfaces import Fields
 from quire_models.config import ModelConfig
 from quire_models.config_fields import decoder_fields
-from quire_models.fields import Fields
 
 __all__ = ["olmo2_fields", "read_config"]
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from quire_interfaces import Fields
 from quire_models.config import ModelConfig
 from quire_models.config_fields import layer_windows
-from quire_models.fields import Fields
 from quire_models.olmo2.config import olmo2_fields
 from quire_models.rope_config import RopeConfig, parse_rope
 

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from quire_interfaces import CheckpointError
+from quire_interfaces import CheckpointError, Fields
 from quire_models.config_fields import decoder_fields
-from quire_models.fields import Fields
 from quire_models.moe_config import MoEConfig, expert_counts
 from quire_models.qwen2.config import qwen_windows
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from quire_interfaces import Fields
 from quire_models.delta_config import GatedDeltaConfig, delta_fields
-from quire_models.fields import Fields
 from quire_models.recurrent_config import gated_mlp_weights
 
 __all__ = ["read_config"]

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from quire_interfaces import Fields
 from quire_models.delta_config import GatedDeltaConfig, delta_fields
-from quire_models.fields import Fields
 from quire_models.mixer_shapes import WeightCount
 from quire_models.moe_config import expert_counts
 from quire_models.qwen2_moe.config import sparse_layers

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from quire_interfaces import Fields
 from quire_models.bert.config import BertConfig, bert_fields
-from quire_models.fields import Fields
 
 __all__ = ["read_config"]
 

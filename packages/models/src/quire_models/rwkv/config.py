@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from quire_interfaces import StateTensor
-from quire_models.fields import Fields
+from quire_interfaces import Fields, StateTensor
 from quire_models.mixer_shapes import WeightCount
 from quire_models.recurrent_config import LayerCache, RecurrentConfig, attention_free_fields
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from quire_interfaces import Fields
 from quire_models.config_fields import decoder_fields
-from quire_models.fields import Fields
 from quire_models.glm4_moe.config import GroupedMoEConfig, grouped_moe_fields
 
 __all__ = ["read_config"]

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from quire_interfaces import Fields
 from quire_models.config import ModelConfig
 from quire_models.config_fields import ACTIVATIONS, decoder_fields, layer_windows
-from quire_models.fields import Fields
 
 __all__ = ["read_config"]
 

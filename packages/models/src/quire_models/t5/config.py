@@ -5,11 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from quire_interfaces import CheckpointError
+from quire_interfaces import CheckpointError, Fields
 from quire_models.config import start_token_ids
 from quire_models.config_fields import ACTIVATIONS, GATED_ACTS, HIDDEN_ACTS, decoder_fields
 from quire_models.encoder_config import EncoderDecoderConfig, encoder_weights
-from quire_models.fields import Fields
 from quire_models.mixer_shapes import WeightCount
 
 __all__ = ["T5Config", "read_config", "t5_fields"]

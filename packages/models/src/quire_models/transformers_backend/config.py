@@ -11,9 +11,9 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
+from quire_interfaces import Fields
 from quire_models.config import ModelConfig
 from quire_models.config_fields import decoder_fields, layer_windows
-from quire_models.fields import Fields
 
 __all__ = ["read_config", "stored_parameters"]
 

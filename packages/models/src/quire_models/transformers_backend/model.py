@@ -17,9 +17,8 @@ import torch
 from torch import Tensor, nn
 
 from quire_attention import AttentionMetadata, ForwardBatch
-from quire_interfaces import CheckpointError
+from quire_interfaces import CheckpointError, read_json
 from quire_models.config import ModelConfig
-from quire_models.fields import read_json
 from quire_models.layers.network import Network
 from quire_models.layers.scope import Scope
 from quire_models.overrides import check_overrides_read, overridden

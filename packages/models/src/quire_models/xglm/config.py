@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from quire_interfaces import CheckpointError
+from quire_interfaces import CheckpointError, Fields
 from quire_models.config import ModelConfig
 from quire_models.config_fields import ACTIVATIONS, decoder_fields
-from quire_models.fields import Fields
 
 __all__ = ["XGLMConfig", "read_config"]
 

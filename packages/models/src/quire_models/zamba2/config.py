@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from quire_interfaces import CheckpointError
+from quire_interfaces import CheckpointError, Fields
 from quire_models.config_fields import ACTIVATIONS, decoder_fields
-from quire_models.fields import Fields
 from quire_models.mixer_shapes import Mamba2Shape, WeightCount
 from quire_models.recurrent_config import LayerCache, RecurrentConfig
 

@@ -1,24 +1,39 @@
-"""Checked reading of a JSON object: every field by name, with its type and range, and errors that name the file."""
+"""Checked reading of a JSON object: every field by name, with its type and range, and errors that name the file.
+
+A checkpoint's object may say something that nobody reads, and then a model runs that is another one. Whoever reads a
+whole object asks at the end what was left (`Fields.unread`), and refuses it (`Fields.refuse_unread`) or reports it.
+"""
 
 from __future__ import annotations
 
+import fnmatch
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from quire_interfaces import CheckpointError
+from quire_interfaces.errors import CheckpointError
 
 __all__ = ["Fields", "read_json"]
 
 _REQUIRED: Any = object()
+_LONGEST_VALUE = 100
+"""Characters of a value in a message."""
 
 
 class Fields:
-    """One JSON object. A field that is missing or null takes its default; without a default it is an error."""
+    """One JSON object. A field that is missing or null takes its default; without a default it is an error.
 
-    __slots__ = ("_names", "_values", "names_read", "source")
+    It remembers which fields were asked for, of objects inside (`object`, `objects`) too:
+
+        fields = Fields(values, "adapter_config.json")
+        rank = fields.integer("r")
+        fields.skip("lora_dropout", "loftq_*")
+        fields.refuse_unread("merge the adapter into its model")
+    """
+
+    __slots__ = ("_names", "_objects", "_values", "names_read", "source")
 
     def __init__(self, values: Mapping[str, Any], source: str, names: Mapping[str, str] | None = None) -> None:
         """Args:
@@ -30,10 +45,12 @@ class Fields:
         self.source = source
         self.names_read: set[str] = set()
         """Every field that was asked for, by its name in the object; one set for all views of it."""
+        self._objects: dict[str, Fields] = {}
+        """The objects inside that were asked for, by their names; shared in the same way."""
 
     def _view(self, values: Mapping[str, Any], names: Mapping[str, str]) -> Fields:
         view = Fields(values, self.source, names)
-        view.names_read = self.names_read
+        view.names_read, view._objects = self.names_read, self._objects
         return view
 
     def named(self, **names: str) -> Fields:
@@ -50,6 +67,66 @@ class Fields:
         stored = self._names.get(name, name)
         self.names_read.add(stored)
         return self._values.get(stored)
+
+    def object(self, name: str) -> Fields | None:
+        """An object inside, whose fields have to be read in their turn; None when missing or null."""
+        value = self.get(name)
+        if value is None:
+            return None
+        if not isinstance(value, Mapping):
+            raise self._wrong(name, value, "an object")
+        stored = self._names.get(name, name)
+        return self._objects.setdefault(stored, Fields(value, f"{self.source}: {stored}"))
+
+    def objects(self, name: str) -> dict[str, Fields]:
+        """An object whose members are objects, by their names; empty when missing or null."""
+        outer = self.object(name)
+        if outer is None:
+            return {}
+        found = {member: outer.object(member) for member in outer._values}
+        return {member: inner for member, inner in found.items() if inner is not None}
+
+    def texts(self, name: str) -> tuple[str, ...]:
+        """A list of strings; empty when missing or null."""
+        value = self.get(name)
+        if value is None:
+            return ()
+        if not isinstance(value, list | tuple) or not all(isinstance(one, str) for one in value):
+            raise self._wrong(name, value, "a list of strings")
+        return tuple(value)
+
+    def skip(self, *patterns: str) -> None:
+        """Fields that are known to make no difference here, as good as read; `*` stands for any characters."""
+        for pattern in patterns:
+            self.names_read.update(fnmatch.filter(self._values, pattern) if "*" in pattern else [pattern])
+
+    def unread(self) -> dict[str, Any]:
+        """Fields that are set (not null, false, zero or empty) and were neither read nor skipped -> their values, in
+        the file's order; those of objects inside as "outer.inner"."""
+        return dict(self._unread())
+
+    def _unread(self) -> Iterator[tuple[str, Any]]:
+        for name, value in self._values.items():
+            inner = self._objects.get(name)
+            if inner is not None:
+                yield from ((f"{name}.{path}", unread) for path, unread in inner._unread())
+            elif name not in self.names_read and value:
+                yield name, value
+
+    def refuse_unread(self, advice: str) -> None:
+        """Have no field left unread that is set.
+
+        Args:
+            advice: What to do about one.
+
+        Raises:
+            CheckpointError: There are such fields; the message names the file, and each with its value.
+        """
+        unread = self.unread()
+        if unread:
+            listed = ", ".join(f"{name} ({_shortened(value)})" for name, value in unread.items())
+            raise CheckpointError(f"{self.source}: {listed} {'is' if len(unread) == 1 else 'are'} set, "
+                                  f"which is not supported; {advice}")  # fmt: skip
 
     def fixed(self, name: str, *values: Any) -> None:
         """A field that changes the arithmetic in a way that is not built: missing, null, or one of `values`."""
@@ -124,6 +201,11 @@ class Fields:
 
     def _wrong(self, name: str, value: Any, wanted: str) -> CheckpointError:
         return CheckpointError(f"{self.source}: {self._names.get(name, name)} must be {wanted}, is {value!r}")
+
+
+def _shortened(value: Any) -> str:
+    text = json.dumps(value, default=str)
+    return text if len(text) <= _LONGEST_VALUE else f"{text[:_LONGEST_VALUE]}..."
 
 
 def _is_whole(value: Any) -> bool:
