@@ -160,7 +160,7 @@ def _gpu_kernels(session: nox.Session, name: str) -> None:
     """Tests of a package of GPU kernels, on a GPU if there is one, else under Triton's interpreter; then the builds."""
     package = f"quire_{name.replace('-', '_')}"
     python(session, "-m", "pytest", "-n", "2", "--dist", "worksteal", name, *session.posargs, OMP_NUM_THREADS="1")
-    python(session, "-m", f"{package}.ahead_of_time")
+    python(session, "-m", f"{package}.ahead_of_time", "--changed")
 
 
 @nox.session(name="kernels-cuda")

@@ -2,17 +2,24 @@
 
     python -m quire_kernels_cuda.ahead_of_time            build for every target; fail where anything became worse
     python -m quire_kernels_cuda.ahead_of_time --write    write the table anew
+    ... --changed                                         only what differs from the table's digests, and a sample
     ... --targets sm_90,sm_100 --only decode              some targets, and builds whose name holds one of these texts
 
 A kernel fails that needs more registers or shared memory than its target has, or spills more registers to memory than
 the table says. With the version of Triton that the table was made with, every other difference fails as well, so that
 what a change does to a kernel is seen in its diff.
+
+The table keeps a digest of everything that each build depends on. With `--changed` a build whose digest is the table's
+is taken from there instead of being built, but for a tenth of them, which the commit draws: what the digest misses is
+found within a few commits.
 """
 
 from __future__ import annotations
 
 import argparse
 import csv
+import hashlib
+import inspect
 import os
 import re
 import subprocess
@@ -20,12 +27,13 @@ import sys
 import tempfile
 from collections.abc import Iterable
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from importlib import import_module
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
+from quire_kernels_cuda.build_digest import build_digest
 from quire_kernels_cuda.builds import SHAPES, list_builds
 from quire_kernels_cuda.platform import Platform
 from quire_kernels_cuda.recording import Build, kernel_of, named
@@ -47,6 +55,12 @@ class Resources:
     shared_bytes: int
     """Of a block of threads."""
     num_warps: int
+    digest: str = field(default="", compare=False)
+    """Of everything that the build depends on (`build_digest`)."""
+
+
+_SAMPLED_SHARE = 10
+"""Of so many builds whose digest is the table's, one is built all the same."""
 
 
 def compile_build(build: Build, target: Target) -> Any:
@@ -92,7 +106,15 @@ def measure(build: Build, target: Target) -> Resources:
         spilled=spilled,
         shared_bytes=compiled.metadata.shared,
         num_warps=compiled.metadata.num_warps,
+        digest=build_digest(build, target, compiler()),
     )
+
+
+def compiler() -> str:
+    """The toolchain as far as it decides what is built: Triton's version, and how it is called."""
+    import triton
+
+    return f"{triton.__version__} {inspect.getsource(compile_build)}"
 
 
 def _read_cubin(asm: Any) -> tuple[int, int]:
@@ -153,7 +175,7 @@ def complaints(
 
 
 def _differences(before: Resources, now: Resources) -> str:
-    names = [field.name for field in fields(Resources) if getattr(before, field.name) != getattr(now, field.name)]
+    names = [each.name for each in fields(Resources) if getattr(before, each.name) != getattr(now, each.name)]
     return ", ".join(f"{name} {getattr(before, name)} -> {getattr(now, name)}" for name in names)
 
 
@@ -172,7 +194,7 @@ def write_table(path: Path, version: str, lines: Iterable[Resources]) -> None:
     """Write a table that `read_table` reads."""
     with path.open("w", newline="") as file:
         file.write(f"# Triton {version}\n")
-        writer = csv.DictWriter(file, [field.name for field in fields(Resources)], lineterminator="\n")
+        writer = csv.DictWriter(file, [each.name for each in fields(Resources)], lineterminator="\n")
         writer.writeheader()
         writer.writerows(asdict(line) for line in lines)
 
@@ -209,6 +231,36 @@ def _merged(
     return [lines[name] for name in names if name in lines]
 
 
+def unchanged_lines(
+    builds: Iterable[tuple[Build, Target]], table: Iterable[Resources], drawn_by: str
+) -> dict[tuple[str, str], Resources]:
+    """The table's lines of builds whose digest is still theirs: (kernel, target) -> line.
+
+    Args:
+        drawn_by: Text that draws a tenth of them, which are left out, to be built all the same.
+    """
+    known = {(line.kernel, line.target): line for line in table}
+    found = {}
+    for build, target in builds:
+        key = (build.name, target.name)
+        line = known.get(key)
+        if line is None or line.digest != build_digest(build, target, compiler()):
+            continue
+        lot = hashlib.sha256(" ".join((drawn_by, *key)).encode()).digest()
+        if int.from_bytes(lot[:4], "big") % _SAMPLED_SHARE:
+            found[key] = line
+    return found
+
+
+def _commit() -> str:
+    """The hash of the commit that is checked out, or nothing where there is none."""
+    asked = ["git", "-C", str(Path(__file__).parent), "rev-parse", "HEAD"]
+    try:
+        return subprocess.run(asked, capture_output=True, text=True, check=True).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        return ""
+
+
 def _find(module: str, attribute: str) -> Platform:
     platform: Platform = getattr(import_module(module), attribute)
     return platform
@@ -226,6 +278,9 @@ def main(module: str, attribute: str, table: Path, arguments: list[str] | None =
     """
     parser = argparse.ArgumentParser(description="Build the Triton kernels for every target and watch what they take.")
     parser.add_argument("--write", action="store_true", help="write the table anew")
+    parser.add_argument(
+        "--changed", action="store_true", help="only what differs from the table's digests, and a tenth of the rest"
+    )
     parser.add_argument("--targets", help="only these, separated by commas")
     parser.add_argument("--only", help="only builds whose name holds one of these texts, separated by commas")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes")
@@ -239,11 +294,14 @@ def main(module: str, attribute: str, table: Path, arguments: list[str] | None =
     only = [""] if options.only is None else options.only.split(",")
     builds = platform_builds(platform)
     listed = [(build.name, target.name) for target, build in builds]
-    jobs = [
-        (named(build), target)
+    asked = [
+        (build, target)
         for target, build in builds
         if target.name in targets and any(text in build.name for text in only)
     ]
+    version, before = read_table(table) if table.exists() else (triton.__version__, [])
+    unchanged = unchanged_lines(asked, before, _commit()) if options.changed else {}
+    jobs = [(named(build), target) for build, target in asked if (build.name, target.name) not in unchanged]
     parts = [jobs[begin : begin + 4] for begin in range(0, len(jobs), 4)]
     with ProcessPoolExecutor(options.jobs, mp_context=get_context("spawn")) as pool:
         futures = [pool.submit(_measure_part, part) for part in parts]
@@ -251,18 +309,22 @@ def main(module: str, attribute: str, table: Path, arguments: list[str] | None =
     measured = [result for result in results if isinstance(result, Resources)]
     for line in measured:
         print(*asdict(line).values(), sep="  ")
-    partial = len(jobs) < len(listed)
-    version, before = read_table(table) if table.exists() else (triton.__version__, [])
+    num_built = len(measured)
+    measured += unchanged.values()
+    partial = len(asked) < len(listed)
     if options.write:
         version, before = triton.__version__, _merged(before, measured, listed)
         write_table(table, version, before)
-    chosen = {(build.name, target.name) for build, target in jobs}
+    chosen = {(build.name, target.name) for build, target in asked}
     before = [line for line in before if (line.kernel, line.target) in chosen] if partial else before
     found = [result for result in results if isinstance(result, str)]
     found += complaints(measured, before, dict(platform.targets), exact=version == triton.__version__)
     for complaint in found:
         print(complaint, file=sys.stderr)
-    print(f"{len(measured)} kernels built with Triton {triton.__version__}, {len(found)} complaints")
+    print(
+        f"{num_built} kernels built with Triton {triton.__version__}, {len(unchanged)} unchanged, "
+        f"{len(found)} complaints"
+    )
     return 1 if found else 0
 
 
