@@ -178,6 +178,7 @@ def test_tokenize_and_detokenize(live):
     answer = live.post("/tokenize", {"prompt": text, "return_token_strs": True}).json()
     assert answer["count"] == len(answer["tokens"]) == len(answer["token_strs"])
     assert answer["max_model_len"] == 512
+    assert "".join(answer["token_strs"]).startswith("theĠquireĠgathers:Ġ")
     assert live.post("/detokenize", {"tokens": answer["tokens"]}).json() == {"prompt": text}
     messages = [{"role": "user", "content": "hello"}]
     chat = live.post("/tokenize", {"messages": messages}).json()

@@ -31,6 +31,9 @@ class LetterTokenizer:
     def token_bytes(self, token_id: int) -> bytes:
         return letter(token_id).encode()
 
+    def id_to_token(self, token_id: int) -> str:
+        return letter(token_id)
+
 
 class LetterDetokenizer:
     """Withholds as many letters as a stop string may still need."""

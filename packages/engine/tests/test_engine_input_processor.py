@@ -42,6 +42,21 @@ def test_the_engines_seed_makes_those_that_requests_leave_out() -> None:
     assert len({*seeds(0), *seeds(1)}) == 7
 
 
+def test_a_check_refuses_what_would_be_refused_and_draws_no_seed() -> None:
+    checked, other = InputProcessor(INFO, seed=0), InputProcessor(INFO, seed=0)
+    checked.check([1], SamplingParams(max_tokens=99))
+    assert checked.process("r", [1], SamplingParams())[0].seed == other.process("r", [1], SamplingParams())[0].seed
+    for prompt, params, param in (
+        ([1] * 100, {}, "prompt"),
+        ([1, 50], {}, "prompt"),
+        ([1], {"max_tokens": 100}, "max_tokens"),
+        ([1], {"stop_token_ids": (50,)}, "stop_token_ids"),
+    ):
+        with pytest.raises(RequestError) as caught:
+            checked.check(prompt, SamplingParams(**params))
+        assert caught.value.param == param
+
+
 def test_internal_ids_never_repeat() -> None:
     processor = InputProcessor(INFO)
     seen = {each.request_id for _ in range(3) for each in processor.process("same", [1], SamplingParams(n=2))}

@@ -124,6 +124,28 @@ def test_token_bytes_joined_are_the_text(any_folder):
     assert ours.token_text(ours.vocab_size) == ""
 
 
+@pytest.mark.parametrize(
+    ("kind", "begin"), [("byte_level", "Ġ"), ("byte_fallback_prepend", "▁"), ("sentencepiece_bpe", "▁")]
+)
+def test_tokens_are_spelled_as_in_the_vocabulary(tokenizer_folder, kind, begin):
+    ours = load_tokenizer(tokenizer_folder(kind))
+    spelled = [ours.id_to_token(token_id) for token_id in ours.encode("a fox\x01", add_special_tokens=False)]
+    control = "ā" if kind == "byte_level" else "<0x01>"
+    assert "".join(spelled).removeprefix("▁") == f"a{begin}fox{control}"
+
+
+def test_offsets_say_where_tokens_stand_in_the_text(tokenizer_folder):
+    ours = load_tokenizer(tokenizer_folder("byte_level"))
+    text = "<|im_start|>the fox — 42"
+    token_ids, offsets = ours.encode(text), ours.token_offsets(text)
+    assert len(token_ids) == len(offsets)
+    inside = [(token_id, span) for token_id, span in zip(token_ids, offsets, strict=True) if span != (0, 0)]
+    assert inside[0][1] == (0, len("<|im_start|>"))
+    for token_id, (begin, end) in inside:
+        if "\ufffd" not in ours.token_text(token_id):
+            assert text[begin:end] in (ours.token_text(token_id), ours.token_text(token_id).lstrip())
+
+
 def test_invalid_utf8_is_shown_as_replacement_character(tokenizer_folder):
     for kind, byte_token in (("byte_level", "Ä"), ("byte_fallback_prepend", "<0xC4>")):
         ours = load_tokenizer(tokenizer_folder(kind))

@@ -44,7 +44,7 @@ async def tokenize(context: ServerContext, request: Request) -> Response:
         "token_strs": None,
     }
     if body.return_token_strs:
-        answer["token_strs"] = [context.llm.tokenizer.token_text(token_id) for token_id in rendered.token_ids]
+        answer["token_strs"] = [context.llm.tokenizer.id_to_token(token_id) for token_id in rendered.token_ids]
     return JSONResponse(answer)
 
 

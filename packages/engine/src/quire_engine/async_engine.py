@@ -124,6 +124,16 @@ class AsyncEngine:
         )
         return self._run(request_id, messages, processor)
 
+    def check(self, prompt: RenderedPrompt, params: SamplingParams, *, adapter: str | None = None) -> None:
+        """Whether `generate` would take the request, which does not run.
+
+        Raises:
+            RequestError, ContextLengthError: as `generate` does.
+        """
+        self._input_processor.check(
+            prompt.token_ids, params, adapter=adapter, decoder_token_ids=prompt.decoder_token_ids
+        )
+
     async def _run(
         self, request_id: str, messages: list[AddRequest], processor: RequestProcessor
     ) -> AsyncIterator[RequestOutput]:

@@ -77,13 +77,71 @@ class InputProcessor:
             ContextLengthError: prompt and output do not fit the context.
             RequestError: a token id is outside the vocabulary, or the prompt is empty.
         """
-        prompt, encoder_prompt = pack_token_ids(prompt_token_ids), b""
+        packed = pack_token_ids(prompt_token_ids)  # which says what is no token id
+        params, begin, max_tokens = self._checked(prompt_token_ids, params, adapter, decoder_token_ids)
+        has_encoder = bool(self._info.max_encoder_len)
+        prompt, encoder_prompt = (pack_token_ids(begin), packed) if has_encoder else (packed, b"")
+        seed = self._new_seed() if params.seed is None else params.seed
+        stop_token_ids = frozenset(params.stop_token_ids)
+        # A constraint says itself where the output may end, and says it with the end tokens.
+        if not params.ignore_eos or params.structured_outputs is not None:
+            stop_token_ids |= self._eos_token_ids
+        others = params
+        if params.prompt_logprobs is not None:
+            others = dataclasses.replace(params, prompt_logprobs=None)
+        arrival_time_s = time.monotonic()
+        # Internal ids never repeat, whatever callers name their requests: late news of an aborted request then
+        # cannot be taken for news of its namesake.
+        sequence = next(self._sequence)
+        num_completions = params.best_of or params.n
+        is_shared = len(begin) > self._info.block_size or has_encoder
+        shares_prompt = num_completions > 1 and is_shared
+        if params.best_of is not None and params.logprobs is None:
+            others = dataclasses.replace(others, logprobs=0)  # by which the best ones are found
+            params = dataclasses.replace(params, logprobs=0)
+        return [
+            AddRequest(
+                request_id=f"{request_id}/{sequence}.{index}",
+                prompt=prompt,
+                encoder_prompt=encoder_prompt,
+                sampling_params=params if index == 0 else others,
+                seed=_wrap(seed + index),
+                max_tokens=max_tokens,
+                stop_token_ids=stop_token_ids,
+                priority=priority,
+                cache_salt=cache_salt,
+                adapter=adapter,
+                tenant=tenant,
+                prompt_group=f"{request_id}/{sequence}" if shares_prompt else None,
+                arrival_time_s=arrival_time_s,
+            )
+            for index in range(num_completions)
+        ]
+
+    def check(
+        self,
+        prompt_token_ids: Sequence[int],
+        params: SamplingParams,
+        *,
+        adapter: str | None = None,
+        decoder_token_ids: Sequence[int] | None = None,
+    ) -> None:
+        """Whether `process` would take the request. Raises what it raises; draws no seed."""
+        self._checked(prompt_token_ids, params, adapter, decoder_token_ids)
+
+    def _checked(
+        self,
+        prompt_token_ids: Sequence[int],
+        params: SamplingParams,
+        adapter: str | None,
+        decoder_token_ids: Sequence[int] | None,
+    ) -> tuple[SamplingParams, Sequence[int], int]:
+        """Resolved parameters, the tokens that the output follows, and how many tokens it may have."""
         self._check_prompt(prompt_token_ids)
         if self._info.max_encoder_len or decoder_token_ids is not None:
             self._check_encoder_prompt(prompt_token_ids, params)
             self._check_ids("decoder_prompt", decoder_token_ids or ())
-            encoder_prompt, prompt_token_ids = prompt, self._info.decoder_prompt(decoder_token_ids)
-            prompt = pack_token_ids(prompt_token_ids)
+            prompt_token_ids = self._info.decoder_prompt(decoder_token_ids)
         params = self._with_counts(params)
         if params.structured_outputs is not None:
             params = dataclasses.replace(params, structured_outputs=self._constraint(params.structured_outputs))
@@ -108,43 +166,7 @@ class InputProcessor:
             raise ModelNotFoundError(
                 f"the adapter {adapter!r} was asked for, but this engine serves none; start it with --enable-lora"
             )
-        max_tokens = self._max_tokens(len(prompt_token_ids), params)
-        seed = self._new_seed() if params.seed is None else params.seed
-        stop_token_ids = frozenset(params.stop_token_ids)
-        # A constraint says itself where the output may end, and says it with the end tokens.
-        if not params.ignore_eos or params.structured_outputs is not None:
-            stop_token_ids |= self._eos_token_ids
-        others = params
-        if params.prompt_logprobs is not None:
-            others = dataclasses.replace(params, prompt_logprobs=None)
-        arrival_time_s = time.monotonic()
-        # Internal ids never repeat, whatever callers name their requests: late news of an aborted request then
-        # cannot be taken for news of its namesake.
-        sequence = next(self._sequence)
-        num_completions = params.best_of or params.n
-        is_shared = len(prompt_token_ids) > self._info.block_size or bool(encoder_prompt)
-        shares_prompt = num_completions > 1 and is_shared
-        if params.best_of is not None and params.logprobs is None:
-            others = dataclasses.replace(others, logprobs=0)  # by which the best ones are found
-            params = dataclasses.replace(params, logprobs=0)
-        return [
-            AddRequest(
-                request_id=f"{request_id}/{sequence}.{index}",
-                prompt=prompt,
-                encoder_prompt=encoder_prompt,
-                sampling_params=params if index == 0 else others,
-                seed=_wrap(seed + index),
-                max_tokens=max_tokens,
-                stop_token_ids=stop_token_ids,
-                priority=priority,
-                cache_salt=cache_salt,
-                adapter=adapter,
-                tenant=tenant,
-                prompt_group=f"{request_id}/{sequence}" if shares_prompt else None,
-                arrival_time_s=arrival_time_s,
-            )
-            for index in range(num_completions)
-        ]
+        return params, prompt_token_ids, self._max_tokens(len(prompt_token_ids), params)
 
     def _with_counts(self, params: SamplingParams) -> SamplingParams:
         """The whole vocabulary's log probabilities as a number of them."""

@@ -38,6 +38,7 @@ class CompletionProcessor:
         self.finished = False
         self.num_tokens = 0
         self.cumulative_logprob: float | None = None
+        self._num_chars = 0
         self._params = params
         self._detokenizer = detokenizer
         self._tokenizer = tokenizer
@@ -92,8 +93,9 @@ class CompletionProcessor:
             if rest.stop_string is not None:
                 delta.stop_string = rest.stop_string
                 delta.num_stop_tokens = len(token_ids) - hides_last
+        self._num_chars += len(delta.text)
         if hides_last and len(delta.text_offsets) == len(token_ids) - 1:
-            delta.text_offsets.append(delta.text_offsets[-1] if delta.text_offsets else 0)
+            delta.text_offsets.append(self._num_chars)
         return delta
 
 

@@ -27,6 +27,9 @@ class Tokenizer(Protocol):
     def token_bytes(self, token_id: int) -> bytes:
         """The exact bytes the token adds to the text; b"" for ids outside the vocabulary."""
 
+    def id_to_token(self, token_id: int) -> str:
+        """The token as the vocabulary spells it ("Ġhello", "▁hello", "<0x0A>"); "" for ids outside the vocabulary."""
+
 
 @dataclass(slots=True, kw_only=True)
 class RenderedPrompt:

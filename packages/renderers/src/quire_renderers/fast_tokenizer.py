@@ -102,6 +102,18 @@ class FastTokenizer:
             return self.pieces.piece_bytes(token_id)
         return self.decode([token_id], skip_special_tokens=False).encode()
 
+    def id_to_token(self, token_id: int) -> str:
+        """See `quire_interfaces.Tokenizer`."""
+        return (self._backend.id_to_token(token_id) or "") if 0 <= token_id < self.vocab_size else ""
+
+    def token_offsets(self, text: str, *, add_special_tokens: bool = True) -> list[tuple[int, int]]:
+        """Per token of `encode`: where it stands in the text, as (begin, end) in characters; (0, 0) for tokens that
+        were put around the text."""
+        encoded: list[tuple[int, int]] = self._backend.encode(text, add_special_tokens=False).offsets
+        if not add_special_tokens:
+            return encoded
+        return [*[(0, 0)] * len(self._prefix_ids), *encoded, *[(0, 0)] * len(self._suffix_ids)]
+
     def _named_id(self, name: str) -> int | None:
         spec = self.files.named_tokens.get(name)
         if spec is None:

@@ -110,6 +110,13 @@ class SentencePieceTokenizer:
         """See `quire_interfaces.Tokenizer`."""
         return self.pieces.piece_bytes(token_id)
 
+    def id_to_token(self, token_id: int) -> str:
+        """See `quire_interfaces.Tokenizer`."""
+        if token_id in self._added:
+            return self._added[token_id].content
+        piece: str = self._processor.id_to_piece(token_id) if 0 <= token_id < self._processor.get_piece_size() else ""
+        return piece
+
     def _encode_plain(self, text: str, *, first: bool) -> list[int]:
         if not text:
             return []

@@ -61,6 +61,13 @@ class TokenizerSuite:
             assert tokenizer.token_text(token_id) == ""
             assert tokenizer.token_bytes(token_id) == b""
             assert tokenizer.decode([token_id]) == ""
+            assert tokenizer.id_to_token(token_id) == ""
+
+    def test_the_vocabulary_spells_each_token_of_a_text(self) -> None:
+        tokenizer = self.make_tokenizer()
+        token_ids = tokenizer.encode("the quick brown fox", add_special_tokens=False)
+        spelled = "".join(map(tokenizer.id_to_token, token_ids))
+        assert all(word in spelled for word in ("the", "quick", "brown", "fox"))
 
     def test_text_of_each_token_is_its_bytes_with_replacements(self) -> None:
         tokenizer = self.make_tokenizer()
