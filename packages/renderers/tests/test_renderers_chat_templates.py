@@ -8,7 +8,6 @@ import json
 import pytest
 from transformers import PreTrainedTokenizerFast  # AutoTokenizer would import torch
 
-from quire_interfaces import RequestError
 from quire_renderers import ChatRenderer, load_tokenizer
 
 TEMPLATES = {
@@ -216,9 +215,8 @@ def test_text_and_ids_equal_transformers(renderer, oracle, name, messages):
                 try:
                     text = expected()
                 except Exception:
-                    with pytest.raises(RequestError, match="template"):
-                        ours()
-                    assert name == "mistral"  # the one with raise_exception
+                    assert name == "mistral"  # the one with raise_exception: the roles are put into its order
+                    assert all(message["content"] in ours().text for message in messages)
                     continue
                 rendered = ours()
                 assert rendered.text == text

@@ -14,7 +14,7 @@ from quire_renderers.chat_format import ChatFormat
 from quire_renderers.chat_template import ChatTemplates, Conversation
 from quire_renderers.config import RendererConfig
 from quire_renderers.fill_in_middle import FillInMiddle
-from quire_renderers.messages import prepare_messages, prepare_tools, softened
+from quire_renderers.messages import prepare_messages, prepare_tools
 from quire_renderers.segment_cache import CachingEncoder, SegmentCacheStats
 from quire_renderers.template_sandbox import TemplateSandbox
 from quire_renderers.token_pieces import TokenPieces
@@ -59,7 +59,6 @@ class ChatRenderer:
         if chat_template is not None:
             named = {"default": chat_template}
         self.has_chat_template = bool(named)
-        self._knows_developer = any("developer" in template for template in named.values())
         self.chat_format = ChatFormat(
             tool_parser=self.config.tool_call_parser,
             reasoning_parser=self.config.reasoning_parser,
@@ -70,7 +69,7 @@ class ChatRenderer:
         self._templates = ChatTemplates(named, special_tokens, sandbox)
 
     def check_templates(self) -> None:
-        """Compile the chat templates now, not with the first conversation.
+        """Compile the chat templates and find out which orders of roles they take, before the first conversation comes.
 
         Raises:
             RequestError: one does not compile.
@@ -121,27 +120,14 @@ class ChatRenderer:
             given = type(chat_template_kwargs).__name__
             raise RequestError(f"chat_template_kwargs must be an object, got {given}", param="chat_template_kwargs")
         conversation = Conversation(
-            self._with_known_roles(prepare_messages(messages)),
+            prepare_messages(messages),
             prepare_tools(tools),
             add_generation_prompt=add_generation_prompt,
             continue_final_message=continue_final_message,
             extra=chat_template_kwargs,
         )
-        try:
-            text = self._templates.render(conversation, chat_template)
-        except RequestError:
-            softer = softened(conversation.messages)
-            if softer is None:
-                raise
-            conversation.messages = softer
-            text = self._templates.render(conversation, chat_template)
+        text = self._templates.render(conversation, chat_template)
         return self._encode(text, add_special_tokens, "messages")
-
-    def _with_known_roles(self, messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        """`developer` is OpenAI's newer word for `system`, which most templates do not know."""
-        if self._knows_developer:
-            return messages
-        return [{**each, "role": "system"} if each["role"] == "developer" else each for each in messages]
 
     def _encode(self, text: str, add_special_tokens: bool, param: str) -> RenderedPrompt:
         if len(text) > self.config.max_prompt_chars:

@@ -9,12 +9,13 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import jinja2
 
 from quire_interfaces import RequestError
-from quire_renderers.messages import plain_value
+from quire_renderers.messages import plain_value, softened
+from quire_renderers.template_roles import TemplateRoles, narrowed
 from quire_renderers.template_sandbox import TemplateLimitError, TemplateRaisedError, TemplateSandbox
 
 __all__ = ["ChatTemplates", "Conversation"]
@@ -68,6 +69,21 @@ class Conversation:
         self.extra = checked_template_kwargs(extra)
 
 
+class _Template(NamedTuple):
+    """One template, compiled."""
+
+    program: jinja2.Template
+    roles: TemplateRoles
+    knows_developer: bool
+    """Whether it tells OpenAI's newer word for `system` apart."""
+
+    def adapted(self, messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        """The messages with the roles, and in the order, that the template takes."""
+        if not self.knows_developer:
+            messages = [{**each, "role": "system"} if each["role"] == "developer" else each for each in messages]
+        return self.roles.adapted(messages)
+
+
 class ChatTemplates:
     """The named templates of a model. Thread-safe.
 
@@ -84,7 +100,7 @@ class ChatTemplates:
         self._named = dict(named)
         self._special_tokens = dict(special_tokens)
         self._sandbox = sandbox
-        self._compiled: OrderedDict[str, jinja2.Template] = OrderedDict()
+        self._compiled: OrderedDict[str, _Template] = OrderedDict()
         self._lock = threading.Lock()
 
     def render(self, conversation: Conversation, chat_template: str | None = None) -> str:
@@ -98,25 +114,54 @@ class ChatTemplates:
             RequestError: no template, or it does not compile, fails or refuses the conversation.
         """
         template = self._compile(self._choose(chat_template, conversation.tools is not None))
-        messages = conversation.messages
+        messages = template.adapted(conversation.messages)
+        refusal: RequestError | None = None
+        for change in (list, softened, narrowed):
+            changed = change(messages)
+            if refusal is not None and changed in (None, messages):
+                continue
+            messages = changed or messages
+            try:
+                return self._render(template, conversation, messages)
+            except RequestError as error:
+                refusal = refusal or error
+                if error.code == "chat_template_limit":
+                    break
+        assert refusal is not None
+        raise refusal
+
+    def check(self) -> None:
+        """Compile every template now, and find out what it takes. Raises RequestError when one does not compile."""
+        for source in self._named.values():
+            _ = self._compile(source).roles.needed
+
+    def _render(self, template: _Template, conversation: Conversation, messages: list[dict[str, Any]]) -> str:
         if conversation.continue_final_message:
             last = {**messages[-1], "content": messages[-1]["content"] + _CONTINUE_MARK}
             messages = [*messages[:-1], last]
-        variables = {
-            **self._special_tokens,
-            "documents": None,
-            **conversation.extra,
-            "messages": messages,
-            "tools": conversation.tools,
-            "add_generation_prompt": conversation.add_generation_prompt,
-        }
-        text = self._run(template, variables)
+        variables = self._variables(messages, conversation.tools)
+        variables |= {**conversation.extra, "add_generation_prompt": conversation.add_generation_prompt}
+        text = self._run(template.program, variables)
         return _cut_at_mark(text) if conversation.continue_final_message else text
 
-    def check(self) -> None:
-        """Compile every template now. Raises RequestError when one does not compile."""
-        for source in self._named.values():
-            self._compile(source)
+    def _variables(self, messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None) -> dict[str, Any]:
+        return {**self._special_tokens, "documents": None, "messages": messages, "tools": tools}
+
+    def _roles(self, program: jinja2.Template) -> TemplateRoles:
+        spent = False
+
+        def render(messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None) -> str | None:
+            nonlocal spent
+            if spent:  # a template that runs without end is not asked again
+                return None
+            variables = {**self._variables(messages, tools), "add_generation_prompt": True}
+            try:
+                return self._run(program, variables)
+            except RequestError as error:
+                spent = error.code == "chat_template_limit"
+                return None
+
+        return TemplateRoles(render)
 
     def _choose(self, chat_template: str | None, has_tools: bool) -> str:
         if chat_template is not None:
@@ -137,7 +182,7 @@ class ChatTemplates:
             code="no_chat_template",
         )
 
-    def _compile(self, source: str) -> jinja2.Template:
+    def _compile(self, source: str) -> _Template:
         with self._lock:
             template = self._compiled.get(source)
             if template is not None:
@@ -147,13 +192,14 @@ class ChatTemplates:
             message = f"chat_template must be a text of at most {_MAX_TEMPLATE_CHARS} characters"
             raise RequestError(message, param="chat_template")
         try:
-            template = self._sandbox.compile_template(source)
+            program = self._sandbox.compile_template(source)
         except jinja2.TemplateSyntaxError as error:
             message = f"the chat template does not compile: line {error.lineno}: {error.message}"
             raise RequestError(message, param="chat_template") from error
         except Exception as error:  # the compiler trips over odd trees: deep nesting, bad constants
             message = f"the chat template does not compile: {type(error).__name__}: {error}"
             raise RequestError(message, param="chat_template") from error
+        template = _Template(program, self._roles(program), "developer" in source)
         with self._lock:
             self._compiled[source] = template
             while len(self._compiled) > _MAX_COMPILED:
