@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import importlib.util
+import json
+import shutil
 import threading
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import sentencepiece
+import transformers
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from transformers import PreTrainedTokenizerFast  # AutoTokenizer would import torch
 
-from quire_interfaces import Tokenizer
+from quire_interfaces import CheckpointError, Tokenizer
 from quire_renderers import load_tokenizer
 
 FAST_KINDS = [
@@ -99,12 +103,55 @@ def test_sentencepiece_equals_its_library(tokenizer_folder, kind, text):
         assert ours.decode(token_ids) == library.decode(token_ids)
 
 
-def test_sentencepiece_puts_the_dummy_prefix_at_the_start_of_the_text_only(tokenizer_folder):
-    ours = load_tokenizer(tokenizer_folder("sentencepiece_bpe"))
+def with_settings(folder: Path, target: Path, **settings: object) -> Path:
+    shutil.copytree(folder, target)
+    path = target / "tokenizer_config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **settings}))
+    return target
+
+
+def test_sentencepiece_puts_the_dummy_prefix_behind_added_tokens_too_unless_legacy_is_false(tokenizer_folder, tmp_path):
     text = "<|im_start|>the fox<|im_end|> the dog"
-    token_ids = ours.encode(text, add_special_tokens=False)
-    assert ours.decode(token_ids, skip_special_tokens=False) == text
-    assert ours.decode(token_ids) == "the fox the dog"
+    folder = tokenizer_folder("sentencepiece_bpe")
+    for number, (more, expected) in enumerate(
+        (
+            ({}, "<|im_start|> the fox<|im_end|>  the dog"),
+            ({"legacy": None}, "<|im_start|> the fox<|im_end|>  the dog"),
+            ({"legacy": True}, "<|im_start|> the fox<|im_end|>  the dog"),
+            ({"legacy": False}, text),
+            ({"add_prefix_space": False}, text),
+        )
+    ):
+        ours = load_tokenizer(with_settings(folder, tmp_path / str(number), **more))
+        token_ids = ours.encode(text, add_special_tokens=False)
+        assert ours.decode(token_ids, skip_special_tokens=False) == expected, more
+
+
+def test_sentencepiece_reads_each_part_between_added_tokens_as_its_library_does(tokenizer_folder):
+    folder = tokenizer_folder("sentencepiece_bpe")
+    ours = load_tokenizer(folder)
+    library = sentencepiece.SentencePieceProcessor(model_file=str(folder / "tokenizer.model"))
+    mark = ours.encode("<|im_end|>", add_special_tokens=False)
+    expected = [*library.encode("the fox"), *mark, *library.encode("dog"), *mark, *mark, *library.encode("a")]
+    assert ours.encode("the fox<|im_end|>dog<|im_end|><|im_end|>a", add_special_tokens=False) == expected
+
+
+@pytest.mark.parametrize("kind", ["T5Tokenizer", "XLMRobertaTokenizerFast", "AlbertTokenizer"])
+def test_sentencepiece_classes_that_number_pieces_otherwise_are_not_read_plainly(tokenizer_folder, tmp_path, kind):
+    """Their ids would be those of other words, and their end tokens missing."""
+    tokenizer_class = getattr(transformers, kind.removesuffix("Fast"))
+    folder = tmp_path / "model"
+    folder.mkdir()
+    content = (tokenizer_folder("sentencepiece_unigram") / "tokenizer.model").read_bytes()
+    (folder / tokenizer_class.vocab_files_names["vocab_file"]).write_bytes(content)
+    (folder / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": kind}))
+    if importlib.util.find_spec("google") is None:  # it comes with protobuf, which transformers needs for these
+        with pytest.raises(CheckpointError, match=f"{kind}.*protobuf"):
+            load_tokenizer(folder)
+        return
+    ours, oracle = load_tokenizer(folder), tokenizer_class.from_pretrained(str(folder))
+    for text in ("the quick brown fox", " naïve café", "a  b"):
+        assert ours.encode(text) == oracle.encode(text)
 
 
 def test_round_trip_of_each_tokenizer(any_folder):

@@ -6,6 +6,7 @@ in token_pieces.py.
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import logging
 from collections.abc import Sequence
@@ -17,6 +18,7 @@ import tokenizers
 from quire_interfaces import CheckpointError
 from quire_renderers.segments import SegmentBorders
 from quire_renderers.token_pieces import TokenPieces, pieces_from_decoder
+from quire_renderers.tokenizer_classes import surrounding_tokens
 from quire_renderers.tokenizer_files import AddedTokenSpec, TokenizerFiles
 
 __all__ = ["FastTokenizer"]
@@ -42,12 +44,14 @@ class FastTokenizer:
         backend.no_padding()
         if files.settings.get("split_special_tokens"):
             backend.encode_special_tokens = True
-        _add_missing_tokens(backend, files)
+        # Once special, a token is left out of texts, whatever later flags say: so `tokenizers` has it.
+        special_ids = {token_id for token_id, token in backend.get_added_tokens_decoder().items() if token.special}
+        _take_added_tokens(backend, files)
         added = backend.get_added_tokens_decoder()
         self.vocab_size = _vocab_size(backend, added)
         self.bos_token_id = self._named_id("bos_token")
         self.eos_token_ids = _eos_token_ids(files, self._named_id("eos_token"))
-        special_ids = {token_id for token_id, token in added.items() if token.special}
+        special_ids |= {token_id for token_id, token in added.items() if token.special}
         tokens = [backend.id_to_token(token_id) for token_id in range(self.vocab_size)]
         decoder = json.loads(backend.decoder.__getstate__()) if backend.decoder is not None else None
         self.pieces: TokenPieces | None = pieces_from_decoder(tokens, special_ids, decoder)
@@ -122,17 +126,40 @@ class FastTokenizer:
         return token_id
 
     def _special_ids_around(self) -> tuple[list[int], list[int]]:
-        """What add_special_tokens puts before and after a text.
+        """What add_special_tokens puts before and after a text: what the post-processor of tokenizer.json does, unless
+        the class is one that writes it anew (`quire_renderers.tokenizer_classes`)."""
+        prefix, suffix = self._ids_of_post_processor()
+        kind = surrounding_tokens(self.files.settings, str(self.files.folder / "tokenizer_config.json"))
+        if kind is None:
+            return prefix, suffix
+        bos, eos = kind.bos, kind.eos
+        if bos is None and kind.bos_by_default and not (prefix or suffix or self._has_template()):
+            bos = True
+        if bos is not None:
+            prefix = self._ids_of("bos_token", kind.bos_token) if bos else []
+        if eos is not None:
+            suffix = self._ids_of("eos_token", kind.eos_token) if eos else []
+        return prefix, suffix
 
-        The post-processor of tokenizer.json alone decides, as in transformers: add_bos_token and add_eos_token of
-        tokenizer_config.json are leftovers of a time before it.
-        """
+    def _ids_of(self, name: str, default: str) -> list[int]:
+        spec = self.files.named_tokens.get(name)
+        if spec is None and name in self.files.settings:  # null: there is none
+            return []
+        token_id = self._backend.token_to_id(default if spec is None else spec.content)
+        return [] if token_id is None else [token_id]
+
+    def _ids_of_post_processor(self) -> tuple[list[int], list[int]]:
         encoding = self._backend.encode("a", add_special_tokens=True)
         mask: list[int] = encoding.special_tokens_mask
         inside = [i for i, special in enumerate(mask) if not special]
         if not inside:
             return list(encoding.ids), []
         return list(encoding.ids[: inside[0]]), list(encoding.ids[inside[-1] + 1 :])
+
+    def _has_template(self) -> bool:
+        """Whether the post-processor says which tokens there are, be it none; others know nothing of such tokens."""
+        found = self._backend.post_processor
+        return found is not None and '"TemplateProcessing"' in found.__getstate__().decode()
 
 
 def _spec(token: Any) -> AddedTokenSpec:
@@ -146,10 +173,10 @@ def _spec(token: Any) -> AddedTokenSpec:
     )
 
 
-def _library_token(spec: AddedTokenSpec, *, special: bool) -> tokenizers.AddedToken:
+def _library_token(spec: AddedTokenSpec) -> tokenizers.AddedToken:
     return tokenizers.AddedToken(
         spec.content,
-        special=special,
+        special=spec.special,
         normalized=spec.normalized,
         lstrip=spec.lstrip,
         rstrip=spec.rstrip,
@@ -157,28 +184,36 @@ def _library_token(spec: AddedTokenSpec, *, special: bool) -> tokenizers.AddedTo
     )
 
 
-def _add_missing_tokens(backend: tokenizers.Tokenizer, files: TokenizerFiles) -> None:
-    """Tokens that only the files beside tokenizer.json know, in the order of their ids."""
-    present = {token.content for token in backend.get_added_tokens_decoder().values()}
-    special = {spec.content for spec in (*files.named_tokens.values(), *files.extra_special_tokens)}
-    for token_id, spec in sorted(files.added_tokens.items()):
-        if spec.content in present:
-            continue
-        present.add(spec.content)
-        token = _library_token(spec, special=spec.special or spec.content in special)
-        backend.add_tokens([token])
-        if backend.token_to_id(spec.content) != token_id:
+def _take_added_tokens(backend: tokenizers.Tokenizer, files: TokenizerFiles) -> None:
+    """Tokens of the files beside tokenizer.json, in the order of their ids: those that it lacks, and those that it has
+    with other flags, which give way."""
+    present = {token_id: _spec(token) for token_id, token in backend.get_added_tokens_decoder().items()}
+    wanted = dict(files.added_tokens)
+    if "added_tokens_decoder" not in files.settings:  # what an old folder's files say does not outweigh tokenizer.json
+        named = {spec.content for spec in files.named_tokens.values()}
+        wanted |= {
+            token_id: dataclasses.replace(spec, special=spec.special or spec.content in named)
+            for token_id, spec in present.items()
+        }
+    known = set(present.values())
+    taken = {token_id: spec for token_id, spec in sorted(wanted.items()) if spec not in known}
+    contents = {spec.content for spec in (*known, *wanted.values())}
+    more: list[AddedTokenSpec] = []
+    for spec in (*files.named_tokens.values(), *files.extra_special_tokens):
+        if spec.content not in contents:
+            contents.add(spec.content)
+            more.append(dataclasses.replace(spec, special=True))
+    backend.add_tokens([_library_token(spec) for spec in (*taken.values(), *more)])
+    for token_id, spec in taken.items():
+        found = backend.token_to_id(spec.content)
+        if token_id != found:
             logger.warning(
                 "%s gives %r the id %d, but with tokenizer.json it is %s; going on with the latter",
                 files.folder / "tokenizer_config.json",
                 spec.content,
                 token_id,
-                backend.token_to_id(spec.content),
+                found,
             )
-    for spec in (*files.named_tokens.values(), *files.extra_special_tokens):
-        if spec.content not in present:
-            present.add(spec.content)
-            backend.add_special_tokens([_library_token(spec, special=True)])
 
 
 def _vocab_size(backend: tokenizers.Tokenizer, added: dict[int, Any]) -> int:

@@ -27,8 +27,9 @@ _NO_DUMMY_PREFIX = b"\x1a\x02\x18\x00"
 class SentencePieceTokenizer:
     """`quire_interfaces.Tokenizer` over a sentencepiece model. Thread-safe.
 
-    The dummy prefix (a space before the first word) is put at the start of the text only, as in Llama 2's later
-    tokenizers; with `"legacy": true` in tokenizer_config.json also after each added token.
+    The dummy prefix (a space before the first word) is put at the start of the text and after each added token; with
+    `"legacy": false` in tokenizer_config.json, which files have since `transformers` 4.31, at the start of the text
+    only; with `"add_prefix_space": false` nowhere.
 
     Args:
         model: Content of the tokenizer.model file.
@@ -45,7 +46,9 @@ class SentencePieceTokenizer:
             self._inner = sentencepiece.SentencePieceProcessor(model_proto=model + _NO_DUMMY_PREFIX)
         except RuntimeError as error:
             raise CheckpointError(f"{files.folder} holds no sentencepiece model that can be read: {error}") from error
-        self._legacy = bool(files.settings.get("legacy", False))
+        if files.settings.get("add_prefix_space") is False:
+            self._processor = self._inner
+        self._legacy = files.settings.get("legacy") is not False
         self._added = self._all_added_tokens()
         self._added_id = {spec.content: token_id for token_id, spec in self._added.items()}
         self.borders = SegmentBorders(self._added.values())

@@ -35,12 +35,12 @@ class TokenizerFiles:
 
     folder: Path
     settings: dict[str, Any] = field(default_factory=dict)
-    """tokenizer_config.json as it stands."""
+    """tokenizer_config.json as it stands, with the tokenizer_class of config.json where it names none."""
     named_tokens: dict[str, AddedTokenSpec] = field(default_factory=dict)
     """bos_token, eos_token, ... as far as they are named."""
     extra_special_tokens: tuple[AddedTokenSpec, ...] = ()
     added_tokens: dict[int, AddedTokenSpec] = field(default_factory=dict)
-    """Added tokens with the ids the files give them."""
+    """Added tokens with the ids that tokenizer_config.json (added_tokens.json for an old folder) gives them."""
     model_eos_token_ids: tuple[int, ...] = ()
     """eos_token_id of generation_config.json, else of config.json."""
     chat_templates: dict[str, str] = field(default_factory=dict)
@@ -54,18 +54,28 @@ def read_tokenizer_files(folder: Path) -> TokenizerFiles:
         CheckpointError: a file that is there is not what it should be.
     """
     settings = _read_object(folder / "tokenizer_config.json")
-    special_map = _read_object(folder / "special_tokens_map.json")
+    if settings.get("tokenizer_class") is None:
+        settings["tokenizer_class"] = _read_object(folder / "config.json").get("tokenizer_class")
+    # special_tokens_map.json and added_tokens.json are of a time before added_tokens_decoder, and then have the word.
+    is_old = "added_tokens_decoder" not in settings
+    special_map = _read_object(folder / "special_tokens_map.json") if is_old else {}
     named: dict[str, AddedTokenSpec] = {}
     for name in _NAMED_TOKENS:
-        spec = _token_spec(settings.get(name, special_map.get(name)))
+        spec = _token_spec(special_map.get(name, settings.get(name)))
         if spec is not None:
             named[name] = spec
+    extra = _extra_special_tokens(settings, special_map)
+    names = {spec.content for spec in named.values()}
+    if is_old:
+        added = _old_added_tokens(folder / "added_tokens.json", names | {spec.content for spec in extra})
+    else:
+        added = _added_tokens(folder / "tokenizer_config.json", settings["added_tokens_decoder"] or {}, names)
     return TokenizerFiles(
         folder=folder,
         settings=settings,
         named_tokens=named,
-        extra_special_tokens=_extra_special_tokens(settings, special_map),
-        added_tokens=_added_tokens(folder, settings),
+        extra_special_tokens=extra,
+        added_tokens=added,
         model_eos_token_ids=_model_eos_token_ids(folder),
         chat_templates=_chat_templates(folder, settings),
     )
@@ -88,35 +98,48 @@ def _token_spec(value: Any, *, special: bool = True) -> AddedTokenSpec | None:
     if isinstance(value, str):
         return AddedTokenSpec(content=value, special=special) if value else None
     if isinstance(value, dict) and isinstance(value.get("content"), str) and value["content"]:
-        flags = {name: bool(value.get(name, False)) for name in ("normalized", "lstrip", "rstrip", "single_word")}
-        return AddedTokenSpec(content=value["content"], special=bool(value.get("special", special)), **flags)
+        special = bool(value.get("special", special))
+        flags = {name: bool(value.get(name, False)) for name in ("lstrip", "rstrip", "single_word")}
+        normalized = bool(value.get("normalized", not special))
+        return AddedTokenSpec(content=value["content"], special=special, normalized=normalized, **flags)
     return None
 
 
-def _extra_special_tokens(*sources: dict[str, Any]) -> tuple[AddedTokenSpec, ...]:
-    found: dict[str, AddedTokenSpec] = {}
-    for source in sources:
-        for key in ("additional_special_tokens", "extra_special_tokens"):
-            values = source.get(key) or ()
-            for value in values.values() if isinstance(values, dict) else values:
-                spec = _token_spec(value)
-                if spec is not None:
-                    found.setdefault(spec.content, spec)
-    return tuple(found.values())
+def _extra_special_tokens(settings: dict[str, Any], special_map: dict[str, Any]) -> tuple[AddedTokenSpec, ...]:
+    """Special tokens without a name; "additional" is the older word for them."""
+    newer, older = "extra_special_tokens", "additional_special_tokens"
+    values = _listed(settings.get(newer) or settings.get(older)) + _listed(special_map.get(newer))
+    found = map(_token_spec, values or _listed(special_map.get(older)))
+    return tuple({spec.content: spec for spec in found if spec is not None}.values())
 
 
-def _added_tokens(folder: Path, settings: dict[str, Any]) -> dict[int, AddedTokenSpec]:
+def _listed(values: Any) -> list[Any]:
+    if isinstance(values, dict):
+        return list(values.values())
+    return values if isinstance(values, list) else []
+
+
+def _added_tokens(source: Path, decoder: Any, named: set[str]) -> dict[int, AddedTokenSpec]:
+    if not isinstance(decoder, dict):
+        raise CheckpointError(f"{source}: added_tokens_decoder must be an object of tokens by id, is {decoder!r}")
     added: dict[int, AddedTokenSpec] = {}
-    for content, token_id in _read_object(folder / "added_tokens.json").items():
-        if isinstance(token_id, int):
-            added[token_id] = AddedTokenSpec(content=content, special=False)
-    decoder = settings.get("added_tokens_decoder") or {}
     for key, value in decoder.items():
+        if isinstance(value, dict) and value.get("content") in named:  # as bos_token or the like; that makes it special
+            value = {**value, "special": True}
         spec = _token_spec(value, special=False)
-        if spec is None or not str(key).isdigit():
-            where = folder / "tokenizer_config.json"
-            raise CheckpointError(f"{where}: added_tokens_decoder[{key!r}] is not a token: {value!r}")
+        if spec is None or not (key.isascii() and key.isdigit()):
+            raise CheckpointError(f"{source}: added_tokens_decoder[{key!r}] is not a token: {value!r}")
         added[int(key)] = spec
+    return added
+
+
+def _old_added_tokens(source: Path, special: set[str]) -> dict[int, AddedTokenSpec]:
+    added: dict[int, AddedTokenSpec] = {}
+    for content, token_id in _read_object(source).items():
+        if not isinstance(token_id, int) or isinstance(token_id, bool) or token_id < 0 or not content:
+            raise CheckpointError(f"{source}: {content!r} must be a token with its id, has {token_id!r}")
+        is_special = content in special
+        added[token_id] = AddedTokenSpec(content=content, special=is_special, normalized=not is_special)
     return added
 
 

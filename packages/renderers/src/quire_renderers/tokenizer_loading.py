@@ -5,12 +5,14 @@ Knows the order of preference; knows nothing of what the readers do.
 
 from __future__ import annotations
 
+import importlib.util
 import logging
 from pathlib import Path
 
 from quire_interfaces import CheckpointError, Tokenizer
 from quire_renderers.fast_tokenizer import FastTokenizer
 from quire_renderers.sentencepiece_tokenizer import SentencePieceTokenizer
+from quire_renderers.tokenizer_classes import reads_sentencepiece_plainly
 from quire_renderers.tokenizer_files import TokenizerFiles, read_tokenizer_files
 
 __all__ = ["load_tokenizer"]
@@ -24,8 +26,8 @@ _OTHER_NAMES = ("vocab.json", "vocab.txt", "tekken.json", "tokenizer.tiktoken", 
 def load_tokenizer(folder: Path | str) -> Tokenizer:
     """Load the tokenizer of a checkpoint folder in the Hugging Face format.
 
-    tokenizer.json is read by `tokenizers`, a sentencepiece model by `sentencepiece`; only what neither reads goes to
-    `transformers`, if it is installed, and a log line says so.
+    tokenizer.json is read by `tokenizers`, a sentencepiece model by `sentencepiece`; only what neither reads, or what
+    the tokenizer's class numbers otherwise, goes to `transformers`, if it is installed, and a log line says so.
 
     Args:
         folder: The checkpoint folder.
@@ -44,6 +46,9 @@ def load_tokenizer(folder: Path | str) -> Tokenizer:
         return FastTokenizer.from_file(folder / "tokenizer.json", files)
     for name in _SENTENCEPIECE_NAMES:
         if (folder / name).is_file():
+            if not reads_sentencepiece_plainly(files.settings):
+                _check_protobuf(folder / name, files)
+                return _through_transformers(folder, files)
             return SentencePieceTokenizer.from_file(folder / name, files)
     if any((folder / name).is_file() for name in _OTHER_NAMES):
         return _through_transformers(folder, files)
@@ -53,6 +58,15 @@ def load_tokenizer(folder: Path | str) -> Tokenizer:
     )
 
 
+def _check_protobuf(model: Path, files: TokenizerFiles) -> None:
+    if importlib.util.find_spec("google") is None or importlib.util.find_spec("google.protobuf") is None:
+        raise CheckpointError(
+            f"{model}: {files.settings['tokenizer_class']} numbers the pieces of the model in its own way, which "
+            "transformers knows and reads with the package protobuf. That is not installed: install it, or convert "
+            "the tokenizer to tokenizer.json (save_pretrained of a fast tokenizer)"
+        )
+
+
 def _through_transformers(folder: Path, files: TokenizerFiles) -> Tokenizer:
     """The slow way, for formats that `transformers` alone can convert (vocab.json, tekken, tiktoken)."""
     remedy = "convert it to tokenizer.json (save_pretrained of a fast tokenizer) or install transformers"
@@ -60,7 +74,7 @@ def _through_transformers(folder: Path, files: TokenizerFiles) -> Tokenizer:
         from transformers import AutoTokenizer  # heavy: only this rare path pays for it
     except ImportError as error:
         raise CheckpointError(f"{folder} has a tokenizer that only transformers reads; {remedy}") from error
-    logger.warning("%s has no tokenizer.json and no sentencepiece model: reading it through transformers", folder)
+    logger.warning("%s has no tokenizer that is read without transformers: reading it through transformers", folder)
     try:
         loaded = AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
         backend = loaded.backend_tokenizer

@@ -1,0 +1,121 @@
+"""What the name of a tokenizer class says that no file does: which tokens it puts around a text.
+
+Knows the classes of `transformers` 4, by which published checkpoints were made. Five kinds of them write the
+post-processor of tokenizer.json anew from `add_bos_token` and `add_eos_token`; every other class, and `transformers` 5
+for all but GPT-NeoX, leaves it alone:
+
+| class | begin token without add_bos_token | end token without add_eos_token |
+|---|---|---|
+| Llama, CodeLlama, Gemma, Cohere | post-processor; yes if it adds no tokens to any text | post-processor |
+| GPTNeoX | no | no |
+| all others | post-processor, whatever the flags say | post-processor, whatever the flags say |
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from quire_interfaces import CheckpointError
+
+__all__ = ["SurroundingTokens", "reads_sentencepiece_plainly", "surrounding_tokens"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SurroundingTokens:
+    """Which tokens a class puts around a text. A side that is None is the post-processor's."""
+
+    bos: bool | None
+    eos: bool | None
+    bos_token: str
+    """The begin token where tokenizer_config.json names none."""
+    eos_token: str
+    """The end token where tokenizer_config.json names none."""
+    bos_by_default: bool = False
+    """The begin token is put where neither a flag nor the post-processor says anything."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Kind:
+    bos_token: str
+    eos_token: str
+    bos_by_default: bool
+    ignores_post_processor: bool = False
+
+
+_LLAMA = _Kind("<s>", "</s>", True)
+_KINDS = {
+    "LlamaTokenizer": _LLAMA,
+    "CodeLlamaTokenizer": _LLAMA,
+    "GemmaTokenizer": _Kind("<bos>", "<eos>", True),
+    "CohereTokenizer": _Kind("<BOS_TOKEN>", "<|END_OF_TURN_TOKEN|>", True),
+    "GPTNeoXTokenizer": _Kind("<|endoftext|>", "<|endoftext|>", False, ignores_post_processor=True),
+}
+"""Classes that write the post-processor anew, without the ending "Fast"."""
+
+_OWN_SENTENCEPIECE = {
+    "AlbertTokenizer",
+    "BarthezTokenizer",
+    "BertGenerationTokenizer",
+    "BigBirdTokenizer",
+    "CamembertTokenizer",
+    "CpmTokenizer",
+    "DebertaV2Tokenizer",
+    "FNetTokenizer",
+    "LayoutXLMTokenizer",
+    "MBart50Tokenizer",
+    "MBartTokenizer",
+    "MLukeTokenizer",
+    "MT5Tokenizer",
+    "NllbTokenizer",
+    "PegasusTokenizer",
+    "PLBartTokenizer",
+    "ReformerTokenizer",
+    "RemBertTokenizer",
+    "SeamlessM4TTokenizer",
+    "SiglipTokenizer",
+    "T5Tokenizer",
+    "UdopTokenizer",
+    "XGLMTokenizer",
+    "XLMRobertaTokenizer",
+    "XLNetTokenizer",
+}
+"""Classes that number the pieces of a sentencepiece model otherwise than it does, or add tokens of their own."""
+
+
+def _class_name(settings: dict[str, Any]) -> str:
+    name = settings.get("tokenizer_class")
+    return name.removesuffix("Fast") if isinstance(name, str) else ""
+
+
+def surrounding_tokens(settings: dict[str, Any], source: str) -> SurroundingTokens | None:
+    """What the class of these settings puts around a text; None for a class that leaves it to the post-processor.
+
+    Args:
+        settings: tokenizer_config.json, with the class of config.json where it names none.
+        source: Name of the file in errors.
+
+    Raises:
+        CheckpointError: a flag is neither true nor false.
+    """
+    kind = _KINDS.get(_class_name(settings))
+    if kind is None:
+        return None
+    flags: dict[str, bool | None] = {}
+    for name in ("add_bos_token", "add_eos_token"):
+        value = settings.get(name)
+        if value is not None and not isinstance(value, bool):
+            raise CheckpointError(f"{source}: {name} must be true or false, is {value!r}")
+        flags[name] = False if value is None and kind.ignores_post_processor else value
+    return SurroundingTokens(
+        bos=flags["add_bos_token"],
+        eos=flags["add_eos_token"],
+        bos_token=kind.bos_token,
+        eos_token=kind.eos_token,
+        bos_by_default=kind.bos_by_default,
+    )
+
+
+def reads_sentencepiece_plainly(settings: dict[str, Any]) -> bool:
+    """Whether the ids of a sentencepiece model are those of the class."""
+    return _class_name(settings) not in _OWN_SENTENCEPIECE
