@@ -43,6 +43,8 @@ def history(arguments, **more):
         ("[1]", "<f arguments=[1]>"),
         ("null", "<f arguments=null>"),
         ('{"a": NaN}', '<f arguments={"a": NaN}>'),
+        ('{"a": 1e999}', '<f arguments={"a": 1e999}>'),
+        (r'{"a": "\ud83d\ude00 \ud83d", "\uDC00": 1}', "<f a=😀 \ufffd \ufffd=1>"),
     ],
 )
 def test_malformed_arguments_go_through_a_template_that_takes_objects_only(renderer, arguments, shown):

@@ -6,7 +6,6 @@ Source of the shapes: Anthropic's public API reference.
 from __future__ import annotations
 
 import contextlib
-import json
 import secrets
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from typing import Any
@@ -17,7 +16,15 @@ from starlette.responses import JSONResponse, Response
 
 from quire import RequestOutput
 from quire_engine import CompletionOutput
-from quire_renderers import CallArguments, CallEnd, CallStart, ContentDelta, OutputEvent, ReasoningDelta
+from quire_renderers import (
+    CallArguments,
+    CallEnd,
+    CallStart,
+    ContentDelta,
+    OutputEvent,
+    ReasoningDelta,
+    replace_lone_surrogates,
+)
 from quire_server.body import read_model
 from quire_server.context import ServerContext, unless_disconnected
 from quire_server.errors import messages_error_body, naming_fields
@@ -39,7 +46,7 @@ async def messages(context: ServerContext, request: Request) -> Response:
     answer = _Answer(f"msg_{body.request_id or secrets.token_hex(12)}", model, running, context)
     if not body.stream:
         final = await unless_disconnected(request, anext(running.outputs))
-        return JSONResponse(answer.whole(final))
+        return Response(_encoder.encode(answer.whole(final)), media_type="application/json")
     first = await unless_disconnected(request, anext(running.outputs))
     events = answer.events(first, running.outputs)
     request_id = request.state.request_id
@@ -94,6 +101,8 @@ class _Blocks:
                     block = {"type": "tool_use", "id": call_id(index, own), "name": name, "input": {}}
                     self._open(told, block)
                 case CallArguments(_, piece):
+                    # The input is part of the answer's own JSON, which strict readers could not read for one escape.
+                    piece = replace_lone_surrogates(piece)
                     self._json.append(piece)
                     told.append(self._delta({"type": "input_json_delta", "partial_json": piece}))
                 case CallEnd():
@@ -121,7 +130,7 @@ class _Blocks:
         self._is_open = False
         block = self.blocks[-1]
         if block["type"] == "tool_use":
-            block["input"] = json.loads("".join(self._json) or "{}")
+            block["input"] = msgspec.Raw("".join(self._json) or "{}")  # as the model wrote it
         elif block["type"] == "thinking":
             told.append(self._delta({"type": "signature_delta", "signature": ""}))
         told.append({"type": "content_block_stop", "index": len(self.blocks) - 1})

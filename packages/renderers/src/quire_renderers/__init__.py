@@ -6,6 +6,7 @@ from quire_renderers.chat_template import checked_template_kwargs
 from quire_renderers.config import RendererConfig
 from quire_renderers.detokenizer import IncrementalDetokenizer
 from quire_renderers.fill_in_middle import FillInMiddle
+from quire_renderers.literal_relay import replace_lone_surrogates
 from quire_renderers.output_events import (
     CallArguments,
     CallEnd,
@@ -48,4 +49,5 @@ __all__ = [
     "fold_events",
     "load_tokenizer",
     "merge_events",
+    "replace_lone_surrogates",
 ]

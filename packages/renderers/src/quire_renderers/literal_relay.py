@@ -1,9 +1,11 @@
 """Passes a value that a model writes (JSON, or a dialect near it) on as JSON, piece by piece.
 
 What has been given out at any time can be closed with a quote and brackets alone (`closers`): keys, commas, escapes,
-numbers and words are held back until they are whole. Common slips are repaired while passing: raw control characters
-and unknown escapes in strings, trailing commas, Python's spelling of constants. Everything else ends in `failed`; the
-relay never raises. Knows no tool-call format.
+numbers and words are held back until they are whole. Values are passed on as they are written: numbers digit by digit,
+half of a surrogate pair as its escape, which is valid JSON and valid UTF-8. Common slips are repaired while passing:
+raw control characters and unknown escapes in strings, trailing commas, Python's spelling of constants; NaN and
+Infinity, which JSON has not, become strings. Everything else ends in `failed`; the relay never raises. Knows no
+tool-call format.
 """
 
 from __future__ import annotations
@@ -12,14 +14,17 @@ import json
 import re
 from dataclasses import dataclass
 
-__all__ = ["GEMMA", "JSON", "PYTHON", "LiteralDialect", "LiteralRelay"]
+__all__ = ["GEMMA", "JSON", "PYTHON", "LiteralDialect", "LiteralRelay", "json_string", "replace_lone_surrogates"]
 
 _MAX_DEPTH = 64
-_MAX_ATOM_CHARS = 400
+_MAX_ATOM_CHARS = 4300  # Python's own JSON reader takes no longer whole numbers.
 _SPACE = " \t\r\n"
 _NUMBER = re.compile(r"-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][+-]?[0-9]+)?")
 _ATOM_CHARS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789+-._")
 _WORDS = {"true": "true", "false": "false", "null": "null", "True": "true", "False": "false", "None": "null"}
+_WORDS |= {word: f'"{word}"' for word in ("NaN", "Infinity", "-Infinity")}
+_SURROGATES = re.compile(r"[\ud800-\udfff]")
+_ESCAPES = re.compile(r"\\u[dD][89abAB]..\\u[dD][c-fC-F]..|(?P<lone>\\u[dD][89a-fA-F]..)|\\.")
 _JSON_ESCAPES = frozenset('"\\/bfnrt')
 _PYTHON_ESCAPES = {
     "n": "\n", "t": "\t", "r": "\r", "b": "\b", "f": "\f", "a": "\a", "v": "\v", "0": "\0", "\\": "\\", "'": "'",
@@ -48,12 +53,26 @@ GEMMA = LiteralDialect(quotes=("<escape>",), brackets="{[", escapes="none", bare
 
 # What stands in a string for itself, in the dialect and in JSON.
 _ORDINARY = {
-    dialect: re.compile(r'[^\\\x00-\x1f"' + re.escape("".join(quote[0] for quote in dialect.quotes)) + "]+")
+    dialect: re.compile(
+        r'[^\\\x00-\x1f\ud800-\udfff"' + re.escape("".join(quote[0] for quote in dialect.quotes)) + "]+"
+    )
     for dialect in (JSON, PYTHON, GEMMA)
 }
 _CLOSING = {"{": "}", "[": "]", "(": ")"}
 # Modes
 _VALUE, _FIRST, _KEY, _COLON, _COMMA, _STRING, _ATOM, _OPENING, _DONE = range(9)
+
+
+def json_string(text: str) -> str:
+    """Text as a JSON string that can be encoded as UTF-8, whatever stands in it."""
+    quoted = json.dumps(text, ensure_ascii=False)
+    return quoted if quoted.isascii() else _SURROGATES.sub(lambda match: f"\\u{ord(match[0]):04x}", quoted)
+
+
+def replace_lone_surrogates(text: str) -> str:
+    """JSON with U+FFFD for escapes that are half of a surrogate pair: they are valid JSON, but many strict readers
+    refuse a whole document for one. Takes any JSON, also a piece of one that was cut between two escapes."""
+    return _ESCAPES.sub(lambda match: "\ufffd" if match["lone"] else match[0], text)
 
 
 class LiteralRelay:
@@ -292,14 +311,14 @@ class LiteralRelay:
             return position + 1
         if self._atom:  # the beginning of a delimiter that was none
             begun, self._atom = self._atom, ""
-            self._put(begun, json.dumps(begun, ensure_ascii=False)[1:-1], position)
+            self._put(begun, json_string(begun)[1:-1], position)
             return position
         if char == "\\" and self.dialect.escapes != "none":
             self._escape = char
             return position + 1
         if self._inner is not None:
             return self._feed_inner(char, position)
-        self._put(char, json.dumps(char, ensure_ascii=False)[1:-1], position + 1)
+        self._put(char, json_string(char)[1:-1], position + 1)
         return position + 1
 
     def _feed_inner(self, plain: str, begin: int) -> int:
@@ -351,7 +370,7 @@ class LiteralRelay:
         if len(self._escape) > 2 and char not in "0123456789abcdefABCDEF":
             begun, self._escape = self._escape[:-1], ""
             self._flush_surrogate(position)
-            self._put(begun, json.dumps(begun, ensure_ascii=False)[1:-1], position)
+            self._put(begun, json_string(begun)[1:-1], position)
             return position
         if len(self._escape) < length:
             return position + 1
@@ -368,25 +387,27 @@ class LiteralRelay:
         self._flush_surrogate(position)
         if 0xD800 <= code < 0xDC00 and len(escape) == 6:
             self._surrogate = escape
-        elif 0xD800 <= code < 0xE000 or code > 0x10FFFF:
+        elif 0xD800 <= code < 0xE000:
+            self._put(chr(code), f"\\u{code:04x}" if len(escape) > 6 else escape, position)
+        elif code > 0x10FFFF:
             self._put("\ufffd", "\ufffd", position)
         else:
             plain = chr(code)
-            encoded = escape if self.dialect.escapes == "json" else json.dumps(plain, ensure_ascii=False)[1:-1]
+            encoded = escape if self.dialect.escapes == "json" else json_string(plain)[1:-1]
             self._put(plain, encoded, position)
         return position
 
     def _end_escape(self, plain: str, encoded: str | None, position: int) -> int:
         self._escape = ""
         self._flush_surrogate(position)
-        self._put(plain, json.dumps(plain, ensure_ascii=False)[1:-1] if encoded is None else encoded, position)
+        self._put(plain, json_string(plain)[1:-1] if encoded is None else encoded, position)
         return position
 
     def _flush_surrogate(self, position: int) -> None:
-        """Half of a pair alone is no character."""
+        """Half of a pair alone is no character, but JSON can say it."""
         if self._surrogate:
-            self._surrogate = ""
-            self._put("\ufffd", "\ufffd", position)
+            escape, self._surrogate = self._surrogate, ""
+            self._put(chr(int(escape[2:], 16)), escape, position)
 
     def _read_atom(self, text: str, position: int) -> int:
         """A number or a word, known to be whole only by what follows."""
@@ -406,7 +427,7 @@ class LiteralRelay:
             if not self.dialect.bare_keys and not _NUMBER.fullmatch(atom):
                 self._fail(position)
             self._after_comma = False
-            self._held += json.dumps(atom)
+            self._held += json_string(atom)
             self._mode = _COLON
             return
         written = _WORDS.get(atom)

@@ -6,10 +6,12 @@ Knows the shapes of the chat completions API; knows no template and no tokenizer
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from quire_interfaces import RequestError
+from quire_renderers.literal_relay import replace_lone_surrogates
 
 __all__ = ["plain_value", "prepare_messages", "prepare_tools", "softened"]
 
@@ -161,12 +163,19 @@ def _tool_calls(value: Any, where: str) -> list[Any]:
 
 
 def _parsed_arguments(text: str) -> Any:
-    """What a model said may be no JSON: then the template gets the string, and the conversation can go on."""
+    """What a model said may be no JSON: then the template gets the string, and the conversation can go on. So it does
+    with numbers that no double holds; half of a surrogate pair, which no tokenizer takes, becomes U+FFFD."""
     try:
-        parsed = json.loads(text, parse_constant=_refuse_constant) if text.strip() else {}
+        whole = replace_lone_surrogates(text)
+        parsed = json.loads(whole, parse_constant=_refuse_constant, parse_float=_finite) if text.strip() else {}
     except (ValueError, RecursionError):
         return text
     return parsed if isinstance(parsed, dict) else text
+
+
+def _finite(number: str) -> float:
+    value = float(number)
+    return value if math.isfinite(value) else _refuse_constant(number)
 
 
 def _refuse_constant(name: str) -> Any:

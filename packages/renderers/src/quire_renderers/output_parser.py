@@ -8,12 +8,11 @@ of it is text. White space next to a marker belongs to the marker.
 
 from __future__ import annotations
 
-import json
 import re
 from dataclasses import dataclass, field
 
 from quire_renderers.format_states import CompiledExits, Expect, FormatTable, Go, Literal, Role, Sink, Until
-from quire_renderers.literal_relay import LiteralRelay
+from quire_renderers.literal_relay import LiteralRelay, json_string
 from quire_renderers.output_events import CallArguments, CallEnd, CallStart, ContentDelta, OutputEvent, ReasoningDelta
 from quire_renderers.tool_schemas import ToolSchemas, value_as_json
 
@@ -385,7 +384,7 @@ class OutputParser:
         call = self._current_call()
         opening = ", " if call.is_open else "{"
         call.is_open = True
-        return f"{opening}{json.dumps(self._key, ensure_ascii=False)}: "
+        return f"{opening}{json_string(self._key)}: "
 
     def _streams(self, sink: Sink) -> bool:
         """Whether a plain-text value is given out as it comes: when it can only be a string."""
@@ -423,7 +422,7 @@ class OutputParser:
             self._value.append(text)
             self._raw.append(text)
         elif text:
-            self._emit(json.dumps(text, ensure_ascii=False)[1:-1])
+            self._emit(json_string(text)[1:-1])
 
     def _end_value(self, sink: Sink) -> None:
         if self._value is None:
