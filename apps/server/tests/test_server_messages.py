@@ -203,8 +203,34 @@ def test_an_answer_that_fills_the_context_says_so(client):
         assert message.stop_reason == "model_context_window_exceeded"
         assert text.startswith(message.content[0].text)
         assert prompt_tokens(message.usage) + message.usage.output_tokens == 2048
-    with pytest.raises(anthropic.BadRequestError, match="context is 2048 tokens"):
-        ask(client, "one two three " * 1000, max_tokens=1)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_full_context_is_told_in_the_words_that_clients_know(client, stream):
+    """Claude Code compacts its conversation when it reads them."""
+    long = say("one two three " * 1000)
+    tokens = client.messages.count_tokens(model="tiny", messages=long).input_tokens
+    with pytest.raises(anthropic.BadRequestError) as caught:
+        client.messages.create(model="tiny", max_tokens=64_000, messages=long, stream=stream)
+    error = caught.value.body["error"]
+    assert error == {"type": "invalid_request_error", "message": f"prompt is too long: {tokens} tokens > 2048 maximum"}
+
+
+def test_a_prompt_that_leaves_no_token_for_the_answer_is_too_long(client):
+    def text_of(tokens):
+        """Two tokens a word, one a mark."""
+        words, marks = divmod(tokens - count(""), 2)
+        return "x " * words + "!" * marks
+
+    def count(text):
+        return client.messages.count_tokens(model="tiny", messages=[{"role": "user", "content": text}]).input_tokens
+
+    for tokens in (2047, 2048):
+        assert count(text_of(tokens)) == tokens
+    answer = client.messages.create(model="tiny", max_tokens=9, messages=[{"role": "user", "content": text_of(2047)}])
+    assert answer.stop_reason
+    with pytest.raises(anthropic.BadRequestError, match="prompt is too long: 2048 tokens > 2047 maximum"):
+        client.messages.create(model="tiny", max_tokens=1, messages=[{"role": "user", "content": text_of(2048)}])
 
 
 def test_the_thinking_is_counted_and_may_be_left_out(client):
@@ -225,12 +251,9 @@ def test_the_thinking_is_counted_and_may_be_left_out(client):
         ({"messages": []}, "messages"),
         ({"messages": [{"role": "robot", "content": "x"}]}, r"messages\[0\].role"),
         ({"messages": [{"role": "user", "content": [{"type": "image", "source": {}}]}]}, r"messages\[0\].content\[0\]"),
-        (
-            {"messages": [{"role": "user", "content": [{"type": "tool_result", "content": [{"type": "image"}]}]}]},
-            r"messages\[0\].content\[0\].content\[0\] is of type 'image'",
-        ),
-        ({"messages": [{"role": "user", "content": [PDF]}]}, r"messages\[0\].content\[0\].source.*PDF"),
-        ({"messages": [{"role": "assistant", "content": [PDF]}]}, r"messages\[0\].content\[0\]"),
+        ({"messages": [{"role": "user", "content": [PDF]}]}, r"messages\[0\].content\[0\].*PDF"),
+        ({"messages": [{"role": "user", "content": [3]}]}, r"messages\[0\].content\[0\]"),
+        ({"messages": [{"role": "user", "content": [{"type": "text"}]}]}, r"messages\[0\].content\[0\].text"),
         ({"system": [{"type": "image"}]}, r"system\[0\]"),
         ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, r"tools\[0\].type"),
         ({"tools": [{"name": "a b"}]}, r"tools\[0\].name"),
@@ -256,6 +279,31 @@ def test_wrong_requests_are_named_in_the_client_s_shape(client, changes, named):
     assert caught.value.body["error"]["type"] == "invalid_request_error"
     ErrorResponse.model_validate(caught.value.body, strict=True, extra="forbid")
     assert caught.value.request_id == caught.value.body["request_id"]
+
+
+def test_an_image_that_a_tool_read_does_not_end_the_conversation(client):
+    """As Claude Code reads one; all later requests of the conversation hold it."""
+    image = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "iVBORw0KGgo="}}
+    messages = [
+        *say(PARIS),
+        {"role": "assistant", "content": [{"type": "tool_use", "id": "t", "name": "now", "input": {}}]},
+        {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "t", "content": [image]}]},
+        {"role": "assistant", "content": "I see nothing."},
+        {"role": "user", "content": [image]},
+        {"role": "user", "content": [{"type": "text", "text": "¤Well.¥"}]},
+    ]
+    for count in (3, 6):
+        assert client.messages.count_tokens(model="tiny", messages=messages[:count]).input_tokens > 0
+    assert ask(client, "", messages=messages).content[0].text == "Well."
+
+
+def test_edits_of_the_context_that_are_not_made_are_not_told_as_made(client):
+    edits = {"edits": [{"type": "clear_tool_uses_20250919", "trigger": {"type": "input_tokens", "value": 10}}]}
+    arguments = {"model": "tiny", "max_tokens": 20, "messages": say("Hi"), "context_management": edits}
+    arguments["betas"] = ["context-management-2025-06-27"]
+    assert client.beta.messages.create(**arguments).context_management.applied_edits == []
+    with client.beta.messages.stream(**arguments) as stream:
+        assert stream.get_final_message().context_management.applied_edits == []
 
 
 def test_the_models_are_listed(client, scripted):

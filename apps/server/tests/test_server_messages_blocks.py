@@ -84,10 +84,68 @@ def test_what_only_its_maker_can_read_is_taken_and_left_out():
     ]
 
 
+IMAGE = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "iVBORw0KGgo="}}
+PDF = {"type": "document", "source": {"type": "base64", "media_type": "application/pdf", "data": "JVBERg=="}}
+UNREAD = [
+    (IMAGE, "image"),
+    (PDF, "PDF document"),
+    ({**PDF, "title": "Report"}, "PDF document 'Report'"),
+    ({"type": "document", "source": {"type": "url", "url": "http://x/y.pdf"}}, "document"),
+    ({"type": "document", "source": {"type": "file", "file_id": "file_1"}}, "document"),
+    ({"type": "container_upload", "file_id": "file_2"}, "container_upload 'file_2'"),
+    ({"type": "hologram", "shape": {}}, "hologram"),
+]
+
+
+@pytest.mark.parametrize(("block", "name"), UNREAD)
+def test_what_no_text_model_reads_is_a_line_that_names_it(block, name):
+    line = f"[{name} left out: this model reads text only]"
+    result = {"type": "tool_result", "tool_use_id": "t", "content": [{"type": "text", "text": "a"}, block]}
+    assert conversation(user(result))[0]["content"] == f"a\n{line}"
+    assert conversation(user({**result, "content": [block]}), user("b"))[0]["content"] == line
+    assert conversation(user("a", block, "b"))[0]["content"] == f"a\n{line}\nb"
+    old = [user(block), {"role": "assistant", "content": [block, {"type": "text", "text": "c"}]}, user("d")]
+    assert [each["content"] for each in conversation(*old)] == [line, f"{line}\nc", "d"]
+    with pytest.raises(RequestError, match=rf"messages\[2\].content\[1\] is of type '{block['type']}'"):
+        conversation(*old[:2], user("  ", block, block))
+
+
 @pytest.mark.parametrize("kind", ["server_tool_use", "web_search_tool_result", "redacted_thinking", "tool_use"])
 def test_users_say_none_of_it(kind):
     with pytest.raises(RequestError, match=kind):
         conversation(user({"type": kind}))
+    assert conversation(user({"type": kind}, "a"))[0]["content"].startswith(f"[{kind} left out")
+
+
+@pytest.mark.parametrize(
+    "kind", ["code_execution_tool_result", "mcp_tool_result", "web_fetch_tool_result", "some_future_tool_result"]
+)
+def test_results_of_the_server_s_own_tools_are_passed_over(kind):
+    blocks = [{"type": kind, "tool_use_id": "s", "content": {"type": "x"}}, {"type": "text", "text": "Found."}]
+    assert conversation({"role": "assistant", "content": blocks}) == [{"role": "assistant", "content": "Found."}]
+
+
+def test_tools_that_were_found_are_named():
+    found = [{"type": "tool_reference", "tool_name": name} for name in ("get_weather", "now")]
+    result = {"type": "tool_result", "tool_use_id": "t", "content": found}
+    assert conversation(user(result))[0]["content"] == "get_weather\nnow\n"
+
+
+def test_a_summary_takes_the_place_of_what_was_before_it():
+    before = [user("a"), {"role": "assistant", "content": "b"}, user(IMAGE)]
+    summary = {"type": "compaction", "content": "They spoke of a and b."}
+    told = conversation(
+        *before,
+        {"role": "assistant", "content": [{"type": "text", "text": "c"}, summary, {"type": "text", "text": "d"}]},
+        user("e"),
+        system="S",
+    )
+    assert [(each["role"], each["content"]) for each in told] == [
+        ("system", "S"), ("user", "What was said before, in short:\n\nThey spoke of a and b."), ("assistant", "d"),
+        ("user", "e"),
+    ]  # fmt: skip
+    failed = {"role": "assistant", "content": [{"type": "compaction", "content": None}, {"type": "text", "text": "d"}]}
+    assert [each["content"] for each in conversation(*before[:2], failed, user("e"))] == ["a", "b\n\nd", "e"]
 
 
 def test_consecutive_messages_of_one_role_are_one_turn():

@@ -179,8 +179,14 @@ def test_rejections_keep_their_error() -> None:
     assert isinstance(error, OverloadedError)
     assert error.retry_after_s == 7.0
     error = RequestRejected.from_error("r", ContextLengthError("too long")).to_error()
-    assert isinstance(error, RequestError)
+    assert isinstance(error, ContextLengthError)
     assert (str(error), error.param, error.code) == ("too long", "prompt", "context_length_exceeded")
+    sizes = {"num_prompt_tokens": 9, "max_model_len": 8, "max_tokens": 3}
+    given = ContextLengthError("no room", param="max_tokens", code="kv_cache_too_small", **sizes)
+    error = RequestRejected.from_error("r", given).to_error()
+    assert vars(error) == vars(given)
+    error = RequestRejected.from_error("r", RequestError("bad", param="n")).to_error()
+    assert type(error) is RequestError
 
 
 @given(st.lists(core_outputs, min_size=1, max_size=5))

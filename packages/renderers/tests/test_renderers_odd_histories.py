@@ -75,3 +75,32 @@ def test_reasoning_is_what_templates_call_reasoning_content(byte_level):
     renderer = ChatRenderer(byte_level, "{% for m in messages %}[{{ m.reasoning_content }}]{{ m.content }}{% endfor %}")
     message = {"role": "assistant", "content": "4", "reasoning": "2 + 2", "tool_calls": []}
     assert renderer.render_chat([message], add_generation_prompt=False).text == "[2 + 2]4"
+
+
+IMAGE = {"type": "image_url", "image_url": {"url": "data:image/png;base64,iVBORw0KGgo="}}
+SOUND = {"type": "input_audio", "input_audio": {"data": "UklGRg==", "format": "wav"}}
+TEXT = {"type": "text", "text": "look"}
+
+
+@pytest.mark.parametrize(("part", "name"), [(IMAGE, "image"), (SOUND, "audio"), ({"type": "file"}, "file")])
+def test_what_a_text_model_cannot_read_is_named(renderer, part, name):
+    line = f"[{name} left out: this model reads text only]"
+    told = renderer.render_chat(
+        [
+            {"role": "user", "content": [part]},
+            {"role": "assistant", "content": [part, TEXT]},
+            {"role": "tool", "tool_call_id": "c", "content": [TEXT, part, TEXT]},
+            {"role": "user", "content": [TEXT, part]},
+        ]
+    ).text
+    for expected in (
+        f"user\n{line}<",
+        f"assistant\n{line}\nlook<",
+        f"tool\nlook\n{line}\nlook<",
+        f"user\nlook\n{line}<",
+    ):
+        assert f"<|im_start|>{expected}|im_end|>" in told
+    assert line in renderer.render_chat([{"role": "user", "content": "a"}, {"role": "tool", "content": [part]}]).text
+    with pytest.raises(RequestError, match=r"messages\[1\].content\[0\] is of type") as caught:
+        renderer.render_chat([{"role": "user", "content": "a"}, {"role": "user", "content": [part]}])
+    assert caught.value.code == "unsupported_content_type"

@@ -115,8 +115,19 @@ def messages_error_body(error: BaseException, request_id: str | None) -> dict[st
     """The same as Anthropic's clients read it."""
     status = status_of(error)
     kind = _MESSAGES_TYPES.get(status, "invalid_request_error" if status < 500 else "api_error")
-    message = error_body(error)["error"]["message"]
+    message = _too_long_for_messages(error) or error_body(error)["error"]["message"]
     return {"type": "error", "error": {"type": kind, "message": message}, "request_id": request_id}
+
+
+def _too_long_for_messages(error: BaseException) -> str | None:
+    """A prompt that fills the context, in the words by which Anthropic's clients know that they must shorten it."""
+    if not isinstance(error, ContextLengthError) or error.param in ("max_tokens", "min_tokens"):
+        return None
+    if error.num_prompt_tokens is None or error.max_model_len is None:
+        return f"prompt is too long: {error}"
+    # A prompt that fills the context to the last token leaves none for the answer.
+    most = min(error.max_model_len, error.num_prompt_tokens - 1)
+    return f"prompt is too long: {error.num_prompt_tokens} tokens > {most} maximum"
 
 
 def error_response(error: BaseException, scope: Scope) -> Response:

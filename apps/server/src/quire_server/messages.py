@@ -43,7 +43,7 @@ async def messages(context: ServerContext, request: Request) -> Response:
     model = context.resolve_model(body.model)
     with naming_fields(body.field_names()):
         running = await start_turn(context, _turn(context, body))
-    answer = _Answer(f"msg_{body.request_id or secrets.token_hex(12)}", model, running, context)
+    answer = _Answer(f"msg_{body.request_id or secrets.token_hex(12)}", model, running, context, _extras(body))
     if not body.stream:
         final = await unless_disconnected(request, anext(running.outputs))
         return Response(_encoder.encode(answer.whole(final)), media_type="application/json")
@@ -78,6 +78,11 @@ def _turn(context: ServerContext, body: CountTokensRequest) -> ChatTurn:
         adapter=context.adapter_of(body.model),
         stream=bool(body.stream),
     )
+
+
+def _extras(body: MessagesRequest) -> dict[str, Any]:
+    """What the answer says beside the message: that no edit of the context was made, where one was offered."""
+    return {} if body.context_management is None else {"context_management": {"applied_edits": []}}
 
 
 class _Blocks:
@@ -144,11 +149,14 @@ class _Blocks:
 class _Answer:
     """What all pieces of one answer have in common."""
 
-    def __init__(self, name: str, model: str, running: RunningTurn, context: ServerContext) -> None:
+    def __init__(
+        self, name: str, model: str, running: RunningTurn, context: ServerContext, extras: dict[str, Any]
+    ) -> None:
         self._id = name
         self._model = model
         self._running = running
         self._context = context
+        self._extras = extras
         self._blocks = _Blocks()
 
     def whole(self, output: RequestOutput) -> dict[str, Any]:
@@ -157,7 +165,7 @@ class _Answer:
         (completion,) = output.outputs
         self._take(completion)
         self._blocks.finish()
-        message = {**self._message(output), "content": self._blocks.blocks, **self._ending(output)}
+        message = {**self._message(output), "content": self._blocks.blocks, **self._ending(output), **self._extras}
         message["usage"] = self._usage(output, is_last=True)
         return message
 
@@ -217,7 +225,7 @@ class _Answer:
                     told += self._blocks.finish()
                     delta = self._ending(output)
                     usage = self._usage(output, is_last=True)
-                    told.append({"type": "message_delta", "delta": delta, "usage": usage})
+                    told.append({"type": "message_delta", "delta": delta, "usage": usage, **self._extras})
                     told.append({"type": "message_stop"})
                 if opening or told:
                     yield opening + b"".join(map(_sse, told))

@@ -6,21 +6,19 @@ Source of the shapes: Anthropic's public API reference. Knows no engine.
 from __future__ import annotations
 
 import reprlib
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 from pydantic import Field
 
 from quire_interfaces import RequestError
+from quire_server.messages_blocks import chat_messages
 from quire_server.protocol import Int, SamplingFields, check_thinking_budget
 from quire_server.tool_choice import ToolUse, check_function, named
 
 __all__ = ["CountTokensRequest", "MessagesRequest"]
 
 _THINKING = ("enabled", "disabled", "adaptive", "between_tools")
-_BILLING = "x-anthropic-billing-header:"
-"""Begins a block that Claude Code puts before its system prompt; another one in each request."""
 
 
 class CountTokensRequest(SamplingFields):
@@ -33,6 +31,7 @@ class CountTokensRequest(SamplingFields):
     thinking: dict[str, Any] | None = None
     output_config: dict[str, Any] | None = None
     output_format: dict[str, Any] | None = None
+    context_management: dict[str, Any] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     max_tokens: Int | None = None
     stop_sequences: list[str] | None = None
@@ -80,14 +79,7 @@ class CountTokensRequest(SamplingFields):
         Raises:
             RequestError: naming the block at fault.
         """
-        result: list[dict[str, Any]] = []
-        system = _system_text(self.system or "")
-        if system:
-            result.append({"role": "system", "content": system})
-        for index, message in enumerate(self.messages):
-            for each in _chat_messages(message, f"messages[{index}]"):
-                _append(result, each)
-        return result
+        return chat_messages(self.system or "", self.messages)
 
     def prefills(self, messages: list[dict[str, Any]]) -> bool:
         """Whether the conversation ends inside the answer, which the model then goes on with."""
@@ -160,141 +152,6 @@ def _chat_tool(tool: dict[str, Any], at: str) -> dict[str, Any]:
     function |= {key: tool[key] for key in ("description", "strict") if tool.get(key) is not None}
     check_function({**function, "parameters": tool.get("input_schema")}, at)
     return {"type": "function", "function": function}
-
-
-def _chat_messages(message: dict[str, Any], at: str) -> list[dict[str, Any]]:
-    """One message as one or more: tool results are messages of their own in the chat API."""
-    role, content = message.get("role"), message.get("content")
-    if role not in ("user", "assistant", "system"):
-        raise _wrong(f"{at}.role", role, "be user, assistant or system")
-    if isinstance(content, str):
-        return [{"role": role, "content": content}]
-    if not isinstance(content, list):
-        raise _wrong(f"{at}.content", content, "be text or a list of blocks")
-    texts: list[str] = []
-    results: list[dict[str, Any]] = []
-    calls: list[dict[str, Any]] = []
-    thoughts: list[str] = []
-    for index, block in enumerate(content):
-        where = f"{at}.content[{index}]"
-        kind = block.get("type") if isinstance(block, dict) else type(block).__name__
-        if kind == "text" or (kind in _READ and role == "user"):
-            texts.append(_text_of(block, where))
-        elif kind == "tool_result" and role == "user":
-            text = _content_text(block.get("content") or "", f"{where}.content")
-            if not text and block.get("is_error"):
-                text = "The tool failed and said nothing."
-            results.append({"role": "tool", "tool_call_id": str(block.get("tool_use_id")), "content": text})
-        elif kind == "tool_use" and role == "assistant":
-            calls.append(_chat_call(block, where))
-        elif kind == "thinking" and role == "assistant":
-            thoughts.append(str(block.get("thinking") or ""))
-        elif role != "assistant" or not _is_passed_over(kind):
-            raise RequestError(
-                f"{where} is of type {kind!r}, which a message of role {role!r} cannot hold here; send text",
-                param=where,
-                code="unsupported_content_type",
-            )
-    return results + _own_message(role, "".join(texts), calls, "".join(thoughts), has_results=bool(results))
-
-
-def _own_message(
-    role: str, text: str, calls: list[dict[str, Any]], thoughts: str, *, has_results: bool
-) -> list[dict[str, Any]]:
-    if has_results and not text:
-        return []
-    message: dict[str, Any] = {"role": role, "content": text}
-    if calls:
-        message["tool_calls"] = calls
-    if thoughts:
-        message["reasoning_content"] = thoughts
-    return [message]
-
-
-def _is_passed_over(kind: Any) -> bool:
-    """Blocks of an earlier answer that only the server that made them can read: hidden thoughts, and tools that it ran
-    by itself."""
-    return isinstance(kind, str) and (
-        kind in ("redacted_thinking", "server_tool_use", "mcp_tool_use") or kind.endswith("_tool_result")
-    )
-
-
-def _append(messages: list[dict[str, Any]], message: dict[str, Any]) -> None:
-    """Adds a message; consecutive ones of the user or of the assistant are one turn."""
-    last = messages[-1] if messages else {}
-    if message["role"] not in ("user", "assistant") or last.get("role") != message["role"]:
-        messages.append(message)
-        return
-    for key in ("content", "reasoning_content"):
-        texts = [each[key] for each in (last, message) if each.get(key)]
-        if texts or key in last:
-            last[key] = "\n\n".join(texts)
-    if message.get("tool_calls"):
-        last["tool_calls"] = [*last.get("tool_calls", ()), *message["tool_calls"]]
-
-
-def _chat_call(block: dict[str, Any], at: str) -> dict[str, Any]:
-    if not isinstance(block.get("name"), str):
-        raise _wrong(f"{at}.name", block.get("name"), "be the name of a tool")
-    arguments = block.get("input")
-    function = {"name": block["name"], "arguments": {} if arguments is None else arguments}
-    return {"id": str(block.get("id")), "type": "function", "function": function}
-
-
-def _system_text(system: Any) -> str:
-    """The system prompt, without what differs in each request and would keep the prefix cache from finding anything."""
-    if isinstance(system, str):
-        return system.partition("\n")[2] if system.startswith(_BILLING) else system
-    texts = [_text_of(block, f"system[{index}]", ("text",)) for index, block in enumerate(system)]
-    return "\n\n".join(text for text in texts if not text.startswith(_BILLING))
-
-
-_READ = ("document", "search_result")
-"""Blocks beside text whose text is read."""
-
-
-def _content_text(value: Any, at: str) -> str:
-    """Text, or the text of a list of blocks."""
-    if isinstance(value, str):
-        return value
-    if not isinstance(value, list):
-        raise _wrong(at, value, "be text or a list of blocks")
-    return "".join(_text_of(block, f"{at}[{index}]") for index, block in enumerate(value))
-
-
-def _text_of(block: Any, at: str, kinds: Sequence[str] = ("text", *_READ)) -> str:
-    """The text of one block. Documents and search results stand under their titles, with a blank line behind."""
-    kind = block.get("type", "text") if isinstance(block, dict) else None
-    if kind not in kinds:
-        raise RequestError(
-            f"{at} is of type {reprlib.repr(kind)}; this model reads text only: send blocks of type {', '.join(kinds)}",
-            param=at,
-            code="unsupported_content_type",
-        )
-    if kind == "text":
-        if not isinstance(block.get("text"), str):
-            raise _wrong(f"{at}.text", block.get("text"), "be text")
-        return str(block["text"])
-    if kind == "document":
-        heads, content = ("title", "context"), _document_text(block.get("source"), f"{at}.source")
-    else:
-        heads, content = ("title", "source"), _content_text(block.get("content"), f"{at}.content")
-    lines = [str(block[head]) for head in heads if block.get(head)]
-    return "\n".join([*lines, content]) + "\n\n"
-
-
-def _document_text(source: Any, at: str) -> str:
-    kind = source.get("type") if isinstance(source, dict) else None
-    if kind == "text" and isinstance(source.get("data"), str):
-        return str(source["data"])
-    if kind == "content":
-        return _content_text(source.get("content"), f"{at}.content")
-    raise RequestError(
-        f"{at} must be of type text with data, or of type content; files and PDF are not read here, got "
-        f"{reprlib.repr(kind)}",
-        param=at,
-        code="unsupported_content_type",
-    )
 
 
 def _wrong(param: str, value: Any, must: str) -> RequestError:

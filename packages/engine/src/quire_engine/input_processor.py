@@ -7,6 +7,7 @@ knows no transport.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 import os
 import random
@@ -196,7 +197,9 @@ class InputProcessor:
         if len(token_ids) > longest:
             raise ContextLengthError(
                 f"the prompt has {len(token_ids)} tokens, and this model's encoder reads at most {longest}, all at "
-                "once: shorten the prompt"
+                "once: shorten the prompt",
+                num_prompt_tokens=len(token_ids),
+                max_model_len=longest,
             )
         if params.prompt_logprobs is not None:
             raise RequestError(
@@ -247,20 +250,26 @@ class InputProcessor:
     def _max_tokens(self, num_prompt_tokens: int, params: SamplingParams) -> int:
         context = self._info.max_model_len
         room = context - num_prompt_tokens
+        too_long = functools.partial(
+            ContextLengthError,
+            num_prompt_tokens=num_prompt_tokens,
+            max_model_len=context,
+            max_tokens=params.max_tokens,
+        )
         if room < 1:
-            raise ContextLengthError(
+            raise too_long(
                 f"the prompt has {num_prompt_tokens} tokens, but this model's context is {context} tokens and at "
-                "least one must be left for the output: shorten the prompt"
+                "least one must be left for the output: shorten the prompt",
             )
         if params.max_tokens is not None and params.max_tokens > room:
-            raise ContextLengthError(
+            raise too_long(
                 f"the prompt has {num_prompt_tokens} tokens and max_tokens is {params.max_tokens}, together "
                 f"{num_prompt_tokens + params.max_tokens}, but this model's context is {context} tokens: shorten the "
                 f"prompt, or ask for at most {room} tokens",
                 param="max_tokens",
             )
         if params.min_tokens > room:
-            raise ContextLengthError(
+            raise too_long(
                 f"the prompt has {num_prompt_tokens} tokens and min_tokens is {params.min_tokens}, but this model's "
                 f"context is {context} tokens: ask for at most {room} tokens",
                 param="min_tokens",

@@ -15,6 +15,7 @@ from typing import Any
 import msgspec
 
 from quire_interfaces import (
+    ContextLengthError,
     EngineCoreOutput,
     ModelNotFoundError,
     OverloadedError,
@@ -248,16 +249,23 @@ class RequestRejected(_Message):
     param: str | None = None
     code: str = ""
     retry_after_s: float = 1.0
+    num_prompt_tokens: int | None = None
+    """This and the next two as in `ContextLengthError`."""
+    max_model_len: int | None = None
+    max_tokens: int | None = None
 
     @classmethod
     def from_error(cls, request_id: str, error: QuireError) -> RequestRejected:
         return cls(
             request_id=request_id,
-            kind="overloaded" if isinstance(error, OverloadedError) else "request",
+            kind=_kind_of(error),
             message=str(error),
             param=getattr(error, "param", None),
             code=getattr(error, "code", "invalid_request"),
             retry_after_s=getattr(error, "retry_after_s", 1.0),
+            num_prompt_tokens=getattr(error, "num_prompt_tokens", None),
+            max_model_len=getattr(error, "max_model_len", None),
+            max_tokens=getattr(error, "max_tokens", None),
         )
 
     def to_error(self) -> QuireError:
@@ -265,7 +273,22 @@ class RequestRejected(_Message):
             return OverloadedError(self.message, retry_after_s=self.retry_after_s)
         if self.code == "model_not_found":
             return ModelNotFoundError(self.message)
+        if self.kind == "context_length":
+            return ContextLengthError(
+                self.message,
+                param=self.param,
+                code=self.code,
+                num_prompt_tokens=self.num_prompt_tokens,
+                max_model_len=self.max_model_len,
+                max_tokens=self.max_tokens,
+            )
         return RequestError(self.message, param=self.param, code=self.code)
+
+
+def _kind_of(error: QuireError) -> str:
+    if isinstance(error, OverloadedError):
+        return "overloaded"
+    return "context_length" if isinstance(error, ContextLengthError) else "request"
 
 
 class Outputs(_Message):

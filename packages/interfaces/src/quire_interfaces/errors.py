@@ -65,10 +65,31 @@ class RequestError(QuireError):
 
 
 class ContextLengthError(RequestError):
-    """The prompt, or prompt plus requested output, does not fit the model's context."""
+    """The prompt, or prompt plus requested output, does not fit the model's context.
 
-    def __init__(self, message: str, *, param: str | None = "prompt") -> None:
-        super().__init__(message, param=param, code="context_length_exceeded")
+    Args:
+        message: What was wrong, with the value, and what to do.
+        param: The request field at fault.
+        code: Where another bound than the context's was met.
+        num_prompt_tokens: Tokens of the prompt; None where they were not counted.
+        max_model_len: Tokens that the context holds; None where it was not asked.
+        max_tokens: Tokens of output that were asked for; None for as many as fit.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        param: str | None = "prompt",
+        code: str = "context_length_exceeded",
+        num_prompt_tokens: int | None = None,
+        max_model_len: int | None = None,
+        max_tokens: int | None = None,
+    ) -> None:
+        super().__init__(message, param=param, code=code)
+        self.num_prompt_tokens = num_prompt_tokens
+        self.max_model_len = max_model_len
+        self.max_tokens = max_tokens
 
 
 class ModelNotFoundError(RequestError):

@@ -41,6 +41,9 @@ def start_search(
             f"the prompt has {len(begun)} tokens and max_tokens is {params.max_tokens}, together {total}, "
             f"but this model's context is {info.max_model_len} tokens",
             param="max_tokens",
+            num_prompt_tokens=len(begun),
+            max_model_len=info.max_model_len,
+            max_tokens=params.max_tokens,
         )
     return search
 

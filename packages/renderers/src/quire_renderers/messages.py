@@ -7,16 +7,35 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from quire_interfaces import RequestError
 from quire_renderers.literal_relay import replace_lone_surrogates
 
-__all__ = ["plain_value", "prepare_messages", "prepare_tools", "softened"]
+__all__ = ["joined_text", "left_out", "newest_of_user", "plain_value", "prepare_messages", "prepare_tools", "softened"]
 
 _MAX_DEPTH = 64
 _TEXT_PARTS = ("text", "input_text", "output_text", "refusal")
+
+
+def left_out(kind: str) -> str:
+    """The line that stands where a conversation holds what no text model reads, so that the model knows of it.
+
+    Args:
+        kind: "image", "file", ... as a client names it.
+    """
+    return f"[{kind} left out: this model reads text only]"
+
+
+def joined_text(texts: Sequence[str], lines: Collection[int]) -> str:
+    """Texts one after the other, with those at the given places on lines of their own."""
+    result = ""
+    for place, text in enumerate(texts):
+        if result and not result.endswith("\n") and (place in lines or place - 1 in lines):
+            result += "\n"
+        result += text
+    return result
 
 
 def prepare_messages(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -24,7 +43,8 @@ def prepare_messages(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]
 
     Keys that are None and empty lists of tool calls are left out, lists of text parts become one string, tool-call
     arguments given as a JSON string become the object they describe (and stay the string when they do not parse), and
-    `reasoning` is `reasoning_content`, as templates call it.
+    `reasoning` is `reasoning_content`, as templates call it. Parts of other kinds (images, sounds, files) become lines
+    that name them; only where the user's message that is to be answered holds nothing else are they refused.
 
     Raises:
         RequestError: naming the message.
@@ -33,7 +53,18 @@ def prepare_messages(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]
         raise RequestError(f"messages must be a list, got {type(messages).__name__}", param="messages")
     if not messages:
         raise RequestError("messages must hold at least one message, got none", param="messages")
-    return [_prepare_message(message, f"messages[{index}]") for index, message in enumerate(messages)]
+    roles = [message.get("role") if isinstance(message, Mapping) else None for message in messages]
+    newest = newest_of_user(roles)
+    return [
+        _prepare_message(message, f"messages[{index}]", needs_text=index == newest)
+        for index, message in enumerate(messages)
+    ]
+
+
+def newest_of_user(roles: Sequence[Any]) -> int:
+    """Place of the user's message that is to be answered; -1 where an answer follows it already."""
+    last = next((index for index in range(len(roles) - 1, -1, -1) if roles[index] in ("user", "assistant")), -1)
+    return last if last >= 0 and roles[last] == "user" else -1
 
 
 def prepare_tools(tools: Sequence[dict[str, Any]] | None) -> list[dict[str, Any]] | None:
@@ -98,7 +129,7 @@ def plain_value(value: Any, where: str, depth: int = 0) -> Any:
     raise RequestError(f"{where} must be JSON, got {type(value).__name__}", param=where)
 
 
-def _prepare_message(message: Any, where: str) -> dict[str, Any]:
+def _prepare_message(message: Any, where: str, *, needs_text: bool) -> dict[str, Any]:
     if not isinstance(message, Mapping):
         raise RequestError(f"{where} must be an object with a role, got {type(message).__name__}", param=where)
     role = message.get("role")
@@ -109,7 +140,7 @@ def _prepare_message(message: Any, where: str) -> dict[str, Any]:
         if value is None:
             continue
         if key == "content":
-            prepared[key] = _content(value, f"{where}.content")
+            prepared[key] = _content(value, f"{where}.content", needs_text=needs_text)
         elif key == "tool_calls":
             calls = _tool_calls(value, f"{where}.tool_calls")
             if calls:
@@ -121,29 +152,46 @@ def _prepare_message(message: Any, where: str) -> dict[str, Any]:
     return prepared
 
 
-def _content(value: Any, where: str) -> str:
+def _content(value: Any, where: str, *, needs_text: bool) -> str:
     if isinstance(value, str):
         return str(value)
     if not isinstance(value, (list, tuple)):
         raise RequestError(f"{where} must be a string or a list of parts, got {type(value).__name__}", param=where)
-    texts = []
+    texts, others = [], {}
     for index, part in enumerate(value):
-        at = f"{where}[{index}]"
-        if isinstance(part, str):
-            texts.append(part)
-            continue
-        kind = part.get("type") if isinstance(part, Mapping) else type(part).__name__
-        if kind not in _TEXT_PARTS:
-            raise RequestError(
-                f"{at} is of type {kind!r}, and this model takes text only; send parts of type 'text'",
-                param=at,
-                code="unsupported_content_type",
-            )
-        text = part.get("refusal" if kind == "refusal" else "text")
-        if not isinstance(text, str):
-            raise RequestError(f"{at}.text must be a string, got {type(text).__name__}", param=f"{at}.text")
-        texts.append(text)
-    return "".join(texts)
+        text = _part_text(part, f"{where}[{index}]")
+        if text is None:
+            others[index] = part["type"]
+        texts.append(left_out(_kind_name(others[index])) if text is None else text)
+    if needs_text and others and not any(text.strip() for index, text in enumerate(texts) if index not in others):
+        first = min(others)
+        raise RequestError(
+            f"{where}[{first}] is of type {others[first]!r}, and this model takes text only; send parts of type 'text'",
+            param=f"{where}[{first}]",
+            code="unsupported_content_type",
+        )
+    return joined_text(texts, others)
+
+
+def _part_text(part: Any, where: str) -> str | None:
+    """The text of one part; None where it is of a kind that no text model reads."""
+    if isinstance(part, str):
+        return part
+    kind = part.get("type") if isinstance(part, Mapping) else None
+    if not isinstance(kind, str):
+        given = repr(kind) if isinstance(part, Mapping) else type(part).__name__
+        raise RequestError(f"{where} must be an object with a type such as 'text', got {given}", param=where)
+    if kind not in _TEXT_PARTS:
+        return None
+    text = part.get("refusal" if kind == "refusal" else "text")
+    if not isinstance(text, str):
+        raise RequestError(f"{where}.text must be a string, got {type(text).__name__}", param=f"{where}.text")
+    return text
+
+
+def _kind_name(kind: str) -> str:
+    """`image_url` and `input_image` are both an image."""
+    return kind.removeprefix("input_").removesuffix("_url")[:64]
 
 
 def _tool_calls(value: Any, where: str) -> list[Any]:

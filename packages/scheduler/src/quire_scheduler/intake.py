@@ -21,8 +21,8 @@ def token_limit(request: Request, *, max_model_len: int | None, max_request_toke
         max_request_tokens: What the whole KV cache holds, in tokens of one request.
 
     Raises:
-        RequestError: The prompt is empty, max_tokens is below 1, or the KV cache can never hold it.
-        ContextLengthError: The prompt fills the context.
+        RequestError: The prompt is empty, or max_tokens is below 1.
+        ContextLengthError: The prompt fills the context, or the KV cache can never hold the request.
     """
     num_prompt = request.num_prompt_tokens
     if num_prompt == 0:
@@ -32,7 +32,9 @@ def token_limit(request: Request, *, max_model_len: int | None, max_request_toke
     if max_model_len is not None and num_prompt >= max_model_len:
         raise ContextLengthError(
             f"the prompt has {num_prompt} tokens, but the context holds {max_model_len} and one of them must be left "
-            f"for the output; shorten the prompt"
+            f"for the output; shorten the prompt",
+            num_prompt_tokens=num_prompt,
+            max_model_len=max_model_len,
         )
     limit = num_prompt + request.max_tokens
     if max_model_len is not None:
@@ -40,12 +42,15 @@ def token_limit(request: Request, *, max_model_len: int | None, max_request_toke
     asked = request.sampling_params.max_tokens is not None
     needed = limit - 1 if asked else num_prompt
     if needed > max_request_tokens:
-        raise RequestError(
+        raise ContextLengthError(
             f"{num_prompt} prompt tokens and {limit - num_prompt} output tokens need {needed} slots in the KV cache, "
             f"which holds {max_request_tokens} tokens in all; shorten the prompt, lower max_tokens, or give the server "
             f"a larger KV cache",
             param="max_tokens" if num_prompt <= max_request_tokens else "prompt",
             code="kv_cache_too_small",
+            num_prompt_tokens=num_prompt,
+            max_model_len=max_request_tokens,
+            max_tokens=request.sampling_params.max_tokens,
         )
     return min(limit, max_request_tokens + 1)
 
@@ -69,7 +74,9 @@ def check_encoder_input(request: Request, max_encoder_tokens: int) -> None:
     if num_tokens > max_encoder_tokens:
         raise ContextLengthError(
             f"the encoder's prompt has {num_tokens} tokens, and the encoder reads at most {max_encoder_tokens}, all at "
-            "once: shorten the prompt"
+            "once: shorten the prompt",
+            num_prompt_tokens=num_tokens,
+            max_model_len=max_encoder_tokens,
         )
 
 
