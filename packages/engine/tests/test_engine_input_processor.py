@@ -106,3 +106,17 @@ def test_what_is_outside_the_vocabulary(prompt: list[Any], params: dict[str, Any
 def test_the_last_of_vocabulary_and_context_is_fine() -> None:
     (message,) = process([49] * 99, max_tokens=1)
     assert message.max_tokens == 1
+
+
+def test_bad_words_become_tokens_at_the_start_and_after_a_space() -> None:
+    class Letters:
+        def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+            return [ord(letter) - 32 for letter in text]
+
+    processor = InputProcessor(EngineInfo(max_model_len=100, vocab_size=128), [0], Letters())  # type: ignore[arg-type]
+    params = SamplingParams(bad_words=("ab", " c"), bad_words_token_ids=((7,),))
+    (message,) = processor.process("r", [1], params)
+    assert message.sampling_params.bad_words == ()
+    assert message.sampling_params.bad_words_token_ids == ((7,), (65, 66), (0, 65, 66), (0, 67))
+    with pytest.raises(RequestError, match="no tokenizer: give bad_words_token_ids"):
+        process([1], bad_words=("ab",))

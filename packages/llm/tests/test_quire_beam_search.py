@@ -104,9 +104,12 @@ def test_the_best_of_many(llm: LLM) -> None:
         params = SamplingParams(n=count, seed=5, temperature=1.5, max_tokens=6, logprobs=0, ignore_eos=True)
         llm.reset_prefix_cache()
         [everyone] = llm.generate([PROMPT], params, use_tqdm=False)
-        cached = [each.num_cached_tokens for each in everyone.metrics]
+        cached = [each.num_cached_tokens for each in everyone.metrics.completions]
         assert cached == [0] + [16] * (count - 1), "one computes the prompt"
-        sums = [sum(position[0].logprob for position in each.logprobs or ()) for each in everyone.outputs]
+        sums = [
+            sum(position[token_id].logprob for token_id, position in zip(each.token_ids, each.logprobs, strict=True))
+            for each in everyone.outputs
+        ]
         assert [each.cumulative_logprob for each in everyone.outputs] == pytest.approx(sums)
         ranked = [everyone.outputs[i].token_ids for i in sorted(range(count), key=lambda i: -sums[i])]
         asked = SamplingParams(n=n, best_of=count, seed=5, temperature=1.5, max_tokens=6, ignore_eos=True)

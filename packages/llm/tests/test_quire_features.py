@@ -81,7 +81,7 @@ def prompts(llm: LLM) -> list[list[int]]:
 
 def _seen(output: RequestOutput) -> Answer:
     observed = [output.prompt_logprobs, *(one.logprobs for one in output.outputs)]
-    entries = [entry for each in observed for place in each or [] for entry in place or []]
+    entries = [entry for each in observed for place in each or [] for entry in (place or {}).values()]
     exact = [(one.token_ids, one.text, one.finish_reason) for one in output.outputs]
     return Answer([*exact, *(entry.token_id for entry in entries)], [entry.logprob for entry in entries])
 

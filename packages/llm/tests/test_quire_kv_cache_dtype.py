@@ -79,7 +79,10 @@ def test_formats_are_not_the_same(folder: Path) -> None:
     for dtype in ("auto", *FORMATS):
         with start(folder, dtype, enable_prefix_caching=False) as llm:
             (output,) = llm.generate([PROMPTS[-1]], params, use_tqdm=False)
-            seen[dtype] = [entries[0].logprob for entries in output.prompt_logprobs if entries]
+            seen[dtype] = [
+                entries[token_id].logprob
+                for token_id, entries in zip(PROMPTS[-1][1:], output.prompt_logprobs[1:], strict=True)
+            ]
     errors = {dtype: max(abs(a - b) for a, b in zip(seen[dtype], seen["auto"], strict=True)) for dtype in FORMATS}
     assert 0 < errors["int8"] < errors["fp8_e4m3"] < errors["fp8_e5m2"]
     assert errors["int8"] < errors["int4"] < 1.0

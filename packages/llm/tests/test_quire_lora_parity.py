@@ -231,5 +231,5 @@ def test_adapters_of_layers_with_other_norms_and_rotations(architecture: str, tm
     for output, wanted in zip(outputs, expected, strict=True):
         found = output.outputs[0].logprobs[0]
         assert len(found) > 4
-        for entry in found:
-            assert entry.logprob == pytest.approx(float(wanted[entry.token_id]), abs=2e-4)
+        for token_id, entry in found.items():
+            assert entry.logprob == pytest.approx(float(wanted[token_id]), abs=2e-4)

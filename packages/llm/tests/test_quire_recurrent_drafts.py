@@ -153,7 +153,7 @@ def test_every_drafter_and_several_answers(name: str, tmp_path: Path) -> None:
     def answers(llm: LLM) -> list[Any]:
         outputs = [each for output in llm.generate(prompts, params, use_tqdm=False) for each in output.outputs]
         return [
-            (each.token_ids, [(entry.token_id, round(entry.logprob, 3)) for place in each.logprobs for entry in place])
+            (each.token_ids, [(i, round(entry.logprob, 3)) for place in each.logprobs for i, entry in place.items()])
             for each in outputs
         ]
 

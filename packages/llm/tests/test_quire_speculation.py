@@ -115,7 +115,9 @@ def seen(outputs: list[RequestOutput]) -> list[Any]:
     found = []
     for output in outputs:
         one = output.outputs[0]
-        logprobs = [[(entry.token_id, round(entry.logprob, 5)) for entry in place] for place in one.logprobs or []]
+        logprobs = [
+            [(token_id, round(entry.logprob, 5)) for token_id, entry in place.items()] for place in one.logprobs or []
+        ]
         found.append((one.token_ids, one.text, one.finish_reason, logprobs))
     return found
 

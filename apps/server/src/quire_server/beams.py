@@ -5,7 +5,8 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import AsyncIterator
 
-from quire import BeamSearchParams, RequestOutput
+from quire import BeamSearchParams
+from quire_engine import RequestOutput
 from quire_interfaces import RenderedPrompt, RequestError, SamplingParams
 from quire_server.context import ServerContext
 from quire_server.protocol import SamplingFields
@@ -14,7 +15,7 @@ __all__ = ["beam_search_outputs", "beam_search_params"]
 
 _PLAIN = SamplingParams()
 _NOT_TOGETHER = (
-    "stop", "logit_bias", "allowed_token_ids", "bad_words_token_ids", "min_tokens", "presence_penalty",
+    "stop", "logit_bias", "allowed_token_ids", "bad_words", "min_tokens", "presence_penalty",
     "frequency_penalty", "logprobs", "prompt_logprobs", "structured_outputs", "extra_args", "dry_multiplier",
     "deterministic",
 )  # fmt: skip

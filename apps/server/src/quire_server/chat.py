@@ -13,8 +13,7 @@ from msgspec import UNSET, UnsetType
 from starlette.requests import Request
 from starlette.responses import Response
 
-from quire import RequestOutput
-from quire_engine import CompletionOutput
+from quire_engine import CompletionOutput, RequestOutput
 from quire_interfaces import RequestError
 from quire_renderers import CallArguments, CallStart, ContentDelta, OutputEvent, ReasoningDelta
 from quire_server.beams import beam_search_params

@@ -15,8 +15,8 @@ from msgspec import UNSET
 from starlette.requests import Request
 from starlette.responses import Response
 
-from quire import BeamSearchParams, OutputKind, RequestOutput
-from quire_engine import CompletionOutput, Logprob
+from quire import BeamSearchParams, OutputKind
+from quire_engine import CompletionOutput, Logprob, RequestOutput
 from quire_interfaces import FinishReason, RenderedPrompt, RequestError, SamplingParams
 from quire_server.beams import beam_search_outputs, beam_search_params
 from quire_server.body import read_model

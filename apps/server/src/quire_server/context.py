@@ -79,7 +79,7 @@ class ServerContext:
             RequestError: naming the field.
         """
         body.check_supported()
-        params = body.to_sampling_params(self.llm.generation_defaults, self._bad_words(body.bad_words))
+        params = body.to_sampling_params(self.llm.generation_defaults)
         self.check_request(params, body.priority)
         return params
 
@@ -101,16 +101,6 @@ class ServerContext:
             )
         remedy = "ask for fewer (the server's bound is --max-logprobs)"
         check_logprobs(params, self.llm.config.model.max_logprobs, self.llm.engine_info.vocab_size, remedy=remedy)
-
-    def _bad_words(self, words: list[str] | None) -> tuple[tuple[int, ...], ...]:
-        sequences: dict[tuple[int, ...], None] = {}
-        for word in words or ():
-            if not word.strip():
-                raise RequestError("bad_words must hold words, not only white space", param="bad_words")
-            # A word at the start of a line and one after a space are different tokens.
-            for text in (word, " " + word.lstrip()):
-                sequences[tuple(self.llm.tokenizer.encode(text, add_special_tokens=False))] = None
-        return tuple(sequences)
 
 
 async def in_thread_when_long(num_chars: int, work: Callable[[], Result]) -> Result:

@@ -15,9 +15,8 @@ from collections.abc import AsyncGenerator, AsyncIterator
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
-from quire import RequestOutput
 from quire.async_llm import make_detokenizer_factory
-from quire_engine import CompletionOutput
+from quire_engine import CompletionOutput, RequestOutput
 from quire_interfaces import FinishReason, RenderedPrompt, RequestError, SamplingParams
 from quire_server.body import parse_body
 from quire_server.chat import ChatAnswer, chat_turn

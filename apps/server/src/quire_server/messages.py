@@ -14,8 +14,7 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from quire import RequestOutput
-from quire_engine import CompletionOutput
+from quire_engine import CompletionOutput, RequestOutput
 from quire_renderers import (
     CallArguments,
     CallEnd,

@@ -136,7 +136,7 @@ class SamplingFields(Body):
     def field_names(self) -> dict[str, str]:
         """Name the engine gives a field -> name it has in this body, where they differ."""
         beams = "n" if self.best_of is None else "best_of"
-        return {"bad_words_token_ids": "bad_words", "beam_width": beams, **constraint_names(self)}
+        return {"beam_width": beams, **constraint_names(self)}
 
     def check_supported(self) -> None:
         """Refuse what is understood but not served.
@@ -154,14 +154,11 @@ class SamplingFields(Body):
             )
         refuse_transfer(self.kv_transfer_params)
 
-    def to_sampling_params(
-        self, defaults: dict[str, Any], bad_words_token_ids: tuple[tuple[int, ...], ...] = ()
-    ) -> SamplingParams:
+    def to_sampling_params(self, defaults: dict[str, Any]) -> SamplingParams:
         """As the engine takes it.
 
         Args:
             defaults: Values for fields the request leaves out (from generation_config.json).
-            bad_words_token_ids: `bad_words`, tokenized.
 
         Raises:
             RequestError: a value out of range or a contradiction, with `param` set.
@@ -190,7 +187,7 @@ class SamplingFields(Body):
             **values,
             max_tokens=self.max_tokens_wanted(),
             logprobs=self.logprobs_wanted(),
-            bad_words_token_ids=bad_words_token_ids,
+            bad_words=tuple(self.bad_words or ()),
             structured_outputs=structured_outputs_of(self),
         )
 

@@ -18,8 +18,7 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from quire import RequestOutput
-from quire_engine import CompletionOutput
+from quire_engine import CompletionOutput, RequestOutput
 from quire_interfaces import FinishReason, QuireError, RequestError
 from quire_server.body import read_model
 from quire_server.context import ServerContext, unless_disconnected

@@ -13,8 +13,8 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from dataclasses import dataclass
 from typing import Any
 
-from quire import OutputKind, RequestOutput
-from quire_engine import CompletionOutput
+from quire import OutputKind
+from quire_engine import CompletionOutput, RequestOutput
 from quire_interfaces import RenderedPrompt, SamplingParams, Tokenizer
 from quire_renderers import ChatFormat, OutputParser
 from quire_server.streaming import merge

@@ -18,8 +18,8 @@ from msgspec import UNSET, UnsetType
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from quire import OutputKind, RequestOutput
-from quire_engine import CompletionOutput
+from quire import OutputKind
+from quire_engine import CompletionOutput, RequestOutput
 from quire_interfaces import FinishReason, RenderedPrompt, RequestError, SamplingParams
 from quire_renderers import ChatFormat, OutputParser
 from quire_server.body import read_model

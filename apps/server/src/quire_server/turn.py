@@ -11,8 +11,8 @@ from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from quire import BeamSearchParams, OutputKind, RequestOutput
-from quire_engine import CompletionOutput
+from quire import BeamSearchParams, OutputKind
+from quire_engine import CompletionOutput, RequestOutput
 from quire_interfaces import FinishReason, RenderedPrompt, RequestError, SamplingParams, Tokenizer
 from quire_renderers import (
     CallArguments,

@@ -38,7 +38,7 @@ class InputProcessor:
     Args:
         info: The engine's limits.
         eos_token_ids: Tokens that end an output unless `ignore_eos`.
-        tokenizer: For `dry_sequence_breakers`; None takes token ids only.
+        tokenizer: For `bad_words` and `dry_sequence_breakers`; None takes token ids only.
         seed: Of the seeds that requests without one get; None for other ones each time.
     """
 
@@ -146,6 +146,8 @@ class InputProcessor:
         params = self._with_counts(params)
         if params.structured_outputs is not None:
             params = dataclasses.replace(params, structured_outputs=self._constraint(params.structured_outputs))
+        if params.bad_words:
+            params = dataclasses.replace(params, bad_words=(), bad_words_token_ids=self._bad_words_token_ids(params))
         if params.dry_multiplier > 0:
             params = dataclasses.replace(params, dry_sequence_breakers=self._breaker_ids(params))
         self._check_params(params)
@@ -246,6 +248,16 @@ class InputProcessor:
                 ids[breaker] = None
         self._check_ids("dry_sequence_breakers", ids)
         return tuple(ids)
+
+    def _bad_words_token_ids(self, params: SamplingParams) -> tuple[tuple[int, ...], ...]:
+        if self._tokenizer is None:
+            raise RequestError("this engine has no tokenizer: give bad_words_token_ids", param="bad_words")
+        sequences = dict.fromkeys(params.bad_words_token_ids)
+        for word in params.bad_words:
+            # A word at the start of a line and one after a space are different tokens.
+            for text in (word, " " + word.lstrip()):
+                sequences[tuple(self._tokenizer.encode(text, add_special_tokens=False))] = None
+        return tuple(sequences)
 
     def _max_tokens(self, num_prompt_tokens: int, params: SamplingParams) -> int:
         context = self._info.max_model_len

@@ -6,7 +6,8 @@ Knows ranges and contradictions; knows no tokenizer (token ids are checked again
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import KW_ONLY, dataclass
 from operator import attrgetter
 from typing import Any
 
@@ -34,9 +35,9 @@ _EXTRA_RANGES = (
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """Sampling parameters of one request.
+    """Sampling parameters of one request. Positional arguments come in vLLM's order.
 
     Order of application: structured_outputs, allowed_token_ids, bad words, minimum tokens, logit bias, penalties, DRY
     and top_n_sigma on the raw logits; then temperature (fixed or dynamic), min_p, top_k, top_p, XTC; then the draw.
@@ -49,8 +50,12 @@ class SamplingParams:
 
     n: int = 1
     """Independent completions of the same prompt, 1 to 128."""
-    best_of: int | None = None
-    """Compute this many completions and give the n of the largest probability; at least n. None computes n."""
+    presence_penalty: float = 0.0
+    """Subtracted once from the logit of each token in the output; -2 to 2."""
+    frequency_penalty: float = 0.0
+    """Subtracted per occurrence from the logit of each token in the output; -2 to 2."""
+    repetition_penalty: float = 1.0
+    """Divides positive and multiplies negative logits of tokens in prompt and output (CTRL, sec. 4.1); 0.01 to 100."""
     temperature: float = 1.0
     """0 to 100; 0 is greedy."""
     top_p: float = 1.0
@@ -59,12 +64,25 @@ class SamplingParams:
     """Keep the k most likely tokens; 0 or -1 keeps all."""
     min_p: float = 0.0
     """Keep tokens at least this likely relative to the most likely one; in [0, 1]."""
-    repetition_penalty: float = 1.0
-    """Divides positive and multiplies negative logits of tokens in prompt and output; > 0 (CTRL, section 4.1)."""
-    presence_penalty: float = 0.0
-    """Subtracted once from the logit of each token in the output; -2 to 2."""
-    frequency_penalty: float = 0.0
-    """Subtracted per occurrence from the logit of each token in the output; -2 to 2."""
+    seed: int | None = None
+    """Same seed, same tokens, whatever else is in the batch; None draws a fresh one."""
+    stop: tuple[str, ...] = ()
+    """Strings that end the output, wherever token borders fall. One string, a list and None are taken, too."""
+    stop_token_ids: tuple[int, ...] = ()
+    """Token ids that end the output, besides the model's own."""
+    ignore_eos: bool = False
+    """Go on past the model's end-of-sequence tokens."""
+    max_tokens: int | None = None
+    """Most tokens to generate; None means up to the context's end."""
+    min_tokens: int = 0
+    """No stop token (eos or stop_token_ids) is sampled before this many tokens."""
+    logprobs: int | None = None
+    """Log probabilities of this many most likely tokens, and of the sampled one; 0 gives the sampled one only."""
+    prompt_logprobs: int | None = None
+    """The same for each prompt token but the first."""
+    _: KW_ONLY
+    best_of: int | None = None
+    """Compute this many completions and give the n of the largest probability; at least n. None computes n."""
     dry_multiplier: float = 0.0
     """Strength of DRY, which holds off repetitions of whole sequences; 0 switches it off."""
     dry_base: float = 1.75
@@ -95,28 +113,14 @@ class SamplingParams:
     """Added to the logits of these token ids; each -100 to 100."""
     allowed_token_ids: tuple[int, ...] | None = None
     """Only these token ids may be sampled; not empty."""
+    bad_words: tuple[str, ...] = ()
+    """Words that may not be generated, at the start of a line or after a space."""
     bad_words_token_ids: tuple[tuple[int, ...], ...] = ()
     """Token sequences that may not be completed."""
-    max_tokens: int | None = None
-    """Most tokens to generate; None means up to the context's end."""
-    min_tokens: int = 0
-    """No stop token (eos or stop_token_ids) is sampled before this many tokens."""
-    stop: tuple[str, ...] = ()
-    """Strings that end the output, wherever token borders fall."""
-    stop_token_ids: tuple[int, ...] = ()
-    """Token ids that end the output, besides the model's own."""
     include_stop_str_in_output: bool = False
     """Keep the stop string (or the stop token's text) in the output."""
-    ignore_eos: bool = False
-    """Go on past the model's end-of-sequence tokens."""
-    seed: int | None = None
-    """Same seed, same tokens, whatever else is in the batch; None draws a fresh one."""
     deterministic: bool = False
     """Refuse the request where another run of it could round differently. Needs a seed, or temperature 0."""
-    logprobs: int | None = None
-    """Log probabilities of this many most likely tokens, and of the sampled one; 0 gives the sampled one only."""
-    prompt_logprobs: int | None = None
-    """The same for each prompt token but the first."""
     skip_special_tokens: bool = True
     """Leave special tokens out of the text."""
     detokenize: bool = True
@@ -132,6 +136,7 @@ class SamplingParams:
         return self.seed is not None or self.temperature == 0
 
     def __post_init__(self) -> None:
+        self._take_lists()
         _range("n", self.n, 1, 128, whole=True)
         if self.best_of is not None:
             _range("best_of", self.best_of, self.n, 128, whole=True)
@@ -140,8 +145,7 @@ class SamplingParams:
             raise _wrong("top_p", self.top_p, "be above 0 and at most 1")
         _range("top_k", self.top_k, -1, 2**31, whole=True)
         _range("min_p", self.min_p, 0, 1)
-        if _number("repetition_penalty", self.repetition_penalty) <= 0:
-            raise _wrong("repetition_penalty", self.repetition_penalty, "be above 0")
+        _range("repetition_penalty", self.repetition_penalty, 0.01, 100)
         _range("presence_penalty", self.presence_penalty, -2, 2)
         _range("frequency_penalty", self.frequency_penalty, -2, 2)
         _range("min_tokens", self.min_tokens, 0, 2**31, whole=True)
@@ -157,6 +161,19 @@ class SamplingParams:
         self._check_token_lists()
         self._check_stop()
         self._check_structured_outputs()
+
+    def _take_lists(self) -> None:
+        """One string as a list of one, None as none, lists as tuples."""
+        for name in ("stop", "bad_words"):
+            if isinstance(value := getattr(self, name), str):
+                object.__setattr__(self, name, (value,))
+        for name in ("stop", "stop_token_ids", "bad_words", "bad_words_token_ids", "allowed_token_ids"):
+            value = getattr(self, name)
+            if isinstance(value, tuple) or (value is None and name == "allowed_token_ids"):
+                continue
+            if value is not None and (isinstance(value, (str, bytes, dict)) or not isinstance(value, Iterable)):
+                raise _wrong(name, value, "be a list")
+            object.__setattr__(self, name, tuple(value or ()))
 
     def _check_extras(self) -> None:
         if _extras(self) == _NO_EXTRAS:
@@ -195,8 +212,11 @@ class SamplingParams:
             for token_id in getattr(self, name) or ():
                 _range(name, token_id, 0, 2**31, whole=True)
         for words in self.bad_words_token_ids:
-            if len(words) == 0:
-                raise _wrong("bad_words_token_ids", [], "hold no empty sequence")
+            if isinstance(words, (str, int)) or len(words) == 0:
+                raise _wrong("bad_words_token_ids", words, "hold sequences of token ids, none of them empty")
+        for word in self.bad_words:
+            if not isinstance(word, str) or not word.strip():
+                raise _wrong("bad_words", word, "hold words, not only white space")
 
     def _check_stop(self) -> None:
         for text in self.stop:

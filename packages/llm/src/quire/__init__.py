@@ -12,9 +12,12 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from quire.async_llm import AsyncLLM
     from quire.config import QuireConfig
-    from quire.llm import LLM, LoRARequest
+    from quire.llm import LLM
+    from quire.lora_request import LoRARequest
+    from quire.outputs import CompletionOutput, RequestOutput
     from quire.plan import MemoryPlan, make_plan
-    from quire_engine import BeamSearchParams, CompletionOutput, Logprob, OutputKind, RequestOutput
+    from quire.prompts import TextPrompt, TokensPrompt
+    from quire_engine import BeamSearchParams, Logprob, OutputKind
     from quire_interfaces import (
         CheckpointError,
         ConfigError,
@@ -53,21 +56,25 @@ __all__ = [
     "RequestOutput",
     "SamplingParams",
     "StructuredOutputsParams",
+    "TextPrompt",
+    "TokensPrompt",
     "make_plan",
 ]
 
 _MODULE_OF = {
     "LLM": "quire.llm",
-    "LoRARequest": "quire.llm",
+    "LoRARequest": "quire.lora_request",
     "AsyncLLM": "quire.async_llm",
     "MemoryPlan": "quire.plan",
     "QuireConfig": "quire.config",
     "make_plan": "quire.plan",
     "BeamSearchParams": "quire_engine",
-    "CompletionOutput": "quire_engine",
+    "CompletionOutput": "quire.outputs",
     "Logprob": "quire_engine",
     "OutputKind": "quire_engine",
-    "RequestOutput": "quire_engine",
+    "RequestOutput": "quire.outputs",
+    "TextPrompt": "quire.prompts",
+    "TokensPrompt": "quire.prompts",
 }
 
 

@@ -2,26 +2,27 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, TypeVar
 
 from quire.assemble import build_parts, build_renderer, model_folder, read_model_config
 from quire.async_llm import generation_defaults, make_detokenizer_factory
 from quire.beam_search import continuations, of_beam, start_search, to_output
 from quire.config import QuireConfig
 from quire.logprob_bound import check_logprobs, resolved_max_logprobs
-from quire_engine import BeamSearchParams, EngineInfo, LLMEngine, RequestOutput
+from quire.lora_request import LoRAChoice, LoRARequest
+from quire.outputs import RequestOutput, to_request_output
+from quire.progress import ProgressChoice, progress
+from quire.prompts import ParsedPrompt, Prompt, naming_prompt, parse_prompts
+from quire.shared_engine import OfflineRequest, SharedEngine
+from quire_engine import BeamSearchParams, EngineInfo, LLMEngine
 from quire_interfaces import (
     AdapterInfo,
     AdapterStore,
     FinishReason,
     LogitsProcessor,
-    OverloadedError,
-    RenderedPrompt,
     RequestError,
     SamplingParams,
     SchedulerStats,
@@ -29,29 +30,13 @@ from quire_interfaces import (
 )
 from quire_renderers import ParsedMessage, fold_events
 
-__all__ = ["LLM", "LoRARequest"]
+__all__ = ["LLM"]
 
-Prompt = str | Sequence[int] | Mapping[str, Any]
-"""Text, token ids, or {"prompt": text} / {"prompt_token_ids": ids}. For models that read the prompt with an encoder
-also {"encoder_prompt": any of these, "decoder_prompt": any of these or None}: what the output is to begin with."""
 Messages = Sequence[dict[str, Any]]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LoRARequest:
-    """An adapter that a request runs with. The fields are vLLM's."""
-
-    lora_name: str
-    lora_path: str
-    lora_int_id: int = 0
-    """Not used: the name and the content tell adapters apart."""
-
-
-LoRAChoice = LoRARequest | str | None
-
-
 class LLM:
-    """A model, ready to generate.
+    """A model, ready to generate. Thread-safe: the calls of several threads share every step.
 
     Args:
         model: Checkpoint folder or hub name; None for the embedded demo model.
@@ -92,6 +77,9 @@ class LLM:
             make_detokenizer=make_detokenizer_factory(tokenizer),
             eos_token_ids=self._eos_token_ids,
         )
+        self._shared = SharedEngine(self.engine, self._load_requested)
+        self._loaded_requests: dict[str, LoRARequest] = {}
+        """What each adapter that a request brought was loaded for."""
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -107,69 +95,88 @@ class LLM:
         """Of weights, activations and KV cache."""
         return self.engine.info.dtype
 
-    def default_sampling_params(self) -> SamplingParams:
+    def get_tokenizer(self) -> Tokenizer:
+        """`tokenizer`, by vLLM's name."""
+        return self.tokenizer
+
+    def get_default_sampling_params(self) -> SamplingParams:
         """What the checkpoint's generation_config.json and the settings ask for."""
         return SamplingParams(**self._defaults)
 
     def generate(
         self,
-        prompts: Prompt | Sequence[Prompt],
+        prompts: Prompt | Iterable[Prompt],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
-        *,
-        use_tqdm: bool = True,
-        priority: int = 0,
+        use_tqdm: ProgressChoice = True,
         lora_request: LoRAChoice | Sequence[LoRAChoice] = None,
+        priority: int | Sequence[int] = 0,
     ) -> list[RequestOutput]:
         """Complete prompts, all at once.
 
         Args:
             prompts: One prompt or many.
-            sampling_params: One for all, or one each; None takes `default_sampling_params`.
-            use_tqdm: Show a progress bar on standard error.
-            priority: Lower runs first, under the priority policy.
+            sampling_params: One for all, or one each; None takes `get_default_sampling_params`.
+            use_tqdm: Show a progress bar on standard error; a callable makes one of its own, as tqdm does.
             lora_request: The adapter to run with, by name or as a `LoRARequest`, which is loaded if it is not yet; one
                 for all, or one each; None runs the network as it is.
+            priority: Lower runs first, under the priority policy; one for all, or one each.
 
         Returns:
             One output per prompt, in order.
 
         Raises:
-            RequestError: a prompt or its parameters are wrong; nothing runs then.
+            RequestError: a prompt or its parameters are wrong; the message says which one, and none goes on.
         """
-        return self._run(self._render_all(prompts), sampling_params, use_tqdm, priority, lora_request)
+        return self._run(parse_prompts(prompts, self.renderer), sampling_params, use_tqdm, priority, lora_request)
 
     def chat(
         self,
         messages: Messages | Sequence[Messages],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
-        *,
-        use_tqdm: bool = True,
+        use_tqdm: ProgressChoice = True,
         lora_request: LoRAChoice | Sequence[LoRAChoice] = None,
+        chat_template: str | None = None,
+        chat_template_content_format: str = "auto",
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
-        chat_template: str | None = None,
-        chat_template_kwargs: dict[str, Any] | None = None,
         tools: Sequence[dict[str, Any]] | None = None,
+        chat_template_kwargs: dict[str, Any] | None = None,
     ) -> list[RequestOutput]:
         """Answer conversations, all at once; arguments as for `generate` and `quire_interfaces.Renderer.render_chat`.
 
         Args:
             messages: One conversation (a list of messages) or many.
+            chat_template_content_format: Only "auto": the chat template says which form of content it takes.
+
+        Raises:
+            RequestError: a conversation or its parameters are wrong; the message says which one, and none goes on.
         """
-        one = len(messages) > 0 and isinstance(messages[0], dict)
-        conversations: Sequence[Messages] = [messages] if one else messages  # type: ignore[list-item,assignment]
-        rendered = [
-            self.renderer.render_chat(
-                conversation,
-                tools=tools,
-                add_generation_prompt=add_generation_prompt and not continue_final_message,
-                continue_final_message=continue_final_message,
-                chat_template=chat_template,
-                chat_template_kwargs=chat_template_kwargs,
+        if chat_template_content_format != "auto":
+            raise RequestError(
+                f"chat_template_content_format must be 'auto', got {chat_template_content_format!r}: the chat template "
+                "says which form of content it takes",
+                param="chat_template_content_format",
             )
-            for conversation in conversations
-        ]
-        return self._run(rendered, sampling_params, use_tqdm, 0, lora_request)
+        if not isinstance(messages, Sequence) or isinstance(messages, str):
+            raise RequestError(
+                f"messages must be a conversation or a list of conversations, got {type(messages).__name__}",
+                param="messages",
+            )
+        one = len(messages) > 0 and isinstance(messages[0], Mapping)
+        conversations: Sequence[Messages] = [messages] if one else messages  # type: ignore[list-item,assignment]
+        prompts = []
+        for index, conversation in enumerate(conversations):
+            with naming_prompt(index, len(conversations)):
+                rendered = self.renderer.render_chat(
+                    conversation,
+                    tools=tools,
+                    add_generation_prompt=add_generation_prompt and not continue_final_message,
+                    continue_final_message=continue_final_message,
+                    chat_template=chat_template,
+                    chat_template_kwargs=chat_template_kwargs,
+                )
+            prompts.append(ParsedPrompt(rendered))
+        return self._run(prompts, sampling_params, use_tqdm, 0, lora_request)
 
     def load_adapter(self, name: str, path: str, *, replace: bool = False) -> AdapterInfo:
         """Read an adapter and offer it under a name.
@@ -199,22 +206,31 @@ class LLM:
             raise RequestError("this engine serves no adapters; set enable_lora", param="lora_request")
         return store
 
-    def _adapter_names(self, choice: LoRAChoice | Sequence[LoRAChoice], count: int) -> list[str | None]:
-        """The name for each prompt; what is not loaded yet is loaded."""
-        many = [choice] * count if choice is None or isinstance(choice, str | LoRARequest) else list(choice)
-        if len(many) != count:
-            raise RequestError(
-                f"{count} prompts came with {len(many)} adapters; give one for all or one each", param="lora_request"
-            )
-        known = {info.name: info for info in self.list_adapters()} if any(many) else {}
-        for each in many:
-            if isinstance(each, LoRARequest) and each.lora_name not in known:
-                known[each.lora_name] = self.load_adapter(each.lora_name, each.lora_path)
-        return [each.lora_name if isinstance(each, LoRARequest) else each for each in many]
+    def _check_adapters(self, adapters: Sequence[LoRAChoice]) -> None:
+        """Load what is new already, so that what cannot be read is told before anything runs.
+
+        Raises:
+            RequestError, CheckpointError: an adapter is not there or cannot be used.
+        """
+        for each in dict.fromkeys(adapters):
+            if isinstance(each, LoRARequest):
+                self._load_requested(each)
+            elif each is not None:
+                self._adapters.resolve(each)
+
+    def _load_requested(self, wanted: LoRARequest) -> None:
+        """Have the adapter under its name: read where the name is new or stands for another one now."""
+        known = {info.name: info for info in self.list_adapters()}.get(wanted.lora_name)
+        last = self._loaded_requests.get(wanted.lora_name)
+        is_same = known is not None and known.path == wanted.lora_path
+        is_same = is_same and (last is None or last.lora_int_id == wanted.lora_int_id)
+        if wanted.load_inplace or not is_same:
+            self.load_adapter(wanted.lora_name, wanted.lora_path, replace=True)
+        self._loaded_requests[wanted.lora_name] = wanted
 
     def beam_search(
         self,
-        prompts: Prompt | Sequence[Prompt],
+        prompts: Prompt | Iterable[Prompt],
         params: BeamSearchParams,
         lora_request: LoRAChoice | Sequence[LoRAChoice] = None,
     ) -> list[RequestOutput]:
@@ -233,28 +249,40 @@ class LLM:
         """
         if not isinstance(params, BeamSearchParams):
             raise RequestError(f"params must be BeamSearchParams, got {type(params).__name__}", param="params")
-        rendered = self._render_all(prompts)
+        parsed = parse_prompts(prompts, self.renderer)
         bound = resolved_max_logprobs(self.config.model.max_logprobs, self.engine_info.vocab_size)
-        searches = [start_search(each, params, self._eos_token_ids, self.engine_info, bound) for each in rendered]
+        searches = []
+        for index, each in enumerate(parsed):
+            with naming_prompt(index, len(parsed)):
+                searches.append(start_search(each.rendered, params, self._eos_token_ids, self.engine_info, bound))
+        if not searches:
+            return []
+        step_params = params.step_params(searches[0].num_candidates)
+        requests = self._requests(parsed, step_params, 0, lora_request)
         cached = [0] * len(searches)
-        adapters = self._adapter_names(lora_request, len(searches))
         while open_ones := [number for number, search in enumerate(searches) if not search.is_done]:
             prefixes = [searches[number].prompts() for number in open_ones]
             step = [
-                of_beam(rendered[number], ids, self.engine_info)
-                for number, each in zip(open_ones, prefixes, strict=True)
-                for ids in each
+                self._of_beam(requests[number], ids)
+                for number, own_prefixes in zip(open_ones, prefixes, strict=True)
+                for ids in own_prefixes
             ]
-            chosen = [adapters[number] for number, each in zip(open_ones, prefixes, strict=True) for _ in each]
-            outputs = iter(self._run(step, params.step_params(searches[open_ones[0]].num_candidates), False, 0, chosen))
-            for number, each in zip(open_ones, prefixes, strict=True):
-                own = [next(outputs) for _ in each]
+            outputs = iter(self._shared.run(step))
+            for number, own_prefixes in zip(open_ones, prefixes, strict=True):
+                own = [next(outputs) for _ in own_prefixes]
                 cached[number] = cached[number] or own[0].num_cached_tokens
                 searches[number].advance(continuations(own))
         return [
-            to_output(f"beam-search-{i}", rendered[i], params, search, self.tokenizer, cached[i])
+            to_request_output(
+                to_output(f"beam-search-{i}", parsed[i].rendered, params, search, self.tokenizer, cached[i]),
+                requests[i].lora_request,
+            )
             for i, search in enumerate(searches)
         ]
+
+    def _of_beam(self, request: OfflineRequest, token_ids: list[int]) -> OfflineRequest:
+        rendered = of_beam(request.prompt.rendered, token_ids, self.engine_info)
+        return dataclasses.replace(request, prompt=ParsedPrompt(rendered, request.prompt.cache_salt))
 
     def parse(
         self,
@@ -285,7 +313,8 @@ class LLM:
         return messages
 
     def stats(self) -> SchedulerStats:
-        return self.engine.stats()
+        with self._shared.turn() as engine:
+            return engine.stats()
 
     def sleep(self, level: int = 1) -> int:
         """Take no requests until `wake_up`.
@@ -297,21 +326,30 @@ class LLM:
             Bytes that were given back.
 
         Raises:
-            RequestError: a level that this engine cannot have.
+            RequestError: a level that this engine cannot have, or another thread's call has requests that run.
         """
-        return self.engine.sleep(level)
+        with self._shared.turn() as engine:
+            if engine.has_unfinished_requests():
+                raise RequestError("requests of another call run: sleep when it has ended", code="busy")
+            return engine.sleep(level)
 
     def wake_up(self) -> None:
         """Undo `sleep`. Nothing happens when it is awake."""
-        self.engine.wake_up()
+        with self._shared.turn() as engine:
+            engine.wake_up()
 
     def reset_prefix_cache(self) -> bool:
-        """Forget all cached prefixes."""
-        return self.engine.reset_prefix_cache()
+        """Forget all cached prefixes; False while requests of another call hold some."""
+        with self._shared.turn() as engine:
+            return engine.reset_prefix_cache()
 
     def close(self) -> None:
-        """Give everything back. Idempotent."""
-        self.engine.close()
+        """Give everything back, between two steps; calls of other threads raise EngineDeadError. Idempotent."""
+        self._shared.close()
+
+    def shutdown(self) -> None:
+        """`close`, by vLLM's name."""
+        self.close()
 
     def __enter__(self) -> LLM:
         return self
@@ -319,132 +357,80 @@ class LLM:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _render_all(self, prompts: Prompt | Sequence[Prompt]) -> list[RenderedPrompt]:
-        if not isinstance(prompts, (str, Mapping, Sequence)):
-            raise RequestError(
-                f"prompts must be a text, token ids, a dictionary, or a list of these, got {type(prompts).__name__}",
-                param="prompts",
-            )
-        # A string and a list of token ids are sequences themselves, which types do not tell from several prompts.
-        many: Sequence[Prompt] = [prompts] if _is_one_prompt(prompts) else prompts  # type: ignore[list-item,assignment]
-        return [self._render(prompt) for prompt in many]
-
-    def _render(self, prompt: Prompt) -> RenderedPrompt:
-        if isinstance(prompt, Mapping):
-            if "encoder_prompt" in prompt:
-                return self._render_pair(prompt["encoder_prompt"], prompt.get("decoder_prompt"))
-            if "prompt_token_ids" in prompt:
-                return self.renderer.render_prompt(prompt["prompt_token_ids"])
-            if "prompt" not in prompt:
-                raise RequestError(
-                    "a prompt dictionary must have 'prompt', 'prompt_token_ids' or 'encoder_prompt', got "
-                    f"{sorted(prompt)}",
-                    param="prompt",
-                )
-            return self.renderer.render_prompt(prompt["prompt"])
-        return self.renderer.render_prompt(prompt)
-
-    def _render_pair(self, encoder_prompt: Prompt, decoder_prompt: Prompt | None) -> RenderedPrompt:
-        rendered = self._render(encoder_prompt)
-        if isinstance(decoder_prompt, Mapping):
-            decoder_prompt = decoder_prompt.get("prompt_token_ids", decoder_prompt.get("prompt"))
-        begun: list[int] = []
-        if decoder_prompt:  # a text that is to be continued gets no end token
-            text_or_ids = cast("str | Sequence[int]", decoder_prompt)
-            begun = list(self.renderer.render_prompt(text_or_ids, add_special_tokens=False).token_ids)
-        return dataclasses.replace(rendered, decoder_token_ids=begun)
-
     def _run(
         self,
-        prompts: list[RenderedPrompt],
+        prompts: list[ParsedPrompt],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None,
-        use_tqdm: bool,
-        priority: int,
+        use_tqdm: ProgressChoice,
+        priority: int | Sequence[int],
         lora_request: LoRAChoice | Sequence[LoRAChoice],
     ) -> list[RequestOutput]:
+        requests = self._requests(prompts, sampling_params, priority, lora_request)
+        with progress(len(requests), use_tqdm) as advance:
+            outputs = self._shared.run(requests, advance)
+        return [to_request_output(out, each.lora_request) for out, each in zip(outputs, requests, strict=True)]
+
+    def _requests(
+        self,
+        prompts: list[ParsedPrompt],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None,
+        priority: int | Sequence[int],
+        lora_request: LoRAChoice | Sequence[LoRAChoice],
+    ) -> list[OfflineRequest]:
+        """
+        Raises:
+            RequestError: the parameters are wrong, or are not as many as the prompts.
+        """
         if self.engine.core.sleep_level is not None:
             raise RequestError("this LLM sleeps: call wake_up() first", code="sleeping")
         if sampling_params is None:
-            sampling_params = self.default_sampling_params()
-        one_for_all = isinstance(sampling_params, SamplingParams) or not isinstance(sampling_params, Sequence)
-        params: Any = [sampling_params] * len(prompts) if one_for_all else sampling_params
-        for each in params:
-            if not isinstance(each, SamplingParams):
-                raise RequestError(
-                    f"sampling_params must be SamplingParams, one for all or one each, got {type(each).__name__}",
-                    param="sampling_params",
-                )
-        if len(params) != len(prompts):
-            raise RequestError(
-                f"{len(prompts)} prompts came with {len(params)} sampling parameters; give one for all or one each",
-                param="sampling_params",
+            sampling_params = self.get_default_sampling_params()
+        params: list[SamplingParams] = _one_each("sampling_params", sampling_params, len(prompts), SamplingParams)
+        priorities = _one_each("priority", priority, len(prompts), int)
+        adapters: list[LoRAChoice] = _one_each("lora_request", lora_request, len(prompts), LoRARequest, str, type(None))
+        if any(each is not None for each in adapters):
+            with self._shared.turn():
+                self._check_adapters(adapters)
+        for index, each in enumerate(params):
+            with naming_prompt(index, len(params)):
+                self._check_logprobs(each)
+        return [
+            OfflineRequest(
+                prompt=prompt,
+                params=each,
+                priority=prior,
+                adapter=adapter.lora_name if isinstance(adapter, LoRARequest) else adapter,
+                lora_request=dataclasses.replace(adapter, load_inplace=False)
+                if isinstance(adapter, LoRARequest)
+                else None,
             )
-        for each in params:
-            self._check_logprobs(each)
-        adapters = self._adapter_names(lora_request, len(prompts))
-        with _progress(len(prompts), use_tqdm) as advance:
-            return self._drive(prompts, params, priority, adapters, advance)
+            for prompt, each, prior, adapter in zip(prompts, params, priorities, adapters, strict=True)
+        ]
 
     def _check_logprobs(self, params: SamplingParams) -> None:
         remedy = "ask for less, or set max_logprobs"
         check_logprobs(params, self.config.model.max_logprobs, self.engine_info.vocab_size, remedy=remedy)
 
-    def _drive(
-        self,
-        prompts: list[RenderedPrompt],
-        params: Sequence[SamplingParams],
-        priority: int,
-        adapters: Sequence[str | None],
-        advance: Callable[[RequestOutput], None],
-    ) -> list[RequestOutput]:
-        places: dict[str, int] = {}
-        results: list[RequestOutput | None] = [None] * len(prompts)
-        upcoming = 0
-        try:
-            while upcoming < len(prompts) or self.engine.has_unfinished_requests():
-                try:
-                    while upcoming < len(prompts):
-                        name = self.engine.add_request(
-                            prompts[upcoming], params[upcoming], priority=priority, adapter=adapters[upcoming]
-                        )
-                        places[name] = upcoming
-                        upcoming += 1
-                except OverloadedError:
-                    if not self.engine.has_unfinished_requests():
-                        raise
-                for output in self.engine.step():
-                    results[places.pop(output.request_id)] = output
-                    advance(output)
-        finally:
-            self.engine.abort(places)
-        return [result for result in results if result is not None]
+
+_Kind = TypeVar("_Kind")
 
 
-def _is_one_prompt(prompts: Any) -> bool:
-    if isinstance(prompts, (str, Mapping)):
-        return True
-    return len(prompts) > 0 and isinstance(prompts[0], int)
+def _one_each(name: str, value: Any, count: int, *kinds: type[_Kind]) -> list[_Kind]:
+    """One value for all as one for each.
 
-
-@contextlib.contextmanager
-def _progress(total: int, shown: bool) -> Iterator[Callable[[RequestOutput], None]]:
-    """A progress bar over requests, with the rate of generated tokens; nothing when switched off."""
-    if not shown:
-        yield lambda output: None
-        return
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-
-    columns = (TextColumn("generating"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[rate]}"))
-    tokens = 0
-    with Progress(*columns, TimeElapsedColumn(), console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task("generating", total=total, rate="")
-
-        def advance(output: RequestOutput) -> None:
-            nonlocal tokens
-            tokens += output.num_generation_tokens
-            elapsed = bar.tasks[0].elapsed or 0.0
-            rate = f"{tokens / elapsed:.0f} tokens/s" if elapsed > 0 else ""
-            bar.update(task, advance=1, rate=rate)
-
-        yield advance
+    Raises:
+        RequestError: they are not as many as the prompts, or of another kind.
+    """
+    one_for_all = isinstance(value, kinds) or not isinstance(value, Sequence)
+    values = [value] * count if one_for_all else list(value)
+    expected = " or ".join(kind.__name__ for kind in kinds if kind is not type(None))
+    for each in values:
+        if not isinstance(each, kinds):
+            raise RequestError(
+                f"{name} must be {expected}, one for all or one each, got {type(each).__name__}", param=name
+            )
+    if len(values) != count:
+        raise RequestError(
+            f"{count} prompts came with {len(values)} values of {name}; give one for all or one each", param=name
+        )
+    return values

@@ -1,0 +1,161 @@
+"""The forms of a prompt that the Python API takes, and what becomes of them."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NotRequired, Protocol, TypedDict, cast
+
+from quire_interfaces import RenderedPrompt, RequestError
+
+__all__ = ["ParsedPrompt", "Prompt", "TextPrompt", "TokensPrompt", "naming_prompt", "parse_prompt", "parse_prompts"]
+
+
+class TextPrompt(TypedDict):
+    """A prompt as text."""
+
+    prompt: str
+    cache_salt: NotRequired[str | None]
+    """Only prompts with the same salt share what is cached of them."""
+
+
+class TokensPrompt(TypedDict):
+    """A prompt as token ids."""
+
+    prompt_token_ids: list[int]
+    prompt: NotRequired[str | None]
+    """Their text, for `RequestOutput.prompt`; the ids are what runs."""
+    cache_salt: NotRequired[str | None]
+    """Only prompts with the same salt share what is cached of them."""
+
+
+class EncoderDecoderPrompt(TypedDict):
+    """A prompt for a model that reads it with an encoder."""
+
+    encoder_prompt: str | Sequence[int] | Mapping[str, Any]
+    decoder_prompt: NotRequired[str | Sequence[int] | Mapping[str, Any] | None]
+    """What the output is to begin with."""
+    cache_salt: NotRequired[str | None]
+    """Only prompts with the same salt share what is cached of them."""
+
+
+Prompt = str | Sequence[int] | TextPrompt | TokensPrompt | EncoderDecoderPrompt | Mapping[str, Any]
+"""Text, token ids, or a dictionary."""
+
+_KEYS = ("prompt", "prompt_token_ids", "encoder_prompt", "decoder_prompt", "cache_salt")
+_MEDIA_KEYS = frozenset(("multi_modal_data", "mm_processor_kwargs", "multi_modal_uuids", "token_type_ids"))
+"""Keys of vLLM's prompts that nothing here reads; taken where they are None."""
+
+
+class _Renderer(Protocol):
+    def render_prompt(self, prompt: str | Sequence[int], *, add_special_tokens: bool = True) -> RenderedPrompt: ...
+
+
+@dataclass(frozen=True, slots=True)
+class ParsedPrompt:
+    """A prompt ready for the engine."""
+
+    rendered: RenderedPrompt
+    cache_salt: str | None = None
+
+
+def parse_prompts(prompts: Prompt | Iterable[Prompt], renderer: _Renderer) -> list[ParsedPrompt]:
+    """One prompt, or several.
+
+    Raises:
+        RequestError: what is no prompt; of several, the message says which one.
+    """
+    if _is_one_prompt(prompts):
+        return [parse_prompt(cast(Prompt, prompts), renderer)]
+    if not isinstance(prompts, Iterable):
+        raise RequestError(
+            f"prompts must be a text, token ids, a dictionary, or several of these, got {type(prompts).__name__}",
+            param="prompts",
+        )
+    many = list(prompts)
+    found = []
+    for index, prompt in enumerate(many):
+        with naming_prompt(index, len(many)):
+            found.append(parse_prompt(cast(Prompt, prompt), renderer))
+    return found
+
+
+@contextlib.contextmanager
+def naming_prompt(index: int, count: int) -> Iterator[None]:
+    """A refusal within says which prompt of `count` it is about, if there are several."""
+    try:
+        yield
+    except RequestError as error:
+        if count > 1:
+            error.args = (f"prompts[{index}]: {error}",)
+        raise
+
+
+def parse_prompt(prompt: Prompt, renderer: _Renderer) -> ParsedPrompt:
+    """
+    Raises:
+        RequestError: it is no prompt, or a dictionary with a key that is not known.
+    """
+    if not isinstance(prompt, Mapping):
+        return ParsedPrompt(renderer.render_prompt(prompt))
+    _check_keys(prompt)
+    return ParsedPrompt(_rendered(prompt, renderer), _cache_salt(prompt))
+
+
+def _rendered(prompt: Mapping[str, Any], renderer: _Renderer) -> RenderedPrompt:
+    if prompt.get("encoder_prompt") is not None:
+        return _render_pair(prompt, renderer)
+    if prompt.get("decoder_prompt") is not None:
+        raise RequestError("decoder_prompt comes with an encoder_prompt only", param="decoder_prompt")
+    text, token_ids = prompt.get("prompt"), prompt.get("prompt_token_ids")
+    if token_ids is not None:
+        rendered = renderer.render_prompt(token_ids)
+        if text is None:
+            return rendered
+        if not isinstance(text, str):
+            raise RequestError(f"prompt must be the text of prompt_token_ids, got {text!r}", param="prompt")
+        return dataclasses.replace(rendered, text=text)
+    if text is None:
+        raise RequestError(
+            f"a prompt dictionary must have 'prompt', 'prompt_token_ids' or 'encoder_prompt', got {sorted(prompt)}",
+            param="prompt",
+        )
+    return renderer.render_prompt(text)
+
+
+def _render_pair(prompt: Mapping[str, Any], renderer: _Renderer) -> RenderedPrompt:
+    for key in ("prompt", "prompt_token_ids"):
+        if prompt.get(key) is not None:
+            raise RequestError(f"{key} cannot come with encoder_prompt, which takes its place", param=key)
+    encoder = parse_prompt(prompt["encoder_prompt"], renderer)
+    begun: list[int] = []
+    if decoder_prompt := prompt.get("decoder_prompt"):
+        if isinstance(decoder_prompt, Mapping):
+            _check_keys(decoder_prompt)
+            decoder_prompt = decoder_prompt.get("prompt_token_ids") or decoder_prompt.get("prompt") or []
+        if decoder_prompt:  # a text that is to be continued gets no end token
+            begun = list(renderer.render_prompt(decoder_prompt, add_special_tokens=False).token_ids)
+    return dataclasses.replace(encoder.rendered, decoder_token_ids=begun)
+
+
+def _check_keys(prompt: Mapping[str, Any]) -> None:
+    for key, value in prompt.items():
+        if key in _KEYS or (key in _MEDIA_KEYS and value is None):
+            continue
+        known = ", ".join(_KEYS)
+        raise RequestError(f"a prompt dictionary has no key {key!r}; there are {known}", param=str(key))
+
+
+def _cache_salt(prompt: Mapping[str, Any]) -> str | None:
+    salt = prompt.get("cache_salt")
+    if salt is not None and (not isinstance(salt, str) or not salt):
+        raise RequestError(f"cache_salt must be a non-empty text, got {salt!r}", param="cache_salt")
+    return salt
+
+
+def _is_one_prompt(prompts: Any) -> bool:
+    if isinstance(prompts, (str, Mapping)):
+        return True
+    return isinstance(prompts, Sequence) and len(prompts) > 0 and isinstance(prompts[0], int)
