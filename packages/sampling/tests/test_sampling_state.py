@@ -32,13 +32,28 @@ def run(state: SamplingState, row: int) -> tuple[list[int], bool]:
     return output.token_ids.tolist(), bool(output.logprobs())
 
 
+FORMER = {
+    "masks, bias and penalties": BUSY,
+    "dry": SamplingParams(dry_multiplier=50.0, dry_allowed_length=1, dry_sequence_breakers=()),
+    "top_n_sigma": SamplingParams(top_n_sigma=0.01),
+    "dynamic temperature": SamplingParams(temperature=2.0, dynatemp_range=1.9),
+    "xtc": SamplingParams(xtc_probability=1.0, xtc_threshold=0.001),
+    "mirostat": SamplingParams(mirostat_mode=2, mirostat_tau=0.1, mirostat_eta=0.9),
+}
+REPEATS = SamplingParams(temperature=0, logit_bias={1: 20.0})
+"""Takes the token of which the history of `run` is made, unless something keeps it from repeating."""
+
+
 @pytest.mark.parametrize("clear", [True, False])
-@pytest.mark.parametrize("params", [SamplingParams(), SamplingParams(temperature=0), SamplingParams(top_p=0.9)])
-def test_nothing_of_the_former_request_remains(params: SamplingParams, clear: bool) -> None:
+@pytest.mark.parametrize(
+    "params", [SamplingParams(), SamplingParams(temperature=0), SamplingParams(top_p=0.9), REPEATS]
+)
+@pytest.mark.parametrize("former", FORMER.values(), ids=FORMER)
+def test_nothing_of_the_former_request_remains(former: SamplingParams, params: SamplingParams, clear: bool) -> None:
     fresh = SamplingState(3, 200)
     fresh.set_row(1, params, seed=8, num_prompt_tokens=2)
     used = SamplingState(3, 200)
-    used.set_row(1, BUSY, seed=1, num_prompt_tokens=1, stop_token_ids=[5])
+    used.set_row(1, former, seed=1, num_prompt_tokens=1, stop_token_ids=[5])
     if clear:
         used.clear_row(1)
     used.set_row(1, params, seed=8, num_prompt_tokens=2)

@@ -188,3 +188,17 @@ def test_the_books_balance_whatever_happens(make_driver, depth: int, seed: int) 
     gate.forget(names)
     gate.check_integrity()
     assert not any(store.holds.values())
+
+
+def test_a_slot_whose_adapter_runs_is_not_given_away(make_driver) -> None:
+    """However long ago it was placed: the idle one goes, though it was used later."""
+    gate = AdapterGate(Store("a", "b", "c"), 2)
+    driver = make_driver(rules=(gate,))
+    add(driver, gate, request_with("a0", "a", max_tokens=30), request_with("b0", "b", max_tokens=2))
+    while driver.told["b0"].finish_reason is None:
+        driver.step()
+    gate.forget(["b0"])
+    add(driver, gate, request_with("c0", "c"))
+    driver.run()
+    slots = {new.request_id: new.adapter_slot for step in driver.steps for new in step.new_rows}
+    assert slots == {"a0": 0, "b0": 1, "c0": 1}
