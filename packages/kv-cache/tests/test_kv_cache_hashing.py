@@ -131,6 +131,21 @@ def test_every_part_of_an_extra_key_counts(algorithm: str) -> None:
     assert len(set(variants[:-1])) == len(variants) - 1
 
 
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_a_key_cannot_spell_two_keys(algorithm: str) -> None:
+    """Whoever chooses a key's text could else write another request's keys, borders and all, into it."""
+    lengths = [struct.pack("<I", length) for length in (0, 1, 2, 3)]  # what might stand there for the second key's
+    for border in (struct.pack("<BII", 1, 0, 4) + length for length in (b"", *lengths)):
+        two = hash_blocks([7] * 4, 4, algorithm=algorithm, extra_keys=((0, 4, "x"), (0, 4, "y")))
+        one = hash_blocks([7] * 4, 4, algorithm=algorithm, extra_keys=((0, 4, f"x{border.decode()}y"),))
+        assert one != two, border
+    split = [
+        hash_blocks([7] * 4, 4, algorithm=algorithm, extra_keys=((0, 4, a), (0, 4, b)))
+        for a, b in (("ab", "c"), ("a", "bc"), ("abc", ""))
+    ]
+    assert len(set(map(tuple, split))) == 3
+
+
 def test_a_key_beyond_the_block_does_not_count() -> None:
     with_key = hash_blocks(range(8), 4, extra_keys=((4, 8, "a"),))
     without = hash_blocks(range(8), 4)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from itertools import product
 
 import pytest
 from hypothesis import given, settings
@@ -38,6 +39,18 @@ def handfuls(seed: int, items):
         size = chooser.randrange(1, 5)
         yield items[cut : cut + size]
         cut += size
+
+
+@pytest.mark.parametrize("length", range(1, 9))
+def test_a_stop_string_behind_each_of_its_own_beginnings_is_found(length):
+    """A border that is too short loses a match that begins within the failed one, in patterns like aabaaac."""
+    for pattern in map("".join, product("abc" if length < 8 else "ab", repeat=length)):
+        for begun in range(length):
+            text = pattern[:begun] + pattern
+            matcher = StopMatcher([pattern])
+            match = matcher.feed(text)
+            assert match is not None, (pattern, text)
+            assert match.end == text.index(pattern) + length, (pattern, text)
 
 
 @relaxed
