@@ -117,6 +117,16 @@ def test_malformed_requests_are_their_own_error() -> None:
     assert len(pieces(sent)) == 2
 
 
+def test_a_loop_that_drains_finishes_what_it_has_and_takes_nothing_new() -> None:
+    """The late request comes while the first one still runs, so that only the drain can refuse it."""
+    sent = run([make_message("r", [1], 40)], [], [Shutdown(drain_s=30.0)], [make_message("late", [1], 5)])
+    rejected = [each for message in sent if isinstance(message, Outputs) for each in message.rejected]
+    assert [(each.request_id, each.kind) for each in rejected] == [("late", "overloaded")]
+    assert pieces(sent, "late") == []
+    assert sum(map(len, pieces(sent))) == 40
+    assert sent[-1] == EngineStopped(num_aborted=0)
+
+
 def test_a_core_that_fails_says_so_before_it_ends() -> None:
     sent: list[CoreMessage] = []
     core = EngineCore(build_fake_engine(), EngineConfig(max_failed_steps=2))

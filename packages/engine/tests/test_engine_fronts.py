@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -36,11 +36,24 @@ Factory = Callable[..., Detokenizer]
 ENGINE = FakeEngineConfig(block_size=4, num_blocks=200)
 
 
+class RecordingClient(InprocClient):
+    """Notes what it aborts, and does it."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.aborted: list[tuple[list[str], FinishReason]] = []
+
+    def abort(self, request_ids: Iterable[str], reason: FinishReason = FinishReason.ABORT) -> None:
+        request_ids = list(request_ids)
+        self.aborted.append((request_ids, reason))
+        super().abort(request_ids, reason)
+
+
 @asynccontextmanager
 async def async_engine(
     tokenizer: Tokenizer, make_detokenizer: Factory, engine: FakeEngineConfig = ENGINE, **settings: Any
 ) -> AsyncIterator[AsyncEngine]:
-    client = InprocClient(build_fake_engine(engine), EngineConfig(**settings))
+    client = RecordingClient(build_fake_engine(engine), EngineConfig(**settings))
     await client.ready()
     front = AsyncEngine(client, tokenizer=tokenizer, make_detokenizer=make_detokenizer)
     try:
@@ -79,7 +92,11 @@ def run_offline(
         outputs += engine.step()
     while engine.core.has_work():
         assert engine.step() == []
-    assert engine.stats().kv_cache_usage == 0.0
+    stats = engine.stats()
+    assert stats.kv_cache_usage == 0.0
+    # Nothing is computed for nobody: what ran ahead of the output is a step for each completion.
+    told = outputs[-1].num_generation_tokens
+    assert told <= stats.num_generation_tokens_total <= told + 2 * max(1, params.n), "the core went on"
     engine.close()
     return outputs
 
@@ -159,6 +176,8 @@ async def test_stop_strings_end_a_completion_and_free_it(
             while (await front.stats()).kv_cache_usage > 0:
                 await asyncio.sleep(0.01)
         assert await front.check_integrity() is None
+        assert isinstance(front.client, RecordingClient)
+        assert [reason for _, reason in front.client.aborted] == [FinishReason.STOP], "the core was not told"
     (offline,) = run_offline(tokenizer, make_detokenizer, prompt, params, 1)
     for got_text, tokens, last in [
         (
