@@ -194,3 +194,9 @@ def lock(session: nox.Session) -> None:
         "uv", "export", "--quiet", "--all-packages", "--all-groups", "--no-emit-workspace", "--no-annotate",
         "--no-header", "--output-file", "requirements.lock", external=True,
     )  # fmt: skip
+
+
+@nox.session
+def mutants(session: nox.Session) -> None:
+    """Whether each package's tests notice the mutations of tests/mutants/mutations.toml; not part of CI."""
+    python(session, "tests/mutants/run.py", *session.posargs)
