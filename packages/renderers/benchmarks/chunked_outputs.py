@@ -33,7 +33,7 @@ def main() -> None:
     while done < args.count:
         tool, reasoning = pair = rng.choice(names)
         corpus = [*tests.OUTPUTS[tool], *tests.THOUGHTS["gpt_oss" if reasoning == "gpt_oss" else "qwen3"]]
-        text = tests.spoil(tests.with_sentinels(rng.choice(corpus), rng), rng)
+        text = tests.spoil(tests.with_sentinels(rng.choice(corpus), rng), rng, tests.MARKERS[pair])
         whole = tests.parse(tests.FORMATS[pair], [text])
         tests.check_well_formed(whole)
         message = tests.fold_events(whole)

@@ -29,6 +29,38 @@ FORMATS = {
     for tool in TOOL_FORMATS
     for reasoning in (("gpt_oss",) if tool == "gpt_oss" else ("none", "qwen3", "kimi_k2"))
 }
+MARKERS = {
+    names: sorted({marker for table in form._tables.values() for each in table.exits.values() for marker in each.go})
+    for names, form in FORMATS.items()
+}
+DIRT = (
+    *(
+        r"\ud83d",
+        r"\ude00",
+        r"\ud83d\ude00",
+        "1e999",
+        "-" + "9" * 40,
+        "0.1000000000000000055511",
+        "NaN",
+        "none",
+        '"none"',
+    ),
+    *(
+        "None",
+        '""',
+        "``",
+        "'\\ud83d'",
+        "<think>",
+        "</think>",
+        "`</think>`",
+        "\n",
+        "  \n ",
+        '"x", ',
+        "]]>",
+        "</",
+        "<a b='c'>",
+    ),
+)
 SENTINEL = re.compile(r"w\d{4}w")
 
 
@@ -50,13 +82,14 @@ def cut(text, rng):
     return pieces
 
 
-def spoil(text, rng):
-    """Random damage: cut short, characters lost, doubled, exchanged, markers of other formats put in."""
-    for _ in range(rng.randrange(4)):
+def spoil(text, rng, markers):
+    """Random damage: cut short, characters and markers lost, doubled, exchanged, nested, put where they do not belong;
+    numbers and escapes that few readers take; thinking around it, which may not end or end in the middle."""
+    for _ in range(rng.randrange(5)):
         if not text:
             break
         place = rng.randrange(len(text))
-        kind = rng.randrange(6)
+        kind = rng.randrange(11)
         if kind == 0:
             text = text[:place]
         elif kind == 1:
@@ -64,12 +97,25 @@ def spoil(text, rng):
         elif kind == 2:
             text = text[:place] + text[place : place + 5] + text[place:]
         elif kind == 3:
-            text = text[:place] + rng.choice("{}[]()<>\"'\\,:=\n \x00é😀0") + text[place:]
+            text = text[:place] + rng.choice("{}[]()<>\"'\\,:=\n \x00é😀0`") + text[place:]
         elif kind == 4:
             other = rng.choice(OUTPUTS[rng.choice(list(OUTPUTS))])
             text = text[:place] + other[rng.randrange(len(other)) :][:20] + text[place:]
-        else:
+        elif kind == 5:
             text += rng.choice(OUTPUTS[rng.choice(list(OUTPUTS))])
+        elif kind == 6:
+            text = (
+                text[:place] + rng.choice(("", "\n", " ")) + rng.choice(markers) + rng.choice(("", "\n")) + text[place:]
+            )
+        elif kind == 7:
+            text = text.replace(rng.choice(markers), "", rng.randrange(1, 3))
+        elif kind == 8:
+            text = text[:place] + rng.choice(DIRT) + text[place:]
+        elif kind == 9:
+            text = text[:place] + text + text[place:]
+        else:
+            end = rng.choice((place, len(text)))
+            text = "<think>" + text[:end] + rng.choice(("", "</think>", "`</think>`", "\n</think>\n\n")) + text[end:]
     return text
 
 
@@ -99,7 +145,7 @@ def test_any_chunking_gives_the_same_events(names):
     rng = random.Random(repr(names))
     for output in (*OUTPUTS[names[0]], *THOUGHTS["gpt_oss" if names[0] == "gpt_oss" else "qwen3"]):
         for _ in range(3):
-            text = spoil(output, rng)
+            text = spoil(output, rng, MARKERS[names])
             whole = parse(FORMATS[names], [text])
             check_well_formed(whole)
             assert parse(FORMATS[names], list(text)) == whole, text
@@ -156,7 +202,7 @@ def test_no_text_is_lost(names):
     rng = random.Random(repr(names))
     for output in OUTPUTS[names[0]]:
         for _ in range(6):
-            text = spoil(with_sentinels(output, rng), rng)
+            text = spoil(with_sentinels(output, rng), rng, MARKERS[names])
             message = fold_events(parse(FORMATS[names], [text]))
             found = " ".join(
                 (
@@ -174,11 +220,8 @@ def test_no_text_is_lost(names):
 def test_arbitrary_text_between_markers(data):
     tool = data.draw(st.sampled_from(sorted(OUTPUTS)))
     names = (tool, "gpt_oss") if tool == "gpt_oss" else (tool, data.draw(st.sampled_from(("none", "qwen3"))))
-    markers = sorted(
-        {marker for table in FORMATS[names]._tables.values() for each in table.exits.values() for marker in each.go}
-    )
     piece = st.one_of(
-        st.sampled_from(markers), st.text(max_size=6), st.sampled_from(("now", "city", '{"a": ', " ", "\n"))
+        st.sampled_from(MARKERS[names]), st.text(max_size=6), st.sampled_from(("now", "city", '{"a": ', " ", "\n"))
     )
     pieces = data.draw(st.lists(piece, max_size=20))
     whole = parse(FORMATS[names], ["".join(pieces)])

@@ -9,11 +9,11 @@ from __future__ import annotations
 import random
 import string
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from quire_interfaces import ConfigError
-from quire_renderers.format_states import CompiledExits, Expect, FormatTable, Go, Sink, State, Until
+from quire_renderers.format_states import CompiledExits, Expect, FormatTable, Go, Literal, Sink, State, Until
 from quire_renderers.output_parser import OutputParser
 from quire_renderers.reasoning_formats import REASONING_FORMATS, ReasoningFormat
 from quire_renderers.tool_formats import ALIASES, TOOL_FORMATS, ToolFormat
@@ -248,9 +248,15 @@ def _make_table(tools: ToolFormat | None, reasoning: ReasoningFormat | None) -> 
     options = dict(tools.options) if tools is not None else {}
     if reasoning is not None:
         closing: dict[str, Go | str] = {marker: Go(begin, commits=True) for marker in reasoning.end}
-        if reasoning.ends_at_calls:
-            closing |= content
-        states["thinking"] = Until(Sink.REASONING, closing)
+        bare = states.get("begin")
+        if isinstance(bare, Expect):
+            # Calls without a marker begin an answer, and a line of the thinking.
+            content |= {f"\n{marker}": go for marker, go in bare.exits.items() if marker not in content}
+        opening = {marker: _in_thinking(go) for marker, go in content.items()}
+        states["thinking"] = Until(Sink.REASONING, closing | opening)
+        if tools is not None:
+            states |= _states_in_thinking(tools.states, closing)
+            options["recover_thinking"] = _in_thinking(tools.recover).state
         states["start"] = Expect({marker: Go("thinking", commits=True) for marker in reasoning.start}, otherwise=begin)
         reopened = {marker: Go("thinking", commits=True) for marker in reasoning.start}
         if reasoning.open_by_default:
@@ -261,6 +267,32 @@ def _make_table(tools: ToolFormat | None, reasoning: ReasoningFormat | None) -> 
         options["start_thinking"] = "thinking_again"
     recover = tools.recover if tools is not None else "content"
     return FormatTable(states, start="start" if reasoning is not None else begin, recover=recover, **options)
+
+
+def _states_in_thinking(states: Mapping[str, State], closing: Mapping[str, Go | str]) -> dict[str, State]:
+    """The states of a format's calls once more, for calls inside the thinking: behind them it goes on until its end."""
+    copies: dict[str, State] = {}
+    for name, state in states.items():
+        if name == "begin":
+            continue
+        if isinstance(state, Literal):
+            copy: State = replace(state, then=_in_thinking(state.then).state)
+        elif isinstance(state, Expect):
+            otherwise = _in_thinking(state.otherwise).state if state.otherwise is not None else None
+            copy = Expect({marker: _in_thinking(go) for marker, go in state.exits.items()}, otherwise)
+        else:
+            exits: dict[str, Go | str] = {marker: _in_thinking(go) for marker, go in state.exits.items()}
+            is_text = state.sink is Sink.CONTENT
+            sink = Sink.REASONING if is_text else state.sink
+            copy = replace(state, sink=sink, exits={**exits, **closing} if is_text else exits)
+        copies[_in_thinking(name).state] = copy
+    return copies
+
+
+def _in_thinking(go: Go | str) -> Go:
+    """The way to the copy of a state."""
+    go = Go(go) if isinstance(go, str) else go
+    return replace(go, state="thinking" if go.state == "content" else f"thinking/{go.state}")
 
 
 def _special(table: FormatTable, special_tokens: Sequence[str]) -> _Special:

@@ -58,7 +58,8 @@ class Go:
     keeps_marker: bool = False
     """The marker is not taken: the next state reads it."""
     commits: bool = False
-    """What was read has done its work, whatever comes: it is not given back as text when the next part is wrong."""
+    """What was read has done its work, whatever comes: it is not given back as text when the next part is wrong. A
+    marker inside the thinking that commits to nothing only begins what may be a call."""
 
 
 Exits = Mapping[str, "Go | str"]
@@ -144,6 +145,7 @@ class FormatTable:
         start: Where an output begins.
         start_thinking: Where it begins when the prompt has opened the thinking.
         recover: Where to go on after a malformed call.
+        recover_thinking: The same inside the thinking, behind a call that stood there.
         known_names_only: Whether a name that no offered tool has makes the call malformed (for formats whose calls
             look like ordinary text).
         name_pattern: What a name looks like: the group `name`, and perhaps a group `id`, with which the whole is the
@@ -163,6 +165,7 @@ class FormatTable:
         start: str = "start",
         start_thinking: str | None = None,
         recover: str = "content",
+        recover_thinking: str | None = None,
         known_names_only: bool = False,
         name_pattern: str = r"(?P<name>[\w.:/\-]{1,256})",
         strips_newline: bool = False,
@@ -172,6 +175,7 @@ class FormatTable:
         self.start = start
         self.start_thinking = start_thinking
         self.recover = recover
+        self.recover_thinking = recover_thinking or recover
         self.known_names_only = known_names_only
         self.name_pattern = re.compile(name_pattern)
         self.strips_newline = strips_newline
@@ -183,6 +187,11 @@ class FormatTable:
         }
         self._check()
 
+    def is_text(self, name: str) -> bool:
+        """Whether what is read in a state is text or reasoning."""
+        state = self.states[name]
+        return isinstance(state, Until) and state.sink in (Sink.CONTENT, Sink.REASONING)
+
     @property
     def is_plain(self) -> bool:
         """Whether all output is text."""
@@ -190,7 +199,7 @@ class FormatTable:
         return isinstance(state, Until) and not state.exits and self.start_thinking is None
 
     def _check(self) -> None:
-        targets = {self.start, self.recover, self.start_thinking or self.start}
+        targets = {self.start, self.recover, self.recover_thinking, self.start_thinking or self.start}
         for name, state in self.states.items():
             if isinstance(state, Literal):
                 targets.add(state.then)

@@ -4,6 +4,10 @@ It runs the table of a format (format_states.py) and knows no format itself. Wha
 gives the same events, never raises, and loses nothing: what begins like a call and turns out to be none is given back
 as text; a call that ends or goes wrong in the middle is closed as valid JSON, marked as not complete, and what is left
 of it is text. White space next to a marker belongs to the marker.
+
+Inside the thinking, which may well speak of calls, a call is one when it is whole: until then nothing of it is given
+out, and when it goes wrong its marker was a mention, and reading goes on behind it. What stands before a call or before
+the end of the thinking is reasoning; what follows the last call of a thinking that is never closed is the answer.
 """
 
 from __future__ import annotations
@@ -28,6 +32,30 @@ _SPACES = " \t\r\n"
 _SPACE = re.compile(f"[{_SPACES}]*")
 _CAPTURED = (Sink.NAME, Sink.ID, Sink.KEY, Sink.IDENTIFIER)
 _VALUES = (Sink.VALUE, Sink.VALUE_TEXT, Sink.VALUE_JSON)
+
+
+_QUOTES = {"`": "`", '"': '"', "'": "'", "“": "”", "‘": "’", "«": "»", "「": "」", "『": "』"}
+_NO_QUOTE_BEHIND = re.compile(r"[0-9A-Za-z_)\]}.!?;%]")
+_MAX_LONG_ATTEMPTS = 16
+_LONG_ATTEMPT_CHARS = 1000
+
+
+@dataclass(slots=True)
+class _Attempt:
+    """What begins like a call inside the thinking."""
+
+    state: str
+    """Where it began."""
+    marker: str
+    """With what it began."""
+    parts: list[str]
+    """All text from the marker on."""
+    space: str
+    """White space before the marker."""
+    is_fresh: bool
+    num_calls: int
+    num_events: int
+    """Events that were there before it: the others are kept back."""
 
 
 @dataclass(slots=True)
@@ -79,6 +107,12 @@ class OutputParser:
         self._space = ""
         self._is_fresh = False
         self._call: _Call | None = None
+        self._attempt: _Attempt | None = None
+        self._num_long_attempts = 0
+        self._undecided: list[str] | None = None
+        """Text behind a call inside the thinking, None before one: the answer's, if nothing ends the thinking."""
+        self._last_chars = ""
+        self._is_in_mention = False
         self.num_calls = 0
         self._key = ""
         self._value: list[str] | None = None
@@ -103,11 +137,16 @@ class OutputParser:
 
     def feed(self, text: str) -> list[OutputEvent]:
         """Take in more output; what it says."""
-        self._buffer += text if self._dropped is None else self._without_dropped(text, self._dropped, final=False)
+        self._add(text if self._dropped is None else self._without_dropped(text, self._dropped, final=False))
         while self._buffer and self._step(final=False):
             pass
-        events, self._events = self._events, []
-        return events
+        events = self._events
+        if self._attempt is None:
+            self._events = []
+            return events
+        num_given, self._attempt.num_events = self._attempt.num_events, 0
+        self._events = events[num_given:]
+        return events[:num_given]
 
     def finish(self, *, stopped: bool = False) -> list[OutputEvent]:
         """The output is over: give out what was held back, and close what is open.
@@ -116,10 +155,36 @@ class OutputParser:
             stopped: The model ended it by itself, perhaps with a token that is no part of the text.
         """
         if self._dropped is not None:
-            self._buffer += self._without_dropped("", self._dropped, final=True)
+            self._add(self._without_dropped("", self._dropped, final=True))
+        self._read_rest(stopped=stopped)
+        while self._attempt is not None:
+            if self._is_cut_call(self._attempt):
+                self._accept_attempt(self._attempt)
+            else:
+                self._fail_attempt(self._attempt)
+                self._read_rest(stopped=stopped)
+        rest, self._buffer = self._buffer, ""
+        if not self._table.is_text(self._state):
+            self._raw.append(rest)
+            self._give_up()
+        if self._space:
+            self._put_text(self._space)
+        self._space = ""
+        if self._undecided:
+            self._events.append(ContentDelta("".join(self._undecided)))
+            self._undecided = None
+        events, self._events = self._events, []
+        return events
+
+    def _add(self, text: str) -> None:
+        self._buffer += text
+        if self._attempt is not None:
+            self._attempt.parts.append(text)
+
+    def _read_rest(self, *, stopped: bool) -> None:
+        """Read the buffer to its end, which is that of the output."""
         while self._buffer and self._step(final=True):
             pass
-        rest, self._buffer = self._buffer, ""
         state = self._table.states[self._state]
         if isinstance(state, Literal) and self._relay is not None:
             rest_of_value = self._relay.finish()
@@ -130,14 +195,6 @@ class OutputParser:
         if stopped and isinstance(state, Until) and state.key:
             self._end_value(state.sink)
             self._end_call()
-        elif not self._is_in_text():
-            self._raw.append(rest)
-            self._give_up()
-        if self._space:
-            self._put_text(self._space)
-        self._space = ""
-        events, self._events = self._events, []
-        return events
 
     def _without_dropped(self, text: str, dropped: CompiledExits, *, final: bool) -> str:
         self._undropped += text
@@ -149,10 +206,6 @@ class OutputParser:
             if marker is None:
                 break
         return "".join(kept)
-
-    def _is_in_text(self) -> bool:
-        state = self._table.states[self._state]
-        return isinstance(state, Until) and state.sink in (Sink.CONTENT, Sink.REASONING)
 
     # One step of the machine. Each returns whether to go on at once.
 
@@ -169,12 +222,20 @@ class OutputParser:
     def _pass_text(self, state: Until, *, final: bool) -> bool:
         exits = self._table.exits[self._state]
         end, marker = exits.find(self._buffer, final=final)
+        is_mention: bool | None = False
+        if marker is not None and state.sink is Sink.REASONING:
+            is_mention = self._is_mention(end, marker, exits.go[marker], final=final)
+            if is_mention:
+                end += len(marker)
         text, self._buffer = self._buffer[:end], self._buffer[end:]
         if text:
             self._take_text(state.sink, text)
-        if marker is None:
+            self._last_chars = (self._last_chars + text)[-2:]
+            self._is_in_mention = bool(is_mention) or (self._is_in_mention and text.isspace())
+        if marker is None or is_mention is None:
             return False
-        self._leave(state, exits.go[marker], marker)
+        if not is_mention:
+            self._leave(state, exits.go[marker], marker)
         return True
 
     def _take_text(self, sink: Sink, text: str) -> None:
@@ -266,6 +327,8 @@ class OutputParser:
     def _leave(self, state: Until | Expect, go: Go, marker: str) -> None:
         """A marker was found at the beginning of the buffer."""
         if isinstance(state, Until):
+            if state.sink is Sink.REASONING:
+                self._leave_thinking(go, marker)
             if state.sink in (Sink.CONTENT, Sink.REASONING):
                 self._raw.append(self._space)
                 self._space = ""
@@ -277,8 +340,7 @@ class OutputParser:
         if go.ends_call and not self._end_call():
             self._give_up()
             return
-        target = self._table.states[go.state]
-        if go.commits or (isinstance(target, Until) and target.sink in (Sink.CONTENT, Sink.REASONING)):
+        if go.commits or self._table.is_text(go.state):
             self._commit()
         self._go_to(go.state)
 
@@ -290,7 +352,12 @@ class OutputParser:
             self._relay = LiteralRelay(state.dialect, needs_object=needs_object)
         elif isinstance(state, Until):
             if state.sink in (Sink.CONTENT, Sink.REASONING):
+                self._attempt, self._last_chars = None, ""
+                if state.sink is Sink.CONTENT:
+                    self._end_thinking()
                 self._put_raw()
+                if state.sink is Sink.REASONING and self._is_fresh:
+                    self._buffer = "\n" + self._buffer  # It begins a line; white space is left out there.
             elif state.sink in _VALUES:
                 if state.key:
                     self._key, self._has_key = state.key, False
@@ -304,11 +371,14 @@ class OutputParser:
 
     def _give_up(self) -> None:
         """What was read is no call, or no more of it: close it and give the rest back as text."""
+        if self._attempt is not None:
+            self._fail_attempt(self._attempt)
+            return
         call, self._call = self._call, None
         if call is not None and call.index >= 0:
             self._close_call(call, self._closers(call), complete=call.arguments_done)
         self._relay, self._value, self._newline = None, None, ""
-        self._state = self._table.recover
+        self._state = self._table.recover if self._undecided is None else self._table.recover_thinking
         self._put_raw()
 
     def _closers(self, call: _Call) -> str:
@@ -445,6 +515,8 @@ class OutputParser:
         self._begin_call(call)
         self._close_call(call, "", complete=True)
         self._commit()
+        if self._attempt is not None:
+            self._accept_attempt(self._attempt)
         return True
 
     def _close_call(self, call: _Call, closers: str, *, complete: bool) -> None:
@@ -455,6 +527,73 @@ class OutputParser:
         if closers:
             self._events.append(CallArguments(call.index, closers))
         self._events.append(CallEnd(call.index, complete))
+
+    # Calls inside the thinking.
+
+    def _is_mention(self, begin: int, marker: str, go: Go, *, final: bool) -> bool | None:
+        """Whether a marker inside the thinking is only spoken of, because it stands in quotes; None while that is not
+        known. Of a call, which is longer than its marker, the opening quote alone says it."""
+        before = (self._last_chars + self._buffer[:begin])[-2:]
+        may_begin_call = self._may_begin_call(go)
+        if may_begin_call and self._is_in_mention and not self._buffer[:begin].strip():
+            return True  # the next marker of the same call
+        quote = _QUOTES.get(before[-1:])
+        if quote is None or (quote == before[-1] and _NO_QUOTE_BEHIND.match(before[:-1])):
+            return may_begin_call and self._num_long_attempts >= _MAX_LONG_ATTEMPTS
+        behind = self._buffer[begin + len(marker) :][:1]
+        if may_begin_call or behind or final:
+            return may_begin_call or behind == quote
+        return None
+
+    def _may_begin_call(self, go: Go) -> bool:
+        return not go.commits and not self._table.is_text(go.state)
+
+    def _leave_thinking(self, go: Go, marker: str) -> None:
+        """A marker was found in the thinking, at the beginning of the buffer."""
+        if self._may_begin_call(go):
+            self._attempt = _Attempt(
+                self._state, marker, [self._buffer], self._space, self._is_fresh, self.num_calls, len(self._events)
+            )
+        elif not self._is_reasoning(go.state):
+            self._end_thinking()
+
+    def _accept_attempt(self, attempt: _Attempt) -> None:
+        """It is a call, and what stood before it is reasoning."""
+        if self._undecided:
+            self._events.insert(attempt.num_events, ReasoningDelta("".join(self._undecided)))
+        self._attempt, self._undecided = None, []
+
+    def _fail_attempt(self, attempt: _Attempt) -> None:
+        """It is no call: its marker was a mention, and the thinking goes on behind it."""
+        text = "".join(attempt.parts)
+        # Each is read again from its marker on: a thinking full of them must not take time without end.
+        if len(text) - len(self._buffer) > _LONG_ATTEMPT_CHARS:
+            self._num_long_attempts += 1
+        self._attempt, self._call, self._relay, self._value = None, None, None, None
+        del self._events[attempt.num_events :]
+        self._raw.clear()
+        self.num_calls, self._state, self._newline = attempt.num_calls, attempt.state, ""
+        self._space, self._is_fresh = attempt.space, attempt.is_fresh
+        self._buffer = text[len(attempt.marker) :]
+        self._put_trimmed(attempt.marker)
+        self._last_chars = attempt.marker[-2:]
+
+    def _is_cut_call(self, attempt: _Attempt) -> bool:
+        """Whether an attempt that the output ended in is a call that was cut short. It is none when the thinking ended
+        in what would be its arguments."""
+        text = "".join(attempt.parts)
+        exits = self._table.exits[attempt.state].go.items()
+        ends = (marker for marker, go in exits if go.commits and not self._is_reasoning(go.state))
+        return self.num_calls > attempt.num_calls and not any(marker in text for marker in ends)
+
+    def _end_thinking(self) -> None:
+        if self._undecided:
+            self._events.append(ReasoningDelta("".join(self._undecided)))
+        self._undecided = None
+
+    def _is_reasoning(self, name: str) -> bool:
+        state = self._table.states[name]
+        return isinstance(state, Until) and state.sink is Sink.REASONING
 
     # Text.
 
@@ -479,6 +618,9 @@ class OutputParser:
         self._put_text(given)
 
     def _put_text(self, text: str) -> None:
-        state = self._table.states[self._state]
-        is_reasoning = isinstance(state, Until) and state.sink is Sink.REASONING
-        self._events.append(ReasoningDelta(text) if is_reasoning else ContentDelta(text))
+        if not self._is_reasoning(self._state):
+            self._events.append(ContentDelta(text))
+        elif self._undecided is not None:
+            self._undecided.append(text)
+        else:
+            self._events.append(ReasoningDelta(text))

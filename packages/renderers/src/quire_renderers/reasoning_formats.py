@@ -23,8 +23,6 @@ class ReasoningFormat:
     """Whether an output begins inside the thinking unless the prompt has closed it."""
     off_switches: tuple[str, ...] = ()
     """Template variables that switch the thinking off when they are false."""
-    ends_at_calls: bool = False
-    """Whether a tool call ends the thinking, closed or not."""
     fingerprints: tuple[tuple[str, ...], ...] = ()
     """Texts that a chat template has all of, for one of the tuples."""
     needs_table: str | None = None
@@ -60,11 +58,11 @@ REASONING_FORMATS = _of(
         fingerprints=(("my thought process",),),
     ),
     ReasoningFormat(
-        name="kimi_k2", start=_START, end=_END, open_by_default=True, off_switches=_OFF, ends_at_calls=True,
+        name="kimi_k2", start=_START, end=_END, open_by_default=True, off_switches=_OFF,
         fingerprints=(("<|tool_calls_section_begin|>", "think>"),),
     ),
     ReasoningFormat(
-        name="minimax_m2", start=_START, end=_END, open_by_default=True, ends_at_calls=True,
+        name="minimax_m2", start=_START, end=_END, open_by_default=True,
         fingerprints=(("<minimax:tool_call>", "think>"),),
     ),
     ReasoningFormat(name="step3", start=_START, end=_END, open_by_default=True, fingerprints=(("steptml", "think>"),)),
@@ -82,7 +80,7 @@ REASONING_FORMATS = _of(
     ),
     ReasoningFormat(name="holo2", start=_START, end=_END, open_by_default=True, off_switches=_OFF),
     ReasoningFormat(
-        name="nemotron_v3", start=_START, end=_END, open_by_default=True, off_switches=_OFF, ends_at_calls=True,
+        name="nemotron_v3", start=_START, end=_END, open_by_default=True, off_switches=_OFF,
         fingerprints=(("<SPECIAL_12>", "think>"), ("truncate_history_thinking", "think>")),
     ),
     ReasoningFormat(

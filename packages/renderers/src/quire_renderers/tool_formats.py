@@ -67,7 +67,7 @@ def _tagged(
     if bare_inner:
         openers[inner] = "name"
     if section is not None:
-        openers[section[0]] = "after"
+        openers[section[0]] = "section"
     closers: dict[str, Go | str] = {outer[1]: Go("again", commits=True)}
     if section is not None:
         closers[section[1]] = Go("content", commits=True)
@@ -83,6 +83,9 @@ def _tagged(
         call_end=(call_end,),
         after=after,
     )
+    if section is not None:
+        begin: dict[str, Go | str] = {outer[0]: "open", section[1]: Go("content", commits=True)}
+        states["section"] = Expect(begin)
     states["again"] = Until(Sink.CONTENT, {**openers, **({section[1]: Go("content", commits=True)} if section else {})})
     return ToolFormat(
         name=name,
@@ -143,7 +146,7 @@ def _harmony() -> States:
         "analysis": Expect(
             {"<|message|>": Go("thinking", commits=True), **recipient} | dict.fromkeys(words, "analysis")
         ),
-        "thinking": Until(Sink.REASONING, between),
+        "thinking": Until(Sink.REASONING, {**between, "<|start|>assistant": "header", "<|channel|>": "channel"}),
         "final": Expect({"<|message|>": Go("content", commits=True)} | dict.fromkeys(words, "final")),
         "commentary": Expect(
             {"<|message|>": Go("content", commits=True), **recipient} | dict.fromkeys(words, "commentary")
@@ -176,7 +179,11 @@ TOOL_FORMATS = _of(
         models="gpt-oss (Harmony)",
         content={},
         states=_harmony(),
-        options={"name_pattern": r"(?:functions\.)?(?P<name>[\w.:/\-]{1,256}?)", "start_thinking": "thinking"},
+        options={
+            "name_pattern": r"(?:functions\.)?(?P<name>[\w.:/\-]{1,256}?)",
+            "start_thinking": "thinking",
+            "recover_thinking": "thinking",
+        },
         prefix="<|channel|>commentary to=functions.NAME <|constrain|>json<|message|>",
         suffix="<|call|>",
         thinks=True,
