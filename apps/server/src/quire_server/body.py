@@ -12,6 +12,7 @@ from starlette.requests import ClientDisconnect, Request
 
 from quire_interfaces import RequestError
 from quire_server.config import ServerConfig
+from quire_server.content_encoding import encoding_of, inflated
 from quire_server.errors import ClientGoneError, HTTPError
 from quire_server.schema_text import decode_around_schemas
 
@@ -40,17 +41,20 @@ async def read_model(context: ServerContext, request: Request, model: type[Model
 
 
 async def read_body(request: Request, config: ServerConfig) -> bytes:
-    """The whole body. A client that sends it too slowly is refused: an open request holds memory.
+    """The whole body, inflated. A client that sends it too slowly is refused: an open request holds memory.
 
     Raises:
-        HTTPError: 413 above `max_body_bytes` (noticed before it is all read), 415 for another content type than JSON,
-            408 when it does not arrive within `body_timeout_s`.
+        HTTPError: 413 above `max_body_bytes`, as it is sent or as it is inflated (noticed before it is all there), 415
+            for another content type than JSON or an unknown encoding, 408 when it does not arrive within
+            `body_timeout_s`.
+        RequestError: it is not what its encoding says.
         ClientGoneError: the client closed the connection before all of it was there.
     """
     max_bytes, timeout_s = config.max_body_bytes, config.body_timeout_s
     kind = request.headers.get("content-type", "application/json").split(";")[0].strip().lower()
     if kind != "application/json" and not kind.endswith("+json"):
         raise HTTPError(415, f"the content type must be application/json, got {kind!r}", code="unsupported_media_type")
+    encoding = encoding_of(request.headers.getlist("content-encoding"))
     too_large = HTTPError(
         413, f"the request body is larger than {max_bytes} bytes (--max-body-bytes)", code="body_too_large"
     )
@@ -71,6 +75,8 @@ async def read_body(request: Request, config: ServerConfig) -> bytes:
         ) from None
     except ClientDisconnect:
         raise ClientGoneError from None
+    if encoding is not None:
+        return await asyncio.to_thread(lambda: inflated(b"".join(parts), encoding, max_bytes))
     return b"".join(parts) if size <= SMALL_BYTES else await asyncio.to_thread(b"".join, parts)
 
 

@@ -61,11 +61,20 @@ class ClientGoneError(Exception):
 class HTTPError(QuireError):
     """A refusal that is about HTTP itself (credentials, size, content type), not about a field."""
 
-    def __init__(self, status: int, message: str, *, code: str | None = None, param: str | None = None) -> None:
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        code: str | None = None,
+        param: str | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
         super().__init__(message)
         self.status = status
         self.code = code
         self.param = param
+        self.headers = headers or {}
 
 
 def status_of(error: BaseException) -> int:
@@ -132,7 +141,7 @@ def _too_long_for_messages(error: BaseException) -> str | None:
 
 def error_response(error: BaseException, scope: Scope) -> Response:
     """A whole response to the request of this scope, with Retry-After where it helps."""
-    headers = {}
+    headers = dict(error.headers) if isinstance(error, HTTPError) else {}
     if isinstance(error, OverloadedError):
         headers["Retry-After"] = str(max(1, math.ceil(error.retry_after_s)))
     status = status_of(error)
