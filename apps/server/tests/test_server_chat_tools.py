@@ -224,7 +224,14 @@ def test_an_agent_loop_with_odd_turns_goes_on(client):
         ({"tool_choice": "sometimes"}, "tool_choice"),
         ({"tool_choice": {"type": "function", "function": {"name": "missing"}}}, "tool_choice.function.name"),
         ({"tool_choice": {"type": "tool"}}, "tool_choice.type"),
-        ({"tools": [{"type": "web_search"}]}, "tools[0].type"),
+        ({"tools": [{"type": "web_search"}], "tool_choice": "required"}, "tool_choice"),
+        ({"tools": [{"type": 5}]}, "tools[0].type"),
+        ({"tools": [{"type": "custom"}]}, "tools[0].custom"),
+        (
+            {"tools": [{"type": "custom", "custom": {"name": "a", "format": {"type": "grammar", "grammar": {}}}}]},
+            "tools[0].custom.format.grammar.syntax",
+        ),
+        ({"tool_choice": {"type": "custom", "custom": {"name": "missing"}}}, "tool_choice.custom.name"),
         ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "tools[0].function.name"),
         (
             {"tools": [{"type": "function", "function": {"name": "f", "parameters": []}}]},

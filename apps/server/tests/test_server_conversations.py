@@ -119,7 +119,7 @@ def test_conversations_outlive_the_server(make_scripted, tmp_path):
         ("/ID/items", {"items": []}, "items"),
         ("/ID/items", {"items": [{"type": "item_reference", "id": "x"}]}, "items[0].type"),
         ("/ID/items", {}, "items"),
-        ("/ID/items", {"items": [{"type": "song"}]}, "items[0].type"),
+        ("/ID/items", {"items": [{"text": "x"}]}, "items[0].type"),
         ("/ID", {"metadata": []}, "metadata"),
     ],
 )

@@ -17,7 +17,7 @@ from pydantic import TypeAdapter
 from quire_interfaces import ConfigError
 from quire_server.mcp_servers import MCPServer, MCPToolError, read_mcp_servers
 from quire_server.mcp_tools import MCPTools
-from quire_server.responses_request import chat_messages
+from quire_server.responses_items import ItemReader
 
 EVENT: TypeAdapter[Any] = TypeAdapter(ResponseStreamEvent)
 TOOL: dict[str, Any] = {"type": "mcp", "server_label": "tools", "require_approval": "never"}
@@ -124,7 +124,7 @@ def test_a_server_that_dies_fails_the_call_and_comes_back(client: Any) -> None:
 @pytest.mark.parametrize(
     ("changes", "param"),
     [
-        ({"server_label": "other"}, "tools[0].server_label"),
+        ({"server_label": None}, "tools[0].server_label"),
         ({"server_label": "gone"}, "tools[0]"),
         ({"require_approval": "sometimes"}, "tools[0].require_approval"),
         ({"require_approval": {"never": {"tool_names": ["other"]}}}, "tools[0].require_approval.never"),
@@ -193,11 +193,11 @@ def test_what_was_approved_or_refused_is_told_to_the_model() -> None:
     answer = {"type": "mcp_approval_response", "approval_request_id": "mcpr_1"}
     ran = {"type": "mcp_call", "id": "mcp_1", "approval_request_id": "mcpr_1", "name": "f", "arguments": "{}"}
     question = {"type": "message", "role": "user", "content": "q"}
-    assert chat_messages([question, asked]) == [{"role": "user", "content": "q"}]
-    approved = chat_messages([question, asked, {**answer, "approve": True}, {**ran, "output": "good"}])
+    assert ItemReader().chat_messages([question, asked]) == [{"role": "user", "content": "q"}]
+    approved = ItemReader().chat_messages([question, asked, {**answer, "approve": True}, {**ran, "output": "good"}])
     assert [message["role"] for message in approved] == ["user", "assistant", "tool"]
     assert approved[-1]["content"] == "good"
-    refused = chat_messages([question, asked, {**answer, "approve": False, "reason": "Too dear."}])
+    refused = ItemReader().chat_messages([question, asked, {**answer, "approve": False, "reason": "Too dear."}])
     assert [message["role"] for message in refused] == ["user", "assistant", "tool"]
     assert refused[-1]["content"] == "The user did not approve this call. Too dear."
 

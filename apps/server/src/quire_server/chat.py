@@ -5,8 +5,8 @@ from __future__ import annotations
 import contextlib
 import secrets
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
-from dataclasses import dataclass
+from collections.abc import AsyncGenerator, AsyncIterator
+from dataclasses import dataclass, field
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -15,9 +15,10 @@ from starlette.responses import Response
 
 from quire_engine import CompletionOutput, RequestOutput
 from quire_interfaces import RequestError
-from quire_renderers import CallArguments, CallStart, ContentDelta, OutputEvent, ReasoningDelta
 from quire_server.beams import beam_search_params
 from quire_server.body import read_model
+from quire_server.chat_history import readable_messages
+from quire_server.chat_output import ChatDeltas, whole_message
 from quire_server.context import ServerContext, all_of, unless_disconnected
 from quire_server.errors import naming_fields
 from quire_server.functions import as_tool_messages, function_use, in_old_shape
@@ -28,17 +29,13 @@ from quire_server.responses import (
     ChatChunk,
     ChatChunkChoice,
     ChatCompletion,
-    ChatMessage,
     Delta,
-    FunctionCall,
-    ToolCall,
-    ToolCallDelta,
     Usage,
     sse,
 )
 from quire_server.streaming import EventStream, after
 from quire_server.token_protocol import BatchChatCompletionRequest
-from quire_server.tool_choice import chat_tool_use
+from quire_server.tool_choice import chat_client_tools, chat_tool_use
 from quire_server.turn import ChatTurn, RunningTurn, TurnChoice, raise_failed, start_turn
 
 __all__ = ["ChatAnswer", "batch_chat_completions", "chat_completions", "chat_turn"]
@@ -96,11 +93,11 @@ def chat_turn(context: ServerContext, body: ChatCompletionRequest) -> ChatTurn:
     """
     params = context.sampling_params(body)
     return ChatTurn(
-        messages=as_tool_messages(body.messages),
+        messages=readable_messages(as_tool_messages(body.messages)),
         params=params,
         beams=beam_search_params(body, params),
         tool_use=(
-            chat_tool_use(body.tools, body.tool_choice, body.parallel_tool_calls)
+            chat_tool_use(chat_client_tools(body.tools or ()), body.tool_choice, body.parallel_tool_calls)
             if body.functions is None
             else function_use(body.functions, body.function_call)
         ),
@@ -120,49 +117,6 @@ def chat_turn(context: ServerContext, body: ChatCompletionRequest) -> ChatTurn:
     )
 
 
-def whole_message(choice: TurnChoice) -> ChatMessage:
-    """The answer as a message."""
-    parsed = choice.message()
-    text = parsed.text or (None if parsed.calls or parsed.reasoning else "")
-    message = ChatMessage(content=text)
-    if parsed.reasoning:
-        message.reasoning = message.reasoning_content = parsed.reasoning
-    if parsed.calls:
-        message.tool_calls = [
-            ToolCall(id=choice.call_id(index, call.id), function=FunctionCall(name=call.name, arguments=call.arguments))
-            for index, call in enumerate(parsed.calls)
-        ]
-    return message
-
-
-def delta_of(choice: TurnChoice, events: Sequence[OutputEvent]) -> Delta:
-    """The events of one step as one delta, the way clients put messages together."""
-    text, reasoning = [], []
-    calls: dict[int, ToolCallDelta] = {}
-    for event in events:
-        match event:
-            case ContentDelta(piece):
-                text.append(piece)
-            case ReasoningDelta(piece):
-                reasoning.append(piece)
-            case CallStart(index, name, own):
-                function = FunctionCall(name=name, arguments="")
-                calls[index] = ToolCallDelta(
-                    index=index, id=choice.call_id(index, own), type="function", function=function
-                )
-            case CallArguments(index, piece):
-                call = calls.setdefault(index, ToolCallDelta(index=index, function=FunctionCall(arguments="")))
-                call.function.arguments = f"{call.function.arguments}{piece}"
-    delta = Delta()
-    if text:
-        delta.content = "".join(text)
-    if reasoning:
-        delta.reasoning = delta.reasoning_content = "".join(reasoning)
-    if calls:
-        delta.tool_calls = list(calls.values())
-    return delta
-
-
 @dataclass(slots=True)
 class ChatAnswer:
     """What all pieces of one answer have in common."""
@@ -175,6 +129,8 @@ class ChatAnswer:
     context: ServerContext
     prompt_tokens: int | None = None
     """The prompt's length where it is another one than that of the rendered prompt."""
+    deltas: dict[int, ChatDeltas] = field(default_factory=dict)
+    """Index of an answer -> what was told of it."""
 
     def whole(self, output: RequestOutput) -> ChatCompletion:
         raise_failed(output)
@@ -187,6 +143,7 @@ class ChatAnswer:
             usage=self._usage(output, is_last=True),
             service_tier=self._service_tier,
             metadata=UNSET if self.body.metadata is None else self.body.metadata,
+            warnings=self.running.turn.warnings or UNSET,
         )
         if output.prompt_logprobs is not None:
             completion.prompt_logprobs = prompt_logprobs(output.prompt_logprobs)
@@ -208,6 +165,9 @@ class ChatAnswer:
             stop_reason=output.stop_reason,
             token_ids=output.token_ids if self.body.return_token_ids else UNSET,
         )
+
+    def _deltas(self, index: int) -> ChatDeltas:
+        return self.deltas.setdefault(index, ChatDeltas(self.running.choices[index]))
 
     def _finish_reason(self, choice: TurnChoice, output: CompletionOutput) -> str | None:
         reason = choice.finish_reason(output)
@@ -246,6 +206,7 @@ class ChatAnswer:
             ChatChunkChoice(index=index, delta=Delta(role="assistant", content="")) for index in range(self.body.n or 1)
         ]
         chunk = self._chunk(choices, UNSET)
+        chunk.warnings = self.running.turn.warnings or UNSET
         if self.body.return_token_ids:
             chunk.prompt_token_ids = self.running.prompt.token_ids
         return sse(chunk)
@@ -263,7 +224,7 @@ class ChatAnswer:
 
     def _chunk_choice(self, output: CompletionOutput) -> ChatChunkChoice:
         choice = self.running.choices[output.index]
-        delta = delta_of(choice, choice.take(output))
+        delta = self._deltas(output.index).delta_of(choice.take(output))
         if self.body.functions is not None:
             in_old_shape(delta)
         return ChatChunkChoice(

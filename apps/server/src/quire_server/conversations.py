@@ -21,7 +21,8 @@ from quire_server.conversation_store import ConversationStore, make_conversation
 from quire_server.errors import HTTPError
 from quire_server.item_lists import item_page, listed_item
 from quire_server.protocol import Body
-from quire_server.responses_request import chat_messages, with_ids
+from quire_server.responses_items import ItemReader
+from quire_server.responses_request import with_ids
 
 __all__ = ["ConversationRequest", "ConversationsService", "ItemsRequest", "MetadataRequest"]
 
@@ -165,7 +166,7 @@ class ConversationsService:
 def _checked(items: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """With types and ids. Raises RequestError naming the item at fault."""
     items = with_ids(items)
-    chat_messages(items, at="items")
+    ItemReader().chat_messages(items, at="items", has_new=False)
     return items
 
 

@@ -13,8 +13,9 @@ from typing import Any
 from msgspec import UNSET
 
 from quire_interfaces import RequestError
+from quire_server.client_tools import ClientTool, ClientTools, check_function
 from quire_server.responses import ChatMessage, Delta
-from quire_server.tool_choice import ToolUse, check_function, named
+from quire_server.tool_choice import ToolUse, named
 
 __all__ = ["as_tool_messages", "function_use", "in_old_shape"]
 
@@ -25,9 +26,11 @@ def function_use(functions: Sequence[dict[str, Any]], choice: str | dict[str, An
     Raises:
         RequestError: naming the field at fault.
     """
+    offered = ClientTools()
     for index, function in enumerate(functions):
         check_function(function, f"functions[{index}]")
-    use = ToolUse(tools=tuple({"type": "function", "function": each} for each in functions), parallel=False)
+        offered.add(ClientTool(function=function, name=function["name"]), f"functions[{index}]")
+    use = ToolUse.of(offered, parallel=False)
     if choice is None:
         return use
     if isinstance(choice, dict):
@@ -62,5 +65,6 @@ def as_tool_messages(messages: Sequence[Any]) -> list[Any]:
 def in_old_shape(message: ChatMessage | Delta) -> None:
     """Say the call of an answer, or of a piece of one, in `function_call` instead of `tool_calls`."""
     if isinstance(message.tool_calls, list):
-        message.function_call = message.tool_calls[0].function
+        function = message.tool_calls[0].function
+        message.function_call = function
         message.tool_calls = UNSET

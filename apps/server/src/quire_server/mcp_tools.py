@@ -14,6 +14,7 @@ import msgspec
 
 from quire_interfaces import RequestError
 from quire_server.mcp_servers import MCPServer, MCPToolError
+from quire_server.request_warnings import RequestWarning
 
 __all__ = ["MAX_CALLS", "MCPTools"]
 
@@ -27,6 +28,8 @@ class MCPTools:
     def __init__(self) -> None:
         self.lists: list[dict[str, Any]] = []
         """One `mcp_list_tools` item per server."""
+        self.warnings: list[RequestWarning] = []
+        """Servers that are not configured here, and so were left out."""
         self._server_of: dict[str, MCPServer] = {}
         self._asks: set[str] = set()
 
@@ -52,19 +55,22 @@ class MCPTools:
 
     async def _add(self, tool: dict[str, Any], at: str, servers: Mapping[str, MCPServer], taken: Sequence[str]) -> None:
         label = tool.get("server_label")
+        if not isinstance(label, str):
+            raise RequestError(f"{at}.server_label must be the name of an MCP server", param=f"{at}.server_label")
         if label not in servers:
             known = ", ".join(sorted(servers)) or "none"
-            raise RequestError(
-                f"{at}.server_label must name an MCP server of this server's configuration (--mcp-servers), got "
-                f"{str(label)[:100]!r}; named: {known}",
-                param=f"{at}.server_label",
+            message = (
+                f"{at} was left out: there is no MCP server {label[:100]!r} in this server's configuration "
+                f"(--mcp-servers); named: {known}"
             )
+            self.warnings.append(RequestWarning(code="tool_left_out", param=at, message=message))
+            return
         if tool.get("server_url") is not None or tool.get("connector_id") is not None:
             raise RequestError(
                 f"{at}.server_url and connector_id are not taken from requests; the label says which server it is",
                 param=f"{at}.server_url",
             )
-        server = servers[str(label)]
+        server = servers[label]
         try:
             listed = await server.list_tools()
         except MCPToolError as error:
@@ -97,6 +103,10 @@ class MCPTools:
             for item in self.lists
             for tool in item["tools"]
         ]
+
+    def names_by_label(self) -> dict[str, list[str]]:
+        """Label of each server -> names of its tools."""
+        return {item["server_label"]: [tool["name"] for tool in item["tools"]] for item in self.lists}
 
     def label_of(self, name: str) -> str | None:
         """The server of a tool; None for what is the client's to call."""

@@ -30,6 +30,7 @@ __all__ = [
     "default_store_path",
     "make_response_store",
     "open_database",
+    "store_path",
 ]
 
 _PURGE_EVERY = 100
@@ -181,6 +182,12 @@ def default_store_path() -> Path:
     return Path(base).expanduser() / "quire" / "responses.sqlite"
 
 
+def store_path(config: ServerConfig) -> Path | None:
+    """The file in which responses are kept; None where it is none."""
+    name = config.response_store
+    return None if name in ("none", ":memory:") or _is_function(name) else Path(name or default_store_path())
+
+
 def make_response_store(config: ServerConfig) -> ResponseStore | None:
     """The configured store, None when responses are not kept.
 
@@ -193,7 +200,7 @@ def make_response_store(config: ServerConfig) -> ResponseStore | None:
     if _is_function(name):
         return _find_function(name)(config)
     return SQLiteResponseStore(
-        name or default_store_path(),
+        store_path(config) or ":memory:",
         ttl_s=config.response_store_ttl_s,
         max_responses=config.response_store_max_responses,
     )

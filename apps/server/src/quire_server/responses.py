@@ -11,6 +11,8 @@ from typing import Any
 import msgspec
 from msgspec import UNSET, UnsetType
 
+from quire_server.request_warnings import RequestWarning
+
 __all__ = [
     "ChatChoice",
     "ChatChunk",
@@ -23,6 +25,7 @@ __all__ = [
     "CompletionChoice",
     "CompletionLogprobs",
     "CompletionTokensDetails",
+    "CustomCall",
     "Delta",
     "FunctionCall",
     "PromptTokensDetails",
@@ -136,10 +139,19 @@ class FunctionCall(msgspec.Struct, kw_only=True):
     arguments: str | UnsetType = UNSET
 
 
+class CustomCall(msgspec.Struct, kw_only=True):
+    """A call of a custom tool, whose argument is text."""
+
+    name: str | UnsetType = UNSET
+    input: str | UnsetType = UNSET
+
+
 class ToolCall(msgspec.Struct, kw_only=True):
     id: str
     type: str = "function"
-    function: FunctionCall
+    function: FunctionCall | UnsetType = UNSET
+    custom: CustomCall | UnsetType = UNSET
+    """In place of `function`, with the type "custom"."""
 
 
 class ChatMessage(msgspec.Struct, kw_only=True):
@@ -174,6 +186,8 @@ class ChatCompletion(msgspec.Struct, kw_only=True):
     usage: Usage
     service_tier: str | UnsetType = UNSET
     metadata: dict[str, str] | UnsetType = UNSET
+    warnings: list[RequestWarning] | UnsetType = UNSET
+    """What of the request was passed over; an extension."""
     prompt_logprobs: list[Any] | UnsetType = UNSET
     prompt_token_ids: list[int] | UnsetType = UNSET
 
@@ -184,7 +198,8 @@ class ToolCallDelta(msgspec.Struct, kw_only=True):
     index: int
     id: str | UnsetType = UNSET
     type: str | UnsetType = UNSET
-    function: FunctionCall
+    function: FunctionCall | UnsetType = UNSET
+    custom: CustomCall | UnsetType = UNSET
 
 
 class Delta(msgspec.Struct, kw_only=True):
@@ -215,6 +230,8 @@ class ChatChunk(msgspec.Struct, kw_only=True):
     choices: list[ChatChunkChoice]
     usage: Usage | UnsetType | None = UNSET
     service_tier: str | UnsetType = UNSET
+    warnings: list[RequestWarning] | UnsetType = UNSET
+    """With the first chunk."""
     prompt_logprobs: list[Any] | UnsetType = UNSET
     prompt_token_ids: list[int] | UnsetType = UNSET
 

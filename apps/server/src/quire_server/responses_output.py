@@ -5,16 +5,28 @@ One class makes both: the items of a whole response are those that its events to
 
 from __future__ import annotations
 
+import json
 import secrets
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from quire_renderers import CallArguments, CallEnd, CallStart, ContentDelta, OutputEvent, ReasoningDelta
+from quire_server.builtin_tools import BUILTIN_BY_ITEM, BUILTIN_TOOLS
+from quire_server.call_input import CallInput
+from quire_server.client_tools import ClientTool
 
-__all__ = ["OutputItems"]
+__all__ = ["OutputItems", "is_clients_turn"]
 
 Event = dict[str, Any]
 CallId = Callable[[int, str | None], str]
+
+_STREAMED = ("function_call", "mcp_call")
+"""Calls whose arguments are told while they come."""
+
+
+def is_clients_turn(item: dict[str, Any]) -> bool:
+    """Whether a response ends with such an item, for the client has to do something: run a tool, or approve a call."""
+    return item["type"] in ("function_call", "custom_tool_call", "mcp_approval_request", *BUILTIN_BY_ITEM)
 
 
 class OutputItems:
@@ -24,6 +36,8 @@ class OutputItems:
         call_id: Gives a call its id, from its index and the id the model wrote.
         label_of: The MCP server of a tool; None for what is the client's to call.
         asks_before: Whether a call of such a tool waits for approval.
+        client_tool: The client's tool that the model calls by a name.
+        seal: Makes the opaque form of a thought; None where nobody asked for it.
     """
 
     def __init__(
@@ -31,11 +45,17 @@ class OutputItems:
         call_id: CallId,
         label_of: Callable[[str], str | None] = lambda name: None,
         asks_before: Callable[[str], bool] = lambda name: False,
+        client_tool: Callable[[str], ClientTool | None] = lambda name: None,
+        seal: Callable[[str], str] | None = None,
     ) -> None:
         self.items: list[dict[str, Any]] = []
         self.call_id = call_id
         self._label_of = label_of
         self._asks_before = asks_before
+        self._client_tool = client_tool
+        self._seal = seal
+        self._input: CallInput | None = None
+        """Reads the text of the custom tool's call that is open."""
         self._calls: list[dict[str, Any]] = []
         self._open: dict[str, Any] | None = None
         self._told: list[Event] = []
@@ -53,9 +73,7 @@ class OutputItems:
                 case CallStart(_, name, _):
                     self._begin_call(event, name)
                 case CallArguments(_, piece):
-                    self._current["arguments"] += piece
-                    if self._current["type"] != "mcp_approval_request":  # told when it is whole
-                        self._tell(f"{self._current['type']}_arguments.delta", delta=piece)
+                    self._add_arguments(piece)
                 case CallEnd(_, complete):
                     self._close("completed" if complete else "incomplete")
         return self._taken()
@@ -89,6 +107,20 @@ class OutputItems:
         self._current["content"][0]["text"] += text
         self._tell("reasoning_text.delta", content_index=0, delta=text)
 
+    def _add_arguments(self, piece: str) -> None:
+        call = self._current
+        if self._input is not None:
+            self._add_input(self._input.feed(piece))
+            return
+        call["arguments"] += piece
+        if call["type"] in _STREAMED:  # others are told when they are whole
+            self._tell(f"{call['type']}_arguments.delta", delta=piece)
+
+    def _add_input(self, text: str) -> None:
+        if text:
+            self._current["input"] += text
+            self._tell("custom_tool_call_input.delta", delta=text)
+
     def _begin_call(self, event: CallStart, name: str) -> None:
         label = self._label_of(name)
         if label is not None and self._asks_before(name):
@@ -101,8 +133,19 @@ class OutputItems:
             self._begin("mcp", {**call, "error": None}, None)
             self._tell("mcp_call.in_progress")
             return
-        call = {"type": "function_call", "call_id": self.call_id(event.index, event.id), "name": name, "arguments": ""}
-        self._begin("fc", call, None)
+        tool, call_id = self._client_tool(name), self.call_id(event.index, event.id)
+        if tool is not None and tool.kind in BUILTIN_TOOLS:
+            self._close("completed")
+            self._open = {"type": BUILTIN_TOOLS[tool.kind].item, "kind": tool.kind, "call_id": call_id, "arguments": ""}
+            return
+        told = {"call_id": call_id, "name": name if tool is None else tool.name}
+        if tool is not None and tool.namespace is not None:
+            told["namespace"] = tool.namespace
+        if tool is not None and tool.kind == "custom":
+            self._begin("ctc", {"type": "custom_tool_call", **told, "input": ""}, None)
+            self._input = CallInput()
+        else:
+            self._begin("fc", {"type": "function_call", **told, "arguments": ""}, None)
 
     def _begin(self, prefix: str, item: dict[str, Any], part: dict[str, Any] | None) -> None:
         self._close("completed")
@@ -124,7 +167,16 @@ class OutputItems:
             self._open = None
             self._add(item if status == "completed" else _broken(item))
             return
-        if kind in ("function_call", "mcp_call"):
+        if kind in BUILTIN_BY_ITEM:
+            self._open = None
+            self._add_builtin_call(item, status)
+            return
+        if kind == "custom_tool_call":
+            if self._input is not None:
+                self._add_input(self._input.finish())
+            self._input = None
+            self._tell("custom_tool_call_input.done", input=item["input"])
+        elif kind in _STREAMED:
             self._tell(f"{kind}_arguments.done", arguments=item["arguments"])
             if kind == "mcp_call" and status == "completed":
                 item["status"] = "calling"  # done when it was run
@@ -137,10 +189,24 @@ class OutputItems:
                 self._tell("output_text.done", content_index=0, text=part["text"], logprobs=_plain(part["logprobs"]))
             else:
                 self._tell("reasoning_text.done", content_index=0, text=part["text"])
+                if self._seal is not None:
+                    item["encrypted_content"] = self._seal(part["text"])
             self._tell("content_part.done", content_index=0, part=dict(part))
         item["status"] = status
         self._open = None
         self._told.append(self._item_event("done", item))
+
+    def _add_builtin_call(self, call: dict[str, Any], status: str) -> None:
+        """A call of a tool with a type of its own, whose item is made of all of its arguments."""
+        built_in = BUILTIN_TOOLS[call["kind"]]
+        try:
+            arguments = json.loads(call["arguments"] or "{}")
+        except (ValueError, RecursionError):
+            arguments = {}
+        if status == "incomplete" and not built_in.can_be_incomplete:
+            status = "in_progress"
+        own = {"id": f"{built_in.name}_{secrets.token_hex(12)}", "type": built_in.item, "call_id": call["call_id"]}
+        self._add({**own, **built_in.fields(arguments if isinstance(arguments, dict) else {}), "status": status})
 
     def _add(self, item: dict[str, Any]) -> None:
         """An item that is whole at once."""

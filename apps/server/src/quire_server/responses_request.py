@@ -1,31 +1,25 @@
-"""The body of OpenAI's Responses API, and what its items mean as a conversation.
+"""The body of OpenAI's Responses API.
 
 Items are the one model of what was said: input, output and what is kept are lists of them; a prompt is made of their
-projection onto chat messages. Source of the shapes: OpenAI's public API reference. Knows no engine and no store.
+projection onto chat messages (responses_items.py). Source of the shapes: OpenAI's public API reference. Knows no engine
+and no store.
 """
 
 from __future__ import annotations
 
-import base64
-import binascii
 import reprlib
 import secrets
-from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 from quire_interfaces import RequestError
 from quire_server.protocol import Int, SamplingFields, with_effort
-from quire_server.tool_choice import ToolUse, allow_only, check_function, named
 
-__all__ = ["CompactRequest", "ResponsesRequest", "chat_messages", "pack_summary", "with_ids"]
+__all__ = ["CompactRequest", "ResponsesRequest", "with_ids"]
 
-_ID_PREFIXES = {"message": "msg", "function_call": "fc", "function_call_output": "fco", "reasoning": "rs"}
-_ROLES = ("user", "assistant", "system", "developer")
-_NOT_SERVED = {
-    "prompt": "put the prompt's text into instructions",
-    "context_management": "use /v1/responses/compact",
-}
+_ID_PREFIXES = {
+    "message": "msg", "function_call": "fc", "function_call_output": "fco", "reasoning": "rs", "compaction": "cmp",
+    "custom_tool_call": "ctc", "custom_tool_call_output": "ctco",
+}  # fmt: skip
 
 
 class CompactRequest(SamplingFields):
@@ -121,11 +115,15 @@ class ResponsesRequest(CompactRequest):
         wanted = "message.output_text.logprobs" in (self.include or ())
         return (self.top_logprobs or 0) if wanted or self.top_logprobs else None
 
+    @property
+    def seals_thoughts(self) -> bool:
+        """Whether the thoughts are wanted in a form that the client can send back."""
+        return "reasoning.encrypted_content" in (self.include or ())
+
     def check_supported(self) -> None:
         super().check_supported()
-        for name, instead in _NOT_SERVED.items():
-            if getattr(self, name) is not None:
-                raise RequestError(f"{name} is not served here; {instead}", param=name)
+        if self.prompt is not None:
+            raise RequestError("prompt is not served here; put the prompt's text into instructions", param="prompt")
         if self.conversation is not None and self.previous_response_id is not None:
             raise RequestError(
                 "conversation and previous_response_id exclude each other: what was said before is in one of them",
@@ -142,35 +140,6 @@ class ResponsesRequest(CompactRequest):
         if self.conversation is not None and not (isinstance(given, str) and given):
             raise _wrong("conversation", self.conversation, "be the id of a conversation, or an object with it")
         return given
-
-    def function_names(self) -> list[str]:
-        """Names of the functions that are the client's to call."""
-        return [str(tool.get("name")) for tool in self.tools or () if tool.get("type") == "function"]
-
-    def tool_use(self, mcp_tools: Sequence[dict[str, Any]] = ()) -> ToolUse:
-        """What `tools`, `tool_choice` and `parallel_tool_calls` mean; `mcp_tools` are those of the "mcp" entries, in
-        the chat API's form. Raises RequestError naming the field."""
-        own = [
-            _chat_tool(tool, f"tools[{index}]")
-            for index, tool in enumerate(self.tools or ())
-            if tool.get("type") != "mcp"
-        ]
-        tools = (*own, *mcp_tools)
-        use = ToolUse(tools=tools, parallel=self.parallel_tool_calls is not False)
-        choice = self.tool_choice
-        if choice is None:
-            return use
-        if isinstance(choice, dict):
-            if choice.get("type") == "function":
-                return named(use, choice.get("name"), "tool_choice.name")
-            if choice.get("type") == "allowed_tools" and choice.get("mode") in ("auto", "required"):
-                return allow_only(use, choice.get("tools"), choice["mode"], "tool_choice.tools")
-            raise _wrong("tool_choice", choice, "be of type function or allowed_tools")
-        if choice not in ("none", "auto", "required"):
-            raise _wrong("tool_choice", choice, "be none, auto, required, or an object that names a tool")
-        if choice == "required" and not tools:
-            raise RequestError("tool_choice 'required' needs tools", param="tool_choice")
-        return replace(use, mode=choice)
 
     def template_kwargs(self) -> dict[str, Any] | None:
         """`chat_template_kwargs`, with what `reasoning.effort` means to templates."""
@@ -190,14 +159,6 @@ def _response_format(form: Any) -> dict[str, Any]:
     raise _wrong("text.format.type", kind, "be text, json_object or json_schema")
 
 
-def _chat_tool(tool: dict[str, Any], at: str) -> dict[str, Any]:
-    if tool.get("type") != "function":
-        raise _wrong(f"{at}.type", tool.get("type"), "be 'function'; other tools are not enabled on this server")
-    function = {key: tool[key] for key in ("name", "description", "parameters", "strict") if tool.get(key) is not None}
-    check_function(function, at)
-    return {"type": "function", "function": function}
-
-
 def with_ids(items: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """The items, each with its type and an id of its own."""
     result = []
@@ -208,124 +169,6 @@ def with_ids(items: list[dict[str, Any]]) -> list[dict[str, Any]]:
         name = own if isinstance(own, str) and own else f"{prefix}_{secrets.token_hex(12)}"
         result.append({**item, "type": kind, "id": name})
     return result
-
-
-def chat_messages(
-    items: list[dict[str, Any]], instructions: str | None = None, *, at: str = "input"
-) -> list[dict[str, Any]]:
-    """A conversation in the chat API's form. Neighbouring thoughts, words and calls of the model are one message.
-
-    Raises:
-        RequestError: naming the item at fault.
-    """
-    messages: list[dict[str, Any]] = [{"role": "system", "content": instructions}] if instructions else []
-    answer: dict[str, Any] | None = None
-    for index, item in _with_mcp_calls(items):
-        place, kind = f"{at}[{index}]", item.get("type")
-        is_answer = kind in ("reasoning", "function_call") or (kind == "message" and item.get("role") == "assistant")
-        if not is_answer:
-            answer = None
-            messages.append(_other_message(item, place))
-            continue
-        if answer is None or (kind == "reasoning" and ("content" in answer or "tool_calls" in answer)):
-            answer = {"role": "assistant"}
-            messages.append(answer)
-        _add_to_answer(answer, item, place)
-    for message in messages:
-        message.setdefault("content", "")
-    return messages
-
-
-def _with_mcp_calls(items: list[dict[str, Any]]) -> list[tuple[int, dict[str, Any]]]:
-    """(place, item), where calls of MCP tools are calls like others, followed by their outputs."""
-    result: list[tuple[int, dict[str, Any]]] = []
-    outputs: list[tuple[int, dict[str, Any]]] = []
-    refused = {
-        item.get("approval_request_id"): item.get("reason")
-        for item in items
-        if item.get("type") == "mcp_approval_response" and item.get("approve") is False
-    }
-    for index, item in enumerate(items):
-        kind, name = item.get("type"), item.get("id")
-        if kind in ("mcp_list_tools", "mcp_approval_response"):
-            continue
-        if kind == "mcp_approval_request":  # what was approved is there as the call itself
-            if name in refused:
-                result.append((index, {**item, "type": "function_call", "call_id": name}))
-                told = f"The user did not approve this call. {refused[name] or ''}".rstrip()
-                outputs.append((index, {"type": "function_call_output", "call_id": name, "output": told}))
-            continue
-        if kind == "mcp_call":
-            result.append((index, {**item, "type": "function_call", "call_id": name}))
-            text = item.get("output") if item.get("output") is not None else str(item.get("error") or "")
-            outputs.append((index, {"type": "function_call_output", "call_id": name, "output": text}))
-            continue
-        if kind != "function_call":
-            result += outputs
-            outputs = []
-        result.append((index, item))
-    return result + outputs
-
-
-def _add_to_answer(answer: dict[str, Any], item: dict[str, Any], at: str) -> None:
-    kind = item["type"]
-    if kind == "reasoning":
-        parts = item.get("content") or item.get("summary") or []
-        answer["reasoning_content"] = answer.get("reasoning_content", "") + _text_of(parts, f"{at}.content")
-    elif kind == "message":
-        answer["content"] = answer.get("content", "") + _text_of(item.get("content"), f"{at}.content")
-    else:
-        if not isinstance(item.get("name"), str):
-            raise _wrong(f"{at}.name", item.get("name"), "be the name of a function")
-        function = {"name": item["name"], "arguments": item.get("arguments") or "{}"}
-        call = {"id": str(item.get("call_id") or item["id"]), "type": "function", "function": function}
-        answer.setdefault("tool_calls", []).append(call)
-
-
-def _other_message(item: dict[str, Any], at: str) -> dict[str, Any]:
-    kind = item.get("type")
-    if kind == "message":
-        if item.get("role") not in _ROLES:
-            raise _wrong(f"{at}.role", item.get("role"), f"be one of {', '.join(_ROLES)}")
-        return {"role": item["role"], "content": _text_of(item.get("content"), f"{at}.content")}
-    if kind == "function_call_output":
-        text = _text_of(item.get("output"), f"{at}.output")
-        return {"role": "tool", "tool_call_id": str(item.get("call_id")), "content": text}
-    if kind == "compaction":
-        summary = _unpack_summary(item.get("encrypted_content"), f"{at}.encrypted_content")
-        return {"role": "user", "content": f"Summary of the conversation so far:\n{summary}"}
-    raise _wrong(f"{at}.type", kind, "be message, function_call, function_call_output, reasoning or compaction")
-
-
-def _text_of(value: Any, at: str) -> str:
-    if isinstance(value, str):
-        return value
-    if not isinstance(value, list):
-        raise _wrong(at, value, "be text or a list of text parts")
-    texts = []
-    for index, part in enumerate(value):
-        text = (part.get("text") if "text" in part else part.get("refusal")) if isinstance(part, dict) else None
-        if not isinstance(text, str):
-            kind = part.get("type") if isinstance(part, dict) else type(part).__name__
-            raise RequestError(
-                f"{at}[{index}] is of type {kind!r}, and this model takes text only; send parts of type 'input_text'",
-                param=f"{at}[{index}]",
-                code="unsupported_content_type",
-            )
-        texts.append(text)
-    return "".join(texts)
-
-
-def pack_summary(text: str) -> str:
-    """A summary as the opaque content of a compaction item."""
-    return base64.b64encode(text.encode()).decode()
-
-
-def _unpack_summary(content: Any, at: str) -> str:
-    try:
-        return base64.b64decode(content, validate=True).decode()
-    except (TypeError, ValueError, binascii.Error):
-        raise _wrong(at, content, "be what /v1/responses/compact of such a server gave") from None
 
 
 def _wrong(param: str, value: Any, must: str) -> RequestError:

@@ -7,12 +7,24 @@ from __future__ import annotations
 
 import reprlib
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from quire_interfaces import RequestError
+from quire_server.client_tools import ClientTool, ClientTools, check_function, custom_tool
+from quire_server.request_warnings import hosted_tool
 
-__all__ = ["ToolUse", "chat_tool_use", "check_tools"]
+__all__ = [
+    "ToolUse",
+    "allow_names",
+    "allow_only",
+    "chat_client_tools",
+    "chat_tool_use",
+    "check_function",
+    "check_required",
+    "check_tools",
+    "named",
+]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,6 +39,13 @@ class ToolUse:
     """With "required": the one tool to call."""
     parallel: bool = True
     """Whether one answer may hold several calls."""
+    offered: ClientTools = field(default_factory=ClientTools)
+    """The client's tools in their own shapes, and what was left out."""
+
+    @classmethod
+    def of(cls, offered: ClientTools, more: Sequence[dict[str, Any]] = (), *, parallel: bool = True) -> ToolUse:
+        """The client's tools, and `more` functions that the server runs itself."""
+        return cls(tools=(*offered.chat_tools(), *more), parallel=parallel, offered=offered)
 
     @property
     def is_on(self) -> bool:
@@ -57,39 +76,67 @@ def check_tools(tools: Sequence[dict[str, Any]]) -> None:
     """
     for index, tool in enumerate(tools):
         at = f"tools[{index}]"
-        kind = tool.get("type", "function")
+        kind, function = tool.get("type", "function"), tool.get("function")
         if kind != "function":
-            raise _wrong(f"{at}.type", kind, "be 'function'; other tools are not served here")
-        function = tool.get("function")
+            raise _wrong(f"{at}.type", kind, "be 'function'")
         if not isinstance(function, dict):
             raise _wrong(f"{at}.function", function, "be an object with the name of a function")
         check_function(function, f"{at}.function")
 
 
-def check_function(function: dict[str, Any], at: str) -> None:
-    """Check one function's name and parameters. Raises RequestError naming the field, which begins with `at`."""
-    name, parameters = function.get("name"), function.get("parameters")
-    if not isinstance(name, str) or not 0 < len(name) <= 256 or not _is_name(name):
-        raise _wrong(f"{at}.name", name, "be 1 to 256 letters, digits, '_', '-', '.', ':' or '/'")
-    if parameters is not None and not isinstance(parameters, dict):
-        raise _wrong(f"{at}.parameters", parameters, "be a JSON schema, an object")
+def check_required(use: ToolUse, choice: Any) -> None:
+    """Raises RequestError when a call is required and there is no tool to call."""
+    if use.mode != "required" or use.tools:
+        return
+    left_out = "; ".join(warning.message for warning in use.offered.warnings[:3])
+    told = f" ({left_out})" if left_out else ""
+    raise RequestError(
+        f"tool_choice {reprlib.repr(choice)} needs tools{told}; give functions, or leave tool_choice out",
+        param="tool_choice",
+    )
 
 
-def _is_name(name: str) -> bool:
-    return all(char.isalnum() or char in "_-.:/" for char in name)
+def chat_client_tools(tools: Sequence[dict[str, Any]]) -> ClientTools:
+    """`tools` of a chat completion.
+
+    Raises:
+        RequestError: naming the tool and field at fault.
+    """
+    offered = ClientTools()
+    for index, tool in enumerate(tools):
+        at = f"tools[{index}]"
+        kind = tool.get("type", "function")
+        if not isinstance(kind, str):
+            raise _wrong(f"{at}.type", kind, "be the name of a type, 'function' or 'custom'")
+        if kind not in ("function", "custom"):
+            offered.warnings.append(hosted_tool(kind, at))
+            continue
+        value = tool.get(kind)
+        if not isinstance(value, dict):
+            raise _wrong(f"{at}.{kind}", value, "be an object with the name of the tool")
+        if kind == "function":
+            check_function(value, f"{at}.function")
+            offered.add(ClientTool(function=value, name=value["name"]), at)
+        else:
+            offered.add(_chat_custom_tool(value, f"{at}.custom"), at)
+    return offered
 
 
-def chat_tool_use(
-    tools: Sequence[dict[str, Any]] | None, choice: str | dict[str, Any] | None, parallel: bool | None
-) -> ToolUse:
+def _chat_custom_tool(value: dict[str, Any], at: str) -> ClientTool:
+    form = value.get("format")
+    if isinstance(form, dict) and form.get("type") == "grammar":
+        inner = form.get("grammar")
+        form = {**inner, "type": "grammar"} if isinstance(inner, dict) else form
+    return custom_tool(value, form, at, grammar_at=f"{at}.format.grammar")
+
+
+def chat_tool_use(offered: ClientTools, choice: str | dict[str, Any] | None, parallel: bool | None) -> ToolUse:
     """What `tools`, `tool_choice` and `parallel_tool_calls` of a chat completion mean.
 
     Raises:
         RequestError: naming the field at fault.
     """
-    tools = tuple(tools or ())
-    check_tools(tools)
-    use = ToolUse(tools=tools, parallel=parallel is not False)
+    use = ToolUse.of(offered, parallel=parallel is not False)
     if choice is None:
         return use
     if isinstance(choice, str):
@@ -98,24 +145,21 @@ def chat_tool_use(
         use = replace(use, mode=choice)
     else:
         use = _from_object(use, choice)
-    if use.mode == "required" and not tools:
-        raise RequestError(
-            f"tool_choice {reprlib.repr(choice)} needs tools; give them, or leave tool_choice out", param="tool_choice"
-        )
+    check_required(use, choice)
     return use
 
 
 def _from_object(use: ToolUse, choice: dict[str, Any]) -> ToolUse:
     kind = choice.get("type")
-    if kind == "function":
-        function = choice.get("function")
-        return named(use, function.get("name") if isinstance(function, dict) else None, "tool_choice.function.name")
+    if kind in ("function", "custom"):
+        holder = choice.get(kind)
+        return named(use, holder.get("name") if isinstance(holder, dict) else None, f"tool_choice.{kind}.name")
     if kind == "allowed_tools":
         allowed = choice.get("allowed_tools")
         if not isinstance(allowed, dict) or allowed.get("mode") not in ("auto", "required"):
             raise _wrong("tool_choice.allowed_tools", allowed, "hold a mode, 'auto' or 'required', and tools")
         return allow_only(use, allowed.get("tools"), allowed["mode"], "tool_choice.allowed_tools.tools")
-    raise _wrong("tool_choice.type", kind, "be 'function' or 'allowed_tools'")
+    raise _wrong("tool_choice.type", kind, "be 'function', 'custom' or 'allowed_tools'")
 
 
 def named(use: ToolUse, name: Any, at: str) -> ToolUse:
@@ -129,15 +173,20 @@ def named(use: ToolUse, name: Any, at: str) -> ToolUse:
 
 def allow_only(use: ToolUse, tools: Any, mode: str, at: str) -> ToolUse:
     """The same with some of the tools. Raises RequestError when one is not offered."""
-    by_name = {tool["function"]["name"]: tool for tool in use.tools}
-    chosen = []
+    names = []
     for tool in tools if isinstance(tools, list) else [tools]:
-        holder = tool.get("function", tool) if isinstance(tool, dict) else {}
-        name = holder.get("name") if isinstance(holder, dict) else None
+        holder = tool.get("function", tool.get("custom", tool)) if isinstance(tool, dict) else {}
+        names.append(holder.get("name") if isinstance(holder, dict) else None)
+    return allow_names(use, names, mode, at)
+
+
+def allow_names(use: ToolUse, names: Sequence[Any], mode: str, at: str) -> ToolUse:
+    """The same with the tools of these names. Raises RequestError when one is not offered."""
+    by_name = {tool["function"]["name"]: tool for tool in use.tools}
+    for name in names:
         if not isinstance(name, str) or name not in by_name:
             raise _wrong(at, name, "name tools that are offered")
-        chosen.append(by_name[name])
-    return replace(use, tools=tuple(chosen), mode=mode)
+    return replace(use, tools=tuple(by_name[name] for name in dict.fromkeys(names)), mode=mode)
 
 
 def _wrong(param: str, value: Any, must: str) -> RequestError:

@@ -27,8 +27,10 @@ from quire_renderers import (
     ReasoningDelta,
 )
 from quire_server.beams import beam_search_outputs
+from quire_server.client_tools import ClientTool
 from quire_server.context import ServerContext, in_thread_when_long
 from quire_server.errors import HTTPError
+from quire_server.request_warnings import RequestWarning
 from quire_server.structured import thinking_first, with_calls
 from quire_server.thinking_budget import bounded_thinking
 from quire_server.tool_choice import ToolUse
@@ -75,6 +77,11 @@ class ChatTurn:
     beams: BeamSearchParams | None = None
     """Search for the answers instead of drawing them."""
 
+    @property
+    def warnings(self) -> list[RequestWarning]:
+        """What of the request was passed over."""
+        return self.tool_use.offered.warnings
+
 
 class TurnChoice:
     """One of n answers: its parser, and what was made of it so far."""
@@ -119,6 +126,10 @@ class TurnChoice:
         if index not in self._ids:
             self._ids[index] = own or self._form.new_call_id()
         return self._ids[index]
+
+    def client_tool(self, name: str) -> ClientTool | None:
+        """The client's tool that the model calls by this name."""
+        return self._turn.tool_use.offered.get(name)
 
     def message(self) -> ParsedMessage:
         """The answer so far."""

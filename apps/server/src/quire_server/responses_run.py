@@ -1,0 +1,309 @@
+"""One response of the Responses API while it is made: the model's turns, calls of MCP tools between them, the events.
+
+A response runs in one way only, as a stream of events (`ResponseRun.events`): streaming writes them, whole answers take
+the last one, background responses are a task that collects them (`LiveResponse`). Knows no routes. Source of the
+shapes: OpenAI's public API reference.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import secrets
+import time
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from typing import Any
+
+import msgspec
+
+from quire_engine import CompletionOutput, RequestOutput
+from quire_interfaces import FinishReason, QuireError
+from quire_server.context import ServerContext
+from quire_server.errors import HTTPError, error_body
+from quire_server.logprobs import chat_logprobs
+from quire_server.mcp_tools import MAX_CALLS, MCPTools
+from quire_server.request_warnings import warnings_field
+from quire_server.response_store import ResponseStore, StoredResponse
+from quire_server.responses_output import OutputItems, is_clients_turn
+from quire_server.responses_request import ResponsesRequest
+from quire_server.sealing import Sealer
+from quire_server.turn import ChatTurn, RunningTurn, raise_failed
+
+__all__ = ["Event", "LiveResponse", "ResponseRun", "usage_of"]
+
+Event = dict[str, Any]
+
+
+class ResponseRun:
+    """One response: what was asked, and what came of it so far."""
+
+    def __init__(
+        self,
+        context: ServerContext,
+        body: ResponsesRequest,
+        model: str,
+        running: RunningTurn,
+        items: list[dict[str, Any]],
+        store: ResponseStore | None,
+        mcp: MCPTools,
+        again: Callable[[list[dict[str, Any]]], Awaitable[RunningTurn]],
+        approved: list[dict[str, Any]],
+        sealer: Sealer | None = None,
+    ) -> None:
+        # Never the request's own choice: whoever knows an id can read, go on from and replace what is kept under it.
+        self.id = f"resp_{secrets.token_hex(16)}"
+        self._context = context
+        self._body = body
+        self._running = running
+        self._items = items
+        self._store = store
+        self._mcp = mcp
+        self._again = again
+        self._approved = approved
+        self._calls_left = MAX_CALLS if body.max_tool_calls is None else body.max_tool_calls
+        self._output = OutputItems(
+            running.choices[0].call_id,
+            mcp.label_of,
+            mcp.asks_before,
+            client_tool=running.turn.tool_use.offered.get,
+            seal=None if sealer is None else sealer.seal,
+        )
+        self._usage: dict[str, Any] = {}
+        self.on_finished: Callable[[list[dict[str, Any]]], Awaitable[None]] | None = None
+        """Hears what was said, asked and answered, once it is all there."""
+        self._sequence = 0
+        self._fixed = _fixed_fields(self.id, body, model, running.turn)
+        self.latest = self.response("in_progress")
+
+    def response(self, status: str, **changes: Any) -> dict[str, Any]:
+        """The response object as it stands."""
+        output = [dict(item) for item in self._output.items]
+        return {**self._fixed, "status": status, "output": output, **changes}
+
+    def snapshot(self) -> dict[str, Any]:
+        """The response object at this moment."""
+        has_begun = self.latest["status"] == "queued" and self._sequence > 0
+        return self.response("in_progress") if has_begun else self.latest
+
+    async def keep(self, status: str, **changes: Any) -> dict[str, Any]:
+        """The response object, written to the store."""
+        self.latest = self.response(status, **changes)
+        if self._store is not None:
+            stored = StoredResponse(response=self.latest, input_items=self._items)
+            await asyncio.to_thread(self._store.put, stored)
+        return self.latest
+
+    async def whole(self) -> dict[str, Any]:
+        """Run to the end; the response object. What fails raises."""
+        async for _ in self._told():
+            pass
+        return self.latest
+
+    async def events(self) -> AsyncGenerator[list[Event], None]:
+        """Run to the end; events as they come, the last of which holds the whole response."""
+        try:
+            async with contextlib.aclosing(self._told()) as told:
+                async for events in told:
+                    yield self._numbered(events)
+        except QuireError as error:
+            if self._sequence == 0:
+                raise
+            message = error_body(error)["error"]["message"]
+            failed = await self.keep("failed", error={"code": "server_error", "message": message})
+            yield self._numbered([{"type": "response.failed", "response": failed}])
+
+    async def _told(self) -> AsyncGenerator[list[Event], None]:
+        """What happens, turn after turn: the model calls MCP tools, and goes on with what they gave."""
+        is_first, last = True, None
+        if self._approved:
+            is_first = False
+            yield self._opening() + self._output.begin_calls(self._approved)
+            await self._mcp.run(self._approved)
+            yield self._output.end_calls(self._approved)
+            await self._running.outputs.aclose()  # type: ignore[attr-defined]
+            await self._go_on()
+        while True:
+            async with contextlib.aclosing(self._running.outputs) as outputs:  # type: ignore[type-var]
+                async for output in outputs:
+                    raise_failed(output)
+                    told = self._opening() if is_first else []
+                    is_first = False
+                    told += self._take(output.outputs[0])
+                    if output.finished:
+                        told += self._finish(output)
+                        last = output
+                    if told:
+                        yield told
+            if last is None:
+                raise HTTPError(500, "the engine ended the request without an answer", code="generation_failed")
+            self._usage = _added(self._usage, usage_of(self._context, self._running, last))
+            calls = self._output.take_calls()
+            if not calls or not await self._run_calls(calls):
+                yield self._output.end_calls(calls)
+                break
+            yield self._output.end_calls(calls)
+            await self._go_on()
+            last = None
+        response = await self._keep_finished(last)
+        yield [{"type": f"response.{response['status']}", "response": response}]
+
+    async def _go_on(self) -> None:
+        """The next turn, which sees the output so far."""
+        self._running = await self._again(self._output.items)
+        self._output.call_id = self._running.choices[0].call_id
+
+    async def _run_calls(self, calls: list[dict[str, Any]]) -> bool:
+        """Whether the model goes on: not where a call is left that is the client's, or waits for approval, or too many
+        were made."""
+        if len(calls) > self._calls_left:
+            for call in calls:
+                call["error"] = {"type": "mcp_protocol_error", "code": 0, "message": "no tool calls are left"}
+                call["status"] = "failed"
+            return False
+        self._calls_left -= len(calls)
+        await self._mcp.run(calls)
+        return not any(is_clients_turn(item) for item in self._output.items)
+
+    def _opening(self) -> list[Event]:
+        response = self.response("in_progress")
+        told = [{"type": f"response.{what}", "response": response} for what in ("created", "in_progress")]
+        return told + self._output.add_tool_lists(self._mcp.lists)
+
+    def _numbered(self, events: list[Event]) -> list[Event]:
+        for event in events:
+            event["sequence_number"] = self._sequence
+            self._sequence += 1
+        return events
+
+    def _take(self, completion: CompletionOutput) -> list[Event]:
+        choice = self._running.choices[0]
+        logprobs = chat_logprobs(completion)
+        listed: Sequence[Any] = msgspec.to_builtins(logprobs.content) if logprobs is not None else ()
+        return self._output.take(choice.take(completion), listed)
+
+    def _finish(self, output: RequestOutput) -> list[Event]:
+        return self._output.finish("incomplete" if _is_cut(output.outputs[0]) else "completed")
+
+    async def _keep_finished(self, output: RequestOutput) -> dict[str, Any]:
+        if self.on_finished is not None:
+            await self.on_finished([*self._items, *self._output.items])
+        completion = output.outputs[0]
+        changes: dict[str, Any] = {"usage": self._usage}
+        if _is_cut(completion):
+            return await self.keep("incomplete", incomplete_details={"reason": "max_output_tokens"}, **changes)
+        return await self.keep("completed", completed_at=int(time.time()), **changes)
+
+
+class LiveResponse:
+    """A response that runs in the background: its events are collected for whoever wants to read them."""
+
+    def __init__(self, run: ResponseRun) -> None:
+        self.run = run
+        self._events: list[Event] = []
+        self._news = asyncio.Event()
+        self.task = asyncio.ensure_future(self._collect())
+
+    async def _collect(self) -> None:
+        try:
+            async for events in self.run.events():
+                self._events += events
+                self._tell()
+        except asyncio.CancelledError:
+            await self.run.keep("cancelled")
+            raise
+        except Exception as error:
+            message = error_body(error)["error"]["message"]
+            failed = await self.run.keep("failed", error={"code": "server_error", "message": message})
+            event = {"type": "response.failed", "response": failed, "sequence_number": len(self._events)}
+            self._events.append(event)
+        finally:
+            self._tell()
+
+    def _tell(self) -> None:
+        self._news.set()
+        self._news = asyncio.Event()
+
+    async def events(self, start: int) -> AsyncGenerator[list[Event], None]:
+        """Events from number `start` on, until the response has ended."""
+        while True:
+            news = self._news
+            if start < len(self._events):
+                told, start = self._events[start:], len(self._events)
+                yield told
+            elif self.task.done():
+                return
+            else:
+                waiting = asyncio.ensure_future(news.wait())
+                await asyncio.wait((waiting, self.task), return_when=asyncio.FIRST_COMPLETED)
+                waiting.cancel()
+
+    async def cancel(self) -> None:
+        """End it, unless it has ended."""
+        self.task.cancel()
+        await asyncio.wait((self.task,))
+
+
+def _fixed_fields(name: str, body: ResponsesRequest, model: str, turn: ChatTurn) -> dict[str, Any]:
+    """What does not change while a response is made."""
+    form = (body.text or {}).get("format") or {"type": "text"}
+    reasoning = {"effort": None, "summary": None, **(body.reasoning or {})}
+    return {
+        "id": name,
+        "object": "response",
+        "created_at": int(time.time()),
+        "completed_at": None,
+        "background": bool(body.background),
+        **({} if body.conversation_id is None else {"conversation": {"id": body.conversation_id}}),
+        "error": None,
+        "incomplete_details": None,
+        "instructions": body.instructions,
+        "max_output_tokens": body.max_output_tokens,
+        "max_tool_calls": body.max_tool_calls,
+        "metadata": body.metadata or {},
+        "model": model,
+        "parallel_tool_calls": turn.tool_use.parallel,
+        "previous_response_id": body.previous_response_id,
+        "prompt_cache_key": body.prompt_cache_key,
+        "reasoning": reasoning,
+        "safety_identifier": body.safety_identifier,
+        "service_tier": "default",
+        "temperature": turn.params.temperature,
+        "text": {"format": form},
+        "tool_choice": body.tool_choice or "auto",
+        "tools": [_shown_tool(tool) for tool in body.tools or ()],
+        "top_logprobs": body.top_logprobs or 0,
+        "top_p": turn.params.top_p,
+        "truncation": body.truncation or "disabled",
+        "usage": None,
+        "user": body.user,
+        **warnings_field(turn.warnings),
+    }
+
+
+def _shown_tool(tool: dict[str, Any]) -> dict[str, Any]:
+    return {"parameters": None, "strict": None, **tool} if tool.get("type") == "function" else tool
+
+
+def usage_of(context: ServerContext, running: RunningTurn, output: RequestOutput) -> dict[str, Any]:
+    num_prompt, num_output = len(running.prompt.token_ids), output.num_generation_tokens
+    cached = max(0, output.num_cached_tokens)
+    reasoning = running.num_reasoning_tokens(context.llm.tokenizer) or 0
+    return {
+        "input_tokens": num_prompt,
+        "input_tokens_details": {"cached_tokens": cached, "cache_write_tokens": 0},
+        "output_tokens": num_output,
+        "output_tokens_details": {"reasoning_tokens": reasoning},
+        "total_tokens": num_prompt + num_output,
+    }
+
+
+def _added(one: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
+    """Usage of two turns."""
+    return {
+        name: _added(one.get(name, {}), value) if isinstance(value, dict) else one.get(name, 0) + value
+        for name, value in other.items()
+    }
+
+
+def _is_cut(completion: CompletionOutput) -> bool:
+    return completion.finish_reason is FinishReason.LENGTH

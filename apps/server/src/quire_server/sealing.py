@@ -1,0 +1,120 @@
+"""Thoughts and summaries as the opaque contents that clients keep and send back.
+
+Thoughts are encrypted and authenticated with a key of the server's, so that nobody reads or changes them on the way.
+Summaries are only packed: whoever loses one loses the conversation, so they outlive every key. Neither raises for what
+another server wrote.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import hashlib
+import hmac
+import os
+import secrets
+import zlib
+from pathlib import Path
+from typing import Any
+
+from quire_server.config import ServerConfig
+
+__all__ = ["Sealer", "make_sealer", "open_summary", "pack_summary"]
+
+_NONCE_BYTES, _TAG_BYTES, _KEY_BYTES = 16, 32, 32
+_SEALED, _SUMMARY = b"quire-thoughts-1:", b"quire-summary-1:"
+_MAX_CHARS = 16 * 2**20
+
+
+class Sealer:
+    """Encrypts and authenticates texts: a key stream of SHAKE-256, and a keyed BLAKE2b over nonce and cipher text.
+
+    Args:
+        key: Secret bytes.
+    """
+
+    def __init__(self, key: bytes) -> None:
+        self._stream_key = hashlib.blake2b(b"stream", key=key, digest_size=_KEY_BYTES).digest()
+        self._tag_key = hashlib.blake2b(b"tag", key=key, digest_size=_KEY_BYTES).digest()
+
+    def seal(self, text: str) -> str:
+        """The text as base64 that only `open` of the same key reads."""
+        plain, nonce = text.encode("utf-8", "replace"), secrets.token_bytes(_NONCE_BYTES)
+        covered = nonce + self._mixed(plain, nonce)
+        return base64.b64encode(_SEALED + covered + self._tag(covered)).decode()
+
+    def open(self, sealed: Any) -> str | None:
+        """The text; None for what was not sealed with this key."""
+        content = _decoded(sealed, _SEALED)
+        if content is None or len(content) < _NONCE_BYTES + _TAG_BYTES:
+            return None
+        covered, tag = content[:-_TAG_BYTES], content[-_TAG_BYTES:]
+        if not hmac.compare_digest(tag, self._tag(covered)):
+            return None
+        return self._mixed(covered[_NONCE_BYTES:], covered[:_NONCE_BYTES]).decode()
+
+    def _mixed(self, data: bytes, nonce: bytes) -> bytes:
+        stream = hashlib.shake_256(self._stream_key + nonce).digest(len(data))
+        return (int.from_bytes(data, "big") ^ int.from_bytes(stream, "big")).to_bytes(len(data), "big")
+
+    def _tag(self, covered: bytes) -> bytes:
+        return hashlib.blake2b(covered, key=self._tag_key, digest_size=_TAG_BYTES).digest()
+
+
+def make_sealer(config: ServerConfig, store_path: Path | None) -> Sealer:
+    """With the key beside the response store, so that a restarted server reads what it wrote; without such a file, with
+    one made of the server's API keys, or else with a key of this process.
+
+    Args:
+        config: The server's.
+        store_path: The file in which responses are kept; None where there is none.
+    """
+    if store_path is not None:
+        with contextlib.suppress(OSError):
+            return Sealer(_kept_key(Path(f"{store_path.expanduser()}.key")))
+    if config.api_key:
+        return Sealer(hashlib.blake2b("\n".join(config.api_key).encode(), person=b"quire-thoughts").digest())
+    return Sealer(secrets.token_bytes(_KEY_BYTES))
+
+
+def _kept_key(path: Path) -> bytes:
+    """The key in a file, made when it is missing. Two servers that begin together agree on one."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if not path.exists():
+        made = path.with_name(f"{path.name}.{secrets.token_hex(8)}")
+        with open(os.open(made, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+            file.write(secrets.token_bytes(_KEY_BYTES))
+        try:
+            with contextlib.suppress(FileExistsError):
+                os.link(made, path)
+        finally:
+            made.unlink()
+    key = path.read_bytes()
+    if len(key) < _KEY_BYTES:
+        raise OSError(f"{path} holds no key")
+    return key[:_KEY_BYTES]
+
+
+def pack_summary(text: str) -> str:
+    """A summary as the content of a compaction item."""
+    data = text.encode("utf-8", "replace")
+    return base64.b64encode(_SUMMARY + zlib.crc32(data).to_bytes(4, "big") + data).decode()
+
+
+def open_summary(packed: Any) -> str | None:
+    """The summary; None for what another server wrote, or what was damaged."""
+    content = _decoded(packed, _SUMMARY)
+    if content is None or len(content) < 4 or zlib.crc32(content[4:]) != int.from_bytes(content[:4], "big"):
+        return None
+    with contextlib.suppress(UnicodeDecodeError):
+        return content[4:].decode()
+    return None
+
+
+def _decoded(value: Any, mark: bytes) -> bytes | None:
+    if not isinstance(value, str) or len(value) > _MAX_CHARS:
+        return None
+    with contextlib.suppress(ValueError):
+        content = base64.b64decode(value, validate=True)
+        return content.removeprefix(mark) if content.startswith(mark) else None
+    return None
