@@ -206,6 +206,30 @@ def test_others_are_served_while_suspects_are_tried() -> None:
     record.run(core)
 
 
+@pytest.mark.parametrize("depth", [0, 1])
+def test_suspects_and_others_take_turns(depth: int) -> None:
+    """Neither waits for the other to be done: both advance while the culprit is still sought."""
+    core = make_core(FakeEngineConfig(max_num_seqs=32), depth=depth)
+    record = Record()
+    for i in range(16):
+        core.add_request(make_request("raise" if i == 11 else f"r{i}", [i], 30, seed=i))
+    while not core._quarantine:
+        record.step(core)
+    core.add_request(make_request("newcomer", [50], 200, seed=50))
+    steps_of_newcomer = []
+    for step in range(24):
+        before = len(record.tokens.get("newcomer", ()))
+        record.step(core)
+        if len(record.tokens.get("newcomer", ())) > before:
+            steps_of_newcomer.append(step)
+        if "raise" in record.reasons:
+            break
+    assert "raise" in record.reasons, "the others kept the suspects from being tried"
+    assert len(steps_of_newcomer) >= 2, "the suspects kept the others waiting"
+    assert len(record.tokens["newcomer"]) < 200
+    record.run(core)
+
+
 def test_aborting_a_suspect() -> None:
     core = make_core(FakeEngineConfig(max_num_seqs=16))
     record = Record()
