@@ -39,6 +39,7 @@ def test_fields_of_objects_inside_are_named_with_their_way() -> None:
     assert weights.integer("num_bits") == 4
     zero = weights.object("zero")
     assert zero is not None
+    assert zero.source == "config.json: weights.zero"
     assert zero.text("dtype") == "int8"
     assert {name: group.integer("bits") for name, group in fields.objects("groups").items()} == {"a": 2, "b": 3}
     assert fields.unread() == {"weights.zero.kind": "odd", "groups.a.order": "x"}

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import torch
 from models_paged_driver import PagedDriver
+from models_quantized import INT8, ct, make, make_mixed
 from safetensors.torch import load_file, save_file
-from test_models_stored import INT8, ct, make, make_mixed
 from torch import Tensor
 
 from quire_interfaces import CheckpointError

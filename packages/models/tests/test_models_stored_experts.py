@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 import torch
+from models_quantized import FORMATS, check_that_bits_do_not_follow_chunks, logits_of, quantize
 from safetensors.torch import load_file, save_file
-from test_models_stored import FORMATS, check_that_bits_do_not_follow_chunks, logits_of, quantize
 
 from quire_models import CausalLM, ModelConfig, load_model
 from quire_testkit.parity.cases import CASES

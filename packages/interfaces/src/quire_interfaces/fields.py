@@ -33,7 +33,7 @@ class Fields:
         fields.refuse_unread("merge the adapter into its model")
     """
 
-    __slots__ = ("_names", "_objects", "_values", "names_read", "source")
+    __slots__ = ("_is_inside", "_names", "_objects", "_values", "names_read", "source")
 
     def __init__(self, values: Mapping[str, Any], source: str, names: Mapping[str, str] | None = None) -> None:
         """Args:
@@ -45,12 +45,14 @@ class Fields:
         self.source = source
         self.names_read: set[str] = set()
         """Every field that was asked for, by its name in the object; one set for all views of it."""
+        self._is_inside = False
+        """It is an object inside another."""
         self._objects: dict[str, Fields] = {}
         """The objects inside that were asked for, by their names; shared in the same way."""
 
     def _view(self, values: Mapping[str, Any], names: Mapping[str, str]) -> Fields:
         view = Fields(values, self.source, names)
-        view.names_read, view._objects = self.names_read, self._objects
+        view.names_read, view._objects, view._is_inside = self.names_read, self._objects, self._is_inside
         return view
 
     def named(self, **names: str) -> Fields:
@@ -76,7 +78,11 @@ class Fields:
         if not isinstance(value, Mapping):
             raise self._wrong(name, value, "an object")
         stored = self._names.get(name, name)
-        return self._objects.setdefault(stored, Fields(value, f"{self.source}: {stored}"))
+        if stored not in self._objects:
+            inner = Fields(value, f"{self.source}{'.' if self._is_inside else ': '}{stored}")
+            inner._is_inside = True
+            self._objects[stored] = inner
+        return self._objects[stored]
 
     def objects(self, name: str) -> dict[str, Fields]:
         """An object whose members are objects, by their names; empty when missing or null."""

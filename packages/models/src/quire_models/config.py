@@ -16,10 +16,15 @@ from typing import Any, ClassVar, Self
 from quire_interfaces import CheckpointError, Fields, FullAttentionSpec, KVCacheSpec, SlidingWindowSpec, read_json
 from quire_models.overrides import check_overrides_read, overridden
 from quire_models.quantization_config import QuantizationConfig
-from quire_models.quantization_formats import parse_kv_cache, parse_quantization
+from quire_models.quantization_formats import (
+    QUANTIZATION_KEYS,
+    parse_kv_cache,
+    parse_quantization,
+    quantization_beside,
+)
 from quire_models.registry import architecture_entry, architecture_of
 from quire_models.rope_config import RopeConfig
-from quire_models.stored_linears import has_tensor, stored_linears
+from quire_models.stored_linears import has_tensor, stored_linears, with_files
 
 __all__ = ["DTYPE_BYTES", "ModelConfig", "start_token_ids"]
 
@@ -131,14 +136,15 @@ class ModelConfig:
             raise CheckpointError(f"{str(folder)!r} has no config.json, so it is not a model folder in HF format")
         generation_path = folder / "generation_config.json"
         generation = read_json(generation_path) if generation_path.is_file() else {}
-        values, other = read_json(path), folder / "hf_quant_config.json"
-        if values.get("quantization_config") is None and other.is_file():  # where ModelOpt used to write it
-            values["quantization_config"] = {"quant_method": "modelopt", **(read_json(other).get("quantization") or {})}
-        model = cls.from_dict(values, generation=generation, source=str(path), overrides=overrides)
+        values, beside = read_json(path), None
+        if not any(values.get(name) is not None for name in QUANTIZATION_KEYS):
+            beside = quantization_beside(folder)
+        model = cls.from_dict(values, generation=generation, source=str(path), overrides=overrides, beside=beside)
         if not model.is_native:
             counted = import_module("quire_models.transformers_backend.config").stored_parameters(folder)
             linears = stored_linears(folder, model.vocab_size)
             return dataclasses.replace(model, stored_parameters=counted, stored_linears=linears)
+        model = dataclasses.replace(model, quantization=with_files(model.quantization, folder))
         if model.head_may_differ and model.tie_word_embeddings:
             return dataclasses.replace(model, has_own_head=has_tensor(folder, "lm_head.weight"))
         return model
@@ -151,12 +157,17 @@ class ModelConfig:
         generation: dict[str, Any] | None = None,
         source: str = "config.json",
         overrides: Mapping[str, Any] | None = None,
+        beside: Fields | None = None,
     ) -> ModelConfig:
-        """As `from_path`, from the parsed files."""
+        """As `from_path`, from the parsed files.
+
+        Args:
+            beside: What a file beside config.json says of the quantization, where config.json says nothing.
+        """
         replaced = overridden(values, overrides or {})
         config = Fields(replaced, f"{source} with hf_overrides" if overrides else source)
         model_type = architecture_entry(architecture_of(config)).model_type
-        quantization = parse_quantization(config)
+        quantization = parse_quantization(beside or config)
         model: ModelConfig = import_module(f"quire_models.{model_type}.config").read_config(config)
         generation_source = source.replace("config.json", "generation_config.json")
         preferred = Fields(generation or {}, generation_source).token_ids("eos_token_id")
@@ -164,7 +175,7 @@ class ModelConfig:
         start = model.decoder_start_token_ids
         if model.max_encoder_len and generation:
             start = start_token_ids(Fields(generation, generation_source), start)
-        stored_cache_dtype = parse_kv_cache(config)
+        stored_cache_dtype = parse_kv_cache(beside or config)
         if overrides and model.is_native:  # Transformers reads what it will; it is asked when it builds the network
             newer = {"rope_scaling", "rope_theta"} if "rope_parameters" in config.names_read else set()
             check_overrides_read(overrides, config.names_read | newer, model.architecture)

@@ -74,7 +74,10 @@ def weight_ledger(config: ModelConfig, dtype: str, linear_method: str = "plain")
 
     # A tied head shares the embedding, but in another form it is a copy of its own.
     is_shared = config.tie_word_embeddings and not config.has_own_head and linear_method == "plain"
+    head_form = None if stored is None else stored.of_head("lm_head", tied=is_shared)
     head = 0 if is_shared else of_head(config.vocab_size, config.embedding_width, element)
+    if head_form is not None:
+        head = head_form.bytes_as(head_form, config.vocab_size, config.embedding_width, element)
     if config.stored_parameters is not None:
         return _counted_ledger(config, element, head)
     if isinstance(config, RecurrentConfig | EncoderDecoderConfig):
@@ -116,11 +119,20 @@ def weight_ledger(config: ModelConfig, dtype: str, linear_method: str = "plain")
             if config.shared_intermediate_size:
                 shared = f"{name}{config.shared_name}."
                 ledger["MLP"] += mlp(shared, config.shared_intermediate_size, bias=config.mlp_bias)
-            # The experts of a layer are alike.
+            # The experts of a layer are alike, unless the files say otherwise.
             inner, bias = config.moe_intermediate_size, config.expert_bias
-            expert = mlp(name, inner, bias=bias, parts=config.expert_names)
-            ledger["experts"] += config.num_experts * expert + routing
+            kinds = config.num_experts if stored is not None and stored.held else 1
+            experts = sum(
+                mlp(name, inner, bias=bias, parts=_expert_names(config.expert_names, expert)) for expert in range(kinds)
+            )
+            ledger["experts"] += config.num_experts // kinds * experts + routing
     return ledger
+
+
+def _expert_names(names: tuple[str, str, str], expert: int) -> tuple[str, str, str]:
+    """Gate, up and down of another expert than the first."""
+    gate, up, down = (name.replace(".0.", f".{expert}.") for name in names)
+    return gate, up, down
 
 
 def _listed_ledger(

@@ -1,17 +1,27 @@
 """How a quantized checkpoint stores its linear layers, in one record. Free of torch.
 
-Does not know how checkpoints say it (`quantization_formats.py`), nor tensors.
+What the configuration says is one thing, what the files hold another: where the files are known (`held`), a layer is
+what they hold, and the configuration says only what they do not. Does not know how checkpoints say it
+(`quantization_formats`), nor tensors.
 """
 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 
-from quire_interfaces import QuantKey
+from quire_interfaces import CheckpointError, QuantKey
 from quire_models.gguf.names import COMPRESSED
+from quire_models.layer_names import names_of_layer, names_rule
+from quire_models.stored_modules import StoredModule
 
-__all__ = ["QuantizationConfig"]
+__all__ = ["NO_LAYER", "PLAIN", "QuantizationConfig"]
+
+PLAIN = "plain"
+"""Layout of layers that are not quantized."""
+NO_LAYER = "re:(?!)"
+"""A target that is no layer's name."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,12 +29,17 @@ class QuantizationConfig:
     """How the linear layers of a checkpoint are stored, or those of some names."""
 
     layout: str
-    """A name of `quire_models.layers.stored_layouts.LAYOUTS`."""
+    """A name of `quire_models.layers.stored_layouts.LAYOUTS`, or `PLAIN`."""
     bits: int
     group_size: int | None
     """Inputs that share a scale; None when all inputs of an output do."""
+    method: str = ""
+    """`quant_method` of the checkpoint, as its project spells it today."""
     symmetric: bool = True
     """There are no zero points."""
+    sym: bool | None = None
+    """Of GPTQ and AWQ: what the configuration says of that, which its zero points may belie; None where it says
+    nothing."""
     zero_offset: int = 0
     """What stored zero points lack (gptq's first version stores them one smaller)."""
     activation_order: bool = False
@@ -39,10 +54,11 @@ class QuantizationConfig:
     block_shape: tuple[int, int] | None = None
     """(outputs, inputs) that share a scale."""
     targets: tuple[str, ...] = ()
-    """Names of the layers that are stored in this form; with "re:" before, a regular expression; all where empty, or
-    with "Linear" among them."""
+    """Names of the layers that are stored in this form, or ends or parts of them; with "re:" before, a regular
+    expression; all where empty, or with "Linear" among them."""
     others: tuple[QuantizationConfig, ...] = ()
-    """Further forms, for layers of other `targets`. A name comes before an expression, that before all."""
+    """Further forms, for layers of other `targets`. A whole name comes before an expression, that before a part, that
+    before all; of those that are as close the first."""
     ignored: tuple[str, ...] = ()
     """Names of layers that are not quantized; with "re:" before, a regular expression; a suffix or a part counts."""
     inputs: QuantKey | None = None
@@ -55,17 +71,26 @@ class QuantizationConfig:
     """Of a GGUF file: (layer, type) of each linear layer."""
     note: str = ""
     """What is done differently from how the checkpoint was meant."""
+    held: Mapping[str, StoredModule] = field(default_factory=dict, hash=False, compare=False, repr=False)
+    """What the files hold, by the names there; empty where they are not known."""
 
     @property
     def name(self) -> str:
         """For reports: "gptq, 4 bits, groups of 128"."""
         if self.ggml_types:
             return f"gguf, {', '.join(dict.fromkeys(kind for _, kind in self.ggml_types))}"
-        forms = []
-        for form in (self, *self.others):
-            groups = f"groups of {form.group_size}" if form.group_size else form.granularity
-            forms.append(f"{form.layout}, {form.bits} bits, {groups}")
-        return " and ".join(dict.fromkeys(forms))
+        return " and ".join(dict.fromkeys(form.form for form in self.forms))
+
+    @property
+    def form(self) -> str:
+        """As `name`, without other forms."""
+        groups = f"groups of {self.group_size}" if self.group_size else self.granularity
+        return f"{self.layout}, {self.bits} bits, {groups}"
+
+    @property
+    def forms(self) -> tuple[QuantizationConfig, ...]:
+        """All forms in which layers may be quantized."""
+        return tuple(form for form in (self, *self.others) if form.layout != PLAIN)
 
     @property
     def notes(self) -> str:
@@ -73,37 +98,53 @@ class QuantizationConfig:
         return "; ".join(dict.fromkeys(form.note for form in (self, *self.others) if form.note))
 
     def of_layer(self, layer: str) -> QuantizationConfig | None:
-        """How the linear layer of this full name is stored; None as it is."""
+        """How the linear layer of this full name is stored; None as it is.
+
+        Raises:
+            CheckpointError: The files hold it in a form that the configuration does not have.
+        """
         if self.layout == "gguf":
             kind = _type_of(self.ggml_types, layer)
             bits = COMPRESSED.get(kind)
             return None if bits is None else replace(self, bits=bits, ggml_type=kind, ggml_types=())
-        if self._ignores(layer):
+        names = names_of_layer(layer)
+        module = next((self.held[name] for name in names if name in self.held), None)
+        return self._said(names) if module is None else self._found(names, module)
+
+    def of_head(self, name: str, *, tied: bool) -> QuantizationConfig | None:
+        """As `of_layer`, of the LM head; one that is the embedding has a form of its own where the files hold one."""
+        is_known = self.layout == "gguf" or any(other in self.held for other in names_of_layer(name))
+        return self.of_layer(name) if is_known or (self.quantizes_head and not tied) else None
+
+    def _found(self, names: tuple[str, ...], module: StoredModule) -> QuantizationConfig | None:
+        """The form of a layer that the files hold."""
+        if module.is_plain:
             return None
-        forms = [(rank, form) for form in (self, *self.others) if (rank := form._rank(layer)) is not None]
-        return min(forms, key=lambda one: one[0])[1] if forms else None
+        fitting = [form for form in self.forms if module.fits(form.layout, form.weight_name)]
+        if not fitting:
+            raise CheckpointError(
+                f"{names[0]}: the files hold {module}, and quantization_config has no such form ({self.name}); use the "
+                "config.json and the files of one checkpoint"
+            )
+        closest = min(fitting, key=lambda form: _closest(form, names)) if len(fitting) > 1 else fitting[0]
+        return module.refined(closest)
 
-    def _ignores(self, layer: str) -> bool:
-        for name in self.ignored:
-            if name.startswith("re:"):
-                if re.match(name[3:], layer):
-                    return True
-            elif layer == name or layer.startswith(f"{name}.") or f".{name}." in f".{layer}.":
-                return True
-        return False
-
-    def _rank(self, layer: str) -> int | None:
-        """How closely the targets name a layer, the smallest number the closest; None when they do not."""
-        if layer in self.targets:
-            return 0
-        if any(re.match(name[3:], layer) for name in self.targets if name.startswith("re:")):
-            return 1
-        return 2 if not self.targets or "Linear" in self.targets else None
+    def _said(self, names: tuple[str, ...]) -> QuantizationConfig | None:
+        """The form that the configuration says."""
+        if any(names_rule(rule, name) for rule in self.ignored for name in names):
+            return None
+        ranked = [(rank, form) for form in (self, *self.others) if (rank := _closest(form, names)) < _NOT_MEANT]
+        form = min(ranked, key=lambda one: one[0])[1] if ranked else None
+        return None if form is None or form.layout == PLAIN else form
 
     def bytes_of(self, layer: str, out_features: int, in_features: int, dtype_bytes: int) -> int:
         """Bytes that the linear layer of this full name takes once it is loaded, without the bias; scales counted as
         float32."""
-        form = self.of_layer(layer)
+        return self.bytes_as(self.of_layer(layer), out_features, in_features, dtype_bytes)
+
+    @staticmethod
+    def bytes_as(form: QuantizationConfig | None, out_features: int, in_features: int, dtype_bytes: int) -> int:
+        """The same of a layer in this form."""
         if form is None:
             return out_features * in_features * dtype_bytes
         return form._bytes(out_features, in_features, dtype_bytes)
@@ -119,6 +160,21 @@ class QuantizationConfig:
         powers_of_two = self.layout in ("mxfp4", "mxfp8") or self.ggml_type == "MXFP4"
         scale_bytes = dtype_bytes if powers_of_two else 4
         return out_features * elements + scales * (scale_bytes + (0 if self.symmetric else 2))
+
+
+_NOT_MEANT = 4
+
+
+def _closest(form: QuantizationConfig, names: tuple[str, ...]) -> int:
+    """How closely a form's targets name a layer, the smallest number the closest; `_NOT_MEANT` when they do not."""
+    if any(name in form.targets for name in names):
+        return 0
+    expressions = [rule for rule in form.targets if rule.startswith("re:")]
+    if any(names_rule(rule, name) for rule in expressions for name in names):
+        return 1
+    if any(names_rule(rule, name) for rule in form.targets for name in names):
+        return 2
+    return 3 if not form.targets or "Linear" in form.targets else _NOT_MEANT
 
 
 _OF_EXPERT = re.compile(r"\.experts\.\d+\.")

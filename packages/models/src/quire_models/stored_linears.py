@@ -4,21 +4,23 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
-from quire_interfaces import CheckpointError
+from quire_interfaces import CheckpointError, read_json
+from quire_models.quantization_config import QuantizationConfig
+from quire_models.stored_modules import StoredModule, TensorHeader, stored_modules
 
-__all__ = ["has_tensor", "stored_linears"]
+__all__ = ["has_tensor", "stored_linears", "with_files"]
 
 
 def stored_linears(folder: Path, vocab_size: int) -> tuple[tuple[int, int], ...]:
     """(outputs, inputs) of every matrix that may be a linear layer's; embeddings, LM head and routed experts aside."""
     return tuple(
-        (entry["shape"][0], entry["shape"][1])
-        for name, entry in _headers(folder)
+        (header.shape[0], header.shape[1])
+        for name, header in _headers(folder)
         if name.endswith(".weight") and ".experts." not in name and "embed" not in name
-        if len(entry["shape"]) == 2 and entry["shape"][0] != vocab_size
+        if len(header.shape) == 2 and header.shape[0] != vocab_size
     )
 
 
@@ -27,12 +29,59 @@ def has_tensor(folder: Path, name: str) -> bool:
     return any(found == name for found, _ in _headers(folder))
 
 
-def _headers(folder: Path) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Name of each tensor, and what is said of it: "dtype", "shape". CheckpointError: a file cannot be read."""
-    for file in sorted(folder.glob("*.safetensors")):
+def with_files(quantization: QuantizationConfig | None, folder: Path) -> QuantizationConfig | None:
+    """What the configuration says, with what the files hold.
+
+    Raises:
+        CheckpointError: The files hold quantized layers, and no configuration says how; or a file cannot be read.
+    """
+    if quantization is not None and quantization.layout == "gguf":
+        return quantization
+    held = stored_modules(_headers(folder))
+    if quantization is not None:
+        return replace(quantization, held=held)
+    quantized = next(((name, module) for name, module in held.items() if _is_quantized(module)), None)
+    if quantized is not None:
+        raise CheckpointError(
+            f"{folder}: {quantized[0]} is quantized ({quantized[1]}), but neither quantization_config of config.json "
+            f"nor a file beside it ({', '.join(QUANTIZATION_FILES)}) says how; get that file, too, or use the "
+            "unquantized model"
+        )
+    return None
+
+
+def _is_quantized(module: StoredModule) -> bool:
+    return not module.is_plain and any(
+        module.fits(layout, name)
+        for layout, name in (("gptq", ""), ("awq", ""), ("packed", ""), ("torchao", ""), ("nvfp4", "weight_packed"),
+                             ("mxfp4", "weight_packed"), ("bitsandbytes4", ""), ("bitsandbytes8", ""))
+    )  # fmt: skip
+
+
+QUANTIZATION_FILES = ("quantize_config.json", "quant_config.json", "hf_quant_config.json")
+"""Beside config.json, where GPTQ's, AWQ's and ModelOpt's tools wrote how a checkpoint is quantized."""
+
+
+def _headers(folder: Path) -> Iterator[tuple[str, TensorHeader]]:
+    """Name of each tensor, and what is said of it. CheckpointError: a file cannot be read."""
+    for file in _files(folder):
         try:
             with file.open("rb") as stream:
                 header = json.loads(stream.read(int.from_bytes(stream.read(8), "little")))
         except (OSError, ValueError) as error:
             raise CheckpointError(f"cannot read {file}: {error}; download the file again") from error
-        yield from ((name, entry) for name, entry in header.items() if name != "__metadata__")
+        for name, entry in header.items():
+            if name != "__metadata__":
+                yield name, TensorHeader(entry["dtype"], tuple(entry["shape"]))
+
+
+def _files(folder: Path) -> list[Path]:
+    """The files that are loaded, as far as they are there: others may lie beside them."""
+    index = folder / "model.safetensors.index.json"
+    if index.is_file():
+        names = read_json(index).get("weight_map")
+        names = names.values() if isinstance(names, dict) else ()
+        listed = {folder / name for name in names if isinstance(name, str) and Path(name).name == name}
+        return sorted(file for file in listed if file.is_file())
+    whole = folder / "model.safetensors"
+    return [whole] if whole.is_file() else sorted(folder.glob("*.safetensors"))

@@ -2,7 +2,8 @@
 
 Layouts (packed integers are int32, the first number in the lowest bits):
 - gptq: qweight [I * bits / 32, O] packed along inputs, qzeros [G, O * bits / 32], scales [G, O], g_idx [I]
-  (AutoGPTQ's `QuantLinear`, whose first version stores zero points one smaller).
+  (AutoGPTQ's `QuantLinear`, whose first version stores zero points one smaller). Symmetric ones have the middle for a
+  zero point, whichever way that was stored: tools disagree, and kernels that know of none never noticed.
 - gptq planes: the same, of each 32 numbers first their lower bits, then the others: 5 bits are 4 and 1, 6 are 4 and 2,
   7 are 4, 2 and 1, 3 are 2 and 1 (GPTQModel's format gptq_p).
 - awq: qweight [I, O / 8] and qzeros [G, O / 8], of each 8 outputs in the order 0 2 4 6 1 3 5 7, scales [G, O]
@@ -103,18 +104,56 @@ def pack_int32(numbers: Tensor, bits: int) -> Tensor:
 
 
 def read_gptq(
-    qweight: Tensor, qzeros: Tensor, scales: Tensor, g_idx: Tensor | None, *,
-    bits: int, zero_offset: int, name: str, planes: bool = False,
+    qweight: Tensor, qzeros: Tensor | None, scales: Tensor, g_idx: Tensor | None, *,
+    bits: int, zero_offset: int, name: str, planes: bool = False, symmetric: bool | None = False,
 ) -> GroupedWeight:  # fmt: skip
-    """See above. `name` of the layer, for messages."""
+    """See above.
+
+    Args:
+        qzeros: None where there are none, of symmetric weights.
+        zero_offset: What stored zero points lack.
+        name: Of the layer, for messages.
+        symmetric: Whether the configuration says so; None where it says nothing.
+
+    Raises:
+        CheckpointError: Zero points that symmetric weights cannot have, or inputs that are not in groups.
+    """
     middle, unpack = 1 << (bits - 1), unpack_planes if planes else unpack_int32
     elements = (unpack(qweight, bits, 0) - middle).to(torch.int8).T.contiguous()
-    zero = (unpack(qzeros, bits, 1) + zero_offset - middle).to(torch.int16).T.contiguous()
-    return _in_order(GroupedWeight(elements, scales.T.contiguous(), _or_none(zero), bits=bits), g_idx, name)
+    zero = None
+    if qzeros is not None:
+        stored = unpack(qzeros, bits, 1)
+        if not _is_middle(stored, (middle - 1, middle), symmetric, name):
+            zero = _or_none((stored + zero_offset - middle).to(torch.int16).T.contiguous())
+    return _in_order(GroupedWeight(elements, scales.T.contiguous(), zero, bits=bits), g_idx, name)
 
 
-def read_awq(qweight: Tensor, qzeros: Tensor, scales: Tensor) -> GroupedWeight:
-    """See above."""
+def _is_middle(stored: Tensor, middles: tuple[int, ...], symmetric: bool | None, name: str) -> bool:
+    """Whether zero points that may be symmetric ones are: the same everywhere, of one of the values that stand for the
+    middle, or 0, which some tools leave there.
+
+    Args:
+        symmetric: Whether the configuration says so; None where it says nothing.
+    """
+    if symmetric is False or are_absent() or not stored.numel():
+        return False
+    value = int(stored.flatten()[0])
+    if not bool((stored == value).all()):
+        return False
+    if value in middles or (symmetric and value == 0):
+        return True
+    if symmetric:
+        raise CheckpointError(
+            f"{name}: its zero points are all {value}, but quantization_config says that it is symmetric, where they "
+            f"are {' or '.join(map(str, middles))}; the files or the configuration are of another checkpoint"
+        )
+    return False
+
+
+def read_awq(
+    qweight: Tensor, qzeros: Tensor | None, scales: Tensor, *, symmetric: bool | None = False, name: str = ""
+) -> GroupedWeight:
+    """See above; arguments as those of `read_gptq`."""
 
     def unpack(packed: Tensor) -> Tensor:
         numbers = unpack_int32(packed, 4, 1).view(packed.shape[0], -1, 8)
@@ -122,7 +161,11 @@ def read_awq(qweight: Tensor, qzeros: Tensor, scales: Tensor) -> GroupedWeight:
         placed[:, :, list(AWQ_ORDER)] = numbers
         return placed.view(packed.shape[0], -1).T - 8
 
-    zero = _or_none(unpack(qzeros).to(torch.int16).contiguous())
+    zero = None
+    if qzeros is not None:
+        stored = unpack(qzeros)
+        if not _is_middle(stored + 8, (8,), symmetric, name):
+            zero = _or_none(stored.to(torch.int16).contiguous())
     return GroupedWeight(unpack(qweight).to(torch.int8).contiguous(), scales.T.contiguous(), zero, bits=4)
 
 

@@ -181,8 +181,10 @@ class Scope:
         """
         name = self.prefix.removesuffix(".")
         stored = None if self.quantization is None else self.quantization.of_layer(name)
-        if stored is None:
-            return None
+        return None if stored is None else self._stored(stored, out_features, in_features, rounds=rounds)
+
+    def _stored(self, stored: QuantizationConfig, out_features: int, in_features: int, *, rounds: bool) -> StoredLinear:
+        name = self.prefix.removesuffix(".")
         stored = stored if rounds else dataclasses.replace(stored, inputs=None)
         request = OpRequest(device=self.device.type, dtype=self.dtype)
         disabled = self.disabled_linear_kernels
@@ -191,11 +193,10 @@ class Scope:
         return method
 
     def stored_head(self, vocab_size: int, size: int, *, tied: bool) -> StoredLinear | None:
-        """The same of an LM head; one that is the embedding has a form of its own in GGUF files only."""
-        config = self.quantization
-        if config is None or not config.quantizes_head or (tied and config.layout != "gguf"):
-            return None
-        return self.stored_linear(vocab_size, size, rounds=False)
+        """The same of an LM head; one that is the embedding has a form of its own where the files hold one."""
+        name = self.prefix.removesuffix(".")
+        stored = None if self.quantization is None else self.quantization.of_head(name, tied=tied)
+        return None if stored is None else self._stored(stored, vocab_size, size, rounds=False)
 
     def stored_parameters(self, tensors: Mapping[str, StoredTensor], *, on_host: bool) -> dict[str, Parameter]:
         """Declare what a layer has in the checkpoint. Where that is quantized, it is read on the host."""

@@ -71,7 +71,7 @@ def _gptq_tensors(layer: StoredLayer, dtype: torch.dtype) -> dict[str, StoredTen
     bits, ordered = layer.config.bits, layer.config.activation_order
     return {
         "qweight": StoredTensor((layer.inputs * bits // 32, layer.outputs), torch.int32),
-        "qzeros": StoredTensor((layer.groups, layer.outputs * bits // 32), torch.int32),
+        "qzeros": StoredTensor((layer.groups, layer.outputs * bits // 32), torch.int32, layer.config.symmetric),
         "scales": StoredTensor((layer.groups, layer.outputs), torch.float32),
         "g_idx": StoredTensor((layer.inputs,), torch.int32, optional=not ordered),
         "bias": StoredTensor((layer.outputs,), dtype, optional=True),
@@ -80,18 +80,23 @@ def _gptq_tensors(layer: StoredLayer, dtype: torch.dtype) -> dict[str, StoredTen
 
 def _read_gptq(layer: StoredLayer, tensors: Mapping[str, Tensor]) -> GroupedWeight:
     return read_gptq(
-        tensors["qweight"], tensors["qzeros"], tensors["scales"], tensors.get("g_idx"),
+        tensors["qweight"], tensors.get("qzeros"), tensors["scales"], tensors.get("g_idx"),
         bits=layer.config.bits, zero_offset=layer.config.zero_offset, name=layer.name,
-        planes=layer.config.layout == "gptq-planes",
+        planes=layer.config.layout == "gptq-planes", symmetric=layer.config.sym,
     )  # fmt: skip
 
 
 def _awq_tensors(layer: StoredLayer, dtype: torch.dtype) -> dict[str, StoredTensor]:
     return {
         "qweight": StoredTensor((layer.inputs, layer.outputs // 8), torch.int32),
-        "qzeros": StoredTensor((layer.groups, layer.outputs // 8), torch.int32),
+        "qzeros": StoredTensor((layer.groups, layer.outputs // 8), torch.int32, layer.config.symmetric),
         "scales": StoredTensor((layer.groups, layer.outputs), torch.float32),
     }
+
+
+def _read_awq(layer: StoredLayer, tensors: Mapping[str, Tensor]) -> GroupedWeight:
+    zeros = tensors.get("qzeros")
+    return read_awq(tensors["qweight"], zeros, tensors["scales"], symmetric=layer.config.sym, name=layer.name)
 
 
 def _packed_tensors(layer: StoredLayer, dtype: torch.dtype) -> dict[str, StoredTensor]:
@@ -251,7 +256,7 @@ def _gguf_tensors(layer: StoredLayer, dtype: torch.dtype) -> dict[str, StoredTen
 LAYOUTS: dict[str, Layout] = {
     "gptq": Layout(_gptq_tensors, _read_gptq),
     "gptq-planes": Layout(_gptq_tensors, _read_gptq),
-    "awq": Layout(_awq_tensors, lambda _, t: read_awq(t["qweight"], t["qzeros"], t["scales"])),
+    "awq": Layout(_awq_tensors, _read_awq),
     "packed": Layout(_packed_tensors, _read_packed),
     "int8": Layout(lambda layer, _: _plain_tensors(layer, torch.int8), _read_int8),
     "fp8": Layout(lambda layer, _: _plain_tensors(layer, torch.float8_e4m3fn), _read_float8),

@@ -10,6 +10,7 @@ from typing import Any
 
 from quire_interfaces import CheckpointError, Fields
 from quire_models.quantization_config import QuantizationConfig
+from quire_models.quantization_formats.reading import layer_names
 
 __all__ = ["parse_torchao"]
 
@@ -26,6 +27,13 @@ _INT4 = "Int4WeightOnlyConfig"
 _INT4_LAYOUTS = {"plain": "torchao-int4", "tile_packed_to_4d": "torchao-int4-tiles"}
 """Packing -> layout; the others are for one device (preshuffled, plain_int32, opaque, marlin_sparse)."""
 _GROUP_STEP = 32
+_KERNELS = (
+    "act_mapping_type", "activation_dtype", "activation_value_lb", "activation_value_ub",
+    "int4_choose_qparams_algorithm",
+    "intx_choose_qparams_algorithm", "kernel_preference", "layout", "mm_config", "packing_format", "scale_dtype",
+    "set_inductor_config", "version", "weight_only_decode", "weight_scale_dtype",
+)  # fmt: skip
+"""How scales were found, inputs are rounded, and what a kernel of torchao's would like."""
 
 
 def parse_torchao(fields: Fields) -> QuantizationConfig:
@@ -34,10 +42,11 @@ def parse_torchao(fields: Fields) -> QuantizationConfig:
     Raises:
         CheckpointError: A configuration that is not read, or a field that is missing or wrong.
     """
+    fields.skip("quant_method", "quant_type_kwargs", "untie_embedding_weights")
     types = fields.get("quant_type")
     if not isinstance(types, dict) or set(types) != {"default"} or not isinstance(types["default"], dict):
         raise _unsupported(fields.source, f"quant_type {types!r}")
-    of = Fields(types["default"], f"{fields.source}.quant_type.default")
+    of = fields.objects("quant_type")["default"]
     kind = of.text("_type")
     if kind == _INT4:
         return _int4(fields, of)
@@ -91,11 +100,14 @@ def _values(fields: Fields, of: Fields) -> Fields:
     data = of.get("_data")
     if not isinstance(data, dict) or of.integer("_version", default=1) < 2:
         raise _unsupported(fields.source, f"{of.get('_type')} of version {of.get('_version')!r} (from 2 on is)")
-    return Fields(data, f"{of.source}._data")
+    values = of.object("_data")
+    assert values is not None
+    values.skip(*_KERNELS)
+    return values
 
 
 def _ignored(fields: Fields) -> tuple[str, ...]:
-    return ("lm_head", *(str(name) for name in fields.get("modules_to_not_convert") or []))
+    return ("lm_head", *layer_names(fields, "modules_to_not_convert"))
 
 
 def _inner(values: Fields, name: str) -> str | None:

@@ -1,0 +1,170 @@
+"""`quantization_config` of each method, as their projects write it, in one record. Free of torch.
+
+A reader for each method: the object -> how layers are stored. Every key is read, known to make no difference, named in
+the report at the start, or refused (`Fields.unread`). Does not know tensors; what the files hold is known to
+`quire_models.stored_linears`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from quire_interfaces import CheckpointError, Fields, read_json
+from quire_models.gguf.names import COMPRESSED
+from quire_models.quantization_config import QuantizationConfig
+from quire_models.quantization_formats.bitsandbytes import parse_bitsandbytes
+from quire_models.quantization_formats.compressed_tensors import parse_compressed_tensors
+from quire_models.quantization_formats.float8 import parse_fbgemm_fp8, parse_fp8
+from quire_models.quantization_formats.gptq import parse_auto_round, parse_awq, parse_gptq
+from quire_models.quantization_formats.modelopt import parse_modelopt
+from quire_models.quantization_formats.quark import parse_quark
+from quire_models.quantization_formats.reading import microscaled, refuse_online, unsupported, with_unread
+from quire_models.quantization_formats.torchao import parse_torchao
+
+__all__ = ["QUANTIZATION_KEYS", "parse_kv_cache", "parse_quantization", "quantization_beside"]
+
+_PARSERS: dict[str, Callable[[Fields], QuantizationConfig | None]] = {
+    "gptq": parse_gptq,
+    "awq": parse_awq,
+    "auto-round": parse_auto_round,
+    "fp8": parse_fp8,
+    "fbgemm_fp8": parse_fbgemm_fp8,
+    "compressed-tensors": parse_compressed_tensors,
+    "modelopt": parse_modelopt,
+    "quark": parse_quark,
+    "bitsandbytes": parse_bitsandbytes,
+    "torchao": parse_torchao,
+}
+_SPELLINGS = {
+    "sparseml": "compressed-tensors",
+    "compressed_tensors": "compressed-tensors",
+    "auto_round": "auto-round",
+    "autoround": "auto-round",
+    "intel/auto-round": "auto-round",
+    "inc": "auto-round",
+    "gptq_marlin": "gptq",
+    "awq_marlin": "awq",
+    "modelopt_fp4": "modelopt",
+    "modelopt_mxfp8": "modelopt",
+    "modelopt_mixed": "modelopt",
+}
+"""Other spellings of `quant_method` -> today's."""
+_TELLING = {
+    "config_groups": "compressed-tensors",
+    "quant_algo": "modelopt",
+    "packing_format": "auto-round",
+    "w_bit": "awq",
+    "load_in_4bit": "bitsandbytes",
+    "load_in_8bit": "bitsandbytes",
+    "global_quant_config": "quark",
+    "quant_type": "torchao",
+    "desc_act": "gptq",
+}
+"""Key -> the method whose it is, for files without `quant_method`."""
+_FILES = {"quantize_config.json": "gptq", "quant_config.json": "awq", "hf_quant_config.json": "modelopt"}
+"""File beside config.json -> the method of the tool that wrote it."""
+QUANTIZATION_KEYS = ("quantization_config", "compression_config")
+"""Keys of config.json, today's first."""
+
+
+def parse_quantization(config: Fields) -> QuantizationConfig | None:
+    """The field `quantization_config` of config.json (or `compression_config`, as it was called before), or None when
+    the checkpoint is not quantized.
+
+    Raises:
+        CheckpointError: A format that is unknown or was removed, a field that is missing or wrong, or one that would
+            change the model and is not read.
+    """
+    key = next((name for name in QUANTIZATION_KEYS if config.get(name) is not None), None)
+    if key is None:
+        return None
+    if not isinstance(config.get(key), dict):
+        raise CheckpointError(f"{config.source}: {key} must be an object, is {config.get(key)!r}")
+    fields = config.object(key)
+    assert fields is not None
+    inner = fields.get("quantization_config")
+    if isinstance(inner, dict):  # compressed-tensors, beside a sparsity_config
+        fields = Fields({**config.get(key), "quantization_config": None, **inner}, fields.source)
+    method = _method(fields)
+    if method == "gguf":
+        return _gguf(fields)
+    if method == "mxfp4" and config.get("model_type") == "gpt_oss":
+        form: QuantizationConfig | None = microscaled(
+            "mxfp4", ignored=("lm_head",), targets=(r"re:.*\.mlp\.experts\.",)
+        )
+        fields.skip("modules_to_not_convert")
+    elif method not in _PARSERS:
+        raise unsupported(fields.source, f"quant_method {method!r}")
+    else:
+        form = _PARSERS[method](fields)
+    if form is None:
+        refuse_online(fields, fields.unread())
+        return None
+    return with_unread(replace(form, method=method), fields)
+
+
+def _method(fields: Fields) -> str:
+    given = fields.get("quant_method")
+    if given is None:
+        return next((method for name, method in _TELLING.items() if fields.get(name) is not None), "(none)")
+    name = fields.text("quant_method")
+    return _SPELLINGS.get(name.lower(), name)
+
+
+def quantization_beside(folder: Path) -> Fields | None:
+    """What a file beside config.json says of the quantization, where the tools of GPTQ, AWQ and ModelOpt wrote it, as a
+    config.json that says it. None where there is no such file."""
+    for name, method in _FILES.items():
+        path = folder / name
+        if path.is_file():
+            values = read_json(path)
+            nested = values.get("quantization")
+            values = nested if isinstance(nested, dict) else values
+            return Fields({"quantization_config": {"quant_method": method, **_given(values)}}, str(path))
+    return None
+
+
+def _given(values: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in values.items() if value is not None}
+
+
+def parse_kv_cache(config: Fields) -> str | None:
+    """What the checkpoint has scales for, a name of `quire_interfaces.KV_CACHE_DTYPES`: `kv_cache_scheme` of
+    compressed-tensors, `kv_cache_quant_algo` of ModelOpt. None where it says nothing, or asks for a format that is not
+    kept with the checkpoint's scales (whole numbers, scales computed on the way): more exact is always right."""
+    key = next((name for name in QUANTIZATION_KEYS if isinstance(config.get(name), dict)), None)
+    if key is None:
+        return None
+    values = config.get(key)
+    inner = values.get("quantization_config")
+    values = inner if isinstance(inner, dict) else values
+    if values.get("kv_cache_quant_algo") == "FP8":
+        return "fp8_e4m3"
+    scheme, source = values.get("kv_cache_scheme"), f"{config.source}: {key}.kv_cache_scheme"
+    if scheme is None:
+        return None
+    if not isinstance(scheme, dict):
+        raise CheckpointError(f"{source} must be an object, is {scheme!r}")
+    of = Fields(scheme, source)
+    is_float8 = (of.text("type", default="int"), of.integer("num_bits", default=8)) == ("float", 8)
+    return "fp8_e4m3" if is_float8 and not of.flag("dynamic", default=False) else None
+
+
+def _gguf(fields: Fields) -> QuantizationConfig | None:
+    """As `quire_models.gguf.config` writes it; None for a file of plain numbers."""
+    types: dict[str, str] = fields.get("types")
+    if set(types.values()) <= {"F32", "F16", "BF16"}:
+        return None
+    widened = ", ".join(sorted({kind for kind in types.values() if kind not in COMPRESSED}))
+    return QuantizationConfig(
+        layout="gguf",
+        method="gguf",
+        bits=8,
+        group_size=32,
+        quantizes_head=True,
+        ggml_types=tuple(types.items()),
+        note=f"{widened}: widened to the compute dtype when they are loaded" if widened else "",
+    )

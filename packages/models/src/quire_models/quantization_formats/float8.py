@@ -1,0 +1,44 @@
+"""FP8 of Transformers and vLLM, and of FBGEMM. Free of torch."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from quire_interfaces import Fields, QuantKey
+from quire_models.quantization_config import QuantizationConfig
+from quire_models.quantization_formats.reading import FLOAT8_TENSOR, FLOAT8_TOKEN, block_shape, float8_of, layer_names
+
+__all__ = ["parse_fbgemm_fp8", "parse_fp8"]
+
+
+def parse_fp8(fields: Fields) -> QuantizationConfig:
+    """Blocks, or one scale for a tensor or an output: which of these, the files say."""
+    fields.skip("quant_method", "kv_cache_scheme", "kv_cache_dtype", "scale_fmt", "dequantize")
+    fields.fixed("fmt", "e4m3", "float8_e4m3", "float8_e4m3fn")
+    fields.fixed("weight_dtype", "e4m3", "fp8", "float8_e4m3", "float8_e4m3fn")
+    block = fields.get("weight_block_size")
+    ignored = ("lm_head", *layer_names(fields, "modules_to_not_convert"), *layer_names(fields, "ignored_layers"))
+    static = fields.text("activation_scheme", default="dynamic") == "static"
+    if block is None:
+        inputs = replace(FLOAT8_TENSOR, static=static)
+        return QuantizationConfig(
+            layout="fp8", bits=8, group_size=None, granularity="tensor", ignored=ignored, inputs=inputs
+        )
+    return QuantizationConfig(
+        layout="fp8",
+        bits=8,
+        group_size=None,
+        granularity="block",
+        block_shape=block_shape(fields.source, block),
+        scale_name="weight_scale_inv",
+        ignored=ignored,
+        inputs=QuantKey(dtype="fp8_e4m3", scale_dtype="float32", granularity="group", group_size=128),
+    )
+
+
+def parse_fbgemm_fp8(fields: Fields) -> QuantizationConfig:
+    """A scale for each output. The bound of scales of inputs (`activation_scale_ub`) cuts off what stands out of a
+    token, which is left whole."""
+    fields.skip("quant_method", "activation_scale_ub")
+    ignored = ("lm_head", *layer_names(fields, "modules_to_not_convert"))
+    return float8_of("channel", ignored=ignored, inputs=FLOAT8_TOKEN)

@@ -1,0 +1,166 @@
+"""What a checkpoint's files hold of each linear layer, from the headers alone, and which form that is. Free of torch.
+
+Knows names, dtypes and shapes of tensors; does not know what the configuration says.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from quire_models.quantization_config import QuantizationConfig
+
+__all__ = ["StoredModule", "TensorHeader", "stored_modules"]
+
+
+class TensorHeader(NamedTuple):
+    """What the header of a file says of a tensor."""
+
+    dtype: str
+    """As safetensors has it: "BF16", "F8_E4M3", "I32", ..."""
+    shape: tuple[int, ...]
+
+
+_FLOATS = frozenset({"F64", "F32", "F16", "BF16"})
+_FLOAT8 = "F8_E4M3"
+_ELEMENTS = ("weight", "qweight", "weight_packed", "_weight_qdata")
+"""Tensors of which a linear layer has one."""
+_SCALES = ("weight_scale", "weight_scale_inv")
+
+
+@dataclass(frozen=True, slots=True)
+class StoredModule:
+    """The tensors of one module, by what is behind its name."""
+
+    parts: Mapping[str, TensorHeader]
+
+    def __str__(self) -> str:
+        """For messages: "qweight (I32), scales (F16)"."""
+        return ", ".join(f"{name} ({header.dtype})" for name, header in sorted(self.parts.items()) if name != "bias")
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether it is a weight in floating point."""
+        weight = self.parts.get("weight")
+        return weight is not None and weight.dtype in _FLOATS
+
+    def fits(self, layout: str, weight_name: str = "weight") -> bool:
+        """Whether it is what `quire_models.layers.stored_layouts.LAYOUTS` has under this name, as far as a few tensors
+        tell the layouts apart; what is missing beside them is for the loader to say.
+
+        Args:
+            weight_name: See `QuantizationConfig.weight_name`.
+        """
+        has = self._has
+        match layout:
+            case "gptq" | "gptq-planes":
+                return has("qweight", "I32") and self._outputs_per_column in (None, 1)
+            case "awq":
+                return has("qweight", "I32") and self._outputs_per_column in (None, 8)
+            case "packed":
+                return has("weight_packed", "I32")
+            case "int8":
+                return has("weight", "I8") and "SCB" not in self.parts
+            case "bitsandbytes8":
+                return has("weight", "I8") and "SCB" in self.parts
+            case "bitsandbytes4":
+                return has("weight", "U8") and "weight.absmax" in self.parts
+            case "fp8":
+                return has("weight", _FLOAT8) and not self._powers_of_two
+            case "mxfp8":
+                return has("weight", _FLOAT8) and self._powers_of_two
+            case "mxfp4":
+                return has(weight_name, "U8") and self._powers_of_two
+            case "nvfp4":
+                return has(weight_name, "U8") and self._scale_dtype in (None, _FLOAT8)
+        return "_weight_qdata" in self.parts  # torchao's, of which a checkpoint has one
+
+    def refined(self, form: QuantizationConfig) -> QuantizationConfig:
+        """The form with what the shapes say more exactly than a configuration of all layers does."""
+        if form.layout in ("fp8", "int8"):
+            return self._with_scales(form)
+        if form.layout in ("gptq", "awq"):
+            return self._with_groups(form)
+        if form.layout == "packed" and "weight_zero_point" in self.parts:
+            return replace(form, symmetric=False)
+        return form
+
+    def _with_scales(self, form: QuantizationConfig) -> QuantizationConfig:
+        """What shares a scale."""
+        name = next((name for name in (form.scale_name, *_SCALES) if name in self.parts), None)
+        if name is None or len(self.parts["weight"].shape) != 2:
+            return form
+        outputs, inputs = self.parts["weight"].shape
+        shape, form = self.parts[name].shape, replace(form, scale_name=name)
+        if form.layout == "int8" and "weight_zero_point" in self.parts:
+            form = replace(form, symmetric=False)
+        if math.prod(shape) == 1:
+            return replace(form, granularity="tensor", block_shape=None, group_size=None)
+        if shape in ((outputs,), (outputs, 1)):
+            return replace(form, granularity="channel", block_shape=None, group_size=None)
+        block = form.block_shape or (128, 128)
+        if shape == (-(-outputs // block[0]), -(-inputs // block[1])) and form.layout == "fp8":
+            return replace(form, granularity="block", block_shape=block, group_size=None)
+        return form
+
+    def _with_groups(self, form: QuantizationConfig) -> QuantizationConfig:
+        """Bits of an element, and inputs of a group."""
+        elements, scales = self.parts["qweight"].shape, self.parts.get("scales")
+        order = self.parts.get("g_idx")
+        if scales is None or len(elements) != 2 or len(scales.shape) != 2 or not all((*elements, *scales.shape)):
+            return form
+        bits, groups = form.bits, scales.shape[0]
+        if form.layout == "awq":
+            inputs = elements[0]
+        elif order is not None and len(order.shape) == 1 and order.shape[0]:
+            inputs = order.shape[0]
+            bits = 32 * elements[0] // inputs
+        else:
+            return form
+        size = None if groups == 1 and form.group_size is None else inputs // groups
+        known = (bits in (2, 3, 4, 8) and inputs * bits == 32 * elements[0]) or form.layout == "awq"
+        fits = groups == 1 or size in (32, 64) or not inputs // groups % 128
+        return replace(form, bits=bits, group_size=size) if known and fits and not inputs % groups else form
+
+    def _has(self, name: str, dtype: str) -> bool:
+        return name in self.parts and self.parts[name].dtype == dtype
+
+    @property
+    def _outputs_per_column(self) -> int | None:
+        """Outputs that a column of packed integers holds; None where nothing says it."""
+        scales, elements = self.parts.get("scales"), self.parts["qweight"].shape
+        if scales is None or len(scales.shape) != 2 or len(elements) != 2 or not elements[1]:
+            return None
+        return scales.shape[1] // elements[1]
+
+    @property
+    def _scale_dtype(self) -> str | None:
+        return next((self.parts[name].dtype for name in _SCALES if name in self.parts), None)
+
+    @property
+    def _powers_of_two(self) -> bool:
+        return self._scale_dtype in ("U8", "F8_E8M0")
+
+
+def stored_modules(headers: Iterable[tuple[str, TensorHeader]]) -> dict[str, StoredModule]:
+    """Name of each module that has a weight in some form -> what it has. A tensor of three dimensions without a module
+    of its own is one: the experts of a layer."""
+    parts: dict[str, dict[str, TensorHeader]] = {}
+    for name, header in headers:
+        module, part = _parted(name)
+        if len(header.shape) == 3 and part not in _ELEMENTS:
+            module, part = name, "weight"
+        parts.setdefault(module, {})[part] = header
+    return {module: StoredModule(of) for module, of in parts.items() if any(name in of for name in _ELEMENTS)}
+
+
+def _parted(name: str) -> tuple[str, str]:
+    """ "a.b.weight.absmax" -> "a.b", "weight.absmax"."""
+    place = name.find(".weight.")
+    if place >= 0:
+        return name[:place], name[place + 1 :]
+    module, _, part = name.rpartition(".")
+    return module, part
