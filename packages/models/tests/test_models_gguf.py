@@ -217,7 +217,7 @@ def test_damaged_files_are_refused_by_name(tmp_path: Path) -> None:
         (whole[:300], "ends within its header"),
         (whole[:-100], "ends within the tensor"),
         (whole.replace(b"\5\0\0\0\0\0\0\0llama", b"\5\0\0\0\0\0\0\0lamma"), "general.architecture 'lamma' is not read"),
-        (whole.replace(b"llama.block_count", b"llama.block_kount"), "metadata llama.block_count must be a number"),
+        (whole.replace(b"llama.block_count", b"llama.block_kount"), "llama.block_count is missing"),
         (whole.replace(b"blk.1.ffn_up", b"blk.1.ffn_xp"), r"1 missing: model.layers.1.mlp.up_proj.weight; 1 not known"),
         (b"", "cannot read"),
     ]

@@ -9,8 +9,8 @@ import re
 from pathlib import Path
 
 from quire_interfaces import CheckpointError, ConfigError
+from quire_models.gguf.choice import chosen_file, holds_weights, is_gguf_folder, model_files, parts_of
 from quire_models.gguf.folder import gguf_folder
-from quire_models.gguf.header import first_part
 
 __all__ = ["HUB_FILE_PATTERNS", "resolve_model"]
 
@@ -27,6 +27,8 @@ PICKLED_FILE_PATTERNS = (*(name for name in HUB_FILE_PATTERNS if name != "*.safe
 """The same with PyTorch's own files in the place of safetensors."""
 
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*|[A-Za-z0-9][\w.-]*")
+_TAGGED = re.compile(r"(.+):([\w.-]+(?:/[\w.-]+)*)")
+"""A name with a quantization, or a file, behind a colon."""
 
 
 def resolve_model(
@@ -37,7 +39,8 @@ def resolve_model(
     Args:
         name_or_path: A folder; a GGUF file, which gets one in the user's cache (`quire_models.gguf.folder`); or the
             name of a model on the hub ("owner/name"), which is downloaded into the hub's own cache (or found there,
-            without network).
+            without network). A repository or folder with several GGUF files takes the quantization behind a colon
+            ("owner/name:Q4_K_M"), or the file's name.
         revision: Branch, tag or commit on the hub; a local folder has none.
         modelscope: The hub is ModelScope, by the package `modelscope-hub`, not Hugging Face's. HF_HUB_OFFLINE holds for
             both.
@@ -53,28 +56,65 @@ def resolve_model(
             raise CheckpointError(f"{str(name_or_path)!r} is local, which has no revision {revision!r}")
         gguf = _gguf_file(path)
         return path if gguf is None else gguf_folder(gguf)
-    name = str(name_or_path)
+    name, tag = str(name_or_path), None
+    if tagged := _TAGGED.fullmatch(name):
+        name, tag = tagged[1], tagged[2]
+        folder = Path(name).expanduser()
+        if folder.is_dir():
+            return gguf_folder(folder / chosen_file(name, _models_in(folder), tag))
     if not _HUB_NAME.fullmatch(name):
         raise CheckpointError(
-            f"{name!r} is no folder or GGUF file here, nor the name of a model on the hub (owner/name)"
+            f"{str(name_or_path)!r} is no folder or GGUF file here, nor the name of a model on the hub (owner/name)"
         )
-    patterns = list(PICKLED_FILE_PATTERNS if pickled else HUB_FILE_PATTERNS)
-    return (_from_modelscope if modelscope else _from_hugging_face)(name, revision, patterns)
+    if modelscope:
+        if tag is not None:
+            raise CheckpointError(
+                f"{name}:{tag}: GGUF files are chosen by their quantization on Hugging Face's hub only; download the "
+                "file and give its path"
+            )
+        return _from_modelscope(name, revision, list(PICKLED_FILE_PATTERNS if pickled else HUB_FILE_PATTERNS))
+    if tag is None:
+        folder = _from_hugging_face(name, revision, list(PICKLED_FILE_PATTERNS if pickled else HUB_FILE_PATTERNS))
+        if holds_weights(folder):
+            return folder
+    files = _files_on_hugging_face(name, revision)
+    if tag is None and not model_files(files):
+        return folder
+    first = chosen_file(name, model_files(files), tag)
+    return gguf_folder(_from_hugging_face(name, revision, parts_of(first, files)) / first)
+
+
+def _models_in(folder: Path) -> list[str]:
+    return model_files(file.name for file in folder.glob("*.gguf"))
 
 
 def _gguf_file(path: Path) -> Path | None:
-    """The GGUF file that `path` is, or that a folder without config.json has as its only one."""
+    """The GGUF file that `path` is, or that a folder without other weights has as its only one."""
     if path.is_file():
         if path.suffix != ".gguf":
             raise CheckpointError(f"{path} is a file; give the folder of a checkpoint, or a file that ends in .gguf")
         return path
-    if (path / "config.json").is_file():
+    if holds_weights(path) or is_gguf_folder(path):
         return None
-    files = sorted({first_part(file) for file in path.glob("*.gguf")})
+    files = _models_in(path)
     if len(files) > 1:
-        names = ", ".join(file.name for file in files)
-        raise CheckpointError(f"{path} has {len(files)} GGUF files; give the path of one of them: {names}")
-    return files[0] if files else None
+        raise CheckpointError(f"{path} has {len(files)} GGUF files; give the path of one of them: {', '.join(files)}")
+    return path / files[0] if files else None
+
+
+def _files_on_hugging_face(name: str, revision: str | None) -> list[str]:
+    """Names of the repository's files; without network those that are in the cache here."""
+    from huggingface_hub import HfApi, snapshot_download
+    from huggingface_hub.errors import LocalEntryNotFoundError
+
+    try:
+        return list(HfApi().list_repo_files(name, revision=revision))
+    except Exception as error:  # the hub client raises its own, httpx's and OSErrors alike
+        try:
+            folder = Path(snapshot_download(name, revision=revision, local_files_only=True))
+        except LocalEntryNotFoundError:
+            raise CheckpointError(_advice(name, revision, f"{type(error).__name__}: {error}")) from error
+    return [file.relative_to(folder).as_posix() for file in folder.rglob("*") if file.is_file()]
 
 
 def _from_hugging_face(name: str, revision: str | None, patterns: list[str]) -> Path:

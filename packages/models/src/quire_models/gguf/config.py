@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
-import struct
 from typing import Any
 
-from quire_interfaces import CheckpointError
+from quire_interfaces import CheckpointError, Fields
 from quire_models.gguf.deepseek import deepseek_values
-from quire_models.gguf.header import GgufHeader, needed
+from quire_models.gguf.end_tokens import end_token_ids, named_token_id
+from quire_models.gguf.header import GgufHeader
+from quire_models.gguf.layers import check_shapes, number_of_layers, of_all_layers, shape_of
 from quire_models.gguf.names import COMPRESSED, checkpoint_name, is_linear
+from quire_models.gguf.rope import rope_scaling
 
 __all__ = ["GGUF_ARCHITECTURES", "config_values"]
 
@@ -28,16 +30,24 @@ GGUF_ARCHITECTURES = {
 """general.architecture -> class and model type. DeepSeek-V3's are written as deepseek2, Mistral's and
 Mixtral's as llama."""
 
-_FIELDS = {
-    "embedding_length": "hidden_size",
-    "block_count": "num_hidden_layers",
-    "feed_forward_length": "intermediate_size",
-    "attention.head_count": "num_attention_heads",
-    "context_length": "max_position_embeddings",
-    "attention.layer_norm_rms_epsilon": "rms_norm_eps",
+_HARMLESS = (
+    "vocab_size",
+    "tensor_data_layout",
+    "pooling_type",
+    "rope.scaling.original_context_length",
+)
+"""Metadata of any architecture that makes no difference to its network, or only where it is read."""
+_SAID = ("attention.sliding_window", "attention.sliding_window_pattern")
+"""Metadata that other readers of the format do not read either for architectures where Quire does not."""
+_NEUTRAL = {
+    "logit_scale": 1.0,
+    "residual_scale": 1.0,
+    "embedding_scale": 1.0,
+    "attention.output_scale": 1.0,
+    "expert_weights_scale": 1.0,
+    "attention.causal": True,
 }
-_LLAMA3_CONTEXTS = (8192, 4096, 16384, 2048, 32768)
-"""Contexts of pre-training that frequencies of llama3's kind are compared with."""
+"""Metadata that is written with the value that it has without being written."""
 _SPECIAL_SCALAR_LAYERS = {"gemma2": 46, "gemma3": 62}
 """Number of layers of the one size whose scores are divided by hidden size over heads, not by the head's size."""
 
@@ -48,15 +58,15 @@ def config_values(header: GgufHeader) -> dict[str, Any]:
     Raises:
         CheckpointError: An architecture that is not read from GGUF files, or metadata that is missing or wrong.
     """
-    meta, path = header.metadata, header.path
-    name = meta.get("general.architecture")
+    fields, path = header.fields, header.path
+    name = fields.get("general.architecture")
     if name not in GGUF_ARCHITECTURES:
         raise CheckpointError(
             f"{path}: general.architecture {name!r} is not read from GGUF files; {', '.join(GGUF_ARCHITECTURES)} are. "
             "Use the model's safetensors checkpoint"
         )
     architecture, model_type = GGUF_ARCHITECTURES[name]
-    has_experts = bool(meta.get(f"{name}.expert_count"))
+    has_experts = fields.integer(f"{name}.expert_count", default=0, minimum=0) > 0
     if has_experts and name == "llama":
         architecture, model_type = "MixtralForCausalLM", "mixtral"
     elif has_experts and name not in ("qwen2moe", "qwen3moe", "gpt-oss", "deepseek2"):
@@ -64,41 +74,63 @@ def config_values(header: GgufHeader) -> dict[str, Any]:
             f"{path}: experts are read from GGUF files of llama (Mixtral), qwen2moe, qwen3moe, gpt-oss and deepseek2, "
             f"not of {name}; use the model's safetensors checkpoint"
         )
-    values: dict[str, Any] = {"architectures": [architecture], "model_type": model_type}
-    for key, field in _FIELDS.items():
-        values[field] = needed(header, f"{name}.{key}")
-    heads = values["num_attention_heads"]
-    values |= {
-        "num_key_value_heads": meta.get(f"{name}.attention.head_count_kv", heads),
-        "head_dim": meta.get(f"{name}.attention.key_length", values["hidden_size"] // heads),
-        "vocab_size": _shape(header, "token_embd.weight")[0],
-        "rope_theta": meta.get(f"{name}.rope.freq_base", 10000.0),
-        "rope_scaling": _rope_scaling(header, name, values["max_position_embeddings"]),
+    heads = of_all_layers(header, f"{name}.attention.head_count")
+    hidden = fields.integer(f"{name}.embedding_length", minimum=1)
+    context = fields.integer(f"{name}.context_length", minimum=1)
+    values: dict[str, Any] = {
+        "architectures": [architecture],
+        "model_type": model_type,
+        "hidden_size": hidden,
+        "num_hidden_layers": number_of_layers(header, name),
+        "intermediate_size": of_all_layers(header, f"{name}.feed_forward_length"),
+        "num_attention_heads": heads,
+        "max_position_embeddings": context,
+        "rms_norm_eps": fields.number(f"{name}.attention.layer_norm_rms_epsilon", minimum=0.0),
+        "num_key_value_heads": of_all_layers(header, f"{name}.attention.head_count_kv", heads),
+        "head_dim": fields.integer(f"{name}.attention.key_length", default=hidden // heads, minimum=1),
+        "vocab_size": shape_of(header, "token_embd.weight")[0],
+        "rope_theta": fields.number(f"{name}.rope.freq_base", default=10000.0, above=0.0),
+        "rope_scaling": rope_scaling(header, name, context),
         "tie_word_embeddings": "output.weight" not in header.tensors,
         "attention_bias": "blk.0.attn_q.bias" in header.tensors,
         "torch_dtype": _dtype(header),
-        "bos_token_id": meta.get("tokenizer.ggml.bos_token_id"),
-        "eos_token_id": _eos_token_ids(meta),
+        "bos_token_id": named_token_id(header, "bos"),
+        "eos_token_id": end_token_ids(header),
     }
+    if name != "deepseek2":
+        _check_head_sizes(header, name, values["head_dim"])
     if name.startswith("gemma"):
-        values |= _gemma(meta, name, values)
+        values |= _gemma(header, name, values)
     if name == "deepseek2":
         values |= deepseek_values(header, values)
     elif has_experts:
-        values |= _experts(header, name)
+        values |= _experts(header, name, values)
+    check_shapes(header, values)
+    _check_all_read(header, name)
     return {**values, "quantization_config": _quantization(header, name)}
 
 
-def _shape(header: GgufHeader, name: str) -> tuple[int, ...]:
-    if name not in header.tensors:
-        raise CheckpointError(f"{header.path} has no tensor {name}; convert the model again")
-    return header.tensors[name].shape
+def _check_head_sizes(header: GgufHeader, name: str, head_dim: int) -> None:
+    for key in ("attention.value_length", "rope.dimension_count"):
+        header.fields.fixed(f"{name}.{key}", head_dim)
+    scale = header.fields.number(f"{name}.attention.scale", default=0.0)
+    if scale and not name.startswith("gemma") and not math.isclose(scale, head_dim**-0.5, rel_tol=1e-4):
+        raise CheckpointError(
+            f"{header.path}: {name}.attention.scale {scale} is not read from GGUF files, where it is not that of the "
+            f"head's size ({head_dim**-0.5:.6g}); use the model's safetensors checkpoint"
+        )
 
 
-def _eos_token_ids(meta: dict[str, Any]) -> list[int]:
-    names = ("eos_token_id", "eot_token_id", "eom_token_id")
-    found = [meta.get(f"tokenizer.ggml.{name}") for name in names]
-    return list(dict.fromkeys(token for token in found if isinstance(token, int)))
+def _check_all_read(header: GgufHeader, name: str) -> None:
+    """Metadata of the architecture describes the network: what of it is set and has not been read makes another one."""
+    fields = header.fields
+    fields.skip(*(f"{name}.{key}" for key in _HARMLESS))
+    for key, neutral in _NEUTRAL.items():
+        if f"{name}.{key}" not in fields.names_read:
+            fields.fixed(f"{name}.{key}", neutral)
+    said = tuple(f"{name}.{key}" for key in _SAID)
+    unread = {key: value for key, value in fields.unread().items() if key.startswith(f"{name}.") and key not in said}
+    Fields(unread, str(header.path)).refuse_unread("use the model's safetensors checkpoint")
 
 
 def _dtype(header: GgufHeader) -> str:
@@ -109,107 +141,62 @@ def _dtype(header: GgufHeader) -> str:
     return "float16" if kinds <= {"F32", "F16"} else "bfloat16"
 
 
-def _rope_scaling(header: GgufHeader, name: str, context: int) -> dict[str, Any] | None:
-    meta = header.metadata
-    if "rope_freqs.weight" in header.tensors:
-        return _llama3_scaling(header, name)
-    kind = meta.get(f"{name}.rope.scaling.type", "none")
-    if kind == "none":
-        return None
-    factor = needed(header, f"{name}.rope.scaling.factor")
-    if kind == "linear":
-        return {"rope_type": "linear", "factor": factor} if factor != 1.0 else None
-    if kind == "yarn":
-        original = meta.get(f"{name}.rope.scaling.original_context_length", context)
-        return {"rope_type": "yarn", "factor": factor, "original_max_position_embeddings": original}
-    raise CheckpointError(f"{header.path}: rope scaling {kind!r} is not read from GGUF files; linear and yarn are")
-
-
-def _llama3_scaling(header: GgufHeader, name: str) -> dict[str, Any]:
-    """Files keep what each frequency is divided by; which of llama3's settings that was is found by comparing."""
-    tensor = header.tensors["rope_freqs.weight"]
-    if tensor.kind != "F32":
-        raise CheckpointError(
-            f"{header.path}: rope_freqs.weight must be F32, is {tensor.kind}; convert the model again"
-        )
-    with header.path.open("rb") as file:
-        file.seek(tensor.offset)
-        found = struct.unpack(f"<{len(tensor_bytes := file.read(tensor.num_bytes)) // 4}f", tensor_bytes)
-    theta, factor = header.metadata.get(f"{name}.rope.freq_base", 10000.0), max(found)
-    for context in _LLAMA3_CONTEXTS:
-        wanted = [_llama3_divisor(theta ** (-i / len(found)), factor, context) for i in range(len(found))]
-        if all(math.isclose(a, b, rel_tol=1e-4) for a, b in zip(found, wanted, strict=True)):
-            return {
-                "rope_type": "llama3",
-                "factor": factor,
-                "low_freq_factor": 1.0,
-                "high_freq_factor": 4.0,
-                "original_max_position_embeddings": context,
-            }
-    raise CheckpointError(
-        f"{header.path}: rope_freqs.weight is not what llama3's rope scaling gives for a context of "
-        f"{', '.join(map(str, _LLAMA3_CONTEXTS))}; use the model's safetensors checkpoint"
-    )
-
-
-def _llama3_divisor(frequency: float, factor: float, context: int) -> float:
-    """Of Llama 3.1: long waves by the factor, short ones by 1, smoothly between."""
-    wavelength = 2 * math.pi / frequency
-    if wavelength < context / 4.0:
-        return 1.0
-    if wavelength > context / 1.0:
-        return factor
-    smooth = (context / wavelength - 1.0) / (4.0 - 1.0)
-    return 1.0 / ((1.0 - smooth) / factor + smooth)
-
-
-def _experts(header: GgufHeader, name: str) -> dict[str, Any]:
-    meta = header.metadata
-    number = needed(header, f"{name}.expert_count")
+def _experts(header: GgufHeader, name: str, outer: dict[str, Any]) -> dict[str, Any]:
+    fields = header.fields
+    number = fields.integer(f"{name}.expert_count", minimum=1)
+    fields.fixed(f"{name}.expert_gating_func", *((1, 3) if name == "gpt-oss" else (1,)))  # softmax
     values: dict[str, Any] = {
         "num_local_experts": number,
         "num_experts": number,
-        "num_experts_per_tok": needed(header, f"{name}.expert_used_count"),
+        "num_experts_per_tok": fields.integer(f"{name}.expert_used_count", minimum=1),
     }
     if name == "llama":
+        fields.skip("llama.expert_feed_forward_length")
         return values
-    inner = needed(header, f"{name}.expert_feed_forward_length")
+    inner = fields.integer(f"{name}.expert_feed_forward_length", minimum=1)
     if name == "gpt-oss":
         # Frequencies between those that are kept and those that are divided are not cut to whole dimensions.
-        scaling = _rope_scaling(header, name, needed(header, f"{name}.context_length"))
-        values["rope_scaling"] = scaling and {**scaling, "truncate": False}
+        scaling = outer["rope_scaling"]
         return values | {
+            "rope_scaling": scaling and {**scaling, "truncate": False},
             "intermediate_size": inner,
-            "sliding_window": meta.get(f"{name}.attention.sliding_window"),
+            "sliding_window": fields.integer(f"{name}.attention.sliding_window", default=None, minimum=1),
             "attention_bias": True,
         }
     values |= {
         "moe_intermediate_size": inner,
-        "norm_topk_prob": meta.get(f"{name}.expert_weights_norm", name == "qwen3moe"),
+        "norm_topk_prob": fields.flag(f"{name}.expert_weights_norm", default=name == "qwen3moe"),
     }
     if name == "qwen2moe":
-        values["shared_expert_intermediate_size"] = _shape(header, "blk.0.ffn_up_shexp.weight")[0]
+        values["shared_expert_intermediate_size"] = shape_of(header, "blk.0.ffn_up_shexp.weight")[0]
+        fields.skip("qwen2moe.expert_shared_feed_forward_length")
     return values
 
 
-def _gemma(meta: dict[str, Any], name: str, values: dict[str, Any]) -> dict[str, Any]:
+def _gemma(header: GgufHeader, name: str, values: dict[str, Any]) -> dict[str, Any]:
+    fields = header.fields
     special = values["num_hidden_layers"] == _SPECIAL_SCALAR_LAYERS.get(name)
     size = values["hidden_size"] / values["num_attention_heads"] if special else values["head_dim"]
     more: dict[str, Any] = {
         "hidden_activation": "gelu_pytorch_tanh",
         "query_pre_attn_scalar": size,
-        "attn_logit_softcapping": meta.get(f"{name}.attn_logit_softcapping"),
-        "final_logit_softcapping": meta.get(f"{name}.final_logit_softcapping"),
-        "sliding_window": meta.get(f"{name}.attention.sliding_window"),
+        "attn_logit_softcapping": fields.number(f"{name}.attn_logit_softcapping", default=None, above=0.0),
+        "final_logit_softcapping": fields.number(f"{name}.final_logit_softcapping", default=None, above=0.0),
+        "sliding_window": fields.integer(f"{name}.attention.sliding_window", default=None, minimum=1),
     }
-    pattern = meta.get(f"{name}.attention.sliding_window_pattern")
+    pattern = fields.get(f"{name}.attention.sliding_window_pattern")
     if isinstance(pattern, list):
+        if len(pattern) != values["num_hidden_layers"]:
+            raise CheckpointError(
+                f"{header.path}: {name}.attention.sliding_window_pattern has {len(pattern)} entries for "
+                f"{values['num_hidden_layers']} layers; convert the model again"
+            )
         more["layer_types"] = ["sliding_attention" if slides else "full_attention" for slides in pattern]
     elif pattern:
-        more["sliding_window_pattern"] = pattern
+        more["sliding_window_pattern"] = fields.integer(f"{name}.attention.sliding_window_pattern", minimum=1)
     if name == "gemma3":
-        more["rope_local_base_freq"] = meta.get("gemma3.rope.freq_base_swa", 10000.0)
-        more["rope_theta"] = meta.get("gemma3.rope.freq_base", 1e6)
+        more["rope_local_base_freq"] = fields.number("gemma3.rope.freq_base_swa", default=10000.0, above=0.0)
+        more["rope_theta"] = fields.number("gemma3.rope.freq_base", default=1e6, above=0.0)
     return more
 
 

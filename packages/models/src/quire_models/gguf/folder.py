@@ -8,23 +8,46 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import os
 import shutil
 import tempfile
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from quire_interfaces import CheckpointError
+from quire_interfaces import CheckpointError, read_json
 from quire_models.gguf.config import config_values
-from quire_models.gguf.header import first_part, read_header
+from quire_models.gguf.header import GgufHeader, first_part, read_header
 from quire_models.gguf.tokenizer import tokenizer_files
 
 __all__ = ["GGUF_NAME", "gguf_folder"]
 
+logger = logging.getLogger(__name__)
+
 GGUF_NAME = "model.gguf"
 """Of the link in the folder."""
-_VERSION = "3"
+_VERSION = "4"
 """Of what is written; another one makes a new folder."""
+_UNREAD = "unread_metadata.json"
+"""Names of metadata of which nothing was made, to be said at each start."""
+_ABOUT = (
+    "split.*",
+    "quantize.*",
+    "tokenizer.huggingface.json",
+    "tokenizer.ggml.token_type_count",
+    "tokenizer.ggml.scores",
+    "tokenizer.ggml.*_token_id",
+)
+"""Metadata that makes no difference where it was not read: markers for filling in are known by their texts."""
+_SAMPLING = {
+    "temp": "temperature",
+    "top_k": "top_k",
+    "top_p": "top_p",
+    "min_p": "min_p",
+    "penalty_repeat": "repetition_penalty",
+}
+"""Keys behind general.sampling -> fields of generation_config.json."""
 
 
 def gguf_folder(file: Path) -> Path:
@@ -40,9 +63,15 @@ def gguf_folder(file: Path) -> Path:
     identity = f"{_VERSION}\0{file}\0{status.st_size}\0{status.st_mtime_ns}"
     folder = _cache() / hashlib.sha256(identity.encode()).hexdigest()[:24] / file.stem
     if (folder / GGUF_NAME).exists():
+        _say(file, tuple(read_json(folder / _UNREAD).get("names", ())))
         return folder
     header = read_header(file)
     contents = {"config.json": config_values(header), **tokenizer_files(header)}
+    if sampling := _sampling(header):
+        contents["generation_config.json"] = sampling
+    unread = _unread(header)
+    contents[_UNREAD] = {"names": unread}
+    _say(file, unread)
     try:
         _write(folder, contents, file)
     except OSError as error:
@@ -51,6 +80,28 @@ def gguf_folder(file: Path) -> Path:
             "can be written to"
         ) from error
     return folder
+
+
+def _sampling(header: GgufHeader) -> dict[str, Any]:
+    """Defaults of sampling that the file names, as generation_config.json has them."""
+    found = {name: header.fields.number(f"general.sampling.{key}", default=None) for key, name in _SAMPLING.items()}
+    values = {name: value for name, value in found.items() if value is not None}
+    return values if "top_k" not in values else {**values, "top_k": header.fields.integer("general.sampling.top_k")}
+
+
+def _unread(header: GgufHeader) -> tuple[str, ...]:
+    """Metadata that is set and of which nothing was made; what describes the file or its making aside."""
+    fields = header.fields
+    about = (name for name in header.metadata if name.startswith("general.") and ".sampling." not in name)
+    fields.skip(*_ABOUT, *about)
+    return tuple(fields.unread())
+
+
+@lru_cache(maxsize=64)
+def _say(file: Path, unread: tuple[str, ...]) -> None:
+    """Once in a process."""
+    if unread:
+        logger.warning("%s has metadata that is not read: %s", file, ", ".join(unread))
 
 
 def _cache() -> Path:

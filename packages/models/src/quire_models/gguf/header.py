@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from quire_interfaces import CheckpointError
+from quire_interfaces import CheckpointError, Fields
 
-__all__ = ["BLOCKS", "GgufHeader", "GgufTensor", "first_part", "needed", "read_header"]
+__all__ = ["BLOCKS", "GgufHeader", "GgufTensor", "first_part", "read_header"]
 
 BLOCKS: dict[int, tuple[str, int, int]] = {
     0: ("F32", 1, 4),
@@ -77,6 +77,8 @@ class GgufHeader:
     path: Path
     metadata: dict[str, Any]
     tensors: dict[str, GgufTensor]
+    fields: Fields
+    """The metadata, which remembers what of it was read."""
 
 
 def first_part(path: Path) -> Path:
@@ -128,7 +130,7 @@ def _read_file(path: Path) -> GgufHeader:
     try:
         with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
             return _parse(_Cursor(path, data), path, len(data))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise CheckpointError(f"cannot read {path}: {error}; download the file again") from error
 
 
@@ -194,7 +196,7 @@ def _parse(cursor: _Cursor, path: Path, size: int) -> GgufHeader:
                 "download the file again"
             )
         tensors[name] = tensor
-    return GgufHeader(path, metadata, tensors)
+    return GgufHeader(path, metadata, tensors, Fields(metadata, str(path)))
 
 
 def _entry(cursor: _Cursor, path: Path) -> tuple[str, tuple[int, ...], int, int]:
@@ -215,11 +217,3 @@ def _placed(path: Path, name: str, shape: tuple[int, ...], kind: int, offset: in
             f"{path}: {shape[-1]} inputs of tensor {name!r} are no whole blocks of {weights} ({text})"
         )
     return GgufTensor(name, shape, text, offset, math.prod(shape) // weights * num_bytes, path)
-
-
-def needed(header: GgufHeader, key: str) -> Any:
-    """A number of the metadata. Raises CheckpointError where it is missing, or no number."""
-    value = header.metadata.get(key)
-    if not isinstance(value, int | float):
-        raise CheckpointError(f"{header.path}: metadata {key} must be a number, is {value!r}; convert the model again")
-    return value

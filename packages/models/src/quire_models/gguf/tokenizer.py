@@ -10,13 +10,14 @@ import logging
 from typing import Any
 
 from quire_interfaces import CheckpointError
+from quire_models.gguf.end_tokens import CONTROL, end_token_ids, named_token_id, tokens_of
 from quire_models.gguf.header import GgufHeader
 
 __all__ = ["tokenizer_files"]
 
 logger = logging.getLogger(__name__)
 
-_UNKNOWN, _CONTROL, _USER_DEFINED = 2, 3, 4
+_UNKNOWN, _USER_DEFINED = 2, 4
 """Kinds of tokens (tokenizer.ggml.token_type)."""
 
 _CONTRACTIONS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}"
@@ -34,12 +35,11 @@ def tokenizer_files(header: GgufHeader) -> dict[str, Any]:
     Raises:
         CheckpointError: Lists that do not fit together.
     """
-    meta = header.metadata
-    kind, tokens = meta.get("tokenizer.ggml.model"), meta.get("tokenizer.ggml.tokens")
+    fields, tokens = header.fields, tokens_of(header)
+    kind, pre = fields.text("tokenizer.ggml.model", default=None), fields.text("tokenizer.ggml.pre", default="default")
     if kind is None or kind in ("no_vocab", "none"):
         return {}
     readers = {"gpt2": _byte_level, "llama": _sentencepiece}
-    pre = meta.get("tokenizer.ggml.pre", "default")
     if kind not in readers or (kind == "gpt2" and pre not in (*_SPLITS, *_DIGITS, *_PLAIN)):
         logger.warning(
             "%s: its tokenizer (model %r, pre-tokenizer %r) is not one that is read from GGUF files; give the folder "
@@ -47,23 +47,36 @@ def tokenizer_files(header: GgufHeader) -> dict[str, Any]:
             header.path, kind, pre,
         )  # fmt: skip
         return {}
-    if not isinstance(tokens, list) or not tokens:
+    if not tokens:
         raise CheckpointError(f"{header.path}: tokenizer.ggml.tokens must be a list of tokens; convert the model again")
-    kinds = meta.get("tokenizer.ggml.token_type", [1] * len(tokens))
-    if len(kinds) != len(tokens):
-        raise CheckpointError(
-            f"{header.path}: tokenizer.ggml.token_type has {len(kinds)} entries for {len(tokens)} tokens; convert the "
-            "model again"
-        )
+    kinds = _list_for(header, "token_type", tokens, int) or [1] * len(tokens)
+    ends = set(end_token_ids(header))
     added = [
-        _added(i, token, special=kind_of != _USER_DEFINED)
+        _added(i, token, special=kind_of != _USER_DEFINED or i in ends)
         for i, (token, kind_of) in enumerate(zip(tokens, kinds, strict=True))
-        if kind_of in (_UNKNOWN, _CONTROL, _USER_DEFINED)
+        if i in ends or kind_of in (_UNKNOWN, CONTROL, _USER_DEFINED)
     ]
     parts = readers[kind](header, tokens)
     tokenizer = {"version": "1.0", "truncation": None, "padding": None, "added_tokens": added, **parts}
     tokenizer["post_processor"] = _post_processor(header, tokens, parts)
     return {"tokenizer.json": tokenizer, "tokenizer_config.json": _settings(header, tokens)}
+
+
+def _list_for(header: GgufHeader, name: str, tokens: list[str], *kinds: type) -> list[Any] | None:
+    """A list with one number for each token, None where the file has none."""
+    found = header.fields.get(f"tokenizer.ggml.{name}")
+    if found is None:
+        return None
+    if not isinstance(found, list) or not all(type(each) in kinds for each in found):
+        raise CheckpointError(
+            f"{header.path}: tokenizer.ggml.{name} must be a list of numbers; convert the model again"
+        )
+    if len(found) != len(tokens):
+        raise CheckpointError(
+            f"{header.path}: tokenizer.ggml.{name} has {len(found)} entries for {len(tokens)} tokens; convert the "
+            "model again"
+        )
+    return found
 
 
 def _added(token_id: int, content: str, *, special: bool) -> dict[str, Any]:
@@ -72,10 +85,11 @@ def _added(token_id: int, content: str, *, special: bool) -> dict[str, Any]:
 
 
 def _byte_level(header: GgufHeader, tokens: list[str]) -> dict[str, Any]:
-    meta = header.metadata
-    merges, pre = meta.get("tokenizer.ggml.merges"), meta.get("tokenizer.ggml.pre", "default")
-    if not isinstance(merges, list):
-        raise CheckpointError(f"{header.path}: tokenizer.ggml.merges must be a list; convert the model again")
+    merges, pre = header.fields.get("tokenizer.ggml.merges"), header.metadata.get("tokenizer.ggml.pre", "default")
+    if not isinstance(merges, list) or not all(isinstance(merge, str) and " " in merge for merge in merges):
+        raise CheckpointError(
+            f"{header.path}: tokenizer.ggml.merges must be a list of pairs of texts; convert the model again"
+        )
     level: dict[str, Any] = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": False, "use_regex": False}
     if pre in _SPLITS:
         first = {"type": "Split", "pattern": {"Regex": _SPLITS[pre]}, "behavior": "Isolated", "invert": False}
@@ -93,8 +107,8 @@ def _byte_level(header: GgufHeader, tokens: list[str]) -> dict[str, Any]:
 
 
 def _sentencepiece(header: GgufHeader, tokens: list[str]) -> dict[str, Any]:
-    scores = header.metadata.get("tokenizer.ggml.scores")
-    if not isinstance(scores, list) or len(scores) != len(tokens):
+    scores = _list_for(header, "scores", tokens, int, float)
+    if scores is None:
         raise CheckpointError(
             f"{header.path}: tokenizer.ggml.scores must have one number for each of {len(tokens)} tokens; convert the "
             "model again"
@@ -105,17 +119,17 @@ def _sentencepiece(header: GgufHeader, tokens: list[str]) -> dict[str, Any]:
         {"type": "ByteFallback"},
         {"type": "Fuse"},
     ]
-    if header.metadata.get("tokenizer.ggml.add_space_prefix", True):
+    if header.fields.flag("tokenizer.ggml.add_space_prefix", default=True):
         space.insert(0, {"type": "Prepend", "prepend": "▁"})
         steps.append({"type": "Strip", "content": " ", "start": 1, "stop": 0})
-    unknown = header.metadata.get("tokenizer.ggml.unknown_token_id", 0)
+    unknown = named_token_id(header, "unknown") or 0
     return {
         "normalizer": {"type": "Sequence", "normalizers": space},
         "pre_tokenizer": None,
         "decoder": {"type": "Sequence", "decoders": steps},
         "model": {
             **_bpe(tokens, _merges(tokens, scores), ignore_merges=False),
-            "unk_token": tokens[unknown] if 0 <= unknown < len(tokens) else None,
+            "unk_token": tokens[unknown],
             "fuse_unk": True,
             "byte_fallback": True,
         },
@@ -153,24 +167,17 @@ def _merges(tokens: list[str], scores: list[float]) -> list[list[str]]:
 
 
 def _named(header: GgufHeader, tokens: list[str], name: str) -> str | None:
-    token_id = header.metadata.get(f"tokenizer.ggml.{name}_token_id")
-    if token_id is None:
-        return None
-    if not isinstance(token_id, int) or not 0 <= token_id < len(tokens):
-        raise CheckpointError(
-            f"{header.path}: tokenizer.ggml.{name}_token_id is {token_id!r}, there are {len(tokens)} tokens; convert "
-            "the model again"
-        )
-    return tokens[token_id]
+    token_id = named_token_id(header, name)
+    return None if token_id is None else tokens[token_id]
 
 
 def _post_processor(header: GgufHeader, tokens: list[str], parts: dict[str, Any]) -> dict[str, Any] | None:
     """What stands before and behind a text: as the file says, else a bos for sentencepiece and llama3's kind."""
-    meta = header.metadata
+    fields = header.fields
     wants_bos = parts["model"]["byte_fallback"] or parts["model"]["ignore_merges"]
     around = {
-        "bos": meta.get("tokenizer.ggml.add_bos_token", wants_bos),
-        "eos": meta.get("tokenizer.ggml.add_eos_token", False),
+        "bos": fields.flag("tokenizer.ggml.add_bos_token", default=wants_bos),
+        "eos": fields.flag("tokenizer.ggml.add_eos_token", default=False),
     }
     named = {name: _named(header, tokens, name) for name, wanted in around.items() if wanted}
     special = {name: token for name, token in named.items() if token is not None}
@@ -188,7 +195,7 @@ def _post_processor(header: GgufHeader, tokens: list[str], parts: dict[str, Any]
         "single": template("A", 0),
         "pair": [*template("A", 0), *template("B", 1)],
         "special_tokens": {
-            token: {"id": token, "ids": [meta[f"tokenizer.ggml.{name}_token_id"]], "tokens": [token]}
+            token: {"id": token, "ids": [named_token_id(header, name)], "tokens": [token]}
             for name, token in special.items()
         },
     }
@@ -199,5 +206,18 @@ def _settings(header: GgufHeader, tokens: list[str]) -> dict[str, Any]:
     settings: dict[str, Any] = {key: _named(header, tokens, name) for name, key in names.items()}
     settings = {key: token for key, token in settings.items() if token is not None}
     settings |= {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False}
-    template = header.metadata.get("tokenizer.chat_template")
-    return settings if not isinstance(template, str) else {**settings, "chat_template": template}
+    templates = _chat_templates(header)
+    if set(templates) == {"default"}:
+        settings["chat_template"] = templates["default"]
+    elif templates:
+        settings["chat_template"] = [{"name": name, "template": text} for name, text in templates.items()]
+    return settings
+
+
+def _chat_templates(header: GgufHeader) -> dict[str, str]:
+    """By name: `tokenizer.chat_template` is the default one, `tokenizer.chat_template.tool_use` that for tools."""
+    fields, prefix = header.fields, "tokenizer.chat_template"
+    fields.skip("tokenizer.chat_templates")  # the names, which the keys have too
+    keys = {key: key[len(prefix) + 1 :] or "default" for key in header.metadata if key.startswith(f"{prefix}.")}
+    found = {name: fields.text(key, default="") for key, name in {prefix: "default", **keys}.items()}
+    return {name: text for name, text in found.items() if text}
