@@ -182,6 +182,14 @@ def examples(session: nox.Session) -> None:
 
 
 @nox.session
+def agents(session: nox.Session) -> None:
+    """Run today's coding agents, from the npm registry, against a server whose model is scripted. Needs Node.js and the
+    registry: without them the scenarios are skipped, which is said aloud."""
+    scenarios = ("apps/server/agents", "-o", "python_files=*_scenarios.py")
+    python(session, "-m", "pytest", *scenarios, *session.posargs, OMP_NUM_THREADS="1", OMP_WAIT_POLICY="passive")
+
+
+@nox.session
 def bench(session: nox.Session) -> None:
     """Benchmarks: `nox -s bench -- throughput --help`."""
     python(session, "-m", "quire_server.cli", "bench", *session.posargs)
