@@ -190,6 +190,16 @@ def test_a_forced_call_follows_its_schema(client, choice):
         assert choice == "required" or call.function.name == "get_time"
 
 
+@pytest.mark.parametrize("form", [{"response_format": AS_SCHEMA}, {"extra_body": {"guided_regex": "[0-9]+"}}])
+def test_a_form_of_the_answer_does_not_hinder_a_forced_call(client, form):
+    answer = ask(client, "Hi", tools=tools(), tool_choice="required", temperature=1.5, seed=3, **form)
+    [call] = answer.choices[0].message.tool_calls
+    jsonschema.validate(
+        json.loads(call.function.arguments), {"get_weather": SCHEMA, "get_time": ZONES}[call.function.name]
+    )
+    assert (answer.choices[0].message.content, answer.choices[0].finish_reason) == ("", "tool_calls")
+
+
 def test_strict_tools_are_followed_when_the_model_calls(client):
     answer = ask(client, "What is the weather in Oslo?", tools=tools(), temperature=0)
     [call] = answer.choices[0].message.tool_calls
@@ -228,7 +238,6 @@ REFUSED = [
     ),
     ({"extra_body": {"guided_regex": "a", "guided_choice": ["b"]}}, "guided_regex", "exactly one"),
     ({"response_format": AS_SCHEMA, "extra_body": {"guided_regex": "a"}}, "response_format", "exclude each other"),
-    ({"response_format": AS_SCHEMA, "tools": tools(), "tool_choice": "required"}, "tool_choice", "another form"),
     ({"response_format": AS_SCHEMA, "extra_body": {"min_tokens": 3}}, "min_tokens", "cannot be combined"),
     ({"response_format": {"type": "structural_tag", "format": {"type": "poem"}}}, "response_format", "format.type"),
 ]

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import secrets
 import time
 from collections.abc import AsyncGenerator, AsyncIterator
 from dataclasses import dataclass, field
 
 import msgspec
-from msgspec import UNSET, UnsetType
+from msgspec import UNSET
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -140,9 +141,9 @@ class ChatAnswer:
             model=self.model,
             deterministic=self.context.is_deterministic(self.running.turn.params, self.model),
             choices=[self._choice(each) for each in output.outputs],
-            usage=self._usage(output, is_last=True),
+            usage=self._usage(output),
             service_tier=self._service_tier,
-            metadata=UNSET if self.body.metadata is None else self.body.metadata,
+            metadata=self.body.metadata,
             warnings=self.running.turn.warnings or UNSET,
         )
         if output.prompt_logprobs is not None:
@@ -163,7 +164,7 @@ class ChatAnswer:
             logprobs=chat_logprobs(output, as_ids=self.body.return_tokens_as_token_ids),
             finish_reason=self._finish_reason(choice, output),
             stop_reason=output.stop_reason,
-            token_ids=output.token_ids if self.body.return_token_ids else UNSET,
+            token_ids=output.token_ids if self.body.return_token_ids else None,
         )
 
     def _deltas(self, index: int) -> ChatDeltas:
@@ -174,44 +175,52 @@ class ChatAnswer:
         return "function_call" if self.body.functions is not None and reason == "tool_calls" else reason
 
     @property
-    def _service_tier(self) -> str | UnsetType:
+    def _service_tier(self) -> str | None:
         """There is one; requests that speak of tiers are told."""
-        return UNSET if self.body.service_tier is None else "default"
+        return None if self.body.service_tier is None else "default"
 
-    def _usage(self, output: RequestOutput, *, is_last: bool = False) -> Usage:
-        reasoning = self.running.num_reasoning_tokens(self.context.llm.tokenizer) if is_last else None
+    def _usage(self, output: RequestOutput) -> Usage:
+        reasoning = self.running.num_reasoning_tokens()
         prompt_tokens = len(self.running.prompt.token_ids) if self.prompt_tokens is None else max(0, self.prompt_tokens)
         return Usage.of(prompt_tokens, output.num_generation_tokens, output.num_cached_tokens, reasoning)
 
     async def events(self, first: RequestOutput, rest: AsyncIterator[RequestOutput]) -> AsyncGenerator[bytes, None]:
         """One element per engine step that has something to tell; the role comes with the first."""
         wants_usage, continuous = self.context.usage_wanted(self.body.stream_options)
-        opening = self._opening()
+        opening = self._opening(first, continuous)
         last = first
         async with contextlib.aclosing(after(first, rest)) as outputs:
             async for output in outputs:
                 raise_failed(output)
-                usage = self._usage(output) if continuous else UNSET
                 choices = [self._chunk_choice(each) for each in output.outputs]
+                usage = self._usage(output) if continuous else None
                 told = [each for each in choices if continuous or _tells(each)]
                 events = opening + b"".join([sse(self._chunk([each], usage)) for each in told])
                 if events:
                     yield events
                 opening, last = b"", output
         if wants_usage:
-            yield sse(self._chunk([], self._usage(last, is_last=True)))
+            yield sse(self._chunk([], self._usage(last)))
 
-    def _opening(self) -> bytes:
+    def _opening(self, first: RequestOutput, continuous: bool) -> bytes:
+        """The chunk with the role, and what is known before any token."""
         choices = [
-            ChatChunkChoice(index=index, delta=Delta(role="assistant", content="")) for index in range(self.body.n or 1)
+            ChatChunkChoice(
+                index=index,
+                delta=Delta(role="assistant", content=""),
+                token_ids=[] if self.body.return_token_ids else None,
+            )
+            for index in range(self.body.n or 1)
         ]
-        chunk = self._chunk(choices, UNSET)
+        usage = self._usage(dataclasses.replace(first, num_generation_tokens=0)) if continuous else None
+        chunk = self._chunk(choices, usage)
         chunk.warnings = self.running.turn.warnings or UNSET
-        if self.body.return_token_ids:
-            chunk.prompt_token_ids = self.running.prompt.token_ids
+        chunk.prompt_token_ids = self.running.prompt.token_ids if self.body.return_token_ids else None
+        if first.prompt_logprobs is not None:
+            chunk.prompt_logprobs = prompt_logprobs(first.prompt_logprobs)
         return sse(chunk)
 
-    def _chunk(self, choices: list[ChatChunkChoice], usage: Usage | msgspec.UnsetType) -> ChatChunk:
+    def _chunk(self, choices: list[ChatChunkChoice], usage: Usage | None) -> ChatChunk:
         return ChatChunk(
             id=self.id,
             created=self.created,
@@ -232,8 +241,8 @@ class ChatAnswer:
             delta=delta,
             logprobs=chat_logprobs(output, as_ids=self.body.return_tokens_as_token_ids),
             finish_reason=self._finish_reason(choice, output) if output.finished else None,
-            stop_reason=output.stop_reason if output.finish_reason is not None else UNSET,
-            token_ids=output.token_ids if self.body.return_token_ids else UNSET,
+            stop_reason=output.stop_reason,
+            token_ids=output.token_ids if self.body.return_token_ids else None,
         )
 
 
@@ -243,4 +252,4 @@ def _tells(choice: ChatChunkChoice) -> bool:
     has_text = any(
         part is not UNSET for part in (delta.content, delta.reasoning, delta.tool_calls, delta.function_call)
     )
-    return has_text or choice.finish_reason is not None or bool(choice.logprobs) or choice.token_ids is not UNSET
+    return has_text or choice.finish_reason is not None or bool(choice.logprobs) or choice.token_ids is not None

@@ -18,7 +18,8 @@ __all__ = ["ChatDeltas", "whole_message"]
 def whole_message(choice: TurnChoice) -> ChatMessage:
     """The answer as a message."""
     parsed = choice.message()
-    text = parsed.text or (None if parsed.calls or parsed.reasoning else "")
+    is_text = not (parsed.calls or parsed.reasoning)
+    text = parsed.text or ("" if is_text or choice.is_forced else None)
     message = ChatMessage(content=text)
     if parsed.reasoning:
         message.reasoning = message.reasoning_content = parsed.reasoning

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import msgspec
-from msgspec import UNSET
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -157,7 +156,7 @@ class CompletionAnswer:
         ]
         return self._completion(choices, self._usage(dict(enumerate(finals))))
 
-    def _completion(self, choices: list[CompletionChoice], usage: Usage | msgspec.UnsetType) -> Completion:
+    def _completion(self, choices: list[CompletionChoice], usage: Usage | None) -> Completion:
         return Completion(
             id=self.id,
             created=self.created,
@@ -197,7 +196,7 @@ class CompletionAnswer:
                 as_ids=self.body.return_tokens_as_token_ids,
             ),
             finish_reason=output.finish_reason,
-            stop_reason=output.stop_reason if output.finished else UNSET,
+            stop_reason=output.stop_reason,
         )
         if positions is not None and self.body.prompt_logprobs is not None:
             choice.prompt_logprobs = prompt_logprobs(positions)
@@ -235,7 +234,7 @@ class CompletionAnswer:
                     index = number * self.params.n + each.index
                     choice = self._choice(number, each, output, is_first=index not in begun)
                     begun.add(index)
-                    events.append(sse(self._completion([choice], self._usage(latest) if continuous else UNSET)))
+                    events.append(sse(self._completion([choice], self._usage(latest) if continuous else None)))
                 yield b"".join(events)
         if wants_usage:
             yield sse(self._completion([], self._usage(latest)))

@@ -67,4 +67,4 @@ def in_old_shape(message: ChatMessage | Delta) -> None:
     if isinstance(message.tool_calls, list):
         function = message.tool_calls[0].function
         message.function_call = function
-        message.tool_calls = UNSET
+        message.tool_calls = None if isinstance(message, ChatMessage) else UNSET

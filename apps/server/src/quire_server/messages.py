@@ -197,9 +197,8 @@ class _Answer:
             "cache_read_input_tokens": read,
             "output_tokens": output.num_generation_tokens,
         }
-        thinking = self._running.num_reasoning_tokens(llm.tokenizer) if is_last else None
-        if thinking is not None:
-            usage["output_tokens_details"] = {"thinking_tokens": thinking}
+        if is_last:
+            usage["output_tokens_details"] = {"thinking_tokens": self._running.num_reasoning_tokens()}
         return usage
 
     def _ending(self, output: RequestOutput) -> dict[str, Any]:

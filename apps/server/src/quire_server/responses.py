@@ -1,7 +1,8 @@
 """The response bodies of the text routes, as msgspec structs: fast to encode, fields in the order of the OpenAI API.
 
-A field that is UNSET is left out; None is sent as null. Streaming chunks and whole responses are built from the same
-pieces. Knows no engine.
+A field that is UNSET is left out; None is sent as null. What clients read as attributes is null where there is nothing
+to say; only the delta of a chunk leaves out what it does not change, as OpenAI's do. Streaming chunks and whole
+responses are built from the same pieces. Knows no engine.
 """
 
 from __future__ import annotations
@@ -39,10 +40,14 @@ __all__ = [
 
 class PromptTokensDetails(msgspec.Struct):
     cached_tokens: int = 0
+    audio_tokens: None = None
 
 
 class CompletionTokensDetails(msgspec.Struct):
     reasoning_tokens: int = 0
+    audio_tokens: None = None
+    accepted_prediction_tokens: None = None
+    rejected_prediction_tokens: None = None
 
 
 class Usage(msgspec.Struct):
@@ -50,7 +55,8 @@ class Usage(msgspec.Struct):
     completion_tokens: int
     total_tokens: int
     prompt_tokens_details: PromptTokensDetails
-    completion_tokens_details: CompletionTokensDetails | UnsetType = UNSET
+    completion_tokens_details: CompletionTokensDetails | None = None
+    """None for routes that tell no reasoning apart."""
 
     @classmethod
     def of(
@@ -114,11 +120,11 @@ class CompletionChoice(msgspec.Struct, kw_only=True):
     text: str
     logprobs: CompletionLogprobs | None = None
     finish_reason: str | None = None
-    stop_reason: int | str | UnsetType | None = UNSET
+    stop_reason: int | str | None = None
     """The stop token id or stop string; an extension."""
-    prompt_logprobs: list[Any] | UnsetType = UNSET
-    prompt_token_ids: list[int] | UnsetType = UNSET
-    token_ids: list[int] | UnsetType = UNSET
+    prompt_logprobs: list[Any] | None = None
+    prompt_token_ids: list[int] | None = None
+    token_ids: list[int] | None = None
 
 
 class Completion(msgspec.Struct, kw_only=True):
@@ -131,7 +137,10 @@ class Completion(msgspec.Struct, kw_only=True):
     deterministic: bool
     """A repetition of this request gives the same tokens, whatever is served beside it; an extension."""
     choices: list[CompletionChoice]
-    usage: Usage | UnsetType | None = UNSET
+    usage: Usage | None = None
+    system_fingerprint: None = None
+    service_tier: str | None = None
+    kv_transfer_params: None = None
 
 
 class FunctionCall(msgspec.Struct, kw_only=True):
@@ -158,11 +167,13 @@ class ChatMessage(msgspec.Struct, kw_only=True):
     role: str = "assistant"
     content: str | None
     refusal: None = None
-    reasoning: str | UnsetType = UNSET
-    reasoning_content: str | UnsetType = UNSET
+    annotations: None = None
+    audio: None = None
+    reasoning: str | None = None
+    reasoning_content: str | None = None
     """The same as `reasoning`, under its older name."""
-    tool_calls: list[ToolCall] | UnsetType = UNSET
-    function_call: FunctionCall | UnsetType = UNSET
+    tool_calls: list[ToolCall] | None = None
+    function_call: FunctionCall | None = None
     """In place of `tool_calls`, for requests with `functions`."""
 
 
@@ -171,8 +182,8 @@ class ChatChoice(msgspec.Struct, kw_only=True):
     message: ChatMessage
     logprobs: ChatLogprobs | None = None
     finish_reason: str | None
-    stop_reason: int | str | UnsetType | None = UNSET
-    token_ids: list[int] | UnsetType = UNSET
+    stop_reason: int | str | None = None
+    token_ids: list[int] | None = None
 
 
 class ChatCompletion(msgspec.Struct, kw_only=True):
@@ -184,12 +195,14 @@ class ChatCompletion(msgspec.Struct, kw_only=True):
     """A repetition of this request gives the same tokens, whatever is served beside it; an extension."""
     choices: list[ChatChoice]
     usage: Usage
-    service_tier: str | UnsetType = UNSET
-    metadata: dict[str, str] | UnsetType = UNSET
+    system_fingerprint: None = None
+    service_tier: str | None = None
+    metadata: dict[str, str] | None = None
     warnings: list[RequestWarning] | UnsetType = UNSET
     """What of the request was passed over; an extension."""
-    prompt_logprobs: list[Any] | UnsetType = UNSET
-    prompt_token_ids: list[int] | UnsetType = UNSET
+    prompt_logprobs: list[Any] | None = None
+    prompt_token_ids: list[int] | None = None
+    kv_transfer_params: None = None
 
 
 class ToolCallDelta(msgspec.Struct, kw_only=True):
@@ -216,8 +229,8 @@ class ChatChunkChoice(msgspec.Struct, kw_only=True):
     delta: Delta
     logprobs: ChatLogprobs | None = None
     finish_reason: str | None = None
-    stop_reason: int | str | UnsetType | None = UNSET
-    token_ids: list[int] | UnsetType = UNSET
+    stop_reason: int | str | None = None
+    token_ids: list[int] | None = None
 
 
 class ChatChunk(msgspec.Struct, kw_only=True):
@@ -228,12 +241,14 @@ class ChatChunk(msgspec.Struct, kw_only=True):
     deterministic: bool
     """A repetition of this request gives the same tokens, whatever is served beside it; an extension."""
     choices: list[ChatChunkChoice]
-    usage: Usage | UnsetType | None = UNSET
-    service_tier: str | UnsetType = UNSET
+    usage: Usage | None = None
+    system_fingerprint: None = None
+    service_tier: str | None = None
     warnings: list[RequestWarning] | UnsetType = UNSET
     """With the first chunk."""
-    prompt_logprobs: list[Any] | UnsetType = UNSET
-    prompt_token_ids: list[int] | UnsetType = UNSET
+    prompt_logprobs: list[Any] | None = None
+    prompt_token_ids: list[int] | UnsetType | None = UNSET
+    """With the first chunk."""
 
 
 _encoder = msgspec.json.Encoder()

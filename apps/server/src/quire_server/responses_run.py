@@ -287,12 +287,11 @@ def _shown_tool(tool: dict[str, Any]) -> dict[str, Any]:
 def usage_of(context: ServerContext, running: RunningTurn, output: RequestOutput) -> dict[str, Any]:
     num_prompt, num_output = len(running.prompt.token_ids), output.num_generation_tokens
     cached = max(0, output.num_cached_tokens)
-    reasoning = running.num_reasoning_tokens(context.llm.tokenizer) or 0
     return {
         "input_tokens": num_prompt,
         "input_tokens_details": {"cached_tokens": cached, "cache_write_tokens": 0},
         "output_tokens": num_output,
-        "output_tokens_details": {"reasoning_tokens": reasoning},
+        "output_tokens_details": {"reasoning_tokens": running.num_reasoning_tokens()},
         "total_tokens": num_prompt + num_output,
     }
 

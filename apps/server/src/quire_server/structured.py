@@ -126,8 +126,7 @@ def thinking_first(
 ) -> SamplingParams:
     """The same, with the constraint beginning after the model's thinking.
 
-    An answer may think if the prompt has begun the thinking, or if the request switched it on. Otherwise the constraint
-    begins at once: a model that was not asked to think must not be led to it because little else is allowed.
+    An answer may think where `ChatFormat.may_think` says so. Otherwise the constraint begins at once.
 
     Args:
         params: With or without a constraint.
@@ -141,11 +140,9 @@ def thinking_first(
     if wanted is None or reasoning is None or not reasoning.end:
         return params
     is_open = form.opens_thinking(prompt.text, continued, template_kwargs)
-    closed = (prompt.text or "").rstrip().endswith(reasoning.end)
-    switched_on = any((template_kwargs or {}).get(name) for name in reasoning.off_switches)
-    start = reasoning.start[:1] if switched_on and not (is_open or closed or continued is not None) else ()
-    if not is_open and not start:
+    if not form.may_think(prompt.text, continued, template_kwargs):
         return params
+    start = () if is_open else reasoning.start[:1]
     span = ReasoningSpan(
         start_token_ids=tuple(tokenizer.encode(start[0], add_special_tokens=False)) if start else (),
         end_token_ids=tuple(tokenizer.encode(reasoning.end[0], add_special_tokens=False)),
@@ -160,18 +157,8 @@ def with_calls(params: SamplingParams, form: ChatFormat, use: ToolUse) -> Sampli
     A call that is forced follows its schema from where `form.forced_call` ends. A call that is not forced does so if
     some tool is strict. Where the answer has a JSON schema of its own, it is either that or a call. Formats whose
     arguments are no JSON stay free.
-
-    Raises:
-        RequestError: the request asks for a call and for another form of the answer.
     """
     wanted = params.structured_outputs
-    if use.is_forced and wanted is not None:
-        raise RequestError(
-            "tool_choice makes the answer a call of a tool, so it cannot have another form, too; leave tool_choice or "
-            "the constraint out",
-            param="tool_choice",
-            code="unsupported_combination",
-        )
     structures = form.call_grammar(use.callable_tools) if use.is_on else None
     if not structures:
         return params

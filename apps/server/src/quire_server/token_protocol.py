@@ -60,10 +60,14 @@ class BatchChatCompletionRequest(ChatCompletionRequest):
 
 
 class ThinkingBounds(Body):
-    """What generation must know to close the thinking after so many tokens."""
+    """What generation must know to write into the answer: the end of the thinking, the beginning of a call."""
 
-    budget: Int
-    """Most tokens of thinking."""
+    budget: Int | None = None
+    """Most tokens of thinking; None for no bound."""
+    forced: str = ""
+    """How the answer begins behind the thinking."""
+    thinks: bool = True
+    """Whether the thinking may come before `forced`."""
     is_open: bool = False
     """Whether the prompt ends inside the thinking."""
     tools: list[dict[str, Any]] | None = None

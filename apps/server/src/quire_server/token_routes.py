@@ -22,6 +22,7 @@ from quire import OutputKind
 from quire_engine import CompletionOutput, RequestOutput
 from quire_interfaces import FinishReason, RenderedPrompt, RequestError, SamplingParams
 from quire_renderers import ChatFormat, OutputParser
+from quire_server.answer_phases import AnswerPlan, phased_answer
 from quire_server.body import read_model
 from quire_server.chat import chat_turn
 from quire_server.completions import CompletionAnswer, render_prompts
@@ -38,7 +39,6 @@ from quire_server.protocol import (
 )
 from quire_server.responses import ChatLogprobs, Usage, sse
 from quire_server.streaming import EventStream, after
-from quire_server.thinking_budget import bounded_thinking
 from quire_server.token_protocol import (
     DerenderChatRequest,
     DerenderCompletionRequest,
@@ -115,14 +115,21 @@ def _outputs(
     prompt, bounds = RenderedPrompt(token_ids=body.token_ids), body.thinking
     if bounds is None:
         return run(prompt, params, kind)
-    return bounded_thinking(
+    form = context.llm.renderer.chat_format
+    plan = AnswerPlan(
+        form=form,
+        max_model_len=context.llm.engine_info.max_model_len,
+        budget=bounds.budget,
+        forced=bounds.forced,
+        thinks=bounds.thinks,
+    )
+    return phased_answer(
         lambda prompt, params: run(prompt, params, OutputKind.DELTA),
-        _thinking_parsers(context.llm.renderer.chat_format, bounds),
+        _thinking_parsers(form, bounds),
         context.llm.tokenizer,
         prompt,
         params,
-        budget=bounds.budget,
-        form=context.llm.renderer.chat_format,
+        plan=plan,
         kind=kind,
     )
 
@@ -130,7 +137,7 @@ def _outputs(
 def _thinking_parsers(form: ChatFormat, bounds: ThinkingBounds) -> Callable[[], OutputParser]:
     """Makes parsers as the machine that rendered the request has them."""
     check_thinking_budget(bounds.budget, "thinking.budget")
-    if form.thinking_end() is None:
+    if bounds.budget is not None and form.thinking_end() is None:
         raise RequestError(
             "thinking: this server knows no way to close the thinking of its model; start it with --reasoning-parser "
             "as where the request was rendered, or leave thinking out",
@@ -204,11 +211,13 @@ async def render_chat(context: ServerContext, request: Request) -> Response:
 
 
 def _thinking_bounds(prepared: PreparedTurn) -> ThinkingBounds | None:
-    budget, parser, use = prepared.thinking_token_budget, prepared.parser(), prepared.turn.tool_use
-    if budget is None or parser is None:
+    parser, use, plan = prepared.parser(), prepared.turn.tool_use, prepared.plan
+    if parser is None or not prepared.writes:
         return None
     return ThinkingBounds(
-        budget=budget,
+        budget=plan.budget,
+        forced=plan.forced,
+        thinks=plan.thinks,
         is_open=parser.is_thinking,
         tools=list(use.tools) if use.is_on else None,
         skip_special_tokens=prepared.turn.params.skip_special_tokens,

@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 from quire import BeamSearchParams, OutputKind
 from quire_engine import CompletionOutput, RequestOutput
-from quire_interfaces import FinishReason, RenderedPrompt, RequestError, SamplingParams, Tokenizer
+from quire_interfaces import FinishReason, RenderedPrompt, RequestError, SamplingParams
 from quire_renderers import (
     CallArguments,
     CallEnd,
@@ -26,13 +26,14 @@ from quire_renderers import (
     ParsedMessage,
     ReasoningDelta,
 )
+from quire_server.answer_phases import AnswerPlan, phased_answer
 from quire_server.beams import beam_search_outputs
 from quire_server.client_tools import ClientTool
 from quire_server.context import ServerContext, in_thread_when_long
 from quire_server.errors import HTTPError
 from quire_server.request_warnings import RequestWarning
 from quire_server.structured import thinking_first, with_calls
-from quire_server.thinking_budget import bounded_thinking
+from quire_server.thinking_tokens import ThinkingTokens
 from quire_server.tool_choice import ToolUse
 from quire_server.truncation import truncated
 
@@ -86,11 +87,12 @@ class ChatTurn:
 class TurnChoice:
     """One of n answers: its parser, and what was made of it so far."""
 
-    def __init__(self, turn: ChatTurn, parser: OutputParser | None, form: ChatFormat, forced: str) -> None:
+    def __init__(self, turn: ChatTurn, parser: OutputParser | None, form: ChatFormat) -> None:
         self._turn = turn
         self._parser = parser
         self._form = form
-        self._forced = forced
+        self._tokens = None if parser is None else ThinkingTokens(parser)
+        self._is_over = False
         self._ids: dict[int, str] = {}
         self.builder = MessageBuilder()
 
@@ -99,17 +101,25 @@ class TurnChoice:
         """Whether anything but text is looked for."""
         return self._parser is not None
 
+    @property
+    def is_forced(self) -> bool:
+        """Whether the answer must be a call."""
+        return self._turn.tool_use.is_forced
+
     def take(self, output: CompletionOutput) -> list[OutputEvent]:
         """The events of new text."""
         if self._parser is None:
             events: list[OutputEvent] = [ContentDelta(output.text)] if output.text else []
             self.builder.add(events)
             return events
-        events = self._parser.feed(self._forced + output.text)
-        self._forced = ""
+        assert self._tokens is not None
+        events = self._parser.feed(output.text)
+        self._tokens.add(output.text_offsets, len(output.text))
         if output.finished:
             stopped = output.finish_reason is FinishReason.STOP and not isinstance(output.stop_reason, str)
             events += self._parser.finish(stopped=stopped)
+            self._tokens.end(by_token=stopped)
+            self._is_over = True
         events = [event for event in events if self._is_wanted(event)]
         self.builder.add(events)
         return events
@@ -117,9 +127,15 @@ class TurnChoice:
     def _is_wanted(self, event: OutputEvent) -> bool:
         if isinstance(event, ReasoningDelta):
             return self._turn.include_reasoning
+        if isinstance(event, ContentDelta):
+            return not self.is_forced  # half a call is no text
         if isinstance(event, (CallStart, CallArguments, CallEnd)):
             return self._turn.tool_use.parallel or event.index == 0
         return True
+
+    def num_reasoning_tokens(self) -> int:
+        """Tokens of thinking so far, shown or not."""
+        return 0 if self._tokens is None else self._tokens.count(is_over=self._is_over)
 
     def call_id(self, index: int, own: str | None) -> str:
         """The id of a call: the model's own, or a new one, always the same."""
@@ -154,12 +170,9 @@ class RunningTurn:
         self.outputs = outputs
         self.choices = choices
 
-    def num_reasoning_tokens(self, tokenizer: Tokenizer) -> int | None:
-        """How many tokens the reasoning of all answers has; None when there is no parser that tells it apart."""
-        if not any(choice.parses for choice in self.choices):
-            return None
-        texts = [choice.message().reasoning for choice in self.choices]
-        return sum(len(tokenizer.encode(text, add_special_tokens=False)) for text in texts if text)
+    def num_reasoning_tokens(self) -> int:
+        """Tokens of thinking in all answers so far."""
+        return sum(choice.num_reasoning_tokens() for choice in self.choices)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -171,29 +184,27 @@ class PreparedTurn:
     prompt: RenderedPrompt
     params: SamplingParams
     """With everything that tools and reasoning add."""
-    forced: str
-    """The beginning of the answer that is in the prompt already."""
+    plan: AnswerPlan
+    """What is written into the answer."""
     is_plain: bool = False
     """Nothing but text is looked for in the output."""
 
     @property
-    def thinking_token_budget(self) -> int | None:
-        """What was asked for, where the model thinks and can be told to stop; else None."""
-        if self.turn.tool_use.is_forced or self.form.thinking_end() is None:
-            return None
-        return self.turn.thinking_token_budget
+    def writes(self) -> bool:
+        """Whether anything is written into the answer."""
+        return bool(self.plan.forced) or self.plan.budget is not None
 
     def running(self, outputs: AsyncIterator[RequestOutput]) -> RunningTurn:
         """The turn with the engine's outputs."""
         choices = [
-            TurnChoice(self.turn, None if self.is_plain else self.parser(), self.form, self.forced)
+            TurnChoice(self.turn, None if self.is_plain else self.parser(), self.form)
             for _ in range(self.turn.params.n)
         ]
         return RunningTurn(self.turn, self.prompt, outputs, choices)
 
     def parser(self) -> OutputParser | None:
         """A new parser of an answer; None where there is only text."""
-        return _parser(self.turn, self.form, self.prompt, self.forced)
+        return _parser(self.turn, self.form, self.prompt)
 
 
 async def start_turn(context: ServerContext, turn: ChatTurn) -> RunningTurn:
@@ -224,10 +235,12 @@ async def prepare_turn(context: ServerContext, turn: ChatTurn) -> PreparedTurn:
             param="tool_choice",
         )
     prompt = await render_turn(context, turn)
-    forced = _force(context, turn, form, prompt)
     params = turn.params
     if turn.fills_context and _reaches_past(context, prompt, params):
         params = dataclasses.replace(params, max_tokens=None)
+    if use.is_forced and params.structured_outputs is not None:
+        # The form is that of a text answer, and this one is a call.
+        params = dataclasses.replace(params, structured_outputs=None)
     if context.llm.engine_info.structured_output_backend:
         params = with_calls(params, form, use)
     if not use.is_forced:
@@ -242,7 +255,14 @@ async def prepare_turn(context: ServerContext, turn: ChatTurn) -> PreparedTurn:
     if params.skip_special_tokens and form.keeps_special_tokens(tools=use.is_on):
         params = dataclasses.replace(params, skip_special_tokens=False)
     prompt = truncated(context, prompt, turn.truncate_prompt_tokens, turn.truncation_side, params)
-    return PreparedTurn(turn=turn, form=form, prompt=prompt, params=params, forced=forced)
+    plan = AnswerPlan(
+        form=form,
+        max_model_len=context.llm.engine_info.max_model_len,
+        budget=turn.thinking_token_budget if form.thinking_end() is not None else None,
+        forced=(form.forced_call(use.name) or "") if use.is_forced else "",
+        thinks=form.may_think(prompt.text, _continued(turn), turn.chat_template_kwargs),
+    )
+    return PreparedTurn(turn=turn, form=form, prompt=prompt, params=params, plan=plan)
 
 
 def _reaches_past(context: ServerContext, prompt: RenderedPrompt, params: SamplingParams) -> bool:
@@ -255,7 +275,7 @@ def _reaches_past(context: ServerContext, prompt: RenderedPrompt, params: Sampli
 def _generate(context: ServerContext, prepared: PreparedTurn) -> AsyncIterator[RequestOutput]:
     turn, prompt, params = prepared.turn, prepared.prompt, prepared.params
     if turn.beams is not None:
-        if params.structured_outputs is not None or turn.thinking_token_budget is not None:
+        if params.structured_outputs is not None or prepared.writes:
             raise RequestError(
                 "use_beam_search cannot be combined with outputs of a given form, calls that are forced or strict, or "
                 "a thinking_token_budget",
@@ -273,52 +293,36 @@ def _generate(context: ServerContext, prepared: PreparedTurn) -> AsyncIterator[R
             prompt, params, priority=turn.priority, cache_salt=turn.cache_salt, adapter=turn.adapter, kind=kind
         )
 
-    parser, budget = prepared.parser(), prepared.thinking_token_budget
-    if parser is None or budget is None:
+    parser = prepared.parser()
+    if parser is None or not prepared.writes:
         return generate(prompt, params, kind)
-    return bounded_thinking(
+    return phased_answer(
         lambda prompt, params: generate(prompt, params, OutputKind.DELTA),
         lambda: prepared.parser() or parser,
         context.llm.tokenizer,
         prompt,
         params,
-        budget=budget,
-        form=prepared.form,
+        plan=prepared.plan,
         kind=kind,
     )
 
 
-def _parser(turn: ChatTurn, form: ChatFormat, prompt: RenderedPrompt, forced: str) -> OutputParser | None:
+def _parser(turn: ChatTurn, form: ChatFormat, prompt: RenderedPrompt) -> OutputParser | None:
     if form.is_plain(tools=turn.tool_use.is_on):
         return None
-    text = prompt.text or ""
     return form.parser(
         turn.tool_use.tools if turn.tool_use.is_on else None,
-        prompt=text.removesuffix(forced),
+        prompt=prompt.text or "",
         continued=_continued(turn),
         chat_template_kwargs=turn.chat_template_kwargs,
         skip_special_tokens=turn.params.skip_special_tokens,
+        must_call=turn.tool_use.is_forced,
     )
 
 
 def _continued(turn: ChatTurn) -> str | None:
     """The text of the answer that the model goes on with."""
     return str(turn.messages[-1].get("content") or "") if turn.continue_final_message else None
-
-
-def _force(context: ServerContext, turn: ChatTurn, form: ChatFormat, prompt: RenderedPrompt) -> str:
-    """Begin the answer with a call where one is required; the text that was put at the prompt's end."""
-    if not turn.tool_use.is_forced:
-        return ""
-    forced = form.forced_call(turn.tool_use.name) or ""
-    closing = form.thinking_end()
-    if closing is not None and form.opens_thinking(prompt.text, None, turn.chat_template_kwargs):
-        forced = f"{closing}\n\n{forced}"
-    # Tokenized with what stands before it, of which the renderer remembers the ids.
-    renderer, special = context.llm.renderer, turn.add_special_tokens
-    longer = renderer.render_prompt((prompt.text or "") + forced, add_special_tokens=special)
-    prompt.token_ids, prompt.text = longer.token_ids, longer.text
-    return forced
 
 
 async def render_turn(context: ServerContext, turn: ChatTurn) -> RenderedPrompt:

@@ -71,9 +71,9 @@ class CompletionProcessor:
             error_code=output.error_code,
             error_param=output.error_param,
             cumulative_logprob=self.cumulative_logprob,
+            text_offsets=offsets,
         )
         if self._params.logprobs is not None:
-            result.text_offsets = offsets
             positions = (output.logprobs or [])[: len(token_ids)]
             result.logprobs = [with_text(each, self._tokenizer) for each in positions]
         return result

@@ -49,7 +49,7 @@ class CompletionOutput:
     cumulative_logprob: float | None = None
     """Sum over the tokens so far; None where no log probabilities were computed."""
     text_offsets: list[int] = field(default_factory=list)
-    """Per token: where its text begins in the whole output; only when logprobs were asked for."""
+    """Per token: where its text begins in the whole output; empty where no text is made."""
     finish_reason: FinishReason | None = None
     stop_reason: int | str | None = None
     """The stop string, or the id of the stop token the caller named; None for the model's own end token."""

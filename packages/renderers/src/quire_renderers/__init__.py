@@ -21,7 +21,7 @@ from quire_renderers.output_events import (
     fold_events,
     merge_events,
 )
-from quire_renderers.output_parser import OutputParser
+from quire_renderers.output_parser import OutputParser, ThinkingSpan
 from quire_renderers.segment_cache import SegmentCacheStats
 from quire_renderers.tokenizer_loading import load_tokenizer
 
@@ -44,6 +44,7 @@ __all__ = [
     "ReasoningDelta",
     "RendererConfig",
     "SegmentCacheStats",
+    "ThinkingSpan",
     "checked_template_kwargs",
     "detect_reasoning_format",
     "detect_tool_format",

@@ -126,6 +126,7 @@ class ChatFormat:
         continued: str | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
         skip_special_tokens: bool = True,
+        must_call: bool = False,
     ) -> OutputParser:
         """A parser for one output.
 
@@ -135,6 +136,7 @@ class ChatFormat:
             continued: With continue_final_message, the text of the message that is continued.
             chat_template_kwargs: Variables of the template, which may switch the thinking off.
             skip_special_tokens: Whether special tokens are no part of the text.
+            must_call: Whether the output is certain to be a call, as where one is forced.
         """
         key = self._key(bool(tools))
         return OutputParser(
@@ -142,6 +144,7 @@ class ChatFormat:
             ToolSchemas(tools),
             thinking=self.opens_thinking(prompt, continued, chat_template_kwargs),
             dropped=self._special[key].dropped if skip_special_tokens else None,
+            must_call=must_call,
         )
 
     def opens_thinking(
@@ -173,7 +176,42 @@ class ChatFormat:
 
     def thinking_end(self) -> str | None:
         """What closes the thinking, None for a model that does not think or cannot be told to stop."""
-        return self.reasoning.end[0] if self.reasoning is not None and self.reasoning.end else None
+        if self.reasoning is None:
+            return None
+        return self.reasoning.closing or next(iter(self.reasoning.end), None)
+
+    def thinking_ends(self) -> tuple[str, ...]:
+        """All markers with which the model itself closes its thinking."""
+        if self.reasoning is None:
+            return ()
+        return self.reasoning.end or (self.reasoning.closing,)
+
+    def behind_thinking(self, *, calls: bool) -> str:
+        """What stands between the end of the thinking and a call, or the answer."""
+        if self.reasoning is None:
+            return ""
+        return self.reasoning.turn if calls else self.reasoning.answer
+
+    def may_think(
+        self,
+        prompt: str | None = None,
+        continued: str | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+    ) -> bool:
+        """Whether an output thinks first: the prompt opened the thinking, the request switched it on, or the model
+        always does. A model that was not asked to think must not be led to it because little else is allowed.
+        Arguments as for `parser`."""
+        form = self.reasoning
+        if form is None:
+            return False
+        if self.opens_thinking(prompt, continued, chat_template_kwargs):
+            return True
+        if continued is not None or (form.end and (prompt or "").rstrip().endswith(form.end)):
+            return False
+        switches = chat_template_kwargs or {}
+        if form.always_on:
+            return switches.get("reasoning_effort") != "none"
+        return any(switches.get(name) for name in form.off_switches or ("thinking", "enable_thinking"))
 
     def forced_call(self, name: str | None) -> str | None:
         """How an answer begins that must be a call.

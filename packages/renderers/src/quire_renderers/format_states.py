@@ -186,6 +186,31 @@ class FormatTable:
             if isinstance(state, (Until, Expect))
         }
         self._check()
+        self.opening = self._opening()
+
+    def _opening(self) -> frozenset[str]:
+        """States that an output passes before it thinks, if it does: those that expect markers, up to the thinking."""
+        found: set[str] = set()
+        reachable = {self.start}
+        while reachable - found:
+            found |= reachable
+            expecting = [self.states[name] for name in found]
+            reachable = {
+                go.state
+                for name, state in zip(found, expecting, strict=True)
+                if isinstance(state, Expect)
+                for go in self.exits[name].go.values()
+                if isinstance(self.states[go.state], Expect)
+            }
+        return frozenset(name for name in found if self._leads_to_thinking(name, frozenset()))
+
+    def _leads_to_thinking(self, name: str, passed: frozenset[str]) -> bool:
+        state = self.states[name]
+        if isinstance(state, Until):
+            return state.sink is Sink.REASONING
+        if not isinstance(state, Expect) or name in passed:
+            return False
+        return any(self._leads_to_thinking(go.state, passed | {name}) for go in self.exits[name].go.values())
 
     def is_text(self, name: str) -> bool:
         """Whether what is read in a state is text or reasoning."""

@@ -20,7 +20,7 @@ from quire_renderers.literal_relay import LiteralRelay, json_string
 from quire_renderers.output_events import CallArguments, CallEnd, CallStart, ContentDelta, OutputEvent, ReasoningDelta
 from quire_renderers.tool_schemas import ToolSchemas, value_as_json
 
-__all__ = ["OutputParser"]
+__all__ = ["OutputParser", "ThinkingSpan"]
 
 _MAX_CAPTURED_CHARS = 256
 _NOT_IN = {
@@ -56,6 +56,8 @@ class _Attempt:
     num_calls: int
     num_events: int
     """Events that were there before it: the others are kept back."""
+    begin: int
+    """Where its marker begins in the text that was fed."""
 
 
 @dataclass(slots=True)
@@ -75,6 +77,18 @@ class _Call:
     """Arguments that came before the name."""
 
 
+@dataclass(slots=True)
+class ThinkingSpan:
+    """Where in an output the model thinks, in characters of the text that was fed."""
+
+    begin: int
+    """Behind the marker that opened it."""
+    end: int | None = None
+    """Before the marker that closed it; None while it is open."""
+    after: int | None = None
+    """Behind that marker."""
+
+
 class OutputParser:
     """Parses one output.
 
@@ -83,9 +97,12 @@ class OutputParser:
         tools: The tools that were offered.
         thinking: Whether the prompt has opened the thinking.
         dropped: Texts that are no text: special tokens that the detokenizer had to keep for the format's sake.
+        must_call: Whether the output is certain to be a call: what has a name is one then, whatever follows.
 
     Attributes:
         num_calls: Tool calls given out so far.
+        thinking_spans: Where the model thought so far, in order.
+        has_begun: Whether it is settled if the output begins with thinking.
     """
 
     def __init__(
@@ -95,8 +112,10 @@ class OutputParser:
         *,
         thinking: bool = False,
         dropped: CompiledExits | None = None,
+        must_call: bool = False,
     ) -> None:
         self._table = table
+        self._must_call = must_call
         self._tools = tools or ToolSchemas()
         self._dropped = dropped
         self._undropped = ""
@@ -120,6 +139,13 @@ class OutputParser:
         self._skips_newline = False
         self._relay: LiteralRelay | None = None
         self._has_key = False
+        self._num_buffered = 0
+        self._left_out: list[tuple[int, int]] = []
+        """Of each dropped text: how many characters had entered the buffer before it, and its length."""
+        self._marker_begin = 0
+        self._undecided_begin: int | None = None
+        self.thinking_spans: list[ThinkingSpan] = []
+        self.has_begun = False
         self._state = ""
         if thinking and table.start_thinking is not None:
             self._is_fresh = True
@@ -129,11 +155,21 @@ class OutputParser:
 
     @property
     def is_thinking(self) -> bool:
-        """Whether the text that comes next is reasoning."""
+        """Whether the text that comes next is reasoning, or what begins like a call inside it."""
+        if self._attempt is not None:
+            return True
         state = self._table.states[self._state]
         if isinstance(state, Expect) and state.otherwise is not None:
             state = self._table.states[state.otherwise]
         return isinstance(state, Until) and state.sink is Sink.REASONING
+
+    @property
+    def num_read(self) -> int:
+        """Characters of the text that was fed whose meaning is settled; what may still become a marker is not."""
+        if self._attempt is not None:
+            return self._attempt.begin
+        place = self._num_buffered - len(self._buffer)
+        return place + sum(length for before, length in self._left_out if before < place)
 
     def feed(self, text: str) -> list[OutputEvent]:
         """Take in more output; what it says."""
@@ -178,6 +214,7 @@ class OutputParser:
 
     def _add(self, text: str) -> None:
         self._buffer += text
+        self._num_buffered += len(text)
         if self._attempt is not None:
             self._attempt.parts.append(text)
 
@@ -198,14 +235,40 @@ class OutputParser:
 
     def _without_dropped(self, text: str, dropped: CompiledExits, *, final: bool) -> str:
         self._undropped += text
-        kept = []
+        kept, num_kept = [], 0
         while self._undropped:
             end, marker = dropped.find(self._undropped, final=final)
             kept.append(self._undropped[:end])
+            num_kept += end
             self._undropped = self._undropped[end + len(marker or "") :]
             if marker is None:
                 break
+            self._left_out.append((self._num_buffered + num_kept, len(marker)))
         return "".join(kept)
+
+    def _note_thinking(self) -> None:
+        """A state was entered: thinking begins, ends, or neither."""
+        self.has_begun = self.has_begun or self._state not in self._table.opening
+        if self._attempt is not None:
+            return
+        spans, is_thinking = self.thinking_spans, self.is_thinking
+        is_open = bool(spans) and spans[-1].end is None
+        if is_thinking and self._undecided is not None:
+            if self._undecided_begin is None:
+                self._undecided_begin = self.num_read
+        elif is_thinking and not is_open:
+            spans.append(ThinkingSpan(self.num_read))
+        elif not is_thinking:
+            self._close_span(self._marker_begin, self.num_read)
+
+    def _close_span(self, end: int, after: int) -> None:
+        """The thinking ended, if it was one."""
+        if self._undecided_begin is not None:
+            self.thinking_spans.append(ThinkingSpan(self._undecided_begin))
+            self._undecided_begin = None
+        if self.thinking_spans and self.thinking_spans[-1].end is None:
+            span = self.thinking_spans[-1]
+            span.end, span.after = max(end, span.begin), after
 
     # One step of the machine. Each returns whether to go on at once.
 
@@ -326,6 +389,7 @@ class OutputParser:
 
     def _leave(self, state: Until | Expect, go: Go, marker: str) -> None:
         """A marker was found at the beginning of the buffer."""
+        self._marker_begin = self.num_read
         if isinstance(state, Until):
             if state.sink is Sink.REASONING:
                 self._leave_thinking(go, marker)
@@ -347,12 +411,15 @@ class OutputParser:
     def _go_to(self, name: str) -> None:
         self._state = name
         state = self._table.states[name]
+        if self._table.is_text(name):
+            self._attempt = None
+        self._note_thinking()
         if isinstance(state, Literal):
             needs_object = state.role is Role.ARGUMENTS
             self._relay = LiteralRelay(state.dialect, needs_object=needs_object)
         elif isinstance(state, Until):
             if state.sink in (Sink.CONTENT, Sink.REASONING):
-                self._attempt, self._last_chars = None, ""
+                self._last_chars = ""
                 if state.sink is Sink.CONTENT:
                     self._end_thinking()
                 self._put_raw()
@@ -375,10 +442,14 @@ class OutputParser:
             self._fail_attempt(self._attempt)
             return
         call, self._call = self._call, None
+        if self._must_call and call is not None and call.name is not None:
+            self._begin_call(call)
+            self._raw.clear()
         if call is not None and call.index >= 0:
             self._close_call(call, self._closers(call), complete=call.arguments_done)
         self._relay, self._value, self._newline = None, None, ""
         self._state = self._table.recover if self._undecided is None else self._table.recover_thinking
+        self._note_thinking()
         self._put_raw()
 
     def _closers(self, call: _Call) -> str:
@@ -552,7 +623,14 @@ class OutputParser:
         """A marker was found in the thinking, at the beginning of the buffer."""
         if self._may_begin_call(go):
             self._attempt = _Attempt(
-                self._state, marker, [self._buffer], self._space, self._is_fresh, self.num_calls, len(self._events)
+                self._state,
+                marker,
+                [self._buffer],
+                self._space,
+                self._is_fresh,
+                self.num_calls,
+                len(self._events),
+                self._marker_begin,
             )
         elif not self._is_reasoning(go.state):
             self._end_thinking()
@@ -561,6 +639,7 @@ class OutputParser:
         """It is a call, and what stood before it is reasoning."""
         if self._undecided:
             self._events.insert(attempt.num_events, ReasoningDelta("".join(self._undecided)))
+        self._close_span(attempt.begin, attempt.begin)
         self._attempt, self._undecided = None, []
 
     def _fail_attempt(self, attempt: _Attempt) -> None:

@@ -27,6 +27,14 @@ class ReasoningFormat:
     """Texts that a chat template has all of, for one of the tuples."""
     needs_table: str | None = None
     """Tool format whose table already says how the thinking is marked."""
+    always_on: bool = False
+    """Whether an output may begin with thinking whatever the request says."""
+    closing: str = ""
+    """What ends the thinking in place of the model, where it is not the first of `end`."""
+    turn: str = "\n\n"
+    """What stands between the end of the thinking and a call."""
+    answer: str = "\n\n"
+    """What stands between the end of the thinking and the answer."""
 
 
 _START, _END = ("<think>",), ("</think>",)
@@ -44,6 +52,10 @@ REASONING_FORMATS = _of(
         start=(),
         end=(),
         needs_table="gpt_oss",
+        always_on=True,
+        closing="<|end|>",
+        turn="<|start|>assistant",
+        answer="<|start|>assistant<|channel|>final<|message|>",
         fingerprints=(("<|channel|>", "<|message|>"),),
     ),
     ReasoningFormat(
