@@ -77,3 +77,19 @@ def test_requests_with_them_run(live: Any) -> None:
     fields = {"dry_multiplier": 1.0, "xtc_probability": 0.5, "mirostat": 2, "top_n_sigma": 1, "dynatemp_range": 0.2}
     response = live.post("/v1/completions", {"prompt": "x", "temperature": 1.0, "max_tokens": 4, **fields})
     assert response.status_code == 200, response.text
+
+
+def test_defaults_of_the_checkpoint_stand_where_a_request_says_nothing() -> None:
+    defaults = {"top_k": 5, "bad_words_token_ids": ((1,), (2, 3)), "stop": ("END",)}
+
+    def params(**fields: Any) -> SamplingParams:
+        body = json.dumps({"prompt": "x", **fields}).encode()
+        return parse_body(body, CompletionRequest).to_sampling_params(defaults)
+
+    plain = params()
+    assert (plain.top_k, plain.bad_words_token_ids, plain.stop) == (5, ((1,), (2, 3)), ("END",))
+    asked = params(stop="x", bad_words=["y"], top_k=1)
+    assert (asked.top_k, asked.stop, asked.bad_words) == (1, ("x",), ("y",))
+    assert asked.bad_words_token_ids == ((1,), (2, 3))
+    search = params(use_beam_search=True)  # which is refused with either of them, where a client asks for it
+    assert (search.bad_words_token_ids, search.stop) == ((), ())

@@ -22,8 +22,8 @@ from quire import (
     RequestError,
     SamplingParams,
 )
-from quire.async_llm import generation_defaults, read_generation_defaults
 from quire.config import ModelSettings
+from quire.generation_config import generation_defaults, read_generation_defaults
 from quire_interfaces import EngineDeadError
 from quire_testkit.checkpoints import make_checkpoint
 

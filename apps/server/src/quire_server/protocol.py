@@ -163,11 +163,9 @@ class SamplingFields(Body):
         Raises:
             RequestError: a value out of range or a contradiction, with `param` set.
         """
-        values: dict[str, Any] = {
-            name: defaults[name]
-            for name in ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
-            if name in defaults
-        }
+        values = dict(defaults)
+        if self.use_beam_search:  # has neither of these, and the client asked for neither
+            values = {name: value for name, value in values.items() if name not in ("bad_words_token_ids", "stop")}
         for name in _SAME_NAME:
             value = getattr(self, name)
             if value is not None:

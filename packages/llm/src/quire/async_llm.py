@@ -8,14 +8,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
-import json
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 from quire.assemble import FACTORY, build_renderer, model_folder, read_model_config
 from quire.beam_search import continuations, of_beam, start_search, to_output
-from quire.config import ModelSettings, QuireConfig
+from quire.config import QuireConfig
+from quire.generation_config import generation_defaults
 from quire.logprob_bound import resolved_max_logprobs
 from quire_engine import (
     AsyncEngine,
@@ -29,10 +29,7 @@ from quire_engine import (
 )
 from quire_interfaces import (
     AdapterInfo,
-    CheckpointError,
-    ConfigError,
     RenderedPrompt,
-    RequestError,
     SamplingParams,
     SchedulerStats,
     Tokenizer,
@@ -41,8 +38,6 @@ from quire_models.config import ModelConfig
 from quire_renderers import ChatRenderer, IncrementalDetokenizer
 
 __all__ = ["AsyncLLM", "make_detokenizer_factory"]
-
-GENERATION_FIELDS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 
 
 class AsyncLLM:
@@ -318,56 +313,3 @@ def make_detokenizer_factory(tokenizer: Tokenizer) -> Callable[[Sequence[int], S
         )
 
     return make
-
-
-def generation_defaults(settings: ModelSettings, folder: Path) -> dict[str, Any]:
-    """Sampling fields for what requests leave out.
-
-    Args:
-        settings: `generation_config` and `override_generation_config`.
-        folder: The model's.
-
-    Raises:
-        CheckpointError: a generation_config.json cannot be used, or is not where the settings say.
-        ConfigError: an override that is no sampling field, or has no value that a request may have.
-    """
-    source, found = settings.generation_config, {}
-    if source != "vllm":
-        where = folder if source == "auto" else Path(source)
-        if source != "auto" and not (where / "generation_config.json").is_file():
-            raise CheckpointError(f"there is no generation_config.json in {source!r}; name its folder, auto or vllm")
-        found = read_generation_defaults(where)
-    override = settings.override_generation_config or {}
-    for name in override:
-        if name not in GENERATION_FIELDS:
-            raise ConfigError(
-                f"override_generation_config takes {', '.join(GENERATION_FIELDS)}, and no {name!r}",
-                field="override_generation_config",
-            )
-    found = {name: value for name, value in (found | override).items() if value is not None}
-    try:
-        SamplingParams(**found)
-    except RequestError as error:
-        raise ConfigError(f"override_generation_config: {error}", field="override_generation_config") from None
-    return found
-
-
-def read_generation_defaults(folder: Path) -> dict[str, Any]:
-    """Sampling fields of generation_config.json; empty when there is none or it asks for greedy decoding by
-    do_sample=false without saying more.
-
-    Raises:
-        CheckpointError: the file is no JSON object, or a field is no value that a request may have.
-    """
-    path = folder / "generation_config.json"
-    if not path.is_file():
-        return {}
-    try:
-        values = json.loads(path.read_text(encoding="utf-8"))
-        if not isinstance(values, dict):
-            raise ValueError(f"it holds a {type(values).__name__}, not an object")
-        found = {name: values[name] for name in GENERATION_FIELDS if values.get(name) is not None}
-        SamplingParams(**found)
-    except (ValueError, RequestError) as error:
-        raise CheckpointError(f"{path} cannot be used: {error}; correct it, or remove the file") from None
-    return found

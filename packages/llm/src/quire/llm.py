@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from quire.assemble import build_parts, build_renderer, model_folder, read_model_config
-from quire.async_llm import generation_defaults, make_detokenizer_factory
+from quire.async_llm import make_detokenizer_factory
 from quire.beam_search import continuations, of_beam, start_search, to_output
 from quire.config import QuireConfig
+from quire.generation_config import generation_defaults
 from quire.logprob_bound import check_logprobs, resolved_max_logprobs
 from quire.lora_request import LoRAChoice, LoRARequest
 from quire.outputs import RequestOutput, to_request_output
