@@ -56,7 +56,7 @@ def test_bodies_from_the_schema(live, path, mode):
 
 def test_the_document_says_what_every_route_answers(make_live):
     """Status codes, media types and bodies; of requests bred from the document, about what is there and what is not."""
-    server = make_live(enable_admin_routes=True, enable_sleep_mode=True)
+    server = make_live(enable_admin_routes=True, enable_sleep_mode=True, enable_tokenizer_info_endpoint=True)
     client = server.client
     conversation = client.post("/v1/conversations", json={"items": [{"role": "user", "content": "x"}]}).json()["id"]
     response = client.post("/v1/responses", json={"input": "x", "max_output_tokens": 2}).json()["id"]

@@ -1,28 +1,19 @@
-"""Tokens in, tokens out: render, generate and derender give what the chat and completion routes answer at once."""
+"""Tokens in, tokens out: render and generate do what the chat and completion routes do with what they are given."""
 
 from __future__ import annotations
 
-import http.client
 import json
+import re
 from typing import Any
-from urllib.parse import urlsplit
 
 import pytest
-from openai.types import Completion
-from openai.types.chat import ChatCompletion, ChatCompletionChunk
+from openai.types.chat import ChatCompletion
 
 WEATHER = {
     "type": "function",
     "function": {"name": "get_weather", "parameters": {"type": "object", "properties": {"city": {"type": "string"}}}},
 }
 CALL = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Paris"}}\n</tool_call>'
-SAYS = [
-    ("Hello there.", {}),
-    (f"<think>Where?</think>I look.\n{CALL}", {"tools": [WEATHER]}),
-    (f"Both.\n{CALL}", {"tools": [WEATHER], "n": 2}),
-    ("one two three", {"stop": ["two"], "max_tokens": 40}),
-    (CALL, {"tools": [WEATHER], "tool_choice": "required"}),
-]
 
 
 def chat_body(text: str, changes: dict[str, Any]) -> dict[str, Any]:
@@ -32,35 +23,6 @@ def chat_body(text: str, changes: dict[str, Any]) -> dict[str, Any]:
 def ok(response: Any) -> Any:
     assert response.status_code == 200, response.text
     return response.json()
-
-
-def comparable(answer: dict[str, Any]) -> dict[str, Any]:
-    """Without what is new each time."""
-    for choice in answer["choices"]:
-        choice.pop("stop_reason", None)
-        for call in (choice.get("message") or {}).get("tool_calls") or []:
-            del call["id"]
-    usage = {name: answer["usage"][name] for name in ("prompt_tokens", "completion_tokens", "total_tokens")}
-    return {"choices": answer["choices"], "usage": usage, "deterministic": answer["deterministic"]}
-
-
-@pytest.mark.parametrize(("text", "changes"), SAYS, ids=range(len(SAYS)))
-def test_render_generate_derender_is_a_chat(scripted: Any, text: str, changes: dict[str, Any]) -> None:
-    body = chat_body(text, changes)
-    whole = ok(scripted.post("/v1/chat/completions", body))
-    rendered = ok(scripted.post("/v1/chat/completions/render", body))
-    generated = ok(scripted.post("/inference/v1/generate", rendered))
-    assert generated["output_mode"] == "tokens"
-    assert all("text" not in choice for choice in generated["choices"])
-    parts = {"model": "tiny", "generate_response": generated, "chat_request": body}
-    answer = ok(scripted.post("/v1/chat/completions/derender", parts))
-    ChatCompletion.model_validate(answer, strict=True)
-    assert comparable(answer) == comparable(whole)
-    plain = ok(scripted.post("/v1/chat/completions/derender", {"generate_response": generated, "prompt_tokens": 9}))
-    assert plain["usage"]["prompt_tokens"] == 9
-    assert (plain["choices"][0]["message"]["content"] or "").split() != []
-    counts = ok(scripted.post("/tokenize", {"messages": body["messages"], "tools": body.get("tools")}))
-    assert rendered["token_ids"][: counts["count"]] == counts["tokens"]
 
 
 @pytest.mark.parametrize(
@@ -83,105 +45,6 @@ def test_a_rendered_request_keeps_the_thinking_budget(scripted: Any, budget: int
         for choice in event["choices"]:
             streamed.setdefault(choice["index"], []).extend(choice["token_ids"])
     assert [ids for _, ids in sorted(streamed.items())] == expected
-    parts = {"model": "tiny", "generate_response": generated, "chat_request": body}
-    assert comparable(ok(scripted.post("/v1/chat/completions/derender", parts))) == comparable(whole)
-
-
-def folded(events: list[dict[str, Any]]) -> dict[int, dict[str, Any]]:
-    """The message and finish reason of each choice of a stream, put together as clients do."""
-    found: dict[int, dict[str, Any]] = {}
-    for event in events:
-        for choice in event["choices"]:
-            whole = found.setdefault(choice["index"], {"content": "", "reasoning": "", "calls": {}, "end": None})
-            whole["end"] = choice["finish_reason"] or whole["end"]
-            for name in ("content", "reasoning"):
-                whole[name] += choice["delta"].get(name) or ""
-            for call in choice["delta"].get("tool_calls", []):
-                pair = whole["calls"].setdefault(call["index"], ["", ""])
-                pair[0] += call["function"].get("name", "")
-                pair[1] += call["function"]["arguments"]
-    return found
-
-
-def event_bytes(value: Any) -> bytes:
-    return b"data: " + json.dumps(value).encode() + b"\n\n"
-
-
-def derendered(server: Any, pieces: list[bytes]) -> Any:
-    headers = {"content-type": "text/event-stream"}
-    return server.client.post("/v1/chat/completions/derender", content=iter(pieces), headers=headers)
-
-
-@pytest.mark.parametrize(("text", "changes"), SAYS, ids=range(len(SAYS)))
-def test_a_stream_of_tokens_is_derendered_as_it_comes(scripted: Any, text: str, changes: dict[str, Any]) -> None:
-    body = chat_body(text, {**changes, "stream_options": {"include_usage": True}, "stream": True})
-    chat = scripted.events("/v1/chat/completions", body)
-    rendered = ok(scripted.post("/v1/chat/completions/render", body))
-    chunks = scripted.events("/inference/v1/generate", rendered)
-    data = b"".join(map(event_bytes, [{"model": "tiny", "chat_request": body}, *chunks])) + b"data: [DONE]\n\n"
-    response = derendered(scripted, [data[start : start + 97] for start in range(0, len(data), 97)])
-    assert response.status_code == 200, response.text
-    *events, done = [event.removeprefix("data: ") for event in response.text.split("\n\n") if event]
-    assert done == "[DONE]"
-    events = [json.loads(event) for event in events]
-    for event in events:
-        ChatCompletionChunk.model_validate(event, strict=True)
-    assert folded(events) == folded(chat)
-    lists: dict[int, list[int]] = {}
-    for choice in [choice for chunk in chunks for choice in chunk["choices"]]:
-        lists.setdefault(choice["index"], []).extend(choice["token_ids"])
-    choices = [{"index": index, "token_ids": ids} for index, ids in lists.items()]
-    parts = {"chat_request": body, "generate_response": {"choices": choices}}
-    for choice in ok(scripted.post("/v1/chat/completions/derender", parts))["choices"]:
-        found = folded(events)[choice["index"]]
-        assert found["content"] == (choice["message"]["content"] or "")
-        assert found["reasoning"] == (choice["message"]["reasoning"] or "")
-    for name in ("prompt_tokens", "completion_tokens", "total_tokens"):
-        assert events[-1]["usage"][name] == chat[-1]["usage"][name]
-
-
-def test_text_is_told_before_the_last_chunk_has_come(scripted: Any) -> None:
-    url = urlsplit(scripted.url)
-    ids = ok(scripted.post("/tokenize", {"prompt": "Hello there.", "add_special_tokens": False}))["tokens"]
-    connection = http.client.HTTPConnection(str(url.hostname), url.port, timeout=60)
-    connection.putrequest("POST", "/v1/chat/completions/derender")
-    connection.putheader("content-type", "text/event-stream")
-    connection.putheader("transfer-encoding", "chunked")
-    connection.endheaders()
-
-    def send(data: bytes) -> None:
-        connection.send(f"{len(data):x}\r\n".encode() + data + b"\r\n")
-
-    send(event_bytes({"prompt_tokens": 3}) + event_bytes({"choices": [{"index": 0, "token_ids": ids}]}))
-    with connection.getresponse() as response:
-        lines = [response.readline() for _ in range(3)]
-        assert b"Hello" in lines[2]
-        send(event_bytes({"choices": [{"index": 0, "token_ids": [], "finish_reason": "length"}]}))
-        send(b"")
-        assert b'"finish_reason":"length"' in response.read()
-    connection.close()
-
-
-@pytest.mark.parametrize(
-    ("events", "status", "param"),
-    [
-        ([], 400, "body"),
-        ([{}], 400, "choices"),
-        ([{"chat_request": {"messages": []}}, {"choices": []}], 400, "chat_request.messages"),
-        ([{}, {"choices": [{"index": 1, "token_ids": [5]}]}], 400, "choices"),
-        ([{}, {"choices": [{"index": 0, "token_ids": [5000]}]}], 400, "generate_response"),
-        ([{}, {"error": {"message": "lost"}}], 500, None),
-    ],
-    ids=range(6),
-)
-def test_wrong_streams_are_named(scripted: Any, events: list[Any], status: int, param: str | None) -> None:
-    response = derendered(scripted, [event_bytes(event) for event in events])
-    assert (response.status_code, response.json()["error"]["param"]) == (status, param), response.text
-
-
-def test_a_stream_that_breaks_off_ends_with_an_error(scripted: Any) -> None:
-    response = derendered(scripted, [event_bytes({}), event_bytes({"choices": [{"index": 0, "token_ids": [70, 71]}]})])
-    assert "before every choice had its finish_reason" in response.text
 
 
 def test_a_prompt_that_thinks_already_is_bounded_too(scripted: Any) -> None:
@@ -224,19 +87,6 @@ def test_wrong_thinking_is_named(scripted: Any, thinking: dict[str, Any], param:
     assert (response.status_code, response.json()["error"]["param"]) == (400, param), response.text
 
 
-def test_render_generate_derender_are_completions(live: Any) -> None:
-    body = {"model": "tiny", "prompt": [[9, 8], [5, 6, 7]], "n": 2, "max_tokens": 5, "seed": 3, "ignore_eos": True}
-    whole = ok(live.post("/v1/completions", body))
-    rendered = ok(live.post("/v1/completions/render", body))
-    assert rendered[1]["token_ids"] == [5, 6, 7]
-    generated = [ok(live.post("/inference/v1/generate", each)) for each in rendered]
-    counts = [len(each["token_ids"]) for each in rendered]
-    parts = {"generate_responses": generated, "prompt_tokens": counts, "completion_request": body}
-    answer = ok(live.post("/v1/completions/derender", parts))
-    Completion.model_validate(answer, strict=True)
-    assert comparable(answer) == comparable(whole)
-
-
 def test_generate_streams_and_tells_text_and_logprobs_when_asked(live: Any) -> None:
     params = {"max_tokens": 6, "seed": 3, "logprobs": 2, "ignore_eos": True, "n": 2, "logit_bias": {"7": 1.5}}
     body = {"token_ids": [5, 6, 7], "sampling_params": params, "output_mode": "text", "request_id": "mine"}
@@ -253,7 +103,135 @@ def test_generate_streams_and_tells_text_and_logprobs_when_asked(live: Any) -> N
             each["logprob"] for each in choice["logprobs"]["content"]
         ]
         assert parts[-1]["finish_reason"] == choice["finish_reason"] == "length"
-    assert len(ok(live.post("/inference/v1/generate", {"token_ids": [5]}))["choices"][0]["token_ids"]) <= 16
+
+
+def test_a_generated_output_is_as_long_as_the_context_lets_it_be(live: Any) -> None:
+    for params in ({}, {"max_tokens": None}):
+        body = {"token_ids": [5, 6], "sampling_params": {"ignore_eos": True, **params}}
+        answer = ok(live.post("/inference/v1/generate", body))
+        assert (len(answer["choices"][0]["token_ids"]), answer["choices"][0]["finish_reason"]) == (510, "length")
+    most = ok(live.post("/inference/v1/generate", asking(max_tokens=511, ignore_eos=True)))
+    assert most["usage"]["total_tokens"] == 512
+
+
+def test_generated_log_probabilities_name_tokens_by_their_ids(live: Any) -> None:
+    body = {
+        "token_ids": [5, 6, 7],
+        "sampling_params": {"max_tokens": 4, "seed": 3, "logprobs": 2, "prompt_logprobs": 1},
+    }
+    (tokens,) = ok(live.post("/inference/v1/generate", body))["choices"]
+    text = ok(live.post("/inference/v1/generate", {**body, "output_mode": "text"}))
+    assert [each["token_id"] for each in tokens["logprobs"]["content"]] == tokens["token_ids"]
+    for ours, named in zip(tokens["logprobs"]["content"], text["choices"][0]["logprobs"]["content"], strict=True):
+        assert set(ours) == {"token_id", "logprob", "rank", "top_logprobs"}
+        assert ours["logprob"] == named["logprob"]
+        assert [each["rank"] for each in ours["top_logprobs"]] == [1, 2]
+        ids = [ours["token_id"], *(each["token_id"] for each in ours["top_logprobs"])]
+        texts = [ok(live.post("/detokenize", {"tokens": [each]}))["prompt"] for each in ids]
+        assert texts == [named["token"], *(each["token"] for each in named["top_logprobs"])]
+    first, *others = text["prompt_logprobs"]
+    assert (first, [next(iter(each)) for each in others]) == (None, ["6", "7"])
+
+
+def test_fields_that_clients_read_are_null_not_absent(live: Any) -> None:
+    body = {"token_ids": [5, 6], "sampling_params": {"max_tokens": 3, "ignore_eos": True}}
+    whole = ok(live.post("/inference/v1/generate", body))
+    chunks = live.events("/inference/v1/generate", body)
+    for answer in (whole, *chunks):
+        assert answer["model"] == "tiny"
+        assert answer["created"] > 0
+        names = ("prompt_logprobs", "prompt_token_ids", "kv_transfer_params", "ec_transfer_params")
+        assert [answer[name] for name in names] == [None] * 4
+        (choice,) = answer["choices"]
+        assert [choice[name] for name in ("logprobs", "stop_reason", "routed_experts")] == [None] * 3
+    assert all(chunk["usage"] is None for chunk in chunks)
+    rendered = ok(live.post("/v1/chat/completions/render", HELLO))
+    names = ("token_offsets", "features", "kv_transfer_params", "stream_options", "cache_salt")
+    assert [rendered[name] for name in names] == [None] * 5
+    assert rendered["sampling_params"]["max_tokens"] is None
+
+
+def test_usage_and_prompt_are_streamed_when_asked_for(live: Any) -> None:
+    body = {
+        "token_ids": [5, 6],
+        "sampling_params": {"max_tokens": 3, "ignore_eos": True},
+        "return_token_ids": True,
+        "stream_options": {"include_usage": True, "continuous_usage_stats": True},
+    }
+    *chunks, last = live.events("/inference/v1/generate", body)
+    assert [chunk["prompt_token_ids"] for chunk in chunks] == [[5, 6], *[None] * (len(chunks) - 1)]
+    assert chunks[-1]["usage"]["completion_tokens"] == last["usage"]["completion_tokens"] == 3
+    assert (last["choices"], last["usage"]["prompt_tokens"]) == ([], 2)
+    assert ok(live.post("/inference/v1/generate", body | {"stream_options": None}))["prompt_token_ids"] == [5, 6]
+
+
+def test_a_request_has_the_name_that_its_client_gave_it(live: Any) -> None:
+    body = {"token_ids": [5], "sampling_params": {"max_tokens": 1}}
+    named, header = {**body, "request_id": "in-the-body"}, {"X-Request-Id": "in-the-header"}
+    assert ok(live.post("/inference/v1/generate", named))["request_id"] == "in-the-body"
+    response = live.post("/inference/v1/generate", named, headers=header)
+    assert ok(response)["request_id"] == response.headers["x-request-id"] == "in-the-header"
+    assert ok(live.post("/v1/chat/completions/render", HELLO, headers=header))["request_id"] == "chatcmpl-in-the-header"
+    rendered = ok(live.post("/v1/completions/render", {"prompt": ["x", "y"], "request_id": "mine"}))
+    assert [each["request_id"] for each in rendered] == ["cmpl-mine"] * 2
+    one, other = (ok(live.post("/inference/v1/generate", body))["request_id"] for _ in range(2))
+    assert len({one, other, ""}) == 3
+
+
+@pytest.mark.parametrize("thinking", [None, {"budget": 100_000}])
+def test_requests_are_aborted_by_their_ids(make_scripted: Any, thinking: Any) -> None:
+    server = make_scripted(engine={"step_time_s": 0.01, "max_model_len": 2048})
+    ids = ok(server.post("/tokenize", {"prompt": "¤" + "<think>" + "word " * 400 + "¥"}))["tokens"]
+    body = {"token_ids": ids, "sampling_params": {"n": 2}, "request_id": "mine", "stream": True, "thinking": thinking}
+    with server.client.stream("POST", "/inference/v1/generate", json=body) as response:
+        lines = response.iter_lines()
+        assert next(lines).startswith("data: ")
+        assert ok_empty(server.post("/inference/v1/abort_requests", {"request_ids": ["other"]}))
+        assert ok_empty(server.post("/inference/v1/abort_requests", {"request_ids": ["mine", "other"]}))
+        events = [json.loads(line[6:]) for line in lines if line.startswith("data: {")]
+    ends = {each["index"]: each["finish_reason"] for event in events for each in event["choices"]}
+    assert ends == {0: "abort", 1: "abort"}
+    server.wait_idle()
+    assert server.context.generating == {}
+
+
+def ok_empty(response: Any) -> bool:
+    return (response.status_code, response.content) == (200, b"")
+
+
+def test_generated_tokens_are_counted(make_live: Any) -> None:
+    server = make_live()
+
+    def counted() -> tuple[float, float]:
+        text = server.client.get("/metrics").text
+        found = dict(re.findall(r"^quire:(\w+_tokens_total)(?:{[^}]*})? (\S+)", text, re.MULTILINE))
+        return float(found["prompt_tokens_total"]), float(found["generation_tokens_total"])
+
+    before = counted()
+    ok(
+        server.post(
+            "/inference/v1/generate", {"token_ids": [5, 6], "sampling_params": {"max_tokens": 3, "ignore_eos": True}}
+        )
+    )
+    after = counted()
+    assert (after[0] - before[0], after[1] - before[1]) == (2, 3)
+
+
+def test_every_token_route_wants_the_key(make_live: Any) -> None:
+    server = make_live(api_key=("secret",), enable_tokenizer_info_endpoint=True)
+    paths = [path for path in server.client.get("/openapi.json", headers=KEY).json()["paths"] if is_token_route(path)]
+    assert len(paths) == 11
+    for path in paths:
+        method = "GET" if path == "/tokenizer_info" else "POST"
+        assert server.client.request(method, path, json={}).status_code == 401, path
+        assert server.client.request(method, path, json={}, headers=KEY).status_code != 401, path
+
+
+KEY = {"authorization": "Bearer secret"}
+
+
+def is_token_route(path: str) -> bool:
+    return path.endswith(("/render", "/derender")) or path.startswith(("/inference/", "/tokenize", "/detokenize"))
 
 
 def test_several_conversations_at_once(scripted: Any) -> None:
@@ -269,6 +247,13 @@ def test_several_conversations_at_once(scripted: Any) -> None:
         assert answer["usage"][name] == sum(usage[name] for usage in alone)
 
 
+HELLO = {"messages": [{"role": "user", "content": "hello"}]}
+
+
+def asking(**params: Any) -> dict[str, Any]:
+    return {"token_ids": [5], "sampling_params": params}
+
+
 @pytest.mark.parametrize(
     ("path", "body", "param"),
     [
@@ -280,6 +265,18 @@ def test_several_conversations_at_once(scripted: Any) -> None:
         ("/inference/v1/generate", {"token_ids": [5], "sampling_params": {"top_p": 2}}, "sampling_params.top_p"),
         ("/inference/v1/generate", {"token_ids": [5], "sampling_params": {"top_p": "x"}}, "sampling_params.top_p"),
         ("/inference/v1/generate", {"token_ids": [5] * 600}, "token_ids"),
+        ("/inference/v1/generate", {"token_ids": [5, "6"]}, "token_ids[1]"),
+        ("/inference/v1/generate", asking(max_tokens=512), "sampling_params.max_tokens"),
+        ("/inference/v1/generate", asking(min_tokens=512), "sampling_params.min_tokens"),
+        ("/inference/v1/generate", asking(stop_token_ids=[5000]), "sampling_params.stop_token_ids"),
+        ("/inference/v1/generate", asking(logprobs=10**6), "sampling_params.logprobs"),
+        ("/inference/v1/generate", asking(structured_outputs={"json": 5}), "sampling_params.structured_outputs.json"),
+        ("/inference/v1/generate", asking(structured_outputs={}), "sampling_params.structured_outputs"),
+        ("/inference/v1/generate", {"token_ids": [5], "kv_transfer_params": {"do_remote": 1}}, "kv_transfer_params"),
+        ("/inference/v1/generate", {"token_ids": [5], "features": {"mm_hashes": {}}}, "features"),
+        ("/inference/v1/generate", {"token_ids": [5], "content_parts": [{"type": "image_url"}]}, "content_parts"),
+        ("/inference/v1/generate", {"token_ids": [5], "ec_transfer_params": {"x": 1}}, "ec_transfer_params"),
+        ("/inference/v1/generate", {"token_ids": [5], "request_id": ""}, "request_id"),
         ("/inference/v1/generate", {"token_ids": [5], "thinking": {"budget": 3}}, "thinking"),
         ("/v1/chat/completions/render", {"messages": []}, "messages"),
         (
@@ -287,16 +284,18 @@ def test_several_conversations_at_once(scripted: Any) -> None:
             {"messages": [{"role": "user", "content": "x"}], "use_beam_search": True},
             "use_beam_search",
         ),
+        ("/v1/chat/completions/render", {"messages": [{"role": "user", "content": "word " * 600}]}, "messages"),
+        ("/v1/chat/completions/render", {**HELLO, "max_tokens": 510}, "max_tokens"),
+        ("/v1/chat/completions/render", {**HELLO, "max_completion_tokens": 510}, "max_completion_tokens"),
+        ("/v1/chat/completions/render", {**HELLO, "stop_token_ids": [5000]}, "stop_token_ids"),
         ("/v1/completions/render", {"prompt": "x", "temperature": -1}, "temperature"),
-        ("/v1/chat/completions/derender", {}, "generate_response"),
-        (
-            "/v1/chat/completions/derender",
-            {"generate_response": {"choices": [{"token_ids": [5000]}]}},
-            "generate_response",
-        ),
-        ("/v1/chat/completions/derender", {"generate_response": {"choices": [{"index": 10**6}]}}, "n"),
-        ("/v1/chat/completions/derender", {"generate_response": {"choices": []}, "stream": True}, "stream"),
-        ("/v1/completions/derender", {"generate_responses": []}, "generate_responses"),
+        ("/v1/completions/render", {"prompt": "x", "use_beam_search": True}, "use_beam_search"),
+        ("/v1/completions/render", {"prompt": [5] * 512}, "prompt"),
+        ("/v1/completions/render", {"prompt": ["x", "y"], "max_tokens": 512}, "max_tokens"),
+        ("/v1/completions/render", {"prompt": "x", "max_tokens": 0}, "max_tokens"),
+        ("/inference/v1/abort_requests", {}, "request_ids"),
+        ("/inference/v1/abort_requests", {"request_ids": 5}, "request_ids"),
+        ("/inference/v1/abort_requests", {"request_ids": ["x", 5]}, "request_ids[1]"),
         ("/v1/chat/completions/batch", {"messages": []}, "messages"),
         ("/v1/chat/completions/batch", {"messages": [[]]}, "messages"),
         ("/v1/chat/completions/batch", {"messages": [[{"role": "user", "content": "x"}]], "stream": True}, "stream"),

@@ -12,7 +12,6 @@ from datetime import UTC, datetime
 from typing import Any
 
 from fastapi import FastAPI
-from pydantic import BaseModel
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, JSONResponse, Response
@@ -32,6 +31,12 @@ from quire_server.chat import batch_chat_completions, chat_completions
 from quire_server.completions import completions
 from quire_server.context import ServerContext
 from quire_server.conversations import ConversationRequest, ConversationsService, ItemsRequest, MetadataRequest
+from quire_server.derender_stream import (
+    DerenderedChatChunk,
+    DerenderedCompletionChunk,
+    derender_chat_completions,
+    derender_completions,
+)
 from quire_server.errors import ClientGoneError, HTTPError, error_response
 from quire_server.guard import Guard
 from quire_server.messages import count_tokens, messages
@@ -44,32 +49,30 @@ from quire_server.openapi import (
     LIST,
     NOTHING,
     TEXT,
+    Bodies,
     Media,
     Query,
     RouteDocument,
     json_of,
 )
 from quire_server.protocol import ChatCompletionRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
+from quire_server.render import render_chat, render_completion, render_messages
 from quire_server.responses import ChatCompletion, Completion
 from quire_server.responses_api import ResponsesService
 from quire_server.responses_request import CompactRequest, ResponsesRequest
 from quire_server.responses_socket import responses_socket
 from quire_server.resting import is_paused, is_sleeping, pause, reset_prefix_cache, resume, sleep, wake_up
 from quire_server.token_protocol import (
+    AbortRequest,
     BatchChatCompletionRequest,
     DerenderChatRequest,
+    DerenderChatStreamRequest,
     DerenderCompletionRequest,
+    DerenderCompletionStreamRequest,
     GenerateRequest,
 )
-from quire_server.token_routes import (
-    Generated,
-    derender_chat,
-    derender_completion,
-    generate,
-    render_chat,
-    render_completion,
-)
-from quire_server.tokenization import detokenize, tokenize
+from quire_server.token_routes import GeneratedText, GeneratedTokens, abort_requests, generate
+from quire_server.tokenization import detokenize, tokenize, tokenizer_info
 
 __all__ = ["make_app"]
 
@@ -88,18 +91,25 @@ def make_app(context: ServerContext) -> ASGIApp:
     responses = ResponsesService(conversations)
     routes = _Routes(app, context)
     chat, completion = json_of(ChatCompletion, events=True), json_of(Completion, events=True)
+    chat_part = json_of(ChatCompletion, DerenderedChatChunk, events=True)
+    completion_part = json_of(Completion, DerenderedCompletionChunk, events=True)
+    chat_derender = (DerenderChatRequest, DerenderChatStreamRequest)
+    completion_derender = (DerenderCompletionRequest, DerenderCompletionStreamRequest)
     for path, handler, body, answers in (
         ("/v1/chat/completions", chat_completions, ChatCompletionRequest, chat),
         ("/v1/chat/completions/batch", batch_chat_completions, BatchChatCompletionRequest, json_of(ChatCompletion)),
         ("/v1/chat/completions/render", render_chat, ChatCompletionRequest, JSON),
-        ("/v1/chat/completions/derender", derender_chat, DerenderChatRequest, chat),
+        ("/v1/chat/completions/derender", derender_chat_completions, chat_derender, chat_part),
         ("/v1/completions", completions, CompletionRequest, completion),
         ("/v1/completions/render", render_completion, CompletionRequest, LIST),
-        ("/v1/completions/derender", derender_completion, DerenderCompletionRequest, json_of(Completion)),
-        ("/inference/v1/generate", generate, GenerateRequest, json_of(Generated, events=True)),
+        ("/v1/completions/derender", derender_completions, completion_derender, completion_part),
+        ("/inference/v1/generate", generate, GenerateRequest, json_of(GeneratedTokens, GeneratedText, events=True)),
+        ("/inference/v1/abort_requests", abort_requests, AbortRequest, NOTHING),
         ("/v1/messages", messages, MessagesRequest, JSON_OR_EVENTS),
+        ("/v1/messages/render", render_messages, MessagesRequest, JSON),
         ("/v1/messages/count_tokens", count_tokens, CountTokensRequest, JSON),
         ("/v1/responses", responses.create, ResponsesRequest, JSON_OR_EVENTS),
+        ("/v1/responses/render", responses.render, ResponsesRequest, JSON),
         ("/v1/responses/compact", responses.compact, CompactRequest, JSON),
         ("/v1/responses/input_tokens", responses.input_tokens, ResponsesRequest, JSON),
         ("/v1/conversations", conversations.create, ConversationRequest, JSON),
@@ -131,6 +141,8 @@ def make_app(context: ServerContext) -> ASGIApp:
     routes.add("GET", "/v1/conversations/{id}", conversations.retrieve)
     routes.add("DELETE", "/v1/conversations/{id}/items/{item}", conversations.delete_item)
     routes.add("DELETE", "/v1/conversations/{id}", conversations.delete)
+    if context.config.enable_tokenizer_info_endpoint:
+        routes.add("GET", "/tokenizer_info", tokenizer_info)
     if context.config.enable_sleep_mode:
         level = {"type": "integer", "enum": [0, 1, 2], "default": 1}
         routes.add("POST", "/sleep", sleep, query={"level": level})
@@ -174,7 +186,7 @@ class _Routes:
         handler: Handler,
         answers: Media = JSON,
         *,
-        body: type[BaseModel] | None = None,
+        body: Bodies | None = None,
         query: Query | None = None,
     ) -> None:
         """A route that answers with what the handler returns, or with the error that it raised. What has a body needs

@@ -113,12 +113,18 @@ def _field_error(error: ValidationError, model: type[BaseModel]) -> RequestError
         return RequestError(f"prompt {message}, got {_shown(first['input'])}", param="prompt")
     if name == "stop":
         return RequestError(f"stop must be text or a list of texts, got {_shown(first['input'])}", param="stop")
-    # Elements of a list keep their index; names of union members, which pydantic appends, are left out.
-    path = name + "".join(f"[{step}]" for step in place[1:] if isinstance(step, int))
-    path += "".join(f".{step[:64]}" for step in place[1:] if isinstance(step, str) and "[" not in step)
+    path = name + "".join(map(_step, place[1:]))
     if first["type"] == "missing":
         return RequestError(f"{path} is required", param=path)
     return RequestError(f"{path}: {first['msg'].lower()}, got {_shown(first['input'])}", param=path)
+
+
+def _step(step: int | str) -> str:
+    """A step into the body. Names of union members, which pydantic puts between, are none."""
+    if isinstance(step, int):
+        return f"[{step}]"
+    is_member = step in ("int", "str", "float", "bool") or "[" in step or step.startswith("constrained-")
+    return "" if is_member else f".{step[:64]}"
 
 
 def _shown(value: Any) -> str:

@@ -202,6 +202,15 @@ class ChatAnswer:
         if wants_usage:
             yield sse(self._chunk([], self._usage(last)))
 
+    def pass_over(self, output: CompletionOutput) -> None:
+        """Take in what was told before."""
+        self._chunk_choice(output)
+
+    def chunk(self, output: RequestOutput, *, has_usage: bool) -> ChatChunk:
+        """One output as one chunk. What ends a stream, without choices, has the usage of all of it."""
+        choices = [self._chunk_choice(each) for each in output.outputs]
+        return self._chunk(choices, self._usage(output) if has_usage else None)
+
     def _opening(self, first: RequestOutput, continuous: bool) -> bytes:
         """The chunk with the role, and what is known before any token."""
         choices = [

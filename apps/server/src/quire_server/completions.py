@@ -28,23 +28,16 @@ from quire_server.streaming import EventStream, after, merge
 from quire_server.truncation import truncated
 from quire_server.turn import raise_failed
 
-__all__ = ["CompletionAnswer", "completions", "render_prompts"]
+__all__ = ["CompletionAnswer", "completion_params", "completions", "render_prompts"]
 
 
 async def completions(context: ServerContext, request: Request) -> Response:
     """Serve one request; errors of the tree become error bodies in the app."""
     body = await read_model(context, request, CompletionRequest)
     model = context.resolve_model(body.model)
-    only_echo = body.max_tokens == 0
-    if only_echo:
-        if not body.echo:
-            raise RequestError("max_tokens must be at least 1 unless echo is true, got 0", param="max_tokens")
-        body.max_tokens = 1  # one token is computed and dropped
     with naming_fields(body.field_names()):
-        params = context.sampling_params(body)
+        params, only_echo = completion_params(context, body)
         beams = beam_search_params(body, params)
-    if body.echo and params.logprobs is not None and params.prompt_logprobs is None:
-        params = dataclasses.replace(params, prompt_logprobs=params.logprobs)
     answer = CompletionAnswer(
         f"cmpl-{body.request_id or secrets.token_hex(12)}",
         int(time.time()),
@@ -66,6 +59,23 @@ async def completions(context: ServerContext, request: Request) -> Response:
     with naming_fields(body.field_names()):
         first = await unless_disconnected(request, anext(outputs))
     return await EventStream.begin(answer.events(first, outputs))
+
+
+def completion_params(context: ServerContext, body: CompletionRequest) -> tuple[SamplingParams, bool]:
+    """Parameters of the requests to the engine, and whether only the prompts are wanted back.
+
+    Raises:
+        RequestError: naming the field at fault.
+    """
+    only_echo = body.max_tokens == 0
+    if only_echo:
+        if not body.echo:
+            raise RequestError("max_tokens must be at least 1 unless echo is true, got 0", param="max_tokens")
+        body.max_tokens = 1  # one token is computed and dropped
+    params = context.sampling_params(body)
+    if body.echo and params.logprobs is not None and params.prompt_logprobs is None:
+        params = dataclasses.replace(params, prompt_logprobs=params.logprobs)
+    return params, only_echo
 
 
 def _outputs(
@@ -145,6 +155,8 @@ class CompletionAnswer:
     prompts: list[RenderedPrompt]
     context: ServerContext
     only_echo: bool
+    prompt_tokens: int | None = None
+    """Length of the prompts where it is another one than that of `prompts`."""
 
     def whole(self, finals: list[RequestOutput]) -> Completion:
         for final in finals:
@@ -166,9 +178,15 @@ class CompletionAnswer:
             usage=usage,
         )
 
+    def chunk(self, output: RequestOutput, *, is_first: bool, has_usage: bool) -> Completion:
+        """One output of the first prompt as one chunk; the first one may echo the prompt."""
+        choices = [self._choice(0, each, output, is_first=is_first) for each in output.outputs]
+        return self._completion(choices, self._usage({0: output}) if has_usage else None)
+
     def _usage(self, latest: dict[int, RequestOutput]) -> Usage:
+        rendered = sum(len(prompt.token_ids) for prompt in self.prompts)
         return Usage.of(
-            sum(len(prompt.token_ids) for prompt in self.prompts),
+            rendered if self.prompt_tokens is None else self.prompt_tokens,
             0 if self.only_echo else sum(output.num_generation_tokens for output in latest.values()),
             sum(output.num_cached_tokens for output in latest.values()),
         )

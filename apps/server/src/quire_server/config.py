@@ -69,6 +69,9 @@ class ServerConfig(Settings):
         False,
         help="Serve POST /pause, /resume and /reset_prefix_cache and GET /is_paused, which any client may then call.",
     )
+    enable_tokenizer_info_endpoint: bool = setting(
+        False, help="Serve GET /tokenizer_info, which shows the tokenizer's settings and the chat template."
+    )
     enable_force_include_usage: bool = setting(
         False, help="End every stream with its usage, also where the request does not ask for it (stream_options)."
     )

@@ -39,6 +39,8 @@ class ServerContext:
     mcp_servers: Mapping[str, MCPServer] = field(default_factory=dict)
     """By label; those that the operator named."""
     started_s: int = field(default_factory=lambda: int(time.time()))
+    generating: dict[str, set[str]] = field(default_factory=dict)
+    """Id of a request for /inference/v1/generate that runs -> its ids in the engine."""
     is_draining: bool = False
     """On SIGTERM: running requests finish, new ones are refused."""
     is_asleep: bool = False

@@ -1,125 +1,191 @@
-"""Token ids to the chat route's answer, whole or chunk by chunk: what derendering a chat is made of.
+"""Token ids to the answer of the chat or completions route, in one piece; `derender_stream.py` has it piece by piece.
 
-A body of events is read while it comes: the first event is the request, each other one a chunk as the generate route
-streams it. What it says is told at once.
+The answer is made by the routes' own code from the engine's outputs, made again (`derender_outputs.py`).
 """
 
 from __future__ import annotations
 
-import asyncio
-import re
-import secrets
+import contextlib
 import time
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 
-from starlette.requests import ClientDisconnect, Request
+import msgspec
+from starlette.requests import Request
 from starlette.responses import Response
 
-from quire.async_llm import make_detokenizer_factory
-from quire_engine import CompletionOutput, RequestOutput
-from quire_interfaces import FinishReason, RenderedPrompt, RequestError, SamplingParams
-from quire_server.body import parse_body
+from quire_engine import RequestOutput
+from quire_interfaces import RenderedPrompt, RequestError, SamplingParams
 from quire_server.chat import ChatAnswer, chat_turn
-from quire_server.config import ServerConfig
+from quire_server.completions import CompletionAnswer, completion_params, render_prompts
 from quire_server.context import ServerContext
-from quire_server.errors import HTTPError, naming_fields
-from quire_server.protocol import ChatCompletionRequest
-from quire_server.streaming import EventStream
+from quire_server.derender_outputs import ChoiceOutputs, check_ids, check_response, request_output
+from quire_server.errors import naming_fields
+from quire_server.protocol import ChatCompletionRequest, CompletionRequest
 from quire_server.token_protocol import (
-    DerenderChatStreamRequest,
-    GenerateChunk,
+    DerenderChatContext,
+    DerenderChatRequest,
+    DerenderCompletionRequest,
     GenerateResponse,
-    GenerateResponseChoice,
 )
+from quire_server.token_routes import request_name
 from quire_server.turn import ChatTurn, prepare_turn
 
-__all__ = ["ChoiceText", "chat_answer", "derender_stream", "name_of"]
-
-_END_OF_EVENT = re.compile(rb"\r?\n\r?\n")
+__all__ = ["answer_name", "chat_answer", "completion_answer", "derender_chat", "derender_completion", "naming_inside"]
 
 
-class ChoiceText:
-    """One completion's text, from its token ids as they come."""
+async def derender_chat(context: ServerContext, body: DerenderChatRequest, request: Request) -> Response:
+    """Token ids to the chat route's answer, calls and reasoning told apart."""
+    response = body.generate_response
+    check_response(context, response, "generate_response.")
+    num_choices = max([each.index for each in response.choices], default=0) + 1
+    answer, params = await chat_answer(context, request, body, response, num_choices)
+    whole = answer.whole(_whole(context, answer.running.prompt.token_ids, params, response))
+    whole.kv_transfer_params = response.kv_transfer_params
+    return Response(msgspec.json.encode(whole), media_type="application/json")
 
-    def __init__(self, context: ServerContext, prompt: RenderedPrompt, params: SamplingParams) -> None:
-        self._vocab_size = context.llm.engine_info.vocab_size
-        self._detokenizer = make_detokenizer_factory(context.llm.tokenizer)(prompt.token_ids, params)
-        self._hidden = (
-            set() if params.include_stop_str_in_output else {*context.llm.eos_token_ids, *params.stop_token_ids}
-        )
-        self._held: list[int] = []
-        self.finished = False
 
-    def take(self, choice: GenerateResponseChoice) -> CompletionOutput:
-        """What a chunk adds, as the engine told it. Without a `finish_reason` more may come.
+async def derender_completion(context: ServerContext, body: DerenderCompletionRequest, request: Request) -> Response:
+    """Token ids for each of the prompts to the completions route's answer."""
+    responses = body.generate_responses
+    for place, response in enumerate(responses):
+        check_response(context, response, f"generate_responses[{place}].")
+    counts, given = _per_prompt(body)
+    num_choices = max((each.index for response in responses for each in response.choices), default=0) + 1
+    answer = await completion_answer(
+        context, request, body.model, body.completion_request, responses[0], len(responses), num_choices
+    )
+    prompts = _prompts(context, answer.prompts, given, [response.prompt_token_ids for response in responses])
+    outputs = [
+        _whole(context, prompt, answer.params, response) for prompt, response in zip(prompts, responses, strict=True)
+    ]
+    answer.prompt_tokens = sum(
+        prompt_length(count, len(prompt.token_ids), response)
+        for count, prompt, response in zip(counts, answer.prompts, responses, strict=True)
+    )
+    whole = answer.whole(outputs)
+    whole.kv_transfer_params = responses[0].kv_transfer_params
+    return Response(msgspec.json.encode(whole), media_type="application/json")
 
-        Raises:
-            RequestError: a token id is not in the vocabulary.
-        """
-        token_ids = choice.token_ids or []
-        if token_ids and max(token_ids) >= self._vocab_size:
+
+def _per_prompt(body: DerenderCompletionRequest) -> tuple[Sequence[int | None], Sequence[list[int] | None]]:
+    """`prompt_tokens` and `prompt_token_ids` of each response. Raises RequestError where they are of another number."""
+    num = len(body.generate_responses)
+    counts = body.prompt_tokens if isinstance(body.prompt_tokens, list) else None
+    if isinstance(body.prompt_tokens, int):
+        counts = [body.prompt_tokens, *[0] * (num - 1)]
+    for name, given in (("prompt_tokens", counts), ("prompt_token_ids", body.prompt_token_ids)):
+        if given is not None and len(given) != num:
             raise RequestError(
-                f"choices[{choice.index}].token_ids must be below {self._vocab_size}, got {max(token_ids)}",
-                param="generate_response",
+                f"{name} must hold one element per response, got {len(given)} for {num} generate_responses", param=name
             )
-        reason = None if choice.finish_reason is None else _reason(choice.finish_reason)
-        shown = self._held + token_ids
-        # An end token has no text if it was what ended the output, which may be said later.
-        may_hide = reason in (None, FinishReason.STOP) and bool(shown) and shown[-1] in self._hidden
-        self._held = shown[-1:] if may_hide else []
-        text = self._detokenizer.add(shown[:-1] if may_hide else shown).text
-        if reason is not None:
-            text += self._detokenizer.finish().text
-            self.finished = True
-        return CompletionOutput(index=choice.index, text=text, token_ids=token_ids, finish_reason=reason)
+    return counts or [None] * num, body.prompt_token_ids or [None] * num
 
 
-def _reason(name: str) -> FinishReason:
-    try:
-        return FinishReason(name)
-    except ValueError:  # of another engine
-        return FinishReason.STOP
+def _prompts(
+    context: ServerContext,
+    rendered: Sequence[RenderedPrompt],
+    given: Sequence[list[int] | None],
+    told: Sequence[list[int] | None],
+) -> list[list[int]]:
+    """What each output follows: the rendered prompt, else what the body names."""
+    for place, token_ids in enumerate(given):
+        check_ids(context, token_ids or [], f"prompt_token_ids[{place}]")
+    return [prompt.token_ids or ids or others or [] for prompt, ids, others in zip(rendered, given, told, strict=True)]
 
 
-def name_of(kind: str, response: GenerateResponse) -> str:
-    """The answer's id."""
-    return response.request_id or f"{kind}-{secrets.token_hex(12)}"
+def prompt_length(told: int | None, rendered: int, response: GenerateResponse) -> int:
+    """The prompt's tokens for the usage: as the body says, as it was rendered here, as it was counted there."""
+    if told is not None:
+        return told
+    return rendered or (response.usage.prompt_tokens if response.usage is not None else 0)
+
+
+def answer_name(request: Request, kind: str, response: GenerateResponse) -> str:
+    """The answer's id: that of the request that was rendered."""
+    return response.request_id or f"{kind}-{request_name(request, None)}"
 
 
 async def chat_answer(
     context: ServerContext,
+    request: Request,
+    body: DerenderChatContext,
     response: GenerateResponse,
-    model: str,
-    asked: ChatCompletionRequest | None,
     num_choices: int | None,
-    prompt_tokens: int | None,
 ) -> tuple[ChatAnswer, SamplingParams]:
     """What makes the answer from the engine's outputs, and the parameters by which these are read.
 
     Args:
+        context: Knows the model.
+        request: For the answer's id, where the response has none.
+        body: With the chat request; without one the output is text.
         response: The output, or its first chunk.
-        model: The name to answer with.
-        asked: The chat request; None reads the output as text.
         num_choices: How many choices there are; None for as many as were asked for.
-        prompt_tokens: Told in the usage; None counts the rendered prompt.
 
     Raises:
         RequestError: naming the field of the chat request.
     """
+    model, asked = context.resolve_model(body.model), body.chat_request
+    check_ids(context, body.prompt_token_ids or [], "prompt_token_ids")
     chat = asked or ChatCompletionRequest(messages=[{"role": "user", "content": ""}])
+    chat.kv_transfer_params, chat.priority = None, 0  # they were for the machine that generated
     if num_choices is not None:
-        chat.n = num_choices
-    with naming_fields(chat.field_names()):
+        chat.n, chat.best_of = num_choices, None
+    with naming_inside("chat_request", chat.field_names()):
         turn = chat_turn(context, chat)
         if asked is None:
             turn = ChatTurn(messages=turn.messages, params=turn.params)
         prepared = await prepare_turn(context, turn)
+    length = prompt_length(body.prompt_tokens, len(prepared.prompt.token_ids) if asked is not None else 0, response)
     if asked is None:
-        prepared.prompt.token_ids = []
+        prepared.prompt = RenderedPrompt(token_ids=body.prompt_token_ids or response.prompt_token_ids or [])
         prepared.is_plain = True
     running = prepared.running(_nothing())
-    name = name_of("chatcmpl", response)
-    return ChatAnswer(name, int(time.time()), model, chat, running, context, prompt_tokens), prepared.params
+    name = answer_name(request, "chatcmpl", response)
+    return ChatAnswer(name, int(time.time()), model, chat, running, context, length), prepared.params
+
+
+async def completion_answer(
+    context: ServerContext,
+    request: Request,
+    model: str | None,
+    asked: CompletionRequest | None,
+    response: GenerateResponse,
+    num_prompts: int,
+    num_choices: int | None,
+) -> CompletionAnswer:
+    """The same of completions, with the prompts of the request, which are empty without one.
+
+    Raises:
+        RequestError: naming the field of the completion request; or it has another number of prompts.
+    """
+    name = context.resolve_model(model)
+    body = asked or CompletionRequest(prompt=[])
+    body.kv_transfer_params, body.priority = None, 0
+    if num_choices is not None:
+        body.n, body.best_of = num_choices, None
+    prompts = [RenderedPrompt(token_ids=[])] * num_prompts
+    with naming_inside("completion_request", body.field_names()):
+        params, only_echo = completion_params(context, body)
+        if asked is not None:
+            prompts = await render_prompts(context, body, params)
+        if len(prompts) != num_prompts:
+            raise RequestError(
+                f"prompt holds {len(prompts)} prompts, but there are responses to {num_prompts}", param="prompt"
+            )
+    return CompletionAnswer(
+        answer_name(request, "cmpl", response), int(time.time()), name, body, params, prompts, context, only_echo
+    )
+
+
+@contextlib.contextmanager
+def naming_inside(field: str, names: Mapping[str, str]) -> Iterator[None]:
+    """Errors raised inside name their field as one of the body's `field`; `names` as for `naming_fields`."""
+    try:
+        with naming_fields(names):
+            yield
+    except RequestError as error:
+        error.param = f"{field}.{error.param}" if error.param else field
+        raise
 
 
 async def _nothing() -> AsyncIterator[RequestOutput]:
@@ -127,109 +193,15 @@ async def _nothing() -> AsyncIterator[RequestOutput]:
     yield
 
 
-async def derender_stream(context: ServerContext, request: Request) -> Response:
-    """Answer a body of events by the events of a chat completion."""
-    events = _data_of_events(request, context.config)
-    data = await anext(events, None)
-    if data is None:
-        raise RequestError("the body holds no event; the first one must be the request", param="body")
-    await context.inspector.check(data)
-    body = parse_body(data, DerenderChatStreamRequest)
-    model = context.resolve_model(body.model)
-    if body.chat_request is not None:
-        body.chat_request.stream = True
-    chunks = _chunks(events)
-    first = await anext(chunks)
-    answer, params = await chat_answer(context, first, model, body.chat_request, None, body.prompt_tokens)
-    outputs = _outputs(context, answer.running.prompt, params, first, chunks)
-    return await EventStream.begin(answer.events(await anext(outputs), outputs), watches=False)
-
-
-async def _outputs(
-    context: ServerContext,
-    prompt: RenderedPrompt,
-    params: SamplingParams,
-    first: GenerateChunk,
-    rest: AsyncIterator[GenerateChunk],
-) -> AsyncGenerator[RequestOutput, None]:
-    """The engine's outputs, made again from the chunks."""
-    texts = [ChoiceText(context, prompt, params) for _ in range(params.n)]
-    num_tokens = 0
-    chunk: GenerateChunk | None = first
-    while chunk is not None and not all(text.finished for text in texts):
-        outputs = []
-        for choice in chunk.choices:
-            if not 0 <= choice.index < len(texts) or texts[choice.index].finished:
-                raise RequestError(
-                    f"a chunk has news of choice {choice.index}, which has ended or is none of the {len(texts)} that "
-                    "chat_request.n asks for",
-                    param="choices",
-                )
-            num_tokens += len(choice.token_ids or [])
-            outputs.append(texts[choice.index].take(choice))
-        yield RequestOutput(
-            request_id="",
-            prompt=prompt.text,
-            prompt_token_ids=prompt.token_ids,
-            outputs=outputs,
-            finished=all(text.finished for text in texts),
-            num_generation_tokens=num_tokens,
+def _whole(
+    context: ServerContext, prompt_token_ids: Sequence[int], params: SamplingParams, response: GenerateResponse
+) -> RequestOutput:
+    """The engine's output. A choice that does not say why it ended was stopped."""
+    outputs = [
+        ChoiceOutputs(context, prompt_token_ids, params).take(
+            choice.model_copy(update={"finish_reason": choice.finish_reason or "stop"})
         )
-        chunk = await anext(rest, None)
-    if not all(text.finished for text in texts):
-        raise RequestError("the chunks ended before every choice had its finish_reason", param="choices")
-
-
-async def _chunks(events: AsyncIterator[bytes]) -> AsyncGenerator[GenerateChunk, None]:
-    """The chunks behind the request, at least one. An error that the generating machine tells goes on to the caller."""
-    is_first = True
-    async for data in events:
-        if data == b"[DONE]":
-            break
-        chunk = parse_body(data, GenerateChunk)
-        if chunk.error is not None:
-            message = str(chunk.error.get("message") or "the request failed where it was generated")
-            raise HTTPError(500, message, code="generation_failed")
-        is_first = False
-        yield chunk
-    if is_first:
-        raise RequestError("the body holds no chunk behind the request", param="choices")
-
-
-async def _data_of_events(request: Request, config: ServerConfig) -> AsyncGenerator[bytes, None]:
-    """The data of each event of the body.
-
-    Raises:
-        HTTPError: 413 above `max_body_bytes` in all; 408 when nothing comes for `body_timeout_s`.
-    """
-    parts, held, size = aiter(request.stream()), bytearray(), 0
-    while True:
-        try:
-            async with asyncio.timeout(config.body_timeout_s):
-                part = await anext(parts, None)
-        except TimeoutError:
-            message = f"nothing of the request body arrived for {config.body_timeout_s:g} s (--body-timeout-s)"
-            raise HTTPError(408, message, code="timeout") from None
-        except ClientDisconnect:
-            raise HTTPError(499, "the client closed the connection") from None
-        if part is None:
-            break
-        size += len(part)
-        if size > config.max_body_bytes:
-            message = f"the request body is larger than {config.max_body_bytes} bytes (--max-body-bytes)"
-            raise HTTPError(413, message, code="body_too_large")
-        begin = max(0, len(held) - 3)  # before it no end begins: nothing is searched twice, however small the parts
-        held += part
-        while end := _END_OF_EVENT.search(held, begin):
-            event, begin = bytes(held[: end.start()]), 0
-            del held[: end.end()]
-            if data := _data(event):
-                yield data
-    if data := _data(bytes(held)):
-        yield data
-
-
-def _data(event: bytes) -> bytes:
-    """Comments and other fields say nothing here."""
-    lines = [line.removeprefix(b"data:").strip() for line in event.splitlines() if line.startswith(b"data:")]
-    return b"\n".join(lines)
+        for choice in response.choices
+    ]
+    num_tokens = sum(len(each.token_ids) for each in outputs)
+    return request_output(context, response, outputs, num_tokens=num_tokens)

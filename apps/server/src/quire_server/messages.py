@@ -31,7 +31,7 @@ from quire_server.messages_request import CountTokensRequest, MessagesRequest
 from quire_server.streaming import EventStream, after
 from quire_server.turn import ChatTurn, RunningTurn, raise_failed, render_turn, start_turn
 
-__all__ = ["count_tokens", "messages"]
+__all__ = ["count_tokens", "messages", "messages_turn"]
 
 _STOP_REASONS = {"tool_calls": "tool_use", "length": "max_tokens"}
 
@@ -41,7 +41,7 @@ async def messages(context: ServerContext, request: Request) -> Response:
     body = await read_model(context, request, MessagesRequest)
     model = context.resolve_model(body.model)
     with naming_fields(body.field_names()):
-        running = await start_turn(context, _turn(context, body))
+        running = await start_turn(context, messages_turn(context, body))
     answer = _Answer(f"msg_{body.request_id or secrets.token_hex(12)}", model, running, context, _extras(body))
     if not body.stream:
         final = await unless_disconnected(request, anext(running.outputs))
@@ -57,11 +57,12 @@ async def count_tokens(context: ServerContext, request: Request) -> Response:
     body = await read_model(context, request, CountTokensRequest)
     context.resolve_model(body.model)
     with naming_fields(body.field_names()):
-        prompt = await render_turn(context, _turn(context, body))
+        prompt = await render_turn(context, messages_turn(context, body))
     return JSONResponse({"input_tokens": len(prompt.token_ids)})
 
 
-def _turn(context: ServerContext, body: CountTokensRequest) -> ChatTurn:
+def messages_turn(context: ServerContext, body: CountTokensRequest) -> ChatTurn:
+    """What the request asks of the model. Raises RequestError naming the field at fault."""
     conversation = body.chat_messages()
     return ChatTurn(
         messages=conversation,

@@ -22,6 +22,7 @@ __all__ = [
     "LIST",
     "NOTHING",
     "TEXT",
+    "Bodies",
     "Media",
     "Query",
     "RouteDocument",
@@ -29,7 +30,9 @@ __all__ = [
 ]
 
 Media = Mapping[str, Any]
-"""What a route answers with: media type -> JSON schema, or the struct that is sent."""
+"""What a route answers with: media type -> JSON schema, or the struct that is sent, or several of them."""
+Bodies = type[BaseModel] | tuple[type[BaseModel], ...]
+"""What a route takes: one model, or any of several."""
 Query = Mapping[str, dict[str, Any]]
 """Parameters behind the question mark: name -> JSON schema."""
 
@@ -65,9 +68,9 @@ _ERROR = {
 }
 
 
-def json_of(struct: type[msgspec.Struct], *, events: bool = False) -> Media:
-    """A struct as JSON; with `events` also as a stream, for those who ask for one."""
-    return {"application/json": struct, **(EVENTS if events else {})}
+def json_of(*structs: type[msgspec.Struct], events: bool = False) -> Media:
+    """One of the structs as JSON; with `events` also as a stream, for those who ask for one."""
+    return {"application/json": structs, **(EVENTS if events else {})}
 
 
 class RouteDocument:
@@ -84,15 +87,15 @@ class RouteDocument:
 
         app.openapi = openapi  # type: ignore[method-assign]
 
-    def describe(self, path: str, answers: Media, body: type[BaseModel] | None, query: Query) -> dict[str, Any]:
+    def describe(self, path: str, answers: Media, body: Bodies | None, query: Query) -> dict[str, Any]:
         """Arguments for FastAPI's `add_api_route`."""
         names = re.findall(r"\{(\w+)(?::\w+)?\}", path)
         parameters = [{"name": name, "in": "path", "required": True, "schema": {"type": "string"}} for name in names]
         parameters += [{"name": name, "in": "query", "schema": schema} for name, schema in query.items()]
         extra: dict[str, Any] = {"parameters": parameters} if parameters else {}
         if body is not None:
-            schema = body.model_json_schema(ref_template="#/components/schemas/{model}")
-            self._add(schema.pop("$defs", {}))
+            schemas = [self._body(each) for each in (body if isinstance(body, tuple) else (body,))]
+            schema = schemas[0] if len(schemas) == 1 else {"anyOf": schemas}
             extra["requestBody"] = {"required": True, "content": {"application/json": {"schema": schema}}}
         error = {"application/json": {"schema": {"$ref": "#/components/schemas/Error"}}}
         good: dict[str, Any] = {"description": "Done."}
@@ -109,9 +112,17 @@ class RouteDocument:
             "response_model": None,
         }
 
+    def _body(self, model: type[BaseModel]) -> dict[str, Any]:
+        schema = model.model_json_schema(ref_template="#/components/schemas/{model}")
+        self._add(schema.pop("$defs", {}))
+        return schema
+
     def _schema(self, form: Any) -> Any:
         if isinstance(form, dict):
             return form
+        if isinstance(form, tuple):
+            schemas = [self._schema(each) for each in form]
+            return schemas[0] if len(schemas) == 1 else {"anyOf": schemas}
         # Requests and answers have parts of the same names.
         (schema,), parts = msgspec.json.schema_components([form], ref_template="#/components/schemas/{name}Output")
         self._add({f"{name}Output": part for name, part in parts.items()})

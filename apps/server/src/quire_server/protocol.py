@@ -108,6 +108,8 @@ class SamplingFields(Body):
     cache_salt: str | None = Field(default=None, min_length=1, max_length=1024)
     return_token_ids: bool = False
     return_tokens_as_token_ids: bool = False
+    return_token_offsets: bool | None = None
+    """Read by the render routes."""
     truncate_prompt_tokens: Int | None = None
     truncation_side: Literal["left", "right"] | None = None
     prompt_embeds: Any = None
@@ -387,6 +389,7 @@ class TokenizeRequest(Body):
     add_special_tokens: bool | None = None
     add_generation_prompt: bool = True
     continue_final_message: bool = False
+    chat_template: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     return_token_strs: bool = False
 

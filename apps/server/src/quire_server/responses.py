@@ -68,12 +68,6 @@ class Usage(msgspec.Struct):
             usage.completion_tokens_details = CompletionTokensDetails(reasoning_tokens)
         return usage
 
-    def with_prompt(self, prompt_tokens: int) -> Usage:
-        """The same for a prompt of this length."""
-        details = self.completion_tokens_details
-        reasoning = details.reasoning_tokens if isinstance(details, CompletionTokensDetails) else None
-        return Usage.of(max(0, prompt_tokens), self.completion_tokens, 0, reasoning)
-
     @classmethod
     def sum(cls, usages: list[Usage]) -> Usage:
         """Of several answers together."""
@@ -140,7 +134,8 @@ class Completion(msgspec.Struct, kw_only=True):
     usage: Usage | None = None
     system_fingerprint: None = None
     service_tier: str | None = None
-    kv_transfer_params: None = None
+    kv_transfer_params: dict[str, Any] | None = None
+    """Of the machine that generated; in answers of the derender route."""
 
 
 class FunctionCall(msgspec.Struct, kw_only=True):
@@ -202,7 +197,8 @@ class ChatCompletion(msgspec.Struct, kw_only=True):
     """What of the request was passed over; an extension."""
     prompt_logprobs: list[Any] | None = None
     prompt_token_ids: list[int] | None = None
-    kv_transfer_params: None = None
+    kv_transfer_params: dict[str, Any] | None = None
+    """Of the machine that generated; in answers of the derender route."""
 
 
 class ToolCallDelta(msgspec.Struct, kw_only=True):
@@ -218,7 +214,7 @@ class ToolCallDelta(msgspec.Struct, kw_only=True):
 class Delta(msgspec.Struct, kw_only=True):
     role: str | UnsetType = UNSET
     content: str | UnsetType = UNSET
-    reasoning: str | UnsetType = UNSET
+    reasoning: str | UnsetType | None = UNSET
     reasoning_content: str | UnsetType = UNSET
     tool_calls: list[ToolCallDelta] | UnsetType = UNSET
     function_call: FunctionCall | UnsetType = UNSET

@@ -26,6 +26,7 @@ from quire_server.conversations import ConversationsService
 from quire_server.errors import HTTPError, error_body, naming_fields
 from quire_server.item_lists import item_page, whole_number
 from quire_server.mcp_tools import MCPTools
+from quire_server.render import rendered_turn
 from quire_server.response_store import ResponseStore, StoredResponse, make_response_store, store_path
 from quire_server.responses_items import ItemReader
 from quire_server.responses_request import CompactRequest, ResponsesRequest
@@ -33,6 +34,7 @@ from quire_server.responses_run import Event, LiveResponse, ResponseRun, usage_o
 from quire_server.responses_tools import client_tools_of, responses_tool_use
 from quire_server.sealing import Sealer, make_sealer, open_summary, pack_summary
 from quire_server.streaming import EventStream
+from quire_server.token_routes import request_name
 from quire_server.turn import ChatTurn, RunningTurn, raise_failed, render_turn, start_turn
 
 __all__ = ["ResponsesService"]
@@ -257,6 +259,23 @@ class ResponsesService:
             mcp = await MCPTools.of(body.tools or (), context.mcp_servers, offered.shown_names())
             prompt = await render_turn(context, self._turn(context, body, mcp, offered, items))
         return JSONResponse({"object": "response.input_tokens", "input_tokens": len(prompt.token_ids)})
+
+    async def render(self, context: ServerContext, request: Request) -> Response:
+        """POST /v1/responses/render: what the engine would be given, for /inference/v1/generate. Nothing that is kept
+        here is read: the request must bring the whole conversation."""
+        body = await read_model(context, request, ResponsesRequest)
+        model = context.resolve_model(body.model)
+        body.take_format()
+        for name in ("previous_response_id", "conversation"):
+            if getattr(body, name) is not None:
+                raise RequestError(f"{name} cannot be rendered: send the conversation itself as input", param=name)
+        with naming_fields(body.field_names()):
+            items = body.input_items()
+            offered = client_tools_of(body.tools or (), items)
+            mcp = await MCPTools.of(body.tools or (), context.mcp_servers, offered.shown_names())
+            turn = self._turn(context, body, mcp, offered, items)
+            name = f"resp_{request_name(request, body.request_id)}"
+            return JSONResponse(await rendered_turn(context, body, name, model, turn))
 
     def _turn(
         self,

@@ -1,4 +1,4 @@
-"""Bodies of the routes that speak token ids: generate, render and derender, in vLLM's shapes.
+"""Bodies of the routes that speak token ids: generate, abort and derender, in vLLM's shapes.
 
 `sampling_params` are those of `SamplingParams`, by its names. Knows no engine.
 """
@@ -6,12 +6,12 @@
 from __future__ import annotations
 
 from dataclasses import fields
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 from pydantic import Field
 
-from quire_interfaces import RequestError, SamplingParams
+from quire_interfaces import RequestError, SamplingParams, StructuredOutputsParams
 from quire_server.protocol import (
     Body,
     ChatCompletionRequest,
@@ -19,24 +19,35 @@ from quire_server.protocol import (
     Int,
     StreamOptions,
     TokenId,
+    refuse_transfer,
 )
 
 __all__ = [
+    "AbortRequest",
     "BatchChatCompletionRequest",
+    "DerenderChatContext",
     "DerenderChatRequest",
     "DerenderChatStreamRequest",
+    "DerenderCompletionContext",
     "DerenderCompletionRequest",
+    "DerenderCompletionStreamRequest",
+    "DerenderStreamState",
     "GenerateChunk",
+    "GenerateLogProb",
     "GenerateRequest",
     "GenerateResponse",
     "GenerateResponseChoice",
+    "PromptLogProb",
     "ThinkingBounds",
+    "sampling_field_names",
     "sampling_params_from",
     "sampling_params_to_json",
 ]
 
-DEFAULT_MAX_TOKENS = 16
-"""Of this route, as vLLM has it."""
+MAX_CHOICES = 128
+"""Most completions of a request, as `SamplingParams.n` has it."""
+
+Count = Annotated[int, Field(ge=0, lt=2**63)]
 
 
 class BatchChatCompletionRequest(ChatCompletionRequest):
@@ -83,28 +94,100 @@ class GenerateRequest(Body):
     sampling_params: dict[str, Any] = Field(default_factory=dict)
     model: str | None = None
     request_id: str | None = Field(default=None, min_length=1, max_length=256)
-    stream: bool = False
+    stream: bool | None = None
     stream_options: StreamOptions | None = None
     cache_salt: str | None = Field(default=None, min_length=1, max_length=1024)
     priority: Int = 0
     output_mode: Literal["tokens", "text"] = "tokens"
+    return_token_ids: bool | None = None
+    """Answer with the prompt's tokens too."""
     thinking: ThinkingBounds | None = None
+    features: Any = None
+    content_parts: Any = None
     kv_transfer_params: Any = None
+    ec_transfer_params: Any = None
+
+    def check_supported(self) -> None:
+        """Refuse what is understood but not served.
+
+        Raises:
+            RequestError: naming the field and what to do instead.
+        """
+        refuse_transfer(self.kv_transfer_params)
+        for name in ("features", "content_parts", "ec_transfer_params"):
+            if getattr(self, name):
+                raise RequestError(
+                    f"this server's model reads token ids only; leave {name} out", param=name, code="unsupported"
+                )
+
+
+class AbortRequest(Body):
+    """Body of POST /inference/v1/abort_requests."""
+
+    request_ids: list[str] | str
+
+
+class GenerateLogProb(Body):
+    """A token and its log probability."""
+
+    token_id: TokenId
+    logprob: float
+    rank: Int | None = None
+
+
+class GenerateLogProbsContent(GenerateLogProb):
+    """The same of an output token, with the most likely ones at its place."""
+
+    top_logprobs: list[GenerateLogProb] = Field(default_factory=list)
+
+
+class GenerateLogProbs(Body):
+    """Log probabilities of an output, one entry per token."""
+
+    content: list[GenerateLogProbsContent] | None = None
+
+
+class PromptLogProb(Body):
+    """The log probability of a token of the prompt, which stands under its id."""
+
+    logprob: float
+    rank: Int | None = None
+    decoded_token: str | None = None
+
+
+class PromptTokensCached(Body):
+    cached_tokens: Count | None = None
+
+
+class GenerateUsage(Body):
+    """What was counted where the output was generated."""
+
+    prompt_tokens: Count = 0
+    completion_tokens: Count | None = None
+    prompt_tokens_details: PromptTokensCached | None = None
 
 
 class GenerateResponseChoice(Body):
     """One completion as token ids."""
 
-    index: Int = 0
+    index: int = Field(default=0, ge=0, lt=MAX_CHOICES)
     token_ids: list[TokenId] | None = None
+    logprobs: GenerateLogProbs | None = None
     finish_reason: str | None = None
+    stop_reason: int | str | None = None
 
 
 class GenerateResponse(Body):
     """What /inference/v1/generate answered, as the derender routes take it."""
 
-    request_id: str | None = None
+    request_id: str | None = Field(default=None, max_length=512)
+    output_mode: Literal["tokens"] = "tokens"
+    """Text is not taken: it was made already, without the stop strings that its tokens have."""
     choices: list[GenerateResponseChoice]
+    usage: GenerateUsage | None = None
+    prompt_logprobs: list[dict[str, PromptLogProb] | None] | None = None
+    prompt_token_ids: list[TokenId] | None = None
+    kv_transfer_params: dict[str, Any] | None = None
 
 
 class GenerateChunk(GenerateResponse):
@@ -114,32 +197,71 @@ class GenerateChunk(GenerateResponse):
     error: dict[str, Any] | None = None
 
 
-class DerenderChatStreamRequest(Body):
-    """First event of a body of events for POST /v1/chat/completions/derender; the chunks come behind it."""
+class DerenderStreamState(Body):
+    """What a client brings from chunk to chunk of one choice, as it came."""
+
+    output_token_ids: list[TokenId] = Field(default_factory=list)
+    """All tokens of the chunks before."""
+    output_chunk_lens: list[Annotated[int, Field(ge=1, lt=2**31)]] = Field(default_factory=list)
+    """How many tokens each of these chunks had."""
+    role_sent: bool = False
+    """Whether a chunk was told, which begins the answer."""
+    last_tool_call_ids: list[Annotated[str, Field(max_length=256)]] = Field(default_factory=list, max_length=1024)
+    """Ids of the calls that were told so far, in their order."""
+
+
+class DerenderChatContext(Body):
+    """What POST /v1/chat/completions/derender knows of the request; also the first event of a body of events, which
+    the chunks come behind."""
 
     model: str | None = None
     chat_request: ChatCompletionRequest | None = None
-    prompt_tokens: Int | None = None
+    prompt_tokens: Count | None = None
+    prompt_token_ids: list[TokenId] | None = None
 
 
-class DerenderChatRequest(Body):
-    """Body of POST /v1/chat/completions/derender."""
+class DerenderChatRequest(DerenderChatContext):
+    """Body of POST /v1/chat/completions/derender, for a whole output."""
 
     generate_response: GenerateResponse
+    stream: Literal[False] | None = False
+
+
+class DerenderChatStreamRequest(DerenderChatContext):
+    """The same for one chunk of a stream."""
+
+    stream: Literal[True]
+    generate_chunk: GenerateChunk
+    stream_state: DerenderStreamState | None = None
+
+
+class DerenderCompletionContext(Body):
+    """What POST /v1/completions/derender knows of a request with one prompt; also the first event of a body of
+    events."""
+
     model: str | None = None
-    chat_request: ChatCompletionRequest | None = None
-    prompt_tokens: Int | None = None
-    stream: Literal[False] = False
+    completion_request: CompletionRequest | None = None
+    prompt_tokens: Count | None = None
+    prompt_token_ids: list[TokenId] | None = None
 
 
 class DerenderCompletionRequest(Body):
-    """Body of POST /v1/completions/derender."""
+    """Body of POST /v1/completions/derender, for whole outputs, one per prompt."""
 
     generate_responses: list[GenerateResponse] = Field(min_length=1)
     model: str | None = None
     completion_request: CompletionRequest | None = None
-    prompt_tokens: list[Int] | Int | None = None
-    stream: Literal[False] = False
+    prompt_tokens: list[Count] | Count | None = None
+    prompt_token_ids: list[list[TokenId] | None] | None = None
+    stream: Literal[False] | None = False
+
+
+class DerenderCompletionStreamRequest(DerenderCompletionContext):
+    """The same for one chunk of a stream."""
+
+    stream: Literal[True]
+    generate_chunk: GenerateChunk
+    stream_state: DerenderStreamState | None = None
 
 
 def sampling_params_from(values: dict[str, Any]) -> SamplingParams:
@@ -151,8 +273,6 @@ def sampling_params_from(values: dict[str, Any]) -> SamplingParams:
     if isinstance(values.get("stop"), str):
         values = {**values, "stop": [values["stop"]]}
     known = {name: value for name, value in values.items() if value is not None}
-    if "max_tokens" not in values:  # null is up to the context's end
-        known["max_tokens"] = DEFAULT_MAX_TOKENS
     try:
         return msgspec.convert(known, SamplingParams, str_keys=True)
     except msgspec.ValidationError as error:
@@ -176,3 +296,10 @@ def sampling_params_to_json(params: SamplingParams) -> dict[str, Any]:
     }
     result: dict[str, Any] = msgspec.to_builtins(changed, str_keys=True)
     return result
+
+
+def sampling_field_names() -> dict[str, str]:
+    """Name the engine gives a field -> name it has in a `GenerateRequest`."""
+    names = {spec.name: f"sampling_params.{spec.name}" for spec in fields(SamplingParams)}
+    kinds = {f"structured_outputs.{spec.name}" for spec in fields(StructuredOutputsParams)}
+    return {**names, **{kind: f"sampling_params.{kind}" for kind in kinds}, "prompt": "token_ids"}

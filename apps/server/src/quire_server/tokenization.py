@@ -1,51 +1,59 @@
-"""POST /tokenize and /detokenize, in vLLM's shapes."""
+"""POST /tokenize and /detokenize, GET /tokenizer_info, in vLLM's shapes."""
 
 from __future__ import annotations
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from quire_interfaces import RequestError
+from quire_interfaces import RenderedPrompt, RequestError, SamplingParams
 from quire_server.body import read_model
+from quire_server.chat_history import readable_messages
 from quire_server.context import ServerContext, in_thread_when_long
+from quire_server.functions import as_tool_messages
 from quire_server.protocol import DetokenizeRequest, TokenizeRequest
+from quire_server.tool_choice import chat_client_tools, chat_tool_use
+from quire_server.turn import ChatTurn, render_turn
 
-__all__ = ["detokenize", "tokenize"]
+__all__ = ["detokenize", "tokenize", "tokenizer_info"]
 
 
 async def tokenize(context: ServerContext, request: Request) -> Response:
     """A prompt or a conversation to token ids."""
     body = await read_model(context, request, TokenizeRequest)
     context.resolve_model(body.model)
-    renderer, prompt, messages = context.llm.renderer, body.prompt, body.messages
-    if prompt is not None and messages is None:
-        special = body.add_special_tokens if body.add_special_tokens is not None else True
-        rendered = await in_thread_when_long(
-            len(prompt), lambda: renderer.render_prompt(prompt, add_special_tokens=special)
-        )
-    elif messages is not None and prompt is None:
-        rendered = await in_thread_when_long(
-            sum(len(str(message.get("content") or "")) for message in messages),
-            lambda: renderer.render_chat(
-                messages,
-                tools=body.tools,
-                add_generation_prompt=body.add_generation_prompt and not body.continue_final_message,
-                continue_final_message=body.continue_final_message,
-                chat_template_kwargs=context.template_kwargs(body.chat_template_kwargs),
-                add_special_tokens=bool(body.add_special_tokens),
-            ),
-        )
-    else:
-        raise RequestError("give either prompt or messages", param="prompt" if prompt is None else "messages")
+    token_ids = (await _rendered(context, body)).token_ids
     answer = {
-        "count": len(rendered.token_ids),
+        "count": len(token_ids),
         "max_model_len": context.llm.engine_info.max_model_len,
-        "tokens": rendered.token_ids,
+        "tokens": token_ids,
         "token_strs": None,
     }
     if body.return_token_strs:
-        answer["token_strs"] = [context.llm.tokenizer.id_to_token(token_id) for token_id in rendered.token_ids]
+        answer["token_strs"] = [context.llm.tokenizer.id_to_token(token_id) for token_id in token_ids]
     return JSONResponse(answer)
+
+
+async def _rendered(context: ServerContext, body: TokenizeRequest) -> RenderedPrompt:
+    prompt = body.prompt
+    if (prompt is None) == (body.messages is None):
+        raise RequestError("give either prompt or messages", param="prompt" if prompt is None else "messages")
+    if prompt is not None:
+        special = body.add_special_tokens if body.add_special_tokens is not None else True
+        renderer = context.llm.renderer
+        return await in_thread_when_long(
+            len(prompt), lambda: renderer.render_prompt(prompt, add_special_tokens=special)
+        )
+    turn = ChatTurn(
+        messages=readable_messages(as_tool_messages(body.messages or [])),
+        params=SamplingParams(),
+        tool_use=chat_tool_use(chat_client_tools(body.tools or ()), None, None),
+        add_generation_prompt=body.add_generation_prompt,
+        continue_final_message=body.continue_final_message,
+        chat_template=body.chat_template,
+        chat_template_kwargs=context.template_kwargs(body.chat_template_kwargs),
+        add_special_tokens=bool(body.add_special_tokens),
+    )
+    return await render_turn(context, turn)
 
 
 async def detokenize(context: ServerContext, request: Request) -> Response:
@@ -60,3 +68,8 @@ async def detokenize(context: ServerContext, request: Request) -> Response:
                 param=f"tokens[{index}]",
             )
     return JSONResponse({"prompt": context.llm.tokenizer.decode(body.tokens, skip_special_tokens=False)})
+
+
+async def tokenizer_info(context: ServerContext, request: Request) -> Response:
+    """What tokenizer_config.json says, with the chat template that is served."""
+    return JSONResponse(context.llm.renderer.tokenizer_config)

@@ -93,7 +93,8 @@ class TurnChoice:
         self._form = form
         self._tokens = None if parser is None else ThinkingTokens(parser)
         self._is_over = False
-        self._ids: dict[int, str] = {}
+        self.call_ids: dict[int, str] = {}
+        """Ids of the calls so far, by index."""
         self.builder = MessageBuilder()
 
     @property
@@ -139,9 +140,9 @@ class TurnChoice:
 
     def call_id(self, index: int, own: str | None) -> str:
         """The id of a call: the model's own, or a new one, always the same."""
-        if index not in self._ids:
-            self._ids[index] = own or self._form.new_call_id()
-        return self._ids[index]
+        if index not in self.call_ids:
+            self.call_ids[index] = own or self._form.new_call_id()
+        return self.call_ids[index]
 
     def client_tool(self, name: str) -> ClientTool | None:
         """The client's tool that the model calls by this name."""

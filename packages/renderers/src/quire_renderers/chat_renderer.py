@@ -36,6 +36,7 @@ class ChatRenderer:
 
     Attributes:
         chat_format: How the model marks its thinking and its tool calls: makes the parsers of its outputs.
+        tokenizer_config: What tokenizer_config.json says, tokens as their text, with the chat template that is used.
     """
 
     def __init__(
@@ -53,12 +54,15 @@ class ChatRenderer:
         files = getattr(tokenizer, "files", None)
         named: Mapping[str, str] = {}
         special_tokens: dict[str, str] = {}
+        settings: Mapping[str, Any] = {}
         if isinstance(files, TokenizerFiles):
+            settings = files.settings
             named = files.chat_templates
             special_tokens = {name: spec.content for name, spec in files.named_tokens.items()}
         if chat_template is not None:
             named = {"default": chat_template}
         self.has_chat_template = bool(named)
+        self.tokenizer_config = _tokenizer_config(settings, type(tokenizer).__name__, named.get("default"))
         self.chat_format = ChatFormat(
             tool_parser=self.config.tool_call_parser,
             reasoning_parser=self.config.reasoning_parser,
@@ -129,6 +133,23 @@ class ChatRenderer:
         text = self._templates.render(conversation, chat_template)
         return self._encode(text, add_special_tokens, "messages")
 
+    def token_offsets(self, prompt: RenderedPrompt, *, add_special_tokens: bool) -> list[tuple[int, int]] | None:
+        """Per token of a rendered prompt: where it stands in the prompt's text, as (begin, end) in characters.
+
+        Args:
+            prompt: As `render_prompt` or `render_chat` gave it.
+            add_special_tokens: As it was rendered.
+
+        Returns:
+            None where nobody can tell: it was given as token ids, its tokens were cut, or the tokenizer is not one of a
+            tokenizer.json.
+        """
+        find = getattr(self.tokenizer, "token_offsets", None)
+        if find is None or prompt.text is None:
+            return None
+        offsets: list[tuple[int, int]] = find(prompt.text, add_special_tokens=add_special_tokens)
+        return offsets if len(offsets) == len(prompt.token_ids) else None
+
     def _encode(self, text: str, add_special_tokens: bool, param: str) -> RenderedPrompt:
         if len(text) > self.config.max_prompt_chars:
             raise ContextLengthError(
@@ -155,6 +176,25 @@ class ChatRenderer:
                     f"prompt[{index}] must be a token id from 0 to {self.vocab_size - 1}, got {token_id!r:.100}",
                     param=f"prompt[{index}]",
                 )
+
+
+_FILE_NAMES = ("vocab_file", "merges_file", "tokenizer_file", "name_or_path")
+
+
+def _tokenizer_config(settings: Mapping[str, Any], class_name: str, chat_template: str | None) -> dict[str, Any]:
+    config = {name: _without_flags(value) for name, value in settings.items() if name not in _FILE_NAMES}
+    config["tokenizer_class"] = str(settings.get("tokenizer_class") or class_name)
+    if chat_template is not None:
+        config["chat_template"] = chat_template
+    return config
+
+
+def _without_flags(value: Any) -> Any:
+    """Tokens that are spelled as objects, as their text."""
+    if isinstance(value, dict):
+        text = value.get("content")
+        return text if isinstance(text, str) else {key: _without_flags(each) for key, each in value.items()}
+    return [_without_flags(each) for each in value] if isinstance(value, list) else value
 
 
 def _special_texts(tokenizer: Tokenizer, named: Iterable[str]) -> list[str]:

@@ -400,9 +400,9 @@ class FakeRunner:
         return result
 
     def _logprobs(self, token: int, position: int, num_top: int) -> TokenLogprobs:
-        """Made up, but a function of token and position only."""
+        """Made up, but a function of token and position only, in which the token itself is the most likely one."""
         top = [(token + i) % (self._first_token_id + self._num_token_ids) for i in range(num_top)]
-        return TokenLogprobs([token, *top], [-0.001 * (position + i) for i in range(num_top + 1)], 1)
+        return TokenLogprobs([token, *top], [-0.001 * (position + i) for i in (0, *range(num_top))], 1)
 
     def _forced(self, row: _Row) -> list[int]:
         """Some of the tokens that will be sampled after the last one."""
