@@ -8,8 +8,9 @@ states behind the openers; `tool_formats.py` says which format has which markers
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 
-from quire_renderers.format_states import Expect, Go, Literal, Role, Sink, State, Until
+from quire_renderers.format_states import Expect, Go, Literal, Role, Sink, State, Tag, Until, ValueTags
 from quire_renderers.literal_relay import JSON, PYTHON, LiteralDialect
 
 __all__ = ["json_calls", "named_calls", "python_calls", "tagged_calls"]
@@ -120,18 +121,22 @@ def named_calls(
 def tagged_calls(
     openers: Mapping[str, Go | str],
     *,
+    call: str,
     name_exits: Mapping[str, Go | str],
     parameter: str,
     key_exits: Mapping[str, Go | str],
     value_end: str,
-    call_end: Iterable[str],
+    call_end: str,
     after: Mapping[str, Go | str],
     key_to_value: str | None = None,
 ) -> States:
     """`NAME <parameter KEY> value </parameter> ... END`: goes in at `name` and comes out at `after`.
 
+    Any of the end tags may be missing where the next structure stands.
+
     Args:
         openers: Behind the outer opener: what leads to a name.
+        call: What stands before a name.
         name_exits: Markers behind the name.
         parameter: What begins a parameter.
         key_exits: Markers behind the key, and which state reads the value: "value", "value_text" or "value_json".
@@ -140,17 +145,27 @@ def tagged_calls(
         after: Markers that may stand behind the call.
         key_to_value: What stands between the end of the key and the value, when that is a marker of its own.
     """
+    outer = {marker: go if isinstance(go, Go) else Go(go) for marker, go in after.items()}
+    # Whatever may stand behind the call ends it, too.
+    ends: dict[str, Go | str] = {marker: replace(go, ends_call=True) for marker, go in outer.items()}
+    ends[call_end] = Go("after", ends_call=True)
+    kinds = {marker: Tag.CLOSER if go.commits else Tag.OPENER for marker, go in outer.items()}
+    kinds |= {value_end: Tag.END, parameter: Tag.PARAMETER, call: Tag.CALL, call_end: Tag.CALL_END}
+    key_ends = [*key_exits, *((key_to_value,) if key_to_value is not None else ())]
+    tags = ValueTags(kinds, key_ends, [*name_exits, *((call_end,) if call_end not in name_exits else ())])
+    value = {value_end: Go("parameters", commits=True), parameter: "key", **ends}
     states: States = {
         "open": Expect(openers),
         "name": Until(Sink.NAME, name_exits),
-        "parameters": Expect({parameter: "key"} | {end: Go("after", ends_call=True) for end in call_end}),
+        "parameters": Expect({parameter: "key", **ends}, is_whole=True),
         "key": Until(Sink.KEY, key_exits),
-        "value": Until(Sink.VALUE, {value_end: "parameters"}),
-        "value_text": Until(Sink.VALUE_TEXT, {value_end: "parameters"}),
-        "value_json": Until(Sink.VALUE_JSON, {value_end: "parameters"}),
+        "value": Until(Sink.VALUE, value, tags=tags),
+        "value_text": Until(Sink.VALUE_TEXT, value, tags=tags),
+        "value_json": Until(Sink.VALUE_JSON, value, tags=tags),
         "after": Until(Sink.CONTENT, after),
     }
     if key_to_value is not None:
+        states["key"] = Until(Sink.KEY, {**key_exits, key_to_value: "value"})
         states["between"] = Expect({key_to_value: "value"})
     return states
 

@@ -8,13 +8,26 @@ from __future__ import annotations
 
 import enum
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from quire_interfaces import ConfigError
 from quire_renderers.literal_relay import JSON, LiteralDialect
 
-__all__ = ["CompiledExits", "Expect", "FormatTable", "Go", "Literal", "Role", "Sink", "State", "Until"]
+__all__ = [
+    "CLOSING_RANKS",
+    "CompiledExits",
+    "Expect",
+    "FormatTable",
+    "Go",
+    "Literal",
+    "Role",
+    "Sink",
+    "State",
+    "Tag",
+    "Until",
+    "ValueTags",
+]
 
 
 class Sink(enum.Enum):
@@ -49,6 +62,44 @@ class Role(enum.Enum):
     """Something beside the call."""
 
 
+class Tag(enum.Enum):
+    """What a tag does in a call that is written with tags."""
+
+    END = "end"
+    """Ends a value."""
+    PARAMETER = "parameter"
+    """Begins a parameter."""
+    CALL = "call"
+    """Stands before the name of a tool."""
+    CALL_END = "call_end"
+    OPENER = "opener"
+    """Stands before calls."""
+    CLOSER = "closer"
+    """Stands behind calls."""
+
+
+CLOSING_RANKS = {Tag.END: 0, Tag.CALL_END: 1, Tag.CLOSER: 2}
+"""Tags that end something, from the inside out."""
+
+
+class ValueTags:
+    """The tags among which a value stands (tagged_values.py).
+
+    Args:
+        kinds: Tag -> what it does.
+        key_ends: What stands behind the name of a parameter.
+        name_ends: What stands behind the name of a tool.
+    """
+
+    def __init__(self, kinds: Mapping[str, Tag], key_ends: Iterable[str], name_ends: Iterable[str]) -> None:
+        self.kinds = dict(kinds)
+        self.key_ends = tuple(key_ends)
+        self.name_ends = tuple(name_ends)
+        ends = "|".join(map(re.escape, self.key_ends))
+        self.key = re.compile(rf"(?P<key>[^\n<>]{{1,256}}?)(?:{ends})")
+        self.last_rank = max(CLOSING_RANKS.get(kind, 0) for kind in self.kinds.values())
+
+
 @dataclass(frozen=True, slots=True)
 class Go:
     """What a marker does."""
@@ -74,6 +125,8 @@ class Until:
     key: str = ""
     """The parameter that a value is, where the format gives it no name: the only one of its call, whose end may be that
     of the output."""
+    tags: ValueTags | None = None
+    """Of a value that may hold its own format's tags: what they mean there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +136,8 @@ class Expect:
 
     exits: Exits
     otherwise: str | None = None
+    is_whole: bool = False
+    """Whether a call that has arguments is whole here when something else follows: only its end is missing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,12 +166,12 @@ class CompiledExits:
         self._first_chars = frozenset(marker[0] for marker in self.go)
         self._longest = max(map(len, self.go), default=0)
 
-    def find(self, text: str, *, final: bool) -> tuple[int, str | None]:
+    def find(self, text: str, *, start: int = 0, final: bool) -> tuple[int, str | None]:
         """(where the first marker stands, the marker), or (how far surely none stands, None)."""
         if self._pattern is None:
             return len(text), None
-        held = len(text) if final else self._held_from(text)
-        match = self._pattern.search(text)
+        held = len(text) if final else self._held_from(text, start)
+        match = self._pattern.search(text, start)
         if match is not None and match.start() < held:
             return match.start(), match[0]
         return held, None
@@ -130,8 +185,8 @@ class CompiledExits:
         """Whether all text from a place on is the beginning of a marker."""
         return len(text) - position < self._longest and text[position:] in self._prefixes
 
-    def _held_from(self, text: str) -> int:
-        for position in range(max(0, len(text) - self._longest + 1), len(text)):
+    def _held_from(self, text: str, start: int) -> int:
+        for position in range(max(start, len(text) - self._longest + 1), len(text)):
             if text[position] in self._first_chars and text[position:] in self._prefixes:
                 return position
         return len(text)

@@ -12,12 +12,14 @@ the end of the thinking is reasoning; what follows the last call of a thinking t
 
 from __future__ import annotations
 
+import functools
 import re
 from dataclasses import dataclass, field
 
 from quire_renderers.format_states import CompiledExits, Expect, FormatTable, Go, Literal, Role, Sink, Until
 from quire_renderers.literal_relay import LiteralRelay, json_string
 from quire_renderers.output_events import CallArguments, CallEnd, CallStart, ContentDelta, OutputEvent, ReasoningDelta
+from quire_renderers.tagged_values import TaggedValue
 from quire_renderers.tool_schemas import ToolSchemas, value_as_json
 
 __all__ = ["OutputParser", "ThinkingSpan"]
@@ -73,6 +75,8 @@ class _Call:
     """Whether anything of them was given out."""
     is_open: bool = False
     """Whether the object of parameters is open."""
+    in_doubt: bool = False
+    """Whether the output may have been cut inside it: where it ends is a guess."""
     waiting: list[str] = field(default_factory=list)
     """Arguments that came before the name."""
 
@@ -137,6 +141,8 @@ class OutputParser:
         self._value: list[str] | None = None
         self._newline = ""
         self._skips_newline = False
+        self._tagged: TaggedValue | None = None
+        self._stopped = False
         self._relay: LiteralRelay | None = None
         self._has_key = False
         self._num_buffered = 0
@@ -190,19 +196,21 @@ class OutputParser:
         Args:
             stopped: The model ended it by itself, perhaps with a token that is no part of the text.
         """
+        self._stopped = stopped
         if self._dropped is not None:
             self._add(self._without_dropped("", self._dropped, final=True))
-        self._read_rest(stopped=stopped)
+        self._read_rest()
         while self._attempt is not None:
             if self._is_cut_call(self._attempt):
                 self._accept_attempt(self._attempt)
             else:
                 self._fail_attempt(self._attempt)
-                self._read_rest(stopped=stopped)
+                self._read_rest()
         rest, self._buffer = self._buffer, ""
+        state = self._table.states[self._state]
         if not self._table.is_text(self._state):
             self._raw.append(rest)
-            self._give_up()
+            self._give_up(is_whole=self._stopped and isinstance(state, Expect) and state.is_whole)
         if self._space:
             self._put_text(self._space)
         self._space = ""
@@ -218,7 +226,7 @@ class OutputParser:
         if self._attempt is not None:
             self._attempt.parts.append(text)
 
-    def _read_rest(self, *, stopped: bool) -> None:
+    def _read_rest(self) -> None:
         """Read the buffer to its end, which is that of the output."""
         while self._buffer and self._step(final=True):
             pass
@@ -229,7 +237,7 @@ class OutputParser:
                 self._emit_literal(state, rest_of_value)
             if self._relay.done:
                 self._end_literal(state)
-        if stopped and isinstance(state, Until) and state.key:
+        if self._stopped and isinstance(state, Until) and state.key:
             self._end_value(state.sink)
             self._end_call()
 
@@ -280,6 +288,8 @@ class OutputParser:
             return self._expect(state, final=final)
         if state.sink in _CAPTURED:
             return self._capture(state, final=final)
+        if self._tagged is not None:
+            return self._read_tagged(state, self._tagged, final=final)
         return self._pass_text(state, final=final)
 
     def _pass_text(self, state: Until, *, final: bool) -> bool:
@@ -299,6 +309,19 @@ class OutputParser:
             return False
         if not is_mention:
             self._leave(state, exits.go[marker], marker)
+        return True
+
+    def _read_tagged(self, state: Until, value: TaggedValue, *, final: bool) -> bool:
+        """A value that its own tag may not end."""
+        end = value.find(self._buffer, final=final, stopped=self._stopped)
+        text, self._buffer = self._buffer[: end.position], self._buffer[end.position :]
+        if text:
+            self._add_value(text)
+        if end.marker is None:
+            return False
+        self._tagged = None
+        self._current_call().in_doubt = end.in_doubt and not self._stopped
+        self._leave(state, self._table.exits[self._state].go[end.marker], end.marker)
         return True
 
     def _take_text(self, sink: Sink, text: str) -> None:
@@ -325,7 +348,7 @@ class OutputParser:
         if state.otherwise is not None:
             self._go_to(state.otherwise)
         else:
-            self._give_up()
+            self._give_up(is_whole=state.is_whole)
         return True
 
     def _capture(self, state: Until, *, final: bool) -> bool:
@@ -428,6 +451,11 @@ class OutputParser:
             elif state.sink in _VALUES:
                 if state.key:
                     self._key, self._has_key = state.key, False
+                if state.tags is not None:
+                    tool, tools = self._current_call().name or "", self._tools
+                    has_parameter = functools.partial(tools.has_parameter, tool)
+                    exits = self._table.exits[name]
+                    self._tagged = TaggedValue(state.tags, exits, has_parameter, self._names.__contains__)
                 self._begin_value(state.sink)
 
     def _commit(self) -> None:
@@ -436,7 +464,7 @@ class OutputParser:
         self._space = ""
         self._is_fresh = True
 
-    def _give_up(self) -> None:
+    def _give_up(self, *, is_whole: bool = False) -> None:
         """What was read is no call, or no more of it: close it and give the rest back as text."""
         if self._attempt is not None:
             self._fail_attempt(self._attempt)
@@ -446,8 +474,9 @@ class OutputParser:
             self._begin_call(call)
             self._raw.clear()
         if call is not None and call.index >= 0:
-            self._close_call(call, self._closers(call), complete=call.arguments_done)
-        self._relay, self._value, self._newline = None, None, ""
+            is_whole = is_whole and call.has_arguments and not call.in_doubt
+            self._close_call(call, self._closers(call), complete=call.arguments_done or is_whole)
+        self._relay, self._value, self._tagged, self._newline = None, None, None, ""
         self._state = self._table.recover if self._undecided is None else self._table.recover_thinking
         self._note_thinking()
         self._put_raw()
@@ -580,11 +609,11 @@ class OutputParser:
     def _end_call(self) -> bool:
         """The call ends as it should; False when it has no name."""
         call = self._call
-        if call is None or call.name is None:
+        if call is None or call.name is None or (self._attempt is not None and call.in_doubt):
             return False
         self._call = None
         self._begin_call(call)
-        self._close_call(call, "", complete=True)
+        self._close_call(call, "", complete=not call.in_doubt)
         self._commit()
         if self._attempt is not None:
             self._accept_attempt(self._attempt)
@@ -648,7 +677,7 @@ class OutputParser:
         # Each is read again from its marker on: a thinking full of them must not take time without end.
         if len(text) - len(self._buffer) > _LONG_ATTEMPT_CHARS:
             self._num_long_attempts += 1
-        self._attempt, self._call, self._relay, self._value = None, None, None, None
+        self._attempt, self._call, self._relay, self._value, self._tagged = None, None, None, None, None
         del self._events[attempt.num_events :]
         self._raw.clear()
         self.num_calls, self._state, self._newline = attempt.num_calls, attempt.state, ""

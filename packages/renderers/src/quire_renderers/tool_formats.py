@@ -76,11 +76,12 @@ def _tagged(
         after[inner] = "name"  # several calls inside of one outer pair
     states = tagged_calls(
         {inner: "name"},
+        call=inner,
         name_exits={name_end: "parameters"},
         parameter=parameter,
         key_exits=key_exits,
         value_end=value_end,
-        call_end=(call_end,),
+        call_end=call_end,
         after=after,
     )
     if section is not None:
@@ -275,6 +276,7 @@ TOOL_FORMATS = _of(
         content={"<tool_call>": "name"},
         states=tagged_calls(
             {},
+            call="<tool_call>",
             name_exits={
                 "<arg_key>": Go("key"),
                 "</tool_call>": Go("after", ends_call=True),
@@ -283,7 +285,7 @@ TOOL_FORMATS = _of(
             key_exits={"</arg_key>": "between"},
             key_to_value="<arg_value>",
             value_end="</arg_value>",
-            call_end=("</tool_call>",),
+            call_end="</tool_call>",
             after=_GLM_AFTER,
         ),
         options={"untyped_values": "json"},

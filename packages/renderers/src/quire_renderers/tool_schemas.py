@@ -47,6 +47,14 @@ class ToolSchemas:
         """Of the tools."""
         return self._parameters.keys()
 
+    def has_parameter(self, tool: str, parameter: str) -> bool:
+        """Whether a tool may have a parameter of this name, as far as its schema says."""
+        schema = self._parameters.get(tool, {})
+        properties = schema.get("properties")
+        if not isinstance(properties, Mapping) or parameter in properties:
+            return True
+        return schema.get("additionalProperties") not in (None, False)
+
     def types(self, tool: str, parameter: str) -> frozenset[str]:
         """JSON types that a parameter may have; empty when nothing is known."""
         key = (tool, parameter)
