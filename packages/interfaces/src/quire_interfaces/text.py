@@ -38,6 +38,9 @@ class RenderedPrompt:
     token_ids: list[int]
     text: str | None = None
     """The rendered text, None when the prompt was given as token ids."""
+    has_literal_tokens: bool = False
+    """Whether contents hold what looks like control tokens and was tokenized as letters: tokenizing `text` anew would
+    give other ids."""
     decoder_token_ids: list[int] | None = None
     """For networks that read the prompt with an encoder: what the decoder begins with; None as the checkpoint says."""
     num_reused_tokens: int = 0

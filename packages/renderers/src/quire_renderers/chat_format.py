@@ -118,6 +118,10 @@ class ChatFormat:
         """Whether the parser must see special tokens: request the output with skip_special_tokens=False then."""
         return self._special[self._key(tools)].must_stay
 
+    def is_marker(self, token: str) -> bool:
+        """Whether the model's answers hold this token as (part of) a marker of thinking or calls."""
+        return any(token in marker for exits in self._tables[True, True].exits.values() for marker in exits.go)
+
     def parser(
         self,
         tools: Sequence[Mapping[str, Any]] | None = None,

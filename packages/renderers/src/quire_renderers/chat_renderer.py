@@ -6,6 +6,7 @@ Joins the chat template, the tokenizer and the segment cache; each is in its own
 from __future__ import annotations
 
 import functools
+import threading
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -13,9 +14,11 @@ from quire_interfaces import ContextLengthError, RenderedPrompt, RequestError, T
 from quire_renderers.chat_format import ChatFormat
 from quire_renderers.chat_template import ChatTemplates, Conversation
 from quire_renderers.config import RendererConfig
+from quire_renderers.control_tokens import ControlTokens
 from quire_renderers.fill_in_middle import FillInMiddle
 from quire_renderers.messages import prepare_messages, prepare_tools
 from quire_renderers.segment_cache import CachingEncoder, SegmentCacheStats
+from quire_renderers.segments import SupportsLiteralText
 from quire_renderers.template_sandbox import TemplateSandbox
 from quire_renderers.token_pieces import TokenPieces
 from quire_renderers.tokenizer_files import TokenizerFiles
@@ -71,6 +74,8 @@ class ChatRenderer:
         )
         sandbox = TemplateSandbox(max_chars=self.config.max_prompt_chars, timeout_s=self.config.template_timeout_s)
         self._templates = ChatTemplates(named, special_tokens, sandbox)
+        self._control: ControlTokens | None = None
+        self._lock = threading.Lock()
 
     def check_templates(self) -> None:
         """Compile the chat templates and find out which orders of roles they take, before the first conversation comes.
@@ -79,6 +84,7 @@ class ChatRenderer:
             RequestError: one does not compile.
         """
         self._templates.check()
+        self._control_tokens()
 
     @property
     def cache_stats(self) -> SegmentCacheStats:
@@ -123,14 +129,16 @@ class ChatRenderer:
         if chat_template_kwargs is not None and not isinstance(chat_template_kwargs, Mapping):
             given = type(chat_template_kwargs).__name__
             raise RequestError(f"chat_template_kwargs must be an object, got {given}", param="chat_template_kwargs")
+        control = self._control_tokens()
         conversation = Conversation(
-            prepare_messages(messages),
-            prepare_tools(tools),
+            control.marked_messages(prepare_messages(messages)),
+            control.marked(prepare_tools(tools)),
             add_generation_prompt=add_generation_prompt,
             continue_final_message=continue_final_message,
             extra=chat_template_kwargs,
         )
-        text = self._templates.render(conversation, chat_template)
+        conversation.extra = control.marked(conversation.extra)
+        text = control.rendered(self._templates.render(conversation, chat_template))
         return self._encode(text, add_special_tokens, "messages")
 
     def token_offsets(self, prompt: RenderedPrompt, *, add_special_tokens: bool) -> list[tuple[int, int]] | None:
@@ -141,14 +149,40 @@ class ChatRenderer:
             add_special_tokens: As it was rendered.
 
         Returns:
-            None where nobody can tell: it was given as token ids, its tokens were cut, or the tokenizer is not one of a
-            tokenizer.json.
+            None where nobody can tell: it was given as token ids, its tokens were cut, its contents hold what looks
+            like control tokens, or the tokenizer is not one of a tokenizer.json.
         """
         find = getattr(self.tokenizer, "token_offsets", None)
-        if find is None or prompt.text is None:
+        if find is None or prompt.text is None or prompt.has_literal_tokens:
             return None
         offsets: list[tuple[int, int]] = find(prompt.text, add_special_tokens=add_special_tokens)
         return offsets if len(offsets) == len(prompt.token_ids) else None
+
+    def _control_tokens(self) -> ControlTokens:
+        with self._lock:
+            if self._control is None:
+                self._control = self._find_control_tokens()
+            return self._control
+
+    def _find_control_tokens(self) -> ControlTokens:
+        """What texts of conversations must not write: the tokenizer's special tokens, and other added tokens that the
+        chat template writes around turns."""
+        tokenizer = self.tokenizer
+        if self.config.allow_control_tokens_in_content or not isinstance(tokenizer, SupportsLiteralText):
+            return ControlTokens(())
+        frames = self._templates.frames()
+        special = set(_special_texts(tokenizer, ()))
+        contents = [
+            token.content
+            for token in tokenizer.matched_tokens
+            if token.special
+            or token.content in special
+            or (token.content in frames and not self.chat_format.is_marker(token.content))
+        ]
+        markers = [text for text in contents if self.chat_format.is_marker(text)]
+        control = ControlTokens(contents, markers, tokenizer.literal_normalizer(contents))
+        self._encoder.read_marks(control.mark, tokenizer.literal_encoder(control.contents, control.mark))
+        return control
 
     def _encode(self, text: str, add_special_tokens: bool, param: str) -> RenderedPrompt:
         if len(text) > self.config.max_prompt_chars:
@@ -159,7 +193,13 @@ class ChatRenderer:
         if not text.isascii():
             _check_surrogates(text, param)
         encoded = self._encoder.encode(text, add_special_tokens=add_special_tokens)
-        return RenderedPrompt(token_ids=encoded.token_ids, text=text, num_reused_tokens=encoded.num_reused_tokens)
+        plain = text if self._control is None else self._control.unmarked(text)
+        return RenderedPrompt(
+            token_ids=encoded.token_ids,
+            text=plain,
+            has_literal_tokens=plain != text,
+            num_reused_tokens=encoded.num_reused_tokens,
+        )
 
     def _checked_ids(self, prompt: Sequence[Any]) -> list[int]:
         token_ids = list(prompt)

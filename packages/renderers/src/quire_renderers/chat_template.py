@@ -6,6 +6,7 @@ failure of a template into a RequestError; the sandbox is in template_sandbox.py
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections import OrderedDict
 from collections.abc import Mapping
@@ -134,6 +135,14 @@ class ChatTemplates:
         """Compile every template now, and find out what it takes. Raises RequestError when one does not compile."""
         for source in self._named.values():
             _ = self._compile(source).roles.needed
+
+    def frames(self) -> str:
+        """What the model's own templates write around the turns of small conversations."""
+        texts: list[str] = []
+        for source in self._named.values():
+            with contextlib.suppress(RequestError):
+                texts.append(self._compile(source).roles.frame)
+        return "\n".join(texts)
 
     def _render(self, template: _Template, conversation: Conversation, messages: list[dict[str, Any]]) -> str:
         if conversation.continue_final_message:

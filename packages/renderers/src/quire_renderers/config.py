@@ -32,6 +32,11 @@ class RendererConfig(Settings):
         unit="seconds",
         check=at_least(0.001),
     )
+    allow_control_tokens_in_content: bool = setting(
+        False,
+        help="Texts of messages, tools and documents may write the model's control tokens, as through Hugging Face's "
+        "templates; otherwise what looks like one there is ordinary text.",
+    )
     tool_call_parser: str = setting(
         "auto",
         help="How the model writes tool calls; auto recognises it from the chat template, none parses no calls.",

@@ -9,13 +9,14 @@ from __future__ import annotations
 import dataclasses
 import json
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Any
 
 import tokenizers
 
 from quire_interfaces import CheckpointError
+from quire_renderers.literal_text import LiteralEncoder
 from quire_renderers.segments import SegmentBorders
 from quire_renderers.token_pieces import TokenPieces, pieces_from_decoder
 from quire_renderers.tokenizer_classes import surrounding_tokens
@@ -117,6 +118,29 @@ class FastTokenizer:
         if not add_special_tokens:
             return encoded
         return [*[(0, 0)] * len(self._prefix_ids), *encoded, *[(0, 0)] * len(self._suffix_ids)]
+
+    @property
+    def matched_tokens(self) -> list[AddedTokenSpec]:
+        """See `SupportsLiteralText`."""
+        splits = self._backend.encode_special_tokens
+        added = self._backend.get_added_tokens_decoder().values()
+        return [_spec(token) for token in added if not (splits and token.special)]
+
+    def literal_normalizer(self, control_tokens: Collection[str]) -> Callable[[str], str] | None:
+        """See `SupportsLiteralText`."""
+        if self._backend.normalizer is None:
+            return None
+        normalize: Callable[[str], str] = self._backend.normalizer.normalize_str
+        for text in control_tokens:
+            wide = "".join(chr(ord(char) + 0xFEE0) if "!" <= char <= "~" else char for char in text)
+            known = {normalize(text), text}
+            if any(variant != text and normalize(variant) in known for variant in (wide, text.upper(), text.lower())):
+                return normalize
+        return None
+
+    def literal_encoder(self, control_tokens: Collection[str], mark: str) -> Callable[[str], list[int]]:
+        """See `SupportsLiteralText`."""
+        return LiteralEncoder(self._backend, control_tokens, mark).encode
 
     def _named_id(self, name: str) -> int | None:
         spec = self.files.named_tokens.get(name)

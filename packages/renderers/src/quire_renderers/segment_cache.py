@@ -12,6 +12,7 @@ from __future__ import annotations
 import sys
 import threading
 from collections import OrderedDict
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -50,6 +51,8 @@ class CachingEncoder:
     """
 
     def __init__(self, tokenizer: Tokenizer, *, max_bytes: int) -> None:
+        self._mark = ""
+        self._encode_literal: Callable[[str], list[int]] | None = None
         self._tokenizer = tokenizer
         cut = isinstance(tokenizer, SupportsSegments) and tokenizer.borders.exist and max_bytes > 0
         self._cut: SupportsSegments | None = tokenizer if cut else None  # type: ignore[assignment]
@@ -60,6 +63,10 @@ class CachingEncoder:
         self._used_bytes = 0
         self._num_hits = 0
         self._num_misses = 0
+
+    def read_marks(self, mark: str, encode_literal: Callable[[str], list[int]]) -> None:
+        """From now on, parts of texts with the mark are encoded by `encode_literal` (`SupportsLiteralText`)."""
+        self._mark, self._encode_literal = mark, encode_literal
 
     @property
     def stats(self) -> SegmentCacheStats:
@@ -74,6 +81,8 @@ class CachingEncoder:
 
     def encode(self, text: str, *, add_special_tokens: bool) -> Encoded:
         """The same ids as `tokenizer.encode(text, add_special_tokens=...)`."""
+        if self._cut is None and self._is_literal(text):
+            return Encoded(self._encode_whole(text, add_special_tokens), 0)
         if self._cut is None:
             return Encoded(self._tokenizer.encode(text, add_special_tokens=add_special_tokens), 0)
         segments = self._cut.borders.split(text)
@@ -81,7 +90,7 @@ class CachingEncoder:
         missing: dict[str, tuple[int, ...]] = {}
         for segment, ids in zip(segments, found, strict=True):
             if ids is None and segment not in missing:
-                missing[segment] = self._shared(self._cut.encode_segment(segment))
+                missing[segment] = self._shared(self._encode_segment(self._cut, segment))
         self._store(missing)
         token_ids: list[int] = []
         num_reused_tokens, unbroken = 0, True
@@ -97,6 +106,19 @@ class CachingEncoder:
             return Encoded(token_ids, num_reused_tokens)
         wrapped = self._cut.wrap_special_tokens(token_ids)
         return Encoded(wrapped, num_reused_tokens)
+
+    def _is_literal(self, text: str) -> bool:
+        return self._encode_literal is not None and self._mark in text
+
+    def _encode_segment(self, tokenizer: SupportsSegments, segment: str) -> list[int]:
+        if self._encode_literal is not None and self._mark in segment:
+            return self._encode_literal(segment)
+        return tokenizer.encode_segment(segment)
+
+    def _encode_whole(self, text: str, add_special_tokens: bool) -> list[int]:
+        assert isinstance(self._tokenizer, SupportsSegments)
+        token_ids = self._encode_segment(self._tokenizer, text)
+        return self._tokenizer.wrap_special_tokens(token_ids) if add_special_tokens else token_ids
 
     def _shared(self, token_ids: list[int]) -> tuple[int, ...]:
         """The ids with one int object per value, so that a kept token takes a pointer and is joined without a copy."""

@@ -9,13 +9,13 @@ to the first word only). This module finds the cuts and says for which tokenizer
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Collection, Iterable
 from itertools import pairwise
 from typing import Protocol, runtime_checkable
 
 from quire_renderers.tokenizer_files import AddedTokenSpec
 
-__all__ = ["SegmentBorders", "SupportsSegments"]
+__all__ = ["SegmentBorders", "SupportsLiteralText", "SupportsSegments", "any_of"]
 
 
 class SegmentBorders:
@@ -30,7 +30,7 @@ class SegmentBorders:
         matched_first = [token for token in added_tokens if not token.normalized and token.content]
         # A token that takes in blanks to its left belongs to the part before it: no cut there.
         self._uncut = frozenset(token.content for token in matched_first if token.lstrip)
-        self._pattern = _any_of(token.content for token in matched_first) if _safe(matched_first) else None
+        self._pattern = any_of(token.content for token in matched_first) if _safe(matched_first) else None
 
     @property
     def exist(self) -> bool:
@@ -59,10 +59,10 @@ def _safe(tokens: list[AddedTokenSpec]) -> bool:
     return not (takes_blanks and any(token.content[0].isspace() for token in tokens))
 
 
-def _any_of(contents: Iterable[str]) -> re.Pattern[str]:
+def any_of(contents: Iterable[str]) -> re.Pattern[str]:
     """Leftmost, then longest: what the Aho-Corasick automaton of `tokenizers` matches."""
     ordered = sorted(set(contents), key=len, reverse=True)
-    return re.compile("|".join(map(re.escape, ordered)))
+    return re.compile("|".join(map(re.escape, ordered)) or "(?!)")
 
 
 @runtime_checkable
@@ -76,3 +76,21 @@ class SupportsSegments(Protocol):
 
     def wrap_special_tokens(self, token_ids: list[int]) -> list[int]:
         """The ids with the tokens that `add_special_tokens` puts around a text."""
+
+
+@runtime_checkable
+class SupportsLiteralText(Protocol):
+    """A tokenizer that can leave control tokens in a text unread."""
+
+    @property
+    def matched_tokens(self) -> list[AddedTokenSpec]:
+        """All tokens that are matched where a text holds their content."""
+
+    def literal_normalizer(self, control_tokens: Collection[str]) -> Callable[[str], str] | None:
+        """What is done to texts before some of the control tokens are looked for; None for nothing that matters."""
+
+    def literal_encoder(self, control_tokens: Collection[str], mark: str) -> Callable[[str], list[int]]:
+        """Encodes parts of texts in which control tokens that the mark breaks are ordinary text; others are matched.
+
+        The marks leave nothing behind, and no special tokens are put around.
+        """

@@ -7,7 +7,7 @@ dummy prefix (recent `transformers` releases fold the two into one).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 
 import sentencepiece
@@ -82,6 +82,35 @@ class SentencePieceTokenizer:
 
     def encode_segment(self, text: str) -> list[int]:
         """See `SupportsSegments`."""
+        return self._encode_parts(text, self._encode_plain)
+
+    @property
+    def matched_tokens(self) -> list[AddedTokenSpec]:
+        """See `SupportsLiteralText`."""
+        return list(self._added.values())
+
+    def literal_normalizer(self, control_tokens: Collection[str]) -> Callable[[str], str] | None:
+        """See `SupportsLiteralText`: added tokens are matched in texts as they are."""
+        return None
+
+    def literal_encoder(self, control_tokens: Collection[str], mark: str) -> Callable[[str], list[int]]:
+        """See `SupportsLiteralText`."""
+        control_ids = {self._added_id[text] for text in control_tokens} - {self._processor.unk_id()}
+
+        def encode_plain(text: str, *, first: bool) -> list[int]:
+            ids = self._encode_plain(text.replace(mark, ""), first=first)
+            if control_ids.isdisjoint(ids):
+                return ids
+            # The model matches some by itself: they are kept apart, at the price of other pieces around them.
+            head, *rest = text.split(mark)
+            return self._encode_plain(head, first=first) + [
+                i for part in rest for i in self._encode_plain(part, first=False)
+            ]
+
+        return lambda text: self._encode_parts(text, encode_plain)
+
+    def _encode_parts(self, text: str, encode_plain: Callable[..., list[int]]) -> list[int]:
+        """What lies between added tokens goes through `encode_plain`."""
         token_ids: list[int] = []
         parts = self._matcher.split(text)
         tokens = [self._leading_added_token(part) for part in parts]
@@ -94,7 +123,7 @@ class SentencePieceTokenizer:
             follower = tokens[index + 1] if index + 1 < len(parts) else None
             if follower is not None and follower.lstrip:
                 plain = plain.rstrip()
-            token_ids += self._encode_plain(plain, first=token is None or self._legacy)
+            token_ids += encode_plain(plain, first=token is None or self._legacy)
         return token_ids
 
     def wrap_special_tokens(self, token_ids: list[int]) -> list[int]:

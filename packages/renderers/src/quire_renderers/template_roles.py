@@ -50,6 +50,12 @@ class TemplateRoles:
                 needed.append(step)
         return tuple(needed)
 
+    @property
+    def frame(self) -> str:
+        """What the template writes for a conversation of a few words."""
+        given = [_SYSTEM_1, _USER_1, _ANSWER_1, _USER_2]
+        return self._render(given, None) or self._render(narrowed(given), None) or ""
+
     def _helps(self, step: _Step, probe: Messages, before: Sequence[_Step], later: Sequence[_Step]) -> bool:
         """Whether the probe wants this step: alone, or together with later ones that do not do without it."""
         given = _apply(before, probe)
