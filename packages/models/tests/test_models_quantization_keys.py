@@ -112,8 +112,8 @@ def test_checkpoints_of_which_only_keys_and_values_have_scales(name: str, tmp_pa
     with torch.no_grad():
         expected = oracle.float()(torch.tensor([TOKENS])).logits[0]
     assert (logits_of(model, TOKENS) - expected).abs().max() <= 1e-4 * expected.abs().max()
-    with pytest.raises(CheckpointError, match="hadamard"):
-        parse({**KV_ONLY[name], "hadamard_of_values": True})
+    with pytest.raises(CheckpointError, match=r"quantization_config: new_way \(3\) is set, .* take the key away if"):
+        parse({**KV_ONLY[name], "new_way": 3})
 
 
 def test_older_names_of_the_whole_object(tmp_path: Path) -> None:

@@ -310,13 +310,14 @@ def _load_draft(config: QuireConfig, draft: DraftPlan, max_model_len: int) -> Ne
     """The network that drafts: on the same device, in the same dtype, with attention of its own choice."""
     from quire_models import load_model
 
+    asked = config.model.load_format
     return load_model(
         draft.config.within(max_model_len),
         draft.folder,
         dtype=draft.dtype,
         device=config.runner.device,
         linear_method=draft.linear_method,
-        load_format=config.model.load_format,
+        load_format=asked if asked in ("dummy", "pt") else "auto",  # others say what the target is
     )
 
 

@@ -7,6 +7,7 @@ from quire.config import QuireConfig
 from quire_interfaces import ConfigError
 from quire_models.compilation import compilation_backend
 from quire_models.config import ModelConfig
+from quire_models.named_formats import resolved_linear_method
 
 __all__ = ["chosen_compilation"]
 
@@ -32,7 +33,7 @@ def chosen_compilation(config: QuireConfig, model: ModelConfig) -> str | None:
             "or switch enable_lora off",
             field="compilation_config",
         )
-    if config.model.quantization is not None:
+    if resolved_linear_method(config.model.quantization, model) != "plain":
         raise ConfigError(
             f"compilation_config does not go with quantization {config.model.quantization}: networks that run through "
             "Transformers hold weights as the checkpoint has them; leave quantization out",

@@ -129,8 +129,9 @@ class ModelSettings(Settings):
     )
     load_format: str = setting(
         "auto",
-        help="Where weights come from: safetensors files (auto), PyTorch's own (pt; tensors only), or random (dummy).",
-        check=one_of("auto", "safetensors", "pt", "dummy"),
+        help="Where weights come from: the model's safetensors files or GGUF file (auto; safetensors, bitsandbytes and "
+        "gguf say which it is), PyTorch's own (pt; tensors only), or random (dummy).",
+        check=one_of("auto", "safetensors", "pt", "gguf", "bitsandbytes", "dummy"),
     )
     dtype: str = setting(
         "auto",
@@ -140,7 +141,7 @@ class ModelSettings(Settings):
     quantization: str | None = setting(
         None,
         help="Form in which weights are held: int8, w8a8, int4, int4-g64, int4-g32, fp8, mxfp8; empty as the "
-        "checkpoint has them.",
+        "checkpoint has them, which may be named too (awq, gptq, compressed-tensors, ...).",
     )
     disabled_linear_kernels: tuple[str, ...] = setting(
         (),

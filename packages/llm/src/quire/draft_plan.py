@@ -15,6 +15,7 @@ from quire_models.hub import resolve_model
 from quire_models.ledger import weight_ledger
 from quire_models.medusa.config import MedusaConfig, read_medusa_config
 from quire_models.mtp.config import mtp_config
+from quire_models.named_formats import resolved_linear_method
 from quire_spec_decode import NETWORK_METHODS, SpecDecodeConfig
 
 __all__ = ["DraftPlan", "plan_draft"]
@@ -73,9 +74,9 @@ def plan_draft(config: QuireConfig, target: ModelConfig, target_folder: Path | N
     settings = config.speculative
     if settings.method not in NETWORK_METHODS:
         return None
-    method = settings.quantization or "plain"
     if settings.method == "mtp":
         layer = mtp_config(target)
+        method = resolved_linear_method(settings.quantization, layer, field="speculative_quantization")
         own = {part: size for part, size in weight_ledger(layer, dtype, method).items() if part not in _OF_TARGET}
         folder = target_folder or Path()
         return DraftPlan(
@@ -107,6 +108,7 @@ def plan_draft(config: QuireConfig, target: ModelConfig, target_folder: Path | N
         _check_head(draft, folder, target)
         layers = draft.feature_layers or default_feature_layers(target.num_layers)
         num_features = len(layers) if settings.method == "eagle3" else 1
+    method = resolved_linear_method(settings.quantization, draft, field="speculative_quantization")
     return DraftPlan(
         folder=folder,
         config=draft,

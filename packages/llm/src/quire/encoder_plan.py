@@ -13,6 +13,7 @@ from quire.plan import available_memory_bytes, format_bytes, resolved_dtype
 from quire_interfaces import ConfigError
 from quire_models.config import ModelConfig
 from quire_models.ledger import weight_ledger
+from quire_models.named_formats import resolved_linear_method
 from quire_runner.memory import activation_bytes
 
 __all__ = ["EncoderPlan", "plan_encoder"]
@@ -50,7 +51,10 @@ def plan_encoder(config: QuireConfig, model: ModelConfig, *, free_bytes: int | N
         ConfigError: it cannot fit.
     """
     free = available_memory_bytes(config.runner.device) if free_bytes is None else free_bytes
-    dtype, method = resolved_dtype(config.model.dtype, model.dtype), config.model.quantization or "plain"
+    dtype, method = (
+        resolved_dtype(config.model.dtype, model.dtype),
+        resolved_linear_method(config.model.quantization, model),
+    )
     longest = model.max_encoder_len
     num_tokens = max(config.scheduler.max_num_batched_tokens, longest)
     runner = dataclasses.replace(

@@ -23,6 +23,7 @@ from quire_kv_transfer import MAX_STORE_BYTES
 from quire_lora import adapter_bytes
 from quire_models.config import DTYPE_BYTES, ModelConfig
 from quire_models.ledger import linear_shapes, weight_ledger
+from quire_models.named_formats import check_load_format, resolved_linear_method
 from quire_models.recurrent_config import RecurrentConfig
 from quire_runner.memory import activation_bytes, graph_bytes, row_bytes
 from quire_spec_decode import NETWORK_METHODS, SpecDecodeConfig
@@ -111,7 +112,8 @@ def make_plan(
         return _longest_plan(config, model, free_bytes, folder)
     free = available_memory_bytes(config.runner.device) if free_bytes is None else free_bytes
     dtype = resolved_dtype(config.model.dtype, model.dtype)
-    method = config.model.quantization or "plain"
+    method = resolved_linear_method(config.model.quantization, model)
+    check_load_format(config.model.load_format, model)
     max_model_len, notes = _max_model_len(config, model)
     if model.rope.kind == "longrope":
         notes.append(_rotation_note(model, max_model_len))

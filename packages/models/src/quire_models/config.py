@@ -21,6 +21,7 @@ from quire_models.quantization_formats import (
     parse_kv_cache,
     parse_quantization,
     quantization_beside,
+    quantization_method,
 )
 from quire_models.registry import architecture_entry, architecture_of
 from quire_models.rope_config import RopeConfig
@@ -97,6 +98,8 @@ class ModelConfig:
     """Positions come as ALiBi slopes of the attention scores."""
     quantization: QuantizationConfig | None = None
     """How the checkpoint stores the weights of linear layers; None as they are."""
+    quantization_method: str = ""
+    """`quant_method` of the checkpoint, as its project spells it today; empty where it says none."""
     stored_cache_dtype: str | None = None
     """What the checkpoint has scales of keys and values for, a name of `quire_interfaces.KV_CACHE_DTYPES`."""
     is_native: bool = True
@@ -182,6 +185,7 @@ class ModelConfig:
         return dataclasses.replace(
             model,
             quantization=quantization,
+            quantization_method=quantization_method(beside or config),
             stored_cache_dtype=stored_cache_dtype,
             eos_token_ids=eos_token_ids,
             decoder_start_token_ids=start,

@@ -15,8 +15,9 @@ from quire_models.config import DTYPE_BYTES, ModelConfig
 from quire_models.layers.network import Network
 from quire_models.layers.scope import Scope
 from quire_models.module_adapters import place_adapters
+from quire_models.named_formats import check_load_format, resolved_linear_method
 from quire_models.registry import model_class
-from quire_models.weights import LOAD_FORMATS, Progress, load_dummy_weights, load_weights
+from quire_models.weights import Progress, load_dummy_weights, load_weights
 from quire_ops import OpRequest
 from quire_quantization import head_method
 from quire_quantization import linear_method as find_linear_method
@@ -67,12 +68,7 @@ def build_model(
         join_products: Layers that take the same input multiply in one product (`SharedInput`); None for where weights
             are copied to a device, which then costs nothing.
     """
-    if config.quantization is not None and linear_method != "plain":
-        raise ConfigError(
-            f"quantization {linear_method!r} was asked for, but the checkpoint is quantized already "
-            f"({config.quantization.name}); leave the setting out, or use the unquantized checkpoint",
-            field="quantization",
-        )
+    linear_method = resolved_linear_method(linear_method, config)
     check_kernel_names(disabled_linear_kernels)
     torch_dtype = resolve_dtype(dtype, config)
     torch_device = _resolve_device(device)
@@ -143,7 +139,7 @@ def load_model(
         kv_cache_dtype: What the KV cache is kept in, a name of `quire_interfaces.KV_CACHE_DTYPES`; None for the compute
             dtype. The caches that the network is run with must have it.
         block_size: Tokens of the cache's blocks, if that is known: some attention backends take few sizes.
-        load_format: Where the weights come from: "auto" or "safetensors", "pt" for PyTorch's own files (tensors only),
+        load_format: One of `quire_models.named_formats.LOAD_FORMATS`: "pt" for PyTorch's own files (tensors only),
             "dummy" for random ones, for which the folder needs no weights.
         disabled_linear_kernels: Ops that may not multiply with quantized weights.
         progress: Called as tensors are placed with (bytes so far, bytes of all).
@@ -152,10 +148,8 @@ def load_model(
         ConfigError: A choice that does not exist or cannot serve.
         CheckpointError: Weights that cannot be read or do not fit the configuration.
     """
-    if load_format not in LOAD_FORMATS:
-        raise ConfigError(
-            f"load_format must be one of {', '.join(LOAD_FORMATS)}, got {load_format!r}", field="load_format"
-        )
+    check_load_format(load_format, config)
+    linear_method = resolved_linear_method(linear_method, config)
     if not Path(folder).is_dir():
         raise CheckpointError(f"model folder {str(folder)!r} does not exist or is not a folder")
     model = build_model(

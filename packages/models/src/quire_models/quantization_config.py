@@ -33,8 +33,6 @@ class QuantizationConfig:
     bits: int
     group_size: int | None
     """Inputs that share a scale; None when all inputs of an output do."""
-    method: str = ""
-    """`quant_method` of the checkpoint, as its project spells it today."""
     symmetric: bool = True
     """There are no zero points."""
     sym: bool | None = None

@@ -23,13 +23,10 @@ from quire_models.mapped_pages import MappedPages
 from quire_models.staged_uploads import StagedUploads
 from quire_quantization.numbers import KV_SCALES, OPTIONAL_TENSORS, ask
 
-__all__ = ["LOAD_FORMATS", "Progress", "load_dummy_weights", "load_weights"]
+__all__ = ["Progress", "load_dummy_weights", "load_weights"]
 
 Progress = Callable[[int, int], None]
 """(bytes of checkpoint tensors placed so far, bytes of all) -> None."""
-
-LOAD_FORMATS = ("auto", "safetensors", "pt", "dummy")
-"""Where weights come from: safetensors files ("auto" and "safetensors"), PyTorch's own files, or a random generator."""
 
 IGNORED_SUFFIXES = (
     ".rotary_emb.inv_freq",  # older checkpoints stored the frequencies, which follow from config.json
@@ -49,7 +46,7 @@ def load_weights(
 
     Args:
         progress: Called after each tensor.
-        load_format: One of `LOAD_FORMATS`, except "dummy".
+        load_format: One of `quire_models.named_formats.LOAD_FORMATS`, except "dummy".
 
     Raises:
         CheckpointError: No files of this format, unreadable ones, or weights that are missing, superfluous or of the

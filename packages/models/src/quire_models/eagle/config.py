@@ -12,7 +12,7 @@ from pathlib import Path
 from quire_interfaces import CheckpointError, Fields, read_json
 from quire_models.config import ModelConfig
 from quire_models.config_fields import decoder_fields
-from quire_models.quantization_formats import parse_quantization
+from quire_models.quantization_formats import parse_quantization, quantization_method
 from quire_models.stored_linears import with_files
 
 __all__ = ["EAGLE_KINDS", "EagleConfig", "default_feature_layers", "read_eagle_config"]
@@ -61,6 +61,7 @@ def read_eagle_config(folder: str | Path, kind: str) -> EagleConfig:
         "qkv_bias": bias,
         "mlp_bias": config.flag("mlp_bias", default=False),
         "tie_word_embeddings": False,
+        "quantization_method": quantization_method(config),
         "quantization": with_files(parse_quantization(config), path.parent),
     }
     hidden = values["hidden_size"]

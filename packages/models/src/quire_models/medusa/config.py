@@ -55,6 +55,7 @@ def read_medusa_config(folder: str | Path, target: ModelConfig) -> MedusaConfig:
         "sliding_windows": (),
         "tie_word_embeddings": False,
         "quantization": None,
+        "quantization_method": "",
         "is_native": True,
         "stored_parameters": None,
     }

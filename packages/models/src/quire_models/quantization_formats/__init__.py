@@ -8,7 +8,6 @@ the report at the start, or refused (`Fields.unread`). Does not know tensors; wh
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,10 +20,10 @@ from quire_models.quantization_formats.float8 import parse_fbgemm_fp8, parse_fp8
 from quire_models.quantization_formats.gptq import parse_auto_round, parse_awq, parse_gptq
 from quire_models.quantization_formats.modelopt import parse_modelopt
 from quire_models.quantization_formats.quark import parse_quark
-from quire_models.quantization_formats.reading import microscaled, refuse_online, unsupported, with_unread
+from quire_models.quantization_formats.reading import microscaled, unsupported, with_unread
 from quire_models.quantization_formats.torchao import parse_torchao
 
-__all__ = ["QUANTIZATION_KEYS", "parse_kv_cache", "parse_quantization", "quantization_beside"]
+__all__ = ["QUANTIZATION_KEYS", "parse_kv_cache", "parse_quantization", "quantization_beside", "quantization_method"]
 
 _PARSERS: dict[str, Callable[[Fields], QuantizationConfig | None]] = {
     "gptq": parse_gptq,
@@ -78,16 +77,9 @@ def parse_quantization(config: Fields) -> QuantizationConfig | None:
         CheckpointError: A format that is unknown or was removed, a field that is missing or wrong, or one that would
             change the model and is not read.
     """
-    key = next((name for name in QUANTIZATION_KEYS if config.get(name) is not None), None)
-    if key is None:
+    fields = _object(config)
+    if fields is None:
         return None
-    if not isinstance(config.get(key), dict):
-        raise CheckpointError(f"{config.source}: {key} must be an object, is {config.get(key)!r}")
-    fields = config.object(key)
-    assert fields is not None
-    inner = fields.get("quantization_config")
-    if isinstance(inner, dict):  # compressed-tensors, beside a sparsity_config
-        fields = Fields({**config.get(key), "quantization_config": None, **inner}, fields.source)
     method = _method(fields)
     if method == "gguf":
         return _gguf(fields)
@@ -100,10 +92,30 @@ def parse_quantization(config: Fields) -> QuantizationConfig | None:
         raise unsupported(fields.source, f"quant_method {method!r}")
     else:
         form = _PARSERS[method](fields)
-    if form is None:
-        refuse_online(fields, fields.unread())
+    if form is None:  # there is no form whose note could name what was not read
+        fields.refuse_unread("take the key away if it only says how the scales of keys and values were made")
         return None
-    return with_unread(replace(form, method=method), fields)
+    return with_unread(form, fields)
+
+
+def quantization_method(config: Fields) -> str:
+    """`quant_method` of the checkpoint, as its project spells it today; empty where it is not quantized. Of one whose
+    keys and values alone have scales, too."""
+    fields = _object(config)
+    return "" if fields is None else _method(fields)
+
+
+def _object(config: Fields) -> Fields | None:
+    """What is said of the quantization."""
+    key = next((name for name in QUANTIZATION_KEYS if config.get(name) is not None), None)
+    if key is None:
+        return None
+    fields = config.object(key)
+    assert fields is not None
+    inner = fields.get("quantization_config")
+    if isinstance(inner, dict):  # compressed-tensors, beside a sparsity_config
+        return Fields({**config.get(key), "quantization_config": None, **inner}, fields.source)
+    return fields
 
 
 def _method(fields: Fields) -> str:
@@ -161,7 +173,6 @@ def _gguf(fields: Fields) -> QuantizationConfig | None:
     widened = ", ".join(sorted({kind for kind in types.values() if kind not in COMPRESSED}))
     return QuantizationConfig(
         layout="gguf",
-        method="gguf",
         bits=8,
         group_size=32,
         quantizes_head=True,
