@@ -80,6 +80,29 @@ def test_request_ids_come_back(live):
     assert len(live.client.get("/health", headers={"x-request-id": "x" * 3000}).headers["x-request-id"]) == 256
 
 
+@pytest.mark.parametrize(
+    ("path", "prefix", "asked"),
+    [
+        ("/v1/chat/completions", "chatcmpl-", {"messages": [{"role": "user", "content": "x"}]}),
+        ("/v1/chat/completions/batch", "chatcmpl-", {"messages": [[{"role": "user", "content": "x"}]] * 2}),
+        ("/v1/completions", "cmpl-", {"prompt": [5, 6]}),
+        ("/v1/messages", "msg_", {"messages": [{"role": "user", "content": "x"}], "model": "tiny"}),
+    ],
+)
+def test_answers_have_the_id_of_their_request(live, path, prefix, asked):
+    body = {**asked, "max_tokens": 2}
+    mine = {"x-request-id": "mine 1/ü".encode("latin-1")}
+    answer = live.post(path, {**body, "request_id": "other"}, headers=mine)
+    assert (answer.json()["id"], answer.headers["x-request-id"]) == (f"{prefix}mine 1/ü", "mine 1/ü")
+    assert live.post(path, {**body, "request_id": "other"}).json()["id"] == f"{prefix}other"
+    answer = live.post(path, body)
+    assert answer.json()["id"] == prefix + answer.headers["x-request-id"]
+    assert live.post(path, body, headers={"x-request-id": "y" * 500}).json()["id"] == prefix + "y" * 256
+    if "batch" not in path:
+        events = live.post(path, {**body, "stream": True}, headers=mine).text
+        assert f'"id":"{prefix}mine 1/ü"' in events
+
+
 def test_wrong_content_type(live):
     response = live.client.post("/v1/completions", content=b"prompt=x", headers={"content-type": "text/plain"})
     assert response.status_code == 415

@@ -232,7 +232,7 @@ async def _answered(handler: Handler, context: ServerContext, request: Request) 
     except ClientGoneError:
         return Response(status_code=499)  # nobody reads it
     except Exception as error:
-        _logger.exception("%s %s failed", request.method, request.url.path)
+        _logger.exception("%s %s failed (request id %s)", request.method, request.url.path, request.state.request_id)
         return error_response(error, request.scope)
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import secrets
 import time
 from collections.abc import AsyncGenerator, AsyncIterator
 from dataclasses import dataclass, field
@@ -25,6 +24,7 @@ from quire_server.errors import naming_fields
 from quire_server.functions import as_tool_messages, function_use, in_old_shape
 from quire_server.logprobs import chat_logprobs, prompt_logprobs
 from quire_server.protocol import ChatCompletionRequest
+from quire_server.request_ids import answer_id
 from quire_server.responses import (
     ChatChoice,
     ChatChunk,
@@ -48,8 +48,8 @@ async def chat_completions(context: ServerContext, request: Request) -> Response
     model = context.resolve_model(body.model)
     with naming_fields(body.field_names()):
         running = await start_turn(context, chat_turn(context, body))
-    request_id = f"chatcmpl-{body.request_id or secrets.token_hex(12)}"
-    answer = ChatAnswer(request_id, int(time.time()), model, body, running, context)
+    name = answer_id(request, "chatcmpl-", body.request_id)
+    answer = ChatAnswer(name, int(time.time()), model, body, running, context)
     # The first output comes before the status line, so that an early refusal still has its own status.
     with naming_fields(body.field_names()):
         first = await unless_disconnected(request, anext(running.outputs))
@@ -69,7 +69,7 @@ async def batch_chat_completions(context: ServerContext, request: Request) -> Re
             "(--max-prompts-per-request)",
             param="messages",
         )
-    name, created = f"chatcmpl-{body.request_id or secrets.token_hex(12)}", int(time.time())
+    name, created = answer_id(request, "chatcmpl-", body.request_id), int(time.time())
     answers = []
     with naming_fields(body.field_names()):
         for messages in body.messages:  # every conversation is checked before the first one runs

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import secrets
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from dataclasses import dataclass
@@ -23,6 +22,7 @@ from quire_server.context import ServerContext, all_of, in_thread_when_long, unl
 from quire_server.errors import naming_fields
 from quire_server.logprobs import completion_logprobs, id_as_text, prompt_logprobs
 from quire_server.protocol import CompletionRequest
+from quire_server.request_ids import answer_id
 from quire_server.responses import Completion, CompletionChoice, Usage, sse
 from quire_server.streaming import EventStream, after, merge
 from quire_server.truncation import truncated
@@ -39,7 +39,7 @@ async def completions(context: ServerContext, request: Request) -> Response:
         params, only_echo = completion_params(context, body)
         beams = beam_search_params(body, params)
     answer = CompletionAnswer(
-        f"cmpl-{body.request_id or secrets.token_hex(12)}",
+        answer_id(request, "cmpl-", body.request_id),
         int(time.time()),
         model,
         body,

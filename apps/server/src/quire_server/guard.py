@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import hmac
-import secrets
 from urllib.parse import parse_qs
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from quire_server.errors import HTTPError, error_response
+from quire_server.request_ids import request_id_of
 
 __all__ = ["Guard"]
 
@@ -36,7 +36,7 @@ class Guard:
             await self._app(scope, receive, send)
             return
         headers = Headers(scope=scope)
-        request_id = (headers.get("x-request-id") or secrets.token_hex(8))[:256]
+        request_id = request_id_of(headers)
         scope = {**scope, "state": {**scope.get("state", {}), "request_id": request_id}}
 
         async def send_with_id(message: Message) -> None:

@@ -6,7 +6,6 @@ Source of the shapes: Anthropic's public API reference.
 from __future__ import annotations
 
 import contextlib
-import secrets
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from typing import Any
 
@@ -28,6 +27,7 @@ from quire_server.body import read_model
 from quire_server.context import ServerContext, unless_disconnected
 from quire_server.errors import messages_error_body, naming_fields
 from quire_server.messages_request import CountTokensRequest, MessagesRequest
+from quire_server.request_ids import answer_id
 from quire_server.streaming import EventStream, after
 from quire_server.turn import ChatTurn, RunningTurn, raise_failed, render_turn, start_turn
 
@@ -42,7 +42,7 @@ async def messages(context: ServerContext, request: Request) -> Response:
     model = context.resolve_model(body.model)
     with naming_fields(body.field_names()):
         running = await start_turn(context, messages_turn(context, body))
-    answer = _Answer(f"msg_{body.request_id or secrets.token_hex(12)}", model, running, context, _extras(body))
+    answer = _Answer(answer_id(request, "msg_", body.request_id), model, running, context, _extras(body))
     if not body.stream:
         final = await unless_disconnected(request, anext(running.outputs))
         return Response(_encoder.encode(answer.whole(final)), media_type="application/json")
