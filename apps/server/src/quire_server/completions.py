@@ -6,7 +6,7 @@ import contextlib
 import dataclasses
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
@@ -20,7 +20,7 @@ from quire_server.beams import beam_search_outputs, beam_search_params
 from quire_server.body import read_model
 from quire_server.context import ServerContext, all_of, in_thread_when_long, unless_disconnected
 from quire_server.errors import naming_fields
-from quire_server.logprobs import completion_logprobs, id_as_text, prompt_logprobs
+from quire_server.logprobs import EchoedTokens, completion_logprobs, prompt_logprobs
 from quire_server.protocol import CompletionRequest
 from quire_server.request_ids import answer_id
 from quire_server.responses import Completion, CompletionChoice, Usage, sse
@@ -157,6 +157,8 @@ class CompletionAnswer:
     only_echo: bool
     prompt_tokens: int | None = None
     """Length of the prompts where it is another one than that of `prompts`."""
+    _positions: dict[int, list[list[Logprob] | None]] = field(default_factory=dict)
+    """Prompt -> log probabilities of its tokens, once they have come."""
 
     def whole(self, finals: list[RequestOutput]) -> Completion:
         for final in finals:
@@ -202,21 +204,22 @@ class CompletionAnswer:
             output.finish_reason = FinishReason.LENGTH if output.finished else None
         echoes = self.body.echo and is_first
         echoed_text = self._prompt_text(prompt) if self.body.echo else ""
-        positions = final.prompt_logprobs
+        if final.prompt_logprobs is not None:
+            self._positions[number] = final.prompt_logprobs
+        positions = self._positions.get(number)
         choice = CompletionChoice(
             index=number * self.params.n + output.index,
             text=echoed_text + output.text if echoes else output.text,
             logprobs=completion_logprobs(
                 output,
                 text_offset=len(echoed_text),
-                echoed=positions if echoes else None,
-                echoed_tokens=self._prompt_tokens(prompt, positions) if echoes else None,
+                echoed=self._echoed(prompt, positions) if echoes else None,
                 as_ids=self.body.return_tokens_as_token_ids,
             ),
             finish_reason=output.finish_reason,
             stop_reason=output.stop_reason,
         )
-        if positions is not None and self.body.prompt_logprobs is not None:
+        if is_first and positions is not None and self.body.prompt_logprobs is not None:
             choice.prompt_logprobs = prompt_logprobs(positions)
         if self.body.return_token_ids:
             choice.token_ids = output.token_ids
@@ -229,12 +232,21 @@ class CompletionAnswer:
             prompt.text = self.context.llm.tokenizer.decode(prompt.token_ids, skip_special_tokens=False)
         return prompt.text
 
-    def _prompt_tokens(self, prompt: RenderedPrompt, positions: list[list[Logprob] | None] | None) -> list[str] | None:
+    def _echoed(self, prompt: RenderedPrompt, positions: list[list[Logprob] | None] | None) -> EchoedTokens | None:
         if positions is None:
             return None
-        if self.body.return_tokens_as_token_ids:
-            return [id_as_text(token_id) for token_id in prompt.token_ids]
-        return [self.context.llm.tokenizer.token_text(token_id) for token_id in prompt.token_ids]
+        return EchoedTokens.of(
+            self.context.llm.tokenizer,
+            prompt.token_ids,
+            self._prompt_text(prompt),
+            positions,
+            as_ids=self.body.return_tokens_as_token_ids,
+        )
+
+    def _waits_for_prompt(self, number: int, output: RequestOutput) -> bool:
+        """Whether the log probabilities of the prompt, which come with one of the n completions, are still to come."""
+        is_known = output.prompt_logprobs is not None or self._positions.get(number) is not None
+        return self.params.prompt_logprobs is not None and not is_known and not output.finished
 
     async def events(
         self, first: tuple[int, RequestOutput], rest: AsyncIterator[tuple[int, RequestOutput]]
@@ -243,16 +255,22 @@ class CompletionAnswer:
         wants_usage, continuous = self.context.usage_wanted(self.body.stream_options)
         latest: dict[int, RequestOutput] = {}
         begun: set[int] = set()
+        held: dict[int, list[RequestOutput]] = {}
         async with contextlib.aclosing(after(first, rest)) as outputs:
             async for number, output in outputs:
                 raise_failed(output)
-                latest[number] = output
+                if self._waits_for_prompt(number, output):
+                    held.setdefault(number, []).append(output)
+                    continue
                 events = []
-                for each in output.outputs:
-                    index = number * self.params.n + each.index
-                    choice = self._choice(number, each, output, is_first=index not in begun)
-                    begun.add(index)
-                    events.append(sse(self._completion([choice], self._usage(latest) if continuous else None)))
+                for now in (output, *held.pop(number, ())):
+                    if number not in latest or now.num_generation_tokens > latest[number].num_generation_tokens:
+                        latest[number] = now
+                    for each in now.outputs:
+                        index = number * self.params.n + each.index
+                        choice = self._choice(number, each, now, is_first=index not in begun)
+                        begun.add(index)
+                        events.append(sse(self._completion([choice], self._usage(latest) if continuous else None)))
                 yield b"".join(events)
         if wants_usage:
             yield sse(self._completion([], self._usage(latest)))

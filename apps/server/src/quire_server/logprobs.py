@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from quire_engine import CompletionOutput, Logprob
+from quire_interfaces import Tokenizer
+from quire_renderers import IncrementalDetokenizer
 from quire_server.responses import ChatLogprobs, ChatTokenLogprob, CompletionLogprobs, TopLogprob
 
-__all__ = ["chat_logprobs", "completion_logprobs", "id_as_text", "prompt_logprobs"]
+__all__ = ["EchoedTokens", "chat_logprobs", "completion_logprobs", "id_as_text", "prompt_logprobs"]
 
 LOWEST = -9999.0
 """Stands for minus infinity, which JSON does not have."""
@@ -39,34 +43,55 @@ def _chat_token(candidates: list[Logprob], as_ids: bool) -> ChatTokenLogprob:
     )
 
 
+@dataclass(frozen=True, slots=True)
+class EchoedTokens:
+    """The tokens of a prompt that an answer repeats."""
+
+    names: list[str]
+    offsets: list[int]
+    """Where the text of each begins in the prompt's."""
+    logprobs: list[list[Logprob] | None]
+
+    @classmethod
+    def of(
+        cls,
+        tokenizer: Tokenizer,
+        token_ids: Sequence[int],
+        text: str,
+        logprobs: list[list[Logprob] | None],
+        *,
+        as_ids: bool,
+    ) -> EchoedTokens:
+        """The tokens of `text`. Those that the tokenizer put around it have no place in it: they stand at its ends."""
+        names = [id_as_text(token_id) if as_ids else tokenizer.token_text(token_id) for token_id in token_ids]
+        detokenizer = IncrementalDetokenizer(tokenizer, skip_special_tokens=False)
+        made = detokenizer.add(token_ids)
+        begin = max(0, (made.text + detokenizer.finish().text).find(text))
+        offsets = [min(max(0, offset - begin), len(text)) for offset in made.text_offsets]
+        return cls(names, offsets, logprobs)
+
+
 def completion_logprobs(
-    output: CompletionOutput,
-    *,
-    text_offset: int = 0,
-    echoed: list[list[Logprob] | None] | None = None,
-    echoed_tokens: list[str] | None = None,
-    as_ids: bool = False,
+    output: CompletionOutput, *, text_offset: int = 0, echoed: EchoedTokens | None = None, as_ids: bool = False
 ) -> CompletionLogprobs | None:
     """For completions: parallel lists.
 
     Args:
         output: A delta or a whole completion.
         text_offset: Where the output begins in the returned text.
-        echoed: Log probabilities of the prompt's tokens, which come first when the prompt is echoed.
-        echoed_tokens: Their names.
+        echoed: The prompt's tokens, which come first when the prompt is echoed.
         as_ids: Name tokens by their ids, not by their texts.
     """
     if output.logprobs is None:
         return None
     result = CompletionLogprobs([], [], [], [])
-    place = 0
-    for candidates, text in zip(echoed or [], echoed_tokens or [], strict=True):
-        result.text_offset.append(place)
-        result.tokens.append(text)
-        result.token_logprobs.append(None if candidates is None else max(candidates[0].logprob, LOWEST))
-        result.top_logprobs.append(None if candidates is None else _by_name(candidates, as_ids))
-        place += len(text)
-    for candidates, offset in zip(output.logprobs, output.text_offsets, strict=False):
+    if echoed is not None:
+        result.text_offset += echoed.offsets
+        result.tokens += echoed.names
+        for each in echoed.logprobs:
+            result.token_logprobs.append(None if each is None else max(each[0].logprob, LOWEST))
+            result.top_logprobs.append(None if each is None else _by_name(each, as_ids))
+    for candidates, offset in zip(output.logprobs, output.text_offsets, strict=True):
         result.text_offset.append(text_offset + offset)
         result.tokens.append(_name(candidates[0], as_ids))
         result.token_logprobs.append(max(candidates[0].logprob, LOWEST))
