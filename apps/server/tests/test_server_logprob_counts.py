@@ -1,4 +1,4 @@
-"""One entry of log probabilities for each token, at the place of its text: whatever ends, holds back or hides the text."""
+"""One entry of log probabilities per token, at the place of its text: whatever ends, holds back or hides the text."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ PROMPT = "the quire é 🚀 gathers"
 
 
 class AroundTokenizer:
-    """A tokenizer that puts a token of its own on both sides of a text, and spells characters of several bytes in two."""
+    """A tokenizer that puts a token of its own on both sides of a text, and spells some characters in two tokens."""
 
     pieces = None
     _texts = ("<s>", "ab", "\ufffd", "é", " c", "</s>")

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import random
 from concurrent.futures import Future
+from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -302,8 +304,39 @@ def test_started_requests_and_counts_are_told() -> None:
     result = core.step()
     assert result.started == ["a"]
     assert result.started_time_s > 0
-    assert result.num_tokens == 3
+    assert result.step_tokens == [3]
     assert core.step().started == []
+
+
+@pytest.mark.parametrize("depth", [0, 1])
+@pytest.mark.parametrize("changes", [{}, {"num_draft_tokens": 3}, {"num_blocks": 14}])
+def test_each_step_tells_the_tokens_that_it_computed(depth: int, changes: dict[str, Any]) -> None:
+    core = make_core(replace(SMALL, max_num_batched_tokens=8, **changes), depth)
+    computed: list[int] = []
+    execute = core.parts.executor.execute
+
+    def counted(output: SchedulerOutput) -> Any:
+        computed.extend([sum(output.num_scheduled_tokens)] if output.rows else [])
+        return execute(output)
+
+    core.parts.executor.execute = counted  # type: ignore[method-assign]
+    for index, length in enumerate([20, 3, 11]):
+        core.add_request(make_request(f"r{index}", [7 + index] * length, max_tokens=30))
+    told: list[int] = []
+    for number in range(200):
+        # What is taken in at once is several steps, too.
+        result = core.settle() if number % 7 == 6 else core.step()
+        told += result.step_tokens
+        if not core.has_requests():
+            break
+    told += core.settle().step_tokens
+    assert not core.has_requests()
+    assert told == computed
+    assert max(told) <= 8
+    once = 20 + 3 + 11 + 3 * 29
+    # Without drafts and preemptions each token but the last of a request is computed once; ahead of an end, one more.
+    assert once <= sum(told) <= (once + 3 * depth if not changes else 10 * once)
+    assert (core.stats().num_preemptions_total > 0) == ("num_blocks" in changes)
 
 
 def test_refused_requests_leave_no_trace() -> None:

@@ -97,7 +97,7 @@ core_messages = (
         outputs=st.lists(core_outputs, max_size=4),
         started=st.lists(texts, max_size=3),
         started_time_s=floats,
-        num_step_tokens=st.integers(0, 9999),
+        step_tokens=st.lists(st.integers(1, 9999), max_size=3),
         stats=st.none() | st.builds(SchedulerStats, num_running=st.integers(0, 99), kv_cache_usage=st.floats(0, 1)),
         rejected=st.lists(
             st.builds(RequestRejected, request_id=texts, kind=st.just("request"), message=texts), max_size=2

@@ -278,10 +278,12 @@ class StreamingClient:
             if entry is not None:
                 self.listener.on_rejected()
                 entry.stream.fail(rejected.to_error())
-        if message.num_step_tokens or message.stats is not None:
-            stats = message.stats and add_counters(message.stats, self._former_stats)
-            self.last_stats = stats or self.last_stats
-            self.listener.on_step(message.num_step_tokens, stats)
+        stats = message.stats and add_counters(message.stats, self._former_stats)
+        self.last_stats = stats or self.last_stats
+        for num_tokens in message.step_tokens:
+            self.listener.on_step(num_tokens, None)
+        if stats is not None:
+            self.listener.on_step(0, stats)
 
     @staticmethod
     def _started(metrics: RequestMetrics, time_s: float) -> None:

@@ -67,8 +67,8 @@ class StepResult:
     started: list[str] = field(default_factory=list)
     """Requests that entered a row with a step planned in this call."""
     started_time_s: float = 0.0
-    num_tokens: int = 0
-    """Tokens computed by the step that was taken in; 0 when none was."""
+    step_tokens: list[int] = field(default_factory=list)
+    """Tokens computed by each step that was taken in, rejected drafts and recomputed tokens included."""
     did_something: bool = False
 
 
@@ -309,7 +309,8 @@ class EngineCore:
             return False
         self._num_failed_steps = 0
         outputs = self._scheduler.update(output, produced)
-        result.num_tokens += output.total_num_scheduled_tokens
+        if output.total_num_scheduled_tokens:
+            result.step_tokens.append(output.total_num_scheduled_tokens)
         result.outputs.extend(outputs)
         self._forget([news.request_id for news in outputs if news.finish_reason is not None])
         if self._quarantine:

@@ -189,13 +189,13 @@ class CoreLoop:
             stats = self._core.stats()
             self._next_stats_s = now + STATS_INTERVAL_S
             self._stats_stale = False
-        if outputs or result.started or result.num_tokens or stats is not None:
+        if outputs or result.started or result.step_tokens or stats is not None:
             self._send(
                 Outputs(
                     outputs=outputs,
                     started=result.started,
                     started_time_s=result.started_time_s,
-                    num_step_tokens=result.num_tokens,
+                    step_tokens=result.step_tokens,
                     stats=stats,
                 )
             )

@@ -171,8 +171,8 @@ class LLMEngine:
                 outputs.append(output)
                 if output.finished:
                     del self._core_ids[output.request_id]
-        if result.num_tokens:
-            self._listener.on_step(result.num_tokens, None)
+        for num_tokens in result.step_tokens:
+            self._listener.on_step(num_tokens, None)
         return outputs
 
     def abort(self, request_ids: str | Iterable[str]) -> None:

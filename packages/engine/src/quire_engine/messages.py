@@ -299,8 +299,8 @@ class Outputs(_Message):
     """Requests that entered a row with this step (again, if they had been preempted)."""
     started_time_s: float = 0.0
     """When the step was planned."""
-    num_step_tokens: int = 0
-    """Tokens computed in the step; 0 when this message reports no step."""
+    step_tokens: list[int] = []
+    """Tokens computed by each step that this message reports: mostly one."""
     stats: SchedulerStats | None = None
     """From time to time, and whenever the engine runs empty."""
     rejected: list[RequestRejected] = []
