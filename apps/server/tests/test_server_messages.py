@@ -18,6 +18,7 @@ WEATHER: dict[str, Any] = {
 CLOCK: dict[str, Any] = {"name": "now", "input_schema": {"type": "object"}}
 PARIS = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Paris"}}\n</tool_call>'
 NOW = '<tool_call>\n{"name": "now", "arguments": {}}\n</tool_call>'
+WEB_SEARCH = {"type": "web_search_20250305", "name": "web_search"}
 PDF = {"type": "document", "source": {"type": "base64", "media_type": "application/pdf", "data": "JVBERg=="}}
 EVENT: TypeAdapter[Any] = TypeAdapter(RawMessageStreamEvent)
 
@@ -255,7 +256,10 @@ def test_the_thinking_is_counted_and_may_be_left_out(client):
         ({"messages": [{"role": "user", "content": [3]}]}, r"messages\[0\].content\[0\]"),
         ({"messages": [{"role": "user", "content": [{"type": "text"}]}]}, r"messages\[0\].content\[0\].text"),
         ({"system": [{"type": "image"}]}, r"system\[0\]"),
-        ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, r"tools\[0\].type"),
+        ({"tools": [{"type": 3, "name": "f"}]}, r"tools\[0\].type"),
+        ({"tools": [{"type": "bash_20250124", "name": "a b"}]}, r"tools\[0\].name"),
+        ({"tools": [WEB_SEARCH], "tool_choice": {"type": "any"}}, r"tool_choice 'any'.*tools\[0\] of type 'web_search"),
+        ({"tools": [WEB_SEARCH, CLOCK], "tool_choice": {"type": "tool", "name": "web_search"}}, "tool_choice.name"),
         ({"tools": [{"name": "a b"}]}, r"tools\[0\].name"),
         ({"tool_choice": {"type": "tool", "name": "missing"}}, "tool_choice.name"),
         ({"tool_choice": {"type": "perhaps"}}, "tool_choice.type"),

@@ -28,6 +28,7 @@ from quire_server.context import ServerContext, unless_disconnected
 from quire_server.errors import messages_error_body, naming_fields
 from quire_server.messages_request import CountTokensRequest, MessagesRequest
 from quire_server.request_ids import answer_id
+from quire_server.request_warnings import warnings_field
 from quire_server.streaming import EventStream, after
 from quire_server.turn import ChatTurn, RunningTurn, raise_failed, render_turn, start_turn
 
@@ -183,6 +184,7 @@ class _Answer:
             "stop_reason": None,
             "stop_sequence": None,
             "usage": self._usage(output),
+            **warnings_field(self._running.turn.warnings),
         }
 
     def _usage(self, output: RequestOutput, *, is_last: bool = False) -> dict[str, Any]:

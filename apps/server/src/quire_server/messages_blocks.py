@@ -7,14 +7,15 @@ read that wrote it (hidden thoughts, tools that it ran) is passed over. Knows no
 
 from __future__ import annotations
 
+import json
 import reprlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from quire_interfaces import RequestError
 from quire_renderers import joined_text, left_out, newest_of_user
 
-__all__ = ["chat_messages"]
+__all__ = ["chat_messages", "found_tools"]
 
 _BILLING = "x-anthropic-billing-header:"
 """Begins a block that Claude Code puts before its system prompt; another one in each request."""
@@ -22,12 +23,15 @@ _READ = ("text", "document", "search_result", "tool_reference")
 _SUMMARY = "What was said before, in short:\n\n"
 
 
-def chat_messages(system: Any, messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+def chat_messages(
+    system: Any, messages: Sequence[dict[str, Any]], tools: Mapping[str, dict[str, Any]]
+) -> list[dict[str, Any]]:
     """A conversation in the chat API's form.
 
     Args:
         system: Text, or text blocks; may be empty.
         messages: As they were sent. Those before the last `compaction` block give way to its summary.
+        tools: Of the request, by name: a `tool_reference` describes its tool.
 
     Raises:
         RequestError: naming the block at fault.
@@ -43,9 +47,63 @@ def chat_messages(system: Any, messages: Sequence[dict[str, Any]]) -> list[dict[
     newest = newest_of_user([each.get("role") for each in messages])
     for index in range(max(first, 0), len(messages)):
         skipped = start + 1 if index == first else 0
-        for each in _chat_messages(messages[index], f"messages[{index}]", skipped, needs_text=index == newest):
+        message = _with_definitions(messages[index], tools)
+        for each in _chat_messages(message, f"messages[{index}]", skipped, needs_text=index == newest):
             _append(result, each)
     return result
+
+
+def found_tools(messages: Sequence[dict[str, Any]]) -> tuple[list[str], list[str]]:
+    """Names of tools that were found: (by a search of another server, by one of the client's, whose result names them).
+
+    Only what the model still reads counts: what a summary has replaced does not.
+    """
+    first, start = _last_compaction(messages)
+    by_server: list[str] = []
+    by_client: list[str] = []
+    for index in range(max(first, 0), len(messages)):
+        for block in _blocks(messages[index])[start + 1 if index == first else 0 :]:
+            content = block.get("content")
+            if block.get("type") == "tool_result":
+                by_client += _referred(content)
+            elif isinstance(content, dict):
+                by_server += _referred(content.get("tool_references"))
+    return by_server, by_client
+
+
+def _blocks(holder: dict[str, Any]) -> list[dict[str, Any]]:
+    content = holder.get("content")
+    return [block if isinstance(block, dict) else {} for block in content] if isinstance(content, list) else []
+
+
+def _referred(blocks: Any) -> list[str]:
+    names = [block.get("tool_name") for block in blocks if _is_reference(block)] if isinstance(blocks, list) else []
+    return [name for name in names if isinstance(name, str)]
+
+
+def _is_reference(block: Any) -> bool:
+    return isinstance(block, dict) and block.get("type") == "tool_reference"
+
+
+def _with_definitions(message: dict[str, Any], tools: Mapping[str, dict[str, Any]]) -> dict[str, Any]:
+    """The message with the tools that its results refer to described in place."""
+    if not any(_referred(block.get("content")) for block in _blocks(message)):
+        return message
+
+    def described(block: Any) -> Any:
+        tool = tools.get(str(block.get("tool_name"))) if _is_reference(block) else None
+        return block if tool is None else {"type": "text", "text": _described(tool) + "\n"}
+
+    def replaced(block: Any) -> Any:
+        is_result = isinstance(block, dict) and isinstance(block.get("content"), list)
+        return {**block, "content": [described(each) for each in block["content"]]} if is_result else block
+
+    return {**message, "content": [replaced(block) for block in message["content"]]}
+
+
+def _described(tool: dict[str, Any]) -> str:
+    fields = {"name": tool["name"], "description": tool.get("description"), "parameters": tool.get("input_schema")}
+    return json.dumps({key: value for key, value in fields.items() if value is not None}, ensure_ascii=False)
 
 
 def _last_compaction(messages: Sequence[dict[str, Any]]) -> tuple[int, int]:

@@ -12,9 +12,10 @@ from typing import Any
 from pydantic import Field
 
 from quire_interfaces import RequestError
-from quire_server.messages_blocks import chat_messages
+from quire_server.messages_blocks import chat_messages, found_tools
+from quire_server.messages_tools import deferred_tools, messages_client_tools
 from quire_server.protocol import Int, SamplingFields, check_thinking_budget
-from quire_server.tool_choice import ToolUse, check_function, named
+from quire_server.tool_choice import ToolUse, check_required, named
 
 __all__ = ["CountTokensRequest", "MessagesRequest"]
 
@@ -79,7 +80,8 @@ class CountTokensRequest(SamplingFields):
         Raises:
             RequestError: naming the block at fault.
         """
-        return chat_messages(self.system or "", self.messages)
+        definitions = {tool["name"]: tool for tool in self.tools or () if isinstance(tool.get("name"), str)}
+        return chat_messages(self.system or "", self.messages, definitions)
 
     def prefills(self, messages: list[dict[str, Any]]) -> bool:
         """Whether the conversation ends inside the answer, which the model then goes on with."""
@@ -88,8 +90,10 @@ class CountTokensRequest(SamplingFields):
 
     def tool_use(self) -> ToolUse:
         """What `tools` and `tool_choice` mean. Raises RequestError naming the field at fault."""
-        use = ToolUse(tools=tuple(_chat_tool(tool, f"tools[{index}]") for index, tool in enumerate(self.tools or ())))
-        choice = self.tool_choice
+        offered, choice = messages_client_tools(self.tools or ()), self.tool_choice
+        unknown, described = deferred_tools(self.tools or (), *found_tools(self.messages))
+        forced = choice.get("name") if choice is not None and choice.get("type") == "tool" else None
+        use = ToolUse.of(offered).without(unknown - {forced}, unshown=described - {forced})
         if choice is None:
             return use
         use = replace(use, parallel=choice.get("disable_parallel_tool_use") is not True)
@@ -99,9 +103,9 @@ class CountTokensRequest(SamplingFields):
         modes = {"auto": "auto", "any": "required", "none": "none"}
         if not isinstance(kind, str) or kind not in modes:
             raise _wrong("tool_choice.type", kind, "be auto, any, tool or none")
-        if kind == "any" and not use.tools:
-            raise RequestError("tool_choice 'any' needs tools", param="tool_choice")
-        return replace(use, mode=modes[kind])
+        use = replace(use, mode=modes[kind])
+        check_required(use, kind)
+        return use
 
     def template_kwargs(self) -> dict[str, Any] | None:
         """`chat_template_kwargs`, with what `thinking` and `output_config.effort` mean to templates."""
@@ -143,15 +147,6 @@ class MessagesRequest(CountTokensRequest):
     """Body of POST /v1/messages."""
 
     max_tokens: Int
-
-
-def _chat_tool(tool: dict[str, Any], at: str) -> dict[str, Any]:
-    if tool.get("type", "custom") not in ("custom", None):
-        raise _wrong(f"{at}.type", tool["type"], "be 'custom'; other tools are not served here")
-    function = {"name": tool.get("name"), "parameters": tool.get("input_schema") or {"type": "object"}}
-    function |= {key: tool[key] for key in ("description", "strict") if tool.get(key) is not None}
-    check_function({**function, "parameters": tool.get("input_schema")}, at)
-    return {"type": "function", "function": function}
 
 
 def _wrong(param: str, value: Any, must: str) -> RequestError:

@@ -6,7 +6,7 @@ One meaning for the three chat protocols; each translates its own spelling into 
 from __future__ import annotations
 
 import reprlib
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -39,6 +39,8 @@ class ToolUse:
     """With "required": the one tool to call."""
     parallel: bool = True
     """Whether one answer may hold several calls."""
+    unshown: frozenset[str] = frozenset()
+    """Names of tools that the template is not given."""
     offered: ClientTools = field(default_factory=ClientTools)
     """The client's tools in their own shapes, and what was left out."""
 
@@ -46,6 +48,11 @@ class ToolUse:
     def of(cls, offered: ClientTools, more: Sequence[dict[str, Any]] = (), *, parallel: bool = True) -> ToolUse:
         """The client's tools, and `more` functions that the server runs itself."""
         return cls(tools=(*offered.chat_tools(), *more), parallel=parallel, offered=offered)
+
+    def without(self, names: Collection[str], *, unshown: Collection[str] = ()) -> ToolUse:
+        """The same without some tools; those of `unshown` can be called, but the conversation itself describes them."""
+        tools = tuple(tool for tool in self.tools if tool["function"]["name"] not in names)
+        return replace(self, tools=tools, unshown=frozenset(unshown))
 
     @property
     def is_on(self) -> bool:
@@ -60,7 +67,8 @@ class ToolUse:
     @property
     def shown(self) -> list[dict[str, Any]] | None:
         """What the template is given: nothing when no call is wanted."""
-        return list(self.tools) if self.tools and self.mode != "none" else None
+        tools = [tool for tool in self.tools if tool["function"]["name"] not in self.unshown]
+        return tools if tools and self.mode != "none" else None
 
     @property
     def callable_tools(self) -> tuple[dict[str, Any], ...]:
