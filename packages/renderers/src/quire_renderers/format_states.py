@@ -156,7 +156,7 @@ State = Until | Expect | Literal
 class CompiledExits:
     """Markers made fast: finds the first one in a text, and how much of its end may still become one."""
 
-    __slots__ = ("_first_chars", "_longest", "_pattern", "_prefixes", "go")
+    __slots__ = ("_first_chars", "_longest", "_pattern", "_prefixes", "begin_lines", "go")
 
     def __init__(self, exits: Exits) -> None:
         self.go = {marker: Go(go) if isinstance(go, str) else go for marker, go in exits.items()}
@@ -165,16 +165,18 @@ class CompiledExits:
         self._prefixes = frozenset(marker[:size] for marker in self.go for size in range(1, len(marker)))
         self._first_chars = frozenset(marker[0] for marker in self.go)
         self._longest = max(map(len, self.go), default=0)
+        self.begin_lines = "\n" in self._first_chars
+        """Whether one of them stands at the beginning of a line only."""
 
     def find(self, text: str, *, start: int = 0, final: bool) -> tuple[int, str | None]:
         """(where the first marker stands, the marker), or (how far surely none stands, None)."""
         if self._pattern is None:
             return len(text), None
-        held = len(text) if final else self._held_from(text, start)
         match = self._pattern.search(text, start)
-        if match is not None and match.start() < held:
-            return match.start(), match[0]
-        return held, None
+        if match is None:
+            return len(text) if final else self._held_from(text, start), None
+        held = len(text) if final else self._held_from(text, start)
+        return (match.start(), match[0]) if match.start() < held else (held, None)
 
     def at(self, text: str, position: int) -> str | None:
         """The marker at a place."""

@@ -23,6 +23,7 @@ _NUMBER = re.compile(r"-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][+-]?[0-9]+)?")
 _ATOM_CHARS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789+-._")
 _WORDS = {"true": "true", "false": "false", "null": "null", "True": "true", "False": "false", "None": "null"}
 _WORDS |= {word: f'"{word}"' for word in ("NaN", "Infinity", "-Infinity")}
+_encode = json.JSONEncoder(ensure_ascii=False).encode
 _SURROGATES = re.compile(r"[\ud800-\udfff]")
 _ESCAPES = re.compile(r"\\u[dD][89abAB]..\\u[dD][c-fC-F]..|(?P<lone>\\u[dD][89a-fA-F]..)|\\.")
 _JSON_ESCAPES = frozenset('"\\/bfnrt')
@@ -65,7 +66,7 @@ _VALUE, _FIRST, _KEY, _COLON, _COMMA, _STRING, _ATOM, _OPENING, _DONE = range(9)
 
 def json_string(text: str) -> str:
     """Text as a JSON string that can be encoded as UTF-8, whatever stands in it."""
-    quoted = json.dumps(text, ensure_ascii=False)
+    quoted = _encode(text)
     return quoted if quoted.isascii() else _SURROGATES.sub(lambda match: f"\\u{ord(match[0]):04x}", quoted)
 
 

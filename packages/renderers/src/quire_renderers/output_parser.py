@@ -179,7 +179,12 @@ class OutputParser:
 
     def feed(self, text: str) -> list[OutputEvent]:
         """Take in more output; what it says."""
-        self._add(text if self._dropped is None else self._without_dropped(text, self._dropped, final=False))
+        if self._dropped is not None:
+            text = self._without_dropped(text, self._dropped, final=False)
+        self._buffer += text
+        self._num_buffered += len(text)
+        if self._attempt is not None:
+            self._attempt.parts.append(text)
         while self._buffer and self._step(final=False):
             pass
         events = self._events
@@ -187,6 +192,8 @@ class OutputParser:
             self._events = []
             return events
         num_given, self._attempt.num_events = self._attempt.num_events, 0
+        if not num_given:
+            return []
         self._events = events[num_given:]
         return events[:num_given]
 
@@ -198,7 +205,11 @@ class OutputParser:
         """
         self._stopped = stopped
         if self._dropped is not None:
-            self._add(self._without_dropped("", self._dropped, final=True))
+            rest = self._without_dropped("", self._dropped, final=True)
+            self._buffer += rest
+            self._num_buffered += len(rest)
+            if self._attempt is not None:
+                self._attempt.parts.append(rest)
         self._read_rest()
         while self._attempt is not None:
             if self._is_cut_call(self._attempt):
@@ -219,12 +230,6 @@ class OutputParser:
             self._undecided = None
         events, self._events = self._events, []
         return events
-
-    def _add(self, text: str) -> None:
-        self._buffer += text
-        self._num_buffered += len(text)
-        if self._attempt is not None:
-            self._attempt.parts.append(text)
 
     def _read_rest(self) -> None:
         """Read the buffer to its end, which is that of the output."""
@@ -282,29 +287,42 @@ class OutputParser:
 
     def _step(self, *, final: bool) -> bool:
         state = self._table.states[self._state]
-        if isinstance(state, Literal):
-            return self._read_literal(state)
-        if isinstance(state, Expect):
-            return self._expect(state, final=final)
-        if state.sink in _CAPTURED:
-            return self._capture(state, final=final)
-        if self._tagged is not None:
-            return self._read_tagged(state, self._tagged, final=final)
-        return self._pass_text(state, final=final)
+        if isinstance(state, Until):
+            if state.sink is Sink.CONTENT:
+                return self._pass_text(state, final=final)
+            if state.sink is Sink.REASONING:
+                return self._pass_thinking(state, final=final)
+            if state.sink in _CAPTURED:
+                return self._capture(state, final=final)
+            if self._tagged is not None:
+                return self._read_tagged(state, self._tagged, final=final)
+            return self._pass_text(state, final=final)
+        return self._read_literal(state) if isinstance(state, Literal) else self._expect(state, final=final)
 
     def _pass_text(self, state: Until, *, final: bool) -> bool:
         exits = self._table.exits[self._state]
         end, marker = exits.find(self._buffer, final=final)
+        text, self._buffer = self._buffer[:end], self._buffer[end:]
+        if text:
+            self._take_text(state.sink, text)
+        if marker is None:
+            return False
+        self._leave(state, exits.go[marker], marker)
+        return True
+
+    def _pass_thinking(self, state: Until, *, final: bool) -> bool:
+        exits = self._table.exits[self._state]
+        end, marker = exits.find(self._buffer, final=final)
         is_mention: bool | None = False
-        if marker is not None and state.sink is Sink.REASONING:
+        if marker is not None:
             is_mention = self._is_mention(end, marker, exits.go[marker], final=final)
             if is_mention:
                 end += len(marker)
         text, self._buffer = self._buffer[:end], self._buffer[end:]
         if text:
-            self._take_text(state.sink, text)
-            self._last_chars = (self._last_chars + text)[-2:]
-            self._is_in_mention = bool(is_mention) or (self._is_in_mention and text.isspace())
+            self._put_trimmed(text)
+            self._last_chars = text[-2:] if len(text) > 1 else self._last_chars[-1:] + text
+            self._is_in_mention = is_mention or (self._is_in_mention and text.isspace())
         if marker is None or is_mention is None:
             return False
         if not is_mention:
@@ -313,15 +331,15 @@ class OutputParser:
 
     def _read_tagged(self, state: Until, value: TaggedValue, *, final: bool) -> bool:
         """A value that its own tag may not end."""
-        end = value.find(self._buffer, final=final, stopped=self._stopped)
-        text, self._buffer = self._buffer[: end.position], self._buffer[end.position :]
+        end, marker = value.find(self._buffer, final=final, stopped=self._stopped)
+        text, self._buffer = self._buffer[:end], self._buffer[end:]
         if text:
             self._add_value(text)
-        if end.marker is None:
+        if marker is None:
             return False
         self._tagged = None
-        self._current_call().in_doubt = end.in_doubt and not self._stopped
-        self._leave(state, self._table.exits[self._state].go[end.marker], end.marker)
+        self._current_call().in_doubt = value.in_doubt
+        self._leave(state, self._table.exits[self._state].go[marker], marker)
         return True
 
     def _take_text(self, sink: Sink, text: str) -> None:
@@ -446,8 +464,11 @@ class OutputParser:
                 if state.sink is Sink.CONTENT:
                     self._end_thinking()
                 self._put_raw()
-                if state.sink is Sink.REASONING and self._is_fresh:
-                    self._buffer = "\n" + self._buffer  # It begins a line; white space is left out there.
+                if self._table.exits[name].begin_lines and self._is_fresh:
+                    # It begins a line, too. White space is left out there, so nobody sees it.
+                    self._left_out.append((self._num_buffered - len(self._buffer), -1))
+                    self._num_buffered += 1
+                    self._buffer = "\n" + self._buffer
             elif state.sink in _VALUES:
                 if state.key:
                     self._key, self._has_key = state.key, False
@@ -726,7 +747,8 @@ class OutputParser:
         self._put_text(given)
 
     def _put_text(self, text: str) -> None:
-        if not self._is_reasoning(self._state):
+        state = self._table.states[self._state]
+        if not isinstance(state, Until) or state.sink is not Sink.REASONING:
             self._events.append(ContentDelta(text))
         elif self._undecided is not None:
             self._undecided.append(text)

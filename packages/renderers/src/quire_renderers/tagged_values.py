@@ -12,11 +12,10 @@ import enum
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple
 
 from quire_renderers.format_states import CLOSING_RANKS, CompiledExits, Tag, ValueTags
 
-__all__ = ["TaggedValue", "ValueEnd"]
+__all__ = ["TaggedValue"]
 
 _GAP = re.compile(r"\s{0,1000}")
 _SPACE = re.compile(r"\s{0,100}")
@@ -24,17 +23,6 @@ _OPENED_BY = {Tag.END: Tag.PARAMETER, Tag.CALL_END: Tag.CALL, Tag.CLOSER: Tag.OP
 """What a closing tag closes."""
 _NAME = re.compile(r"\s{0,100}(?P<name>[\w.:/\-]{0,256})\s{0,100}")
 _KEY = re.compile(r"[^\n<>]{0,256}")
-
-
-class ValueEnd(NamedTuple):
-    """Where a value ends."""
-
-    position: int
-    """Up to where the text surely belongs to the value."""
-    marker: str | None
-    """The tag that stands there and ends it; None while none is known."""
-    in_doubt: bool = False
-    """Whether the output ended and this is only the likeliest place."""
 
 
 class _Verdict(enum.Enum):
@@ -66,6 +54,10 @@ class TaggedValue:
         exits: The tags as markers.
         has_parameter: Whether the tool being called may have a parameter of this name.
         has_tool: Whether there is a tool of this name.
+
+    Attributes:
+        in_doubt: Whether the end that was found is only the likeliest, in an output that may have been cut inside the
+            value.
     """
 
     def __init__(
@@ -79,6 +71,7 @@ class TaggedValue:
         self._exits = exits
         self._has_parameter = has_parameter
         self._has_tool = has_tool
+        self.in_doubt = False
         self._position = 0
         self._num_dropped = 0
         self._stack: list[Tag] = []
@@ -89,12 +82,11 @@ class TaggedValue:
         """The first call of a tool inside the value, on a line of its own."""
         self._follows_newline = False
 
-    def find(self, text: str, *, final: bool, stopped: bool = False) -> ValueEnd:
-        """Look for the end in all of the value that was not given out: its first characters up to a returned position
-        without a marker are left out in the next call.
+    def find(self, text: str, *, final: bool, stopped: bool = False) -> tuple[int, str | None]:
+        """(where the value ends, the tag that ends it), or (up to where the text surely belongs to it, None).
 
         Args:
-            text: What there is.
+            text: All of the value but what was found to belong to it, which is left out the next time.
             final: No more will come.
             stopped: The model ended the output by itself.
         """
@@ -105,7 +97,7 @@ class TaggedValue:
                 break
             verdict = self._judge(text, position, marker, final=final)
             if verdict is _Verdict.END:
-                return ValueEnd(position, marker)
+                return position, marker
             if verdict is _Verdict.WAIT:
                 break
             if verdict is not _Verdict.TEXT:
@@ -113,33 +105,31 @@ class TaggedValue:
             self._position = position + len(marker)
         if final:
             return self._likeliest_end(text, stopped=stopped)
-        held = [each.position - self._num_dropped for each in (self._first, self._next_call) if each is not None]
-        safe = min([self._position, *held])
-        self._drop(text, safe)
-        return ValueEnd(safe, None)
+        safe = self._position
+        for candidate in (self._first, self._next_call):
+            if candidate is not None:
+                safe = min(safe, candidate.position - self._num_dropped)
+        if safe:
+            self._follows_newline = text[safe - 1] == "\n"
+            self._position -= safe
+            self._num_dropped += safe
+        return safe, None
 
     def _remember(self, candidate: _Candidate) -> None:
         self._first = self._first or candidate
         if candidate.is_line:
             self._first_line = self._first_line or candidate
 
-    def _likeliest_end(self, text: str, *, stopped: bool) -> ValueEnd:
+    def _likeliest_end(self, text: str, *, stopped: bool) -> tuple[int, str | None]:
         found = self._first_line or self._first
         call = self._next_call if stopped or not self._stack else None
         if call is not None and (found is None or call.position < found.position):
-            return ValueEnd(call.position - self._num_dropped, call.marker, in_doubt=True)
+            found = call
         if found is None:
-            return ValueEnd(len(text), None)
-        is_call_end = found.is_line and self._tags.kinds[found.marker] is not Tag.END
-        return ValueEnd(found.position - self._num_dropped, found.marker, in_doubt=not is_call_end)
-
-    def _drop(self, text: str, size: int) -> None:
-        """The first characters go."""
-        if not size:
-            return
-        self._follows_newline = text[size - 1] == "\n"
-        self._position -= size
-        self._num_dropped += size
+            return len(text), None
+        is_call_end = found.is_line and self._tags.kinds[found.marker] in (Tag.CALL_END, Tag.CLOSER)
+        self.in_doubt = not stopped and not is_call_end
+        return found.position - self._num_dropped, found.marker
 
     def _is_line_begin(self, text: str, position: int) -> bool:
         """Whether a line begins there: models do not indent the tags of a call."""
