@@ -77,11 +77,11 @@ def resolve_model(
         folder = _from_hugging_face(name, revision, list(PICKLED_FILE_PATTERNS if pickled else HUB_FILE_PATTERNS))
         if holds_weights(folder):
             return folder
-    files = _files_on_hugging_face(name, revision)
+    files, cached = _files_on_hugging_face(name, revision)
     if tag is None and not model_files(files):
         return folder
     first = chosen_file(name, model_files(files), tag)
-    return gguf_folder(_from_hugging_face(name, revision, parts_of(first, files)) / first)
+    return gguf_folder((cached or _from_hugging_face(name, revision, parts_of(first, files))) / first)
 
 
 def _models_in(folder: Path) -> list[str]:
@@ -102,19 +102,21 @@ def _gguf_file(path: Path) -> Path | None:
     return path / files[0] if files else None
 
 
-def _files_on_hugging_face(name: str, revision: str | None) -> list[str]:
-    """Names of the repository's files; without network those that are in the cache here."""
-    from huggingface_hub import HfApi, snapshot_download
-    from huggingface_hub.errors import LocalEntryNotFoundError
+def _files_on_hugging_face(name: str, revision: str | None) -> tuple[list[str], Path | None]:
+    """Names of the repository's files; without network those that are in the cache here, and the folder there."""
+    from huggingface_hub import HfApi, constants
+    from huggingface_hub.file_download import repo_folder_name
 
     try:
-        return list(HfApi().list_repo_files(name, revision=revision))
+        return list(HfApi().list_repo_files(name, revision=revision)), None
     except Exception as error:  # the hub client raises its own, httpx's and OSErrors alike
-        try:
-            folder = Path(snapshot_download(name, revision=revision, local_files_only=True))
-        except LocalEntryNotFoundError:
+        cache = Path(constants.HF_HUB_CACHE) / repo_folder_name(repo_id=name, repo_type="model")
+        reference = cache / "refs" / (revision or "main")
+        commit = reference.read_text().strip() if reference.is_file() else revision or "main"
+        folder = cache / "snapshots" / commit
+        if not folder.is_dir():
             raise CheckpointError(_advice(name, revision, f"{type(error).__name__}: {error}")) from error
-    return [file.relative_to(folder).as_posix() for file in folder.rglob("*") if file.is_file()]
+    return [file.relative_to(folder).as_posix() for file in folder.rglob("*") if file.is_file()], folder
 
 
 def _from_hugging_face(name: str, revision: str | None, patterns: list[str]) -> Path:
