@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import transformers
+from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
 
 from quire_interfaces import CheckpointError
@@ -256,3 +258,109 @@ def changed_folder(tokenizer_folder: Callable[[str], Path], tmp_path: Path) -> C
         return folder
 
     return make
+
+
+WORDS = [
+    "[PAD]",
+    "[UNK]",
+    "[CLS]",
+    "[SEP]",
+    "[MASK]",
+    "hello",
+    "Hello",
+    "cafe",
+    "café",
+    "Cafe",
+    "Café",
+    "世",
+    "##界",
+    "世界",
+]
+
+
+def bert_folder(folder: Path, kind: str, *, lowercase: bool, **settings: Any) -> Path:
+    tokenizer = Tokenizer(models.WordPiece({word: i for i, word in enumerate(WORDS)}, unk_token="[UNK]"))
+    tokenizer.normalizer = normalizers.BertNormalizer(lowercase=lowercase)
+    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="[CLS] $A [SEP]", special_tokens=[("[CLS]", 2), ("[SEP]", 3)]
+    )
+    tokenizer.add_special_tokens(WORDS[:5])
+    folder.mkdir()
+    tokenizer.save(str(folder / "tokenizer.json"))
+    names = {"unk_token": "[UNK]", "cls_token": "[CLS]", "sep_token": "[SEP]", "pad_token": "[PAD]"}
+    (folder / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": kind, **names, **settings}))
+    return folder
+
+
+@pytest.mark.parametrize("kind", ["BertTokenizer", "DistilBertTokenizer", "MPNetTokenizer", "PreTrainedTokenizerFast"])
+@pytest.mark.parametrize("lowercase", [True, False])
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"do_lower_case": True},
+        {"do_lower_case": False},
+        {"do_lower_case": True, "strip_accents": False},
+        {"do_lower_case": False, "strip_accents": True},
+        {"do_lower_case": False, "tokenize_chinese_chars": False},
+    ],
+)
+def test_bert_kinds_take_their_normalizer_from_the_settings_as_in_transformers(tmp_path, kind, lowercase, settings):
+    folder = bert_folder(tmp_path / "model", kind, lowercase=lowercase, **settings)
+    ours, oracle = load_tokenizer(folder), getattr(transformers, kind).from_pretrained(str(folder))
+    for text in ("Hello Café 世界", "hello cafe", "HELLO"):
+        assert ours.encode(text) == oracle.encode(text), text
+
+
+@pytest.mark.parametrize(
+    "kind", ["GPT2Tokenizer", "RobertaTokenizerFast", "GPTNeoXTokenizer", "PreTrainedTokenizerFast"]
+)
+@pytest.mark.parametrize("of_file", [True, False])
+@pytest.mark.parametrize("settings", [{}, {"add_prefix_space": True}, {"add_prefix_space": False}])
+def test_space_before_a_text_is_taken_from_the_settings_by_some_classes(changed_folder, kind, of_file, settings):
+    level = {**BYTE_LEVEL, "add_prefix_space": of_file}
+    tokens = dict.fromkeys(("bos_token", "eos_token", "unk_token", "pad_token"), "<|endoftext|>")
+    more = dict.fromkeys(("cls_token", "sep_token", "mask_token"), "<|im_start|>")
+    folder = changed_folder("byte_level", tokenizer_class=kind, **tokens, **more, **settings)
+    path = folder / "tokenizer.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "pre_tokenizer": level}))
+    ours = load_tokenizer(folder)
+    oracle = getattr(transformers, kind.removesuffix("Fast") if "Pre" not in kind else kind).from_pretrained(
+        str(folder)
+    )
+    for text in ("the fox", " the fox"):
+        expected = oracle.encode(text, add_special_tokens=False)
+        assert ours.encode(text, add_special_tokens=False) == expected
+
+
+def test_dropout_of_training_is_not_in_use(changed_folder):
+    folder = changed_folder("byte_level")
+    path = folder / "tokenizer.json"
+    tokenizer = json.loads(path.read_text())
+    expected = load_tokenizer(folder).encode("the quick brown fox jumps")
+    tokenizer["model"]["dropout"] = 0.9
+    path.write_text(json.dumps(tokenizer))
+    ours = load_tokenizer(folder)
+    assert all(ours.encode("the quick brown fox jumps") == expected for _ in range(20))
+
+
+@pytest.mark.parametrize("scheme", ["always", "first", "never"])
+@pytest.mark.parametrize("split", [True, False])
+@pytest.mark.parametrize("seed", range(3))
+def test_metaspace_of_every_kind_equals_transformers(changed_folder, scheme, split, seed):
+    folder = changed_folder("byte_fallback_metaspace")
+    path = folder / "tokenizer.json"
+    tokenizer = json.loads(path.read_text())
+    tokenizer["pre_tokenizer"] = {"type": "Metaspace", "replacement": "▁", "prepend_scheme": scheme, "split": split}
+    chooser = random.Random(seed)
+    for number, text in enumerate(("<a>", " b", "c ", "é")):
+        tokenizer["added_tokens"].append({"id": 358 + number, "content": text, **flags(chooser), "normalized": False})
+    path.write_text(json.dumps(tokenizer))
+    ours, oracle = load_tokenizer(folder), PreTrainedTokenizerFast.from_pretrained(str(folder))
+    for _ in range(60):
+        text = "".join(chooser.choices(["<a>", " b", "c ", "é", "the", " ", "  ", "世", "\x00", "🙂", "</s>"], k=6))
+        token_ids = oracle.encode(text)
+        assert ours.encode(text) == token_ids, text
+        whole = [token_id for token_id in token_ids if token_id > 2]
+        assert ours.decode(whole, skip_special_tokens=False) == oracle.decode(whole), text

@@ -19,7 +19,7 @@ from quire_interfaces import CheckpointError
 from quire_renderers.literal_text import LiteralEncoder
 from quire_renderers.segments import SegmentBorders
 from quire_renderers.token_pieces import TokenPieces, pieces_from_decoder
-from quire_renderers.tokenizer_classes import surrounding_tokens
+from quire_renderers.tokenizer_classes import bert_normalizer, prefix_space, surrounding_tokens
 from quire_renderers.tokenizer_files import AddedTokenSpec, TokenizerFiles
 
 __all__ = ["FastTokenizer"]
@@ -45,6 +45,9 @@ class FastTokenizer:
         backend.no_padding()
         if files.settings.get("split_special_tokens"):
             backend.encode_special_tokens = True
+        _replace_settings(backend, files)
+        if getattr(backend.model, "dropout", None):  # which is for training: a text would have other ids each time
+            backend.model.dropout = None
         # Once special, a token is left out of texts, whatever later flags say: so `tokenizers` has it.
         special_ids = {token_id for token_id, token in backend.get_added_tokens_decoder().items() if token.special}
         _take_added_tokens(backend, files)
@@ -206,6 +209,18 @@ def _library_token(spec: AddedTokenSpec) -> tokenizers.AddedToken:
         rstrip=spec.rstrip,
         single_word=spec.single_word,
     )
+
+
+def _replace_settings(backend: tokenizers.Tokenizer, files: TokenizerFiles) -> None:
+    """Settings of the normalizer and the pre-tokenizer that are those of tokenizer_config.json for some classes."""
+    replaced, normalizer = bert_normalizer(files.settings), backend.normalizer
+    if replaced is not None and isinstance(normalizer, tokenizers.normalizers.BertNormalizer):
+        clean_text = json.loads(normalizer.__getstate__())["clean_text"]
+        backend.normalizer = tokenizers.normalizers.BertNormalizer(clean_text=clean_text, **replaced)
+    space, pre_tokenizer = prefix_space(files.settings), backend.pre_tokenizer
+    if space is not None and isinstance(pre_tokenizer, tokenizers.pre_tokenizers.ByteLevel):
+        pre_tokenizer.add_prefix_space = space
+        backend.pre_tokenizer = pre_tokenizer
 
 
 def _take_added_tokens(backend: tokenizers.Tokenizer, files: TokenizerFiles) -> None:

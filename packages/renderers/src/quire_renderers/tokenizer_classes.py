@@ -1,4 +1,4 @@
-"""What the name of a tokenizer class says that no file does: which tokens it puts around a text.
+"""What the name of a tokenizer class says that no file does: which settings outweigh tokenizer.json.
 
 Knows the classes of `transformers` 4, by which published checkpoints were made. Five kinds of them write the
 post-processor of tokenizer.json anew from `add_bos_token` and `add_eos_token`; every other class, and `transformers` 5
@@ -18,7 +18,13 @@ from typing import Any
 
 from quire_interfaces import CheckpointError
 
-__all__ = ["SurroundingTokens", "reads_sentencepiece_plainly", "surrounding_tokens"]
+__all__ = [
+    "SurroundingTokens",
+    "bert_normalizer",
+    "prefix_space",
+    "reads_sentencepiece_plainly",
+    "surrounding_tokens",
+]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,6 +58,38 @@ _KINDS = {
     "GPTNeoXTokenizer": _Kind("<|endoftext|>", "<|endoftext|>", False, ignores_post_processor=True),
 }
 """Classes that write the post-processor anew, without the ending "Fast"."""
+
+_LOWER_CASE = {
+    "BertTokenizer",
+    "DistilBertTokenizer",
+    "DPRContextEncoderTokenizer",
+    "DPRQuestionEncoderTokenizer",
+    "DPRReaderTokenizer",
+    "ElectraTokenizer",
+    "FunnelTokenizer",
+    "LayoutLMTokenizer",
+    "LayoutLMv2Tokenizer",
+    "LxmertTokenizer",
+    "MobileBertTokenizer",
+    "MPNetTokenizer",
+    "SplinterTokenizer",
+    "SqueezeBertTokenizer",
+}
+"""Classes that write BERT's normalizer anew from do_lower_case, strip_accents and tokenize_chinese_chars."""
+
+_PREFIX_SPACE = {
+    "BartTokenizer",
+    "CodeGenTokenizer",
+    "DebertaTokenizer",
+    "GPT2Tokenizer",
+    "GPTNeoXTokenizer",
+    "LEDTokenizer",
+    "LongformerTokenizer",
+    "MvpTokenizer",
+    "RobertaTokenizer",
+    "WhisperTokenizer",
+}
+"""Classes that take add_prefix_space from their settings."""
 
 _OWN_SENTENCEPIECE = {
     "AlbertTokenizer",
@@ -114,6 +152,23 @@ def surrounding_tokens(settings: dict[str, Any], source: str) -> SurroundingToke
         eos_token=kind.eos_token,
         bos_by_default=kind.bos_by_default,
     )
+
+
+def bert_normalizer(settings: dict[str, Any]) -> dict[str, Any] | None:
+    """Fields of BERT's normalizer that the class of these settings replaces; None for a class that replaces none."""
+    if _class_name(settings) not in _LOWER_CASE:
+        return None
+    accents = settings.get("strip_accents")
+    return {
+        "lowercase": bool(settings.get("do_lower_case", True)),
+        "strip_accents": None if accents is None else bool(accents),
+        "handle_chinese_chars": bool(settings.get("tokenize_chinese_chars", True)),
+    }
+
+
+def prefix_space(settings: dict[str, Any]) -> bool | None:
+    """Whether the class of these settings puts a space before a text; None for a class that leaves it to the file."""
+    return bool(settings.get("add_prefix_space", False)) if _class_name(settings) in _PREFIX_SPACE else None
 
 
 def reads_sentencepiece_plainly(settings: dict[str, Any]) -> bool:
