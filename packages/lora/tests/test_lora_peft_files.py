@@ -94,12 +94,14 @@ def test_everything_that_does_not_fit_is_listed_at_once(tmp_path: Path) -> None:
     ("fields", "complaint"),
     [
         ({"peft_type": "LOHA"}, "peft_type is 'LOHA'; only LORA"),
-        ({"trainable_token_indices": [1, 2]}, "trainable_token_indices is set, which is not supported"),
+        ({"trainable_token_indices": [1, 2]}, "trainable_token_indices ([1, 2]) is set, which is not supported"),
         (
             {"trainable_token_indices": [1], "layer_replication": [[0, 1]]},
-            "layer_replication, trainable_token",
+            "trainable_token_indices ([1]), layer_replication ([[0, 1]]) are set",
         ),
-        ({"from_the_future": 1}, "from_the_future is set"),
+        ({"from_the_future": 1}, "adapter_config.json: from_the_future (1) is set, which is not supported; merge"),
+        ({"alora_invocation_tokens": [7]}, "alora_invocation_tokens ([7]) is set"),
+        ({"use_qalora": True}, "use_qalora (true) is set"),
         (
             {"init_lora_weights": "pissa_niter_4"},
             "init_lora_weights is 'pissa_niter_4', which changes the network's own",
@@ -207,7 +209,12 @@ def test_broken_folders_are_named(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=re.escape("adapter_model.safetensors cannot be read")):
         read_adapter(folder, make_slots())
     (folder / "adapter_model.safetensors").unlink()
-    with pytest.raises(CheckpointError, match=r"has no adapter_model\.safetensors"):
+    with pytest.raises(CheckpointError, match=r"has no adapter_model\.safetensors; load the adapter with PEFT"):
+        read_adapter(folder, make_slots())
+    (folder / "adapter_model.bin").write_bytes(b"pickle")
+    with pytest.raises(
+        CheckpointError, match=r"but adapter_model\.bin, a format that can run code .* safe_serialization"
+    ):
         read_adapter(folder, make_slots())
     (folder / "adapter_config.json").write_text("{")
     with pytest.raises(CheckpointError, match="is not JSON"):

@@ -156,10 +156,50 @@ def test_folders_without_usable_weights(llama: Path, tmp_path: Path) -> None:
         load_model(ModelConfig.from_path(llama), tmp_path / "nowhere")
 
 
+def test_files_under_other_names_are_named(llama: Path, tmp_path: Path) -> None:
+    shutil.copy(llama / "config.json", tmp_path)
+    parts = [f"model-0000{n}-of-00002.safetensors" for n in (1, 2)]
+    for part in parts:
+        shutil.copy(llama / "model.safetensors", tmp_path / part)
+    with pytest.raises(CheckpointError, match=rf"index\.json, which says what is in {', '.join(parts)}; get it, too"):
+        load(tmp_path)
+    for part in parts:
+        (tmp_path / part).unlink()
+    for name, remedy in (
+        ("gptq_model-4bit-128g.safetensors", "if it holds the whole model, rename it to model.safetensors"),
+        ("consolidated.safetensors", "get the files that Transformers reads"),
+    ):
+        shutil.copy(llama / "model.safetensors", tmp_path / name)
+        with pytest.raises(CheckpointError, match=f"but {name}; {remedy}"):
+            load(tmp_path)
+        (tmp_path / name).unlink()
+
+
+def test_names_without_their_prefix_are_explained(llama: Path, tmp_path: Path) -> None:
+    shutil.copy(llama / "config.json", tmp_path)
+    tensors = {name.removeprefix("model."): one for name, one in load_file(llama / "model.safetensors").items()}
+    for leave_out in ((), ("lm_head.weight",)):
+        kept = {name: one for name, one in tensors.items() if name not in leave_out}
+        save_file(kept, tmp_path / "model.safetensors")
+        with pytest.raises(
+            CheckpointError, match=r"named without 'model\.' \('embed_tokens.* AutoModelForCausalLM"
+        ) as refusal:
+            load(tmp_path)
+        assert len(str(refusal.value)) < 600
+
+
+@pytest.mark.parametrize("header", [b"\xff" * 20, b"\x02" + bytes(7) + b"[]", b"\x0a" + bytes(7) + b'{"a": [1]}'])
+def test_damaged_headers_are_told_of_by_file(header: bytes, llama: Path, tmp_path: Path) -> None:
+    shutil.copy(llama / "config.json", tmp_path)
+    (tmp_path / "model.safetensors").write_bytes(header)
+    with pytest.raises(CheckpointError, match=r"cannot read .*model\.safetensors: .*; download the file again"):
+        ModelConfig.from_path(tmp_path)
+
+
 def test_wrong_choices(llama: Path) -> None:
     for options, message in (
         ({"dtype": "int8"}, "dtype must be auto or one of float32"),
-        ({"linear_method": "int3"}, "no linear method 'int3'"),
+        ({"linear_method": "int3"}, "no quantization 'int3'; choose one of int8"),
         ({"attention_backend": "fast"}, "no attention backend 'fast'"),
         ({"device": "toaster"}, "device"),
     ):
@@ -182,7 +222,9 @@ def test_pickled_files_are_taken_when_asked_for(llama: Path, tmp_path: Path) -> 
     with pytest.raises(CheckpointError, match=r"pytorch_model\.bin, a format that can run code .* load_format 'pt'"):
         load(tmp_path)
     assert torch.equal(logits_of(load(tmp_path, load_format="pt")), logits_of(load(llama)))
-    with pytest.raises(ConfigError, match="load_format must be one of auto, safetensors, pt, dummy, got 'bin'"):
+    with pytest.raises(
+        ConfigError, match="load_format must be one of auto, safetensors, pt, gguf, bitsandbytes, dummy, got 'bin'"
+    ):
         load(tmp_path, load_format="bin")
 
 

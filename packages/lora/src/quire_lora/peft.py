@@ -26,6 +26,7 @@ from quire_lora.slots import AdapterSlots, LinearSite
 __all__ = ["WEIGHTS", "Rename", "read_adapter"]
 
 WEIGHTS = "adapter_model.safetensors"
+PICKLED = "adapter_model.bin"
 PREFIX = "base_model.model."
 _PARTS = re.compile(
     r"(?P<module>.+?)\.(?P<part>lora_A\.weight|lora_B\.weight|lora_B\.bias|lora_magnitude_vector(?:\.weight)?"
@@ -102,9 +103,11 @@ class _Reader:
     def _modules(self) -> dict[str, _Module]:
         path = self._folder / WEIGHTS
         if not path.is_file():
+            pickled = (self._folder / PICKLED).is_file()
+            instead = f", but {PICKLED}, a format that can run code when it is read" if pickled else ""
             raise CheckpointError(
-                f"{str(self._folder)!r} has no {WEIGHTS}; save the adapter with PEFT's safe_serialization (files of "
-                "pickled tensors are not read)"
+                f"{str(self._folder)!r} has no {WEIGHTS}{instead}; load the adapter with PEFT and save it with "
+                "save_pretrained(folder, safe_serialization=True)"
             )
         modules: dict[str, _Module] = {}
         tensors = dict(self._tensors(path))

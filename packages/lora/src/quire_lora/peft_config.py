@@ -6,7 +6,6 @@ applied, and which ask for what is not done here. Does not know weights.
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from collections.abc import Mapping
@@ -14,22 +13,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from quire_interfaces import CheckpointError
+from quire_interfaces import CheckpointError, Fields, read_json
 
 __all__ = ["PeftConfig"]
 
 TRAINING_FIELDS = frozenset(
-    "auto_mapping base_model_name_or_path corda_config eva_config fan_in_fan_out inference_mode lora_dropout "
-    "lora_ga_config loftq_config megatron_config megatron_core peft_type peft_version qalora_group_size revision "
-    "runtime_config task_type velora_config".split()
+    "auto_mapping base_model_name_or_path corda_config eva_config fan_in_fan_out inference_mode layers_pattern "
+    "lora_dropout lora_ga_config loftq_config megatron_config megatron_core peft_type peft_version qalora_group_size "
+    "revision runtime_config task_type velora_config".split()
 )
-"""Fields that say how an adapter was made, not how it is applied."""
-
-APPLIED_FIELDS = frozenset(
-    "alpha_pattern bias exclude_modules init_lora_weights layers_pattern layers_to_transform lora_alpha lora_bias "
-    "modules_to_save r rank_pattern target_modules target_parameters use_dora "
-    "use_rslora".split()
-)
+"""Fields that say how an adapter was made, not how it is applied, or (`layers_pattern`) what layers are called, whose
+numbers are known here."""
 
 CONVERTED_INITS = ("pissa", "olora", "corda", "loftq", "lora_ga")
 """Ways to begin that change the network's own weights: what is added to the published ones is something else then."""
@@ -65,38 +59,28 @@ class PeftConfig:
         path = folder / "adapter_config.json"
         if not path.is_file():
             raise CheckpointError(f"{str(folder)!r} has no adapter_config.json, so it is no adapter in PEFT's format")
-        try:
-            values = json.loads(path.read_text(encoding="utf-8"))
-        except ValueError as error:
-            raise CheckpointError(f"{path} is not JSON: {error}") from None
-        if not isinstance(values, dict):
-            raise CheckpointError(f"{path} must hold a JSON object")
-        return cls.from_dict(values, str(path))
+        return cls.from_dict(read_json(path), str(path))
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any], source: str = "adapter_config.json") -> PeftConfig:
         """As `from_folder`, from the parsed file."""
-        kind = values.get("peft_type")
+        fields = Fields(values, source)
+        kind = fields.get("peft_type")
         if kind != "LORA":
             raise CheckpointError(f"{source}: peft_type is {kind!r}; only LORA adapters are served")
-        refused = sorted(
-            name for name, value in values.items() if value and name not in TRAINING_FIELDS | APPLIED_FIELDS
-        )
-        if refused:
-            raise CheckpointError(
-                f"{source}: {', '.join(refused)} {'is' if len(refused) == 1 else 'are'} set, which is not supported; "
-                "merge the adapter into its model with PEFT, or train it without"
-            )
-        start = values.get("init_lora_weights", True)
+        fields.skip(*TRAINING_FIELDS)
+        config = cls._checked(fields, source)
+        start = fields.get("init_lora_weights")
+        fields.refuse_unread("merge the adapter into its model with PEFT, or train it without")
         if isinstance(start, str) and start.lower().startswith(CONVERTED_INITS):
             raise CheckpointError(
                 f"{source}: init_lora_weights is {start!r}, which changes the network's own weights; convert the "
                 "adapter with PEFT (path_initial_model_for_weight_conversion)"
             )
-        return cls._checked(values, source)
+        return config
 
     @classmethod
-    def _checked(cls, values: Mapping[str, Any], source: str) -> PeftConfig:
+    def _checked(cls, values: Fields, source: str) -> PeftConfig:
         def patterns(name: str) -> dict[str, float]:
             found = values.get(name) or {}
             if not isinstance(found, dict) or not all(_is_positive(value) for value in found.values()):
@@ -112,12 +96,13 @@ class PeftConfig:
                 raise CheckpointError(f"{source}: {name} must be a name or a list of names, got {found!r}")
             return tuple(found)
 
-        rank, alpha = values.get("r"), values.get("lora_alpha", 8)
+        rank, alpha = values.get("r"), values.get("lora_alpha")
+        alpha = 8 if alpha is None else alpha
         if isinstance(rank, bool) or not isinstance(rank, int) or rank < 1:
             raise CheckpointError(f"{source}: r must be a whole number of at least 1, got {rank!r}")
         if not _is_positive(alpha):
             raise CheckpointError(f"{source}: lora_alpha must be a number above 0, got {alpha!r}")
-        bias = values.get("bias", "none")
+        bias = values.get("bias") or "none"
         if bias not in ("none", "all", "lora_only"):
             raise CheckpointError(f"{source}: bias must be none, all or lora_only, got {bias!r}")
         saved, layers = names("modules_to_save"), values.get("layers_to_transform")

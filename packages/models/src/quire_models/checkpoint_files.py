@@ -5,6 +5,7 @@ Knows safetensors, and PyTorch's own files for those who ask for them; does not 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +22,7 @@ __all__ = ["CheckpointFiles", "open_checkpoint"]
 
 SAFETENSORS = "model.safetensors"
 PICKLED = "pytorch_model.bin"
+_SHARD = re.compile(r"-\d+-of-\d+\.")
 MEDUSA = "medusa_lm_head"
 """What the one file of Medusa heads is called instead, with an ending for each kind of file."""
 
@@ -69,13 +71,27 @@ def open_checkpoint(folder: Path, *, pickled: bool = False) -> CheckpointFiles |
     if heads.is_file():
         return CheckpointFiles((heads,), pickled)
     others = sorted(path.name for pattern in ("*.bin", f"{MEDUSA}.pt") for path in folder.glob(pattern))
-    if others and not pickled:
+    if others and not pickled and not any(folder.glob("*.safetensors")):
         raise CheckpointError(
             f"{folder} has its weights as {', '.join(others)}, a format that can run code when it is read; convert it "
             "(load it with transformers and call save_pretrained(folder), which writes safetensors), or ask for it "
             "with load_format 'pt', which takes tensors only"
         )
-    raise CheckpointError(f"{folder} has no weights: neither {name} nor {index.name}")
+    raise CheckpointError(f"{folder} has no weights: neither {name} nor {index.name}{_other_files(folder, name)}")
+
+
+def _other_files(folder: Path, name: str) -> str:
+    """What there is instead, and what to do about it."""
+    found = sorted(path.name for path in folder.glob(f"*{Path(name).suffix}"))
+    if not found:
+        return ""
+    if all(_SHARD.search(file) for file in found):
+        return f", which says what is in {', '.join(found)}; get it, too"
+    if len(found) == 1 and not found[0].startswith("consolidated"):
+        return f", but {found[0]}; if it holds the whole model, rename it to {name}"
+    return (
+        f", but {', '.join(found)}; get the files that Transformers reads ({name}, or {name}.index.json with its parts)"
+    )
 
 
 def _indexed_files(index: Path) -> tuple[Path, ...]:

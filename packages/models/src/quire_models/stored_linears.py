@@ -67,12 +67,15 @@ def _headers(folder: Path) -> Iterator[tuple[str, TensorHeader]]:
     for file in _files(folder):
         try:
             with file.open("rb") as stream:
-                header = json.loads(stream.read(int.from_bytes(stream.read(8), "little")))
-        except (OSError, ValueError) as error:
+                num_bytes = int.from_bytes(stream.read(8), "little")
+                if num_bytes > file.stat().st_size:
+                    raise ValueError("its header is longer than the file")
+                header = json.loads(stream.read(num_bytes))
+            found = [(name, TensorHeader(entry["dtype"], tuple(entry["shape"])))
+                     for name, entry in header.items() if name != "__metadata__"]  # fmt: skip
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise CheckpointError(f"cannot read {file}: {error}; download the file again") from error
-        for name, entry in header.items():
-            if name != "__metadata__":
-                yield name, TensorHeader(entry["dtype"], tuple(entry["shape"]))
+        yield from found
 
 
 def _files(folder: Path) -> list[Path]:

@@ -8,6 +8,7 @@ shapes; does not know files (`checkpoint_files.py`), nor networks beyond their l
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
@@ -165,7 +166,22 @@ def _put(tensor: Tensor, model: Network, parameter: Parameter) -> Tensor:
     return tensor.to(device="cpu" if parameter.on_host else model.device, dtype=dtype).contiguous()
 
 
+def _lacking_prefix(missing: list[str], extra: list[str]) -> str:
+    """What most of the missing names begin with, if the rest of them is what is not known; empty otherwise."""
+    unknown = set(extra)
+    counts = Counter(name[: -len(rest)] for name in missing for rest in [name.partition(".")[2]] if rest in unknown)
+    prefix, count = counts.most_common(1)[0] if counts else ("", 0)
+    return prefix if 2 * count > len(missing) else ""
+
+
 def _complaint(folder: Path, missing: list[str], extra: list[str], wrong: list[str]) -> str:
+    if (prefix := _lacking_prefix(missing, extra)) and not wrong:
+        example = next(name for name in missing if name.startswith(prefix))
+        return (
+            f"the tensors in {folder} are named without {prefix!r} ({example.removeprefix(prefix)!r} where {example!r} "
+            f"is wanted, and {len(missing) - 1} more): a network without its LM head was saved; load it with "
+            "Transformers' AutoModelForCausalLM and call save_pretrained(folder)"
+        )
     parts = [
         f"{len(names)} {kind}: {', '.join(names)}"
         for kind, names in (("missing", missing), ("not known", extra), ("of the wrong shape", wrong))
