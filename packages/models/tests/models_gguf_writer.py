@@ -3,6 +3,7 @@ weight what it stands for."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -87,6 +88,14 @@ def write_gguf(
         writer.add_rope_scaling_type(gguf.RopeScalingType.YARN)
         writer.add_rope_scaling_factor(rope["factor"])
         writer.add_rope_scaling_orig_ctx_len(rope["original_max_position_embeddings"])
+        if attention := rope.get("attention_factor"):
+            writer.add_rope_scaling_attn_factors(attention / (0.1 * math.log(rope["factor"]) + 1.0))
+            writer.add_rope_scaling_yarn_beta_fast(rope["beta_fast"])
+            writer.add_rope_scaling_yarn_beta_slow(rope["beta_slow"])
+    if rope.get("rope_type") == "linear":  # without a type, which is linear then
+        writer.add_rope_scaling_factor(rope["factor"])
+    if rope.get("rope_type") == "longrope":
+        writer.add_tensor("rope_freqs.weight", np.array(rope["long_factor"], dtype=np.float32))
     if family in ("gemma2", "gemma3", "gpt-oss"):
         writer.add_sliding_window(config.sliding_window)
     if family == "gemma3":

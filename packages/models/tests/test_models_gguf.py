@@ -59,6 +59,28 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
             }
         },
     ),
+    "llama linear": (
+        "Llama", {"rope_parameters": {"rope_type": "linear", "rope_theta": 10000.0, "factor": 4.0}},
+    ),
+    "llama yarn": (
+        "Llama",
+        {
+            "rope_parameters": {
+                "rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "attention_factor": 0.7, "beta_fast": 16.0,
+                "beta_slow": 2.0, "original_max_position_embeddings": 64,
+            }
+        },
+    ),
+    "llama divisors": (
+        "Llama",
+        {
+            "rope_parameters": {
+                "rope_type": "longrope", "rope_theta": 10000.0, "factor": 1.0, "attention_factor": 1.0,
+                "long_factor": [1.0, 1.0, 1.5, 2.0, 3.0, 3.5, 4.0, 9.0], "original_max_position_embeddings": 256,
+                "short_factor": [1.0, 1.0, 1.5, 2.0, 3.0, 3.5, 4.0, 9.0],
+            }
+        },
+    ),
     "qwen2": ("Qwen2", {}),
     "qwen3": ("Qwen3", {}),
     "gemma": ("Gemma", {"tie_word_embeddings": True}),
@@ -144,7 +166,8 @@ def check_plan(network: Any) -> None:
 @pytest.mark.parametrize(
     ("name", "kind"),
     [
-        ("llama", "Q8_0"), ("llama tied", "Q4_0"), ("llama3", "F16"), ("qwen2", "Q4_0"), ("qwen3", "Q8_0"),
+        ("llama", "Q8_0"), ("llama tied", "Q4_0"), ("llama3", "F16"), ("llama linear", "Q8_0"),
+        ("llama yarn", "Q8_0"), ("llama divisors", "Q8_0"), ("qwen2", "Q4_0"), ("qwen3", "Q8_0"),
         ("gemma", "Q8_0"), ("gemma2", "BF16"), ("gemma3", "Q5_0"),
         ("mixtral", "Q4_0"), ("mixtral one by one", "Q8_0"),
         ("qwen2moe", "Q8_0"), ("qwen3moe", "Q4_1"), ("gpt-oss", "MXFP4"),

@@ -152,6 +152,8 @@ def test_divisors_of_frequencies_are_used_as_they_are(tmp_path):
         ({"tokenizer.ggml.tokens": "abc"}, {}, "tokenizer.ggml.tokens must be a list of texts"),
         ({"tokenizer.ggml.eos_token_id": "end"}, {"tokens": [("a", 1)]}, "eos_token_id is 'end', there are 1 tokens"),
         ({"tokenizer.ggml.add_bos_token": 2}, {"tokens": [("a", 1)]}, "add_bos_token must be true or false, is 2"),
+        ({"expert_count": 2, "expert_used_count": 3}, {}, "expert_used_count is 3, of 2 experts"),
+        ({"tokenizer.ggml.tokens": list("abcde")}, {}, "tokens has 5 tokens, but token_embd.weight has 4 rows"),
         ({"tokenizer.chat_template": 5}, {"tokens": [("a", 1)]}, "tokenizer.chat_template must be a string, is 5"),
     ],
 )  # fmt: skip

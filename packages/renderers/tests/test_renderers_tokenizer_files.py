@@ -67,6 +67,10 @@ class Folder:
                 value["normalized"] &= not token["special"]
             if chooser.random() < 0.8:
                 decoder[str(token_id)] = value
+        if decoder and chooser.random() < 0.3:  # as where a reserved token got a name in this file only
+            value = decoder[chooser.choice(list(decoder))]
+            value["content"] = "<renamed>"
+            value["normalized"] = False
         self.settings["added_tokens_decoder"] = decoder
         if chooser.random() < 0.4:
             self.settings["extra_special_tokens"] = chooser.sample(CONTENTS, 2)
@@ -110,7 +114,7 @@ def test_added_tokens_of_random_folders_equal_transformers(tokenizer_folder, tmp
     chooser = random.Random(f"{kind} {seed}")
     folder = Folder(tokenizer_folder(kind), chooser).write(tmp_path / "model")
     ours, oracle = load_tokenizer(folder), PreTrainedTokenizerFast.from_pretrained(str(folder))
-    pieces = [*CONTENTS, " ", "  ", "a", "fox jumps", " hello", "<s>", "</s>", "<|im_start|>"]
+    pieces = [*CONTENTS, "<renamed>", " ", "  ", "a", "fox jumps", " hello", "<s>", "</s>", "<|im_start|>"]
     for _ in range(20):
         text = "".join(chooser.choices(pieces, k=chooser.randrange(1, 8)))
         token_ids = oracle.encode(text)

@@ -7,7 +7,7 @@ from typing import Any
 
 from quire_interfaces import CheckpointError, Fields
 from quire_models.gguf.deepseek import deepseek_values
-from quire_models.gguf.end_tokens import end_token_ids, named_token_id
+from quire_models.gguf.end_tokens import end_token_ids, named_token_id, tokens_of
 from quire_models.gguf.header import GgufHeader
 from quire_models.gguf.layers import check_shapes, number_of_layers, of_all_layers, shape_of
 from quire_models.gguf.names import COMPRESSED, checkpoint_name, is_linear
@@ -106,6 +106,11 @@ def config_values(header: GgufHeader) -> dict[str, Any]:
     elif has_experts:
         values |= _experts(header, name, values)
     check_shapes(header, values)
+    if len(tokens_of(header)) > values["vocab_size"]:
+        raise CheckpointError(
+            f"{path}: tokenizer.ggml.tokens has {len(tokens_of(header))} tokens, but token_embd.weight has "
+            f"{values['vocab_size']} rows; convert the model again"
+        )
     _check_all_read(header, name)
     return {**values, "quantization_config": _quantization(header, name)}
 
@@ -145,11 +150,10 @@ def _experts(header: GgufHeader, name: str, outer: dict[str, Any]) -> dict[str, 
     fields = header.fields
     number = fields.integer(f"{name}.expert_count", minimum=1)
     fields.fixed(f"{name}.expert_gating_func", *((1, 3) if name == "gpt-oss" else (1,)))  # softmax
-    values: dict[str, Any] = {
-        "num_local_experts": number,
-        "num_experts": number,
-        "num_experts_per_tok": fields.integer(f"{name}.expert_used_count", minimum=1),
-    }
+    used = fields.integer(f"{name}.expert_used_count", minimum=1)
+    if used > number:
+        raise CheckpointError(f"{header.path}: {name}.expert_used_count is {used}, of {number} experts")
+    values: dict[str, Any] = {"num_local_experts": number, "num_experts": number, "num_experts_per_tok": used}
     if name == "llama":
         fields.skip("llama.expert_feed_forward_length")
         return values
