@@ -301,6 +301,53 @@ def test_an_image_that_a_tool_read_does_not_end_the_conversation(client):
     assert ask(client, "", messages=messages).content[0].text == "Well."
 
 
+def test_turns_of_claude_code_find_their_tokens_again(client, scripted):
+    """What it sends by itself: a system prompt of marked blocks whose first line changes, a system message behind the
+    user's that is a list once and a text later, tools that are loaded later, edits of the context, hidden thinking."""
+    mark = {"cache_control": {"type": "ephemeral"}}
+    later = {**CLOCK, "name": "later", "defer_loading": True}
+    search = {"name": "ToolSearch", "input_schema": {"type": "object", "properties": {"query": {"type": "string"}}}}
+    reminder = "# Environment\n - Platform: linux\n" + "Be careful. " * 20
+
+    def turn(number, messages, tools):
+        line = {"type": "text", "text": f"x-anthropic-billing-header: cc_version=2.1.{number}; cch=0{number};"}
+        return client.beta.messages.create(
+            model="tiny",
+            max_tokens=32_000,
+            system=[line, {"type": "text", "text": "You are an agent. " * 20, **mark}],
+            messages=messages,
+            tools=tools,
+            metadata={"user_id": "{}"},
+            thinking={"type": "adaptive", "display": "omitted"},
+            context_management={"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]},
+            output_config={"effort": "high"},
+            betas=["context-management-2025-06-27"],
+        )
+
+    assert scripted.call(scripted.llm.reset_prefix_cache())
+    call = '<tool_call>\n{"name": "ToolSearch", "arguments": {"query": "select:later"}}\n</tool_call>'
+    asked = {"role": "user", "content": [{"type": "text", "text": f"¤<think>hm</think>{call}¥"}]}
+    first = turn(1, [asked, {"role": "system", "content": [{"type": "text", "text": reminder, **mark}]}], [search])
+    (use,) = first.content
+    assert (first.stop_reason, use.name) == ("tool_use", "ToolSearch")
+    found = {
+        "type": "tool_result",
+        "tool_use_id": use.id,
+        "content": [{"type": "tool_reference", "tool_name": "later"}],
+    }
+    messages = [
+        asked,
+        {"role": "system", "content": reminder},
+        {"role": "assistant", "content": [use.to_dict()]},
+        {"role": "user", "content": [{**found, **mark}]},
+        {"role": "user", "content": "¤Found.¥"},
+    ]
+    second = turn(2, messages, [later, search])
+    assert second.content[0].text == "Found."
+    block = scripted.llm.engine_info.block_size
+    assert second.usage.cache_read_input_tokens >= prompt_tokens(first.usage) - 2 * block
+
+
 def test_edits_of_the_context_that_are_not_made_are_not_told_as_made(client):
     edits = {"edits": [{"type": "clear_tool_uses_20250919", "trigger": {"type": "input_tokens", "value": 10}}]}
     arguments = {"model": "tiny", "max_tokens": 20, "messages": say("Hi"), "context_management": edits}
