@@ -21,7 +21,13 @@ RESTING = ("/pause", "/resume", "/sleep", "/wake_up")  # after which a server ta
 STATED = [not_a_server_error, status_code_conformance, content_type_conformance, response_schema_conformance]
 
 
-@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions", "/tokenize", "/detokenize"])
+BODIES = [
+    "/v1/chat/completions", "/v1/completions", "/tokenize", "/detokenize", "/inference/v1/generate",
+    "/v1/chat/completions/derender", "/v1/completions/derender",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("path", BODIES)
 @pytest.mark.parametrize("mode", MODES, ids=lambda mode: mode.name.lower())
 def test_bodies_from_the_schema(live, path, mode):
     document = live.client.get("/openapi.json").json()

@@ -133,6 +133,37 @@ def test_generated_log_probabilities_name_tokens_by_their_ids(live: Any) -> None
     assert (first, [next(iter(each)) for each in others]) == (None, ["6", "7"])
 
 
+def test_log_probabilities_of_named_tokens(live: Any) -> None:
+    named = list(range(100, 140))  # more than --max-logprobs lets a count be
+    asked = {"max_tokens": 2, "seed": 3, "ignore_eos": True, "logprob_token_ids": named}
+    chat = ok(live.post("/v1/chat/completions", {**HELLO, **asked, "logprobs": True}))["choices"][0]
+    text_body = {"prompt": [5], **asked, "logprobs": 1, "echo": True, "return_tokens_as_token_ids": True}
+    text = ok(live.post("/v1/completions", text_body))["choices"][0]
+    body = {"token_ids": [5], "sampling_params": asked}
+    tokens = ok(live.post("/inference/v1/generate", body))["choices"][0]
+    for place in range(2):
+        assert len(chat["logprobs"]["content"][place]["top_logprobs"]) == 40
+        entry = tokens["logprobs"]["content"][place]
+        assert [each["token_id"] for each in entry["top_logprobs"]] == named
+        assert {each["rank"] for each in entry["top_logprobs"]} == {None}
+        assert {f"token_id:{each}" for each in named} <= set(text["logprobs"]["top_logprobs"][place + 1])
+    rendered = ok(live.post("/v1/chat/completions/render", {**HELLO, **asked, "logprobs": True}))
+    assert rendered["sampling_params"]["logprob_token_ids"] == named
+    generated = ok(live.post("/inference/v1/generate", rendered))
+    parts = {"generate_response": generated, "chat_request": {**HELLO, **asked, "logprobs": True}}
+    assert ok(live.post("/v1/chat/completions/derender", parts))["choices"][0]["logprobs"] == chat["logprobs"]
+
+
+@pytest.mark.parametrize("ids", [[5, 5], [-1], [5000], "5", list(range(129))])
+@pytest.mark.parametrize("logprobs", [True, None])
+def test_wrong_named_tokens(live: Any, ids: Any, logprobs: Any) -> None:
+    chat = live.post("/v1/chat/completions", {**HELLO, "logprobs": logprobs, "logprob_token_ids": ids})
+    assert (chat.status_code, chat.json()["error"]["param"].split("[")[0]) == (400, "logprob_token_ids"), chat.text
+    tokens = live.post("/inference/v1/generate", asking(logprob_token_ids=ids))
+    param = tokens.json()["error"]["param"].split("[")[0]
+    assert (tokens.status_code, param) == (400, "sampling_params.logprob_token_ids"), tokens.text
+
+
 def test_fields_that_clients_read_are_null_not_absent(live: Any) -> None:
     body = {"token_ids": [5, 6], "sampling_params": {"max_tokens": 3, "ignore_eos": True}}
     whole = ok(live.post("/inference/v1/generate", body))

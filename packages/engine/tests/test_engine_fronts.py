@@ -220,6 +220,20 @@ async def test_stop_tokens(tokenizer: Tokenizer, make_detokenizer: Factory, incl
     assert completion.text_offsets == [len(letters(expected[:place])) for place in range(end)]
 
 
+async def test_log_probabilities_of_named_tokens(tokenizer: Tokenizer, make_detokenizer: Factory) -> None:
+    params = SamplingParams(max_tokens=3, seed=2, logprob_token_ids=(9, 4))
+    (final,) = run_offline(tokenizer, make_detokenizer, [5], params, 0)
+    completion = final.outputs[0]
+    assert completion.logprobs is not None
+    for token_id, position in zip(completion.token_ids, completion.logprobs, strict=True):
+        assert [each.token_id for each in position] == [token_id, 9, 4]
+        assert [each.rank for each in position] == [1, None, None]
+        assert [each.decoded_token for each in position] == [letters([each]) for each in (token_id, 9, 4)]
+    async with async_engine(tokenizer, make_detokenizer) as front:
+        (whole,) = await gather(front.generate([5], params, kind=OutputKind.FINAL_ONLY))
+    assert whole.outputs == final.outputs
+
+
 async def test_one_of_n_stops_while_the_others_go_on(tokenizer: Tokenizer, make_detokenizer: Factory) -> None:
     texts = [letters(expected_output([5], 40, request_seed=seed)) for seed in range(4)]
     stop = next(texts[0][i : i + 2] for i in range(5, 30) if all(texts[0][i : i + 2] not in text for text in texts[1:]))

@@ -51,6 +51,7 @@ def test_a_check_refuses_what_would_be_refused_and_draws_no_seed() -> None:
         ([1, 50], {}, "prompt"),
         ([1], {"max_tokens": 100}, "max_tokens"),
         ([1], {"stop_token_ids": (50,)}, "stop_token_ids"),
+        ([1], {"logprob_token_ids": (50,)}, "logprob_token_ids"),
     ):
         with pytest.raises(RequestError) as caught:
             checked.check(prompt, SamplingParams(**params))

@@ -44,6 +44,7 @@ WRONG = {
     "seed": [2**63, -(2**63) - 1, 1.0, True],
     "logprobs": [-2, MAX_LOGPROBS + 1, True],
     "prompt_logprobs": [-2, MAX_LOGPROBS + 1],
+    "logprob_token_ids": [(), (-1,), (1.5,), (3, 3), 5, tuple(range(129))],
 }
 
 
@@ -59,6 +60,14 @@ def test_contradictions() -> None:
         SamplingParams(min_tokens=5, max_tokens=4)
     with pytest.raises(RequestError, match="stop must be left out when detokenize is false"):
         SamplingParams(stop=("x",), detokenize=False)
+    with pytest.raises(RequestError, match="logprobs must be left out or 2, the number of logprob_token_ids, got 3"):
+        SamplingParams(logprob_token_ids=(5, 6), logprobs=3)
+
+
+def test_log_probabilities_of_named_tokens_are_as_many() -> None:
+    params = SamplingParams(logprob_token_ids=[5, 6])  # type: ignore[arg-type]
+    assert (params.logprob_token_ids, params.logprobs) == ((5, 6), 2)
+    assert dataclasses.replace(params) == SamplingParams(logprob_token_ids=(5, 6), logprobs=2)
 
 
 @given(

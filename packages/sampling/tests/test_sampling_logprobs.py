@@ -9,8 +9,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from quire_interfaces import SamplingParams
-from quire_sampling import Sampler, SamplingState, prompt_logprobs, token_logprobs
+from quire_interfaces import RequestError, SamplingParams
+from quire_sampling import Sampler, SamplingConfig, SamplingState, prompt_logprobs, token_logprobs
 
 SampleOne = Callable[..., SimpleNamespace]
 
@@ -62,6 +62,41 @@ def test_raw_logits_before_everything_the_request_asked_for(sample_one: SampleOn
     assert result.logprobs.token_ids == token_ids == [3, 0, 1]
     assert result.logprobs.rank == rank == 4
     assert result.logprobs.logprobs == pytest.approx(logprobs)
+
+
+@pytest.mark.parametrize("temperature", [0, 1])
+def test_named_tokens_beside_rows_that_want_the_most_likely_ones(temperature: float) -> None:
+    named = (7, 299, 0)
+    state = SamplingState(3, 300)
+    for row, wanted in enumerate(({"logprobs": 2}, {"logprob_token_ids": named, "logit_bias": {5: 9.0}}, {})):
+        params = SamplingParams(temperature=temperature, **wanted)
+        state.set_row(row, params, seed=row, num_prompt_tokens=1)
+    logits = torch.randn(4, 300, generator=torch.Generator().manual_seed(1))
+    logits[3, 299] = -math.inf
+    rows = [1, 0, 2, 1]
+    assert not Sampler(state).only_penalizes(rows)
+    output = Sampler(state).sample(logits.clone(), rows, torch.arange(4), torch.zeros(3, 8).long())
+    logprobs = output.logprobs()
+    assert {index: len(entry.token_ids) for index, entry in logprobs.items()} == {0: 4, 1: 3, 3: 4}
+    for index in (0, 3):
+        entry, token_id = logprobs[index], int(output.token_ids[index])
+        by_id = dict(zip(*expected(logits[index].tolist(), token_id, 300)[:2], strict=True))
+        assert entry.token_ids == [token_id, *named]
+        assert entry.logprobs == pytest.approx([by_id[each] for each in entry.token_ids], rel=1e-5, abs=1e-5)
+        assert entry.rank == expected(logits[index].tolist(), token_id, 0)[2]
+    state.clear_row(1)
+    assert Sampler(state).only_penalizes(rows)
+
+
+def test_named_tokens_have_their_own_bound() -> None:
+    state = SamplingState(1, 300, config=SamplingConfig(max_logprobs=2))
+    state.set_row(0, SamplingParams(logprob_token_ids=tuple(range(128))), seed=0, num_prompt_tokens=1)
+    output = Sampler(state).sample(torch.zeros(1, 300), [0], torch.zeros(1).long(), torch.zeros(1, 8).long())
+    assert output.logprobs()[0].token_ids[1:] == list(range(128))
+    with pytest.raises(
+        RequestError, match="logprob_token_ids must hold token ids below the vocabulary size 300, got 300"
+    ):
+        state.set_row(0, SamplingParams(logprob_token_ids=(300,)), seed=0, num_prompt_tokens=1)
 
 
 @pytest.mark.parametrize("temperature", [0, 1])

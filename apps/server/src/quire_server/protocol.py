@@ -101,6 +101,7 @@ class SamplingFields(Body):
     seed: Int | None = None
     deterministic: bool = False
     prompt_logprobs: Int | None = None
+    logprob_token_ids: list[TokenId] | None = None
     skip_special_tokens: bool = True
     stream: bool | None = None
     stream_options: StreamOptions | None = None
@@ -186,10 +187,23 @@ class SamplingFields(Body):
         return SamplingParams(
             **values,
             max_tokens=self.max_tokens_wanted(),
-            logprobs=self.logprobs_wanted(),
+            logprobs=self._num_logprobs(),
+            logprob_token_ids=tuple(self.logprob_token_ids) if self.logprob_token_ids else None,
             bad_words=tuple(self.bad_words or ()),
             structured_outputs=structured_outputs_of(self),
         )
+
+    def _num_logprobs(self) -> int | None:
+        """How many log probabilities per token; those of named tokens take the place of the most likely ones."""
+        wanted = self.logprobs_wanted()
+        if not self.logprob_token_ids:
+            return wanted
+        if wanted is None:
+            raise RequestError(
+                "logprob_token_ids needs log probabilities to be asked for (logprobs); leave it out, or ask for them",
+                param="logprob_token_ids",
+            )
+        return None
 
     def _dynamic_temperature(self) -> dict[str, float]:
         """`dynatemp_low` and `dynatemp_high` as a temperature with a range."""

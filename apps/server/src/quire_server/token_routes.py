@@ -42,7 +42,8 @@ __all__ = ["GeneratedText", "GeneratedTokens", "abort_requests", "generate", "re
 
 
 class TokenLogprob(msgspec.Struct):
-    """A token, its log probability, and its place among all tokens by likelihood (1 is the most likely)."""
+    """A token, its log probability, and its place among all tokens by likelihood (1 is the most likely), where it is
+    known."""
 
     token_id: int
     logprob: float
@@ -281,5 +282,5 @@ def _token_logprobs(output: CompletionOutput) -> TokenLogprobs | None:
     )
 
 
-def _entry(token: Logprob) -> tuple[int, float, int]:
+def _entry(token: Logprob) -> tuple[int, float, int | None]:
     return token.token_id, max(token.logprob, LOWEST), token.rank

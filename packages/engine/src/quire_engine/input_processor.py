@@ -299,6 +299,7 @@ class InputProcessor:
             self._check_ids("logit_bias", params.logit_bias)
         if params.allowed_token_ids is not None:
             self._check_ids("allowed_token_ids", params.allowed_token_ids)
+        self._check_ids("logprob_token_ids", params.logprob_token_ids or ())
         self._check_ids("stop_token_ids", params.stop_token_ids)
         for words in params.bad_words_token_ids:
             self._check_ids("bad_words_token_ids", words)

@@ -75,7 +75,8 @@ class CompletionProcessor:
         )
         if self._params.logprobs is not None:
             positions = (output.logprobs or [])[: len(token_ids)]
-            result.logprobs = [with_text(each, self._tokenizer) for each in positions]
+            is_ranked = self._params.logprob_token_ids is None
+            result.logprobs = [with_text(each, self._tokenizer, is_ranked=is_ranked) for each in positions]
         return result
 
     def _detokenize(self, token_ids: list[int], output: EngineCoreOutput) -> TextDelta:
@@ -99,11 +100,13 @@ class CompletionProcessor:
         return delta
 
 
-def with_text(position: TokenLogprobs, tokenizer: Tokenizer | None) -> list[Logprob]:
-    """Log probabilities of one position, with the text of each token when there is a tokenizer."""
+def with_text(position: TokenLogprobs, tokenizer: Tokenizer | None, *, is_ranked: bool = True) -> list[Logprob]:
+    """Log probabilities of one position, with the text of each token when there is a tokenizer. Behind the first token
+    come the most likely ones, best first, if it `is_ranked`."""
     entries: list[Logprob] = []
     for place, (token_id, logprob) in enumerate(zip(position.token_ids, position.logprobs, strict=True)):
-        entry = Logprob(token_id, logprob, position.rank if place == 0 else place)
+        rank = place if is_ranked else None
+        entry = Logprob(token_id, logprob, position.rank if place == 0 else rank)
         if tokenizer is not None:
             entry.decoded_token = tokenizer.token_text(token_id)
             entry.token_bytes = tokenizer.token_bytes(token_id)

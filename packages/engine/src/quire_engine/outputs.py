@@ -28,8 +28,8 @@ class Logprob:
 
     token_id: int
     logprob: float
-    rank: int
-    """1 is the most likely token of the vocabulary."""
+    rank: int | None
+    """1 is the most likely token of the vocabulary; None for tokens that were asked for by `logprob_token_ids`."""
     decoded_token: str = ""
     """The token as text; invalid UTF-8 as U+FFFD."""
     token_bytes: bytes = b""
@@ -45,7 +45,8 @@ class CompletionOutput:
     token_ids: list[int] = field(default_factory=list)
     """The token that ended the output is included, its text is not (unless include_stop_str_in_output)."""
     logprobs: list[list[Logprob]] | None = None
-    """Per token: the chosen token first, then the most likely ones, best first. None when not asked for."""
+    """Per token: the chosen token first, then the most likely ones, best first, or those that were named. None when not
+    asked for."""
     cumulative_logprob: float | None = None
     """Sum over the tokens so far; None where no log probabilities were computed."""
     text_offsets: list[int] = field(default_factory=list)

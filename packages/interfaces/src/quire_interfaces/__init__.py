@@ -52,7 +52,7 @@ from quire_interfaces.kv_transfer import (
 )
 from quire_interfaces.policy import AdmissionRule, PauseState, RequestGate, Scheduler, SchedulingPolicy
 from quire_interfaces.request import FinishReason, Request, RequestStatus
-from quire_interfaces.sampling_params import ALL_LOGPROBS, MAX_LOGPROBS, SamplingParams
+from quire_interfaces.sampling_params import ALL_LOGPROBS, MAX_LOGPROB_TOKEN_IDS, MAX_LOGPROBS, SamplingParams
 from quire_interfaces.settings import Settings, at_least, between, one_of, setting
 from quire_interfaces.step import (
     GRAMMAR_COMPILE_BOUNDS_S,
@@ -74,6 +74,7 @@ __all__ = [
     "GRAMMAR_COMPILE_BOUNDS_S",
     "KV_CACHE_DTYPES",
     "MAX_LOGPROBS",
+    "MAX_LOGPROB_TOKEN_IDS",
     "NULL_BLOCK_ID",
     "AdapterInfo",
     "AdapterStore",

@@ -14,12 +14,14 @@ from typing import Any
 from quire_interfaces.errors import RequestError
 from quire_interfaces.structured_outputs import StructuredOutputsParams
 
-__all__ = ["ALL_LOGPROBS", "MAX_LOGPROBS", "SamplingParams"]
+__all__ = ["ALL_LOGPROBS", "MAX_LOGPROBS", "MAX_LOGPROB_TOKEN_IDS", "SamplingParams"]
 
 ALL_LOGPROBS = -1
 """logprobs or prompt_logprobs of the whole vocabulary."""
 MAX_LOGPROBS = 1 << 24
 """Largest number of logprobs and prompt_logprobs, which no vocabulary reaches; a server sets a bound of its own."""
+MAX_LOGPROB_TOKEN_IDS = 128
+"""Largest number of logprob_token_ids."""
 
 
 _EXTRA_RANGES = (
@@ -80,6 +82,9 @@ class SamplingParams:
     """Log probabilities of this many most likely tokens, and of the sampled one; 0 gives the sampled one only."""
     prompt_logprobs: int | None = None
     """The same for each prompt token but the first."""
+    logprob_token_ids: tuple[int, ...] | None = None
+    """Log probabilities of these token ids, in their order, in place of the most likely ones; at most 128, whatever the
+    server's bound on `logprobs`. `logprobs` is their number then, and may be left out."""
     _: KW_ONLY
     best_of: int | None = None
     """Compute this many completions and give the n of the largest probability; at least n. None computes n."""
@@ -159,6 +164,7 @@ class SamplingParams:
         self._check_extras()
         self._check_max_tokens()
         self._check_token_lists()
+        self._check_logprob_token_ids()
         self._check_stop()
         self._check_structured_outputs()
 
@@ -167,13 +173,29 @@ class SamplingParams:
         for name in ("stop", "bad_words"):
             if isinstance(value := getattr(self, name), str):
                 object.__setattr__(self, name, (value,))
-        for name in ("stop", "stop_token_ids", "bad_words", "bad_words_token_ids", "allowed_token_ids"):
+        optional = ("allowed_token_ids", "logprob_token_ids")
+        for name in ("stop", "stop_token_ids", "bad_words", "bad_words_token_ids", *optional):
             value = getattr(self, name)
-            if isinstance(value, tuple) or (value is None and name == "allowed_token_ids"):
+            if isinstance(value, tuple) or (value is None and name in optional):
                 continue
             if value is not None and (isinstance(value, (str, bytes, dict)) or not isinstance(value, Iterable)):
                 raise _wrong(name, value, "be a list")
             object.__setattr__(self, name, tuple(value or ()))
+
+    def _check_logprob_token_ids(self) -> None:
+        ids = self.logprob_token_ids
+        if ids is None:
+            return
+        if not 0 < len(ids) <= MAX_LOGPROB_TOKEN_IDS or len(set(ids)) < len(ids):
+            raise RequestError(
+                f"logprob_token_ids must name 1 to {MAX_LOGPROB_TOKEN_IDS} tokens, each once, got {len(ids)} of which "
+                f"{len(set(ids))} differ",
+                param="logprob_token_ids",
+            )
+        if self.logprobs is None:
+            object.__setattr__(self, "logprobs", len(ids))
+        elif self.logprobs != len(ids):
+            raise _wrong("logprobs", self.logprobs, f"be left out or {len(ids)}, the number of logprob_token_ids")
 
     def _check_extras(self) -> None:
         if _extras(self) == _NO_EXTRAS:
@@ -208,7 +230,7 @@ class SamplingParams:
             _range("logit_bias", bias, -100, 100)
         if self.allowed_token_ids is not None and len(self.allowed_token_ids) == 0:
             raise _wrong("allowed_token_ids", [], "name at least one token; leave it out to allow all")
-        for name in ("allowed_token_ids", "stop_token_ids"):
+        for name in ("allowed_token_ids", "stop_token_ids", "logprob_token_ids"):
             for token_id in getattr(self, name) or ():
                 _range(name, token_id, 0, 2**31, whole=True)
         for words in self.bad_words_token_ids:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import torch
@@ -18,13 +18,28 @@ _CHUNK_ROWS = 8
 
 
 class LogprobTensors(NamedTuple):
-    """Log probabilities still on the device: `token_*` [N] of the given token, `top_*` [N, k] of the best ones."""
+    """Log probabilities still on the device: `token_*` [N] of the given token, `top_*` [N, k] of the best ones, or of
+    others that were named."""
 
     token_ids: Tensor
     token_logprobs: Tensor
     ranks: Tensor
     top_ids: Tensor
     top_logprobs: Tensor
+
+    def naming(self, logits: Tensor, token_ids: Mapping[int, Tensor]) -> LogprobTensors:
+        """The same with other tokens in place of the best ones, in some rows.
+
+        Args:
+            logits: [N, V] float32, as for `token_logprobs`.
+            token_ids: Row -> [M] int64, M at most k.
+        """
+        top_ids, top_logprobs = self.top_ids.clone(), self.top_logprobs.clone()
+        for row, ids in token_ids.items():
+            one = logits[row : row + 1]
+            top_ids[row, : len(ids)] = ids
+            top_logprobs[row, : len(ids)] = (one[0, ids] - _normalizer(one, block_max(one))[0]).to(torch.float32)
+        return self._replace(top_ids=top_ids, top_logprobs=top_logprobs)
 
     def to_host(self, num_top: Sequence[int]) -> list[TokenLogprobs]:
         """One object per row; row i gets the `num_top[i]` best tokens (at most k)."""
@@ -61,8 +76,7 @@ def token_logprobs(logits: Tensor, token_ids: Tensor, k: int) -> LogprobTensors:
 
 def _chunk_logprobs(logits: Tensor, token_ids: Tensor, k: int) -> LogprobTensors:
     maxima = block_max(logits)
-    peak = maxima.amax(-1, keepdim=True)
-    normalizer = peak + block_sum((logits - peak).exp_()).sum(-1, keepdim=True).log()  # float64 [N, 1]
+    normalizer = _normalizer(logits, maxima)
     ids = token_ids.unsqueeze(1)
     own = logits.gather(1, ids)
     if k > 0:
@@ -76,6 +90,12 @@ def _chunk_logprobs(logits: Tensor, token_ids: Tensor, k: int) -> LogprobTensors
         top_ids,
         (top_values - normalizer).to(torch.float32),
     )
+
+
+def _normalizer(logits: Tensor, maxima: Tensor) -> Tensor:
+    """What to subtract from logits: [N, 1] float64."""
+    peak = maxima.amax(-1, keepdim=True)
+    return peak + block_sum((logits - peak).exp_()).sum(-1, keepdim=True).log()
 
 
 def _ranks(logits: Tensor, own: Tensor, ids: Tensor) -> Tensor:

@@ -210,9 +210,11 @@ class Sampler:
         if raw is not None:
             output.logprob_indices = wanted
             output.num_logprobs = [state.num_logprobs[rows[i]] for i in wanted]
-            output.logprob_tensors = token_logprobs(
-                raw, output.token_ids.index_select(0, index), max(output.num_logprobs)
-            )
+            tensors = token_logprobs(raw, output.token_ids.index_select(0, index), max(output.num_logprobs))
+            if state.named_logprobs:
+                named = {place: rows[i] for place, i in enumerate(wanted) if rows[i] in state.named_logprobs}
+                tensors = tensors.naming(raw, {place: state.named_logprobs[row] for place, row in named.items()})
+            output.logprob_tensors = tensors
         return output
 
     def _only_reads(self, rows: list[int]) -> bool:

@@ -119,6 +119,8 @@ class SamplingState:
         self._kept_mirostat = KeptMirostat()
         self.num_logprobs: dict[int, int] = {}
         """Rows that want logprobs -> how many besides the sampled token's."""
+        self.named_logprobs: dict[int, Tensor] = {}
+        """Rows that want those of certain tokens -> the ids."""
         self.needs_logits: set[int] = set()
         """Rows whose logits are changed or looked at; all others just draw or take the most likely token."""
         self.needs_host: set[int] = set()
@@ -197,7 +199,7 @@ class SamplingState:
         if penalties != (1, 0, 0):
             self.penalized.add(row)
             self._set_penalties(row, penalties)
-        if any(row in rows for rows in (self.edited, self.dynatemp, self.xtc, self.mirostat)):
+        if any(row in rows for rows in (self.edited, self.dynatemp, self.xtc, self.mirostat, self.named_logprobs)):
             self.needs_host.add(row)
         if self.num_logprobs.get(row, 0) > self.num_observed:
             self.needs_host.add(row)
@@ -215,7 +217,7 @@ class SamplingState:
             self._kept_mirostat.keep(self.mirostat[row])
         tables: tuple[dict[int, Any], ...] = (
             self.filtered, self.allowed, self.bad_words, self.min_tokens, self.bias, self.processors, self.num_logprobs,
-            self.dry, self.sigmas, self.dynatemp, self.xtc, self.mirostat,
+            self.named_logprobs, self.dry, self.sigmas, self.dynatemp, self.xtc, self.mirostat,
         )  # fmt: skip
         for table in tables:
             table.pop(row, None)
@@ -272,7 +274,8 @@ class SamplingState:
             self.edited.add(row)
         for name in ("logprobs", "prompt_logprobs"):
             wanted = getattr(params, name)
-            if wanted is not None and wanted > self.config.max_logprobs:
+            is_named = name == "logprobs" and params.logprob_token_ids is not None
+            if wanted is not None and wanted > self.config.max_logprobs and not is_named:
                 raise RequestError(
                     f"{name} must be at most {self.config.max_logprobs} on this server, got {wanted}; ask for fewer "
                     f"or raise max_logprobs",
@@ -280,6 +283,8 @@ class SamplingState:
                 )
         if params.logprobs is not None:
             self.num_logprobs[row] = min(params.logprobs, self.vocab_size)
+        if params.logprob_token_ids is not None:
+            self.named_logprobs[row] = self._ids("logprob_token_ids", params.logprob_token_ids)
 
     def _chosen(self, params: SamplingParams) -> tuple[str, ...]:
         names = (params.extra_args or {}).get("logits_processors", ())

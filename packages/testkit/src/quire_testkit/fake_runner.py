@@ -390,8 +390,10 @@ class FakeRunner:
             )
             result.sampled_token_ids.append(tokens)
             if row.params.logprobs is not None:
+                named = row.params.logprob_token_ids
                 result.logprobs[number] = [
-                    self._logprobs(token, num_known[index] + i, row.params.logprobs) for i, token in enumerate(tokens)
+                    self._logprobs(token, num_known[index] + i, row.params.logprobs, named)
+                    for i, token in enumerate(tokens)
                 ]
             if self._num_forced_tokens and (forced := self._forced(row)):
                 result.forced_token_ids[number] = forced
@@ -399,9 +401,9 @@ class FakeRunner:
                 result.draft_token_ids[number] = self._propose(row)
         return result
 
-    def _logprobs(self, token: int, position: int, num_top: int) -> TokenLogprobs:
+    def _logprobs(self, token: int, position: int, num_top: int, named: tuple[int, ...] | None = None) -> TokenLogprobs:
         """Made up, but a function of token and position only, in which the token itself is the most likely one."""
-        top = [(token + i) % (self._first_token_id + self._num_token_ids) for i in range(num_top)]
+        top = named or [(token + i) % (self._first_token_id + self._num_token_ids) for i in range(num_top)]
         return TokenLogprobs([token, *top], [-0.001 * (position + i) for i in (0, *range(num_top))], 1)
 
     def _forced(self, row: _Row) -> list[int]:
