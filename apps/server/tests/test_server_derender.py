@@ -94,6 +94,7 @@ COMPLETIONS: list[dict[str, Any]] = [
     {"prompt": "the fox", "max_tokens": 0, "echo": True, "logprobs": 1},
     {"prompt": "the fox", "max_tokens": 5, "prompt_logprobs": 0, "return_tokens_as_token_ids": True, "logprobs": 0},
     {"prompt": "the fox", "max_tokens": 20, "stop": ["a", "e"], "n": 2, "logprobs": 0},
+    {"prompt": [*range(5, 60)], "max_tokens": 3},
     {"prompt": "the fox", "max_tokens": 20, "truncate_prompt_tokens": 1, "echo": True},
 ]
 
@@ -236,7 +237,10 @@ def test_a_stream_of_tokens_is_the_chats_stream(scripted: Any, text: str, change
         assert events[0]["prompt_token_ids"] == steps[0]["prompt_token_ids"] == rendered["token_ids"]
 
 
-@pytest.mark.parametrize("changes", [each for each in COMPLETIONS if isinstance(each["prompt"], str)])
+@pytest.mark.parametrize(
+    "changes",
+    [each for each in COMPLETIONS if not isinstance(each["prompt"][0], (list, str)) or isinstance(each["prompt"], str)],
+)
 def test_a_stream_of_tokens_is_the_completions_stream(live: Any, changes: dict[str, Any]) -> None:
     body = {"model": "tiny", "seed": 3, "ignore_eos": True, **changes}
     body |= {"stream": True, "stream_options": {"include_usage": True}}
@@ -248,6 +252,7 @@ def test_a_stream_of_tokens_is_the_completions_stream(live: Any, changes: dict[s
     for told in (events, in_steps(live, TEXT, chunks, completion_request=body)):
         assert folded(told) == folded(texts)
         assert same_usage(told[-1], texts[-1])
+        assert told[-1]["usage"]["prompt_tokens_details"] == chunks[-1]["usage"]["prompt_tokens_details"]
         assert {event["id"] for event in told} == {rendered["request_id"]}
 
 

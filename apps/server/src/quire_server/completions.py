@@ -264,7 +264,7 @@ class CompletionAnswer:
                     continue
                 events = []
                 for now in (output, *held.pop(number, ())):
-                    if number not in latest or now.num_generation_tokens > latest[number].num_generation_tokens:
+                    if number not in latest or now.num_generation_tokens >= latest[number].num_generation_tokens:
                         latest[number] = now
                     for each in now.outputs:
                         index = number * self.params.n + each.index

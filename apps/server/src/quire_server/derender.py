@@ -21,13 +21,13 @@ from quire_server.context import ServerContext
 from quire_server.derender_outputs import ChoiceOutputs, check_ids, check_response, request_output
 from quire_server.errors import naming_fields
 from quire_server.protocol import ChatCompletionRequest, CompletionRequest
+from quire_server.request_ids import answer_id
 from quire_server.token_protocol import (
     DerenderChatContext,
     DerenderChatRequest,
     DerenderCompletionRequest,
     GenerateResponse,
 )
-from quire_server.token_routes import request_name
 from quire_server.turn import ChatTurn, prepare_turn
 
 __all__ = ["answer_name", "chat_answer", "completion_answer", "derender_chat", "derender_completion", "naming_inside"]
@@ -102,7 +102,7 @@ def prompt_length(told: int | None, rendered: int, response: GenerateResponse) -
 
 def answer_name(request: Request, kind: str, response: GenerateResponse) -> str:
     """The answer's id: that of the request that was rendered."""
-    return response.request_id or f"{kind}-{request_name(request, None)}"
+    return response.request_id or answer_id(request, f"{kind}-")
 
 
 async def chat_answer(

@@ -19,8 +19,8 @@ from quire_server.errors import naming_fields
 from quire_server.messages import messages_turn
 from quire_server.messages_request import MessagesRequest
 from quire_server.protocol import ChatCompletionRequest, CompletionRequest, SamplingFields
+from quire_server.request_ids import answer_id
 from quire_server.token_protocol import ThinkingBounds, sampling_params_to_json
-from quire_server.token_routes import request_name
 from quire_server.turn import ChatTurn, PreparedTurn, prepare_turn
 
 __all__ = ["render_chat", "render_completion", "render_messages", "rendered_turn"]
@@ -37,7 +37,7 @@ async def render_chat(context: ServerContext, request: Request) -> Response:
                 "use_beam_search takes several requests, and cannot be rendered as one; leave it out",
                 param="use_beam_search",
             )
-        name = f"chatcmpl-{request_name(request, body.request_id)}"
+        name = answer_id(request, "chatcmpl-", body.request_id)
         return JSONResponse(await rendered_turn(context, body, name, model, turn, transfer))
 
 
@@ -67,7 +67,7 @@ async def render_messages(context: ServerContext, request: Request) -> Response:
     body = await read_model(context, request, MessagesRequest)
     model, transfer = context.resolve_model(body.model), _take_transfer(body)
     with naming_fields(body.field_names()):
-        name = f"msg_{request_name(request, body.request_id)}"
+        name = answer_id(request, "msg_", body.request_id)
         return JSONResponse(await rendered_turn(context, body, name, model, messages_turn(context, body), transfer))
 
 
@@ -100,7 +100,7 @@ async def render_completion(context: ServerContext, request: Request) -> Respons
             "use_beam_search takes several requests, and cannot be rendered as one; leave it out",
             param="use_beam_search",
         )
-    adapter, name = context.adapter_of(body.model), f"cmpl-{request_name(request, body.request_id)}"
+    adapter, name = context.adapter_of(body.model), answer_id(request, "cmpl-", body.request_id)
     with naming_fields(body.field_names()):
         params, _ = completion_params(context, body)
         prompts = await render_prompts(context, body, params)

@@ -27,6 +27,7 @@ from quire_server.errors import HTTPError, error_body, naming_fields
 from quire_server.item_lists import item_page, whole_number
 from quire_server.mcp_tools import MCPTools
 from quire_server.render import rendered_turn
+from quire_server.request_ids import answer_id
 from quire_server.response_store import ResponseStore, StoredResponse, make_response_store, store_path
 from quire_server.responses_items import ItemReader
 from quire_server.responses_request import CompactRequest, ResponsesRequest
@@ -34,7 +35,6 @@ from quire_server.responses_run import Event, LiveResponse, ResponseRun, usage_o
 from quire_server.responses_tools import client_tools_of, responses_tool_use
 from quire_server.sealing import Sealer, make_sealer, open_summary, pack_summary
 from quire_server.streaming import EventStream
-from quire_server.token_routes import request_name
 from quire_server.turn import ChatTurn, RunningTurn, raise_failed, render_turn, start_turn
 
 __all__ = ["ResponsesService"]
@@ -274,7 +274,7 @@ class ResponsesService:
             offered = client_tools_of(body.tools or (), items)
             mcp = await MCPTools.of(body.tools or (), context.mcp_servers, offered.shown_names())
             turn = self._turn(context, body, mcp, offered, items)
-            name = f"resp_{request_name(request, body.request_id)}"
+            name = answer_id(request, "resp_", body.request_id)
             return JSONResponse(await rendered_turn(context, body, name, model, turn))
 
     def _turn(

@@ -26,6 +26,7 @@ from quire_server.context import ServerContext, unless_disconnected
 from quire_server.errors import naming_fields
 from quire_server.logprobs import LOWEST, chat_logprobs, prompt_logprobs
 from quire_server.protocol import check_thinking_budget
+from quire_server.request_ids import answer_id
 from quire_server.responses import ChatLogprobs, Usage, sse
 from quire_server.streaming import EventStream, after
 from quire_server.token_protocol import (
@@ -38,7 +39,7 @@ from quire_server.token_protocol import (
 from quire_server.tool_choice import check_tools
 from quire_server.turn import raise_failed
 
-__all__ = ["GeneratedText", "GeneratedTokens", "abort_requests", "generate", "request_name"]
+__all__ = ["GeneratedText", "GeneratedTokens", "abort_requests", "generate"]
 
 
 class TokenLogprob(msgspec.Struct):
@@ -102,16 +103,11 @@ class GeneratedText(_GeneratedBase, kw_only=True):
     choices: list[TextChoice]
 
 
-def request_name(request: Request, own: str | None) -> str:
-    """What the client calls its request, in the header `X-Request-Id` or in the body; else a new name."""
-    return request.headers.get("x-request-id", "")[:256] or own or secrets.token_hex(12)
-
-
 async def generate(context: ServerContext, request: Request) -> Response:
     """POST /inference/v1/generate."""
     body = await read_model(context, request, GenerateRequest)
     body.check_supported()
-    answer = _Answer(request_name(request, body.request_id), context.resolve_model(body.model), body)
+    answer = _Answer(answer_id(request, "", body.request_id), context.resolve_model(body.model), body)
     params = sampling_params_from(body.sampling_params)
     if body.thinking is not None:
         params = dataclasses.replace(params, detokenize=True)  # the text tells when it thinks
