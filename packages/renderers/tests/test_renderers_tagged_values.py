@@ -99,6 +99,22 @@ def test_the_next_call_is_one_whatever_the_first_lacks(style, ends, between):
     assert complete
 
 
+@pytest.mark.parametrize("style", STYLES)
+def test_the_newline_before_a_tag_is_no_part_of_the_value_that_it_ends(style):
+    text = call(style, "route", {"town": "A\nB\n", "state": "TX"}, value_end=False)
+    message = fold_events([*(parser := ChatFormat(tool_parser=style).parser(TOOLS)).feed(text), *parser.finish()])
+    assert json.loads(message.calls[0].arguments) == {"town": "A\nB\n", "state": "TX"}
+    own = "A\nB\n" if style == "qwen3_coder" else "A\nB"
+    text = call(style, "route", {"town": own, "state": "TX"})
+    message = fold_events([*(parser := ChatFormat(tool_parser=style).parser(TOOLS)).feed(text), *parser.finish()])
+    assert json.loads(message.calls[0].arguments) == {"town": own, "state": "TX"}
+
+
+def test_keys_without_their_end():
+    text = "<tool_call>route\n<arg_key>town\n<arg_value>Austin</arg_value><arg_key>state<arg_value>TX</tool_call>"
+    assert parse("glm45", text) == ([("route", {"town": "Austin", "state": "TX"})], "", True)
+
+
 def values(style):
     """Texts that a parameter may well have."""
     before, before_name, _, parameter, end, ends, closes = (each.strip() for each in STYLES[style])

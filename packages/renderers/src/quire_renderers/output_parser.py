@@ -16,7 +16,7 @@ import functools
 import re
 from dataclasses import dataclass, field
 
-from quire_renderers.format_states import CompiledExits, Expect, FormatTable, Go, Literal, Role, Sink, Until
+from quire_renderers.format_states import CompiledExits, Expect, FormatTable, Go, Literal, Role, Sink, Tag, Until
 from quire_renderers.literal_relay import LiteralRelay, json_string
 from quire_renderers.output_events import CallArguments, CallEnd, CallStart, ContentDelta, OutputEvent, ReasoningDelta
 from quire_renderers.tagged_values import TaggedValue
@@ -337,6 +337,9 @@ class OutputParser:
             self._add_value(text)
         if marker is None:
             return False
+        if state.tags is not None and state.tags.kinds[marker] is Tag.END and not self._table.strips_newline:
+            newline, self._newline, self._tagged = self._newline, "", None
+            self._add_value(newline)  # that before another tag belongs to the tag
         self._tagged = None
         self._current_call().in_doubt = value.in_doubt
         self._leave(state, self._table.exits[self._state].go[marker], marker)
@@ -391,7 +394,7 @@ class OutputParser:
     def _wrong_at(self, sink: Sink, text: str) -> int | None:
         """Where a captured text stops being possible."""
         wrong = _NOT_IN.get(sink)
-        match = wrong.search(text) if wrong is not None else None
+        match = wrong.search(text.rstrip()) if wrong is not None else None
         if match is not None:
             return min(match.start(), _MAX_CAPTURED_CHARS)
         return _MAX_CAPTURED_CHARS if len(text) > _MAX_CAPTURED_CHARS else None
@@ -605,7 +608,7 @@ class OutputParser:
                 self._raw.append(whole[: len(whole) - len(text)])
         if not text:
             return
-        if self._table.strips_newline:
+        if self._table.strips_newline or self._tagged is not None:
             text = self._newline + text
             self._newline = "\n" if text.endswith("\n") else ""
             text = text.removesuffix("\n")
