@@ -13,6 +13,7 @@ from models_quantized import FORMATS, check_that_bits_do_not_follow_chunks, logi
 from safetensors.torch import load_file, save_file
 
 from quire_models import CausalLM, ModelConfig, load_model
+from quire_models.ledger import weight_ledger
 from quire_testkit.parity.cases import CASES
 from quire_testkit.parity.oracle import write_checkpoint
 
@@ -116,3 +117,33 @@ def test_a_token_does_not_depend_on_the_others_of_its_step(name: str, tmp_path: 
     alone = [experts(x[i : i + 1], ids[i : i + 1], weights[i : i + 1]) for i in range(40)]
     assert torch.equal(torch.cat(alone), together)
     assert together.abs().max() > 0
+
+
+def test_one_plain_expert_matrix_that_the_configuration_does_not_name(tmp_path: Path) -> None:
+    one = "model.layers.1.mlp.experts.2.up_proj"
+    oracle = make(tmp_path, "packed", without=one)
+    config = json.loads((tmp_path / "config.json").read_text())
+    config["quantization_config"]["ignore"] = ["lm_head"]  # neither attention, nor a layer, nor that matrix
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    model = load(tmp_path)
+    with torch.no_grad():
+        expected = oracle(torch.tensor([TOKENS])).logits[0]
+    got = logits_of(model, TOKENS)
+    assert (got - expected).abs().max() <= 1e-3 * expected.abs().max()
+    read = ModelConfig.from_path(tmp_path)
+    assert read.quantization is not None
+    assert read.quantization.of_layer(one) is None
+    assert read.quantization.of_layer(one.replace("2.up", "1.up")) is not None
+    whole, less = (weight_ledger(each, "bfloat16")["experts"] for each in (read, without_files(read)))
+    form = read.quantization.bytes_of(one.replace("2.up", "1.up"), 64, WIDE_SIZE, 2)
+    assert whole - less == 64 * WIDE_SIZE * 2 - form
+
+
+WIDE_SIZE = CASE.fields["hidden_size"]
+
+
+def without_files(config: ModelConfig) -> ModelConfig:
+    """The same as far as configuration says it, with the one layer whose experts are plain left out."""
+    assert config.quantization is not None
+    ignored = (*config.quantization.ignored, r"re:.*layers\.0\.", "self_attn")
+    return dataclasses.replace(config, quantization=dataclasses.replace(config.quantization, held={}, ignored=ignored))

@@ -373,3 +373,26 @@ def test_the_first_rule_of_dynamic_counts() -> None:
     assert found["1.mlp.up"] is None
     assert (found["1.attn.o_proj"].group_size, found["1.attn.o_proj"].sym) == (128, False)
     assert (found["1.q"].bits, found["1.q"].group_size) == (4, 32)
+
+
+def test_codes_and_names_are_those_of_the_files(tmp_path: Path) -> None:
+    """bitsandbytes' table and nested scales, and the names of NVFP4, whichever the configuration says."""
+    for at, (said, held) in enumerate((("nf4", "fp4 nested"), ("fp4 nested", "nf4"), ("nvfp4", "modelopt nvfp4"))):
+        oracle = make_mixed(tmp_path / str(at), FORMATS[said], without(held, "layers.0"))
+        model = check(tmp_path / str(at), oracle)
+        assert model.stored_forms.endswith("; 7 layers plain")
+
+
+def test_a_configuration_of_a_checkpoint_without_quantized_layers_says_nothing(tmp_path: Path) -> None:
+    """Left behind when adapters were merged into widened weights, or meant for loading."""
+    oracle = make_mixed(tmp_path, FORMATS["nf4"], lambda _: "")
+    assert ModelConfig.from_path(tmp_path).quantization is None
+    assert check(tmp_path, oracle).stored_forms == ""
+    config = ModelConfig.from_path(tmp_path)
+    load_model(config, tmp_path, linear_method="int8")  # its weights can be quantized as any
+
+
+def test_the_report_says_what_the_files_hold(tmp_path: Path) -> None:
+    oracle = make_rounded(tmp_path, GPTQ, lambda name: None if "o_proj" in name else mlp_in_eights(name))
+    model = check(tmp_path, oracle)
+    assert model.stored_forms == "gptq, 4 bits, groups of 32 and gptq, 8 bits, groups of 64; 3 layers plain"

@@ -462,7 +462,8 @@ def _weight_format(plan: MemoryPlan, model: ModelConfig, network: Network) -> st
     stored, kernels = model.quantization, network.linear_kernels
     if stored is None:
         return f"{plan.linear_method}; by {kernels}" if kernels else plan.linear_method
-    return "; ".join(part for part in (stored.name, stored.notes, f"by {kernels}" if kernels else "") if part)
+    forms = stored.name if stored.ggml_types else network.stored_forms or stored.name
+    return "; ".join(part for part in (forms, stored.notes, f"by {kernels}" if kernels else "") if part)
 
 
 def engine_factory(data: dict[str, Any], report: Report) -> EngineParts:

@@ -118,7 +118,7 @@ class QuantizationConfig:
         """The form of a layer that the files hold."""
         if module.is_plain:
             return None
-        fitting = [form for form in self.forms if module.fits(form.layout, form.weight_name)]
+        fitting = [form for form in self.forms if module.fits(form.layout)]
         if not fitting:
             raise CheckpointError(
                 f"{names[0]}: the files hold {module}, and quantization_config has no such form ({self.name}); use the "

@@ -37,8 +37,11 @@ def with_files(quantization: QuantizationConfig | None, folder: Path) -> Quantiz
     """
     if quantization is not None and quantization.layout == "gguf":
         return quantization
-    held = stored_modules(_headers(folder))
+    headers = list(_headers(folder))
+    held = stored_modules(headers)
     if quantization is not None:
+        if headers and not any(header.dtype in _NARROW for _, header in headers):
+            return None  # a configuration that was kept when weights were widened, or one of how to load them
         return replace(quantization, held=held)
     quantized = next(((name, module) for name, module in held.items() if _is_quantized(module)), None)
     if quantized is not None:
@@ -50,12 +53,14 @@ def with_files(quantization: QuantizationConfig | None, folder: Path) -> Quantiz
     return None
 
 
+_NARROW = frozenset({"I32", "U32", "I8", "U8", "F8_E4M3", "F8_E5M2", "F8_E8M0"})
+"""Dtypes of quantized weights."""
+_TOLD_APART = ("gptq", "awq", "packed", "torchao", "nvfp4", "mxfp4", "bitsandbytes4", "bitsandbytes8")
+"""Layouts that nobody takes for a weight alone."""
+
+
 def _is_quantized(module: StoredModule) -> bool:
-    return not module.is_plain and any(
-        module.fits(layout, name)
-        for layout, name in (("gptq", ""), ("awq", ""), ("packed", ""), ("torchao", ""), ("nvfp4", "weight_packed"),
-                             ("mxfp4", "weight_packed"), ("bitsandbytes4", ""), ("bitsandbytes8", ""))
-    )  # fmt: skip
+    return not module.is_plain and any(module.fits(layout) for layout in _TOLD_APART)
 
 
 QUANTIZATION_FILES = ("quantize_config.json", "quant_config.json", "hf_quant_config.json")

@@ -29,6 +29,9 @@ _FLOAT8 = "F8_E4M3"
 _ELEMENTS = ("weight", "qweight", "weight_packed", "_weight_qdata")
 """Tensors of which a linear layer has one."""
 _SCALES = ("weight_scale", "weight_scale_inv")
+_FACTORS = ("weight_global_scale", "weight_scale_2")
+"""Of NVFP4's scales."""
+_STATE = "weight.quant_state.bitsandbytes__"
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,13 +50,9 @@ class StoredModule:
         weight = self.parts.get("weight")
         return weight is not None and weight.dtype in _FLOATS
 
-    def fits(self, layout: str, weight_name: str = "weight") -> bool:
+    def fits(self, layout: str) -> bool:
         """Whether it is what `quire_models.layers.stored_layouts.LAYOUTS` has under this name, as far as a few tensors
-        tell the layouts apart; what is missing beside them is for the loader to say.
-
-        Args:
-            weight_name: See `QuantizationConfig.weight_name`.
-        """
+        tell the layouts apart; what is missing beside them is for the loader to say."""
         has = self._has
         match layout:
             case "gptq" | "gptq-planes":
@@ -73,9 +72,9 @@ class StoredModule:
             case "mxfp8":
                 return has("weight", _FLOAT8) and self._powers_of_two
             case "mxfp4":
-                return has(weight_name, "U8") and self._powers_of_two
+                return self._fp4_elements is not None and self._powers_of_two
             case "nvfp4":
-                return has(weight_name, "U8") and self._scale_dtype in (None, _FLOAT8)
+                return self._fp4_elements is not None and self._scale_dtype in (None, _FLOAT8)
         return "_weight_qdata" in self.parts  # torchao's, of which a checkpoint has one
 
     def refined(self, form: QuantizationConfig) -> QuantizationConfig:
@@ -84,9 +83,24 @@ class StoredModule:
             return self._with_scales(form)
         if form.layout in ("gptq", "awq"):
             return self._with_groups(form)
+        if form.layout in ("mxfp4", "nvfp4"):
+            return self._with_names(form)
+        if form.layout == "bitsandbytes4":
+            return self._with_code(form)
         if form.layout == "packed" and "weight_zero_point" in self.parts:
             return replace(form, symmetric=False)
         return form
+
+    def _with_names(self, form: QuantizationConfig) -> QuantizationConfig:
+        """compressed-tensors and ModelOpt call the same things differently."""
+        factor = next((name for name in _FACTORS if name in self.parts), form.global_scale_name)
+        return replace(form, weight_name=self._fp4_elements or form.weight_name, global_scale_name=factor)
+
+    def _with_code(self, form: QuantizationConfig) -> QuantizationConfig:
+        """Which table bitsandbytes' places are in, and whether its scales are quantized, too."""
+        code = next((part.removeprefix(_STATE) for part in self.parts if part.startswith(_STATE)), form.weight_name)
+        nested = "nested" if "weight.nested_absmax" in self.parts else "absmax"
+        return replace(form, weight_name=code, scale_name=nested) if code in ("nf4", "fp4") else form
 
     def _with_scales(self, form: QuantizationConfig) -> QuantizationConfig:
         """What shares a scale."""
@@ -135,6 +149,11 @@ class StoredModule:
         if scales is None or len(scales.shape) != 2 or len(elements) != 2 or not elements[1]:
             return None
         return scales.shape[1] // elements[1]
+
+    @property
+    def _fp4_elements(self) -> str | None:
+        """Name of two elements in a byte."""
+        return next((name for name in ("weight_packed", "weight") if self._has(name, "U8")), None)
 
     @property
     def _scale_dtype(self) -> str | None:

@@ -140,6 +140,8 @@ def _parts(name: str, tensor: Tensor, model: Network, wrong: dict[str, str]) -> 
 
 def _placed(tensor: Tensor, model: Network, parameter: Parameter, uploads: StagedUploads | None) -> Tensor:
     """The tensor itself where dtype and device are right, else a converted copy."""
+    if parameter.dtype == torch.uint8 and tensor.dtype == torch.float8_e8m0fnu:
+        tensor = tensor.view(torch.uint8)  # the exponents themselves
     exact = parameter.dtype is not None and (not parameter.dtype.is_floating_point or parameter.dtype.itemsize == 1)
     if exact and tensor.dtype != parameter.dtype:
         raise CheckpointError(
@@ -148,8 +150,8 @@ def _placed(tensor: Tensor, model: Network, parameter: Parameter, uploads: Stage
         )
     if not exact and (not tensor.is_floating_point() or tensor.dtype.itemsize == 1):
         raise CheckpointError(
-            f"{parameter.name} is of dtype {tensor.dtype}, a quantized format, but config.json has no "
-            "quantization_config that says so; use files of one checkpoint, or the unquantized one"
+            f"{parameter.name} is of dtype {tensor.dtype}, a quantized format, but no quantization_config says so of "
+            "it; use files of one checkpoint, or the unquantized one"
         )
     shaped, dtype = tensor.reshape(-1 if -1 in parameter.shape else parameter.shape), parameter.dtype or model.dtype
     if uploads is not None and shaped.device.type == "cpu" and not parameter.on_host:

@@ -14,6 +14,7 @@ from quire_lora import AdapterSlots
 from quire_models.config import ModelConfig
 from quire_models.layers.linear import Linear
 from quire_models.layers.scope import Packed, Parameter, Scope
+from quire_models.layers.stored_linear import StoredLinear
 from quire_models.layers.whole_stack import WholeStack
 from quire_ops import DecodeRows, RunDecode
 from quire_quantization.methods import QuantizedLinear, ServedLinear
@@ -88,6 +89,17 @@ class Network:
     def linears(self) -> tuple[Linear, ...]:
         """The layers that can be quantized, the LM head aside."""
         return tuple(self._scope.linears)
+
+    @property
+    def stored_forms(self) -> str:
+        """In which forms the checkpoint holds the layers that are quantized in it, and how many others are plain there:
+        "packed, 4 bits, groups of 128; 2 layers plain". Empty where none is."""
+        stored = self._scope.stored
+        if not stored:
+            return ""
+        forms = " and ".join(dict.fromkeys(method.config.form for method in stored))
+        plain = sum(not isinstance(layer.method, StoredLinear) for layer in self._scope.linears)
+        return f"{forms}; {plain} layers plain" if plain else forms
 
     @property
     def linear_kernels(self) -> str:
