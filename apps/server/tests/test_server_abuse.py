@@ -115,7 +115,7 @@ WRONG: dict[str, dict[str, tuple[Any, ...]]] = {
         "chat_template_kwargs": (
             *NOT_DICT, {"messages": []}, {"tools": 5}, {"add_generation_prompt": False},
         ),
-        "echo": (True, "x", 5),
+        "echo": NOT_BOOL,
     },
     TEXT: {
         **WRONG_SAMPLING,

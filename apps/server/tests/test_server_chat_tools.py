@@ -239,7 +239,7 @@ def test_an_agent_loop_with_odd_turns_goes_on(client):
         ),
         ({"tools": [{"type": "function"}]}, "tools[0].function"),
         ({"tools": [], "tool_choice": "required"}, "tool_choice"),
-        ({"thinking_token_budget": -1}, "thinking_token_budget"),
+        ({"thinking_token_budget": -2}, "thinking_token_budget"),
     ],
 )
 def test_wrong_tools_are_named(scripted, changes, param):

@@ -309,9 +309,9 @@ class _Answer:
                 written.offsets.append(self._num_chars + begin + min(len(before), len(text)))
             written.token_ids += ids[:room]
             if room < len(ids):
-                # Half a marker says nothing; half a call is one.
-                if text == self._plan.forced:
-                    written.text += self._tokenizer.decode(ids[:room], skip_special_tokens=False)
+                # Half a marker is read as the whole, for nothing of it is thinking; half a call is one.
+                is_call = text == self._plan.forced
+                written.text += self._tokenizer.decode(ids[:room], skip_special_tokens=False) if is_call else text
                 written.is_cut = True
                 break
             written.text += text

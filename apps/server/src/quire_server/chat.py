@@ -156,6 +156,8 @@ class ChatAnswer:
         choice = self.running.choices[output.index]
         choice.take(output)
         message = whole_message(choice)
+        if echoed := self.body.echoed_text():
+            message.content = echoed + (message.content or "")
         if self.body.functions is not None:
             in_old_shape(message)
         return ChatChoice(
@@ -219,7 +221,7 @@ class ChatAnswer:
         choices = [
             ChatChunkChoice(
                 index=index,
-                delta=Delta(role="assistant", content=""),
+                delta=Delta(role="assistant", content=self.body.echoed_text()),
                 token_ids=[] if self.body.return_token_ids else None,
             )
             for index in range(self.body.n or 1)

@@ -10,7 +10,7 @@ import reprlib
 from typing import Annotated, Any, Literal
 
 import msgspec
-from pydantic import AliasChoices, BaseModel, ConfigDict, Field
+from pydantic import AliasChoices, BaseModel, BeforeValidator, ConfigDict, Field
 
 from quire_interfaces import RequestError, SamplingParams
 from quire_server.structured import constraint_names, structured_outputs_of
@@ -21,6 +21,7 @@ __all__ = [
     "DetokenizeRequest",
     "SamplingFields",
     "StreamOptions",
+    "ThinkingTokenBudget",
     "TokenizeRequest",
     "check_thinking_budget",
     "refuse_transfer",
@@ -30,6 +31,10 @@ __all__ = [
 TokenId = Annotated[int, Field(ge=0, lt=2**31)]
 Int = Annotated[int, Field(ge=-(2**63), lt=2**63)]
 """No count is larger; JSON's numbers have no end."""
+
+
+ThinkingTokenBudget = Annotated[Int | None, BeforeValidator(lambda budget: None if budget == -1 else budget)]
+"""Most tokens of thinking; None, or vLLM's -1, for no bound."""
 
 
 Metadata = Annotated[
@@ -311,8 +316,19 @@ class ChatCompletionRequest(SamplingFields):
     documents: list[dict[str, Any]] | None = None
     include_reasoning: bool = True
     reasoning_effort: str | None = None
-    thinking_token_budget: Int | None = None
-    echo: Literal[False] = False
+    thinking_token_budget: ThinkingTokenBudget = None
+    echo: bool = False
+
+    def echoed_text(self) -> str:
+        """With `echo`, the text of the message that the answer goes on with."""
+        last = self.messages[-1]
+        begins_anew = self.add_generation_prompt and not self.continue_final_message
+        if not self.echo or begins_anew or last.get("role") != "assistant":
+            return ""
+        content = last.get("content")
+        if isinstance(content, list):
+            return "".join(str(part.get("text") or "") for part in content if isinstance(part, dict))
+        return str(content or "")
 
     def max_tokens_wanted(self) -> int | None:
         return self.max_completion_tokens if self.max_completion_tokens is not None else self.max_tokens

@@ -59,27 +59,34 @@ class OutputItems:
         self._calls: list[dict[str, Any]] = []
         self._open: dict[str, Any] | None = None
         self._told: list[Event] = []
+        self._logprobs: list[dict[str, Any]] = []
+        """Of tokens whose text has not come."""
 
     def take(self, events: Sequence[OutputEvent], logprobs: Sequence[dict[str, Any]] = ()) -> list[Event]:
-        """The streaming events that tell of new output; `logprobs` are those of the text in it."""
-        pending = list(logprobs)
+        """The streaming events that tell of new output; `logprobs` are those of its text, also of text to come."""
+        self._logprobs += logprobs
         for event in events:
             match event:
                 case ContentDelta(text):
-                    self._text(text, pending)
-                    pending = []
+                    self._text(text, self._logprobs)
+                    self._logprobs = []
                 case ReasoningDelta(text):
                     self._reasoning(text)
                 case CallStart(_, name, _):
+                    self._logprobs = []
                     self._begin_call(event, name)
                 case CallArguments(_, piece):
                     self._add_arguments(piece)
                 case CallEnd(_, complete):
+                    self._logprobs = []
                     self._close("completed" if complete else "incomplete")
         return self._taken()
 
     def finish(self, status: str) -> list[Event]:
         """The output is over: "completed", or "incomplete" when it was cut short."""
+        if self._open is not None and self._open["type"] == "message":
+            self._current["content"][0]["logprobs"] += self._logprobs  # of tokens without text, as the end token
+        self._logprobs = []
         self._close(status)
         return self._taken()
 

@@ -12,7 +12,7 @@ import secrets
 from typing import Any
 
 from quire_interfaces import RequestError
-from quire_server.protocol import Int, SamplingFields, with_effort
+from quire_server.protocol import Int, SamplingFields, ThinkingTokenBudget, with_effort
 
 __all__ = ["CompactRequest", "ResponsesRequest", "with_ids"]
 
@@ -90,7 +90,7 @@ class ResponsesRequest(CompactRequest):
     context_management: Any = None
     chat_template_kwargs: dict[str, Any] | None = None
     include_reasoning: bool = True
-    thinking_token_budget: Int | None = None
+    thinking_token_budget: ThinkingTokenBudget = None
 
     def take_format(self) -> None:
         """`text.format` is `response_format` of this API. Raises RequestError when it is none."""

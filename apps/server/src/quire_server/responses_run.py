@@ -11,7 +11,8 @@ import asyncio
 import contextlib
 import secrets
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -177,9 +178,11 @@ class ResponseRun:
 
     def _take(self, completion: CompletionOutput) -> list[Event]:
         choice = self._running.choices[0]
-        logprobs = chat_logprobs(completion)
-        listed: Sequence[Any] = msgspec.to_builtins(logprobs.content) if logprobs is not None else ()
-        return self._output.take(choice.take(completion), listed)
+        events = choice.take(completion)
+        if completion.logprobs is None:
+            return self._output.take(events)
+        logprobs = chat_logprobs(replace(completion, logprobs=choice.take_text_logprobs(completion)))
+        return self._output.take(events, msgspec.to_builtins(logprobs.content) if logprobs is not None else ())
 
     def _finish(self, output: RequestOutput) -> list[Event]:
         return self._output.finish("incomplete" if _is_cut(output.outputs[0]) else "completed")

@@ -54,6 +54,14 @@ class ThinkingTokens:
         """How many tokens are read for good: what may still become a marker is not."""
         return bisect_left(self.offsets, self._parser.num_read)
 
+    def num_past_thinking(self) -> int:
+        """Tokens up to the last that belongs to a thinking or its markers."""
+        spans = self._parser.thinking_spans
+        if not spans:
+            return 0
+        after = spans[-1].after
+        return len(self.offsets) if after is None else bisect_left(self.offsets, after)
+
     def count(self, *, is_over: bool = False) -> int:
         """Tokens of thinking so far.
 

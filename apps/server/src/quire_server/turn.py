@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from quire import BeamSearchParams, OutputKind
-from quire_engine import CompletionOutput, RequestOutput
+from quire_engine import CompletionOutput, Logprob, RequestOutput
 from quire_interfaces import FinishReason, RenderedPrompt, RequestError, SamplingParams
 from quire_renderers import (
     CallArguments,
@@ -93,6 +93,10 @@ class TurnChoice:
         self._form = form
         self._tokens = None if parser is None else ThinkingTokens(parser)
         self._is_over = False
+        self._logprobs: list[list[Logprob]] = []
+        """Not taken yet."""
+        self._num_logprobs = 0
+        """Of how many tokens they were taken."""
         self.call_ids: dict[int, str] = {}
         """Ids of the calls so far, by index."""
         self.builder = MessageBuilder()
@@ -124,6 +128,20 @@ class TurnChoice:
         events = [event for event in events if self._is_wanted(event)]
         self.builder.add(events)
         return events
+
+    def take_text_logprobs(self, output: CompletionOutput) -> list[list[Logprob]]:
+        """Log probabilities of the answer's own tokens, without those of the thinking, as far as their text is settled.
+        Called behind `take`, with the same output."""
+        self._logprobs += output.logprobs or ()
+        if self._tokens is None or self._is_over:
+            settled = self._num_logprobs + len(self._logprobs)
+        else:
+            settled = max(self._num_logprobs, self._tokens.settled())
+        thought = 0 if self._tokens is None else self._tokens.num_past_thinking()
+        taken = self._logprobs[max(0, thought - self._num_logprobs) : settled - self._num_logprobs]
+        del self._logprobs[: settled - self._num_logprobs]
+        self._num_logprobs = settled
+        return taken
 
     def _is_wanted(self, event: OutputEvent) -> bool:
         if isinstance(event, ReasoningDelta):

@@ -274,6 +274,13 @@ class OutputParser:
         elif not is_thinking:
             self._close_span(self._marker_begin, self.num_read)
 
+    def _restart_span(self, begin: int) -> None:
+        """A marker stood where the thinking might have gone on: what follows it is the thinking."""
+        if self._undecided_begin is not None:
+            self._undecided_begin = begin
+        elif self.thinking_spans and self.thinking_spans[-1].end is None:
+            self.thinking_spans[-1].begin = begin
+
     def _close_span(self, end: int, after: int) -> None:
         """The thinking ended, if it was one."""
         if self._undecided_begin is not None:
@@ -450,7 +457,11 @@ class OutputParser:
             return
         if go.commits or self._table.is_text(go.state):
             self._commit()
+        behind = self.num_read
         self._go_to(go.state)
+        is_before_text = isinstance(state, Expect) or self._undecided == []
+        if is_before_text and self._attempt is None and self.is_thinking:
+            self._restart_span(behind)
 
     def _go_to(self, name: str) -> None:
         self._state = name
