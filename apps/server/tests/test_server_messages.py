@@ -103,6 +103,9 @@ def test_every_event_and_answer_is_what_the_client_s_types_say(scripted, text):
         kinds.append(data["type"])
         if data["type"] != "ping":
             EVENT.validate_json(second.removeprefix("data: "), strict=True, extra="forbid")
+        if data["type"] == "message_start":
+            assert data["message"]["usage"]["output_tokens"] == 0
+            assert prompt_tokens(Message.model_validate(data["message"]).usage) > 0
     assert (kinds[0], kinds[-2:]) == ("message_start", ["message_delta", "message_stop"])
     assert kinds.count("content_block_start") == kinds.count("content_block_stop")
 
@@ -239,6 +242,7 @@ def test_the_thinking_is_counted_and_may_be_left_out(client):
     shown, hidden = ask(client, text), ask(client, text, thinking={"type": "adaptive", "display": "omitted"})
     assert [block.type for block in shown.content] == ["thinking", "text"]
     assert [block.type for block in hidden.content] == ["text"]
+    assert ask(client, text, thinking={"type": "adaptive", "display": "updates"}).content[0].type == "thinking"
     details = shown.usage.output_tokens_details
     assert 0 < details.thinking_tokens < shown.usage.output_tokens
     assert streamed(client, text).usage.output_tokens_details == details

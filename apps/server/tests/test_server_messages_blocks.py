@@ -182,6 +182,28 @@ def test_what_changes_with_each_request_is_left_out_of_the_system_prompt(as_text
     ] == ["user"]
 
 
+def test_it_is_left_out_of_later_system_messages_too():
+    line = "x-anthropic-billing-header: cc_version=2.1.0; cch=5ab3f;"
+    blocks = [{"type": "text", "text": text} for text in (line, "Part one. ", "Part two.")]
+    told = conversation(
+        {"role": "user", "content": "a"},
+        {"role": "system", "content": line},
+        {"role": "system", "content": blocks[:1]},
+        {"role": "assistant", "content": "b"},
+        {"role": "system", "content": blocks},
+        {"role": "system", "content": f"{line}\nBe brief."},
+    )
+    assert [(each["role"], each["content"]) for each in told] == [
+        ("user", "a"), ("assistant", "b"), ("system", "Part one. Part two."), ("system", "Be brief."),
+    ]  # fmt: skip
+
+
+def test_the_texts_of_a_tool_s_result_stand_on_lines_of_their_own():
+    texts = [{"type": "text", "text": text} for text in ("first", "second\n", "third")]
+    (message,) = conversation(user({"type": "tool_result", "tool_use_id": "t", "content": texts}))
+    assert message["content"] == "first\nsecond\nthird"
+
+
 def test_effort_and_thinking_are_told_to_templates():
     def kwargs(**fields):
         return MessagesRequest.model_validate({"max_tokens": 1, "messages": [{}], **fields}).template_kwargs()
@@ -191,6 +213,9 @@ def test_effort_and_thinking_are_told_to_templates():
     on = {"enable_thinking": True, "thinking": True}
     for kind in ("enabled", "adaptive", "between_tools"):
         assert kwargs(thinking={"type": kind}) == on
+    off = {"enable_thinking": False, "thinking": False}
+    assert kwargs(thinking={"type": "disabled"}, output_config={"effort": "high"}) == off
+    assert kwargs(thinking={"type": "adaptive"}, output_config={"effort": "high"}) == {**on, "reasoning_effort": "high"}
     assert kwargs(thinking={"type": "disabled"}, chat_template_kwargs={"x": 1}) == {
         "enable_thinking": False, "thinking": False, "x": 1,
     }  # fmt: skip

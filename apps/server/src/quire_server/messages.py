@@ -183,7 +183,7 @@ class _Answer:
             "content": [],
             "stop_reason": None,
             "stop_sequence": None,
-            "usage": self._usage(output),
+            "usage": {**self._usage(output), "output_tokens": 0},  # nothing of it was told yet
             **warnings_field(self._running.turn.warnings),
         }
 

@@ -124,6 +124,10 @@ def _chat_messages(message: dict[str, Any], at: str, skipped: int, *, needs_text
     role, content = message.get("role"), message.get("content")
     if role not in ("user", "assistant", "system"):
         raise _wrong(f"{at}.role", role, "be user, assistant or system")
+    if role == "system" and isinstance(content, str | list):
+        content, skipped = _without_billing(content[skipped:]), 0
+        if not content:
+            return []
     if isinstance(content, str):
         return [{"role": role, "content": content}]
     if not isinstance(content, list):
@@ -136,10 +140,10 @@ def _chat_messages(message: dict[str, Any], at: str, skipped: int, *, needs_text
         where = f"{at}.content[{index}]"
         kind = _kind(block, where)
         if kind == "tool_result" and role == "user":
-            text = _content_text(block.get("content") or "", f"{where}.content")
+            text = _content_text(block.get("content") or "", f"{where}.content", on_lines=True)
             if not text and block.get("is_error"):
                 text = "The tool failed and said nothing."
-            results.append({"role": "tool", "tool_call_id": str(block.get("tool_use_id")), "content": text})
+            results.append({"role": "tool", "tool_call_id": str(block.get("tool_use_id") or ""), "content": text})
         elif kind == "tool_use" and role == "assistant":
             calls.append(_chat_call(block, where))
         elif kind == "thinking" and role == "assistant":
@@ -178,8 +182,8 @@ class _Texts:
                 code="unsupported_content_type",
             )
 
-    def joined(self) -> str:
-        return joined_text(self._texts, self._lines)
+    def joined(self, *, on_lines: bool = False) -> str:
+        return joined_text(self._texts, range(len(self._texts)) if on_lines else self._lines)
 
 
 def _kind(block: Any, at: str) -> str:
@@ -239,13 +243,20 @@ def _chat_call(block: dict[str, Any], at: str) -> dict[str, Any]:
         raise _wrong(f"{at}.name", block.get("name"), "be the name of a tool")
     arguments = block.get("input")
     function = {"name": block["name"], "arguments": {} if arguments is None else arguments}
-    return {"id": str(block.get("id")), "type": "function", "function": function}
+    return {"id": str(block.get("id") or ""), "type": "function", "function": function}
 
 
-def _system_text(system: Any) -> str:
-    """The system prompt, without what differs in each request and would keep the prefix cache from finding anything."""
+def _without_billing(content: str | list[Any]) -> str | list[Any]:
+    """Text or blocks, without what differs in each request and would keep the prefix cache from finding anything."""
+    if isinstance(content, str):
+        return content.partition("\n")[2] if content.startswith(_BILLING) else content
+    return [block for block in content if not (isinstance(block, dict) and str(block.get("text")).startswith(_BILLING))]
+
+
+def _system_text(system: str | list[Any]) -> str:
+    """The system prompt."""
     if isinstance(system, str):
-        return system.partition("\n")[2] if system.startswith(_BILLING) else system
+        return str(_without_billing(system))
     texts = []
     for index, block in enumerate(system):
         at = f"system[{index}]"
@@ -260,8 +271,8 @@ def _system_text(system: Any) -> str:
     return "\n\n".join(text for text in texts if not text.startswith(_BILLING))
 
 
-def _content_text(value: Any, at: str) -> str:
-    """Text, or the text of a list of blocks."""
+def _content_text(value: Any, at: str, *, on_lines: bool = False) -> str:
+    """Text, or the text of a list of blocks; those of a tool's result are things of their own, each on its lines."""
     if isinstance(value, str):
         return value
     if not isinstance(value, list):
@@ -269,7 +280,7 @@ def _content_text(value: Any, at: str) -> str:
     texts = _Texts()
     for index, block in enumerate(value):
         texts.add({"type": "text", **block} if isinstance(block, dict) else block, f"{at}[{index}]")
-    return texts.joined()
+    return texts.joined(on_lines=on_lines)
 
 
 def _read_text(block: dict[str, Any], at: str) -> str | None:

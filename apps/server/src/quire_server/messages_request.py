@@ -116,14 +116,15 @@ class CountTokensRequest(SamplingFields):
         if effort is not None:
             if not isinstance(effort, str):
                 raise _wrong("output_config.effort", effort, "be the name of an effort")
-            kwargs["reasoning_effort"] = effort
+            if kind != "disabled":
+                kwargs["reasoning_effort"] = effort
         return {**kwargs, **(self.chat_template_kwargs or {})} or self.chat_template_kwargs
 
     def shows_thinking(self) -> bool:
         """Whether the thinking is part of the answer."""
         display = (self.thinking or {}).get("display")
-        if display not in (None, "summarized", "omitted"):
-            raise _wrong("thinking.display", display, "be summarized or omitted")
+        if display not in (None, "summarized", "updates", "omitted"):
+            raise _wrong("thinking.display", display, "be summarized, updates or omitted")
         return display != "omitted"
 
     def thinking_budget(self) -> int | None:
