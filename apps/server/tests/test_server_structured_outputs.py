@@ -222,19 +222,46 @@ def test_a_schema_and_tools_leave_the_model_the_choice(client):
     assert found <= {"stop", "tool_calls"}
 
 
+WRONG = {"type": "object", "properties": {"x": {"type": "integer", "not": {"const": 1}}}}
+WRONG_TOOL = {"type": "function", "function": {"name": "wrong", "parameters": WRONG, "strict": True}}
 REFUSED = [
     ({"extra_body": {"guided_regex": "(a"}}, "guided_regex", "unclosed group"),
     ({"extra_body": {"structured_outputs": {"regex": "(a"}}}, "structured_outputs.regex", "unclosed group"),
     ({"extra_body": {"structured_outputs": {"grammar": "start: x"}}}, "structured_outputs.grammar", "x"),
     (
-        {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": {"unevaluatedItems": {}}}}},
+        {
+            "response_format": {
+                "type": "json_schema",
+                "json_schema": {"name": "x", "schema": {"if": {}, "then": {"const": 1}}},
+            }
+        },
         "response_format.json_schema.schema",
-        "unevaluatedItems",
+        "at /if: the keyword if, then",
     ),
     (
         {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": {"enum": ["x" * 200_000]}}}},
         "response_format.json_schema.schema",
         "100000",
+    ),
+    (
+        {"extra_body": {"guided_json": {"items": {"uniqueItems": True, "items": {"type": "string"}}}}},
+        "guided_json",
+        "guided_json cannot be used: at /items/uniqueItems: the keyword uniqueItems is not supported",
+    ),
+    (
+        {"extra_body": {"structured_outputs": {"json": {"not": {"const": 1}}}}},
+        "structured_outputs.json",
+        "structured_outputs.json cannot be used: at /not: ",
+    ),
+    (
+        {"tools": [tools()[0], WRONG_TOOL], "tool_choice": "required"},
+        "tools[1].function.parameters",
+        "tools[1].function.parameters cannot be used: at /properties/x/not: the keyword not",
+    ),
+    (
+        {"extra_body": {"allowed_token_ids": [5], "guided_choice": ["yes", "no"]}},
+        None,
+        "no token can be sampled",
     ),
     ({"extra_body": {"guided_regex": "a", "guided_choice": ["b"]}}, "guided_regex", "exactly one"),
     ({"response_format": AS_SCHEMA, "extra_body": {"guided_regex": "a"}}, "response_format", "exclude each other"),
@@ -250,6 +277,44 @@ def test_refusals_have_status_400_and_name_the_field(client, arguments, param, t
         ask(client, stream=stream, **arguments)
     assert error.value.param == param
     assert text in error.value.body["message"]
+
+
+ELSEWHERE = [
+    ("responses", {"text": {"format": {"type": "json_schema", "name": "x", "schema": WRONG}}}, "text.format.schema"),
+    (
+        "responses",
+        {"tools": [{"type": "function", "name": "w", "parameters": WRONG, "strict": True}], "tool_choice": "required"},
+        "tools[0].parameters",
+    ),
+    (
+        "messages",
+        {"output_config": {"format": {"type": "json_schema", "schema": WRONG}}},
+        "output_config.format.schema",
+    ),
+    (
+        "messages",
+        {"tools": [{"name": "w", "input_schema": WRONG, "strict": True}], "tool_choice": {"type": "any"}},
+        "tools[0].input_schema",
+    ),
+]
+
+
+@pytest.mark.parametrize(("route", "body", "field"), ELSEWHERE)
+def test_other_protocols_name_their_own_field(address, route, body, field):
+    question = {"input": "x"} if route == "responses" else {"messages": [{"role": "user", "content": "x"}]}
+    body = {"model": "m", "max_tokens": 9, "max_output_tokens": 16, **question, **body}
+    body.pop("max_tokens" if route == "responses" else "max_output_tokens")
+    body["model"] = httpx.get(f"{address}/v1/models").json()["data"][0]["id"]
+    answer = httpx.post(f"{address}/v1/{route}", json=body, timeout=60)
+    assert answer.status_code == 400, answer.text
+    assert f"{field} cannot be used: at /properties/x/not: the keyword not" in answer.json()["error"]["message"]
+
+
+def test_tools_that_are_not_strict_are_followed_as_far_as_can_be(client):
+    loose = {"type": "function", "function": {"name": "loose", "parameters": WRONG}}
+    call = ask(client, "x", tools=[loose], tool_choice="required", temperature=1.5).choices[0].message.tool_calls[0]
+    assert call.function.name == "loose"
+    assert isinstance(json.loads(call.function.arguments), dict)
 
 
 def test_hostile_patterns_hold_up_nobody(client):

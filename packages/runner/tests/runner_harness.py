@@ -246,6 +246,7 @@ class Outcome:
     prompt_logprobs: list[Any] = field(default_factory=list)
     finish_reason: FinishReason | None = None
     error: str | None = None
+    error_code: str | None = None
 
 
 class Engine:
@@ -350,3 +351,4 @@ class Engine:
         outcome.prompt_logprobs += news.prompt_logprobs or []
         outcome.finish_reason = news.finish_reason or outcome.finish_reason
         outcome.error = news.error or outcome.error
+        outcome.error_code = news.error_code or outcome.error_code

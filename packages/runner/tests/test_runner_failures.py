@@ -107,6 +107,18 @@ def test_nan_behind_a_rejected_draft_fails_nobody() -> None:
     assert outcome.token_ids == reference_tokens(engine.network, request)
 
 
+def test_a_request_that_leaves_itself_no_token_is_told_so() -> None:
+    nothing = {"allowed_token_ids": (5,), "bad_words_token_ids": ((5,),)}
+    bad, good = make_request("bad", range(6), **nothing), make_request("good", range(3, 9))
+    engine = Engine()
+    outcomes = engine.run(bad, good)
+    engine.close()
+    assert outcomes["bad"].finish_reason is FinishReason.ERROR
+    assert "no token can be sampled" in (outcomes["bad"].error or "")
+    assert outcomes["bad"].error_code == "no_token_left"
+    assert outcomes["good"].token_ids == reference_tokens(engine.network, good)
+
+
 def test_a_step_that_raises_leaves_token_history_as_it_was() -> None:
     broken = False
 

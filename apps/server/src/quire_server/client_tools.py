@@ -46,6 +46,8 @@ class ClientTool:
     """The client's name for it."""
     namespace: str | None = None
     grammar: InputGrammar | None = None
+    parameters_at: str = ""
+    """The field that holds the schema of its parameters."""
 
 
 @dataclass(slots=True)
@@ -66,7 +68,11 @@ class ClientTools:
         while shown in self._by_shown_name:  # "a" of "b__c", and "c__a" of "b"
             number += 1
             shown = f"{joined}_{number}"
-        self._by_shown_name[shown] = replace(tool, function={**tool.function, "name": shown})
+        self._by_shown_name[shown] = replace(
+            tool,
+            function={**tool.function, "name": shown},
+            parameters_at=tool.parameters_at or f"{at}.parameters",
+        )
         self._shown_names[tool.namespace, tool.name] = shown
 
     def chat_tools(self) -> list[dict[str, Any]]:

@@ -102,7 +102,7 @@ def naming_fields(names: Mapping[str, str]) -> Iterator[None]:
         if new is not None:
             error.param = new
             if old != "prompt":  # "the prompt has 9 tokens" is no name of a field
-                error.args = (re.sub(rf"\b{old}\b", new, str(error)), *error.args[1:])
+                error.args = (re.sub(rf"(?<![\w-]){re.escape(old)}\b", new, str(error)), *error.args[1:])
         raise
 
 

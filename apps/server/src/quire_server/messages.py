@@ -44,10 +44,10 @@ async def messages(context: ServerContext, request: Request) -> Response:
     with naming_fields(body.field_names()):
         running = await start_turn(context, messages_turn(context, body))
     answer = _Answer(answer_id(request, "msg_", body.request_id), model, running, context, _extras(body))
+    with naming_fields(body.field_names()):
+        first = await unless_disconnected(request, anext(running.outputs))
     if not body.stream:
-        final = await unless_disconnected(request, anext(running.outputs))
-        return Response(_encoder.encode(answer.whole(final)), media_type="application/json")
-    first = await unless_disconnected(request, anext(running.outputs))
+        return Response(_encoder.encode(answer.whole(first)), media_type="application/json")
     events = answer.events(first, running.outputs)
     request_id = request.state.request_id
     return await EventStream.begin(events, end=b"", on_error=lambda error: _sse(messages_error_body(error, request_id)))

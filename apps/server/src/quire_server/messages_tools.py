@@ -130,7 +130,7 @@ def _custom_tool(tool: dict[str, Any], kind: str, at: str) -> ClientTool:
     function = {"name": tool.get("name"), "parameters": tool.get("input_schema") or {"type": "object"}}
     function |= {key: tool[key] for key in ("description", "strict") if tool.get(key) is not None}
     check_function({**function, "parameters": tool.get("input_schema")}, at)
-    return ClientTool(function=function, kind=kind, name=str(function["name"]))
+    return ClientTool(function=function, kind=kind, name=str(function["name"]), parameters_at=f"{at}.input_schema")
 
 
 def _published_tool(

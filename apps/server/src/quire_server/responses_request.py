@@ -21,6 +21,8 @@ _ID_PREFIXES = {
     "custom_tool_call": "ctc", "custom_tool_call_output": "ctco",
 }  # fmt: skip
 
+_FORMAT_NAMES = {"response_format.json_schema.schema": "text.format.schema", "response_format": "text.format"}
+
 
 class CompactRequest(SamplingFields):
     """Body of POST /v1/responses/compact: everything that makes the conversation."""
@@ -105,11 +107,8 @@ class ResponsesRequest(CompactRequest):
             )
 
     def field_names(self) -> dict[str, str]:
-        names = {
-            key: "text.format" if name.startswith("response_format") else name
-            for key, name in super().field_names().items()
-        }
-        return {**names, "response_format.json_schema.schema": "text.format.schema", "response_format": "text.format"}
+        names = {key: _FORMAT_NAMES.get(name, name) for key, name in super().field_names().items()}
+        return {**names, **_FORMAT_NAMES}
 
     def logprobs_wanted(self) -> int | None:
         wanted = "message.output_text.logprobs" in (self.include or ())

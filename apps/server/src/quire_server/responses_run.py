@@ -20,7 +20,7 @@ import msgspec
 from quire_engine import CompletionOutput, RequestOutput
 from quire_interfaces import FinishReason, QuireError
 from quire_server.context import ServerContext
-from quire_server.errors import HTTPError, error_body
+from quire_server.errors import HTTPError, error_body, naming_fields
 from quire_server.logprobs import chat_logprobs
 from quire_server.mcp_tools import MAX_CALLS, MCPTools
 from quire_server.request_warnings import warnings_field
@@ -114,6 +114,12 @@ class ResponseRun:
             yield self._numbered([{"type": "response.failed", "response": failed}])
 
     async def _told(self) -> AsyncGenerator[list[Event], None]:
+        with naming_fields(self._body.field_names()):
+            async with contextlib.aclosing(self._told_by_turns()) as told:
+                async for events in told:
+                    yield events
+
+    async def _told_by_turns(self) -> AsyncGenerator[list[Event], None]:
         """What happens, turn after turn: the model calls MCP tools, and goes on with what they gave."""
         is_first, last = True, None
         if self._approved:

@@ -163,7 +163,10 @@ def with_calls(params: SamplingParams, form: ChatFormat, use: ToolUse) -> Sampli
     if not structures:
         return params
     begun = (form.forced_call(use.name) or "") if use.is_forced else ""
-    tags = [_tag(*pair, begun) for pair in zip(use.callable_tools, structures, strict=True)]
+    tags = [
+        _tag(tool, structure, begun, use.parameters_at(tool))
+        for tool, structure in zip(use.callable_tools, structures, strict=True)
+    ]
     is_strict = any(tool["function"].get("strict") for tool in use.callable_tools)
     if use.is_forced:
         tag: dict[str, Any] = {"type": "or", "elements": tags}
@@ -173,7 +176,8 @@ def with_calls(params: SamplingParams, form: ChatFormat, use: ToolUse) -> Sampli
             return params
         calls = {"type": "tags_with_separator", "tags": tags, "separator": "\n", "at_least_one": True}
         calls["stop_after_first"] = not use.parallel
-        tag = {"type": "or", "elements": [{"type": "json_schema", "json_schema": schema}, calls]}
+        own = {"type": "json_schema", "json_schema": schema, "origin": "structured_outputs.json"}
+        tag = {"type": "or", "elements": [own, calls]}
     elif is_strict and form.tools is not None:
         tag = {"type": "triggered_tags", "triggers": [form.tools.trigger], "tags": tags}
     else:
@@ -181,13 +185,13 @@ def with_calls(params: SamplingParams, form: ChatFormat, use: ToolUse) -> Sampli
     return dataclasses.replace(params, structured_outputs=StructuredOutputsParams(structural_tag={"format": tag}))
 
 
-def _tag(tool: dict[str, Any], structure: dict[str, Any], begun: str) -> dict[str, Any]:
-    """A call without the text that is there already."""
+def _tag(tool: dict[str, Any], structure: dict[str, Any], begun: str, origin: str) -> dict[str, Any]:
+    """A call without the text that is there already; `origin` is the client's field of the schema."""
     schema = structure["schema"]
     if not tool["function"].get("strict"):
         # Not asked to be followed to the letter: keywords that a backend does not know are passed over.
-        schema = {**schema, "x-guidance": {"lenient": True}}
-    content = {"type": "json_schema", "json_schema": schema}
+        schema = {**schema, "x-guidance": {"lenient": True, "coerce_one_of": True}}
+    content = {"type": "json_schema", "json_schema": schema, "origin": origin}
     begin = structure["begin"].removeprefix(begun)
     return {"type": "tag", "begin": begin, "content": content, "end": structure["end"]}
 

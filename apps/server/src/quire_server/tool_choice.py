@@ -70,6 +70,11 @@ class ToolUse:
         tools = [tool for tool in self.tools if tool["function"]["name"] not in self.unshown]
         return tools if tools and self.mode != "none" else None
 
+    def parameters_at(self, tool: dict[str, Any]) -> str:
+        """The client's field that holds the schema of a tool's parameters."""
+        offered = self.offered.get(tool["function"]["name"])
+        return offered.parameters_at if offered else f"tools[{self.tools.index(tool)}].function.parameters"
+
     @property
     def callable_tools(self) -> tuple[dict[str, Any], ...]:
         """The tools of which one may be called."""
@@ -124,7 +129,8 @@ def chat_client_tools(tools: Sequence[dict[str, Any]]) -> ClientTools:
             raise _wrong(f"{at}.{kind}", value, "be an object with the name of the tool")
         if kind == "function":
             check_function(value, f"{at}.function")
-            offered.add(ClientTool(function=value, name=value["name"]), at)
+            field_name = f"{at}.function.parameters"
+            offered.add(ClientTool(function=value, name=value["name"], parameters_at=field_name), at)
         else:
             offered.add(_chat_custom_tool(value, f"{at}.custom"), at)
     return offered

@@ -8,7 +8,7 @@ from dataclasses import replace
 from quire_interfaces.step import ModelRunnerOutput, RequestFailure, SchedulerOutput
 from quire_runner.inputs import HostPlan
 from quire_runner.rows import Rows
-from quire_sampling import SamplerOutput
+from quire_sampling import NOTHING_LEFT, SamplerOutput
 from quire_spec_decode import accept_drafts, accept_tree
 
 __all__ = ["Failures", "Known", "ReadStep", "plain_output", "verified_output", "without_entries"]
@@ -51,7 +51,7 @@ def plain_output(
         grammar_failures: Row -> why its grammar gave no mask.
     """
     token_ids: list[int] = sampled.token_ids.tolist()
-    failed = {row: RequestFailure(why) for row, why in sampled.failed_rows().items()}
+    failed = {row: _failure(why) for row, why in sampled.failed_rows().items()}
     failed.update(grammar_failures)
     logprobs = sampled.logprobs()
     if not failed and not logprobs and len(token_ids) == len(output.rows):
@@ -88,7 +88,7 @@ def verified_output(
         grammar_failures: Row -> why its grammar gave no mask.
     """
     token_ids: list[int] = sampled.token_ids.tolist()
-    failed = {row: RequestFailure(why) for row, why in sampled.failed_rows().items()}
+    failed = {row: _failure(why) for row, why in sampled.failed_rows().items()}
     failed.update(grammar_failures)
     logprobs = sampled.logprobs()
     begin = 0
@@ -139,3 +139,7 @@ def without_entries(output: SchedulerOutput, dropped: Collection[int]) -> Schedu
         draft_token_ids={row: ids for row, ids in output.draft_token_ids.items() if row not in dropped},
         draft_parents={row: parents for row, parents in output.draft_parents.items() if row not in dropped},
     )
+
+
+def _failure(why: str) -> RequestFailure:
+    return RequestFailure(why, code="no_token_left" if why == NOTHING_LEFT else None)

@@ -4,7 +4,7 @@ from quire_ops import uniform
 from quire_sampling.config import SamplingConfig
 from quire_sampling.logprobs import prompt_logprobs, token_logprobs
 from quire_sampling.masks import TokenMasks, apply_token_masks_
-from quire_sampling.output import SamplerOutput
+from quire_sampling.output import NOTHING_LEFT, SamplerOutput
 from quire_sampling.sampler import Sampler
 from quire_sampling.state import SamplingState
 from quire_sampling.top import top_tokens
@@ -12,6 +12,7 @@ from quire_sampling.top import top_tokens
 __version__ = "0.1.0"
 
 __all__ = [
+    "NOTHING_LEFT",
     "Sampler",
     "SamplerOutput",
     "SamplingConfig",

@@ -12,12 +12,13 @@ from quire_interfaces import TokenLogprobs
 from quire_ops import copy_to_host
 from quire_sampling.logprobs import LogprobTensors
 
-__all__ = ["SamplerOutput"]
+__all__ = ["NOTHING_LEFT", "SamplerOutput"]
 
-_NOTHING_LEFT = (
+NOTHING_LEFT = (
     "no token can be sampled: every logit is -inf; loosen structured_outputs, allowed_token_ids, bad_words, "
     "min_tokens, logit_bias or the logits processors, which together exclude the whole vocabulary"
 )
+"""Why a row failed whose request leaves itself no token."""
 _NOT_FINITE = (
     "the logits hold NaN or +inf; the model overflowed on this input (try float32 or bfloat16) or a logits processor "
     "computed them wrongly"
@@ -79,7 +80,7 @@ class SamplerOutput:
             return failed
         for index, peak in enumerate(peaks):
             if not math.isfinite(peak):
-                failed.setdefault(index, _NOTHING_LEFT if peak == -math.inf else _NOT_FINITE)
+                failed.setdefault(index, NOTHING_LEFT if peak == -math.inf else _NOT_FINITE)
         return failed
 
     def failed_rows(self) -> dict[int, str]:

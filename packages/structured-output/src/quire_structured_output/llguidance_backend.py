@@ -10,7 +10,7 @@ import ctypes
 import json
 import re
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import llguidance
 from llguidance.gbnf_to_lark import any_to_lark
@@ -19,6 +19,7 @@ from quire_interfaces import GrammarSpec, RequestError
 from quire_structured_output.allowance import run_apart
 from quire_structured_output.blame import largest_part
 from quire_structured_output.probe import follow, probe
+from quire_structured_output.refused_part import RefusedPart, refused_part
 from quire_structured_output.schema_options import json_escapes, schema_of, to_the_letter
 from quire_structured_output.structural_tag import structural_tag_to_lark
 from quire_structured_output.trials import TriedGrammar
@@ -116,7 +117,7 @@ class LLGuidanceBackend:
     def _new_matcher(self, spec: GrammarSpec, source: str) -> llguidance.LLMatcher:
         matcher = llguidance.LLMatcher(self._tokenizer, source, log_level=0, limits=_limits())
         if matcher.is_error():
-            raise _refusal(spec, matcher.get_error())
+            raise self._refusal_with_place(spec, matcher.get_error())
         return matcher
 
     def _translated(self, spec: GrammarSpec) -> str:
@@ -125,7 +126,21 @@ class LLGuidanceBackend:
         except RequestError:
             raise
         except Exception as error:  # the library's translators raise bare Exception, among others
-            raise _refusal(spec, str(error) or "nested too deeply") from None
+            raise self._refusal_with_place(spec, str(error) or "nested too deeply") from None
+
+    def _refusal_with_place(self, spec: GrammarSpec, reason: str) -> RequestError:
+        if spec.kind not in ("json", "structural_tag") or _is_too_large(reason):
+            return _refusal(spec, reason)
+        return _refusal(spec, reason, refused_part(spec, self._reason_of))
+
+    def _reason_of(self, schema: Any) -> str | None:
+        """Why a schema is refused by itself; None where it is not."""
+        try:
+            source = self._source(GrammarSpec("json", json.dumps(schema)))
+        except Exception as error:
+            return str(error)
+        matcher = llguidance.LLMatcher(self._tokenizer, source, log_level=0, limits=_limits())
+        return _first_paragraph(matcher.get_error()) if matcher.is_error() else None
 
     def _source(self, spec: GrammarSpec) -> str:
         if spec.kind == "json":
@@ -211,16 +226,36 @@ class _Matcher:
         return tokens[: self._matcher.validate_tokens(tokens)] if tokens else tokens
 
 
-def _refusal(spec: GrammarSpec, reason: str) -> RequestError:
-    param = f"structured_outputs.{spec.kind}"
-    # The library appends where in its own form of the grammar, or in its code, it stopped; the first paragraph is what
-    # users wrote.
+def _first_paragraph(reason: str) -> str:
+    """The library appends where in its own form of the grammar, or in its code, it stopped; the first paragraph is what
+    users wrote."""
     lines = re.split("\n   1 \\||<backtrace>", reason)[0].strip().splitlines()
-    reason = " ".join(line.strip() for line in lines)[:600]
-    if any(words in reason for words in _TOO_LARGE):
+    return " ".join(line.strip() for line in lines)[:600]
+
+
+def _is_too_large(reason: str) -> bool:
+    return any(words in reason for words in _TOO_LARGE)
+
+
+def _refusal(spec: GrammarSpec, reason: str, part: RefusedPart | None = None) -> RequestError:
+    param = f"structured_outputs.{spec.kind}"
+    reason = _first_paragraph(reason)
+    if part is not None:
+        param, reason = part.origin or param, f"at {part.pointer or '/'}: {_named(part.reason)}"
+    if _is_too_large(reason):
         return RequestError(
             f"{param} is too large or too complex ({reason}); the largest part is {largest_part(spec)}",
             param=param,
             code="grammar_too_large",
         )
     return RequestError(f"{param} cannot be used: {reason}", param=param, code="invalid_grammar")
+
+
+def _named(reason: str) -> str:
+    """The library's reason in the words of JSON Schema."""
+    if found := re.match(r"Unimplemented keys: \[(.*)\]", reason):
+        names = found[1].replace('"', "")
+        return f"the keyword {names} is not supported here; leave it out, or write the schema without it"
+    if reason.startswith("oneOf constraints are not supported"):
+        return "oneOf is supported only where a type or a constant tells its parts apart; use anyOf, or a discriminator"
+    return reason

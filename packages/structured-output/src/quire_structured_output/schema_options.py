@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from quire_interfaces import GrammarSpec, RequestError
+from quire_structured_output.schema_rewrites import rewritten
 
 __all__ = ["json_escapes", "schema_of", "to_the_letter"]
 
@@ -32,6 +33,9 @@ the escapes of the very characters it excludes, so strings get no such escapes t
 _EXACT_INTEGERS = 1 << 53
 """The library (1.9) reads numbers as doubles."""
 
+
+_UNREADABLE = re.compile(r"\(\?<?[=!]|\\[bB1-9]")
+"""Look-arounds, word boundaries and references to groups."""
 
 _MANY = 100
 """So many optional properties come in the schema's order. The library's (1.9) work per token grows with their number;
@@ -63,14 +67,22 @@ def schema_of(spec: GrammarSpec) -> Any:
         ) from None
 
 
-def to_the_letter(schema: Any) -> Any:
+def to_the_letter(schema: Any, *, is_lenient: bool = False) -> Any:
     """The schema so that llguidance follows it to the letter: same meaning, or a narrower one.
+
+    Args:
+        schema: As it was sent.
+        is_lenient: Leave patterns out that the library cannot read; keywords it leaves out itself, when told to.
 
     Raises:
         ValueError: it cannot; the message says why.
         RecursionError: it is nested too deeply.
     """
-    exact = _mapped(schema, _exact)
+    if schema is True:
+        return {}
+    exact = _mapped(schema, lambda each: _exact(rewritten(each, schema)))
+    if is_lenient:
+        exact = _mapped(exact, _without_unreadable_patterns)
     return exact if _NEEDS_PROPERTIES.search(json.dumps(schema)) else _mapped(exact, _grouped)
 
 
@@ -104,8 +116,6 @@ def _closed(schema: dict[str, Any]) -> dict[str, Any]:
 
 
 def _exact(schema: dict[str, Any]) -> Any:
-    if schema.get("uniqueItems") is False:
-        del schema["uniqueItems"]
     if schema == {"not": {}} or schema == {"not": True}:  # as schema generators write "never"
         return False
     for value in _integers([schema.get("const"), schema.get("enum")]):
@@ -114,6 +124,12 @@ def _exact(schema: dict[str, Any]) -> Any:
     pattern = _CALENDAR.get(schema["format"]) if isinstance(schema.get("format"), str) else None
     if pattern is not None:
         schema["allOf"] = [*_elements(schema.get("allOf")), {"pattern": pattern}]
+    return schema
+
+
+def _without_unreadable_patterns(schema: dict[str, Any]) -> dict[str, Any]:
+    if isinstance(schema.get("pattern"), str) and _UNREADABLE.search(schema["pattern"]):
+        del schema["pattern"]
     return schema
 
 

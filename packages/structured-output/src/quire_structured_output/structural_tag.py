@@ -99,7 +99,8 @@ class _Grammar:
         schema = value.get("json_schema", {})
         if not isinstance(schema, (dict, bool)):
             raise _wrong(f"{place}.json_schema", schema, "be a schema")
-        schema = to_the_letter(schema)
+        is_lenient = _is_lenient(schema)
+        schema = to_the_letter(schema, is_lenient=is_lenient)
         if isinstance(schema, dict):
             options = schema.get("x-guidance") if isinstance(schema.get("x-guidance"), dict) else {}
             if escapes := json_escapes(json.dumps(schema, ensure_ascii=False)):
@@ -207,3 +208,8 @@ def _wrong(place: str, value: Any, must: str) -> RequestError:
     return RequestError(
         f"{_PARAM}: {place} must {must}, got {reprlib.repr(value)}", param=_PARAM, code="invalid_grammar"
     )
+
+
+def _is_lenient(schema: Any) -> bool:
+    options = schema.get("x-guidance") if isinstance(schema, dict) else None
+    return isinstance(options, dict) and options.get("lenient") is True
