@@ -13,7 +13,7 @@ from llm_demo_heads import write_medusa_heads
 from safetensors.torch import load_file, save_file
 
 from quire import LLM, CheckpointError, ConfigError, RequestOutput, SamplingParams, StructuredOutputsParams
-from quire_demo_model import checkpoint_path
+from quire_demo_model import checkpoint_path, draft_paths
 from quire_models import CausalLM
 from quire_runner import draft_costs
 from quire_testkit.checkpoints import make_checkpoint
@@ -309,7 +309,9 @@ def test_what_cannot_draft_is_refused(tmp_path: Path, head: Path) -> None:
         CheckpointError, "config.json|hub|folder", speculative_method="eagle3", speculative_model=str(tmp_path / "no")
     )
     small = make_checkpoint(tmp_path / "small", like="qwen3", dtype="float32", vocab_size=600)
-    refused(ConfigError, "needs the same vocabulary", speculative_method="draft_model", speculative_model=str(small))
+    refused(ConfigError, "another vocabulary", speculative_method="draft_model", speculative_model=str(small))
+    (small / "tokenizer.json").unlink()
+    refused(ConfigError, "no two tokenizers to compare", speculative_method="draft_model", speculative_model=str(small))
     other = write_head(tmp_path / "other", hidden_size=128)
     refused(ConfigError, "is for a model of hidden size", speculative_method="eagle3", speculative_model=str(other))
     layers = write_head(tmp_path / "layers", eagle_config={"eagle_aux_hidden_state_layer_ids": [1, 2, 60]})
@@ -324,3 +326,45 @@ def test_what_cannot_draft_is_refused(tmp_path: Path, head: Path) -> None:
     vocab[first], vocab[second] = vocab[second], vocab[first]
     (renamed / "tokenizer.json").write_text(json.dumps(stored))
     refused(ConfigError, "another vocabulary", speculative_method="draft_model", speculative_model=str(renamed))
+
+
+def write_padded(folder: Path, source: Path, rows: int) -> Path:
+    """A model with more rows in its embedding than its tokenizer has tokens, as some are padded."""
+    folder.mkdir()
+    for path in source.iterdir():
+        (folder / path.name).write_bytes(path.read_bytes())
+    config = json.loads((folder / "config.json").read_text())
+    tensors = load_file(folder / "model.safetensors")
+    generator = torch.Generator().manual_seed(0)
+    for name, tensor in tensors.items():
+        if len(tensor) == config["vocab_size"]:
+            more = torch.randn(rows, *tensor.shape[1:], generator=generator) * 0.02
+            tensors[name] = torch.cat([tensor, more.to(tensor.dtype)])
+    config["vocab_size"] += rows
+    (folder / "config.json").write_text(json.dumps(config))
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    return folder
+
+
+@pytest.mark.parametrize("padded", ["target", "draft", "both"])
+def test_embeddings_may_be_padded_as_each_model_likes(tmp_path: Path, padded: str) -> None:
+    target, draft = checkpoint_path(), Path(draft_paths()["draft_model"])
+    if padded in ("target", "both"):
+        target = write_padded(tmp_path / "target", target, 40)
+    if padded in ("draft", "both"):
+        draft = write_padded(tmp_path / "draft", draft, 100)
+    if padded == "target":  # a draft model that brings the same tokenizer
+        draft = write_padded(tmp_path / "draft", draft, 0)
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        if draft.parent == tmp_path:
+            (draft / name).write_bytes((checkpoint_path() / name).read_bytes())
+    vocab_size = json.loads((target / "config.json").read_text())["vocab_size"]
+    prompts = [[5, 6, 7] * 9, [vocab_size - 1, 8, 9, vocab_size - 1], list(range(30, 60))]
+    params = [SamplingParams(temperature=i % 2 * 0.8, seed=i, max_tokens=24, ignore_eos=True) for i in range(3)]
+    settings = {**SETTINGS, "model": str(target)}
+    with LLM(**settings) as llm:
+        expected = seen(llm.generate(prompts, params, use_tqdm=False))
+    drafting = {"speculative_method": "draft_model", "speculative_model": str(draft), "speculative_adaptive": False}
+    with LLM(**{**settings, **drafting}) as llm:
+        assert seen(llm.generate(prompts, params, use_tqdm=False)) == expected
+        assert llm.stats().num_accepted_tokens_total > 0

@@ -13,6 +13,7 @@ from msgspec import UNSET
 from starlette.requests import Request
 from starlette.responses import Response
 
+from quire.prompts import naming_prompt
 from quire_engine import CompletionOutput, RequestOutput
 from quire_interfaces import RequestError
 from quire_server.beams import beam_search_params
@@ -72,9 +73,10 @@ async def batch_chat_completions(context: ServerContext, request: Request) -> Re
     name, created = answer_id(request, "chatcmpl-", body.request_id), int(time.time())
     answers = []
     with naming_fields(body.field_names()):
-        for messages in body.messages:  # every conversation is checked before the first one runs
+        for index, messages in enumerate(body.messages):  # all are checked before the first one runs
             one = body.model_copy(update={"messages": messages})
-            running = await start_turn(context, chat_turn(context, one))
+            with naming_prompt(index, len(body.messages), "messages"):
+                running = await start_turn(context, chat_turn(context, one))
             answers.append(ChatAnswer(name, created, model, one, running, context))
         outputs = await unless_disconnected(request, all_of(anext(each.running.outputs) for each in answers))
     wholes = [answer.whole(output) for answer, output in zip(answers, outputs, strict=True)]

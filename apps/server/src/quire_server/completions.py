@@ -14,6 +14,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from quire import BeamSearchParams, OutputKind
+from quire.prompts import naming_prompt
 from quire_engine import CompletionOutput, Logprob, RequestOutput
 from quire_interfaces import FinishReason, RenderedPrompt, RequestError, SamplingParams
 from quire_server.beams import beam_search_outputs, beam_search_params
@@ -50,7 +51,10 @@ async def completions(context: ServerContext, request: Request) -> Response:
     )
     # Every prompt is checked before the first one runs.
     with naming_fields(body.field_names()):
-        sources = [_outputs(context, body, prompt, params, beams) for prompt in answer.prompts]
+        sources = []
+        for index, prompt in enumerate(answer.prompts):
+            with naming_prompt(index, len(answer.prompts), "prompt"):
+                sources.append(_outputs(context, body, prompt, params, beams))
     if not body.stream:
         with naming_fields(body.field_names()):
             finals = await unless_disconnected(request, all_of(anext(source) for source in sources))
@@ -114,7 +118,11 @@ async def render_prompts(
     renderer = context.llm.renderer
 
     def render() -> list[RenderedPrompt]:
-        return [renderer.render_prompt(prompt, add_special_tokens=special) for prompt in prompts]
+        found = []
+        for index, prompt in enumerate(prompts):
+            with naming_prompt(index, len(prompts), "prompt"):
+                found.append(renderer.render_prompt(prompt, add_special_tokens=special))
+        return found
 
     rendered = await in_thread_when_long(sum(map(len, prompts)), render)
     cut = [truncated(context, each, body.truncate_prompt_tokens, body.truncation_side, params) for each in rendered]

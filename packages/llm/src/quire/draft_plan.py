@@ -16,6 +16,7 @@ from quire_models.ledger import weight_ledger
 from quire_models.medusa.config import MedusaConfig, read_medusa_config
 from quire_models.mtp.config import mtp_config
 from quire_models.named_formats import resolved_linear_method
+from quire_renderers import load_tokenizer
 from quire_spec_decode import NETWORK_METHODS, SpecDecodeConfig
 
 __all__ = ["DraftPlan", "plan_draft"]
@@ -155,16 +156,16 @@ def require_place(specs: dict[str, KVCacheSpec]) -> None:
 
 
 def _check_vocabulary(draft: ModelConfig, folder: Path, target: ModelConfig, target_folder: Path | None) -> None:
-    if draft.vocab_size < target.vocab_size:
-        raise ConfigError(
-            f"the draft model {str(folder)!r} has {draft.vocab_size} tokens, the model {target.vocab_size}: a draft "
-            "model needs the same vocabulary",
-            field="speculative_model",
-        )
-    if target_folder is None:
-        return
-    theirs, ours = _tokens(folder), _tokens(target_folder)
+    """Tokenizers are compared, and not the embeddings' sizes, which are padded as each model likes."""
+    theirs, ours = _tokens(folder), None if target_folder is None else _tokens(target_folder)
     if theirs is None or ours is None:  # a drafter may come without a tokenizer
+        if draft.vocab_size < target.vocab_size:
+            raise ConfigError(
+                f"the draft model {str(folder)!r} has {draft.vocab_size} tokens, the model {target.vocab_size}, and "
+                "there are no two tokenizers to compare: a draft model needs the same vocabulary; put its tokenizer "
+                "into its folder",
+                field="speculative_model",
+            )
         return
     for token, token_id in ours.items():
         if theirs.get(token) != token_id:
@@ -176,17 +177,28 @@ def _check_vocabulary(draft: ModelConfig, folder: Path, target: ModelConfig, tar
 
 
 def _tokens(folder: Path) -> dict[str, int] | None:
-    """Token -> id of a tokenizer.json; None where there is none of a kind with a plain table."""
+    """Token -> id of a folder's tokenizer; None where there is none."""
     path = folder / "tokenizer.json"
     if not path.is_file():
-        return None
+        return _tokens_of_other_files(folder)
     try:
         stored: Any = json.loads(path.read_text(encoding="utf-8"))
-        table = dict(stored["model"]["vocab"])
+        vocab = stored["model"]["vocab"]
+        table = dict(vocab) if isinstance(vocab, dict) else {piece: i for i, (piece, _) in enumerate(vocab)}
         table |= {added["content"]: added["id"] for added in stored.get("added_tokens", ())}
     except (ValueError, KeyError, TypeError):
         return None
     return table
+
+
+def _tokens_of_other_files(folder: Path) -> dict[str, int] | None:
+    """The same of tokenizers that are kept in other formats."""
+    try:
+        tokenizer = load_tokenizer(folder)
+    except CheckpointError:
+        return None
+    names = ((tokenizer.id_to_token(token_id), token_id) for token_id in range(tokenizer.vocab_size))
+    return {name: token_id for name, token_id in names if name}
 
 
 def _check_medusa(heads: MedusaConfig, folder: Path, settings: SpecDecodeConfig) -> None:

@@ -83,13 +83,13 @@ def parse_prompts(prompts: Prompt | Iterable[Prompt], renderer: _Renderer) -> li
 
 
 @contextlib.contextmanager
-def naming_prompt(index: int, count: int) -> Iterator[None]:
-    """A refusal within says which prompt of `count` it is about, if there are several."""
+def naming_prompt(index: int, count: int, field: str = "prompts") -> Iterator[None]:
+    """A refusal within says which prompt of `count` in `field` it is about, if there are several."""
     try:
         yield
     except RequestError as error:
         if count > 1:
-            error.args = (f"prompts[{index}]: {error}",)
+            error.args = (f"{field}[{index}]: {error}",)
         raise
 
 

@@ -143,7 +143,10 @@ class ModelDrafting(RowDrafter):
             entries += [Entry(row, at, min(at + self._budget, end)) for at in range(start, end, self._budget)]
         while entries:
             now = _take(entries, self._budget)
-            hidden = self._network.forward(self._cache.batch(now))
+            batch = self._cache.batch(now)
+            # The target's embedding may be padded beyond this network's, and prompts may hold such ids.
+            batch.input_ids = batch.input_ids.clamp(max=self._network.config.vocab_size - 1)
+            hidden = self._network.forward(batch)
             position = -1
             for entry in now:
                 position += entry.end - entry.start
