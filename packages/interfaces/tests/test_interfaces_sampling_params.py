@@ -37,7 +37,7 @@ WRONG = {
     "mirostat_mode": [3, True],
     "mirostat_tau": [0],
     "mirostat_eta": [0, 2],
-    "max_tokens": [0, -5, 1.5, True],
+    "max_tokens": [-1, -5, 1.5, True],
     "min_tokens": [-1, 0.5],
     "stop": [("",), (3,), 5, "", {"a": 1}],
     "stop_token_ids": [(-1,), ("a",), 5, "ab"],

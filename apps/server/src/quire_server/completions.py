@@ -72,10 +72,6 @@ def completion_params(context: ServerContext, body: CompletionRequest) -> tuple[
         RequestError: naming the field at fault.
     """
     only_echo = body.max_tokens == 0
-    if only_echo:
-        if not body.echo:
-            raise RequestError("max_tokens must be at least 1 unless echo is true, got 0", param="max_tokens")
-        body.max_tokens = 1  # one token is computed and dropped
     params = context.sampling_params(body)
     if body.echo and body.logprobs is not None and params.prompt_logprobs is None:
         params = dataclasses.replace(params, prompt_logprobs=body.logprobs)

@@ -133,6 +133,10 @@ class SamplingFields(Body):
     guided_json_object: bool | None = None
     guided_whitespace_pattern: str | None = None
 
+    def only_scores(self) -> bool:
+        """Whether the prompt alone may be asked for, with a `max_tokens` of 0."""
+        return False
+
     def max_tokens_wanted(self) -> int | None:
         """The bound on output tokens, whichever field carries it."""
         raise NotImplementedError(f"{type(self).__name__} does not say which field bounds its output")
@@ -189,9 +193,12 @@ class SamplingFields(Body):
             values["logit_bias"] = {_token_id("logit_bias", key): bias for key, bias in self.logit_bias.items()}
         if self.logits_processors is not None:
             values["extra_args"] = {"logits_processors": self.logits_processors}
+        max_tokens = self.max_tokens_wanted()
+        if max_tokens == 0 and not self.only_scores():
+            raise RequestError("max_tokens must be at least 1, got 0", param="max_tokens")
         return SamplingParams(
             **values,
-            max_tokens=self.max_tokens_wanted(),
+            max_tokens=max_tokens,
             logprobs=self._num_logprobs(),
             logprob_token_ids=tuple(self.logprob_token_ids) if self.logprob_token_ids else None,
             bad_words=tuple(self.bad_words or ()),
@@ -261,6 +268,9 @@ class CompletionRequest(SamplingFields):
     logprobs: Int | None = None
     echo: bool = False
     suffix: str | None = None
+
+    def only_scores(self) -> bool:
+        return self.echo or self.prompt_logprobs is not None
 
     def max_tokens_wanted(self) -> int | None:
         return self.max_tokens

@@ -81,7 +81,8 @@ class InputProcessor:
         packed = pack_token_ids(prompt_token_ids)  # which says what is no token id
         params, begin, max_tokens = self._checked(prompt_token_ids, params, adapter, decoder_token_ids)
         has_encoder = bool(self._info.max_encoder_len)
-        prompt, encoder_prompt = (pack_token_ids(begin), packed) if has_encoder else (packed, b"")
+        prompt = packed if begin is prompt_token_ids else pack_token_ids(begin)
+        encoder_prompt = packed if has_encoder else b""
         seed = self._new_seed() if params.seed is None else params.seed
         stop_token_ids = frozenset(params.stop_token_ids)
         # A constraint says itself where the output may end, and says it with the end tokens.
@@ -169,7 +170,41 @@ class InputProcessor:
             raise ModelNotFoundError(
                 f"the adapter {adapter!r} was asked for, but this engine serves none; start it with --enable-lora"
             )
+        if params.max_tokens == 0:
+            params, prompt_token_ids = self._scoring(prompt_token_ids, params)
         return params, prompt_token_ids, self._max_tokens(len(prompt_token_ids), params)
+
+    def _scoring(self, token_ids: Sequence[int], params: SamplingParams) -> tuple[SamplingParams, Sequence[int]]:
+        """Parameters and prompt of a request that generates nothing: the prompt's last token is what comes of the ones
+        before it, so that a prompt that fills the context needs no room beyond. See `RequestProcessor`, which puts it
+        back."""
+        if self._info.max_encoder_len:
+            raise RequestError(
+                "an encoder reads this model's prompts, and predicts nothing of them: ask for at least 1 token",
+                param="max_tokens",
+                code="unsupported",
+            )
+        if len(token_ids) > self._info.max_model_len:
+            raise ContextLengthError(
+                f"the prompt has {len(token_ids)} tokens, but this model's context is {self._info.max_model_len} "
+                "tokens: shorten the prompt",
+                num_prompt_tokens=len(token_ids),
+                max_model_len=self._info.max_model_len,
+                max_tokens=0,
+            )
+        *begin, last = token_ids
+        scoring = SamplingParams(
+            n=params.n,
+            temperature=0.0,
+            ignore_eos=True,
+            max_tokens=1,
+            prompt_logprobs=params.prompt_logprobs,
+            deterministic=params.deterministic,
+            detokenize=False,
+        )
+        if not begin:
+            return scoring, token_ids
+        return dataclasses.replace(scoring, logprobs=params.prompt_logprobs, allowed_token_ids=(last,)), begin
 
     def _with_counts(self, params: SamplingParams) -> SamplingParams:
         """The whole vocabulary's log probabilities as a number of them."""

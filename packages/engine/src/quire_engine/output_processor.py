@@ -191,6 +191,8 @@ class RequestProcessor:
         """Take in news of one completion. None when there is nothing to tell the caller yet."""
         if output.num_cached_tokens > self._num_cached_tokens:
             self._num_cached_tokens = output.num_cached_tokens
+        if self._params.max_tokens == 0:
+            output = _scored(output)
         if self._held is not None:
             held = self._held[output.request_id]
             held += output.new_token_ids
@@ -247,6 +249,12 @@ class RequestProcessor:
         self._prompt_logprobs.extend(with_text(each, self._tokenizer) for each in output.prompt_logprobs or ())
         self._has_prompt_logprobs = len(self._prompt_logprobs) >= len(self._prompt_token_ids)
         return self._prompt_logprobs if self._has_prompt_logprobs else None
+
+
+def _scored(output: EngineCoreOutput) -> EngineCoreOutput:
+    """The same of a request that generates nothing: the sampled token is the prompt's last one."""
+    positions = [*(output.prompt_logprobs or ()), *(output.logprobs or ())]
+    return replace(output, new_token_ids=[], logprobs=None, prompt_logprobs=positions or None)
 
 
 def _badness(completion: CompletionOutput) -> tuple[bool, float]:

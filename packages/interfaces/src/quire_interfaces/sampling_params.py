@@ -75,7 +75,7 @@ class SamplingParams:
     ignore_eos: bool = False
     """Go on past the model's end-of-sequence tokens."""
     max_tokens: int | None = None
-    """Most tokens to generate; None means up to the context's end."""
+    """Most tokens to generate; None means up to the context's end. 0 scores the prompt, which may fill the context."""
     min_tokens: int = 0
     """No stop token (eos or stop_token_ids) is sampled before this many tokens."""
     logprobs: int | None = None
@@ -220,7 +220,7 @@ class SamplingParams:
     def _check_max_tokens(self) -> None:
         if self.max_tokens is None:
             return
-        _range("max_tokens", self.max_tokens, 1, 2**31, whole=True)
+        _range("max_tokens", self.max_tokens, 0, 2**31, whole=True)
         if self.min_tokens > self.max_tokens:
             raise _wrong("min_tokens", self.min_tokens, f"not exceed max_tokens ({self.max_tokens})")
 
