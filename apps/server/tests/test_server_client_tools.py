@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -210,6 +212,68 @@ def test_the_text_of_a_call_is_the_same_however_it_comes(arguments: str, text: s
         reading = CallInput()
         pieces = [reading.feed(arguments[start : start + size]) for start in range(0, len(arguments), size)]
         assert "".join(pieces) + reading.finish() == text
+
+
+@pytest.fixture(scope="module")
+def demo(quire_serve: Any) -> Any:
+    """The demo model, whose calls are held to grammars."""
+    url = quire_serve("--served-model-name", "tiny").url()
+    with httpx.Client(base_url=url, timeout=120) as client:
+        yield SimpleNamespace(client=client)
+
+
+GRAMMAR = {"type": "grammar", "syntax": "lark", "definition": 'start: "a" LF "b"+\n%import common.LF'}
+
+
+@both
+@pytest.mark.parametrize(
+    ("form", "text"),
+    [
+        (GRAMMAR, "a\nbbbb"),
+        ({"type": "grammar", "syntax": "regex", "definition": r'a\n"(b|c)+"'}, 'a\n"bcb"'),
+    ],
+)
+def test_the_text_of_a_custom_tool_follows_its_grammar(
+    demo: Any, stream: bool, form: dict[str, Any], text: str
+) -> None:
+    """The demo model would say something else; forced or not, what it says in a call follows the grammar."""
+    tool = {"type": "custom", "name": "note", "format": form}
+    choice = {"type": "custom", "name": "note"}
+    response = respond(demo, "x", [tool], stream=stream, tool_choice=choice, max_output_tokens=200, temperature=1.0)
+    (item,) = response["output"]
+    assert item["type"] == "custom_tool_call"
+    pattern = r"a\nb+" if form is GRAMMAR else form["definition"]
+    if item["status"] == "completed":
+        assert re.fullmatch(pattern, item["input"]), item
+    else:
+        assert item["input"][:2] == text[:2], item
+        assert set(item["input"]) <= set('abc\n"'), item
+
+
+@pytest.mark.parametrize("syntax", ["lark", "regex"])
+def test_a_grammar_that_does_not_compile_is_named(scripted: Any, syntax: str) -> None:
+    wrong = {"type": "grammar", "syntax": syntax, "definition": "start: ("}
+    tools = [F, {"type": "custom", "name": "a", "format": GRAMMAR}, {"type": "custom", "name": "b", "format": wrong}]
+    error = scripted.post("/v1/responses", {"model": "tiny", "input": "x", "tools": tools}).json()["error"]
+    assert (error["param"], error["code"]) == ("tools[2].format.definition", "invalid_grammar")
+    form = {"type": "grammar", "grammar": {"syntax": syntax, "definition": "start: ("}}
+    body = {
+        "model": "tiny", "messages": [{"role": "user", "content": "x"}],
+        "tools": [{"type": "custom", "custom": {"name": "a", "format": form}}],
+    }  # fmt: skip
+    error = scripted.post("/v1/chat/completions", body).json()["error"]
+    assert error["param"] == "tools[0].custom.format.grammar.definition"
+
+
+def test_a_grammar_that_is_not_followed_is_told(make_scripted: Any) -> None:
+    server = make_scripted(config={"tool_call_parser": "qwen3_coder"})
+    tool = {"type": "custom", "name": "note", "format": GRAMMAR}
+    text = "<tool_call>\n<function=note>\n<parameter=input>\nfree\n</parameter>\n</function>\n</tool_call>"
+    response = respond(server, text, [tool])
+    assert response["output"][0]["input"] == "free"
+    assert [(each["code"], each["param"]) for each in response["warnings"]] == [
+        ("grammar_not_enforced", "tools[0].format.definition")
+    ]
 
 
 CHAT_PATCH = {"type": "custom", "custom": {"name": "patch", "description": "Free text."}}

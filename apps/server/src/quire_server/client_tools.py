@@ -75,6 +75,11 @@ class ClientTools:
         )
         self._shown_names[tool.namespace, tool.name] = shown
 
+    def warn(self, warning: RequestWarning) -> None:
+        """Tell of it, once."""
+        if warning not in self.warnings:
+            self.warnings.append(warning)
+
     def chat_tools(self) -> list[dict[str, Any]]:
         """As the chat API spells functions."""
         return [{"type": "function", "function": tool.function} for tool in self._by_shown_name.values()]

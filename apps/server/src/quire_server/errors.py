@@ -110,6 +110,7 @@ def error_body(error: BaseException) -> dict[str, Any]:
     """The OpenAI error object. The text of an unexpected error stays in the log."""
     status = status_of(error)
     message = str(error) if isinstance(error, QuireError) else "internal error; the server's log has the details"
+    message = _too_long_for_chat(error) or message
     return {
         "error": {
             "message": message,
@@ -118,6 +119,25 @@ def error_body(error: BaseException) -> dict[str, Any]:
             "code": getattr(error, "code", None),
         }
     }
+
+
+_PARTS = {"prompt": "prompt", "messages": "messages", "max_tokens": "messages", "max_completion_tokens": "messages"}
+"""Field of chat completions or completions -> what is too long."""
+
+
+def _too_long_for_chat(error: BaseException) -> str | None:
+    """A full context in the words by which OpenAI's clients know it, before what this server says of it."""
+    if not isinstance(error, ContextLengthError) or error.code != "context_length_exceeded":
+        return None
+    part, used = _PARTS.get(error.param or ""), error.num_prompt_tokens
+    if part is None or used is None or error.max_model_len is None:
+        return None
+    if error.max_tokens is None:
+        told = f"your {part} resulted in {used} tokens. Please reduce the length of the {part}."
+    else:
+        told = f"you requested {used + error.max_tokens} tokens ({used} in the {part}, {error.max_tokens} in the"
+        told += f" completion). Please reduce the length of the {part} or completion."
+    return f"This model's maximum context length is {error.max_model_len} tokens. However, {told} ({error})"
 
 
 def messages_error_body(error: BaseException, request_id: str | None) -> dict[str, Any]:

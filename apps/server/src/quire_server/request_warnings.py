@@ -11,14 +11,14 @@ from typing import Any
 
 import msgspec
 
-__all__ = ["RequestWarning", "duplicate_tool", "hosted_tool", "warnings_field"]
+__all__ = ["RequestWarning", "duplicate_tool", "free_text", "hosted_tool", "warnings_field"]
 
 
 class RequestWarning(msgspec.Struct, frozen=True, kw_only=True):
     """One thing that was passed over."""
 
     code: str
-    """For programs: "tool_left_out", "duplicate_tool", "grammar_not_enforced" or "field_ignored"."""
+    """For programs: "tool_left_out", "duplicate_tool", "grammar_not_enforced" or "field_left_out"."""
     param: str
     """The field, as the client sent it."""
     message: str
@@ -39,6 +39,16 @@ def duplicate_tool(name: str, at: str) -> RequestWarning:
         code="duplicate_tool",
         param=at,
         message=f"{at} was left out: an earlier tool has the name {reprlib.repr(name)} already",
+    )
+
+
+def free_text(at: str) -> RequestWarning:
+    """A grammar that calls of this model are not held to."""
+    return RequestWarning(
+        code="grammar_not_enforced",
+        param=at,
+        message=f"{at} was told to the model, but its calls are not held to it: their arguments are no JSON here, or "
+        "the server has no backend for grammars",
     )
 
 

@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import secrets
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from dataclasses import replace
 from typing import Any
 
@@ -18,9 +18,10 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from quire_interfaces import RequestError
+from quire_interfaces import ContextLengthError, RequestError
 from quire_server.body import read_model
 from quire_server.client_tools import ClientTools
+from quire_server.compaction import full_context_told, start_summary, summary_of
 from quire_server.context import ServerContext, unless_disconnected
 from quire_server.conversations import ConversationsService
 from quire_server.errors import HTTPError, error_body, naming_fields
@@ -29,11 +30,11 @@ from quire_server.mcp_tools import MCPTools
 from quire_server.render import rendered_turn
 from quire_server.request_ids import answer_id
 from quire_server.response_store import ResponseStore, StoredResponse, make_response_store, store_path
-from quire_server.responses_items import ItemReader
+from quire_server.responses_items import ItemReader, last_question
 from quire_server.responses_request import CompactRequest, ResponsesRequest
-from quire_server.responses_run import Event, LiveResponse, ResponseRun, usage_of
+from quire_server.responses_run import Compaction, Event, LiveResponse, ResponseRun, usage_of
 from quire_server.responses_tools import client_tools_of, responses_tool_use
-from quire_server.sealing import Sealer, make_sealer, open_summary, pack_summary
+from quire_server.sealing import Sealer, Summary, make_sealer, pack_summary
 from quire_server.streaming import EventStream
 from quire_server.turn import ChatTurn, RunningTurn, raise_failed, render_turn, start_turn
 
@@ -43,10 +44,6 @@ MAX_CHAIN = 10_000
 """Responses that one conversation may have."""
 MAX_LIVE_KEPT = 256
 """Finished background responses whose events can still be read as a stream."""
-SUMMARIZE = (
-    "Summarize the conversation so far for yourself, so that you can go on from the summary alone. "
-    "Keep names, numbers, decisions, results of tools and what is still to be done."
-)
 
 
 class ResponsesService:
@@ -90,7 +87,7 @@ class ResponsesService:
                 "this server keeps no responses (--response-store none); leave store and background out", param="store"
             )
         body.take_format()
-        with naming_fields(body.field_names()):
+        with full_context_told(), naming_fields(body.field_names()):
             context.sampling_params(body)
             items = await self._input(context, body)
             earlier = await self._earlier(context, body)
@@ -102,13 +99,69 @@ class ResponsesService:
                 return await start_turn(context, self._turn(context, body, mcp, offered, [*earlier, *items, *said]))
 
             approved = mcp.approved(items, earlier)
-            running = await again([])
+            running, compaction = await self._begin(context, body, [*earlier, *items], again)
         sealer = self.sealer(context) if body.seals_thoughts else None
-        run = ResponseRun(context, body, model, running, items, store if keeps else None, mcp, again, approved, sealer)
+        run = ResponseRun(
+            context,
+            body,
+            model,
+            running,
+            offered,
+            items,
+            store if keeps else None,
+            mcp,
+            again,
+            approved,
+            sealer,
+            compaction,
+        )
         conversation_id = body.conversation_id
         if conversation_id is not None:
             run.on_finished = lambda said: self._conversations.append(context, conversation_id, said)
         return run
+
+    async def _begin(
+        self,
+        context: ServerContext,
+        body: ResponsesRequest,
+        said: list[dict[str, Any]],
+        again: Callable[[list[dict[str, Any]]], Awaitable[RunningTurn]],
+    ) -> tuple[RunningTurn, Compaction | None]:
+        """The first turn of a response, and what it is for where it is a summary.
+
+        Raises:
+            RequestError: naming the field at fault.
+        """
+        follows = body.previous_response_id is not None or body.conversation_id is not None
+        threshold = body.compact_threshold
+        if said and said[-1]["type"] == "compaction_trigger":
+            summary = await self._start_summary(context, body, said)
+            return summary, Compaction(replaces=follows, goes_on=False)
+        full: ContextLengthError | None = None
+        try:
+            running = await again([])
+            if threshold is None or len(running.prompt.token_ids) <= threshold:
+                return running, None
+        except ContextLengthError as error:
+            if threshold is None:
+                raise
+            full = error
+        asked = last_question(said)
+        if not any(item.get("role") not in ("system", "developer") for item in said[:asked]):  # nothing to summarize
+            if full is not None:
+                raise full
+            return running, None
+        if full is None:
+            await running.outputs.aclose()  # type: ignore[attr-defined]
+        summary = await self._start_summary(context, body, said[:asked])
+        return summary, Compaction(replaces=True, goes_on=True)
+
+    async def _start_summary(
+        self, context: ServerContext, body: CompactRequest, items: list[dict[str, Any]]
+    ) -> RunningTurn:
+        reader = self._reader(context, client_tools_of(getattr(body, "tools", None) or (), items))
+        messages = reader.chat_messages(items, body.instructions, has_new=False)
+        return await start_summary(context, body, messages, stream=bool(body.stream))
 
     async def _input(self, context: ServerContext, body: CompactRequest) -> list[dict[str, Any]]:
         """The new items, those that are named by their id in full.
@@ -219,24 +272,14 @@ class ResponsesService:
         """POST /v1/responses/compact: the conversation as one item that a later request can begin with."""
         body = await read_model(context, request, CompactRequest)
         context.resolve_model(body.model)
-        with naming_fields(body.field_names()):
+        with full_context_told(), naming_fields(body.field_names()):
             items = await self.conversation(context, body.previous_response_id) + await self._input(context, body)
-            asked = [
-                *self._reader(context).chat_messages(items, body.instructions, has_new=False),
-                {"role": "user", "content": SUMMARIZE},
-            ]
-            turn = ChatTurn(
-                messages=asked,
-                params=context.sampling_params(body),
-                priority=body.priority,
-                cache_salt=body.cache_salt,
-                adapter=context.adapter_of(body.model),
-            )
-            running = await start_turn(context, turn)
+            body.stream = False
+            running = await self._start_summary(context, body, items)
         output = await unless_disconnected(request, anext(running.outputs))
         raise_failed(output)
         running.choices[0].take(output.outputs[0])
-        summary = pack_summary(running.choices[0].message().text)
+        summary = pack_summary(Summary(summary_of(running), replaces=False))
         item = {"id": f"cmp_{secrets.token_hex(12)}", "type": "compaction", "encrypted_content": summary}
         return JSONResponse(
             {
@@ -253,7 +296,7 @@ class ResponsesService:
         body = await read_model(context, request, ResponsesRequest)
         context.resolve_model(body.model)
         body.take_format()
-        with naming_fields(body.field_names()):
+        with full_context_told(), naming_fields(body.field_names()):
             items = await self._earlier(context, body) + await self._input(context, body)
             offered = client_tools_of(body.tools or (), items)
             mcp = await MCPTools.of(body.tools or (), context.mcp_servers, offered.shown_names())
@@ -307,7 +350,7 @@ class ResponsesService:
         )
 
     def _reader(self, context: ServerContext, offered: ClientTools | None = None) -> ItemReader:
-        return ItemReader(offered or ClientTools(), self.sealer(context).open, open_summary)
+        return ItemReader(offered or ClientTools(), self.sealer(context).open)
 
     def sealer(self, context: ServerContext) -> Sealer:
         """What encrypts thoughts, made when it is first needed."""

@@ -18,8 +18,9 @@ from quire_interfaces import RequestError
 from quire_server.builtin_tools import BUILTIN_BY_ITEM
 from quire_server.client_tools import INPUT, ClientTools
 from quire_server.content_text import content_text, left_out_line
+from quire_server.sealing import open_summary
 
-__all__ = ["COMPACTIONS", "ItemReader"]
+__all__ = ["COMPACTIONS", "ItemReader", "last_question"]
 
 Item = dict[str, Any]
 
@@ -39,8 +40,6 @@ class ItemReader:
     """The client's tools, whose names the model knows."""
     open_thoughts: Callable[[Any], str | None] = lambda sealed: None
     """What is in the `encrypted_content` of a reasoning item; None for what another server wrote."""
-    open_summary: Callable[[Any], str | None] = lambda packed: None
-    """What is in the `encrypted_content` of a compaction item; None for what another server wrote."""
 
     def chat_messages(
         self, items: Sequence[Item], instructions: str | None = None, *, at: str = "input", has_new: bool = True
@@ -63,7 +62,7 @@ class ItemReader:
             for item in items
             if item.get("type") == "mcp_approval_response" and item.get("approve") is False
         }
-        for index, item in enumerate(items):
+        for index, item in _uncompacted(items):
             self._read(told, item, f"{at}[{index}]", refused, is_new=index == newest)
         return told.finished()
 
@@ -94,8 +93,9 @@ class ItemReader:
                 told.own_result(str(item["id"]), reason)
         elif kind in COMPACTIONS:
             if item.get("encrypted_content") is not None:
-                summary = self.open_summary(item["encrypted_content"]) or _UNREADABLE_SUMMARY
-                told.message("user", f"Summary of the conversation so far:\n{summary}")
+                summary = open_summary(item["encrypted_content"])
+                text = _UNREADABLE_SUMMARY if summary is None else summary.text
+                told.message("user", f"Summary of the conversation so far:\n{text}")
         elif kind not in _SILENT and (line := _line(item)):
             told.say(line)
 
@@ -175,6 +175,28 @@ class _Told:
         self._answer = None
         self._messages += self._results
         self._results = []
+
+
+def _uncompacted(items: Sequence[Item]) -> list[tuple[int, Item]]:
+    """(place, item) without what the last summary replaces. What the user asked last before it comes behind it."""
+    numbered = list(enumerate(items))
+    place = next((index for index, item in reversed(numbered) if _replaces(item)), None)
+    if place is None:
+        return numbered
+    asked = last_question(items[:place])
+    instructions = [each for each in numbered[:asked] if each[1].get("role") in ("system", "developer")]
+    return [*instructions, numbered[place], *numbered[asked:place], *numbered[place + 1 :]]
+
+
+def _replaces(item: Item) -> bool:
+    summary = open_summary(item.get("encrypted_content")) if item.get("type") == "compaction" else None
+    return summary is not None and summary.replaces
+
+
+def last_question(items: Sequence[Item]) -> int:
+    """The place of the user's last message, or the end where there is none."""
+    places = (index for index, item in reversed(list(enumerate(items))) if item.get("role") == "user")
+    return next(places, len(items))
 
 
 def _newest_message(items: Sequence[Item]) -> int | None:

@@ -246,6 +246,19 @@ class OutputItems:
             self._told.append(self._item_event("done", call))
         return self._taken()
 
+    def begin_compaction(self) -> list[Event]:
+        """The model summarizes the conversation."""
+        item = {"id": f"cmp_{secrets.token_hex(12)}", "type": "compaction", "encrypted_content": ""}
+        self.items.append(item)
+        place = {"item_id": item["id"], "output_index": self._place(item)}
+        return [self._item_event("added", item), {"type": "response.compaction.compacting", **place}]
+
+    def end_compaction(self, content: str) -> list[Event]:
+        """It has: the item holds the summary."""
+        item = self.items[-1]
+        item["encrypted_content"] = content
+        return [self._item_event("done", item)]
+
     def add_tool_lists(self, lists: Sequence[dict[str, Any]]) -> list[Event]:
         """`mcp_list_tools` items, before everything else."""
         for item in lists:

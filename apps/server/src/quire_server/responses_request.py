@@ -115,6 +115,28 @@ class ResponsesRequest(CompactRequest):
         return (self.top_logprobs or 0) if wanted or self.top_logprobs else None
 
     @property
+    def compact_threshold(self) -> int | None:
+        """Tokens of a prompt above which the conversation is compacted first; None for never.
+
+        Raises:
+            RequestError: `context_management` is no list of compactions.
+        """
+        strategies = self.context_management
+        if strategies is None:
+            return None
+        if not isinstance(strategies, list) or not all(isinstance(each, dict) for each in strategies):
+            raise _wrong("context_management", strategies, "be a list of objects")
+        for index, each in enumerate(strategies):
+            threshold, at = each.get("compact_threshold"), f"context_management[{index}]"
+            if each.get("type") != "compaction":
+                raise _wrong(f"{at}.type", each.get("type"), "be compaction")
+            if threshold is not None:
+                if isinstance(threshold, bool) or not isinstance(threshold, int) or threshold < 1:
+                    raise _wrong(f"{at}.compact_threshold", threshold, "be a number of tokens")
+                return threshold
+        return None
+
+    @property
     def seals_thoughts(self) -> bool:
         """Whether the thoughts are wanted in a form that the client can send back."""
         return "reasoning.encrypted_content" in (self.include or ())

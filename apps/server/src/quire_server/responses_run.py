@@ -13,12 +13,14 @@ import secrets
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
 from quire_engine import CompletionOutput, RequestOutput
-from quire_interfaces import FinishReason, QuireError
+from quire_interfaces import ContextLengthError, FinishReason, QuireError, SamplingParams
+from quire_server.client_tools import ClientTools
+from quire_server.compaction import full_context_told, summary_of
 from quire_server.context import ServerContext
 from quire_server.errors import HTTPError, error_body, naming_fields
 from quire_server.logprobs import chat_logprobs
@@ -27,12 +29,21 @@ from quire_server.request_warnings import warnings_field
 from quire_server.response_store import ResponseStore, StoredResponse
 from quire_server.responses_output import OutputItems, is_clients_turn
 from quire_server.responses_request import ResponsesRequest
-from quire_server.sealing import Sealer
-from quire_server.turn import ChatTurn, RunningTurn, raise_failed
+from quire_server.sealing import Sealer, Summary, pack_summary
+from quire_server.turn import RunningTurn, raise_failed
 
-__all__ = ["Event", "LiveResponse", "ResponseRun", "usage_of"]
+__all__ = ["Compaction", "Event", "LiveResponse", "ResponseRun", "usage_of"]
 
 Event = dict[str, Any]
+
+
+class Compaction(NamedTuple):
+    """What the first turn of a response is, where it summarizes the conversation."""
+
+    replaces: bool
+    """See `quire_server.sealing.Summary`."""
+    goes_on: bool
+    """Whether an answer follows."""
 
 
 class ResponseRun:
@@ -44,12 +55,14 @@ class ResponseRun:
         body: ResponsesRequest,
         model: str,
         running: RunningTurn,
+        offered: ClientTools,
         items: list[dict[str, Any]],
         store: ResponseStore | None,
         mcp: MCPTools,
         again: Callable[[list[dict[str, Any]]], Awaitable[RunningTurn]],
         approved: list[dict[str, Any]],
-        sealer: Sealer | None = None,
+        sealer: Sealer | None,
+        compaction: Compaction | None,
     ) -> None:
         # Never the request's own choice: whoever knows an id can read, go on from and replace what is kept under it.
         self.id = f"resp_{secrets.token_hex(16)}"
@@ -61,19 +74,20 @@ class ResponseRun:
         self._mcp = mcp
         self._again = again
         self._approved = approved
+        self._compaction = compaction
         self._calls_left = MAX_CALLS if body.max_tool_calls is None else body.max_tool_calls
         self._output = OutputItems(
             running.choices[0].call_id,
             mcp.label_of,
             mcp.asks_before,
-            client_tool=running.turn.tool_use.offered.get,
+            client_tool=offered.get,
             seal=None if sealer is None else sealer.seal,
         )
         self._usage: dict[str, Any] = {}
         self.on_finished: Callable[[list[dict[str, Any]]], Awaitable[None]] | None = None
         """Hears what was said, asked and answered, once it is all there."""
         self._sequence = 0
-        self._fixed = _fixed_fields(self.id, body, model, running.turn)
+        self._fixed = _fixed_fields(self.id, body, model, running.turn.params, offered)
         self.latest = self.response("in_progress")
 
     def response(self, status: str, **changes: Any) -> dict[str, Any]:
@@ -96,21 +110,22 @@ class ResponseRun:
 
     async def whole(self) -> dict[str, Any]:
         """Run to the end; the response object. What fails raises."""
-        async for _ in self._told():
-            pass
+        with full_context_told(), naming_fields(self._body.field_names()):
+            async for _ in self._told():
+                pass
         return self.latest
 
     async def events(self) -> AsyncGenerator[list[Event], None]:
         """Run to the end; events as they come, the last of which holds the whole response."""
         try:
-            async with contextlib.aclosing(self._told()) as told:
-                async for events in told:
-                    yield self._numbered(events)
+            with full_context_told(), naming_fields(self._body.field_names()):
+                async with contextlib.aclosing(self._told()) as told:
+                    async for events in told:
+                        yield self._numbered(events)
         except QuireError as error:
             if self._sequence == 0:
                 raise
-            message = error_body(error)["error"]["message"]
-            failed = await self.keep("failed", error={"code": "server_error", "message": message})
+            failed = await self.keep("failed", error=_failure(error))
             yield self._numbered([{"type": "response.failed", "response": failed}])
 
     async def _told(self) -> AsyncGenerator[list[Event], None]:
@@ -128,6 +143,15 @@ class ResponseRun:
             await self._mcp.run(self._approved)
             yield self._output.end_calls(self._approved)
             await self._running.outputs.aclose()  # type: ignore[attr-defined]
+            await self._go_on()
+        if self._compaction is not None:
+            is_first = False
+            async for told in self._compacted(self._compaction):
+                yield told
+            if not self._compaction.goes_on:
+                response = await self._keep_finished(None)
+                yield [{"type": "response.completed", "response": response}]
+                return
             await self._go_on()
         while True:
             async with contextlib.aclosing(self._running.outputs) as outputs:  # type: ignore[type-var]
@@ -153,6 +177,20 @@ class ResponseRun:
             last = None
         response = await self._keep_finished(last)
         yield [{"type": f"response.{response['status']}", "response": response}]
+
+    async def _compacted(self, compaction: Compaction) -> AsyncGenerator[list[Event], None]:
+        """The running turn as an item that holds its summary."""
+        yield self._opening() + self._output.begin_compaction()
+        last = None
+        async with contextlib.aclosing(self._running.outputs) as outputs:  # type: ignore[type-var]
+            async for output in outputs:
+                raise_failed(output)
+                self._running.choices[0].take(output.outputs[0])
+                last = output
+        if last is None:
+            raise HTTPError(500, "the engine ended the request without an answer", code="generation_failed")
+        self._usage = _added(self._usage, usage_of(self._context, self._running, last))
+        yield self._output.end_compaction(pack_summary(Summary(summary_of(self._running), compaction.replaces)))
 
     async def _go_on(self) -> None:
         """The next turn, which sees the output so far."""
@@ -193,12 +231,12 @@ class ResponseRun:
     def _finish(self, output: RequestOutput) -> list[Event]:
         return self._output.finish("incomplete" if _is_cut(output.outputs[0]) else "completed")
 
-    async def _keep_finished(self, output: RequestOutput) -> dict[str, Any]:
+    async def _keep_finished(self, output: RequestOutput | None) -> dict[str, Any]:
+        """The response as it ends with this output; None after a summary alone, which is never cut."""
         if self.on_finished is not None:
             await self.on_finished([*self._items, *self._output.items])
-        completion = output.outputs[0]
         changes: dict[str, Any] = {"usage": self._usage}
-        if _is_cut(completion):
+        if output is not None and _is_cut(output.outputs[0]):
             return await self.keep("incomplete", incomplete_details={"reason": "max_output_tokens"}, **changes)
         return await self.keep("completed", completed_at=int(time.time()), **changes)
 
@@ -221,8 +259,7 @@ class LiveResponse:
             await self.run.keep("cancelled")
             raise
         except Exception as error:
-            message = error_body(error)["error"]["message"]
-            failed = await self.run.keep("failed", error={"code": "server_error", "message": message})
+            failed = await self.run.keep("failed", error=_failure(error))
             event = {"type": "response.failed", "response": failed, "sequence_number": len(self._events)}
             self._events.append(event)
         finally:
@@ -252,7 +289,9 @@ class LiveResponse:
         await asyncio.wait((self.task,))
 
 
-def _fixed_fields(name: str, body: ResponsesRequest, model: str, turn: ChatTurn) -> dict[str, Any]:
+def _fixed_fields(
+    name: str, body: ResponsesRequest, model: str, params: SamplingParams, offered: ClientTools
+) -> dict[str, Any]:
     """What does not change while a response is made."""
     form = (body.text or {}).get("format") or {"type": "text"}
     reasoning = {"effort": None, "summary": None, **(body.reasoning or {})}
@@ -270,22 +309,22 @@ def _fixed_fields(name: str, body: ResponsesRequest, model: str, turn: ChatTurn)
         "max_tool_calls": body.max_tool_calls,
         "metadata": body.metadata or {},
         "model": model,
-        "parallel_tool_calls": turn.tool_use.parallel,
+        "parallel_tool_calls": body.parallel_tool_calls is not False,
         "previous_response_id": body.previous_response_id,
         "prompt_cache_key": body.prompt_cache_key,
         "reasoning": reasoning,
         "safety_identifier": body.safety_identifier,
         "service_tier": "default",
-        "temperature": turn.params.temperature,
+        "temperature": params.temperature,
         "text": {"format": form},
         "tool_choice": body.tool_choice or "auto",
         "tools": [_shown_tool(tool) for tool in body.tools or ()],
         "top_logprobs": body.top_logprobs or 0,
-        "top_p": turn.params.top_p,
+        "top_p": params.top_p,
         "truncation": body.truncation or "disabled",
         "usage": None,
         "user": body.user,
-        **warnings_field(turn.warnings),
+        **warnings_field(offered.warnings),
     }
 
 
@@ -311,6 +350,13 @@ def _added(one: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
         name: _added(one.get(name, {}), value) if isinstance(value, dict) else one.get(name, 0) + value
         for name, value in other.items()
     }
+
+
+def _failure(error: BaseException) -> dict[str, Any]:
+    """The error of a response. Clients know a full context by its code."""
+    told = error_body(error)["error"]
+    code = told["code"] if isinstance(error, ContextLengthError) else "server_error"
+    return {"code": code, "message": told["message"]}
 
 
 def _is_cut(completion: CompletionOutput) -> bool:

@@ -15,11 +15,11 @@ import os
 import secrets
 import zlib
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from quire_server.config import ServerConfig
 
-__all__ = ["Sealer", "make_sealer", "open_summary", "pack_summary"]
+__all__ = ["Sealer", "Summary", "make_sealer", "open_summary", "pack_summary"]
 
 _NONCE_BYTES, _TAG_BYTES, _KEY_BYTES = 16, 32, 32
 _SEALED, _SUMMARY = b"quire-thoughts-1:", b"quire-summary-1:"
@@ -95,19 +95,28 @@ def _kept_key(path: Path) -> bytes:
     return key[:_KEY_BYTES]
 
 
-def pack_summary(text: str) -> str:
+class Summary(NamedTuple):
+    """What a compaction item holds."""
+
+    text: str
+    replaces: bool
+    """Whether it stands for all that was said before it, up to the last message of the user; else its client has left
+    out what it replaces."""
+
+
+def pack_summary(summary: Summary) -> str:
     """A summary as the content of a compaction item."""
-    data = text.encode("utf-8", "replace")
+    data = bytes([summary.replaces]) + summary.text.encode("utf-8", "replace")
     return base64.b64encode(_SUMMARY + zlib.crc32(data).to_bytes(4, "big") + data).decode()
 
 
-def open_summary(packed: Any) -> str | None:
+def open_summary(packed: Any) -> Summary | None:
     """The summary; None for what another server wrote, or what was damaged."""
     content = _decoded(packed, _SUMMARY)
-    if content is None or len(content) < 4 or zlib.crc32(content[4:]) != int.from_bytes(content[:4], "big"):
+    if content is None or len(content) < 5 or zlib.crc32(content[4:]) != int.from_bytes(content[:4], "big"):
         return None
     with contextlib.suppress(UnicodeDecodeError):
-        return content[4:].decode()
+        return Summary(content[5:].decode(), bool(content[4]))
     return None
 
 

@@ -7,6 +7,7 @@ where in a chat answer a constraint begins, and which constraint a call of a too
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import reprlib
 from collections.abc import Mapping
@@ -23,13 +24,16 @@ from quire_interfaces import (
     Tokenizer,
 )
 from quire_renderers import ChatFormat
+from quire_server.client_tools import INPUT, InputGrammar
+from quire_server.request_warnings import free_text
 from quire_server.schema_text import SchemaText
 from quire_server.tool_choice import ToolUse
+from quire_structured_output import check_text_grammar, text_content
 
 if TYPE_CHECKING:
     from quire_server.protocol import SamplingFields
 
-__all__ = ["constraint_names", "structured_outputs_of", "thinking_first", "with_calls"]
+__all__ = ["check_grammars", "constraint_names", "structured_outputs_of", "thinking_first", "with_calls"]
 
 _GUIDED = {
     "guided_json": "json",
@@ -163,11 +167,13 @@ def with_calls(params: SamplingParams, form: ChatFormat, use: ToolUse) -> Sampli
     if not structures:
         return params
     begun = (form.forced_call(use.name) or "") if use.is_forced else ""
+    grammars = use.offered.grammars()
     tags = [
-        _tag(tool, structure, begun, use.parameters_at(tool))
+        _tag(tool, structure, begun, use.parameters_at(tool), grammars.get(tool["function"]["name"]))
         for tool, structure in zip(use.callable_tools, structures, strict=True)
     ]
-    is_strict = any(tool["function"].get("strict") for tool in use.callable_tools)
+    names = {tool["function"]["name"] for tool in use.callable_tools}
+    is_strict = any(tool["function"].get("strict") for tool in use.callable_tools) or not names.isdisjoint(grammars)
     if use.is_forced:
         tag: dict[str, Any] = {"type": "or", "elements": tags}
     elif wanted is not None:
@@ -185,15 +191,47 @@ def with_calls(params: SamplingParams, form: ChatFormat, use: ToolUse) -> Sampli
     return dataclasses.replace(params, structured_outputs=StructuredOutputsParams(structural_tag={"format": tag}))
 
 
-def _tag(tool: dict[str, Any], structure: dict[str, Any], begun: str, origin: str) -> dict[str, Any]:
-    """A call without the text that is there already; `origin` is the client's field of the schema."""
+def _tag(
+    tool: dict[str, Any], structure: dict[str, Any], begun: str, origin: str, grammar: InputGrammar | None
+) -> dict[str, Any]:
+    """A call without the text that is there already; `origin` is the client's field of the schema. With `grammar`, its
+    one argument is text of that form."""
+    begin = structure["begin"].removeprefix(begun)
+    if grammar is not None:
+        return {"type": "tag", "begin": begin, "content": _with_text(grammar), "end": structure["end"]}
     schema = structure["schema"]
     if not tool["function"].get("strict"):
         # Not asked to be followed to the letter: keywords that a backend does not know are passed over.
         schema = {**schema, "x-guidance": {"lenient": True, "coerce_one_of": True}}
     content = {"type": "json_schema", "json_schema": schema, "origin": origin}
-    begin = structure["begin"].removeprefix(begun)
     return {"type": "tag", "begin": begin, "content": content, "end": structure["end"]}
+
+
+def _with_text(grammar: InputGrammar) -> dict[str, Any]:
+    """Arguments that are one text of a form."""
+    text = {"type": "json_string", "content": text_content(grammar.syntax, grammar.definition)}
+    begin, end = ({"type": "const_string", "value": value} for value in (f'{{"{INPUT}": ', "}"))
+    return {"type": "sequence", "elements": [begin, text, end]}
+
+
+async def check_grammars(use: ToolUse, form: ChatFormat, *, has_backend: bool) -> None:
+    """Check the grammars of custom tools, and warn where calls cannot be held to them.
+
+    Raises:
+        RequestError: naming the grammar that cannot be used.
+    """
+    grammars = use.offered.grammars().values()
+    if not grammars:
+        return
+
+    def check() -> None:
+        for grammar in grammars:
+            check_text_grammar(grammar.syntax, grammar.definition, grammar.param)
+
+    await asyncio.to_thread(check)
+    if use.is_on and not (has_backend and form.call_grammar(use.callable_tools)):
+        for grammar in grammars:
+            use.offered.warn(free_text(grammar.param))
 
 
 def _schema_of(wanted: StructuredOutputsParams) -> dict[str, Any] | None:

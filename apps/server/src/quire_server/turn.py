@@ -32,7 +32,7 @@ from quire_server.client_tools import ClientTool
 from quire_server.context import ServerContext, in_thread_when_long
 from quire_server.errors import HTTPError
 from quire_server.request_warnings import RequestWarning
-from quire_server.structured import thinking_first, with_calls
+from quire_server.structured import check_grammars, thinking_first, with_calls
 from quire_server.thinking_tokens import ThinkingTokens
 from quire_server.tool_choice import ToolUse
 from quire_server.truncation import truncated
@@ -253,6 +253,7 @@ async def prepare_turn(context: ServerContext, turn: ChatTurn) -> PreparedTurn:
             "the server with --tool-call-parser",
             param="tool_choice",
         )
+    await check_grammars(use, form, has_backend=bool(context.llm.engine_info.structured_output_backend))
     prompt = await render_turn(context, turn)
     params = turn.params
     if turn.fills_context and _reaches_past(context, prompt, params):

@@ -1,9 +1,9 @@
 """Structural tags as a Lark grammar: free text in which tagged parts follow a grammar of their own.
 
 Two notations are understood. vLLM's first one: {"structures": [{"begin", "schema", "end"}], "triggers": [...]}. And the
-nested one: {"format": {"type": ...}} with the types const_string, json_schema, regex, grammar, any_text, sequence, or,
-tag, triggered_tags and tags_with_separator. Knows JSON, Lark with llguidance's extensions, and the control tokens that
-a marker may be made of; knows no other tokens.
+nested one: {"format": {"type": ...}} with the types const_string, json_schema, json_string, regex, grammar, any_text,
+sequence, or, tag, triggered_tags and tags_with_separator. Knows JSON, Lark with llguidance's extensions, and the
+control tokens that a marker may be made of; knows no other tokens.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from typing import Any
 from llguidance import regex_to_lark
 
 from quire_interfaces import RequestError
+from quire_structured_output.json_quoting import quoted_lark, quoted_pattern
 from quire_structured_output.schema_options import json_escapes, to_the_letter
 
 __all__ = ["structural_tag_to_lark"]
@@ -114,6 +115,18 @@ class _Grammar:
     def _grammar(self, value: dict[str, Any], place: str, depth: int) -> str:
         return self.rule(f"%lark {{\n{_text(value, 'grammar', place)}\n}}")
 
+    def _json_string(self, value: dict[str, Any], place: str, depth: int) -> str:
+        """A JSON string whose text follows `content`, a regex or a grammar."""
+        content = value.get("content")
+        kind = content.get("type") if isinstance(content, dict) else None
+        if kind == "regex":
+            inner = self.rule(f"/{regex_to_lark(quoted_pattern(_text(content, 'pattern', f'{place}.content')))}/")
+        elif kind == "grammar":
+            inner = self.rule(f"%lark {{\n{quoted_lark(_text(content, 'grammar', f'{place}.content'))}\n}}")
+        else:
+            raise _wrong(f"{place}.content.type", kind, "be regex or grammar")
+        return self.rule(f'"\\"" {inner} "\\""')
+
     def _any_text(self, value: dict[str, Any], place: str, depth: int) -> str:
         return self.rule(r"/(.|\n)*/")
 
@@ -185,8 +198,8 @@ class _Grammar:
 
 
 _TYPES = (
-    "const_string", "json_schema", "regex", "grammar", "any_text", "sequence", "or", "tag", "triggered_tags",
-    "tags_with_separator",
+    "const_string", "json_schema", "json_string", "regex", "grammar", "any_text", "sequence", "or", "tag",
+    "triggered_tags", "tags_with_separator",
 )  # fmt: skip
 
 
