@@ -59,6 +59,18 @@ def test_keys_of_objects_inside_are_looked_at() -> None:
     assert found.notes.endswith("quant_type.default._data.odd")
 
 
+def test_groups_of_attention_leave_it_as_it_is() -> None:
+    """llm-compressor names the class whose inputs, and keys and values, are rounded."""
+    config = ct("pack-quantized", INT4)
+    of_attention = {"targets": ["LlamaAttention"], "weights": None, "input_activations": KV_SCHEME}
+    config["config_groups"]["group_1"] = of_attention
+    found = parse({**config, "kv_cache_scheme": KV_SCHEME})
+    assert found is not None
+    assert found.name == "packed, 4 bits, groups of 32"
+    assert found.notes == "inputs of attention that are meant to be rounded stay as they are"
+    assert found.of_layer("model.layers.0.self_attn.q_proj") is not None
+
+
 @pytest.mark.parametrize("location", ["input", "output", "k_cache", "q_attn", None])
 def test_online_transforms_are_refused(location: str) -> None:
     with pytest.raises(CheckpointError, match=rf"transform_config has a transform at '?{location}'? of \['Linear'\]"):

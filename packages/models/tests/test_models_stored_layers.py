@@ -21,6 +21,8 @@ from quire_models import CausalLM, ModelConfig, load_model
 from quire_models.ledger import weight_ledger
 from quire_models.quantization_formats import parse_quantization
 from quire_testkit.hf_checkpoints import tiny_hf_checkpoint
+from quire_testkit.parity.cases import CASES as FAMILIES
+from quire_testkit.parity.oracle import write_checkpoint
 
 EXCLUSIONS = {
     "gptq": "modules_to_not_convert",
@@ -381,6 +383,66 @@ def test_codes_and_names_are_those_of_the_files(tmp_path: Path) -> None:
         oracle = make_mixed(tmp_path / str(at), FORMATS[said], without(held, "layers.0"))
         model = check(tmp_path / str(at), oracle)
         assert model.stored_forms.endswith("; 7 layers plain")
+
+
+def test_zero_points_are_those_of_the_files(tmp_path: Path) -> None:
+    """Of a checkpoint that is said to be symmetric."""
+    check(tmp_path / "packed", make_mixed(tmp_path / "packed", FORMATS["packed"], without("packed zeros", "layers.0")))
+    oracle = make_mixed(tmp_path / "int8", FORMATS["int8"], lambda _: "")
+    tensors = load_file(tmp_path / "int8" / "model.safetensors")
+    for name, module in oracle.named_modules():
+        if isinstance(module, torch.nn.Linear) and "up_proj" in name:
+            q, zero, scale, restored = rounded(tensors.pop(f"{name}.weight"), 8, 128, symmetric=False)
+            stored = {"weight": q - 128, "weight_zero_point": zero - 128}
+            tensors |= {f"{name}.{part}": one.to(torch.int8) for part, one in stored.items()}
+            tensors[f"{name}.weight_scale"] = scale
+            module.weight.data.copy_(restored)
+    save_file(tensors, tmp_path / "int8" / "model.safetensors")
+    check(tmp_path / "int8", oracle)
+
+
+def test_torchao_layers_are_what_the_files_hold(tmp_path: Path) -> None:
+    """Whole numbers of 4 and 8 bits and fp8, by groups, outputs and for all, whichever the configuration says."""
+    held = {
+        "q_proj": "torchao int4",
+        "k_proj": "torchao int8",
+        "gate_proj": "torchao float8",
+        "down_proj": "torchao int8",
+    }
+    for at, said in enumerate(("torchao int4", "torchao int8", "torchao float8")):
+        folder = tmp_path / str(at)
+        oracle = make_mixed(folder, FORMATS[said], lambda layer: held.get(layer.rpartition(".")[2], ""))
+        check(folder, oracle)
+
+
+def test_layers_that_the_network_calls_otherwise(tmp_path: Path) -> None:
+    """LFM2's files have w1, w3 and w2 where the network has gate, up and down."""
+    torch.manual_seed(2)
+    case = FAMILIES["Lfm2ForCausalLM"]
+    oracle = write_checkpoint(tmp_path, "Lfm2ForCausalLM", case).float()
+    tensors, left = load_file(tmp_path / "model.safetensors"), []
+    for name, module in oracle.named_modules():
+        if isinstance(module, torch.nn.Linear) and ".feed_forward.w" in name:
+            if name.endswith(("0.feed_forward.w1", "1.feed_forward.w2")):
+                left.append(name)
+                continue
+            stored, restored = quantize("int8", tensors.pop(f"{name}.weight").float())
+            tensors |= {f"{name}.{part}": one.contiguous() for part, one in stored.items()}
+            module.weight.data.copy_(restored)
+    assert len(left) == 2
+    save_file(tensors, tmp_path / "model.safetensors")
+    values = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**values, "quantization_config": FORMATS["int8"]}))
+    model = load_model(ModelConfig.from_path(tmp_path), tmp_path, dtype="float32")
+    names = {"gate_proj": "w1", "up_proj": "w3", "down_proj": "w2"}
+    compared = 0
+    for layer in model.linears:
+        outer, _, last = layer.name.removesuffix(".weight").rpartition(".")
+        if last in names:
+            wanted = oracle.get_submodule(f"{outer}.{names[last]}").weight
+            assert torch.allclose(layer.base()[0], wanted, atol=1e-6)
+            compared += 1
+    assert compared == 3 * len(oracle.model.layers)
 
 
 def test_a_configuration_of_a_checkpoint_without_quantized_layers_says_nothing(tmp_path: Path) -> None:

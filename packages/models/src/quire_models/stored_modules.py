@@ -31,6 +31,7 @@ _ELEMENTS = ("weight", "qweight", "weight_packed", "_weight_qdata")
 _SCALES = ("weight_scale", "weight_scale_inv")
 _FACTORS = ("weight_global_scale", "weight_scale_2")
 """Of NVFP4's scales."""
+_TORCHAO_ELEMENTS = {"I8": "int8", _FLOAT8: "float8"}
 _STATE = "weight.quant_state.bitsandbytes__"
 
 
@@ -85,11 +86,29 @@ class StoredModule:
             return self._with_groups(form)
         if form.layout in ("mxfp4", "nvfp4"):
             return self._with_names(form)
+        if form.layout == "torchao":
+            return self._with_rows(form)
         if form.layout == "bitsandbytes4":
             return self._with_code(form)
         if form.layout == "packed" and "weight_zero_point" in self.parts:
             return replace(form, symmetric=False)
         return form
+
+    def _with_rows(self, form: QuantizationConfig) -> QuantizationConfig:
+        """torchao has a row of scales for each output, or one for all."""
+        elements, scale = self.parts["_weight_qdata"], self.parts.get("_weight_scale")
+        form = replace(form, weight_name=_TORCHAO_ELEMENTS.get(elements.dtype, form.weight_name))
+        if scale is None or len(elements.shape) != 2 or len(scale.shape) != 2 or not all(scale.shape):
+            return form
+        (outputs, inputs), groups = elements.shape, scale.shape[1]
+        if math.prod(scale.shape) == 1:
+            return replace(form, granularity="tensor", group_size=None)
+        if scale.shape[0] != outputs or inputs % groups:
+            return form
+        size = inputs // groups
+        if groups == 1:
+            return replace(form, granularity="channel", group_size=None)
+        return replace(form, granularity="group", group_size=size) if size in (32, 64) or not size % 128 else form
 
     def _with_names(self, form: QuantizationConfig) -> QuantizationConfig:
         """compressed-tensors and ModelOpt call the same things differently."""

@@ -16,7 +16,7 @@ from quire_quantization.float4 import powers_of_two, read_bitsandbytes4, read_fl
 from quire_quantization.float_zeros import TILE_INPUTS, TILE_OUTPUTS, read_int4_plain, read_int4_tiles
 from quire_quantization.ggml import GGML_TYPES, read_ggml
 from quire_quantization.kernels import FP8_TENSOR, INT8_TENSOR
-from quire_quantization.numbers import ZERO_POINTS, ask
+from quire_quantization.numbers import ZERO_POINTS, are_absent, ask
 from quire_quantization.stored import GroupedWeight, read_awq, read_gptq, read_int8, read_packed
 
 __all__ = ["LAYOUTS", "Layout", "StoredLayer", "StoredTensor"]
@@ -218,7 +218,10 @@ def _read_torchao(layer: StoredLayer, tensors: Mapping[str, Tensor]) -> GroupedW
     if layer.config.weight_name != "int8":
         return read_float8(elements, scale, None, layer.name)
     weight = read_int8(elements, scale, zero if zero is not None and ask(ZERO_POINTS, zero.any()) else None)
-    return weight._replace(bits=layer.config.bits)
+    bits, reach = layer.config.bits, 1 << (layer.config.bits - 1)
+    if bits < 8 and not are_absent() and not -reach <= int(elements.min()) <= int(elements.max()) < reach:
+        bits = 8  # whatever the configuration says: they are not packed
+    return weight._replace(bits=bits)
 
 
 def _int4_plain_tensors(layer: StoredLayer, dtype: torch.dtype) -> dict[str, StoredTensor]:

@@ -90,11 +90,14 @@ def _check_transforms(fields: Fields) -> None:
 
 
 def _config_group(fields: Fields, at: str, group: Fields) -> QuantizationConfig:
-    targets, weights = _targets(group, f"{fields.source}: {at}"), group.object("weights")
+    weights = group.object("weights")
+    targets = _targets(group, f"{fields.source}: {at}", any_class=weights is None)
     inputs = _inputs(group.object("input_activations"))
     note = _outputs_note(group.object("output_activations"))
     if weights is None:
         group.skip("format")
+        said = "inputs of attention that are meant to be rounded stay as they are" if inputs is not None else ""
+        note = "; ".join(filter(None, (said, note)))
         return QuantizationConfig(layout=PLAIN, bits=16, group_size=None, targets=targets, note=note)
     layout = group.text("format", default=fields.text("format"))
     if layout not in (*_PLAIN_FORMATS, *_MICROSCALED):
@@ -141,14 +144,15 @@ def _noted(form: QuantizationConfig, note: str) -> QuantizationConfig:
     return replace(form, note="; ".join(filter(None, (form.note, note)))) if note else form
 
 
-def _targets(group: Fields, source: str) -> tuple[str, ...]:
+def _targets(group: Fields, source: str, *, any_class: bool) -> tuple[str, ...]:
+    """Names of layers; with `any_class` classes other than Linear, too, none of whose weights are quantized."""
     targets = group.get("targets")
     if targets is None:
         return ("Linear",)
     if not isinstance(targets, list) or not all(isinstance(one, str) and one for one in targets):
         raise CheckpointError(f"{source}.targets must be a list of names, is {targets!r}")
     for one in targets:
-        if one[0].isupper() and one != "Linear":
+        if one[0].isupper() and one != "Linear" and not any_class:
             raise unsupported(source, f"target {one!r} (names of layers, expressions behind re: and Linear are)")
         check_expression(one, f"{source}.targets")
     return tuple(targets) or (NO_LAYER,)
