@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import logging
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,8 @@ import pytest
 from transformers import GenerationConfig
 
 from quire import LLM, SamplingParams
-from quire.generation_config import read_generation_defaults
+from quire.config import ModelSettings
+from quire.generation_config import generation_note, read_generation_defaults
 from quire_interfaces import CheckpointError
 from quire_testkit.checkpoints import make_checkpoint
 
@@ -43,17 +43,21 @@ USED: dict[str, tuple[Any, str, Any]] = {
 }
 
 
+def note(folder: Path) -> str:
+    return generation_note(ModelSettings(), folder)
+
+
 def write(folder: Path, **fields: Any) -> Path:
     (folder / "generation_config.json").write_text(json.dumps(fields))
     return folder
 
 
 @pytest.mark.parametrize("name", USED)
-def test_fields_that_requests_have_are_their_defaults(tmp_path, caplog, name):
+def test_fields_that_requests_have_are_their_defaults(tmp_path, name):
     value, field, expected = USED[name]
     assert read_generation_defaults(write(tmp_path, **{name: value})) == {field: expected}
+    assert note(tmp_path) == ""
     assert read_generation_defaults(write(tmp_path, **{name: None})) == {}
-    assert not caplog.records
 
 
 def test_one_stop_string_may_stand_alone(tmp_path):
@@ -61,28 +65,25 @@ def test_one_stop_string_may_stand_alone(tmp_path):
 
 
 @pytest.mark.parametrize("name", SAID)
-def test_fields_without_a_counterpart_are_said_with_their_value(tmp_path, caplog, name):
-    with caplog.at_level(logging.WARNING):
-        assert read_generation_defaults(write(tmp_path, **{**HARMLESS, name: SAID[name]})) == {"temperature": 0.5}
-    (record,) = caplog.records
-    assert f"{name} ({json.dumps(SAID[name])})" in record.getMessage()
-    assert str(tmp_path / "generation_config.json") in record.getMessage()
-    assert ("length_penalty (2.0)" in record.getMessage()) == (name == "num_beams")
+def test_fields_without_a_counterpart_are_said_with_their_value(tmp_path, name):
+    assert read_generation_defaults(write(tmp_path, **{**HARMLESS, name: SAID[name]})) == {"temperature": 0.5}
+    assert note(tmp_path).startswith("generation_config.json: requests get no default from ")
+    assert f"{name} ({json.dumps(SAID[name])})" in note(tmp_path)
+    assert ("length_penalty (2.0)" in note(tmp_path)) == (name == "num_beams")
+    assert generation_note(ModelSettings(generation_config="vllm"), tmp_path) == ""
 
 
-def test_fields_that_change_no_output_are_not(tmp_path, caplog):
+def test_fields_that_change_no_output_are_not(tmp_path):
     assert read_generation_defaults(write(tmp_path, **HARMLESS)) == {"temperature": 0.5}
-    assert not caplog.records
+    assert note(tmp_path) == ""
 
 
-def test_every_field_of_transformers_is_used_or_said_or_without_effect(tmp_path, caplog):
+def test_every_field_of_transformers_is_used_or_said_or_without_effect(tmp_path):
     """Set to something, each field has one of the three fates; the last are those listed here and no others."""
     silent = set()
     for name in GenerationConfig().to_dict():
-        caplog.clear()
-        with caplog.at_level(logging.WARNING):
-            found = read_generation_defaults(write(tmp_path, **{name: USED[name][0] if name in USED else 7}))
-        if not found and not caplog.records:
+        found = read_generation_defaults(write(tmp_path, **{name: USED[name][0] if name in USED else 7}))
+        if not found and not note(tmp_path):
             silent.add(name)
     assert silent == {
         "_from_model_config", "assistant_confidence_threshold", "assistant_early_exit", "assistant_ensemble_weight",
@@ -112,14 +113,17 @@ def test_values_that_are_wrong_name_the_file_and_the_field(tmp_path, fields, mes
     assert str(tmp_path / "generation_config.json") in str(raised.value)
 
 
-def test_suppressed_tokens_are_in_no_output_of_default_requests(tmp_path):
+def test_suppressed_tokens_are_in_no_output_of_default_requests(tmp_path, caplog):
     folder = tmp_path / "model"
     make_checkpoint(folder, size="tiny", dtype="float32")
     with LLM(str(folder), max_model_len=64, num_threads=1) as llm:
         greedy = SamplingParams(temperature=0, max_tokens=4, ignore_eos=True)
         plain = llm.generate("Hello", greedy, use_tqdm=False)[0].outputs[0].token_ids
-    write(folder, eos_token_id=[], suppress_tokens=[plain[0]], stop_strings=["zzzz"])
+    write(folder, eos_token_id=[], suppress_tokens=[plain[0]], stop_strings=["zzzz"], typical_p=0.5)
     with LLM(str(folder), max_model_len=64, num_threads=1) as llm:
+        said = [text for text in llm.engine_info.extra["notes"] if "typical_p (0.5)" in text]
+        assert len(said) == 1
+        assert said[0] in caplog.text
         defaults = llm.get_default_sampling_params()
         assert (defaults.bad_words_token_ids, defaults.stop) == (((plain[0],),), ("zzzz",))
         defaults = dataclasses.replace(defaults, temperature=0.0, max_tokens=4)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +11,7 @@ from models_gguf_small import write
 
 from quire_interfaces import CheckpointError
 from quire_models import ModelConfig, resolve_model
+from quire_models.gguf.folder import unread_metadata
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED = 1, 2, 3, 4
 
@@ -172,26 +172,19 @@ def test_lists_of_equal_numbers_and_values_without_effect_are_read(tmp_path):
     assert config(write(tmp_path / "x.gguf", neutral)) == config(write(tmp_path / "plain.gguf"))
 
 
-def test_metadata_of_which_nothing_is_made_is_said_at_each_start(tmp_path, caplog):
+def test_metadata_of_which_nothing_is_made_is_known_at_each_start(tmp_path):
     metadata = {
         "tokenizer.ggml.suppress_tokens": [1, 2], "other.key": 3, "general.sampling.mirostat": 2,
         "attention.sliding_window": 16, "general.name": "x", "tokenizer.ggml.fim_pre_token_id": 0,
     }  # fmt: skip
     file = write(tmp_path / "x.gguf", metadata, tokens=[("a", 1), ("b", 1)])
-    from quire_models.gguf import folder
-
     for _ in range(2):
-        caplog.clear()
-        folder._say.cache_clear()  # as in another process
-        with caplog.at_level(logging.WARNING):
-            resolve_model(file)
-        (said,) = [record.getMessage() for record in caplog.records]
-        assert said.startswith(f"{file} has metadata that is not read: ")
-        names = said.rpartition(": ")[2].split(", ")
-        assert sorted(names) == [
+        assert sorted(unread_metadata(resolve_model(file))) == [
             "general.sampling.mirostat", "llama.attention.sliding_window", "other.key",
             "tokenizer.ggml.suppress_tokens",
         ]  # fmt: skip
+    assert unread_metadata(resolve_model(write(tmp_path / "plain.gguf"))) == ()
+    assert unread_metadata(tmp_path) == ()
 
 
 def test_defaults_of_sampling_become_a_generation_config(tmp_path):

@@ -7,16 +7,13 @@ Knows the file's fields as Transformers has them. End tokens and what decoders b
 from __future__ import annotations
 
 import json
-import logging
 from pathlib import Path
 from typing import Any
 
 from quire.config import ModelSettings
 from quire_interfaces import CheckpointError, ConfigError, Fields, RequestError, SamplingParams
 
-__all__ = ["GENERATION_FIELDS", "generation_defaults", "read_generation_defaults"]
-
-logger = logging.getLogger(__name__)
+__all__ = ["GENERATION_FIELDS", "generation_defaults", "generation_note", "read_generation_defaults"]
 
 GENERATION_FIELDS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 """Fields of the file that are those of `SamplingParams`."""
@@ -96,15 +93,32 @@ def generation_defaults(settings: ModelSettings, folder: Path) -> dict[str, Any]
 
 
 def read_generation_defaults(folder: Path) -> dict[str, Any]:
-    """Fields of `SamplingParams` that a generation_config.json sets; empty when there is none. A warning names what it
-    sets beside them.
+    """Fields of `SamplingParams` that a generation_config.json sets; empty when there is none.
 
     Raises:
         CheckpointError: the file is no JSON object, or a field is no value that a request may have.
     """
-    path = folder / "generation_config.json"
+    return _read(folder / "generation_config.json")[0]
+
+
+def generation_note(settings: ModelSettings, folder: Path) -> str:
+    """What the file sets that requests get no default from; empty where it sets nothing else, or is not read.
+
+    Raises:
+        CheckpointError: as `read_generation_defaults`.
+    """
+    if settings.generation_config == "vllm":
+        return ""
+    where = folder if settings.generation_config == "auto" else Path(settings.generation_config)
+    unread = _read(where / "generation_config.json")[1]
+    listed = ", ".join(f"{name} ({json.dumps(value)[:60]})" for name, value in unread.items())
+    return f"generation_config.json: requests get no default from {listed}; they may ask for it" if unread else ""
+
+
+def _read(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+    """What is used of the file, as fields of `SamplingParams`; and what changes outputs and is not."""
     if not path.is_file():
-        return {}
+        return {}, {}
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
         if not isinstance(values, dict):
@@ -118,8 +132,12 @@ def read_generation_defaults(folder: Path) -> dict[str, Any]:
         SamplingParams(**found)
     except (ValueError, RequestError) as error:
         raise CheckpointError(f"{path} cannot be used: {error}; correct it, or remove the file") from None
-    _say_unread(fields, values)
-    return found
+    neutral = (name for name, value in _NEUTRAL.items() if values.get(name) == value)
+    fields.skip(*_READ_ELSEWHERE, *_HARMLESS, *neutral)
+    unread = fields.unread()
+    if "num_beams" not in unread:
+        unread = {name: value for name, value in unread.items() if name not in _OF_BEAMS}
+    return found, unread
 
 
 def _banned(fields: Fields) -> tuple[tuple[int, ...], ...]:
@@ -134,19 +152,3 @@ def _banned(fields: Fields) -> tuple[tuple[int, ...], ...]:
 def _stop_strings(fields: Fields) -> tuple[str, ...]:
     value = fields.get("stop_strings")
     return (value,) if isinstance(value, str) and value else fields.texts("stop_strings") if value else ()
-
-
-def _say_unread(fields: Fields, values: dict[str, Any]) -> None:
-    neutral = (name for name, value in _NEUTRAL.items() if values.get(name) == value)
-    fields.skip(*_READ_ELSEWHERE, *_HARMLESS, *neutral)
-    unread = fields.unread()
-    if "num_beams" not in unread:
-        unread = {name: value for name, value in unread.items() if name not in _OF_BEAMS}
-    if unread:
-        listed = ", ".join(f"{name} ({json.dumps(value)[:60]})" for name, value in unread.items())
-        logger.warning(
-            "%s: requests get no default from %s; they may ask for it, and --generation-config vllm reads nothing of "
-            "the file",
-            fields.source,
-            listed,
-        )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
@@ -10,6 +11,7 @@ from typing import Any, TypeVar
 from quire.assemble import build_parts, build_renderer, model_folder, read_model_config
 from quire.async_llm import make_detokenizer_factory
 from quire.beam_search import continuations, of_beam, start_search, to_output
+from quire.checkpoint_notes import checkpoint_notes
 from quire.config import QuireConfig
 from quire.generation_config import generation_defaults
 from quire.logprob_bound import check_logprobs, resolved_max_logprobs
@@ -32,6 +34,8 @@ from quire_interfaces import (
 from quire_renderers import ParsedMessage, fold_events
 
 __all__ = ["LLM"]
+
+logger = logging.getLogger(__name__)
 
 Messages = Sequence[dict[str, Any]]
 
@@ -68,6 +72,8 @@ class LLM:
         self.model_config = read_model_config(config, self.model_folder)
         self.renderer = build_renderer(config, self.model_folder, self.model_config)
         self._defaults = generation_defaults(config.model, self.model_folder)
+        for note in checkpoint_notes(config.model, self.model_folder):  # servers have them in their report
+            logger.warning("%s: %s", config.model.model or self.model_folder, note)
         tokenizer = self.renderer.tokenizer
         self._eos_token_ids = tuple(dict.fromkeys((*self.model_config.eos_token_ids, *tokenizer.eos_token_ids)))
         parts = build_parts(config, logits_processors=logits_processors, tokenizer=tokenizer)

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from quire.adapters import takes_adapters
+from quire.checkpoint_notes import checkpoint_notes
 from quire.compilation import chosen_compilation
 from quire.config import KV_CACHE_ALIASES, LONGEST_THAT_FITS, QuireConfig
 from quire.draft_plan import DraftPlan, plan_draft, require_place
@@ -94,7 +95,8 @@ def make_plan(
         config: Settings.
         model: The network, from config.json.
         free_bytes: Memory that may be planned with; None reads what is free now.
-        folder: Of the model: its vocabulary is compared with a draft model's.
+        folder: Of the model: its vocabulary is compared with a draft model's, and what its files set without effect is
+            noted.
 
     Raises:
         CheckpointError: what is to draft for it is missing, or not understood.
@@ -172,6 +174,8 @@ def make_plan(
     block_bytes = sum(one_block.tensor_block_bytes) + draft_block_bytes
     num_blocks, why = _num_blocks(config, free, before_kv, per_request, block_bytes)
     notes.append(why)
+    if folder is not None:
+        notes += checkpoint_notes(config.model, folder)
     plan = plan_kv_cache(specs, num_blocks=max(num_blocks, 1 + len(one_block.groups)))
     if num_blocks - 1 < per_request:
         # What the encoder reads shrinks with the context only where nothing else bounds it.

@@ -8,11 +8,9 @@ from __future__ import annotations
 
 import hashlib
 import json
-import logging
 import os
 import shutil
 import tempfile
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -21,16 +19,14 @@ from quire_models.gguf.config import config_values
 from quire_models.gguf.header import GgufHeader, first_part, read_header
 from quire_models.gguf.tokenizer import tokenizer_files
 
-__all__ = ["GGUF_NAME", "gguf_folder"]
-
-logger = logging.getLogger(__name__)
+__all__ = ["GGUF_NAME", "gguf_folder", "unread_metadata"]
 
 GGUF_NAME = "model.gguf"
 """Of the link in the folder."""
 _VERSION = "4"
 """Of what is written; another one makes a new folder."""
 _UNREAD = "unread_metadata.json"
-"""Names of metadata of which nothing was made, to be said at each start."""
+"""Names of metadata of which nothing was made, to be named in the report at each start."""
 _ABOUT = (
     "split.*",
     "quantize.*",
@@ -63,15 +59,12 @@ def gguf_folder(file: Path) -> Path:
     identity = f"{_VERSION}\0{file}\0{status.st_size}\0{status.st_mtime_ns}"
     folder = _cache() / hashlib.sha256(identity.encode()).hexdigest()[:24] / file.stem
     if (folder / GGUF_NAME).exists():
-        _say(file, tuple(read_json(folder / _UNREAD).get("names", ())))
         return folder
     header = read_header(file)
     contents = {"config.json": config_values(header), **tokenizer_files(header)}
     if sampling := _sampling(header):
         contents["generation_config.json"] = sampling
-    unread = _unread(header)
-    contents[_UNREAD] = {"names": unread}
-    _say(file, unread)
+    contents[_UNREAD] = {"names": _unread(header)}
     try:
         _write(folder, contents, file)
     except OSError as error:
@@ -80,6 +73,12 @@ def gguf_folder(file: Path) -> Path:
             "can be written to"
         ) from error
     return folder
+
+
+def unread_metadata(folder: Path) -> tuple[str, ...]:
+    """Names of metadata of which nothing was made, of a folder made from a GGUF file; nothing for others."""
+    path = folder / _UNREAD
+    return tuple(read_json(path)["names"]) if path.is_file() and (folder / GGUF_NAME).exists() else ()
 
 
 def _sampling(header: GgufHeader) -> dict[str, Any]:
@@ -95,13 +94,6 @@ def _unread(header: GgufHeader) -> tuple[str, ...]:
     about = (name for name in header.metadata if name.startswith("general.") and ".sampling." not in name)
     fields.skip(*_ABOUT, *about)
     return tuple(fields.unread())
-
-
-@lru_cache(maxsize=64)
-def _say(file: Path, unread: tuple[str, ...]) -> None:
-    """Once in a process."""
-    if unread:
-        logger.warning("%s has metadata that is not read: %s", file, ", ".join(unread))
 
 
 def _cache() -> Path:
