@@ -94,6 +94,15 @@ def test_a_file_beside_a_config_json_is_the_model(tmp_path):
     assert resolve_model(folder) == folder
 
 
+def test_a_folder_of_a_folder_for_each_quantization(tmp_path):
+    for kind in ("Q4_0", "Q8_0"):
+        (tmp_path / "copy" / kind).mkdir(parents=True)
+        write(tmp_path / "copy" / kind / f"x-{kind}.gguf")
+    with pytest.raises(CheckpointError, match=r"has 2 GGUF files; .*: Q4_0/x-Q4_0\.gguf, Q8_0/x-Q8_0\.gguf"):
+        resolve_model(tmp_path / "copy")
+    assert file_of(resolve_model(f"{tmp_path / 'copy'}:q8_0")) == "x-Q8_0.gguf"
+
+
 def test_a_repository_with_one_file_needs_no_quantization(cache):
     repository(cache, "README.md", "config.json", "mmproj-F16.gguf", "x-Q4_K_M.gguf")
     assert file_of(resolve_model("owner/name")) == "x-Q4_K_M.gguf"

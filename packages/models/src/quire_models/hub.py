@@ -85,7 +85,9 @@ def resolve_model(
 
 
 def _models_in(folder: Path) -> list[str]:
-    return model_files(file.name for file in folder.glob("*.gguf"))
+    """Of the folder, or where it has none of the folders in it, as repositories have one for each quantization."""
+    found = [*folder.glob("*.gguf")] or [*folder.glob("*/*.gguf")]
+    return model_files(file.relative_to(folder).as_posix() for file in found)
 
 
 def _gguf_file(path: Path) -> Path | None:
