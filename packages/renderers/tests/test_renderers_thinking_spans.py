@@ -84,3 +84,12 @@ def test_a_call_that_is_certain_needs_no_more_than_its_name() -> None:
         parser.feed('<tool_call>\n{"name": "now", "argum')
         parser.finish()
         assert parser.num_calls == int(must_call)
+
+
+def test_a_certain_call_that_ends_with_its_name_is_one() -> None:
+    form = ChatFormat(tool_parser="glm45", reasoning_parser="none")
+    for name, num_calls in (("now", 1), ("no", 0)):
+        parser = form.parser([NOW], must_call=True)
+        parser.feed(f"<tool_call>{name}")
+        parser.finish()
+        assert parser.num_calls == num_calls

@@ -210,12 +210,9 @@ class _Answer:
         self._held.add(delta)
         self._text += delta.text
         self._parser.feed(delta.text)
-        has_begun = self._parser.has_begun
-        if delta.finished:
-            self._parser.finish()
         self._tokens.add(delta.text_offsets, len(delta.text))
         cut = self._cut_at_budget(delta)
-        return self._cut_before_call(delta, has_begun) if cut is None and self._plan.forced else cut
+        return self._cut_before_call(delta) if cut is None and self._plan.forced else cut
 
     def _cut_at_budget(self, delta: CompletionOutput) -> _Cut | None:
         budget, spans = self._plan.budget, self._parser.thinking_spans
@@ -230,14 +227,14 @@ class _Answer:
         goes_on = not delta.finished or total > limit
         return _Cut(limit, None, False) if (settled > limit or is_at_limit) and goes_on else None
 
-    def _cut_before_call(self, delta: CompletionOutput, has_begun: bool) -> _Cut | None:
+    def _cut_before_call(self, delta: CompletionOutput) -> _Cut | None:
         """Where the call is begun for the model: behind the thinking, or at once where it does not think."""
         spans = self._parser.thinking_spans
         if spans and spans[-1].end is not None:
             return self._cut_behind(spans[-1])
         is_over = delta.finish_reason is FinishReason.STOP and delta.stop_reason is None
         if not spans:
-            return _Cut(0, 0, True) if has_begun or is_over else None
+            return _Cut(0, 0, True) if self._parser.has_begun or is_over else None
         # The model would end within its thinking: it is closed, and the end token left out.
         return _Cut(len(self._tokens.offsets) - 1, None, False) if is_over else None
 

@@ -34,8 +34,10 @@ class ThinkingTokens:
         self.num_chars += num_chars
 
     def end(self, *, by_token: bool) -> None:
-        """The output is over; with `by_token`, its last token ended it and is no part of its text."""
-        self._num_hidden = int(by_token)
+        """The output is over, which the parser has not heard: half a closing marker at its end is no thinking; nor is,
+        with `by_token`, the token that ended it."""
+        is_read = self._parser.num_read == self.num_chars
+        self._num_hidden = int(by_token) if is_read else len(self.offsets) - self.settled()
 
     def first(self, span: ThinkingSpan) -> int:
         """Index of the first token of a span; as many as there are tokens when it has not come."""

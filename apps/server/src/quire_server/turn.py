@@ -122,8 +122,8 @@ class TurnChoice:
         self._tokens.add(output.text_offsets, len(output.text))
         if output.finished:
             stopped = output.finish_reason is FinishReason.STOP and not isinstance(output.stop_reason, str)
-            events += self._parser.finish(stopped=stopped)
             self._tokens.end(by_token=stopped)
+            events += self._parser.finish(stopped=stopped)
             self._is_over = True
         events = [event for event in events if self._is_wanted(event)]
         self.builder.add(events)

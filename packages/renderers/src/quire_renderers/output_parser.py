@@ -219,6 +219,8 @@ class OutputParser:
                 self._read_rest()
         rest, self._buffer = self._buffer, ""
         state = self._table.states[self._state]
+        if self._must_call and isinstance(state, Until) and state.sink is Sink.NAME and rest.strip() in self._names:
+            self._take_name(rest.strip())
         if not self._table.is_text(self._state):
             self._raw.append(rest)
             self._give_up(is_whole=self._stopped and isinstance(state, Expect) and state.is_whole)
