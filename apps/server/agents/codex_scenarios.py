@@ -18,11 +18,13 @@ def codex(installed: Any, workplace: Any) -> Any:
     """Makes a Codex that talks to a model with these rules: (the workplace, what runs `codex exec`)."""
     program = installed("codex") / "codex"
 
-    def make(rules: list[tuple[str, str]], *config: str, **settings: Any) -> tuple[Any, Any]:
+    def make(rules: list[tuple[str, str]], *config: str, built_in: bool = False, **settings: Any) -> tuple[Any, Any]:
         place = workplace(rules, **settings)
-        provider = f'{{name="quire",base_url="{place.url}/v1",wire_api="responses",env_key="QUIRE_KEY"}}'
-        options = ["model_provider=quire", f"model_providers.quire={provider}", "analytics.enabled=false",
-                   "check_for_update_on_startup=false", *config]  # fmt: skip
+        own = f'{{name="quire",base_url="{place.url}/v1",wire_api="responses",env_key="QUIRE_KEY"}}'
+        provider = ["model_provider=quire", f"model_providers.quire={own}"]
+        if built_in:  # OpenAI's, at another address
+            provider = [f'openai_base_url="{place.url}/v1"']
+        options = [*provider, "analytics.enabled=false", "check_for_update_on_startup=false", *config]
 
         def run(*arguments: str, command: tuple[str, ...] = ()) -> str:
             flags = [flag for option in options for flag in ("-c", option)]
@@ -30,7 +32,7 @@ def codex(installed: Any, workplace: Any) -> Any:
             codex_home = place.home / ".codex"
             codex_home.mkdir(exist_ok=True)
             line = [str(program), "exec", *command, *own, *flags, *arguments]
-            return place.run(line, CODEX_HOME=str(codex_home), QUIRE_KEY="none")
+            return place.run(line, CODEX_HOME=str(codex_home), QUIRE_KEY="none", CODEX_API_KEY="none")
 
         return place, run
 
@@ -90,3 +92,23 @@ def test_compaction(codex: Any) -> None:
     assert "CHECKPOINT" in json.dumps(asked["input"][-1])
     assert "SUMMARY: remember 7." in json.dumps(after["input"][-2])
     assert "I do." not in json.dumps(after["input"])
+
+
+def test_compaction_by_the_server(codex: Any) -> None:
+    """On OpenAI's own provider Codex asks the server for the summary."""
+    place, run = codex(
+        [
+            ("Remember 7.", "I do."),
+            ("What was it?", "It was 7."),
+            ("Summarize the conversation", "SUMMARY: remember 7."),
+        ],
+        "model_auto_compact_token_limit=100",
+        built_in=True,
+    )
+    assert "I do." in run("Remember 7.")
+    assert "It was 7." in run("What was it?", command=("resume", "--last"))
+    # Its websocket gets no answer from the proxy between, so it goes on over HTTP.
+    _, asked, after = (body["input"] for body in place.bodies("/v1/responses") if body)
+    assert asked[-1] == {"type": "compaction_trigger"}
+    assert [item["type"] for item in after[-2:]] == ["compaction", "message"]
+    assert "I do." not in json.dumps(after)

@@ -73,7 +73,6 @@ def test_function_call_chooses(client: Any) -> None:
         ({"function_call": "auto"}, "function_call"),
         ({"modalities": ["text", "audio"], "audio": {"voice": "alloy", "format": "wav"}}, "modalities"),
         ({"audio": {"voice": "alloy", "format": "wav"}}, "audio"),
-        ({"web_search_options": {}}, "web_search_options"),
         ({"prediction": {"type": "other", "content": "x"}}, "prediction.type"),
         ({"service_tier": "gold"}, "service_tier"),
         ({"verbosity": "loud"}, "verbosity"),
@@ -84,6 +83,11 @@ def test_what_cannot_be_had_is_refused_by_name(client: Any, fields: dict[str, An
     with pytest.raises(openai.BadRequestError) as caught:
         ask(client, "x", **fields)
     assert caught.value.param == param
+
+
+def test_a_search_of_the_web_is_left_out_with_a_warning(client: Any) -> None:
+    (warning,) = ask(client, "said", web_search_options={}).model_dump()["warnings"]
+    assert (warning["code"], warning["param"]) == ("field_left_out", "web_search_options")
 
 
 def test_bookkeeping_comes_back(client: Any) -> None:

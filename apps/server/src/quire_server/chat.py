@@ -26,6 +26,7 @@ from quire_server.functions import as_tool_messages, function_use, in_old_shape
 from quire_server.logprobs import chat_logprobs, prompt_logprobs
 from quire_server.protocol import ChatCompletionRequest
 from quire_server.request_ids import answer_id
+from quire_server.request_warnings import field_left_out
 from quire_server.responses import (
     ChatChoice,
     ChatChunk,
@@ -37,7 +38,7 @@ from quire_server.responses import (
 )
 from quire_server.streaming import EventStream, after
 from quire_server.token_protocol import BatchChatCompletionRequest
-from quire_server.tool_choice import chat_client_tools, chat_tool_use
+from quire_server.tool_choice import ToolUse, chat_client_tools, chat_tool_use
 from quire_server.turn import ChatTurn, RunningTurn, TurnChoice, raise_failed, start_turn
 
 __all__ = ["ChatAnswer", "batch_chat_completions", "chat_completions", "chat_turn"]
@@ -88,6 +89,17 @@ async def batch_chat_completions(context: ServerContext, request: Request) -> Re
     return Response(msgspec.json.encode(first), media_type="application/json")
 
 
+def _tool_use(body: ChatCompletionRequest) -> ToolUse:
+    """What the request says of tools, in either of the two spellings."""
+    if body.functions is not None:
+        use = function_use(body.functions, body.function_call)
+    else:
+        use = chat_tool_use(chat_client_tools(body.tools or ()), body.tool_choice, body.parallel_tool_calls)
+    if body.web_search_options is not None:
+        use.offered.warn(field_left_out("web_search_options", "this server does not search the web"))
+    return use
+
+
 def chat_turn(context: ServerContext, body: ChatCompletionRequest) -> ChatTurn:
     """What the request asks of the model.
 
@@ -99,11 +111,7 @@ def chat_turn(context: ServerContext, body: ChatCompletionRequest) -> ChatTurn:
         messages=readable_messages(as_tool_messages(body.messages)),
         params=params,
         beams=beam_search_params(body, params),
-        tool_use=(
-            chat_tool_use(chat_client_tools(body.tools or ()), body.tool_choice, body.parallel_tool_calls)
-            if body.functions is None
-            else function_use(body.functions, body.function_call)
-        ),
+        tool_use=_tool_use(body),
         add_generation_prompt=body.add_generation_prompt,
         continue_final_message=body.continue_final_message,
         chat_template=body.chat_template,

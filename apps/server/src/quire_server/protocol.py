@@ -373,12 +373,12 @@ class ChatCompletionRequest(SamplingFields):
         unserved = {
             "modalities": any(each != "text" for each in self.modalities or ()),
             "audio": self.audio is not None,
-            "web_search_options": self.web_search_options is not None,
         }
         for name, is_asked in unserved.items():
             if is_asked:
-                what = "does not search the web" if name == "web_search_options" else "answers with text only"
-                raise RequestError(f"this server {what}; leave {name} out", param=name, code="unsupported")
+                raise RequestError(
+                    f"this server answers with text only; leave {name} out", param=name, code="unsupported"
+                )
         if self.prediction is not None and self.prediction.get("type") != "content":
             raise RequestError(
                 f"prediction.type must be 'content', got {reprlib.repr(self.prediction.get('type'))}",

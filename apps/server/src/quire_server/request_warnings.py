@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-__all__ = ["RequestWarning", "duplicate_tool", "free_text", "hosted_tool", "warnings_field"]
+__all__ = ["RequestWarning", "duplicate_tool", "field_left_out", "free_text", "hosted_tool", "warnings_field"]
 
 
 class RequestWarning(msgspec.Struct, frozen=True, kw_only=True):
@@ -40,6 +40,11 @@ def duplicate_tool(name: str, at: str) -> RequestWarning:
         param=at,
         message=f"{at} was left out: an earlier tool has the name {reprlib.repr(name)} already",
     )
+
+
+def field_left_out(at: str, why: str) -> RequestWarning:
+    """A field that asks for what is not done here, and that the answer does not depend on."""
+    return RequestWarning(code="field_left_out", param=at, message=f"{at} was left out: {why}")
 
 
 def free_text(at: str) -> RequestWarning:

@@ -257,7 +257,10 @@ class ResponsesService:
         if live is None:
             stored = await self._stored(context, request)
             if not stored.response.get("background"):
-                raise RequestError("only responses made with background=true can be cancelled", param="id")
+                raise RequestError(
+                    "Cannot cancel a synchronous response. Only those made with background=true can be cancelled",
+                    param="id",
+                )
             return JSONResponse(stored.response)
         await live.cancel()
         return JSONResponse(live.run.latest)
@@ -370,7 +373,12 @@ class ResponsesService:
 
 
 def _unknown(name: str) -> HTTPError:
-    return HTTPError(404, f"there is no response {name!r} (any more)", code="response_not_found", param="id")
+    return HTTPError(
+        404,
+        f"Response with id {name!r} not found. It was never kept here, or is not any more",
+        code="response_not_found",
+        param="id",
+    )
 
 
 _encoder = msgspec.json.Encoder()

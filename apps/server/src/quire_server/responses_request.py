@@ -151,7 +151,10 @@ class ResponsesRequest(CompactRequest):
                 param="previous_response_id",
             )
         if self.background and self.store is False:
-            raise RequestError("background needs store: leave store out, or set it to true", param="background")
+            raise RequestError(
+                "background can only be used when `store` is true: leave store out, or set it to true",
+                param="background",
+            )
         if self.truncation not in (None, "disabled", "auto"):
             raise _wrong("truncation", self.truncation, "be auto or disabled")
 
