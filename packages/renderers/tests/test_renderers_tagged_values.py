@@ -104,15 +104,32 @@ def test_the_newline_before_a_tag_is_no_part_of_the_value_that_it_ends(style):
     text = call(style, "route", {"town": "A\nB\n", "state": "TX"}, value_end=False)
     message = fold_events([*(parser := ChatFormat(tool_parser=style).parser(TOOLS)).feed(text), *parser.finish()])
     assert json.loads(message.calls[0].arguments) == {"town": "A\nB\n", "state": "TX"}
-    own = "A\nB\n" if style == "qwen3_coder" else "A\nB"
-    text = call(style, "route", {"town": own, "state": "TX"})
+    text = call(style, "route", {"town": "A\nB\n", "state": "TX"})
     message = fold_events([*(parser := ChatFormat(tool_parser=style).parser(TOOLS)).feed(text), *parser.finish()])
-    assert json.loads(message.calls[0].arguments) == {"town": own, "state": "TX"}
+    town = "A\nB" if style == "seed_oss" else "A\nB\n"  # a newline belongs to its tags
+    assert json.loads(message.calls[0].arguments) == {"town": town, "state": "TX"}
+
+
+@pytest.mark.parametrize("style", STYLES)
+def test_an_end_on_a_line_of_its_own_is_likelier_than_one_in_a_text(style):
+    end = STYLES[style][4].strip()
+    text = call(style, "route", {"town": f"a {end} b\n"}, value_end=False) + f"{end}\nThe answer."
+    text = text.replace("".join(STYLES[style][5:]), "", 1)
+    assert parse(style, text) == ([("route", {"town": f"a {end} b"})], "The answer.", True)
 
 
 def test_keys_without_their_end():
     text = "<tool_call>route\n<arg_key>town\n<arg_value>Austin</arg_value><arg_key>state<arg_value>TX</tool_call>"
     assert parse("glm45", text) == ([("route", {"town": "Austin", "state": "TX"})], "", True)
+
+
+@pytest.mark.parametrize("style", STYLES)
+def test_names_without_their_end(style):
+    for parameters in ({"town": "Austin"}, {}):
+        text = call(style, "route", parameters)
+        behind_name = STYLES[style][2]
+        cut = text.replace("route" + behind_name, "route\n", 1)
+        assert parse(style, cut + "\nDone.") == ([("route", parameters)], "Done.", True)
 
 
 def values(style):

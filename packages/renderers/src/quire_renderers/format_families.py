@@ -156,7 +156,7 @@ def tagged_calls(
     value = {value_end: Go("parameters", commits=True), parameter: "key", **ends}
     states: States = {
         "open": Expect(openers),
-        "name": Until(Sink.NAME, name_exits),
+        "name": Until(Sink.NAME, {parameter: "key", call_end: ends[call_end], **name_exits}),
         "parameters": Expect({parameter: "key", **ends}, is_whole=True),
         "key": Until(Sink.KEY, key_exits),
         "value": Until(Sink.VALUE, value, tags=tags),
