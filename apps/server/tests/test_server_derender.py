@@ -232,6 +232,8 @@ def test_a_stream_of_tokens_is_the_chats_stream(scripted: Any, text: str, change
         cached = chunks[-1]["usage"]["prompt_tokens_details"]
         assert told[-1]["usage"]["prompt_tokens_details"] == cached
         assert {event["id"] for event in told} == {rendered["request_id"]}
+        scored = [event["prompt_logprobs"] for event in told if event.get("prompt_logprobs") is not None]
+        assert scored == [event["prompt_logprobs"] for event in chat if event.get("prompt_logprobs") is not None]
     assert said(events[-1]["usage"]) == said(chat[-1]["usage"])
     if body.get("return_token_ids"):
         assert events[0]["prompt_token_ids"] == steps[0]["prompt_token_ids"] == rendered["token_ids"]
@@ -268,6 +270,29 @@ def test_a_call_keeps_its_id_from_chunk_to_chunk(scripted: Any) -> None:
     assert [len(parts[2]) for parts in whole["calls"].values()] == [1, 1]
     assert len({parts[2][0] for parts in whole["calls"].values()}) == 2
     assert whole["ends"] == [("tool_calls", None)]
+
+
+def test_a_long_output_is_read_again_for_its_last_chunk(scripted: Any) -> None:
+    text = "<think>" + "word " * 300 + "</think>" + "東京 🎈 " * 100
+    body = chat_body(text, {})
+    rendered = ok(scripted.post(f"{CHAT}/render", body | {"messages": [{"role": "user", "content": "x"}]}))
+    ids = ok(scripted.post("/tokenize", {"prompt": text, "add_special_tokens": False}))["tokens"]
+    assert len(ids) > 1100
+    body = {"stream": True, "prompt_token_ids": rendered["token_ids"], "chat_request": body | {"logprobs": True}}
+    state, pieces = None, {"content": "", "reasoning": ""}
+    for start in range(0, len(ids), 97):
+        logprobs = {"content": [{"token_id": each, "logprob": -1} for each in ids[start : start + 97]]}
+        choice = {"index": 3, "token_ids": ids[start : start + 97], "logprobs": logprobs}
+        if start + 97 >= len(ids):
+            choice["finish_reason"] = "length"
+        step = {**body, "generate_chunk": {"choices": [choice]}, "stream_state": state}
+        told = ok(scripted.post(f"{CHAT}/derender", step))
+        state, (answer,) = told["stream_state"], told["chunk"]["choices"]
+        assert (answer["index"], len(answer["logprobs"]["content"])) == (3, len(choice["token_ids"]))
+        for name in pieces:
+            pieces[name] += answer["delta"].get(name) or ""
+    assert pieces == {"content": "東京 🎈 " * 100, "reasoning": ("word " * 300).rstrip()}
+    assert answer["finish_reason"] == "length"
 
 
 def test_text_is_told_before_the_last_chunk_has_come(scripted: Any) -> None:

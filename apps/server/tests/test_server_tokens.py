@@ -133,6 +133,16 @@ def test_generated_log_probabilities_name_tokens_by_their_ids(live: Any) -> None
     assert (first, [next(iter(each)) for each in others]) == (None, ["6", "7"])
 
 
+def test_words_and_forms_stand_in_the_sampling_parameters(scripted: Any) -> None:
+    ids = ok(scripted.post("/tokenize", {"prompt": "¤one two three¥"}))["tokens"]
+    params = {"stop": "two", "bad_words": ["zebra"], "n": 2, "include_stop_str_in_output": False}
+    answer = ok(scripted.post("/inference/v1/generate", {"token_ids": ids, "sampling_params": params}))
+    for choice in answer["choices"]:
+        assert (choice["finish_reason"], choice["stop_reason"]) == ("stop", "two")
+    wrong = scripted.post("/inference/v1/generate", {"token_ids": ids, "sampling_params": {"bad_words": [" "]}})
+    assert (wrong.status_code, wrong.json()["error"]["param"]) == (400, "sampling_params.bad_words"), wrong.text
+
+
 def test_log_probabilities_of_named_tokens(live: Any) -> None:
     named = list(range(100, 140))  # more than --max-logprobs lets a count be
     asked = {"max_tokens": 2, "seed": 3, "ignore_eos": True, "logprob_token_ids": named}

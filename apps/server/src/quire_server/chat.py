@@ -224,7 +224,10 @@ class ChatAnswer:
     def chunk(self, output: RequestOutput, *, has_usage: bool) -> ChatChunk:
         """One output as one chunk. What ends a stream, without choices, has the usage of all of it."""
         choices = [self._chunk_choice(each) for each in output.outputs]
-        return self._chunk(choices, self._usage(output) if has_usage else None)
+        chunk = self._chunk(choices, self._usage(output) if has_usage else None)
+        if output.prompt_logprobs is not None:
+            chunk.prompt_logprobs = prompt_logprobs(output.prompt_logprobs)
+        return chunk
 
     def _opening(self, first: RequestOutput, continuous: bool) -> bytes:
         """The chunk with the role, and what is known before any token."""
