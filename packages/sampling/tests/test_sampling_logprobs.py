@@ -68,7 +68,7 @@ def test_raw_logits_before_everything_the_request_asked_for(sample_one: SampleOn
 def test_named_tokens_beside_rows_that_want_the_most_likely_ones(temperature: float) -> None:
     named = (7, 299, 0)
     state = SamplingState(3, 300)
-    for row, wanted in enumerate(({"logprobs": 2}, {"logprob_token_ids": named, "logit_bias": {5: 9.0}}, {})):
+    for row, wanted in enumerate(({"logprobs": 2}, {"logprob_token_ids": named}, {})):
         params = SamplingParams(temperature=temperature, **wanted)
         state.set_row(row, params, seed=row, num_prompt_tokens=1)
     logits = torch.randn(4, 300, generator=torch.Generator().manual_seed(1))
@@ -84,8 +84,10 @@ def test_named_tokens_beside_rows_that_want_the_most_likely_ones(temperature: fl
         assert entry.token_ids == [token_id, *named]
         assert entry.logprobs == pytest.approx([by_id[each] for each in entry.token_ids], rel=1e-5, abs=1e-5)
         assert entry.rank == expected(logits[index].tolist(), token_id, 0)[2]
-    state.clear_row(1)
+    state.set_row(1, SamplingParams(temperature=temperature, logprobs=1), seed=1, num_prompt_tokens=1)
     assert Sampler(state).only_penalizes(rows)
+    again = Sampler(state).sample(logits.clone(), rows, torch.arange(4), torch.zeros(3, 8).long()).logprobs()[0]
+    assert again.token_ids == [int(output.token_ids[0]), int(logits[0].argmax())]
 
 
 def test_named_tokens_have_their_own_bound() -> None:

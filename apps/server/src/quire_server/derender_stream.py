@@ -68,7 +68,6 @@ class StreamState(msgspec.Struct, kw_only=True):
     output_token_ids: list[int]
     output_chunk_lens: list[int]
     role_sent: bool
-    last_tool_call_ids: list[str]
 
 
 class DerenderedChatChunk(msgspec.Struct):
@@ -129,8 +128,6 @@ async def _chat_chunk(context: ServerContext, body: DerenderChatStreamRequest, r
     if body.chat_request is not None:
         body.chat_request.stream = True
     answer, params = await chat_answer(context, request, body, chunk, index + 1)
-    choice = answer.running.choices[index]
-    choice.call_ids.update(enumerate(state.last_tool_call_ids))
     prompt = answer.running.prompt.token_ids
     output = await _replayed(context, prompt, params, chunk, state, answer.pass_over)
     told = answer.chunk(output, has_usage=chunk.usage is not None)
@@ -139,9 +136,8 @@ async def _chat_chunk(context: ServerContext, body: DerenderChatStreamRequest, r
         told.warnings = answer.running.turn.warnings or UNSET
         if answer.body.return_token_ids:
             told.prompt_token_ids = prompt
-    call_ids = [choice.call_ids[place] for place in sorted(choice.call_ids)]
     return Response(
-        msgspec.json.encode(DerenderedChatChunk(told, _next_state(state, chunk, call_ids))),
+        msgspec.json.encode(DerenderedChatChunk(told, _next_state(state, chunk))),
         media_type="application/json",
     )
 
@@ -159,7 +155,7 @@ async def _completion_chunk(
     output = await _replayed(context, prompt, answer.params, chunk, state, lambda old: None)
     told = answer.chunk(output, is_first=not state.role_sent, has_usage=chunk.usage is not None)
     return Response(
-        msgspec.json.encode(DerenderedCompletionChunk(told, _next_state(state, chunk, []))),
+        msgspec.json.encode(DerenderedCompletionChunk(told, _next_state(state, chunk))),
         media_type="application/json",
     )
 
@@ -222,13 +218,12 @@ async def _replayed(
     return request_output(context, chunk, outputs, num_tokens=num_tokens)
 
 
-def _next_state(state: DerenderStreamState, chunk: GenerateChunk, call_ids: list[str]) -> StreamState:
+def _next_state(state: DerenderStreamState, chunk: GenerateChunk) -> StreamState:
     new = [token_id for choice in chunk.choices for token_id in choice.token_ids or []]
     return StreamState(
         output_token_ids=state.output_token_ids + new,
         output_chunk_lens=state.output_chunk_lens + ([len(new)] if new else []),
         role_sent=state.role_sent or bool(chunk.choices),
-        last_tool_call_ids=call_ids,
     )
 
 

@@ -206,8 +206,6 @@ class DerenderStreamState(Body):
     """How many tokens each of these chunks had."""
     role_sent: bool = False
     """Whether a chunk was told, which begins the answer."""
-    last_tool_call_ids: list[Annotated[str, Field(max_length=256)]] = Field(default_factory=list, max_length=1024)
-    """Ids of the calls that were told so far, in their order."""
 
 
 class DerenderChatContext(Body):

@@ -97,8 +97,7 @@ class TurnChoice:
         """Not taken yet."""
         self._num_logprobs = 0
         """Of how many tokens they were taken."""
-        self.call_ids: dict[int, str] = {}
-        """Ids of the calls so far, by index."""
+        self._ids: dict[int, str] = {}
         self.builder = MessageBuilder()
 
     @property
@@ -158,9 +157,9 @@ class TurnChoice:
 
     def call_id(self, index: int, own: str | None) -> str:
         """The id of a call: the model's own, or a new one, always the same."""
-        if index not in self.call_ids:
-            self.call_ids[index] = own or self._form.new_call_id()
-        return self.call_ids[index]
+        if index not in self._ids:
+            self._ids[index] = own or self._form.new_call_id()
+        return self._ids[index]
 
     def client_tool(self, name: str) -> ClientTool | None:
         """The client's tool that the model calls by this name."""
