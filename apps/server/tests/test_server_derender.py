@@ -91,7 +91,7 @@ COMPLETIONS: list[dict[str, Any]] = [
     {"prompt": [[9, 8], [5, 6, 7]], "n": 2, "max_tokens": 5},
     {"prompt": "the fox", "max_tokens": 5, "logprobs": 2, "return_token_ids": True},
     {"prompt": ["the fox", "a dog"], "max_tokens": 5, "echo": True, "logprobs": 1},
-    {"prompt": "the fox", "max_tokens": 0, "echo": True, "logprobs": 1},
+    {"prompt": "the fox", "max_tokens": 0, "echo": True},
     {"prompt": "the fox", "max_tokens": 5, "prompt_logprobs": 0, "return_tokens_as_token_ids": True, "logprobs": 0},
     {"prompt": "the fox", "max_tokens": 20, "stop": ["a", "e"], "n": 2, "logprobs": 0},
     {"prompt": [*range(5, 60)], "max_tokens": 3},
