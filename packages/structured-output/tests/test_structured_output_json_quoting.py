@@ -49,6 +49,10 @@ def accepts(backend, content, text, encode) -> bool:
             {"type": "grammar", "grammar": NESTED},
             {'("\\a (b) C)': True, "(x\ty)": True, "(\t a)": True, "(D)": False, "(a": False, "()": True},
         ),
+        (
+            {"type": "grammar", "grammar": 'start: line LF "x"\nline: /a[^\\n]*/\n%import common.LF'},
+            {"ab\nx": True, 'a"\nx': True, "a\n\nx": False, "b\nx": False},
+        ),
         ({"type": "grammar", "grammar": 'start: "a\\nB"i'}, {"a\nb": True, "A\nB": True, "a b": False}),
         (
             {"type": "regex", "pattern": r"[^\n]*\n\"?\\\s[\"']\w{2,3}(?:é|/)"},
