@@ -100,6 +100,7 @@ def test_a_call_that_the_thinking_ends_in_was_none(tool, reasoning):
         ("a" + TAGGED.format(1) + "b" + TAGGED.format(2) + "c", ["1", "2"], "ab", "c"),
         ("a" + TAGGED.format(1) + "b</think>c" + TAGGED.format(2), ["1", "2"], "ab", "c"),
         ("a" + TAGGED.format(1) + "b <tool_call> c</think>d", ["1"], "ab <tool_call> c", "d"),
+        ("<function=now><parameter=x>1</function> so</think>c", [], "<function=now><parameter=x>1</function> so", "c"),
         ("`</think>` ends it: '</think>'.</think>c", [], "`</think>` ends it: '</think>'.", "c"),
         ("is it `x`</think>`y`", [], "is it `x`", "`y`"),
         ("使用`</think>`标签</think>c", [], "使用`</think>`标签", "c"),
