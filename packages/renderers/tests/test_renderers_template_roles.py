@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import random
 import re
 
 import pytest
@@ -156,6 +158,34 @@ def test_calls_side_by_side_follow_each_other_where_the_template_takes_one(token
 def test_arguments_are_text_where_the_template_joins_them_to_text(tokenizer):
     messages = [*say("ua"), calls("f"), result("f", "1")]
     assert turns(tokenizer, TEXT_ARGUMENTS, messages)[1] == ("assistant", 'f{"a": 1}')
+
+
+def random_conversation(chooser):
+    """Messages of all roles in any order; the results of calls follow them, as every API wants it."""
+    messages, words = [], (f"word{number}" for number in itertools.count())
+    for place in range(chooser.randrange(1, 8)):
+        kind = chooser.choice(["system", "developer", "user", "user", "assistant", "calls"])
+        if kind != "calls":
+            messages.append({"role": kind, "content": next(words)})
+            continue
+        names = [f"f{place}", f"g{place}"][: chooser.randrange(1, 3)]
+        messages.append(calls(*names))
+        messages += [result(name, next(words)) for name in names]
+    return messages
+
+
+@pytest.mark.parametrize("template", [CHATML, SYSTEM_FIRST, SYSTEM_DROPPED, GEMMA, MISTRAL, ONE_CALL, TEXT_ARGUMENTS])
+def test_no_order_of_roles_is_refused_and_no_text_is_lost(tokenizer, template):
+    renderer = ChatRenderer(tokenizer, template)
+    for seed in range(150):
+        messages = random_conversation(random.Random(seed))
+        told = re.findall(r"word\d+", renderer.render_chat(messages).text)
+        # One writes the system message into the last turn of the user, if that is the last of all.
+        left_out = ("system", "developer") if template == MISTRAL else ()
+        expected = [each["content"] for each in messages if each["content"] and each["role"] not in left_out]
+        assert set(told) >= set(expected), messages
+        if template not in (ONE_CALL, MISTRAL):  # results stand behind their calls
+            assert told == expected
 
 
 def test_the_tokens_of_an_earlier_turn_are_found_again(tokenizer):
