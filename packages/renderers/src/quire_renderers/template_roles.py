@@ -234,11 +234,13 @@ def _user_first(messages: Messages) -> Messages:
     return [*messages[:count], {"role": "user", "content": ""}, *messages[count:]]
 
 
-def _turns_joined(role: str, messages: Messages) -> Messages:
-    """Messages of one role in a row are one."""
+def _turns_joined(role: str, messages: Messages, *, with_calls: bool = False) -> Messages:
+    """Messages of one role in a row are one, those with calls only if asked for: their text may not be shown."""
     result: Messages = []
     for message in messages:
-        if message["role"] == role and result and result[-1]["role"] == role:
+        pair = [*result[-1:], message]
+        is_row = len(pair) == 2 and all(each["role"] == role for each in pair)
+        if is_row and (with_calls or not any("tool_calls" in each for each in pair)):
             result[-1] = _joined(result[-1], message)
         else:
             result.append(message)
@@ -328,4 +330,8 @@ _STEPS = (
     _Step(_user_first, ([_ANSWER_1, _USER_1], [_SYSTEM_1, _ANSWER_1, _USER_1])),
     _Step(functools.partial(_turns_joined, "user"), ([_USER_1, _USER_2],)),
     _Step(functools.partial(_turns_joined, "assistant"), ([_USER_1, _ANSWER_1, _ANSWER_2, _USER_2],)),
+    _Step(
+        functools.partial(_turns_joined, "assistant", with_calls=True),
+        ([_USER_1, _ANSWER_1, _CALLED[1], _RESULT],),
+    ),
 )
