@@ -182,3 +182,10 @@ def test_a_thinking_full_of_calls_that_are_none_takes_time_in_proportion():
 
     seconds(10)
     assert seconds(1600) < 30 * max(seconds(200), 0.01)
+
+
+def test_arguments_given_twice_are_those_given_first():
+    form = ChatFormat(tool_parser="hermes", reasoning_parser="qwen3")
+    text = '<tool_call>{"name": "now", "arguments": {}, "parameters": {"a": 1}}</tool_call>'
+    assert parse(form, text)[0] == [("now", {}, True)]
+    assert parse(form, "<think>" + text)[0] == []

@@ -473,6 +473,9 @@ class OutputParser:
         self._note_thinking()
         if isinstance(state, Literal):
             needs_object = state.role is Role.ARGUMENTS
+            if needs_object and self._current_call().arguments_done:
+                self._give_up(is_whole=True)  # arguments given twice: the second are no part of the call
+                return
             self._relay = LiteralRelay(state.dialect, needs_object=needs_object)
         elif isinstance(state, Until):
             if state.sink in (Sink.CONTENT, Sink.REASONING):
