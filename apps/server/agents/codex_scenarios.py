@@ -20,7 +20,7 @@ def codex(installed: Any, workplace: Any) -> Any:
 
     def make(rules: list[tuple[str, str]], *config: str, built_in: bool = False, **settings: Any) -> tuple[Any, Any]:
         place = workplace(rules, **settings)
-        own = f'{{name="quire",base_url="{place.url}/v1",wire_api="responses",env_key="QUIRE_KEY"}}'
+        own = f'{{name="quire",base_url="{place.url}/v1",wire_api="responses",env_key="SERVER_KEY"}}'
         provider = ["model_provider=quire", f"model_providers.quire={own}"]
         if built_in:  # OpenAI's, at another address
             provider = [f'openai_base_url="{place.url}/v1"']
@@ -32,7 +32,7 @@ def codex(installed: Any, workplace: Any) -> Any:
             codex_home = place.home / ".codex"
             codex_home.mkdir(exist_ok=True)
             line = [str(program), "exec", *command, *own, *flags, *arguments]
-            return place.run(line, CODEX_HOME=str(codex_home), QUIRE_KEY="none", CODEX_API_KEY="none")
+            return place.run(line, CODEX_HOME=str(codex_home), SERVER_KEY="none", CODEX_API_KEY="none")
 
         return place, run
 

@@ -88,6 +88,15 @@ def test_prompts_from_a_generator(llm: LLM) -> None:
     assert tokens(llm.generate((each for each in PROMPTS[:3]), GREEDY, use_tqdm=False)) == expected
 
 
+@pytest.fixture
+def default_sigint() -> Iterator[None]:
+    """Python's own handler, which a process that a shell started in the background lacks: there SIGINT is ignored."""
+    previous = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, previous)
+
+
+@pytest.mark.usefixtures("default_sigint")
 @pytest.mark.parametrize("num_interrupts", [1, 3])
 def test_an_interrupted_call_leaves_the_next_one_right(llm: LLM, num_interrupts: int) -> None:
     expected = tokens(llm.generate(PROMPTS, GREEDY, use_tqdm=False))

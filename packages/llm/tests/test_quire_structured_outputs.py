@@ -35,6 +35,8 @@ SCHEMA = {
     "required": ["first_name", "number_of_books"],
     "additionalProperties": False,
 }
+UNEVALUATED = {"type": "object", "anyOf": [{"required": ["a"]}, {"required": ["b"]}], "unevaluatedProperties": False}
+"""What is left over depends on the alternative: no grammar follows that."""
 SETTINGS: dict[str, dict[str, Any]] = {
     "synchronous": {"async_scheduling": False},
     "asynchronous": {"async_scheduling": True},
@@ -201,7 +203,7 @@ def test_the_prefix_cache_serves_constrained_requests(llm: LLM) -> None:
     ("constraint", "text"),
     [
         (StructuredOutputsParams(regex="(a"), "unclosed group"),
-        (StructuredOutputsParams(json={"type": "object", "unevaluatedProperties": False}), "unevaluatedProperties"),
+        (StructuredOutputsParams(json=UNEVALUATED), "unevaluatedProperties"),
         (StructuredOutputsParams(json={"enum": []}), "Unsatisfiable"),
         (StructuredOutputsParams(json="{"), "not JSON"),
         (StructuredOutputsParams(grammar="start: nothing"), "nothing"),

@@ -1,6 +1,7 @@
 """Whether the grammar of a text can be used at all: checked by itself, before it becomes a part of a larger one.
 
-Cheap, and without a vocabulary: what is too large for a backend is found when it compiles.
+Cheap, and without a vocabulary: what is too large for a backend is found when it compiles. The library is imported
+for the first grammar: a server that is sent none pays for none.
 """
 
 from __future__ import annotations
@@ -8,10 +9,7 @@ from __future__ import annotations
 import functools
 import json
 
-import llguidance
-
 from quire_interfaces import RequestError
-from quire_structured_output.structural_tag import structural_tag_to_lark
 
 __all__ = ["check_text_grammar", "text_content"]
 
@@ -45,6 +43,10 @@ def check_text_grammar(syntax: str, definition: str, param: str) -> None:
 @functools.lru_cache(maxsize=256)
 def _fault(syntax: str, definition: str) -> str:
     """What is wrong with it as it is written, and as the text of a JSON string; empty for nothing."""
+    import llguidance
+
+    from quire_structured_output.structural_tag import structural_tag_to_lark
+
     content = text_content(syntax, definition)
     for form in (content, {"type": "json_string", "content": content}):
         try:
