@@ -1,7 +1,8 @@
 """MCP servers whose tools the server itself calls for requests that ask for it (Model Context Protocol).
 
 Which servers there are is said by the operator alone: a request names one by its label, never an address or a command.
-One connection per server, made when it is first needed and made anew after it broke. Needs the package `mcp`
+One connection per server, made when it is first needed and made anew after it broke or did not answer in time. What a
+server gives is bounded, however much it writes (`mcp_relay.py` for those over pipes). Needs the package `mcp`
 (`pip install 'quire-server[mcp]'`); knows no request and no engine.
 """
 
@@ -9,8 +10,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import math
-from collections.abc import Awaitable, Callable
+import sys
+from collections.abc import Awaitable, Callable, Coroutine
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -18,10 +21,19 @@ import msgspec
 import yaml
 
 from quire_interfaces import ConfigError, QuireError
+from quire_server import mcp_relay
 
-__all__ = ["MCPServer", "MCPToolError", "read_mcp_servers"]
+__all__ = ["MAX_RESULT_CHARS", "MCPServer", "MCPToolError", "read_mcp_servers", "shortened"]
 
 _Work = Callable[[Any], Awaitable[Any]]
+
+MAX_TOOLS = 1000
+"""Most tools of one server."""
+MAX_PAGES = 100
+MAX_ANSWER_BYTES = 4 << 20
+"""Longest message of a server, and most bytes of its list of tools."""
+MAX_RESULT_CHARS = 200_000
+"""Most text of one result that the model is given."""
 
 
 class MCPToolError(QuireError):
@@ -44,6 +56,19 @@ class ServerSpec(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True)
 class _Asked(NamedTuple):
     work: _Work
     answer: asyncio.Future[Any]
+
+
+class _Connection:
+    """A task that holds a connection, and what it is asked to do."""
+
+    def __init__(self, serve: Callable[[_Connection], Coroutine[Any, Any, None]]) -> None:
+        self.asked: asyncio.Queue[_Asked] = asyncio.Queue()
+        self.num_waiting = 0
+        """Callers that wait for an answer."""
+        self.is_retired = False
+        """Whether it is closed as soon as nobody waits for it."""
+        self.task = asyncio.ensure_future(serve(self))
+        self.task.add_done_callback(_hear)
 
 
 def read_mcp_servers(path: str | None, timeout_s: float) -> dict[str, MCPServer]:
@@ -96,8 +121,8 @@ class MCPServer:
         self.label = label
         self._spec = spec
         self._timeout_s = timeout_s
-        self._asked: asyncio.Queue[_Asked] = asyncio.Queue()
-        self._task: asyncio.Task[None] | None = None
+        self._connection: _Connection | None = None
+        self._retired: set[_Connection] = set()
 
     async def list_tools(self) -> list[dict[str, Any]]:
         """The tools with name, description and input_schema.
@@ -107,17 +132,25 @@ class MCPServer:
         """
 
         async def work(client: Any) -> list[dict[str, Any]]:
-            tools, cursor = [], None
-            while True:
+            tools: list[dict[str, Any]] = []
+            num_bytes, cursor = 0, None
+            for _ in range(MAX_PAGES):
                 page = await client.list_tools(cursor=cursor)
-                tools += page.tools
+                listed = [
+                    {"name": tool.name, "description": tool.description, "input_schema": tool.input_schema}
+                    for tool in page.tools
+                ]
+                num_bytes += len(msgspec.json.encode(listed))
+                tools += listed
                 cursor = page.next_cursor
-                if cursor is None:
+                if len(tools) > MAX_TOOLS or num_bytes > MAX_ANSWER_BYTES:
                     break
-            return [
-                {"name": tool.name, "description": tool.description, "input_schema": tool.input_schema}
-                for tool in tools
-            ]
+                if cursor is None:
+                    return tools
+            raise MCPToolError(
+                f"the MCP server {self.label!r} lists more than {MAX_TOOLS} tools, {MAX_PAGES} pages or "
+                f"{MAX_ANSWER_BYTES} bytes; offer fewer there"
+            )
 
         tools: list[dict[str, Any]] = await self._ask(work)
         return tools
@@ -135,26 +168,40 @@ class MCPServer:
             if not text and result.structured_content is not None:
                 text = msgspec.json.encode(result.structured_content).decode()
             if result.is_error:
-                raise MCPToolError(text or "the tool failed and said nothing")
-            return text
+                raise MCPToolError(shortened(text, MAX_RESULT_CHARS) or "the tool failed and said nothing")
+            return shortened(text, MAX_RESULT_CHARS)
 
         text: str = await self._ask(work)
         return text
 
     async def _ask(self, work: _Work) -> Any:
-        if self._task is None or self._task.done():
-            self._asked = asyncio.Queue()
-            self._task = asyncio.ensure_future(self._serve(self._asked))
-            self._task.add_done_callback(_hear)
-        asked, serving = _Asked(work, asyncio.get_running_loop().create_future()), self._task
-        self._asked.put_nowait(asked)
+        connection = self._connection
+        if connection is None or connection.task.done():
+            connection = self._connection = _Connection(self._serve)
+        asked = _Asked(work, asyncio.get_running_loop().create_future())
+        connection.asked.put_nowait(asked)
+        connection.num_waiting += 1
         try:
-            await asyncio.wait((asked.answer, serving), timeout=self._timeout_s, return_when="FIRST_COMPLETED")
+            waited = (asked.answer, connection.task)
+            await asyncio.wait(waited, timeout=self._timeout_s, return_when="FIRST_COMPLETED")
             if not asked.answer.done():
-                raise MCPToolError(f"the MCP server {self.label!r} {self._why_no_answer(serving)}")
+                self._retire(connection)
+                raise MCPToolError(f"the MCP server {self.label!r} {self._why_no_answer(connection.task)}")
             return asked.answer.result()
         finally:
-            asked.answer.cancel()
+            asked.answer.cancel()  # nobody waits for it any more, and so its work is cancelled, too
+            connection.num_waiting -= 1
+            if connection.is_retired and not connection.num_waiting:
+                connection.task.cancel()
+
+    def _retire(self, connection: _Connection) -> None:
+        """Ask nothing of a connection any more: the next caller makes a new one. Those that wait for it may get their
+        answers yet."""
+        if self._connection is connection:
+            self._connection = None
+        connection.is_retired = True
+        self._retired.add(connection)
+        connection.task.add_done_callback(lambda _: self._retired.discard(connection))
 
     def _why_no_answer(self, serving: asyncio.Task[None]) -> str:
         if serving.done():
@@ -164,7 +211,7 @@ class MCPServer:
             return f"is not there: {error!r}"
         return f"did not answer within {self._timeout_s:g} s"
 
-    async def _serve(self, asked: asyncio.Queue[_Asked]) -> None:
+    async def _serve(self, connection: _Connection) -> None:
         """Holds the connection: it must be opened and closed by one task."""
         from mcp import Client
 
@@ -173,27 +220,29 @@ class MCPServer:
             client = await held.enter_async_context(Client(where, read_timeout_seconds=self._timeout_s))
             async with asyncio.TaskGroup() as group:
                 while True:
-                    group.create_task(self._answer(client, await asked.get()))
+                    asked = await connection.asked.get()
+                    if not asked.answer.done():
+                        task = group.create_task(self._answer(connection, client, asked))
+                        asked.answer.add_done_callback(functools.partial(_cancel, task))
 
     async def _where(self, held: contextlib.AsyncExitStack) -> Any:
         """What a client connects to; what must be closed behind it is held."""
-        import httpx2  # what the package mcp speaks HTTP with
         from mcp import StdioServerParameters
         from mcp.client.sse import sse_client
         from mcp.client.streamable_http import streamable_http_client
 
         spec = self._spec
         if spec.url is None:
-            return StdioServerParameters(command=spec.command or "", args=spec.args, env=spec.env or None, cwd=spec.cwd)
+            relay = ["-I", "-S", mcp_relay.__file__, str(MAX_ANSWER_BYTES), spec.command or "", *spec.args]
+            return StdioServerParameters(command=sys.executable, args=relay, env=spec.env or None, cwd=spec.cwd)
         if spec.type == "sse":
             return sse_client(spec.url, headers=spec.headers, timeout=self._timeout_s, sse_read_timeout=math.inf)
-        if not spec.headers:
-            return spec.url
-        timeout = httpx2.Timeout(self._timeout_s, read=None)  # the client bounds answers itself
-        http = await held.enter_async_context(httpx2.AsyncClient(headers=spec.headers, timeout=timeout))
+        from quire_server.mcp_http import bounded_client
+
+        http = await held.enter_async_context(bounded_client(spec.headers, self._timeout_s, MAX_ANSWER_BYTES))
         return streamable_http_client(spec.url, http_client=http)
 
-    async def _answer(self, client: Any, asked: _Asked) -> None:
+    async def _answer(self, connection: _Connection, client: Any, asked: _Asked) -> None:
         from mcp import MCPError
         from mcp.types import CONNECTION_CLOSED
 
@@ -204,7 +253,7 @@ class MCPServer:
                 isinstance(error, MCPError) and error.code != CONNECTION_CLOSED
             )
             if not is_answer:
-                self._task = None  # the next one who asks makes a new connection
+                self._retire(connection)
             if not asked.answer.done():
                 told = error if isinstance(error, MCPToolError) else MCPToolError(f"MCP server {self.label!r}: {error}")
                 asked.answer.set_exception(told)
@@ -216,11 +265,19 @@ class MCPServer:
 
     async def close(self) -> None:
         """End the connection. Idempotent."""
-        if self._task is not None:
-            self._task.cancel()
-            with contextlib.suppress(asyncio.CancelledError, Exception):
-                await self._task
-            self._task = None
+        connections = [*self._retired, *([self._connection] if self._connection is not None else [])]
+        self._connection = None
+        for connection in connections:
+            connection.task.cancel()
+        if connections:
+            await asyncio.wait([connection.task for connection in connections])
+
+
+def shortened(text: str, max_chars: int) -> str:
+    """The beginning of a text, and a line that says how much is left out."""
+    if len(text) <= max_chars:
+        return text
+    return f"{text[:max_chars]}\n[The result has {len(text)} characters; the others are left out.]"
 
 
 def _part_text(part: Any) -> str:
@@ -233,6 +290,10 @@ def _part_text(part: Any) -> str:
     kind = getattr(held, "mime_type", None) or "no stated type"
     where = f" at {held.uri}" if getattr(held, "uri", None) else ""
     return f"[{part.type} of {kind}{where}: left out, this model reads text only]"
+
+
+def _cancel(task: asyncio.Task[None], _: asyncio.Future[Any]) -> None:
+    task.cancel()
 
 
 def _hear(task: asyncio.Task[None]) -> None:

@@ -1,0 +1,165 @@
+"""Stands between the server and an MCP server that speaks over its pipes, in a process of its own.
+
+    python mcp_relay.py MAX_LINE_BYTES COMMAND [ARGUMENT ...]
+
+Passes messages, one JSON object a line, and nothing else: a line that is too long is read to its end and left out, and
+who waits for it is answered with an error; other output is counted, and ends the server when there is much of it; of
+what the server logs a few lines are passed on. So whatever the server writes is read off the event loop, and costs the
+caller a bounded amount of memory and of log. Standard library alone; knows requests and answers by their ids only.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from typing import IO, Any
+
+__all__ = ["Relay", "bounded_lines"]
+
+_CHUNK_BYTES = 1 << 16
+_MAX_NOISE_BYTES = 1 << 20
+_MAX_LOG_LINES = 50
+_MAX_LOG_LINE_BYTES = 500
+_TOO_LONG = -32001
+_ID = re.compile(rb'"id"\s*:\s*(-?\d+|"[^"\\]{0,200}")')
+
+
+def bounded_lines(source: IO[bytes], max_bytes: int) -> Iterator[tuple[bytes, int]]:
+    """Lines without their ends: what is kept of each, and its whole length. Of a line above `max_bytes` both ends are
+    kept, `_CHUNK_BYTES` at most."""
+    kept, length = bytearray(), 0
+    while chunk := source.read1(_CHUNK_BYTES):  # type: ignore[attr-defined]
+        *whole, rest = chunk.split(b"\n")
+        for part in whole:
+            _keep(kept, part, length, max_bytes)
+            yield bytes(kept), length + len(part)
+            kept, length = bytearray(), 0
+        _keep(kept, rest, length, max_bytes)
+        length += len(rest)
+    if length:
+        yield bytes(kept), length
+
+
+def _keep(kept: bytearray, part: bytes, length: int, max_bytes: int) -> None:
+    kept += part
+    if length + len(part) > max_bytes:
+        del kept[_CHUNK_BYTES // 2 : max(_CHUNK_BYTES // 2, len(kept) - _CHUNK_BYTES // 2)]
+
+
+class Relay:
+    """One server.
+
+    Args:
+        child: The server's process, whose pipes are read and written here.
+        max_line_bytes: Longest message that is passed on.
+    """
+
+    def __init__(self, child: subprocess.Popen[bytes], max_line_bytes: int) -> None:
+        self._child = child
+        self._max_line_bytes = max_line_bytes
+        self._waiting: set[int | str] = set()
+        """Ids of requests that are not answered yet."""
+        self._lock = threading.Lock()
+        self._noise_bytes = 0
+        self._num_logged = 0
+
+    def run(self) -> int:
+        """Relay until the server ends; its exit status."""
+        pumps = [threading.Thread(target=pump, daemon=True) for pump in (self._pass_requests, self._pass_log)]
+        for pump in pumps:
+            pump.start()
+        assert self._child.stdout is not None
+        for line, length in bounded_lines(self._child.stdout, self._max_line_bytes):
+            if not self._pass_line(line, length):
+                self._child.kill()
+                break
+        status = self._child.wait()
+        status = status if status >= 0 else 128 - status  # as a shell tells of a signal
+        pumps[1].join(timeout=1)
+        if self._num_logged > _MAX_LOG_LINES:
+            self._tell(f"{self._num_logged - _MAX_LOG_LINES} more lines of its log are left out")
+        return status
+
+    def _pass_line(self, line: bytes, length: int) -> bool:
+        """Pass on one line of the server's; whether to go on reading."""
+        if length > self._max_line_bytes:
+            self._refuse(line, length)
+            return True
+        if not line.lstrip().startswith(b"{"):
+            if self._noise_bytes == 0 and line.strip():
+                self._tell(f"prints what is no message, first: {line[:_MAX_LOG_LINE_BYTES]!r}")
+            self._noise_bytes += length + 1 if line.strip() else 1
+            if self._noise_bytes > _MAX_NOISE_BYTES:
+                self._tell(f"printed more than {_MAX_NOISE_BYTES} bytes that are no messages, and is ended")
+                return False
+            return True
+        with self._lock:
+            if self._waiting and (found := _ID.search(line)):
+                self._waiting.discard(json.loads(found[1]))
+        self._write(line)
+        return True
+
+    def _refuse(self, line: bytes, length: int) -> None:
+        """Answer whoever waits for a line that is too long: the request that it names, or else all of them."""
+        self._tell(f"wrote a message of {length} bytes, which is left out")
+        with self._lock:
+            named = {json.loads(each) for each in _ID.findall(line)} & self._waiting
+            answered = named or set(self._waiting)
+            self._waiting -= answered
+        message = f"the answer has {length} bytes, more than the {self._max_line_bytes} that are read"
+        for request_id in answered:
+            error = {"code": _TOO_LONG, "message": message}
+            self._write(json.dumps({"jsonrpc": "2.0", "id": request_id, "error": error}).encode())
+
+    def _pass_requests(self) -> None:
+        assert self._child.stdin is not None
+        for line in sys.stdin.buffer:
+            message: Any = json.loads(line)
+            if isinstance(message, dict) and "method" in message and "id" in message:
+                with self._lock:
+                    self._waiting.add(message["id"])
+            try:
+                self._child.stdin.write(line)
+                self._child.stdin.flush()
+            except OSError:
+                return
+        self._child.stdin.close()
+
+    def _pass_log(self) -> None:
+        assert self._child.stderr is not None
+        for line, _ in bounded_lines(self._child.stderr, _MAX_LOG_LINE_BYTES):
+            self._num_logged += 1
+            if self._num_logged <= _MAX_LOG_LINES:
+                self._tell(line[:_MAX_LOG_LINE_BYTES].decode(errors="replace"))
+
+    def _write(self, line: bytes) -> None:
+        with self._lock:
+            sys.stdout.buffer.write(line + b"\n")
+            sys.stdout.buffer.flush()
+
+    def _tell(self, text: str) -> None:
+        print(f"MCP server {os.path.basename(str(self._child.args[0]))}: {text}", file=sys.stderr, flush=True)  # type: ignore[index]
+
+
+def main() -> int:
+    command = sys.argv[2:]
+    try:
+        child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    except OSError as error:
+        print(f"MCP server {command[0]}: {error}", file=sys.stderr)
+        return 127
+    try:
+        return Relay(child, int(sys.argv[1])).run()
+    finally:
+        child.kill()
+
+
+if __name__ == "__main__":
+    status = main()
+    sys.stderr.flush()
+    os._exit(status)  # not by way of the interpreter's end, for which a thread still waits at the standard input

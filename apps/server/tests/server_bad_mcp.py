@@ -1,0 +1,65 @@
+"""An MCP server over pipes that does one thing wrong, which its argument names. Started by the tests."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from typing import Any
+
+WRONG = sys.argv[1]
+OUT = sys.stdout.buffer
+TOOL = {"name": "go", "description": "Goes.", "inputSchema": {"type": "object", "properties": {}}}
+
+
+def answer(request: dict[str, Any], result: dict[str, Any]) -> None:
+    OUT.write(json.dumps({"jsonrpc": "2.0", "id": request["id"], "result": result}).encode() + b"\n")
+    OUT.flush()
+
+
+def text(request: dict[str, Any], value: str) -> None:
+    answer(request, {"content": [{"type": "text", "text": value}]})
+
+
+def main() -> None:
+    num_pages = 0
+    while WRONG == "chatter":
+        OUT.write(b"starting up ...\n" * 1000)
+    for line in sys.stdin:
+        request = json.loads(line)
+        method = request.get("method")
+        if "id" not in request:
+            continue
+        if WRONG == "log":
+            print("debug: " + "x" * 10_000 + "\n" * 200, file=sys.stderr, flush=True)
+        if method == "initialize":
+            version = request["params"]["protocolVersion"]
+            info = {"name": "bad", "version": "1"}
+            answer(request, {"protocolVersion": version, "capabilities": {"tools": {}}, "serverInfo": info})
+        elif method == "tools/list":
+            num_pages += 1
+            page: dict[str, Any] = {"tools": [TOOL]}
+            if WRONG == "endless":
+                page = {"tools": [{**TOOL, "name": f"t{num_pages}"}], "nextCursor": "more"}
+            elif WRONG == "many":
+                page = {"tools": [{**TOOL, "name": f"t{number}"} for number in range(1001)]}
+            elif WRONG == "wordy":
+                page = {
+                    "tools": [{**TOOL, "name": f"t{num_pages}", "description": "d" * 3_000_000}],
+                    "nextCursor": "more",
+                }
+            answer(request, page)
+        elif method == "tools/call":
+            arguments = request["params"].get("arguments") or {}
+            if arguments.get("hang"):
+                time.sleep(600)
+            num_chars = arguments.get("num_chars", 4)
+            if WRONG == "noise":
+                OUT.write(b"a line that is no message\n\n")
+            text(request, "done" if num_chars == 4 else "a" * num_chars)
+        else:
+            answer(request, {})
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,156 @@
+"""MCP servers are strangers: whatever they write costs a bounded amount of memory, log and time, and one that fails
+keeps no other caller from its answer."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import json
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from quire_server import mcp_relay
+from quire_server.mcp_relay import bounded_lines
+from quire_server.mcp_servers import MAX_ANSWER_BYTES, MAX_RESULT_CHARS, MCPServer, MCPToolError, ServerSpec
+
+SCRIPT = str(Path(__file__).parent / "server_bad_mcp.py")
+
+
+@asynccontextmanager
+async def bad_server(wrong: str, timeout_s: float = 60.0) -> AsyncIterator[MCPServer]:
+    server = MCPServer("bad", ServerSpec(command=sys.executable, args=[SCRIPT, wrong]), timeout_s)
+    try:
+        yield server
+    finally:
+        await server.close()
+        assert not running_scripts(wrong), "the server's process is left behind"
+
+
+def running_scripts(wrong: str) -> list[psutil.Process]:
+    own = psutil.Process().children(recursive=True)
+    return [each for each in own if each.is_running() and each.cmdline()[1:] == [SCRIPT, wrong]]
+
+
+def relayed(wrong: str, *requests: dict[str, Any]) -> tuple[list[Any], str]:
+    """Messages of a server, and its log, where the relay alone is asked."""
+    command = [sys.executable, mcp_relay.__file__, str(MAX_ANSWER_BYTES), sys.executable, SCRIPT, wrong]
+    text = "".join(json.dumps({"jsonrpc": "2.0", **request}) + "\n" for request in requests)
+    run = subprocess.run(command, input=text, capture_output=True, text=True, check=False, timeout=120)
+    return list(map(json.loads, run.stdout.splitlines())), run.stderr
+
+
+def request(number: int, method: str = "tools/call", **params: Any) -> dict[str, Any]:
+    return {"id": number, "method": method, "params": params}
+
+
+async def until(holds: Callable[[], bool]) -> None:
+    async with asyncio.timeout(60):
+        while not holds():
+            await asyncio.sleep(0.05)
+
+
+@pytest.mark.parametrize("wrong", ["endless", "many", "wordy"])
+async def test_a_list_of_tools_has_an_end(wrong: str) -> None:
+    async with bad_server(wrong) as server:
+        with pytest.raises(MCPToolError, match="lists more than 1000 tools"):
+            await server.list_tools()
+
+
+async def test_a_server_that_only_prints_is_not_there() -> None:
+    async with bad_server("chatter") as server:
+        with pytest.raises(MCPToolError, match="is not there"):
+            await server.list_tools()
+
+
+def test_output_that_is_no_message_ends_a_server() -> None:
+    messages, log = relayed("chatter")
+    assert messages == []
+    assert "starting up" in log
+    assert "bytes that are no messages" in log
+    assert len(log) < 1_000
+
+
+def test_a_little_output_that_is_no_message_is_passed_over() -> None:
+    messages, log = relayed("noise", *(request(number) for number in range(3)))
+    assert [message["id"] for message in messages] == [0, 1, 2]
+    assert log.count("a line that is no message") == 1
+
+
+def test_logs_are_bounded() -> None:
+    messages, log = relayed("log", *(request(number, "tools/list") for number in range(20)))
+    assert len(messages) == 20
+    assert "debug: xxx" in log
+    assert "more lines of its log are left out" in log
+    assert len(log) < 50_000
+
+
+def test_only_the_request_that_is_named_by_a_long_message_fails() -> None:
+    messages, log = relayed("nothing", request(1, arguments={"num_chars": 5_000_000}), request(2))
+    failed, done = messages
+    assert failed["id"] == 1
+    assert "more than the 4194304 that are read" in failed["error"]["message"]
+    assert done["id"] == 2
+    assert "result" in done
+    assert "is left out" in log
+
+
+async def test_a_message_that_is_too_long_fails_who_waits_for_it_and_nobody_else() -> None:
+    async with bad_server("nothing") as server:
+        with pytest.raises(MCPToolError, match="more than the 4194304 that are read"):
+            await server.call("go", {"num_chars": 20_000_000})
+        (process,) = running_scripts("nothing")
+        assert await server.call("go", {}) == "done"
+        assert running_scripts("nothing") == [process], "it is asked over the same connection"
+
+
+async def test_a_long_result_is_shortened_and_says_so() -> None:
+    async with bad_server("nothing") as server:
+        result = await server.call("go", {"num_chars": MAX_RESULT_CHARS + 7})
+    assert result.startswith("a" * MAX_RESULT_CHARS + "\n[")
+    assert str(MAX_RESULT_CHARS + 7) in result
+    assert len(result) < MAX_RESULT_CHARS + 100
+
+
+async def test_a_server_that_hangs_is_left_and_made_anew() -> None:
+    async with bad_server("nothing", timeout_s=3.0) as server:
+        await server.list_tools()
+        (hanging,) = running_scripts("nothing")
+        with pytest.raises(MCPToolError, match="did not answer within 3 s"):
+            await server.call("go", {"hang": True})
+        await until(lambda: hanging not in running_scripts("nothing"))
+        assert await server.call("go", {}) == "done"
+
+
+async def test_work_ends_when_its_caller_goes_away() -> None:
+    async with bad_server("nothing") as server:
+        await server.list_tools()
+        connection = server._connection
+        assert connection is not None
+        caller = asyncio.ensure_future(server.call("go", {"hang": True}))
+        await until(lambda: connection.num_waiting == 1 and connection.asked.empty())
+        caller.cancel()
+        await asyncio.wait((caller,))
+        await until(lambda: not any("MCPServer._answer" in repr(task.get_coro()) for task in asyncio.all_tasks()))
+
+
+@pytest.mark.parametrize("chunk", [1, 7, 1 << 16])
+def test_lines_come_whole_unless_they_are_too_long(chunk: int) -> None:
+    class Pieces(io.BytesIO):
+        def read1(self, size: int | None = -1) -> bytes:
+            return self.read(chunk)
+
+    lines = [b"", b"short", b"x" * 1000, b'{"id": 3, ' + b"y" * 500_000 + b' "end"}', b"last"]
+    found = list(bounded_lines(Pieces(b"\n".join(lines)), 1000))
+    assert [length for _, length in found] == [len(line) for line in lines]
+    assert [kept for kept, length in found if length <= 1000] == [line for line in lines if len(line) <= 1000]
+    kept = found[3][0]
+    assert len(kept) <= 1 << 17
+    assert kept.startswith(b'{"id": 3')
+    assert kept.endswith(b'"end"}')
