@@ -1,4 +1,5 @@
-"""An MCP server over pipes that does one thing wrong, which its argument names. Started by the tests."""
+"""An MCP server over pipes that does one thing wrong, which its first argument names. A second one is a file that gets
+a letter for each call of its tool. Started by the tests."""
 
 from __future__ import annotations
 
@@ -50,6 +51,9 @@ def main() -> None:
                 }
             answer(request, page)
         elif method == "tools/call":
+            if len(sys.argv) > 2:
+                with open(sys.argv[2], "a") as file:
+                    file.write("x")
             arguments = request["params"].get("arguments") or {}
             if arguments.get("hang"):
                 time.sleep(600)

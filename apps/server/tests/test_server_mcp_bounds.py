@@ -91,6 +91,11 @@ def test_logs_are_bounded() -> None:
     assert len(log) < 50_000
 
 
+def test_a_server_that_does_not_end_is_ended_with_who_asked_it() -> None:
+    command = [sys.executable, mcp_relay.__file__, "1000", sys.executable, "-c", "import time; time.sleep(600)"]
+    assert subprocess.run(command, stdin=subprocess.DEVNULL, check=False, timeout=60).returncode == 128 + 9
+
+
 def test_only_the_request_that_is_named_by_a_long_message_fails() -> None:
     messages, log = relayed("nothing", request(1, arguments={"num_chars": 5_000_000}), request(2))
     failed, done = messages
@@ -154,3 +159,75 @@ def test_lines_come_whole_unless_they_are_too_long(chunk: int) -> None:
     assert len(kept) <= 1 << 17
     assert kept.startswith(b'{"id": 3')
     assert kept.endswith(b'"end"}')
+
+
+@pytest.fixture(scope="module")
+def counted(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("calls") / "calls"
+
+
+@pytest.fixture(scope="module")
+def client(make_scripted: Any, counted: Path) -> Any:
+    path = counted.parent / "servers.json"
+    path.write_text(
+        json.dumps({"mcpServers": {"bad": {"command": sys.executable, "args": [SCRIPT, "ok", str(counted)]}}})
+    )
+    server = make_scripted(mcp_servers=str(path), engine={"max_model_len": 1024, "num_blocks": 512})
+    with server.openai() as client:
+        yield client
+
+
+def ask_for(client: Any, num_chars: int, **arguments: Any) -> Any:
+    call = json.dumps({"name": "go", "arguments": {"num_chars": num_chars}})
+    tool = {"type": "mcp", "server_label": "bad", "require_approval": "never"}
+    text = f"¤<tool_call>\n{call}\n</tool_call>¥"
+    return client.responses.create(model="tiny", input=text, tools=[tool], max_tool_calls=1, **arguments)
+
+
+@pytest.mark.parametrize("num_chars", [20_000, 150_000, 5_000_000])
+def test_a_result_that_does_not_fit_is_told_and_the_tool_runs_once(client: Any, counted: Path, num_chars: int) -> None:
+    counted.write_text("")
+    whole = ask_for(client, num_chars)
+    assert counted.read_text() == "x"
+    first, *_ = [item for item in whole.output if item.type == "mcp_call"]
+    if num_chars > MAX_ANSWER_BYTES:
+        assert "more than the" in first.error.content[0]["text"]
+    else:
+        assert first.output.startswith("aaaa")
+        assert f"[The result has {num_chars} characters; the others are left out.]" in first.output
+        assert first.output.count("[The result") == 1
+    *_, last = ask_for(client, num_chars, stream=True)
+    assert last.type in ("response.completed", "response.incomplete")
+    assert last.response.output[1].output == first.output
+
+
+def test_a_context_that_is_full_keeps_what_was_called(client: Any, counted: Path) -> None:
+    """Not even a line of the result fits: the answer ends, and nobody has to call the tool again."""
+    counted.write_text("")
+    tool = {"type": "mcp", "server_label": "bad", "require_approval": "never"}
+    call = json.dumps({"name": "go", "arguments": {"num_chars": 3000}})
+    filler = "abcdefgh " * 5
+    for _ in range(400):  # as much as the context holds beside the call itself
+        longer = filler + "abcdefgh " * 5
+        tokens = client.responses.input_tokens.count(
+            model="tiny", input=f"{longer}¤<tool_call>\n{call}\n</tool_call>¥", tools=[tool]
+        )
+        if tokens.input_tokens > 930:
+            break
+        filler = longer
+    events = list(
+        client.responses.create(
+            model="tiny",
+            input=f"{filler}¤<tool_call>\n{call}\n</tool_call>¥",
+            tools=[tool],
+            max_tool_calls=1,
+            stream=True,
+        )
+    )
+    assert counted.read_text() == "x"
+    assert events[-1].type == "response.incomplete"
+    response = events[-1].response
+    assert response.incomplete_details.reason == "max_output_tokens"
+    (ran,) = [item for item in response.output if item.type == "mcp_call"]
+    assert (ran.status, ran.output[:4]) == ("completed", "aaaa")
+    assert client.responses.retrieve(response.id).status == "incomplete"

@@ -25,6 +25,8 @@ _CHUNK_BYTES = 1 << 16
 _MAX_NOISE_BYTES = 1 << 20
 _MAX_LOG_LINES = 50
 _MAX_LOG_LINE_BYTES = 500
+_END_S = 5.0
+"""How long a server may take to end once nothing more is asked of it."""
 _TOO_LONG = -32001
 _ID = re.compile(rb'"id"\s*:\s*(-?\d+|"[^"\\]{0,200}")')
 
@@ -129,6 +131,10 @@ class Relay:
             except OSError:
                 return
         self._child.stdin.close()
+        try:  # who asked is gone, and nobody else ends the server
+            self._child.wait(_END_S)
+        except subprocess.TimeoutExpired:
+            self._child.kill()
 
     def _pass_log(self) -> None:
         assert self._child.stderr is not None

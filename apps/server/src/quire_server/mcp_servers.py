@@ -12,6 +12,7 @@ import asyncio
 import contextlib
 import functools
 import math
+import re
 import sys
 from collections.abc import Awaitable, Callable, Coroutine
 from pathlib import Path
@@ -69,6 +70,11 @@ class _Connection:
         """Whether it is closed as soon as nobody waits for it."""
         self.task = asyncio.ensure_future(serve(self))
         self.task.add_done_callback(_hear)
+
+    def end(self) -> None:
+        """Close it, once: whoever is cancelled while closing leaves the server's process behind."""
+        if not self.task.cancelling():
+            self.task.cancel()
 
 
 def read_mcp_servers(path: str | None, timeout_s: float) -> dict[str, MCPServer]:
@@ -192,7 +198,7 @@ class MCPServer:
             asked.answer.cancel()  # nobody waits for it any more, and so its work is cancelled, too
             connection.num_waiting -= 1
             if connection.is_retired and not connection.num_waiting:
-                connection.task.cancel()
+                connection.end()
 
     def _retire(self, connection: _Connection) -> None:
         """Ask nothing of a connection any more: the next caller makes a new one. Those that wait for it may get their
@@ -268,16 +274,21 @@ class MCPServer:
         connections = [*self._retired, *([self._connection] if self._connection is not None else [])]
         self._connection = None
         for connection in connections:
-            connection.task.cancel()
+            connection.end()
         if connections:
             await asyncio.wait([connection.task for connection in connections])
 
 
 def shortened(text: str, max_chars: int) -> str:
-    """The beginning of a text, and a line that says how much is left out."""
+    """The beginning of a text, and a line that says how much is left out; of one that was shortened before, too."""
+    before = _SHORTENED.search(text)
+    length = int(before[1]) if before is not None else len(text)
     if len(text) <= max_chars:
         return text
-    return f"{text[:max_chars]}\n[The result has {len(text)} characters; the others are left out.]"
+    return f"{text[:max_chars]}\n[The result has {length} characters; the others are left out.]"
+
+
+_SHORTENED = re.compile(r"\n\[The result has (\d+) characters; the others are left out\.\]\Z")
 
 
 def _part_text(part: Any) -> str:

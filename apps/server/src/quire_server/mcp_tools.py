@@ -13,10 +13,10 @@ from typing import Any
 import msgspec
 
 from quire_interfaces import RequestError
-from quire_server.mcp_servers import MCPServer, MCPToolError
+from quire_server.mcp_servers import MCPServer, MCPToolError, shortened
 from quire_server.request_warnings import RequestWarning
 
-__all__ = ["MAX_CALLS", "MCPTools"]
+__all__ = ["MAX_CALLS", "MCPTools", "longest_result", "shorten_results"]
 
 MAX_CALLS = 32
 """Calls in one response, where the request does not say max_tool_calls."""
@@ -168,6 +168,29 @@ class MCPTools:
         except (MCPToolError, msgspec.DecodeError) as error:
             call["error"] = {"type": "mcp_tool_execution_error", "content": [{"type": "text", "text": str(error)}]}
             call["status"] = "failed"
+
+
+def longest_result(calls: Sequence[dict[str, Any]]) -> int:
+    """Characters of the longest result of calls that ran."""
+    return max((len(_result(call)) for call in calls), default=0)
+
+
+def shorten_results(calls: Sequence[dict[str, Any]], max_chars: int) -> None:
+    """Leave the beginnings of results that are longer, in place; the model is told that they are longer."""
+    for call in calls:
+        text = _result(call)
+        if len(text) <= max_chars:
+            continue
+        if call["status"] == "completed":
+            call["output"] = shortened(text, max_chars)
+        else:
+            call["error"]["content"] = [{"type": "text", "text": shortened(text, max_chars)}]
+
+
+def _result(call: dict[str, Any]) -> str:
+    if call["status"] == "completed":
+        return str(call["output"])
+    return "".join(part["text"] for part in call["error"].get("content", ()))
 
 
 _CALL = ("server_label", "name", "arguments")

@@ -11,7 +11,7 @@ import asyncio
 import contextlib
 import secrets
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -24,7 +24,7 @@ from quire_server.compaction import full_context_told, summary_of
 from quire_server.context import ServerContext
 from quire_server.errors import HTTPError, error_body, naming_fields
 from quire_server.logprobs import chat_logprobs
-from quire_server.mcp_tools import MAX_CALLS, MCPTools
+from quire_server.mcp_tools import MAX_CALLS, MCPTools, longest_result, shorten_results
 from quire_server.request_warnings import warnings_field
 from quire_server.response_store import ResponseStore, StoredResponse
 from quire_server.responses_output import OutputItems, is_clients_turn
@@ -35,6 +35,9 @@ from quire_server.turn import RunningTurn, raise_failed
 __all__ = ["Compaction", "Event", "LiveResponse", "ResponseRun", "usage_of"]
 
 Event = dict[str, Any]
+
+_SHORTEST_RESULT_CHARS = 200
+"""Results of tools are not shortened below this."""
 
 
 class Compaction(NamedTuple):
@@ -141,9 +144,13 @@ class ResponseRun:
             is_first = False
             yield self._opening() + self._output.begin_calls(self._approved)
             await self._mcp.run(self._approved)
-            yield self._output.end_calls(self._approved)
             await self._running.outputs.aclose()  # type: ignore[attr-defined]
-            await self._go_on()
+            goes_on = await self._go_on(self._approved)
+            yield self._output.end_calls(self._approved)
+            if not goes_on:
+                response = await self._keep_finished(None, is_full=True)
+                yield [{"type": "response.incomplete", "response": response}]
+                return
         if self._compaction is not None:
             is_first = False
             async for told in self._compacted(self._compaction):
@@ -169,13 +176,13 @@ class ResponseRun:
                 raise HTTPError(500, "the engine ended the request without an answer", code="generation_failed")
             self._usage = _added(self._usage, usage_of(self._context, self._running, last))
             calls = self._output.take_calls()
-            if not calls or not await self._run_calls(calls):
-                yield self._output.end_calls(calls)
-                break
+            goes_on = bool(calls) and await self._run_calls(calls)
+            is_full = goes_on and not await self._go_on(calls)
             yield self._output.end_calls(calls)
-            await self._go_on()
+            if is_full or not goes_on:
+                break
             last = None
-        response = await self._keep_finished(last)
+        response = await self._keep_finished(last, is_full=is_full)
         yield [{"type": f"response.{response['status']}", "response": response}]
 
     async def _compacted(self, compaction: Compaction) -> AsyncGenerator[list[Event], None]:
@@ -192,10 +199,33 @@ class ResponseRun:
         self._usage = _added(self._usage, usage_of(self._context, self._running, last))
         yield self._output.end_compaction(pack_summary(Summary(summary_of(self._running), compaction.replaces)))
 
-    async def _go_on(self) -> None:
-        """The next turn, which sees the output so far."""
-        self._running = await self._again(self._output.items)
-        self._output.call_id = self._running.choices[0].call_id
+    async def _go_on(self, calls: Sequence[dict[str, Any]] = ()) -> bool:
+        """Start the next turn, which sees the output so far.
+
+        Args:
+            calls: Calls that ran before it. They are not run again: where their results do not fit into the context,
+                the results are shortened.
+
+        Returns:
+            Whether it fits.
+
+        Raises:
+            ContextLengthError: it does not fit without results, either.
+        """
+        num_chars = longest_result(calls)
+        while True:
+            try:
+                self._running = await self._again(self._output.items)
+            except ContextLengthError:
+                if not calls:
+                    raise
+                num_chars //= 2
+                if num_chars < _SHORTEST_RESULT_CHARS:
+                    return False
+                shorten_results(calls, num_chars)
+            else:
+                self._output.call_id = self._running.choices[0].call_id
+                return True
 
     async def _run_calls(self, calls: list[dict[str, Any]]) -> bool:
         """Whether the model goes on: not where a call is left that is the client's, or waits for approval, or too many
@@ -231,12 +261,13 @@ class ResponseRun:
     def _finish(self, output: RequestOutput) -> list[Event]:
         return self._output.finish("incomplete" if _is_cut(output.outputs[0]) else "completed")
 
-    async def _keep_finished(self, output: RequestOutput | None) -> dict[str, Any]:
-        """The response as it ends with this output; None after a summary alone, which is never cut."""
+    async def _keep_finished(self, output: RequestOutput | None, *, is_full: bool = False) -> dict[str, Any]:
+        """The response as it ends with this output; None after a summary alone, which is never cut. is_full: the
+        context has no room for the model to go on."""
         if self.on_finished is not None:
             await self.on_finished([*self._items, *self._output.items])
         changes: dict[str, Any] = {"usage": self._usage}
-        if output is not None and _is_cut(output.outputs[0]):
+        if is_full or (output is not None and _is_cut(output.outputs[0])):
             return await self.keep("incomplete", incomplete_details={"reason": "max_output_tokens"}, **changes)
         return await self.keep("completed", completed_at=int(time.time()), **changes)
 
