@@ -35,7 +35,7 @@ def perplexity(held_out: list[tuple[str, str]], **settings: Any) -> float:
         num_asked = [len(llm.tokenizer.encode(prompt)) for prompt, _ in held_out]
         wholes = llm.generate([prompt + answer for prompt, answer in held_out], params, use_tqdm=False)
     logprobs = [
-        entries[0].logprob
+        next(iter(entries.values())).logprob  # the prompt's own token comes first
         for asked, whole in zip(num_asked, wholes, strict=True)
         for entries in whole.prompt_logprobs[asked:]
         if entries
