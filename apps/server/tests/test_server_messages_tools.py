@@ -77,6 +77,13 @@ def test_tools_that_only_another_server_runs_are_left_out_and_told(kind):
         assert caught.value.param.startswith("tool_choice")
 
 
+@pytest.mark.parametrize("name", [None, 5, [], ["now"], {}, {"now": 1}])
+def test_a_forced_name_that_is_no_text_is_refused(name):
+    with pytest.raises(RequestError) as caught:
+        request(CUSTOM, tool_choice={"type": "tool", "name": name}).tool_use()
+    assert caught.value.param == "tool_choice.name"
+
+
 SEARCH = {"name": "search", "input_schema": {"type": "object", "properties": {"query": {"type": "string"}}}}
 LATER = [{**CUSTOM, "name": name, "description": f"Does {name}.", "defer_loading": True} for name in ("f", "g")]
 

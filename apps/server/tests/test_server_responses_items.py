@@ -211,15 +211,17 @@ def test_forged_items_are_named(item: dict[str, Any], param: str) -> None:
     "kind",
     [
         "shell_call", "local_shell_call", "apply_patch_call", "computer_call", "mcp_call", "tool_search_call",
-        "shell_call_output", "tool_search_output", "web_search_call",
+        "shell_call_output", "tool_search_output", "web_search_call", "mcp_approval_request", "mcp_approval_response",
     ],
 )  # fmt: skip
 @pytest.mark.parametrize("value", [None, 5, "x", [], {}, [5], {"type": 5}])
 def test_forged_fields_of_items_never_fail_otherwise(kind: str, value: Any) -> None:
     names = ("action", "actions", "operation", "arguments", "output", "tools", "execution", "query", "name")
-    item = {"type": kind, "call_id": "c", "id": "i", **dict.fromkeys(names, value)}
-    with contextlib.suppress(RequestError):
-        read(item, {**item, "execution": "client"})
+    item = {"type": kind, "call_id": "c", "id": "i", "approve": False, **dict.fromkeys(names, value)}
+    forged_ids = dict.fromkeys(("id", "call_id", "approval_request_id"), value)
+    for each in ({**item, "execution": "client"}, {**item, **forged_ids}):
+        with contextlib.suppress(RequestError):
+            read(item, each)
 
 
 def test_tools_that_a_search_brought_can_be_called() -> None:

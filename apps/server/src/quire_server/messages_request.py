@@ -92,8 +92,9 @@ class CountTokensRequest(SamplingFields):
         """What `tools` and `tool_choice` mean. Raises RequestError naming the field at fault."""
         offered, choice = messages_client_tools(self.tools or ()), self.tool_choice
         unknown, described = deferred_tools(self.tools or (), *found_tools(self.messages))
-        forced = choice.get("name") if choice is not None and choice.get("type") == "tool" else None
-        use = ToolUse.of(offered).without(unknown - {forced}, unshown=described - {forced})
+        name = choice.get("name") if choice is not None and choice.get("type") == "tool" else None
+        forced = {name} if isinstance(name, str) else set()
+        use = ToolUse.of(offered).without(unknown - forced, unshown=described - forced)
         if choice is None:
             return use
         use = replace(use, parallel=choice.get("disable_parallel_tool_use") is not True)

@@ -58,7 +58,7 @@ class ItemReader:
         told = _Told(instructions)
         newest = _newest_message(items) if has_new else None
         refused = {
-            item.get("approval_request_id"): item.get("reason")
+            str(item.get("approval_request_id")): item.get("reason")
             for item in items
             if item.get("type") == "mcp_approval_response" and item.get("approve") is False
         }
@@ -87,10 +87,10 @@ class ItemReader:
             told.call(str(item.get("id")), self._name(item, at), _arguments(item))
             told.own_result(str(item.get("id")), content_text(text, f"{at}.output", is_new=False))
         elif kind == "mcp_approval_request":
-            if item.get("id") in refused:  # what was approved is there as the call itself
-                told.call(str(item["id"]), self._name(item, at), _arguments(item))
-                reason = f"The user did not approve this call. {refused[item['id']] or ''}".rstrip()
-                told.own_result(str(item["id"]), reason)
+            name = str(item.get("id"))
+            if name in refused:  # what was approved is there as the call itself
+                told.call(name, self._name(item, at), _arguments(item))
+                told.own_result(name, f"The user did not approve this call. {refused[name] or ''}".rstrip())
         elif kind in COMPACTIONS:
             if item.get("encrypted_content") is not None:
                 summary = open_summary(item["encrypted_content"])
