@@ -88,6 +88,11 @@ RICH: dict[str, dict[str, Any]] = {
 CHAT = RICH["/v1/chat/completions"]
 SAID = [{"role": "user", "content": "x"}]
 CHOICE = {"index": 0, "token_ids": [5, 6], "finish_reason": "stop", "logprobs": None}
+# Two scripts, so that the model has a summary to give whichever of them an odd part takes away.
+SCRIPTED = [
+    {"role": "user", "content": [{"type": "input_text", "text": "¤Said.¥"}]},
+    *RICH["/v1/responses"]["input"][1:],
+]
 OTHER: dict[str, dict[str, Any]] = {
     "/v1/chat/completions/batch": {"model": "tiny", "max_tokens": 2, "messages": [SAID, SAID], "temperature": 0.5},
     "/v1/chat/completions/render": {**CHAT, "tool_choice": "auto"},
@@ -106,7 +111,7 @@ OTHER: dict[str, dict[str, Any]] = {
         "output_mode": "text",
         "thinking": {"budget": 1},
     },
-    "/v1/responses/compact": {"input": RICH["/v1/responses"]["input"], "instructions": "x"},
+    "/v1/responses/compact": {"input": SCRIPTED, "instructions": "¤Told.¥"},
     "/v1/conversations": {"metadata": {"a": "b"}, "items": RICH["/v1/responses"]["input"][:3]},
 }
 DEEP: Any = []

@@ -73,7 +73,7 @@ def test_a_refusal_names_the_prompt_of_a_batch(live: Any, context: int) -> None:
     for wrong, text in ((ids(context), f"prompt[1]: the prompt has {context} tokens"), ([10**6], "prompt[1]: prompt")):
         answer = live.post("/v1/completions", {"prompt": [[5, 6], wrong], "max_tokens": 2})
         assert answer.status_code == 400
-        assert answer.json()["error"]["message"].startswith(text), answer.text
+        assert text in answer.json()["error"]["message"]
         assert answer.json()["error"]["param"].startswith("prompt")
     alone = live.post("/v1/completions", {"prompt": ids(context), "max_tokens": 2}).json()["error"]["message"]
-    assert alone.startswith(f"the prompt has {context} tokens")
+    assert f"(the prompt has {context} tokens" in alone
