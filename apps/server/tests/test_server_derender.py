@@ -489,3 +489,23 @@ def test_a_stale_state_is_only_an_earlier_place(scripted: Any) -> None:
     again = {"stream": True, "generate_chunk": chunk, "chat_request": body, "stream_state": first["stream_state"]}
     answers = [ok(scripted.post(f"{CHAT}/derender", again)) for _ in range(2)]
     assert said(answers[0]) == said(answers[1])
+
+
+@pytest.mark.parametrize("top", [[], [("token_id:9", 9)]])
+def test_ids_may_be_written_as_names_of_tokens(live: Any, top: list[tuple[str, int]]) -> None:
+    """Other engines give the ids of log probabilities in `token` alone."""
+    entries = [{"token": name, "logprob": -2.0, "bytes": None} for name, _ in top]
+    place = {"token": "token_id:8", "logprob": -1.0, "bytes": None, "top_logprobs": entries}
+    choice = {"index": 0, "token_ids": [8], "finish_reason": "stop", "logprobs": {"content": [place]}}
+    body = {"model": "tiny", "generate_response": {"request_id": "r", "choices": [choice]}}
+    answer = live.post("/v1/chat/completions/derender", body)
+    assert answer.status_code == 200, answer.text
+    (told,) = answer.json()["choices"][0]["logprobs"]["content"]
+    texts = [
+        live.post("/detokenize", {"tokens": [each]}).json()["prompt"] for each in (8, *(number for _, number in top))
+    ]
+    assert [told["token"], *(each["token"] for each in told["top_logprobs"])] == texts
+    place["token"] = "token_id:no"
+    refused = live.post("/v1/chat/completions/derender", body)
+    assert refused.status_code == 400
+    assert "token_id" in refused.json()["error"]["param"]

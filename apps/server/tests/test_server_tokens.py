@@ -123,7 +123,8 @@ def test_generated_log_probabilities_name_tokens_by_their_ids(live: Any) -> None
     text = ok(live.post("/inference/v1/generate", {**body, "output_mode": "text"}))
     assert [each["token_id"] for each in tokens["logprobs"]["content"]] == tokens["token_ids"]
     for ours, named in zip(tokens["logprobs"]["content"], text["choices"][0]["logprobs"]["content"], strict=True):
-        assert set(ours) == {"token_id", "logprob", "rank", "top_logprobs"}
+        assert set(ours) == {"token_id", "token", "logprob", "rank", "bytes", "top_logprobs"}
+        assert (ours["token"], ours["bytes"]) == (f"token_id:{ours['token_id']}", None)
         assert ours["logprob"] == named["logprob"]
         assert [each["rank"] for each in ours["top_logprobs"]] == [1, 2]
         ids = [ours["token_id"], *(each["token_id"] for each in ours["top_logprobs"])]
@@ -131,6 +132,16 @@ def test_generated_log_probabilities_name_tokens_by_their_ids(live: Any) -> None
         assert texts == [named["token"], *(each["token"] for each in named["top_logprobs"])]
     first, *others = text["prompt_logprobs"]
     assert (first, [next(iter(each)) for each in others]) == (None, ["6", "7"])
+
+
+@pytest.mark.parametrize("logprobs", [0, 1, 5])
+def test_a_place_has_at_least_its_own_token(live: Any, logprobs: int) -> None:
+    body = {"token_ids": [5, 6, 7], "sampling_params": {"max_tokens": 4, "seed": 3, "logprobs": logprobs}}
+    (choice,) = ok(live.post("/inference/v1/generate", body))["choices"]
+    for place in choice["logprobs"]["content"]:
+        assert len(place["top_logprobs"]) == max(1, logprobs)
+        if not logprobs:
+            assert place["top_logprobs"][0]["token_id"] == place["token_id"]
 
 
 def test_words_and_forms_stand_in_the_sampling_parameters(scripted: Any) -> None:

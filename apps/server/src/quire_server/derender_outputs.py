@@ -38,6 +38,8 @@ class ChoiceOutputs:
             self._hidden = set(params.stop_token_ids)
             if not params.ignore_eos or params.structured_outputs is not None:
                 self._hidden |= set(context.llm.eos_token_ids)
+        self._num_top = None if params.logprob_token_ids or (params.logprobs or 0) < 0 else params.logprobs
+        """Likely tokens that were asked for at each place; None for all that there are."""
         self._held: list[int] = []
         self._stop_string: str | None = None
         self._num_chars = 0
@@ -69,7 +71,10 @@ class ChoiceOutputs:
             output.stop_reason = self._stop_string if stopped and choice.stop_reason is None else choice.stop_reason
         if choice.logprobs is not None and choice.logprobs.content is not None:
             output.logprobs = [
-                [_logprob(self._tokenizer, each.token_id, each) for each in (position, *position.top_logprobs)]
+                [
+                    _logprob(self._tokenizer, each.token_id, each)
+                    for each in (position, *position.top_logprobs[: self._num_top])
+                ]
                 for position in choice.logprobs.content
             ]
         return output

@@ -5,11 +5,12 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import fields
 from typing import Annotated, Any, Literal
 
 import msgspec
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from quire_interfaces import RequestError, SamplingParams, StructuredOutputsParams
 from quire_server.protocol import (
@@ -121,6 +122,9 @@ class GenerateRequest(Body):
                 )
 
 
+_ID_AS_TEXT = re.compile(r"token_id:(\d{1,10})")
+
+
 class AbortRequest(Body):
     """Body of POST /inference/v1/abort_requests."""
 
@@ -128,11 +132,18 @@ class AbortRequest(Body):
 
 
 class GenerateLogProb(Body):
-    """A token and its log probability."""
+    """A token and its log probability. The id may be written in `token` alone, as "token_id:262"."""
 
     token_id: TokenId
     logprob: float
     rank: Int | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _take_id_of_token(cls, value: Any) -> Any:
+        token = value.get("token") if isinstance(value, dict) and value.get("token_id") is None else None
+        written = _ID_AS_TEXT.fullmatch(token) if isinstance(token, str) else None
+        return value if written is None else {**value, "token_id": int(written[1])}
 
 
 class GenerateLogProbsContent(GenerateLogProb):

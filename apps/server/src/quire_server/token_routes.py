@@ -24,7 +24,7 @@ from quire_server.answer_phases import AnswerPlan, phased_answer
 from quire_server.body import read_model
 from quire_server.context import ServerContext, unless_disconnected
 from quire_server.errors import naming_fields
-from quire_server.logprobs import LOWEST, chat_logprobs, prompt_logprobs
+from quire_server.logprobs import LOWEST, chat_logprobs, id_as_text, prompt_logprobs
 from quire_server.protocol import check_thinking_budget
 from quire_server.request_ids import answer_id
 from quire_server.responses import ChatLogprobs, Usage, sse
@@ -44,15 +44,18 @@ __all__ = ["GeneratedText", "GeneratedTokens", "abort_requests", "generate"]
 
 class TokenLogprob(msgspec.Struct):
     """A token, its log probability, and its place among all tokens by likelihood (1 is the most likely), where it is
-    known."""
+    known. `token` is the id, too, as "token_id:262": no text is made on this route."""
 
     token_id: int
     logprob: float
     rank: int | None
+    token: str
+    bytes: None = None
 
 
-class OutputTokenLogprob(TokenLogprob):
+class OutputTokenLogprob(TokenLogprob, kw_only=True):
     top_logprobs: list[TokenLogprob]
+    """The most likely tokens at its place; where none were asked for, the token itself."""
 
 
 class TokenLogprobs(msgspec.Struct):
@@ -272,11 +275,11 @@ def _token_logprobs(output: CompletionOutput) -> TokenLogprobs | None:
         return None
     return TokenLogprobs(
         [
-            OutputTokenLogprob(*_entry(chosen), [TokenLogprob(*_entry(each)) for each in top])
+            OutputTokenLogprob(*_entry(chosen), top_logprobs=[TokenLogprob(*_entry(each)) for each in top or [chosen]])
             for chosen, *top in output.logprobs
         ]
     )
 
 
-def _entry(token: Logprob) -> tuple[int, float, int | None]:
-    return token.token_id, max(token.logprob, LOWEST), token.rank
+def _entry(token: Logprob) -> tuple[int, float, int | None, str]:
+    return token.token_id, max(token.logprob, LOWEST), token.rank, id_as_text(token.token_id)
