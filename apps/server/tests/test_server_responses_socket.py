@@ -50,6 +50,32 @@ def test_the_official_client_goes_on_over_one_connection(scripted):
         assert client.responses.retrieve(previous).output_text == "Turn 2."
 
 
+def test_a_response_that_is_not_stored_is_gone_on_from_over_its_connection_alone(scripted):
+    def prompt_tokens(events):
+        return events[-1]["response"]["usage"]["input_tokens"]
+
+    with open_socket(scripted) as socket, open_socket(scripted) as other:
+        send(socket, input="¤The first of three.¥", store=False)
+        first = read_response(socket)
+        send(socket, input="¤The second.¥", store=False, previous_response_id=first[-1]["response"]["id"])
+        second = read_response(socket)
+        assert prompt_tokens(second) > prompt_tokens(first)
+        send(socket, input="¤The third.¥", store=False, previous_response_id=second[-1]["response"]["id"])
+        third = read_response(socket)
+        assert prompt_tokens(third) > prompt_tokens(second)
+        for asking, previous in ((other, third), (socket, first)):  # another connection's, and one that was replaced
+            send(asking, input="¤x¥", store=False, previous_response_id=previous[-1]["response"]["id"])
+            (error,) = read_response(asking)
+            assert (error["error"]["param"], error["error"]["code"]) == (
+                "previous_response_id",
+                "previous_response_not_found",
+            )
+        name = third[-1]["response"]["id"]
+        assert scripted.client.get(f"/v1/responses/{name}").status_code == 404
+        send(socket, input="¤The fourth.¥", store=False, previous_response_id=name)
+        assert prompt_tokens(read_response(socket)) > prompt_tokens(third)
+
+
 def test_events_are_those_of_a_stream(scripted):
     body = {"input": "¤<think>hm</think>Hello.¥"}
     with open_socket(scripted) as socket:

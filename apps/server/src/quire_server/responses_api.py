@@ -11,7 +11,7 @@ import contextlib
 import secrets
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import msgspec
@@ -38,12 +38,25 @@ from quire_server.sealing import Sealer, Summary, make_sealer, pack_summary
 from quire_server.streaming import EventStream
 from quire_server.turn import ChatTurn, RunningTurn, raise_failed, render_turn, start_turn
 
-__all__ = ["ResponsesService"]
+__all__ = ["RecentResponse", "ResponsesService"]
 
 MAX_CHAIN = 10_000
 """Responses that one conversation may have."""
 MAX_LIVE_KEPT = 256
 """Finished background responses whose events can still be read as a stream."""
+
+
+@dataclass(slots=True)
+class RecentResponse:
+    """The last response of one connection that was not to be stored: the connection alone can go on from it."""
+
+    id: str | None = None
+    items: list[dict[str, Any]] = field(default_factory=list)
+    """All that was said, up to and with it."""
+
+    async def remember(self, response_id: str, items: list[dict[str, Any]]) -> None:
+        """Take this one in place of the last."""
+        self.id, self.items = response_id, items
 
 
 class ResponsesService:
@@ -73,8 +86,13 @@ class ResponsesService:
             return await _event_stream(run.events())
         return JSONResponse(await unless_disconnected(request, run.whole()))
 
-    async def prepare(self, context: ServerContext, body: ResponsesRequest) -> ResponseRun:
+    async def prepare(
+        self, context: ServerContext, body: ResponsesRequest, recent: RecentResponse | None = None
+    ) -> ResponseRun:
         """A response that was checked and can run.
+
+        Args:
+            recent: The connection's own memory of a response that is kept nowhere else.
 
         Raises:
             RequestError: naming the field at fault.
@@ -90,7 +108,7 @@ class ResponsesService:
         with full_context_told(), naming_fields(body.field_names()):
             context.sampling_params(body)
             items = await self._input(context, body)
-            earlier = await self._earlier(context, body)
+            earlier = await self._earlier(context, body, recent)
             offered = client_tools_of(body.tools or (), [*earlier, *items])
             mcp = await MCPTools.of(body.tools or (), context.mcp_servers, offered.shown_names())
             offered.warnings += mcp.warnings
@@ -118,6 +136,8 @@ class ResponsesService:
         conversation_id = body.conversation_id
         if conversation_id is not None:
             run.on_finished = lambda said: self._conversations.append(context, conversation_id, said)
+        elif recent is not None and not (keeps and store is not None):
+            run.on_finished = lambda said: recent.remember(run.id, [*earlier, *said])
         return run
 
     async def _begin(
@@ -185,10 +205,14 @@ class ResponsesService:
         ItemReader().chat_messages(items)  # to name a wrong item before it is kept
         return items
 
-    async def _earlier(self, context: ServerContext, body: ResponsesRequest) -> list[dict[str, Any]]:
+    async def _earlier(
+        self, context: ServerContext, body: ResponsesRequest, recent: RecentResponse | None = None
+    ) -> list[dict[str, Any]]:
         """What was said before, in the conversation or in the responses that this one follows."""
         if body.conversation_id is not None:
             return await self._conversations.items(context, body.conversation_id)
+        if recent is not None and recent.id is not None and recent.id == body.previous_response_id:
+            return recent.items
         return await self.conversation(context, body.previous_response_id)
 
     async def conversation(self, context: ServerContext, response_id: str | None) -> list[dict[str, Any]]:

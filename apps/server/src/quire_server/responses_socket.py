@@ -1,7 +1,8 @@
 """The Responses API over a websocket: `response.create` messages in, the events of a stream out, one after the other.
 
 Text frames of JSON. Messages that arrive while a response is made wait for their turn, as many as `MAX_WAITING`. A
-client that leaves ends the response it was reading. Source of the shapes: OpenAI's public API reference.
+client that leaves ends the response it was reading. The last response that is not stored can be gone on from over the
+same connection. Source of the shapes: OpenAI's public API reference.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from quire_interfaces import QuireError, RequestError
 from quire_server.body import parse_body
 from quire_server.context import ServerContext
 from quire_server.errors import HTTPError, error_body, status_of
-from quire_server.responses_api import ResponsesService
+from quire_server.responses_api import RecentResponse, ResponsesService
 from quire_server.responses_request import ResponsesRequest
 
 __all__ = ["responses_socket"]
@@ -69,15 +70,18 @@ async def _read(socket: WebSocket, waiting: asyncio.Queue[str], max_bytes: int) 
 async def _answer_all(
     service: ResponsesService, context: ServerContext, socket: WebSocket, waiting: asyncio.Queue[str]
 ) -> None:
+    recent = RecentResponse()
     while True:
         text = await waiting.get()
         try:
-            await _answer(service, context, socket, text)
+            await _answer(service, context, socket, text, recent)
         except QuireError as error:
             await _send_error(socket, error)
 
 
-async def _answer(service: ResponsesService, context: ServerContext, socket: WebSocket, text: str) -> None:
+async def _answer(
+    service: ResponsesService, context: ServerContext, socket: WebSocket, text: str, recent: RecentResponse
+) -> None:
     if context.is_draining:
         raise HTTPError(503, "the server is shutting down; connect to another one", code="draining")
     await context.inspector.check(text.encode("utf-8", "surrogatepass"))
@@ -85,7 +89,7 @@ async def _answer(service: ResponsesService, context: ServerContext, socket: Web
     if body.background:
         raise RequestError("background is not for websockets; leave it out", param="background")
     body.stream = True
-    run = await service.prepare(context, body)
+    run = await service.prepare(context, body, recent)
     async with contextlib.aclosing(run.events()) as batches:
         async for events in batches:
             for event in events:
