@@ -24,8 +24,8 @@ SCRIPT = str(Path(__file__).parent / "server_bad_mcp.py")
 
 
 @asynccontextmanager
-async def bad_server(wrong: str, timeout_s: float = 60.0) -> AsyncIterator[MCPServer]:
-    server = MCPServer("bad", ServerSpec(command=sys.executable, args=[SCRIPT, wrong]), timeout_s)
+async def bad_server(wrong: str) -> AsyncIterator[MCPServer]:
+    server = MCPServer("bad", ServerSpec(command=sys.executable, args=[SCRIPT, wrong]), timeout_s=60.0)
     try:
         yield server
     finally:
@@ -124,11 +124,13 @@ async def test_a_long_result_is_shortened_and_says_so() -> None:
 
 
 async def test_a_server_that_hangs_is_left_and_made_anew() -> None:
-    async with bad_server("nothing", timeout_s=3.0) as server:
+    async with bad_server("nothing") as server:
         await server.list_tools()
         (hanging,) = running_scripts("nothing")
-        with pytest.raises(MCPToolError, match="did not answer within 3 s"):
+        server._timeout_s = 0.5  # now that the connection is there
+        with pytest.raises(MCPToolError, match=r"did not answer within 0\.5 s"):
             await server.call("go", {"hang": True})
+        server._timeout_s = 60.0
         await until(lambda: hanging not in running_scripts("nothing"))
         assert await server.call("go", {}) == "done"
 

@@ -168,9 +168,11 @@ async def test_stop_strings_end_a_completion_and_free_it(
     end = text.index(stop) + len(stop)
     num_tokens = next(n for n in range(len(expected) + 1) if len(letters(expected[:n])) == end)
     params = SamplingParams(
-        max_tokens=200, seed=1, stop=("never!", stop), include_stop_str_in_output=include, logprobs=0
+        max_tokens=700, seed=1, stop=("never!", stop), include_stop_str_in_output=include, logprobs=0
     )
-    async with async_engine(tokenizer, make_detokenizer, stream_interval=stream_interval) as front:
+    # Slow enough that the core cannot come to the end of 700 tokens before it is told, however busy the machine is.
+    slow = FakeEngineConfig(block_size=4, num_blocks=200, step_time_s=0.02)
+    async with async_engine(tokenizer, make_detokenizer, slow, stream_interval=stream_interval) as front:
         pieces = await gather(front.generate(prompt, params))
         async with asyncio.timeout(10):
             while (await front.stats()).kv_cache_usage > 0:
