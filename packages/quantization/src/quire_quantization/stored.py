@@ -135,8 +135,10 @@ def _is_middle(stored: Tensor, middles: tuple[int, ...], symmetric: bool | None,
     Args:
         symmetric: Whether the configuration says so; None where it says nothing.
     """
-    if symmetric is False or are_absent() or not stored.numel():
+    if symmetric is False or not stored.numel():
         return False
+    if are_absent():  # no other values pass
+        return symmetric is True
     value = int(stored.flatten()[0])
     if not bool((stored == value).all()):
         return False
