@@ -509,3 +509,12 @@ def test_ids_may_be_written_as_names_of_tokens(live: Any, top: list[tuple[str, i
     refused = live.post("/v1/chat/completions/derender", body)
     assert refused.status_code == 400
     assert "token_id" in refused.json()["error"]["param"]
+
+
+@pytest.mark.parametrize("token_ids", [[], None])
+def test_an_answer_without_tokens_is_none(live: Any, token_ids: list[int] | None) -> None:
+    choice = {"index": 0, "token_ids": token_ids, "finish_reason": "stop"}
+    body = {"model": "tiny", "generate_response": {"request_id": "r", "choices": [choice]}}
+    answer = live.post("/v1/chat/completions/derender", body)
+    assert answer.status_code == 400
+    assert answer.json()["error"]["param"] == "generate_response.choices[0].token_ids"

@@ -37,6 +37,10 @@ async def derender_chat(context: ServerContext, body: DerenderChatRequest, reque
     """Token ids to the chat route's answer, calls and reasoning told apart."""
     response = body.generate_response
     check_response(context, response, "generate_response.")
+    for place, choice in enumerate(response.choices):
+        if not choice.token_ids:
+            at = f"generate_response.choices[{place}].token_ids"
+            raise RequestError(f"{at} must hold the tokens of the answer, at least one", param=at)
     num_choices = max([each.index for each in response.choices], default=0) + 1
     answer, params = await chat_answer(context, request, body, response, num_choices)
     whole = answer.whole(_whole(context, answer.running.prompt.token_ids, params, response))
