@@ -158,7 +158,7 @@ def make_app(context: ServerContext) -> ASGIApp:
         routes.add("POST", "/reset_prefix_cache", reset_prefix_cache, NOTHING, query=query)
     for status in (404, 405):
         app.add_exception_handler(status, _not_routed)
-    guarded = Guard(app, context.config.api_key, context.config.root_path)
+    guarded = Guard(app, context.api_keys, context.config.root_path)
     if not context.config.allowed_origins:
         return guarded
     # Outermost: preflight requests carry no key, and a browser shows a refusal only with these headers.

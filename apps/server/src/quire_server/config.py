@@ -7,7 +7,33 @@ from typing import Any
 
 from quire_interfaces import Settings, at_least, between, one_of, setting
 
-__all__ = ["ServerConfig"]
+__all__ = ["ServerConfig", "complaint_about_key"]
+
+
+def complaint_about_key(key: Any) -> str | None:
+    """What is wrong with an API key, None for one that is fine. Shows nothing of it."""
+    if not isinstance(key, str) or not key.strip():
+        return "is empty or blank"
+    if key != key.strip():
+        return "begins or ends with a space, which no header carries"
+    if "," in key:
+        return "holds a comma, which stands between keys"
+    if any(ord(character) < 32 or ord(character) == 127 for character in key):
+        return "holds a control character, which no header carries"
+    try:
+        key.encode()
+    except UnicodeEncodeError:
+        return "is not UTF-8"
+    return None
+
+
+def _keys(keys: Any) -> str | None:
+    if not isinstance(keys, tuple):
+        return "be a list of keys"
+    for position, key in enumerate(keys, 1):
+        if (complaint := complaint_about_key(key)) is not None:
+            return f"hold API keys only, but number {position} {complaint}"
+    return None
 
 
 def _not_empty(names: Any) -> str | None:
@@ -36,8 +62,23 @@ class ServerConfig(Settings):
     )
     api_key: tuple[str, ...] = setting(
         (),
-        help="Keys, one of which every request but /health and /ping must carry; also from QUIRE_API_KEY, "
-        "comma-separated.",
+        help="Keys, one of which every request but /health and /ping must carry; several are separated by commas. "
+        "Better from QUIRE_API_KEY or --api-key-file: others see command lines.",
+        check=_keys,
+        secret=True,
+        nonempty=True,
+    )
+    api_key_file: str | None = setting(
+        None,
+        help="YAML file with a line `name: key` for each caller, or `name: {key: KEY, admin: true}`.",
+        nonempty=True,
+    )
+    admin_api_key: tuple[str, ...] = setting(
+        (),
+        help="Keys of administrators; alone they leave all other routes open to everybody.",
+        check=_keys,
+        secret=True,
+        nonempty=True,
     )
     chat_template: str | None = setting(None, help="File with a chat template, or the template itself.")
     default_chat_template_kwargs: dict[str, Any] | None = setting(  # noqa: RUF009  (the default is None)

@@ -14,6 +14,7 @@ from quire import AsyncLLM
 from quire.logprob_bound import check_logprobs
 from quire_interfaces import ModelNotFoundError, RequestError, SamplingParams
 from quire_observability import EngineMetrics
+from quire_server.callers import APIKeys, read_api_keys
 from quire_server.config import ServerConfig
 from quire_server.errors import ClientGoneError
 from quire_server.large_bodies import BodyInspector
@@ -47,8 +48,10 @@ class ServerContext:
     """Without its KV cache: requests are refused until it is woken."""
     inspector: BodyInspector = field(init=False)
     """Refuses bodies with too large constraints."""
+    api_keys: APIKeys = field(init=False)
 
     def __post_init__(self) -> None:
+        self.api_keys = read_api_keys(self.config)
         self.inspector = BodyInspector(self.llm.config.structured_output.max_bytes)
 
     def resolve_model(self, name: str | None) -> str:

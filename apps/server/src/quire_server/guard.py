@@ -1,13 +1,13 @@
-"""The ASGI layer around all routes: credentials and request ids."""
+"""The ASGI layer around all routes: who calls (`scope["state"]["caller"]`), and the request's id."""
 
 from __future__ import annotations
 
-import hmac
 from urllib.parse import parse_qs
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from quire_server.callers import KEYLESS, APIKeys
 from quire_server.errors import HTTPError, error_response
 from quire_server.request_ids import request_id_of
 
@@ -21,15 +21,15 @@ class Guard:
 
     Args:
         app: The routes.
-        api_keys: When there are any, every request but to `PUBLIC_PATHS` must carry one: as a bearer token, as
+        api_keys: Unless the server is open, every request but to `PUBLIC_PATHS` must carry one: as a bearer token, as
             `x-api-key`, or, for the chat page, which a browser opens without headers, as `/?key=KEY`.
         root_path: Prefix under which a proxy shows this server; requests arrive with it or without.
     """
 
-    def __init__(self, app: ASGIApp, api_keys: tuple[str, ...], root_path: str = "") -> None:
+    def __init__(self, app: ASGIApp, api_keys: APIKeys, root_path: str = "") -> None:
         self._app = app
         self._root_path = "/" + root_path.strip("/") if root_path.strip("/") else ""
-        self._keys = [key.encode() for key in api_keys]
+        self._keys = api_keys
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] not in ("http", "websocket"):
@@ -37,7 +37,8 @@ class Guard:
             return
         headers = Headers(scope=scope)
         request_id = request_id_of(headers)
-        scope = {**scope, "state": {**scope.get("state", {}), "request_id": request_id}}
+        state = {**scope.get("state", {}), "request_id": request_id}
+        scope = {**scope, "state": state}
 
         async def send_with_id(message: Message) -> None:
             if message["type"] == "http.response.start":
@@ -50,29 +51,32 @@ class Guard:
             if path.startswith(self._root_path + "/"):
                 path = path.removeprefix(self._root_path)
             scope = {**scope, "root_path": self._root_path, "path": self._root_path + path}
-        if self._keys and path not in PUBLIC_PATHS:
-            refusal = self._key_refusal(scope, path, headers)
-            if refusal is not None and scope["type"] == "websocket":
-                await receive()
-                await send({"type": "websocket.close", "code": 1008, "reason": "the API key is missing or wrong"})
-                return
-            if refusal is not None:
-                await error_response(refusal, scope)(scope, receive, send_with_id)
-                return
+        given = _given_key(scope, path, headers)
+        caller = self._keys.caller_of(given)
+        if caller is None and path in PUBLIC_PATHS:
+            caller = KEYLESS
+        if caller is None and scope["type"] == "websocket":
+            await receive()
+            await send({"type": "websocket.close", "code": 1008, "reason": "the API key is missing or wrong"})
+            return
+        if caller is None:
+            await error_response(_refusal(given), scope)(scope, receive, send_with_id)
+            return
+        state["caller"] = caller
         await self._app(scope, receive, send_with_id)
 
-    def _key_refusal(self, scope: Scope, path: str, headers: Headers) -> HTTPError | None:
-        kind, _, token = headers.get("authorization", "").partition(" ")
-        given = token.strip().encode("latin-1") if kind.lower() == "bearer" else b""
-        if not given:  # as Anthropic's clients send it
-            given = headers.get("x-api-key", "").strip().encode("latin-1")
-        if not given and path == "/":
-            given = parse_qs(scope["query_string"].decode("latin-1")).get("key", [""])[0].encode()
-        # All keys are compared, whichever fits, so that the time tells nothing.
-        matches = [hmac.compare_digest(given, key) for key in self._keys]
-        if any(matches):
-            return None
-        what = "is wrong" if given else "is missing"
-        return HTTPError(
-            401, f"the API key {what}; send the header 'Authorization: Bearer KEY'", code="invalid_api_key"
-        )
+
+def _given_key(scope: Scope, path: str, headers: Headers) -> bytes:
+    """The key that a request carries, b"" for none."""
+    kind, _, token = headers.get("authorization", "").partition(" ")
+    given = token.strip().encode("latin-1") if kind.lower() == "bearer" else b""
+    if not given:  # as Anthropic's clients send it
+        given = headers.get("x-api-key", "").strip().encode("latin-1")
+    if not given and path == "/":
+        given = parse_qs(scope["query_string"].decode("latin-1")).get("key", [""])[0].encode()
+    return given
+
+
+def _refusal(given: bytes) -> HTTPError:
+    what = "is wrong" if given else "is missing"
+    return HTTPError(401, f"the API key {what}; send the header 'Authorization: Bearer KEY'", code="invalid_api_key")

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 from quire_server.config import ServerConfig
 
-__all__ = ["Sealer", "Summary", "make_sealer", "open_summary", "pack_summary"]
+__all__ = ["Sealer", "Summary", "kept_key", "make_sealer", "open_summary", "pack_summary"]
 
 _NONCE_BYTES, _TAG_BYTES, _KEY_BYTES = 16, 32, 32
 _SEALED, _SUMMARY = b"quire-thoughts-1:", b"quire-summary-1:"
@@ -71,14 +71,18 @@ def make_sealer(config: ServerConfig, store_path: Path | None) -> Sealer:
     """
     if store_path is not None:
         with contextlib.suppress(OSError):
-            return Sealer(_kept_key(Path(f"{store_path.expanduser()}.key")))
+            return Sealer(kept_key(Path(f"{store_path.expanduser()}.key")))
     if config.api_key:
         return Sealer(hashlib.blake2b("\n".join(config.api_key).encode(), person=b"quire-thoughts").digest())
     return Sealer(secrets.token_bytes(_KEY_BYTES))
 
 
-def _kept_key(path: Path) -> bytes:
-    """The key in a file, made when it is missing. Two servers that begin together agree on one."""
+def kept_key(path: Path) -> bytes:
+    """The secret key in a file, made when it is missing. Two servers that begin together agree on one.
+
+    Raises:
+        OSError: the file cannot be read or made.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     if not path.exists():
         made = path.with_name(f"{path.name}.{secrets.token_hex(8)}")

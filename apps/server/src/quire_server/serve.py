@@ -18,6 +18,7 @@ from quire_engine import EngineInfo
 from quire_interfaces import ConfigError, RequestError
 from quire_observability import EngineMetrics
 from quire_renderers import checked_template_kwargs
+from quire_server.callers import APIKeys, read_api_keys
 from quire_server.config import ServerConfig
 from quire_server.listening import address_of, bind, check_tls, listen
 from quire_server.mcp_servers import MCPServer, read_mcp_servers
@@ -46,6 +47,7 @@ def serve(config: QuireConfig, server: ServerConfig, *, factory: tuple[str, dict
     mcp_servers = read_mcp_servers(server.mcp_servers, server.mcp_timeout_s)
     check_tls(server)
     check_response_store(server)
+    read_api_keys(server)
     _check_template_kwargs(server.default_chat_template_kwargs)
     run: Callable[[Coroutine[Any, Any, int]], int] = asyncio.run
     with contextlib.suppress(ImportError):  # not there on every platform
@@ -194,8 +196,14 @@ def banner(info: EngineInfo, server: ServerConfig, listening: socket.socket, sec
         "concurrency": f"up to {info.max_num_seqs} requests at a time; the KV cache holds "
         f"{info.extra.get('max_concurrency', 0):.1f} of full length",
         **info.choices,
-        "access": "API key required" if server.api_key else "no API key: anyone who reaches the address may use it",
+        "access": _access(read_api_keys(server)),
         "ready after": f"{seconds:.1f} s",
     }
     notes = [f"  note: {note}" for note in info.extra.get("notes", [])]
     return "\n".join(["Quire", *(f"  {name + ':':<18}{value}" for name, value in lines.items()), *notes])
+
+
+def _access(keys: APIKeys) -> str:
+    if keys.is_open:
+        return "no API key: anyone who reaches the address may use it"
+    return f"API key required ({keys.num_keys} known)"

@@ -30,6 +30,8 @@ def setting(
     unit: str = "",
     check: Check | None = None,
     flag: str | None = None,
+    secret: bool = False,
+    nonempty: bool = False,
 ) -> Any:
     """Declare one field of a configuration.
 
@@ -39,9 +41,12 @@ def setting(
         unit: Unit of the value ("tokens", "seconds", "bytes"), empty for none.
         check: Returns what the value must be when it is not; None values are not checked.
         flag: Command-line flag; None derives `--field-name` from the field's name.
+        secret: The value is never shown: not by `repr`, not in errors.
+        nonempty: Who sets it means a value: an empty one, such as an unset variable of a shell, is an error instead of
+            the same as the default.
     """
-    metadata = {"help": help, "unit": unit, "check": check, "flag": flag}
-    return dataclasses.field(default=default, metadata=metadata)
+    metadata = {"help": help, "unit": unit, "check": check, "flag": flag, "secret": secret, "nonempty": nonempty}
+    return dataclasses.field(default=default, metadata=metadata, repr=not secret)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,7 +67,8 @@ class Settings:
                 raise ConfigError(f"{spec.name} must be a whole number, got {value!r}", field=spec.name)
             complaint = None if check is None else check(value)
             if complaint is not None:
-                raise ConfigError(f"{spec.name} must {complaint}, got {value!r}", field=spec.name)
+                got = "" if spec.metadata.get("secret") else f", got {value!r}"
+                raise ConfigError(f"{spec.name} must {complaint}{got}", field=spec.name)
 
 
 def at_least(minimum: float) -> Check:
