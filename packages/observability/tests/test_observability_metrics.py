@@ -211,6 +211,19 @@ def test_token_times_and_refusals() -> None:
     assert value(metrics, "quire:admission_rejections_total") == 1
 
 
+def test_restarts_by_reason_and_stalls() -> None:
+    metrics = EngineMetrics()
+    assert value(metrics, "quire:engine_restarts_total", reason="SIGKILL") == 0
+    assert value(metrics, "quire:engine_stalls_total") == 0
+    for reason in ("SIGKILL", "SIGSEGV", "SIGKILL"):
+        metrics.on_restart(reason)
+    metrics.on_stall()
+    assert value(metrics, "quire:engine_restarts_total", reason="SIGKILL") == 2
+    assert value(metrics, "quire:engine_restarts_total", reason="SIGSEGV") == 1
+    assert value(metrics, "quire:engine_restarts_total", reason="failure") == 0
+    assert value(metrics, "quire:engine_stalls_total") == 1
+
+
 def test_labels_are_on_every_sample() -> None:
     metrics = EngineMetrics(labels={"model_name": 'a "quoted"\nname', "engine": "0"})
     metrics.set_cache_config(block_size=1)

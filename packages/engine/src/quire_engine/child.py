@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import gc
 import importlib
+import logging
 import os
 import shutil
 import signal
@@ -25,6 +26,7 @@ import zmq
 from quire_engine.config import EngineConfig
 from quire_engine.core import EngineCore, EngineParts
 from quire_engine.core_loop import CoreLoop
+from quire_engine.log_relay import send_logs
 from quire_engine.messages import (
     ClientMessage,
     CoreMessage,
@@ -39,6 +41,8 @@ from quire_interfaces import ConfigError, QuireError
 __all__ = ["ChildSpec", "EngineFactory", "describe_failure", "load_factory", "main"]
 
 LINGER_MS = 5000
+
+_logger = logging.getLogger(__name__)
 
 EngineFactory = Callable[[dict[str, Any], Callable[[str, float], None]], EngineParts]
 """Builds an engine from plain data; reports its progress as (stage, fraction)."""
@@ -59,6 +63,8 @@ class ChildSpec(msgspec.Struct, kw_only=True):
     """Holds the sockets of these addresses until both are connected; to be removed by who outlives the other."""
     sys_path: list[str] = []
     """Further places to import the factory from."""
+    log_level: int = logging.WARNING
+    """What is logged less urgently is not sent to the parent."""
 
 
 class ZmqInbox:
@@ -115,7 +121,7 @@ def describe_failure(error: BaseException) -> tuple[str, str]:
         return cause, "Check that the path exists and may be read."
     frame = traceback.extract_tb(error.__traceback__)[-1:]
     where = f" (in {frame[0].name}, {os.path.basename(frame[0].filename)}:{frame[0].lineno})" if frame else ""
-    return cause + where, "The engine process printed a full traceback; please report it."
+    return cause + where, "Start again with the log level debug to see the traceback, and please report it."
 
 
 def main() -> int:
@@ -125,6 +131,7 @@ def main() -> int:
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     spec = _read_spec()
+    send_logs(spec.log_level)
     sys.path.extend(path for path in spec.sys_path if path not in sys.path)
     context = zmq.Context(io_threads=1)
     inbox_socket = _connect(context, zmq.PULL, spec.to_core, spec.config)
@@ -138,9 +145,9 @@ def main() -> int:
         if core is None:
             return 1
         CoreLoop(core, ZmqInbox(inbox_socket), send).run()
-    except Exception:
-        traceback.print_exc()
-        sys.stderr.flush()
+    except Exception as error:
+        if not isinstance(error, QuireError) or error.__cause__ is not None:  # else the client is told all there is
+            _logger.exception("the engine failed")
         send_socket.close(linger=LINGER_MS)
         inbox_socket.close(linger=0)
         context.term()
@@ -160,8 +167,7 @@ def _build(spec: ChildSpec, send: Callable[[CoreMessage], None], start_s: float)
         parts = load_factory(spec.factory)(spec.factory_config, report)
         core = EngineCore(parts, spec.config)
     except (Exception, SystemExit) as error:
-        if not isinstance(error, QuireError):
-            traceback.print_exc()
+        _logger.debug("the engine could not start", exc_info=True)
         cause, remedy = describe_failure(error)
         send(EngineFailed(cause=cause, remedy=remedy))
         return None

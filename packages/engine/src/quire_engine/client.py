@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import logging
 import time
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from typing import Any, Protocol
@@ -45,11 +46,16 @@ from quire_interfaces import (
     SchedulerStats,
 )
 
-__all__ = ["EngineClient", "StreamingClient", "failure_text"]
+__all__ = ["EngineClient", "StreamingClient", "failure_text", "first_line"]
 
+_logger = logging.getLogger(__name__)
 
 STOP_GRACE_S = 5.0
 """Beyond the drain's time, how long a shutdown waits for the core before it ends it."""
+
+
+WATCH_INTERVAL_S = 1.0
+"""How often a client looks whether the engine still steps; more often where `stall_timeout_s` is short."""
 
 
 class EngineClient(Protocol):
@@ -124,6 +130,10 @@ class StreamingClient:
         self._stopped: asyncio.Future[None] | None = None
         self._is_stopping = False
         self._finish_times_s: list[float] = []
+        self._progress_s = 0.0
+        """When the engine last stepped, or began to have something to do."""
+        self._is_watched = False
+        self._is_told_stalled = False
 
     # Transport, given by subclasses.
 
@@ -138,6 +148,8 @@ class StreamingClient:
     def open(self, requests: Sequence[AddRequest], *, n: int = 1) -> OutputStream:
         self.check_health()
         self._check_room(requests)
+        if not self._requests:
+            self._progress_s = time.monotonic()
         stream = OutputStream([each.request_id for each in requests], self._reader_left)
         sent: list[str] = []
         try:
@@ -247,6 +259,7 @@ class StreamingClient:
             if self.info is None:
                 self.adapters = dict(message.info.adapters)
             self.info = message.info
+            self._progress_s = time.monotonic()
             if self._ready is not None and not self._ready.done():
                 self._ready.set_result(message.info)
         elif isinstance(message, EngineFailed):
@@ -256,6 +269,8 @@ class StreamingClient:
 
     def _on_outputs(self, message: Outputs) -> None:
         now = time.monotonic()
+        if message.step_tokens or message.outputs:
+            self._progress_s = now
         requests = self._requests
         for request_id in message.started:
             entry = requests.get(request_id)
@@ -321,6 +336,7 @@ class StreamingClient:
 
     async def ready(self) -> EngineInfo:
         self.check_health()
+        self._begin_watch()
         if self.info is not None:
             return self.info
         if self._ready is None:
@@ -340,6 +356,52 @@ class StreamingClient:
     def check_health(self) -> None:
         if self._dead is not None:
             raise self._dead_error()
+
+    @property
+    def is_loading(self) -> bool:
+        """Whether the engine takes requests only later: it starts, or starts again."""
+        return self.info is None and self._dead is None
+
+    @property
+    def is_resting(self) -> bool:
+        """Whether new requests are held, by `pause` or by `sleep`."""
+        return self._rest is not None
+
+    @property
+    def stalled_s(self) -> float:
+        """For how long the engine has taken no step though it has requests; 0.0 while it loads or rests."""
+        if not self._requests or self.is_loading or self.is_resting or self._dead is not None:
+            return 0.0
+        return time.monotonic() - self._progress_s
+
+    @property
+    def is_stalled(self) -> bool:
+        """Whether that is longer than `stall_timeout_s`."""
+        return self.stalled_s >= self.config.stall_timeout_s
+
+    def _begin_watch(self) -> None:
+        if not self._is_watched:
+            self._is_watched = True
+            self._watch(asyncio.get_running_loop())
+
+    def _watch(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Tell of a stall when it begins and when it ends, until the engine is gone."""
+        if self._dead is not None:
+            return
+        if self.is_stalled != self._is_told_stalled:
+            self._is_told_stalled = not self._is_told_stalled
+            if self._is_told_stalled:
+                self.listener.on_stall()
+                _logger.error(
+                    "the engine is stalled: it has taken no step for %.1f s (stall_timeout_s=%g) and has %d requests",
+                    self.stalled_s,
+                    self.config.stall_timeout_s,
+                    len(self._requests),
+                )
+            else:
+                _logger.warning("the engine is not stalled any more")
+        limits_s = (self.config.stall_timeout_s, self.config.step_timeout_s)
+        loop.call_later(min(WATCH_INTERVAL_S, *(limit_s / 4 for limit_s in limits_s)), self._watch, loop)
 
     @property
     def is_dead(self) -> bool:
@@ -375,6 +437,8 @@ class StreamingClient:
         if self._dead is not None:
             return
         self._dead = error
+        if self.info is not None and not self._is_stopping:
+            _logger.error("the engine is gone for good: %s", first_line(error))
         entries = list(self._requests.values())
         self._requests.clear()
         self._no_engine_stats(0)
@@ -414,6 +478,7 @@ class StreamingClient:
     async def pause(self, state: PauseState = PauseState.ALL_HELD) -> None:
         await self._call("pause", state=int(state))
         self._rest = None if state == PauseState.RUNNING else ("pause", {"state": int(state)})
+        self._progress_s = time.monotonic()
 
     async def resume(self) -> None:
         await self.pause(PauseState.RUNNING)
@@ -435,6 +500,7 @@ class StreamingClient:
         await self._call("wake_up")
         if self._rest is not None and self._rest[0] == "sleep":
             self._rest = None
+        self._progress_s = time.monotonic()
 
     async def sleep_level(self) -> int | None:
         """How deep the engine sleeps; None while it is awake."""
@@ -480,6 +546,11 @@ class StreamingClient:
             future.set_exception(message.to_error())
         else:
             future.set_result(message.result)
+
+
+def first_line(cause: object) -> str:
+    """The first line of a cause; others repeat what the engine printed, which was logged."""
+    return str(cause).partition("\n")[0]
 
 
 def failure_text(message: EngineFailed) -> str:

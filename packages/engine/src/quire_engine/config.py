@@ -53,8 +53,15 @@ class EngineConfig(Settings):
     )
     step_timeout_s: float = setting(
         600.0,
-        help="A step that takes longer than this means the device hangs. Watched where steps are planned ahead "
-        "(async_scheduling).",
+        help="A step that takes longer than this means that the device hangs: the engine's process is ended, and "
+        "started again.",
+        unit="seconds",
+        check=at_least(0.1),
+    )
+    stall_timeout_s: float = setting(
+        300.0,
+        help="An engine that has requests but takes no step for this long is told to be stalled, in the log and by "
+        "GET /health.",
         unit="seconds",
         check=at_least(0.1),
     )
@@ -79,7 +86,7 @@ class EngineConfig(Settings):
     )
     forward_output: bool = setting(
         True,
-        help="Repeat what the engine process prints on this process's standard error.",
+        help="Log what the engine's process logs and prints.",
         check=one_of(True, False),
     )
 

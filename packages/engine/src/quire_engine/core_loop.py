@@ -6,7 +6,7 @@ loop runs in a process of its own and in a thread.
 
 from __future__ import annotations
 
-import sys
+import logging
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -38,6 +38,8 @@ from quire_interfaces import (
 )
 
 __all__ = ["UTILITIES", "CoreLoop", "Inbox"]
+
+_logger = logging.getLogger(__name__)
 
 STATS_INTERVAL_S = 0.1
 IDLE_WAIT_S = 1.0
@@ -280,7 +282,7 @@ class CoreLoop:
                 self._adapters.load(name, path).result()
             except QuireError as error:
                 failed[name] = str(error)
-                print(f"the adapter {name!r} is not served any more: {error}", file=sys.stderr)
+                _logger.warning("the adapter %r is not served any more: %s", name, error)
         return failed
 
     def _check_integrity(self) -> str | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import queue
 import threading
+import time
 
 from quire_engine.client import StreamingClient
 from quire_engine.config import EngineConfig
@@ -63,6 +64,8 @@ class InprocClient(StreamingClient):
         if self._thread is None:
             self._loop = asyncio.get_running_loop()
             self.info = self._parts.info
+            self._progress_s = time.monotonic()
+            self._begin_watch()
             self._thread = threading.Thread(target=self._run, name="quire-engine-core", daemon=True)
             self._thread.start()
         return self._parts.info

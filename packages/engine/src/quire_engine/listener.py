@@ -28,6 +28,13 @@ class EngineListener(Protocol):
     def on_rejected(self) -> None:
         """The engine refused a request."""
 
+    def on_restart(self, reason: str) -> None:
+        """The engine's process ended and is started again: for a signal (its name), by itself ("exit"), or for a
+        failure that it told ("failure")."""
+
+    def on_stall(self) -> None:
+        """The engine has taken no step for `stall_timeout_s` though it has requests."""
+
 
 class NullListener:
     """Does not care."""
@@ -41,3 +48,7 @@ class NullListener:
     def on_finished(self, metrics: RequestMetrics, reason: FinishReason) -> None: ...
 
     def on_rejected(self) -> None: ...
+
+    def on_restart(self, reason: str) -> None: ...
+
+    def on_stall(self) -> None: ...

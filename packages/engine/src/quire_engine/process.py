@@ -17,6 +17,7 @@ from collections.abc import Callable
 import msgspec
 
 from quire_engine.child import ChildSpec
+from quire_engine.log_relay import LogReceiver
 
 __all__ = ["EngineProcess", "explain_exit"]
 
@@ -29,7 +30,7 @@ class EngineProcess:
 
     Args:
         spec: What to run.
-        forward_output: Repeat the child's standard output and error on this process's standard error.
+        forward_output: Log here what the child logs and prints.
         on_exit: Called once, from another thread, when the process has ended.
     """
 
@@ -65,14 +66,14 @@ class EngineProcess:
             self._popen.stdin.write(len(blob).to_bytes(8, "little") + blob)
 
     def kill(self) -> None:
-        """End it now."""
+        """End it now, with the processes that it started (compilers, for example)."""
         if self._popen is not None and self.returncode is None:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(self._popen.pid, signal.SIGKILL)
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(self._popen.pid, signal.SIGKILL)  # it leads a session of its own
 
     def wait(self, timeout_s: float) -> bool:
-        """Wait for its end; whether it has ended."""
-        return self._has_exited.wait(timeout_s)
+        """Wait for its end; whether it has ended, or was never there."""
+        return self._popen is None or self._has_exited.wait(timeout_s)
 
     def last_lines(self) -> str:
         """The last lines it printed."""
@@ -83,15 +84,10 @@ class EngineProcess:
         assert self._popen.stdout is not None
         fd = self._popen.stdout.fileno()
         decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+        receiver = LogReceiver(self._popen.pid, is_repeated=self._forward_output)
         while data := os.read(fd, 65536):
-            text = decoder.decode(data)
-            self._tail = (self._tail + text)[-TAIL_BYTES:]
-            if self._forward_output:
-                try:
-                    sys.stderr.write(text)
-                    sys.stderr.flush()
-                except (OSError, ValueError):  # closed or gone: the child must not block on it
-                    self._forward_output = False
+            self._tail = (self._tail + receiver.take(decoder.decode(data)))[-TAIL_BYTES:]
+        self._tail += receiver.finish()
         self._popen.stdout.close()
 
     def _watch_exit(self) -> None:

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import os
 import shutil
+import signal
 import tempfile
 import time
 from collections import deque
@@ -20,7 +22,7 @@ import msgspec
 import zmq
 
 from quire_engine.child import ChildSpec
-from quire_engine.client import StreamingClient, failure_text
+from quire_engine.client import StreamingClient, failure_text, first_line
 from quire_engine.config import EngineConfig
 from quire_engine.listener import EngineListener
 from quire_engine.messages import (
@@ -39,9 +41,15 @@ from quire_interfaces import EngineCoreOutput, EngineDeadError, FinishReason, Ov
 
 __all__ = ["ProcessClient"]
 
+_logger = logging.getLogger(__name__)
+
 RECEIVE_BATCH = 64
 """Messages taken per turn of the event loop, so that a flood leaves room for everything else."""
 RETRY_SEND_S = 0.01
+RETRY_START_S = 1.0
+"""When the system has no process or no file descriptor to give, how long until the next try."""
+HANG_GRACE_S = 5.0
+"""Beyond `step_timeout_s`, how long an engine gets to answer before its process is ended."""
 RESTART_WINDOW_S = 3600.0
 LAST_WORDS_S = 0.3
 """After the process's end, how long its last message may still be on its way."""
@@ -85,6 +93,9 @@ class ProcessClient(StreamingClient):
         self._unsent: deque[bytes] = deque()
         self._resume_ids: list[str] = []
         self._restart_times_s: list[float] = []
+        self._is_starting = True
+        self._ping_time_s = 0.0
+        """When an engine that seems to hang was asked for an answer; 0.0 is "not asked"."""
         self._last_failure: str | None = None
         """What a core said of its own failure, while its process is on its way out."""
         self.num_restarts = 0
@@ -115,7 +126,9 @@ class ProcessClient(StreamingClient):
             from_core=from_core,
             socket_folder=self._folder,
             sys_path=self._sys_path,
+            log_level=logging.getLogger().getEffectiveLevel(),
         )
+        self._is_starting = True
         self._process = EngineProcess(spec, forward_output=self.config.forward_output, on_exit=self._on_exit_in_thread)
         self._process.start()
 
@@ -134,6 +147,10 @@ class ProcessClient(StreamingClient):
         self._sender.bind(to_core)
         self._receiver.bind(from_core)
         return to_core, from_core
+
+    @property
+    def is_loading(self) -> bool:
+        return self._is_starting and self._dead is None
 
     async def ready(self) -> EngineInfo:
         self.check_health()
@@ -172,8 +189,10 @@ class ProcessClient(StreamingClient):
         self._loop.call_soon(self._on_readable)
 
     def _on_message(self, message: CoreMessage) -> None:
+        self._ping_time_s = 0.0
         super()._on_message(message)
         if isinstance(message, EngineReady):
+            self._is_starting = False
             # Both sides are connected, so the sockets need their names no longer: whoever is killed leaves none behind.
             self._remove_folder()
             if self._resume_ids:
@@ -234,6 +253,7 @@ class ProcessClient(StreamingClient):
             return
         self._on_readable()
         assert process.returncode is not None
+        reason = _restart_reason(process.returncode) if self._last_failure is None else "failure"
         if self._is_stopping and process.returncode == 0:
             cause = "the engine was shut down"
         elif self._last_failure is not None:
@@ -242,7 +262,7 @@ class ProcessClient(StreamingClient):
             cause = explain_exit(process.returncode, process.last_lines())
         may_restart = self.info is not None and self._dead is None and not self._is_stopping
         if may_restart and self._has_restarts_left():
-            self._restart(cause)
+            self._restart(cause, reason)
             return
         self._exited.set()
         self._remove_folder()
@@ -262,10 +282,18 @@ class ProcessClient(StreamingClient):
         self._restart_times_s = [when for when in self._restart_times_s if when >= horizon]
         return len(self._restart_times_s) < self.config.max_restarts
 
-    def _restart(self, cause: str) -> None:
+    def _restart(self, cause: str, reason: str) -> None:
         """Start a new process; requests in flight go on in it after the tokens they already have."""
         self.num_restarts += 1
         self._restart_times_s.append(time.monotonic())
+        self.listener.on_restart(reason)
+        _logger.error(
+            "the engine is started again (%d of max_restarts=%d within an hour, %d requests in flight): %s",
+            len(self._restart_times_s),
+            self.config.max_restarts,
+            len(self._requests),
+            first_line(cause),
+        )
         for future in self._calls.values():
             if not future.done():
                 future.set_exception(EngineDeadError(f"the engine is being restarted: {cause}"))
@@ -273,15 +301,63 @@ class ProcessClient(StreamingClient):
         if self._process is not None:
             self._process.close()
         self._give_up_repeaters(cause)
+        self._is_starting = True
+        self._no_engine_stats(len(self._requests))
+        self._start_again()
+
+    def _start_again(self) -> None:
+        assert self._loop is not None
+        if self._dead is not None or self._is_stopping:
+            return
         self._unsent.clear()  # requests among them are started again with the others
         self._resume_ids = list(self._requests)
-        self._no_engine_stats(len(self._resume_ids))
-        self.start()
+        try:
+            self.start()
+        except (OSError, zmq.ZMQError) as error:  # no process or no file descriptor is left, just now
+            self._close_sockets()
+            self._retry_start(error)
+            return
         self._attach()
+        self._loop.call_later(self.config.startup_timeout_s, self._end_hanging_start, self._process)
         self._restore_adapters()
         if self._rest is not None:
             method, arguments = self._rest
             self._send(UtilityCall(call_id=next(self._call_ids), method=method, arguments=arguments))
+
+    def _retry_start(self, error: Exception) -> None:
+        assert self._loop is not None
+        cause = f"the engine process cannot be started: {getattr(error, 'strerror', None) or error}"
+        if not self._has_restarts_left():
+            self._die(EngineDeadError(cause))
+            return
+        self._restart_times_s.append(time.monotonic())
+        _logger.error("%s; the next try is in %g s", cause, RETRY_START_S)
+        self._loop.call_later(RETRY_START_S, self._start_again)
+
+    def _end_hanging_start(self, process: EngineProcess | None) -> None:
+        if process is not None and process is self._process and self._is_starting and self._dead is None:
+            self._last_failure = (
+                f"the engine was not ready within startup_timeout_s={self.config.startup_timeout_s:g} when it was "
+                "started again"
+            )
+            process.kill()
+
+    def _watch(self, loop: asyncio.AbstractEventLoop) -> None:
+        super()._watch(loop)
+        if self.stalled_s < self.config.step_timeout_s or self._process is None:
+            return
+        # A core that plans ahead notices itself that a step takes too long; one that does not is inside of it. It does
+        # not hang if it answers: what it has may wait for something else.
+        now = time.monotonic()
+        if self._ping_time_s == 0.0:
+            self._ping_time_s = now
+            self._send(UtilityCall(call_id=next(self._call_ids), method="ping", arguments={}))
+        elif now - self._ping_time_s >= HANG_GRACE_S:
+            self._last_failure = (
+                f"a step took longer than step_timeout_s={self.config.step_timeout_s:g}: the device hangs, or the "
+                "limit is too small for this machine"
+            )
+            self._process.kill()
 
     def _restore_adapters(self) -> None:
         """Offer what the last process offered, before any other message: the new one begins as that one began."""
@@ -351,3 +427,13 @@ class ProcessClient(StreamingClient):
         if self._folder is not None:
             shutil.rmtree(self._folder, ignore_errors=True)
             self._folder = None
+
+
+def _restart_reason(returncode: int) -> str:
+    """Why a process ended without a word of its own; see `EngineListener.on_restart`."""
+    if returncode >= 0:
+        return "exit"
+    try:
+        return signal.Signals(-returncode).name
+    except ValueError:
+        return "signal"

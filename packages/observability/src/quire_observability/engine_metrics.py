@@ -125,6 +125,9 @@ class EngineMetrics(Collector):
         self._iteration_tokens = self._histograms["iteration_tokens_total"]
         self._num_finished = dict.fromkeys(FinishReason, 0)
         self._num_rejected = 0
+        self._num_stalls = 0
+        # A counter that appears with its first event shows no increase.
+        self._num_restarts = dict.fromkeys(("SIGKILL", "exit", "failure"), 0)
         self._cache_config: dict[str, str] = {}
         self.registry = registry if registry is not None else CollectorRegistry()
         self.registry.register(self)
@@ -187,6 +190,24 @@ class EngineMetrics(Collector):
         """The engine refused a request."""
         self._num_rejected += 1
 
+    def on_restart(self, reason: str) -> None:
+        """The engine's process ended and is started again."""
+        self._num_restarts[reason] = self._num_restarts.get(reason, 0) + 1
+
+    def on_stall(self) -> None:
+        """The engine stopped stepping though it has requests."""
+        self._num_stalls += 1
+
+    @property
+    def stats(self) -> SchedulerStats:
+        """The last statistics that the engine sent."""
+        return self._stats
+
+    @property
+    def num_finished(self) -> int:
+        """Requests that ended, in whatever way."""
+        return sum(self._num_finished.values())
+
     def _observe(self, name: str, value: float) -> None:
         self._histograms[name].observe(value)
 
@@ -209,6 +230,9 @@ class EngineMetrics(Collector):
             yield self._counter(name, text, getattr(stats, field))
         yield from self._breakdowns(stats)
         yield self._counter("admission_rejections", "Requests the engine refused.", self._num_rejected)
+        yield self._counter("engine_stalls", "Times that the engine stopped stepping with requests.", self._num_stalls)
+        text = "Times that the engine's process was started again, by what ended it: a signal, its own exit, a failure."
+        yield self._labelled("engine_restarts", text, "reason", self._num_restarts.items())
         yield self._request_success()
         for name, (text, _) in _HISTOGRAMS.items():
             family = HistogramMetricFamily(self._name(name), text, labels=self._label_names)
