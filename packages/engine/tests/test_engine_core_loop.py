@@ -74,6 +74,16 @@ def test_an_idle_loop_waits_and_a_busy_one_does_not() -> None:
     assert script.waits_s[2] == 0.0
 
 
+@pytest.mark.parametrize(("messages_s", "starts"), [(0.0, [["a"], ["b"], ["c"]]), (3600.0, [["a", "b", "c"]])])
+def test_steps_come_between_messages_that_take_long(
+    monkeypatch: pytest.MonkeyPatch, messages_s: float, starts: list[list[str]]
+) -> None:
+    monkeypatch.setattr("quire_engine.core_loop.MESSAGES_S", messages_s)
+    sent = run([make_message(name, [1], 9) for name in "abc"], async_scheduling=False)
+    assert [each.started for each in sent if isinstance(each, Outputs) and each.started] == starts
+    assert [len(pieces(sent, name)) for name in "abc"] == [9, 9, 9]
+
+
 def test_held_requests_do_not_spin() -> None:
     script = Script(
         [UtilityCall(call_id=1, method="pause", arguments={"state": int(PauseState.ALL_HELD)})],

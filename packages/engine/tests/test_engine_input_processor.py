@@ -109,11 +109,18 @@ def test_the_last_of_vocabulary_and_context_is_fine() -> None:
     assert message.max_tokens == 1
 
 
-def test_bad_words_become_tokens_at_the_start_and_after_a_space() -> None:
-    class Letters:
-        def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-            return [ord(letter) - 32 for letter in text]
+class Letters:
+    """A tokenizer with a token per letter."""
 
+    def __init__(self) -> None:
+        self.texts: list[str] = []
+
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        self.texts.append(text)
+        return [ord(letter) - 32 for letter in text]
+
+
+def test_bad_words_become_tokens_at_the_start_and_after_a_space() -> None:
     processor = InputProcessor(EngineInfo(max_model_len=100, vocab_size=128), [0], Letters())  # type: ignore[arg-type]
     params = SamplingParams(bad_words=("ab", " c"), bad_words_token_ids=((7,),))
     (message,) = processor.process("r", [1], params)
@@ -121,3 +128,37 @@ def test_bad_words_become_tokens_at_the_start_and_after_a_space() -> None:
     assert message.sampling_params.bad_words_token_ids == ((7,), (65, 66), (0, 65, 66), (0, 67))
     with pytest.raises(RequestError, match="no tokenizer: give bad_words_token_ids"):
         process([1], bad_words=("ab",))
+
+
+def test_texts_of_parameters_are_tokenized_once_for_all_prompts_of_a_request() -> None:
+    tokenizer = Letters()
+    processor = InputProcessor(EngineInfo(max_model_len=100, vocab_size=128), [0], tokenizer)  # type: ignore[arg-type]
+    params = SamplingParams(bad_words=("ab",), dry_multiplier=1.0, dry_sequence_breakers=(":", 9))
+    messages = [processor.process("r", [1], params)[0] for _ in range(3)]
+    assert tokenizer.texts == ["ab", " ab", "a:"]
+    assert [each.sampling_params.dry_sequence_breakers for each in messages] == [(26, 9)] * 3
+
+
+def test_a_bad_word_of_too_many_tokens() -> None:
+    processor = InputProcessor(EngineInfo(max_model_len=100, vocab_size=128), [0], Letters())  # type: ignore[arg-type]
+    with pytest.raises(RequestError, match="a text of 65 tokens, at most 64 are allowed") as caught:
+        processor.process("r", [1], SamplingParams(bad_words=("w" * 64,)))
+    assert caught.value.param == "bad_words"
+
+
+class Unread(list[int]):
+    """A prompt whose tokens must not be looked at."""
+
+    def __iter__(self) -> Any:
+        raise AssertionError("the tokens were read")
+
+
+@pytest.mark.parametrize("max_tokens", [None, 5, 0])
+@pytest.mark.parametrize("limits", [{"max_model_len": 100}, {"max_model_len": 9, "max_encoder_len": 100}])
+def test_a_prompt_that_is_too_long_is_refused_without_reading_it(
+    limits: dict[str, int], max_tokens: int | None
+) -> None:
+    processor = InputProcessor(EngineInfo(vocab_size=50, **limits))
+    with pytest.raises(ContextLengthError, match="101 tokens") as caught:
+        processor.process("r", Unread([1] * 101), SamplingParams(max_tokens=max_tokens))
+    assert caught.value.num_prompt_tokens == 101

@@ -44,6 +44,10 @@ def test_only_allowed_tokens(sample_one: SampleOne, allowed: tuple[int, ...], ex
         (((4, 4, 4, 4, 4, 0),), [4, 4], 0),  # longer than the history
         (((3, 0), (4, 0)), [2, 4], 1),  # two words with the same end: one match decides
         (((4, 0), (3, 0)), [2, 4], 1),
+        ((*[(5, 3)] * 99, (3, 1, 4, 1, 5, 0), (4, 5, 1)), [2, 3, 1, 4, 1, 5], 1),  # lengths that differ
+        ((*[(5, 3)] * 99, (3, 1, 4, 1, 5, 0), (1, 5, 1)), [2, 3, 1, 4, 1, 5], 2),
+        (((4,) * 63 + (0,), (4, 1)), [4] * 63, 2),
+        (((4,) * 63 + (0,), (4, 1)), [4] * 62, 0),
     ],
 )
 def test_bad_words(
@@ -51,6 +55,13 @@ def test_bad_words(
 ) -> None:
     result = sample_one(FALLING, greedy(bad_words_token_ids=words), history=history, num_prompt_tokens=len(history))
     assert result.token_id == expected
+
+
+def test_one_long_bad_word_does_not_make_short_ones_long() -> None:
+    state = SamplingState(1, 100)
+    words = (*[(token_id, 1) for token_id in range(90)], (2,), tuple(range(64)), tuple(range(40)))
+    state.set_row(0, greedy(bad_words_token_ids=words), seed=0, num_prompt_tokens=1)
+    assert [tuple(table.prefixes.shape) for table in state.bad_words[0]] == [(1, 0), (90, 1), (2, 63)]
 
 
 @pytest.mark.parametrize(("num_output_tokens", "expected"), [(0, 2), (2, 2), (3, 0), (9, 0)])

@@ -17,7 +17,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, cast
 
 import msgspec
@@ -73,15 +73,15 @@ class ZmqInbox:
     def __init__(self, socket: zmq.Socket[bytes]) -> None:
         self._socket = socket
 
-    def receive(self, timeout_s: float) -> list[ClientMessage]:
-        messages: list[ClientMessage] = []
+    def receive(self, timeout_s: float) -> Iterator[ClientMessage]:
         if timeout_s > 0 and not self._socket.poll(int(timeout_s * 1000)):
-            return messages
+            return
         while True:
             try:
-                messages.append(decode_client_message(self._socket.recv(zmq.NOBLOCK)))
+                data = self._socket.recv(zmq.NOBLOCK)
             except zmq.Again:
-                return messages
+                return
+            yield decode_client_message(data)
 
 
 def load_factory(path: str) -> EngineFactory:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
 from typing import Any, Protocol
 
@@ -47,13 +47,16 @@ PREPARING_WAIT_S = 0.002
 """How long to wait for messages when a request waits for what is prepared beside the loop."""
 HELD_WAIT_S = 0.02
 """How long to wait for messages when requests are there but none can run (a rule may admit one any moment)."""
+MESSAGES_S = 0.005
+"""How long messages are handled between two steps while requests run, who wait meanwhile. One more begins before."""
 
 
 class Inbox(Protocol):
     """Where a core loop gets its messages from."""
 
-    def receive(self, timeout_s: float) -> list[ClientMessage]:
-        """All messages that are there; waits up to `timeout_s` for the first one. Empty after the timeout."""
+    def receive(self, timeout_s: float) -> Iterable[ClientMessage]:
+        """The messages that are there; waits up to `timeout_s` for the first one. Empty after the timeout. Whoever
+        iterates may take a pause of some steps, after which messages may have come."""
 
 
 class CoreLoop:
@@ -68,6 +71,8 @@ class CoreLoop:
     def __init__(self, core: EngineCore, inbox: Inbox, send: Callable[[CoreMessage], None]) -> None:
         self._core = core
         self._inbox = inbox
+        self._messages: Iterator[ClientMessage] | None = None
+        """Not handled yet."""
         self._send = send
         self._stream_interval = core.config.stream_interval
         self._held: dict[str, EngineCoreOutput] = {}
@@ -88,8 +93,7 @@ class CoreLoop:
         """
         try:
             while not self._is_drained():
-                for message in self._inbox.receive(self._wait_s()):
-                    self._handle(message)
+                self._handle_messages()
                 self._answer_calls()
                 for request_id, error in self._core.take_rejected():
                     self._stats_stale = True
@@ -129,6 +133,18 @@ class CoreLoop:
         self._core.flush()
         self._core.close()
         self._send(EngineStopped(num_aborted=num_aborted))
+
+    def _handle_messages(self) -> None:
+        """Handle what came. Where it takes long, as a thousand new requests do, steps come between."""
+        if self._messages is None:
+            self._messages = iter(self._inbox.receive(self._wait_s()))
+        deadline_s = 0.0
+        for message in self._messages:
+            deadline_s = deadline_s or time.monotonic() + MESSAGES_S
+            self._handle(message)
+            if time.monotonic() >= deadline_s and self._core.has_work():
+                return
+        self._messages = None
 
     def _handle(self, message: ClientMessage) -> None:
         if isinstance(message, AddRequest):

@@ -12,7 +12,7 @@ import itertools
 import os
 import random
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
 import msgspec
@@ -28,8 +28,12 @@ from quire_interfaces import (
     StructuredOutputsParams,
     Tokenizer,
 )
+from quire_interfaces.sampling_bounds import MAX_BAD_WORD_TOKENS
 
 __all__ = ["InputProcessor"]
+
+_NUM_KEPT = 16
+"""Lists of texts in parameters whose tokens are kept for the next request with the same list."""
 
 
 class InputProcessor:
@@ -54,6 +58,9 @@ class InputProcessor:
         self._tokenizer = tokenizer
         self._eos_token_ids = frozenset(eos_token_ids)
         self._sequence = itertools.count()
+        # The prompts of one request share their parameters.
+        self._token_ids_of_words = functools.lru_cache(_NUM_KEPT)(self._bad_words_token_ids)
+        self._token_ids_of_breakers = functools.lru_cache(_NUM_KEPT)(self._breaker_ids)
 
     def process(
         self,
@@ -78,6 +85,7 @@ class InputProcessor:
             ContextLengthError: prompt and output do not fit the context.
             RequestError: a token id is outside the vocabulary, or the prompt is empty.
         """
+        self._check_length(len(prompt_token_ids), params)  # before any look at the tokens, which may be millions
         packed = pack_token_ids(prompt_token_ids)  # which says what is no token id
         params, begin, max_tokens = self._checked(prompt_token_ids, params, adapter, decoder_token_ids)
         has_encoder = bool(self._info.max_encoder_len)
@@ -139,18 +147,21 @@ class InputProcessor:
         decoder_token_ids: Sequence[int] | None,
     ) -> tuple[SamplingParams, Sequence[int], int]:
         """Resolved parameters, the tokens that the output follows, and how many tokens it may have."""
+        self._check_length(len(prompt_token_ids), params)
         self._check_prompt(prompt_token_ids)
         if self._info.max_encoder_len or decoder_token_ids is not None:
-            self._check_encoder_prompt(prompt_token_ids, params)
+            self._check_encoder_prompt(params)
             self._check_ids("decoder_prompt", decoder_token_ids or ())
             prompt_token_ids = self._info.decoder_prompt(decoder_token_ids)
         params = self._with_counts(params)
         if params.structured_outputs is not None:
             params = dataclasses.replace(params, structured_outputs=self._constraint(params.structured_outputs))
         if params.bad_words:
-            params = dataclasses.replace(params, bad_words=(), bad_words_token_ids=self._bad_words_token_ids(params))
+            sequences = dict.fromkeys((*params.bad_words_token_ids, *self._token_ids_of_words(params.bad_words)))
+            params = dataclasses.replace(params, bad_words=(), bad_words_token_ids=tuple(sequences))
         if params.dry_multiplier > 0:
-            params = dataclasses.replace(params, dry_sequence_breakers=self._breaker_ids(params))
+            breakers = self._token_ids_of_breakers(params.dry_sequence_breakers)
+            params = dataclasses.replace(params, dry_sequence_breakers=breakers)
         self._check_params(params)
         if params.deterministic and not self._info.batch_invariant:
             raise RequestError(
@@ -184,14 +195,6 @@ class InputProcessor:
                 param="max_tokens",
                 code="unsupported",
             )
-        if len(token_ids) > self._info.max_model_len:
-            raise ContextLengthError(
-                f"the prompt has {len(token_ids)} tokens, but this model's context is {self._info.max_model_len} "
-                "tokens: shorten the prompt",
-                num_prompt_tokens=len(token_ids),
-                max_model_len=self._info.max_model_len,
-                max_tokens=0,
-            )
         *begin, last = token_ids
         scoring = SamplingParams(
             n=params.n,
@@ -223,20 +226,34 @@ class InputProcessor:
         """The tokens that an output follows, for making text of it."""
         return (prompt.decoder_token_ids or []) if self._info.max_encoder_len else prompt.token_ids
 
-    def _check_encoder_prompt(self, token_ids: Sequence[int], params: SamplingParams) -> None:
+    def _check_length(self, num_prompt_tokens: int, params: SamplingParams) -> None:
+        """Raises ContextLengthError when no request can have so long a prompt."""
         longest = self._info.max_encoder_len
-        if not longest:
+        if longest and num_prompt_tokens > longest:
+            raise ContextLengthError(
+                f"the prompt has {num_prompt_tokens} tokens, and this model's encoder reads at most {longest}, all at "
+                "once: shorten the prompt",
+                num_prompt_tokens=num_prompt_tokens,
+                max_model_len=longest,
+            )
+        if longest or num_prompt_tokens <= self._info.max_model_len:
+            return
+        if params.max_tokens != 0:
+            self._max_tokens(num_prompt_tokens, params)
+        raise ContextLengthError(
+            f"the prompt has {num_prompt_tokens} tokens, but this model's context is {self._info.max_model_len} "
+            "tokens: shorten the prompt",
+            num_prompt_tokens=num_prompt_tokens,
+            max_model_len=self._info.max_model_len,
+            max_tokens=0,
+        )
+
+    def _check_encoder_prompt(self, params: SamplingParams) -> None:
+        if not self._info.max_encoder_len:
             raise RequestError(
                 "this model has no encoder, so that it takes one prompt: leave the decoder's out",
                 param="decoder_prompt",
                 code="unsupported",
-            )
-        if len(token_ids) > longest:
-            raise ContextLengthError(
-                f"the prompt has {len(token_ids)} tokens, and this model's encoder reads at most {longest}, all at "
-                "once: shorten the prompt",
-                num_prompt_tokens=len(token_ids),
-                max_model_len=longest,
             )
         if params.prompt_logprobs is not None:
             raise RequestError(
@@ -267,10 +284,10 @@ class InputProcessor:
             self._check_ids("structured_outputs.reasoning", wanted.reasoning.end_token_ids)
         return wanted if _is_json_object(wanted) else wanted.normalized()
 
-    def _breaker_ids(self, params: SamplingParams) -> tuple[int, ...]:
+    def _breaker_ids(self, breakers: tuple[str | int, ...]) -> tuple[int, ...]:
         """Each text as the token that a text ends with when it ends with it; the same text alone may be another one."""
         ids: dict[int, None] = {}
-        for breaker in params.dry_sequence_breakers:
+        for breaker in breakers:
             if isinstance(breaker, str):
                 if self._tokenizer is None:
                     raise RequestError(
@@ -284,14 +301,21 @@ class InputProcessor:
         self._check_ids("dry_sequence_breakers", ids)
         return tuple(ids)
 
-    def _bad_words_token_ids(self, params: SamplingParams) -> tuple[tuple[int, ...], ...]:
+    def _bad_words_token_ids(self, words: tuple[str, ...]) -> tuple[tuple[int, ...], ...]:
         if self._tokenizer is None:
             raise RequestError("this engine has no tokenizer: give bad_words_token_ids", param="bad_words")
-        sequences = dict.fromkeys(params.bad_words_token_ids)
-        for word in params.bad_words:
+        sequences: dict[tuple[int, ...], None] = {}
+        for word in words:
             # A word at the start of a line and one after a space are different tokens.
             for text in (word, " " + word.lstrip()):
-                sequences[tuple(self._tokenizer.encode(text, add_special_tokens=False))] = None
+                token_ids = tuple(self._tokenizer.encode(text, add_special_tokens=False))
+                if len(token_ids) > MAX_BAD_WORD_TOKENS:
+                    raise RequestError(
+                        f"bad_words holds a text of {len(token_ids)} tokens, at most {MAX_BAD_WORD_TOKENS} are allowed",
+                        param="bad_words",
+                    )
+                if token_ids:  # a tokenizer may make nothing of a text
+                    sequences[token_ids] = None
         return tuple(sequences)
 
     def _max_tokens(self, num_prompt_tokens: int, params: SamplingParams) -> int:
@@ -339,8 +363,10 @@ class InputProcessor:
         for words in params.bad_words_token_ids:
             self._check_ids("bad_words_token_ids", words)
 
-    def _check_ids(self, param: str, token_ids: Iterable[int]) -> None:
+    def _check_ids(self, param: str, token_ids: Collection[int]) -> None:
         vocab_size = self._info.vocab_size
+        if not token_ids or (min(token_ids) >= 0 and max(token_ids) < vocab_size):
+            return
         for token_id in token_ids:
             if not 0 <= token_id < vocab_size:
                 raise RequestError(

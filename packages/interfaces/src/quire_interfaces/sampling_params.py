@@ -6,12 +6,14 @@ Knows ranges and contradictions; knows no tokenizer (token ids are checked again
 from __future__ import annotations
 
 import math
+import reprlib
 from collections.abc import Iterable
 from dataclasses import KW_ONLY, dataclass
 from operator import attrgetter
 from typing import Any
 
 from quire_interfaces.errors import RequestError
+from quire_interfaces.sampling_bounds import MAX_TOKEN_ID, are_biases, are_token_ids, check_bounds
 from quire_interfaces.structured_outputs import StructuredOutputsParams
 
 __all__ = ["ALL_LOGPROBS", "MAX_LOGPROBS", "MAX_LOGPROB_TOKEN_IDS", "SamplingParams"]
@@ -142,6 +144,7 @@ class SamplingParams:
 
     def __post_init__(self) -> None:
         self._take_lists()
+        check_bounds(self)
         _range("n", self.n, 1, 128, whole=True)
         if self.best_of is not None:
             _range("best_of", self.best_of, self.n, 128, whole=True)
@@ -225,14 +228,18 @@ class SamplingParams:
             raise _wrong("min_tokens", self.min_tokens, f"not exceed max_tokens ({self.max_tokens})")
 
     def _check_token_lists(self) -> None:
-        for token_id, bias in (self.logit_bias or {}).items():
-            _range("logit_bias", token_id, 0, 2**31, whole=True)
-            _range("logit_bias", bias, -100, 100)
+        biases = self.logit_bias or {}
+        if not (are_token_ids(biases) and are_biases(biases.values())):
+            for token_id, bias in biases.items():
+                _range("logit_bias", token_id, 0, MAX_TOKEN_ID, whole=True)
+                _range("logit_bias", bias, -100, 100)
         if self.allowed_token_ids is not None and len(self.allowed_token_ids) == 0:
             raise _wrong("allowed_token_ids", [], "name at least one token; leave it out to allow all")
         for name in ("allowed_token_ids", "stop_token_ids", "logprob_token_ids"):
-            for token_id in getattr(self, name) or ():
-                _range(name, token_id, 0, 2**31, whole=True)
+            ids = getattr(self, name) or ()
+            if not are_token_ids(ids):
+                for token_id in ids:
+                    _range(name, token_id, 0, MAX_TOKEN_ID, whole=True)
         for words in self.bad_words_token_ids:
             if isinstance(words, (str, int)) or len(words) == 0:
                 raise _wrong("bad_words_token_ids", words, "hold sequences of token ids, none of them empty")
@@ -276,7 +283,7 @@ _NO_EXTRAS = (0.0, 1.75, 2, 0, ("\n", ":", '"', "*"), 0.0, 0.0, 1.0, 0.0, 0.1, 0
 
 
 def _wrong(param: str, value: Any, must: str) -> RequestError:
-    return RequestError(f"{param} must {must}, got {value!r}", param=param)
+    return RequestError(f"{param} must {must}, got {reprlib.repr(value)}", param=param)
 
 
 def _number(param: str, value: Any) -> float:

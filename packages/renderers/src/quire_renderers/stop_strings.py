@@ -7,6 +7,7 @@ state says exactly how much of the text's end may still become a stop string.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -72,8 +73,10 @@ class StopMatcher:
         return 0
 
 
-def _failure_table(stop: str) -> list[int]:
-    """table[k]: length of the longest proper border (prefix that is a suffix) of stop[:k]."""
+@functools.lru_cache(maxsize=256)
+def _failure_table(stop: str) -> Sequence[int]:
+    """table[k]: length of the longest proper border (prefix that is a suffix) of stop[:k]. The completions of a request
+    share it; nobody changes it."""
     table = [0] * (len(stop) + 1)
     border = 0
     for position in range(1, len(stop)):

@@ -24,7 +24,7 @@ def edit_row_(state: SamplingState, row: int, logits: Tensor, history: Tensor, p
     """
     if (allowed := state.allowed.get(row)) is not None:
         allow_only_(logits, allowed)
-    if (bad_words := state.bad_words.get(row)) is not None:
+    for bad_words in state.bad_words.get(row, ()):
         block_bad_words_(logits, bad_words, history, position)
     if (min_tokens := state.min_tokens.get(row)) is not None:
         block_stop_ids_(logits, min_tokens, position + 1 - state.num_prompt_tokens[row])

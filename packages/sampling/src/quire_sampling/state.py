@@ -7,11 +7,14 @@ it. Knows nothing of tokens sampled so far: these are the runner's `token_ids`.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from quire_interfaces import ConfigError, LogitsProcessor, RequestError, SamplingParams
@@ -36,7 +39,8 @@ class TokenValues(NamedTuple):
 
 
 class BadWords(NamedTuple):
-    """bad words of one row: `prefixes` [W, L] int64, right-aligned with -1 for "anything"; `last` [W] int64."""
+    """Bad words of one row and of similar length: `prefixes` [W, L] int64, right-aligned with -1 for "anything"; `last`
+    [W] int64."""
 
     prefixes: Tensor
     last: Tensor
@@ -106,7 +110,7 @@ class SamplingState:
         self.edited: set[int] = set()
         """Rows with an entry in any of the next seven tables."""
         self.allowed: dict[int, Tensor] = {}
-        self.bad_words: dict[int, BadWords] = {}
+        self.bad_words: dict[int, tuple[BadWords, ...]] = {}
         self.min_tokens: dict[int, MinTokens] = {}
         self.bias: dict[int, TokenValues] = {}
         self.processors: dict[int, tuple[str, ...]] = {}
@@ -265,7 +269,8 @@ class SamplingState:
         if params.min_tokens > 0 and stop_ids:
             self.min_tokens[row] = MinTokens(params.min_tokens, self._ids("stop_token_ids", stop_ids))
         if params.logit_bias:
-            values = torch.tensor(list(params.logit_bias.values()), dtype=torch.float32, device=self.device)
+            biases = np.fromiter(params.logit_bias.values(), dtype=np.float32, count=len(params.logit_bias))
+            values = torch.from_numpy(biases).to(self.device)
             self.bias[row] = TokenValues(self._ids("logit_bias", list(params.logit_bias)), values)
         names = self.always + self._chosen(params)
         if names:
@@ -305,25 +310,36 @@ class SamplingState:
     def _choices(self) -> str:
         return f"registered: {', '.join(sorted(self.registry)) or 'none'}"
 
-    def _bad_words(self, words: Sequence[Sequence[int]]) -> BadWords:
+    def _bad_words(self, words: Sequence[Sequence[int]]) -> tuple[BadWords, ...]:
+        """The words by length, at most twice as long as needed in each table: one long word among thousands of short
+        ones must not make all of them long."""
+        by_width: dict[int, list[Sequence[int]]] = {}
         for word in words:
-            self._check("bad_words_token_ids", word)
-        width = max(len(word) for word in words) - 1
-        prefixes = [[-1] * (width + 1 - len(word)) + list(word[:-1]) for word in words]
-        prefix_tensor = torch.tensor(prefixes, dtype=torch.int64, device=self.device).reshape(len(words), width)
-        return BadWords(prefix_tensor, torch.tensor([word[-1] for word in words], device=self.device))
+            by_width.setdefault(1 << (len(word) - 1).bit_length(), []).append(word)
+        return tuple(self._bad_words_of_width(width, group) for width, group in sorted(by_width.items()))
+
+    def _bad_words_of_width(self, width: int, words: Sequence[Sequence[int]]) -> BadWords:
+        lengths = np.fromiter(map(len, words), dtype=np.int64, count=len(words))
+        table = np.full((len(words), width), -1, dtype=np.int64)
+        # Row by row, the places of a right-aligned word are in the order in which its tokens come.
+        table[np.arange(width) >= width - lengths[:, None]] = self._checked(
+            "bad_words_token_ids", [*itertools.chain.from_iterable(words)]
+        )
+        tokens = torch.from_numpy(table).to(self.device)
+        return BadWords(tokens[:, :-1].contiguous(), tokens[:, -1].contiguous())
 
     def _ids(self, param: str, ids: Sequence[int]) -> Tensor:
-        self._check(param, ids)
-        return torch.tensor(ids, dtype=torch.int64, device=self.device)
+        return torch.from_numpy(self._checked(param, ids)).to(self.device)
 
-    def _check(self, param: str, ids: Sequence[int]) -> None:
-        for token_id in ids:
-            if not 0 <= token_id < self.vocab_size:
-                raise RequestError(
-                    f"{param} must hold token ids below the vocabulary size {self.vocab_size}, got {token_id}",
-                    param=param,
-                )
+    def _checked(self, param: str, ids: Sequence[int]) -> NDArray[np.int64]:
+        array = np.array(ids, dtype=np.int64)
+        outside = np.flatnonzero((array < 0) | (array >= self.vocab_size))
+        if len(outside):
+            raise RequestError(
+                f"{param} must hold token ids below the vocabulary size {self.vocab_size}, got {array[outside[0]]}",
+                param=param,
+            )
+        return array
 
 
 def sharpness_of(temperature: Tensor) -> Tensor:
