@@ -53,7 +53,7 @@ from quire_interfaces.kv_transfer import (
 from quire_interfaces.policy import AdmissionRule, PauseState, RequestGate, Scheduler, SchedulingPolicy
 from quire_interfaces.request import FinishReason, Request, RequestStatus
 from quire_interfaces.sampling_params import ALL_LOGPROBS, MAX_LOGPROB_TOKEN_IDS, MAX_LOGPROBS, SamplingParams
-from quire_interfaces.settings import Settings, at_least, between, one_of, setting
+from quire_interfaces.settings import OneOf, Settings, at_least, between, one_of, setting
 from quire_interfaces.step import (
     GRAMMAR_COMPILE_BOUNDS_S,
     EngineCoreOutput,
@@ -123,6 +123,7 @@ __all__ = [
     "ModelNotFoundError",
     "ModelRunnerOutput",
     "NewRow",
+    "OneOf",
     "OverloadedError",
     "PauseState",
     "PrefixCacheMiss",

@@ -17,7 +17,7 @@ from typing import Any
 
 from quire_interfaces.errors import ConfigError
 
-__all__ = ["Settings", "at_least", "between", "one_of", "setting"]
+__all__ = ["OneOf", "Settings", "at_least", "between", "one_of", "setting"]
 
 Check = Callable[[Any], str | None]
 """Returns None when the value is fine, else the end of the sentence "NAME must ..."."""
@@ -91,10 +91,16 @@ def between(low: float, high: float) -> Check:
     return check
 
 
-def one_of(*choices: Any) -> Check:
+@dataclass(frozen=True, slots=True)
+class OneOf:
     """Check for membership in `choices`."""
 
-    def check(value: Any) -> str | None:
-        return None if value in choices else f"be one of {', '.join(map(str, choices))}"
+    choices: tuple[Any, ...]
 
-    return check
+    def __call__(self, value: Any) -> str | None:
+        return None if value in self.choices else f"be one of {', '.join(map(str, self.choices))}"
+
+
+def one_of(*choices: Any) -> OneOf:
+    """Check for membership in `choices`, which help and completion show."""
+    return OneOf(choices)

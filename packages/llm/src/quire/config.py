@@ -10,20 +10,21 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import json
-import types
 import typing
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from quire.environment import environment_values, warn_unknown_variables
-from quire.vllm_settings import hint_for, is_settled
+from quire.environment import ENVIRONMENT, environment_values, warn_unknown_variables
+from quire.setting_text import parse_text
+from quire.vllm_settings import VLLM_SETTINGS, is_settled, other_name
 from quire_engine import EngineConfig
 from quire_interfaces import (
     ALL_LOGPROBS,
     KV_CACHE_DTYPES,
     MAX_LOGPROBS,
     ConfigError,
+    OneOf,
     Settings,
     at_least,
     between,
@@ -63,9 +64,6 @@ KV_CACHE_ALIASES = {
     "int4_per_token_head": "int4",
 }
 """Other names of formats of the KV cache, as vLLM's command line has them."""
-
-ENVIRONMENT = "environment"
-"""The source of settings that came from environment variables."""
 
 DERIVED = frozenset(
     {
@@ -264,6 +262,8 @@ class ConfigField(NamedTuple):
     default: Any
     help: str
     unit: str
+    choices: tuple[Any, ...] = ()
+    """The only values it takes; empty where others are."""
 
     @property
     def env(self) -> str:
@@ -294,7 +294,9 @@ def config_fields(sections: Sections) -> dict[str, ConfigField]:
                 continue
             help_text, unit = spec.metadata.get("help", ""), spec.metadata.get("unit", "")
             default = None if spec.default is dataclasses.MISSING else spec.default
-            found[name] = ConfigField(name, flag, (here,), hints[spec.name], default, help_text, unit)
+            check = spec.metadata.get("check")
+            choices = check.choices if isinstance(check, OneOf) else ()
+            found[name] = ConfigField(name, flag, (here,), hints[spec.name], default, help_text, unit, choices)
     return found
 
 
@@ -318,9 +320,9 @@ def build_sections(
     origins = {name: Origin(spec.default, "default") for name, spec in fields.items()}
     for source, values in sources:
         for raw_name, value in _without_speculative_config(values).items():
-            name = raw_name.removeprefix("--").replace("-", "_")
+            name = other_name(raw_name.removeprefix("--").replace("-", "_"))
             if name not in fields:
-                if is_settled(name, value):
+                if is_settled(name, value, source):
                     continue
                 raise unknown_name_error(raw_name, fields, source)
             if name == "max_model_len" and value == "auto":
@@ -370,73 +372,22 @@ def _without_speculative_config(values: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def unknown_name_error(name: str, fields: Mapping[str, ConfigField], source: str) -> ConfigError:
-    """The error for a setting nobody declares, with the nearest name."""
-    plain = name.removeprefix("--").replace("-", "_")
-    if (instead := hint_for(plain)) is not None:
-        return ConfigError(f"there is no setting {name!r} ({source}): {instead}", field=name)
-    nearest = difflib.get_close_matches(plain, fields, n=1, cutoff=0.5)
-    hint = f"; did you mean {nearest[0]!r}?" if nearest else "; `quire explain` lists all settings"
-    return ConfigError(f"unknown setting {name!r} ({source}){hint}", field=name)
+    """The error for a setting nobody declares, with the nearest names; spelled as flags for a command line."""
+    plain = name.lstrip("-").replace("-", "_")
+    nearest = difflib.get_close_matches(plain, fields, n=3, cutoff=0.5)
+    nearest += difflib.get_close_matches(plain, VLLM_SETTINGS, n=1, cutoff=0.9)
+    # One that is much nearer than the others is meant; the others would only distract.
+    best = max((_likeness(plain, each) for each in nearest), default=0.0)
+    nearest = [each for each in nearest if _likeness(plain, each) >= best - (0.0 if best > 0.9 else 0.05)]
+    is_flag = source == "command line"
+    shown = [f"--{each.replace('_', '-')}" if is_flag else repr(each) for each in nearest]
+    hint = f"did you mean {' or '.join(shown)}?" if shown else "`quire explain` lists all settings"
+    text = f"there is no flag {name}" if is_flag else f"unknown setting {name!r} ({source})"
+    return ConfigError(f"{text}; {hint}", field=name)
 
 
-def parse_text(spec: ConfigField, text: str, source: str = "command line") -> Any:
-    """Text from a command line, environment or file (`source`), as the type of the field.
-
-    Whole numbers may carry a suffix: k, m, g, t are powers of 1000, Ki, Mi, Gi, Ti (or K, M, G, T) of 1024.
-
-    Raises:
-        ConfigError: naming the flag or the environment variable, the text and what was expected.
-    """
-    kinds = [kind for kind in _alternatives(spec.type) if kind is not type(None)]
-    optional = len(kinds) < len(_alternatives(spec.type))
-    if optional and text.lower() in ("", "none", "null"):
-        return None
-    kind = kinds[0]
-    try:
-        return _convert(kind, text)
-    except (ValueError, KeyError) as error:
-        is_table = typing.get_origin(kind) is dict
-        expected = "a JSON object" if is_table else getattr(kind, "__name__", str(kind))
-        where = spec.env if source == ENVIRONMENT else spec.flag
-        raise ConfigError(f"{where} expects {expected}, got {text!r}", field=spec.name) from error
-
-
-def _convert(kind: Any, text: str) -> Any:
-    origin = typing.get_origin(kind) or kind
-    if origin is bool:
-        return {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}[text.lower()]
-    if origin is int:
-        return _whole_number(text)
-    if origin is float:
-        return float(text)
-    if origin is tuple:
-        (item, *_) = typing.get_args(kind)
-        return tuple(_convert(item, part.strip()) for part in text.split(",") if part.strip())
-    if origin is dict:
-        value = json.loads(text)
-        if not isinstance(value, dict):
-            raise ValueError("not a JSON object")
-        return value
-    return text
-
-
-def _whole_number(text: str) -> int:
-    powers = {"k": 1000, "m": 1000**2, "g": 1000**3, "t": 1000**4}
-    binary = {"K": 1024, "M": 1024**2, "G": 1024**3, "T": 1024**4}
-    body = text.strip().removesuffix("i") if text.strip()[-2:-1] in binary else text.strip()
-    scale = powers.get(body[-1:]) or binary.get(body[-1:])
-    if scale is None:
-        return int(body)
-    value = float(body[:-1]) * scale
-    if value != int(value):
-        raise ValueError("not a whole number")
-    return int(value)
-
-
-def _alternatives(hint: Any) -> tuple[Any, ...]:
-    if typing.get_origin(hint) in (typing.Union, types.UnionType):
-        return typing.get_args(hint)
-    return (hint,)
+def _likeness(one: str, other: str) -> float:
+    return difflib.SequenceMatcher(None, one, other).ratio()
 
 
 def _tuples(values: Mapping[str, Any]) -> dict[str, Any]:

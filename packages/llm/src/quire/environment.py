@@ -14,9 +14,19 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from quire.config import ConfigField
 
-__all__ = ["OTHER_VARIABLES", "SETTINGS_GROUP", "environment_values", "unknown_variables", "warn_unknown_variables"]
+__all__ = [
+    "ENVIRONMENT",
+    "OTHER_VARIABLES",
+    "SETTINGS_GROUP",
+    "environment_values",
+    "unknown_variables",
+    "warn_unknown_variables",
+]
 
 PREFIX = "QUIRE_"
+
+ENVIRONMENT = "environment"
+"""The source of settings that came from environment variables."""
 
 SETTINGS_GROUP = "quire.settings"
 """Entry points of installed packages that have settings of their own: name -> a `Settings` class."""
