@@ -194,7 +194,7 @@ class _Routes:
         run = handler if body is None else _when_awake(handler)
 
         async def endpoint(request: Request) -> Response:
-            return await _answered(run, self._context, request)
+            return await _answered(run, self._context.of_caller(request.state.caller), request)
 
         described = self._document.describe(path, answers, body, query or {})
         name, text = getattr(handler, "__name__", ""), inspect.getdoc(handler) or ""
@@ -205,7 +205,7 @@ class _Routes:
 
 def _socket(app: FastAPI, context: ServerContext, path: str, service: ResponsesService) -> None:
     async def endpoint(socket: WebSocket) -> None:
-        await responses_socket(service, context, socket)
+        await responses_socket(service, context.of_caller(socket.state.caller), socket)
 
     app.add_api_websocket_route(path, endpoint)
 

@@ -67,6 +67,6 @@ async def beam_search_outputs(
     if params.max_tokens is None:
         room = context.llm.engine_info.max_model_len - len(prompt.token_ids)
         beams = dataclasses.replace(beams, max_tokens=max(1, room))
-    output = await context.llm.beam_search(prompt, beams, priority=priority, cache_salt=cache_salt, adapter=adapter)
+    output = await context.beam_search(prompt, beams, priority=priority, cache_salt=cache_salt, adapter=adapter)
     output.outputs = output.outputs[: params.n]
     yield output

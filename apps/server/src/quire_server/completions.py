@@ -92,9 +92,7 @@ def _outputs(
     }
     if beams is not None:
         return beam_search_outputs(context, prompt, beams, params, **where)
-    return context.llm.generate(
-        prompt, params, kind=OutputKind.DELTA if body.stream else OutputKind.FINAL_ONLY, **where
-    )
+    return context.generate(prompt, params, kind=OutputKind.DELTA if body.stream else OutputKind.FINAL_ONLY, **where)
 
 
 async def render_prompts(

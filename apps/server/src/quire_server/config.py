@@ -80,6 +80,11 @@ class ServerConfig(Settings):
         secret=True,
         nonempty=True,
     )
+    share_prefix_cache: bool = setting(
+        False,
+        help="Whether callers with different API keys share cached prefixes; then cached_tokens and the time of an "
+        "answer tell whether somebody sent the same prompt.",
+    )
     chat_template: str | None = setting(None, help="File with a chat template, or the template itself.")
     default_chat_template_kwargs: dict[str, Any] | None = setting(  # noqa: RUF009  (the default is None)
         None,

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import time
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from starlette.requests import Request
 
-from quire import AsyncLLM
+from quire import AsyncLLM, BeamSearchParams, OutputKind
 from quire.logprob_bound import check_logprobs
-from quire_interfaces import ModelNotFoundError, RequestError, SamplingParams
+from quire_engine import RequestOutput
+from quire_interfaces import ModelNotFoundError, RenderedPrompt, RequestError, SamplingParams
 from quire_observability import EngineMetrics
-from quire_server.callers import APIKeys, read_api_keys
+from quire_server.callers import KEYLESS, APIKeys, Caller, read_api_keys
 from quire_server.config import ServerConfig
 from quire_server.errors import ClientGoneError
 from quire_server.large_bodies import BodyInspector
@@ -30,8 +32,16 @@ Result = TypeVar("Result")
 
 
 @dataclass(slots=True)
+class ServerState:
+    """What changes while a server runs, for all callers alike."""
+
+    is_draining: bool = False
+    is_asleep: bool = False
+
+
+@dataclass(slots=True)
 class ServerContext:
-    """The served engine and its limits."""
+    """The served engine and its limits, as requests of one caller see them (`of_caller`)."""
 
     llm: AsyncLLM
     config: ServerConfig
@@ -42,10 +52,9 @@ class ServerContext:
     started_s: int = field(default_factory=lambda: int(time.time()))
     generating: dict[str, set[str]] = field(default_factory=dict)
     """Id of a request for /inference/v1/generate that runs -> its ids in the engine."""
-    is_draining: bool = False
-    """On SIGTERM: running requests finish, new ones are refused."""
-    is_asleep: bool = False
-    """Without its KV cache: requests are refused until it is woken."""
+    state: ServerState = field(default_factory=ServerState)
+    caller: Caller = KEYLESS
+    """Whose requests are served."""
     inspector: BodyInspector = field(init=False)
     """Refuses bodies with too large constraints."""
     api_keys: APIKeys = field(init=False)
@@ -53,6 +62,84 @@ class ServerContext:
     def __post_init__(self) -> None:
         self.api_keys = read_api_keys(self.config)
         self.inspector = BodyInspector(self.llm.config.structured_output.max_bytes)
+
+    @property
+    def is_draining(self) -> bool:
+        """On SIGTERM: running requests finish, new ones are refused."""
+        return self.state.is_draining
+
+    @is_draining.setter
+    def is_draining(self, value: bool) -> None:
+        self.state.is_draining = value
+
+    @property
+    def is_asleep(self) -> bool:
+        """Without its KV cache: requests are refused until it is woken."""
+        return self.state.is_asleep
+
+    @is_asleep.setter
+    def is_asleep(self, value: bool) -> None:
+        self.state.is_asleep = value
+
+    def of_caller(self, caller: Caller) -> ServerContext:
+        """The same server for requests of another caller."""
+        context = copy.copy(self)
+        context.caller = caller
+        return context
+
+    def generate(
+        self,
+        prompt: RenderedPrompt,
+        params: SamplingParams,
+        *,
+        request_id: str | None = None,
+        priority: int = 0,
+        cache_salt: str | None = None,
+        adapter: str | None = None,
+        kind: OutputKind = OutputKind.DELTA,
+    ) -> AsyncIterator[RequestOutput]:
+        """`AsyncLLM.generate` for the caller: every request of a route goes to the engine through here, or through
+        `beam_search`."""
+        return self.llm.generate(
+            prompt,
+            params,
+            request_id=request_id,
+            priority=priority,
+            cache_salt=self.caller_salt(cache_salt),
+            adapter=adapter,
+            tenant=self.caller.tenant,
+            kind=kind,
+        )
+
+    async def beam_search(
+        self,
+        prompt: RenderedPrompt,
+        params: BeamSearchParams,
+        *,
+        priority: int = 0,
+        cache_salt: str | None = None,
+        adapter: str | None = None,
+    ) -> RequestOutput:
+        """`AsyncLLM.beam_search` for the caller."""
+        return await self.llm.beam_search(
+            prompt,
+            params,
+            priority=priority,
+            cache_salt=self.caller_salt(cache_salt),
+            adapter=adapter,
+            tenant=self.caller.tenant,
+        )
+
+    def caller_salt(self, asked: str | None) -> str | None:
+        """The salt of cached prefixes: what the request asks for, and whose it is where there are several keys, so that
+        neither `cached_tokens` nor the time tells what others have sent.
+
+        Args:
+            asked: `cache_salt` of the request.
+        """
+        if self.config.share_prefix_cache or self.api_keys.num_keys < 2:
+            return asked
+        return f"{self.caller.owner}:{asked or ''}"
 
     def resolve_model(self, name: str | None) -> str:
         """The name to answer with.

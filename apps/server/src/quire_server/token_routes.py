@@ -133,7 +133,7 @@ def _outputs(
 
     def run(prompt: RenderedPrompt, params: SamplingParams, kind: OutputKind) -> AsyncIterator[RequestOutput]:
         engine_id = f"{name}/{secrets.token_hex(8)}"
-        outputs = context.llm.generate(
+        outputs = context.generate(
             prompt,
             params,
             request_id=engine_id,

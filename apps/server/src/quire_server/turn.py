@@ -308,7 +308,7 @@ def _generate(context: ServerContext, prepared: PreparedTurn) -> AsyncIterator[R
     kind = OutputKind.DELTA if turn.stream else OutputKind.FINAL_ONLY
 
     def generate(prompt: RenderedPrompt, params: SamplingParams, kind: OutputKind) -> AsyncIterator[RequestOutput]:
-        return context.llm.generate(
+        return context.generate(
             prompt, params, priority=turn.priority, cache_salt=turn.cache_salt, adapter=turn.adapter, kind=kind
         )
 

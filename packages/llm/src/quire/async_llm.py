@@ -186,6 +186,7 @@ class AsyncLLM:
         priority: int = 0,
         cache_salt: str | None = None,
         adapter: str | None = None,
+        tenant: str | None = None,
     ) -> RequestOutput:
         """The most likely continuations; see `LLM.beam_search`. Cancelling it aborts the beams."""
         if not isinstance(prompt, RenderedPrompt):
@@ -201,6 +202,7 @@ class AsyncLLM:
                 priority=priority,
                 cache_salt=cache_salt,
                 adapter=adapter,
+                tenant=tenant,
                 kind=OutputKind.FINAL_ONLY,
             )
             async with contextlib.aclosing(outputs) as one:  # type: ignore[type-var]
