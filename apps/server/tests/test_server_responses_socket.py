@@ -137,6 +137,16 @@ def test_too_many_messages_end_the_connection(make_scripted):
     slow.wait_idle()
 
 
+def test_large_messages_that_wait_end_the_connection_before_there_are_many(make_scripted):
+    slow = make_scripted(engine={"step_time_s": 0.05}, max_body_bytes=1 << 16)
+    with open_socket(slow) as socket:
+        for _ in range(4):
+            send(socket, input="¤long long long long long long¥", instructions="x" * 30_000)
+        last = last_before_the_end(socket)
+    assert "messages of more than 65536 bytes" in json.loads(last)["error"]["message"]
+    slow.wait_idle()
+
+
 def test_a_client_that_leaves_frees_the_engine(make_scripted):
     slow = make_scripted(engine={"step_time_s": 0.01})
     with open_socket(slow) as socket:

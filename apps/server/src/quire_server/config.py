@@ -145,6 +145,35 @@ class ServerConfig(Settings):
     body_timeout_s: float = setting(
         120.0, help="A request body that takes longer to arrive is refused.", unit="seconds", check=at_least(0.01)
     )
+    h11_max_incomplete_event_size: int = setting(
+        1 << 16,
+        help="Largest request line with headers; larger ones are refused unparsed.",
+        unit="bytes",
+        check=at_least(1024),
+    )
+    h11_max_header_count: int = setting(256, help="Most headers of a request.", unit="headers", check=at_least(16))
+    header_timeout_s: float = setting(
+        30.0,
+        help="A connection whose request line and headers take longer to arrive is closed.",
+        unit="seconds",
+        check=at_least(0.01),
+    )
+    send_timeout_s: float = setting(
+        120.0,
+        help="A client that does not read its answer for so long is disconnected, and its request aborted.",
+        unit="seconds",
+        check=at_least(0.01),
+    )
+    timeout_keep_alive: int = setting(
+        75, help="A connection without a request is closed after this time.", unit="seconds", check=at_least(1)
+    )
+    limit_concurrency: int = setting(
+        4096,
+        help="Most connections at a time. Those that wait for a request give way to new ones; requests beyond are "
+        "answered with 503, but for health checks.",
+        unit="connections",
+        check=at_least(1),
+    )
     max_prompts_per_request: int = setting(
         1024, help="Most prompts in one completion request.", unit="prompts", check=at_least(1)
     )

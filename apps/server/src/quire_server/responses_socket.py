@@ -1,8 +1,8 @@
 """The Responses API over a websocket: `response.create` messages in, the events of a stream out, one after the other.
 
-Text frames of JSON. Messages that arrive while a response is made wait for their turn, as many as `MAX_WAITING`. A
-client that leaves ends the response it was reading. The last response that is not stored can be gone on from over the
-same connection. Source of the shapes: OpenAI's public API reference.
+Text frames of JSON. Messages that arrive while a response is made wait for their turn, as many as `MAX_WAITING`, and
+together no larger than a body may be. A client that leaves ends the response it was reading. The last response that is
+not stored can be gone on from over the same connection. Source of the shapes: OpenAI's public API reference.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _logger = logging.getLogger(__name__)
 async def responses_socket(service: ResponsesService, context: ServerContext, socket: WebSocket) -> None:
     """Serve one connection until the client or the server leaves."""
     await socket.accept()
-    waiting: asyncio.Queue[str] = asyncio.Queue(MAX_WAITING)
+    waiting = _Waiting(MAX_WAITING)
     reading = asyncio.ensure_future(_read(socket, waiting, context.config.max_body_bytes))
     answering = asyncio.ensure_future(_answer_all(service, context, socket, waiting))
     try:
@@ -51,12 +51,34 @@ async def responses_socket(service: ResponsesService, context: ServerContext, so
                 await socket.close(1011)
 
 
-async def _read(socket: WebSocket, waiting: asyncio.Queue[str], max_bytes: int) -> None:
+class _Waiting(asyncio.Queue[str]):
+    """Messages that wait for their turn, with their length."""
+
+    num_chars = 0
+
+    def _put(self, item: str) -> None:
+        super()._put(item)
+        self.num_chars += len(item)
+
+    def _get(self) -> str:
+        item: str = super()._get()
+        self.num_chars -= len(item)
+        return item
+
+
+async def _read(socket: WebSocket, waiting: _Waiting, max_bytes: int) -> None:
     """Reads all the time, so that a client that leaves is noticed at once."""
     while True:
         text = await socket.receive_text()
         if len(text) > max_bytes:
             raise RequestError(f"a message is larger than {max_bytes} bytes (--max-body-bytes)", param="body")
+        if waiting.num_chars + len(text) > max_bytes:
+            raise RequestError(
+                f"messages of more than {max_bytes} bytes (--max-body-bytes) wait; read the events of a response "
+                "before you ask for more",
+                param="body",
+                code="too_many_messages",
+            )
         try:
             waiting.put_nowait(text)
         except asyncio.QueueFull:
@@ -67,9 +89,7 @@ async def _read(socket: WebSocket, waiting: asyncio.Queue[str], max_bytes: int) 
             ) from None
 
 
-async def _answer_all(
-    service: ResponsesService, context: ServerContext, socket: WebSocket, waiting: asyncio.Queue[str]
-) -> None:
+async def _answer_all(service: ResponsesService, context: ServerContext, socket: WebSocket, waiting: _Waiting) -> None:
     recent = RecentResponse()
     while True:
         text = await waiting.get()

@@ -1,0 +1,64 @@
+"""One websocket connection: uvicorn's protocol with bounds on what a client may send and leave unread. Knows no route.
+
+The size of messages is bounded by `ws_max_size`, compressed ones by what they inflate to.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
+from websockets.frames import CloseCode, Frame
+
+from quire_server.connections import Connections
+
+__all__ = ["WebSocketProtocol"]
+
+MAX_FRAGMENTS = 1 << 14
+"""Frames of one message: they may be empty, so that its size bounds them not at all."""
+
+
+class WebSocketProtocol(WebSocketsSansIOProtocol):
+    """uvicorn's, bounded."""
+
+    def __init__(self, connections: Connections, send_timeout_s: float, **arguments: Any) -> None:
+        super().__init__(**arguments)
+        self._connections, self._send_timeout_s = connections, send_timeout_s
+        self._send_timer: asyncio.TimerHandle | None = None
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._connections.closed(self.transport)
+        self._stop_send_timer()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        if self._send_timer is not None and not self.transport.is_closing():
+            self.transport.pause_reading()  # pings are answered: whoever sends them must read
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self.transport.pause_reading()
+        if self._send_timer is None:
+            self._send_timer = self.loop.call_later(self._send_timeout_s, self.transport.abort)
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        self._stop_send_timer()
+        if not self.read_paused:
+            self.transport.resume_reading()
+
+    def _stop_send_timer(self) -> None:
+        if self._send_timer is not None:
+            self._send_timer.cancel()
+            self._send_timer = None
+
+    def handle_cont(self, event: Frame) -> None:
+        if self.close_sent:
+            return
+        if len(self.frames) >= MAX_FRAGMENTS:
+            self.conn.fail(CloseCode.MESSAGE_TOO_BIG, f"a message has more than {MAX_FRAGMENTS} frames")
+            self.handle_parser_exception()
+            return
+        super().handle_cont(event)
