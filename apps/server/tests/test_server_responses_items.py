@@ -151,7 +151,7 @@ def test_images_are_refused_in_the_newest_message_only() -> None:
 
 def test_thoughts_are_read_back_from_any_of_their_forms() -> None:
     sealer = Sealer(b"key")
-    reader = ItemReader(open_thoughts=sealer.open)
+    reader = ItemReader(sealer=sealer)
     sealed = sealer.seal("Hidden \U0001f600.")
     for item, text in (
         ({"content": [{"type": "reasoning_text", "text": "Open."}], "encrypted_content": sealed}, "Open."),

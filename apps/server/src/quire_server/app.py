@@ -87,8 +87,8 @@ Handler = Callable[[ServerContext, Request], Awaitable[Response]]
 def make_app(context: ServerContext) -> ASGIApp:
     """The whole HTTP surface of one served engine."""
     app = FastAPI(title="Quire", version=__version__, docs_url=None, redoc_url=None)
-    conversations = ConversationsService()
-    responses = ResponsesService(conversations)
+    conversations = ConversationsService(context.config)
+    responses = ResponsesService(context.config, conversations)
     routes = _Routes(app, context)
     chat, completion = json_of(ChatCompletion, events=True), json_of(Completion, events=True)
     chat_part = json_of(ChatCompletion, DerenderedChatChunk, events=True)

@@ -5,7 +5,6 @@ Source of the shapes: OpenAI's public API reference. Knows no engine.
 
 from __future__ import annotations
 
-import asyncio
 import secrets
 import time
 from typing import Any
@@ -16,13 +15,15 @@ from starlette.responses import JSONResponse, Response
 
 from quire_interfaces import RequestError
 from quire_server.body import read_model
+from quire_server.config import ServerConfig
 from quire_server.context import ServerContext
-from quire_server.conversation_store import ConversationStore, make_conversation_store
+from quire_server.conversation_store import ConversationStore, keeps_conversations, make_conversation_store
 from quire_server.errors import HTTPError
 from quire_server.item_lists import item_page, listed_item
 from quire_server.protocol import Body
 from quire_server.responses_items import ItemReader
 from quire_server.responses_request import with_ids
+from quire_server.store_access import StoreAccess
 
 __all__ = ["ConversationRequest", "ConversationsService", "ItemsRequest", "MetadataRequest"]
 
@@ -48,47 +49,38 @@ class ItemsRequest(Body):
 class ConversationsService:
     """The routes, and what the Responses API asks of conversations."""
 
-    def __init__(self) -> None:
-        self._store: ConversationStore | None = None
-        self._is_open = False
+    def __init__(self, config: ServerConfig) -> None:
+        self._access: StoreAccess[ConversationStore] | None = None
+        if keeps_conversations(config):
+            self._access = StoreAccess("conversations", lambda: make_conversation_store(config))
 
-    def store(self, context: ServerContext) -> ConversationStore:
-        """Opened when it is first needed.
-
-        Raises:
-            RequestError: this server keeps none.
-        """
-        if not self._is_open:
-            self._store = make_conversation_store(context.config)
-            self._is_open = True
-        if self._store is None:
-            raise RequestError(
-                "this server keeps no conversations (--response-store); send the whole conversation as input",
-                param="conversation",
-                code="unsupported",
-            )
-        return self._store
-
-    async def items(self, context: ServerContext, conversation_id: str) -> list[dict[str, Any]]:
-        """Everything that was said in a conversation.
+    async def items(self, owner: str, conversation_id: str) -> list[dict[str, Any]]:
+        """Everything that was said in a conversation of this owner.
 
         Raises:
-            HTTPError: it is not there.
+            HTTPError: it is not there, or the store failed.
         """
-        await self._known(context, conversation_id)
-        return await asyncio.to_thread(self.store(context).items, conversation_id)
+        await self._known(owner, conversation_id)
+        return await self._store().ask(lambda store: store.items(conversation_id, owner=owner))
 
-    async def append(self, context: ServerContext, conversation_id: str, items: list[dict[str, Any]]) -> None:
-        """Go on with a conversation."""
-        await asyncio.to_thread(self.store(context).append, conversation_id, items)
+    async def append(self, owner: str, conversation_id: str, items: list[dict[str, Any]]) -> None:
+        """Go on with a conversation.
 
-    async def find_item(self, context: ServerContext, item_id: str) -> dict[str, Any] | None:
-        """An item of any conversation; None where there is none, or none are kept."""
-        try:
-            store = self.store(context)
-        except RequestError:
+        Raises:
+            HTTPError: it is not there, or the store failed.
+        """
+        if not await self._store().ask(lambda store: store.append(conversation_id, items, owner=owner)):
+            raise _unknown(conversation_id)
+
+    async def find_item(self, owner: str, item_id: str) -> dict[str, Any] | None:
+        """An item of any conversation of this owner; None where there is none, or none are kept.
+
+        Raises:
+            HTTPError: the store failed.
+        """
+        if self._access is None:
             return None
-        return await asyncio.to_thread(store.find_item, item_id)
+        return await self._access.ask(lambda store: store.find_item(item_id, owner=owner))
 
     async def create(self, context: ServerContext, request: Request) -> Response:
         """POST /v1/conversations."""
@@ -100,28 +92,29 @@ class ConversationsService:
             "created_at": int(time.time()),
             "metadata": body.metadata or {},
         }
-        await asyncio.to_thread(self.store(context).put, conversation)
-        await self.append(context, str(conversation["id"]), items)
+        owner = request.state.caller.owner
+        await self._store().ask(lambda store: store.put(conversation, owner=owner))
+        await self.append(owner, str(conversation["id"]), items)
         return JSONResponse(conversation)
 
     async def retrieve(self, context: ServerContext, request: Request) -> Response:
         """GET /v1/conversations/ID."""
-        return JSONResponse(await self._known(context, request.path_params["id"]))
+        return JSONResponse(await self._known(request.state.caller.owner, request.path_params["id"]))
 
     async def update(self, context: ServerContext, request: Request) -> Response:
         """POST /v1/conversations/ID: other metadata."""
         body = await read_model(context, request, MetadataRequest)
         conversation = {
-            **await self._known(context, request.path_params["id"]),
+            **await self._known(request.state.caller.owner, request.path_params["id"]),
             "metadata": body.metadata or {},
         }
-        await asyncio.to_thread(self.store(context).put, conversation)
+        await self._store().ask(lambda store: store.put(conversation, owner=request.state.caller.owner))
         return JSONResponse(conversation)
 
     async def delete(self, context: ServerContext, request: Request) -> Response:
         """DELETE /v1/conversations/ID. Responses that belong to it stay."""
         name = request.path_params["id"]
-        if not await asyncio.to_thread(self.store(context).delete, name):
+        if not await self._store().ask(lambda store: store.delete(name, owner=request.state.caller.owner)):
             raise _unknown(name)
         return JSONResponse({"id": name, "object": "conversation.deleted", "deleted": True})
 
@@ -129,20 +122,20 @@ class ConversationsService:
         """POST /v1/conversations/ID/items."""
         body = await read_model(context, request, ItemsRequest)
         name = request.path_params["id"]
-        await self._known(context, name)
+        await self._known(request.state.caller.owner, name)
         items = _checked(body.items)
-        await self.append(context, name, items)
+        await self.append(request.state.caller.owner, name, items)
         ends = {"first_id": items[0]["id"], "last_id": items[-1]["id"], "has_more": False}
         return JSONResponse({"object": "list", "data": [listed_item(item) for item in items], **ends})
 
     async def list_items(self, context: ServerContext, request: Request) -> Response:
         """GET /v1/conversations/ID/items."""
-        items = await self.items(context, request.path_params["id"])
+        items = await self.items(request.state.caller.owner, request.path_params["id"])
         return JSONResponse(item_page(items, request.query_params))
 
     async def item(self, context: ServerContext, request: Request) -> Response:
         """GET /v1/conversations/ID/items/ITEM."""
-        items = await self.items(context, request.path_params["id"])
+        items = await self.items(request.state.caller.owner, request.path_params["id"])
         found = [item for item in items if item["id"] == request.path_params["item"]]
         if not found:
             raise _unknown_item(request.path_params["item"])
@@ -150,14 +143,25 @@ class ConversationsService:
 
     async def delete_item(self, context: ServerContext, request: Request) -> Response:
         """DELETE /v1/conversations/ID/items/ITEM; answers the conversation."""
-        conversation = await self._known(context, request.path_params["id"])
-        name = request.path_params["item"]
-        if not await asyncio.to_thread(self.store(context).delete_item, conversation["id"], name):
+        owner, name = request.state.caller.owner, request.path_params["item"]
+        conversation = await self._known(owner, request.path_params["id"])
+        place = (conversation["id"], name)
+        if not await self._store().ask(lambda store: store.delete_item(*place, owner=owner)):
             raise _unknown_item(name)
         return JSONResponse(conversation)
 
-    async def _known(self, context: ServerContext, name: str) -> dict[str, Any]:
-        conversation = await asyncio.to_thread(self.store(context).get, name)
+    def _store(self) -> StoreAccess[ConversationStore]:
+        """Raises RequestError when this server keeps none."""
+        if self._access is None:
+            raise RequestError(
+                "this server keeps no conversations (--response-store); send the whole conversation as input",
+                param="conversation",
+                code="unsupported",
+            )
+        return self._access
+
+    async def _known(self, owner: str, name: str) -> dict[str, Any]:
+        conversation = await self._store().ask(lambda store: store.get(name, owner=owner))
         if conversation is None:
             raise _unknown(name)
         return conversation

@@ -11,14 +11,22 @@ from typing import Any
 
 import msgspec
 
-__all__ = ["RequestWarning", "duplicate_tool", "field_left_out", "free_text", "hosted_tool", "warnings_field"]
+__all__ = [
+    "RequestWarning",
+    "duplicate_tool",
+    "field_left_out",
+    "free_text",
+    "hosted_tool",
+    "not_stored",
+    "warnings_field",
+]
 
 
 class RequestWarning(msgspec.Struct, frozen=True, kw_only=True):
     """One thing that was passed over."""
 
     code: str
-    """For programs: "tool_left_out", "duplicate_tool", "grammar_not_enforced" or "field_left_out"."""
+    """For programs: "tool_left_out", "duplicate_tool", "grammar_not_enforced", "field_left_out" or "not_stored"."""
     param: str
     """The field, as the client sent it."""
     message: str
@@ -55,6 +63,11 @@ def free_text(at: str) -> RequestWarning:
         message=f"{at} was told to the model, but its calls are not held to it: their arguments are no JSON here, or "
         "the server has no backend for grammars",
     )
+
+
+def not_stored(at: str, message: str) -> RequestWarning:
+    """What was generated and answered, but is not kept as the request asked."""
+    return RequestWarning(code="not_stored", param=at, message=message)
 
 
 def warnings_field(warnings: Sequence[RequestWarning]) -> dict[str, Any]:

@@ -6,13 +6,12 @@
 
 from __future__ import annotations
 
-import contextlib
+import hashlib
 import importlib
 import os
 import sqlite3
-import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, TypeGuard
@@ -21,6 +20,7 @@ import msgspec
 
 from quire_interfaces import ConfigError
 from quire_server.config import ServerConfig
+from quire_server.sqlite_file import SQLiteFile, has_table
 
 __all__ = [
     "ResponseStore",
@@ -28,17 +28,21 @@ __all__ = [
     "StoredResponse",
     "check_response_store",
     "default_store_path",
+    "is_function",
+    "item_digest",
     "make_response_store",
-    "open_database",
     "store_path",
 ]
 
-_PURGE_EVERY = 100
-_TABLES = """
-CREATE TABLE IF NOT EXISTS responses (id TEXT PRIMARY KEY, written_s REAL, response BLOB, input BLOB);
-CREATE INDEX IF NOT EXISTS by_age ON responses (written_s);
-CREATE TABLE IF NOT EXISTS response_items (id TEXT PRIMARY KEY, response TEXT);
-"""
+_TABLES = (
+    "CREATE TABLE IF NOT EXISTS owned_responses (id TEXT PRIMARY KEY, owner TEXT NOT NULL, written_s REAL NOT NULL, "
+    "padding BLOB NOT NULL, response BLOB NOT NULL, input BLOB NOT NULL)",
+    "CREATE INDEX IF NOT EXISTS owned_responses_by_age ON owned_responses (written_s)",
+    "CREATE TABLE IF NOT EXISTS owned_response_items (owner TEXT NOT NULL, digest BLOB NOT NULL, "
+    "response TEXT NOT NULL REFERENCES owned_responses ON DELETE CASCADE)",
+    "CREATE INDEX IF NOT EXISTS owned_response_items_by_digest ON owned_response_items (owner, digest)",
+    "CREATE INDEX IF NOT EXISTS owned_response_items_by_response ON owned_response_items (response)",
+)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -49,6 +53,8 @@ class StoredResponse:
     """The response object, as clients get it."""
     input_items: list[dict[str, Any]]
     """What was new in its request; what came before is in the responses it follows."""
+    owner: str = ""
+    """Whose it is (`quire_server.callers.Caller.owner`); "" on a server without keys."""
 
     @property
     def id(self) -> str:
@@ -62,19 +68,21 @@ class StoredResponse:
 
 
 class ResponseStore(Protocol):
-    """Keeps responses. Methods may block and are called from worker threads, several at a time."""
+    """Keeps responses, each for its owner alone: to another one it is not there. Methods may block and are called from
+    worker threads, several at a time. What they raise is logged, and told to the client as a store that failed."""
 
     def put(self, stored: StoredResponse) -> None:
         """Keep it, in place of what has the same id."""
 
-    def get(self, response_id: str) -> StoredResponse | None:
-        """The response, None when it is unknown or forgotten."""
+    def get(self, response_id: str, *, owner: str) -> StoredResponse | None:
+        """The response, None when it is unknown, forgotten, or another's."""
 
-    def delete(self, response_id: str) -> bool:
-        """Forget it; whether it was known."""
+    def delete(self, response_id: str, *, owner: str) -> bool:
+        """Forget it; whether it was there for this owner."""
 
-    def find_item(self, item_id: str) -> dict[str, Any] | None:
-        """An input or output item of any response, by its id."""
+    def find_item(self, item_id: str, *, owner: str) -> dict[str, Any] | None:
+        """An input or output item of any of the owner's responses, by its id; the oldest where several have it. Ids of
+        input items are the clients' choice: owners may have the same ones."""
 
     def close(self) -> None:
         """Give everything back. Idempotent."""
@@ -85,7 +93,8 @@ class SQLiteResponseStore:
 
     Args:
         path: The file, made with its folder when it is missing and readable by its owner only; ":memory:" keeps
-            everything in this process.
+            everything in this process. One of a version without owners is taken over: what is in it is that of a
+            server without keys.
         ttl_s: Responses are forgotten this long after they were last written.
         max_responses: The oldest are forgotten above this.
 
@@ -96,84 +105,95 @@ class SQLiteResponseStore:
     def __init__(self, path: str | Path, *, ttl_s: float, max_responses: int) -> None:
         self._ttl_s = ttl_s
         self._max_responses = max_responses
-        self._lock = threading.Lock()
-        self._num_writes = 0
-        self._db = open_database(path, _TABLES)
-        self._purge()
+        self._file = SQLiteFile(path, _TABLES, _migrated)
+        with self._file.writing():
+            self._purge()
 
     def put(self, stored: StoredResponse) -> None:
         response, items = msgspec.json.encode(stored.response), msgspec.json.encode(stored.input_items)
-        with self._lock, self._db:
-            self._db.execute("BEGIN")
-            row = (stored.id, time.time(), response, items)
-            self._db.execute("INSERT OR REPLACE INTO responses VALUES (?, ?, ?, ?)", row)
-            # The first response that has an item keeps it: nobody can put another one under an id that is known.
-            ids = [(item["id"], stored.id) for item in _items(stored) if "id" in item]
-            self._db.executemany("INSERT OR IGNORE INTO response_items VALUES (?, ?)", ids)
-            self._num_writes += 1
-            if self._num_writes % _PURGE_EVERY == 0:
-                self._purge()
+        with self._file.writing() as db:
+            row = (stored.id, stored.owner, time.time(), self._file.padding_bytes, response, items)
+            _insert(db, row, _items(stored))
+            self._purge()
 
-    def get(self, response_id: str) -> StoredResponse | None:
-        with self._lock:
-            row = self._db.execute(
-                "SELECT response, input FROM responses WHERE id = ? AND written_s > ?",
-                (response_id, time.time() - self._ttl_s),
-            ).fetchone()
-        if row is None:
-            return None
-        return StoredResponse(response=msgspec.json.decode(row[0]), input_items=msgspec.json.decode(row[1]))
+    def get(self, response_id: str, *, owner: str) -> StoredResponse | None:
+        rows = self._file.rows(
+            "SELECT response, input FROM owned_responses WHERE id = ? AND owner = ? AND written_s > ?",
+            (response_id, owner, self._horizon_s()),
+        )
+        return _stored(rows, owner)
 
-    def find_item(self, item_id: str) -> dict[str, Any] | None:
-        with self._lock:
-            row = self._db.execute("SELECT response FROM response_items WHERE id = ?", (item_id,)).fetchone()
-        stored = None if row is None else self.get(row[0])
-        return next((item for item in _items(stored) if item.get("id") == item_id), None)
+    def find_item(self, item_id: str, *, owner: str) -> dict[str, Any] | None:
+        rows = self._file.rows(
+            "SELECT each.response, input FROM owned_response_items AS item "
+            "JOIN owned_responses AS each ON each.id = item.response "
+            "WHERE item.owner = ? AND digest = ? AND written_s > ? ORDER BY item.rowid LIMIT 1",
+            (owner, item_digest(item_id), self._horizon_s()),
+        )
+        return next((item for item in _items(_stored(rows, owner)) if item.get("id") == item_id), None)
 
-    def delete(self, response_id: str) -> bool:
-        with self._lock:
-            return self._db.execute("DELETE FROM responses WHERE id = ?", (response_id,)).rowcount > 0
+    def delete(self, response_id: str, *, owner: str) -> bool:
+        statement = "DELETE FROM owned_responses WHERE id = ? AND owner = ? AND written_s > ?"
+        with self._file.writing():
+            return self._file.erase(statement, (response_id, owner, self._horizon_s())) > 0
 
     def close(self) -> None:
-        with self._lock, contextlib.suppress(sqlite3.Error):
-            self._db.close()
+        self._file.close()
+
+    def _horizon_s(self) -> float:
+        """What was written before this is forgotten."""
+        return time.time() - self._ttl_s
 
     def _purge(self) -> None:
-        self._db.execute("DELETE FROM responses WHERE written_s <= ?", (time.time() - self._ttl_s,))
-        self._db.execute(
-            "DELETE FROM responses WHERE id IN (SELECT id FROM responses ORDER BY written_s DESC LIMIT -1 OFFSET ?)",
+        self._file.erase("DELETE FROM owned_responses WHERE written_s <= ?", (self._horizon_s(),))
+        self._file.erase(
+            "DELETE FROM owned_responses WHERE id IN (SELECT id FROM owned_responses ORDER BY written_s, rowid "
+            "LIMIT max(0, (SELECT COUNT(*) FROM owned_responses) - ?))",
             (self._max_responses,),
         )
-        self._db.execute("DELETE FROM response_items WHERE response NOT IN (SELECT id FROM responses)")
+
+
+def item_digest(item_id: str) -> bytes:
+    """What an index holds of an item's id, which is the client's choice and may be any text."""
+    return hashlib.blake2b(item_id.encode("utf-8", "surrogatepass"), digest_size=16).digest()
+
+
+def _insert(db: sqlite3.Connection, row: tuple[Any, ...], items: Sequence[dict[str, Any]]) -> None:
+    """A response in place of what has its id; the row is its id, owner, time, number of padding bytes and texts."""
+    db.execute(
+        "INSERT INTO owned_responses VALUES (?, ?, ?, zeroblob(?), ?, ?) ON CONFLICT (id) DO UPDATE SET "
+        "owner = excluded.owner, written_s = excluded.written_s, response = excluded.response, input = excluded.input",
+        row,
+    )
+    db.execute("DELETE FROM owned_response_items WHERE response = ?", row[:1])
+    ids = [(row[1], item_digest(str(item["id"])), row[0]) for item in items if "id" in item]
+    db.executemany("INSERT INTO owned_response_items VALUES (?, ?, ?)", ids)
+
+
+def _migrated(db: sqlite3.Connection, padding_bytes: int) -> bool:
+    """Take over the tables of the version without owners; whether there were any."""
+    if not has_table(db, "responses"):
+        return False
+    for statement in _TABLES:
+        db.execute(statement)
+    for name, written_s, *texts in db.execute("SELECT id, written_s, response, input FROM responses"):
+        items = _items(_stored([tuple(texts)], ""))
+        _insert(db, (name, "", written_s, padding_bytes, *texts), items)
+    db.execute("DROP TABLE responses")
+    db.execute("DROP TABLE IF EXISTS response_items")
+    return True
+
+
+def _stored(rows: list[tuple[Any, ...]], owner: str) -> StoredResponse | None:
+    if not rows:
+        return None
+    response, items = map(msgspec.json.decode, rows[0])
+    return StoredResponse(response=response, input_items=items, owner=owner)
 
 
 def _items(stored: StoredResponse | None) -> list[dict[str, Any]]:
     """What it was asked and what it answered."""
     return [] if stored is None else [*stored.input_items, *stored.response.get("output", ())]
-
-
-def open_database(path: str | Path, tables: str) -> sqlite3.Connection:
-    """A SQLite file with these tables; made with its folder when it is missing, readable by its owner only.
-
-    Raises:
-        ConfigError: the file cannot be used.
-    """
-    if str(path) != ":memory:":
-        path = Path(path).expanduser()
-    try:
-        if isinstance(path, Path):
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.touch(mode=0o600)
-        db = sqlite3.connect(path, check_same_thread=False, timeout=10, isolation_level=None)
-        db.execute("PRAGMA journal_mode=WAL")
-        db.execute("PRAGMA synchronous=NORMAL")
-        db.executescript(tables)
-    except (OSError, sqlite3.Error) as error:
-        raise ConfigError(
-            f"cannot keep responses in {str(path)!r}: {error}; name another file with --response-store, or 'none'",
-            field="response_store",
-        ) from None
-    return db
 
 
 def default_store_path() -> Path:
@@ -185,7 +205,7 @@ def default_store_path() -> Path:
 def store_path(config: ServerConfig) -> Path | None:
     """The file in which responses are kept; None where it is none."""
     name = config.response_store
-    return None if name in ("none", ":memory:") or _is_function(name) else Path(name or default_store_path())
+    return None if name in ("none", ":memory:") or is_function(name) else Path(name or default_store_path())
 
 
 def make_response_store(config: ServerConfig) -> ResponseStore | None:
@@ -197,7 +217,7 @@ def make_response_store(config: ServerConfig) -> ResponseStore | None:
     name = config.response_store
     if name == "none":
         return None
-    if _is_function(name):
+    if is_function(name):
         return _find_function(name)(config)
     return SQLiteResponseStore(
         store_path(config) or ":memory:",
@@ -214,13 +234,14 @@ def check_response_store(config: ServerConfig) -> None:
         ConfigError: it cannot.
     """
     name = config.response_store
-    if _is_function(name):
+    if is_function(name):
         _find_function(name)
     elif name not in (None, "none", ":memory:") and (store := make_response_store(config)) is not None:
         store.close()
 
 
-def _is_function(name: str | None) -> TypeGuard[str]:
+def is_function(name: str | None) -> TypeGuard[str]:
+    """Whether a store is named by the function that makes it."""
     return name is not None and ":" in name and name != ":memory:"
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import reprlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,7 +18,7 @@ from quire_interfaces import RequestError
 from quire_server.builtin_tools import BUILTIN_BY_ITEM
 from quire_server.client_tools import INPUT, ClientTools
 from quire_server.content_text import content_text, left_out_line
-from quire_server.sealing import open_summary
+from quire_server.sealing import Sealer, open_summary
 
 __all__ = ["COMPACTIONS", "ItemReader", "last_question"]
 
@@ -38,8 +38,8 @@ class ItemReader:
 
     offered: ClientTools = field(default_factory=ClientTools)
     """The client's tools, whose names the model knows."""
-    open_thoughts: Callable[[Any], str | None] = lambda sealed: None
-    """What is in the `encrypted_content` of a reasoning item; None for what another server wrote."""
+    sealer: Sealer | None = None
+    """Opens the `encrypted_content` of thoughts and summaries; None opens summaries alone that are not sealed."""
 
     def chat_messages(
         self, items: Sequence[Item], instructions: str | None = None, *, at: str = "input", has_new: bool = True
@@ -62,7 +62,7 @@ class ItemReader:
             for item in items
             if item.get("type") == "mcp_approval_response" and item.get("approve") is False
         }
-        for index, item in _uncompacted(items):
+        for index, item in self._uncompacted(items):
             self._read(told, item, f"{at}[{index}]", refused, is_new=index == newest)
         return told.finished()
 
@@ -93,7 +93,7 @@ class ItemReader:
                 told.own_result(name, f"The user did not approve this call. {refused[name] or ''}".rstrip())
         elif kind in COMPACTIONS:
             if item.get("encrypted_content") is not None:
-                summary = open_summary(item["encrypted_content"])
+                summary = open_summary(item["encrypted_content"], self.sealer)
                 text = _UNREADABLE_SUMMARY if summary is None else summary.text
                 told.message("user", f"Summary of the conversation so far:\n{text}")
         elif kind not in _SILENT and (line := _line(item)):
@@ -110,8 +110,10 @@ class ItemReader:
 
     def _thoughts(self, item: Item, at: str) -> str:
         for key in ("content", "summary"):
-            if key == "summary" and (opened := self.open_thoughts(item.get("encrypted_content"))) is not None:
-                return opened
+            if key == "summary" and self.sealer is not None:
+                opened = self.sealer.open(item.get("encrypted_content"))
+                if opened is not None:
+                    return opened
             if item.get(key):
                 return content_text(item[key], f"{at}.{key}", is_new=False)
         return ""
@@ -121,6 +123,22 @@ class ItemReader:
         if not isinstance(name, str):
             raise _wrong(f"{at}.name", name, "be the name of a tool")
         return self.offered.shown_name(name, namespace if isinstance(namespace, str) else None)
+
+    def _uncompacted(self, items: Sequence[Item]) -> list[tuple[int, Item]]:
+        """(place, item) without what the last summary replaces. What the user asked last before it comes behind it."""
+        numbered = list(enumerate(items))
+        place = next((index for index, item in reversed(numbered) if self._replaces(item)), None)
+        if place is None:
+            return numbered
+        asked = last_question(items[:place])
+        instructions = [each for each in numbered[:asked] if each[1].get("role") in ("system", "developer")]
+        return [*instructions, numbered[place], *numbered[asked:place], *numbered[place + 1 :]]
+
+    def _replaces(self, item: Item) -> bool:
+        if item.get("type") != "compaction":
+            return False
+        summary = open_summary(item.get("encrypted_content"), self.sealer)
+        return summary is not None and summary.replaces
 
 
 class _Told:
@@ -175,22 +193,6 @@ class _Told:
         self._answer = None
         self._messages += self._results
         self._results = []
-
-
-def _uncompacted(items: Sequence[Item]) -> list[tuple[int, Item]]:
-    """(place, item) without what the last summary replaces. What the user asked last before it comes behind it."""
-    numbered = list(enumerate(items))
-    place = next((index for index, item in reversed(numbered) if _replaces(item)), None)
-    if place is None:
-        return numbered
-    asked = last_question(items[:place])
-    instructions = [each for each in numbered[:asked] if each[1].get("role") in ("system", "developer")]
-    return [*instructions, numbered[place], *numbered[asked:place], *numbered[place + 1 :]]
-
-
-def _replaces(item: Item) -> bool:
-    summary = open_summary(item.get("encrypted_content")) if item.get("type") == "compaction" else None
-    return summary is not None and summary.replaces
 
 
 def last_question(items: Sequence[Item]) -> int:

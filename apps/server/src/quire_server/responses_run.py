@@ -25,11 +25,12 @@ from quire_server.context import ServerContext
 from quire_server.errors import HTTPError, error_body, naming_fields
 from quire_server.logprobs import chat_logprobs
 from quire_server.mcp_tools import MAX_CALLS, MCPTools, longest_result, shorten_results
-from quire_server.request_warnings import warnings_field
+from quire_server.request_warnings import not_stored, warnings_field
 from quire_server.response_store import ResponseStore, StoredResponse
 from quire_server.responses_output import OutputItems, is_clients_turn
 from quire_server.responses_request import ResponsesRequest
 from quire_server.sealing import Sealer, Summary, pack_summary
+from quire_server.store_access import StoreAccess, StoreFailedError
 from quire_server.turn import RunningTurn, raise_failed
 
 __all__ = ["Compaction", "Event", "LiveResponse", "ResponseRun", "usage_of"]
@@ -60,15 +61,17 @@ class ResponseRun:
         running: RunningTurn,
         offered: ClientTools,
         items: list[dict[str, Any]],
-        store: ResponseStore | None,
+        owner: str,
+        store: StoreAccess[ResponseStore] | None,
         mcp: MCPTools,
         again: Callable[[list[dict[str, Any]]], Awaitable[RunningTurn]],
         approved: list[dict[str, Any]],
-        sealer: Sealer | None,
+        sealer: Sealer,
         compaction: Compaction | None,
     ) -> None:
         # Never the request's own choice: whoever knows an id can read, go on from and replace what is kept under it.
         self.id = f"resp_{secrets.token_hex(16)}"
+        self.owner = owner
         self._context = context
         self._body = body
         self._running = running
@@ -78,38 +81,64 @@ class ResponseRun:
         self._again = again
         self._approved = approved
         self._compaction = compaction
+        self._sealer = sealer
         self._calls_left = MAX_CALLS if body.max_tool_calls is None else body.max_tool_calls
         self._output = OutputItems(
             running.choices[0].call_id,
             mcp.label_of,
             mcp.asks_before,
             client_tool=offered.get,
-            seal=None if sealer is None else sealer.seal,
+            seal=sealer.seal if body.seals_thoughts else None,
         )
         self._usage: dict[str, Any] = {}
         self.on_finished: Callable[[list[dict[str, Any]]], Awaitable[None]] | None = None
         """Hears what was said, asked and answered, once it is all there."""
         self._sequence = 0
-        self._fixed = _fixed_fields(self.id, body, model, running.turn.params, offered)
+        self._warnings = list(offered.warnings)
+        self._fixed = _fixed_fields(self.id, body, model, running.turn.params)
         self.latest = self.response("in_progress")
 
     def response(self, status: str, **changes: Any) -> dict[str, Any]:
         """The response object as it stands."""
         output = [dict(item) for item in self._output.items]
-        return {**self._fixed, "status": status, "output": output, **changes}
+        told = {"store": self._store is not None, **warnings_field(self._warnings)}
+        return {**self._fixed, **told, "status": status, "output": output, **changes}
 
     def snapshot(self) -> dict[str, Any]:
         """The response object at this moment."""
         has_begun = self.latest["status"] == "queued" and self._sequence > 0
         return self.response("in_progress") if has_begun else self.latest
 
-    async def keep(self, status: str, **changes: Any) -> dict[str, Any]:
-        """The response object, written to the store."""
-        self.latest = self.response(status, **changes)
-        if self._store is not None:
-            stored = StoredResponse(response=self.latest, input_items=self._items)
-            await asyncio.to_thread(self._store.put, stored)
+    async def queue(self) -> dict[str, Any]:
+        """The response object before it runs, written to the store.
+
+        Raises:
+            StoreFailedError: it is not written, and the run is ended.
+        """
+        self.latest = self.response("queued")
+        try:
+            await self._write()
+        except StoreFailedError:
+            await self._running.outputs.aclose()  # type: ignore[attr-defined]
+            raise
         return self.latest
+
+    async def keep(self, status: str, **changes: Any) -> dict[str, Any]:
+        """The response object, written to the store. What was generated is answered also where the store fails: then it
+        says that it is not stored."""
+        self.latest = self.response(status, **changes)
+        try:
+            await self._write()
+        except StoreFailedError as error:
+            self._store = None
+            self._warnings.append(not_stored("store", f"the response is not stored: {error}"))
+            self.latest = self.response(status, **changes)
+        return self.latest
+
+    async def _write(self) -> None:
+        if self._store is not None:
+            stored = StoredResponse(response=self.latest, input_items=self._items, owner=self.owner)
+            await self._store.ask(lambda store: store.put(stored))
 
     async def whole(self) -> dict[str, Any]:
         """Run to the end; the response object. What fails raises."""
@@ -197,7 +226,8 @@ class ResponseRun:
         if last is None:
             raise HTTPError(500, "the engine ended the request without an answer", code="generation_failed")
         self._usage = _added(self._usage, usage_of(self._context, self._running, last))
-        yield self._output.end_compaction(pack_summary(Summary(summary_of(self._running), compaction.replaces)))
+        summary = Summary(summary_of(self._running), compaction.replaces)
+        yield self._output.end_compaction(pack_summary(summary, self._sealer if self.owner else None))
 
     async def _go_on(self, calls: Sequence[dict[str, Any]] = ()) -> bool:
         """Start the next turn, which sees the output so far.
@@ -265,7 +295,11 @@ class ResponseRun:
         """The response as it ends with this output; None after a summary alone, which is never cut. is_full: the
         context has no room for the model to go on."""
         if self.on_finished is not None:
-            await self.on_finished([*self._items, *self._output.items])
+            try:
+                await self.on_finished([*self._items, *self._output.items])
+            except HTTPError as error:
+                message = f"the conversation was not added to: {error}"
+                self._warnings.append(not_stored("conversation", message))
         changes: dict[str, Any] = {"usage": self._usage}
         if is_full or (output is not None and _is_cut(output.outputs[0])):
             return await self.keep("incomplete", incomplete_details={"reason": "max_output_tokens"}, **changes)
@@ -320,9 +354,7 @@ class LiveResponse:
         await asyncio.wait((self.task,))
 
 
-def _fixed_fields(
-    name: str, body: ResponsesRequest, model: str, params: SamplingParams, offered: ClientTools
-) -> dict[str, Any]:
+def _fixed_fields(name: str, body: ResponsesRequest, model: str, params: SamplingParams) -> dict[str, Any]:
     """What does not change while a response is made."""
     form = (body.text or {}).get("format") or {"type": "text"}
     reasoning = {"effort": None, "summary": None, **(body.reasoning or {})}
@@ -355,7 +387,6 @@ def _fixed_fields(
         "truncation": body.truncation or "disabled",
         "usage": None,
         "user": body.user,
-        **warnings_field(offered.warnings),
     }
 
 

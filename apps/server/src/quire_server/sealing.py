@@ -17,12 +17,12 @@ import zlib
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from quire_server.config import ServerConfig
-
 __all__ = ["Sealer", "Summary", "kept_key", "make_sealer", "open_summary", "pack_summary"]
 
 _NONCE_BYTES, _TAG_BYTES, _KEY_BYTES = 16, 32, 32
 _SEALED, _SUMMARY = b"quire-thoughts-1:", b"quire-summary-1:"
+_SEALED_SUMMARIES = (b"quire-summary-2:", b"quire-summary-3:")
+"""Marks of those that do not replace what was before them, and of those that do."""
 _MAX_CHARS = 16 * 2**20
 
 
@@ -37,19 +37,19 @@ class Sealer:
         self._stream_key = hashlib.blake2b(b"stream", key=key, digest_size=_KEY_BYTES).digest()
         self._tag_key = hashlib.blake2b(b"tag", key=key, digest_size=_KEY_BYTES).digest()
 
-    def seal(self, text: str) -> str:
-        """The text as base64 that only `open` of the same key reads."""
+    def seal(self, text: str, mark: bytes = _SEALED) -> str:
+        """The text as base64 that only `open` of the same key reads, and of the same mark, which says what it is."""
         plain, nonce = text.encode("utf-8", "replace"), secrets.token_bytes(_NONCE_BYTES)
         covered = nonce + self._mixed(plain, nonce)
-        return base64.b64encode(_SEALED + covered + self._tag(covered)).decode()
+        return base64.b64encode(mark + covered + self._tag(mark, covered)).decode()
 
-    def open(self, sealed: Any) -> str | None:
-        """The text; None for what was not sealed with this key."""
-        content = _decoded(sealed, _SEALED)
+    def open(self, sealed: Any, mark: bytes = _SEALED) -> str | None:
+        """The text; None for what was not sealed with this key and mark."""
+        content = _decoded(sealed, mark)
         if content is None or len(content) < _NONCE_BYTES + _TAG_BYTES:
             return None
         covered, tag = content[:-_TAG_BYTES], content[-_TAG_BYTES:]
-        if not hmac.compare_digest(tag, self._tag(covered)):
+        if not hmac.compare_digest(tag, self._tag(mark, covered)):
             return None
         return self._mixed(covered[_NONCE_BYTES:], covered[:_NONCE_BYTES]).decode()
 
@@ -57,24 +57,26 @@ class Sealer:
         stream = hashlib.shake_256(self._stream_key + nonce).digest(len(data))
         return (int.from_bytes(data, "big") ^ int.from_bytes(stream, "big")).to_bytes(len(data), "big")
 
-    def _tag(self, covered: bytes) -> bytes:
+    def _tag(self, mark: bytes, covered: bytes) -> bytes:
+        covered = covered if mark == _SEALED else mark + covered
         return hashlib.blake2b(covered, key=self._tag_key, digest_size=_TAG_BYTES).digest()
 
 
-def make_sealer(config: ServerConfig, store_path: Path | None) -> Sealer:
-    """With the key beside the response store, so that a restarted server reads what it wrote; without such a file, with
-    one made of the server's API keys, or else with a key of this process.
+def make_sealer(store_path: Path | None, owner: str) -> Sealer:
+    """With the key beside the response store, so that a restarted server reads what it wrote; without such a file with
+    the owner's hash, or else with a key of this process. What was sealed for one owner is nothing to another.
 
     Args:
-        config: The server's.
         store_path: The file in which responses are kept; None where there is none.
+        owner: Whose texts these are (`quire_server.callers.Caller.owner`); "" on a server without keys.
     """
+    key = b""
     if store_path is not None:
         with contextlib.suppress(OSError):
-            return Sealer(kept_key(Path(f"{store_path.expanduser()}.key")))
-    if config.api_key:
-        return Sealer(hashlib.blake2b("\n".join(config.api_key).encode(), person=b"quire-thoughts").digest())
-    return Sealer(secrets.token_bytes(_KEY_BYTES))
+            key = kept_key(Path(f"{store_path.expanduser()}.key"))
+    if owner:
+        return Sealer(hashlib.blake2b(owner.encode(), key=key, person=b"quire-thoughts").digest())
+    return Sealer(key or secrets.token_bytes(_KEY_BYTES))
 
 
 def kept_key(path: Path) -> bytes:
@@ -108,16 +110,25 @@ class Summary(NamedTuple):
     out what it replaces."""
 
 
-def pack_summary(summary: Summary) -> str:
-    """A summary as the content of a compaction item."""
+def pack_summary(summary: Summary, sealer: Sealer | None = None) -> str:
+    """A summary as the content of a compaction item.
+
+    Args:
+        sealer: Its owner's; None where nobody is told from anybody: then it is packed only, and outlives every key.
+    """
+    if sealer is not None:
+        return sealer.seal(summary.text, _SEALED_SUMMARIES[summary.replaces])
     data = bytes([summary.replaces]) + summary.text.encode("utf-8", "replace")
     return base64.b64encode(_SUMMARY + zlib.crc32(data).to_bytes(4, "big") + data).decode()
 
 
-def open_summary(packed: Any) -> Summary | None:
-    """The summary; None for what another server wrote, or what was damaged."""
+def open_summary(packed: Any, sealer: Sealer | None = None) -> Summary | None:
+    """The summary; None for what another server wrote, what was sealed for another owner, or what was damaged."""
     content = _decoded(packed, _SUMMARY)
-    if content is None or len(content) < 5 or zlib.crc32(content[4:]) != int.from_bytes(content[:4], "big"):
+    if content is None:
+        opened = [None if sealer is None else sealer.open(packed, mark) for mark in _SEALED_SUMMARIES]
+        return next((Summary(text, bool(place)) for place, text in enumerate(opened) if text is not None), None)
+    if len(content) < 5 or zlib.crc32(content[4:]) != int.from_bytes(content[:4], "big"):
         return None
     with contextlib.suppress(UnicodeDecodeError):
         return Summary(content[5:].decode(), bool(content[4]))
