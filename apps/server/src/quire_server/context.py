@@ -50,8 +50,8 @@ class ServerContext:
     mcp_servers: Mapping[str, MCPServer] = field(default_factory=dict)
     """By label; those that the operator named."""
     started_s: int = field(default_factory=lambda: int(time.time()))
-    generating: dict[str, set[str]] = field(default_factory=dict)
-    """Id of a request for /inference/v1/generate that runs -> its ids in the engine."""
+    generating: dict[tuple[str, str], set[str]] = field(default_factory=dict)
+    """Owner and id of a request for /inference/v1/generate that runs -> its ids in the engine."""
     state: ServerState = field(default_factory=ServerState)
     caller: Caller = KEYLESS
     """Whose requests are served."""

@@ -54,33 +54,33 @@ class ConversationsService:
         if keeps_conversations(config):
             self._access = StoreAccess("conversations", lambda: make_conversation_store(config))
 
-    async def items(self, owner: str, conversation_id: str) -> list[dict[str, Any]]:
-        """Everything that was said in a conversation of this owner.
+    async def items(self, context: ServerContext, conversation_id: str) -> list[dict[str, Any]]:
+        """Everything that was said in a conversation of the caller.
 
         Raises:
             HTTPError: it is not there, or the store failed.
         """
-        await self._known(owner, conversation_id)
-        return await self._store().ask(lambda store: store.items(conversation_id, owner=owner))
+        await self._known(context, conversation_id)
+        return await self._store().ask(lambda store: store.items(conversation_id, owner=context.caller.owner))
 
-    async def append(self, owner: str, conversation_id: str, items: list[dict[str, Any]]) -> None:
+    async def append(self, context: ServerContext, conversation_id: str, items: list[dict[str, Any]]) -> None:
         """Go on with a conversation.
 
         Raises:
             HTTPError: it is not there, or the store failed.
         """
-        if not await self._store().ask(lambda store: store.append(conversation_id, items, owner=owner)):
+        if not await self._store().ask(lambda store: store.append(conversation_id, items, owner=context.caller.owner)):
             raise _unknown(conversation_id)
 
-    async def find_item(self, owner: str, item_id: str) -> dict[str, Any] | None:
-        """An item of any conversation of this owner; None where there is none, or none are kept.
+    async def find_item(self, context: ServerContext, item_id: str) -> dict[str, Any] | None:
+        """An item of any conversation of the caller; None where there is none, or none are kept.
 
         Raises:
             HTTPError: the store failed.
         """
         if self._access is None:
             return None
-        return await self._access.ask(lambda store: store.find_item(item_id, owner=owner))
+        return await self._access.ask(lambda store: store.find_item(item_id, owner=context.caller.owner))
 
     async def create(self, context: ServerContext, request: Request) -> Response:
         """POST /v1/conversations."""
@@ -92,29 +92,28 @@ class ConversationsService:
             "created_at": int(time.time()),
             "metadata": body.metadata or {},
         }
-        owner = request.state.caller.owner
-        await self._store().ask(lambda store: store.put(conversation, owner=owner))
-        await self.append(owner, str(conversation["id"]), items)
+        await self._store().ask(lambda store: store.put(conversation, owner=context.caller.owner))
+        await self.append(context, str(conversation["id"]), items)
         return JSONResponse(conversation)
 
     async def retrieve(self, context: ServerContext, request: Request) -> Response:
         """GET /v1/conversations/ID."""
-        return JSONResponse(await self._known(request.state.caller.owner, request.path_params["id"]))
+        return JSONResponse(await self._known(context, request.path_params["id"]))
 
     async def update(self, context: ServerContext, request: Request) -> Response:
         """POST /v1/conversations/ID: other metadata."""
         body = await read_model(context, request, MetadataRequest)
         conversation = {
-            **await self._known(request.state.caller.owner, request.path_params["id"]),
+            **await self._known(context, request.path_params["id"]),
             "metadata": body.metadata or {},
         }
-        await self._store().ask(lambda store: store.put(conversation, owner=request.state.caller.owner))
+        await self._store().ask(lambda store: store.put(conversation, owner=context.caller.owner))
         return JSONResponse(conversation)
 
     async def delete(self, context: ServerContext, request: Request) -> Response:
         """DELETE /v1/conversations/ID. Responses that belong to it stay."""
         name = request.path_params["id"]
-        if not await self._store().ask(lambda store: store.delete(name, owner=request.state.caller.owner)):
+        if not await self._store().ask(lambda store: store.delete(name, owner=context.caller.owner)):
             raise _unknown(name)
         return JSONResponse({"id": name, "object": "conversation.deleted", "deleted": True})
 
@@ -122,20 +121,20 @@ class ConversationsService:
         """POST /v1/conversations/ID/items."""
         body = await read_model(context, request, ItemsRequest)
         name = request.path_params["id"]
-        await self._known(request.state.caller.owner, name)
+        await self._known(context, name)
         items = _checked(body.items)
-        await self.append(request.state.caller.owner, name, items)
+        await self.append(context, name, items)
         ends = {"first_id": items[0]["id"], "last_id": items[-1]["id"], "has_more": False}
         return JSONResponse({"object": "list", "data": [listed_item(item) for item in items], **ends})
 
     async def list_items(self, context: ServerContext, request: Request) -> Response:
         """GET /v1/conversations/ID/items."""
-        items = await self.items(request.state.caller.owner, request.path_params["id"])
+        items = await self.items(context, request.path_params["id"])
         return JSONResponse(item_page(items, request.query_params))
 
     async def item(self, context: ServerContext, request: Request) -> Response:
         """GET /v1/conversations/ID/items/ITEM."""
-        items = await self.items(request.state.caller.owner, request.path_params["id"])
+        items = await self.items(context, request.path_params["id"])
         found = [item for item in items if item["id"] == request.path_params["item"]]
         if not found:
             raise _unknown_item(request.path_params["item"])
@@ -143,10 +142,10 @@ class ConversationsService:
 
     async def delete_item(self, context: ServerContext, request: Request) -> Response:
         """DELETE /v1/conversations/ID/items/ITEM; answers the conversation."""
-        owner, name = request.state.caller.owner, request.path_params["item"]
-        conversation = await self._known(owner, request.path_params["id"])
+        name = request.path_params["item"]
+        conversation = await self._known(context, request.path_params["id"])
         place = (conversation["id"], name)
-        if not await self._store().ask(lambda store: store.delete_item(*place, owner=owner)):
+        if not await self._store().ask(lambda store: store.delete_item(*place, owner=context.caller.owner)):
             raise _unknown_item(name)
         return JSONResponse(conversation)
 
@@ -160,8 +159,8 @@ class ConversationsService:
             )
         return self._access
 
-    async def _known(self, owner: str, name: str) -> dict[str, Any]:
-        conversation = await self._store().ask(lambda store: store.get(name, owner=owner))
+    async def _known(self, context: ServerContext, name: str) -> dict[str, Any]:
+        conversation = await self._store().ask(lambda store: store.get(name, owner=context.caller.owner))
         if conversation is None:
             raise _unknown(name)
         return conversation

@@ -75,7 +75,7 @@ class ResponsesService:
     async def create(self, context: ServerContext, request: Request) -> Response:
         """POST /v1/responses."""
         body = await read_model(context, request, ResponsesRequest)
-        run = await self.prepare(context, request.state.caller.owner, body)
+        run = await self.prepare(context, body)
         if body.background:
             return await self._in_background(run, stream=bool(body.stream))
         if body.stream:
@@ -83,12 +83,11 @@ class ResponsesService:
         return JSONResponse(await unless_disconnected(request, run.whole()))
 
     async def prepare(
-        self, context: ServerContext, owner: str, body: ResponsesRequest, recent: RecentResponse | None = None
+        self, context: ServerContext, body: ResponsesRequest, recent: RecentResponse | None = None
     ) -> ResponseRun:
         """A response that was checked and can run.
 
         Args:
-            owner: Whose it is.
             recent: The connection's own memory of a response that is kept nowhere else.
 
         Raises:
@@ -104,20 +103,18 @@ class ResponsesService:
         body.take_format()
         with full_context_told(), naming_fields(body.field_names()):
             context.sampling_params(body)
-            items = await self._input(owner, body)
-            earlier = await self._earlier(owner, body, recent)
+            items = await self._input(context, body)
+            earlier = await self._earlier(context, body, recent)
             offered = client_tools_of(body.tools or (), [*earlier, *items])
             mcp = await MCPTools.of(body.tools or (), context.mcp_servers, offered.shown_names())
             offered.warnings += mcp.warnings
 
             async def again(said: list[dict[str, Any]]) -> RunningTurn:
-                return await start_turn(
-                    context, self._turn(context, owner, body, mcp, offered, [*earlier, *items, *said])
-                )
+                return await start_turn(context, self._turn(context, body, mcp, offered, [*earlier, *items, *said]))
 
             approved = mcp.approved(items, earlier)
-            running, compaction = await self._begin(context, owner, body, [*earlier, *items], again)
-        sealer = self._sealer(context, owner)
+            running, compaction = await self._begin(context, body, [*earlier, *items], again)
+        sealer = self._sealer(context)
         run = ResponseRun(
             context,
             body,
@@ -125,7 +122,6 @@ class ResponsesService:
             running,
             offered,
             items,
-            owner,
             store if keeps else None,
             mcp,
             again,
@@ -135,7 +131,7 @@ class ResponsesService:
         )
         conversation_id = body.conversation_id
         if conversation_id is not None:
-            run.on_finished = lambda said: self._conversations.append(owner, conversation_id, said)
+            run.on_finished = lambda said: self._conversations.append(context, conversation_id, said)
         elif recent is not None and not (keeps and store is not None):
             run.on_finished = lambda said: recent.remember(run.id, [*earlier, *said])
         return run
@@ -143,7 +139,6 @@ class ResponsesService:
     async def _begin(
         self,
         context: ServerContext,
-        owner: str,
         body: ResponsesRequest,
         said: list[dict[str, Any]],
         again: Callable[[list[dict[str, Any]]], Awaitable[RunningTurn]],
@@ -156,7 +151,7 @@ class ResponsesService:
         follows = body.previous_response_id is not None or body.conversation_id is not None
         threshold = body.compact_threshold
         if said and said[-1]["type"] == "compaction_trigger":
-            summary = await self._start_summary(context, owner, body, said)
+            summary = await self._start_summary(context, body, said)
             return summary, Compaction(replaces=follows, goes_on=False)
         full: ContextLengthError | None = None
         try:
@@ -174,17 +169,17 @@ class ResponsesService:
             return running, None
         if full is None:
             await running.outputs.aclose()  # type: ignore[attr-defined]
-        summary = await self._start_summary(context, owner, body, said[:asked])
+        summary = await self._start_summary(context, body, said[:asked])
         return summary, Compaction(replaces=True, goes_on=True)
 
     async def _start_summary(
-        self, context: ServerContext, owner: str, body: CompactRequest, items: list[dict[str, Any]]
+        self, context: ServerContext, body: CompactRequest, items: list[dict[str, Any]]
     ) -> RunningTurn:
-        reader = self._reader(context, owner, client_tools_of(getattr(body, "tools", None) or (), items))
+        reader = self._reader(context, client_tools_of(getattr(body, "tools", None) or (), items))
         messages = reader.chat_messages(items, body.instructions, has_new=False)
         return await start_summary(context, body, messages, stream=bool(body.stream))
 
-    async def _input(self, owner: str, body: CompactRequest) -> list[dict[str, Any]]:
+    async def _input(self, context: ServerContext, body: CompactRequest) -> list[dict[str, Any]]:
         """The new items, those that are named by their id in full.
 
         Raises:
@@ -193,7 +188,7 @@ class ResponsesService:
         items = body.input_items()
         for index, item in enumerate(items):
             if item["type"] == "item_reference":
-                found = await self._find_item(owner, name := str(item["id"]))
+                found = await self._find_item(context, name := str(item["id"]))
                 if found is None:
                     raise RequestError(
                         f"there is no item {name[:100]!r} (any more); send the item itself",
@@ -204,24 +199,24 @@ class ResponsesService:
         ItemReader().chat_messages(items)  # to name a wrong item before it is kept
         return items
 
-    async def _find_item(self, owner: str, name: str) -> dict[str, Any] | None:
-        """An item of this owner's responses and conversations."""
+    async def _find_item(self, context: ServerContext, name: str) -> dict[str, Any] | None:
+        """An item of the caller's responses and conversations."""
         if self._store is None:
-            return await self._conversations.find_item(owner, name)
-        found = await self._store.ask(lambda store: store.find_item(name, owner=owner))
-        return found or await self._conversations.find_item(owner, name)
+            return await self._conversations.find_item(context, name)
+        found = await self._store.ask(lambda store: store.find_item(name, owner=context.caller.owner))
+        return found or await self._conversations.find_item(context, name)
 
     async def _earlier(
-        self, owner: str, body: ResponsesRequest, recent: RecentResponse | None = None
+        self, context: ServerContext, body: ResponsesRequest, recent: RecentResponse | None = None
     ) -> list[dict[str, Any]]:
         """What was said before, in the conversation or in the responses that this one follows."""
         if body.conversation_id is not None:
-            return await self._conversations.items(owner, body.conversation_id)
+            return await self._conversations.items(context, body.conversation_id)
         if recent is not None and recent.id is not None and recent.id == body.previous_response_id:
             return recent.items
-        return await self._conversation(owner, body.previous_response_id)
+        return await self._conversation(context, body.previous_response_id)
 
-    async def _conversation(self, owner: str, response_id: str | None) -> list[dict[str, Any]]:
+    async def _conversation(self, context: ServerContext, response_id: str | None) -> list[dict[str, Any]]:
         """All items up to and with a kept response.
 
         Raises:
@@ -229,7 +224,7 @@ class ResponsesService:
         """
         chain: list[StoredResponse] = []
         while response_id is not None:
-            stored = await self._get(owner, response_id)
+            stored = await self._get(context, response_id)
             if stored is None or len(chain) >= MAX_CHAIN:
                 raise RequestError(
                     f"previous_response_id {response_id!r} is not kept here (any more); send the conversation as input",
@@ -247,15 +242,15 @@ class ResponsesService:
             items += stored.input_items + stored.response["output"]
         return items
 
-    async def _get(self, owner: str, response_id: str) -> StoredResponse | None:
+    async def _get(self, context: ServerContext, response_id: str) -> StoredResponse | None:
         if self._store is None:
             return None
-        return await self._store.ask(lambda store: store.get(response_id, owner=owner))
+        return await self._store.ask(lambda store: store.get(response_id, owner=context.caller.owner))
 
-    def _live_of(self, request: Request) -> LiveResponse | None:
+    def _live_of(self, context: ServerContext, request: Request) -> LiveResponse | None:
         """The caller's response of this id that runs in the background, or lately did."""
         live = self._live.get(request.path_params["id"])
-        return live if live is not None and live.run.owner == request.state.caller.owner else None
+        return live if live is not None and live.run.owner == context.caller.owner else None
 
     async def _in_background(self, run: ResponseRun, *, stream: bool) -> Response:
         queued = await run.queue()  # before it runs: what is kept later is the newer state
@@ -270,8 +265,8 @@ class ResponsesService:
 
     async def retrieve(self, context: ServerContext, request: Request) -> Response:
         """GET /v1/responses/ID, also as the stream of a response that runs in the background."""
-        live = self._live_of(request)
-        response = (await self._stored(request)).response if live is None else live.run.snapshot()
+        live = self._live_of(context, request)
+        response = (await self._stored(context, request)).response if live is None else live.run.snapshot()
         if request.query_params.get("stream", "").lower() not in ("true", "1"):
             return JSONResponse(response)
         if live is None:
@@ -280,11 +275,11 @@ class ResponsesService:
 
     async def delete(self, context: ServerContext, request: Request) -> Response:
         """DELETE /v1/responses/ID; one that runs is cancelled."""
-        name, live, is_known = request.path_params["id"], self._live_of(request), False
+        name, live, is_known = request.path_params["id"], self._live_of(context, request), False
         if live is not None:
             await live.cancel()
         if self._store is not None:
-            is_known = await self._store.ask(lambda store: store.delete(name, owner=request.state.caller.owner))
+            is_known = await self._store.ask(lambda store: store.delete(name, owner=context.caller.owner))
         if live is None and not is_known:
             raise _unknown(name)
         self._live.pop(name, None)
@@ -292,9 +287,9 @@ class ResponsesService:
 
     async def cancel(self, context: ServerContext, request: Request) -> Response:
         """POST /v1/responses/ID/cancel, for responses made in the background."""
-        live = self._live_of(request)
+        live = self._live_of(context, request)
         if live is None:
-            stored = await self._stored(request)
+            stored = await self._stored(context, request)
             if not stored.response.get("background"):
                 raise RequestError(
                     "Cannot cancel a synchronous response. Only those made with background=true can be cancelled",
@@ -306,23 +301,22 @@ class ResponsesService:
 
     async def input_items(self, context: ServerContext, request: Request) -> Response:
         """GET /v1/responses/ID/input_items: everything that the response answered."""
-        stored = await self._stored(request)
-        items = await self._conversation(request.state.caller.owner, stored.previous_id) + stored.input_items
+        stored = await self._stored(context, request)
+        items = await self._conversation(context, stored.previous_id) + stored.input_items
         return JSONResponse(item_page(items, request.query_params))
 
     async def compact(self, context: ServerContext, request: Request) -> Response:
         """POST /v1/responses/compact: the conversation as one item that a later request can begin with."""
         body = await read_model(context, request, CompactRequest)
-        owner = request.state.caller.owner
         context.resolve_model(body.model)
         with full_context_told(), naming_fields(body.field_names()):
-            items = await self._conversation(owner, body.previous_response_id) + await self._input(owner, body)
+            items = await self._conversation(context, body.previous_response_id) + await self._input(context, body)
             body.stream = False
-            running = await self._start_summary(context, owner, body, items)
+            running = await self._start_summary(context, body, items)
         output = await unless_disconnected(request, anext(running.outputs))
         raise_failed(output)
         running.choices[0].take(output.outputs[0])
-        sealer = self._sealer(context, owner) if owner else None
+        sealer = self._sealer(context) if context.caller.owner else None
         summary = pack_summary(Summary(summary_of(running), replaces=False), sealer)
         item = {"id": f"cmp_{secrets.token_hex(12)}", "type": "compaction", "encrypted_content": summary}
         return JSONResponse(
@@ -338,14 +332,13 @@ class ResponsesService:
     async def input_tokens(self, context: ServerContext, request: Request) -> Response:
         """POST /v1/responses/input_tokens: how many tokens the prompt would have."""
         body = await read_model(context, request, ResponsesRequest)
-        owner = request.state.caller.owner
         context.resolve_model(body.model)
         body.take_format()
         with full_context_told(), naming_fields(body.field_names()):
-            items = await self._earlier(owner, body) + await self._input(owner, body)
+            items = await self._earlier(context, body) + await self._input(context, body)
             offered = client_tools_of(body.tools or (), items)
             mcp = await MCPTools.of(body.tools or (), context.mcp_servers, offered.shown_names())
-            prompt = await render_turn(context, self._turn(context, owner, body, mcp, offered, items))
+            prompt = await render_turn(context, self._turn(context, body, mcp, offered, items))
         return JSONResponse({"object": "response.input_tokens", "input_tokens": len(prompt.token_ids)})
 
     async def render(self, context: ServerContext, request: Request) -> Response:
@@ -361,14 +354,13 @@ class ResponsesService:
             items = body.input_items()
             offered = client_tools_of(body.tools or (), items)
             mcp = await MCPTools.of(body.tools or (), context.mcp_servers, offered.shown_names())
-            turn = self._turn(context, request.state.caller.owner, body, mcp, offered, items)
+            turn = self._turn(context, body, mcp, offered, items)
             name = answer_id(request, "resp_", body.request_id)
             return JSONResponse(await rendered_turn(context, body, name, model, turn))
 
     def _turn(
         self,
         context: ServerContext,
-        owner: str,
         body: ResponsesRequest,
         mcp: MCPTools,
         offered: ClientTools,
@@ -383,7 +375,7 @@ class ResponsesService:
             parallel=body.parallel_tool_calls is not False,
         )
         return ChatTurn(
-            messages=self._reader(context, owner, offered).chat_messages(items, body.instructions),
+            messages=self._reader(context, offered).chat_messages(items, body.instructions),
             params=context.sampling_params(body),
             tool_use=use,
             chat_template_kwargs=context.template_kwargs(body.template_kwargs()),
@@ -395,19 +387,20 @@ class ResponsesService:
             stream=bool(body.stream or body.background),
         )
 
-    def _reader(self, context: ServerContext, owner: str, offered: ClientTools) -> ItemReader:
-        return ItemReader(offered, self._sealer(context, owner))
+    def _reader(self, context: ServerContext, offered: ClientTools) -> ItemReader:
+        return ItemReader(offered, self._sealer(context))
 
-    def _sealer(self, context: ServerContext, owner: str) -> Sealer:
-        """What encrypts an owner's thoughts and summaries, made when it is first needed."""
+    def _sealer(self, context: ServerContext) -> Sealer:
+        """What encrypts the caller's thoughts and summaries, made when it is first needed."""
+        owner = context.caller.owner
         if owner not in self._sealers:
             self._sealers[owner] = make_sealer(store_path(context.config), owner)
         return self._sealers[owner]
 
-    async def _stored(self, request: Request) -> StoredResponse:
+    async def _stored(self, context: ServerContext, request: Request) -> StoredResponse:
         """The caller's kept response. Raises HTTPError where it has none of this id."""
         name = request.path_params["id"]
-        stored = await self._get(request.state.caller.owner, name)
+        stored = await self._get(context, name)
         if stored is None:
             raise _unknown(name)
         if stored.response["status"] in ("queued", "in_progress") and name not in self._live:

@@ -61,7 +61,6 @@ class ResponseRun:
         running: RunningTurn,
         offered: ClientTools,
         items: list[dict[str, Any]],
-        owner: str,
         store: StoreAccess[ResponseStore] | None,
         mcp: MCPTools,
         again: Callable[[list[dict[str, Any]]], Awaitable[RunningTurn]],
@@ -71,7 +70,7 @@ class ResponseRun:
     ) -> None:
         # Never the request's own choice: whoever knows an id can read, go on from and replace what is kept under it.
         self.id = f"resp_{secrets.token_hex(16)}"
-        self.owner = owner
+        self.owner = context.caller.owner
         self._context = context
         self._body = body
         self._running = running
@@ -101,8 +100,8 @@ class ResponseRun:
     def response(self, status: str, **changes: Any) -> dict[str, Any]:
         """The response object as it stands."""
         output = [dict(item) for item in self._output.items]
-        told = {"store": self._store is not None, **warnings_field(self._warnings)}
-        return {**self._fixed, **told, "status": status, "output": output, **changes}
+        told = {**self._fixed, **warnings_field(self._warnings)}
+        return {**told, "status": status, "output": output, **changes}
 
     def snapshot(self) -> dict[str, Any]:
         """The response object at this moment."""
@@ -129,9 +128,10 @@ class ResponseRun:
         self.latest = self.response(status, **changes)
         try:
             await self._write()
-        except StoreFailedError as error:
+        except StoreFailedError:
             self._store = None
-            self._warnings.append(not_stored("store", f"the response is not stored: {error}"))
+            self._fixed["store"] = False
+            self._warnings.append(not_stored("store", "the response is not stored: the store failed"))
             self.latest = self.response(status, **changes)
         return self.latest
 
@@ -298,8 +298,8 @@ class ResponseRun:
             try:
                 await self.on_finished([*self._items, *self._output.items])
             except HTTPError as error:
-                message = f"the conversation was not added to: {error}"
-                self._warnings.append(not_stored("conversation", message))
+                why = "the store failed" if isinstance(error, StoreFailedError) else str(error)
+                self._warnings.append(not_stored("conversation", f"nothing was added to the conversation: {why}"))
         changes: dict[str, Any] = {"usage": self._usage}
         if is_full or (output is not None and _is_cut(output.outputs[0])):
             return await self.keep("incomplete", incomplete_details={"reason": "max_output_tokens"}, **changes)

@@ -109,7 +109,7 @@ async def _answer(
     if body.background:
         raise RequestError("background is not for websockets; leave it out", param="background")
     body.stream = True
-    run = await service.prepare(context, socket.state.caller.owner, body, recent)
+    run = await service.prepare(context, body, recent)
     async with contextlib.aclosing(run.events()) as batches:
         async for events in batches:
             for event in events:

@@ -171,7 +171,8 @@ async def _abortable(
     context: ServerContext, name: str, engine_id: str, outputs: AsyncIterator[RequestOutput]
 ) -> AsyncGenerator[RequestOutput, None]:
     """The outputs, while which `abort_requests` knows the request."""
-    running = context.generating.setdefault(name, set())
+    key = (context.caller.owner, name)
+    running = context.generating.setdefault(key, set())
     running.add(engine_id)
     try:
         async with contextlib.aclosing(outputs) as source:  # type: ignore[type-var]
@@ -179,16 +180,17 @@ async def _abortable(
                 yield output
     finally:
         running.discard(engine_id)
-        if not running and context.generating.get(name) is running:
-            del context.generating[name]
+        if not running and context.generating.get(key) is running:
+            del context.generating[key]
 
 
 async def abort_requests(context: ServerContext, request: Request) -> Response:
     """POST /inference/v1/abort_requests: end what /inference/v1/generate runs under these ids, as `finish_reason`
-    "abort". Ids that nothing runs under are ignored."""
+    "abort". Ids that nothing of the caller's runs under are ignored."""
     body = await read_model(context, request, AbortRequest)
     names = [body.request_ids] if isinstance(body.request_ids, str) else body.request_ids
-    context.llm.abort([engine_id for name in names for engine_id in context.generating.get(name, ())])
+    owner = context.caller.owner
+    context.llm.abort([engine_id for name in names for engine_id in context.generating.get((owner, name), ())])
     return Response()
 
 
