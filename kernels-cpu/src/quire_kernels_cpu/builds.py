@@ -1,6 +1,6 @@
 """The compiled kernels: which build fits this processor, and their C functions.
 
-Knows processors and the C interface; does not know tensors or ops. `QUIRE_CPU_KERNELS` names a lower build than the
+Knows the C interface; does not know tensors or ops. `QUIRE_CPU_KERNELS` names a lower build than the
 best one ("avx512bf16", "avx512vnni", "avx512", "avx2"), or "none". 64-bit Arm processors have "sve" and "neon". A path
 there is a library to load in place of the package's own, whatever the processor: so tests load builds they emulate.
 """
@@ -8,42 +8,21 @@ there is a library to load in place of the package's own, whatever the processor
 from __future__ import annotations
 
 import ctypes
+import logging
 import os
 from functools import cache
 from pathlib import Path
 
 from quire_interfaces import ConfigError
 from quire_kernels_cpu.compilation import sources_hash
+from quire_kernels_cpu.compiler import library_path
+from quire_kernels_cpu.processor import BUILDS, supported_builds
 
 __all__ = ["BUILDS", "ENVIRONMENT", "build_name", "build_path", "library", "unavailable"]
 
-ENVIRONMENT = "QUIRE_CPU_KERNELS"
+_logger = logging.getLogger(__name__)
 
-BUILDS: dict[str, frozenset[str]] = {
-    "amx": frozenset(
-        {
-            "avx512f",
-            "avx512bw",
-            "avx512vl",
-            "avx512dq",
-            "avx512_bf16",
-            "avx512_vnni",
-            "avx512vbmi",
-            "amx_tile",
-            "amx_bf16",
-            "amx_int8",
-        }
-    ),
-    "avx512bf16": frozenset(
-        {"avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512cd", "avx512_bf16", "avx512_vnni", "avx512vbmi"}
-    ),
-    "avx512vnni": frozenset({"avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512cd", "avx512_vnni"}),
-    "avx512": frozenset({"avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512cd"}),
-    "avx2": frozenset({"avx2", "fma", "f16c", "bmi2"}),
-    "sve": frozenset({"sve", "sve of 256 bits"}),
-    "neon": frozenset({"asimd"}),
-}
-"""Build -> the processor flags it needs, the best first; "sve" and "neon" for 64-bit Arm, the others for x86-64."""
+ENVIRONMENT = "QUIRE_CPU_KERNELS"
 
 _P, _I, _L, _F = ctypes.c_void_p, ctypes.c_int, ctypes.c_int64, ctypes.c_float
 _SIGNATURES: dict[str, tuple[list[type], type | None]] = {
@@ -86,25 +65,10 @@ _SIGNATURES: dict[str, tuple[list[type], type | None]] = {
 }
 
 
-@cache
-def _processor_flags() -> frozenset[str]:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return frozenset()
-    listed = (line.split(":", 1)[1].split() for line in lines if line.startswith(("flags", "Features")))
-    flags = frozenset(next(listed, []))
-    return flags | {f"sve of {_sve_bits()} bits"} if "sve" in flags else flags
-
-
-def _sve_bits() -> int:
-    """The width of this processor's SVE vectors, which its flags do not tell."""
-    get_vector_length, length_mask = 51, 0xFFFF  # PR_SVE_GET_VL of Linux's prctl, in bytes
-    return 8 * (int(ctypes.CDLL(None).prctl(get_vector_length)) & length_mask)
-
-
 def build_name() -> str | None:
     """The best build that this processor runs and `QUIRE_CPU_KERNELS` allows, or None.
+
+    Of those that were compiled, if any were: a source tree has the one build of the machine that it was set up on.
 
     Of a path in `QUIRE_CPU_KERNELS` the file's name: "amx-emulated" of "kernels_amx-emulated.so".
 
@@ -113,14 +77,19 @@ def build_name() -> str | None:
     """
     if (own := _own_library()) is not None:
         return own.stem.removeprefix("kernels_")
+    allowed = _allowed_builds()
+    return next((name for name in allowed if library_path(name).is_file()), next(iter(allowed), None))
+
+
+def _allowed_builds() -> list[str]:
+    """Builds that this processor runs and `QUIRE_CPU_KERNELS` allows, the best first."""
     wanted = os.environ.get(ENVIRONMENT, "").strip().lower()
     names = list(BUILDS)
     if wanted and wanted != "none" and wanted not in names:
         raise ConfigError(f"{ENVIRONMENT} is {wanted!r}; choose one of {', '.join(names)}, none")
     if wanted == "none":
-        return None
-    allowed = names[names.index(wanted) :] if wanted else names
-    return next((name for name in allowed if BUILDS[name] <= _processor_flags()), None)
+        return []
+    return [name for name in supported_builds() if not wanted or names.index(name) >= names.index(wanted)]
 
 
 def _own_library() -> Path | None:
@@ -135,7 +104,7 @@ def build_path() -> Path | None:
         ConfigError: `QUIRE_CPU_KERNELS` names no build.
     """
     name = build_name()
-    return None if name is None else _own_library() or Path(__file__).with_name(f"kernels_{name}.so")
+    return None if name is None else _own_library() or library_path(name)
 
 
 @cache
@@ -148,7 +117,7 @@ def _load() -> ctypes.CDLL | str:
     if not path.is_file():
         if _own_library() is not None:
             return f"is to be loaded from {path} ({ENVIRONMENT}), which is no file"
-        return "was not compiled: install a C++ compiler (g++) and install quire-kernels-cpu again"
+        return _not_compiled(build_name())
     try:
         loaded = ctypes.CDLL(str(path))
     except OSError as error:
@@ -158,24 +127,34 @@ def _load() -> ctypes.CDLL | str:
     for function, (arguments, result) in _SIGNATURES.items():
         kernel = getattr(loaded, function, None)
         if kernel is None:
-            return f"was compiled before {function} was written: install quire-kernels-cpu again to compile it"
+            return f"was compiled before {function} was written: {_compile_command(build_name())}"
         kernel.argtypes, kernel.restype = arguments, result
+    if _own_library() is None and (best := _allowed_builds()[0]) != build_name():
+        _logger.warning("the CPU kernels are those of %s, because %s %s", build_name(), best, _not_compiled(best))
     return loaded
 
 
 def _stale(loaded: ctypes.CDLL, csrc: Path) -> str | None:
     """Why a build does not belong to this source, or None: called with arguments that it does not know, it crashes."""
-    again = "install quire-kernels-cpu again to compile it (`uv sync --all-packages` in the workspace)"
     asked = getattr(loaded, "quire_sources", None)
     if asked is None:
-        return f"was compiled before it could tell from which sources: {again}"
+        return f"was compiled before it could tell from which sources: {_compile_command(build_name())}"
     asked.argtypes, asked.restype = [], ctypes.c_char_p
     try:
         here = sources_hash(csrc)
     except OSError:  # only the build was installed, together with this file
         return None
-    told = asked().decode()
-    return None if told == here else f"was compiled from other sources than those in {csrc}: {again}"
+    if asked().decode() == here:
+        return None
+    return f"was compiled from other sources than those in {csrc}: {_compile_command(build_name())}"
+
+
+def _not_compiled(build: str | None) -> str:
+    return f"was not compiled: with a C++ compiler (g++), {_compile_command(build)}"
+
+
+def _compile_command(build: str | None) -> str:
+    return f"`python -m quire_kernels_cpu.compiler {build}` compiles it"
 
 
 def unavailable() -> str | None:
