@@ -32,6 +32,8 @@ def test_member_is_complete(member: str) -> None:
     assert (package.parent / "py.typed").is_file()
     assert f"## {project['version']}" in (folder / "CHANGELOG.md").read_text()
     assert list((folder / "tests").glob("test_*.py")), "no tests"
+    assert project["license-files"] == ["LICENSE"]
+    assert (folder / "LICENSE").read_text() == (ROOT / "LICENSE").read_text()
     readme = (folder / "README.md").read_text()
     assert re.search(r"```(python|sh)\n", readme), "the README has no example"
 
@@ -39,9 +41,10 @@ def test_member_is_complete(member: str) -> None:
 @pytest.mark.parametrize("member", MEMBERS)
 def test_siblings_are_required_as_ranges(member: str) -> None:
     project = tomllib.loads((ROOT / member / "pyproject.toml").read_text())["project"]
-    for requirement in project["dependencies"]:
-        if requirement.startswith("quire"):
-            assert re.fullmatch(r"[a-z-]+>=\d+\.\d+(\.\d+)?,<\d+", requirement), requirement
+    extras = [name for extra in project.get("optional-dependencies", {}).values() for name in extra]
+    for requirement in [*project["dependencies"], *extras]:
+        if requirement.startswith("quire") and not requirement.startswith(f"{project['name']}["):
+            assert re.fullmatch(r"[a-z-]+(\[[a-z,]+\])?>=\d+\.\d+(\.\d+)?,<\d+", requirement), requirement
 
 
 def test_pins_name_no_index() -> None:
