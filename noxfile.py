@@ -41,6 +41,8 @@ TYPED = [
     "kernels-cuda",
     "kernels-rocm",
 ]
+PYTHONS = ("3.11", "3.12", "3.13")
+"""Versions that wheels are tried with."""
 ALONE_TOOLS = ["pytest", "pytest-asyncio", "pytest-timeout", "hypothesis"]
 
 nox.options.default_venv_backend = "none"
@@ -195,6 +197,36 @@ def agents(session: nox.Session) -> None:
 def bench(session: nox.Session) -> None:
     """Benchmarks: `nox -s bench -- throughput --help`."""
     python(session, "-m", "quire_server.cli", "bench", *session.posargs)
+
+
+@nox.session
+def wheels(session: nox.Session) -> None:
+    """Build every wheel, install all in a clean environment of each Python that is here, and let the demo model answer;
+    not part of CI. Arguments go to `uv pip install`: `nox -s wheels -- --torch-backend cpu` saves gigabytes."""
+    folder = Path(session.create_tmp()) / "wheels"
+    shutil.rmtree(folder, ignore_errors=True)
+    for member in MEMBERS:
+        session.run("uv", "build", "--quiet", "--wheel", member, "--out-dir", str(folder), external=True)
+    built = sorted(map(str, folder.glob("*.whl")))
+    served = []
+    for version in PYTHONS:
+        environment = Path(session.create_tmp()) / f"python-{version}"
+        shutil.rmtree(environment, ignore_errors=True)
+        made = session.run(
+            "uv", "venv", "--quiet", "--python", version, str(environment), external=True,
+            success_codes=[0, 1, 2], silent=True,
+        )  # fmt: skip
+        python_there = environment / "bin" / "python"
+        if not python_there.exists():
+            session.warn(f"NO PYTHON {version}, so that the wheels are not tried with it: {made}")
+            continue
+        install = ("uv", "pip", "install", "--quiet", "--python", str(python_there), *session.posargs, *built)
+        session.run(*install, external=True)
+        session.run(str(python_there), "-I", "tests/wheels_serve.py", "8769", external=True)
+        shutil.rmtree(environment)  # each takes as much disk as torch does
+        served.append(version)
+    if not served:
+        session.error(f"none of Python {', '.join(PYTHONS)} is here")
 
 
 @nox.session

@@ -39,7 +39,8 @@ class CompileKernels(BuildHookInterface):  # type: ignore[type-arg]
                 "install one and install this package again"
             )
         elif libraries := compile_builds(builds, compiler, self._report):
-            build_data["force_include"] |= {str(path): str(path.relative_to(SOURCES)) for path in libraries}
+            if not is_editable:  # there they are found where they lie
+                build_data["force_include"] |= {str(path): str(path.relative_to(SOURCES)) for path in libraries}
             build_data["pure_python"] = False
             build_data["tag"] = f"py3-none-{wheel_platform(libraries)}"
 

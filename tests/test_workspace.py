@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import ast
+import importlib.metadata
 import re
 import tomllib
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
+from packaging.version import Version
 
 ROOT = Path(__file__).resolve().parents[1]
 MEMBERS = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["uv"]["workspace"]["members"]
@@ -52,3 +55,18 @@ def test_pins_name_no_index() -> None:
     assert "http://" not in text
     assert "https://" not in text
     assert text.count("--hash=sha256:") > 100
+
+
+def test_the_workspace_runs_on_the_pinned_versions() -> None:
+    """`uv run` resolves anew, as of the date in pyproject.toml; that gives what requirements.lock pins."""
+    lines = (ROOT / "requirements.lock").read_text().splitlines()
+    pins = [Requirement(line.removesuffix(" \\")) for line in lines if not line.startswith(" ")]
+    assert len(pins) > 100
+    installed = {distribution.name.lower().replace("_", "-") for distribution in importlib.metadata.distributions()}
+    others = []
+    for pin in pins:
+        if pin.name in installed and (pin.marker is None or pin.marker.evaluate()):
+            version = Version(importlib.metadata.version(pin.name))
+            if not pin.specifier.contains(version.public, prereleases=True):
+                others.append(f"{pin} is pinned, {version} is here")
+    assert others == []
