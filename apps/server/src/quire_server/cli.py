@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from quire_server.command_line import SECRETS, Parser, settings_from
+from quire_server.command_line import Parser, settings_from
 
 if TYPE_CHECKING:
     from quire.config import ConfigField, Origin, Sections
@@ -315,7 +315,7 @@ def run_explain(given: Given) -> int:
     wanted = given.args.FIELD
     if wanted is None:
         for name, spec in fields.items():
-            print(f"{name:<34}{_shown(name, origins[name].value):<20} {spec.help}")
+            print(f"{name:<34}{_shown(spec, origins[name].value):<20} {spec.help}")
         print("\nenvironment variables that are no settings:")
         for name, text in OTHER_VARIABLES.items():
             print(f"{name:<34}{os.environ.get(name, 'not set'):<20} {text}")
@@ -333,15 +333,15 @@ def run_explain(given: Given) -> int:
 def _print_field(spec: ConfigField, origin: Origin) -> None:
     unit = f" {spec.unit}" if spec.unit and origin.value is not None else ""
     print(f"{spec.name}: {spec.help}")
-    print(f"  value    {_shown(spec.name, origin.value)}{unit} (from {origin.source})")
+    print(f"  value    {_shown(spec, origin.value)}{unit} (from {origin.source})")
     print(f"  default  {spec.default!r}")
     print(f"  set by   {spec.flag}, {spec.env}, or {spec.name}: in a --config file")
     print(f"  read by  {', '.join(f'{section}.{field}' for section, field in spec.owners)}")
 
 
-def _shown(name: str, value: Any) -> str:
+def _shown(spec: ConfigField, value: Any) -> str:
     """The value, unless it is a secret."""
-    if name in SECRETS and value:
+    if spec.secret and value:
         return f"({len(value)} hidden)"
     return repr(value)
 

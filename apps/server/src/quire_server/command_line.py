@@ -17,10 +17,7 @@ from quire_interfaces import ConfigError
 if TYPE_CHECKING:
     from quire.config import ConfigField, Origin, Sections
 
-__all__ = ["SECRETS", "Parser", "add_setting_flags", "settings_from"]
-
-SECRETS = frozenset({"api_key"})
-"""Settings whose values are never printed, and whose flag takes one value each: a secret must not swallow MODEL."""
+__all__ = ["Parser", "add_setting_flags", "settings_from"]
 
 _LEVEL = re.compile(r"-O=?\d*")
 _NUMBER = re.compile(r"-\.?\d")
@@ -65,13 +62,19 @@ def settings_from(
     if fields:
         warn_unknown_variables(fields)
         add_setting_flags(parser, fields)
-    args, unexpected = parser.parse_known_args(_respelled(arguments, parser, fields))
+    respelled = _respelled(arguments, parser, fields)
+    _refuse_loose_secret(respelled, fields)
+    args, unexpected = parser.parse_known_args(respelled)
     if unexpected:
         parser.error(f"unexpected argument {unexpected[0]!r}")
     if not fields:
         return {}, {}, args
     names = fields.keys() | VLLM_SETTINGS.keys()
-    given = {name: _flat(value) for name, value in vars(args).items() if name in names and value is not None}
+    given = {
+        name: _flat(value, is_secret=name in fields and fields[name].secret)
+        for name, value in vars(args).items()
+        if name in names and value is not None
+    }
     if args.speculative_config is not None:
         given |= speculative_settings(args.speculative_config)
     if args.optimization_level is not None:
@@ -103,7 +106,7 @@ def add_setting_flags(parser: argparse.ArgumentParser, fields: Mapping[str, Conf
         if spec.type is bool or bool in typing.get_args(spec.type):
             parser.add_argument(spec.flag, dest=spec.name, action=argparse.BooleanOptionalAction, default=None)
         elif _is_list(spec):
-            count = 1 if spec.name in SECRETS else "+"
+            count = 1 if spec.secret else "+"  # a secret must not swallow MODEL
             parser.add_argument(spec.flag, dest=spec.name, nargs=count, action="append", metavar="VALUE")
         else:
             parser.add_argument(spec.flag, dest=spec.name, metavar="VALUE")
@@ -259,17 +262,41 @@ def _refuse_swallowed_model(args: argparse.Namespace, fields: Mapping[str, Confi
                 )
 
 
-def _flat(value: Any) -> Any:
-    """The items of a flag that takes several; vLLM also takes some of these as a JSON list."""
+def _refuse_loose_secret(arguments: Sequence[str], fields: Mapping[str, ConfigField]) -> None:
+    """`--api-key KEY KEY` would take the second key for MODEL, ask a hub for it, and print it.
+
+    Raises:
+        ConfigError: what stands behind a secret is not certainly a model; it is not shown.
+    """
+    import os
+
+    secrets = {spec.flag: spec for spec in fields.values() if spec.secret}
+    end = arguments.index("--") if "--" in arguments else len(arguments)
+    for flag, _, behind in zip(arguments[:end], arguments[1:end], arguments[2:end], strict=False):
+        if flag not in secrets or behind.startswith("-"):
+            continue
+        has_model = not arguments[0].startswith("-")
+        if has_model or not (os.path.exists(behind) or re.fullmatch(r"[\w.-]+/[\w.-]+", behind)):
+            raise ConfigError(
+                f"what stands behind {flag} and its value is neither a flag nor a model's folder or hub name; several "
+                f"values have commas between them ({flag} A,B), and MODEL stands best before all flags",
+                field=secrets[flag].name,
+            )
+
+
+def _flat(value: Any, *, is_secret: bool) -> Any:
+    """The items of a flag that takes several; vLLM also takes some of these as a JSON list. Those of a secret are read
+    as in an environment variable, with commas between them."""
     if not isinstance(value, list):
         return value
+    from quire.setting_text import json_list
+
     items: list[Any] = []
     for text in (text for part in value for text in part):
-        try:
-            listed = json.loads(text) if text.startswith("[") else None
-        except ValueError:
-            listed = None
-        items += map(str, listed) if isinstance(listed, list) else [text]
+        listed = json_list(text)
+        if listed is None:
+            listed = [part.strip() for part in text.split(",")] if is_secret else [text]
+        items += listed
     return tuple(items)
 
 
@@ -306,11 +333,13 @@ def _of_field(spec: ConfigField | None, value: Any) -> Any:
     if spec is None or value is None:
         return value
     kinds = {typing.get_origin(kind) or kind for kind in (spec.type, *typing.get_args(spec.type))}
-    wrong = ConfigError(f"{spec.name} does not take {value!r} ({type(value).__name__})", field=spec.name)
+    shown = "a value of the kind" if spec.secret else repr(value)
+    wrong = ConfigError(f"{spec.name} does not take {shown} ({type(value).__name__})", field=spec.name)
     if isinstance(value, list):
         if tuple not in kinds:
             raise wrong
-        return tuple(str(item) if str in _items(spec.type) else item for item in value)
+        texts = ["" if item is None else str(item) for item in value]
+        return tuple(texts if str in _items(spec.type) else value)
     if (isinstance(value, dict) and dict not in kinds) or (isinstance(value, bool) and bool not in kinds):
         raise wrong
     # Text is converted to the field's type later, with an error that names the flag.

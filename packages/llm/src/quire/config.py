@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from quire.environment import ENVIRONMENT, environment_values, warn_unknown_variables
+from quire.environment import ENVIRONMENT, environment_values, variable_of, warn_unknown_variables
 from quire.setting_text import parse_text
 from quire.vllm_settings import VLLM_SETTINGS, is_settled, other_name
 from quire_engine import EngineConfig
@@ -264,6 +264,10 @@ class ConfigField(NamedTuple):
     unit: str
     choices: tuple[Any, ...] = ()
     """The only values it takes; empty where others are."""
+    secret: bool = False
+    """Its value is never shown."""
+    nonempty: bool = False
+    """Whoever sets it must give a value."""
 
     @property
     def env(self) -> str:
@@ -296,7 +300,10 @@ def config_fields(sections: Sections) -> dict[str, ConfigField]:
             default = None if spec.default is dataclasses.MISSING else spec.default
             check = spec.metadata.get("check")
             choices = check.choices if isinstance(check, OneOf) else ()
-            found[name] = ConfigField(name, flag, (here,), hints[spec.name], default, help_text, unit, choices)
+            secret, nonempty = spec.metadata.get("secret", False), spec.metadata.get("nonempty", False)
+            found[name] = ConfigField(
+                name, flag, (here,), hints[spec.name], default, help_text, unit, choices, secret, nonempty
+            )
     return found
 
 
@@ -331,6 +338,9 @@ def build_sections(
                 value = parse_text(fields[name], value, source)
             elif isinstance(value, list):
                 value = tuple(value)
+            if fields[name].nonempty and value in (None, (), ""):
+                where = _place(fields[name], source)
+                raise ConfigError(f"{where} is set, but empty; give a value or leave it out", field=name)
             origins[name] = Origin(value, source)
     arguments: dict[str, dict[str, Any]] = {section: {} for section in sections}
     for name, origin in origins.items():
@@ -339,7 +349,29 @@ def build_sections(
                 # How long the longest is, only the planner finds out; it tells the scheduler.
                 is_open = name == "max_model_len" and origin.value == LONGEST_THAT_FITS and section != "model"
                 arguments[section][field_name] = None if is_open else origin.value
-    return {section: owner(**arguments[section]) for section, owner in sections.items()}, origins
+    built = {name: _built(owner, arguments[name], fields, origins) for name, owner in sections.items()}
+    return built, origins
+
+
+def _built(
+    owner: type[Settings], arguments: dict[str, Any], fields: Mapping[str, ConfigField], origins: Mapping[str, Origin]
+) -> Settings:
+    """The configuration; an error of a secret, which does not show it, says where it was set."""
+    try:
+        return owner(**arguments)
+    except ConfigError as error:
+        spec = fields.get(error.field or "")
+        if spec is None or not spec.secret:
+            raise
+        place = _place(spec, origins[spec.name].source)
+        raise ConfigError(f"{error} (from {place})", field=error.field) from None
+
+
+def _place(spec: ConfigField, source: str) -> str:
+    """Where a setting was set, as its user wrote it there."""
+    if source == ENVIRONMENT:
+        return variable_of(spec)
+    return spec.flag if source == "command line" else f"{spec.name} ({source})"
 
 
 def speculative_settings(value: Any) -> dict[str, Any]:

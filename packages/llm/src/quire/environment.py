@@ -20,6 +20,7 @@ __all__ = [
     "SETTINGS_GROUP",
     "environment_values",
     "unknown_variables",
+    "variable_of",
     "warn_unknown_variables",
 ]
 
@@ -27,6 +28,9 @@ PREFIX = "QUIRE_"
 
 ENVIRONMENT = "environment"
 """The source of settings that came from environment variables."""
+
+VLLM_VARIABLES = {"api_key": "VLLM_API_KEY"}
+"""Settings -> variables of vLLM's that are read where there is none of ours: a server that was closed stays closed."""
 
 SETTINGS_GROUP = "quire.settings"
 """Entry points of installed packages that have settings of their own: name -> a `Settings` class."""
@@ -48,7 +52,15 @@ def environment_values(fields: Mapping[str, ConfigField], environ: Mapping[str, 
         environ: None takes this process's environment.
     """
     environ = os.environ if environ is None else environ
-    return {name: environ[spec.env] for name, spec in fields.items() if spec.env in environ}
+    variables = {name: variable_of(spec, environ) for name, spec in fields.items()}
+    return {name: environ[variable] for name, variable in variables.items() if variable in environ}
+
+
+def variable_of(spec: ConfigField, environ: Mapping[str, str] | None = None) -> str:
+    """The variable that a setting is read from: ours, unless only vLLM's is there."""
+    environ = os.environ if environ is None else environ
+    other = VLLM_VARIABLES.get(spec.name)
+    return other if other is not None and other in environ and spec.env not in environ else spec.env
 
 
 def unknown_variables(fields: Mapping[str, ConfigField], environ: Mapping[str, str] | None = None) -> list[str]:

@@ -18,7 +18,7 @@ from quire_interfaces import ConfigError
 if TYPE_CHECKING:
     from quire.config import ConfigField
 
-__all__ = ["SUFFIXES_IN_WORDS", "parse_text", "parse_whole_number"]
+__all__ = ["SUFFIXES_IN_WORDS", "json_list", "parse_text", "parse_whole_number"]
 
 _FACTORS = (
     {"": 1}
@@ -66,9 +66,13 @@ def parse_text(spec: ConfigField, text: str, source: str = "command line") -> An
     optional = len(kinds) < len(_alternatives(spec.type))
     if optional and text.lower() in ("", "none", "null"):
         return None
+    if spec.secret and not text.lstrip().startswith("["):
+        return tuple(part.strip() for part in text.split(","))  # an empty one is a mistake, and its check says so
     try:
         return _convert(kinds[0], text)
     except (ValueError, KeyError) as error:
+        if spec.secret:
+            text = "..."
         where = spec.env if source == ENVIRONMENT else spec.flag
         raise ConfigError(f"{where} expects {_expected(kinds[0], spec.unit)}, got {text!r}", field=spec.name) from error
 
@@ -97,6 +101,8 @@ def _convert(kind: Any, text: str) -> Any:
         return float(text)
     if origin is tuple:
         (item, *_) = typing.get_args(kind)
+        if (listed := json_list(text)) is not None:
+            return tuple(_convert(item, part) for part in listed)
         return tuple(_convert(item, part.strip()) for part in text.split(",") if part.strip())
     if origin is dict:
         value = json.loads(text)
@@ -104,6 +110,15 @@ def _convert(kind: Any, text: str) -> Any:
             raise ValueError("not a JSON object")
         return value
     return text
+
+
+def json_list(text: str) -> list[str] | None:
+    """The items of a JSON list, as vLLM also takes lists; None for any other text."""
+    try:
+        value = json.loads(text) if text.lstrip().startswith("[") else None
+    except ValueError:
+        return None
+    return [str(item) for item in value] if isinstance(value, list) else None
 
 
 def _alternatives(hint: Any) -> tuple[Any, ...]:
