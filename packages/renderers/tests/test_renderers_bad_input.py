@@ -229,3 +229,20 @@ def test_eos_ids_come_from_generation_config_then_config(tmp_path, tokenizer_fol
     assert load_tokenizer(tmp_path).eos_token_ids == (5, *own)
     (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": [7, 8, own[0]]}))
     assert load_tokenizer(tmp_path).eos_token_ids == (7, 8, *own)
+
+
+def test_contents_that_are_too_long_are_refused_before_the_template_sees_them(renderer):
+    halves = [{"role": "user", "content": "x" * 10_000}, {"role": "user", "content": "y" * 10_001}]
+    with pytest.raises(ContextLengthError, match="messages has 20001 characters, the limit is 20000") as caught:
+        renderer.render_chat(halves, chat_template="{{ raise_exception('rendered') }}")
+    assert caught.value.param == "messages"
+    assert renderer.render_chat(halves[:1]).text == "x" * 10_000
+
+
+@pytest.mark.parametrize(("num", "is_parsed"), [(19_990, True), (20_001, False)])
+def test_arguments_of_very_many_parts_stay_text(tokenizer, num, is_parsed):
+    arguments = '{"a": [' + "1," * num + "1]}"
+    call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": arguments}}
+    template = "{{ messages[1].tool_calls[0].function.arguments is mapping }}"
+    messages = [USER, {"role": "assistant", "content": "", "tool_calls": [call]}, {"role": "tool", "content": "r"}]
+    assert ChatRenderer(tokenizer, template).render_chat(messages).text == str(is_parsed)

@@ -14,14 +14,18 @@ from quire_interfaces import RequestError
 from quire_server.config import ServerConfig
 from quire_server.content_encoding import encoding_of, inflated
 from quire_server.errors import ClientGoneError, HTTPError
+from quire_server.protocol import Body
 from quire_server.schema_text import decode_around_schemas
 
-__all__ = ["parse_body", "read_body", "read_model"]
+__all__ = ["parse_body", "parse_checked", "read_body", "read_model"]
 
 if TYPE_CHECKING:
     from quire_server.context import ServerContext
 
 Model = TypeVar("Model", bound=BaseModel)
+
+_MAX_ERRORS = 1000
+"""Of one body that are looked at: building them takes 2 us each."""
 
 SMALL_BYTES = 1 << 14
 """Up to here nothing is gained by care: it is parsed within 0.5 ms, whatever it holds."""
@@ -33,11 +37,21 @@ async def read_model(context: ServerContext, request: Request, model: type[Model
     Raises:
         HTTPError: as `read_body`.
         ClientGoneError: as `read_body`.
-        RequestError: as `parse_body`; or a constraint on the output is too large, which is found without parsing it.
+        RequestError: as `parse_checked`.
     """
-    data = await read_body(request, context.config)
+    return await parse_checked(context, await read_body(request, context.config), model)
+
+
+async def parse_checked(context: ServerContext, data: bytes, model: type[Model]) -> Model:
+    """As `parse_body`, in a worker thread when it is long, and not before it is known to hold no more than is allowed.
+
+    Raises:
+        RequestError: as `parse_body`; or it holds too many values, or a constraint on the output that is too large.
+    """
     await context.inspector.check(data)
-    return parse_body(data, model)
+    if len(data) <= SMALL_BYTES:
+        return parse_body(data, model)
+    return await asyncio.to_thread(parse_body, data, model)
 
 
 async def read_body(request: Request, config: ServerConfig) -> bytes:
@@ -97,17 +111,25 @@ def parse_body(data: bytes, model: type[Model]) -> Model:
             f"the request body must be a JSON object, got {type(value).__name__}", param="body", code="invalid_json"
         )
     try:
-        return model.model_validate(value)
+        parsed = model.model_validate(value)
     except ValidationError as error:
         raise _field_error(error, model) from None
     except RecursionError:
         raise RequestError("the request body is nested too deeply", param="body", code="invalid_json") from None
+    if isinstance(parsed, Body) and len(data) > SMALL_BYTES:
+        parsed.mark_large()
+    return parsed
 
 
 def _field_error(error: ValidationError, model: type[BaseModel]) -> RequestError:
+    if error.error_count() > _MAX_ERRORS:
+        return RequestError(f"the request body has {error.error_count()} wrong values", param="body")
     first = error.errors(include_url=False, include_context=False)[0]
     place = first["loc"]
     name = str(place[0]) if place else "body"
+    if first["type"] == "too_many":
+        path = name + "".join(map(_step, place[1:]))
+        return RequestError(f"{path} {first['msg']}", param=path)
     if name == "prompt" and first["type"] != "missing":
         message = "must be text, a list of token ids, a list of texts or a list of lists of token ids (from 0 to 2**31)"
         return RequestError(f"prompt {message}, got {_shown(first['input'])}", param="prompt")

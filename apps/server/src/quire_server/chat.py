@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import time
 from collections.abc import AsyncGenerator, AsyncIterator
 from dataclasses import dataclass, field
@@ -49,7 +50,7 @@ async def chat_completions(context: ServerContext, request: Request) -> Response
     body = await read_model(context, request, ChatCompletionRequest)
     model = context.resolve_model(body.model)
     with naming_fields(body.field_names()):
-        running = await start_turn(context, chat_turn(context, body))
+        running = await start_turn(context, lambda: chat_turn(context, body), is_large=body.is_large)
     name = answer_id(request, "chatcmpl-", body.request_id)
     answer = ChatAnswer(name, int(time.time()), model, body, running, context)
     # The first output comes before the status line, so that an early refusal still has its own status.
@@ -77,7 +78,8 @@ async def batch_chat_completions(context: ServerContext, request: Request) -> Re
         for index, messages in enumerate(body.messages):  # all are checked before the first one runs
             one = body.model_copy(update={"messages": messages})
             with naming_prompt(index, len(body.messages), "messages"):
-                running = await start_turn(context, chat_turn(context, one))
+                make_turn = functools.partial(chat_turn, context, one)
+                running = await start_turn(context, make_turn, is_large=body.is_large)
             answers.append(ChatAnswer(name, created, model, one, running, context))
         outputs = await unless_disconnected(request, all_of(anext(each.running.outputs) for each in answers))
     wholes = [answer.whole(output) for answer, output in zip(answers, outputs, strict=True)]

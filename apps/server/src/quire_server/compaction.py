@@ -7,6 +7,7 @@ A conversation that does not fit the context with room for a summary loses its o
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
@@ -43,7 +44,8 @@ async def start_summary(
     room = min(_MAX_ROOM_TOKENS, limit // _ROOM_SHARE, params.max_tokens or limit)
     said = list(messages)
     for _ in range(_MAX_SHORTENINGS):
-        turn = ChatTurn(
+        make_turn = functools.partial(
+            ChatTurn,
             messages=[*said, {"role": "user", "content": SUMMARIZE}],
             params=params,
             chat_template_kwargs=context.template_kwargs(kwargs),
@@ -55,7 +57,7 @@ async def start_summary(
         )
         shorter = _shortened(said)
         try:
-            running = await start_turn(context, turn)
+            running = await start_turn(context, make_turn, is_large=True)
         except ContextLengthError:
             if shorter is None:
                 raise

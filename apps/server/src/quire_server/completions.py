@@ -19,7 +19,7 @@ from quire_engine import CompletionOutput, Logprob, RequestOutput
 from quire_interfaces import FinishReason, RenderedPrompt, RequestError, SamplingParams
 from quire_server.beams import beam_search_outputs, beam_search_params
 from quire_server.body import read_model
-from quire_server.context import ServerContext, all_of, in_thread_when_long, unless_disconnected
+from quire_server.context import ServerContext, all_of, in_thread_when, unless_disconnected
 from quire_server.errors import naming_fields
 from quire_server.logprobs import EchoedTokens, completion_logprobs, prompt_logprobs
 from quire_server.protocol import CompletionRequest
@@ -32,29 +32,16 @@ from quire_server.turn import raise_failed
 __all__ = ["CompletionAnswer", "completion_params", "completions", "render_prompts"]
 
 
+MAX_COMPLETIONS = 1 << 14
+"""Of all prompts of a request together."""
+
+
 async def completions(context: ServerContext, request: Request) -> Response:
     """Serve one request; errors of the tree become error bodies in the app."""
     body = await read_model(context, request, CompletionRequest)
     model = context.resolve_model(body.model)
-    with naming_fields(body.field_names()):
-        params, only_echo = completion_params(context, body)
-        beams = beam_search_params(body, params)
-    answer = CompletionAnswer(
-        answer_id(request, "cmpl-", body.request_id),
-        int(time.time()),
-        model,
-        body,
-        params,
-        await render_prompts(context, body, params),
-        context,
-        only_echo,
-    )
-    # Every prompt is checked before the first one runs.
-    with naming_fields(body.field_names()):
-        sources = []
-        for index, prompt in enumerate(answer.prompts):
-            with naming_prompt(index, len(answer.prompts), "prompt"):
-                sources.append(_outputs(context, body, prompt, params, beams))
+    name = answer_id(request, "cmpl-", body.request_id)
+    answer, sources = await in_thread_when(body.is_large, lambda: _begun(context, body, name, model))
     if not body.stream:
         with naming_fields(body.field_names()):
             finals = await unless_disconnected(request, all_of(anext(source) for source in sources))
@@ -63,6 +50,38 @@ async def completions(context: ServerContext, request: Request) -> Response:
     with naming_fields(body.field_names()):
         first = await unless_disconnected(request, anext(outputs))
     return await EventStream.begin(answer.events(first, outputs))
+
+
+def _begun(
+    context: ServerContext, body: CompletionRequest, name: str, model: str
+) -> tuple[CompletionAnswer, list[AsyncIterator[RequestOutput]]]:
+    """The answer, and the outputs of its prompts. Every prompt is checked before the first one runs.
+
+    Raises:
+        RequestError: naming the field at fault.
+    """
+    with naming_fields(body.field_names()):
+        params, only_echo = completion_params(context, body)
+        beams = beam_search_params(body, params)
+        _check_num_completions(body, params)
+        prompts = render_prompts(context, body, params)
+        answer = CompletionAnswer(name, int(time.time()), model, body, params, prompts, context, only_echo)
+        sources = []
+        for index, prompt in enumerate(prompts):
+            with naming_prompt(index, len(prompts), "prompt"):
+                sources.append(_outputs(context, body, prompt, params, beams))
+    return answer, sources
+
+
+def _check_num_completions(body: CompletionRequest, params: SamplingParams) -> None:
+    num_prompts, num_each = len(body.prompts()), params.best_of or params.n
+    if num_prompts * num_each > MAX_COMPLETIONS:
+        name = "n" if params.best_of is None else "best_of"
+        raise RequestError(
+            f"{num_each} completions of each of {num_prompts} prompts are more than one request may ask for "
+            f"({MAX_COMPLETIONS}); send the prompts in several requests",
+            param=name,
+        )
 
 
 def completion_params(context: ServerContext, body: CompletionRequest) -> tuple[SamplingParams, bool]:
@@ -95,9 +114,7 @@ def _outputs(
     return context.generate(prompt, params, kind=OutputKind.DELTA if body.stream else OutputKind.FINAL_ONLY, **where)
 
 
-async def render_prompts(
-    context: ServerContext, body: CompletionRequest, params: SamplingParams
-) -> list[RenderedPrompt]:
+def render_prompts(context: ServerContext, body: CompletionRequest, params: SamplingParams) -> list[RenderedPrompt]:
     """The prompts as token ids, cut where that is asked for. Raises RequestError naming the field at fault."""
     prompts = body.prompts()
     if len(prompts) > context.config.max_prompts_per_request:
@@ -111,14 +128,10 @@ async def render_prompts(
     special = body.add_special_tokens if body.add_special_tokens is not None else True
     renderer = context.llm.renderer
 
-    def render() -> list[RenderedPrompt]:
-        found = []
-        for index, prompt in enumerate(prompts):
-            with naming_prompt(index, len(prompts), "prompt"):
-                found.append(renderer.render_prompt(prompt, add_special_tokens=special))
-        return found
-
-    rendered = await in_thread_when_long(sum(map(len, prompts)), render)
+    rendered = []
+    for index, prompt in enumerate(prompts):
+        with naming_prompt(index, len(prompts), "prompt"):
+            rendered.append(renderer.render_prompt(prompt, add_special_tokens=special))
     cut = [truncated(context, each, body.truncate_prompt_tokens, body.truncation_side, params) for each in rendered]
     # What is echoed is what the model reads.
     return [

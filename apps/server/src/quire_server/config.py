@@ -7,7 +7,10 @@ from typing import Any
 
 from quire_interfaces import Settings, at_least, between, one_of, setting
 
-__all__ = ["ServerConfig", "complaint_about_key"]
+__all__ = ["MAX_PROMPTS", "ServerConfig", "complaint_about_key"]
+
+MAX_PROMPTS = 1 << 14
+"""Most prompts that a server may be set to take in one request."""
 
 
 def complaint_about_key(key: Any) -> str | None:
@@ -142,6 +145,19 @@ class ServerConfig(Settings):
     max_body_bytes: int = setting(
         32 << 20, help="Largest request body; a larger one is refused unread.", unit="bytes", check=at_least(1024)
     )
+    max_body_values: int = setting(
+        500_000,
+        help="Most JSON values in a request body, such as the ids of a prompt's tokens; parsing more would hold up all "
+        "streams.",
+        unit="values",
+        check=at_least(1024),
+    )
+    max_body_objects: int = setting(
+        100_000,
+        help="Most lists and objects in a request body, such as messages, their parts and parts of tools' schemas.",
+        unit="lists and objects",
+        check=at_least(1024),
+    )
     body_timeout_s: float = setting(
         120.0, help="A request body that takes longer to arrive is refused.", unit="seconds", check=at_least(0.01)
     )
@@ -175,7 +191,7 @@ class ServerConfig(Settings):
         check=at_least(1),
     )
     max_prompts_per_request: int = setting(
-        1024, help="Most prompts in one completion request.", unit="prompts", check=at_least(1)
+        1024, help="Most prompts in one completion request.", unit="prompts", check=between(1, MAX_PROMPTS)
     )
     banner: bool = setting(True, help="Print what was started, and why it was chosen so.", flag="--banner")
     access_log: bool = setting(False, help="Log every request.")

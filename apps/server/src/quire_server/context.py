@@ -22,11 +22,11 @@ from quire_server.errors import ClientGoneError
 from quire_server.large_bodies import BodyInspector
 from quire_server.mcp_servers import MCPServer
 from quire_server.protocol import SamplingFields, StreamOptions
+from quire_server.value_count import ValueBounds
 
-__all__ = ["ServerContext", "all_of", "in_thread_when_long", "unless_disconnected"]
+__all__ = ["ServerContext", "all_of", "in_thread_when", "unless_disconnected"]
 
-LONG_TEXT_CHARS = 20_000
-"""Texts longer than this are rendered in a worker thread, so that the event loop goes on."""
+_STARTED_AT_ONCE = 16
 
 Result = TypeVar("Result")
 
@@ -56,12 +56,13 @@ class ServerContext:
     caller: Caller = KEYLESS
     """Whose requests are served."""
     inspector: BodyInspector = field(init=False)
-    """Refuses bodies with too large constraints."""
+    """Refuses bodies with too many values or too large constraints."""
     api_keys: APIKeys = field(init=False)
 
     def __post_init__(self) -> None:
         self.api_keys = read_api_keys(self.config)
-        self.inspector = BodyInspector(self.llm.config.structured_output.max_bytes)
+        bounds = ValueBounds(self.config.max_body_values, self.config.max_body_objects)
+        self.inspector = BodyInspector(self.llm.config.structured_output.max_bytes, bounds)
 
     @property
     def is_draining(self) -> bool:
@@ -195,17 +196,19 @@ class ServerContext:
         check_logprobs(params, self.llm.config.model.max_logprobs, self.llm.engine_info.vocab_size, remedy=remedy)
 
 
-async def in_thread_when_long(num_chars: int, work: Callable[[], Result]) -> Result:
-    """Run `work` here when it is short, in a worker thread when the text is long."""
-    if num_chars < LONG_TEXT_CHARS:
-        return work()
-    return await asyncio.to_thread(work)
+async def in_thread_when(is_large: bool, work: Callable[[], Result]) -> Result:
+    """Run `work` here when it is small, in a worker thread when it is large, so that the event loop goes on."""
+    return await asyncio.to_thread(work) if is_large else work()
 
 
 async def all_of(works: Iterable[Awaitable[Result]]) -> list[Result]:
     """All results in order. When one fails, the others are cancelled, so that nothing runs on for nobody."""
-    working = [asyncio.ensure_future(work) for work in works]
+    working: list[asyncio.Future[Result]] = []
     try:
+        for number, work in enumerate(works):
+            if number % _STARTED_AT_ONCE == _STARTED_AT_ONCE - 1:
+                await asyncio.sleep(0)  # a thousand requests are not sent to the engine in one go
+            working.append(asyncio.ensure_future(work))
         return list(await asyncio.gather(*working))
     finally:
         for each in working:

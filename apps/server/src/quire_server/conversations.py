@@ -21,6 +21,7 @@ from quire_server.conversation_store import ConversationStore, keeps_conversatio
 from quire_server.errors import HTTPError
 from quire_server.item_lists import item_page, listed_item
 from quire_server.protocol import Body
+from quire_server.request_fields import Objects
 from quire_server.responses_items import ItemReader
 from quire_server.responses_request import with_ids
 from quire_server.store_access import StoreAccess
@@ -37,13 +38,13 @@ class MetadataRequest(Body):
 class ConversationRequest(MetadataRequest):
     """Body of POST /v1/conversations."""
 
-    items: list[dict[str, Any]] | None = None
+    items: Objects | None = None
 
 
 class ItemsRequest(Body):
     """Body of POST /v1/conversations/ID/items."""
 
-    items: list[dict[str, Any]] = Field(min_length=1)
+    items: Objects = Field(min_length=1)
 
 
 class ConversationsService:

@@ -9,7 +9,6 @@ import contextlib
 import time
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 
-import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -17,11 +16,12 @@ from quire_engine import RequestOutput
 from quire_interfaces import RenderedPrompt, RequestError, SamplingParams
 from quire_server.chat import ChatAnswer, chat_turn
 from quire_server.completions import CompletionAnswer, completion_params, render_prompts
-from quire_server.context import ServerContext
+from quire_server.context import ServerContext, in_thread_when
 from quire_server.derender_outputs import ChoiceOutputs, check_ids, check_response, request_output
 from quire_server.errors import naming_fields
 from quire_server.protocol import ChatCompletionRequest, CompletionRequest
 from quire_server.request_ids import answer_id
+from quire_server.responses import json_response
 from quire_server.token_protocol import (
     DerenderChatContext,
     DerenderChatRequest,
@@ -36,39 +36,52 @@ __all__ = ["answer_name", "chat_answer", "completion_answer", "derender_chat", "
 async def derender_chat(context: ServerContext, body: DerenderChatRequest, request: Request) -> Response:
     """Token ids to the chat route's answer, calls and reasoning told apart."""
     response = body.generate_response
-    check_response(context, response, "generate_response.")
+    await in_thread_when(body.is_large, lambda: check_response(context, response, "generate_response."))
     for place, choice in enumerate(response.choices):
         if not choice.token_ids:
             at = f"generate_response.choices[{place}].token_ids"
             raise RequestError(f"{at} must hold the tokens of the answer, at least one", param=at)
     num_choices = max([each.index for each in response.choices], default=0) + 1
     answer, params = await chat_answer(context, request, body, response, num_choices)
-    whole = answer.whole(_whole(context, answer.running.prompt.token_ids, params, response))
-    whole.kv_transfer_params = response.kv_transfer_params
-    return Response(msgspec.json.encode(whole), media_type="application/json")
+
+    def told() -> Response:
+        whole = answer.whole(_whole(context, answer.running.prompt.token_ids, params, response))
+        whole.kv_transfer_params = response.kv_transfer_params
+        return json_response(whole)
+
+    return await in_thread_when(body.is_large, told)
 
 
 async def derender_completion(context: ServerContext, body: DerenderCompletionRequest, request: Request) -> Response:
     """Token ids for each of the prompts to the completions route's answer."""
     responses = body.generate_responses
-    for place, response in enumerate(responses):
-        check_response(context, response, f"generate_responses[{place}].")
+
+    def check() -> None:
+        for place, response in enumerate(responses):
+            check_response(context, response, f"generate_responses[{place}].")
+
+    await in_thread_when(body.is_large, check)
     counts, given = _per_prompt(body)
     num_choices = max((each.index for response in responses for each in response.choices), default=0) + 1
     answer = await completion_answer(
         context, request, body.model, body.completion_request, responses[0], len(responses), num_choices
     )
-    prompts = _prompts(context, answer.prompts, given, [response.prompt_token_ids for response in responses])
-    outputs = [
-        _whole(context, prompt, answer.params, response) for prompt, response in zip(prompts, responses, strict=True)
-    ]
-    answer.prompt_tokens = sum(
-        prompt_length(count, len(prompt.token_ids), response)
-        for count, prompt, response in zip(counts, answer.prompts, responses, strict=True)
-    )
-    whole = answer.whole(outputs)
-    whole.kv_transfer_params = responses[0].kv_transfer_params
-    return Response(msgspec.json.encode(whole), media_type="application/json")
+
+    def told() -> Response:
+        prompts = _prompts(context, answer.prompts, given, [response.prompt_token_ids for response in responses])
+        outputs = [
+            _whole(context, prompt, answer.params, response)
+            for prompt, response in zip(prompts, responses, strict=True)
+        ]
+        answer.prompt_tokens = sum(
+            prompt_length(count, len(prompt.token_ids), response)
+            for count, prompt, response in zip(counts, answer.prompts, responses, strict=True)
+        )
+        whole = answer.whole(outputs)
+        whole.kv_transfer_params = responses[0].kv_transfer_params
+        return json_response(whole)
+
+    return await in_thread_when(body.is_large, told)
 
 
 def _per_prompt(body: DerenderCompletionRequest) -> tuple[Sequence[int | None], Sequence[list[int] | None]]:
@@ -134,11 +147,13 @@ async def chat_answer(
     chat.kv_transfer_params, chat.priority = None, 0  # they were for the machine that generated
     if num_choices is not None:
         chat.n, chat.best_of = num_choices, None
-    with naming_inside("chat_request", chat.field_names()):
+
+    def make_turn() -> ChatTurn:
         turn = chat_turn(context, chat)
-        if asked is None:
-            turn = ChatTurn(messages=turn.messages, params=turn.params)
-        prepared = await prepare_turn(context, turn)
+        return turn if asked is not None else ChatTurn(messages=turn.messages, params=turn.params)
+
+    with naming_inside("chat_request", chat.field_names()):
+        prepared = await prepare_turn(context, make_turn, is_large=body.is_large)
     length = prompt_length(body.prompt_tokens, len(prepared.prompt.token_ids) if asked is not None else 0, response)
     if asked is None:
         prepared.prompt = RenderedPrompt(token_ids=body.prompt_token_ids or response.prompt_token_ids or [])
@@ -171,7 +186,7 @@ async def completion_answer(
     with naming_inside("completion_request", body.field_names()):
         params, only_echo = completion_params(context, body)
         if asked is not None:
-            prompts = await render_prompts(context, body, params)
+            prompts = await in_thread_when(body.is_large, lambda: render_prompts(context, body, params))
         if len(prompts) != num_prompts:
             raise RequestError(
                 f"prompt holds {len(prompts)} prompts, but there are responses to {num_prompts}", param="prompt"

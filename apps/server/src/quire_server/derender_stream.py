@@ -20,10 +20,10 @@ from starlette.responses import Response
 
 from quire_engine import CompletionOutput, RequestOutput
 from quire_interfaces import RequestError, SamplingParams
-from quire_server.body import parse_body, read_body
+from quire_server.body import parse_checked, read_body
 from quire_server.config import ServerConfig
 from quire_server.content_encoding import encoding_of
-from quire_server.context import ServerContext
+from quire_server.context import ServerContext, in_thread_when
 from quire_server.derender import (
     chat_answer,
     completion_answer,
@@ -34,7 +34,7 @@ from quire_server.derender import (
 from quire_server.derender_outputs import ChoiceOutputs, check_ids, check_response, request_output
 from quire_server.errors import HTTPError
 from quire_server.protocol import Body
-from quire_server.responses import ChatChunk, Completion
+from quire_server.responses import ChatChunk, Completion, json_response
 from quire_server.streaming import EventStream
 from quire_server.token_protocol import (
     DerenderChatContext,
@@ -57,6 +57,9 @@ __all__ = [
 
 LONG_STATE_TOKENS = 1000
 """Where more tokens must be read again for a chunk, a worker thread does it."""
+
+MAX_EVENT_LINES = 1000
+"""Of one event in a body of events."""
 
 _END_OF_EVENT = re.compile(rb"\r?\n\r?\n")
 Context = TypeVar("Context", bound=Body)
@@ -93,10 +96,10 @@ async def derender_chat_completions(context: ServerContext, request: Request) ->
     """
     if _is_events(request):
         return await _chat_events(context, request)
-    data = await _read(context, request)
-    if parse_body(data, _Asked).stream:
-        return await _chat_chunk(context, parse_body(data, DerenderChatStreamRequest), request)
-    return await derender_chat(context, parse_body(data, DerenderChatRequest), request)
+    data = await read_body(request, context.config)
+    if (await parse_checked(context, data, _Asked)).stream:
+        return await _chat_chunk(context, await parse_checked(context, data, DerenderChatStreamRequest), request)
+    return await derender_chat(context, await parse_checked(context, data, DerenderChatRequest), request)
 
 
 async def derender_completions(context: ServerContext, request: Request) -> Response:
@@ -106,25 +109,20 @@ async def derender_completions(context: ServerContext, request: Request) -> Resp
     """
     if _is_events(request):
         return await _completion_events(context, request)
-    data = await _read(context, request)
-    if parse_body(data, _Asked).stream:
-        return await _completion_chunk(context, parse_body(data, DerenderCompletionStreamRequest), request)
-    return await derender_completion(context, parse_body(data, DerenderCompletionRequest), request)
+    data = await read_body(request, context.config)
+    if (await parse_checked(context, data, _Asked)).stream:
+        body = await parse_checked(context, data, DerenderCompletionStreamRequest)
+        return await _completion_chunk(context, body, request)
+    return await derender_completion(context, await parse_checked(context, data, DerenderCompletionRequest), request)
 
 
 def _is_events(request: Request) -> bool:
     return request.headers.get("content-type", "").split(";")[0].strip().lower() == "text/event-stream"
 
 
-async def _read(context: ServerContext, request: Request) -> bytes:
-    data = await read_body(request, context.config)
-    await context.inspector.check(data)
-    return data
-
-
 async def _chat_chunk(context: ServerContext, body: DerenderChatStreamRequest, request: Request) -> Response:
     chunk, state = body.generate_chunk, body.stream_state or DerenderStreamState()
-    index = _check_chunk(context, chunk, state)
+    index = await in_thread_when(body.is_large, lambda: _check_chunk(context, chunk, state))
     if body.chat_request is not None:
         body.chat_request.stream = True
     answer, params = await chat_answer(context, request, body, chunk, index + 1)
@@ -136,17 +134,14 @@ async def _chat_chunk(context: ServerContext, body: DerenderChatStreamRequest, r
         told.warnings = answer.running.turn.warnings or UNSET
         if answer.body.return_token_ids:
             told.prompt_token_ids = prompt
-    return Response(
-        msgspec.json.encode(DerenderedChatChunk(told, _next_state(state, chunk))),
-        media_type="application/json",
-    )
+    return json_response(DerenderedChatChunk(told, _next_state(state, chunk)))
 
 
 async def _completion_chunk(
     context: ServerContext, body: DerenderCompletionStreamRequest, request: Request
 ) -> Response:
     chunk, state = body.generate_chunk, body.stream_state or DerenderStreamState()
-    index = _check_chunk(context, chunk, state)
+    index = await in_thread_when(body.is_large, lambda: _check_chunk(context, chunk, state))
     check_ids(context, body.prompt_token_ids or [], "prompt_token_ids")
     answer = await completion_answer(context, request, body.model, body.completion_request, chunk, 1, index + 1)
     rendered = answer.prompts[0].token_ids
@@ -154,10 +149,7 @@ async def _completion_chunk(
     prompt = rendered or body.prompt_token_ids or chunk.prompt_token_ids or []
     output = await _replayed(context, prompt, answer.params, chunk, state, lambda old: None)
     told = answer.chunk(output, is_first=not state.role_sent, has_usage=chunk.usage is not None)
-    return Response(
-        msgspec.json.encode(DerenderedCompletionChunk(told, _next_state(state, chunk))),
-        media_type="application/json",
-    )
+    return json_response(DerenderedCompletionChunk(told, _next_state(state, chunk)))
 
 
 def _check_chunk(context: ServerContext, chunk: GenerateChunk, state: DerenderStreamState) -> int:
@@ -269,8 +261,7 @@ async def _begin(
     data = await anext(events, None)
     if data is None:
         raise RequestError("the body holds no event; the first one must be the request", param="body")
-    await context.inspector.check(data)
-    return parse_body(data, model), _chunks(context, events)
+    return await parse_checked(context, data, model), _chunks(context, events)
 
 
 async def _outputs(
@@ -314,7 +305,7 @@ async def _chunks(context: ServerContext, events: AsyncIterator[bytes]) -> Async
     async for data in events:
         if data == b"[DONE]":
             break
-        chunk = parse_body(data, GenerateChunk)
+        chunk = await parse_checked(context, data, GenerateChunk)
         _check_no_error(chunk, "error")
         check_response(context, chunk, "")
         is_first = False
@@ -365,6 +356,8 @@ async def _data_of_events(request: Request, config: ServerConfig) -> AsyncGenera
 
 
 def _data(event: bytes) -> bytes:
-    """Comments and other fields say nothing here."""
+    """Comments and other fields say nothing here. Raises RequestError for an event of very many lines."""
+    if event.count(b"\n") + event.count(b"\r") > MAX_EVENT_LINES:
+        raise RequestError(f"an event of the body has more than {MAX_EVENT_LINES} lines", param="body")
     lines = [line.removeprefix(b"data:").strip() for line in event.splitlines() if line.startswith(b"data:")]
     return b"\n".join(lines)

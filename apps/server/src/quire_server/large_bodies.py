@@ -1,9 +1,10 @@
-"""Large request bodies: whether their constraints are too large is found without parsing them in this process.
+"""Large request bodies: whether they hold too many values, or too large constraints, is found without parsing them in
+this process.
 
-Parsing JSON holds the interpreter lock, and with it the token streams of everybody else. So fields that hold a
-constraint are measured as they were sent, by a reader that only looks for where values end; very large bodies are
-measured by another process at low priority (`python -m quire_server.large_bodies`), once per server, started with the
-first one of them.
+Parsing JSON holds the interpreter lock, and with it the token streams of everybody else. So values are counted before
+they are made, and fields that hold a constraint are measured as they were sent, by a reader that only looks for where
+values end; what takes long is done by another process at low priority (`python -m quire_server.large_bodies`), once per
+server, started with the first body that needs it.
 """
 
 from __future__ import annotations
@@ -19,9 +20,10 @@ from typing import Any
 import msgspec
 
 from quire_interfaces import RequestError
+from quire_server.value_count import ValueBounds, count_values, may_exceed
 from quire_structured_output.allowance import lower_priority, pauses
 
-__all__ = ["BodyInspector", "find_too_large", "main"]
+__all__ = ["BodyInspector", "find_too_large", "find_too_many", "main"]
 
 CONSTRAINT_FIELDS = (
     "structured_outputs", "response_format", "text", "output_config", "output_format", "guided_json", "guided_regex",
@@ -43,13 +45,40 @@ _Fields = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _Elements = msgspec.json.Decoder(list[msgspec.Raw])
 
 
-class TooLarge(msgspec.Struct):
+class TooLarge(msgspec.Struct, tag=True):
     """What a body is refused for."""
 
     field: str
     size: int
     limit: int
     part: str
+
+
+class TooMany(msgspec.Struct, tag=True):
+    """Of which values a body holds too many."""
+
+    field: str
+    num: int
+    limit: int
+    kind: str
+    """What was counted, and the setting that bounds it."""
+
+
+def find_too_many(data: bytes, bounds: ValueBounds) -> TooMany | None:
+    """The field with the most values of a body that holds too many of them; None for a body within the bounds."""
+    if not may_exceed(data, bounds) or not count_values(data, bounds).exceeds(bounds):
+        return None
+    try:
+        fields: dict[str, bytes] = {name: bytes(raw) for name, raw in _Fields.decode(data).items()}
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        fields = {}
+    counts = {name: count_values(raw, bounds) for name, raw in (fields or {"body": data}).items()}
+    if sum(count.num_objects for count in counts.values()) > bounds.max_objects:
+        name = max(counts, key=lambda name: counts[name].num_objects)
+        kind = "lists and objects are allowed (--max-body-objects)"
+        return TooMany(name, counts[name].num_objects, bounds.max_objects, kind)
+    name = max(counts, key=lambda name: counts[name].num_values)
+    return TooMany(name, counts[name].num_values, bounds.max_values, "values are allowed (--max-body-values)")
 
 
 def find_too_large(data: bytes, max_bytes: int) -> TooLarge | None:
@@ -99,14 +128,16 @@ def _parts(raw: bytes) -> dict[Any, msgspec.Raw]:
 
 
 class BodyInspector:
-    """Refuses bodies with too large constraints. One per server.
+    """Refuses bodies with too many values or too large constraints. One per server.
 
     Args:
         max_bytes: Of one constraint, as it is sent.
+        bounds: On the number of values of a body.
     """
 
-    def __init__(self, max_bytes: int) -> None:
+    def __init__(self, max_bytes: int, bounds: ValueBounds) -> None:
         self._max_bytes = max_bytes
+        self._bounds = bounds
         self._process: subprocess.Popen[bytes] | None = None
         self._lock = threading.Lock()
 
@@ -114,11 +145,18 @@ class BodyInspector:
         """Let a body pass, or not.
 
         Raises:
-            RequestError: a field holds too large a constraint; the message names the field and its largest part.
+            RequestError: it holds too many values, or a field holds too large a constraint; the message names the
+                field, and of a constraint the largest part.
         """
-        if len(data) <= self._max_bytes:
+        if len(data) < min(self._max_bytes, *self._bounds):
             return
-        found = await asyncio.to_thread(self._ask, data)
+        found = await asyncio.to_thread(self._find, data)
+        if isinstance(found, TooMany):
+            raise RequestError(
+                f"{found.field} holds {found.num} values; in the whole request body, {found.limit} {found.kind}",
+                param=found.field,
+                code="too_many_values",
+            )
         if found is not None:
             raise RequestError(
                 f"{found.field} has {found.size} bytes, at most {found.limit} are taken "
@@ -127,7 +165,11 @@ class BodyInspector:
                 code="grammar_too_large",
             )
 
-    def _ask(self, data: bytes) -> TooLarge | None:
+    def _find(self, data: bytes) -> TooMany | TooLarge | None:
+        is_small = len(data) <= self._max_bytes
+        return None if is_small and not may_exceed(data, self._bounds) else self._ask(data)
+
+    def _ask(self, data: bytes) -> TooMany | TooLarge | None:
         """Waits for the other process, without the interpreter lock."""
         with self._lock:
             for _ in range(2):  # once more if it died, of this body or long ago
@@ -143,27 +185,34 @@ class BodyInspector:
             code="grammar_too_large",
         )
 
-    def _answer(self, data: bytes) -> TooLarge | None:
+    def _answer(self, data: bytes) -> TooMany | TooLarge | None:
         if self._process is None:
             command = [sys.executable, "-m", "quire_server.large_bodies"]
             self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
         stdin, stdout = self._process.stdin, self._process.stdout
         assert stdin is not None
         assert stdout is not None
-        stdin.write(struct.pack("=QQ", self._max_bytes, len(data)))
+        stdin.write(_HEAD.pack(self._max_bytes, *self._bounds, len(data)))
         stdin.write(data)
         stdin.flush()
         [size] = struct.unpack("=Q", stdout.read(8))
-        return msgspec.json.decode(stdout.read(size), type=TooLarge | None)
+        return msgspec.json.decode(stdout.read(size), type=TooMany | TooLarge | None)
+
+
+_HEAD = struct.Struct("=QQQQ")
+"""Largest constraint, most values, most lists and objects, size of the body that follows."""
 
 
 def main() -> None:
-    """Measure bodies until standard input ends, when nothing else wants to run."""
+    """Look into bodies until standard input ends, when nothing else wants to run."""
     lower_priority(0, starve=True)
-    while head := sys.stdin.buffer.read(16):
-        max_bytes, size = struct.unpack("=QQ", head)
+    while head := sys.stdin.buffer.read(_HEAD.size):
+        max_bytes, max_values, max_objects, size = _HEAD.unpack(head)
         with pauses():
-            answer = msgspec.json.encode(find_too_large(sys.stdin.buffer.read(size), max_bytes))
+            data = sys.stdin.buffer.read(size)
+            found = find_too_many(data, ValueBounds(max_values, max_objects)) or find_too_large(data, max_bytes)
+            answer = msgspec.json.encode(found)
+            del data
         sys.stdout.buffer.write(struct.pack("=Q", len(answer)) + answer)
         sys.stdout.buffer.flush()
 

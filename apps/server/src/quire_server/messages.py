@@ -24,7 +24,7 @@ from quire_renderers import (
     replace_lone_surrogates,
 )
 from quire_server.body import read_model
-from quire_server.context import ServerContext, unless_disconnected
+from quire_server.context import ServerContext, in_thread_when, unless_disconnected
 from quire_server.errors import messages_error_body, naming_fields
 from quire_server.messages_request import CountTokensRequest, MessagesRequest
 from quire_server.request_ids import answer_id
@@ -42,7 +42,7 @@ async def messages(context: ServerContext, request: Request) -> Response:
     body = await read_model(context, request, MessagesRequest)
     model = context.resolve_model(body.model)
     with naming_fields(body.field_names()):
-        running = await start_turn(context, messages_turn(context, body))
+        running = await start_turn(context, lambda: messages_turn(context, body), is_large=body.is_large)
     answer = _Answer(answer_id(request, "msg_", body.request_id), model, running, context, _extras(body))
     with naming_fields(body.field_names()):
         first = await unless_disconnected(request, anext(running.outputs))
@@ -58,7 +58,7 @@ async def count_tokens(context: ServerContext, request: Request) -> Response:
     body = await read_model(context, request, CountTokensRequest)
     context.resolve_model(body.model)
     with naming_fields(body.field_names()):
-        prompt = await render_turn(context, messages_turn(context, body))
+        prompt = await in_thread_when(body.is_large, lambda: render_turn(context, messages_turn(context, body)))
     return JSONResponse({"input_tokens": len(prompt.token_ids)})
 
 

@@ -14,7 +14,8 @@ from pydantic import Field
 from quire_interfaces import RequestError
 from quire_server.messages_blocks import chat_messages, found_tools
 from quire_server.messages_tools import deferred_tools, messages_client_tools
-from quire_server.protocol import Int, SamplingFields, check_thinking_budget
+from quire_server.protocol import SamplingFields, check_thinking_budget
+from quire_server.request_fields import Int, Messages, Objects, Texts, Tools
 from quire_server.tool_choice import ToolUse, check_required, named
 
 __all__ = ["CountTokensRequest", "MessagesRequest"]
@@ -25,9 +26,9 @@ _THINKING = ("enabled", "disabled", "adaptive", "between_tools")
 class CountTokensRequest(SamplingFields):
     """Body of POST /v1/messages/count_tokens: everything that makes the prompt."""
 
-    messages: list[dict[str, Any]] = Field(min_length=1)
-    system: str | list[dict[str, Any]] | None = None
-    tools: list[dict[str, Any]] | None = None
+    messages: Messages = Field(min_length=1)
+    system: str | Objects | None = None
+    tools: Tools | None = None
     tool_choice: dict[str, Any] | None = None
     thinking: dict[str, Any] | None = None
     output_config: dict[str, Any] | None = None
@@ -35,7 +36,7 @@ class CountTokensRequest(SamplingFields):
     context_management: dict[str, Any] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     max_tokens: Int | None = None
-    stop_sequences: list[str] | None = None
+    stop_sequences: Texts | None = None
 
     def max_tokens_wanted(self) -> int | None:
         return self.max_tokens

@@ -10,9 +10,21 @@ import reprlib
 from typing import Annotated, Any, Literal
 
 import msgspec
-from pydantic import AliasChoices, BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import AliasChoices, BaseModel, BeforeValidator, ConfigDict, Field, PrivateAttr
 
 from quire_interfaces import RequestError, SamplingParams
+from quire_interfaces.sampling_bounds import MAX_CHARS, MAX_ITEMS
+from quire_server.request_fields import (
+    Int,
+    Messages,
+    Metadata,
+    Objects,
+    Prompts,
+    Texts,
+    TokenIds,
+    Tools,
+    at_most,
+)
 from quire_server.structured import constraint_names, structured_outputs_of
 
 __all__ = [
@@ -28,25 +40,27 @@ __all__ = [
     "with_effort",
 ]
 
-TokenId = Annotated[int, Field(ge=0, lt=2**31)]
-Int = Annotated[int, Field(ge=-(2**63), lt=2**63)]
-"""No count is larger; JSON's numbers have no end."""
-
-
 ThinkingTokenBudget = Annotated[Int | None, BeforeValidator(lambda budget: None if budget == -1 else budget)]
 """Most tokens of thinking; None, or vLLM's -1, for no bound."""
-
-
-Metadata = Annotated[
-    dict[Annotated[str, Field(max_length=64)], Annotated[str, Field(max_length=512)]], Field(max_length=16)
-]
-"""Notes of the client's, within OpenAI's bounds."""
 
 
 class Body(BaseModel):
     """Strict types ("12" is not a number), no NaN or infinity."""
 
     model_config = ConfigDict(strict=True, allow_inf_nan=False, extra="ignore")
+    _is_large: bool = PrivateAttr(default=False)
+
+    @property
+    def is_large(self) -> bool:
+        """Whether it is so long that work on all of it belongs into a worker thread."""
+        return self._is_large
+
+    def mark_large(self) -> None:
+        """Say that it is, with the bodies inside."""
+        self._is_large = True
+        for name in type(self).model_fields:
+            if isinstance(inner := getattr(self, name), Body):
+                inner.mark_large()
 
 
 class StreamOptions(Body):
@@ -83,7 +97,7 @@ class SamplingFields(Body):
     dry_multiplier: float | None = None
     dry_base: float | None = None
     dry_allowed_length: Int | None = None
-    dry_sequence_breakers: list[str] | str | None = None
+    dry_sequence_breakers: Texts | str | None = None
     dry_range: Int | None = Field(default=None, validation_alias=AliasChoices("dry_range", "dry_penalty_last_n"))
     top_n_sigma: float | None = None
     dynatemp_range: float | None = None
@@ -95,18 +109,18 @@ class SamplingFields(Body):
     mirostat_mode: Int | None = Field(default=None, validation_alias=AliasChoices("mirostat_mode", "mirostat"))
     mirostat_tau: float | None = None
     mirostat_eta: float | None = None
-    logit_bias: dict[str, float] | None = None
-    allowed_token_ids: list[TokenId] | None = None
-    bad_words: list[str] | None = None
+    logit_bias: Annotated[dict[str, float], at_most(MAX_ITEMS["logit_bias"])] | None = None
+    allowed_token_ids: TokenIds | None = None
+    bad_words: Texts | None = None
     min_tokens: Int | None = None
-    stop: str | list[str] | None = None
-    stop_token_ids: list[TokenId] | None = None
+    stop: str | Texts | None = None
+    stop_token_ids: TokenIds | None = None
     include_stop_str_in_output: bool = False
     ignore_eos: bool = False
     seed: Int | None = None
     deterministic: bool = False
     prompt_logprobs: Int | None = None
-    logprob_token_ids: list[TokenId] | None = None
+    logprob_token_ids: TokenIds | None = None
     skip_special_tokens: bool = True
     stream: bool | None = None
     stream_options: StreamOptions | None = None
@@ -123,12 +137,12 @@ class SamplingFields(Body):
     add_special_tokens: bool | None = None
     request_id: str | None = Field(default=None, min_length=1, max_length=256)
     user: str | None = None
-    logits_processors: list[str] | None = None
+    logits_processors: Texts | None = None
     response_format: dict[str, Any] | None = None
     structured_outputs: dict[str, Any] | None = None
     guided_json: dict[str, Any] | str | None = None
     guided_regex: str | None = None
-    guided_choice: list[str] | None = None
+    guided_choice: Texts | None = None
     guided_grammar: str | None = None
     guided_json_object: bool | None = None
     guided_whitespace_pattern: str | None = None
@@ -244,6 +258,10 @@ def _breakers(value: list[str] | str) -> tuple[str, ...]:
     """A list of texts, or the same as JSON with or without its brackets, as some front ends send it."""
     if isinstance(value, list):
         return tuple(value)
+    if len(value) > 4 * MAX_CHARS["dry_sequence_breakers"]:
+        raise RequestError(
+            f"dry_sequence_breakers has {len(value)} characters; send fewer", param="dry_sequence_breakers"
+        )
     try:
         parsed = msgspec.json.decode(value if value.lstrip().startswith("[") else f"[{value}]", type=list[str])
     except msgspec.DecodeError as error:
@@ -263,7 +281,7 @@ def _token_id(param: str, key: str) -> int:
 class CompletionRequest(SamplingFields):
     """Body of POST /v1/completions."""
 
-    prompt: str | list[TokenId] | list[str] | list[list[TokenId]]
+    prompt: Prompts
     max_tokens: Int | None = 16
     logprobs: Int | None = None
     echo: bool = False
@@ -301,17 +319,17 @@ class CompletionRequest(SamplingFields):
 class ChatCompletionRequest(SamplingFields):
     """Body of POST /v1/chat/completions."""
 
-    messages: list[dict[str, Any]] = Field(min_length=1)
+    messages: Messages = Field(min_length=1)
     max_tokens: Int | None = None
     max_completion_tokens: Int | None = None
     logprobs: bool | None = None
     top_logprobs: Int | None = None
-    tools: list[dict[str, Any]] | None = None
+    tools: Tools | None = None
     tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
-    functions: list[dict[str, Any]] | None = None
+    functions: Tools | None = None
     function_call: str | dict[str, Any] | None = None
-    modalities: list[str] | None = None
+    modalities: Texts | None = None
     audio: Any = None
     prediction: dict[str, Any] | None = None
     web_search_options: Any = None
@@ -323,7 +341,7 @@ class ChatCompletionRequest(SamplingFields):
     continue_final_message: bool = False
     chat_template: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None
-    documents: list[dict[str, Any]] | None = None
+    documents: Objects | None = None
     include_reasoning: bool = True
     reasoning_effort: str | None = None
     thinking_token_budget: ThinkingTokenBudget = None
@@ -424,8 +442,8 @@ class TokenizeRequest(Body):
 
     model: str | None = None
     prompt: str | None = None
-    messages: list[dict[str, Any]] | None = None
-    tools: list[dict[str, Any]] | None = None
+    messages: Messages | None = None
+    tools: Tools | None = None
     add_special_tokens: bool | None = None
     add_generation_prompt: bool = True
     continue_final_message: bool = False
@@ -438,4 +456,4 @@ class DetokenizeRequest(Body):
     """Body of POST /detokenize."""
 
     model: str | None = None
-    tokens: list[TokenId]
+    tokens: TokenIds

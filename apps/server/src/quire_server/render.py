@@ -5,21 +5,23 @@ Everything is checked as it would be there. Knows the shape of the answer; what 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 
 from quire_interfaces import RenderedPrompt, RequestError, SamplingParams
 from quire_server.body import read_model
 from quire_server.chat import chat_turn
 from quire_server.completions import completion_params, render_prompts
-from quire_server.context import ServerContext
+from quire_server.context import ServerContext, in_thread_when
 from quire_server.errors import naming_fields
 from quire_server.messages import messages_turn
 from quire_server.messages_request import MessagesRequest
 from quire_server.protocol import ChatCompletionRequest, CompletionRequest, SamplingFields
 from quire_server.request_ids import answer_id
+from quire_server.responses import json_response
 from quire_server.token_protocol import ThinkingBounds, sampling_params_to_json
 from quire_server.turn import ChatTurn, PreparedTurn, prepare_turn
 
@@ -31,14 +33,13 @@ async def render_chat(context: ServerContext, request: Request) -> Response:
     body = await read_model(context, request, ChatCompletionRequest)
     model, transfer = context.resolve_model(body.model), _take_transfer(body)
     with naming_fields(body.field_names()):
-        turn = chat_turn(context, body)
-        if turn.beams is not None:
+        if body.use_beam_search:
             raise RequestError(
                 "use_beam_search takes several requests, and cannot be rendered as one; leave it out",
                 param="use_beam_search",
             )
         name = answer_id(request, "chatcmpl-", body.request_id)
-        return JSONResponse(await rendered_turn(context, body, name, model, turn, transfer))
+        return await rendered_turn(context, body, name, model, lambda: chat_turn(context, body), transfer)
 
 
 async def rendered_turn(
@@ -46,20 +47,25 @@ async def rendered_turn(
     body: SamplingFields,
     name: str,
     model: str,
-    turn: ChatTurn,
+    make_turn: Callable[[], ChatTurn],
     kv_transfer_params: Any = None,
-) -> dict[str, Any]:
+) -> Response:
     """The request for the engine that a turn becomes.
 
     Raises:
         RequestError: naming the field at fault.
     """
-    prepared = await prepare_turn(context, turn)
-    context.llm.engine.check(prepared.prompt, prepared.params, adapter=turn.adapter)
-    rendered = _rendered(context, body, name, model, prepared.prompt, prepared.params, turn.add_special_tokens)
-    rendered["kv_transfer_params"] = kv_transfer_params
-    bounds = _thinking_bounds(prepared)
-    return rendered if bounds is None else {**rendered, "thinking": bounds.model_dump()}
+    prepared = await prepare_turn(context, make_turn, is_large=body.is_large)
+
+    def answer() -> Response:
+        special = prepared.turn.add_special_tokens
+        context.llm.engine.check(prepared.prompt, prepared.params, adapter=prepared.turn.adapter)
+        rendered = _rendered(context, body, name, model, prepared.prompt, prepared.params, special)
+        rendered["kv_transfer_params"] = kv_transfer_params
+        bounds = _thinking_bounds(prepared)
+        return json_response(rendered if bounds is None else {**rendered, "thinking": bounds.model_dump()})
+
+    return await in_thread_when(body.is_large, answer)
 
 
 async def render_messages(context: ServerContext, request: Request) -> Response:
@@ -68,7 +74,7 @@ async def render_messages(context: ServerContext, request: Request) -> Response:
     model, transfer = context.resolve_model(body.model), _take_transfer(body)
     with naming_fields(body.field_names()):
         name = answer_id(request, "msg_", body.request_id)
-        return JSONResponse(await rendered_turn(context, body, name, model, messages_turn(context, body), transfer))
+        return await rendered_turn(context, body, name, model, lambda: messages_turn(context, body), transfer)
 
 
 def _take_transfer(body: SamplingFields) -> Any:
@@ -101,14 +107,18 @@ async def render_completion(context: ServerContext, request: Request) -> Respons
             param="use_beam_search",
         )
     adapter, name = context.adapter_of(body.model), answer_id(request, "cmpl-", body.request_id)
-    with naming_fields(body.field_names()):
-        params, _ = completion_params(context, body)
-        prompts = await render_prompts(context, body, params)
-        for prompt in prompts:
-            context.llm.engine.check(prompt, params, adapter=adapter)
-    special = body.add_special_tokens if body.add_special_tokens is not None else True
-    rendered = [_rendered(context, body, name, model, prompt, params, special) for prompt in prompts]
-    return JSONResponse([{**each, "kv_transfer_params": transfer} for each in rendered])
+
+    def answer() -> Response:
+        with naming_fields(body.field_names()):
+            params, _ = completion_params(context, body)
+            prompts = render_prompts(context, body, params)
+            for prompt in prompts:
+                context.llm.engine.check(prompt, params, adapter=adapter)
+        special = body.add_special_tokens if body.add_special_tokens is not None else True
+        rendered = [_rendered(context, body, name, model, prompt, params, special) for prompt in prompts]
+        return json_response([{**each, "kv_transfer_params": transfer} for each in rendered])
+
+    return await in_thread_when(body.is_large, answer)
 
 
 def _rendered(

@@ -22,7 +22,7 @@ from quire_server.body import read_model
 from quire_server.client_tools import ClientTools
 from quire_server.compaction import full_context_told, start_summary, summary_of
 from quire_server.config import ServerConfig
-from quire_server.context import ServerContext, unless_disconnected
+from quire_server.context import ServerContext, in_thread_when, unless_disconnected
 from quire_server.conversations import ConversationsService
 from quire_server.errors import HTTPError, error_body, naming_fields
 from quire_server.item_lists import item_page, whole_number
@@ -102,17 +102,22 @@ class ResponsesService:
             )
         body.take_format()
         with full_context_told(), naming_fields(body.field_names()):
-            context.sampling_params(body)
+            await in_thread_when(body.is_large, lambda: context.sampling_params(body))
             items = await self._input(context, body)
             earlier = await self._earlier(context, body, recent)
-            offered = client_tools_of(body.tools or (), [*earlier, *items])
+            is_large = body.is_large or bool(earlier)
+            tools = body.tools or ()
+            offered = await in_thread_when(is_large, lambda: client_tools_of(tools, [*earlier, *items]))
             mcp = await MCPTools.of(body.tools or (), context.mcp_servers, offered.shown_names())
             offered.warnings += mcp.warnings
 
             async def again(said: list[dict[str, Any]]) -> RunningTurn:
-                return await start_turn(context, self._turn(context, body, mcp, offered, [*earlier, *items, *said]))
+                def turn() -> ChatTurn:
+                    return self._turn(context, body, mcp, offered, [*earlier, *items, *said])
 
-            approved = mcp.approved(items, earlier)
+                return await start_turn(context, turn, is_large=is_large)
+
+            approved = await in_thread_when(is_large, lambda: mcp.approved(items, earlier))
             running, compaction = await self._begin(context, body, [*earlier, *items], again)
         sealer = self._sealer(context)
         run = ResponseRun(
@@ -175,8 +180,11 @@ class ResponsesService:
     async def _start_summary(
         self, context: ServerContext, body: CompactRequest, items: list[dict[str, Any]]
     ) -> RunningTurn:
-        reader = self._reader(context, client_tools_of(getattr(body, "tools", None) or (), items))
-        messages = reader.chat_messages(items, body.instructions, has_new=False)
+        def summarized() -> list[dict[str, Any]]:
+            reader = self._reader(context, client_tools_of(getattr(body, "tools", None) or (), items))
+            return reader.chat_messages(items, body.instructions, has_new=False)
+
+        messages = await in_thread_when(True, summarized)
         return await start_summary(context, body, messages, stream=bool(body.stream))
 
     async def _input(self, context: ServerContext, body: CompactRequest) -> list[dict[str, Any]]:
@@ -185,7 +193,7 @@ class ResponsesService:
         Raises:
             RequestError: naming the item at fault.
         """
-        items = body.input_items()
+        items = await in_thread_when(body.is_large, body.input_items)
         for index, item in enumerate(items):
             if item["type"] == "item_reference":
                 found = await self._find_item(context, name := str(item["id"]))
@@ -196,7 +204,8 @@ class ResponsesService:
                         code="item_not_found",
                     )
                 items[index] = found
-        ItemReader().chat_messages(items)  # to name a wrong item before it is kept
+        # To name a wrong item before it is kept.
+        await in_thread_when(body.is_large, lambda: ItemReader().chat_messages(items))
         return items
 
     async def _find_item(self, context: ServerContext, name: str) -> dict[str, Any] | None:
@@ -336,9 +345,12 @@ class ResponsesService:
         body.take_format()
         with full_context_told(), naming_fields(body.field_names()):
             items = await self._earlier(context, body) + await self._input(context, body)
-            offered = client_tools_of(body.tools or (), items)
-            mcp = await MCPTools.of(body.tools or (), context.mcp_servers, offered.shown_names())
-            prompt = await render_turn(context, self._turn(context, body, mcp, offered, items))
+            tools = body.tools or ()
+            offered = await in_thread_when(True, lambda: client_tools_of(tools, items))
+            mcp = await MCPTools.of(tools, context.mcp_servers, offered.shown_names())
+            prompt = await in_thread_when(
+                True, lambda: render_turn(context, self._turn(context, body, mcp, offered, items))
+            )
         return JSONResponse({"object": "response.input_tokens", "input_tokens": len(prompt.token_ids)})
 
     async def render(self, context: ServerContext, request: Request) -> Response:
@@ -351,12 +363,14 @@ class ResponsesService:
             if getattr(body, name) is not None:
                 raise RequestError(f"{name} cannot be rendered: send the conversation itself as input", param=name)
         with naming_fields(body.field_names()):
-            items = body.input_items()
-            offered = client_tools_of(body.tools or (), items)
-            mcp = await MCPTools.of(body.tools or (), context.mcp_servers, offered.shown_names())
-            turn = self._turn(context, body, mcp, offered, items)
+            items = await in_thread_when(body.is_large, body.input_items)
+            tools = body.tools or ()
+            offered = await in_thread_when(body.is_large, lambda: client_tools_of(tools, items))
+            mcp = await MCPTools.of(tools, context.mcp_servers, offered.shown_names())
             name = answer_id(request, "resp_", body.request_id)
-            return JSONResponse(await rendered_turn(context, body, name, model, turn))
+            return await rendered_turn(
+                context, body, name, model, lambda: self._turn(context, body, mcp, offered, items)
+            )
 
     def _turn(
         self,

@@ -12,7 +12,8 @@ import secrets
 from typing import Any
 
 from quire_interfaces import RequestError
-from quire_server.protocol import Int, SamplingFields, ThinkingTokenBudget, with_effort
+from quire_server.protocol import SamplingFields, ThinkingTokenBudget, with_effort
+from quire_server.request_fields import Int, Messages, Texts, Tools
 
 __all__ = ["CompactRequest", "ResponsesRequest", "with_ids"]
 
@@ -27,7 +28,7 @@ _FORMAT_NAMES = {"response_format.json_schema.schema": "text.format.schema", "re
 class CompactRequest(SamplingFields):
     """Body of POST /v1/responses/compact: everything that makes the conversation."""
 
-    input: str | list[dict[str, Any]] | None = None
+    input: str | Messages | None = None
     instructions: str | None = None
     previous_response_id: str | None = None
     max_output_tokens: Int | None = None
@@ -72,13 +73,13 @@ class CompactRequest(SamplingFields):
 class ResponsesRequest(CompactRequest):
     """Body of POST /v1/responses."""
 
-    tools: list[dict[str, Any]] | None = None
+    tools: Tools | None = None
     tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
     max_tool_calls: Int | None = None
     text: dict[str, Any] | None = None
     reasoning: dict[str, Any] | None = None
-    include: list[str] | None = None
+    include: Texts | None = None
     top_logprobs: Int | None = None
     store: bool | None = None
     background: bool | None = None

@@ -16,8 +16,8 @@ import msgspec
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from quire_interfaces import QuireError, RequestError
-from quire_server.body import parse_body
-from quire_server.context import ServerContext
+from quire_server.body import SMALL_BYTES, parse_body
+from quire_server.context import ServerContext, in_thread_when
 from quire_server.errors import HTTPError, error_body, status_of
 from quire_server.responses_api import RecentResponse, ResponsesService
 from quire_server.responses_request import ResponsesRequest
@@ -104,8 +104,9 @@ async def _answer(
 ) -> None:
     if context.is_draining:
         raise HTTPError(503, "the server is shutting down; connect to another one", code="draining")
-    await context.inspector.check(text.encode("utf-8", "surrogatepass"))
-    body = parse_body(_request(text), ResponsesRequest)
+    data = text.encode("utf-8", "surrogatepass")
+    await context.inspector.check(data)
+    body = await in_thread_when(len(data) > SMALL_BYTES, lambda: parse_body(_request(text), ResponsesRequest))
     if body.background:
         raise RequestError("background is not for websockets; leave it out", param="background")
     body.stream = True

@@ -29,6 +29,10 @@ if TYPE_CHECKING:
 
 __all__ = ["serve"]
 
+SWITCH_INTERVAL_S = 0.001
+"""How long worker threads, which read large requests, keep the event loop waiting for the interpreter lock. Python's
+own 5 ms are lost with every write of every stream."""
+
 
 def serve(config: QuireConfig, server: ServerConfig, *, factory: tuple[str, dict[str, Any]] | None = None) -> int:
     """Serve until SIGTERM or Ctrl-C; running requests finish first. Returns the exit status.
@@ -43,6 +47,7 @@ def serve(config: QuireConfig, server: ServerConfig, *, factory: tuple[str, dict
     """
     start_s = time.monotonic()
     gc.disable()  # until everything is there that stays
+    sys.setswitchinterval(SWITCH_INTERVAL_S)
     chat_template = read_template(server.chat_template)
     mcp_servers = read_mcp_servers(server.mcp_servers, server.mcp_timeout_s)
     check_tls(server)

@@ -13,15 +13,15 @@ import msgspec
 from pydantic import Field, model_validator
 
 from quire_interfaces import RequestError, SamplingParams, StructuredOutputsParams
+from quire_server.config import MAX_PROMPTS
 from quire_server.protocol import (
     Body,
     ChatCompletionRequest,
     CompletionRequest,
-    Int,
     StreamOptions,
-    TokenId,
     refuse_transfer,
 )
+from quire_server.request_fields import Int, Messages, Texts, TokenId, TokenIds, Tools, at_most
 
 __all__ = [
     "AbortRequest",
@@ -54,7 +54,7 @@ Count = Annotated[int, Field(ge=0, lt=2**63)]
 class BatchChatCompletionRequest(ChatCompletionRequest):
     """Body of POST /v1/chat/completions/batch: several conversations with the same parameters."""
 
-    messages: list[list[dict[str, Any]]] = Field(min_length=1)  # type: ignore[assignment]
+    messages: Annotated[list[Messages], Field(fail_fast=True), at_most(MAX_PROMPTS)] = Field(min_length=1)  # type: ignore[assignment]
 
     def check_supported(self) -> None:
         super().check_supported()
@@ -82,7 +82,7 @@ class ThinkingBounds(Body):
     """Whether the thinking may come before `forced`."""
     is_open: bool = False
     """Whether the prompt ends inside the thinking."""
-    tools: list[dict[str, Any]] | None = None
+    tools: Tools | None = None
     """Tools whose calls are looked for, which may end the thinking."""
     skip_special_tokens: bool = True
     """Whether special tokens are no part of what is read."""
@@ -91,7 +91,7 @@ class ThinkingBounds(Body):
 class GenerateRequest(Body):
     """Body of POST /inference/v1/generate, and what the render routes answer."""
 
-    token_ids: list[TokenId] = Field(min_length=1)
+    token_ids: TokenIds = Field(min_length=1)
     sampling_params: dict[str, Any] = Field(default_factory=dict)
     model: str | None = None
     request_id: str | None = Field(default=None, min_length=1, max_length=256)
@@ -128,7 +128,7 @@ _ID_AS_TEXT = re.compile(r"token_id:(\d{1,10})")
 class AbortRequest(Body):
     """Body of POST /inference/v1/abort_requests."""
 
-    request_ids: list[str] | str
+    request_ids: Texts | str
 
 
 class GenerateLogProb(Body):
@@ -149,13 +149,13 @@ class GenerateLogProb(Body):
 class GenerateLogProbsContent(GenerateLogProb):
     """The same of an output token, with the most likely ones at its place."""
 
-    top_logprobs: list[GenerateLogProb] = Field(default_factory=list)
+    top_logprobs: Annotated[list[GenerateLogProb], Field(fail_fast=True)] = Field(default_factory=list)
 
 
 class GenerateLogProbs(Body):
     """Log probabilities of an output, one entry per token."""
 
-    content: list[GenerateLogProbsContent] | None = None
+    content: Annotated[list[GenerateLogProbsContent], Field(fail_fast=True)] | None = None
 
 
 class PromptLogProb(Body):
@@ -182,7 +182,7 @@ class GenerateResponseChoice(Body):
     """One completion as token ids."""
 
     index: int = Field(default=0, ge=0, lt=MAX_CHOICES)
-    token_ids: list[TokenId] | None = None
+    token_ids: TokenIds | None = None
     logprobs: GenerateLogProbs | None = None
     finish_reason: str | None = None
     stop_reason: int | str | None = None
@@ -194,26 +194,30 @@ class GenerateResponse(Body):
     request_id: str | None = Field(default=None, max_length=512)
     output_mode: Literal["tokens"] = "tokens"
     """Text is not taken: it was made already, without the stop strings that its tokens have."""
-    choices: list[GenerateResponseChoice]
+    choices: Annotated[list[GenerateResponseChoice], Field(fail_fast=True), at_most(MAX_CHOICES)]
     usage: GenerateUsage | None = None
-    prompt_logprobs: list[dict[str, PromptLogProb] | None] | None = None
-    prompt_token_ids: list[TokenId] | None = None
+    prompt_logprobs: Annotated[list[dict[str, PromptLogProb] | None], Field(fail_fast=True)] | None = None
+    prompt_token_ids: TokenIds | None = None
     kv_transfer_params: dict[str, Any] | None = None
 
 
 class GenerateChunk(GenerateResponse):
     """One event of its stream; the last one may hold only usage, or an error."""
 
-    choices: list[GenerateResponseChoice] = Field(default_factory=list)
+    choices: Annotated[list[GenerateResponseChoice], Field(fail_fast=True), at_most(MAX_CHOICES)] = Field(
+        default_factory=list
+    )
     error: dict[str, Any] | None = None
 
 
 class DerenderStreamState(Body):
     """What a client brings from chunk to chunk of one choice, as it came."""
 
-    output_token_ids: list[TokenId] = Field(default_factory=list)
+    output_token_ids: TokenIds = Field(default_factory=list)
     """All tokens of the chunks before."""
-    output_chunk_lens: list[Annotated[int, Field(ge=1, lt=2**31)]] = Field(default_factory=list)
+    output_chunk_lens: Annotated[list[Annotated[int, Field(ge=1, lt=2**31)]], Field(fail_fast=True)] = Field(
+        default_factory=list
+    )
     """How many tokens each of these chunks had."""
     role_sent: bool = False
     """Whether a chunk was told, which begins the answer."""
@@ -226,7 +230,7 @@ class DerenderChatContext(Body):
     model: str | None = None
     chat_request: ChatCompletionRequest | None = None
     prompt_tokens: Count | None = None
-    prompt_token_ids: list[TokenId] | None = None
+    prompt_token_ids: TokenIds | None = None
 
 
 class DerenderChatRequest(DerenderChatContext):
@@ -251,17 +255,19 @@ class DerenderCompletionContext(Body):
     model: str | None = None
     completion_request: CompletionRequest | None = None
     prompt_tokens: Count | None = None
-    prompt_token_ids: list[TokenId] | None = None
+    prompt_token_ids: TokenIds | None = None
 
 
 class DerenderCompletionRequest(Body):
     """Body of POST /v1/completions/derender, for whole outputs, one per prompt."""
 
-    generate_responses: list[GenerateResponse] = Field(min_length=1)
+    generate_responses: Annotated[list[GenerateResponse], Field(fail_fast=True), at_most(MAX_PROMPTS)] = Field(
+        min_length=1
+    )
     model: str | None = None
     completion_request: CompletionRequest | None = None
-    prompt_tokens: list[Count] | Count | None = None
-    prompt_token_ids: list[list[TokenId] | None] | None = None
+    prompt_tokens: Annotated[list[Count], Field(fail_fast=True)] | Count | None = None
+    prompt_token_ids: Annotated[list[TokenIds | None], Field(fail_fast=True)] | None = None
     stream: Literal[False] | None = False
 
 

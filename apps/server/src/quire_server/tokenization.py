@@ -8,9 +8,10 @@ from starlette.responses import JSONResponse, Response
 from quire_interfaces import RenderedPrompt, RequestError, SamplingParams
 from quire_server.body import read_model
 from quire_server.chat_history import readable_messages
-from quire_server.context import ServerContext, in_thread_when_long
+from quire_server.context import ServerContext, in_thread_when
 from quire_server.functions import as_tool_messages
 from quire_server.protocol import DetokenizeRequest, TokenizeRequest
+from quire_server.responses import json_response
 from quire_server.tool_choice import chat_client_tools, chat_tool_use
 from quire_server.turn import ChatTurn, render_turn
 
@@ -21,28 +22,29 @@ async def tokenize(context: ServerContext, request: Request) -> Response:
     """A prompt or a conversation to token ids."""
     body = await read_model(context, request, TokenizeRequest)
     context.resolve_model(body.model)
-    token_ids = (await _rendered(context, body)).token_ids
-    answer = {
-        "count": len(token_ids),
-        "max_model_len": context.llm.engine_info.max_model_len,
-        "tokens": token_ids,
-        "token_strs": None,
-    }
-    if body.return_token_strs:
-        answer["token_strs"] = [context.llm.tokenizer.id_to_token(token_id) for token_id in token_ids]
-    return JSONResponse(answer)
+
+    def answer() -> Response:
+        token_ids = _rendered(context, body).token_ids
+        told = {
+            "count": len(token_ids),
+            "max_model_len": context.llm.engine_info.max_model_len,
+            "tokens": token_ids,
+            "token_strs": None,
+        }
+        if body.return_token_strs:
+            told["token_strs"] = [context.llm.tokenizer.id_to_token(token_id) for token_id in token_ids]
+        return json_response(told)
+
+    return await in_thread_when(body.is_large, answer)
 
 
-async def _rendered(context: ServerContext, body: TokenizeRequest) -> RenderedPrompt:
+def _rendered(context: ServerContext, body: TokenizeRequest) -> RenderedPrompt:
     prompt = body.prompt
     if (prompt is None) == (body.messages is None):
         raise RequestError("give either prompt or messages", param="prompt" if prompt is None else "messages")
     if prompt is not None:
         special = body.add_special_tokens if body.add_special_tokens is not None else True
-        renderer = context.llm.renderer
-        return await in_thread_when_long(
-            len(prompt), lambda: renderer.render_prompt(prompt, add_special_tokens=special)
-        )
+        return context.llm.renderer.render_prompt(prompt, add_special_tokens=special)
     turn = ChatTurn(
         messages=readable_messages(as_tool_messages(body.messages or [])),
         params=SamplingParams(),
@@ -53,21 +55,25 @@ async def _rendered(context: ServerContext, body: TokenizeRequest) -> RenderedPr
         chat_template_kwargs=context.template_kwargs(body.chat_template_kwargs),
         add_special_tokens=bool(body.add_special_tokens),
     )
-    return await render_turn(context, turn)
+    return render_turn(context, turn)
 
 
 async def detokenize(context: ServerContext, request: Request) -> Response:
     """Token ids to text."""
     body = await read_model(context, request, DetokenizeRequest)
     context.resolve_model(body.model)
-    vocab_size = context.llm.engine_info.vocab_size
-    for index, token_id in enumerate(body.tokens):
-        if token_id >= vocab_size:
-            raise RequestError(
-                f"tokens[{index}] must be a token id from 0 to {vocab_size - 1}, got {token_id}",
-                param=f"tokens[{index}]",
-            )
-    return JSONResponse({"prompt": context.llm.tokenizer.decode(body.tokens, skip_special_tokens=False)})
+
+    def answer() -> Response:
+        vocab_size = context.llm.engine_info.vocab_size
+        for index, token_id in enumerate(body.tokens):
+            if token_id >= vocab_size:
+                raise RequestError(
+                    f"tokens[{index}] must be a token id from 0 to {vocab_size - 1}, got {token_id}",
+                    param=f"tokens[{index}]",
+                )
+        return json_response({"prompt": context.llm.tokenizer.decode(body.tokens, skip_special_tokens=False)})
+
+    return await in_thread_when(body.is_large, answer)
 
 
 async def tokenizer_info(context: ServerContext, request: Request) -> Response:

@@ -7,7 +7,7 @@ events of a `RunningTurn` into its own shapes. Knows no protocol.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -29,7 +29,7 @@ from quire_renderers import (
 from quire_server.answer_phases import AnswerPlan, phased_answer
 from quire_server.beams import beam_search_outputs
 from quire_server.client_tools import ClientTool
-from quire_server.context import ServerContext, in_thread_when_long
+from quire_server.context import ServerContext, in_thread_when
 from quire_server.errors import HTTPError
 from quire_server.request_warnings import RequestWarning
 from quire_server.structured import check_grammars, thinking_first, with_calls
@@ -225,23 +225,33 @@ class PreparedTurn:
         return _parser(self.turn, self.form, self.prompt)
 
 
-async def start_turn(context: ServerContext, turn: ChatTurn) -> RunningTurn:
+async def start_turn(
+    context: ServerContext, make_turn: Callable[[], ChatTurn], *, is_large: bool = False
+) -> RunningTurn:
     """Render the conversation, check everything, and prepare to run.
+
+    Args:
+        context: Of the server.
+        make_turn: Makes of the request what is asked of the model.
+        is_large: Whether the request, or what it follows, is so long that all this belongs into a worker thread.
 
     Raises:
         RequestError: naming the message or field at fault.
         OverloadedError: the queue is full.
     """
-    prepared = await prepare_turn(context, turn)
-    return prepared.running(_generate(context, prepared))
+    prepared = await prepare_turn(context, make_turn, is_large=is_large)
+    return await in_thread_when(is_large, lambda: prepared.running(_generate(context, prepared)))
 
 
-async def prepare_turn(context: ServerContext, turn: ChatTurn) -> PreparedTurn:
-    """Render the conversation and check everything.
+async def prepare_turn(
+    context: ServerContext, make_turn: Callable[[], ChatTurn], *, is_large: bool = False
+) -> PreparedTurn:
+    """Render the conversation and check everything. Arguments as for `start_turn`.
 
     Raises:
         RequestError: naming the message or field at fault.
     """
+    turn = await in_thread_when(is_large, make_turn)
     form = context.llm.renderer.chat_format
     if turn.tool_use.mode == "auto" and not context.config.enable_auto_tool_choice:
         turn = dataclasses.replace(turn, tool_use=dataclasses.replace(turn.tool_use, mode="shown"))
@@ -253,7 +263,11 @@ async def prepare_turn(context: ServerContext, turn: ChatTurn) -> PreparedTurn:
             param="tool_choice",
         )
     await check_grammars(use, form, has_backend=bool(context.llm.engine_info.structured_output_backend))
-    prompt = await render_turn(context, turn)
+    return await in_thread_when(is_large, lambda: _prepared(context, turn, form))
+
+
+def _prepared(context: ServerContext, turn: ChatTurn, form: ChatFormat) -> PreparedTurn:
+    prompt, use = render_turn(context, turn), turn.tool_use
     params = turn.params
     if turn.fills_context and _reaches_past(context, prompt, params):
         params = dataclasses.replace(params, max_tokens=None)
@@ -344,7 +358,7 @@ def _continued(turn: ChatTurn) -> str | None:
     return str(turn.messages[-1].get("content") or "") if turn.continue_final_message else None
 
 
-async def render_turn(context: ServerContext, turn: ChatTurn) -> RenderedPrompt:
+def render_turn(context: ServerContext, turn: ChatTurn) -> RenderedPrompt:
     """The conversation as token ids.
 
     Raises:
@@ -355,20 +369,15 @@ async def render_turn(context: ServerContext, turn: ChatTurn) -> RenderedPrompt:
             "this server does not take chat templates from requests; start it with --trust-request-chat-template",
             param="chat_template",
         )
-    num_chars = sum(len(str(message.get("content") or "")) for message in turn.messages)
-
-    def render() -> RenderedPrompt:
-        return context.llm.renderer.render_chat(
-            turn.messages,
-            tools=turn.tool_use.shown,
-            add_generation_prompt=turn.add_generation_prompt and not turn.continue_final_message,
-            continue_final_message=turn.continue_final_message,
-            chat_template=turn.chat_template,
-            chat_template_kwargs=turn.chat_template_kwargs,
-            add_special_tokens=turn.add_special_tokens,
-        )
-
-    return await in_thread_when_long(num_chars, render)
+    return context.llm.renderer.render_chat(
+        turn.messages,
+        tools=turn.tool_use.shown,
+        add_generation_prompt=turn.add_generation_prompt and not turn.continue_final_message,
+        continue_final_message=turn.continue_final_message,
+        chat_template=turn.chat_template,
+        chat_template_kwargs=turn.chat_template_kwargs,
+        add_special_tokens=turn.add_special_tokens,
+    )
 
 
 def raise_failed(output: RequestOutput) -> None:

@@ -123,15 +123,18 @@ class ChatRenderer:
         """A conversation (OpenAI message dictionaries) through the chat template.
 
         Raises:
-            ContextLengthError: the text is longer than max_prompt_chars.
+            ContextLengthError: the text is longer than max_prompt_chars, or the contents of the messages are, which is
+                found before they go through the template.
             RequestError: naming the message or keyword at fault; a template's own raise_exception becomes one too.
         """
         if chat_template_kwargs is not None and not isinstance(chat_template_kwargs, Mapping):
             given = type(chat_template_kwargs).__name__
             raise RequestError(f"chat_template_kwargs must be an object, got {given}", param="chat_template_kwargs")
+        prepared = prepare_messages(messages)
+        self._check_length(sum(len(str(message.get("content") or "")) for message in prepared), "messages")
         control = self._control_tokens()
         conversation = Conversation(
-            control.marked_messages(prepare_messages(messages)),
+            control.marked_messages(prepared),
             control.marked(prepare_tools(tools)),
             add_generation_prompt=add_generation_prompt,
             continue_final_message=continue_final_message,
@@ -185,11 +188,7 @@ class ChatRenderer:
         return control
 
     def _encode(self, text: str, add_special_tokens: bool, param: str) -> RenderedPrompt:
-        if len(text) > self.config.max_prompt_chars:
-            raise ContextLengthError(
-                f"{param} has {len(text)} characters, the limit is {self.config.max_prompt_chars}; shorten it",
-                param=param,
-            )
+        self._check_length(len(text), param)
         if not text.isascii():
             _check_surrogates(text, param)
         encoded = self._encoder.encode(text, add_special_tokens=add_special_tokens)
@@ -200,6 +199,13 @@ class ChatRenderer:
             has_literal_tokens=plain != text,
             num_reused_tokens=encoded.num_reused_tokens,
         )
+
+    def _check_length(self, num_chars: int, param: str) -> None:
+        if num_chars > self.config.max_prompt_chars:
+            raise ContextLengthError(
+                f"{param} has {num_chars} characters, the limit is {self.config.max_prompt_chars}; shorten it",
+                param=param,
+            )
 
     def _checked_ids(self, prompt: Sequence[Any]) -> list[int]:
         token_ids = list(prompt)
