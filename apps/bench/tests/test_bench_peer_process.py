@@ -53,7 +53,7 @@ def test_it_is_stopped_between_runs(start: Any) -> None:
 def test_memory_of_its_children_counts(start: Any) -> None:
     with start(memory_bytes=50_000_000, child=True) as peer:
         peer.run(REQUESTS)
-        end = time.monotonic() + 20
+        end = time.monotonic() + 60
         while (peak := peer.peak_memory_bytes()) < 130_000_000:
             assert time.monotonic() < end, peak
             peer.run(REQUESTS)  # the child runs only while the peer does
@@ -80,10 +80,8 @@ def test_nothing_of_it_stays(start: Any) -> None:
     ],
 )
 def test_a_start_that_fails(start: Any, asked: dict[str, Any], message: str) -> None:
-    begin = time.monotonic()
     with pytest.raises(QuireError, match=message):
         start(timeout_s=1.0 if "hangs_at" in asked else 60.0, **asked)
-    assert time.monotonic() - begin < 20
 
 
 @pytest.mark.parametrize(
@@ -134,7 +132,7 @@ def test_it_dies_with_its_parent(tmp_path: Path) -> None:
         pid = int(parent.stdout.readline())
         assert psutil.Process(pid).status() == psutil.STATUS_STOPPED
         parent.kill()
-    end = time.monotonic() + 10
+    end = time.monotonic() + 60
     while psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
         assert time.monotonic() < end
         time.sleep(0.05)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import concurrent.futures
+import json
+import threading
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -25,8 +27,21 @@ def complete(client: httpx.Client, **fields: Any) -> Any:
     return response.json()
 
 
+def stream(client: httpx.Client, has_begun: threading.Event, **fields: Any) -> Any:
+    """A choice like that of `complete`, put together from a stream; says when its first token is there."""
+    text, reason = "", None
+    with client.stream("POST", "/v1/completions", json={**BODY, **fields, "stream": True}) as response:
+        for line in response.iter_lines():
+            if not line.startswith("data: {"):
+                continue
+            choice = json.loads(line[6:])["choices"][0]
+            text, reason = text + choice["text"], choice["finish_reason"]
+            has_begun.set()
+    return {"text": text, "finish_reason": reason}
+
+
 def wait_for_load(client: httpx.Client, load: int) -> None:
-    deadline_s = time.monotonic() + 30
+    deadline_s = time.monotonic() + 60
     while client.get("/load").json() != {"server_load": load}:  # a request ends a little after its answer
         assert time.monotonic() < deadline_s
         time.sleep(0.01)
@@ -37,9 +52,8 @@ def test_a_pause_holds_waits_for_or_ends_what_runs(client: httpx.Client, mode: s
     expected = complete(client)["choices"][0]["text"]
     wait_for_load(client, 0)
     with concurrent.futures.ThreadPoolExecutor(2) as pool:
-        running = pool.submit(complete, client)
-        wait_for_load(client, 1)
-        time.sleep(0.05)  # its first step
+        running = pool.submit(stream, client, has_begun := threading.Event())
+        assert has_begun.wait(60)
         assert client.post(f"/pause?mode={mode}").json() == {"status": "paused"}
         assert client.get("/is_paused").json() == {"is_paused": True}
         held = pool.submit(complete, client, max_tokens=4)
@@ -48,7 +62,7 @@ def test_a_pause_holds_waits_for_or_ends_what_runs(client: httpx.Client, mode: s
         assert running.done() is (mode != "keep")
         assert client.get("/health").status_code == 200
         assert client.post("/resume").json() == {"status": "resumed"}
-        [choice] = running.result(60)["choices"]
+        choice = running.result(60)
         assert (choice["text"] == expected) is (mode != "abort")
         assert choice["finish_reason"] == ("abort" if mode == "abort" else "length")
         usage = held.result(60)["usage"]
@@ -70,14 +84,13 @@ def test_cached_prefixes_are_forgotten(client: httpx.Client) -> None:
     assert cached_tokens() == 0
     expected = complete(client)["choices"][0]["text"]
     with concurrent.futures.ThreadPoolExecutor(1) as pool:
-        running = pool.submit(complete, client)
-        wait_for_load(client, 1)
-        time.sleep(0.05)  # its first step
+        running = pool.submit(stream, client, has_begun := threading.Event())
+        assert has_begun.wait(60)
         refused = client.post("/reset_prefix_cache")
         assert (refused.status_code, refused.json()["error"]["code"]) == (409, "busy")
         assert client.post("/reset_prefix_cache?reset_running_requests=true").status_code == 200
         assert not running.done()
-        assert running.result(60)["choices"][0]["text"] == expected
+        assert running.result(60)["text"] == expected
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import concurrent.futures
+import json
+import threading
 import time
 from typing import Any
 
@@ -33,6 +35,18 @@ def complete(client: httpx.Client, **fields: Any) -> Any:
     return response.json()["choices"][0]["text"]
 
 
+def stream(client: httpx.Client, has_begun: threading.Event, **fields: Any) -> Any:
+    """The text of `complete`, put together from a stream; says when its first token is there."""
+    text = ""
+    with client.stream("POST", "/v1/completions", json={**BODY, **fields, "stream": True}) as response:
+        for line in response.iter_lines():
+            if not line.startswith("data: {"):
+                continue
+            text += json.loads(line[6:])["choices"][0]["text"]
+            has_begun.set()
+    return text
+
+
 def cached_tokens(client: httpx.Client, **fields: Any) -> int:
     usage = client.post("/v1/completions", json={**BODY, **fields}).json()["usage"]
     return int(usage["prompt_tokens_details"]["cached_tokens"])
@@ -61,8 +75,8 @@ def test_level_1_gives_the_cache_back_and_computes_running_requests_anew(served:
     assert cached_tokens(client) > 900
     before = resident(process)
     with concurrent.futures.ThreadPoolExecutor(1) as pool:
-        running = pool.submit(complete, client, **long)
-        time.sleep(0.3)
+        running = pool.submit(stream, client, has_begun := threading.Event(), **long)
+        assert has_begun.wait(60)
         answer = client.post("/sleep").json()
         assert answer["level"] == 1
         assert answer["bytes_given_back"] > 200e6

@@ -53,7 +53,7 @@ def folder(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     shutil.rmtree(path)
 
 
-def wait_until_empty(folder: Path, seconds: float = 10.0) -> None:
+def wait_until_empty(folder: Path, seconds: float = 60.0) -> None:
     deadline = time.monotonic() + seconds
     while left := list(folder.iterdir()):
         assert time.monotonic() < deadline, f"still there: {left}"

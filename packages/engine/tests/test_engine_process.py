@@ -44,12 +44,12 @@ async def start(
 
 async def collect_last(stream: OutputStream) -> str | None:
     """What the last output says of its failure."""
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         outputs = [output async for output in stream]
     return outputs[-1].error
 
 
-async def wait_for_end(pid: int, seconds: float = 5.0) -> bool:
+async def wait_for_end(pid: int, seconds: float = 60.0) -> bool:
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
         try:
@@ -73,11 +73,10 @@ async def wait_for_end(pid: int, seconds: float = 5.0) -> bool:
     ],
 )
 async def test_a_failed_start_says_the_childs_own_cause(factory: str, config: dict[str, Any], told: str) -> None:
-    begin = time.monotonic()
+    # Who waited for the time of a start to be over would say that, and not the cause.
     client = ProcessClient(factory, config, EngineConfig(forward_output=False))
     with pytest.raises(EngineDeadError, match=told):
         await client.ready()
-    assert time.monotonic() - begin < 10
     with pytest.raises(EngineDeadError, match=told):
         client.check_health()
     await client.shutdown()
@@ -97,18 +96,19 @@ async def test_a_start_that_takes_too_long_is_given_up() -> None:
 async def test_a_start_that_failed_before_anybody_waited() -> None:
     client = ProcessClient(FACTORY, {"fault": "early"}, EngineConfig(forward_output=False))
     client.start()
-    time.sleep(1.5)
+    assert client.pid is not None
+    with suppress(ChildProcessError):  # the client has taken note of its end already
+        os.waitid(os.P_PID, client.pid, os.WEXITED | os.WNOWAIT)
     with pytest.raises(EngineDeadError, match="asked to fail: early"):
         await client.ready()
     await client.shutdown()
 
 
 async def test_shutdown_while_it_still_loads() -> None:
-    client = ProcessClient(FACTORY, {"fault": "hang"}, EngineConfig())
+    """Neither for the end of the start nor for requests in flight, which would take longer than a test may."""
+    client = ProcessClient(FACTORY, {"fault": "hang"}, EngineConfig(startup_timeout_s=3600, shutdown_timeout_s=3600))
     client.start()
-    begin = time.monotonic()
     await client.shutdown()
-    assert time.monotonic() - begin < 2
     assert client.pid is not None
     assert await wait_for_end(client.pid)
 
@@ -117,9 +117,8 @@ async def test_progress_is_told_and_start_returns_at_once() -> None:
     seen: list[tuple[str, float]] = []
     client = ProcessClient(FACTORY, {}, EngineConfig(forward_output=False))
     client.on_progress = lambda stage, fraction: seen.append((stage, fraction))
-    begin = time.monotonic()
     client.start()
-    assert time.monotonic() - begin < 0.5
+    assert client.info is None
     info = await client.ready()
     assert await client.ready() == info
     assert seen == [("pretending to load", 0.5)]
@@ -128,18 +127,16 @@ async def test_progress_is_told_and_start_returns_at_once() -> None:
     await client.shutdown()
 
 
-async def test_a_death_at_run_time_is_noticed_within_a_second() -> None:
-    client = await start({"step_time_s": 0.005})
+async def test_a_death_at_run_time_is_noticed_when_it_happens() -> None:
+    client = await start({"step_time_s": 0.005}, step_timeout_s=3600)  # no step that takes too long gives it away
     stream = client.open([make_message("r", [1], 900)])
     async for _ in stream:
         break
     call = asyncio.create_task(client.ping())
     assert client.pid is not None
     os.kill(client.pid, signal.SIGKILL)
-    begin = time.monotonic()
     with pytest.raises(EngineDeadError, match=r"SIGKILL.*out of memory"):
         await collect(stream)
-    assert time.monotonic() - begin < 1.0
     with suppress(EngineDeadError):  # it may have been answered before
         await call
     with pytest.raises(EngineDeadError, match="SIGKILL"):
@@ -152,8 +149,8 @@ async def test_a_death_at_run_time_is_noticed_within_a_second() -> None:
 async def test_requests_go_on_after_a_restart_with_the_same_tokens() -> None:
     client = await start({"step_time_s": 0.003}, max_restarts=2)
     tasks = [asyncio.create_task(collect(client.open([make_message(f"r{i}", [i, i], 150, seed=i)]))) for i in range(12)]
-    late = None
-    await asyncio.sleep(0.15)
+    while (await client.stats()).num_generation_tokens_total < 12:
+        await asyncio.sleep(0.002)
     first_pid = client.pid
     assert first_pid is not None
     os.kill(first_pid, signal.SIGKILL)
@@ -213,7 +210,8 @@ async def test_counters_go_on_after_a_restart_and_gauges_do_not() -> None:
     before = await client.stats()
     assert (before.num_prompt_tokens_total, before.num_generation_tokens_total) == (3, 50)
     running = asyncio.create_task(collect(client.open([make_message("through", [4, 5], 200)])))
-    await asyncio.sleep(0.2)
+    while seen[-1].num_prompt_tokens_total < 5:  # the client is told of both
+        await asyncio.sleep(0.002)
     os.kill(client.pid, signal.SIGKILL)
     await running
     after = await client.stats()
@@ -276,7 +274,7 @@ async def test_restarts_are_bounded() -> None:
     client = await start(max_restarts=1)
     assert client.pid is not None
     os.kill(client.pid, signal.SIGKILL)
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while client.num_restarts == 0:
             await asyncio.sleep(0.01)
         await collect(client.open([make_message("a", [1], 2)]))
@@ -328,9 +326,9 @@ async def test_what_cannot_be_sent_is_refused() -> None:
 async def test_requests_during_a_drain_are_refused() -> None:
     client = await start({"step_time_s": 0.01})
     first = asyncio.create_task(collect(client.open([make_message("first", [1], 60)])))
-    await asyncio.sleep(0.05)
-    stopping = asyncio.create_task(client.shutdown(10.0))
-    await asyncio.sleep(0.05)
+    await asyncio.sleep(0)  # it is opened
+    stopping = asyncio.create_task(client.shutdown(60.0))
+    await asyncio.sleep(0)  # the engine is told
     with pytest.raises(OverloadedError, match="shutting down"):
         await collect(client.open([make_message("second", [1], 2)]))
     await stopping

@@ -133,11 +133,11 @@ def test_continue_final_message_contradictions(renderer):
     ],
 )
 def test_bad_and_hostile_templates(renderer, template):
-    start = time.monotonic()
+    start = time.process_time()
     with pytest.raises(RequestError) as caught:
         renderer.render_chat([USER], chat_template=template)
     assert caught.value.param in ("messages", "chat_template")
-    assert time.monotonic() - start < 10
+    assert time.process_time() - start < 10
 
 
 def test_a_template_says_why_it_refuses(renderer):

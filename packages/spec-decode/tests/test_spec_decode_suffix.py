@@ -133,14 +133,17 @@ def test_values_that_make_no_sense(values: dict[str, float]) -> None:
         SuffixDrafter(**values)  # type: ignore[arg-type]
 
 
-def test_is_fast_enough() -> None:
-    text = array("i", [token % 997 for i in range(2000) for token in (i, 7 * i)])
-    drafter = SuffixDrafter()
-    drafter.begin(0, text, 4000)
-    times = []
-    for i in range(100):
-        text.append(i % 997)
-        start = time.perf_counter()
-        drafter.propose(0, text, 5)
-        times.append(time.perf_counter() - start)
-    assert min(times) < 50e-6
+def test_a_proposal_takes_no_longer_after_a_longer_text() -> None:
+    def seconds(length: int) -> float:
+        text = array("i", [token % 997 for i in range(length // 2) for token in (i, 7 * i)])
+        drafter = SuffixDrafter()
+        drafter.begin(0, text, length)
+        times = []
+        for i in range(100):
+            text.append(i % 997)
+            start = time.perf_counter()
+            drafter.propose(0, text, 5)
+            times.append(time.perf_counter() - start)
+        return min(times)  # other work on the machine makes some of them slower, none faster
+
+    assert seconds(40_000) < 5 * max(seconds(2_000), 1e-5)
