@@ -242,3 +242,10 @@ def lock(session: nox.Session) -> None:
 def mutants(session: nox.Session) -> None:
     """Whether each package's tests notice the mutations of tests/mutants/mutations.toml; not part of CI."""
     python(session, "tests/mutants/run.py", *session.posargs)
+
+
+@nox.session
+def schemathesis(session: nox.Session) -> None:
+    """Requests bred from the API's own document, to every operation of a server of the demo model: none may end in a
+    5xx or a hang. `nox -s schemathesis -- 10000` sends as many; tests/fuzz/run.py says what else it takes."""
+    python(session, "tests/fuzz/run.py", *session.posargs)
