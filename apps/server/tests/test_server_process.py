@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 import signal
 import socket
 import subprocess
 import sys
 import threading
 import time
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -85,10 +87,17 @@ def test_drain_has_a_deadline_and_a_second_signal_does_not_wait(launch):
         assert '"finish_reason":"length"' not in stream.text
 
 
+def _catches(pid: int, number: int) -> bool:
+    """Whether a process has a handler for a signal."""
+    mask = re.search(r"SigCgt:\s*(\w+)", Path(f"/proc/{pid}/status").read_text())
+    assert mask is not None
+    return bool(int(mask[1], 16) >> (number - 1) & 1)
+
+
 def test_signal_while_the_engine_loads(launch):
     process = launch({"fault": "hang"})
     own, end = psutil.Process(process.popen.pid), time.monotonic() + 60
-    while not own.children():  # the engine's process
+    while not (own.children() and _catches(own.pid, signal.SIGTERM)):
         assert time.monotonic() < end
         time.sleep(0.02)
     process.popen.send_signal(signal.SIGTERM)

@@ -31,7 +31,7 @@ def complaint_about_key(key: Any) -> str | None:
 
 
 def _keys(keys: Any) -> str | None:
-    if not isinstance(keys, tuple):
+    if not isinstance(keys, (list, tuple)):
         return "be a list of keys"
     for position, key in enumerate(keys, 1):
         if (complaint := complaint_about_key(key)) is not None:
