@@ -58,6 +58,7 @@ def test_wrong_values_name_their_field(field: str, value: object) -> None:
 def test_contradictions() -> None:
     with pytest.raises(RequestError, match="min_tokens must not exceed max_tokens"):
         SamplingParams(min_tokens=5, max_tokens=4)
+    assert SamplingParams(min_tokens=4, max_tokens=4).min_tokens == 4
     with pytest.raises(RequestError, match="stop must be left out when detokenize is false"):
         SamplingParams(stop=("x",), detokenize=False)
     with pytest.raises(RequestError, match="logprobs must be left out or 2, the number of logprob_token_ids, got 3"):

@@ -109,3 +109,9 @@ def test_impossible_concurrency_questions() -> None:
         max_concurrency(plan, 0)
     with pytest.raises(ConfigError, match="max_step_tokens"):
         max_concurrency(plan, 10, max_step_tokens=0)
+
+
+def test_a_tensor_that_only_one_group_uses_is_as_wide_as_its_layers() -> None:
+    specs = {f"layers.{i}": full(heads=1) if i % 2 == 0 else sliding(1024, heads=8) for i in range(25)}
+    plan = plan_kv_cache(specs, num_blocks=100)
+    assert plan.tensor_block_bytes == (sliding(1024, heads=8).block_bytes,) * 12 + (full(heads=1).block_bytes,)

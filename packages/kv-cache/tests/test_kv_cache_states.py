@@ -148,3 +148,25 @@ def test_blocks_grow_until_keys_take_as_much_as_a_state() -> None:
     assert state_block_size(specs, 1024) == 1024
     assert state_block_size(partial(specs, keys=False), 16) == 128
     assert state_block_size(partial(specs, states=False), 16) == 16
+
+
+def test_blocks_without_a_state_need_no_room() -> None:
+    """A step over many blocks takes two: it fits where there is room for two, also for a request that has some."""
+    manager = make_manager(num_blocks=6)
+    request = make_request("a", list(range(100)))
+    assert manager.allocate(request, 10) is not None
+    assert manager.usage().num_free_blocks == 3
+    request.num_computed_tokens = 10
+    (table,) = manager.allocate(request, 80) or ()
+    assert [bool(block) for block in table] == [False] * 18 + [True, True]
+    manager.check_integrity()
+
+
+@settings(deadline=None)
+@given(block_size=st.sampled_from([1, 2, 4, 16]), position=st.integers(0, 200))
+def test_the_state_before_a_token_is_read_until_the_next_block_has_one(block_size: int, position: int) -> None:
+    policy = make_group_policy(state_spec(block_size))
+    first = policy.first_read_block(position)
+    at = policy.next_release(first)
+    assert policy.first_read_block(at) == first + 1
+    assert policy.first_read_block(at - 1) == first
