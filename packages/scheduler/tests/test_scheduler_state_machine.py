@@ -131,7 +131,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         priority=st.integers(-1, 1),
         prompt_logprobs=st.sampled_from([None, None, 0]),
         logprobs=st.sampled_from([None, None, 1]),
-        tenant=st.sampled_from([None, "a"]),
+        tenant=st.sampled_from([None, "a", "b"]),
     )
     def add(self, prompt: list[int], max_tokens: int, stop: list[int], min_tokens: int, **options: Any) -> None:
         number = len(self.requests)

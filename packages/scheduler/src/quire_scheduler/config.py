@@ -54,9 +54,16 @@ class SchedulerConfig(Settings):
     )
     max_queued_requests: int = setting(
         1024,
-        help="Most requests that wait; a further one is answered with an overload error.",
+        help="Most requests that wait; a further one is answered with an overload error. Of one API key's at most as "
+        "many wait as there are places left, so that a flood leaves room for the others.",
         unit="requests",
         check=_whole(1),
+    )
+    max_running_per_tenant: int = setting(
+        0,
+        help="Most requests of one tenant (the callers of one API key) that run at the same time; 0 sets no bound.",
+        unit="requests",
+        check=_whole(0),
     )
     num_speculative_tokens: int = setting(
         0, help="Most draft tokens verified per request and step; 0 ignores drafts.", unit="tokens", check=_whole(0)

@@ -99,19 +99,29 @@ class QueueBound:
         """A request ended."""
         self._ended_s.append(self._now_s)
 
-    def check(self, request: Request, num_waiting: int) -> None:
-        """Let the request pass, or not.
+    def check(self, request: Request, num_waiting: int, num_of_tenant: int) -> None:
+        """Let the request pass, or not. The requests of a tenant with a name may take as many places as they leave
+        free, so that however many tenants flood the queue, the next one finds room (Choudhury and Hahne, "Dynamic queue
+        length thresholds", 1998).
+
+        Args:
+            num_waiting: Requests that wait.
+            num_of_tenant: Those of the request's tenant.
 
         Raises:
-            OverloadedError: `num_waiting` has reached the bound.
+            OverloadedError: The queue is full, or the tenant's share of it.
         """
         self._now_s = max(self._now_s, request.arrival_time_s)
-        if num_waiting < self._max_queued:
+        num_free = self._max_queued - num_waiting
+        if num_free > (num_of_tenant if request.tenant else 0):
             return
         retry_after_s = self._retry_after_s()
+        if num_free > 0:
+            told = f"{num_of_tenant} of your requests wait already, as many as your share of max_queued_requests"
+        else:
+            told = f"{num_waiting} requests wait already, as many as max_queued_requests"
         raise OverloadedError(
-            f"{num_waiting} requests wait already, as many as max_queued_requests ({self._max_queued}) allows; "
-            f"try again in {retry_after_s:.0f} s",
+            f"{told} ({self._max_queued}) allows; try again in {retry_after_s:.0f} s",
             retry_after_s=retry_after_s,
         )
 

@@ -9,6 +9,7 @@ section 4) and preemption by recompute (Kwon et al., "PagedAttention", SOSP 2023
 from __future__ import annotations
 
 import dataclasses
+from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 
 from quire_interfaces import (
@@ -30,11 +31,12 @@ from quire_interfaces import (
     SchedulingPolicy,
 )
 from quire_scheduler.config import SchedulerConfig
+from quire_scheduler.fair_queue import FairQueue
 from quire_scheduler.intake import QueueBound, check_encoder_input, token_limit
 from quire_scheduler.policies import FCFSPolicy, PriorityPolicy
 from quire_scheduler.results import ResultTaker, failure_news
 from quire_scheduler.rows import RowPool
-from quire_scheduler.rules import FreeRowRule
+from quire_scheduler.rules import FreeRowRule, MaxRunningPerTenantRule
 from quire_scheduler.state import OrderedStates, RequestState
 from quire_scheduler.transfers import KVTransfers, Lookup
 
@@ -87,6 +89,8 @@ class Scheduler:
         self._rows = RowPool(config.max_num_seqs)
         self._transfers = transfers
         self._rules: tuple[AdmissionRule, ...] = (FreeRowRule(self._rows), *rules)
+        if config.max_running_per_tenant:
+            self._rules += (MaxRunningPerTenantRule(config.max_running_per_tenant),)
         if transfers is not None:
             self._rules += (transfers,)
         self._queue_bound = QueueBound(config.max_queued_requests)
@@ -94,7 +98,7 @@ class Scheduler:
         self._pause_state = PauseState.RUNNING
         self._states: dict[str, RequestState] = {}
         self._running = OrderedStates()
-        self._waiting = OrderedStates()
+        self._waiting = FairQueue()
         self._num_arrivals = 0
         self._next_step_id = 0
         self._in_flight: dict[int, list[RequestState]] = {}
@@ -121,7 +125,7 @@ class Scheduler:
             max_model_len=self.config.max_model_len,
             max_request_tokens=self._max_request_tokens,
         )
-        self._queue_bound.check(request, len(self._waiting))
+        self._queue_bound.check(request, len(self._waiting), self._waiting.num_waiting(request.tenant))
         order = (self._policy.sort_key(request), self._num_arrivals)
         self._num_arrivals += 1
         state = RequestState(request=request, order=order, limit=limit, num_tokens=request.num_tokens)
@@ -152,7 +156,8 @@ class Scheduler:
             self._encoder_budget = self.config.max_num_batched_tokens
             budget = self._schedule_running(output, members, only)
             # Whoever was preempted a moment ago would take the blocks that made room for the others.
-            if num_preemptions == self._counters.num_preemptions_total and not self._waits_for_blocks:
+            is_calm = num_preemptions == self._counters.num_preemptions_total and not self._waits_for_blocks
+            if is_calm and budget > 0:
                 budget = self._schedule_waiting(output, members, budget, only)
             output.total_num_scheduled_tokens = self.config.max_num_batched_tokens - budget
         output.freed_rows = self._rows.take_freed()
@@ -258,13 +263,24 @@ class Scheduler:
             if self._load_returns_blocks(is_alone=len(self._running) == 1):
                 self._waits_for_blocks = True
                 return False
-            victim = self._running.states[-1]
+            victim = self._victim(state)
             if len(self._running) == 1:
                 self._fail(state, RequestFailure("the KV cache has too few blocks for this request alone"))
                 return False
             self._preempt(victim)
             if victim is state:
                 return False
+
+    def _victim(self, state: RequestState) -> RequestState:
+        """Whom to preempt for a running request: the latest one of the tenant with the most rows. Never who stands
+        before it in the order, and so has tokens in this step already; the first of all is never preempted, so that
+        somebody always gets on."""
+        states = self._running.states
+        last = states[-1]
+        if self._waiting.num_running(last.request.tenant) == len(states):
+            return last
+        behind = states[bisect_left(states, state.order, key=lambda each: each.order) :]
+        return max(behind, key=lambda each: (self._waiting.num_running(each.request.tenant), each.order))
 
     def _load_returns_blocks(self, *, is_alone: bool) -> bool:
         """Whether to wait for the blocks of a load rather than preempt somebody, or fail who is alone."""
@@ -283,27 +299,25 @@ class Scheduler:
     def _schedule_waiting(
         self, output: SchedulerOutput, members: list[RequestState], budget: int, only: frozenset[str] | None
     ) -> int:
-        """Admit waiting requests in the order of the policy. Returns the budget that is left."""
-        index = 0
-        while budget > 0 and index < len(self._waiting):
-            state = self._waiting.states[index]
+        """Admit waiting requests, the tenants in turn, each one's in the order of the policy. Returns the budget that
+        is left."""
+        for state in self._waiting.turns():
             if self._is_held(state) or (only is not None and state.request.request_id not in only):
-                index += 1
                 continue
             rule = self._refusing_rule(state.request)
             if rule is not None:
                 if rule.holds_queue:
                     break
-                index += 1
                 continue
             num_new = self._admit(state, budget, output)
             if num_new == 0:
                 if self._transfers is not None and not self._transfers.admits(state.request):
-                    index += 1
                     continue
                 break
             members.append(state)
             budget -= num_new
+            if budget <= 0:
+                break
         return budget
 
     def _is_held(self, state: RequestState) -> bool:
@@ -377,6 +391,7 @@ class Scheduler:
                 self._count_lookup(state, num_cached)
         request.status = RequestStatus.RUNNING
         request.row = self._rows.take()
+        self._waiting.admitted(request)
         request.num_computed_tokens = num_cached
         state.num_slots = self._allocator.num_slots(request.request_id)
         state.cache_at = 0
@@ -435,6 +450,7 @@ class Scheduler:
     def _leave_row(self, state: RequestState) -> None:
         request = state.request
         self._running.remove(state)
+        self._waiting.left_row(request)
         self._allocator.free(request)
         self._rows.give_back(request.row)
         request.row = -1
@@ -511,7 +527,7 @@ class Scheduler:
                 return True
         if self._out_of_blocks:
             return False
-        for state in self._waiting:
+        for state in self._waiting.turns():
             if self._is_held(state):
                 continue
             rule = self._refusing_rule(state.request)

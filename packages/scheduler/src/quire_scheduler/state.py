@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from quire_interfaces import Request
 
-__all__ = ["OrderedStates", "RequestState"]
+__all__ = ["Order", "OrderedStates", "RequestState"]
 
 Order = tuple[tuple[float, ...], int]
 
