@@ -25,6 +25,5 @@ def test_block_runs(block: str, tmp_path: Path) -> None:
         cwd=tmp_path,
         capture_output=True,
         text=True,
-        timeout=120,
     )
     assert run.returncode == 0, run.stderr
