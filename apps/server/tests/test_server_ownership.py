@@ -4,6 +4,7 @@ was. Every kind of kept thing meets every operation that names it, over HTTP, wi
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ import quire_demo_model
 from quire import QuireConfig
 from quire.assemble import FACTORY as REAL_FACTORY
 
-ANN, BEN = "key-of-ann", "key-of-ben"
+ANN, BEN, ROOT = "key-of-ann", "key-of-ben", "key-of-root"
 SECRET = "the-secret-of-ann"
 
 
@@ -127,6 +128,22 @@ ITEMS = [
     ("POST", "/v1/responses/input_tokens", REFERENCE),
     ("SOCKET", "/v1/responses", REFERENCE),
 ]
+MODEL_ROUTES: dict[str, dict[str, Any]] = {
+    "/v1/chat/completions": {"messages": [{"role": "user", "content": "x"}]},
+    "/v1/chat/completions/batch": {"messages": [[{"role": "user", "content": "x"}]]},
+    "/v1/chat/completions/render": {"messages": [{"role": "user", "content": "x"}]},
+    "/v1/completions": {"prompt": "x"},
+    "/v1/completions/render": {"prompt": "x"},
+    "/v1/messages": {"messages": [{"role": "user", "content": "x"}], "max_tokens": 5},
+    "/v1/messages/count_tokens": {"messages": [{"role": "user", "content": "x"}]},
+    "/v1/responses": {"input": "x"},
+    "/v1/responses/compact": {"input": "x"},
+    "/v1/responses/input_tokens": {"input": "x"},
+    "/inference/v1/generate": {"token_ids": [5, 6], "sampling_params": {"max_tokens": 5}},
+    "/tokenize": {"prompt": "x"},
+    "/detokenize": {"tokens": [5]},
+}
+"""Routes that take a model's name, and what else they need."""
 MATRIX = [
     *((make, each) for make in (a_response, a_response_in_the_background) for each in RESPONSES),
     *((a_conversation, each) for each in CONVERSATIONS),
@@ -144,7 +161,7 @@ def answer(client: Client, operation: tuple[str, str, Any], name: str) -> tuple[
     body = json.loads(json.dumps(body).replace("ID", name))
     if method != "SOCKET":
         reply = client.ask(method, path.replace("ID", name), body)
-        return reply.status_code, reply.text
+        return reply.status_code, re.sub(r'"request_id":"[^"]*"', "", reply.text)
     address = client.url.replace("http", "ws", 1) + path
     with connect(address, additional_headers={"authorization": f"Bearer {client.key}"}) as socket:
         socket.send(json.dumps({"type": "response.create", "model": "tiny", **body}))
@@ -242,6 +259,89 @@ def test_a_running_request_for_tokens_is_aborted_by_its_key_alone(ann: Client, b
         assert not any(choice["finish_reason"] for each in seen for choice in each["choices"])
         assert ann.ask("POST", "/inference/v1/abort_requests", {"request_ids": "of-ann"}).status_code == 200
         assert '"finish_reason":"abort"' in "".join(lines)
+
+
+@pytest.fixture(scope="module")
+def adapters(make_live: Any) -> Any:
+    """A server with an adapter from its start, which keys may load more to."""
+    folder = quire_demo_model.checkpoint_path()
+    paths = quire_demo_model.adapter_paths()
+    settings = {"lora_modules": (f"shared={paths['demo-capitals']}",), "enable_lora": True, "max_loras": 2}
+    engine = QuireConfig.of(model=str(folder), max_model_len=512, num_threads=1, **settings).to_dict()
+    return make_live(
+        folder=folder,
+        factory=REAL_FACTORY,
+        engine=engine,
+        api_key=(ANN, BEN),
+        admin_api_key=(ROOT,),
+        enable_admin_routes=True,
+    )
+
+
+def test_adapters_belong_to_the_key_that_loaded_them(adapters: Any) -> None:
+    ann, ben, root = (Client(adapters, key) for key in (ANN, BEN, ROOT))
+    paths = {name: str(path) for name, path in quire_demo_model.adapter_paths().items()}
+
+    def load(client: Client, name: str, path: str = "demo-capitals", **more: Any) -> tuple[int, str]:
+        body = {"lora_name": name, "lora_path": paths[path], **more}
+        reply = client.ask("POST", "/v1/load_lora_adapter", body)
+        return reply.status_code, reply.text
+
+    def unload(client: Client, name: str) -> tuple[int, str]:
+        reply = client.ask("POST", "/v1/unload_lora_adapter", {"lora_name": name})
+        return reply.status_code, reply.text
+
+    def names(client: Client) -> set[str]:
+        return {card["id"] for card in client.get("GET", "/v1/models")["data"]}
+
+    def text(client: Client, name: str) -> str:
+        body = {"model": name, "messages": [{"role": "user", "content": "Who are you?"}], "temperature": 0}
+        answer = client.get("POST", "/v1/chat/completions", {**body, "max_tokens": 60})
+        assert answer["model"] == name
+        return str(answer["choices"][0]["message"]["content"])
+
+    assert names(ann) == names(ben) == {"tiny", "shared"}
+    assert load(ann, "mine")[0] == 200
+    assert names(ann) == {"tiny", "shared", "mine"}
+    assert names(ben) == names(root) == {"tiny", "shared"}
+    for method, path, body in (
+        ("GET", "/v1/models/ID", None),
+        ("POST", "/v1/unload_lora_adapter", {"lora_name": "ID"}),
+        *(("POST", path, {"model": "ID", **body}) for path, body in MODEL_ROUTES.items()),
+    ):
+        there, never = (answer(ben, (method, path, body), name) for name in ("mine", "none"))
+        assert there[0] == 404, (path, there)
+        assert (there[0], there[1].replace("'mine'", "'none'")) == never
+    assert text(ann, "mine").isupper()
+
+    # Ben has another one under the same name.
+    assert load(ben, "mine", "demo-json")[0] == 200
+    assert text(ann, "mine").isupper()
+    assert text(ben, "mine").startswith('{"answer"')
+    status, told = load(ben, "mine")
+    assert (status, "adapter_exists" in told, "@" in told) == (400, True, False)
+    assert load(ben, "mine", load_inplace=True)[0] == 200
+    assert text(ben, "mine").isupper()
+    assert unload(ben, "mine")[0] == 200
+    assert unload(ben, "mine")[0] == 404
+    assert text(ann, "mine").isupper()
+
+    # What is the server's is for all, and for its administrators alone to change.
+    for client in (ann, ben):
+        assert text(client, "shared").isupper()
+        assert load(client, "shared", "demo-json", load_inplace=True)[0] == 400
+        assert unload(client, "shared")[0] == 404
+        assert text(client, "shared").isupper()
+    assert load(root, "more", "demo-json")[0] == 200
+    assert text(ben, "more").startswith('{"answer"')
+    assert unload(root, "mine")[0] == 404
+    assert unload(root, "shared")[0] == 200
+    assert names(ben) == {"tiny", "more"}
+    assert names(ann) == {"tiny", "more", "mine"}
+    assert ben.ask("POST", "/v1/load_lora_adapter", {"lora_name": "broken", "lora_path": "/nowhere"}).status_code == 400
+    assert names(ben) == {"tiny", "more"}
+    for client in (ann, ben, root):
+        client.http.close()
 
 
 def test_what_was_deleted_is_gone_from_the_file(server: Any, ann: Client) -> None:

@@ -1,4 +1,8 @@
-"""Routes that load and unload adapters while the server runs. Paths and bodies are vLLM's."""
+"""Routes that load and unload adapters while the server runs. Paths and bodies are vLLM's.
+
+What an ordinary API key loads is its own, whatever others call theirs. What an administrator's key loads is the
+server's, for all, as the adapters of the start are, and so is everything on a server without keys.
+"""
 
 from __future__ import annotations
 
@@ -6,9 +10,9 @@ from pydantic import BaseModel, ConfigDict, Field
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 
-from quire_interfaces import RequestError
+from quire_interfaces import ModelNotFoundError, RequestError
 from quire_server.body import read_model
-from quire_server.context import ServerContext
+from quire_server.context import OwnAdapter, ServerContext
 
 __all__ = ["LoadLoRAAdapterRequest", "UnloadLoRAAdapterRequest", "load_lora_adapter", "unload_lora_adapter"]
 
@@ -41,12 +45,49 @@ async def load_lora_adapter(context: ServerContext, request: Request) -> Respons
         raise RequestError(
             f"{body.lora_name!r} is the name of the model itself; choose another", param="lora_name", code="name_taken"
         )
-    await context.llm.load_adapter(body.lora_name, body.lora_path, replace=body.load_inplace)
+    engine_name = _engine_name(context, body.lora_name)
+    known = context.adapters.get(body.lora_name)
+    if known is not None and (known != engine_name or not body.load_inplace):
+        remedy = (
+            "unload it, or set load_inplace to put another in its place"
+            if known == engine_name
+            else "ask an administrator to unload it"
+        )
+        raise RequestError(
+            f"an adapter {body.lora_name!r} is loaded already; choose another name, or {remedy}",
+            param="lora_name",
+            code="adapter_exists",
+        )
+    if engine_name != body.lora_name:  # before it is there for all
+        context.state.own_adapters[engine_name] = OwnAdapter(context.caller.owner, body.lora_name)
+    try:
+        await context.llm.load_adapter(engine_name, body.lora_path, replace=body.load_inplace)
+    finally:
+        _forget_unloaded(context, engine_name)
     return PlainTextResponse(f"Success: LoRA adapter '{body.lora_name}' added successfully.")
 
 
 async def unload_lora_adapter(context: ServerContext, request: Request) -> Response:
     """Serve an adapter no longer."""
     body = await read_model(context, request, UnloadLoRAAdapterRequest)
-    await context.llm.unload_adapter(body.lora_name)
+    engine_name = _engine_name(context, body.lora_name)
+    if context.adapters.get(body.lora_name) != engine_name:
+        own = [name for name, known in context.adapters.items() if known == _engine_name(context, name)]
+        raise ModelNotFoundError(
+            f"no adapter {body.lora_name!r} of yours is loaded; loaded: {', '.join(map(repr, own)) or 'none'}"
+        )
+    await context.llm.unload_adapter(engine_name)
+    _forget_unloaded(context, engine_name)
     return PlainTextResponse(f"Success: LoRA adapter '{body.lora_name}' removed successfully.")
+
+
+def _engine_name(context: ServerContext, name: str) -> str:
+    """What the engine calls an adapter that the caller loads: keys may give the same name to different ones."""
+    caller = context.caller
+    return name if caller.is_admin or not caller.owner else f"{name}@{caller.tenant}"
+
+
+def _forget_unloaded(context: ServerContext, engine_name: str) -> None:
+    """Whose an adapter is, once it is not there."""
+    if engine_name not in context.llm.adapters:
+        context.state.own_adapters.pop(engine_name, None)

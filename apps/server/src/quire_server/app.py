@@ -270,7 +270,7 @@ async def load(context: ServerContext, request: Request) -> Response:
 
 async def models(context: ServerContext, request: Request) -> Response:
     """The served model under each of its names, and its adapters."""
-    names = (*context.model_names, *(name for name in context.llm.adapters if name not in context.model_names))
+    names = (*context.model_names, *(name for name in context.adapters if name not in context.model_names))
     cards = [_model_card(context, name) for name in names]
     ends = {"first_id": names[0], "last_id": names[-1], "has_more": False}  # for Anthropic's clients
     return JSONResponse({"object": "list", "data": cards, **ends})

@@ -7,7 +7,7 @@ import copy
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from starlette.requests import Request
 
@@ -24,7 +24,7 @@ from quire_server.mcp_servers import MCPServer
 from quire_server.protocol import SamplingFields, StreamOptions
 from quire_server.value_count import ValueBounds
 
-__all__ = ["ServerContext", "all_of", "in_thread_when", "unless_disconnected"]
+__all__ = ["OwnAdapter", "ServerContext", "all_of", "in_thread_when", "unless_disconnected"]
 
 _STARTED_AT_ONCE = 16
 
@@ -37,6 +37,16 @@ class ServerState:
 
     is_draining: bool = False
     is_asleep: bool = False
+    own_adapters: dict[str, OwnAdapter] = field(default_factory=dict)
+    """Name in the engine -> an adapter that belongs to one caller; others are the server's, for all."""
+
+
+class OwnAdapter(NamedTuple):
+    """An adapter that a caller loaded for itself."""
+
+    owner: str
+    name: str
+    """What its owner calls it."""
 
 
 @dataclass(slots=True)
@@ -148,16 +158,25 @@ class ServerContext:
         Raises:
             ModelNotFoundError: another model than the served one was asked for.
         """
-        if name is None or name in self.model_names or name in self.llm.adapters:
+        if name is None or name in self.model_names or name in self.adapters:
             return name or self.model_names[0]
-        served = (*self.model_names, *self.llm.adapters)
+        served = (*self.model_names, *self.adapters)
         raise ModelNotFoundError(
             f"the model {name!r} is not served here; served: {', '.join(repr(known) for known in served)}"
         )
 
+    @property
+    def adapters(self) -> dict[str, str]:
+        """Name -> name in the engine, of each adapter that the caller may choose: the server's, and its own."""
+        own, offered = self.state.own_adapters, self.llm.adapters
+        shared = {name: name for name in offered if name not in own}
+        return shared | {
+            own[name].name: name for name in offered if name in own and own[name].owner == self.caller.owner
+        }
+
     def adapter_of(self, model: str | None) -> str | None:
-        """The adapter that a request for this model runs with; None for the network as it is."""
-        return model if model not in self.model_names and model in self.llm.adapters else None
+        """The engine's name of the adapter that a request for this model runs with; None for the network as it is."""
+        return None if model is None or model in self.model_names else self.adapters.get(model)
 
     def is_deterministic(self, params: SamplingParams, model: str) -> bool:
         """Whether a repetition of the request, which was for `model`, is certain to give the same tokens."""
