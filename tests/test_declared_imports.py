@@ -13,8 +13,8 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 MEMBERS = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["uv"]["workspace"]["members"]
 
-DISTRIBUTIONS = {"google": "protobuf", "yaml": "pyyaml", "zmq": "pyzmq"}
-"""Modules whose distribution has another name."""
+DISTRIBUTIONS = {"google": "protobuf", "pydantic_core": "pydantic", "yaml": "pyyaml", "zmq": "pyzmq"}
+"""Modules -> the distribution that brings them, where it has another name."""
 UNDECLARED = {
     "kernels-cuda": {"flash-attn", "flashinfer"},  # used where a machine has them; both need builds for its CUDA
 }
