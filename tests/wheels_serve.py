@@ -42,7 +42,7 @@ def main() -> None:
         if server.poll() is None:
             os.killpg(server.pid, signal.SIGKILL)
     torch = importlib.metadata.version("torch")
-    print(f"Python {sys.version.split()[0]}, torch {torch}: {QUESTION} {answer} (first answer after {start_s:.1f} s)")
+    print(f"Python {sys.version.split()[0]}, torch {torch}: {QUESTION} {answer} (ready after {start_s:.1f} s)")
 
 
 def wait_until_healthy(server: subprocess.Popen[bytes], port: str) -> None:
