@@ -308,15 +308,17 @@ import json, sys
 from quire import QuireConfig
 from quire_interfaces import QuireError
 from quire_server.config import ServerConfig
+from quire_server.exit_status import exit_status_of
 from quire_server.serve import serve
 from quire_testkit.fake_engine import FACTORY
 model, engine, server, settings = map(json.loads, sys.argv[1:])
+server = {name: tuple(value) if isinstance(value, list) else value for name, value in server.items()}
 try:
     config, server_config = QuireConfig.of(model=model, **settings), ServerConfig(**{"port": 0, **server})
     status = serve(config, server_config, factory=(FACTORY, engine))
 except QuireError as error:
     print("failed:", error, flush=True)
-    status = 1
+    status = exit_status_of(error)
 loaded = {name.split(".")[0] for name in sys.modules}
 print("heavy modules:", sorted(loaded & {"torch", "transformers", "numpy"}), flush=True)
 sys.exit(status)

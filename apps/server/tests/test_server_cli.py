@@ -89,7 +89,7 @@ def test_vllms_spellings(tmp_path):
 
 def test_vllms_settings_that_ask_for_what_is_so_anyway(tmp_path, caplog):
     flags = (
-        "-tp 1 --pipeline-parallel-size 1 -dp=1 --disable-log-requests --no-enable-log-requests --disable-log-stats "
+        "-tp 1 --pipeline-parallel-size 1 -dp=1 --disable-log-requests --no-enable-log-requests "
         "--task generate --enable-prompt-tokens-details --tokenizer-mode auto --logprobs-mode raw_logprobs"
     )
     assert settings(*flags.split()) == settings()
@@ -191,25 +191,25 @@ def test_missing_and_empty_files(tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "status", "words"),
     [
-        (["serve", "--max-num-seq", "4"], 1, "there is no flag --max-num-seq; did you mean --max-num-seqs?"),
-        (["serve", "--port", "x"], 1, "--port expects a whole number, got 'x'"),
+        (["serve", "--max-num-seq", "4"], 2, "there is no flag --max-num-seq; did you mean --max-num-seqs?"),
+        (["serve", "--port", "x"], 2, "--port expects a whole number, got 'x'"),
         (["serve", "--port"], 2, "expected one argument"),
         (["serve", "a", "b"], 2, "unexpected argument 'b'"),
-        (["serve", "--speculative-config", "{"], 1, "speculative_config is not JSON"),
-        (["serve", "--speculative-config", "[]"], 1, "must be a JSON object"),
-        (["serve", "-tp", "2"], 1, "start one for each device"),
-        (["serve", "--task", "embed"], 1, "--task embed is not supported: it serves generated text"),
-        (["serve", "--enable-log-requests"], 1, "see --access-log"),
-        (["serve", "--download-dir", "/tmp"], 1, "HF_HUB_CACHE"),
-        (["serve", "--compilation-config", "[]"], 1, "--compilation-config expects a JSON object, got '[]'"),
-        (["serve", "--compilation-config", '{"mod": 1}'], 1, "must have no keys but mode and backend"),
-        (["serve", "-O1", "--compilation-config", "{}"], 1, "say the same thing; give one of them"),
+        (["serve", "--speculative-config", "{"], 2, "speculative_config is not JSON"),
+        (["serve", "--speculative-config", "[]"], 2, "must be a JSON object"),
+        (["serve", "-tp", "2"], 2, "start one for each device"),
+        (["serve", "--task", "embed"], 2, "--task embed is not supported: it serves generated text"),
+        (["serve", "--enable-log-requests"], 2, "--access-log logs requests without them"),
+        (["serve", "--download-dir", "/tmp"], 2, "HF_HUB_CACHE"),
+        (["serve", "--compilation-config", "[]"], 2, "--compilation-config expects a JSON object, got '[]'"),
+        (["serve", "--compilation-config", '{"mod": 1}'], 2, "must have no keys but mode and backend"),
+        (["serve", "-O1", "--compilation-config", "{}"], 2, "say the same thing; give one of them"),
         (["serve", "-O4"], 2, "argument -O: invalid choice"),
-        (["plan", "-O2"], 1, "LlamaForCausalLM is one of Quire's own"),
-        (["serve", "--served-model-name", ""], 1, "served_model_name must hold names that are not empty"),
-        (["serve", "--chat-template", "no-such-file.jinja"], 1, "no-such-file.jinja"),
+        (["plan", "-O2"], 2, "LlamaForCausalLM is one of Quire's own"),
+        (["serve", "--served-model-name", ""], 2, "served_model_name must hold names that are not empty"),
+        (["serve", "--chat-template", "no-such-file.jinja"], 2, "no-such-file.jinja"),
         (["srve"], 2, "did you mean 'serve'"),
-        (["explain", "max_num_seq"], 1, "did you mean 'max_num_seqs'"),
+        (["explain", "max_num_seq"], 2, "did you mean 'max_num_seqs'"),
         (["plan", "no/such/folder"], 1, "no/such/folder"),
     ],
 )
@@ -292,7 +292,7 @@ def test_plan_for_a_gpu_that_is_not_here(capsys, tiny_folder):
     assert named["ledger_bytes"]["graphs"] > 0  # counted on GPUs only
     assert named["total_bytes"] <= named["free_bytes"]
     status, _, err = run(capsys, "plan", str(tiny_folder), "--device", "cuda:h2000")
-    assert status == 1
+    assert status == 2
     assert "GPU called 'h2000'; did you mean 'h200'?" in err
     assert "its driver takes 1024 MiB" in run(capsys, "plan", str(tiny_folder), "--device", "cuda:1GiB")[2]
 
@@ -352,7 +352,7 @@ def test_misspelt_variables_are_named_at_the_start(tiny_folder, command):
 def test_a_bad_value_names_its_variable(capsys, monkeypatch):
     monkeypatch.setenv("QUIRE_PORT", "tcp://10.1.2.3:8000")
     status, _, err = run(capsys, "explain", "port")
-    assert status == 1
+    assert status == 2
     assert "QUIRE_PORT expects a whole number, got 'tcp://10.1.2.3:8000'" in err
 
 
@@ -376,7 +376,7 @@ def test_eval_compares_forms_of_the_weights(tmp_path: Path, capsys: pytest.Captu
     assert 0 < abs(int8["change"]) < abs(int4["change"]) < 0.2
     assert int4["weights"].startswith("int4")
     status, _, err = run(capsys, "eval", str(folder), "--text", str(tmp_path / "nothing"))
-    assert status == 1
+    assert status == 2
     assert "cannot read" in err
     status, _, err = run(capsys, "eval", str(folder), *flags[:2], "--window", "100", "--max-model-len", "64")
     assert status == 1
@@ -415,7 +415,7 @@ def test_eval_counts_right_answers(tmp_path: Path, capsys: pytest.CaptureFixture
     ):
         tasks.write_text(line)
         status, _, err = run(capsys, "eval", *flags)
-        assert status == 1
+        assert status == 2
         assert message in err
 
 
@@ -427,7 +427,7 @@ def test_quantize_writes_a_checkpoint(tmp_path: Path, capsys: pytest.CaptureFixt
     status, out, _ = run(capsys, "plan", str(tmp_path / "out"), "--json")
     assert status == 0
     status, _, err = run(capsys, "quantize", str(folder), str(tmp_path / "out"), "--scheme", "int8")
-    assert status == 1
+    assert status == 2
     assert "is not an empty folder" in err
 
 
@@ -440,5 +440,5 @@ def test_the_plan_follows_overridden_fields_of_config_json(capsys):
         sizes[layers] = json.loads(out)["ledger_bytes"]["KV cache"]
     assert sizes["2"] * 5 == sizes["5"] * 2
     status, _, err = run(capsys, "plan", "--hf-overrides", '{"num_layer": 2}')
-    assert status == 1
+    assert status == 2
     assert "'num_layer', which LlamaForCausalLM does not read from config.json" in err

@@ -21,6 +21,7 @@ from starlette.websockets import WebSocket
 from quire import __version__
 from quire_interfaces import EngineDeadError, QuireError
 from quire_observability import CONTENT_TYPE
+from quire_server.access_log import AccessLog
 from quire_server.adapters import (
     LoadLoRAAdapterRequest,
     UnloadLoRAAdapterRequest,
@@ -29,6 +30,7 @@ from quire_server.adapters import (
 )
 from quire_server.chat import batch_chat_completions, chat_completions
 from quire_server.completions import completions
+from quire_server.config import ServerConfig
 from quire_server.context import ServerContext
 from quire_server.conversations import ConversationRequest, ConversationsService, ItemsRequest, MetadataRequest
 from quire_server.derender_stream import (
@@ -56,6 +58,7 @@ from quire_server.openapi import (
     json_of,
 )
 from quire_server.protocol import ChatCompletionRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
+from quire_server.readiness import ConnectionCloser, health, ready, refuse_while_draining
 from quire_server.render import render_chat, render_completion, render_messages
 from quire_server.responses import ChatCompletion, Completion
 from quire_server.responses_api import ResponsesService
@@ -122,6 +125,7 @@ def make_app(context: ServerContext) -> ASGIApp:
     ):
         routes.add("POST", path, handler, answers, body=body)
     routes.add("GET", "/health", health, NOTHING)
+    routes.add("GET", "/ready", ready, NOTHING)
     routes.add("GET", "/ping", health, NOTHING)
     routes.add("POST", "/ping", health, NOTHING)  # as SageMaker may ask
     routes.add("GET", "/version", version)
@@ -158,16 +162,21 @@ def make_app(context: ServerContext) -> ASGIApp:
         routes.add("POST", "/reset_prefix_cache", reset_prefix_cache, NOTHING, query=query)
     for status in (404, 405):
         app.add_exception_handler(status, _not_routed)
-    guarded = Guard(app, context.api_keys, context.config.root_path)
-    if not context.config.allowed_origins:
-        return guarded
-    # Outermost: preflight requests carry no key, and a browser shows a refusal only with these headers.
+    layered: ASGIApp = Guard(app, context.api_keys, context.config.root_path)
+    if context.config.allowed_origins:
+        # Around the guard: preflight requests carry no key, and a browser shows a refusal only with these headers.
+        layered = _with_cors(layered, context.config)
+    layered = ConnectionCloser(layered, context)
+    return AccessLog(layered) if context.config.access_log else layered
+
+
+def _with_cors(app: ASGIApp, config: ServerConfig) -> ASGIApp:
     return CORSMiddleware(
-        guarded,
-        allow_origins=context.config.allowed_origins,
-        allow_methods=context.config.allowed_methods,
-        allow_headers=context.config.allowed_headers,
-        allow_credentials=context.config.allow_credentials,
+        app,
+        allow_origins=config.allowed_origins,
+        allow_methods=config.allowed_methods,
+        allow_headers=config.allowed_headers,
+        allow_credentials=config.allow_credentials,
         expose_headers=["x-request-id", "request-id", "retry-after"],
     )
 
@@ -214,8 +223,7 @@ def _when_awake(handler: Handler) -> Handler:
     """The handler, for requests that need the engine to run."""
 
     async def checked(context: ServerContext, request: Request) -> Response:
-        if context.is_draining:
-            raise HTTPError(503, "the server is shutting down; send the request to another one", code="draining")
+        refuse_while_draining(context)
         if context.is_asleep:
             raise HTTPError(503, "the server sleeps; wake it with POST /wake_up", code="sleeping")
         return await handler(context, request)
@@ -232,7 +240,7 @@ async def _answered(handler: Handler, context: ServerContext, request: Request) 
     except ClientGoneError:
         return Response(status_code=499)  # nobody reads it
     except Exception as error:
-        _logger.exception("%s %s failed (request id %s)", request.method, request.url.path, request.state.request_id)
+        _logger.exception("%s %s failed", request.method, request.url.path)
         return error_response(error, request.scope)
 
 
@@ -246,17 +254,6 @@ async def _not_routed(request: Request, error: Exception) -> Response:
     response = error_response(HTTPError(status, message, code=code), request.scope)
     response.headers.update(getattr(error, "headers", None) or {})
     return response
-
-
-async def health(context: ServerContext, request: Request) -> Response:
-    """200 with an empty body while the engine lives and takes requests."""
-    if context.is_draining:
-        raise HTTPError(503, "the server is shutting down", code="draining")
-    try:
-        context.llm.check_health()
-    except EngineDeadError as error:
-        return error_response(error, request.scope)
-    return Response()
 
 
 async def version(context: ServerContext, request: Request) -> Response:

@@ -49,6 +49,15 @@ COMMANDS: dict[str, Command] = {}
 def main(argv: list[str] | None = None) -> int:
     """Run a command line; the exit status."""
     arguments = list(sys.argv[1:] if argv is None else argv)
+    if arguments[:1] != ["serve"]:
+        return _main(arguments)
+    from quire_server.stopping import stopping_on_signals
+
+    with stopping_on_signals():  # before anything else is imported
+        return _main(arguments)
+
+
+def _main(arguments: list[str]) -> int:
     from quire_interfaces import QuireError
 
     try:
@@ -62,8 +71,10 @@ def main(argv: list[str] | None = None) -> int:
             return _run(name, COMMANDS[name], rest)
         return _run_plugin(name, rest)
     except QuireError as error:
+        from quire_server.exit_status import exit_status_of
+
         print(f"quire: {error}", file=sys.stderr)
-        return 1
+        return exit_status_of(error)
     except BrokenPipeError:
         return 0
     except KeyboardInterrupt:
@@ -135,14 +146,24 @@ def _add_model(parser: argparse.ArgumentParser) -> None:
     add_arguments=_add_model,
 )
 def run_serve(given: Given) -> int:
+    import logging
+
     from quire.config import QuireConfig
+    from quire_interfaces import QuireError
     from quire_server.config import ServerConfig
+    from quire_server.exit_status import exit_status_of
     from quire_server.serve import serve
 
     sections = dict(given.sections)
     server = sections.pop("server")
     assert isinstance(server, ServerConfig)
-    return serve(QuireConfig(**sections), server)
+    try:
+        return serve(QuireConfig(**sections), server)
+    except QuireError as error:
+        if server.log_format != "json":
+            raise
+        logging.getLogger("quire").critical("%s", error)
+        return exit_status_of(error)
 
 
 def _add_plan_arguments(parser: argparse.ArgumentParser) -> None:

@@ -194,7 +194,30 @@ class ServerConfig(Settings):
         1024, help="Most prompts in one completion request.", unit="prompts", check=between(1, MAX_PROMPTS)
     )
     banner: bool = setting(True, help="Print what was started, and why it was chosen so.", flag="--banner")
-    access_log: bool = setting(False, help="Log every request.")
+    drain_delay_s: float = setting(
+        0.0,
+        help="On SIGTERM, go on taking requests for this long while GET /ready already says no, so that load balancers "
+        "have time to look elsewhere.",
+        unit="seconds",
+        check=at_least(0),
+    )
+    log_level: str = setting(
+        "info",
+        help="What is less urgent is not logged.",
+        check=one_of("critical", "error", "warning", "info", "debug"),
+    )
+    log_format: str = setting(
+        "text", help="text for people, or json for one object a line.", check=one_of("text", "json")
+    )
+    access_log: bool = setting(
+        False,
+        help="Log every request when it is answered: status, time, tokens; never its texts or its key. Probes and "
+        "scrapes that went well are left out, but for --log-level debug.",
+    )
+    disable_log_stats: bool = setting(
+        False, help="Do not log tokens a second, requests and the KV cache's usage while there is work."
+    )
+    log_stats_interval_s: float = setting(10.0, help="How often that is logged.", unit="seconds", check=at_least(0.1))
     uvicorn_log_level: str = setting(
         "warning",
         help="How much the HTTP server logs.",

@@ -35,6 +35,7 @@ Result = TypeVar("Result")
 class ServerState:
     """What changes while a server runs, for all callers alike."""
 
+    is_leaving: bool = False
     is_draining: bool = False
     is_asleep: bool = False
     own_adapters: dict[str, OwnAdapter] = field(default_factory=dict)
@@ -75,8 +76,17 @@ class ServerContext:
         self.inspector = BodyInspector(self.llm.config.structured_output.max_bytes, bounds)
 
     @property
+    def is_leaving(self) -> bool:
+        """The server was asked to stop: load balancers are to look elsewhere."""
+        return self.state.is_leaving
+
+    @is_leaving.setter
+    def is_leaving(self, value: bool) -> None:
+        self.state.is_leaving = value
+
+    @property
     def is_draining(self) -> bool:
-        """On SIGTERM: running requests finish, new ones are refused."""
+        """Running requests finish, new ones are refused."""
         return self.state.is_draining
 
     @is_draining.setter

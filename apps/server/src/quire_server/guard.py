@@ -7,13 +7,14 @@ from urllib.parse import parse_qs
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from quire_observability import current_request_id
 from quire_server.callers import KEYLESS, APIKeys
 from quire_server.errors import HTTPError, error_response
 from quire_server.request_ids import request_id_of
 
 __all__ = ["Guard"]
 
-PUBLIC_PATHS = frozenset({"/health", "/ping"})
+PUBLIC_PATHS = frozenset({"/health", "/ping", "/ready"})
 
 
 class Guard:
@@ -37,6 +38,7 @@ class Guard:
             return
         headers = Headers(scope=scope)
         request_id = request_id_of(headers)
+        current_request_id.set(request_id)
         state = {**scope.get("state", {}), "request_id": request_id}
         scope = {**scope, "state": state}
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import math
 from collections.abc import Iterator
 
 import uvicorn
@@ -14,7 +15,10 @@ from quire_server.context import ServerContext
 from quire_server.http_protocol import HTTPLimits, HTTPProtocol
 from quire_server.websocket_protocol import WebSocketProtocol
 
-__all__ = ["HTTPServer", "make_http_server"]
+__all__ = ["ABORT_GRACE_S", "HTTPServer", "make_http_server"]
+
+ABORT_GRACE_S = 5.0
+"""When running requests were ended for want of time, how long their clients get to read the end."""
 
 
 class HTTPServer(uvicorn.Server):
@@ -38,14 +42,15 @@ def make_http_server(context: ServerContext) -> HTTPServer:
             ws=websocket,  # type: ignore[arg-type]
             ws_max_size=config.max_body_bytes,
             lifespan="off",
+            log_config=None,
             log_level=config.uvicorn_log_level,
-            access_log=config.access_log,
+            access_log=False,  # it shows queries, which may hold a key: see AccessLog
             server_header=False,
             ssl_certfile=config.ssl_certfile,
             ssl_keyfile=config.ssl_keyfile,
             ssl_ca_certs=config.ssl_ca_certs,
             ssl_cert_reqs=config.ssl_cert_reqs,
             timeout_keep_alive=config.timeout_keep_alive,
-            timeout_graceful_shutdown=max(1, int(context.llm.config.engine.shutdown_timeout_s)),
+            timeout_graceful_shutdown=math.ceil(context.llm.config.engine.shutdown_timeout_s + ABORT_GRACE_S),
         )
     )

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from quire_interfaces import ConfigError
 from quire_server.config import ServerConfig
+from quire_server.exit_status import CannotListenError
 
 __all__ = ["address_of", "bind", "check_tls", "listen"]
 
@@ -85,14 +86,14 @@ def listen(listening: socket.socket, server: ServerConfig) -> None:
         raise _cannot_listen(server, error) from None
 
 
-def _cannot_listen(server: ServerConfig, error: OSError) -> ConfigError:
+def _cannot_listen(server: ServerConfig, error: OSError) -> CannotListenError:
     words = error.strerror or error
     if server.uds is not None:
-        return ConfigError(
+        return CannotListenError(
             f"cannot listen on {server.uds!r}: {words}; choose another --uds, or stop the program that uses it",
             field="uds",
         )
-    return ConfigError(
+    return CannotListenError(
         f"cannot listen on {server.host}:{server.port}: {words}; choose another --port or --host, or stop the program "
         "that uses it",
         field="port",

@@ -34,7 +34,8 @@ from quire_server.turn import ChatTurn, RunningTurn, raise_failed, render_turn, 
 
 __all__ = ["count_tokens", "messages", "messages_turn"]
 
-_STOP_REASONS = {"tool_calls": "tool_use", "length": "max_tokens"}
+_STOP_REASONS = {"tool_calls": "tool_use", "length": "max_tokens", "abort": "pause_turn"}
+"""Words of the chat API -> Anthropic's. After pause_turn the client may send the answer back to have it continued."""
 
 
 async def messages(context: ServerContext, request: Request) -> Response:

@@ -301,6 +301,10 @@ class ResponseRun:
                 why = "the store failed" if isinstance(error, StoreFailedError) else str(error)
                 self._warnings.append(not_stored("conversation", f"nothing was added to the conversation: {why}"))
         changes: dict[str, Any] = {"usage": self._usage}
+        if output is not None and output.outputs[0].finish_reason is FinishReason.ABORT:
+            # There is no reason among OpenAI's for an answer that the server ended.
+            told = {"code": "server_error", "message": "the server ended the request before the answer was complete"}
+            return await self.keep("incomplete", incomplete_details={"reason": None}, error=told, **changes)
         if is_full or (output is not None and _is_cut(output.outputs[0])):
             return await self.keep("incomplete", incomplete_details={"reason": "max_output_tokens"}, **changes)
         return await self.keep("completed", completed_at=int(time.time()), **changes)
@@ -422,4 +426,5 @@ def _failure(error: BaseException) -> dict[str, Any]:
 
 
 def _is_cut(completion: CompletionOutput) -> bool:
-    return completion.finish_reason is FinishReason.LENGTH
+    """Whether the answer is not whole: too long, or ended by the server."""
+    return completion.finish_reason in (FinishReason.LENGTH, FinishReason.ABORT)

@@ -18,7 +18,8 @@ from starlette.websockets import WebSocket, WebSocketDisconnect
 from quire_interfaces import QuireError, RequestError
 from quire_server.body import SMALL_BYTES, parse_body
 from quire_server.context import ServerContext, in_thread_when
-from quire_server.errors import HTTPError, error_body, status_of
+from quire_server.errors import error_body, status_of
+from quire_server.readiness import refuse_while_draining
 from quire_server.responses_api import RecentResponse, ResponsesService
 from quire_server.responses_request import ResponsesRequest
 
@@ -102,8 +103,7 @@ async def _answer_all(service: ResponsesService, context: ServerContext, socket:
 async def _answer(
     service: ResponsesService, context: ServerContext, socket: WebSocket, text: str, recent: RecentResponse
 ) -> None:
-    if context.is_draining:
-        raise HTTPError(503, "the server is shutting down; connect to another one", code="draining")
+    refuse_while_draining(context)
     data = text.encode("utf-8", "surrogatepass")
     await context.inspector.check(data)
     body = await in_thread_when(len(data) > SMALL_BYTES, lambda: parse_body(_request(text), ResponsesRequest))

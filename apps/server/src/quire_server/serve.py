@@ -5,36 +5,40 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
+import logging
 import signal
 import socket
 import sys
 import time
 from collections.abc import Callable, Coroutine, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from quire import AsyncLLM, QuireConfig
+from quire import AsyncLLM, QuireConfig, __version__
 from quire_engine import EngineInfo
-from quire_interfaces import ConfigError, RequestError
-from quire_observability import EngineMetrics
+from quire_interfaces import ConfigError, EngineDeadError, RequestError
+from quire_observability import EngineMetrics, ThroughputLog, configure_logging
 from quire_renderers import checked_template_kwargs
 from quire_server.callers import APIKeys, read_api_keys
 from quire_server.config import ServerConfig
+from quire_server.exit_status import EngineStartError, ExitStatus
 from quire_server.listening import address_of, bind, check_tls, listen
 from quire_server.mcp_servers import MCPServer, read_mcp_servers
 from quire_server.response_store import check_response_store
-
-if TYPE_CHECKING:
-    from quire_server.http_server import HTTPServer
+from quire_server.stopping import Stopping, stopping_on_signals
 
 __all__ = ["serve"]
+
+_logger = logging.getLogger(__name__)
 
 SWITCH_INTERVAL_S = 0.001
 """How long worker threads, which read large requests, keep the event loop waiting for the interpreter lock. Python's
 own 5 ms are lost with every write of every stream."""
 
 
-def serve(config: QuireConfig, server: ServerConfig, *, factory: tuple[str, dict[str, Any]] | None = None) -> int:
+def serve(
+    config: QuireConfig, server: ServerConfig, *, factory: tuple[str, dict[str, Any]] | None = None
+) -> ExitStatus:
     """Serve until SIGTERM or Ctrl-C; running requests finish first. Returns the exit status.
 
     Args:
@@ -46,6 +50,7 @@ def serve(config: QuireConfig, server: ServerConfig, *, factory: tuple[str, dict
         QuireError: the port is taken, the model is wrong, or the engine could not start.
     """
     start_s = time.monotonic()
+    configure_logging(server.log_level, server.log_format)
     gc.disable()  # until everything is there that stays
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     chat_template = read_template(server.chat_template)
@@ -54,16 +59,24 @@ def serve(config: QuireConfig, server: ServerConfig, *, factory: tuple[str, dict
     check_response_store(server)
     read_api_keys(server)
     _check_template_kwargs(server.default_chat_template_kwargs)
-    run: Callable[[Coroutine[Any, Any, int]], int] = asyncio.run
+    run: Callable[[Coroutine[Any, Any, ExitStatus]], ExitStatus] = asyncio.run
     with contextlib.suppress(ImportError):  # not there on every platform
         import uvloop
 
         run = uvloop.run
     try:
-        with bind(server) as listening:
+        with stopping_on_signals() as stopping, bind(server) as listening:
+            if server.uds is not None:
+                stopping.before_end(Path(server.uds).unlink)
             metrics = EngineMetrics(prefix=server.metrics_prefix)
-            llm = AsyncLLM.start(config, listener=metrics, chat_template=chat_template, factory=factory)
-            return run(_serve(llm, server, metrics, listening, start_s, mcp_servers))
+            llm = AsyncLLM(config, listener=metrics, chat_template=chat_template, factory=factory)
+            stopping.before_end(llm.kill)
+            _logger.info("Quire %s loads %s", __version__, config.model.model or "the embedded demo model")
+            try:
+                llm.begin()
+            except OSError as error:
+                raise EngineStartError(f"the engine process cannot be started: {error.strerror}") from None
+            return run(_serve(llm, server, metrics, listening, start_s, mcp_servers, stopping))
     finally:
         gc.enable()
 
@@ -75,31 +88,28 @@ async def _serve(
     listening: socket.socket,
     start_s: float,
     mcp_servers: dict[str, MCPServer],
-) -> int:
-    signals = _Signals(asyncio.get_running_loop())
+    stopping: Stopping,
+) -> ExitStatus:
     # The engine loads in its own process while this one imports its libraries.
     from quire_server.context import ServerContext
+    from quire_server.draining import drain
     from quire_server.http_server import make_http_server
 
     gc.freeze()
-    stopped = asyncio.ensure_future(signals.stopping.wait())
-    dead: asyncio.Future[None] | None = None
+    watching: list[asyncio.Future[None]] = []
+    throughput = ThroughputLog()
     try:
         with _progress(llm):
-            ready = asyncio.ensure_future(llm.ready())
-            await asyncio.wait((ready, stopped), return_when=asyncio.FIRST_COMPLETED)
-            if not ready.done():
-                ready.cancel()
-                return 0
-            info = ready.result()
+            info = await _ready(llm)
         names = server.served_model_name or (info.model,)
         context = ServerContext(llm=llm, config=server, metrics=metrics, model_names=names, mcp_servers=mcp_servers)
         metrics.set_labels(model_name=names[0], engine="0")
         metrics.set_cache_config(
             block_size=info.block_size, num_gpu_blocks=info.num_blocks, cache_dtype=info.kv_cache_dtype
         )
+        http = make_http_server(context)
         listen(listening, server)
-        signals.http = http = make_http_server(context)
+        stopped = asyncio.ensure_future(stopping.drains().wait())
         running = asyncio.ensure_future(http.serve(sockets=[listening]))
         while not (http.started or running.done()):  # who reads the banner may connect
             await asyncio.sleep(0.005)
@@ -107,23 +117,36 @@ async def _serve(
         gc.collect()
         gc.freeze()
         gc.enable()
-        if server.banner:
-            print(banner(info, server, listening, time.monotonic() - start_s), flush=True)
+        _tell_ready(info, server, listening, time.monotonic() - start_s)
         dead = asyncio.ensure_future(_engine_death(llm))
+        watching = [dead, asyncio.ensure_future(_log_throughput(throughput, metrics, server))]
         await asyncio.wait((running, stopped, dead), return_when=asyncio.FIRST_COMPLETED)
-        context.is_draining = True
-        http.should_exit = True
-        await running
+        stopped.cancel()
+        await drain(context, http, running, delay_s=server.drain_delay_s if stopping.signal == signal.SIGTERM else 0.0)
         if dead.done():
             dead.result()
-        return 0
+        return ExitStatus.OK
     finally:
-        stopped.cancel()
-        if dead is not None:
-            dead.cancel()
+        for task in watching:
+            task.cancel()
         for mcp_server in mcp_servers.values():
             await mcp_server.close()
         await llm.shutdown(0.0)
+        if watching and not server.disable_log_stats:
+            throughput.tell_totals(metrics.stats, metrics.num_finished)
+
+
+async def _ready(llm: AsyncLLM) -> EngineInfo:
+    try:
+        return await llm.ready()
+    except EngineDeadError as error:
+        raise EngineStartError(str(error)) from None
+
+
+async def _log_throughput(throughput: ThroughputLog, metrics: EngineMetrics, server: ServerConfig) -> None:
+    while not server.disable_log_stats:
+        await asyncio.sleep(server.log_stats_interval_s)
+        throughput.tell(metrics.stats)
 
 
 async def _engine_death(llm: AsyncLLM) -> None:
@@ -132,21 +155,6 @@ async def _engine_death(llm: AsyncLLM) -> None:
     while True:
         llm.check_health()
         await asyncio.sleep(1.0)
-
-
-class _Signals:
-    """SIGTERM and Ctrl-C: the first lets running requests finish, the second does not wait for them."""
-
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        self.stopping = asyncio.Event()
-        self.http: HTTPServer | None = None
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, self._on_signal)
-
-    def _on_signal(self) -> None:
-        if self.stopping.is_set() and self.http is not None:
-            self.http.force_exit = True
-        self.stopping.set()
 
 
 def read_template(value: str | None) -> str | None:
@@ -183,6 +191,14 @@ def _progress(llm: AsyncLLM) -> Iterator[None]:
         task = bar.add_task("starting the engine", total=1.0)
         llm.on_progress(lambda stage, fraction: bar.update(task, description=stage, completed=fraction))
         yield
+
+
+def _tell_ready(info: EngineInfo, server: ServerConfig, listening: socket.socket, seconds: float) -> None:
+    if server.banner and server.log_format == "text":
+        print(banner(info, server, listening, seconds), flush=True)
+        return
+    told = {"model": info.model, "address": address_of(listening, server), "ready_after_s": round(seconds, 1)}
+    _logger.info("ready: {model} at {address}, after {ready_after_s} s".format(**told), extra=told)
 
 
 def banner(info: EngineInfo, server: ServerConfig, listening: socket.socket, seconds: float) -> str:

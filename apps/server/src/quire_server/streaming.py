@@ -49,7 +49,6 @@ class EventStream(Response):
         self._end = end
         self._on_error = on_error
         self._watches = watches
-        self._request_id: str | None = None
 
     @classmethod
     async def begin(cls, events: AsyncGenerator[bytes, None], **arguments: Any) -> EventStream:
@@ -57,7 +56,6 @@ class EventStream(Response):
         return cls(after(await anext(events), events), **arguments)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        self._request_id = scope.get("state", {}).get("request_id")
         pump = asyncio.ensure_future(self._pump(send))
         watch = asyncio.ensure_future(self._watch(receive) if self._watches else asyncio.Event().wait())
         try:
@@ -81,7 +79,7 @@ class EventStream(Response):
             except Exception as error:
                 # The status line is out: the error becomes the last event, in the form clients know.
                 if not isinstance(error, QuireError):
-                    _logger.exception("a stream failed (request id %s)", self._request_id)
+                    _logger.exception("a stream failed")
                 await send({"type": "http.response.body", "body": self._on_error(error), "more_body": True})
         await send({"type": "http.response.body", "body": self._end, "more_body": False})
 

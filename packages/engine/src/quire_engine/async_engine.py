@@ -168,6 +168,12 @@ class AsyncEngine:
             if stream is not None:
                 self.client.abort(stream.alive)
 
+    def abort_all(self) -> int:
+        """End every request with FinishReason.ABORT; how many there were."""
+        request_ids = list(self._streams)
+        self.abort(request_ids)
+        return len(request_ids)
+
     def num_requests(self) -> int:
         """Requests being iterated."""
         return len(self._streams)
@@ -195,7 +201,7 @@ class AsyncEngine:
         else:
             await self.client.pause(PauseState.ALL_HELD)
             if mode == "abort":
-                self.abort(list(self._streams))
+                self.abort_all()
         if clear_cache:
             await self.client.reset_prefix_cache(preempt_running=True)
 

@@ -156,7 +156,9 @@ class StreamingClient:
             for request in requests:
                 self._send(request)
                 sent.append(request.request_id)
-                self._requests[request.request_id] = InFlight(request, stream, self._new_metrics(request, n), [])
+                metrics = self._new_metrics(request, n)
+                self._requests[request.request_id] = InFlight(request, stream, metrics, [])
+                self.listener.on_added(metrics)
         except Exception as error:
             self.abort(sent)
             if isinstance(error, (TypeError, msgspec.MsgspecError)):

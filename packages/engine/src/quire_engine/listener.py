@@ -16,6 +16,10 @@ class EngineListener(Protocol):
     def on_step(self, num_tokens: int, stats: SchedulerStats | None) -> None:
         """A step was taken in (`num_tokens` computed, 0 when only statistics came); stats come from time to time."""
 
+    def on_added(self, metrics: RequestMetrics) -> None:
+        """A request was handed to the engine, in the task of whoever reads its outputs. `metrics` is updated until it
+        ends."""
+
     def on_first_token(self, time_to_first_token_s: float) -> None:
         """A request's first token arrived."""
 
@@ -40,6 +44,8 @@ class NullListener:
     """Does not care."""
 
     def on_step(self, num_tokens: int, stats: SchedulerStats | None) -> None: ...
+
+    def on_added(self, metrics: RequestMetrics) -> None: ...
 
     def on_first_token(self, time_to_first_token_s: float) -> None: ...
 

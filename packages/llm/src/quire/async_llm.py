@@ -77,8 +77,16 @@ class AsyncLLM:
     def start(cls, config: QuireConfig, **arguments: Any) -> AsyncLLM:
         """Start the engine process and return at once; arguments as for the class."""
         llm = cls(config, **arguments)
-        llm._client.start()
+        llm.begin()
         return llm
+
+    def begin(self) -> None:
+        """Start the engine process and return at once.
+
+        Raises:
+            OSError: the system has no process or no file descriptor to give.
+        """
+        self._client.start()
 
     def on_progress(self, listener: Callable[[str, float], None]) -> None:
         """`listener` is called with (stage, fraction) while the engine starts."""
@@ -253,6 +261,10 @@ class AsyncLLM:
         """
         await self._client.unload_adapter(name)
 
+    def abort_all(self) -> int:
+        """End every request with what it has and `FinishReason.ABORT`; how many there were."""
+        return self.engine.abort_all()
+
     def num_requests(self) -> int:
         """Requests being answered."""
         return self.engine.num_requests()
@@ -295,6 +307,26 @@ class AsyncLLM:
     def check_health(self) -> None:
         """Raises EngineDeadError when the engine is gone."""
         self._client.check_health()
+
+    @property
+    def is_loading(self) -> bool:
+        """Whether the engine's process starts, or starts again; requests wait for it."""
+        return self._client.is_loading
+
+    @property
+    def is_resting(self) -> bool:
+        """Whether new requests are held, by `pause` or by `sleep`."""
+        return self._client.is_resting
+
+    @property
+    def stalled_s(self) -> float | None:
+        """For how long the engine has taken no step though it has requests; None while that is less than
+        `stall_timeout_s`."""
+        return self._client.stalled_s if self._client.is_stalled else None
+
+    def kill(self) -> None:
+        """End the engine's process now, without a word to its requests."""
+        self._client.kill()
 
     async def shutdown(self, drain_s: float | None = None) -> None:
         """Let requests in flight finish within `drain_s` seconds (None: as configured), then stop. Idempotent."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator
+from contextvars import ContextVar
 from itertools import accumulate
 from typing import Protocol
 
@@ -19,7 +20,7 @@ from prometheus_client.registry import Collector
 from quire_interfaces import GRAMMAR_COMPILE_BOUNDS_S, ConfigError, FinishReason, SchedulerStats
 from quire_observability.histogram import Histogram
 
-__all__ = ["CONTENT_TYPE", "EngineMetrics", "RequestTimes"]
+__all__ = ["CONTENT_TYPE", "EngineMetrics", "RequestTimes", "current_requests"]
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 """Of what `EngineMetrics.exposition` returns."""
@@ -77,6 +78,9 @@ _GAUGES = {
     ),
     "kv_cache_usage_perc": ("kv_cache_usage", "Used share of the KV cache, 1 is full."),
 }
+
+current_requests: ContextVar[list[RequestTimes] | None] = ContextVar("current_requests", default=None)
+"""Where to collect the engine's requests that this task makes; None does not collect them."""
 
 
 class RequestTimes(Protocol):
@@ -155,6 +159,12 @@ class EngineMetrics(Collector):
             self._iteration_tokens.observe(num_tokens)
         if stats is not None:
             self._stats = stats
+
+    def on_added(self, metrics: RequestTimes) -> None:
+        """A request was handed to the engine: it belongs to what `current_requests` collects."""
+        current = current_requests.get()
+        if current is not None:
+            current.append(metrics)
 
     def on_first_token(self, time_to_first_token_s: float) -> None:
         """A request's first token arrived."""

@@ -1,0 +1,77 @@
+"""The ASGI layer around all others: a line in the log for each request once it is answered.
+
+Says who asked for what, how it went, how long it took and what it cost in tokens. Never shows a query, which may hold a
+key, and no text of a request or an answer.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from typing import Any
+from urllib.parse import quote
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from quire_observability import RequestTimes, current_requests
+
+__all__ = ["AccessLog"]
+
+_logger = logging.getLogger("quire_server.access")
+
+PROBES = ("/health", "/ping", "/ready", "/metrics")
+"""Ends of paths that are asked for every few seconds by machines."""
+MAX_PATH_CHARS = 200
+CLIENT_GONE = 499
+
+
+class AccessLog:
+    """Wraps the whole app."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] not in ("http", "websocket"):
+            await self._app(scope, receive, send)
+            return
+        start_s = time.monotonic()
+        requests: list[RequestTimes] = []
+        current_requests.set(requests)
+        status = 101 if scope["type"] == "websocket" else CLIENT_GONE
+
+        async def send_watched(message: Message) -> None:
+            nonlocal status
+            if message["type"] in ("http.response.start", "websocket.http.response.start"):
+                status = message["status"]
+            await send(message)
+
+        try:
+            await self._app(scope, receive, send_watched)
+        except Exception:
+            status = 500
+            raise
+        finally:
+            _tell(scope, status, time.monotonic() - start_s, requests)
+
+
+def _tell(scope: Scope, status: int, seconds: float, requests: list[RequestTimes]) -> None:
+    path = quote(scope["path"], safe="/:@!$&'()*+,;=~")[:MAX_PATH_CHARS]  # unprintable characters could forge a line
+    level = logging.DEBUG if status < 400 and path.endswith(PROBES) else logging.INFO
+    if not _logger.isEnabledFor(level):
+        return
+    client = scope.get("client")
+    told: dict[str, Any] = {
+        "client": client[0] if client else "",
+        "method": scope.get("method", "WEBSOCKET"),
+        "path": path,
+        "status": status,
+        "duration_ms": round(seconds * 1000, 1),
+    }
+    text = "{client} {method} {path} {status} {duration_ms:.1f} ms"
+    if requests:
+        # The n completions of a prompt are n requests of the engine, which reads the prompt once.
+        told["prompt_tokens"] = round(sum(each.num_prompt_tokens / each.n for each in requests))
+        told["generation_tokens"] = sum(each.num_generation_tokens for each in requests)
+        text += ", {prompt_tokens} prompt tokens, {generation_tokens} generation tokens"
+    _logger.log(level, text.format(**told).lstrip(), extra=told)
