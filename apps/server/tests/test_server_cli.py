@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import resource
 import subprocess
 import sys
@@ -315,6 +316,35 @@ def test_plan_for_people(capsys, tiny_folder):
     assert status == 0
     for words in ("KV cache", "together", "at the same time"):
         assert words in out
+
+
+def test_plan_ends_with_a_verdict(capsys, tiny_folder):
+    status, out, _ = run(capsys, "plan", str(tiny_folder))
+    assert (status, out.splitlines()[-1].split(":")[0]) == (0, "FITS")
+    asked = ("plan", str(tiny_folder), "--kv-cache-memory-bytes", "10T")
+    status, out, err = run(capsys, *asked)
+    assert (status, err) == (1, "")
+    assert "  KV cache                    11.00 TB   --max-model-len, --kv-cache-dtype" in out
+    verdict, ways = out.splitlines()[-2:]
+    assert verdict.startswith("DOES NOT FIT by 10.9")
+    assert "each of these alone makes it fit: --kv-cache-memory-bytes " in ways
+    status, out, _ = run(capsys, *asked, "--json")
+    figures = json.loads(out)
+    assert (status, figures["fits"]) == (1, False)
+    assert figures["shortage"].startswith("this takes 11.00 TB")
+    assert "--kv-cache-memory-bytes" in figures["advice"]
+
+
+def test_serve_refuses_what_does_not_fit_before_it_takes_it(tiny_folder):
+    command = [sys.executable, "-m", "quire_server.cli", "serve", str(tiny_folder), "--port", "0"]
+    done = subprocess.run(
+        [*command, "--num-gpu-blocks-override", "1000000000"], capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 1
+    assert "of memory are free on cpu" in done.stderr
+    assert re.search(r"\n  KV cache +\d+", done.stderr)
+    assert "--num-gpu-blocks-override" in done.stderr
+    assert "Traceback" not in done.stderr
 
 
 def test_plan_of_an_encoder_alone(capsys, tmp_path):

@@ -72,6 +72,13 @@ def test_what_is_no_whole_number_is_refused(text: str) -> None:
         parse_text(FIELDS["max_num_seqs"], text)
 
 
+def test_lists_of_numbers_are_numbers() -> None:
+    for sizes in (["1", "2k"], "1,2k", [1, 2000], ("1", 2000)):
+        assert QuireConfig.of(cuda_graph_sizes=sizes).runner.cuda_graph_sizes == (1, 2000)
+    with pytest.raises(ConfigError, match=r"--cuda-graph-sizes expects a whole number of tokens, .* got 'x'"):
+        QuireConfig.of(cuda_graph_sizes=["1", "x"])
+
+
 def test_optional_fields_take_none() -> None:
     assert parse_text(FIELDS["max_model_len"], "none") is None
     assert parse_text(FIELDS["enable_prefix_caching"], "false") is False

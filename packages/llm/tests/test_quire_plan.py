@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import resource
 import subprocess
 import sys
@@ -105,11 +106,61 @@ def test_cache_stops_growing_when_it_is_enough() -> None:
 
 def test_too_little_memory_says_what_fits() -> None:
     with pytest.raises(
-        ConfigError, match=r"one request of max_model_len=40960 .* set --max-model-len to about (\d+)"
+        ConfigError, match=r"one request of max_model_len=40960 tokens needs 4\.70 GB of KV cache"
     ) as error:
         make_plan(QuireConfig(), big_model(), free_bytes=8 * GB)
-    fits = int(str(error.value).split("about ")[1].split(",")[0])
-    make_plan(QuireConfig.of(max_model_len=fits), big_model(), free_bytes=8 * GB)
+    assert error.value.field == "max_model_len"
+    text = str(error.value)
+    assert re.search(r"\n  weights +1\.19 GB  --quantization, --dtype\n  activations ", text)
+    advised = re.findall(r"(--\S+) ([\d.]+) \(it is [\d.]+\)", text)
+    assert {flag for flag, _ in advised} == {"--max-model-len", "--gpu-memory-utilization"}
+    for flag, value in advised:
+        plan = make_plan(QuireConfig.of(**{flag: value}), big_model(), free_bytes=8 * GB)
+        assert plan.fits
+        assert plan.total_bytes <= plan.budget_bytes
+    longest = int(dict(advised)["--max-model-len"])
+    with pytest.raises(ConfigError):
+        make_plan(QuireConfig.of(max_model_len=int(longest * 1.03)), big_model(), free_bytes=8 * GB)
+
+
+@pytest.mark.parametrize(
+    ("asked", "field", "flag"),
+    [
+        ({"kv_cache_memory_bytes": "10T"}, "kv_cache_memory_bytes", "--kv-cache-memory-bytes"),
+        ({"num_gpu_blocks_override": 10**9}, "num_gpu_blocks_override", "--num-gpu-blocks-override"),
+        ({"max_num_seqs": 10**9}, "max_model_len", "--max-num-seqs"),
+        ({"max_num_batched_tokens": 10**15}, "max_model_len", "--max-num-batched-tokens"),
+    ],
+)
+def test_absurd_amounts_are_answered_with_the_largest_that_fits(asked: dict[str, Any], field: str, flag: str) -> None:
+    base = {"max_model_len": 2048} | asked
+    with pytest.raises(ConfigError) as error:
+        make_plan(QuireConfig.of(**base), big_model(), free_bytes=24 * GB)
+    assert error.value.field == field
+    (largest,) = re.findall(rf"{flag} (\d+) \(it is", str(error.value))
+    name = flag.removeprefix("--").replace("-", "_")
+    assert make_plan(QuireConfig.of(**base | {name: int(largest)}), big_model(), free_bytes=24 * GB).fits
+    with pytest.raises(ConfigError):
+        make_plan(QuireConfig.of(**base | {name: int(int(largest) * 1.03)}), big_model(), free_bytes=24 * GB)
+
+
+def test_weights_that_are_too_large_are_told_apart_from_a_long_context() -> None:
+    small = {"max_model_len": 512, "max_num_seqs": 4}
+    words = r"weights and activations take 1\.86 GB, and 1\.50 GB of memory may be used on cpu \(3\.00 GB are free\)"
+    with pytest.raises(ConfigError, match=words) as error:
+        make_plan(QuireConfig.of(**small), big_model(), free_bytes=3 * GB)
+    assert "--quantization int4" in str(error.value)
+    assert make_plan(QuireConfig.of(**small, quantization="int4"), big_model(), free_bytes=3 * GB).fits
+    with pytest.raises(ConfigError, match="no single flag makes it fit here"):
+        make_plan(QuireConfig.of(), big_model(), free_bytes=GB // 10)
+
+
+def test_a_plan_that_does_not_fit_can_be_looked_at() -> None:
+    plan = make_plan(QuireConfig(), big_model(), free_bytes=8 * GB, must_fit=False)
+    assert not plan.fits
+    assert plan.budget_bytes == 4 * GB
+    assert plan.total_bytes > plan.budget_bytes
+    assert plan.max_concurrency == 1, "the ledger has room for one request"
 
 
 def test_longer_than_the_model_is_refused() -> None:

@@ -9,15 +9,17 @@ import time
 from quire.assemble import model_folder, read_model_config
 from quire.config import QuireConfig
 from quire.encoder_plan import EncoderPlan, plan_encoder
+from quire.memory_advice import flags_of, format_bytes
 from quire.named_gpus import named_gpu_bytes
-from quire.plan import MemoryPlan, format_bytes, make_plan
+from quire.plan import MemoryPlan, advice, make_plan
 from quire_models.config import ModelConfig
 
 __all__ = ["print_plan"]
 
 
 def print_plan(config: QuireConfig, *, as_json: bool) -> int:
-    """Print the ledger and what it buys, here or on a GPU that is not here (`quire.named_gpus`)."""
+    """Print the ledger, what it buys, and whether it fits, here or on a GPU that is not here (`quire.named_gpus`); 1
+    where it does not."""
     start = time.perf_counter()
     folder = model_folder(config)
     model = read_model_config(config, folder)
@@ -27,7 +29,8 @@ def print_plan(config: QuireConfig, *, as_json: bool) -> int:
     if not model.generates:
         plan_of_reading = plan_encoder(config, model, free_bytes=free_bytes)
         return _print_encoder_plan(config, model, plan_of_reading, start, as_json=as_json)
-    plan = make_plan(config, model, folder=folder, free_bytes=free_bytes)
+    plan = make_plan(config, model, folder=folder, free_bytes=free_bytes, must_fit=False)
+    ways = "" if plan.fits else advice(config, model, plan, folder)
     if as_json:
         figures = {
             "model": str(config.model.model or folder.name),
@@ -39,6 +42,10 @@ def print_plan(config: QuireConfig, *, as_json: bool) -> int:
             "ledger_bytes": plan.ledger_bytes,
             "total_bytes": plan.total_bytes,
             "free_bytes": plan.free_bytes,
+            "budget_bytes": plan.budget_bytes,
+            "fits": plan.fits,
+            "shortage": plan.shortage,
+            "advice": ways,
             "num_blocks": plan.kv_plan.num_blocks,
             "block_size": plan.block_size,
             "num_kv_tokens": plan.num_kv_tokens,
@@ -46,7 +53,7 @@ def print_plan(config: QuireConfig, *, as_json: bool) -> int:
             "notes": plan.notes,
         }
         print(json.dumps(figures, indent=2))
-        return 0
+        return int(not plan.fits)
     print(f"{config.model.model or 'the demo model'}: {model.architecture}, {plan.dtype}, weights {plan.linear_method}")
     _print_ledger(plan)
     print(
@@ -57,12 +64,27 @@ def print_plan(config: QuireConfig, *, as_json: bool) -> int:
     for note in plan.notes:
         print(f"  note: {note}")
     print(f"planned in {time.perf_counter() - start:.2f} s; nothing was loaded")
-    return 0
+    _print_verdict(config, plan, ways)
+    return int(not plan.fits)
+
+
+def _print_verdict(config: QuireConfig, plan: MemoryPlan, ways: str) -> None:
+    where = f"on {config.runner.device}"
+    may = f"the {format_bytes(plan.budget_bytes)} that it may take {where}"
+    if plan.fits:
+        print(f"FITS: {format_bytes(plan.total_bytes)} of {may}")
+        return
+    missing = plan.total_bytes - plan.budget_bytes
+    by = f" by {format_bytes(missing)}" if missing > 0 else ""
+    print(f"DOES NOT FIT{by}: {plan.shortage.rstrip(':')}")
+    print(f"  {ways}")
 
 
 def _print_ledger(plan: MemoryPlan | EncoderPlan) -> None:
+    has_flags = isinstance(plan, MemoryPlan) and not plan.fits
     for what, size in plan.ledger_bytes.items():
-        print(f"  {what:<24}{format_bytes(size):>12}")
+        flags = f"   {flags_of(what)}" if has_flags and size else ""
+        print(f"  {what:<24}{format_bytes(size):>12}{flags}")
     print(f"  {'together':<24}{format_bytes(plan.total_bytes):>12}   of {format_bytes(plan.free_bytes)} free")
 
 
@@ -79,4 +101,5 @@ def _print_encoder_plan(
     print(f"An encoder alone, without a KV cache: it reads texts of up to {plan.max_encoder_len} tokens,")
     print(f"  {plan.num_tokens} tokens of them in one pass; it is read in Python, there is nothing to serve")
     print(f"planned in {time.perf_counter() - start:.2f} s; nothing was loaded")
+    print(f"FITS: {format_bytes(plan.total_bytes)} of the {format_bytes(plan.free_bytes)} that are free")
     return 0

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from quire.environment import ENVIRONMENT, environment_values, variable_of, warn_unknown_variables
-from quire.setting_text import parse_text
+from quire.setting_text import parse_items, parse_text
 from quire.vllm_settings import VLLM_SETTINGS, is_settled, other_name
 from quire_engine import EngineConfig
 from quire_interfaces import (
@@ -336,8 +336,8 @@ def build_sections(
                 value = LONGEST_THAT_FITS
             elif isinstance(value, str):
                 value = parse_text(fields[name], value, source)
-            elif isinstance(value, list):
-                value = tuple(value)
+            elif isinstance(value, (list, tuple)):
+                value = parse_items(fields[name], value, source)
             if fields[name].nonempty and value in (None, (), ""):
                 where = _place(fields[name], source)
                 raise ConfigError(f"{where} is set, but empty; give a value or leave it out", field=name)

@@ -7,17 +7,17 @@ opens no weight file.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-import os
 from dataclasses import dataclass
 from pathlib import Path
 
 from quire.adapters import takes_adapters
+from quire.available_memory import available_memory_bytes
 from quire.checkpoint_notes import checkpoint_notes
 from quire.compilation import chosen_compilation
 from quire.config import KV_CACHE_ALIASES, LONGEST_THAT_FITS, QuireConfig
 from quire.draft_plan import DraftPlan, plan_draft, require_place
+from quire.memory_advice import format_bytes, ledger_lines, ways_to_fit
 from quire_interfaces import ConfigError, CrossAttentionSpec, KVCachePlan, LatentAttentionSpec, MambaSpec
 from quire_kv_cache import max_concurrency, plan_kv_cache, state_block_size
 from quire_kv_transfer import MAX_STORE_BYTES
@@ -29,7 +29,7 @@ from quire_models.recurrent_config import RecurrentConfig
 from quire_runner.memory import activation_bytes, graph_bytes, row_bytes
 from quire_spec_decode import NETWORK_METHODS, SpecDecodeConfig
 
-__all__ = ["MemoryPlan", "available_memory_bytes", "format_bytes", "make_plan", "resolved_dtype"]
+__all__ = ["MemoryPlan", "advice", "available_memory_bytes", "format_bytes", "make_plan", "resolved_dtype"]
 
 _DTYPE_ALIASES = {"float": "float32", "half": "float16"}
 
@@ -60,6 +60,17 @@ class MemoryPlan:
     """How drafts are made: as asked, in chains where the model cannot have trees."""
     draft: DraftPlan | None = None
     """The network that drafts, if one does."""
+    budget_bytes: int
+    """Memory that the plan may take: all that is free where the KV cache has a size of its own, else a share of it."""
+    shortage: str = ""
+    """Why it does not fit, in one sentence; empty where it does. The KV cache is then as asked, or has room for one
+    request."""
+    shortage_field: str = ""
+    """The setting that the sentence is about."""
+
+    @property
+    def fits(self) -> bool:
+        return not self.shortage
 
     @property
     def total_bytes(self) -> int:
@@ -87,7 +98,12 @@ def resolved_cache_dtype(asked: str, dtype: str, model: ModelConfig) -> str:
 
 
 def make_plan(
-    config: QuireConfig, model: ModelConfig, *, free_bytes: int | None = None, folder: Path | None = None
+    config: QuireConfig,
+    model: ModelConfig,
+    *,
+    free_bytes: int | None = None,
+    folder: Path | None = None,
+    must_fit: bool = True,
 ) -> MemoryPlan:
     """Plan memory for a model.
 
@@ -97,12 +113,37 @@ def make_plan(
         free_bytes: Memory that may be planned with; None reads what is free now.
         folder: Of the model: its vocabulary is compared with a draft model's, and what its files set without effect is
             noted.
+        must_fit: Whether a plan that does not fit is an error; otherwise it says so itself.
 
     Raises:
         CheckpointError: what is to draft for it is missing, or not understood.
-        ConfigError: it cannot fit (the message has the numbers and what to change), or `compilation_config` cannot be
+        ConfigError: it cannot fit (the message has the ledger and what to change), or `compilation_config` cannot be
             had.
     """
+    free = available_memory_bytes(config.runner.device) if free_bytes is None else free_bytes
+    plan = _plan(config, model, free, folder)
+    if must_fit and not plan.fits:
+        ways = advice(config, model, plan, folder)
+        ledger = "\n".join(ledger_lines(plan.ledger_bytes))
+        raise ConfigError(f"{plan.shortage}\n{ledger}\n{ways}", field=plan.shortage_field)
+    return plan
+
+
+def advice(config: QuireConfig, model: ModelConfig, plan: MemoryPlan, folder: Path | None) -> str:
+    """What would make a plan fit that does not, for people."""
+
+    def fits(changed: QuireConfig) -> bool:
+        return _plan(changed, model, plan.free_bytes, folder).fits
+
+    is_plain = plan.linear_method == "plain" and model.quantization is None
+    ways = ways_to_fit(config, fits, max_model_len=plan.max_model_len, is_plain=is_plain)
+    if ways:
+        return "each of these alone makes it fit: " + "; ".join(ways)
+    return "no single flag makes it fit here: it takes several of those above, more memory, or a smaller model"
+
+
+def _plan(config: QuireConfig, model: ModelConfig, free: int, folder: Path | None) -> MemoryPlan:
+    """The plan, whether or not it fits. Raises as `make_plan`."""
     if not model.generates:
         raise ConfigError(
             f"{model.architecture} is an encoder: it reads texts and has no generation, so that there is nothing to "
@@ -111,8 +152,7 @@ def make_plan(
         )
     chosen_compilation(config, model)  # what it does not go with is refused here
     if config.model.max_model_len == LONGEST_THAT_FITS:
-        return _longest_plan(config, model, free_bytes, folder)
-    free = available_memory_bytes(config.runner.device) if free_bytes is None else free_bytes
+        return _longest_plan(config, model, free, folder)
     dtype = resolved_dtype(config.model.dtype, model.dtype)
     method = resolved_linear_method(config.model.quantization, model)
     check_load_format(config.model.load_format, model)
@@ -176,11 +216,30 @@ def make_plan(
     notes.append(why)
     if folder is not None:
         notes += checkpoint_notes(config.model, folder)
-    plan = plan_kv_cache(specs, num_blocks=max(num_blocks, 1 + len(one_block.groups)))
+    has_own_size = config.model.num_gpu_blocks_override is not None or config.model.kv_cache_memory_bytes is not None
+    budget = free if has_own_size else int(free * config.model.gpu_memory_utilization)
+    shortage, shortage_field = "", ""
     if num_blocks - 1 < per_request:
         # What the encoder reads shrinks with the context only where nothing else bounds it.
         reading = 0 if model.has_positions_without_end and model.max_encoder_len >= max_model_len else encoder_blocks
-        _refuse(max(num_blocks - 1, 0), max_model_len, per_request, block_bytes, reading, model.max_encoder_len)
+        there = max(num_blocks - 1, 0)
+        shortage, shortage_field = _too_few(there, max_model_len, per_request, block_bytes, reading, model)
+        if before_kv > budget:
+            shortage = (
+                f"weights and activations take {format_bytes(before_kv)}, and {format_bytes(budget)} of memory may be "
+                f"used on {config.runner.device} ({format_bytes(free)} are free); {shortage}"
+            )
+        if not has_own_size:
+            num_blocks = 1 + per_request  # what it takes, for the ledger
+    elif before_kv + num_blocks * block_bytes > budget:
+        shortage = (
+            f"this takes {format_bytes(before_kv + num_blocks * block_bytes)}, and {format_bytes(budget)} of memory "
+            f"are free on {config.runner.device}:"
+        )
+        shortage_field = (
+            "num_gpu_blocks_override" if config.model.num_gpu_blocks_override is not None else "kv_cache_memory_bytes"
+        )
+    plan = plan_kv_cache(specs, num_blocks=max(num_blocks, 1 + len(one_block.groups)))
     if draft is not None:
         ledger["KV cache: draft"] = plan.num_blocks * draft_block_bytes
     ledger["KV cache"] = plan.total_bytes
@@ -198,26 +257,22 @@ def make_plan(
         notes=tuple(notes),
         speculative=config.speculative,
         draft=draft,
+        budget_bytes=budget,
+        shortage=shortage,
+        shortage_field=shortage_field,
     )
 
 
-def _longest_plan(config: QuireConfig, model: ModelConfig, free_bytes: int | None, folder: Path | None) -> MemoryPlan:
+def _longest_plan(config: QuireConfig, model: ModelConfig, free: int, folder: Path | None) -> MemoryPlan:
     """The plan with the longest context, up to the model's, of which one request fits; rows, activations and blocks
     grow with it, so that it is sought by halving."""
-    free = available_memory_bytes(config.runner.device) if free_bytes is None else free_bytes
 
     def plan_of(length: int) -> MemoryPlan:
         settings = dataclasses.replace(config.model, max_model_len=length)
-        return make_plan(dataclasses.replace(config, model=settings), model, free_bytes=free, folder=folder)
+        return _plan(dataclasses.replace(config, model=settings), model, free, folder)
 
     def fits(length: int) -> bool:
-        try:
-            plan_of(length)
-        except ConfigError as error:
-            if error.field != "max_model_len":
-                raise
-            return False
-        return True
+        return plan_of(length).fits
 
     longest, unit = model.max_model_len, config.kv_cache.block_size
     if not fits(longest):
@@ -310,78 +365,17 @@ def _table_widths(plan: KVCachePlan) -> tuple[tuple[int, ...], int]:
     return own, sum(spec.max_blocks(0) for spec in specs if isinstance(spec, CrossAttentionSpec))
 
 
-def _refuse(
-    there: int, max_model_len: int, per_request: int, block_bytes: int, reading: int, max_encoder_len: int
-) -> None:
-    """Say what would fit in the blocks that are `there`. `reading`: those of a request that are needed however short
-    the context is."""
+def _too_few(
+    there: int, max_model_len: int, per_request: int, block_bytes: int, reading: int, model: ModelConfig
+) -> tuple[str, str]:
+    """Why the blocks that are `there` are too few for one request, and the setting that it is about. `reading`: those
+    of a request that are needed however short the context is."""
+    left = f"but only {format_bytes(there * block_bytes)} are left for it:"
     if reading and there <= reading:
-        raise ConfigError(
-            f"what the encoder reads for one request, up to {max_encoder_len} tokens, needs "
-            f"{format_bytes(reading * block_bytes)} of KV cache, but only {format_bytes(there * block_bytes)} are left "
-            f"for it: set --max-num-batched-tokens to less than {max(2, max_encoder_len * there // reading)}, which "
-            "bounds what it reads, raise --gpu-memory-utilization, or give --kv-cache-memory-bytes",
-            field="max_num_batched_tokens",
+        text = (
+            f"what the encoder reads for one request, up to {model.max_encoder_len} tokens, needs "
+            f"{format_bytes(reading * block_bytes)} of KV cache, {left}"
         )
-    fits = (there - reading) * max_model_len // (per_request - reading)
-    raise ConfigError(
-        f"one request of max_model_len={max_model_len} tokens needs {format_bytes(per_request * block_bytes)} of KV "
-        f"cache, but only {format_bytes(there * block_bytes)} are left for it: set --max-model-len to "
-        f"about {max(1, fits)}, raise --gpu-memory-utilization, or give --kv-cache-memory-bytes",
-        field="max_model_len",
-    )
-
-
-def available_memory_bytes(device: str = "cpu") -> int:
-    """Memory of a device, as torch names it, that new allocations can take now: an accelerator's own; for the CPU the
-    machine's, or the control group's where that is less.
-
-    Raises:
-        ConfigError: the system does not say; give --kv-cache-memory-bytes then. Or there is no such device.
-    """
-    if not device.startswith("cpu"):
-        return _accelerator_bytes(device)
-    found = []
-    with contextlib.suppress(OSError):
-        lines = Path("/proc/meminfo").read_text().splitlines()
-        found += [int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")]
-    with contextlib.suppress(OSError):
-        limit = Path("/sys/fs/cgroup/memory.max").read_text().strip()
-        if limit.isdigit():
-            found.append(int(limit) - int(Path("/sys/fs/cgroup/memory.current").read_text()))
-    if not found:
-        found = _sysconf_bytes()
-    if not found:
-        raise ConfigError("cannot tell how much memory is free; give --kv-cache-memory-bytes")
-    return max(0, min(found))
-
-
-def _accelerator_bytes(device: str) -> int:
-    import torch  # here only: plans for the CPU do without
-
-    if not device.startswith("cuda") or not torch.cuda.is_available():
-        raise ConfigError(f"torch finds no device {device!r} here; use --device cpu", field="device")
-    try:
-        return torch.cuda.mem_get_info(device)[0]
-    except (RuntimeError, ValueError, AssertionError) as error:
-        raise ConfigError(
-            f"device {device!r} does not say how much memory is free: {error}; the devices are cuda:0 to "
-            f"cuda:{torch.cuda.device_count() - 1}",
-            field="device",
-        ) from error
-
-
-def _sysconf_bytes() -> list[int]:
-    try:
-        return [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2]
-    except (AttributeError, ValueError, OSError):
-        return []
-
-
-def format_bytes(size: float) -> str:
-    """Bytes for people, e.g. "1.19 GB"."""
-    for unit in ("B", "kB", "MB", "GB"):
-        if abs(size) < 1000:
-            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.2f} {unit}"
-        size /= 1000
-    return f"{size:.2f} TB"
+        return text, "max_num_batched_tokens"
+    needed = format_bytes(per_request * block_bytes)
+    return f"one request of max_model_len={max_model_len} tokens needs {needed} of KV cache, {left}", "max_model_len"

@@ -9,6 +9,7 @@ import json
 import re
 import types
 import typing
+from collections.abc import Sequence
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +19,7 @@ from quire_interfaces import ConfigError
 if TYPE_CHECKING:
     from quire.config import ConfigField
 
-__all__ = ["SUFFIXES_IN_WORDS", "json_list", "parse_text", "parse_whole_number"]
+__all__ = ["SUFFIXES_IN_WORDS", "json_list", "parse_items", "parse_text", "parse_whole_number"]
 
 _FACTORS = (
     {"": 1}
@@ -75,6 +76,22 @@ def parse_text(spec: ConfigField, text: str, source: str = "command line") -> An
             text = "..."
         where = spec.env if source == ENVIRONMENT else spec.flag
         raise ConfigError(f"{where} expects {_expected(kinds[0], spec.unit)}, got {text!r}", field=spec.name) from error
+
+
+def parse_items(spec: ConfigField, values: Sequence[Any], source: str = "command line") -> tuple[Any, ...]:
+    """The elements of a list, those that are text as the type of the field's elements.
+
+    Raises:
+        ConfigError: as `parse_text`.
+    """
+    kinds = [
+        typing.get_args(kind) for kind in (spec.type, *_alternatives(spec.type)) if typing.get_origin(kind) is tuple
+    ]
+    item = kinds[0][0] if kinds else str
+    if item is str:
+        return tuple(values)
+    element = spec._replace(type=item)
+    return tuple(parse_text(element, each, source) if isinstance(each, str) else each for each in values)
 
 
 def _expected(kind: Any, unit: str) -> str:
