@@ -139,9 +139,11 @@ def test_a_request_waits_for_its_grammar_alone(slow):
 
 def test_the_deadline_names_the_largest_part(slow):
     now_s = [0.0]
-    gate = GrammarGate(make_compiler(slow, timeout_s=5.0), clock=lambda: now_s[0])
+    made = make_compiler(slow, timeout_s=5.0)
+    gate = GrammarGate(made, clock=lambda: now_s[0])
     schema = {"type": "object", "properties": {"small": {}, "large": {"enum": [f"value {i}" for i in range(500)]}}}
     gate.prepare(request_for("r", StructuredOutputsParams(json=schema)))
+    wait_for(lambda: made.is_compiling(StructuredOutputsParams(json=schema).spec()))
     now_s[0] = 4.9
     assert gate.take_failed() == []
     now_s[0] = 5.0
@@ -154,9 +156,13 @@ def test_the_deadline_names_the_largest_part(slow):
 
 
 def test_waiting_has_the_same_deadline(slow):
-    gate = GrammarGate(make_compiler(slow, timeout_s=0.05))
+    now_s = [0.0]
+    made = make_compiler(slow, timeout_s=0.05)
+    gate = GrammarGate(made, clock=lambda: now_s[0])
     request = request_for("r", regex("a+"))
     gate.prepare(request)
+    wait_for(lambda: made.is_compiling(regex("a+").spec()))
+    now_s[0] = 1.0
     with pytest.raises(RequestError, match=r"within 0\.05 s"):
         gate.wait(request)
 

@@ -9,11 +9,12 @@ import logging
 import threading
 import time
 from bisect import bisect_left
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable
 from concurrent.futures import CancelledError, Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from functools import partial
+from typing import NamedTuple
 
 from quire_interfaces import (
     GRAMMAR_COMPILE_BOUNDS_S,
@@ -30,6 +31,7 @@ from quire_interfaces import (
 from quire_structured_output.allowance import Allowance
 from quire_structured_output.blame import largest_part
 from quire_structured_output.config import StructuredOutputConfig
+from quire_structured_output.cost import MAX_COST, expected_cost
 from quire_structured_output.matcher import OutputMatcher
 from quire_structured_output.trials import SupportsTrials, TrialProcess, TriedGrammar, can_fork
 from quire_structured_output.workers import WorkerPool
@@ -39,11 +41,16 @@ __all__ = ["GrammarCompiler", "timeout_error"]
 _logger = logging.getLogger(__name__)
 
 MAX_WAITING = 1024
-"""Contents that may wait for a thread."""
-
+"""Contents that may wait for a thread. Of one tenant with a name as many as it leaves places free."""
 
 QUICK_S = 0.25
 """A constraint that is tried apart for longer begins anew among the slow ones: a usual one takes 0.01."""
+SHORTEST_QUICK_S = 0.05
+"""So short the first try becomes when many wait for theirs."""
+LONGER = 4
+"""Each further try may take so many times as long as the one before."""
+MAX_USUAL_COST = 1e5
+"""What is expected to cost more is tried on processor time that nobody else wants, from the beginning on."""
 
 MAX_QUICK_BLAME = 1 << 14
 """Characters in which the largest part is looked for where others wait for it."""
@@ -69,7 +76,7 @@ def timeout_error(spec: GrammarSpec, timeout_s: float, part: str | None = None) 
 
 
 class _TakesLongerError(Exception):
-    """A constraint was not compiled within `QUICK_S`."""
+    """A constraint was not compiled within the time of its try."""
 
     def __init__(self, tried: TriedGrammar | None) -> None:
         """Args:
@@ -79,11 +86,22 @@ class _TakesLongerError(Exception):
         self.tried = tried
 
 
+class _Order(NamedTuple):
+    """What is to be compiled, and for whom."""
+
+    spec: GrammarSpec
+    tenant: str | None
+    cost: float
+    """See `quire_structured_output.cost`."""
+
+
 class GrammarCompiler:
     """Compiles and remembers. Thread-safe. A `GrammarSource` for runners.
 
-    Constraints that are tried apart have two sets of threads: what takes longer than `QUICK_S` goes to the second, so
-    that however many of those there are, an ordinary constraint waits for none to end.
+    Constraints that are tried apart have two sets of threads: what takes longer than `QUICK_S` (less when many wait)
+    goes to the second, and is tried there for longer and longer. Tenants take turns, and of one tenant's constraints
+    those go first that look as if they cost little and have been tried for the shortest time. So however many costly
+    ones there are, an ordinary constraint waits for none to end, and a stranger's for no tenant's flood.
 
     Args:
         config: Bounds.
@@ -116,16 +134,26 @@ class GrammarCompiler:
         self._slow_pool = WorkerPool(config.num_workers, "quire-grammar-slow")
         self._lock = threading.Lock()
         self._cache: OrderedDict[GrammarSpec, Future[CompiledGrammar]] = OrderedDict()
-        self._num_waiting = 0
+        self._owners: dict[GrammarSpec, str | None] = {}
+        """Who had each content of the cache compiled."""
+        self._waiting: Counter[str | None] = Counter()
+        """Tenant -> contents that wait or are being compiled."""
+        self._compiling: set[GrammarSpec] = set()
+        self._unwanted: set[GrammarSpec] = set()
+        """Contents in the cache that nobody waits for any more."""
         self._is_closed = False
 
     def warm_up(self) -> None:
         """Make the backend now, in a worker thread, so that the first constraint does not wait for it."""
         self._pool.submit(self._get_backend)
 
-    def submit(self, spec: GrammarSpec) -> Future[CompiledGrammar]:
+    def submit(self, spec: GrammarSpec, tenant: str | None = None) -> Future[CompiledGrammar]:
         """Compile, or take what is there. Failures are remembered like grammars: the same content fails at once, unless
         it was the time that ended, which the load of a moment may have taken.
+
+        Args:
+            spec: The content.
+            tenant: Whose request needs it.
 
         Returns:
             A future that raises RequestError when the content cannot be used.
@@ -137,19 +165,68 @@ class GrammarCompiler:
         check_size(spec, self.config.max_bytes)
         with self._lock:
             self._num_queries += 1
+            self._unwanted.discard(spec)
             future = self._cache.get(spec)
             if future is not None:
                 self._num_hits += 1
                 self._cache.move_to_end(spec)
                 return future
-            if self._num_waiting >= MAX_WAITING:
-                raise OverloadedError(f"{self._num_waiting} schemas, patterns and grammars wait to be compiled already")
-            self._num_waiting += 1
+            num_waiting = self._waiting.total()
+            if MAX_WAITING - num_waiting <= (self._waiting[tenant] if tenant else 0):
+                raise self._overloaded(f"{self._waiting[tenant] if tenant else num_waiting} of them wait already")
+            self._waiting[tenant] += 1
+            self._make_room()
             future = self._cache[spec] = Future()
-            while len(self._cache) > self.config.cache_size:
-                self._cache.popitem(last=False)
-        self._begin(spec, future)  # not within the lock, which it takes if the work is over at once
+            self._owners[spec] = tenant
+        # Not within the lock, which it takes if the work is over at once.
+        self._begin(_Order(spec, tenant, expected_cost(spec)), future)
         return future
+
+    def _overloaded(self, what: str) -> OverloadedError:
+        retry_after_s = min(60.0, max(1.0, self._waiting.total() * QUICK_S / self.config.num_workers))
+        return OverloadedError(
+            f"too many schemas, patterns and grammars are being compiled ({what}); try again in {retry_after_s:.0f} s",
+            retry_after_s=retry_after_s,
+        )
+
+    def _make_room(self) -> None:
+        """Forget finished contents until there is room for one more: the oldest of the tenant that has the most, those
+        that failed first. What still waits is bounded by `MAX_WAITING`, and pushes nothing out."""
+        done = {spec: future for spec, future in self._cache.items() if future.done()}
+        while len(done) >= self.config.cache_size:
+            counts = Counter(self._owners[spec] for spec in done)
+            most = max(counts.values())
+            owned = [spec for spec in done if counts[self._owners[spec]] == most]
+            failed = (spec for spec in owned if done[spec].cancelled() or done[spec].exception() is not None)
+            self._forget(oldest := next(failed, owned[0]))
+            del done[oldest]
+
+    def _forget(self, spec: GrammarSpec) -> None:
+        self._cache.pop(spec, None)
+        self._owners.pop(spec, None)
+        self._unwanted.discard(spec)
+
+    def abandon(self, spec: GrammarSpec) -> None:
+        """Nobody waits for it any more: it is not begun, and what is under way is the last try. Somebody may come."""
+        with self._lock:
+            future = self._cache.get(spec)
+            if future is not None and not future.done():
+                self._unwanted.add(spec)
+
+    def is_compiling(self, spec: GrammarSpec) -> bool:
+        """Whether it is being worked on at this moment."""
+        with self._lock:
+            return spec in self._compiling
+
+    def late_error(self, spec: GrammarSpec) -> QuireError:
+        """What a request hears that has waited for `timeout_s`: its constraint is slow, or it had too little of that
+        time. So it is for one that waits for its turn, and for one that looks usual and has shared the processor with a
+        crowd."""
+        with self._lock:
+            is_crowded = self._waiting.total() > 2 * self.config.num_workers
+            if spec in self._compiling and not (is_crowded and expected_cost(spec) <= MAX_USUAL_COST):
+                return timeout_error(spec, self.config.timeout_s)
+            return self._overloaded(f"there was not enough time for this one within {self.config.timeout_s:g} s")
 
     def new_matcher(self, params: StructuredOutputsParams) -> GrammarMatcher:
         """See `quire_interfaces.GrammarSource`. Waits only if the grammar is not there, which is a rare accident: it
@@ -162,7 +239,7 @@ class GrammarCompiler:
         try:
             grammar = future.result(timeout=self.config.timeout_s)
         except FutureTimeoutError:
-            raise timeout_error(spec, self.config.timeout_s) from None
+            raise self.late_error(spec) from None
         return OutputMatcher(
             grammar.new_matcher(), self._get_backend().eos_token_ids, params.reasoning, self.config.max_jump_tokens
         )
@@ -193,31 +270,66 @@ class GrammarCompiler:
                     self._trials = TrialProcess(self._backend.vocabulary, self._allowance)
             return self._backend
 
-    def _begin(self, spec: GrammarSpec, future: Future[CompiledGrammar]) -> None:
-        """Compile for `future`: among the quick ones, and if it is none, among the slow ones."""
+    def _begin(self, order: _Order, future: Future[CompiledGrammar]) -> None:
+        """Compile for `future`: try for a moment, and as long as that is not enough, for longer."""
 
-        def compile_quickly() -> CompiledGrammar:
-            future.set_running_or_notify_cancel()
-            return self._compile(spec, quick=True)
+        def attempt(slice_s: float, cost: float, tried: TriedGrammar | None = None) -> None:
+            def work() -> CompiledGrammar:
+                if not future.running():
+                    future.set_running_or_notify_cancel()
+                return self._compile(order, slice_s, tried)
 
-        def hear(done: Future[CompiledGrammar]) -> None:
-            longer = None if done.cancelled() else done.exception()
-            if not isinstance(longer, _TakesLongerError):
-                _pass_on(future, done)
-                return
-            slowly: Future[CompiledGrammar] = Future()
+            done: Future[CompiledGrammar] = Future()
             with self._lock:
                 if self._is_closed:
-                    slowly.cancel()
+                    done.cancel()
                 else:
-                    slowly = self._slow_pool.submit(partial(self._compile, spec, tried=longer.tried))
-            slowly.add_done_callback(partial(_pass_on, future))
+                    pool = self._pool if slice_s <= QUICK_S else self._slow_pool
+                    done = pool.submit(work, tenant=order.tenant, cost=cost)
+            done.add_done_callback(partial(hear, slice_s))
 
-        self._pool.submit(compile_quickly).add_done_callback(hear)
+        def hear(slice_s: float, done: Future[CompiledGrammar]) -> None:
+            longer = None if done.cancelled() else done.exception()
+            if isinstance(longer, _TakesLongerError):
+                # What has been tried for longer has turned out to cost more than all that has not.
+                next_s = self._longer_s(slice_s, order.cost)
+                attempt(next_s, order.cost + MAX_COST * next_s, longer.tried)
+            else:
+                _pass_on(future, done)
 
-    def _compile(self, spec: GrammarSpec, *, quick: bool = False, tried: TriedGrammar | None = None) -> CompiledGrammar:
+        attempt(self._quick_s(), order.cost)
+
+    def _quick_s(self) -> float:
+        """How long the first try may take: the less, the more wait for theirs."""
+        return max(min(SHORTEST_QUICK_S, QUICK_S), QUICK_S / (1 + self._waiting.total() / 8))
+
+    def _longer_s(self, slice_s: float, cost: float) -> float:
+        """How long the next try may take. What looks usual gets the whole of the first one, if that was made short;
+        what would leave little for the last try is the last one."""
+        if slice_s < QUICK_S and cost <= MAX_USUAL_COST:
+            return QUICK_S
+        longer_s = max(slice_s, QUICK_S) * LONGER
+        return longer_s if longer_s * 2 < self.config.timeout_s else self.config.timeout_s
+
+    def _compile(self, order: _Order, slice_s: float, tried: TriedGrammar | None) -> CompiledGrammar:
+        """
+        Args:
+            order: What to compile.
+            slice_s: How long it may be tried now.
+            tried: What was found before, if only the compiling took too long.
+
+        Raises:
+            _TakesLongerError: it takes longer than that, and has not had all its time.
+        """
+        spec, tenant = order.spec, order.tenant
         failed, is_over = True, True
         start_s = self._clock()
+        with self._lock:
+            if spec in self._unwanted:
+                self._forget(spec)
+                self._done_waiting(tenant)
+                raise CancelledError
+            self._compiling.add(spec)
         try:
             backend = self._get_backend()
             start_s = self._clock()
@@ -228,7 +340,7 @@ class GrammarCompiler:
                     param=f"structured_outputs.{spec.kind}",
                     code="unsupported_constraint",
                 )
-            grammar = self._compiled(backend, spec, quick, tried)
+            grammar = self._compiled(backend, order, slice_s, tried)
             failed = False
             return grammar
         except _TakesLongerError:
@@ -239,7 +351,7 @@ class GrammarCompiler:
         except TimeoutError:
             assert self._trials is not None
             with self._lock:
-                self._cache.pop(spec, None)
+                self._forget(spec)
             raise timeout_error(spec, self.config.timeout_s, self._trials.largest_part(spec)) from None
         except Exception as error:  # a library's accident with this content is this content's failure
             _logger.exception("a grammar of kind %s could not be compiled", spec.kind)
@@ -249,36 +361,45 @@ class GrammarCompiler:
                 code="invalid_grammar",
             ) from error
         finally:
+            with self._lock:
+                self._compiling.discard(spec)
             if is_over:
-                self._count(self._clock() - start_s, failed)
+                self._count(tenant, self._clock() - start_s, failed)
 
-    def _count(self, seconds: float, failed: bool) -> None:
+    def _done_waiting(self, tenant: str | None) -> None:
+        self._waiting[tenant] -= 1
+        if not self._waiting[tenant]:
+            del self._waiting[tenant]
+
+    def _count(self, tenant: str | None, seconds: float, failed: bool) -> None:
         with self._lock:
-            self._num_waiting -= 1
+            self._done_waiting(tenant)
             self._num_failures += failed
             self._compile_counts[bisect_left(GRAMMAR_COMPILE_BOUNDS_S, seconds)] += 1
             self._compile_seconds += seconds
 
     def _compiled(
-        self, backend: GrammarBackend, spec: GrammarSpec, quick: bool, tried: TriedGrammar | None
+        self, backend: GrammarBackend, order: _Order, slice_s: float, tried: TriedGrammar | None
     ) -> CompiledGrammar:
         """
         Raises:
-            _TakesLongerError: `quick` was asked for, and it is not.
+            _TakesLongerError: it takes longer than `slice_s`, and has not had all its time.
             TimeoutError: the deadline is over.
         """
+        spec = order.spec
         if self._trials is None or not isinstance(backend, SupportsTrials):
             return backend.compile(spec)
-        quick = quick and self.config.timeout_s > QUICK_S
+        timeout_s = self.config.timeout_s
+        is_last = slice_s >= timeout_s
         if tried is None:
             try:
-                tried = self._trials.run(spec, QUICK_S if quick else self.config.timeout_s)
+                tried = self._trials.run(spec, min(slice_s, timeout_s), may_disturb=order.cost <= MAX_USUAL_COST)
             except TimeoutError:
-                if quick:
+                if not is_last:
                     raise _TakesLongerError(None) from None
                 raise
-        if quick and tried.compile_s > QUICK_S:
-            raise _TakesLongerError(tried)
+            if tried.compile_s > QUICK_S and slice_s <= QUICK_S and not is_last:
+                raise _TakesLongerError(tried)
         quick_s = self._allowance.take(tried.compile_s)
         if starve := quick_s < tried.compile_s:
             self._allowance.give_back(quick_s)

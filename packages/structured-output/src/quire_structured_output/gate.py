@@ -12,7 +12,7 @@ from concurrent.futures import Future
 from typing import NamedTuple
 
 from quire_interfaces import CompiledGrammar, GrammarSpec, QuireError, Request, RequestError, SchedulerStats
-from quire_structured_output.compiler import GrammarCompiler, timeout_error
+from quire_structured_output.compiler import GrammarCompiler
 
 __all__ = ["GrammarGate"]
 
@@ -47,7 +47,7 @@ class GrammarGate:
         if wanted is None:
             return
         spec = wanted.spec()
-        future = self.compiler.submit(spec)
+        future = self.compiler.submit(spec, request.tenant)
         if future.done() and (error := future.exception()) is not None:
             raise error.with_traceback(None)  # it is remembered, and would grow by a place for each request
         if not future.done():
@@ -62,7 +62,9 @@ class GrammarGate:
         try:
             error = pending.future.exception(timeout=max(0.0, pending.deadline_s - self._clock()))
         except TimeoutError:
-            raise timeout_error(pending.spec, self.compiler.config.timeout_s) from None
+            error = self.compiler.late_error(pending.spec)
+            self._abandon(pending.spec)
+            raise error from None
         if error is not None:
             raise error.with_traceback(None)
 
@@ -83,13 +85,21 @@ class GrammarGate:
                     failed.append((request_id, _as_ours(error, spec)))
             elif now_s >= deadline_s:
                 del self._pending[request_id]
-                failed.append((request_id, timeout_error(spec, self.compiler.config.timeout_s)))
+                failed.append((request_id, self.compiler.late_error(spec)))
+                self._abandon(spec)
         return failed
 
     def forget(self, request_ids: Iterable[str]) -> None:
         """See `quire_interfaces.RequestGate`."""
         for request_id in request_ids:
-            self._pending.pop(request_id, None)
+            pending = self._pending.pop(request_id, None)
+            if pending is not None:
+                self._abandon(pending.spec)
+
+    def _abandon(self, spec: GrammarSpec) -> None:
+        """A request waits for it no longer; perhaps another one does."""
+        if all(pending.spec != spec for pending in self._pending.values()):
+            self.compiler.abandon(spec)
 
     def add_stats(self, stats: SchedulerStats) -> None:
         """See `quire_interfaces.RequestGate`."""

@@ -66,14 +66,17 @@ class TrialProcess:
         self._process: subprocess.Popen[bytes] | None = None
         self._channel: socket.socket | None = None
 
-    def run(self, spec: GrammarSpec, timeout_s: float) -> TriedGrammar:
+    def run(self, spec: GrammarSpec, timeout_s: float, *, may_disturb: bool = True) -> TriedGrammar:
         """Try a constraint; waits for it.
+
+        Args:
+            may_disturb: Whether it may have of the allowance; else it runs when nothing else wants to.
 
         Raises:
             RequestError: it cannot be used.
             TimeoutError: that was not known in time.
         """
-        answer, text = self._ask("try", spec, timeout_s)
+        answer, text = self._ask("try", spec, timeout_s, may_disturb=may_disturb)
         if "error" in answer:
             raise RequestError(answer["error"], param=answer["param"], code=answer["code"])
         return TriedGrammar(text, tuple(answer["walk"]), answer["compile_s"])
@@ -94,8 +97,10 @@ class TrialProcess:
         if process is not None:
             process.wait(10)
 
-    def _ask(self, action: str, spec: GrammarSpec, timeout_s: float) -> tuple[dict[str, Any], str]:
-        quick_s, start_s, used_s = self._allowance.take(), time.monotonic(), None
+    def _ask(
+        self, action: str, spec: GrammarSpec, timeout_s: float, *, may_disturb: bool = True
+    ) -> tuple[dict[str, Any], str]:
+        quick_s, start_s, used_s = self._allowance.take() if may_disturb else 0.0, time.monotonic(), None
         try:
             answer, text = self._exchange(action, spec, timeout_s, quick_s)
             used_s = answer["used_s"]
