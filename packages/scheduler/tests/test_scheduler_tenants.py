@@ -65,6 +65,17 @@ def test_nobody_saves_up_turns(make_driver):
     assert sum(request_id.startswith("idle") for request_id in later) == 4
 
 
+def test_nobody_pays_for_having_been_alone(make_driver):
+    driver = make_driver(max_num_seqs=1)
+    driver.add(*flood("first", 20))
+    driver.run()
+    driver.add(*flood("second", 12))
+    driver.step()
+    driver.add(*[make_request(f"first-again{index}", range(4), tenant="first", seed=index) for index in range(6)])
+    driver.run()
+    assert sum(request_id.startswith("first-again") for request_id in admissions(driver)[20:30]) in (4, 5)
+
+
 @pytest.mark.parametrize("depth", [0, 1])
 def test_preemption_takes_from_the_flood(make_driver, depth):
     driver = make_driver(num_blocks=16, depth=depth, max_num_seqs=5)

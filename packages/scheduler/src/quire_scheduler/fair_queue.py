@@ -29,6 +29,8 @@ class FairQueue:
         self._num_running: dict[str | None, int] = {}
         self._num_served: dict[str | None, int] = {}
         """Tokens that were computed for each tenant, in rows that it has left."""
+        self._last_num_served = 0
+        """That number of the tenant that was the last to leave."""
 
     def __len__(self) -> int:
         return self._num_waiting
@@ -97,11 +99,13 @@ class FairQueue:
         self._num_running[tenant] -= 1
         if not self._num_running[tenant]:
             del self._num_running[tenant]
+            self._last_num_served = self._num_served[tenant]
 
     def _lift(self, tenant: str | None) -> None:
-        """The tenant comes: it was served at least as much as who was served least."""
+        """The tenant comes: it was served at least as much as who was served least, of an empty queue as who left it
+        last, who is not to pay later for having had it alone."""
         present = self._queues.keys() | self._num_running.keys()
         if len(self._num_served) > _MAX_TENANTS_REMEMBERED:
             self._num_served = {each: num for each, num in self._num_served.items() if each in present}
-        least = min((self._num_served.get(each, 0) for each in present), default=0)
+        least = min((self._num_served.get(each, 0) for each in present), default=self._last_num_served)
         self._num_served[tenant] = max(self._num_served.get(tenant, 0), least)
