@@ -1,5 +1,5 @@
 """An MCP server over pipes that does one thing wrong, which its first argument names. A second one is a file that gets
-a letter for each call of its tool. Started by the tests."""
+a letter for each call of its tool, and another for each call that is cancelled. Started by the tests."""
 
 from __future__ import annotations
 
@@ -22,6 +22,11 @@ def text(request: dict[str, Any], value: str) -> None:
     answer(request, {"content": [{"type": "text", "text": value}]})
 
 
+def note(letter: str) -> None:
+    with open(sys.argv[2], "a") as file:
+        file.write(letter)
+
+
 def main() -> None:
     num_pages = 0
     while WRONG == "chatter":
@@ -30,6 +35,8 @@ def main() -> None:
         request = json.loads(line)
         method = request.get("method")
         if "id" not in request:
+            if method == "notifications/cancelled" and len(sys.argv) > 2:
+                note("c")
             continue
         if WRONG == "log":
             print("debug: " + "x" * 10_000 + "\n" * 200, file=sys.stderr, flush=True)
@@ -49,14 +56,26 @@ def main() -> None:
                     "tools": [{**TOOL, "name": f"t{num_pages}", "description": "d" * 3_000_000}],
                     "nextCursor": "more",
                 }
+            elif WRONG == "odd":
+                long = {"type": "object", "properties": {"a": {"enum": ["v" * 70_000]}}}
+                page = {
+                    "tools": [
+                        {**TOOL, "description": "d" * 20_000},
+                        TOOL,
+                        {**TOOL, "name": "a name\nof two lines"},
+                        {**TOOL, "name": "long", "inputSchema": long},
+                    ]
+                }
             answer(request, page)
         elif method == "tools/call":
             if len(sys.argv) > 2:
-                with open(sys.argv[2], "a") as file:
-                    file.write("x")
+                note("x")
             arguments = request["params"].get("arguments") or {}
             if arguments.get("hang"):
                 time.sleep(600)
+            if arguments.get("wait"):
+                continue  # it goes on reading, and answers never
+            time.sleep(arguments.get("seconds", 0))
             num_chars = arguments.get("num_chars", 4)
             if WRONG == "noise":
                 OUT.write(b"a line that is no message\n\n")

@@ -9,7 +9,6 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import openai
 import pytest
 from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import TypeAdapter
@@ -37,7 +36,7 @@ def server(make_scripted: Any, tmp_path_factory: pytest.TempPathFactory) -> Any:
     path = tmp_path_factory.mktemp("mcp") / "servers.json"
     command = {"command": sys.executable, "args": [HERE]}
     gone = {"command": sys.executable, "args": ["-c", "raise SystemExit(1)"]}
-    path.write_text(json.dumps({"mcpServers": {"tools": command, "gone": gone}}))
+    path.write_text(json.dumps({"mcpServers": {"tools": command, "more tools": command, "gone": gone}}))
     return make_scripted(mcp_servers=str(path), engine={"max_model_len": 4096})
 
 
@@ -138,9 +137,58 @@ def test_wrong_requests_are_named(server: Any, changes: dict[str, Any], param: s
     assert (response.status_code, response.json()["error"]["param"]) == (400, param), response.text
 
 
-def test_two_tools_of_one_name_are_refused(client: Any) -> None:
-    with pytest.raises(openai.BadRequestError, match="same name"):
-        ask(client, "x", tools=[TOOL, {**LOCAL, "name": "divide"}])
+def test_a_tool_of_a_function_s_name_is_known_by_its_server(client: Any) -> None:
+    mine = {**LOCAL, "name": "divide"}
+    response = ask(client, f"{call('divide')}\n{call('tools__divide', a=4, b=2)}", tools=[TOOL, mine])
+    assert [item.type for item in response.output] == ["mcp_list_tools", "function_call", "mcp_call"]
+    assert (response.output[1].name, response.output[2].name) == ("divide", "divide")
+    assert response.output[2].output == "2.0"
+
+
+def test_two_servers_with_tools_of_one_name(client: Any) -> None:
+    """Each is known by its server to the model, and by its own name to the client; others keep their names."""
+    more = {**TOOL, "server_label": "more tools", "allowed_tools": ["divide"]}
+    tools = [{**TOOL, "allowed_tools": ["get_weather", "divide"]}, more]
+    says = "\n".join(
+        [call("tools__divide", a=1, b=2), call("more_tools__divide", a=3, b=4), call("get_weather", city="Bonn")]
+    )
+    first = ask(client, says, tools=tools, max_tool_calls=3)
+    ran = [item for item in first.output if item.type == "mcp_call"][:3]
+    assert [(item.server_label, item.name, item.output) for item in ran] == [
+        ("tools", "divide", "0.5"),
+        ("more tools", "divide", "0.75"),
+        ("tools", "get_weather", "Sunny in Bonn"),
+    ]
+    listed = [item for item in first.output if item.type == "mcp_list_tools"]
+    assert [[tool.name for tool in item.tools] for item in listed] == [["get_weather", "divide"], ["divide"]]
+    after = ask(client, "Done.", tools=tools, previous_response_id=first.id)
+    assert after.output_text == "Done."
+    for choice, forced in (
+        ({"type": "mcp", "server_label": "more tools", "name": "divide"}, "more tools"),
+        ({"type": "mcp", "server_label": "tools", "name": "divide"}, "tools"),
+    ):
+        chosen = ask(client, call("divide", a=1, b=1), tools=tools, tool_choice=choice, max_tool_calls=1)
+        called = next(item for item in chosen.output if item.type == "mcp_call")
+        assert (called.server_label, called.name) == (forced, "divide")
+
+
+def test_calls_are_told_to_the_model_by_the_names_that_it_knows(server: Any) -> None:
+    async def tools() -> MCPTools:
+        asked = [{**TOOL, "server_label": label} for label in ("tools", "more tools")]
+        return await MCPTools.of(asked, server.context.mcp_servers, ["more_tools__divide"])
+
+    mcp = server.call(tools())
+    assert mcp.names_by_label()["more tools"]["divide"] == "more_tools__divide_2", "the client's has that name"
+    ran = {"type": "mcp_call", "id": "mcp_1", "server_label": "more tools", "name": "divide", "arguments": "{}"}
+    gone = {**ran, "id": "mcp_2", "server_label": "gone"}
+    [message, *_] = ItemReader(mcp_name=mcp.shown_name).chat_messages([{**ran, "output": "1"}, {**gone, "output": "2"}])
+    assert [each["function"]["name"] for each in message["tool_calls"]] == ["more_tools__divide_2", "divide"]
+
+
+def test_a_server_may_be_named_twice(client: Any) -> None:
+    tools = [{**TOOL, "allowed_tools": ["divide"]}, {**TOOL, "require_approval": "always"}]
+    response = ask(client, call("divide", a=1, b=2), tools=tools)
+    assert [item.type for item in response.output] == ["mcp_list_tools", "mcp_list_tools", "mcp_approval_request"]
 
 
 @pytest.mark.parametrize("stream", [False, True])

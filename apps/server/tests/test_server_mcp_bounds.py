@@ -19,6 +19,7 @@ import pytest
 from quire_server import mcp_relay
 from quire_server.mcp_relay import bounded_lines
 from quire_server.mcp_servers import MAX_ANSWER_BYTES, MAX_RESULT_CHARS, MCPServer, MCPToolError, ServerSpec
+from quire_server.mcp_tools import MAX_DESCRIPTION_CHARS, MCPTools
 
 SCRIPT = str(Path(__file__).parent / "server_bad_mcp.py")
 
@@ -145,6 +146,28 @@ async def test_work_ends_when_its_caller_goes_away() -> None:
         caller.cancel()
         await asyncio.wait((caller,))
         await until(lambda: not any("MCPServer._answer" in repr(task.get_coro()) for task in asyncio.all_tasks()))
+
+
+async def test_a_server_is_told_when_nobody_waits_for_a_call(tmp_path: Path) -> None:
+    calls = tmp_path / "calls"
+    spec = ServerSpec(command=sys.executable, args=[SCRIPT, "ok", str(calls)])
+    server = MCPServer("bad", spec, timeout_s=60.0)
+    caller = asyncio.ensure_future(server.call("go", {"wait": True}))
+    await until(lambda: calls.exists() and calls.read_text() == "x")
+    caller.cancel()
+    await until(lambda: calls.read_text() == "xc")
+    await server.close()
+
+
+async def test_odd_tools_are_left_out_and_long_descriptions_cut() -> None:
+    async with bad_server("odd") as server:
+        tool = {"type": "mcp", "server_label": "bad"}
+        tools = await MCPTools.of([tool], {"bad": server}, ())
+    (shown,) = tools.chat_tools()
+    assert shown["function"]["name"] == "go"
+    assert shown["function"]["description"] == "d" * MAX_DESCRIPTION_CHARS + " [...]"
+    assert [(each.code, each.param) for each in tools.warnings] == [("tool_left_out", "tools[0]")] * 2
+    assert max(len(each.message) for each in tools.warnings) < 300
 
 
 @pytest.mark.parametrize("chunk", [1, 7, 1 << 16])

@@ -15,7 +15,7 @@ from typing import Any
 from quire_interfaces import RequestError
 from quire_server.request_warnings import RequestWarning, duplicate_tool
 
-__all__ = ["ClientTool", "ClientTools", "InputGrammar", "check_function", "custom_tool"]
+__all__ = ["ClientTool", "ClientTools", "InputGrammar", "check_function", "custom_tool", "is_name"]
 
 SEPARATOR = "__"
 """Between the name of a namespace and that of its tool, as MCP's clients join theirs."""
@@ -174,12 +174,13 @@ def check_function(function: dict[str, Any], at: str) -> None:
 
 def check_name(name: Any, at: str) -> None:
     """Check the name of a tool or a namespace. Raises RequestError."""
-    if not isinstance(name, str) or not 0 < len(name) <= 256 or not _is_name(name):
+    if not isinstance(name, str) or not is_name(name):
         raise _wrong(f"{at}.name", name, "be 1 to 256 letters, digits, '_', '-', '.', ':' or '/'")
 
 
-def _is_name(name: str) -> bool:
-    return all(char.isalnum() or char in "_-.:/" for char in name)
+def is_name(name: str) -> bool:
+    """Whether a tool may have this name."""
+    return 0 < len(name) <= 256 and all(char.isalnum() or char in "_-.:/" for char in name)
 
 
 def _wrong(param: str, value: Any, must: str) -> RequestError:

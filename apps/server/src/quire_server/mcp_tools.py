@@ -6,20 +6,40 @@ Translates `tools` of type "mcp" of the Responses API. Knows no engine.
 from __future__ import annotations
 
 import asyncio
+import re
 import secrets
+from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
 from quire_interfaces import RequestError
+from quire_server.client_tools import SEPARATOR, is_name
 from quire_server.mcp_servers import MCPServer, MCPToolError, shortened
 from quire_server.request_warnings import RequestWarning
 
-__all__ = ["MAX_CALLS", "MCPTools", "longest_result", "shorten_results"]
+__all__ = ["MAX_CALLS", "MCPTool", "MCPTools", "failed_call", "longest_result", "shorten_results"]
 
+MAX_SCHEMA_BYTES = 1 << 16
+"""Longest schema of a tool's parameters that a model is shown."""
+MAX_DESCRIPTION_CHARS = 10_000
 MAX_CALLS = 32
 """Calls in one response, where the request does not say max_tool_calls."""
+
+
+class MCPTool(NamedTuple):
+    """A tool of an MCP server, as one request may use it."""
+
+    server: MCPServer
+    name: str
+    """What its server calls it."""
+    asks_before: bool
+    """Whether a call waits for somebody's approval."""
+
+    @property
+    def label(self) -> str:
+        return self.server.label
 
 
 class MCPTools:
@@ -29,9 +49,11 @@ class MCPTools:
         self.lists: list[dict[str, Any]] = []
         """One `mcp_list_tools` item per server."""
         self.warnings: list[RequestWarning] = []
-        """Servers that are not configured here, and so were left out."""
-        self._server_of: dict[str, MCPServer] = {}
-        self._asks: set[str] = set()
+        """Servers and tools that were left out."""
+        self._tools: dict[tuple[str, str], MCPTool] = {}
+        """By label of the server and its name for the tool."""
+        self._shown_names: dict[tuple[str, str], str] = {}
+        self._by_shown_name: dict[str, MCPTool] = {}
 
     @classmethod
     async def of(
@@ -50,10 +72,11 @@ class MCPTools:
         own = cls()
         for index, tool in enumerate(tools):
             if tool.get("type") == "mcp":
-                await own._add(tool, f"tools[{index}]", servers, taken)
+                await own._add(tool, f"tools[{index}]", servers)
+        own._choose_names(taken)
         return own
 
-    async def _add(self, tool: dict[str, Any], at: str, servers: Mapping[str, MCPServer], taken: Sequence[str]) -> None:
+    async def _add(self, tool: dict[str, Any], at: str, servers: Mapping[str, MCPServer]) -> None:
         label = tool.get("server_label")
         if not isinstance(label, str):
             raise RequestError(f"{at}.server_label must be the name of an MCP server", param=f"{at}.server_label")
@@ -70,24 +93,53 @@ class MCPTools:
                 f"{at}.server_url and connector_id are not taken from requests; the label says which server it is",
                 param=f"{at}.server_url",
             )
-        server = servers[label]
         try:
-            listed = await server.list_tools()
+            listed = self._usable(await servers[label].list_tools(), at)
         except MCPToolError as error:
             raise RequestError(str(error), param=at, code="mcp_server_unavailable") from None
         wanted = _allowed(tool.get("allowed_tools"), [each["name"] for each in listed], f"{at}.allowed_tools")
-        listed = [each for each in listed if each["name"] in wanted]
-        self._asks |= _asking(tool.get("require_approval"), wanted, f"{at}.require_approval")
+        asking = _asking(tool.get("require_approval"), wanted, f"{at}.require_approval")
+        listed = [each for each in listed if each["name"] in wanted and (label, each["name"]) not in self._tools]
         for each in listed:
-            if each["name"] in taken or each["name"] in self._server_of:
-                raise RequestError(
-                    f"{at} has a tool {each['name']!r}, and another tool of this request has the same name; leave one "
-                    "of them out with allowed_tools",
-                    param=at,
-                )
-            self._server_of[each["name"]] = server
+            self._tools[label, each["name"]] = MCPTool(servers[label], each["name"], each["name"] in asking)
+        for name in asking:  # an entry that names a server again may only ask more
+            self._tools[label, name] = self._tools[label, name]._replace(asks_before=True)
         item = {"type": "mcp_list_tools", "server_label": label, "tools": listed}
         self.lists.append({"id": f"mcpl_{secrets.token_hex(12)}", **item})
+
+    def _usable(self, listed: Sequence[dict[str, Any]], at: str) -> list[dict[str, Any]]:
+        """Tools of a server that a model can be shown, each name once; what is too long of the others is left out."""
+        usable: dict[str, dict[str, Any]] = {}
+        for tool in listed:
+            name, description = str(tool["name"]), tool["description"] or ""
+            if not is_name(name) or len(msgspec.json.encode(tool["input_schema"])) > MAX_SCHEMA_BYTES:
+                message = (
+                    f"the tool {name[:100]!r} of {at} was left out: it has a name that is none, or a schema of more "
+                    f"than {MAX_SCHEMA_BYTES} bytes"
+                )
+                self.warnings.append(RequestWarning(code="tool_left_out", param=at, message=message))
+                continue
+            if len(description) > MAX_DESCRIPTION_CHARS:
+                tool = {**tool, "description": f"{description[:MAX_DESCRIPTION_CHARS]} [...]"}
+            usable.setdefault(name, tool)
+        return list(usable.values())
+
+    def _choose_names(self, taken: Sequence[str]) -> None:
+        """What the model is shown: a tool's own name, behind the label of its server where another tool of the request
+        has the same one."""
+        counts = Counter([*taken, *(name for _, name in self._tools)])
+        used = {name for name, _ in counts.items() if counts[name] == 1 or name in taken}
+        for (label, name), tool in self._tools.items():
+            shown = name
+            if counts[name] > 1:
+                joined = shown = f"{_NO_NAME.sub('_', label)}{SEPARATOR}{name}"
+                number = 1
+                while shown in used:
+                    number += 1
+                    shown = f"{joined}_{number}"
+                used.add(shown)
+            self._shown_names[label, name] = shown
+            self._by_shown_name[shown] = tool
 
     def chat_tools(self) -> list[dict[str, Any]]:
         """The tools in the chat API's form."""
@@ -95,7 +147,7 @@ class MCPTools:
             {
                 "type": "function",
                 "function": {
-                    "name": tool["name"],
+                    "name": self._shown_names[item["server_label"], tool["name"]],
                     "description": tool["description"] or "",
                     "parameters": tool["input_schema"],
                 },
@@ -104,18 +156,20 @@ class MCPTools:
             for tool in item["tools"]
         ]
 
-    def names_by_label(self) -> dict[str, list[str]]:
-        """Label of each server -> names of its tools."""
-        return {item["server_label"]: [tool["name"] for tool in item["tools"]] for item in self.lists}
+    def names_by_label(self) -> dict[str, dict[str, str]]:
+        """Label of each server -> names of its tools -> what the model knows them by."""
+        names: dict[str, dict[str, str]] = {item["server_label"]: {} for item in self.lists}
+        for (label, name), shown in self._shown_names.items():
+            names[label][name] = shown
+        return names
 
-    def label_of(self, name: str) -> str | None:
-        """The server of a tool; None for what is the client's to call."""
-        server = self._server_of.get(name)
-        return None if server is None else server.label
+    def get(self, shown_name: str) -> MCPTool | None:
+        """The tool that a model calls by this name; None for what is the client's to call."""
+        return self._by_shown_name.get(shown_name)
 
-    def asks_before(self, name: str) -> bool:
-        """Whether a call of this tool waits for somebody's approval."""
-        return name in self._asks
+    def shown_name(self, label: Any, name: str) -> str | None:
+        """How the model knows a tool of a server; None for one that is not offered (any more)."""
+        return self._shown_names.get((label, name)) if isinstance(label, str) else None
 
     def approved(self, items: Sequence[dict[str, Any]], earlier: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
         """Calls that new items approve and that were not run yet, as `mcp_call` items.
@@ -147,7 +201,7 @@ class MCPTools:
                 continue
             ran.add(name)
             asked = requests[name]
-            if self.label_of(str(asked.get("name"))) != asked.get("server_label"):
+            if self.shown_name(asked.get("server_label"), str(asked.get("name"))) is None:
                 raise RequestError(
                     f"{at} approves a call of {str(asked.get('name'))[:100]!r}, which is not among the tools of this "
                     "request: send the same tools again",
@@ -158,16 +212,23 @@ class MCPTools:
 
     async def run(self, calls: Sequence[dict[str, Any]]) -> None:
         """Run calls side by side; each item gets its output, or its error and the status failed."""
-        await asyncio.gather(*map(self._run, calls))
+        await asyncio.gather(*map(self.run_one, calls))
 
-    async def _run(self, call: dict[str, Any]) -> None:
+    async def run_one(self, call: dict[str, Any]) -> None:
+        """Run one call; its item gets what came of it."""
         try:
             arguments = msgspec.json.decode(call["arguments"] or "{}", type=dict[str, Any])
-            call["output"] = await self._server_of[call["name"]].call(call["name"], arguments)
+            tool = self._tools[call["server_label"], call["name"]]
+            call["output"] = await tool.server.call(tool.name, arguments)
             call["status"] = "completed"
         except (MCPToolError, msgspec.DecodeError) as error:
-            call["error"] = {"type": "mcp_tool_execution_error", "content": [{"type": "text", "text": str(error)}]}
-            call["status"] = "failed"
+            call |= failed_call(str(error))
+
+
+def failed_call(message: str) -> dict[str, Any]:
+    """What an `mcp_call` item gets for a call that gave nothing."""
+    content = [{"type": "text", "text": message}]
+    return {"error": {"type": "mcp_tool_execution_error", "content": content}, "status": "failed"}
 
 
 def longest_result(calls: Sequence[dict[str, Any]]) -> int:
@@ -193,6 +254,8 @@ def _result(call: dict[str, Any]) -> str:
     return "".join(part["text"] for part in call["error"].get("content", ()))
 
 
+_NO_NAME = re.compile(r"[^\w.-]")
+"""What a label has that a tool's name must not."""
 _CALL = ("server_label", "name", "arguments")
 
 

@@ -7,6 +7,7 @@ one response is made stands in `responses_run.py`. Source of the shapes: OpenAI'
 from __future__ import annotations
 
 import contextlib
+import functools
 import secrets
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable
@@ -18,6 +19,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from quire_interfaces import ContextLengthError, RequestError
+from quire_server.approved_calls import ApprovedCalls
 from quire_server.body import read_model
 from quire_server.client_tools import ClientTools
 from quire_server.compaction import full_context_told, start_summary, summary_of
@@ -69,6 +71,7 @@ class ResponsesService:
         if config.response_store != "none":
             self._store = StoreAccess("responses", lambda: make_response_store(config))
         self._live: dict[str, LiveResponse] = {}
+        self._approved_calls = ApprovedCalls(config)
         self._sealers: dict[str, Sealer] = {}
         """By owner."""
 
@@ -117,6 +120,10 @@ class ResponsesService:
 
                 return await start_turn(context, turn, is_large=is_large)
 
+            async def run_approved(response_id: str, call: dict[str, Any]) -> None:
+                find = functools.partial(self._get, context)
+                await self._approved_calls.run(context.caller.owner, response_id, call, mcp.run_one, find)
+
             approved = await in_thread_when(is_large, lambda: mcp.approved(items, earlier))
             running, compaction = await self._begin(context, body, [*earlier, *items], again)
         sealer = self._sealer(context)
@@ -131,6 +138,7 @@ class ResponsesService:
             mcp,
             again,
             approved,
+            run_approved,
             sealer,
             compaction,
         )
@@ -389,7 +397,7 @@ class ResponsesService:
             parallel=body.parallel_tool_calls is not False,
         )
         return ChatTurn(
-            messages=self._reader(context, offered).chat_messages(items, body.instructions),
+            messages=self._reader(context, offered, mcp).chat_messages(items, body.instructions),
             params=context.sampling_params(body),
             tool_use=use,
             chat_template_kwargs=context.template_kwargs(body.template_kwargs()),
@@ -401,8 +409,9 @@ class ResponsesService:
             stream=bool(body.stream or body.background),
         )
 
-    def _reader(self, context: ServerContext, offered: ClientTools) -> ItemReader:
-        return ItemReader(offered, self._sealer(context))
+    def _reader(self, context: ServerContext, offered: ClientTools, mcp: MCPTools | None = None) -> ItemReader:
+        mcp_name = (MCPTools() if mcp is None else mcp).shown_name
+        return ItemReader(offered, mcp_name=mcp_name, sealer=self._sealer(context))
 
     def _sealer(self, context: ServerContext) -> Sealer:
         """What encrypts the caller's thoughts and summaries, made when it is first needed."""
@@ -418,7 +427,7 @@ class ResponsesService:
         if stored is None:
             raise _unknown(name)
         if stored.response["status"] in ("queued", "in_progress") and name not in self._live:
-            error = {"code": "server_error", "message": "the server stopped while this response was made"}
+            error = {"code": "server_error", "message": "it was not finished: its client left, or the server stopped"}
             stored = replace(stored, response={**stored.response, "status": "failed", "error": error})
         return stored
 

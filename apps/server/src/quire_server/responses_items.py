@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import reprlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -38,6 +38,8 @@ class ItemReader:
 
     offered: ClientTools = field(default_factory=ClientTools)
     """The client's tools, whose names the model knows."""
+    mcp_name: Callable[[Any, str], str | None] = lambda label, name: None
+    """How the model knows a tool of an MCP server; None for one that is not offered."""
     sealer: Sealer | None = None
     """Opens the `encrypted_content` of thoughts and summaries; None opens summaries alone that are not sealed."""
 
@@ -122,6 +124,8 @@ class ItemReader:
         name, namespace = item.get("name"), item.get("namespace")
         if not isinstance(name, str):
             raise _wrong(f"{at}.name", name, "be the name of a tool")
+        if item.get("type") in ("mcp_call", "mcp_approval_request"):
+            return self.mcp_name(item.get("server_label"), name) or name
         return self.offered.shown_name(name, namespace if isinstance(namespace, str) else None)
 
     def _uncompacted(self, items: Sequence[Item]) -> list[tuple[int, Item]]:

@@ -14,6 +14,7 @@ from quire_renderers import CallArguments, CallEnd, CallStart, ContentDelta, Out
 from quire_server.builtin_tools import BUILTIN_BY_ITEM, BUILTIN_TOOLS
 from quire_server.call_input import CallInput
 from quire_server.client_tools import ClientTool
+from quire_server.mcp_tools import MCPTool
 
 __all__ = ["OutputItems", "is_clients_turn"]
 
@@ -34,8 +35,7 @@ class OutputItems:
 
     Args:
         call_id: Gives a call its id, from its index and the id the model wrote.
-        label_of: The MCP server of a tool; None for what is the client's to call.
-        asks_before: Whether a call of such a tool waits for approval.
+        mcp_tool: The MCP tool that the model calls by a name; None for what is the client's to call.
         client_tool: The client's tool that the model calls by a name.
         seal: Makes the opaque form of a thought; None where nobody asked for it.
     """
@@ -43,15 +43,13 @@ class OutputItems:
     def __init__(
         self,
         call_id: CallId,
-        label_of: Callable[[str], str | None] = lambda name: None,
-        asks_before: Callable[[str], bool] = lambda name: False,
+        mcp_tool: Callable[[str], MCPTool | None] = lambda name: None,
         client_tool: Callable[[str], ClientTool | None] = lambda name: None,
         seal: Callable[[str], str] | None = None,
     ) -> None:
         self.items: list[dict[str, Any]] = []
         self.call_id = call_id
-        self._label_of = label_of
-        self._asks_before = asks_before
+        self._mcp_tool = mcp_tool
         self._client_tool = client_tool
         self._seal = seal
         self._input: CallInput | None = None
@@ -129,14 +127,15 @@ class OutputItems:
             self._tell("custom_tool_call_input.delta", delta=text)
 
     def _begin_call(self, event: CallStart, name: str) -> None:
-        label = self._label_of(name)
-        if label is not None and self._asks_before(name):
+        of_mcp = self._mcp_tool(name)
+        called = {} if of_mcp is None else {"server_label": of_mcp.label, "name": of_mcp.name, "arguments": ""}
+        if of_mcp is not None and of_mcp.asks_before:
             self._close("completed")
-            asked = {"type": "mcp_approval_request", "server_label": label, "name": name, "arguments": ""}
+            asked = {"type": "mcp_approval_request", **called}
             self._open = {"id": f"mcpr_{secrets.token_hex(12)}", **asked}
             return
-        if label is not None:
-            call = {"type": "mcp_call", "server_label": label, "name": name, "arguments": "", "output": None}
+        if of_mcp is not None:
+            call = {"type": "mcp_call", **called, "output": None}
             self._begin("mcp", {**call, "error": None}, None)
             self._tell("mcp_call.in_progress")
             return

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import secrets
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
@@ -65,6 +66,7 @@ class ResponseRun:
         mcp: MCPTools,
         again: Callable[[list[dict[str, Any]]], Awaitable[RunningTurn]],
         approved: list[dict[str, Any]],
+        run_approved: Callable[[str, dict[str, Any]], Awaitable[None]],
         sealer: Sealer,
         compaction: Compaction | None,
     ) -> None:
@@ -79,13 +81,13 @@ class ResponseRun:
         self._mcp = mcp
         self._again = again
         self._approved = approved
+        self._run_approved = functools.partial(run_approved, self.id)
         self._compaction = compaction
         self._sealer = sealer
         self._calls_left = MAX_CALLS if body.max_tool_calls is None else body.max_tool_calls
         self._output = OutputItems(
             running.choices[0].call_id,
-            mcp.label_of,
-            mcp.asks_before,
+            mcp.get,
             client_tool=offered.get,
             seal=sealer.seal if body.seals_thoughts else None,
         )
@@ -172,7 +174,8 @@ class ResponseRun:
         if self._approved:
             is_first = False
             yield self._opening() + self._output.begin_calls(self._approved)
-            await self._mcp.run(self._approved)
+            await asyncio.gather(*map(self._run_approved, self._approved))
+            await self.keep("in_progress")  # whatever becomes of the answer, what the calls gave is there
             await self._running.outputs.aclose()  # type: ignore[attr-defined]
             goes_on = await self._go_on(self._approved)
             yield self._output.end_calls(self._approved)

@@ -7,7 +7,7 @@ of OpenAI's public API reference.
 from __future__ import annotations
 
 import reprlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -19,6 +19,7 @@ from quire_server.tool_choice import ToolUse, allow_names, check_required, named
 
 __all__ = ["client_tools_of", "responses_tool_use"]
 
+MCPNames = Mapping[str, Mapping[str, str]]
 _FUNCTION_FIELDS = ("name", "description", "parameters", "strict")
 
 
@@ -101,7 +102,7 @@ _MAKERS: dict[str, Callable[[dict[str, Any], str, str | None], ClientTool]] = {"
 
 def responses_tool_use(
     offered: ClientTools,
-    mcp_names: dict[str, list[str]],
+    mcp_names: MCPNames,
     mcp_tools: Sequence[dict[str, Any]],
     choice: str | dict[str, Any] | None,
     *,
@@ -111,7 +112,7 @@ def responses_tool_use(
 
     Args:
         offered: The client's tools.
-        mcp_names: Label of an MCP server -> names of its tools.
+        mcp_names: Label of an MCP server -> names of its tools -> what the model knows them by.
         mcp_tools: These tools in the chat API's form.
         choice: `tool_choice`.
         parallel: Whether one answer may hold several calls.
@@ -139,7 +140,7 @@ def responses_tool_use(
     return use
 
 
-def _allowed(use: ToolUse, mcp_names: dict[str, list[str]], choice: dict[str, Any]) -> ToolUse:
+def _allowed(use: ToolUse, mcp_names: MCPNames, choice: dict[str, Any]) -> ToolUse:
     """`allowed_tools`. Tools that were left out may be allowed: nobody calls them."""
     mode, tools = choice.get("mode"), choice.get("tools")
     if mode not in ("auto", "required"):
@@ -160,7 +161,7 @@ def _is_known(tool: dict[str, Any]) -> bool:
     return not isinstance(kind, str) or kind in _MAKERS or kind in ("namespace", "mcp") or kind in BUILTIN_TOOLS
 
 
-def _names_of(use: ToolUse, mcp_names: dict[str, list[str]], tool: dict[str, Any], at: str) -> list[str]:
+def _names_of(use: ToolUse, mcp_names: MCPNames, tool: dict[str, Any], at: str) -> list[str]:
     """Shown names of the tools that an object names."""
     kind, name = tool.get("type", "function"), tool.get("name")
     if not isinstance(kind, str):
@@ -169,14 +170,15 @@ def _names_of(use: ToolUse, mcp_names: dict[str, list[str]], tool: dict[str, Any
         if not isinstance(name, str):
             raise _wrong(f"{at}.name", name, "be the name of a tool")
         found = use.offered.find(name, tool.get("namespace"))
-        names = [found] if found is not None else [each for own in mcp_names.values() for each in own if each == name]
+        shown = [each for own in mcp_names.values() for each in own.items() if name in each]
+        names = [found] if found is not None else [each for _, each in shown]
         at = f"{at}.name"
     elif kind == "namespace":
         names = use.offered.of_namespace(name) if name is not None else []
     elif kind == "mcp":
         label = tool.get("server_label")
-        own = mcp_names.get(label, []) if isinstance(label, str) else []
-        names = [each for each in own if name in (None, each)]
+        own = mcp_names.get(label, {}) if isinstance(label, str) else {}
+        names = [each for own_name, each in own.items() if name in (None, own_name)]
     else:
         kinds = ("computer", "computer_use_preview") if kind.startswith("computer") else (kind,)
         found = use.offered.find(None, None, kinds)
