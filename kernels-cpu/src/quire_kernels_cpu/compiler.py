@@ -124,7 +124,10 @@ def main(arguments: list[str] | None = None) -> int:
     """Compile the builds that are named, say what is done, and return the exit status."""
     supported = [name for name in supported_builds() if name in machine_builds()]
     known = [*machine_builds(), "supported"]
-    parser = argparse.ArgumentParser(prog="python -m quire_kernels_cpu.compiler", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="python -m quire_kernels_cpu.compiler",
+        description="Compile builds of the CPU kernels; without names, the one that fits this processor best.",
+    )
     parser.add_argument("builds", nargs="*", metavar="BUILD", help=f"{', '.join(known)} (all that this processor runs)")
     asked = parser.parse_args(arguments).builds
     if unknown := [name for name in asked if name not in known]:
@@ -136,6 +139,7 @@ def main(arguments: list[str] | None = None) -> int:
         print(f"quire-kernels-cpu: {why}; torch serves", file=sys.stderr)
         return 1
     compiled = compile_builds(builds, compiler, lambda line: print(f"quire-kernels-cpu: {line}", file=sys.stderr))
+    print(f"quire-kernels-cpu: up to date: {', '.join(path.name for path in compiled) or 'none'}", file=sys.stderr)
     return 0 if len(compiled) == len(set(builds)) else 1
 
 
