@@ -65,7 +65,7 @@ def compile_builds(builds: Iterable[str], compiler: str, report: Callable[[str],
     outdated = [name for name in flags if not _is_current(library_path(name))]
     if outdated:
         at_once = min(len(outdated), os.cpu_count() or 1)
-        report(f"compiling {', '.join(outdated)}, {at_once} at a time; each takes about a minute of one core")
+        report(f"compiling {', '.join(outdated)}, {at_once} at a time; each takes one to two minutes of one core")
         started = time.monotonic()
 
         def compile_build(name: str) -> None:
