@@ -98,10 +98,11 @@ class _Order(NamedTuple):
 class GrammarCompiler:
     """Compiles and remembers. Thread-safe. A `GrammarSource` for runners.
 
-    Constraints that are tried apart have two sets of threads: what takes longer than `QUICK_S` (less when many wait)
-    goes to the second, and is tried there for longer and longer. Tenants take turns, and of one tenant's constraints
-    those go first that look as if they cost little and have been tried for the shortest time. So however many costly
-    ones there are, an ordinary constraint waits for none to end, and a stranger's for no tenant's flood.
+    Constraints that are tried apart have three sets of threads: what takes longer than `QUICK_S` (less when many wait)
+    goes to the second, and is tried there for longer and longer, the last time in the third. Tenants take turns, and of
+    one tenant's constraints those go first that look as if they cost little and have been tried for the shortest time.
+    So however many costly ones there are, an ordinary constraint waits for none to end, and none of a stranger's waits
+    behind a tenant's flood.
 
     Args:
         config: Bounds.
@@ -132,6 +133,8 @@ class GrammarCompiler:
         self._clock = clock
         self._pool = WorkerPool(config.num_workers, "quire-grammar")
         self._slow_pool = WorkerPool(config.num_workers, "quire-grammar-slow")
+        # Last tries take seconds each; they hold no thread in which shorter ones are made.
+        self._last_pool = WorkerPool(max(1, config.num_workers // 2), "quire-grammar-last")
         self._lock = threading.Lock()
         self._cache: OrderedDict[GrammarSpec, Future[CompiledGrammar]] = OrderedDict()
         self._owners: dict[GrammarSpec, str | None] = {}
@@ -259,6 +262,7 @@ class GrammarCompiler:
             self._is_closed = True
         self._pool.close()
         self._slow_pool.close()
+        self._last_pool.close()
         if self._trials is not None:
             self._trials.close()
 
@@ -284,8 +288,7 @@ class GrammarCompiler:
                 if self._is_closed:
                     done.cancel()
                 else:
-                    pool = self._pool if slice_s <= QUICK_S else self._slow_pool
-                    done = pool.submit(work, tenant=order.tenant, cost=cost)
+                    done = self._pool_of(slice_s).submit(work, tenant=order.tenant, cost=cost)
             done.add_done_callback(partial(hear, slice_s))
 
         def hear(slice_s: float, done: Future[CompiledGrammar]) -> None:
@@ -298,6 +301,11 @@ class GrammarCompiler:
                 _pass_on(future, done)
 
         attempt(self._quick_s(), order.cost)
+
+    def _pool_of(self, slice_s: float) -> WorkerPool:
+        if slice_s <= QUICK_S:
+            return self._pool
+        return self._slow_pool if slice_s < self.config.timeout_s else self._last_pool
 
     def _quick_s(self) -> float:
         """How long the first try may take: the less, the more wait for theirs."""

@@ -42,7 +42,8 @@ class StructuredOutputConfig(Settings):
     )
     num_workers: int = setting(
         2,
-        help="Threads that compile, at low priority, beside the engine's loop; as many again for what takes long.",
+        help="Threads that compile, at low priority, beside the engine's loop; as many again for what takes long, "
+        "and half as many for what takes longest.",
         unit="threads",
         check=between(1, 64),
         flag="--structured-output-workers",

@@ -84,7 +84,7 @@ class TrialProcess:
     def largest_part(self, spec: GrammarSpec) -> str:
         """`blame.largest_part`, or the size alone if even that takes long."""
         with contextlib.suppress(TimeoutError, RequestError):
-            return self._ask("blame", spec, BLAME_TIMEOUT_S)[1]
+            return self._ask("blame", spec, BLAME_TIMEOUT_S, may_disturb=False)[1]
         return f"the whole of it, {len(spec.text)} characters"
 
     def close(self) -> None:
