@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import http.client
 import json
 import socket
 import struct
@@ -222,6 +223,17 @@ def test_a_body_that_nobody_reads_does_not_hold_the_connection(strict: Any, monk
         assert read_answer(made)[0] == 200
         made.sendall(b"a" * 60000 + GET + key + b"\r\n")
         assert read_answer(made)[0] == 200
+
+
+def test_an_answer_before_the_end_of_the_body_reaches_a_client_that_closes(strict: Any) -> None:
+    at = urlsplit(strict.url)
+    for body, expected in ((b"a" * (16 << 20), 413), (b"a" * 60_000, 401)):
+        made = http.client.HTTPConnection(str(at.hostname), at.port, timeout=30)
+        key = "key" if expected == 413 else "wrong"
+        headers = {"Connection": "close", "Authorization": f"Bearer {key}", "Content-Type": "application/json"}
+        made.request("POST", "/v1/completions", body, headers)
+        assert made.getresponse().status == expected
+        made.close()
 
 
 def test_a_slow_body_is_refused(strict: Any) -> None:

@@ -178,6 +178,7 @@ class HTTPProtocol(HttpToolsProtocol):
             self.app = _OverLimit(app)
         super().on_headers_complete()
         self.app = app
+        self.cycle.transport = _CycleTransport(self)  # type: ignore[assignment]
         if self._is_over_limit:
             self.cycle.keep_alive = False
         if self.scope["http_version"] == "1.0":
@@ -268,11 +269,10 @@ class HTTPProtocol(HttpToolsProtocol):
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
-        if self.transport.is_closing():
-            self._start_send_timer()
-        elif not self._is_working:  # and no pipelined request was begun
+        if not self._is_working:  # no pipelined request was begun
             self._unset_keepalive_if_required()
-            self._keep_alive()
+            if not self._is_ended:
+                self._keep_alive()
 
     def _keep_alive(self) -> None:
         """Between two requests, or between an answer and the end of its request."""
@@ -299,9 +299,21 @@ class HTTPProtocol(HttpToolsProtocol):
                 fields.append((b"connection", b"close"))
             head = STATUS_LINE[response.status_code] + b"".join(b"%b: %b\r\n" % field for field in fields)
             self.transport.write(head + b"\r\n" + bytes(response.body))
-        if not (has_place and lingers):
+        if has_place and lingers:
+            self._linger()
+        else:
             self._close()
-            return
+
+    def end(self) -> None:
+        """Close the connection after the last answer."""
+        if self._is_in_message and not self.transport.is_closing():
+            self._linger()
+        else:
+            self._close()
+
+    def _linger(self) -> None:
+        self._is_ended = True
+        self._end_requests()
         if self.transport.can_write_eof():
             self.transport.write_eof()
         self.flow.resume_reading()
@@ -385,6 +397,14 @@ def _bad_request(fault: str) -> HTTPError:
 
 def _head_error(status: int, message: str) -> HTTPError:
     return HTTPError(status, message, code="headers_too_large")
+
+
+class _CycleTransport:
+    """A connection as its requests see it, which close it without a thought for what still comes."""
+
+    def __init__(self, protocol: HTTPProtocol) -> None:
+        self._transport = protocol.transport
+        self.write, self.is_closing, self.close = self._transport.write, self._transport.is_closing, protocol.end
 
 
 class _UnchunkedSend:
