@@ -274,8 +274,6 @@ VLLM_SETTINGS: dict[str, VLLMSetting] = {
     **_answer("answers have no system_fingerprint; GET /version names the version", fingerprint_mode="none|full",
               fingerprint_value=_NOTHING),
     **_answer("there is HTTP only", grpc="false", grpc_port=_NOTHING),
-    **_answer("the size and number of a request's headers are bounded already", h11_max_header_count=_ANY,
-              h11_max_incomplete_event_size=_ANY),
 }  # fmt: skip
 """By name, as in files and calls; flags have dashes."""
 
