@@ -48,7 +48,8 @@ def running_server(log: Path, *flags: str) -> Iterator[tuple[int, str]]:
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[int, str]]:
-    with running_server(tmp_path_factory.mktemp("serve") / "log") as found:
+    flags = ("--enable-admin-routes", "--allowed-local-lora-path", str(tmp_path_factory.getbasetemp()))
+    with running_server(tmp_path_factory.mktemp("serve") / "log", *flags) as found:
         yield found
 
 
@@ -126,7 +127,8 @@ def test_adapters_are_there_again_after_the_engine_died(
     assert names() == {"quire-demo", "demo-capitals", "kept"}
     body = {"model": "demo-json", "messages": QUESTION}
     assert client.post("/v1/chat/completions", json=body).status_code == 404
-    for name, folder in (("demo-json", str(ADAPTERS["demo-json"])), ("kept", None)):  # as the other tests have them
+    again = shutil.copytree(ADAPTERS["demo-json"], tmp_path / "again")
+    for name, folder in (("demo-json", str(again)), ("kept", None)):  # as the other tests have them
         route, where = ("load", {"lora_path": folder}) if folder else ("unload", {})
         assert client.post(f"/v1/{route}_lora_adapter", json={"lora_name": name, **where}).status_code == 200
 

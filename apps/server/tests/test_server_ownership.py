@@ -275,6 +275,7 @@ def adapters(make_live: Any) -> Any:
         api_key=(ANN, BEN),
         admin_api_key=(ROOT,),
         enable_admin_routes=True,
+        allowed_local_lora_path=str(paths["demo-capitals"].parent),
     )
 
 

@@ -6,11 +6,14 @@ server's, for all, as the adapters of the start are, and so is everything on a s
 
 from __future__ import annotations
 
+import asyncio
+
 from pydantic import BaseModel, ConfigDict, Field
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 
 from quire_interfaces import ModelNotFoundError, RequestError
+from quire_server.adapter_sources import allowed_adapter
 from quire_server.body import read_model
 from quire_server.context import OwnAdapter, ServerContext
 
@@ -58,10 +61,11 @@ async def load_lora_adapter(context: ServerContext, request: Request) -> Respons
             param="lora_name",
             code="adapter_exists",
         )
+    place = await asyncio.to_thread(allowed_adapter, body.lora_path, context.config)
     if engine_name != body.lora_name:  # before it is there for all
         context.state.own_adapters[engine_name] = OwnAdapter(context.caller.owner, body.lora_name)
     try:
-        await context.llm.load_adapter(engine_name, body.lora_path, replace=body.load_inplace)
+        await context.llm.load_adapter(engine_name, place, replace=body.load_inplace)
     finally:
         _forget_unloaded(context, engine_name)
     return PlainTextResponse(f"Success: LoRA adapter '{body.lora_name}' added successfully.")

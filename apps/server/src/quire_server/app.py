@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import importlib.resources
 import inspect
 import logging
 from collections.abc import Awaitable, Callable
@@ -14,7 +13,7 @@ from typing import Any
 from fastapi import FastAPI
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
-from starlette.responses import HTMLResponse, JSONResponse, Response
+from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp
 from starlette.websockets import WebSocket
 
@@ -28,11 +27,14 @@ from quire_server.adapters import (
     load_lora_adapter,
     unload_lora_adapter,
 )
+from quire_server.administration import ADMIN_PATHS, for_admins
 from quire_server.chat import batch_chat_completions, chat_completions
+from quire_server.chat_page import page
 from quire_server.completions import completions
 from quire_server.config import ServerConfig
 from quire_server.context import ServerContext
 from quire_server.conversations import ConversationRequest, ConversationsService, ItemsRequest, MetadataRequest
+from quire_server.cross_site import CrossSiteGuard
 from quire_server.derender_stream import (
     DerenderedChatChunk,
     DerenderedCompletionChunk,
@@ -118,8 +120,6 @@ def make_app(context: ServerContext) -> ASGIApp:
         ("/v1/conversations", conversations.create, ConversationRequest, JSON),
         ("/v1/conversations/{id}", conversations.update, MetadataRequest, JSON),
         ("/v1/conversations/{id}/items", conversations.add_items, ItemsRequest, JSON),
-        ("/v1/load_lora_adapter", load_lora_adapter, LoadLoRAAdapterRequest, TEXT),
-        ("/v1/unload_lora_adapter", unload_lora_adapter, UnloadLoRAAdapterRequest, TEXT),
         ("/tokenize", tokenize, TokenizeRequest, JSON),
         ("/detokenize", detokenize, DetokenizeRequest, JSON),
     ):
@@ -147,22 +147,11 @@ def make_app(context: ServerContext) -> ASGIApp:
     routes.add("DELETE", "/v1/conversations/{id}", conversations.delete)
     if context.config.enable_tokenizer_info_endpoint:
         routes.add("GET", "/tokenizer_info", tokenizer_info)
-    if context.config.enable_sleep_mode:
-        level = {"type": "integer", "enum": [0, 1, 2], "default": 1}
-        routes.add("POST", "/sleep", sleep, query={"level": level})
-        routes.add("POST", "/wake_up", wake_up, NOTHING)
-        routes.add("GET", "/is_sleeping", is_sleeping)
-    if context.config.enable_admin_routes:
-        modes = {"type": "string", "enum": ["abort", "keep", "wait"], "default": "abort"}
-        switch = {"type": "boolean"}
-        routes.add("POST", "/pause", pause, query={"mode": modes, "clear_cache": switch})
-        routes.add("POST", "/resume", resume)
-        routes.add("GET", "/is_paused", is_paused)
-        query = {"reset_running_requests": switch, "reset_external": switch}
-        routes.add("POST", "/reset_prefix_cache", reset_prefix_cache, NOTHING, query=query)
+    _add_admin_routes(routes, context)
     for status in (404, 405):
         app.add_exception_handler(status, _not_routed)
-    layered: ASGIApp = Guard(app, context.api_keys, context.config.root_path)
+    same_site = CrossSiteGuard(app, context.config, is_open=context.api_keys.is_open)
+    layered: ASGIApp = Guard(same_site, context.api_keys, context.config.root_path)
     if context.config.allowed_origins:
         # Around the guard: preflight requests carry no key, and a browser shows a refusal only with these headers.
         layered = _with_cors(layered, context.config)
@@ -179,6 +168,36 @@ def _with_cors(app: ASGIApp, config: ServerConfig) -> ASGIApp:
         allow_credentials=config.allow_credentials,
         expose_headers=["x-request-id", "request-id", "retry-after"],
     )
+
+
+def _add_admin_routes(routes: _Routes, context: ServerContext) -> None:
+    if context.config.enable_sleep_mode:
+        level = {"type": "integer", "enum": [0, 1, 2], "default": 1}
+        routes.add("POST", "/sleep", for_admins(sleep), query={"level": level})
+        routes.add("POST", "/wake_up", for_admins(wake_up), NOTHING)
+        routes.add("GET", "/is_sleeping", for_admins(is_sleeping))
+    if context.config.enable_admin_routes or context.api_keys.has_admins:
+        modes = {"type": "string", "enum": ["abort", "keep", "wait"], "default": "abort"}
+        switch = {"type": "boolean"}
+        routes.add("POST", "/pause", for_admins(pause), query={"mode": modes, "clear_cache": switch})
+        routes.add("POST", "/resume", for_admins(resume))
+        routes.add("GET", "/is_paused", for_admins(is_paused))
+        query = {"reset_running_requests": switch, "reset_external": switch}
+        routes.add("POST", "/reset_prefix_cache", for_admins(reset_prefix_cache), NOTHING, query=query)
+        routes.add(
+            "POST",
+            "/v1/load_lora_adapter",
+            for_admins(load_lora_adapter, is_own=True),
+            TEXT,
+            body=LoadLoRAAdapterRequest,
+        )
+        routes.add(
+            "POST",
+            "/v1/unload_lora_adapter",
+            for_admins(unload_lora_adapter, is_own=True),
+            TEXT,
+            body=UnloadLoRAAdapterRequest,
+        )
 
 
 class _Routes:
@@ -250,6 +269,8 @@ async def _not_routed(request: Request, error: Exception) -> Response:
         message = f"{request.method} is not allowed on {request.url.path}"
     else:
         message = f"there is no route {request.method} {request.url.path}; GET /openapi.json lists them"
+        if request.url.path in ADMIN_PATHS:
+            message += ", and --enable-admin-routes or --admin-api-key add this one"
     code = "method_not_allowed" if status == 405 else "not_found"
     response = error_response(HTTPError(status, message, code=code), request.scope)
     response.headers.update(getattr(error, "headers", None) or {})
@@ -303,8 +324,3 @@ async def metrics(context: ServerContext, request: Request) -> Response:
         async with asyncio.timeout(STATS_TIMEOUT_S):
             context.metrics.on_step(0, await context.llm.stats())
     return Response(context.metrics.exposition(), media_type=CONTENT_TYPE)
-
-
-async def page(context: ServerContext, request: Request) -> Response:
-    """The chat page."""
-    return HTMLResponse(importlib.resources.files("quire_server").joinpath("chat.html").read_text(encoding="utf-8"))

@@ -71,6 +71,11 @@ class APIKeys:
         self.is_open = all(caller.is_admin for _, caller in self._callers)
         """Whether requests need no key: there is none, or there are those of administrators only."""
 
+    @property
+    def has_admins(self) -> bool:
+        """Whether some are administrators'."""
+        return any(caller.is_admin for _, caller in self._callers)
+
     def caller_of(self, given: bytes) -> Caller | None:
         """Who sends this key; None for an unknown or missing one, where one is needed."""
         # All keys are compared, whichever fits, so that the time tells nothing.

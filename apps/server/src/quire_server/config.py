@@ -112,11 +112,21 @@ class ServerConfig(Settings):
         100_000, help="Most responses that are kept; the oldest are forgotten.", unit="responses", check=at_least(1)
     )
     enable_sleep_mode: bool = setting(
-        False, help="Serve POST /sleep and /wake_up and GET /is_sleeping, which any client may then call."
+        False,
+        help="Serve POST /sleep and /wake_up and GET /is_sleeping, which any client may then call, or with "
+        "--admin-api-key administrators alone.",
     )
     enable_admin_routes: bool = setting(
         False,
-        help="Serve POST /pause, /resume and /reset_prefix_cache and GET /is_paused, which any client may then call.",
+        help="Serve POST /v1/load_lora_adapter, /v1/unload_lora_adapter, /pause, /resume and /reset_prefix_cache and "
+        "GET /is_paused, which any client may then call; with --admin-api-key administrators alone, but for adapters of "
+        "one's own.",
+    )
+    allowed_local_lora_path: str | None = setting(
+        None, help="Folder below which requests may name adapters to load; empty allows none.", nonempty=True
+    )
+    allow_lora_from_hub: bool = setting(
+        False, help="Whether requests may name adapters of the hub, which are downloaded then."
     )
     enable_tokenizer_info_endpoint: bool = setting(
         False, help="Serve GET /tokenizer_info, which shows the tokenizer's settings and the chat template."
@@ -137,7 +147,14 @@ class ServerConfig(Settings):
     )
     root_path: str = setting("", help="Path prefix under which a reverse proxy shows this server, e.g. /llm.")
     allowed_origins: tuple[str, ...] = setting(
-        (), help="Web origins that may call this server from a browser; * for all."
+        (),
+        help="Web origins that may call this server from a browser, e.g. https://chat.example.org; * for all.",
+    )
+    allowed_hosts: tuple[str, ...] = setting(
+        (),
+        help="Host names of this server besides its addresses, names without a dot and --host; *.example.org for those "
+        "below, * for all. Others are refused on loopback addresses of a server without API keys, and everywhere if "
+        "some are named here.",
     )
     allowed_methods: tuple[str, ...] = setting(("*",), help="Methods that they may use; * for all.")
     allowed_headers: tuple[str, ...] = setting(("*",), help="Headers that they may send; * for all.")
