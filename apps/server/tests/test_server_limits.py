@@ -380,13 +380,19 @@ def test_frames_of_a_websocket_message_are_bounded(strict: Any) -> None:
         assert closing_code(socket_) == 1009
 
 
-def test_who_sends_pings_must_read_the_pongs(strict: Any) -> None:
+def test_who_sends_pings_must_read_the_pongs(live: Any, strict: Any) -> None:
     lines = [b"Upgrade: websocket", b"Connection: Upgrade", b"Sec-WebSocket-Version: 13"]
     lines.append(b"Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==")
     head = b"GET /v1/responses HTTP/1.1\r\nHost: a\r\nAuthorization: Bearer key\r\n" + b"\r\n".join(lines) + b"\r\n\r\n"
     ping = b"\x89" + struct.pack("!B", 0x80 | 125) + b"\0\0\0\0" + b"p" * 125
     with connection(strict, head) as made, pytest.raises(ConnectionError):
         made.sendall(ping * 1_000_000)  # 130 MB: more than the system buffers
+    with connection(live, head) as made:  # where nobody is dropped so soon
+        made.settimeout(1)
+        with pytest.raises(TimeoutError):
+            made.sendall(ping * 1_000_000)
+        waiting = [each.transport.get_write_buffer_size() for each in live._http.server_state.connections]
+        assert max(waiting) < 1 << 20
 
 
 @pytest.mark.parametrize("lines", [[], [b"Sec-WebSocket-Version: 12"], [b"X: " + b"a" * 60_000]])

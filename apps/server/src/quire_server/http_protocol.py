@@ -104,12 +104,12 @@ class HTTPProtocol(HttpToolsProtocol):
         if self._is_ended:
             return
         self._unset_keepalive_if_required()
-        if self._read_timer is None and not self._is_in_message and not self._is_working:
-            self._wait_for_head()
         for start in range(0, len(data), PIECE_BYTES):
             self._parse(data[start : start + PIECE_BYTES])
             if self._is_ended or self.transport.is_closing():
                 return
+        if self._is_in_head and self._framing_bytes and self._read_timer is None and not self._is_working:
+            self._wait_for_head()
 
     def _parse(self, piece: bytes) -> None:
         self._framing_bytes += len(piece)
@@ -208,10 +208,12 @@ class HTTPProtocol(HttpToolsProtocol):
         version = self.parser.get_http_version()
         if version not in ("1.0", "1.1"):
             return f"HTTP/{version} is not spoken here; send HTTP/1.1"
-        encodings = [value.strip().lower() for name, value in self.headers if name == b"transfer-encoding"]
-        if encodings and (encodings != [b"chunked"] or version == "1.0"):
-            return "Transfer-Encoding can only be chunked, with HTTP/1.1"
-        if sum(name == b"host" for name, _ in self.headers) > 1:
+        names = [name for name, _ in self.headers]
+        if b"transfer-encoding" in names:
+            encodings = [value.strip().lower() for name, value in self.headers if name == b"transfer-encoding"]
+            if encodings != [b"chunked"] or version == "1.0":
+                return "Transfer-Encoding can only be chunked, with HTTP/1.1"
+        if names.count(b"host") > 1:
             return "there is more than one Host header"
         if self.parser.get_method() == b"CONNECT":
             return "CONNECT is for proxies, which this server is none"
@@ -269,10 +271,12 @@ class HTTPProtocol(HttpToolsProtocol):
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
-        if not self._is_working:  # no pipelined request was begun
+        if self._is_working:  # a pipelined request was begun
+            return
+        if self._is_ended or self._is_in_message:
             self._unset_keepalive_if_required()
-            if not self._is_ended:
-                self._keep_alive()
+        if not self._is_ended:
+            self._keep_alive()
 
     def _keep_alive(self) -> None:
         """Between two requests, or between an answer and the end of its request."""

@@ -39,7 +39,6 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
 
     def pause_writing(self) -> None:
         super().pause_writing()
-        self.transport.pause_reading()
         if self._send_timer is None:
             self._send_timer = self.loop.call_later(self._send_timeout_s, self.transport.abort)
 
@@ -54,10 +53,21 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
             self._send_timer.cancel()
             self._send_timer = None
 
-    def handle_cont(self, event: Frame) -> None:
-        if self.close_sent:
+    def handle_parser_exception(self) -> None:
+        """As uvicorn's, but what the client still sends is read for a while, and thrown away: on a connection that is
+        closed with unread data it may never see why."""
+        close = self.conn.close_sent
+        if self.close_sent or close is None:
             return
-        if len(self.frames) >= MAX_FRAGMENTS:
+        self.close_sent = True
+        self.queue.put_nowait({"type": "websocket.disconnect", "code": close.code, "reason": close.reason})
+        self.transport.write(b"".join(self.conn.data_to_send()))
+        if self.transport.can_write_eof():
+            self.transport.write_eof()
+        self.close_timer = self.loop.call_later(self.close_timeout, self.transport.close)
+
+    def handle_cont(self, event: Frame) -> None:
+        if len(self.frames) >= MAX_FRAGMENTS and not self.close_sent:
             self.conn.fail(CloseCode.MESSAGE_TOO_BIG, f"a message has more than {MAX_FRAGMENTS} frames")
             self.handle_parser_exception()
             return
