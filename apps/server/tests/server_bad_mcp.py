@@ -31,6 +31,8 @@ def main() -> None:
     num_pages = 0
     while WRONG == "chatter":
         OUT.write(b"starting up ...\n" * 1000)
+    while WRONG == "almost":
+        OUT.write(b'{"level": "info", "id": 1}\n' * 1000)
     for line in sys.stdin:
         request = json.loads(line)
         method = request.get("method")
@@ -79,6 +81,13 @@ def main() -> None:
             num_chars = arguments.get("num_chars", 4)
             if WRONG == "noise":
                 OUT.write(b"a line that is no message\n\n")
+            if WRONG == "talk":  # of which nothing is an answer
+                OUT.write(b'{"jsonrpc": "2.0", "method": "notifications/progress", "params": {}}\n' * 100_000)
+                for method in ("ping", "sampling/createMessage"):
+                    OUT.write(json.dumps({"jsonrpc": "2.0", "id": 7, "method": method}).encode() + b"\n")
+                    OUT.flush()
+                    print(f"got {sys.stdin.readline().strip()}", file=sys.stderr, flush=True)
+                OUT.write(b'{"jsonrpc": "2.0", "id": 12345, "result": {}}\n')
             text(request, "done" if num_chars == 4 else "a" * num_chars)
         else:
             answer(request, {})

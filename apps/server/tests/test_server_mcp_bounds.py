@@ -13,10 +13,12 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import httpx2
 import psutil
 import pytest
 
 from quire_server import mcp_relay
+from quire_server.mcp_http import bounded_client
 from quire_server.mcp_relay import bounded_lines
 from quire_server.mcp_servers import MAX_ANSWER_BYTES, MAX_RESULT_CHARS, MCPServer, MCPToolError, ServerSpec
 from quire_server.mcp_tools import MAX_DESCRIPTION_CHARS, MCPTools
@@ -70,10 +72,11 @@ async def test_a_server_that_only_prints_is_not_there() -> None:
             await server.list_tools()
 
 
-def test_output_that_is_no_message_ends_a_server() -> None:
-    messages, log = relayed("chatter")
+@pytest.mark.parametrize(("wrong", "printed"), [("chatter", "starting up"), ("almost", '"level": "info"')])
+def test_output_that_is_no_message_ends_a_server(wrong: str, printed: str) -> None:
+    messages, log = relayed(wrong)
     assert messages == []
-    assert "starting up" in log
+    assert printed in log
     assert "bytes that are no messages" in log
     assert len(log) < 1_000
 
@@ -82,6 +85,54 @@ def test_a_little_output_that_is_no_message_is_passed_over() -> None:
     messages, log = relayed("noise", *(request(number) for number in range(3)))
     assert [message["id"] for message in messages] == [0, 1, 2]
     assert log.count("a line that is no message") == 1
+
+
+def test_what_nobody_asked_for_is_not_passed_on() -> None:
+    """A hundred thousand notifications cost the event loop nothing; what the server asks is answered beside it."""
+    command = [sys.executable, mcp_relay.__file__, str(MAX_ANSWER_BYTES), sys.executable, SCRIPT, "talk"]
+    with subprocess.Popen(command, stdin=-1, stdout=-1, stderr=-1, text=True) as relay:
+        assert relay.stdin is not None
+        assert relay.stdout is not None
+        relay.stdin.write(json.dumps({"jsonrpc": "2.0", **request(1)}) + "\n")
+        relay.stdin.flush()
+        first = json.loads(relay.stdout.readline())
+        rest, log = relay.communicate()
+    assert (first["id"], rest) == (1, "")
+    pong, refusal = (json.loads(line.split("got ")[1]) for line in log.splitlines() if "got " in line)
+    assert pong == {"jsonrpc": "2.0", "id": 7, "result": {}}
+    assert (refusal["id"], refusal["error"]["code"]) == (7, -32601)
+
+
+async def served(answer: bytes, parts: int) -> AsyncIterator[str]:
+    """The address of a server that sends these bytes to whoever asks, so many times."""
+
+    async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\nconnection: close\r\n\r\n")
+        for _ in range(parts):
+            writer.write(answer)
+            await writer.drain()
+        writer.close()
+
+    async with await asyncio.start_server(handle, "127.0.0.1", 0) as server:
+        yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/"
+
+
+@pytest.mark.parametrize(
+    ("answer", "fits"), [(b"data: " + b"x" * 900 + b"\r\n\r\n", True), (b"data: x\n" * 100, False)]
+)
+async def test_each_event_of_a_stream_is_bounded(answer: bytes, fits: bool) -> None:
+    async for address in served(answer, 50):
+        async with bounded_client(None, 10.0, 1000, reads_events=True) as client:
+            if fits:
+                assert (await client.get(address)).content == answer * 50
+            else:
+                with pytest.raises(httpx2.ReadError, match="more than the 1000 bytes"):
+                    await client.get(address)
+        async with bounded_client(None, 10.0, 1000) as client:
+            assert (await client.get(address)).status_code == 405, "what a server says unasked is not read"
+            with pytest.raises(httpx2.ReadError, match="more than the 1000 bytes"):
+                await client.post(address)
 
 
 def test_logs_are_bounded() -> None:

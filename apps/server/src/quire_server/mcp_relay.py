@@ -2,10 +2,11 @@
 
     python mcp_relay.py MAX_LINE_BYTES COMMAND [ARGUMENT ...]
 
-Passes messages, one JSON object a line, and nothing else: a line that is too long is read to its end and left out, and
-who waits for it is answered with an error; other output is counted, and ends the server when there is much of it; of
-what the server logs a few lines are passed on. So whatever the server writes is read off the event loop, and costs the
-caller a bounded amount of memory and of log. Standard library alone; knows requests and answers by their ids only.
+Passes answers that somebody waits for, and nothing else: a line that is too long is read to its end and left out, and
+who waits for it is answered with an error; what the server asks is answered here, what it notifies is left out; what is
+no message is counted, and ends the server when there is much of it; of what the server logs a few lines are passed on.
+So whatever the server writes is read off the event loop, and costs the caller a bounded amount of memory and of log.
+Standard library alone.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ _MAX_LOG_LINE_BYTES = 500
 _END_S = 5.0
 """How long a server may take to end once nothing more is asked of it."""
 _TOO_LONG = -32001
+_NO_SUCH_METHOD = -32601
 _ID = re.compile(rb'"id"\s*:\s*(-?\d+|"[^"\\]{0,200}")')
 
 
@@ -45,6 +47,16 @@ def bounded_lines(source: IO[bytes], max_bytes: int) -> Iterator[tuple[bytes, in
         length += len(rest)
     if length:
         yield bytes(kept), length
+
+
+def _message(line: bytes) -> dict[str, Any] | None:
+    """A message of the protocol; None for other output."""
+    try:
+        message = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    is_one = isinstance(message, dict) and message.get("jsonrpc") == "2.0" and {"id", "method"} & message.keys()
+    return message if is_one else None
 
 
 def _keep(kept: bytearray, part: bytes, length: int, max_bytes: int) -> None:
@@ -67,6 +79,8 @@ class Relay:
         self._waiting: set[int | str] = set()
         """Ids of requests that are not answered yet."""
         self._lock = threading.Lock()
+        self._asking = threading.Lock()
+        """Held while the server is written to."""
         self._noise_bytes = 0
         self._num_logged = 0
 
@@ -92,7 +106,8 @@ class Relay:
         if length > self._max_line_bytes:
             self._refuse(line, length)
             return True
-        if not line.lstrip().startswith(b"{"):
+        message = _message(line)
+        if message is None:
             if self._noise_bytes == 0 and line.strip():
                 self._tell(f"prints what is no message, first: {line[:_MAX_LOG_LINE_BYTES]!r}")
             self._noise_bytes += length + 1 if line.strip() else 1
@@ -100,10 +115,33 @@ class Relay:
                 self._tell(f"printed more than {_MAX_NOISE_BYTES} bytes that are no messages, and is ended")
                 return False
             return True
+        name = message.get("id")
+        if "method" in message:
+            if name is not None:
+                self._answer(name, message["method"])
+            return True
         with self._lock:
-            if self._waiting and (found := _ID.search(line)):
-                self._waiting.discard(json.loads(found[1]))
-        self._write(line)
+            is_awaited = isinstance(name, (int, str)) and name in self._waiting
+            self._waiting -= {name} if is_awaited else set()
+        if is_awaited:
+            self._write(line)
+        return True
+
+    def _answer(self, name: Any, method: Any) -> None:
+        """Answer what the server asks, which is nothing that is done here."""
+        refusal = {"error": {"code": _NO_SUCH_METHOD, "message": "this client does nothing for servers"}}
+        answer = {"result": {}} if method == "ping" else refusal
+        self._tell_server(json.dumps({"jsonrpc": "2.0", "id": name, **answer}).encode() + b"\n")
+
+    def _tell_server(self, line: bytes) -> bool:
+        """Whether it can be told."""
+        assert self._child.stdin is not None
+        try:
+            with self._asking:
+                self._child.stdin.write(line)
+                self._child.stdin.flush()
+        except (OSError, ValueError):  # it has ended, or is asked nothing any more
+            return False
         return True
 
     def _refuse(self, line: bytes, length: int) -> None:
@@ -125,10 +163,7 @@ class Relay:
             if isinstance(message, dict) and "method" in message and "id" in message:
                 with self._lock:
                     self._waiting.add(message["id"])
-            try:
-                self._child.stdin.write(line)
-                self._child.stdin.flush()
-            except OSError:
+            if not self._tell_server(line):
                 return
         self._child.stdin.close()
         try:  # who asked is gone, and nobody else ends the server

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
+import logging
 import math
 import re
 import sys
@@ -111,6 +112,8 @@ def read_mcp_servers(path: str | None, timeout_s: float) -> dict[str, MCPServer]
         raise ConfigError(
             "MCP servers need the package mcp: pip install 'quire-server[mcp]'", field="mcp_servers"
         ) from None
+    # What fails is told to those who wait for it; a server that writes nonsense would fill the log.
+    logging.getLogger("mcp").setLevel(logging.CRITICAL)
     return {label: MCPServer(label, spec, timeout_s) for label, spec in specs.items()}
 
 
@@ -241,10 +244,20 @@ class MCPServer:
         if spec.url is None:
             relay = ["-I", "-S", mcp_relay.__file__, str(MAX_ANSWER_BYTES), spec.command or "", *spec.args]
             return StdioServerParameters(command=sys.executable, args=relay, env=spec.env or None, cwd=spec.cwd)
-        if spec.type == "sse":
-            return sse_client(spec.url, headers=spec.headers, timeout=self._timeout_s, sse_read_timeout=math.inf)
         from quire_server.mcp_http import bounded_client
 
+        if spec.type == "sse":
+
+            def client_of(headers: dict[str, str] | None = None, timeout: Any = None, auth: Any = None) -> Any:
+                return bounded_client(headers, self._timeout_s, MAX_ANSWER_BYTES, reads_events=True)
+
+            return sse_client(
+                spec.url,
+                headers=spec.headers,
+                timeout=self._timeout_s,
+                sse_read_timeout=math.inf,
+                httpx_client_factory=client_of,
+            )
         http = await held.enter_async_context(bounded_client(spec.headers, self._timeout_s, MAX_ANSWER_BYTES))
         return streamable_http_client(spec.url, http_client=http)
 
