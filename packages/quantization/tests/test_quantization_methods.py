@@ -12,6 +12,20 @@ from quire_quantization import head_method, linear_method, linear_method_names
 from quire_testkit.conformance.linear_method import LinearMethodSuite
 
 
+@pytest.mark.parametrize("broken", [torch.nan, torch.inf, -torch.inf])
+@pytest.mark.parametrize("name", linear_method_names())
+def test_a_weight_that_is_not_finite_stays_so(name: str, broken: float) -> None:
+    """Its output is not finite either, for the request to fail by it; the others are what they were."""
+    weight, x = torch.randn(32, 256), torch.randn(3, 256)
+    method = linear_method(name, OpRequest())
+    expected = method.apply(method.make_weights(weight.clone(), None), x)
+    weight[5, 77] = broken
+    out = method.apply(method.make_weights(weight, None), x)
+    assert not out[:, 5].isfinite().any()
+    assert torch.equal(out[:, :5], expected[:, :5])
+    assert torch.equal(out[:, 6:], expected[:, 6:])
+
+
 class TestPlain(LinearMethodSuite):
     def make_method(self, dtype: torch.dtype) -> LinearMethod:
         return linear_method("plain", OpRequest(dtype=dtype))

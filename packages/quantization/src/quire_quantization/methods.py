@@ -204,6 +204,8 @@ class Int4WeightOnlyLinear(QuantizedLinear):
             error = _elements(groups, candidate).mul_(candidate).sub_(groups).square_().sum(dim=2, keepdim=True)
             better = error < least
             scale, least = torch.where(better, candidate, scale), torch.where(better, error, least)
+        # Of NaN no error is the smallest; as a scale it stays, where zeros would hide a broken checkpoint.
+        scale = torch.where(least.isfinite(), scale, torch.nan)
         elements = _elements(groups, scale).view(outputs, -1)[:, :inputs].to(torch.int8)
         return pack_int4(elements), scale[:, :, 0].to(weight.dtype)
 

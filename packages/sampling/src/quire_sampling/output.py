@@ -20,8 +20,8 @@ NOTHING_LEFT = (
 )
 """Why a row failed whose request leaves itself no token."""
 _NOT_FINITE = (
-    "the logits hold NaN or +inf; the model overflowed on this input (try float32 or bfloat16) or a logits processor "
-    "computed them wrongly"
+    "the logits hold NaN or +inf; the model overflowed on this input (try float32 or bfloat16), its weights hold NaN "
+    "or infinity (try another copy of the checkpoint), or a logits processor computed them wrongly"
 )
 
 
