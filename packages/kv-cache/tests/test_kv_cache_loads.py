@@ -73,6 +73,8 @@ def test_only_what_is_missing_is_loaded_and_the_rest_is_held() -> None:
     cache = make_cache(num_blocks=6)
     request = make_request("r", range(21))
     compute(cache, make_request("earlier", range(9)))
+    prefix = cache.find_loadable_prefix(request, cache.find_cached_prefix(request), has_all)
+    assert (len(prefix.missing), prefix.num_blocks_wanted) == (3, 5)
     assert begin(cache, request) == 3
     assert cache.usage().num_free_blocks == 1, "the two blocks in memory are held as well"
     other = make_request("other", range(50, 54))

@@ -120,6 +120,12 @@ def test_dry_penalizes_what_would_repeat_a_sequence(sample_one: Any, seed: int) 
         expected = dry_logits(logits.tolist(), history, params)
 
 
+def test_dry_sees_a_repetition_in_two_tokens(sample_one: Any) -> None:
+    params = SamplingParams(temperature=0, dry_multiplier=8.0, dry_allowed_length=1, dry_sequence_breakers=())
+    assert sample_one([1.0, 0.0], params, history=[0, 0]).token_id == 1
+    assert sample_one([1.0, 0.0], params, history=[0]).token_id == 0
+
+
 def draws(logits: torch.Tensor, params: SamplingParams, num_draws: int) -> list[int]:
     """One token for each of the seeds 0, 1, ..."""
     state = SamplingState(num_draws, logits.shape[-1])

@@ -93,6 +93,7 @@ def test_clearing_an_empty_row_does_nothing() -> None:
         (SamplingParams(bad_words_token_ids=((1,), (2, 50))), "bad_words_token_ids"),
         (SamplingParams(bad_words_token_ids=((-1,),)), "bad_words_token_ids"),
         (SamplingParams(logprobs=9), "logprobs"),
+        (SamplingParams(logprobs=9, logit_bias={3: 90.0}), "logprobs"),
         (SamplingParams(prompt_logprobs=9), "prompt_logprobs"),
     ],
 )
