@@ -16,6 +16,7 @@ import pytest
 
 from quire_interfaces import BlockKey, BlockTransfer, ConfigError, KVTransferJob, KVTransferPlan
 from quire_kv_transfer import DiskTier, DiskWorker, FolderUsage, TierFolder, model_fingerprint
+from quire_kv_transfer.disk_connector import DiskConnector
 from quire_testkit.conformance.kv_transfer import LayeredMemory
 
 BLOCK_BYTES = (48, 40)
@@ -346,3 +347,14 @@ def test_copies_that_wait_for_the_disk_are_bounded(tmp_path: Path) -> None:
     assert connector.has_stores
     connector.stored(first[:1], [True])
     assert connector.take_stores(100) == [key(3)]
+
+
+def test_copies_that_wait_to_be_written_are_bounded(tmp_path: Path) -> None:
+    connector = DiskConnector(TierFolder(str(tmp_path), FINGERPRINT), (40,), max_store_bytes=120, max_wanted=99)
+    connector.offer(0, [key(number).block_hash for number in range(7)])
+    first = connector.take_stores(99)
+    assert first == [key(number) for number in range(3)], "as many as fit, to the last byte"
+    assert connector.take_stores(99) == []
+    connector.stored(first[:2], [True, False])
+    assert connector.take_stores(1) == [key(3)]
+    assert connector.take_stores(99) == [key(4)]

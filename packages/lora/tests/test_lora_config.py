@@ -12,6 +12,7 @@ import pytest
 import quire_lora
 from quire_interfaces import ConfigError
 from quire_lora import LoraConfig, adapter_bytes
+from quire_lora.peft_config import PeftConfig
 
 
 def test_modules_are_names_and_folders() -> None:
@@ -26,6 +27,14 @@ def test_modules_are_names_and_folders() -> None:
             LoraConfig(lora_modules=(wrong,)).adapters()
     with pytest.raises(ConfigError, match="names the adapter 'a' twice"):
         LoraConfig(lora_modules=("a=x", "a=y")).adapters()
+
+
+def test_parameters_are_found_by_the_ends_of_their_names() -> None:
+    names = ("experts.gate_up_proj", "mlp.experts.down_proj", "bias")
+    config = PeftConfig(r=1, lora_alpha=1.0, target_parameters=names)
+    assert config.parameters_of("model.layers.0.mlp.experts") == ["bias", "down_proj", "gate_up_proj"]
+    assert config.parameters_of("model.layers.0.other_experts") == ["bias"]
+    assert config.parameters_of("experts") == ["bias", "gate_up_proj"]
 
 
 def test_bytes_of_slots() -> None:

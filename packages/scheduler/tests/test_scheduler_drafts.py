@@ -109,3 +109,20 @@ def test_nobody_waits_while_no_drafts_follow(make_driver):
     assert {step.step_id for step in driver.steps} - alone == set(range(5, 17))
     # The proposals of step 16 came behind a step that was planned before: they are dropped, then drafting goes on.
     assert [step.step_id for step in driver.steps if step.draft_token_ids] == [*range(1, 5), *range(18, 24)]
+
+
+def test_a_block_is_remembered_when_all_of_it_is_computed(make_driver):
+    """The last token was sampled where a draft was wrong: its slot holds what was computed for the draft."""
+    free = make_request("free", range(5), max_tokens=3)
+    stop = expected_of(free)[2]
+    first = make_request("first", range(5), max_tokens=9, stop_token_ids=[stop])
+    driver = make_driver(num_speculative_tokens=3, draft_accuracy=0.0, prefix_cache=True)
+    driver.add(first)
+    driver.run()
+    known = [*first.prompt_token_ids, *driver.told["first"].token_ids]
+    assert len(known) == 8
+    second = make_request("second", [*known, 1, 2], max_tokens=4)
+    driver.add(second)
+    driver.run()
+    assert second.num_cached_tokens == 4
+    assert driver.told["second"].token_ids == expected_of(second)

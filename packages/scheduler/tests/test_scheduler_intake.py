@@ -75,6 +75,17 @@ def test_the_estimate_follows_the_rate_of_endings(make_driver):
     assert caught.value.retry_after_s == pytest.approx(2 * 2.0, rel=0.2)
 
 
+def test_in_a_small_queue_one_place_has_to_become_free(make_driver):
+    driver = make_driver(max_num_seqs=1, max_queued_requests=2)
+    for i in range(4):
+        driver.add(make_request(f"r{i}", [1], max_tokens=1, arrival_time_s=8.0 * i))
+        driver.run()
+    driver.add(*[make_request(f"w{i}", [1], arrival_time_s=24.0) for i in range(2)])
+    with pytest.raises(OverloadedError) as caught:
+        driver.add(make_request("x", [1], arrival_time_s=24.0))
+    assert caught.value.retry_after_s == pytest.approx(24.0 / 4)
+
+
 def test_the_estimate_is_bounded(make_driver):
     driver = make_driver(max_num_seqs=1, max_queued_requests=1)
     driver.add(make_request("a", [1], max_tokens=1))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from quire_interfaces import FinishReason
+from quire_interfaces import FinishReason, RequestStatus
 from quire_testkit.conformance.scheduler import expected_of, make_request
 
 
@@ -108,3 +108,18 @@ def test_no_work_while_everything_is_in_flight_or_out_of_blocks(make_driver):
     assert driver.scheduler.has_work()
     driver.run()
     assert all(told.finish_reason == FinishReason.LENGTH for told in driver.told.values())
+
+
+@pytest.mark.parametrize("kind", [{"num_forced_tokens": 6}, {"num_speculative_tokens": 4, "draft_accuracy": 1.0}])
+def test_drafts_do_not_outlive_a_preemption(make_driver, kind):
+    """They follow tokens whose computation is gone; those that are certain would not even be verified."""
+    driver = make_driver(prefix_cache=True, **kind)
+    request = make_request("r", range(8), max_tokens=30)
+    driver.add(request)
+    while not request.draft_token_ids:
+        driver.step()
+    assert driver.scheduler.reset_prefix_cache(preempt_running=True)
+    assert request.status == RequestStatus.PREEMPTED
+    assert request.draft_token_ids == []
+    driver.run()
+    assert driver.told["r"].token_ids == expected_of(request)

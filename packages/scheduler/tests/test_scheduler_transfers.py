@@ -28,6 +28,21 @@ class TestScheduler(TieredSchedulerSuite):
         assert scheduler.waiting_reasons() == {"kv_loading": 1}
         assert scheduler.stats().num_waiting_deferred == 1
 
+    def test_who_comes_after_a_late_load_does_not_wait_for_it_either(self) -> None:
+        tier = self.held(range(22))
+        driver = self.driver(tier)
+        driver.add(make_request("r", range(22)))
+        self.start_loading(driver, tier)
+        tier.late.append(tier.unfinished[0].job_id)
+        driver.step()
+        second = make_request("second", range(22))
+        driver.add(second)
+        for _ in range(20):
+            driver.step()
+        assert driver.told["second"].token_ids == expected_of(second)
+        tier.finishes_alone = True
+        driver.run()
+
     def test_only_an_idle_step_waits(self) -> None:
         """A step that computes, or one planned while another is under way, must not be held up by a load."""
         tier = self.held(range(22))
