@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from quire_quantization.numbers import in_every_case
-from quire_quantization.stored import pack_int32, read_awq, read_gptq
+from quire_quantization.stored import pack_int32, read_awq, read_gptq, unpack_int32
 
 INPUTS, OUTPUTS = 32, 8
 
@@ -47,3 +47,16 @@ def test_awq_packs_each_eight_outputs_in_its_order() -> None:
     weight = read_awq(packed, pack_int32(torch.full((1, 8), 8), 4), torch.ones(1, 8))
     assert weight.elements[:, 0].tolist() == [number - 8 for number in range(8)]
     assert weight.zero is None
+
+
+@pytest.mark.parametrize("bits", [2, 3, 4, 5, 6, 7, 8])
+def test_numbers_side_by_side_in_words(bits: int) -> None:
+    """Also where a number begins in one word and ends in the next."""
+    numbers = torch.randint(0, 1 << bits, (3, 96), generator=torch.manual_seed(bits))
+    rows = []
+    for row in numbers.tolist():
+        stream = sum(number << bits * place for place, number in enumerate(row))
+        rows.append([stream >> 32 * word & 0xFFFFFFFF for word in range(96 * bits // 32)])
+    packed = torch.tensor(rows, dtype=torch.int64).to(torch.uint32).view(torch.int32)
+    assert torch.equal(unpack_int32(packed, bits, 1), numbers.to(torch.int32))
+    assert torch.equal(unpack_int32(packed.T.contiguous(), bits, 0), numbers.T.to(torch.int32))
