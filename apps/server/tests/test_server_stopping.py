@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import signal
 import socket
@@ -16,6 +17,8 @@ from typing import Any
 import httpx
 import psutil
 import pytest
+from websockets.exceptions import ConnectionClosed
+from websockets.sync.client import ClientConnection, connect
 
 from quire_server.exit_status import ExitStatus, exit_status_of
 
@@ -163,6 +166,32 @@ def test_streams_that_do_not_end_in_time_end_whole(launch):
     assert "stopping: 5 requests are being answered and have 1 s to finish" in process.output
     assert "5 requests were not done within --shutdown-timeout-s=1: ended" in process.output
     assert "Traceback" not in process.output
+
+
+def texts_until_closed(socket: ClientConnection) -> list[str | bytes]:
+    texts = []
+    with contextlib.suppress(ConnectionClosed):
+        while True:
+            texts.append(socket.recv(20))
+    return texts
+
+
+def test_websockets_are_told_the_rest_of_their_answer(launch):
+    process = launch({"step_time_s": 0.05}, server={"response_store": ":memory:"})
+    address = process.url().replace("http", "ws") + "/v1/responses"
+    with connect(address) as idle, connect(address) as busy:
+        busy.send(
+            json.dumps({"type": "response.create", "input": "hello", "ignore_eos": True, "max_output_tokens": 60})
+        )
+        kinds = [json.loads(busy.recv(20))["type"]]
+        process.popen.send_signal(signal.SIGTERM)
+        kinds += [json.loads(text)["type"] for text in texts_until_closed(busy)]
+        assert kinds[-1] == "response.incomplete", "after 60 tokens, which is what it asked for"
+        assert kinds.count("response.output_text.delta") > 30
+        assert texts_until_closed(idle) == []
+        assert (busy.close_code, idle.close_code) == (1012, 1012)
+    assert process.end(30) == ExitStatus.OK, process.output
+    assert "ended" not in process.output
 
 
 def test_load_balancers_are_told_before_the_listener_closes(launch):

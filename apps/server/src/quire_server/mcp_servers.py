@@ -24,8 +24,11 @@ import yaml
 
 from quire_interfaces import ConfigError, QuireError
 from quire_server import mcp_relay
+from quire_server.log_pipe import log_pipe
 
 __all__ = ["MAX_RESULT_CHARS", "MCPServer", "MCPToolError", "read_mcp_servers", "shortened"]
+
+_logger = logging.getLogger(__name__)
 
 _Work = Callable[[Any], Awaitable[Any]]
 
@@ -238,12 +241,14 @@ class MCPServer:
         """What a client connects to; what must be closed behind it is held."""
         from mcp import StdioServerParameters
         from mcp.client.sse import sse_client
+        from mcp.client.stdio import stdio_client
         from mcp.client.streamable_http import streamable_http_client
 
         spec = self._spec
         if spec.url is None:
             relay = ["-I", "-S", mcp_relay.__file__, str(MAX_ANSWER_BYTES), spec.command or "", *spec.args]
-            return StdioServerParameters(command=sys.executable, args=relay, env=spec.env or None, cwd=spec.cwd)
+            relayed = StdioServerParameters(command=sys.executable, args=relay, env=spec.env or None, cwd=spec.cwd)
+            return stdio_client(relayed, errlog=held.enter_context(log_pipe(_logger, "mcp")))
         from quire_server.mcp_http import bounded_client
 
         if spec.type == "sse":

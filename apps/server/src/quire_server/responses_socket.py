@@ -26,6 +26,8 @@ from quire_server.responses_request import ResponsesRequest
 __all__ = ["responses_socket"]
 
 MAX_WAITING = 16
+DRAIN_LOOK_S = 0.2
+"""How often a connection without a running response looks whether the server drains."""
 _logger = logging.getLogger(__name__)
 
 
@@ -41,6 +43,9 @@ async def responses_socket(service: ResponsesService, context: ServerContext, so
         for task in (reading, answering):
             task.cancel()
         results = await asyncio.gather(reading, answering, return_exceptions=True)
+    if results[1] is None:
+        with contextlib.suppress(RuntimeError, WebSocketDisconnect):
+            await socket.close(1012, "the server is shutting down")
     for result in results:
         if isinstance(result, QuireError):
             with contextlib.suppress(RuntimeError, WebSocketDisconnect):
@@ -92,12 +97,24 @@ async def _read(socket: WebSocket, waiting: _Waiting, max_bytes: int) -> None:
 
 async def _answer_all(service: ResponsesService, context: ServerContext, socket: WebSocket, waiting: _Waiting) -> None:
     recent = RecentResponse()
-    while True:
-        text = await waiting.get()
+    while (text := await _next(context, waiting)) is not None:
         try:
             await _answer(service, context, socket, text, recent)
         except QuireError as error:
             await _send_error(socket, error)
+
+
+async def _next(context: ServerContext, waiting: asyncio.Queue[str]) -> str | None:
+    """The next message; None where there is none and the server drains."""
+    getting = asyncio.ensure_future(waiting.get())
+    try:
+        while not getting.done():
+            await asyncio.wait((getting,), timeout=DRAIN_LOOK_S)
+            if context.is_draining and not getting.done():
+                return None
+        return getting.result()
+    finally:
+        getting.cancel()
 
 
 async def _answer(

@@ -27,6 +27,11 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
         self._connections, self._send_timeout_s = connections, send_timeout_s
         self._send_timer: asyncio.TimerHandle | None = None
 
+    def shutdown(self) -> None:
+        """The server drains. Whoever answers over this connection closes it once the answer is told."""
+        if not self.handshake_complete or self.close_sent:
+            super().shutdown()
+
     def connection_lost(self, exc: Exception | None) -> None:
         self._connections.closed(self.transport)
         self._stop_send_timer()
