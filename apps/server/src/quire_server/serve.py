@@ -221,7 +221,7 @@ def banner(info: EngineInfo, server: ServerConfig, listening: socket.socket, sec
         "ready after": f"{seconds:.1f} s",
     }
     notes = [f"  note: {note}" for note in info.extra.get("notes", [])]
-    return "\n".join(["Quire", *(f"  {name + ':':<18}{value}" for name, value in lines.items()), *notes])
+    return "\n".join(["Quire", *(f"  {name + ':':<19}{value}" for name, value in lines.items()), *notes])
 
 
 def _access(keys: APIKeys) -> str:
