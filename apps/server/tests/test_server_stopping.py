@@ -84,24 +84,25 @@ def test_a_signal_at_any_moment_of_loading(commands: Commands, number: int, seco
     assert "Exception" not in output
 
 
-def test_a_signal_while_the_engine_hangs_in_loading(launch):
-    process = launch({"fault": "hang"})
+def test_a_signal_while_the_engine_hangs_in_loading(launch, tmp_path):
+    socket_path = tmp_path / "socket"
+    process = launch({"fault": "hang"}, server={"uds": str(socket_path)})
     process.wait_for("loads")
-    time.sleep(1.5)
-    engines = engines_of(process)
-    assert engines
+    while not (engines := engines_of(process)):
+        time.sleep(0.02)
+    assert socket_path.exists()
     process.popen.send_signal(signal.SIGTERM)
-    assert process.end(10) == ExitStatus.OK
+    assert process.end(30) == ExitStatus.OK
     wait_gone(engines)
+    assert not socket_path.exists()
 
 
 def test_an_engine_whose_parent_is_killed_ends(launch):
     for engine in ({}, {"fault": "hang"}):
         process = launch(engine)
         process.wait_for("OpenAI API:" if not engine else "loads")
-        time.sleep(0 if not engine else 1.5)
-        engines = engines_of(process)
-        assert engines
+        while not (engines := engines_of(process)):
+            time.sleep(0.02)
         process.popen.kill()
         wait_gone(engines)
 
@@ -247,7 +248,8 @@ def test_a_second_signal_ends_the_process_at_once(launch):
     process = launch({"step_time_s": 8.0})  # a step that nothing interrupts
     url = process.url()
     threading.Thread(target=lambda: _ignoring_the_end(url)).start()
-    time.sleep(1.0)
+    while httpx.get(f"{url}/load").json()["server_load"] == 0:
+        time.sleep(0.02)
     engines = engines_of(process)
     process.popen.send_signal(signal.SIGINT)
     process.wait_for("stopping: 1 requests")
