@@ -152,6 +152,18 @@ async def test_steps_that_take_too_long_are_told_as_a_stall(make: Any, caplog: p
     await client.shutdown()
 
 
+async def test_many_steps_are_no_stall_however_long_they_take_together() -> None:
+    listener = Listener()
+    client = make_process(EngineConfig(stall_timeout_s=2.0), listener, step_time_s=0.2)
+    await client.ready()
+    begin = time.monotonic()
+    async for _ in client.open([make_message("r", [1], 15)]):
+        assert not client.is_stalled
+    assert time.monotonic() - begin > 2.5
+    assert listener.num_stalls == 0
+    await client.shutdown()
+
+
 async def test_requests_that_are_held_are_no_stall() -> None:
     listener = Listener()
     client = make_process(EngineConfig(stall_timeout_s=0.3), listener)
