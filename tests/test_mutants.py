@@ -16,18 +16,22 @@ def test_each_mutation_changes_one_place() -> None:
 
 
 @pytest.mark.parametrize(
-    ("before", "after", "message"),
+    ("before", "after", "tests", "message"),
     [
-        ("no such text", "x", "stands 0 times"),
-        ("import", "x", "must stand there once"),
-        ("class BlockHasher:",) * 2 + ("changes nothing",),
+        ("no such text", "x", "tests", "stands 0 times"),
+        ("import", "x", "tests", "must stand there once"),
+        ("class BlockHasher:", "class BlockHasher:", "tests", "changes nothing"),
+        ("class BlockHasher:", "class BlockHasher", "tests", "is no Python any more"),
+        ("class BlockHasher:", "class X:", "tests/test_gone.py", "there are no tests tests/test_gone.py"),
     ],
 )
-def test_a_mutation_that_does_not_fit_is_named(tmp_path: Path, before: str, after: str, message: str) -> None:
+def test_a_mutation_that_does_not_fit_is_named(
+    tmp_path: Path, before: str, after: str, tests: str, message: str
+) -> None:
     path = tmp_path / "mutations.toml"
     path.write_text(
         "[[mutation]]\npackage = 'packages/kv-cache'\nfile = 'quire_kv_cache/hashing.py'\n"
-        f"before = '{before}'\nafter = '{after}'\n"
+        f"before = '{before}'\nafter = '{after}'\ntests = ['{tests}']\n"
     )
     with pytest.raises(ValueError, match=message):
         RUN["read_mutations"](path)
