@@ -90,3 +90,49 @@ def test_long_lists_are_refused_with_one_error(model, body, param, told):
         read({**base, **body}, model, ValueBounds(500_000, 100_000))
     assert error.value.param == param
     assert len(str(error.value)) < 300
+
+
+@pytest.mark.parametrize(
+    ("body", "is_large"),
+    [
+        ({"prompt": ["x"] * 32}, False),
+        ({"prompt": ["x"] * 33}, True),
+        ({"prompt": "x" * 9000}, False),
+        ({"prompt": "x", "bad_words": ["w"] * 33}, True),
+        ({"prompt": "x", "dry_sequence_breakers": ["w"] * 33}, True),
+    ],
+)
+def test_a_short_body_that_asks_for_much_is_large(body, is_large):
+    assert read(body, CompletionRequest).is_large == is_large
+
+
+def test_all_prompts_together_may_ask_for_so_many_completions(live):
+    body = {"prompt": ["x"] * 1000, "n": 17}
+    error = live.post("/v1/completions", body).json()["error"]
+    assert error["param"] == "n"
+    assert "17 completions of each of 1000 prompts" in error["message"]
+
+
+@pytest.mark.parametrize(
+    ("path", "field", "value", "told"),
+    [
+        ("/v1/completions", "bad_words", ["w"] * 1025, "at most 1024"),
+        ("/v1/chat/completions", "logit_bias", dict.fromkeys(map(str, range(32_769)), 1), "at most 32768"),
+        ("/v1/messages", "stop_sequences", ["s"] * 257, "at most 256"),
+        ("/v1/responses", "input", [{"role": "user", "content": "c"}] * 20_001, "at most 20000"),
+        ("/tokenize", "zzz", [[]] * 100_001, "100000 lists and objects"),
+        ("/v1/conversations", "items", [1] * 500_000, "500000 values"),
+    ],
+)
+def test_every_route_names_the_field_and_the_bound(live, path, field, value, told):
+    body = (
+        {"prompt": "x"}
+        if path in ("/v1/completions", "/tokenize")
+        else {"messages": [{"role": "user", "content": "x"}]}
+    )
+    response = live.post(path, {**body, "max_tokens": 1, field: value})
+    error = response.json()["error"]
+    assert response.status_code == 400
+    assert error.get("param", field) == field
+    assert field in error["message"]
+    assert told in error["message"]

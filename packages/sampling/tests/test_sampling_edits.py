@@ -64,6 +64,17 @@ def test_one_long_bad_word_does_not_make_short_ones_long() -> None:
     assert [tuple(table.prefixes.shape) for table in state.bad_words[0]] == [(1, 0), (90, 1), (2, 63)]
 
 
+def test_rows_with_the_same_lists_share_their_tables() -> None:
+    state = SamplingState(3, 100)
+    for row, word in enumerate((1, 1, 2)):
+        params = greedy(bad_words_token_ids=((word, 3), [4, 5]), allowed_token_ids=(7, word))
+        state.set_row(row, params, seed=0, num_prompt_tokens=1)
+    assert state.bad_words[0] is state.bad_words[1]
+    assert state.allowed[0] is state.allowed[1]
+    assert [table.last.tolist() for table in state.bad_words[2]] == [[3, 5]]
+    assert [state.allowed[row].tolist() for row in (0, 2)] == [[1, 7], [2, 7]]
+
+
 @pytest.mark.parametrize(("num_output_tokens", "expected"), [(0, 2), (2, 2), (3, 0), (9, 0)])
 def test_no_stop_token_before_min_tokens(sample_one: SampleOne, num_output_tokens: int, expected: int) -> None:
     history = [5] * (4 + num_output_tokens)

@@ -6,7 +6,7 @@ import contextlib
 import dataclasses
 import functools
 import time
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from dataclasses import dataclass, field
 
 import msgspec
@@ -21,7 +21,7 @@ from quire_server.beams import beam_search_params
 from quire_server.body import read_model
 from quire_server.chat_history import readable_messages
 from quire_server.chat_output import ChatDeltas, whole_message
-from quire_server.context import ServerContext, all_of, unless_disconnected
+from quire_server.context import ServerContext, all_of, in_thread_when, unless_disconnected
 from quire_server.errors import naming_fields
 from quire_server.functions import as_tool_messages, function_use, in_old_shape
 from quire_server.logprobs import chat_logprobs, prompt_logprobs
@@ -35,6 +35,7 @@ from quire_server.responses import (
     ChatCompletion,
     Delta,
     Usage,
+    json_response,
     sse,
 )
 from quire_server.streaming import EventStream, after
@@ -82,13 +83,18 @@ async def batch_chat_completions(context: ServerContext, request: Request) -> Re
                 running = await start_turn(context, make_turn, is_large=body.is_large)
             answers.append(ChatAnswer(name, created, model, one, running, context))
         outputs = await unless_disconnected(request, all_of(anext(each.running.outputs) for each in answers))
+    return await in_thread_when(body.is_large, lambda: json_response(_in_one(answers, outputs)))
+
+
+def _in_one(answers: Sequence[ChatAnswer], outputs: Sequence[RequestOutput]) -> ChatCompletion:
+    """The answers of a batch as the choices of one."""
     wholes = [answer.whole(output) for answer, output in zip(answers, outputs, strict=True)]
     first = wholes[0]
     first.choices = [whole.choices[0] for whole in wholes]
     for index, choice in enumerate(first.choices):
         choice.index = index
     first.usage = Usage.sum([whole.usage for whole in wholes])
-    return Response(msgspec.json.encode(first), media_type="application/json")
+    return first
 
 
 def _tool_use(body: ChatCompletionRequest) -> ToolUse:

@@ -9,7 +9,6 @@ from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -24,7 +23,7 @@ from quire_server.errors import naming_fields
 from quire_server.logprobs import EchoedTokens, completion_logprobs, prompt_logprobs
 from quire_server.protocol import CompletionRequest
 from quire_server.request_ids import answer_id
-from quire_server.responses import Completion, CompletionChoice, Usage, sse
+from quire_server.responses import Completion, CompletionChoice, Usage, json_response, sse
 from quire_server.streaming import EventStream, after, merge
 from quire_server.truncation import truncated
 from quire_server.turn import raise_failed
@@ -45,7 +44,7 @@ async def completions(context: ServerContext, request: Request) -> Response:
     if not body.stream:
         with naming_fields(body.field_names()):
             finals = await unless_disconnected(request, all_of(anext(source) for source in sources))
-        return Response(msgspec.json.encode(answer.whole(finals)), media_type="application/json")
+        return await in_thread_when(body.is_large, lambda: json_response(answer.whole(finals)))
     outputs = merge(sources)
     with naming_fields(body.field_names()):
         first = await unless_disconnected(request, anext(outputs))

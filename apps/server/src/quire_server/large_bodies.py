@@ -204,8 +204,9 @@ _HEAD = struct.Struct("=QQQQ")
 
 
 def main() -> None:
-    """Look into bodies until standard input ends, when nothing else wants to run."""
-    lower_priority(0, starve=True)
+    """Look into bodies until standard input ends, giving way to what else wants to run; not altogether, for somebody
+    waits for the answer, and an engine on the CPU leaves no core idle."""
+    lower_priority(0, starve=False)
     while head := sys.stdin.buffer.read(_HEAD.size):
         max_bytes, max_values, max_objects, size = _HEAD.unpack(head)
         with pauses():

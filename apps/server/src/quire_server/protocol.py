@@ -44,6 +44,10 @@ ThinkingTokenBudget = Annotated[Int | None, BeforeValidator(lambda budget: None 
 """Most tokens of thinking; None, or vLLM's -1, for no bound."""
 
 
+SMALL_LIST = 32
+"""So many texts or prompts are no reason for a worker thread."""
+
+
 class Body(BaseModel):
     """Strict types ("12" is not a number), no NaN or infinity."""
 
@@ -146,6 +150,12 @@ class SamplingFields(Body):
     guided_grammar: str | None = None
     guided_json_object: bool | None = None
     guided_whitespace_pattern: str | None = None
+
+    @property
+    def is_large(self) -> bool:
+        """As of every body; short texts that must be tokenized one by one are work, too."""
+        num_texts = len(self.bad_words or ()) + len(self.dry_sequence_breakers or ())
+        return self._is_large or num_texts > SMALL_LIST
 
     def only_scores(self) -> bool:
         """Whether the prompt alone may be asked for, with a `max_tokens` of 0."""
@@ -286,6 +296,10 @@ class CompletionRequest(SamplingFields):
     logprobs: Int | None = None
     echo: bool = False
     suffix: str | None = None
+
+    @property
+    def is_large(self) -> bool:
+        return super().is_large or (isinstance(self.prompt, list) and len(self.prompt) > SMALL_LIST)
 
     def only_scores(self) -> bool:
         return self.echo or self.prompt_logprobs is not None

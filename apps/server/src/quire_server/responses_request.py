@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import reprlib
 import secrets
-from typing import Any
+from typing import Annotated, Any
 
 from quire_interfaces import RequestError
 from quire_server.protocol import SamplingFields, ThinkingTokenBudget, with_effort
-from quire_server.request_fields import Int, Messages, Texts, Tools
+from quire_server.request_fields import MAX_MESSAGES, Int, Objects, Texts, Tools, at_most
 
 __all__ = ["CompactRequest", "ResponsesRequest", "with_ids"]
 
@@ -28,7 +28,7 @@ _FORMAT_NAMES = {"response_format.json_schema.schema": "text.format.schema", "re
 class CompactRequest(SamplingFields):
     """Body of POST /v1/responses/compact: everything that makes the conversation."""
 
-    input: str | Messages | None = None
+    input: Annotated[str | Objects, at_most(MAX_MESSAGES)] | None = None
     instructions: str | None = None
     previous_response_id: str | None = None
     max_output_tokens: Int | None = None

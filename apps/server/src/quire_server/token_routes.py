@@ -22,7 +22,7 @@ from quire_interfaces import RenderedPrompt, RequestError, SamplingParams
 from quire_renderers import ChatFormat, OutputParser
 from quire_server.answer_phases import AnswerPlan, phased_answer
 from quire_server.body import read_model
-from quire_server.context import ServerContext, unless_disconnected
+from quire_server.context import ServerContext, in_thread_when, unless_disconnected
 from quire_server.errors import naming_fields
 from quire_server.logprobs import LOWEST, chat_logprobs, id_as_text, prompt_logprobs
 from quire_server.protocol import check_thinking_budget
@@ -111,6 +111,17 @@ async def generate(context: ServerContext, request: Request) -> Response:
     body = await read_model(context, request, GenerateRequest)
     body.check_supported()
     answer = _Answer(answer_id(request, "", body.request_id), context.resolve_model(body.model), body)
+    outputs = await in_thread_when(body.is_large, lambda: _begun(context, answer.id, body))
+    with naming_fields(sampling_field_names()):
+        first = await unless_disconnected(request, anext(outputs))
+        raise_failed(first)
+    if not body.stream:
+        return Response(msgspec.json.encode(answer.of(first, has_usage=True)), media_type="application/json")
+    return await EventStream.begin(answer.events(first, outputs, *context.usage_wanted(body.stream_options)))
+
+
+def _begun(context: ServerContext, name: str, body: GenerateRequest) -> AsyncIterator[RequestOutput]:
+    """The outputs, once everything was checked. Raises RequestError naming the field at fault."""
     params = sampling_params_from(body.sampling_params)
     if body.thinking is not None:
         params = dataclasses.replace(params, detokenize=True)  # the text tells when it thinks
@@ -118,12 +129,7 @@ async def generate(context: ServerContext, request: Request) -> Response:
         params = dataclasses.replace(params, detokenize=False)
     with naming_fields(sampling_field_names()):
         context.check_request(params, body.priority)
-        outputs = _outputs(context, answer.id, body, params)
-        first = await unless_disconnected(request, anext(outputs))
-        raise_failed(first)
-    if not body.stream:
-        return Response(msgspec.json.encode(answer.of(first, has_usage=True)), media_type="application/json")
-    return await EventStream.begin(answer.events(first, outputs, *context.usage_wanted(body.stream_options)))
+        return _outputs(context, name, body, params)
 
 
 def _outputs(

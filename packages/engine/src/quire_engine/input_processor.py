@@ -32,9 +32,6 @@ from quire_interfaces.sampling_bounds import MAX_BAD_WORD_TOKENS
 
 __all__ = ["InputProcessor"]
 
-_NUM_KEPT = 16
-"""Lists of texts in parameters whose tokens are kept for the next request with the same list."""
-
 
 class InputProcessor:
     """Makes the core's requests.
@@ -58,9 +55,8 @@ class InputProcessor:
         self._tokenizer = tokenizer
         self._eos_token_ids = frozenset(eos_token_ids)
         self._sequence = itertools.count()
-        # The prompts of one request share their parameters.
-        self._token_ids_of_words = functools.lru_cache(_NUM_KEPT)(self._bad_words_token_ids)
-        self._token_ids_of_breakers = functools.lru_cache(_NUM_KEPT)(self._breaker_ids)
+        self._last_resolved = (SamplingParams(), SamplingParams())
+        """Parameters, and the same with token ids in place of texts."""
 
     def process(
         self,
@@ -153,16 +149,7 @@ class InputProcessor:
             self._check_encoder_prompt(params)
             self._check_ids("decoder_prompt", decoder_token_ids or ())
             prompt_token_ids = self._info.decoder_prompt(decoder_token_ids)
-        params = self._with_counts(params)
-        if params.structured_outputs is not None:
-            params = dataclasses.replace(params, structured_outputs=self._constraint(params.structured_outputs))
-        if params.bad_words:
-            sequences = dict.fromkeys((*params.bad_words_token_ids, *self._token_ids_of_words(params.bad_words)))
-            params = dataclasses.replace(params, bad_words=(), bad_words_token_ids=tuple(sequences))
-        if params.dry_multiplier > 0:
-            breakers = self._token_ids_of_breakers(params.dry_sequence_breakers)
-            params = dataclasses.replace(params, dry_sequence_breakers=breakers)
-        self._check_params(params)
+        params = self._resolved(params)
         if params.deterministic and not self._info.batch_invariant:
             raise RequestError(
                 "this engine cannot promise the same tokens again: its operators round differently with what else is "
@@ -184,6 +171,26 @@ class InputProcessor:
         if params.max_tokens == 0:
             params, prompt_token_ids = self._scoring(prompt_token_ids, params)
         return params, prompt_token_ids, self._max_tokens(len(prompt_token_ids), params)
+
+    def _resolved(self, params: SamplingParams) -> SamplingParams:
+        """With token ids in place of texts, checked against the vocabulary. The prompts of one request share their
+        parameters, and long lists are looked at once for all of them."""
+        given, resolved = self._last_resolved
+        if given is params:
+            return resolved
+        given = params
+        params = self._with_counts(params)
+        if params.structured_outputs is not None:
+            params = dataclasses.replace(params, structured_outputs=self._constraint(params.structured_outputs))
+        if params.bad_words:
+            sequences = dict.fromkeys((*params.bad_words_token_ids, *self._bad_words_token_ids(params.bad_words)))
+            params = dataclasses.replace(params, bad_words=(), bad_words_token_ids=tuple(sequences))
+        if params.dry_multiplier > 0:
+            breakers = self._breaker_ids(params.dry_sequence_breakers)
+            params = dataclasses.replace(params, dry_sequence_breakers=breakers)
+        self._check_params(params)
+        self._last_resolved = given, params
+        return params
 
     def _scoring(self, token_ids: Sequence[int], params: SamplingParams) -> tuple[SamplingParams, Sequence[int]]:
         """Parameters and prompt of a request that generates nothing: the prompt's last token is what comes of the ones

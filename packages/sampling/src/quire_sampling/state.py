@@ -7,6 +7,7 @@ it. Knows nothing of tokens sampled so far: these are the runner's `token_ids`.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 from collections.abc import Collection, Mapping, Sequence
@@ -28,6 +29,8 @@ __all__ = ["BadWords", "MinTokens", "SamplingState", "TokenValues", "sharpness_o
 
 MOST_OBSERVED = 32
 """Log probabilities beyond which finding them for rows that want fewer costs too much time and memory."""
+_NUM_KEPT_LISTS = 8
+"""Tables of long lists that are kept for further rows with the same list."""
 _LEAST_TEMPERATURE = 1e-6  # float32 must have room for its reciprocal; the result is greedy long before
 
 
@@ -121,6 +124,9 @@ class SamplingState:
         self.xtc: dict[int, XTC] = {}
         self.mirostat: dict[int, Mirostat] = {}
         self._kept_mirostat = KeptMirostat()
+        # The completions of one request, and requests of one client, share long lists; nobody changes the tables.
+        self._bad_words_of = functools.lru_cache(_NUM_KEPT_LISTS)(self._bad_words)
+        self._allowed_of = functools.lru_cache(_NUM_KEPT_LISTS)(self._allowed_ids)
         self.num_logprobs: dict[int, int] = {}
         """Rows that want logprobs -> how many besides the sampled token's."""
         self.named_logprobs: dict[int, Tensor] = {}
@@ -262,9 +268,9 @@ class SamplingState:
 
     def _set_lists(self, row: int, params: SamplingParams, stop_token_ids: Collection[int]) -> None:
         if params.allowed_token_ids is not None:
-            self.allowed[row] = self._ids("allowed_token_ids", sorted(set(params.allowed_token_ids)))
+            self.allowed[row] = self._allowed_of(params.allowed_token_ids)
         if params.bad_words_token_ids:
-            self.bad_words[row] = self._bad_words(params.bad_words_token_ids)
+            self.bad_words[row] = self._bad_words_of(tuple(map(tuple, params.bad_words_token_ids)))
         stop_ids = sorted(i for i in set(stop_token_ids) if 0 <= i < self.vocab_size)
         if params.min_tokens > 0 and stop_ids:
             self.min_tokens[row] = MinTokens(params.min_tokens, self._ids("stop_token_ids", stop_ids))
@@ -327,6 +333,9 @@ class SamplingState:
         )
         tokens = torch.from_numpy(table).to(self.device)
         return BadWords(tokens[:, :-1].contiguous(), tokens[:, -1].contiguous())
+
+    def _allowed_ids(self, ids: tuple[int, ...]) -> Tensor:
+        return self._ids("allowed_token_ids", sorted(set(ids)))
 
     def _ids(self, param: str, ids: Sequence[int]) -> Tensor:
         return torch.from_numpy(self._checked(param, ids)).to(self.device)
