@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 from typing import Any
 
@@ -169,3 +170,22 @@ def test_states_of_the_server_are_shared_by_its_callers(recorded):
     assert context.is_asleep
     context.is_asleep = False
     assert not one.is_asleep
+
+
+def test_a_flood_is_refused_and_nobody_else(make_live, key_file):
+    live = make_live(
+        api_key_file=key_file, engine={"max_num_seqs": 1, "max_queued_requests": 8, "step_time_s": 0.005}
+    )  # fmt: skip
+    body = {"prompt": "a", "max_tokens": 100, "ignore_eos": True}
+
+    def post(name: str) -> Any:
+        return live.post("/v1/completions", body, headers={"x-api-key": KEYS[name]})
+
+    with ThreadPoolExecutor(16) as pool:
+        flood = [pool.submit(post, "alice") for _ in range(16)]
+        refused = next(done.result() for done in as_completed(flood) if done.result().status_code == 429)
+        other = post("bob")
+    assert refused.headers["retry-after"]
+    assert "of your requests wait already" in refused.json()["error"]["message"]
+    assert other.status_code == 200
+    assert sum(done.result().status_code == 200 for done in flood) >= 4

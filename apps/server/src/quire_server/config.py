@@ -65,7 +65,7 @@ class ServerConfig(Settings):
     )
     api_key: tuple[str, ...] = setting(
         (),
-        help="Keys, one of which every request but /health and /ping must carry; several are separated by commas. "
+        help="Keys, one of which every request but the probes must carry; several are separated by commas. "
         "Better from QUIRE_API_KEY or --api-key-file: others see command lines.",
         check=_keys,
         secret=True,

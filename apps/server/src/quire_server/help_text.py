@@ -54,7 +54,8 @@ GROUPS: dict[str, Group] = {
     "security": Group(
         "Keys, TLS and browsers",
         (),
-        ("allow_credentials", "allowed_headers", "allowed_methods", "allowed_origins", "api_key", "ssl_ca_certs",
+        ("allow_credentials", "allowed_headers", "allowed_methods", "allowed_origins", "api_key",
+         "api_key_file", "admin_api_key", "share_prefix_cache", "ssl_ca_certs",
          "ssl_cert_reqs", "ssl_certfile", "ssl_keyfile"),
     ),
     "responses": Group(
@@ -208,7 +209,8 @@ def _flag(spec: ConfigField) -> str:
         return f"--[no-]{spec.flag.removeprefix('--')}"
     origins = {typing.get_origin(kind) or kind for kind in (*kinds, spec.type)}
     if tuple in origins:
-        return f"{spec.flag} {_value_name(spec)} ..."
+        several = "[,...]" if spec.secret else " ..."  # the flag of a secret takes one value
+        return f"{spec.flag} {_value_name(spec)}{several}"
     if dict in origins:
         return f"{spec.flag} JSON"
     listed = ",".join(map(str, spec.choices))
