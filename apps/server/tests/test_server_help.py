@@ -143,5 +143,5 @@ def test_texts_are_quoted():
 
 
 def test_an_unknown_shell_is_told_which_there_are(capsys):
-    assert cli.main(["completion", "csh"]) == 1
+    assert cli.main(["completion", "csh"]) == 2
     assert "'csh'; there is for bash, zsh, fish" in capsys.readouterr().err

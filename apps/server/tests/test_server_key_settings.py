@@ -53,7 +53,7 @@ def test_an_empty_key_is_an_error_that_says_where_it_came_from(monkeypatch, tmp_
     path.write_text(f"api_key: '{text}'\n")
     with pytest.raises(ConfigError, match=r"api_key \(.*quire\.yaml\)"):
         read("--config", str(path))
-    assert cli.main(["serve", "--api-key", text]) == 1
+    assert cli.main(["serve", "--api-key", text]) == 2
     assert "--api-key" in capsys.readouterr().err
     for name in ("VLLM_API_KEY", "QUIRE_API_KEY"):
         monkeypatch.setenv(name, text)
@@ -114,7 +114,7 @@ def test_a_key_is_no_model_and_a_model_is_no_key(tmp_path, monkeypatch):
 def test_no_error_shows_a_key(tmp_path, monkeypatch, capsys, line):
     monkeypatch.chdir(tmp_path)
     Path("secret.yaml").write_text("api_key: {name: sk-secret}\n")
-    assert cli.main(["serve", *line]) == 1
+    assert cli.main(["serve", *line]) == 2
     told = capsys.readouterr()
     assert "sk-secret" not in told.err + told.out
     assert "api" in told.err
