@@ -83,6 +83,20 @@ def test_the_number_is_bounded_exactly_and_the_oldest_go(store):
     assert get(store, "r16", "ben") is not None
 
 
+def test_whoever_stores_the_most_pushes_out_nobody_else(store, tmp_path):
+    for number in range(3):
+        store.put(entry(f"ben{number}", "ben"))
+    for number in range(40):
+        store.put(entry(f"ann{number}", "ann"))
+    assert all(get(store, f"ben{number}", "ben") is not None for number in range(3))
+    assert [each for each in range(40) if get(store, f"ann{each}", "ann") is not None] == list(range(33, 40))
+    store.close()
+    smaller = SQLiteResponseStore(tmp_path / "new" / "kept.sqlite", ttl_s=1000, max_responses=4)
+    assert [get(smaller, f"ben{each}", "ben") is not None for each in range(3)].count(True) == 2
+    assert [each for each in range(40) if get(smaller, f"ann{each}", "ann") is not None] == [38, 39]
+    smaller.close()
+
+
 def test_each_owner_has_its_own(store):
     mine, yours = ({"id": "msg_1", "text": text} for text in ("mine", "yours"))
     store.put(entry("a", "ann", (mine,)))

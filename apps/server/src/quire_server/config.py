@@ -109,7 +109,10 @@ class ServerConfig(Settings):
         7 * 86400.0, help="Responses are forgotten after this time.", unit="seconds", check=at_least(1)
     )
     response_store_max_responses: int = setting(
-        100_000, help="Most responses that are kept; the oldest are forgotten.", unit="responses", check=at_least(1)
+        100_000,
+        help="Most responses that are kept; above this, the oldest of the API key with the most are forgotten.",
+        unit="responses",
+        check=at_least(1),
     )
     enable_sleep_mode: bool = setting(
         False,

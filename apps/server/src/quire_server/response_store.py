@@ -38,6 +38,7 @@ _TABLES = (
     "CREATE TABLE IF NOT EXISTS owned_responses (id TEXT PRIMARY KEY, owner TEXT NOT NULL, written_s REAL NOT NULL, "
     "padding BLOB NOT NULL, response BLOB NOT NULL, input BLOB NOT NULL)",
     "CREATE INDEX IF NOT EXISTS owned_responses_by_age ON owned_responses (written_s)",
+    "CREATE INDEX IF NOT EXISTS owned_responses_by_owner ON owned_responses (owner, written_s)",
     "CREATE TABLE IF NOT EXISTS owned_response_items (owner TEXT NOT NULL, digest BLOB NOT NULL, "
     "response TEXT NOT NULL REFERENCES owned_responses ON DELETE CASCADE)",
     "CREATE INDEX IF NOT EXISTS owned_response_items_by_digest ON owned_response_items (owner, digest)",
@@ -96,7 +97,7 @@ class SQLiteResponseStore:
             everything in this process. One of a version without owners is taken over: what is in it is that of a
             server without keys.
         ttl_s: Responses are forgotten this long after they were last written.
-        max_responses: The oldest are forgotten above this.
+        max_responses: Above this, the oldest of the owner with the most responses are forgotten.
 
     Raises:
         ConfigError: the file cannot be used.
@@ -106,15 +107,15 @@ class SQLiteResponseStore:
         self._ttl_s = ttl_s
         self._max_responses = max_responses
         self._file = SQLiteFile(path, _TABLES, _migrated)
-        with self._file.writing():
-            self._purge()
+        with self._file.writing() as db:
+            self._purge(db)
 
     def put(self, stored: StoredResponse) -> None:
         response, items = msgspec.json.encode(stored.response), msgspec.json.encode(stored.input_items)
         with self._file.writing() as db:
             row = (stored.id, stored.owner, time.time(), self._file.padding_bytes, response, items)
             _insert(db, row, _items(stored))
-            self._purge()
+            self._purge(db)
 
     def get(self, response_id: str, *, owner: str) -> StoredResponse | None:
         rows = self._file.rows(
@@ -144,13 +145,21 @@ class SQLiteResponseStore:
         """What was written before this is forgotten."""
         return time.time() - self._ttl_s
 
-    def _purge(self) -> None:
+    def _purge(self, db: sqlite3.Connection) -> None:
+        """Forget what is too old or too much. The owner with the most responses pays, so that nobody pushes out what
+        others keep."""
         self._file.erase("DELETE FROM owned_responses WHERE written_s <= ?", (self._horizon_s(),))
-        self._file.erase(
-            "DELETE FROM owned_responses WHERE id IN (SELECT id FROM owned_responses ORDER BY written_s, rowid "
-            "LIMIT max(0, (SELECT COUNT(*) FROM owned_responses) - ?))",
-            (self._max_responses,),
-        )
+        ((num_kept,),) = db.execute("SELECT COUNT(*) FROM owned_responses").fetchall()
+        while num_kept > self._max_responses:
+            (owner, most), *others = db.execute(
+                "SELECT owner, COUNT(*) FROM owned_responses GROUP BY owner ORDER BY COUNT(*) DESC LIMIT 2"
+            ).fetchall()
+            lead = most - others[0][1] if others else most
+            num_kept -= self._file.erase(
+                "DELETE FROM owned_responses WHERE id IN (SELECT id FROM owned_responses WHERE owner = ? "
+                "ORDER BY written_s, rowid LIMIT ?)",
+                (owner, min(num_kept - self._max_responses, max(lead, 1))),
+            )
 
 
 def item_digest(item_id: str) -> bytes:
