@@ -35,6 +35,7 @@ def settings(*arguments: str) -> dict:
         (["--enable-prefix-caching", "false"], "write --enable-prefix-caching alone, or --no-enable-prefix-caching"),
         (["--enable-prefix-caching=maybe"], "is a switch; write it alone, not with 'maybe'"),
         (["--no-enable-prefix-caching=true"], "is a switch"),
+        ([""], "MODEL is empty; name a model, or leave it out for the demo model"),
         (["a/b", "--model", "c/d"], "MODEL is 'a/b' and --model is 'c/d'; give one of them"),
         (["--served-model-name", "X", "org/model"], "write MODEL first (quire serve org/model --served-model-name"),
         (["--kv-cache-memory-bytes", "8Q"], "8G, 8GiB (of 1024)"),
@@ -98,5 +99,5 @@ def test_short_flags_of_vllm():
 
 @pytest.mark.parametrize("arguments", [["ops", "--foo"], ["quantize", "a", "b", "--schem", "int8"], ["version", "-x"]])
 def test_commands_without_settings_name_the_flag_too(capsys, arguments):
-    assert cli.main(arguments) == 1
+    assert cli.main(arguments) == 2
     assert f"there is no flag {arguments[-2] if len(arguments) > 3 else arguments[-1]}" in capsys.readouterr().err

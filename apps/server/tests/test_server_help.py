@@ -46,8 +46,7 @@ def test_every_flag_is_in_one_group(capsys):
     assert set(shown) == flags
     assert set(entry.findall(page(capsys, "serve", "--help=all"))) == flags
     for group in GROUPS.values():
-        # log_level stands there for when there is one.
-        assert set(group.names) - {"log_level"} <= FIELDS.keys()
+        assert set(group.names) <= FIELDS.keys()
 
 
 def test_a_group_shows_choices_units_and_defaults(capsys):
@@ -100,6 +99,15 @@ def test_a_setting_that_nobody_grouped_is_the_servers():
     assert group_of(spec) == "server"
     assert spec.choices == ("red", "blue")
     assert one_line(spec) == "Colour (default: red)"
+    for text, line in (
+        ("Path prefix, e.g. /llm. More.", "Path prefix, e.g. /llm (default: red)"),
+        (
+            "File with a line `name: key` for each caller.",
+            "File with a line `name: key` for each caller (default: red)",
+        ),
+        ("Lists: all of them.", "Lists (default: red)"),
+    ):
+        assert one_line(spec._replace(help=text)) == line
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])

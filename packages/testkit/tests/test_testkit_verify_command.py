@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
@@ -25,3 +26,9 @@ def test_what_is_no_model_is_told_before_anything_runs(
     with pytest.raises(CheckpointError, match=words):
         main(["verify", "LlamaForCausalLM", name])
     assert capsys.readouterr().out == ""
+
+
+def test_without_transformers_it_says_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    with pytest.raises(CheckpointError, match=r"compares Quire with Transformers, which is not installed: pip install"):
+        main(["verify", "LlamaForCausalLM"])

@@ -80,6 +80,8 @@ def settings_from(
     if args.optimization_level is not None:
         given |= _compilation(args.optimization_level, given)
     if getattr(args, "MODEL", None) is not None:
+        if not args.MODEL.strip():
+            raise ConfigError("MODEL is empty; name a model, or leave it out for the demo model", field="model")
         if given.get("model", args.MODEL) != args.MODEL:
             raise ConfigError(
                 f"MODEL is {args.MODEL!r} and --model is {given['model']!r}; give one of them", field="model"

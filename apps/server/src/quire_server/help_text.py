@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import shutil
 import sys
 import textwrap
@@ -54,17 +55,27 @@ GROUPS: dict[str, Group] = {
     "security": Group(
         "Keys, TLS and browsers",
         (),
-        ("allow_credentials", "allowed_headers", "allowed_methods", "allowed_origins", "api_key",
-         "api_key_file", "admin_api_key", "share_prefix_cache", "ssl_ca_certs",
-         "ssl_cert_reqs", "ssl_certfile", "ssl_keyfile"),
+        ("admin_api_key", "allow_credentials", "allowed_headers", "allowed_methods", "allowed_origins", "api_key",
+         "api_key_file", "share_prefix_cache", "ssl_ca_certs", "ssl_cert_reqs", "ssl_certfile", "ssl_keyfile"),
+    ),
+    "limits": Group(
+        "Limits on requests and connections",
+        (),
+        ("body_timeout_s", "h11_max_header_count", "h11_max_incomplete_event_size", "header_timeout_s",
+         "limit_concurrency", "max_body_bytes", "max_body_objects", "max_body_values", "max_prompts_per_request",
+         "send_timeout_s", "timeout_keep_alive"),
     ),
     "responses": Group(
         "Stored responses and MCP servers",
         (),
         ("mcp_servers", "mcp_timeout_s", "response_store", "response_store_max_responses", "response_store_ttl_s"),
     ),
-    "logging": Group("Logging", (), ("access_log", "banner", "forward_output", "log_level", "metrics_prefix",
-                                     "uvicorn_log_level")),
+    "logging": Group(
+        "Logging and metrics",
+        (),
+        ("access_log", "banner", "disable_log_stats", "forward_output", "log_format", "log_level",
+         "log_stats_interval_s", "metrics_prefix", "uvicorn_log_level"),
+    ),
     "engine": Group("Engine process", ("engine",)),
 }  # fmt: skip
 """Word after --help= -> the group, in the order in which they are shown."""
@@ -198,7 +209,7 @@ def _entry(spec: ConfigField) -> list[str]:
 
 def one_line(spec: ConfigField) -> str:
     """The first clause of its description, and the default."""
-    clause = min((spec.help.partition(mark)[0] for mark in ("; ", ". ", ": ")), key=len).rstrip(".")
+    clause = re.split(r"; |: (?=[^`]*$)|\. (?=[A-Z0-9])", spec.help, maxsplit=1)[0].rstrip(".")
     default = _default(spec)
     return clause if default is None else f"{clause} (default: {default})"
 

@@ -39,7 +39,12 @@ class Fields:
         """Args:
         source: Where the object comes from, for messages: a file, or a file and a key.
         names: Name as asked for -> name in the object, where the two differ.
+
+        Raises:
+            CheckpointError: `values` is no object.
         """
+        if not isinstance(values, Mapping):
+            raise CheckpointError(f"{source} must be an object, is {_shortened(values)}")
         self._values = values
         self._names = dict(names or {})
         self.source = source

@@ -91,7 +91,10 @@ def quantize_checkpoint(
     with _unfinished(out) as unfinished:
         writer = _Writer(folder, unfinished, SCHEMES[scheme], network, file_bytes, progress)
         if calibration:
-            calibrator = Calibrator(network, writer.layers(), SCHEMES[scheme], algorithm)
+            layers = writer.layers()
+            if not layers:
+                raise CheckpointError(writer.nothing_to_quantize(scheme))
+            calibrator = Calibrator(network, layers, SCHEMES[scheme], algorithm)
             load_weights(network, folder)
             writer.calibrated(calibrator, calibration)
         return writer.finish(scheme)
@@ -225,9 +228,7 @@ class _Writer:
             if tensor.ndim > 1 and name.endswith(".weight") and "embed" not in name:
                 left.append(name.removesuffix(".weight"))
         if not self._quantized:
-            raise CheckpointError(
-                f"none of the matrices of {self._network.config.architecture} can be quantized as {scheme}"
-            )
+            raise CheckpointError(self.nothing_to_quantize(scheme))
         if self._folds:
             raise CheckpointError(
                 f"the checkpoint keeps {', '.join(self._folds)} within other tensors, where awq cannot change them; "
@@ -239,6 +240,22 @@ class _Writer:
             num_quantized=self._quantized, left=tuple(left), bytes_before=self._bytes,
             bytes_after=self._files.total_bytes, files=files,
         )  # fmt: skip
+
+    def nothing_to_quantize(self, scheme: str) -> str:
+        """Why none of the matrices is quantized, and what to do."""
+        architecture = self._network.config.architecture
+        start = f"there is nothing to quantize as {scheme}: none of the matrices of {architecture}"
+        found = [layer.shape[1] for layer in self._linears.values()]
+        if not found:
+            return f"{start} is in a linear layer whose weights can be"
+        if not any(self._scheme.fits(inputs) for inputs in found):
+            group, widths = self._scheme.weights["group_size"], sorted(set(found))
+            fitting = [name for name, each in SCHEMES.items() if any(map(each.fits, widths))]
+            return (
+                f"{start} has inputs in whole groups of {group} (they have {', '.join(map(str, widths[:5]))}); "
+                f"take one of {', '.join(fitting)}"
+            )
+        return f"{start} is stored as the network has it (docs/quantization.md)"
 
     def _matrices(self, name: str, tensor: Tensor) -> tuple[_Matrix, ...]:
         """What is quantized in a tensor of the checkpoint: a layer, several side by side, or many experts; nothing

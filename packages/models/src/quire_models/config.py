@@ -25,7 +25,9 @@ from quire_models.quantization_formats import (
 )
 from quire_models.registry import architecture_entry, architecture_of
 from quire_models.rope_config import RopeConfig
+from quire_models.size_bounds import check_sizes
 from quire_models.stored_linears import has_tensor, stored_linears, with_files
+from quire_models.unsupported import no_config_error
 
 __all__ = ["DTYPE_BYTES", "ModelConfig", "start_token_ids"]
 
@@ -136,7 +138,7 @@ class ModelConfig:
             raise CheckpointError(f"model folder {str(folder)!r} does not exist or is not a folder")
         path = folder / "config.json"
         if not path.is_file():
-            raise CheckpointError(f"{str(folder)!r} has no config.json, so it is not a model folder in HF format")
+            raise no_config_error(folder)
         generation_path = folder / "generation_config.json"
         generation = read_json(generation_path) if generation_path.is_file() else {}
         values, beside = read_json(path), None
@@ -169,6 +171,7 @@ class ModelConfig:
         """
         replaced = overridden(values, overrides or {})
         config = Fields(replaced, f"{source} with hf_overrides" if overrides else source)
+        check_sizes(replaced, config.source)
         model_type = architecture_entry(architecture_of(config)).model_type
         quantization = parse_quantization(beside or config)
         model: ModelConfig = import_module(f"quire_models.{model_type}.config").read_config(config)

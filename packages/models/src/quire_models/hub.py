@@ -11,6 +11,7 @@ from pathlib import Path
 from quire_interfaces import CheckpointError, ConfigError
 from quire_models.gguf.choice import chosen_file, holds_weights, is_gguf_folder, model_files, parts_of
 from quire_models.gguf.folder import gguf_folder
+from quire_models.unsupported import nearest_path_hint
 
 __all__ = ["HUB_FILE_PATTERNS", "resolve_model"]
 
@@ -65,6 +66,7 @@ def resolve_model(
     if not _HUB_NAME.fullmatch(name):
         raise CheckpointError(
             f"{str(name_or_path)!r} is no folder or GGUF file here, nor the name of a model on the hub (owner/name)"
+            f"{nearest_path_hint(Path(name).expanduser())}"
         )
     if modelscope:
         if tag is not None:
@@ -94,7 +96,10 @@ def _gguf_file(path: Path) -> Path | None:
     """The GGUF file that `path` is, or that a folder without other weights has as its only one."""
     if path.is_file():
         if path.suffix != ".gguf":
-            raise CheckpointError(f"{path} is a file; give the folder of a checkpoint, or a file that ends in .gguf")
+            folder = f", {str(path.parent)!r}" if (path.parent / "config.json").is_file() else ""
+            raise CheckpointError(
+                f"{path} is a file; give the folder of a checkpoint{folder}, or a file that ends in .gguf"
+            )
         return path
     if holds_weights(path) or is_gguf_folder(path):
         return None
@@ -165,4 +170,5 @@ def _advice(name: str, revision: str | None, cause: str, *, hub: str = "the hub"
     return (
         f"cannot get model {name!r}{at} from {hub}: {cause}. Check the name and the network (a gated model needs "
         f"{token}), or download it elsewhere and pass its folder; there is no folder of this name here"
+        f"{nearest_path_hint(Path(name))}"
     )

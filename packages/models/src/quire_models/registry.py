@@ -6,6 +6,7 @@ from importlib import import_module
 from typing import Any, NamedTuple
 
 from quire_interfaces import CheckpointError, Fields
+from quire_models.unsupported import unsupported_architecture
 
 __all__ = ["ARCHITECTURES", "Architecture", "architecture_entry", "architecture_of", "model_class"]
 
@@ -143,24 +144,19 @@ def architecture_of(config: Fields) -> str:
         CheckpointError: There is none.
     """
     architectures = config.get("architectures")
-    supported = ", ".join(sorted(ARCHITECTURES))
+    supported = {name: entry.model_type for name, entry in ARCHITECTURES.items()}
     if architectures is None:
-        for name, entry in ARCHITECTURES.items():
-            if entry.model_type == config.get("model_type"):
+        for name, model_type in supported.items():
+            if model_type == config.get("model_type"):
                 return name
-        raise CheckpointError(
-            f"{config.source}: architectures is missing and model_type is {config.get('model_type')!r}; "
-            f"supported architectures: {supported}"
-        )
+        raise unsupported_architecture(config, [], supported)
     if not isinstance(architectures, list) or not all(isinstance(name, str) for name in architectures):
         raise CheckpointError(f"{config.source}: architectures must be a list of names, is {architectures!r}")
     for name in architectures:
         if name in ARCHITECTURES:
             return str(name)
+    misspelt = {name.lower() for name in architectures} & {name.lower() for name in ARCHITECTURES}
     for name in architectures:
-        if name.endswith(("ForCausalLM", "LMHeadModel", "GenerationDecoder")):
+        if name.endswith(("ForCausalLM", "LMHeadModel", "GenerationDecoder")) and not misspelt:
             return str(name)
-    raise CheckpointError(
-        f"{config.source}: architecture {', '.join(architectures) or '(none)'} is not supported; "
-        f"supported architectures: {supported}"
-    )
+    raise unsupported_architecture(config, architectures, supported)

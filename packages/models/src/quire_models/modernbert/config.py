@@ -27,7 +27,9 @@ def read_config(config: Fields) -> ModernBertConfig:
     values = decoder_fields(named, tied=True, act="gelu", acts=ACTIVATIONS, eps=1e-5, rotary=False, context=8192)
     layers, length = values["num_layers"], values["max_model_len"]
     every = config.integer("global_attn_every_n_layers", default=3, minimum=1)
-    kinds = config.get("layer_types") or ["sliding_attention" if i % every else "full_attention" for i in range(layers)]
+    kinds = config.texts("layer_types") or [
+        "sliding_attention" if i % every else "full_attention" for i in range(layers)
+    ]
     window = config.integer("local_attention", default=128, minimum=2) // 2
     bias, mlp_bias = config.flag("attention_bias", default=False), config.flag("mlp_bias", default=False)
     norm_bias = config.flag("norm_bias", default=False)

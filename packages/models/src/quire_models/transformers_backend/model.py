@@ -76,7 +76,12 @@ class TransformersLM(Network):
                 options |= {"config": hf_config} if hf_config is not None else {}
                 model = cls.from_pretrained(folder, local_files_only=True, use_safetensors=True, **options)
         except (ValueError, OSError, RuntimeError, KeyError) as error:
-            raise CheckpointError(f"Transformers cannot read {folder}: {error}") from error
+            if isinstance(error, KeyError) and error.args == (IMPLEMENTATION,):
+                # The class has a table of attentions of its own, without those that are registered.
+                cause = f"Transformers' {architecture} does not let its attention be exchanged"
+                raise CheckpointError(f"{cause}; Quire has no network of its own for it (docs/models.md)") from error
+            cause = f"it wants {error}" if isinstance(error, KeyError) else str(error)
+            raise CheckpointError(f"Transformers cannot read {folder}: {cause}") from error
         self._model = model.to(self.device).eval()
         self._check()
         for module in self._model.modules():

@@ -28,6 +28,7 @@ def register_verify(commands: Any) -> None:
 
 def run_verify(args: argparse.Namespace) -> int:
     """Print a table per model; 1 when one of them fails."""
+    _require_transformers()
     from quire_testkit.parity.cases import CASES
     from quire_testkit.parity.table import update_table
     from quire_testkit.parity.verify import verify_architecture, verify_checkpoint
@@ -44,6 +45,16 @@ def run_verify(args: argparse.Namespace) -> int:
         if args.table is not None and not is_folder and not verdict.failures:
             update_table(args.table, [verdict])
     return int(failed)
+
+
+def _require_transformers() -> None:
+    """Raises QuireError where the other side of the comparison is not installed."""
+    from importlib.util import find_spec
+
+    if find_spec("transformers") is None:
+        raise CheckpointError(
+            "quire verify compares Quire with Transformers, which is not installed: pip install 'quire-testkit[parity]'"
+        )
 
 
 def _check_checkpoint(name: str, architectures: list[str]) -> None:
