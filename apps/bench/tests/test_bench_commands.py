@@ -33,9 +33,9 @@ def test_throughput_prints_json_and_nothing_else(tiny_model: Path) -> None:
     assert "output_tokens_per_s" in run.stderr
 
 
-def test_errors_are_one_line_and_status_1(tmp_path: Path) -> None:
+def test_a_wrong_setting_is_one_line_and_status_2(tmp_path: Path) -> None:
     run = run_quire("bench", "serve", "--output-json", str(tmp_path / "missing" / "x.json"))
-    assert run.returncode == 1
+    assert run.returncode == 2
     assert run.stdout == ""
     assert run.stderr.startswith("quire: --output-json")
     assert run.stderr.count("\n") == 1

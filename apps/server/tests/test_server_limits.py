@@ -385,9 +385,12 @@ def test_who_sends_pings_must_read_the_pongs(live: Any, strict: Any) -> None:
     lines.append(b"Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==")
     head = b"GET /v1/responses HTTP/1.1\r\nHost: a\r\nAuthorization: Bearer key\r\n" + b"\r\n".join(lines) + b"\r\n\r\n"
     ping = b"\x89" + struct.pack("!B", 0x80 | 125) + b"\0\0\0\0" + b"p" * 125
-    with connection(strict, head) as made, pytest.raises(ConnectionError):
-        made.sendall(ping * 1_000_000)  # 130 MB: more than the system buffers
+    with connection(strict, head) as made:
+        assert made.recv(65536).startswith(b"HTTP/1.1 101")  # frames may follow only then
+        with pytest.raises(ConnectionError):
+            made.sendall(ping * 1_000_000)  # 130 MB: more than the system buffers
     with connection(live, head) as made:  # where nobody is dropped so soon
+        assert made.recv(65536).startswith(b"HTTP/1.1 101")
         made.settimeout(1)
         with pytest.raises(TimeoutError):
             made.sendall(ping * 1_000_000)
