@@ -110,9 +110,9 @@ def _parents(module_name: str) -> list[str]:
 
 def describe_failure(error: BaseException) -> tuple[str, str]:
     """(cause, remedy) of an engine that could not start."""
-    cause = f"{type(error).__name__}: {error}"
     if isinstance(error, QuireError):
-        return cause, ""  # these say themselves what to do
+        return str(error), ""  # these say themselves what was wrong and what to do
+    cause = f"{type(error).__name__}: {error}"
     if isinstance(error, ImportError):
         return cause, "Install the missing package into the environment of this Python, or check its version."
     if isinstance(error, MemoryError) or "out of memory" in str(error).lower():

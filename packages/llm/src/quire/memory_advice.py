@@ -98,7 +98,7 @@ def ways_to_fit(config: QuireConfig, fits: Fits, *, max_model_len: int, is_plain
     if config.model.kv_cache_memory_bytes is not None or config.model.num_gpu_blocks_override is not None:
         unsized = dataclasses.replace(config.model, kv_cache_memory_bytes=None, num_gpu_blocks_override=None)
         if _holds(fits, lambda: dataclasses.replace(config, model=unsized)):
-            ways.append("no size of the KV cache, which then takes what is free")
+            ways.append("no size for the KV cache (it then takes what is free)")
     return ways
 
 
