@@ -37,8 +37,15 @@ async def bad_server(wrong: str) -> AsyncIterator[MCPServer]:
 
 
 def running_scripts(wrong: str) -> list[psutil.Process]:
-    own = psutil.Process().children(recursive=True)
-    return [each for each in own if each.is_running() and each.cmdline()[1:] == [SCRIPT, wrong]]
+    return [each for each in psutil.Process().children(recursive=True) if command_line(each)[1:] == [SCRIPT, wrong]]
+
+
+def command_line(process: psutil.Process) -> list[str]:
+    """Nothing for one that has ended meanwhile, whether its parent knows or not."""
+    try:
+        return process.cmdline()
+    except (psutil.NoSuchProcess, psutil.ZombieProcess):
+        return []
 
 
 def relayed(wrong: str, *requests: dict[str, Any]) -> tuple[list[Any], str]:

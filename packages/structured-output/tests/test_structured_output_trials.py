@@ -89,10 +89,13 @@ def test_refusals_are_the_same(backend, trials, spec):
 def test_the_deadline_names_the_largest_part(backend, monkeypatch):
     monkeypatch.setattr("quire_structured_output.trials.BLAME_TIMEOUT_S", 60)
     compiler = GrammarCompiler(StructuredOutputConfig(timeout_s=0.05), lambda: backend, tries_apart=True)
-    with pytest.raises(RequestError, match=r"within 0\.05 s; the largest part is \$\.anyOf \(900") as error:
-        compiler.submit(SLOW).result(30)
+    with (
+        contextlib.closing(compiler),
+        pytest.raises(RequestError, match=r"within 0\.05 s; the largest part is \$\.anyOf") as error,
+    ):
+        compiler.submit(SLOW).result(240)  # the part is looked for when nothing else wants to run
     assert error.value.code == "grammar_timeout"
-    compiler.close()
+    assert "(900" in str(error.value)
 
 
 def test_a_constraint_that_ran_out_of_time_is_tried_again(backend):
@@ -100,17 +103,17 @@ def test_a_constraint_that_ran_out_of_time_is_tried_again(backend):
     spec = GrammarSpec("regex", "[a-c]{3}")
     compiler = GrammarCompiler(StructuredOutputConfig(timeout_s=0.2), lambda: backend, tries_apart=True)
     compiler._allowance = Allowance(1, 100)  # it is not starved meanwhile
-    deadline_s = time.monotonic() + 60
-    while compiler.submit(GrammarSpec("regex", "a")).exception(30) is not None:  # the process starts
+    deadline_s = time.monotonic() + 200
+    while compiler.submit(GrammarSpec("regex", "a")).exception(200) is not None:  # the process starts
         assert time.monotonic() < deadline_s
     process = compiler._trials._process
     os.kill(process.pid, signal.SIGSTOP)
     try:
         with pytest.raises(RequestError, match="try again"):
-            compiler.submit(spec).result(30)
+            compiler.submit(spec).result(200)
     finally:
         os.kill(process.pid, signal.SIGCONT)
-    while (late := compiler.submit(spec)).exception(30) is not None:
+    while (late := compiler.submit(spec)).exception(200) is not None:
         assert time.monotonic() < deadline_s
     assert late.result().new_matcher() is not None
     assert compiler.submit(spec) is late
@@ -122,7 +125,7 @@ def test_an_ordinary_constraint_does_not_wait_for_slow_ones(backend, monkeypatch
     monkeypatch.setattr("quire_structured_output.compiler.QUICK_S", 1.0)  # a busy machine may need more than 0.25
     compiler = GrammarCompiler(StructuredOutputConfig(timeout_s=60), lambda: backend, tries_apart=True)
     compiler._allowance = Allowance(0, 100)  # nor does it let anything starve
-    compiler.submit(GrammarSpec("regex", "a")).result(30)  # starts the process
+    compiler.submit(GrammarSpec("regex", "a")).result(200)  # starts the process
     process_id = compiler._trials._process.pid
     hostile = [compiler.submit(SLOW._replace(text=SLOW.text.replace("k", name))) for name in "lmno"]
     stopped: set[int] = set()
@@ -130,7 +133,7 @@ def test_an_ordinary_constraint_does_not_wait_for_slow_ones(backend, monkeypatch
         for child in set(children_of(process_id)) - stopped:
             os.kill(child, signal.SIGSTOP)
             stopped.add(child)
-    assert [compiler.submit(GrammarSpec("regex", f"b{i}")).result(30) for i in range(3)]
+    assert [compiler.submit(GrammarSpec("regex", f"b{i}")).result(200) for i in range(3)]
     assert not any(future.done() for future in hostile)
     while not all(future.done() for future in hostile):
         for child in children_of(process_id):
@@ -144,7 +147,7 @@ def test_an_ordinary_constraint_does_not_wait_for_slow_ones(backend, monkeypatch
 
 def test_closing_lets_slow_ones_go(backend):
     compiler = GrammarCompiler(StructuredOutputConfig(timeout_s=30, num_workers=1), lambda: backend, tries_apart=True)
-    compiler.submit(GrammarSpec("regex", "a")).result(30)
+    compiler.submit(GrammarSpec("regex", "a")).result(200)
     hostile = [compiler.submit(SLOW._replace(text=SLOW.text.replace("k", name))) for name in "lm"]
     while not hostile[1].running():  # the first is slow by now
         time.sleep(0.01)

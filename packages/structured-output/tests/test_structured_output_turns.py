@@ -60,7 +60,7 @@ def results(held: HeldBackend, futures: list) -> list[GrammarSpec]:
     """The order in which all that waited was compiled."""
     held.go.set()
     for future in futures:
-        future.result(30)
+        future.result(200)
     return held.order[1:]
 
 
@@ -163,9 +163,9 @@ def test_a_flood_pushes_no_compiled_constraint_of_others_out(held):
     held.go.set()
     made = make(held, cache_size=8)
     mine = made.submit(SCHEMA, "other")
-    mine.result(30)
+    mine.result(200)
     for index in range(100):
-        made.submit(usual(index), "flood").result(30)
+        made.submit(usual(index), "flood").result(200)
     assert made.submit(SCHEMA, "other") is mine
     assert len(made._cache) == len(made._owners) <= 8
 
@@ -174,9 +174,9 @@ def test_what_failed_is_forgotten_before_what_works(held):
     held.go.set()
     made = make(held, cache_size=8)
     mine = made.submit(SCHEMA)
-    mine.result(30)
+    mine.result(200)
     for index in range(100):
-        assert made.submit(GrammarSpec("regex", f"({index}")).exception(30) is not None
+        assert made.submit(GrammarSpec("regex", f"({index}")).exception(200) is not None
     assert made.submit(SCHEMA) is mine
 
 
