@@ -87,7 +87,7 @@ def test_refusals_are_the_same(backend, trials, spec):
 
 
 def test_the_deadline_names_the_largest_part(backend, monkeypatch):
-    monkeypatch.setattr("quire_structured_output.trials.BLAME_TIMEOUT_S", 60)
+    monkeypatch.setattr("quire_structured_output.trials.BLAME_TIMEOUT_S", 200)
     compiler = GrammarCompiler(StructuredOutputConfig(timeout_s=0.05), lambda: backend, tries_apart=True)
     with (
         contextlib.closing(compiler),
