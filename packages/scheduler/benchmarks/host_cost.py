@@ -1,6 +1,6 @@
 """Host cost of a decode step: `schedule()` and `update()` for many running requests, prefix caching on.
 
-    python packages/scheduler/benchmarks/host_cost.py [--num-seqs 256] [--depth 0]
+    python packages/scheduler/benchmarks/host_cost.py [--num-seqs 64 256 1024 4096] [--depth 0 1]
 
 Prints the median and the 99th percentile in milliseconds. Needs quire-kv-cache. The runner's part is a list of made-up
 tokens, built outside the measured time.
@@ -17,17 +17,21 @@ from quire_interfaces import FullAttentionSpec, ModelRunnerOutput, Request, Samp
 from quire_kv_cache import KVCacheConfig, KVCacheManager, plan_kv_cache
 from quire_scheduler import Scheduler, SchedulerConfig
 
-STEPS_TO_START = 200
-"""More steps than all prefills take: the first requests decode meanwhile, and must not end before the last ones."""
+PREFILL_TOKENS = 2048
+"""Tokens of prompts that fit into a step beside one token of each request."""
 
 
 def make_scheduler(num_seqs: int, num_prompt: int, num_steps: int) -> Scheduler:
     """A scheduler with `num_seqs` requests in its queue, and a cache that holds them all."""
     spec = FullAttentionSpec(block_size=16, num_kv_heads=1, head_dim=1, dtype="bfloat16")
-    max_tokens = num_steps + STEPS_TO_START
+    # The first requests decode while the last prompts are computed, and must not end before those.
+    num_prefill_steps = -(-num_seqs * (num_prompt + 16) // PREFILL_TOKENS) + 2
+    max_tokens = num_steps + num_prefill_steps
     num_blocks = 1 + num_seqs * (-(-(num_prompt + max_tokens) // 16) + 1)
     cache = KVCacheManager(plan_kv_cache({"layer": spec}, num_blocks=num_blocks), KVCacheConfig())
-    config = SchedulerConfig(max_num_seqs=num_seqs, max_num_batched_tokens=max(2048, num_seqs))
+    config = SchedulerConfig(
+        max_num_seqs=num_seqs, max_num_batched_tokens=PREFILL_TOKENS + num_seqs, max_queued_requests=num_seqs
+    )
     scheduler = Scheduler(config, cache)
     for i in range(num_seqs):
         # Different lengths, so that block borders do not all fall into the same step.
@@ -57,6 +61,7 @@ def measure(num_seqs: int, num_prompt: int, num_steps: int, depth: int) -> list[
     scheduler = make_scheduler(num_seqs, num_prompt, num_steps)
     flying: deque[tuple[SchedulerOutput, ModelRunnerOutput]] = deque()
     times_s: list[float] = []
+    gc.freeze()
     while len(times_s) < num_steps:
         start_s = time.perf_counter()
         output = scheduler.schedule()
@@ -76,15 +81,16 @@ def measure(num_seqs: int, num_prompt: int, num_steps: int, depth: int) -> list[
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--num-seqs", type=int, default=256)
+    parser.add_argument("--num-seqs", type=int, nargs="+", default=[64, 256, 1024, 4096])
     parser.add_argument("--num-prompt-tokens", type=int, default=512)
-    parser.add_argument("--num-steps", type=int, default=1000)
-    parser.add_argument("--depth", type=int, default=0, help="steps in flight when the next is scheduled")
+    parser.add_argument("--num-steps", type=int, default=300)
+    parser.add_argument("--depth", type=int, nargs="+", default=[0, 1], help="steps in flight when the next is planned")
     args = parser.parse_args()
-    gc.freeze()
-    times_s = sorted(measure(args.num_seqs, args.num_prompt_tokens, args.num_steps, args.depth))
-    median_ms, p99_ms = (1e3 * times_s[int(len(times_s) * q)] for q in (0.5, 0.99))
-    print(f"{args.num_seqs} decodes, depth {args.depth}: median {median_ms:.3f} ms, p99 {p99_ms:.3f} ms per step")
+    for num_seqs in args.num_seqs:
+        for depth in args.depth:
+            times_s = sorted(measure(num_seqs, args.num_prompt_tokens, args.num_steps, depth))
+            median_ms, p99_ms = (1e3 * times_s[int(len(times_s) * q)] for q in (0.5, 0.99))
+            print(f"{num_seqs} decodes, depth {depth}: median {median_ms:.3f} ms, p99 {p99_ms:.3f} ms per step")
 
 
 if __name__ == "__main__":

@@ -1,8 +1,10 @@
-"""Shared by the tests: a driver over the plain allocator, or over the real cache."""
+"""Shared by the tests: a driver over the plain allocator, or over the real cache. `scheduler_traces` is importable."""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
@@ -12,6 +14,8 @@ from quire_scheduler import Scheduler, SchedulerConfig
 from quire_testkit.conformance.scheduler import BLOCK, Driver
 from quire_testkit.fake_runner import FakeRunner
 from quire_testkit.plain_blocks import PlainBlocks
+
+sys.path.insert(0, str(Path(__file__).parent))
 
 MakeDriver = Callable[..., Driver]
 
