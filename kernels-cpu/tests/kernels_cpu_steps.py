@@ -76,7 +76,7 @@ def make_draws(num_rows: int, vocab_size: int, seed: int) -> DrawTable:
         draws=some_of([1, 1, 0], torch.bool),
         seeds=torch.randint(-(2**63), 2**63 - 1, (num_rows,), generator=generator),
         num_prompt_tokens=torch.randint(1, 4, (num_rows,), generator=generator),
-        sharpness=some_of([1.4e6, 7.2, 2, 1.4427, 1.1, 0.3, 0.014], torch.float32),
+        inv_temperature=some_of([1.4e6, 7.2, 2, 1.4427, 1.1, 0.3, 0.014], torch.float32),
         top_k=some_of([vocab_size] * 3 + [1, 3, 20, 70, 256, 257, 900, 5000], torch.int64).clamp(max=vocab_size),
         top_p=some_of([1, 1, 1e-9, 0.3, 0.8, 0.95, 0.999999], torch.float64),
         min_log2=some_of([-torch.inf] * 3 + [-99, -10, -3.3, 0], torch.float32),

@@ -226,7 +226,7 @@ class Engine:
         self.runner = ModelRunner.for_model(
             self.network, plan, RunnerConfig(device=device, dtype=dtype, cuda_graph_sizes=(num_seqs,), **settings)
         )
-        self.runner.rehearse()
+        self.runner.warm_up()
         self.config, self._step = config, 0
 
     def step(self, rows: list[int], starts: list[int], counts: list[int], *, new: bool = False) -> Any:

@@ -131,7 +131,7 @@ def test_every_kernel_of_a_step_is_ours() -> None:
         "penalize",
         "lm_head_argmax",
         "rms_norm",
-        "rotate_and_write",
+        "rope_and_write_kv",
     ):
         assert table.choose(op, request)[0].name == "triton"
 

@@ -43,10 +43,10 @@ def test_equals_the_ops_in_turn(monkeypatch, dtype, cache_dtype, heads, kv_heads
     given = [query, key, value, cos, sin]
     poison(monkeypatch)
     on_device = {name: here(each) for name, each in norms.items()}
-    out = rotary.rotate_and_write(*map(here, given), got, here(SLOTS), kv_scale=here(scale), **on_device)
-    check(out, ref.rotate_and_write(*given, wanted.clone(), SLOTS, kv_scale=scale, **norms), dtype)
+    out = rotary.rope_and_write_kv(*map(here, given), got, here(SLOTS), kv_scale=here(scale), **on_device)
+    check(out, ref.rope_and_write_kv(*given, wanted.clone(), SLOTS, kv_scale=scale, **norms), dtype)
     # Keys are rotated as queries are: their bits in the cache are those of rotated queries, written by the reference.
-    keys = rotary.rotate_and_write(
+    keys = rotary.rope_and_write_kv(
         here(key), *map(here, given[1:]), got.clone(), here(SLOTS), kv_scale=here(scale),
         **on_device | ({"query_norm": on_device["key_norm"]} if normed else {}),
     )  # fmt: skip
@@ -58,4 +58,4 @@ def test_no_tokens():
     empty = here(torch.empty(0, 2, 8))
     slots = here(torch.empty(0, dtype=torch.int64))
     cache = here(empty_cache(2, 8, torch.float32))
-    assert rotary.rotate_and_write(empty, empty, empty, empty, empty, cache, slots).shape == (0, 2, 8)
+    assert rotary.rope_and_write_kv(empty, empty, empty, empty, empty, cache, slots).shape == (0, 2, 8)

@@ -15,7 +15,7 @@ from models_paged_driver import PagedDriver
 from quire_kernels_cuda.ops import backends
 from quire_kernels_cuda.triton import gates, norms, rounding
 from quire_models import ModelConfig, build_model
-from quire_ops import OpBackend, RoundedTokens, Rounding
+from quire_ops import OpBackend, QuantizedTokens, Rounding
 from quire_ops import reference as ref
 from quire_ops.backends import replaced_backends
 
@@ -44,7 +44,7 @@ def rows(shape: tuple[int, int], dtype: torch.dtype) -> torch.Tensor:
     return x
 
 
-def check(got: RoundedTokens, apart: RoundedTokens, wanted: RoundedTokens, dtype: torch.dtype) -> None:
+def check(got: QuantizedTokens, apart: QuantizedTokens, wanted: QuantizedTokens, dtype: torch.dtype) -> None:
     """To the bit what the kernels apart give, and near to what the reference gives."""
     assert got.dtype == wanted.dtype == dtype
     assert got.tokens.dtype == wanted.tokens.dtype
@@ -67,11 +67,11 @@ def test_norm(monkeypatch, shape, dtype, form, by_group, input_scale, activation
     x, residual = rows(shape, dtype), random_tensor(*shape, dtype=dtype)
     residual[1:2] = 0
     weight, given = random_tensor(shape[1], dtype=dtype), torch.tensor([input_scale])
-    wanted, total = ref.add_rms_norm_and_round(x, residual, weight, 1e-6, Rounding(form, given, by_group))
+    wanted, total = ref.add_rms_norm_quant(x, residual, weight, 1e-6, Rounding(form, given, by_group))
     poison(monkeypatch)
     rule = Rounding(form, here(given), by_group)
     wide = here(torch.cat((x, x), 1))[:, : shape[1]]  # rows apart in memory
-    got, got_total = rounding.add_rms_norm_and_round(wide, here(residual).clone(), here(weight), 1e-6, rule)
+    got, got_total = rounding.add_rms_norm_quant(wide, here(residual).clone(), here(weight), 1e-6, rule)
     normed, _ = norms.add_rms_norm(here(x), here(residual).clone(), here(weight), 1e-6)
     assert torch.equal(got_total.cpu().nan_to_num(-1.0), total.nan_to_num(-1.0))
     check(got, rounding.round_rows(normed, rule), wanted, dtype)
@@ -82,13 +82,13 @@ def test_gate(monkeypatch, shape, dtype, form, by_group, input_scale, activation
     torch.manual_seed(4)
     gate, up = rows(shape, dtype), random_tensor(*shape, dtype=dtype)
     given = torch.tensor([input_scale])
-    wanted = ref.gate_and_round(gate, up, activation, Rounding(form, given, by_group))
+    wanted = ref.gate_quant(gate, up, activation, Rounding(form, given, by_group))
     poison(monkeypatch)
     monkeypatch.setattr(rounding, "_BLOCK", 128)
     rule = Rounding(form, here(given), by_group)
     halves = here(torch.cat((gate, up), 1)).split(shape[1], dim=1)
     apart = rounding.round_rows(getattr(gates, f"{activation}_and_mul")(here(gate), here(up)), rule)
-    check(rounding.gate_and_round(*halves, activation, rule), apart, wanted, dtype)
+    check(rounding.gate_quant(*halves, activation, rule), apart, wanted, dtype)
 
 
 SIZES = {
@@ -114,7 +114,7 @@ NETWORKS: dict[str, dict[str, Any]] = {
     "fp8 with scales of inputs": {"quantization_config": {**STORED_FP8, "activation_scheme": "static"}},
 }
 APART = {"rms_norm", "add_rms_norm", "silu_and_mul", "w8a8_linear", "fp8_linear"}
-TOGETHER = {"add_rms_norm_and_round", "gate_and_round"}
+TOGETHER = {"add_rms_norm_quant", "gate_quant"}
 
 
 @contextmanager
@@ -171,7 +171,7 @@ def test_networks_give_the_same(case: str) -> None:
 
     apart, _ = logits(APART)
     together, counts = logits(APART | TOGETHER)
-    assert counts == {"add_rms_norm_and_round": 3, "gate_and_round": 2}
+    assert counts == {"add_rms_norm_quant": 3, "gate_quant": 2}
     assert apart.isfinite().all()
     assert torch.equal(together, apart)
 

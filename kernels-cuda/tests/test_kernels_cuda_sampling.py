@@ -35,7 +35,7 @@ def make_table(vocab_size: int) -> DrawTable:
         draws=draws,
         seeds=torch.randint(-(2**63), 2**63 - 1, (len(ROWS),)),
         num_prompt_tokens=torch.randint(0, 99, (len(ROWS),)),
-        sharpness=(math.log2(math.e) / temperature.double()).float(),
+        inv_temperature=(math.log2(math.e) / temperature.double()).float(),
         top_k=torch.where(top_k == 0, vocab_size, top_k.clamp(max=vocab_size)),
         top_p=top_p.double(),
         min_log2=min_p.double().log2().float(),

@@ -72,7 +72,7 @@ def test_attention_backends_of_nvidia_have_counterparts_or_reasons(monkeypatch: 
     assert theirs == set(COUNTERPARTS)
     assert ours == {name for name in COUNTERPARTS.values() if name is not None}
     for name in ours:  # an attention backend has writers of its own
-        assert {each.op for each in backends() if each.name == name} >= {"write_kv_cache", "rotate_and_write"}
+        assert {each.op for each in backends() if each.name == name} >= {"write_kv_cache", "rope_and_write_kv"}
     rocm_availability = import_module("quire_kernels_rocm.availability")
     monkeypatch.setenv("TRITON_INTERPRET", "0")
     monkeypatch.setattr(torch.version, "hip", "6.4")

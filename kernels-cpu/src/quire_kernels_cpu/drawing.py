@@ -20,7 +20,7 @@ class Table(ctypes.Structure):
         ("draws", ctypes.c_void_p),
         ("seeds", ctypes.c_void_p),
         ("num_prompt_tokens", ctypes.c_void_p),
-        ("sharpness", ctypes.c_void_p),
+        ("inv_temperature", ctypes.c_void_p),
         ("top_k", ctypes.c_void_p),
         ("top_p", ctypes.c_void_p),
         ("min_log2", ctypes.c_void_p),

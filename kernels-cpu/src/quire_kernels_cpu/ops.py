@@ -28,7 +28,7 @@ from quire_kernels_cpu.recurrent import (
     selective_scan,
     wkv,
 )
-from quire_kernels_cpu.rotated_write import rotate_and_write
+from quire_kernels_cpu.rope_and_cache import rope_and_write_kv
 from quire_kernels_cpu.routing import route_experts
 from quire_kernels_cpu.step_inputs import step_inputs
 from quire_ops import EXPERT_ACTIVATIONS, OpBackend, SizeRule
@@ -52,7 +52,7 @@ __all__ = [
     "lora_linear",
     "paged_attention",
     "rms_norm",
-    "rotate_and_write",
+    "rope_and_write_kv",
     "route_experts",
     "sigmoid_and_mul",
     "silu_and_mul",
@@ -90,7 +90,7 @@ def backends() -> list[OpBackend]:
         gelu_and_mul,
         sigmoid_and_mul,
         write_kv_cache,
-        rotate_and_write,
+        rope_and_write_kv,
         paged_attention,
         head_linear,
         latent_attention,

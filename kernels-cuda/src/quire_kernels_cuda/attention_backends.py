@@ -23,7 +23,7 @@ _HALVES = frozenset({torch.bfloat16, torch.float16})
 
 
 def attention_backends() -> list[OpBackend]:
-    """Backends of op `paged_attention`, each with the `write_kv_cache` and `rotate_and_write` of our own kernels."""
+    """Backends of op `paged_attention`, each with the `write_kv_cache` and `rope_and_write_kv` of our own kernels."""
     found = [
         OpBackend(
             op="paged_attention",
@@ -85,7 +85,7 @@ def _writers(backend: OpBackend, reason: str | None) -> list[OpBackend]:
             op=op, name=backend.name, function=_writer(op, reason), priority=backend.priority - 1,
             devices=backend.devices, unavailable=backend.unavailable,
         )
-        for op in ("write_kv_cache", "rotate_and_write")
+        for op in ("write_kv_cache", "rope_and_write_kv")
     ]  # fmt: skip
 
 

@@ -47,13 +47,13 @@ def logits(architecture: str, backend: str) -> torch.Tensor:
 @pytest.mark.parametrize("architecture", FUSED)
 def test_fused_is_apart(architecture: str, monkeypatch: pytest.MonkeyPatch) -> None:
     calls = []
-    fused = Attention.rotate_and_write
+    fused = Attention.rope_and_write_kv
 
     def counted(*args: object, **kwargs: object) -> torch.Tensor:
         calls.append(None)
         return fused(*args, **kwargs)
 
-    monkeypatch.setattr(Attention, "rotate_and_write", counted)
+    monkeypatch.setattr(Attention, "rope_and_write_kv", counted)
     apart = logits(architecture, "torch")
     assert not calls
     together = logits(architecture, "reference")

@@ -27,8 +27,8 @@ def test_formats_of_the_cache_are_part_of_a_request() -> None:
 
 
 def test_every_op_has_a_reference_and_a_fast_backend() -> None:
-    options = {"decoder_stack", "decode_step", "draw", "draw_masked", "fp8_linear", "penalize", "rotate_and_write"}
-    options |= {"add_rms_norm_and_round", "gate_and_round", "gated_linear", "route_experts"}
+    options = {"decoder_stack", "decode_step", "draw", "draw_masked", "fp8_linear", "penalize", "rope_and_write_kv"}
+    options |= {"add_rms_norm_quant", "gate_quant", "gated_linear", "route_experts"}
     for op in OPS:
         expected = ["reference"] if op.name in options else ["torch", "reference"]
         assert [backend.name for backend in builtin_table().backends(op.name)] == expected

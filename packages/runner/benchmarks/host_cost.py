@@ -49,7 +49,7 @@ class NoNetwork:
     def bind_decode(self, rows: DecodeRows) -> None:
         return None
 
-    def most_likely(self, hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def argmax(self, hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         begin, cpu_begin = time.perf_counter(), time.thread_time()
         peaks, token_ids = self._logits[: len(hidden)].max(dim=-1)
         self.seconds += time.perf_counter() - begin

@@ -61,7 +61,7 @@ def attend(query: Tensor, cache: Tensor, metadata: AttentionMetadata, window: in
 def draw(logits: Tensor, rows: Tensor, positions: Tensor, table: DrawTable) -> tuple[Tensor, Tensor]:
     """Op `draw` with a whole sort, without a question to the device."""
     peaks, greedy = logits.amax(-1), logits.max(-1).indices
-    log2 = log2_weights(logits, peaks, table.sharpness[rows])
+    log2 = log2_weights(logits, peaks, table.inv_temperature[rows])
     order = logits.sort(dim=-1, descending=True, stable=True).indices
     rank = torch.arange(logits.shape[1])
     passes = (log2.gather(1, order) >= table.min_log2[rows, None]) & (rank < table.top_k[rows, None])

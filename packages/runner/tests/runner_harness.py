@@ -112,7 +112,7 @@ class TinyNetwork(nn.Module):
     def bind_decode(self, rows: DecodeRows) -> None:
         return None
 
-    def most_likely(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
+    def argmax(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
         peaks, token_ids = self.compute_logits(hidden).max(dim=-1)
         return token_ids, peaks
 

@@ -19,7 +19,7 @@ from quire_kernels_cuda.builds import Calls, NetworkShape
 from quire_kernels_cuda.platform import NVIDIA, Platform
 from quire_kernels_cuda.triton.rounding import round_rows
 from quire_kernels_cuda.triton.w8a8 import byte_tile
-from quire_ops import CACHE_TORCH_DTYPES, RoundedTokens, Rounding
+from quire_ops import CACHE_TORCH_DTYPES, QuantizedTokens, Rounding
 from quire_ops.fp8_tokens import FP8_GROUP
 
 __all__ = ["calls", "fp8_kernel", "fp8_linear"]
@@ -59,7 +59,7 @@ def fp8_kernel(
 
 
 def fp8_linear(
-    x: Tensor | RoundedTokens,
+    x: Tensor | QuantizedTokens,
     weight: Tensor,
     scale: Tensor,
     input_scale: Tensor,
@@ -71,7 +71,7 @@ def fp8_linear(
     """Op `fp8_linear`."""
     num_outputs, num_groups = scale.shape
     rounding = Rounding(torch.float8_e4m3fn, input_scale, by_group=num_groups > 1)
-    tokens, steps, dtype = x if isinstance(x, RoundedTokens) else round_rows(x, rounding)
+    tokens, steps, dtype = x if isinstance(x, QuantizedTokens) else round_rows(x, rounding)
     num_rows, inputs = tokens.shape
     out = torch.empty((num_rows, num_outputs), dtype=torch.float32 if wide else dtype, device=tokens.device)
     if not out.numel():

@@ -1,6 +1,6 @@
 """Op `gated_linear`: gate and up of a feed-forward network with the gate's activation, few rows in one kernel.
 
-Both products are read from one weight, gate's outputs first, as `SharedInput` lays them. A program makes the same tile
+Both products are read from one weight, gate's outputs first, as `MergedLinear` lays them. A program makes the same tile
 of both from one tile of the inputs, so the activation needs nothing that another program has, and neither product is
 written to memory. Their numbers are rounded to the compute dtype before the activation, as if they had been.
 

@@ -22,9 +22,9 @@ from quire_ops import CACHE_TORCH_DTYPES
 __all__ = [
     "CACHE_FORMATS",
     "calls",
+    "rope_and_write_kv",
     "rotary_embedding",
     "rotary_kernel",
-    "rotate_and_write",
     "rotate_and_write_kernel",
     "write_kv_cache",
     "write_kv_cache_kernel",
@@ -262,7 +262,7 @@ def write_kv_cache(
     )  # fmt: skip
 
 
-def rotate_and_write(
+def rope_and_write_kv(
     query: Tensor,
     key: Tensor,
     value: Tensor,
@@ -276,7 +276,7 @@ def rotate_and_write(
     key_norm: Tensor | None = None,
     eps: float = 0.0,
 ) -> Tensor:
-    """Op `rotate_and_write`. Heads and tokens may be apart in memory."""
+    """Op `rope_and_write_kv`. Heads and tokens may be apart in memory."""
     query, key, value = _dense_rows(query), _dense_rows(key), _dense_rows(value)
     num_tokens, num_heads, head_dim = query.shape
     num_kv_heads = key.shape[1]
@@ -315,7 +315,7 @@ def calls(shape: NetworkShape, platform: Platform) -> Calls:
     into = f"{label} {shape.cache_dtype or shape.dtype} cache{shape.cache_label}"
     yield into, lambda: write_kv_cache(x, x, cache, slots, scale)
     query = empty(16, shape.num_heads, head_dim)
-    both = partial(rotate_and_write, query, x, x, angle, angle, cache, slots, kv_scale=scale)
+    both = partial(rope_and_write_kv, query, x, x, angle, angle, cache, slots, kv_scale=scale)
     yield into, both
     yield f"{into} normed", partial(both, query_norm=x[0, 0], key_norm=x[0, 0], eps=1e-6)
 

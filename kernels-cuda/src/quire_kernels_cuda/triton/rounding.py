@@ -21,14 +21,14 @@ from quire_kernels_cuda.platform import Platform
 from quire_kernels_cuda.triton.gates import activate
 from quire_kernels_cuda.triton.norms import normed_rows, row_tiles
 from quire_kernels_cuda.triton.rotary import fp8_bits
-from quire_ops import CACHE_TORCH_DTYPES, RoundedTokens, Rounding
+from quire_ops import CACHE_TORCH_DTYPES, QuantizedTokens, Rounding
 from quire_ops.fp8_tokens import FP8_GROUP
 
 __all__ = [
-    "add_rms_norm_and_round",
-    "add_rms_norm_and_round_kernel",
+    "add_rms_norm_quant",
+    "add_rms_norm_quant_kernel",
     "calls",
-    "gate_and_round",
+    "gate_quant",
     "round_rows",
     "round_rows_kernel",
 ]
@@ -109,7 +109,7 @@ def round_rows_kernel(
 
 
 @triton.jit(do_not_specialize=["num_rows"])
-def add_rms_norm_and_round_kernel(
+def add_rms_norm_quant_kernel(
     x, residual, weight, input_scale, tokens, steps, num_rows, size, num_groups, x_row, residual_row, eps,
     ROWS: tl.constexpr, BLOCK: tl.constexpr, GROUP: tl.constexpr, INT8: tl.constexpr,
 ):  # fmt: skip
@@ -131,7 +131,7 @@ def add_rms_norm_and_round_kernel(
     tl.store(steps + row[:, None] * num_groups + which[None, :], step, mask=inside)
 
 
-def round_rows(x: Tensor, rounding: Rounding, up: Tensor | None = None, activation: str = "") -> RoundedTokens:
+def round_rows(x: Tensor, rounding: Rounding, up: Tensor | None = None, activation: str = "") -> QuantizedTokens:
     """x [N, I] rounded, or with `up` [N, I] activation(x) * up."""
     x = x if x.stride(-1) == 1 else x.contiguous()
     other = x if up is None else up if up.stride(-1) == 1 else up.contiguous()
@@ -149,15 +149,15 @@ def round_rows(x: Tensor, rounding: Rounding, up: Tensor | None = None, activati
     return rounded
 
 
-def gate_and_round(gate: Tensor, up: Tensor, activation: str, rounding: Rounding) -> RoundedTokens:
-    """Op `gate_and_round`."""
+def gate_quant(gate: Tensor, up: Tensor, activation: str, rounding: Rounding) -> QuantizedTokens:
+    """Op `gate_quant`."""
     return round_rows(gate, rounding, up, activation)
 
 
-def add_rms_norm_and_round(
+def add_rms_norm_quant(
     x: Tensor, residual: Tensor, weight: Tensor, eps: float, rounding: Rounding
-) -> tuple[RoundedTokens, Tensor]:
-    """Op `add_rms_norm_and_round`; the sum is written over `residual`."""
+) -> tuple[QuantizedTokens, Tensor]:
+    """Op `add_rms_norm_quant`; the sum is written over `residual`."""
     x = x if x.stride(-1) == 1 else x.contiguous()
     residual = residual if residual.stride(-1) == 1 else residual.contiguous()
     num_rows, size = x.shape
@@ -166,7 +166,7 @@ def add_rms_norm_and_round(
     if num_rows:
         grid, options = row_tiles(num_rows, size)
         num_groups = triton.cdiv(size, group)
-        add_rms_norm_and_round_kernel[grid](
+        add_rms_norm_quant_kernel[grid](
             x, residual, weight, rounding.input_scale, _bytes(tokens), steps, num_rows, size, num_groups, x.stride(0),
             residual.stride(0), eps, GROUP=group if num_groups > 1 else options["BLOCK"],
             INT8=rounding.dtype == torch.int8, **options,
@@ -174,13 +174,13 @@ def add_rms_norm_and_round(
     return rounded, residual
 
 
-def _empty(x: Tensor, rounding: Rounding) -> tuple[RoundedTokens, int]:
+def _empty(x: Tensor, rounding: Rounding) -> tuple[QuantizedTokens, int]:
     """Memory for x [N, I] rounded, and how many numbers are in a group."""
     num_rows, inputs = x.shape
     group = FP8_GROUP if rounding.by_group else inputs
     shape = (num_rows,) if rounding.dtype == torch.int8 else (num_rows, -(-inputs // group))
     tokens = torch.empty((num_rows, inputs), dtype=rounding.dtype, device=x.device)
-    return RoundedTokens(tokens, torch.empty(shape, dtype=torch.float32, device=x.device), x.dtype), group
+    return QuantizedTokens(tokens, torch.empty(shape, dtype=torch.float32, device=x.device), x.dtype), group
 
 
 def _bytes(tokens: Tensor) -> Tensor:
@@ -200,6 +200,6 @@ def calls(shape: NetworkShape, platform: Platform) -> Calls:
         rounding = Rounding(to, scale, by_group)
         label = f"{shape.weights} {shape.dtype}{' grouped' if by_group else ''}"
         yield f"{label} {shape.hidden_size}", partial(round_rows, x, rounding)
-        yield f"{label} {shape.hidden_size}", partial(add_rms_norm_and_round, x, x, x[0], 1e-6, rounding)
+        yield f"{label} {shape.hidden_size}", partial(add_rms_norm_quant, x, x, x[0], 1e-6, rounding)
         for activation in ("silu", "gelu"):
-            yield f"{label} {activation}", partial(gate_and_round, inner, inner, activation, rounding)
+            yield f"{label} {activation}", partial(gate_quant, inner, inner, activation, rounding)

@@ -80,23 +80,23 @@ def _integer_weight(log2):
 
 
 @triton.jit
-def _load(logits, begin, vocab_size, peak, sharpness, min_log2, BLOCK: tl.constexpr):
+def _load(logits, begin, vocab_size, peak, inv_temperature, min_log2, BLOCK: tl.constexpr):
     """Of a piece of the row: ids, places in the order of logits, weights, and whether min_p keeps the token."""
     token = begin + tl.arange(0, BLOCK)
     value = tl.load(logits + token, mask=token < vocab_size, other=float("-inf"))
-    log2 = (value - peak) * sharpness
+    log2 = (value - peak) * inv_temperature
     passes = (token < vocab_size) & (log2 >= min_log2)
     return token, _order(value), tl.where(passes, _integer_weight(log2), 0), passes
 
 
 @triton.jit
 def _at_or_above(
-    logits, vocab_size, peak, sharpness, min_log2, low, middle, high, WEIGHTS: tl.constexpr, BLOCK: tl.constexpr
+    logits, vocab_size, peak, inv_temperature, min_log2, low, middle, high, WEIGHTS: tl.constexpr, BLOCK: tl.constexpr
 ):
     """For three values in the order of `_order`: number, or weight, of the tokens at or above them that min_p keeps."""
     first, second, third = tl.zeros([], tl.int64), tl.zeros([], tl.int64), tl.zeros([], tl.int64)
     for begin in range(0, vocab_size, BLOCK):
-        _, key, weight, passes = _load(logits, begin, vocab_size, peak, sharpness, min_log2, BLOCK)
+        _, key, weight, passes = _load(logits, begin, vocab_size, peak, inv_temperature, min_log2, BLOCK)
         if not WEIGHTS:
             weight = passes.to(tl.int64)
         first += tl.sum(tl.where(key >= low, weight, 0), axis=0)
@@ -106,7 +106,9 @@ def _at_or_above(
 
 
 @triton.jit
-def _find(logits, vocab_size, peak, sharpness, min_log2, low, high, wanted, WEIGHTS: tl.constexpr, BLOCK: tl.constexpr):
+def _find(
+    logits, vocab_size, peak, inv_temperature, min_log2, low, high, wanted, WEIGHTS: tl.constexpr, BLOCK: tl.constexpr
+):
     """The largest value in [low, high) with at least `wanted` at or above it, low if there is none; and what is above
     it."""
     while high - low > 1:
@@ -114,7 +116,7 @@ def _find(logits, vocab_size, peak, sharpness, min_log2, low, high, wanted, WEIG
         middle = (low + high) // 2
         upper = tl.maximum(middle, high - quarter)
         below, at, above = _at_or_above(
-            logits, vocab_size, peak, sharpness, min_log2, low + quarter, middle, upper, WEIGHTS, BLOCK
+            logits, vocab_size, peak, inv_temperature, min_log2, low + quarter, middle, upper, WEIGHTS, BLOCK
         )
         if above >= wanted:
             low = upper
@@ -124,14 +126,18 @@ def _find(logits, vocab_size, peak, sharpness, min_log2, low, high, wanted, WEIG
             low, high = low + quarter, middle
         else:
             high = low + quarter
-    above, _, _ = _at_or_above(logits, vocab_size, peak, sharpness, min_log2, low + 1, low + 1, low + 1, WEIGHTS, BLOCK)
+    above, _, _ = _at_or_above(
+        logits, vocab_size, peak, inv_temperature, min_log2, low + 1, low + 1, low + 1, WEIGHTS, BLOCK
+    )
     return low, above
 
 
 @triton.jit
-def _kept(logits, begin, vocab_size, peak, sharpness, min_log2, cutoff, num_equal, seen_equal, BLOCK: tl.constexpr):
+def _kept(
+    logits, begin, vocab_size, peak, inv_temperature, min_log2, cutoff, num_equal, seen_equal, BLOCK: tl.constexpr
+):
     """Of a piece of the row: ids, weights (0 for what is removed), and how many equal the cutoff up to its end."""
-    token, key, weight, passes = _load(logits, begin, vocab_size, peak, sharpness, min_log2, BLOCK)
+    token, key, weight, passes = _load(logits, begin, vocab_size, peak, inv_temperature, min_log2, BLOCK)
     is_equal = ((key == cutoff) & passes).to(tl.int64)
     before = seen_equal + tl.cumsum(is_equal, 0) - is_equal
     kept = (key > cutoff) | ((is_equal > 0) & (before < num_equal))
@@ -139,25 +145,25 @@ def _kept(logits, begin, vocab_size, peak, sharpness, min_log2, cutoff, num_equa
 
 
 @triton.jit
-def _kept_weight(logits, vocab_size, peak, sharpness, min_log2, cutoff, num_equal, BLOCK: tl.constexpr):
+def _kept_weight(logits, vocab_size, peak, inv_temperature, min_log2, cutoff, num_equal, BLOCK: tl.constexpr):
     total, seen_equal = tl.zeros([], tl.int64), tl.zeros([], tl.int64)
     for begin in range(0, vocab_size, BLOCK):
         _, weight, seen_equal = _kept(
-            logits, begin, vocab_size, peak, sharpness, min_log2, cutoff, num_equal, seen_equal, BLOCK
+            logits, begin, vocab_size, peak, inv_temperature, min_log2, cutoff, num_equal, seen_equal, BLOCK
         )
         total += tl.sum(weight, axis=0)
     return total
 
 
 @triton.jit
-def _pick(logits, vocab_size, peak, sharpness, min_log2, cutoff, num_equal, target, BLOCK: tl.constexpr):
+def _pick(logits, vocab_size, peak, inv_temperature, min_log2, cutoff, num_equal, target, BLOCK: tl.constexpr):
     """The first token, in the order of ids, whose cumulative weight exceeds the target."""
     chosen = tl.full([], _NONE, tl.int32)
     reached, seen_equal = tl.zeros([], tl.int64), tl.zeros([], tl.int64)
     begin = tl.zeros([], tl.int32)
     while (begin < vocab_size) & (chosen == _NONE):
         token, weight, seen_equal = _kept(
-            logits, begin, vocab_size, peak, sharpness, min_log2, cutoff, num_equal, seen_equal, BLOCK
+            logits, begin, vocab_size, peak, inv_temperature, min_log2, cutoff, num_equal, seen_equal, BLOCK
         )
         after = reached + tl.sum(weight, axis=0)
         if after > target:
@@ -169,37 +175,39 @@ def _pick(logits, vocab_size, peak, sharpness, min_log2, cutoff, num_equal, targ
 
 
 @triton.jit
-def _draw(logits, vocab_size, peak, sharpness, min_log2, top_k, top_p, seed, position, BLOCK: tl.constexpr):
+def _draw(logits, vocab_size, peak, inv_temperature, min_log2, top_k, top_p, seed, position, BLOCK: tl.constexpr):
     """A token among those that are kept: all above `cutoff`, and the first `num_equal` that equal it."""
     ceiling = _order(peak) + 1
     cutoff = tl.full([], _BELOW_ALL, tl.int64)
     num_equal = tl.full([], _NONE, tl.int64)
     if top_k < vocab_size:
         passing, _, _ = _at_or_above(
-            logits, vocab_size, peak, sharpness, min_log2, cutoff, ceiling, ceiling, False, BLOCK
+            logits, vocab_size, peak, inv_temperature, min_log2, cutoff, ceiling, ceiling, False, BLOCK
         )
         wanted = tl.minimum(top_k, passing)
-        cutoff, above = _find(logits, vocab_size, peak, sharpness, min_log2, cutoff, ceiling, wanted, False, BLOCK)
+        cutoff, above = _find(
+            logits, vocab_size, peak, inv_temperature, min_log2, cutoff, ceiling, wanted, False, BLOCK
+        )
         num_equal = wanted - above
     if top_p < 1.0:
-        total = _kept_weight(logits, vocab_size, peak, sharpness, min_log2, cutoff, num_equal, BLOCK)
+        total = _kept_weight(logits, vocab_size, peak, inv_temperature, min_log2, cutoff, num_equal, BLOCK)
         share = tl.ceil(top_p * total.to(tl.float64)).to(tl.int64)
-        found, above = _find(logits, vocab_size, peak, sharpness, min_log2, cutoff, ceiling, share, True, BLOCK)
-        each = tl.maximum(_integer_weight((_value(found) - peak) * sharpness), 1)
+        found, above = _find(logits, vocab_size, peak, inv_temperature, min_log2, cutoff, ceiling, share, True, BLOCK)
+        each = tl.maximum(_integer_weight((_value(found) - peak) * inv_temperature), 1)
         fitting = tl.maximum((share - above + each - 1) // each, 1)
         num_equal = tl.where(found == cutoff, tl.minimum(num_equal, fitting), fitting)
         cutoff = found
-    total = _kept_weight(logits, vocab_size, peak, sharpness, min_log2, cutoff, num_equal, BLOCK)
+    total = _kept_weight(logits, vocab_size, peak, inv_temperature, min_log2, cutoff, num_equal, BLOCK)
     one = tl.arange(0, 1)
     share = tl.sum(_uniform(tl.load(seed + one), position + one), axis=0) * total.to(tl.float64)
     target = tl.minimum(share.to(tl.int64), total - 1)
-    return _pick(logits, vocab_size, peak, sharpness, min_log2, cutoff, num_equal, target, BLOCK)
+    return _pick(logits, vocab_size, peak, inv_temperature, min_log2, cutoff, num_equal, target, BLOCK)
 
 
 @triton.jit(do_not_specialize=["mask_row"])
 def draw_kernel(
-    logits, rows, positions, draws, seeds, num_prompt_tokens, sharpness, top_k, top_p, min_log2, mask_of, bitmask, ids,
-    peaks, vocab_size, logits_row, mask_row, MASKED: tl.constexpr, BLOCK: tl.constexpr,
+    logits, rows, positions, draws, seeds, num_prompt_tokens, inv_temperature, top_k, top_p, min_log2, mask_of, bitmask,
+    ids, peaks, vocab_size, logits_row, mask_row, MASKED: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """ids [N] and peaks [N]. A program has a row. MASKED: logits that the row's mask leaves out become -inf first."""
     program = tl.program_id(0).to(tl.int64)
@@ -232,7 +240,7 @@ def draw_kernel(
     if tl.load(draws + row).to(tl.int32) * is_finite.to(tl.int32) > 0:
         position = tl.load(positions + program) + 1 - tl.load(num_prompt_tokens + row)
         best = _draw(
-            logits, vocab_size, peak, tl.load(sharpness + row), tl.load(min_log2 + row), tl.load(top_k + row),
+            logits, vocab_size, peak, tl.load(inv_temperature + row), tl.load(min_log2 + row), tl.load(top_k + row),
             tl.load(top_p + row), seeds + row, position, BLOCK,
         )  # fmt: skip
     tl.store(ids + program, tl.minimum(best, vocab_size - 1).to(tl.int64))
@@ -265,9 +273,10 @@ def _draw_rows(
     if num_rows:
         block = min(4096, max(64, triton.next_power_of_2(vocab_size)))
         draw_kernel[(num_rows,)](
-            logits, rows, positions, table.draws, table.seeds, table.num_prompt_tokens, table.sharpness, table.top_k,
-            table.top_p, table.min_log2, rows if mask_of is None else mask_of, rows if bitmask is None else bitmask,
-            ids, peaks, vocab_size, logits.stride(0), 0 if bitmask is None else bitmask.stride(0),
+            logits, rows, positions, table.draws, table.seeds, table.num_prompt_tokens, table.inv_temperature,
+            table.top_k, table.top_p, table.min_log2, rows if mask_of is None else mask_of,
+            rows if bitmask is None else bitmask, ids, peaks,
+            vocab_size, logits.stride(0), 0 if bitmask is None else bitmask.stride(0),
             MASKED=bitmask is not None, BLOCK=block, num_warps=8, enable_fp_fusion=False,
         )  # fmt: skip
     return ids, peaks

@@ -18,7 +18,7 @@ from quire_kernels_cuda.builds import Calls, NetworkShape
 from quire_kernels_cuda.platform import NVIDIA, Platform
 from quire_kernels_cuda.targets import Target
 from quire_kernels_cuda.triton.rounding import round_rows
-from quire_ops import CACHE_TORCH_DTYPES, RoundedTokens, Rounding
+from quire_ops import CACHE_TORCH_DTYPES, QuantizedTokens, Rounding
 
 __all__ = ["byte_tile", "calls", "w8a8_kernel", "w8a8_linear"]
 
@@ -61,7 +61,7 @@ def byte_tile(num_rows: int, target: Target) -> dict[str, int]:
 
 
 def w8a8_linear(
-    x: Tensor | RoundedTokens,
+    x: Tensor | QuantizedTokens,
     weight: Tensor,
     scale: Tensor,
     input_scale: Tensor,
@@ -71,7 +71,7 @@ def w8a8_linear(
     platform: Platform = NVIDIA,
 ) -> Tensor:
     """Op `w8a8_linear`."""
-    tokens, steps, dtype = x if isinstance(x, RoundedTokens) else round_rows(x, Rounding(torch.int8, input_scale))
+    tokens, steps, dtype = x if isinstance(x, QuantizedTokens) else round_rows(x, Rounding(torch.int8, input_scale))
     weight = weight.contiguous()
     (num_rows, inputs), num_outputs = tokens.shape, weight.shape[0]
     out = torch.empty((num_rows, num_outputs), dtype=torch.float32 if wide else dtype, device=tokens.device)

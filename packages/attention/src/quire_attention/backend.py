@@ -94,8 +94,8 @@ class AttentionBackend(Protocol):
 
     name: str
     abilities: AttentionAbilities
-    rotate_and_write: OpFunction | None
-    """Op `rotate_and_write`, which does what `write` does and what comes before it; None for a backend without."""
+    rope_and_write_kv: OpFunction | None
+    """Op `rope_and_write_kv`, which does what `write` does and what comes before it; None for a backend without."""
 
     def kv_cache_shape(self, num_blocks: int, block_size: int, num_kv_heads: int, row_size: int) -> tuple[int, ...]:
         """Shape of a layer's cache. Its first dimension is `num_blocks`, and a block's bytes follow each other, so
@@ -157,7 +157,7 @@ class OpsAttentionBackend:
 
     def __init__(self, name: str, table: OpTable, *, abilities: AttentionAbilities | None = None) -> None:
         """Args:
-            name: The op backend that serves `paged_attention`, and `write_kv_cache` and `rotate_and_write` if it has
+            name: The op backend that serves `paged_attention`, and `write_kv_cache` and `rope_and_write_kv` if it has
                 them; also the name of this backend.
             table: Where the ops are found.
 
@@ -170,8 +170,8 @@ class OpsAttentionBackend:
         # A package may bring attention alone; the cache is then written by what this device has.
         has_write = any(backend.name == name for backend in table.backends("write_kv_cache"))
         self._write = _find(table, "write_kv_cache", name if has_write else "torch")
-        has_fused = any(backend.name == name for backend in table.backends("rotate_and_write"))
-        self.rotate_and_write = _find(table, "rotate_and_write", name) if has_fused else None
+        has_fused = any(backend.name == name for backend in table.backends("rope_and_write_kv"))
+        self.rope_and_write_kv = _find(table, "rope_and_write_kv", name) if has_fused else None
 
     def kv_cache_shape(self, num_blocks: int, block_size: int, num_kv_heads: int, row_size: int) -> tuple[int, ...]:
         """[num_blocks, 2, num_kv_heads, block_size, row_size]."""

@@ -73,10 +73,10 @@ class Attention:
 
     @property
     def rotates(self) -> bool:
-        """Whether `rotate_and_write` can be called."""
-        return self._backend.rotate_and_write is not None
+        """Whether `rope_and_write_kv` can be called."""
+        return self._backend.rope_and_write_kv is not None
 
-    def rotate_and_write(
+    def rope_and_write_kv(
         self,
         query: Tensor,
         key: Tensor,
@@ -89,10 +89,10 @@ class Attention:
         key_norm: Tensor | None = None,
         eps: float = 0.0,
     ) -> Tensor:
-        """Op `rotate_and_write` with the layer's cache: what `write` does with rotated keys -> the rotated queries."""
+        """Op `rope_and_write_kv` with the layer's cache: what `write` does with rotated keys -> the rotated queries."""
         kv_cache, metadata = batch.of_layer(self._layer)
-        assert self._backend.rotate_and_write is not None
-        rotated: Tensor = self._backend.rotate_and_write(
+        assert self._backend.rope_and_write_kv is not None
+        rotated: Tensor = self._backend.rope_and_write_kv(
             query,
             key,
             value,

@@ -52,7 +52,7 @@ class EngineParts:
     """Adapters that requests may choose; None where they may not. Belongs to one of the gates."""
     add_stats: tuple[Callable[[SchedulerStats], None], ...] = ()
     """Adds what the executor's side counts."""
-    give_back_cache: Callable[[], int] | None = None
+    release_kv_cache: Callable[[], int] | None = None
     """Gives the KV cache's memory back to the system until it is written again, and says how many bytes; None where
     that cannot be."""
     check_integrity: Callable[[], None] | None = None
@@ -188,7 +188,7 @@ class EngineCore:
         Raises:
             RequestError: a level that this engine cannot have.
         """
-        give_back = self.parts.give_back_cache
+        give_back = self.parts.release_kv_cache
         if level not in (0, 1):
             raise RequestError(
                 f"level must be 0 or 1, got {level!r}: weights stay in memory; to give them back, stop the engine",

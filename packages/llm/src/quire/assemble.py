@@ -254,7 +254,7 @@ def build_parts(
         gates=(gate, adapters),
         adapters=store,
         # A tier still copies blocks that were computed; an accelerator's memory cannot be taken from under its graphs.
-        give_back_cache=runner.give_back_cache if tier is None and config.runner.device.startswith("cpu") else None,
+        release_kv_cache=runner.release_kv_cache if tier is None and config.runner.device.startswith("cpu") else None,
         check_integrity=allocator.check_integrity,
         add_stats=tuple(add_stats),
     )
@@ -284,7 +284,7 @@ def _watch_kernels(runner: ModelRunner) -> Callable[[SchedulerStats], None]:
     from quire_ops import kernel_builders
 
     try:
-        runner.rehearse()
+        runner.warm_up()
     except Exception:
         _logger.exception("the rehearsal of steps failed; kernels are compiled when they are first needed")
     builders = kernel_builders()

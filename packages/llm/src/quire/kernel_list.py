@@ -164,7 +164,7 @@ def _rehearse_once(config: QuireConfig, num_blocks: int | None) -> None:
             num_blocks = 1 + SHORT_BYTES // min(plan_kv_cache(specs, num_blocks=FEW_BLOCKS).tensor_block_bytes)
         cache = plan_kv_cache(specs, num_blocks=num_blocks)
         runner = ModelRunner.for_model(network, cache, settings, capture=_nothing_is_captured)
-        runner.rehearse()
+        runner.warm_up()
 
 
 def _builder(target: str) -> KernelBuilder:

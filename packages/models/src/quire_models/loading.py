@@ -65,7 +65,7 @@ def build_model(
     """The network without weights: `parameters` says what it needs. See `load_model` for the other arguments.
 
     Args:
-        join_products: Layers that take the same input multiply in one product (`SharedInput`); None for where weights
+        join_products: Layers that take the same input multiply in one product (`MergedLinear`); None for where weights
             are copied to a device, which then costs nothing.
     """
     linear_method = resolved_linear_method(linear_method, config)

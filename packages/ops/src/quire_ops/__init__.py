@@ -13,7 +13,7 @@ from quire_ops.lora import NO_SLOT, LoraTokens, LoraWeights
 from quire_ops.penalties import Penalize, PenaltyTable
 from quire_ops.replay import StateReplay, replayable
 from quire_ops.rng import uniform
-from quire_ops.rounding import RoundedTokens, Rounding
+from quire_ops.rounding import QuantizedTokens, Rounding
 from quire_ops.routing import EXPERT_SCORINGS, RoutingRule
 from quire_ops.staging import copy_to_host, fill_on_device, to_device
 from quire_ops.step_inputs import GroupInputs, RowTable, StepInputs
@@ -52,7 +52,7 @@ __all__ = [
     "PagedLayout",
     "Penalize",
     "PenaltyTable",
-    "RoundedTokens",
+    "QuantizedTokens",
     "Rounding",
     "RoutedExperts",
     "RoutingRule",

@@ -78,16 +78,16 @@ _REFERENCES: dict[str, ModuleType] = {
 }
 """Where the reference of an op is, if not in `reference`."""
 _OPTIONS: dict[str, OpFunction] = {
-    "add_rms_norm_and_round": reference.add_rms_norm_and_round,
+    "add_rms_norm_quant": reference.add_rms_norm_quant,
     "decoder_stack": reference_decoder_stack,
     "decode_step": reference_decode_step,
     "draw": reference_draw,
     "draw_masked": reference_draw_masked,
     "fp8_linear": reference.fp8_linear,
     "penalize": reference_penalize,
-    "gate_and_round": reference.gate_and_round,
+    "gate_quant": reference.gate_quant,
     "gated_linear": reference.gated_linear,
-    "rotate_and_write": reference.rotate_and_write,
+    "rope_and_write_kv": reference.rope_and_write_kv,
     "route_experts": reference_route_experts,
 }
 """Reference of each op that has no torch backend: networks do without where no other package brings one."""

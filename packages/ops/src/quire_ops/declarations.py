@@ -60,7 +60,7 @@ OPS: tuple[Op, ...] = (
     ),
     Op(
         name="w8a8_linear",
-        signature="(x [N, I] | RoundedTokens, weight [O, I] int8, scale [O] of x's dtype, input_scale [1] float32, "
+        signature="(x [N, I] | QuantizedTokens, weight [O, I] int8, scale [O] of x's dtype, input_scale [1] float32, "
         "bias [O] | None, *, wide: bool) -> [N, O], dtype of x, or float32 if wide",
         description=(
             "q @ weight.T * step[:, None] * scale + bias with q and step of `int8_tokens.round_tokens`: both sides in "
@@ -70,7 +70,7 @@ OPS: tuple[Op, ...] = (
     ),
     Op(
         name="fp8_linear",
-        signature="(x [N, I] | RoundedTokens, weight [O, I] float8_e4m3fn, scale [O, G] float32, "
+        signature="(x [N, I] | QuantizedTokens, weight [O, I] float8_e4m3fn, scale [O, G] float32, "
         "input_scale [1] float32, bias [O] | None, *, wide: bool) -> [N, O], dtype of x, or float32 if wide",
         description=(
             "(q * step) @ (weight * scale).T + bias with q and step of `fp8_tokens.round_tokens_to_fp8`: both sides in "
@@ -113,9 +113,9 @@ OPS: tuple[Op, ...] = (
         description="total = x + residual; normed = rms_norm(total). May write total over residual",
     ),
     Op(
-        name="add_rms_norm_and_round",
+        name="add_rms_norm_quant",
         signature="(x [N, I], residual [N, I], weight [I], eps: float, rounding: Rounding) "
-        "-> (RoundedTokens, total [N, I])",
+        "-> (QuantizedTokens, total [N, I])",
         description=(
             "`add_rms_norm`, whose normed rows, rounded to the compute dtype, are rounded on as the products behind "
             "them do it (`rounding.py`). May write total over residual. An option of a backend: without one, each "
@@ -168,10 +168,10 @@ OPS: tuple[Op, ...] = (
         ),
     ),
     Op(
-        name="gate_and_round",
-        signature="(gate [N, I], up [N, I], activation: str, rounding: Rounding) -> RoundedTokens",
+        name="gate_quant",
+        signature="(gate [N, I], up [N, I], activation: str, rounding: Rounding) -> QuantizedTokens",
         description=(
-            "`silu_and_mul` or `gelu_and_mul` (activation: silu, gelu), rounded as add_rms_norm_and_round does it. An "
+            "`silu_and_mul` or `gelu_and_mul` (activation: silu, gelu), rounded as add_rms_norm_quant does it. An "
             "option of a backend, as that is"
         ),
     ),
@@ -182,7 +182,7 @@ OPS: tuple[Op, ...] = (
         description="Write key and value of token t into slot `slot_mapping[t]`, in the format of the cache",
     ),
     Op(
-        name="rotate_and_write",
+        name="rope_and_write_kv",
         signature="(query [T, Hq, D], key [T, Hkv, D], value [T, Hkv, D], cos [T, 1, D], sin [T, 1, D], "
         "kv_cache [num_blocks, 2, Hkv, block_size, X], slot_mapping [T] int64, *, kv_scale [2, Hkv] float32 | None, "
         "query_norm [D] | None, key_norm [D] | None, eps: float) -> [T, Hq, D], dtype of query",

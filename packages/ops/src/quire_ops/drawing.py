@@ -4,8 +4,8 @@ Every number in a draw is either an integer or the result of single float operat
 every backend on every device gets the same token from the same logits; how sums are ordered does not matter. Knows rows
 of parameters; does not know requests, penalties, masks or log probabilities.
 
-A token of logit x in a row with the largest logit m stands at y = (x - m) * sharpness, the binary logarithm of its
-weight: difference and product are float32. With n = y rounded to the nearest (even) integer and r = y - n, 2^r is a
+A token of logit x in a row with the largest logit m stands at y = (x - m) * inv_temperature, the binary logarithm of
+its weight: difference and product are float32. With n = y rounded to the nearest (even) integer and r = y - n, 2^r is a
 polynomial in Horner's form, each product and each sum rounded to float32, cut to a multiple of 2^-24; the weight is
 that times 2^(40 + n), cut to an integer. So weights below 2^-40 of the largest are 0, and a row's sum is exact.
 
@@ -60,7 +60,7 @@ class DrawTable:
     """int64."""
     num_prompt_tokens: Tensor
     """int64: tokens from this position on are outputs, which are counted for their random numbers."""
-    sharpness: Tensor
+    inv_temperature: Tensor
     """float32: log2(e) / temperature."""
     top_k: Tensor
     """int64, at least 1; V keeps all."""
@@ -80,7 +80,7 @@ class DrawTable:
             draws=full(0, torch.bool),
             seeds=full(0, torch.int64),
             num_prompt_tokens=full(0, torch.int64),
-            sharpness=full(1, torch.float32),
+            inv_temperature=full(1, torch.float32),
             top_k=full(vocab_size, torch.int64),
             top_p=full(1, torch.float64),
             min_log2=full(-torch.inf, torch.float32),
@@ -126,9 +126,9 @@ class DrawMasked(Protocol):
         """
 
 
-def log2_weights(logits: Tensor, peaks: Tensor, sharpness: Tensor) -> Tensor:
-    """y [N, V] float32, at most 0. logits [N, V] float32; peaks [N], their largest; sharpness [N] float32."""
-    return (logits - peaks.unsqueeze(1)).mul_(sharpness.unsqueeze(1))
+def log2_weights(logits: Tensor, peaks: Tensor, inv_temperature: Tensor) -> Tensor:
+    """y [N, V] float32, at most 0. logits [N, V] float32; peaks [N], their largest; inv_temperature [N] float32."""
+    return (logits - peaks.unsqueeze(1)).mul_(inv_temperature.unsqueeze(1))
 
 
 def integer_weights(log2: Tensor) -> Tensor:
@@ -162,7 +162,7 @@ def reference_draw(logits: Tensor, rows: Tensor, positions: Tensor, table: DrawT
     drawn = (table.draws[rows] & peaks.isfinite()).nonzero().squeeze(1).tolist()
     for i in drawn:
         row = rows[i]
-        log2 = log2_weights(logits[i : i + 1], peaks[i : i + 1], table.sharpness[row].view(1))
+        log2 = log2_weights(logits[i : i + 1], peaks[i : i + 1], table.inv_temperature[row].view(1))
         weights = integer_weights(log2)[0]
         order = logits[i].sort(descending=True, stable=True).indices
         order = order[log2[0, order] >= table.min_log2[row]][: int(table.top_k[row])]

@@ -17,18 +17,18 @@ from quire_ops.declarations import PagedLayout
 from quire_ops.fp8_tokens import FP8_GROUP
 from quire_ops.grouped import dequantize
 from quire_ops.kv_reference import decode_row, encode_row
-from quire_ops.rounding import RoundedTokens, Rounding, round_rows
+from quire_ops.rounding import QuantizedTokens, Rounding, round_rows
 from quire_ops.step_inputs import GroupInputs, HostInts, RowTable, StepInputs
 
 __all__ = [
     "activation",
     "add_rms_norm",
-    "add_rms_norm_and_round",
+    "add_rms_norm_quant",
     "biased_paged_attention",
     "embedding",
     "encoder_attention",
     "fp8_linear",
-    "gate_and_round",
+    "gate_quant",
     "gated_linear",
     "gelu_and_mul",
     "grouped_linear",
@@ -41,8 +41,8 @@ __all__ = [
     "lm_head_argmax",
     "paged_attention",
     "rms_norm",
+    "rope_and_write_kv",
     "rotary_embedding",
-    "rotate_and_write",
     "sigmoid_and_mul",
     "silu_and_mul",
     "step_inputs",
@@ -77,7 +77,7 @@ def int8_linear(x: Tensor, weight: Tensor, scale: Tensor, bias: Tensor | None, *
 
 
 def w8a8_linear(
-    x: Tensor | RoundedTokens,
+    x: Tensor | QuantizedTokens,
     weight: Tensor,
     scale: Tensor,
     input_scale: Tensor,
@@ -93,7 +93,7 @@ def w8a8_linear(
 
 
 def fp8_linear(
-    x: Tensor | RoundedTokens,
+    x: Tensor | QuantizedTokens,
     weight: Tensor,
     scale: Tensor,
     input_scale: Tensor,
@@ -114,8 +114,8 @@ def fp8_linear(
     return out.to(torch.float32 if wide else dtype)
 
 
-def _rounded(x: Tensor | RoundedTokens, rounding: Rounding) -> RoundedTokens:
-    return x if isinstance(x, RoundedTokens) else round_rows(x, rounding)
+def _rounded(x: Tensor | QuantizedTokens, rounding: Rounding) -> QuantizedTokens:
+    return x if isinstance(x, QuantizedTokens) else round_rows(x, rounding)
 
 
 def grouped_linear(
@@ -198,10 +198,10 @@ def activation(x: Tensor, name: str) -> Tensor:
     return functions[name](wide).to(x.dtype)
 
 
-def add_rms_norm_and_round(
+def add_rms_norm_quant(
     x: Tensor, residual: Tensor, weight: Tensor, eps: float, rounding: Rounding
-) -> tuple[RoundedTokens, Tensor]:
-    """Op `add_rms_norm_and_round`."""
+) -> tuple[QuantizedTokens, Tensor]:
+    """Op `add_rms_norm_quant`."""
     normed, total = add_rms_norm(x, residual, weight, eps)
     return round_rows(normed, rounding), total
 
@@ -212,8 +212,8 @@ def gated_linear(x: Tensor, weight: Tensor, bias: Tensor | None, activation: str
     return silu_and_mul(gate, up) if activation == "silu" else gelu_and_mul(gate, up)
 
 
-def gate_and_round(gate: Tensor, up: Tensor, activation: str, rounding: Rounding) -> RoundedTokens:
-    """Op `gate_and_round`."""
+def gate_quant(gate: Tensor, up: Tensor, activation: str, rounding: Rounding) -> QuantizedTokens:
+    """Op `gate_quant`."""
     return round_rows({"silu": silu_and_mul, "gelu": gelu_and_mul}[activation](gate, up), rounding)
 
 
@@ -230,7 +230,7 @@ def write_kv_cache(
                 kv_cache[block, which, head, offset] = encode_row(x, kv_cache.dtype, scale)
 
 
-def rotate_and_write(
+def rope_and_write_kv(
     query: Tensor,
     key: Tensor,
     value: Tensor,
@@ -244,7 +244,7 @@ def rotate_and_write(
     key_norm: Tensor | None = None,
     eps: float = 0.0,
 ) -> Tensor:
-    """Op `rotate_and_write`."""
+    """Op `rope_and_write_kv`."""
     if query_norm is not None:
         query = rms_norm(query, query_norm, eps)
     if key_norm is not None:

@@ -13,7 +13,7 @@ from torch import Tensor
 from quire_ops.fp8_tokens import round_tokens_to_fp8
 from quire_ops.int8_tokens import round_tokens
 
-__all__ = ["RoundedTokens", "Rounding", "round_rows"]
+__all__ = ["QuantizedTokens", "Rounding", "round_rows"]
 
 
 class Rounding(NamedTuple):
@@ -27,7 +27,7 @@ class Rounding(NamedTuple):
     """Of fp8: each 128 inputs have a step of their own."""
 
 
-class RoundedTokens(NamedTuple):
+class QuantizedTokens(NamedTuple):
     """Rows that are rounded already. The two ops take them in the place of x [N, I]."""
 
     tokens: Tensor
@@ -38,8 +38,8 @@ class RoundedTokens(NamedTuple):
     """What the rows were before, and what a product of them is."""
 
 
-def round_rows(x: Tensor, rounding: Rounding) -> RoundedTokens:
+def round_rows(x: Tensor, rounding: Rounding) -> QuantizedTokens:
     """x [N, I] rounded."""
     if rounding.dtype == torch.int8:
-        return RoundedTokens(*round_tokens(x, rounding.input_scale), x.dtype)
-    return RoundedTokens(*round_tokens_to_fp8(x, rounding.input_scale, by_group=rounding.by_group), x.dtype)
+        return QuantizedTokens(*round_tokens(x, rounding.input_scale), x.dtype)
+    return QuantizedTokens(*round_tokens_to_fp8(x, rounding.input_scale, by_group=rounding.by_group), x.dtype)

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from quire_interfaces import ConfigError, QuantKey
-from quire_ops import OpRequest, RoundedTokens, op_table
+from quire_ops import OpRequest, QuantizedTokens, op_table
 from quire_ops.fp8_tokens import FP8_GROUP
 from quire_quantization.experts import FUSED
 from quire_quantization.stored import GroupedWeight, exact_scale, grouped_weights
@@ -75,7 +75,7 @@ class WeightKernel:
         self,
         ops: Callable[[str], Callable[..., Tensor]],
         weights: dict[str, Tensor],
-        x: Tensor | RoundedTokens,
+        x: Tensor | QuantizedTokens,
         *,
         logits: bool,
     ) -> Tensor:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from quire_interfaces import ConfigError, LinearMethod, QuantKey
-from quire_ops import OpRequest, RoundedTokens, bind
+from quire_ops import OpRequest, QuantizedTokens, bind
 from quire_ops.grouped import GROUP_SIZES, block_groups, group_size_of, pack_int4, unblock_groups, unpack_int4
 from quire_quantization.kernels import INT8_TOKENS, KernelChoice, choose_kernel
 from quire_quantization.stored import GroupedWeight, exact_scale
@@ -149,7 +149,7 @@ class W8A8Linear(Int8WeightOnlyLinear):
         """See `Int8WeightOnlyLinear`; and "input_scale", as op `w8a8_linear` takes it."""
         return {**super().make_weights(weight, bias), "input_scale": torch.zeros(1, device=weight.device)}
 
-    def apply(self, weights: dict[str, Tensor], x: Tensor | RoundedTokens) -> Tensor:
+    def apply(self, weights: dict[str, Tensor], x: Tensor | QuantizedTokens) -> Tensor:
         """x [N, in_features], or rounded as the op does it -> [N, out_features]."""
         out: Tensor = self._both_int8(
             x, weights["weight"], weights["scale"], weights["input_scale"], weights.get("bias")

@@ -113,7 +113,7 @@ class ModelDrafting(RowDrafter):
         proposals: dict[int, list[int]] = {row: [] for row in limits}
         last = [Entry(row, 0, int(self._rows.num_tokens[row])) for row in limits]
         if last:
-            self._extend(proposals, last, self._network.most_likely(hidden)[0])
+            self._extend(proposals, last, self._network.argmax(hidden)[0])
         while last := [
             Entry(entry.row, entry.end, entry.end + 1)
             for entry in last
@@ -174,7 +174,7 @@ class ModelDrafting(RowDrafter):
                 for entry, token in zip(entries, found, strict=True):
                     proposals[entry.row].append(token)
                 return
-            token_ids = self._network.most_likely(self._network.forward(self._cache.batch(entries)))[0]
+            token_ids = self._network.argmax(self._network.forward(self._cache.batch(entries)))[0]
         _write(self._rows, entries, token_ids)
         for entry, token in zip(entries, token_ids.tolist(), strict=True):
             proposals[entry.row].append(token)
@@ -262,7 +262,7 @@ class HeadDrafting(RowDrafter):
     def _guess(self, entries: list[Entry], states: Tensor, limits: dict[int, int]) -> dict[int, Draft]:
         proposals: dict[int, list[int]] = {entry.row: [] for entry in entries}
         while entries:
-            token_ids = self._head.most_likely(states)[0]
+            token_ids = self._head.argmax(states)[0]
             for entry, token in zip(entries, token_ids.tolist(), strict=True):
                 proposals[entry.row].append(token)
             left = [i for i, entry in enumerate(entries) if len(proposals[entry.row]) < limits[entry.row]]

@@ -190,7 +190,7 @@ class DecodeGraphs:
         key = _Key(size, choice, adapted)
         return self._graphs.get(key) or self._make(key)
 
-    def rehearse(self) -> None:
+    def warm_up(self) -> None:
         """Run the step of every size once on padding, each way: what it needs is there from then on. What edits logits
         is the same for every size."""
         for size in self._sizes:

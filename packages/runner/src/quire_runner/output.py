@@ -11,9 +11,9 @@ from quire_runner.rows import Rows
 from quire_sampling import NOTHING_LEFT, SamplerOutput
 from quire_spec_decode import accept_drafts, accept_tree
 
-__all__ = ["Failures", "Known", "ReadStep", "plain_output", "verified_output", "without_entries"]
+__all__ = ["Failures", "PendingResult", "ReadyResult", "plain_output", "verified_output", "without_entries"]
 
-ReadStep = Callable[[], ModelRunnerOutput]
+PendingResult = Callable[[], ModelRunnerOutput]
 """Waits for the results of a step."""
 
 
@@ -21,7 +21,7 @@ Failures = dict[int, RequestFailure]
 """Row -> why its request cannot go on."""
 
 
-class Known:
+class ReadyResult:
     """Results that nobody has to wait for."""
 
     def __init__(self, result: ModelRunnerOutput) -> None:

@@ -17,7 +17,7 @@ from quire_runner.config import RunnerConfig
 from quire_runner.draft_costs import measure_draft_costs
 from quire_runner.drafting import DraftStep, RowDrafter, ask
 from quire_runner.inputs import HostPlan
-from quire_runner.output import Known, ReadStep
+from quire_runner.output import PendingResult, ReadyResult
 from quire_runner.rows import Rows
 from quire_spec_decode import DraftController, depths
 
@@ -58,7 +58,7 @@ class PacedDrafting:
         """The drafter, if it is asked behind the present step."""
         return self.drafter if self._length else None
 
-    def learn_costs(self, plan: KVCachePlan, launch: Callable[[SchedulerOutput], ReadStep]) -> None:
+    def learn_costs(self, plan: KVCachePlan, launch: Callable[[SchedulerOutput], PendingResult]) -> None:
         """Measure what drafts cost, if a controller wants to know. Before the first step."""
         controller, length = self._controller, self._length
         if controller is None:
@@ -76,7 +76,7 @@ class PacedDrafting:
         finally:
             self._controller, self._length = controller, length
 
-    def run(self, output: SchedulerOutput, compute: Callable[[SchedulerOutput], ReadStep]) -> ReadStep:
+    def run(self, output: SchedulerOutput, compute: Callable[[SchedulerOutput], PendingResult]) -> PendingResult:
         """Compute a step with as many drafts behind it as pay, and learn from it."""
         controller = self._controller
         if controller is None:
@@ -104,7 +104,7 @@ class PacedDrafting:
                     parents = output.draft_parents.get(row)
                     depth = max(depths(parents)) if parents else len(output.draft_token_ids.get(row, ()))
                     controller.verified(row, depth, len(tokens) - 1)
-        return Known(result)
+        return ReadyResult(result)
 
     def follow(
         self, output: SchedulerOutput, plan: HostPlan, features: Tensor | None, result: ModelRunnerOutput

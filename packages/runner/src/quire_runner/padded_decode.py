@@ -30,7 +30,7 @@ class DecodeNetwork(Protocol):
     def forward(self, batch: ForwardBatch) -> Tensor: ...
     def forward_with_features(self, batch: ForwardBatch, layers: tuple[int, ...]) -> tuple[Tensor, Tensor]: ...
     def compute_logits(self, hidden: Tensor) -> Tensor: ...
-    def most_likely(self, hidden: Tensor) -> tuple[Tensor, Tensor]: ...
+    def argmax(self, hidden: Tensor) -> tuple[Tensor, Tensor]: ...
 
 
 class PaddedDecode:
@@ -84,7 +84,7 @@ class PaddedDecode:
         hidden = self._hidden(batch, features)
         drawn: tuple[Tensor, ...]
         if choice is Choice.MOST_LIKELY:
-            drawn = self._network.most_likely(hidden)
+            drawn = self._network.argmax(hidden)
         elif choice is Choice.DRAWN:
             drawn = self._sampler.draw(self._network.compute_logits(hidden), spans[0], batch.positions)
         else:
@@ -119,7 +119,7 @@ class PaddedDecode:
         inputs = step_inputs(self._rows.token_ids, self._rows.row_tables, rows, np.full_like(ends, num_computed), ends)
         batch = make_batch(inputs, self._rows, self._layers, query_lens, ends.tolist())
         hidden = self._network.forward(batch)[: len(query_lens)].clone()
-        self._network.most_likely(hidden)
+        self._network.argmax(hidden)
         if self._sampler.draws_in_one_call:
             first = inputs.positions[: len(query_lens)].clone()
             self._sampler.draw(self._network.compute_logits(hidden), to_device(rows, first.device), first)

@@ -32,7 +32,7 @@ class Network(Protocol):
         """The network joined with the rows, for steps in which every row has one token to compute; None where
         nothing runs these in one call."""
 
-    def most_likely(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
+    def argmax(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
         """[N, hidden_size] -> per row the largest logit's token [N] int64, the lowest id among equals, and that logit
         [N] float32, NaN where the row has NaN."""
 

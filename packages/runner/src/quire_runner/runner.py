@@ -33,19 +33,19 @@ from quire_runner.config import RunnerConfig
 from quire_runner.draft_network import network_drafting
 from quire_runner.drafting import RowDrafter, TextDrafting
 from quire_runner.encoder_inputs import run_encoder
+from quire_runner.fused_decode import fused_decode
 from quire_runner.grammars import RowGrammars
 from quire_runner.graph_choice import choose_capture
 from quire_runner.graphs import CaptureStep, Choice, DecodeGraphs
 from quire_runner.inputs import HostPlan, Layers, forward_batch, plan_step, write_drafts
 from quire_runner.kv_cache import CacheShape, allocate_kv_caches, give_back_pages, layer_states
-from quire_runner.output import Failures, Known, ReadStep, plain_output, verified_output, without_entries
+from quire_runner.output import Failures, PendingResult, ReadyResult, plain_output, verified_output, without_entries
 from quire_runner.paced_drafting import PacedDrafting
 from quire_runner.padded_decode import PaddedDecode
 from quire_runner.prompt_logprobs import step_prompt_logprobs
 from quire_runner.protocols import AdapterDevice, LogitsTap, Network
 from quire_runner.rows import Rows
-from quire_runner.trees import straighten
-from quire_runner.whole_decode import whole_decode
+from quire_runner.trees import compact_accepted_kv
 from quire_sampling import Sampler, SamplerOutput, SamplingConfig, SamplingState
 from quire_spec_decode import DraftController
 
@@ -209,12 +209,12 @@ class ModelRunner:
         return self._graphs
 
     @torch.inference_mode()
-    def rehearse(self) -> None:
+    def warm_up(self) -> None:
         """Run steps of many sizes on padding, where decode steps are captured: what they need to have compiled is there
         when the first request comes. Before the first step."""
         if self._graphs is None:
             return
-        self._graphs.rehearse()
+        self._graphs.warm_up()
         most = min(self._config.max_num_batched_tokens, self._config.max_model_len)
         for query_lens in (*REHEARSED_PROMPTS, [most]):
             if sum(query_lens) <= most:
@@ -240,7 +240,7 @@ class ModelRunner:
         self._rows.take_late_failures()
         return result
 
-    def launch(self, output: SchedulerOutput) -> ReadStep:
+    def launch(self, output: SchedulerOutput) -> PendingResult:
         """Start one step.
 
         Rows are freed, filled and extended first, and stay so even if the step then fails; token history changes only
@@ -273,7 +273,7 @@ class ModelRunner:
             if step.rows and self._adapters is not None:
                 rows.hide_slot(self._adapters.settle(rows.adapter_slots[step.rows]))
             if not step.rows:
-                read: ReadStep = Known(ModelRunnerOutput(step_id=output.step_id, sampled_token_ids=[]))
+                read: PendingResult = ReadyResult(ModelRunnerOutput(step_id=output.step_id, sampled_token_ids=[]))
             elif self._drafting is None:
                 read = self._compute(step)
             else:
@@ -292,7 +292,7 @@ class ModelRunner:
             result.kv_transfer = self._transfers.poll(output.kv_transfer is not None and output.kv_transfer.waits)
         return result
 
-    def give_back_cache(self) -> int:
+    def release_kv_cache(self) -> int:
         """Give the cache's memory back between steps (`give_back_pages`); later steps must not read what it held."""
         return give_back_pages(self._kv_caches)
 
@@ -342,7 +342,7 @@ class ModelRunner:
                     self._rows.free(new.row)
                     self._rows.failed[new.row] = RequestFailure.of(error)
 
-    def _compute(self, output: SchedulerOutput) -> ReadStep:
+    def _compute(self, output: SchedulerOutput) -> PendingResult:
         network = self._network
         if network is None:
             raise RuntimeError("the runner is closed")
@@ -352,22 +352,22 @@ class ModelRunner:
         is_plain = is_single and self._is_plain(output)
         plan = None if is_plain and not drafts else plan_step(output, self._rows)
         if decode is not None and is_plain:
-            whole = whole_decode(decode, output, self._grammars, drafts_follow=drafts)
+            whole = fused_decode(decode, output, self._grammars, drafts_follow=drafts)
             if whole is not None:
                 left = self._left_grammars(*whole)
-                return left if plan is None else Known(self._with_drafts(output, plan, None, whole[0]))
+                return left if plan is None else ReadyResult(self._with_drafts(output, plan, None, whole[0]))
         plan = plan or plan_step(output, self._rows)
         if self._graphs is not None and (is_single or self._is_verifying(output)):
             replayed = self._replay(self._graphs, output, plan, drafts_follow=drafts)
             if replayed is not None:
                 features = self._graphs.features
-                return Known(self._with_drafts(output, plan, features, replayed())) if drafts else replayed
+                return ReadyResult(self._with_drafts(output, plan, features, replayed())) if drafts else replayed
         if decode is not None and is_single and not is_plain:
             logits = decode.logits(output.rows, output.num_computed_tokens)
             if logits is not None:
                 result = _empty_result(output, drafts_follow=drafts)
                 read = self._take(output, plan, *self._sample_logits(output, plan, output.rows, logits), result)
-                return Known(self._with_drafts(output, plan, None, read())) if drafts else read
+                return ReadyResult(self._with_drafts(output, plan, None, read())) if drafts else read
         if plan.num_drafts is not None:
             write_drafts(output, plan, self._rows)
         batch = forward_batch(
@@ -382,12 +382,12 @@ class ModelRunner:
             chunk = self._config.logits_chunk_tokens
             result.prompt_logprobs = step_prompt_logprobs(plan, self._rows, hidden, self._logits_of, chunk)
         wants_logits = len(plan.logits.rows) > 0
-        read = self._sample(network, output, plan, hidden, result) if wants_logits else Known(result)
-        return Known(self._with_drafts(output, plan, features, read())) if drafts else read
+        read = self._sample(network, output, plan, hidden, result) if wants_logits else ReadyResult(result)
+        return ReadyResult(self._with_drafts(output, plan, features, read())) if drafts else read
 
     def _replay(
         self, graphs: DecodeGraphs, output: SchedulerOutput, plan: HostPlan, *, drafts_follow: bool
-    ) -> ReadStep | None:
+    ) -> PendingResult | None:
         """The step by a graph; None where there is none for it. Every token has an entry of its own there: keys and
         values of all are stored before any attends, and a draft sees as far as its position."""
         wanted = plan.logits
@@ -501,7 +501,7 @@ class ModelRunner:
 
     def _sample(
         self, network: Network, output: SchedulerOutput, plan: HostPlan, hidden: Tensor, result: ModelRunnerOutput
-    ) -> ReadStep:
+    ) -> PendingResult:
         """Compute logits, sample, and write tokens to their rows."""
         wanted = plan.logits
         if len(wanted.rows) < hidden.shape[0]:
@@ -511,7 +511,7 @@ class ModelRunner:
         if self._adapters is not None:
             self._adapters.begin_logits(self._rows.lora_slots[wanted.rows])
         if self._logits_are_free() and self._sampler.takes_most_likely(rows):
-            token_ids, peaks = network.most_likely(hidden)
+            token_ids, peaks = network.argmax(hidden)
             sampled = SamplerOutput(token_ids, rows, peaks)
         else:
             sampled, grammar_failures = self._sample_logits(output, plan, rows, network.compute_logits(hidden))
@@ -524,7 +524,7 @@ class ModelRunner:
         sampled: SamplerOutput,
         grammar_failures: Failures,
         result: ModelRunnerOutput,
-    ) -> ReadStep:
+    ) -> PendingResult:
         """Write what was sampled to its rows."""
         self._rows.write_next(plan.logits.rows, plan.logits.positions, sampled.token_ids)
         return self._reading(output, plan, sampled, grammar_failures, result)
@@ -536,7 +536,7 @@ class ModelRunner:
         sampled: SamplerOutput,
         grammar_failures: Failures,
         result: ModelRunnerOutput,
-    ) -> ReadStep:
+    ) -> PendingResult:
         """What reads the tokens that are in their rows; where the next step depends on them, they are read now."""
         wanted = plan.logits
         if plan.num_drafts is None:
@@ -552,18 +552,18 @@ class ModelRunner:
                 if plan.held is not None:
                     plan.held.store(self._rows.num_tokens - 1)
                 if plan.kept:
-                    straighten(plan, self._rows, Layers(self._group_of_layer, self._kv_caches))
+                    compact_accepted_kv(plan, self._rows, Layers(self._group_of_layer, self._kv_caches))
             return result
 
         if plan.num_drafts is None and not self._grammars.has_any(output.rows):
             return read
         return self._left_grammars(result, self._grammars.accept(output, read()))
 
-    def _left_grammars(self, result: ModelRunnerOutput, left: Failures) -> ReadStep:
+    def _left_grammars(self, result: ModelRunnerOutput, left: Failures) -> PendingResult:
         """The result, with the rows that left their grammars."""
         self._rows.failed |= left
         result.failed_rows |= left
-        return Known(result)
+        return ReadyResult(result)
 
     def _sample_logits(
         self, output: SchedulerOutput, plan: HostPlan, rows: list[int], logits: Tensor

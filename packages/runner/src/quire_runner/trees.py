@@ -13,10 +13,10 @@ from quire_runner.inputs import HostPlan, Layers
 from quire_runner.kv_cache import copy_tokens
 from quire_runner.rows import Rows
 
-__all__ = ["straighten"]
+__all__ = ["compact_accepted_kv"]
 
 
-def straighten(plan: HostPlan, rows: Rows, layers: Layers) -> None:
+def compact_accepted_kv(plan: HostPlan, rows: Rows, layers: Layers) -> None:
     """Move the keys and values of the tokens of `plan.kept` to where their positions are."""
     which: list[int] = []
     sources: list[int] = []

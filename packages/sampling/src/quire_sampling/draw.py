@@ -36,13 +36,13 @@ def greedy(logits: Tensor, maxima: Tensor) -> Tensor:
     return ids.gather(1, values.argmax(-1, keepdim=True)).squeeze(1).clamp(max=logits.shape[1] - 1)
 
 
-def draw(logits: Tensor, maxima: Tensor, sharpness: Tensor, u: Tensor) -> Tensor:
+def draw(logits: Tensor, maxima: Tensor, inv_temperature: Tensor, u: Tensor) -> Tensor:
     """Draw from all tokens.
 
     Args:
         logits: [N, V] float32; not changed.
         maxima: [N, C], `block_max(logits)`.
-        sharpness: [N] float32, log2(e) / temperature.
+        inv_temperature: [N] float32, log2(e) / temperature.
         u: [N] float64 in [0, 1).
 
     Returns:
@@ -52,12 +52,14 @@ def draw(logits: Tensor, maxima: Tensor, sharpness: Tensor, u: Tensor) -> Tensor
     peaks = maxima.amax(-1)
     for start in range(0, len(logits), _CHUNK_ROWS):
         chunk = slice(start, start + _CHUNK_ROWS)
-        weights = integer_weights(log2_weights(logits[chunk], peaks[chunk], sharpness[chunk]))
+        weights = integer_weights(log2_weights(logits[chunk], peaks[chunk], inv_temperature[chunk]))
         tokens[chunk] = draw_weights(weights, u[chunk])
     return tokens
 
 
-def draw_among_top(logits: Tensor, maxima: Tensor, sharpness: Tensor, filters: Filters, u: Tensor, k: int) -> Tensor:
+def draw_among_top(
+    logits: Tensor, maxima: Tensor, inv_temperature: Tensor, filters: Filters, u: Tensor, k: int
+) -> Tensor:
     """Draw where every row has a small top_k: only the k largest tokens are looked at.
 
     Args:
@@ -66,12 +68,12 @@ def draw_among_top(logits: Tensor, maxima: Tensor, sharpness: Tensor, filters: F
 
     The others and the result are those of `draw`.
     """
-    candidates = _candidates(logits, maxima, sharpness, k)
+    candidates = _candidates(logits, maxima, inv_temperature, k)
     kept = _passing(candidates, filters)
     return _draw_candidates(candidates, _keep_share(kept, filters.top_p, kept.sum(-1)), u)
 
 
-def draw_filtered(logits: Tensor, maxima: Tensor, sharpness: Tensor, filters: Filters, u: Tensor) -> Tensor:
+def draw_filtered(logits: Tensor, maxima: Tensor, inv_temperature: Tensor, filters: Filters, u: Tensor) -> Tensor:
     """Draw where top_k is large or absent, so that top_p and min_p alone say how many tokens are kept.
 
     Usually a few tokens hold most of the weight: 64 candidates are tried first. Rows for which they do not hold all
@@ -84,16 +86,16 @@ def draw_filtered(logits: Tensor, maxima: Tensor, sharpness: Tensor, filters: Fi
     for start in range(0, len(logits), _CHUNK_ROWS):
         chunk = slice(start, start + _CHUNK_ROWS)
         some = Filters(*(each[chunk] for each in filters))
-        tokens[chunk] = _draw_chunk(logits[chunk], maxima[chunk], peaks[chunk], sharpness[chunk], some, u[chunk])
+        tokens[chunk] = _draw_chunk(logits[chunk], maxima[chunk], peaks[chunk], inv_temperature[chunk], some, u[chunk])
     return tokens
 
 
 def _draw_chunk(
-    logits: Tensor, maxima: Tensor, peaks: Tensor, sharpness: Tensor, filters: Filters, u: Tensor
+    logits: Tensor, maxima: Tensor, peaks: Tensor, inv_temperature: Tensor, filters: Filters, u: Tensor
 ) -> Tensor:
     vocab_size = logits.shape[1]
-    candidates = _candidates(logits, maxima, sharpness, min(_FIRST_TRY, vocab_size))
-    log2 = log2_weights(logits, peaks, sharpness)
+    candidates = _candidates(logits, maxima, inv_temperature, min(_FIRST_TRY, vocab_size))
+    log2 = log2_weights(logits, peaks, inv_temperature)
     weights = integer_weights(log2)
     total = block_sum(weights).sum(-1)
     below_min_p = candidates.log2[:, -1] < filters.min_log2
@@ -117,9 +119,9 @@ class _Candidates(NamedTuple):
     weights: Tensor
 
 
-def _candidates(logits: Tensor, maxima: Tensor, sharpness: Tensor, k: int) -> _Candidates:
+def _candidates(logits: Tensor, maxima: Tensor, inv_temperature: Tensor, k: int) -> _Candidates:
     values, ids = top_tokens(logits, k, maxima)
-    log2 = log2_weights(values, values[:, 0], sharpness)
+    log2 = log2_weights(values, values[:, 0], inv_temperature)
     return _Candidates(ids, log2, integer_weights(log2))
 
 

@@ -27,7 +27,7 @@ from quire_sampling.mirostat import draw_mirostat
 from quire_sampling.nucleus import Filters
 from quire_sampling.output import SamplerOutput
 from quire_sampling.penalties import Penalties, apply_penalties_
-from quire_sampling.state import SamplingState, sharpness_of
+from quire_sampling.state import SamplingState, inv_temperature_of
 
 __all__ = ["Sampler"]
 
@@ -297,20 +297,20 @@ class Sampler:
             return greedy(logits, maxima)
         seeds, places = state.seeds[row_index], positions + 1 - state.num_prompt_tokens[row_index]
         u = uniform(seeds, places)
-        sharpness = state.sharpness[row_index]
+        inv_temperature = state.inv_temperature[row_index]
         for i, row in enumerate(rows) if state.dynatemp else ():
             if (dynatemp := state.dynatemp.get(row)) is not None:
-                sharpness[i] = sharpness_of(dynamic_temperature(logits[i], dynatemp))
+                inv_temperature[i] = inv_temperature_of(dynamic_temperature(logits[i], dynatemp))
         if kind is _Kind.UNFILTERED:
-            return draw(logits, maxima, sharpness, u)
+            return draw(logits, maxima, inv_temperature, u)
         peaks = maxima.amax(-1)
         if kind is _Kind.MIROSTAT:
-            log2 = log2_weights(logits, peaks, sharpness)
+            log2 = log2_weights(logits, peaks, inv_temperature)
             return draw_mirostat(log2, logits, u, [state.mirostat[row] for row in rows], places.tolist())
         filters = Filters(state.top_k[row_index], state.top_p[row_index], state.min_log2[row_index])
         if kind is _Kind.XTC:
-            log2 = log2_weights(logits, peaks, sharpness)
+            log2 = log2_weights(logits, peaks, inv_temperature)
             return draw_with_xtc(log2, logits, filters, u, seeds, places, [state.xtc[row] for row in rows])
         if kind is _Kind.AMONG_TOP:
-            return draw_among_top(logits, maxima, sharpness, filters, u, max(state.filtered[r] for r in rows))
-        return draw_filtered(logits, maxima, sharpness, filters, u)
+            return draw_among_top(logits, maxima, inv_temperature, filters, u, max(state.filtered[r] for r in rows))
+        return draw_filtered(logits, maxima, inv_temperature, filters, u)

@@ -25,7 +25,7 @@ from quire_sampling.dry import Dry
 from quire_sampling.extras import XTC, DynamicTemperature
 from quire_sampling.mirostat import KeptMirostat, Mirostat
 
-__all__ = ["BadWords", "MinTokens", "SamplingState", "TokenValues", "sharpness_of"]
+__all__ = ["BadWords", "MinTokens", "SamplingState", "TokenValues", "inv_temperature_of"]
 
 MOST_OBSERVED = 32
 """Log probabilities beyond which finding them for rows that want fewer costs too much time and memory."""
@@ -97,7 +97,7 @@ class SamplingState:
         self.draws = full(0, torch.bool)
         self.seeds = full(0, torch.int64)
         self.num_prompt_tokens = full(0, torch.int64)
-        self.sharpness = full(1, torch.float32)
+        self.inv_temperature = full(1, torch.float32)
         self.top_k = full(vocab_size, torch.int64)
         self.top_p = full(1, torch.float64)
         self.min_log2 = full(-math.inf, torch.float32)
@@ -153,7 +153,7 @@ class SamplingState:
             draws=self.draws,
             seeds=self.seeds,
             num_prompt_tokens=self.num_prompt_tokens,
-            sharpness=self.sharpness,
+            inv_temperature=self.inv_temperature,
             top_k=self.top_k,
             top_p=self.top_p,
             min_log2=self.min_log2,
@@ -242,7 +242,7 @@ class SamplingState:
     def _set_draw(self, row: int, params: SamplingParams) -> None:
         self.random.add(row)
         self.draws[row] = True
-        self.sharpness[row] = sharpness_of(torch.tensor(params.temperature, dtype=torch.float64)).item()
+        self.inv_temperature[row] = inv_temperature_of(torch.tensor(params.temperature, dtype=torch.float64)).item()
         top_k = params.top_k if 0 < params.top_k < self.vocab_size else self.vocab_size
         self.top_k[row], self.top_p[row] = top_k, params.top_p
         self.min_log2[row] = math.log2(params.min_p) if params.min_p > 0 else -math.inf
@@ -351,7 +351,7 @@ class SamplingState:
         return array
 
 
-def sharpness_of(temperature: Tensor) -> Tensor:
+def inv_temperature_of(temperature: Tensor) -> Tensor:
     """log2(e) / temperature, of a scalar float64."""
     return math.log2(math.e) / temperature.clamp(min=_LEAST_TEMPERATURE)
 

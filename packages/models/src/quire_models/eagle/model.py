@@ -202,10 +202,10 @@ class EagleHead(DraftHead):
         logits: Tensor = self._lm_head_op(hidden, self._head)
         return logits
 
-    def most_likely(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
+    def argmax(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
         """States [N, H] -> the most likely token of the target's vocabulary [N] int64, and its logit."""
         hidden = self.norm(hidden) if self._is_eagle3 else hidden
-        found = self._head.most_likely(hidden) if isinstance(self._head, LMHead) else self._argmax(hidden, self._head)
+        found = self._head.argmax(hidden) if isinstance(self._head, LMHead) else self._argmax(hidden, self._head)
         return self.target_ids(found[0]), found[1]
 
     def target_ids(self, ids: Tensor) -> Tensor:

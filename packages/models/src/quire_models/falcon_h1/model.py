@@ -10,10 +10,10 @@ from quire_models.falcon_h1.config import FalconH1Config
 from quire_models.layers.attention import HeadNorms, SelfAttention
 from quire_models.layers.linear import Linear
 from quire_models.layers.mamba2 import Mamba2Mixer
+from quire_models.layers.merged_linear import MergedLinear
 from quire_models.layers.norm import RMSNorm
 from quire_models.layers.recurrent_lm import RecurrentLM
 from quire_models.layers.scope import Scope
-from quire_models.layers.shared_input import SharedInput
 
 __all__ = ["FalconH1ForCausalLM"]
 
@@ -25,7 +25,7 @@ class FalconH1MLP:
         hidden, inner, bias = config.hidden_size, config.intermediate_size, config.mlp_bias
         self.gate_proj = Linear(scope / "gate_proj", hidden, inner, bias=bias)
         self.up_proj = Linear(scope / "up_proj", hidden, inner, bias=bias)
-        self._gate_and_up = SharedInput(scope, self.gate_proj, self.up_proj)
+        self._gate_and_up = MergedLinear(scope, self.gate_proj, self.up_proj)
         self.down_proj = Linear(scope / "down_proj", inner, hidden, bias=bias)
         self._gate = scope.op("silu_and_mul")
         self._gate_factor, self._factor = config.mlp_multipliers

@@ -18,13 +18,13 @@ from quire_models.layers.causal_lm import CausalLM
 from quire_models.layers.decoder import PreNormDecoderLayer
 from quire_models.layers.expert_choice import ExpertChoice
 from quire_models.layers.linear import Linear, stack_weights
+from quire_models.layers.merged_linear import MergedLinear
 from quire_models.layers.moe import FusedExperts, SparseMoE
+from quire_models.layers.rope_and_cache import RopeAndCache
 from quire_models.layers.rotary import Rotary
-from quire_models.layers.rotated_write import RotatedWrite
 from quire_models.layers.routing import Router
 from quire_models.layers.scope import Scope
-from quire_models.layers.shared_input import SharedInput
-from quire_ops import RoundedTokens, RoutingRule
+from quire_ops import QuantizedTokens, RoutingRule
 
 __all__ = ["GptOssForCausalLM"]
 
@@ -37,25 +37,25 @@ class GptOssAttention:
         self.q_proj = Linear(scope / "q_proj", hidden, query, bias=config.qkv_bias)
         self.k_proj = Linear(scope / "k_proj", hidden, kv, bias=config.qkv_bias)
         self.v_proj = Linear(scope / "v_proj", hidden, kv, bias=config.qkv_bias)
-        self._qkv = SharedInput(scope, self.q_proj, self.k_proj, self.v_proj)
+        self._qkv = MergedLinear(scope, self.q_proj, self.k_proj, self.v_proj)
         self.o_proj = Linear(scope / "o_proj", query, hidden, bias=config.attention_out_bias)
         self._sinks = scope.parameter("sinks", config.num_heads)
         self.sinks: Tensor
         self.head_dim = config.head_dim
         self.sliding_window = config.sliding_windows[layer]
         self.attend = scope.attention(layer, scale=config.head_dim**-0.5, sliding_window=self.sliding_window)
-        self.write = RotatedWrite(self.attend, Rotary(scope, config.head_dim, head_dim=config.head_dim))
+        self.write = RopeAndCache(self.attend, Rotary(scope, config.head_dim, head_dim=config.head_dim))
         scope.when_loaded(self._finish)
 
     def _finish(self) -> None:
         self.sinks = self._sinks.take()
 
     @property
-    def readers(self) -> Sequence[Linear]:
+    def consumers(self) -> Sequence[Linear]:
         """See `SelfAttention`."""
         return self.q_proj, self.k_proj, self.v_proj
 
-    def __call__(self, x: Tensor | RoundedTokens, cos: Tensor, sin: Tensor, batch: ForwardBatch) -> Tensor:
+    def __call__(self, x: Tensor | QuantizedTokens, cos: Tensor, sin: Tensor, batch: ForwardBatch) -> Tensor:
         """x [T, hidden_size] -> [T, hidden_size]."""
         query, key, value = (each.unflatten(1, (-1, self.head_dim)) for each in self._qkv(x))  # [T, Hq or Hkv, D]
         query = self.write(query, key, value, cos, sin, batch)

@@ -13,11 +13,11 @@ from torch import Tensor
 from quire_attention import ForwardBatch
 from quire_models.config import ModelConfig
 from quire_models.layers.linear import Linear, stack_weights
+from quire_models.layers.merged_linear import MergedLinear
 from quire_models.layers.norm import OffsetRMSNorm, ProjectionRMSNorm, RMSNorm
+from quire_models.layers.rope_and_cache import HeadNorms, RopeAndCache
 from quire_models.layers.rotary import Rotary
-from quire_models.layers.rotated_write import HeadNorms, RotatedWrite
 from quire_models.layers.scope import Scope
-from quire_models.layers.shared_input import SharedInput
 
 __all__ = ["HeadNorms", "SelfAttention"]
 
@@ -75,7 +75,7 @@ class SelfAttention:
         self.q_proj = Linear(scope / "q_proj", hidden, query, bias=config.qkv_bias)
         self.k_proj = Linear(scope / "k_proj", hidden, kv, bias=config.qkv_bias)
         self.v_proj = Linear(scope / "v_proj", hidden, kv, bias=config.qkv_bias)
-        self._qkv = SharedInput(scope, self.q_proj, self.k_proj, self.v_proj)
+        self._qkv = MergedLinear(scope, self.q_proj, self.k_proj, self.v_proj)
         self.o_proj = Linear(scope / out, query, hidden, bias=config.attention_out_bias)
         self._head_dim = config.head_dim
         self._clip = clip
@@ -91,7 +91,7 @@ class SelfAttention:
             alibi_slopes=alibi_slopes,
             chunk_tokens=chunk_tokens,
         )
-        self._write = RotatedWrite(self._attend, rotary, norms)
+        self._write = RopeAndCache(self._attend, rotary, norms)
         self._norms = norms
         self._stack_fields: dict[str, Any] | None = None
         """Of `DecoderLayerWeights`, where op `decoder_stack` does all that there is to this attention."""

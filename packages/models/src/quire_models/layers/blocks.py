@@ -19,8 +19,8 @@ from quire_ops import DecoderLayerWeights
 
 __all__ = [
     "BlockAttention",
-    "NormedSumBlock",
     "ParallelBlock",
+    "PostLNBlock",
     "PostNormBlock",
     "PreNormBlock",
     "SandwichBlock",
@@ -119,7 +119,7 @@ class PostNormBlock:
 
 
 @dataclass(slots=True, kw_only=True)
-class NormedSumBlock:
+class PostLNBlock:
     """norm(x + attention(x)), then norm(x + mlp(x)) (Vaswani et al. 2017)."""
 
     attention: BlockAttention

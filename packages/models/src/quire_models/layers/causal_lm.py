@@ -13,13 +13,13 @@ from torch import Tensor
 
 from quire_attention import ForwardBatch
 from quire_models.config import ModelConfig
+from quire_models.layers.fused_decoder import FusedDecoder
 from quire_models.layers.invariance import promised_by_ops
 from quire_models.layers.linear import Embedding, LMHead
 from quire_models.layers.network import Network
 from quire_models.layers.norm import AddRMSNorm
 from quire_models.layers.rotary import RotaryTable
 from quire_models.layers.scope import Scope
-from quire_models.layers.whole_stack import WholeStack
 from quire_ops import DecoderLayerWeights, DecodeRows, RunDecode
 
 __all__ = ["CausalLM", "DecoderLayer"]
@@ -74,7 +74,7 @@ class CausalLM(Network):
         """See `Network.finish_loading`."""
         super().finish_loading(after_each)
         layers = [layer.stack_weights() for layer in self.layers]
-        self._stack = WholeStack.bind(self._scope, self.config, layers, self.norm)
+        self._stack = FusedDecoder.bind(self._scope, self.config, layers, self.norm)
 
     def bind_decode(self, rows: DecodeRows) -> RunDecode | None:
         """See `Network.bind_decode`."""
@@ -112,6 +112,6 @@ class CausalLM(Network):
         """Hidden states [N, hidden_size] -> logits [N, vocab_size] float32."""
         return self.lm_head(hidden)
 
-    def most_likely(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
-        """See `Network.most_likely`; logits need not be written."""
-        return self.lm_head.most_likely(hidden)
+    def argmax(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
+        """See `Network.argmax`; logits need not be written."""
+        return self.lm_head.argmax(hidden)

@@ -9,12 +9,12 @@ from torch import Tensor
 
 from quire_attention import ForwardBatch
 from quire_models.config import ModelConfig
+from quire_models.layers.activation_quant import ActivationQuant
 from quire_models.layers.linear import Linear
 from quire_models.layers.mlp import GatedMLP
 from quire_models.layers.norm import AddRMSNorm, RMSNorm
 from quire_models.layers.scope import Scope
-from quire_models.layers.shared_rounding import SharedRounding
-from quire_ops import DecoderLayerWeights, RoundedTokens
+from quire_ops import DecoderLayerWeights, QuantizedTokens
 
 __all__ = ["PreNormDecoderLayer"]
 
@@ -23,10 +23,10 @@ class SelfAttention(Protocol):
     """The attention of a layer."""
 
     @property
-    def readers(self) -> Sequence[Linear]:
+    def consumers(self) -> Sequence[Linear]:
         """The layers that take x, if nothing else does: then it may come rounded for them. Else none."""
 
-    def __call__(self, x: Tensor | RoundedTokens, cos: Tensor, sin: Tensor, batch: ForwardBatch) -> Tensor:
+    def __call__(self, x: Tensor | QuantizedTokens, cos: Tensor, sin: Tensor, batch: ForwardBatch) -> Tensor:
         """x [T, hidden_size], normalised -> [T, hidden_size]."""
 
     def stack_weights(self) -> dict[str, Any] | None:
@@ -37,10 +37,10 @@ class FeedForward(Protocol):
     """What stands behind the attention of a layer."""
 
     @property
-    def readers(self) -> Sequence[Linear]:
+    def consumers(self) -> Sequence[Linear]:
         """See `SelfAttention`."""
 
-    def __call__(self, x: Tensor | RoundedTokens) -> Tensor:
+    def __call__(self, x: Tensor | QuantizedTokens) -> Tensor:
         """x [T, hidden_size], normalised -> [T, hidden_size]."""
 
     def stack_weights(self) -> dict[str, Any] | None:
@@ -75,15 +75,15 @@ class PreNormDecoderLayer:
         self.mlp: FeedForward = mlp or GatedMLP(
             scope / "mlp", config.hidden_size, config.intermediate_size, act=config.hidden_act, bias=config.mlp_bias
         )
-        op = "add_rms_norm_and_round"
-        self._for_attention = SharedRounding(scope, op, () if first else self_attn.readers)
-        self._for_mlp = SharedRounding(scope, op, self.mlp.readers)
+        op = "add_rms_norm_quant"
+        self._for_attention = ActivationQuant(scope, op, () if first else self_attn.consumers)
+        self._for_mlp = ActivationQuant(scope, op, self.mlp.consumers)
 
     def __call__(
         self, x: Tensor, residual: Tensor | None, cos: Tensor, sin: Tensor, batch: ForwardBatch
     ) -> tuple[Tensor, Tensor]:
         """See `DecoderLayer`."""
-        normed: Tensor | RoundedTokens
+        normed: Tensor | QuantizedTokens
         if isinstance(self.input_layernorm, RMSNorm):
             normed, residual = self.input_layernorm(x), x
         else:
@@ -107,10 +107,10 @@ class PreNormDecoderLayer:
 
 
 def _add_and_norm(
-    norm: AddRMSNorm, x: Tensor, residual: Tensor, rounded: SharedRounding
-) -> tuple[Tensor | RoundedTokens, Tensor]:
+    norm: AddRMSNorm, x: Tensor, residual: Tensor, rounded: ActivationQuant
+) -> tuple[Tensor | QuantizedTokens, Tensor]:
     """See `AddRMSNorm`; rounded where all that take it round it alike."""
     if rounded.rounding is None:
         return norm(x, residual)
-    out: tuple[RoundedTokens, Tensor] = rounded.function(x, residual, norm.weight, norm.eps, rounded.rounding)
+    out: tuple[QuantizedTokens, Tensor] = rounded.function(x, residual, norm.weight, norm.eps, rounded.rounding)
     return out

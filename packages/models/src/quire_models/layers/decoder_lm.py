@@ -16,13 +16,13 @@ from quire_attention import ForwardBatch
 from quire_models.config import ModelConfig
 from quire_models.layers.activations import activation
 from quire_models.layers.blocks import StackedBlock
+from quire_models.layers.fused_decoder import FusedDecoder
 from quire_models.layers.invariance import promised_by_ops
 from quire_models.layers.linear import Embedding, LMHead
 from quire_models.layers.network import Network
 from quire_models.layers.norm import OffsetRMSNorm, RMSNorm
 from quire_models.layers.rotary import RotaryTable
 from quire_models.layers.scope import Scope
-from quire_models.layers.whole_stack import WholeStack
 from quire_models.rope_config import RopeConfig
 from quire_ops import DecoderLayerWeights, DecodeRows, RunDecode
 
@@ -98,7 +98,7 @@ class DecoderLM(Network):
         super().finish_loading(after_each)
         if isinstance(self.norm, RMSNorm | OffsetRMSNorm) and self._tables:
             layers = [self._as_data(i, self.norm.eps) for i in range(len(self.layers))]
-            self._stack = WholeStack.bind(self._scope, self.config, layers, self.norm)
+            self._stack = FusedDecoder.bind(self._scope, self.config, layers, self.norm)
 
     def _as_data(self, index: int, eps: float) -> DecoderLayerWeights | None:
         """A layer for op `decoder_stack`, with its rotation among those of the network."""

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from quire_attention import EncoderBatch, ForwardBatch
 from quire_models.layers.linear import Linear
+from quire_models.layers.merged_linear import MergedLinear
 from quire_models.layers.scope import Scope
-from quire_models.layers.shared_input import SharedInput
 
 __all__ = ["CrossAttention", "EncoderAttention", "ProjectionNames"]
 
@@ -55,7 +55,7 @@ class EncoderAttention:
         self.query = Linear(scope / names.query, hidden, width, bias=bias)
         self.key = Linear(scope / names.key, hidden, width, bias=bias)
         self.value = Linear(scope / names.value, hidden, width, bias=bias)
-        self._qkv = SharedInput(scope, self.query, self.key, self.value)
+        self._qkv = MergedLinear(scope, self.query, self.key, self.value)
         self.out = Linear(scope / names.out, width, hidden, bias=bias)
         self._attend = scope.op("encoder_attention")
         self._num_heads = num_heads
@@ -107,7 +107,7 @@ class CrossAttention:
         self.query = Linear(scope / names.query, hidden, width, bias=bias)
         self.key = Linear(scope / names.key, hidden, width, bias=bias)
         self.value = Linear(scope / names.value, hidden, width, bias=bias)
-        self._key_and_value = SharedInput(scope, self.key, self.value)
+        self._key_and_value = MergedLinear(scope, self.key, self.value)
         self.out = Linear(scope / names.out, width, hidden, bias=bias)
         self._attention = scope.attention(index, scale=head_dim**-0.5 if scale is None else scale)
         self._num_heads = num_heads

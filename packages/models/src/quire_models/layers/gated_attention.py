@@ -10,10 +10,10 @@ from torch import Tensor
 from quire_attention import ForwardBatch
 from quire_models.config import ModelConfig
 from quire_models.layers.linear import Linear
+from quire_models.layers.merged_linear import MergedLinear
 from quire_models.layers.norm import OffsetRMSNorm
 from quire_models.layers.rotary import Rotary
 from quire_models.layers.scope import Scope
-from quire_models.layers.shared_input import SharedInput
 
 __all__ = ["GatedAttention"]
 
@@ -29,7 +29,7 @@ class GatedAttention:
         self.q_proj = Linear(scope / "q_proj", hidden, 2 * query, bias=config.qkv_bias)
         self.k_proj = Linear(scope / "k_proj", hidden, kv, bias=config.qkv_bias)
         self.v_proj = Linear(scope / "v_proj", hidden, kv, bias=config.qkv_bias)
-        self._qkv = SharedInput(scope, self.q_proj, self.k_proj, self.v_proj)
+        self._qkv = MergedLinear(scope, self.q_proj, self.k_proj, self.v_proj)
         self.o_proj = Linear(scope / "o_proj", query, hidden, bias=config.attention_out_bias)
         self.q_norm = OffsetRMSNorm(scope / "q_norm", config.head_dim, config.rms_norm_eps)
         self.k_norm = OffsetRMSNorm(scope / "k_norm", config.head_dim, config.rms_norm_eps)

@@ -13,8 +13,8 @@ from quire_models.delta_config import DeltaShape
 from quire_models.layers.convolution import ShortConvolution
 from quire_models.layers.gated_norm import GatedNorm
 from quire_models.layers.linear import Linear
+from quire_models.layers.merged_linear import MergedLinear
 from quire_models.layers.scope import Scope
-from quire_models.layers.shared_input import SharedInput
 
 __all__ = ["GatedDeltaNet"]
 
@@ -33,13 +33,13 @@ class GatedDeltaNet:
         if by_key_head:
             self.in_proj_qkvz = Linear(scope / "in_proj_qkvz", hidden, shape.conv_size + shape.value_size)
             self.in_proj_ba = Linear(scope / "in_proj_ba", hidden, 2 * heads)
-            self._projections = SharedInput(scope, self.in_proj_qkvz, self.in_proj_ba)
+            self._projections = MergedLinear(scope, self.in_proj_qkvz, self.in_proj_ba)
         else:
             self.in_proj_qkv = Linear(scope / "in_proj_qkv", hidden, shape.conv_size)
             self.in_proj_z = Linear(scope / "in_proj_z", hidden, shape.value_size)
             self.in_proj_b = Linear(scope / "in_proj_b", hidden, heads)
             self.in_proj_a = Linear(scope / "in_proj_a", hidden, heads)
-            self._projections = SharedInput(scope, self.in_proj_qkv, self.in_proj_z, self.in_proj_a, self.in_proj_b)
+            self._projections = MergedLinear(scope, self.in_proj_qkv, self.in_proj_z, self.in_proj_a, self.in_proj_b)
         self.conv1d = ShortConvolution(scope / "conv1d", shape.conv_size, shape.conv_kernel, activation="silu")
         self._delta_rule = scope.op("gated_delta_rule", key_head_dim=shape.key_head_dim)
         self.norm = GatedNorm(scope, shape.value_head_dim, shape.eps, before_gate=True)

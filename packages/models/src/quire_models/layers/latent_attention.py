@@ -19,10 +19,10 @@ from torch import Tensor
 
 from quire_attention import ForwardBatch
 from quire_models.layers.linear import Linear
+from quire_models.layers.merged_linear import MergedLinear
 from quire_models.layers.norm import RMSNorm
 from quire_models.layers.rotary import Rotary
 from quire_models.layers.scope import Scope
-from quire_models.layers.shared_input import SharedInput
 
 __all__ = ["LatentAttention", "LatentShape"]
 
@@ -79,7 +79,7 @@ class LatentAttention:
             self._query_norm = RMSNorm(scope / "q_a_layernorm", config.q_lora_rank, LATENT_NORM_EPS)
             self._query = Linear(scope / "q_b_proj", config.q_lora_rank, query)
         latent = Linear(scope / "kv_a_proj_with_mqa", hidden, self._rank + config.rotary_dim, bias=config.latent_bias)
-        self._down = SharedInput(scope, down, latent, *beside)
+        self._down = MergedLinear(scope, down, latent, *beside)
         """x -> what `_query_latent` and `_row` take, and the results of the layers beside them."""
         self._latent_norm = RMSNorm(scope / "kv_a_layernorm", self._rank, LATENT_NORM_EPS)
         self._up = self._absorbed(scope / "kv_b_proj")

@@ -10,7 +10,7 @@ from torch import Tensor
 from quire_interfaces import LinearMethod
 from quire_models.layers.scope import Parameter, Scope
 from quire_models.layers.stored_linear import StoredLinear, StoredTensor
-from quire_ops import LinearWeights, LoraWeights, RoundedTokens, Rounding
+from quire_ops import LinearWeights, LoraWeights, QuantizedTokens, Rounding
 from quire_quantization.numbers import INPUT_SCALES, ask
 
 __all__ = ["Embedding", "LMHead", "Linear", "same_scales", "stack_weights"]
@@ -41,7 +41,7 @@ class Linear:
     shape: tuple[int, int]
     """[out_features, in_features]."""
     is_joined: bool
-    """Another object takes its parameters, and gives it its weights (`SharedInput`)."""
+    """Another object takes its parameters, and gives it its weights (`MergedLinear`)."""
 
     def __init__(
         self,
@@ -170,7 +170,7 @@ class Linear:
         weight, steps = self._weights["weight"], self._weights["scale"]
         return Rounding(weight.dtype, scale, by_group=steps.ndim == 2 and steps.shape[1] > 1)
 
-    def __call__(self, x: Tensor | RoundedTokens) -> Tensor:
+    def __call__(self, x: Tensor | QuantizedTokens) -> Tensor:
         """x [N, in_features], or rounded to `rounding` where that is not None -> [N, out_features]."""
         out: Tensor = self._apply(self._weights, x)
         self.adapt(out, x)
@@ -181,7 +181,7 @@ class Linear:
         """Whether the step has adapters that its layer may have."""
         return self._lora is not None and self._adapters is not None and self._adapters.tokens is not None
 
-    def adapt(self, out: Tensor, x: Tensor | RoundedTokens) -> None:
+    def adapt(self, out: Tensor, x: Tensor | QuantizedTokens) -> None:
         """Add the step's adapters to the product out [N, out_features], whose rows may be apart."""
         if self._lora is not None and self._adapters is not None and self._adapters.tokens is not None:
             self._adapters.add(out, x, self._lora, self._adapters.tokens)
@@ -300,7 +300,7 @@ class LMHead:
         is_plain = self._method.name == "plain" and self._bias is None
         return self._weights["weight"] if is_plain else None
 
-    def most_likely(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
+    def argmax(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
         """The largest logit's token [N] int64, the lowest id among equals, and that logit [N] float32."""
         weight = self.plain_weight
         if weight is not None and (self._adapters is None or self._adapters.logit_tokens is None):

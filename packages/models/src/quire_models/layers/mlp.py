@@ -8,12 +8,12 @@ from typing import Any
 
 from torch import Tensor
 
+from quire_models.layers.activation_quant import ActivationQuant
 from quire_models.layers.activations import activation
 from quire_models.layers.linear import Linear, stack_weights
+from quire_models.layers.merged_linear import MergedLinear
 from quire_models.layers.scope import Scope
-from quire_models.layers.shared_input import SharedInput
-from quire_models.layers.shared_rounding import SharedRounding
-from quire_ops import GatedWeights, RoundedTokens
+from quire_ops import GatedWeights, QuantizedTokens
 
 __all__ = ["MLP", "GatedMLP"]
 
@@ -39,11 +39,11 @@ class GatedMLP:
         """
         self.gate_proj = Linear(scope / "gate_proj", size, inner, bias=bias)
         self.up_proj = Linear(scope / "up_proj", size, inner, bias=bias)
-        self._gate_and_up = SharedInput(scope, self.gate_proj, self.up_proj)
+        self._gate_and_up = MergedLinear(scope, self.gate_proj, self.up_proj)
         self.down_proj = Linear(scope / "down_proj", inner, size, bias=bias)
         self._act = act
         self._act_and_mul = scope.op(f"{act}_and_mul")
-        self._rounded = SharedRounding(scope, "gate_and_round", [self.down_proj])
+        self._rounded = ActivationQuant(scope, "gate_quant", [self.down_proj])
         self._scope = scope
         self._gated: Callable[[Tensor], Tensor] | None = None
         """Products and gate in one, where a backend has that and weights lie as it takes them."""
@@ -60,7 +60,7 @@ class GatedMLP:
         weight, bias = weights
         self._gated = partial(backend.function, weight=weight, bias=bias, activation=self._act)
 
-    def __call__(self, x: Tensor | RoundedTokens) -> Tensor:
+    def __call__(self, x: Tensor | QuantizedTokens) -> Tensor:
         if self._gated is not None and not self._gate_and_up.is_adapted:
             assert isinstance(x, Tensor)  # plain weights take it as it is
             return self.down_proj(self._gated(x))
@@ -70,7 +70,7 @@ class GatedMLP:
         return self.down_proj(self._rounded.function(gate, up, self._act, self._rounded.rounding))
 
     @property
-    def readers(self) -> Sequence[Linear]:
+    def consumers(self) -> Sequence[Linear]:
         """See `FeedForward`."""
         return self.gate_proj, self.up_proj
 

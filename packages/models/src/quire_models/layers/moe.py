@@ -27,7 +27,7 @@ from quire_ops import (
     Experts,
     LinearWeights,
     LoraTokens,
-    RoundedTokens,
+    QuantizedTokens,
     RoutedExperts,
     RunExperts,
     swigluoai_and_mul,
@@ -255,14 +255,14 @@ class SparseMoE:
         self.experts = experts
         self.shared = shared
 
-    def __call__(self, x: Tensor | RoundedTokens) -> Tensor:
-        assert isinstance(x, Tensor)  # see `readers`
+    def __call__(self, x: Tensor | QuantizedTokens) -> Tensor:
+        assert isinstance(x, Tensor)  # see `consumers`
         topk_ids, topk_weights = self.router(x)
         out = self.experts(x, topk_ids, topk_weights)
         return out if self.shared is None else out + self.shared(x)
 
     @property
-    def readers(self) -> Sequence[Linear]:
+    def consumers(self) -> Sequence[Linear]:
         """See `FeedForward`: experts take x as it is."""
         return ()
 

@@ -12,10 +12,10 @@ from torch import Tensor
 from quire_attention import AttentionBackend, ForwardBatch
 from quire_lora import AdapterSlots
 from quire_models.config import ModelConfig
+from quire_models.layers.fused_decoder import FusedDecoder
 from quire_models.layers.linear import Linear
 from quire_models.layers.scope import Packed, Parameter, Scope
 from quire_models.layers.stored_linear import StoredLinear
-from quire_models.layers.whole_stack import WholeStack
 from quire_ops import DecodeRows, RunDecode
 from quire_quantization.methods import QuantizedLinear, ServedLinear
 
@@ -50,7 +50,7 @@ class Network:
         """
         self.config = config
         self._scope = scope
-        self._stack: WholeStack | None = None
+        self._stack: FusedDecoder | None = None
         """Set by families whose layers may be one call, once weights are loaded."""
         self.num_kv_scales = 0
         """Layers for whose KV cache the checkpoint brought scales."""
@@ -229,7 +229,7 @@ class Network:
         where no backend runs these in one call."""
         return None
 
-    def most_likely(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
+    def argmax(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
         """Hidden states [N, hidden_size] -> the largest logit's token [N] int64, the lowest id among equals, and that
         logit [N] float32 (NaN for a row with NaN)."""
         peaks, token_ids = self.compute_logits(hidden).max(dim=-1)

@@ -111,7 +111,7 @@ class Scope:
     quantization: QuantizationConfig | None = None
     """How the checkpoint stores linear layers, when it is quantized."""
     joins_products: bool = False
-    """Layers that take the same input multiply in one product; see `SharedInput`."""
+    """Layers that take the same input multiply in one product; see `MergedLinear`."""
     adapters: AdapterSlots | None = None
     """Where layers find adapters on top of them; None where there never are any."""
     disabled_linear_kernels: frozenset[str] = frozenset()

@@ -16,7 +16,7 @@ from torch import Tensor
 from quire_interfaces import CheckpointError
 from quire_models.layers.stored_layouts import LAYOUTS, StoredLayer, StoredTensor
 from quire_models.quantization_config import QuantizationConfig
-from quire_ops import OpRequest, RoundedTokens, bind
+from quire_ops import OpRequest, QuantizedTokens, bind
 from quire_quantization.kernels import KernelChoice, choose_kernel, key_of
 from quire_quantization.numbers import are_absent, once
 
@@ -105,7 +105,7 @@ class StoredLinear:
             )
         return scale.float()
 
-    def apply(self, weights: dict[str, Tensor], x: Tensor | RoundedTokens) -> Tensor:
+    def apply(self, weights: dict[str, Tensor], x: Tensor | QuantizedTokens) -> Tensor:
         """x [N, in_features], or rounded as the op does it -> [N, out_features]."""
         assert self.choice is not None
         return self.choice.kernel.multiply(self._ops, weights, x, logits=False)

@@ -61,6 +61,6 @@ class GatedMtpHead(FurtherTokenHead):
         return self.target.lm_head(hidden)
 
     @torch.inference_mode()
-    def most_likely(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
-        """See `Network.most_likely`."""
-        return self.target.lm_head.most_likely(hidden)
+    def argmax(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
+        """See `Network.argmax`."""
+        return self.target.lm_head.argmax(hidden)

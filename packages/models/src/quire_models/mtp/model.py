@@ -69,6 +69,6 @@ class MtpHead(FurtherTokenHead):
         return self.target.lm_head(self.norm(hidden))
 
     @torch.inference_mode()
-    def most_likely(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
-        """See `Network.most_likely`."""
-        return self.target.lm_head.most_likely(self.norm(hidden))
+    def argmax(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
+        """See `Network.argmax`."""
+        return self.target.lm_head.argmax(self.norm(hidden))

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from quire_attention import ForwardBatch
 from quire_models.layers.attention import SelfAttention
-from quire_models.layers.blocks import NormedSumBlock, PreNormBlock
+from quire_models.layers.blocks import PostLNBlock, PreNormBlock
 from quire_models.layers.decoder_lm import DecoderLM
 from quire_models.layers.linear import Embedding, Linear
 from quire_models.layers.mlp import MLP
@@ -18,7 +18,7 @@ from quire_models.opt.config import POSITION_OFFSET, OPTConfig
 __all__ = ["OPTForCausalLM"]
 
 
-def make_layer(config: OPTConfig, layer: int, scope: Scope) -> PreNormBlock | NormedSumBlock:
+def make_layer(config: OPTConfig, layer: int, scope: Scope) -> PreNormBlock | PostLNBlock:
     """One layer."""
     hidden = config.hidden_size
     attention = SelfAttention(config, layer, scope / "self_attn", rotated=False, out="out_proj")
@@ -27,7 +27,7 @@ def make_layer(config: OPTConfig, layer: int, scope: Scope) -> PreNormBlock | No
     mlp_norm = make_norm(config, scope / "final_layer_norm")
     if config.norm_before:
         return PreNormBlock(input_norm=attention_norm, attention=attention, mlp_norm=mlp_norm, mlp=mlp)
-    return NormedSumBlock(attention=attention, attention_norm=attention_norm, mlp=mlp, output_norm=mlp_norm)
+    return PostLNBlock(attention=attention, attention_norm=attention_norm, mlp=mlp, output_norm=mlp_norm)
 
 
 def make_norm(config: OPTConfig, scope: Scope) -> LayerNorm:

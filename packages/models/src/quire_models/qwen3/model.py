@@ -15,12 +15,12 @@ from quire_models.config import ModelConfig
 from quire_models.layers.causal_lm import CausalLM
 from quire_models.layers.decoder import PreNormDecoderLayer
 from quire_models.layers.linear import Linear, stack_weights
+from quire_models.layers.merged_linear import MergedLinear
 from quire_models.layers.norm import RMSNorm
+from quire_models.layers.rope_and_cache import HeadNorms, RopeAndCache
 from quire_models.layers.rotary import Rotary
-from quire_models.layers.rotated_write import HeadNorms, RotatedWrite
 from quire_models.layers.scope import Scope
-from quire_models.layers.shared_input import SharedInput
-from quire_ops import RoundedTokens
+from quire_ops import QuantizedTokens
 
 __all__ = ["Qwen3Attention", "Qwen3ForCausalLM"]
 
@@ -33,7 +33,7 @@ class Qwen3Attention:
         self.q_proj = Linear(scope / "q_proj", hidden, query, bias=config.qkv_bias)
         self.k_proj = Linear(scope / "k_proj", hidden, kv, bias=config.qkv_bias)
         self.v_proj = Linear(scope / "v_proj", hidden, kv, bias=config.qkv_bias)
-        self._qkv = SharedInput(scope, self.q_proj, self.k_proj, self.v_proj)
+        self._qkv = MergedLinear(scope, self.q_proj, self.k_proj, self.v_proj)
         self.o_proj = Linear(scope / "o_proj", query, hidden, bias=config.attention_out_bias)
         self.q_norm = RMSNorm(scope / "q_norm", config.head_dim, config.rms_norm_eps)
         self.k_norm = RMSNorm(scope / "k_norm", config.head_dim, config.rms_norm_eps)
@@ -41,14 +41,14 @@ class Qwen3Attention:
         self.sliding_window = config.sliding_windows[layer]
         self.attend = scope.attention(layer, scale=config.head_dim**-0.5, sliding_window=self.sliding_window)
         rotary = Rotary(scope, config.head_dim, head_dim=config.head_dim)
-        self.write = RotatedWrite(self.attend, rotary, HeadNorms(self.q_norm, self.k_norm))
+        self.write = RopeAndCache(self.attend, rotary, HeadNorms(self.q_norm, self.k_norm))
 
     @property
-    def readers(self) -> Sequence[Linear]:
+    def consumers(self) -> Sequence[Linear]:
         """See `SelfAttention`."""
         return self.q_proj, self.k_proj, self.v_proj
 
-    def __call__(self, x: Tensor | RoundedTokens, cos: Tensor, sin: Tensor, batch: ForwardBatch) -> Tensor:
+    def __call__(self, x: Tensor | QuantizedTokens, cos: Tensor, sin: Tensor, batch: ForwardBatch) -> Tensor:
         """x [T, hidden_size] -> [T, hidden_size]."""
         query, key, value = (each.unflatten(1, (-1, self.head_dim)) for each in self._qkv(x))  # [T, Hq or Hkv, D]
         query = self.write(query, key, value, cos, sin, batch)

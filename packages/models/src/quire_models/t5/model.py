@@ -11,10 +11,10 @@ from quire_attention import EncoderBatch, ForwardBatch
 from quire_models.layers.encoder import CrossAttention, EncoderAttention, ProjectionNames
 from quire_models.layers.encoder_decoder import EncoderDecoderLM
 from quire_models.layers.linear import Embedding, Linear, LMHead
+from quire_models.layers.merged_linear import MergedLinear
 from quire_models.layers.mlp import MLP
 from quire_models.layers.norm import RMSNorm
 from quire_models.layers.scope import Scope
-from quire_models.layers.shared_input import SharedInput
 from quire_models.t5.config import T5Config
 
 __all__ = ["T5ForConditionalGeneration", "bucket"]
@@ -82,7 +82,7 @@ class T5SelfAttention:
 
     def __init__(self, config: T5Config, layer: int, scope: Scope) -> None:
         hidden, width = config.hidden_size, config.query_size
-        self.projections = SharedInput(scope, *(Linear(scope / name, hidden, width) for name in NAMES[:3]))
+        self.projections = MergedLinear(scope, *(Linear(scope / name, hidden, width) for name in NAMES[:3]))
         self.out = Linear(scope / NAMES.out, width, hidden)
         self.attention = scope.attention(layer, scale=1.0)
         self.attend = scope.op("biased_paged_attention")

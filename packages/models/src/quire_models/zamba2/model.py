@@ -17,11 +17,11 @@ from quire_attention import ForwardBatch
 from quire_models.layers.activations import activation
 from quire_models.layers.linear import Linear
 from quire_models.layers.mamba2 import Mamba2Mixer
+from quire_models.layers.merged_linear import MergedLinear
 from quire_models.layers.norm import RMSNorm
 from quire_models.layers.recurrent_lm import RecurrentLM
 from quire_models.layers.rotary import Rotary
 from quire_models.layers.scope import Scope
-from quire_models.layers.shared_input import SharedInput
 from quire_models.zamba2.config import Zamba2Config
 
 __all__ = ["Zamba2ForCausalLM"]
@@ -48,7 +48,7 @@ class SharedBlock:
         attention = scope / "self_attn"
         sizes = {"q": config.query_size, "k": config.kv_size, "v": config.kv_size}
         projections = [Linear(attention / f"{name}_proj", wide, size) for name, size in sizes.items()]
-        self.projections = SharedInput(attention, *projections)
+        self.projections = MergedLinear(attention, *projections)
         self.o_proj = Linear(attention / "o_proj", config.query_size, hidden)
         self.rotary = Rotary(attention, config.rotary_dim) if config.rotary_dim else None
         self.mlp_norm = RMSNorm(scope / "pre_ff_layernorm", hidden, eps)

@@ -19,7 +19,7 @@ from quire_models.layers.encoder_only import EncoderOnly
 from quire_models.ledger import num_parameters
 from quire_ops import DrawTable
 from quire_ops.drawing import reference_draw
-from quire_sampling.state import sharpness_of
+from quire_sampling.state import inv_temperature_of
 from quire_testkit.parity.case import ParityCase
 from quire_testkit.parity.cases import CASES
 from quire_testkit.parity.oracle import (
@@ -227,7 +227,7 @@ def _drawn_again(seen: Watched) -> list[int]:
     logits = torch.stack([seen.logits[position] for position in positions.tolist()])
     table = DrawTable.greedy(1, logits.shape[1])
     table.draws[0], table.seeds[0], table.num_prompt_tokens[0] = True, SEED, NUM_PROMPT
-    table.sharpness[0] = sharpness_of(torch.tensor(SEEDED.temperature, dtype=torch.float64)).item()
+    table.inv_temperature[0] = inv_temperature_of(torch.tensor(SEEDED.temperature, dtype=torch.float64)).item()
     table.top_p[0] = SEEDED.top_p
     return reference_draw(logits, torch.zeros_like(positions), positions, table)[0].tolist()
 

@@ -1,4 +1,4 @@
-"""What stands between projections and attention, in one call of the compiled kernels: op `rotate_and_write`.
+"""What stands between projections and attention, in one call of the compiled kernels: op `rope_and_write_kv`.
 
 Shape legend: T tokens of the step, Hq query heads, Hkv key-value heads, D head dimension.
 """
@@ -15,10 +15,10 @@ from quire_kernels_cpu.decoder import cache_format, pointers_to
 from quire_kernels_cpu.dtypes import DTYPES
 from quire_ops.torch_ops import rms_norm, rotary_embedding, write_kv_cache
 
-__all__ = ["rotate_and_write"]
+__all__ = ["rope_and_write_kv"]
 
 
-def rotate_and_write(
+def rope_and_write_kv(
     query: Tensor,
     key: Tensor,
     value: Tensor,
@@ -32,7 +32,7 @@ def rotate_and_write(
     key_norm: Tensor | None = None,
     eps: float = 0.0,
 ) -> Tensor:
-    """Op `rotate_and_write`; caches that the kernels do not know go to torch's operators."""
+    """Op `rope_and_write_kv`; caches that the kernels do not know go to torch's operators."""
     number = cache_format(kv_cache, query.dtype)
     if number is None or not kv_cache[0].is_contiguous():
         query, key = (

@@ -12,10 +12,10 @@ from quire_models.layers.linear import Linear, same_scales
 from quire_models.layers.scope import Scope
 from quire_ops import Rounding
 
-__all__ = ["SharedRounding"]
+__all__ = ["ActivationQuant"]
 
 
-class SharedRounding:
+class ActivationQuant:
     """An op that rounds in the end, and what to: for layers that all take its result, and nothing else does."""
 
     __slots__ = ("_layers", "_op", "_scope", "function", "rounding")

@@ -14,7 +14,7 @@ from quire_attention import Attention, ForwardBatch
 from quire_models.layers.norm import OffsetRMSNorm, RMSNorm
 from quire_models.layers.rotary import Rotary
 
-__all__ = ["HeadNorms", "RotatedWrite"]
+__all__ = ["HeadNorms", "RopeAndCache"]
 
 
 class HeadNorms(NamedTuple):
@@ -25,10 +25,10 @@ class HeadNorms(NamedTuple):
     after_rotation: bool = False
 
 
-class RotatedWrite:
+class RopeAndCache:
     """Norms and rotates queries and keys, writes keys and values into the cache, gives the queries.
 
-    One kernel where the attention backend has op `rotate_and_write` and the norms are RMS norms of each head.
+    One kernel where the attention backend has op `rope_and_write_kv` and the norms are RMS norms of each head.
     """
 
     __slots__ = ("_attention", "_fused_norms", "_is_fused", "_norms", "_rotary")
@@ -60,10 +60,10 @@ class RotatedWrite:
         """query [T, Hq, D], key and value [T, Hkv, D]; cos and sin as `Rotary` takes them -> [T, Hq, D]."""
         if self._is_fused:
             if self._fused_norms is None:
-                return self._attention.rotate_and_write(query, key, value, cos, sin, batch)
+                return self._attention.rope_and_write_kv(query, key, value, cos, sin, batch)
             of_query, of_key = self._fused_norms
             weights = {"query_norm": of_query.weight, "key_norm": of_key.weight}
-            return self._attention.rotate_and_write(query, key, value, cos, sin, batch, **weights, eps=of_query.eps)
+            return self._attention.rope_and_write_kv(query, key, value, cos, sin, batch, **weights, eps=of_query.eps)
         norms = self._norms
         if norms is not None and not norms.after_rotation:
             query, key = norms.query(query), norms.key(key)

@@ -30,13 +30,13 @@ from quire_ops import (
 )
 from quire_ops.kv_format import QUANTIZED
 
-__all__ = ["WholeStack"]
+__all__ = ["FusedDecoder"]
 
 _ACTIVATIONS = ("silu", "gelu")
 """Those that op `decoder_stack` has."""
 
 
-class WholeStack:
+class FusedDecoder:
     """The layers and the norm behind them."""
 
     def __init__(self, scope: Scope, config: ModelConfig, data: DecoderStack, run: RunDecoder) -> None:
@@ -49,7 +49,7 @@ class WholeStack:
         config: ModelConfig,
         layers: Sequence[DecoderLayerWeights | None],
         norm: AddRMSNorm | RMSNorm | OffsetRMSNorm,
-    ) -> WholeStack | None:
+    ) -> FusedDecoder | None:
         """Args:
         layers: In the order in which they were made; None for one that is not such data.
 

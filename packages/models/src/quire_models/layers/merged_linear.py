@@ -19,13 +19,13 @@ from torch import Tensor
 from quire_models.layers.linear import Linear, same_scales
 from quire_models.layers.scope import AdjacentParameters, Scope
 from quire_models.layers.stored_linear import StoredLinear
-from quire_ops import RoundedTokens
+from quire_ops import QuantizedTokens
 from quire_quantization.joined import BLOCK, join_weights, split_weights
 
-__all__ = ["SharedInput"]
+__all__ = ["MergedLinear"]
 
 
-class SharedInput:
+class MergedLinear:
     """x [N, in_features], or rounded to what the layers' `rounding` says -> [N, O] of each layer, rows apart."""
 
     __slots__ = ("_adjacent", "_layers", "_sizes", "_weights")
@@ -94,7 +94,7 @@ class SharedInput:
         """Whether something is added to the product in this step."""
         return any(layer.is_adapted for layer in self._layers)
 
-    def __call__(self, x: Tensor | RoundedTokens) -> tuple[Tensor, ...]:
+    def __call__(self, x: Tensor | QuantizedTokens) -> tuple[Tensor, ...]:
         if self._weights is None:
             return tuple(layer(x) for layer in self._layers)
         whole = self._layers[0].method.apply(self._weights, x)

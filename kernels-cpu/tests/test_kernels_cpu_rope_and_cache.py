@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from quire_kernels_cpu.ops import write_kv_cache
-from quire_kernels_cpu.rotated_write import rotate_and_write
+from quire_kernels_cpu.rope_and_cache import rope_and_write_kv
 from quire_ops import kv_cache_shape, reference
 from quire_ops.kv_format import CACHE_TORCH_DTYPES
 
@@ -49,7 +49,7 @@ class Case:
         return cache
 
     def run(self, cache: Tensor, kv_scale: Tensor | None = None) -> Tensor:
-        return rotate_and_write(
+        return rope_and_write_kv(
             self.query, self.key, self.value, self.cos, self.sin, cache, self.slots, kv_scale=kv_scale, **self.norms
         )
 
@@ -63,7 +63,7 @@ def test_equals_the_reference(shape: tuple[int, int, int, int], norms: str, dtyp
     wide = cache.double()
     inputs = [each.double() for each in (case.query, case.key, case.value, case.cos, case.sin)]
     wide_norms = {name: norm.double() if isinstance(norm, Tensor) else norm for name, norm in case.norms.items()}
-    expected = reference.rotate_and_write(*inputs, wide, case.slots, **wide_norms)
+    expected = reference.rope_and_write_kv(*inputs, wide, case.slots, **wide_norms)
     got = case.run(cache)
     assert got.dtype == dtype
     assert (got.double() - expected).abs().max() <= TOLERANCE[dtype] * expected.abs().max()
@@ -79,7 +79,7 @@ def test_every_cache_gets_what_the_op_writes(dtype: torch.dtype, cache_name: str
     kv_scale = torch.tensor([[0.5, 2.0], [1.5, 0.25]]) if cache_name.startswith("fp8") else None
     cache, again = case.cache(cache_name, dtype), case.cache(cache_name, dtype)
     case.run(cache, kv_scale)
-    keys = rotate_and_write(
+    keys = rope_and_write_kv(
         case.key, case.key, case.value, case.cos, case.sin, case.cache(cache_name, dtype), case.slots,
         kv_scale=kv_scale, query_norm=case.norms["key_norm"], key_norm=case.norms["key_norm"], eps=1e-6,
     )  # fmt: skip

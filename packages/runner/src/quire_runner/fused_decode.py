@@ -9,10 +9,10 @@ from quire_interfaces.step import ModelRunnerOutput, RequestFailure, SchedulerOu
 from quire_ops import RunDecode
 from quire_runner.grammars import RowGrammars
 
-__all__ = ["whole_decode"]
+__all__ = ["fused_decode"]
 
 
-def whole_decode(
+def fused_decode(
     run: RunDecode, output: SchedulerOutput, grammars: RowGrammars, *, drafts_follow: bool
 ) -> tuple[ModelRunnerOutput, dict[int, RequestFailure]] | None:
     """Compute the step.
