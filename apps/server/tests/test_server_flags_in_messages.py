@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from quire.config import config_fields
+from quire.setting_fields import config_fields
 from quire.vllm_settings import VLLM_SETTINGS
 from quire_interfaces import RequestError
 from quire_server.cli import server_sections

@@ -8,7 +8,7 @@ import subprocess
 
 import pytest
 
-from quire.config import config_fields
+from quire.setting_fields import config_fields
 from quire.vllm_settings import VLLM_SETTINGS
 from quire_interfaces import Settings, one_of, setting
 from quire_server import cli

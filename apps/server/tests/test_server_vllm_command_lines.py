@@ -6,7 +6,8 @@ import json
 import re
 from pathlib import Path
 
-from quire.config import QuireConfig, config_fields
+from quire.config import QuireConfig
+from quire.setting_fields import config_fields
 from quire.vllm_settings import OTHER_SPELLINGS, VLLM_SETTINGS, is_settled, other_name
 from quire_server.command_line import Parser, add_setting_flags
 from quire_server.config import ServerConfig

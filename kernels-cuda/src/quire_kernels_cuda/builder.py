@@ -44,12 +44,20 @@ class TritonBuilder:
         name: Of the backends.
         platform: Whose GPUs they run on.
         unavailable: Says why they cannot work on such a GPU in this process, or None.
+        backends_for: The backends of this name on a target, as if they could work.
     """
 
-    def __init__(self, name: str, platform: Platform, unavailable: Callable[[], str | None]) -> None:
+    def __init__(
+        self,
+        name: str,
+        platform: Platform,
+        unavailable: Callable[[], str | None],
+        backends_for: Callable[[Target], Sequence[OpBackend]],
+    ) -> None:
         self._name = name
         self._platform = platform
         self._unavailable = unavailable
+        self._backends_for = backends_for
         self._targets = {**platform.targets, **platform.relatives}
 
     @property
@@ -70,9 +78,7 @@ class TritonBuilder:
 
     @contextmanager
     def _recording(self, target: Target, gpu: str | None) -> Iterator[list[Build]]:
-        from quire_kernels_cuda.ops import op_backends
-
-        backends = [*op_backends(self._name, self._platform, None, target=target), *self._others(target)]
+        backends = [*self._backends_for(target), *self._others(target)]
         with pretending(target, gpu), recording("", target.vendor) as builds, replaced_backends(backends):
             yield builds
 

@@ -109,9 +109,13 @@ def backends() -> list[OpBackend]:
 
 @cache
 def _nvidia_builder() -> KernelBuilder | None:
-    from quire_kernels_cuda.builder import TritonBuilder  # which asks for these backends in its turn
+    if why_no_triton() or is_interpreted():
+        return None
+    from quire_kernels_cuda.builder import TritonBuilder
 
-    return None if why_no_triton() or is_interpreted() else TritonBuilder("triton", NVIDIA, unavailable)
+    return TritonBuilder(
+        "triton", NVIDIA, unavailable, lambda target: op_backends("triton", NVIDIA, None, target=target)
+    )
 
 
 def op_backends(

@@ -29,6 +29,8 @@ def backends() -> list[OpBackend]:
 @cache
 def _builder() -> KernelBuilder | None:
     """What builds them, on machines without such a GPU too."""
-    from quire_kernels_cuda.builder import TritonBuilder  # which asks for these backends in its turn
+    if why_no_triton() or is_interpreted():
+        return None
+    from quire_kernels_cuda.builder import TritonBuilder
 
-    return None if why_no_triton() or is_interpreted() else TritonBuilder(NAME, AMD, unavailable)
+    return TritonBuilder(NAME, AMD, unavailable, lambda target: op_backends(NAME, AMD, None, target=target))

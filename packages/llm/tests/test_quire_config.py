@@ -6,7 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quire.config import DERIVED, QuireConfig, build_sections, config_fields, parse_text
+from quire.config import QuireConfig, build_sections
+from quire.setting_fields import DERIVED, config_fields
+from quire.setting_text import parse_text
 from quire_interfaces import ConfigError
 
 SECTIONS = QuireConfig.sections()

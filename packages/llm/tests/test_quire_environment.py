@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from quire import LLM, QuireConfig
-from quire.config import config_fields
 from quire.environment import OTHER_VARIABLES, environment_values, unknown_variables
+from quire.setting_fields import config_fields
 from quire_interfaces import ConfigError
 
 FIELDS = config_fields(QuireConfig.sections())
@@ -70,11 +70,16 @@ def test_settings_of_other_packages_are_known(tmp_path: Path) -> None:
     (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: their\nVersion: 1.0\n")
     (metadata / "entry_points.txt").write_text("[quire.settings]\ntheirs = their_settings:TheirConfig\n")
     script = (
-        "from quire import QuireConfig\nfrom quire.config import config_fields\n"
+        "from quire import QuireConfig\nfrom quire.setting_fields import config_fields\n"
         "from quire.environment import unknown_variables\n"
         "print(unknown_variables(config_fields(QuireConfig.sections())))\n"
     )
-    environment = {**os.environ, "PYTHONPATH": str(tmp_path), "QUIRE_TEA_TIME": "4", "QUIRE_TEE_TIME": "4"}
+    environment = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path]),
+        "QUIRE_TEA_TIME": "4",
+        "QUIRE_TEE_TIME": "4",
+    }
     run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, env=environment, check=True)
     assert "QUIRE_TEA_TIME is not known" not in run.stdout
     assert "QUIRE_TEE_TIME is not known and has no effect; did you mean QUIRE_TEA_TIME?" in run.stdout

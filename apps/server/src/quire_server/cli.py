@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from quire_server.command_line import Parser, settings_from
 
 if TYPE_CHECKING:
-    from quire.config import ConfigField, Origin, Sections
+    from quire.setting_fields import ConfigField, Origin, Sections
     from quire_server.completion import CompletedFlag
 
 __all__ = ["main"]
@@ -96,7 +96,7 @@ def _run(name: str, command: Command, arguments: list[str]) -> int:
     sections = command.sections() if command.sections is not None else {}
     topic = topic_of(arguments)
     if topic is not None:
-        from quire.config import config_fields
+        from quire.setting_fields import config_fields
 
         print(page_of(parser.prog, command.usage, command.text, parser, config_fields(sections), topic))
         return 0
@@ -328,8 +328,9 @@ def _add_explain_arguments(parser: argparse.ArgumentParser) -> None:
     add_arguments=_add_explain_arguments,
 )
 def run_explain(given: Given) -> int:
-    from quire.config import config_fields, unknown_name_error
+    from quire.config import unknown_name_error
     from quire.environment import OTHER_VARIABLES
+    from quire.setting_fields import config_fields
     from quire.vllm_settings import VLLM_SETTINGS, other_name
 
     fields, origins = config_fields(server_sections()), given.origins
@@ -405,7 +406,7 @@ def run_completion(given: Given) -> int:
 
 def _completed_flags(name: str, command: Command) -> list[CompletedFlag]:
     """A command's own flags and those of its settings; vLLM's that are none of ours are left out."""
-    from quire.config import config_fields
+    from quire.setting_fields import config_fields
     from quire_server.command_line import add_setting_flags
     from quire_server.completion import CompletedFlag
     from quire_server.help_text import one_line

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from quire_interfaces import ConfigError
 
 if TYPE_CHECKING:
-    from quire.config import ConfigField, Origin, Sections
+    from quire.setting_fields import ConfigField, Origin, Sections
 
 __all__ = ["Parser", "add_setting_flags", "settings_from"]
 
@@ -54,8 +54,9 @@ def settings_from(
     Raises:
         ConfigError: unknown names (with the nearest known ones) and bad values.
     """
-    from quire.config import ENVIRONMENT, build_sections, config_fields, speculative_settings
+    from quire.config import ENVIRONMENT, build_sections, speculative_settings
     from quire.environment import environment_values, warn_unknown_variables
+    from quire.setting_fields import config_fields
     from quire.vllm_settings import VLLM_SETTINGS
 
     fields = config_fields(sections)

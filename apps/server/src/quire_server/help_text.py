@@ -17,7 +17,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
-    from quire.config import ConfigField
+    from quire.setting_fields import ConfigField
 
 __all__ = ["GROUPS", "group_of", "one_line", "page_of", "topic_of"]
 

@@ -11,7 +11,7 @@ import asyncio
 import dataclasses
 import reprlib
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import msgspec
 
@@ -30,10 +30,15 @@ from quire_server.schema_text import SchemaText
 from quire_server.tool_choice import ToolUse
 from quire_structured_output import check_text_grammar, text_content
 
-if TYPE_CHECKING:
-    from quire_server.protocol import SamplingFields
-
 __all__ = ["check_grammars", "constraint_names", "structured_outputs_of", "thinking_first", "with_calls"]
+
+
+class ConstraintFields(Protocol):
+    """The fields of a request's body that constrain its output, the older ones of `_GUIDED` aside."""
+
+    response_format: dict[str, Any] | None
+    structured_outputs: dict[str, Any] | None
+
 
 _GUIDED = {
     "guided_json": "json",
@@ -48,7 +53,7 @@ _GUIDED = {
 _FIELDS = frozenset(spec.name for spec in dataclasses.fields(StructuredOutputsParams)) - {"reasoning"}
 
 
-def structured_outputs_of(body: SamplingFields) -> StructuredOutputsParams | None:
+def structured_outputs_of(body: ConstraintFields) -> StructuredOutputsParams | None:
     """The one constraint that a request asks for, in whatever field; None for none.
 
     Raises:
@@ -106,7 +111,7 @@ def _of_response_format(value: dict[str, Any] | None) -> dict[str, Any] | None:
     return {"json": str(schema) if isinstance(schema, SchemaText) else schema}
 
 
-def constraint_names(body: SamplingFields) -> dict[str, str]:
+def constraint_names(body: ConstraintFields) -> dict[str, str]:
     """Name the engine gives the constraint -> the request's field, for errors."""
     kind = (body.response_format or {}).get("type", "text")
     if kind != "text":

@@ -13,9 +13,10 @@ import json
 import typing
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 from quire.environment import ENVIRONMENT, environment_values, variable_of, warn_unknown_variables
+from quire.setting_fields import ConfigField, Origin, Sections, config_fields
 from quire.setting_text import parse_items, parse_text
 from quire.vllm_settings import VLLM_SETTINGS, is_settled, other_name
 from quire_engine import EngineConfig
@@ -24,7 +25,6 @@ from quire_interfaces import (
     KV_CACHE_DTYPES,
     MAX_LOGPROBS,
     ConfigError,
-    OneOf,
     Settings,
     at_least,
     between,
@@ -44,19 +44,13 @@ from quire_structured_output import StructuredOutputConfig
 __all__ = [
     "ENVIRONMENT",
     "LONGEST_THAT_FITS",
-    "ConfigField",
     "ModelSettings",
-    "Origin",
     "QuireConfig",
-    "Sections",
     "build_sections",
-    "config_fields",
     "parse_text",
     "speculative_settings",
     "unknown_name_error",
 ]
-
-Sections = Mapping[str, type[Settings]]
 
 KV_CACHE_ALIASES = {
     "fp8": "fp8_e4m3",
@@ -64,22 +58,6 @@ KV_CACHE_ALIASES = {
     "int4_per_token_head": "int4",
 }
 """Other names of formats of the KV cache, as vLLM's command line has them."""
-
-DERIVED = frozenset(
-    {
-        ("runner", "draft_depth"),
-        ("runner", "draft_topk"),
-        ("runner", "dtype"),
-        ("runner", "max_model_len"),
-        ("runner", "max_num_batched_tokens"),
-        ("runner", "max_num_seqs"),
-        ("runner", "num_speculative_tokens"),
-        ("scheduler", "num_lookahead_tokens"),
-        ("scheduler", "num_speculative_tokens"),
-    }
-)
-"""(section, field) that `quire.assemble` computes from the model and the rest; no user sets them."""
-
 
 LONGEST_THAT_FITS = -1
 """`max_model_len` as the memory allows."""
@@ -247,64 +225,6 @@ class QuireConfig:
         sections = cls.sections()
         built: dict[str, Any] = {name: sections[name](**_tuples(values)) for name, values in data.items()}
         return cls(**built)
-
-
-class ConfigField(NamedTuple):
-    """One setting as a user sees it."""
-
-    name: str
-    """As in YAML and as a keyword, e.g. "max_num_seqs"."""
-    flag: str
-    """As on the command line, e.g. "--max-num-seqs"."""
-    owners: tuple[tuple[str, str], ...]
-    """(section, field name) of every component that reads it."""
-    type: Any
-    default: Any
-    help: str
-    unit: str
-    choices: tuple[Any, ...] = ()
-    """The only values it takes; empty where others are."""
-    secret: bool = False
-    """Its value is never shown."""
-    nonempty: bool = False
-    """Whoever sets it must give a value."""
-
-    @property
-    def env(self) -> str:
-        """Environment variable, e.g. "QUIRE_MAX_NUM_SEQS"."""
-        return "QUIRE_" + self.name.upper()
-
-
-class Origin(NamedTuple):
-    """Where a value came from."""
-
-    value: Any
-    source: str
-
-
-def config_fields(sections: Sections) -> dict[str, ConfigField]:
-    """All settings of these sections by name, in the order of declaration."""
-    found: dict[str, ConfigField] = {}
-    for section, owner in sections.items():
-        hints = typing.get_type_hints(owner)
-        for spec in dataclasses.fields(owner):
-            if (section, spec.name) in DERIVED:
-                continue
-            flag = spec.metadata.get("flag") or "--" + spec.name.replace("_", "-")
-            name = flag.removeprefix("--").replace("-", "_")
-            here = (section, spec.name)
-            if name in found:
-                found[name] = found[name]._replace(owners=(*found[name].owners, here))
-                continue
-            help_text, unit = spec.metadata.get("help", ""), spec.metadata.get("unit", "")
-            default = None if spec.default is dataclasses.MISSING else spec.default
-            check = spec.metadata.get("check")
-            choices = check.choices if isinstance(check, OneOf) else ()
-            secret, nonempty = spec.metadata.get("secret", False), spec.metadata.get("nonempty", False)
-            found[name] = ConfigField(
-                name, flag, (here,), hints[spec.name], default, help_text, unit, choices, secret, nonempty
-            )
-    return found
 
 
 def build_sections(

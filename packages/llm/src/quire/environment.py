@@ -9,10 +9,8 @@ from __future__ import annotations
 import difflib
 import os
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from quire.config import ConfigField
+from quire.setting_fields import ConfigField, config_fields
 
 __all__ = [
     "ENVIRONMENT",
@@ -48,7 +46,7 @@ def environment_values(fields: Mapping[str, ConfigField], environ: Mapping[str, 
     """Setting -> text, of those that the environment sets.
 
     Args:
-        fields: The settings (`quire.config.config_fields`).
+        fields: The settings (`quire.setting_fields.config_fields`).
         environ: None takes this process's environment.
     """
     environ = os.environ if environ is None else environ
@@ -98,8 +96,6 @@ def _complaint(name: str, known: set[str]) -> str:
 
 def _variables_of_other_packages() -> set[str]:
     from importlib.metadata import entry_points
-
-    from quire.config import config_fields
 
     sections = {point.name: point.load() for point in entry_points(group=SETTINGS_GROUP)}
     return {spec.env for spec in config_fields(sections).values()}

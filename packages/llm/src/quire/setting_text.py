@@ -1,6 +1,6 @@
 """Values of settings as text: from a command line, an environment variable or a file, as the type of the field.
 
-Knows how numbers, switches, lists and objects are written; which settings there are, `quire.config` says.
+Knows how numbers, switches, lists and objects are written; which settings there are, `quire.setting_fields` says.
 """
 
 from __future__ import annotations
@@ -11,13 +11,11 @@ import types
 import typing
 from collections.abc import Sequence
 from decimal import Decimal
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from quire.environment import ENVIRONMENT
+from quire.setting_fields import ConfigField
 from quire_interfaces import ConfigError
-
-if TYPE_CHECKING:
-    from quire.config import ConfigField
 
 __all__ = ["SUFFIXES_IN_WORDS", "json_list", "parse_items", "parse_text", "parse_whole_number"]
 

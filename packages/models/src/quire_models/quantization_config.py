@@ -10,18 +10,32 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from typing import Protocol
 
 from quire_interfaces import CheckpointError, QuantKey
 from quire_models.gguf.names import COMPRESSED
 from quire_models.layer_names import names_of_layer, names_rule
-from quire_models.stored_modules import StoredModule
 
-__all__ = ["NO_LAYER", "PLAIN", "QuantizationConfig"]
+__all__ = ["NO_LAYER", "PLAIN", "HeldModule", "QuantizationConfig"]
 
 PLAIN = "plain"
 """Layout of layers that are not quantized."""
 NO_LAYER = "re:(?!)"
 """A target that is no layer's name."""
+
+
+class HeldModule(Protocol):
+    """What a checkpoint's files hold of one module; `quire_models.stored_modules.StoredModule` is one."""
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether the module is a weight in floating point."""
+
+    def fits(self, layout: str) -> bool:
+        """Whether the files hold the module in this layout."""
+
+    def refined(self, form: QuantizationConfig) -> QuantizationConfig:
+        """`form`, with what the files say more exactly."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,7 +83,7 @@ class QuantizationConfig:
     """Of a GGUF file: (layer, type) of each linear layer."""
     note: str = ""
     """What is done differently from how the checkpoint was meant."""
-    held: Mapping[str, StoredModule] = field(default_factory=dict, hash=False, compare=False, repr=False)
+    held: Mapping[str, HeldModule] = field(default_factory=dict, hash=False, compare=False, repr=False)
     """What the files hold, by the names there; empty where they are not known."""
 
     @property
@@ -114,7 +128,7 @@ class QuantizationConfig:
         is_known = self.layout == "gguf" or any(other in self.held for other in names_of_layer(name))
         return self.of_layer(name) if is_known or (self.quantizes_head and not tied) else None
 
-    def _found(self, names: tuple[str, ...], module: StoredModule) -> QuantizationConfig | None:
+    def _found(self, names: tuple[str, ...], module: HeldModule) -> QuantizationConfig | None:
         """The form of a layer that the files hold."""
         if module.is_plain:
             return None

@@ -8,10 +8,9 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
-if TYPE_CHECKING:
-    from quire_models.quantization_config import QuantizationConfig
+from quire_models.quantization_config import QuantizationConfig
 
 __all__ = ["StoredModule", "TensorHeader", "stored_modules"]
 

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from quire_interfaces import CheckpointError, Fields
+from quire_interfaces import CheckpointError, Fields, read_json
 
 __all__ = ["nearest_path_hint", "no_config_error", "unsupported_architecture"]
 
@@ -151,8 +151,6 @@ def no_config_error(folder: Path) -> CheckpointError:
 
 
 def _adapter(folder: Path) -> str:
-    from quire_interfaces import read_json
-
     try:
         base: Any = read_json(folder / "adapter_config.json").get("base_model_name_or_path")
     except CheckpointError:

@@ -17,7 +17,6 @@ import json
 import os
 import signal
 import socket
-import struct
 import sys
 import threading
 import time
@@ -27,9 +26,9 @@ from quire_interfaces import GrammarSpec, RequestError
 from quire_structured_output.allowance import NICE, lower_priority, pauses
 from quire_structured_output.blame import largest_part
 from quire_structured_output.llguidance_backend import LLGuidanceBackend
-from quire_structured_output.vocabulary import Vocabulary
+from quire_structured_output.vocabulary import read_vocabulary
 
-__all__ = ["main", "read_all", "read_vocabulary", "write_vocabulary"]
+__all__ = ["main"]
 
 LOOK_S = 0.002
 USUAL_S = 0.02
@@ -38,49 +37,7 @@ MAX_MEMORY_BYTES = 1 << 30
 """What one constraint may need beyond what the process has."""
 
 
-def write_vocabulary(channel: socket.socket, vocabulary: Vocabulary) -> None:
-    """Send what a backend needs to know, but for the tokenizer."""
-    lengths = struct.pack(f"={len(vocabulary.tokens)}I", *map(len, vocabulary.tokens))
-    rest = {"special": sorted(vocabulary.special_ids), "eos": vocabulary.eos_token_ids}
-    for part in (lengths, b"".join(vocabulary.tokens), json.dumps(rest).encode()):
-        channel.sendall(struct.pack("=Q", len(part)) + part)
-
-
-def read_vocabulary(channel: socket.socket) -> Vocabulary:
-    """What `write_vocabulary` sent. Text is cut into its bytes: only forced tokens depend on a tokenizer's own way, and
-    nobody asks for them here."""
-    packed, data, rest = (_read_part(channel) for _ in range(3))
-    tokens, at = [], 0
-    for length in struct.unpack(f"={len(packed) // 4}I", packed):
-        tokens.append(data[at : at + length])
-        at += length
-    known = json.loads(rest)
-    single = {piece: token_id for token_id, piece in reversed(list(enumerate(tokens))) if len(piece) == 1}
-    return Vocabulary(
-        tokens=tuple(tokens),
-        special_ids=frozenset(known["special"]),
-        eos_token_ids=tuple(known["eos"]),
-        encode=lambda text: [single[bytes([byte])] for byte in text.encode() if bytes([byte]) in single],
-    )
-
-
-def _read_part(channel: socket.socket) -> bytes:
-    [size] = struct.unpack("=Q", _read(channel, 8))
-    return _read(channel, size)
-
-
-def _read(channel: socket.socket, size: int) -> bytes:
-    parts = []
-    while size:
-        part = channel.recv(min(size, 1 << 20))
-        if not part:
-            raise EOFError("the engine is gone")
-        parts.append(part)
-        size -= len(part)
-    return b"".join(parts)
-
-
-def read_all(channel: socket.socket) -> bytes:
+def _read_all(channel: socket.socket) -> bytes:
     """To the end of the stream. Raises TimeoutError as the socket is set."""
     parts = []
     while part := channel.recv(1 << 20):
@@ -114,7 +71,7 @@ def _serve(backend: LLGuidanceBackend, order: socket.socket) -> None:
     """In the child: follow one order, and end."""
     status = 1
     try:
-        head, _, text = read_all(order).partition(b"\n")
+        head, _, text = _read_all(order).partition(b"\n")
         wanted = json.loads(head)
         _limit(wanted["timeout_s"])
         _starve_after(wanted["quick_s"])

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from quire_interfaces import CompiledGrammar, GrammarSpec, RequestError
 from quire_structured_output.allowance import Allowance
-from quire_structured_output.vocabulary import Vocabulary
+from quire_structured_output.vocabulary import Vocabulary, write_vocabulary
 
 __all__ = ["SupportsTrials", "TrialProcess", "TriedGrammar", "can_fork"]
 
@@ -171,6 +171,4 @@ class TrialProcess:
             command = [sys.executable, "-m", "quire_structured_output.trial_process", str(theirs.fileno())]
             self._process = subprocess.Popen(command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL)
         self._channel = ours
-        from quire_structured_output.trial_process import write_vocabulary
-
         write_vocabulary(ours, self._vocabulary)

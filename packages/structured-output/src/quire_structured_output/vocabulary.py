@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
+import socket
+import struct
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from quire_interfaces import ConfigError, Tokenizer
 
-__all__ = ["Vocabulary"]
+__all__ = ["Vocabulary", "read_vocabulary", "write_vocabulary"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,3 +95,45 @@ class _PlainEncoder:
         # Cut after its first character, the name is not recognized any more.
         at = text.index(found) + 1
         return self(text[:at]) + self(text[at:])
+
+
+def write_vocabulary(channel: socket.socket, vocabulary: Vocabulary) -> None:
+    """Send what a backend needs to know, but for the tokenizer."""
+    lengths = struct.pack(f"={len(vocabulary.tokens)}I", *map(len, vocabulary.tokens))
+    rest = {"special": sorted(vocabulary.special_ids), "eos": vocabulary.eos_token_ids}
+    for part in (lengths, b"".join(vocabulary.tokens), json.dumps(rest).encode()):
+        channel.sendall(struct.pack("=Q", len(part)) + part)
+
+
+def read_vocabulary(channel: socket.socket) -> Vocabulary:
+    """What `write_vocabulary` sent. Text is cut into its bytes: only forced tokens depend on a tokenizer's own way, and
+    nobody asks for them here."""
+    packed, data, rest = (_read_part(channel) for _ in range(3))
+    tokens, at = [], 0
+    for length in struct.unpack(f"={len(packed) // 4}I", packed):
+        tokens.append(data[at : at + length])
+        at += length
+    known = json.loads(rest)
+    single = {piece: token_id for token_id, piece in reversed(list(enumerate(tokens))) if len(piece) == 1}
+    return Vocabulary(
+        tokens=tuple(tokens),
+        special_ids=frozenset(known["special"]),
+        eos_token_ids=tuple(known["eos"]),
+        encode=lambda text: [single[bytes([byte])] for byte in text.encode() if bytes([byte]) in single],
+    )
+
+
+def _read_part(channel: socket.socket) -> bytes:
+    [size] = struct.unpack("=Q", _read(channel, 8))
+    return _read(channel, size)
+
+
+def _read(channel: socket.socket, size: int) -> bytes:
+    parts = []
+    while size:
+        part = channel.recv(min(size, 1 << 20))
+        if not part:
+            raise EOFError("the engine is gone")
+        parts.append(part)
+        size -= len(part)
+    return b"".join(parts)

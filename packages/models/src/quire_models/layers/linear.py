@@ -60,7 +60,7 @@ class Linear:
         self._method = stored or method or scope.linear_method
         self._apply = self._method.apply
         if method is None:
-            scope.linears.append(self)
+            scope.layers.append(self)
         tensors = {"weight": StoredTensor(self.shape, None)} if stored is None else stored.tensors()
         if bias:
             tensors.pop("bias", None)

@@ -88,7 +88,7 @@ class FusedExperts:
         """Between gate, up and down where experts go one by one, or have adapters."""
         self.choice: ExpertsChoice | None = None
         """Set once weights are loaded."""
-        scope.experts.append(self)
+        scope.layers.append(self)
         if self._adapters is not None:
             self._register(self._adapters)
         scope.when_loaded(self._bind)

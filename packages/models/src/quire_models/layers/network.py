@@ -14,6 +14,7 @@ from quire_lora import AdapterSlots
 from quire_models.config import ModelConfig
 from quire_models.layers.fused_decoder import FusedDecoder
 from quire_models.layers.linear import Linear
+from quire_models.layers.moe import FusedExperts
 from quire_models.layers.scope import Packed, Parameter, Scope
 from quire_models.layers.stored_linear import StoredLinear
 from quire_ops import DecodeRows, RunDecode
@@ -88,7 +89,7 @@ class Network:
     @property
     def linears(self) -> tuple[Linear, ...]:
         """The layers that can be quantized, the LM head aside."""
-        return tuple(self._scope.linears)
+        return tuple(layer for layer in self._scope.layers if isinstance(layer, Linear))
 
     @property
     def stored_forms(self) -> str:
@@ -98,7 +99,7 @@ class Network:
         if not stored:
             return ""
         forms = " and ".join(dict.fromkeys(method.config.form for method in stored))
-        plain = sum(not isinstance(layer.method, StoredLinear) for layer in self._scope.linears)
+        plain = sum(not isinstance(layer.method, StoredLinear) for layer in self.linears)
         return f"{forms}; {plain} layers plain" if plain else forms
 
     @property
@@ -108,7 +109,7 @@ class Network:
         where there are none."""
         method = self._scope.linear_method
         if isinstance(method, QuantizedLinear | ServedLinear) and method.choice is not None:
-            return method.choice.report(len(self._scope.linears))
+            return method.choice.report(len(self.linears))
         counts = Counter(method.choice for method in self._scope.stored if method.choice is not None)
         return ", ".join(choice.report(count) for choice, count in counts.items())
 
@@ -116,7 +117,8 @@ class Network:
     def expert_methods(self) -> str:
         """What runs its experts, for how many layers, and why nothing before it in order does: "fused_moe for 24".
         Empty where there are none."""
-        counts = Counter(str(experts.choice) for experts in self._scope.experts if experts.choice is not None)
+        experts = [layer for layer in self._scope.layers if isinstance(layer, FusedExperts)]
+        counts = Counter(str(each.choice) for each in experts if each.choice is not None)
         return ", ".join(f"{choice} for {count}" for choice, count in counts.items())
 
     @property

@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -19,10 +19,6 @@ from quire_lora import AdapterSlots
 from quire_models.layers.stored_linear import StoredLinear, StoredTensor
 from quire_models.quantization_config import QuantizationConfig
 from quire_ops import OpBackend, OpChoice, OpRequest, op_table, replayable
-
-if TYPE_CHECKING:
-    from quire_models.layers.linear import Linear
-    from quire_models.layers.moe import FusedExperts
 
 __all__ = ["AdjacentParameters", "Packed", "Parameter", "Scope"]
 
@@ -118,10 +114,9 @@ class Scope:
     """Ops that may not multiply with quantized weights, or run experts."""
     stored: list[StoredLinear] = field(default_factory=list)
     """The methods of all layers that are quantized in the checkpoint."""
-    linears: list[Linear] = field(default_factory=list)
-    """Layers that take the linear method, in the order in which they were made; shared by all scopes of a network."""
-    experts: list[FusedExperts] = field(default_factory=list)
-    """The experts of each layer that has some; shared by all scopes of a network."""
+    layers: list[object] = field(default_factory=list)
+    """Every `Linear` that takes the linear method and every `FusedExperts`, in the order in which they were made;
+    shared by all scopes of a network."""
     prefix: str = ""
     parameters: list[Parameter] = field(default_factory=list)
     """Every parameter of the network, in the order in which layers were made; shared by all scopes of a network."""

@@ -1,0 +1,82 @@
+"""Modules of the workspace import downwards: no circles, and imports inside functions have a reason."""
+
+from __future__ import annotations
+
+from import_graph import (
+    FLOORS,
+    LEFT_OUT,
+    PAGE,
+    Import,
+    all_imports,
+    drawing,
+    find_circle,
+    imports_in,
+    module_paths,
+    package_edges,
+    with_drawing,
+)
+
+LOCAL_IMPORTS = {
+    "quire.adapters": "loads torch; the demo model is optional",
+    "quire.assemble": "loads torch; the demo model is optional",
+    "quire.draft_plan": "the demo model is optional",
+    "quire.kernel_list": "loads torch",
+    "quire.kv_tier": "loads torch",
+    "quire_bench.cli": "a command loads what it needs",
+    "quire_bench.programs.run_quire": "the package may be missing where it runs",
+    "quire_kernels_cuda.attention_backends": "needs Triton",
+    "quire_kernels_cuda.ops": "needs Triton",
+    "quire_kernels_cuda.tuning": "needs Triton",
+    "quire_kernels_cuda.tuning_cases": "needs Triton",
+    "quire_kernels_rocm.ops": "needs Triton",
+    "quire_models.compilation": "loads torch and transformers",
+    "quire_server.cli": "a command loads what it needs",
+    "quire_server.command_line": "a command loads what it needs",
+    "quire_server.help_text": "a command loads what it needs",
+    "quire_server.mcp_servers": "needs the extra mcp",
+    "quire_server.serve": "loads while the engine loads in its own process",
+    "quire_structured_output.backends": "a library is loaded by whoever chose it",
+    "quire_structured_output.text_grammar": "needs llguidance",
+    "quire_testkit.parity.cli": "a command loads what it needs",
+}
+"""Module that imports others of the workspace inside functions -> why."""
+
+
+def test_no_modules_import_each_other_in_a_circle() -> None:
+    assert find_circle(all_imports()) == []
+
+
+def test_imports_inside_functions_have_a_reason() -> None:
+    importers = {each.importer for each in all_imports() if each.is_local}
+    assert importers - LOCAL_IMPORTS.keys() == set(), "import at the top of the module, or say here why not"
+    assert LOCAL_IMPORTS.keys() - importers == set(), "these import nothing inside functions any more"
+
+
+def test_the_drawing_is_of_today() -> None:
+    page = PAGE.read_text()
+    text = drawing(package_edges(all_imports()))
+    assert page == with_drawing(page, text), "run `python tests/import_graph.py`"
+
+
+def test_every_package_is_drawn_or_left_out() -> None:
+    drawn = {package for packages in FLOORS.values() for package in packages}
+    assert {module.split(".")[0] for module in module_paths()} - {"quire_docs"} == drawn | LEFT_OUT
+
+
+def test_a_circle_is_found_through_functions_and_types() -> None:
+    modules = {"a", "a.b", "c"}
+    imports = [
+        *imports_in("a", "def f():\n    from c import x\n", modules),
+        *imports_in("c", "if TYPE_CHECKING:\n    from a import b\n", modules),
+        *imports_in("a.b", "import a\n", modules),
+    ]
+    assert imports == [Import("a", "c", 2, True), Import("c", "a.b", 2, False), Import("a.b", "a", 1, False)]
+    circle = find_circle(imports)
+    assert circle[0] == circle[-1]
+    assert set(circle) == {"a", "a.b", "c"}
+    assert find_circle(imports[:2]) == []
+
+
+def test_edges_through_others_are_left_out() -> None:
+    imports = [Import("a.x", "b", 1, False), Import("b", "c", 1, False), Import("a", "c.y", 1, False)]
+    assert package_edges(imports) == {"a": {"b"}, "b": {"c"}}
