@@ -16,7 +16,7 @@ from kernels_cuda_support import DEVICE
 from quire_interfaces import NewRow, SamplingParams, SchedulerOutput
 from quire_kernels_cuda.ops import backends
 from quire_kv_cache import plan_kv_cache
-from quire_lora import Adapter, AdapterDevice, AdapterStore
+from quire_lora import Adapter, AdapterRuntime, AdapterStore
 from quire_lora.adapter import LinearAdapter
 from quire_models import ModelConfig, Network, build_model
 from quire_ops import OpTable, builtin_table
@@ -171,7 +171,7 @@ class Driver:
         )
 
 
-def _placed(model: Network, max_loras: int) -> AdapterDevice | None:
+def _placed(model: Network, max_loras: int) -> AdapterRuntime | None:
     """A random adapter in each slot."""
     if model.adapters is None:
         return None
@@ -186,4 +186,4 @@ def _placed(model: Network, max_loras: int) -> AdapterDevice | None:
             for name, site in model.adapters.linears.items()
         }
         model.adapters.place(slot, str(slot), Adapter(linears=linears))
-    return AdapterDevice(model.adapters, AdapterStore(model.adapters, model.parameter_tensors, max_adapters=1))
+    return AdapterRuntime(model.adapters, AdapterStore(model.adapters, model.parameter_tensors, max_adapters=1))

@@ -13,7 +13,7 @@ from lora_files import HIDDEN, SHAPES, tensors_of, write
 from torch import Tensor
 
 from quire_interfaces import SchedulerStats
-from quire_lora import AdapterDevice, AdapterSlots, AdapterStore
+from quire_lora import AdapterRuntime, AdapterSlots, AdapterStore
 from quire_ops.lora import lora_linear
 
 AFTER = 3
@@ -33,7 +33,7 @@ class TinyNetwork:
             base, plain = (lambda weight=weight: (weight.float().clone(), None)), (lambda weight=weight: weight)
             self.slots.linear(name, outputs, inputs, base, plain)
         self.store = AdapterStore(self.slots, lambda name, tensor: [(name, tensor)], max_adapters=8)
-        self.device = AdapterDevice(self.slots, self.store, merge_after=AFTER)
+        self.device = AdapterRuntime(self.slots, self.store, merge_after=AFTER)
         self.before = {name: weight.clone() for name, weight in self.weights.items()}
 
     def load(self, folder: Path, tensors: dict[str, Tensor], **fields: object) -> str:
@@ -42,12 +42,12 @@ class TinyNetwork:
     def step(self, slots: list[int], x: Tensor) -> dict[str, Tensor]:
         """What each layer gives for `x` [N, HIDDEN], by name."""
         rows = np.array(slots, dtype=np.int32)
-        merged = self.device.settle(rows)
-        self.device.begin(np.where(rows == merged, -1, rows))
+        merged = self.device.merge_for_step(rows)
+        tokens = self.device.tokens_of(np.where(rows == merged, -1, rows))
         out = {name: x @ weight.T for name, weight in self.weights.items()}
         for name, site in self.slots.linears.items():
-            if self.slots.tokens is not None:
-                lora_linear(out[name], x, site.weights, self.slots.tokens)
+            if tokens is not None:
+                lora_linear(out[name], x, site.weights, tokens)
         return out
 
     def expected(self, slots: list[int], versions: list[str], x: Tensor) -> dict[str, Tensor]:
@@ -108,7 +108,7 @@ def test_a_merged_adapter_is_nowhere_but_in_the_weights(tmp_path: Path) -> None:
     for step in range(AFTER - 1 + num_layers):
         assert len(network.slots.weights_before) == max(0, step + 1 - AFTER)
         is_last = step + 1 == AFTER - 1 + num_layers
-        assert network.device.settle(rows) == (1 if is_last else -1)
+        assert network.device.merge_for_step(rows) == (1 if is_last else -1)
     # Those who look at the network's weights see its own.
     for name, site in network.slots.linears.items():
         assert torch.equal(site.base()[0], network.before[name])
@@ -135,7 +135,7 @@ def test_an_adapter_of_another_kind_stays_on_top(tmp_path: Path) -> None:
     for network, version in cases:
         network.device.place(0, version)
         for _ in range(20):
-            assert network.device.settle(np.array([0], dtype=np.int32)) == -1
+            assert network.device.merge_for_step(np.array([0], dtype=np.int32)) == -1
         assert network.is_untouched
         network.store.close()
 
@@ -155,10 +155,10 @@ def test_steps_do_not_wait_for_who_reads_weights(tmp_path: Path) -> None:
     reader.start()
     assert reading.wait(60)
     for _ in range(20):
-        network.device.settle(np.array([0], dtype=np.int32))
-        network.device.settle(np.array([0, 0], dtype=np.int32))
+        network.device.merge_for_step(np.array([0], dtype=np.int32))
+        network.device.merge_for_step(np.array([0, 0], dtype=np.int32))
     assert network.is_untouched
-    network.device.settle(np.array([0, -1], dtype=np.int32))
+    network.device.merge_for_step(np.array([0, -1], dtype=np.int32))
     go_on.set()
     reader.join()
     network.store.close()
@@ -168,7 +168,7 @@ def test_adapters_stay_on_top_of_weights_in_another_form() -> None:
     slots = AdapterSlots(1, 4, torch.float32, torch.device("cpu"))
     slots.linear("q_proj", 4, HIDDEN, lambda: (torch.zeros(4, HIDDEN), None))
     store = AdapterStore(slots, lambda name, tensor: [(name, tensor)], max_adapters=1)
-    device = AdapterDevice(slots, store, merge_after=1)
+    device = AdapterRuntime(slots, store, merge_after=1)
     assert not slots.has_plain_weights
-    assert device.settle(np.array([0], dtype=np.int32)) == -1
+    assert device.merge_for_step(np.array([0], dtype=np.int32)) == -1
     store.close()

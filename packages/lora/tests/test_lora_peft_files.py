@@ -8,6 +8,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from lora_files import HIDDEN, SHAPES, VOCAB, make_slots, tensors_of, write
@@ -182,18 +183,20 @@ def test_embedding_and_head(tmp_path: Path) -> None:
     )
     assert adapter.changes_vocabulary
     slots.place(1, "v", adapter)
-    import numpy as np
-
     ids, own = torch.tensor([3, 4, 3]), torch.randn(3, HIDDEN)
-    slots.begin(np.array([1, -1, 0], dtype=np.int32))
-    slots.begin_logits(np.array([-1, 1], dtype=np.int32))
+    tokens = slots.tokens_of(np.array([1, -1, 0], dtype=np.int32))
+    logit_tokens = slots.logit_tokens_of(np.array([-1, 1], dtype=np.int32))
+    assert tokens is not None
+    assert logit_tokens is not None
     assert slots.changes_vocabulary(np.array([0, 1]))
     assert not slots.changes_vocabulary(np.array([0, -1]))
-    embedded = slots.embed(own.clone(), ids)
+    embedded = own.clone()
+    slots.embed(embedded, ids, tokens)
     assert torch.allclose(embedded[0], own[0] + 2 * a[:, 3] @ b.T)
     assert torch.equal(embedded[1:], own[1:])
     hidden, logits = torch.randn(2, HIDDEN), torch.randn(2, VOCAB)
-    changed = slots.logits(logits.clone(), hidden)
+    changed = logits.clone()
+    slots.logits(changed, hidden, logit_tokens)
     assert torch.equal(changed[0], logits[0])
     assert torch.allclose(changed[1], hidden[1] @ head.T)
     tensors[f"{PREFIX}lm_head.weight"] = torch.zeros(VOCAB + 1, HIDDEN)

@@ -9,7 +9,7 @@ import torch
 from lora_files import SHAPES, make_slots, tensors_of, write
 
 from quire_interfaces import CheckpointError, ModelNotFoundError, RequestError
-from quire_lora import AdapterDevice, AdapterStore
+from quire_lora import AdapterRuntime, AdapterStore
 
 
 def make_store(max_adapters: int = 2) -> AdapterStore:
@@ -84,7 +84,7 @@ def test_a_slot_holds_nothing_of_what_was_in_it(tmp_path: Path) -> None:
     wide = store.load("wide", str(write(tmp_path / "w", tensors_of(rank=4), r=4, bias="lora_only"))).result()
     one = next(iter(SHAPES))
     narrow = store.load("narrow", str(write(tmp_path / "n", tensors_of([one]), target_modules=one.replace(".", r"\."))))
-    device = AdapterDevice(slots, store)
+    device = AdapterRuntime(slots, store)
     device.place(1, wide.version)
     assert slots.versions == [None, wide.version]
     device.place(1, narrow.result().version)

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from quire_attention import AttentionMetadata, ForwardBatch
 from quire_models import CausalLM
+from quire_ops import LoraTokens
 
 
 @dataclass
@@ -56,8 +57,8 @@ class PagedDriver:
     def add(self, token_ids: list[int]) -> Sequence:
         return Sequence(list(token_ids), [])
 
-    def step(self, *parts: tuple[Sequence, int]) -> None:
-        """Compute the next tokens of each sequence: (sequence, how many)."""
+    def step(self, *parts: tuple[Sequence, int], lora: LoraTokens | None = None) -> None:
+        """Compute the next tokens of each sequence, (sequence, how many), with the adapters of `lora`."""
         input_ids, positions, slots = [], [], []
         for seq, count in parts:
             end = seq.num_computed + count
@@ -76,6 +77,7 @@ class PagedDriver:
             attention=(metadata,),
             group_of_layer=(0,) * layers,
             kv_caches=self.caches,
+            lora=lora,
         )
         logits = self.model.compute_logits(self.model.forward(batch))
         row = 0

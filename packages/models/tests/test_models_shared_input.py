@@ -160,8 +160,8 @@ def test_adapters_add_to_their_layer(folder: Path, method: str) -> None:
         driver = PagedDriver(model, block_size=4, shuffle=True)
         sequences = [driver.add(TOKENS[i:]) for i in range(3)]
         for count in (6, 1):
-            model.adapters.begin(np.repeat(np.array([0, -1, 1], dtype=np.int32), count))
-            driver.step(*((sequence, count) for sequence in sequences))
+            lora = model.adapters.tokens_of(np.repeat(np.array([0, -1, 1], dtype=np.int32), count))
+            driver.step(*((sequence, count) for sequence in sequences), lora=lora)
         return torch.stack([row for sequence in sequences for row in sequence.logits])
 
     apart = adapted(joined=False)

@@ -29,7 +29,7 @@ from quire_interfaces import (
 )
 from quire_kv_cache import KVCacheConfig, KVCacheManager, plan_kv_cache
 from quire_models import CausalLM, ModelConfig, build_model
-from quire_ops import DecodeRows
+from quire_ops import DecodeRows, LoraTokens
 from quire_runner import ModelRunner, RunnerConfig, RunnerExecutor
 from quire_sampling import Sampler, SamplingState
 from quire_scheduler import KVTransfers, Scheduler, SchedulerConfig
@@ -106,13 +106,13 @@ class TinyNetwork(nn.Module):
             x = x + torch.cat(parts) @ self.out[layer].T
         return x
 
-    def compute_logits(self, hidden: Tensor) -> Tensor:
+    def compute_logits(self, hidden: Tensor, lora: LoraTokens | None = None) -> Tensor:
         return (hidden @ self.embedding.T).to(torch.float32)
 
     def bind_decode(self, rows: DecodeRows) -> None:
         return None
 
-    def argmax(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
+    def argmax(self, hidden: Tensor, lora: LoraTokens | None = None) -> tuple[Tensor, Tensor]:
         peaks, token_ids = self.compute_logits(hidden).max(dim=-1)
         return token_ids, peaks
 

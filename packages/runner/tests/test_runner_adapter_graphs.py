@@ -16,7 +16,7 @@ from torch import Tensor
 
 from quire_interfaces import NewRow, SamplingParams, SchedulerOutput
 from quire_kv_cache import plan_kv_cache
-from quire_lora import Adapter, AdapterDevice, AdapterStore
+from quire_lora import Adapter, AdapterRuntime, AdapterStore
 from quire_lora.adapter import LinearAdapter
 from quire_models import CausalLM
 from quire_ops import builtin_table
@@ -84,7 +84,7 @@ class Driver:
         limits = {"max_num_seqs": NUM_ROWS, "max_model_len": 48, "num_speculative_tokens": 3}
         device, adapters = None, cast(AdapterStore, Adapters())
         if model.adapters is not None:
-            device = AdapterDevice(model.adapters, adapters, merge_after=merge_after)
+            device = AdapterRuntime(model.adapters, adapters, merge_after=merge_after)
         self.runner = ModelRunner.for_model(
             model, self.plan, RunnerConfig(**limits, **config), capture=record_graph, adapters=device
         )

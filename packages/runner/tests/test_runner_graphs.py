@@ -19,6 +19,7 @@ from torch import Tensor
 
 from quire_attention.batch import ForwardBatch
 from quire_interfaces import ConfigError, Request
+from quire_ops import LoraTokens
 from quire_runner import RunnerConfig
 from quire_runner.graphs import Choice, DecodeGraphs
 from quire_testkit.recorded_graph import record_graph
@@ -201,7 +202,9 @@ def test_graphs_are_prepared_beside_the_steps() -> None:
     may_go_on, threads = threading.Event(), []
     features = torch.full((4, 1), -1)
 
-    def compute(spans: Tensor, choice: Choice, found: Tensor | None) -> tuple[Tensor, Tensor]:
+    def compute(
+        spans: Tensor, choice: Choice, found: Tensor | None, lora: LoraTokens | None = None
+    ) -> tuple[Tensor, Tensor]:
         threads.append(threading.current_thread())
         assert may_go_on.wait(30)
         if found is not None:

@@ -11,7 +11,7 @@ from typing import Any
 
 from torch import Tensor
 
-from quire_ops import StateReplay
+from quire_ops import LoraTokens, StateReplay
 
 __all__ = ["AttentionMetadata", "EncoderBatch", "ForwardBatch"]
 
@@ -52,7 +52,7 @@ class AttentionMetadata:
 
 @dataclass(slots=True, kw_only=True)
 class EncoderBatch:
-    """What an encoder reads at once: whole inputs, one behind the other. Shape legend: E tokens of all of them."""
+    """Whole inputs that an encoder reads in a step, one behind the other. Shape legend: E tokens of all of them."""
 
     input_ids: Tensor
     """[E] int64."""
@@ -60,11 +60,14 @@ class EncoderBatch:
     """[E] int64: position of each token in its input."""
     lens: list[int]
     """Tokens of each input."""
+    lora: LoraTokens | None = None
+    """Which tokens of the inputs use which adapter slot; None where none does."""
 
 
 @dataclass(slots=True, kw_only=True)
 class ForwardBatch:
-    """Everything `forward` gets."""
+    """The step's tokens, where their keys, values and states are, and which adapters they use: all that a network's
+    `forward` gets."""
 
     input_ids: Tensor
     """[T] int64."""
@@ -84,6 +87,8 @@ class ForwardBatch:
     """Per layer: its state tensors [num_blocks, *shape of one state], in the order of its spec, views of its cache;
     none for attention. Empty when no layer of the network has any."""
 
+    lora: LoraTokens | None = None
+    """Which tokens use which adapter slot; None where none does."""
     encoder: EncoderBatch | None = None
     """What the encoder has to read in this step, for networks that have one; None when it has nothing to do."""
 

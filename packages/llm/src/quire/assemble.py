@@ -161,7 +161,7 @@ def build_parts(
     compilation = chosen_compilation(config, model)
     offered = offered_adapters(config)
     report("importing torch", 0.0)
-    from quire_lora import AdapterDevice
+    from quire_lora import AdapterRuntime
     from quire_models import load_model
     from quire_models.compilation import compile_network
     from quire_runner import ModelRunner, RunnerExecutor
@@ -212,7 +212,7 @@ def build_parts(
     store = open_adapters(config, network, offered)
     adapter_device, add_stats = None, list[Callable[[SchedulerStats], None]]()
     if store is not None and network.adapters is not None:
-        adapter_device = AdapterDevice(network.adapters, store, merge_after=config.lora.lora_merge_after)
+        adapter_device = AdapterRuntime(network.adapters, store, merge_after=config.lora.lora_merge_after)
         add_stats.append(adapter_device.add_stats)
     adapters = AdapterGate(store, config.lora.max_loras if store is not None else 0)
     gate = build_grammar_gate(config, folder, model, tokenizer, apart=serves_strangers)

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from quire_lora.adapter import Adapter
     from quire_lora.config import LoraConfig, adapter_bytes
-    from quire_lora.device import AdapterDevice
     from quire_lora.merging import HotAdapter
     from quire_lora.peft import read_adapter
     from quire_lora.peft_config import PeftConfig
+    from quire_lora.runtime import AdapterRuntime
     from quire_lora.slots import AdapterSlots, ExpertSite, LinearSite
     from quire_lora.store import AdapterStore
 
@@ -23,7 +23,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "Adapter",
-    "AdapterDevice",
+    "AdapterRuntime",
     "AdapterSlots",
     "AdapterStore",
     "ExpertSite",
@@ -37,7 +37,7 @@ __all__ = [
 
 _MODULE_OF = {
     "Adapter": "adapter",
-    "AdapterDevice": "device",
+    "AdapterRuntime": "runtime",
     "AdapterSlots": "slots",
     "AdapterStore": "store",
     "ExpertSite": "slots",

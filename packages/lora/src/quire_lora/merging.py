@@ -39,11 +39,11 @@ class HotAdapter:
         self.num_merges_total = 0
         """Times that all of an adapter came to be in the weights."""
 
-    def settle(self, slots: NDArray[np.int32], adapter_in: Adapter | None) -> None:
-        """A step begins.
+    def merge_for_step(self, slots: NDArray[np.int32], adapter_in: Adapter | None) -> None:
+        """Count the step that comes next, and merge one more matrix or undo what was merged, as its rows ask.
 
         Args:
-            slots: [N] of its rows, at least one; -1 for none.
+            slots: [S] of its rows, at least one; -1 for none.
             adapter_in: What is in the first row's slot; None where that row has none.
         """
         slot = int(slots[0])

@@ -1,9 +1,9 @@
 """`AdapterSlots`: the adapters on the device, in numbered slots, and which tokens of the step use which.
 
-Layers get it through their constructor, register there, and ask it while a step runs; the runner fills slots and says
-before each step who uses them. Does not know files, names of adapters or requests.
+Layers get it through their constructor and register there; the runner fills slots, and makes of the slots of a step's
+tokens what its batch carries (`LoraTokens`). Does not know files, names of adapters or requests.
 
-Shape legend: T tokens of the step, S slots, R largest rank, V vocabulary, H hidden size.
+Shape legend: T tokens of the step, N hidden states, S slots, R largest rank, V vocabulary, H hidden size.
 """
 
 from __future__ import annotations
@@ -75,13 +75,11 @@ class AdapterSlots:
         self.versions: list[str | None] = [None] * num_slots
         """What is in each slot."""
         self.tokens: LoraTokens | None = None
-        """Of the step that runs."""
+        """Tokens of the pass that runs: `Network.forward` takes them from its batch, linear layers read them."""
         self.weights_before: dict[str, Tensor] = {}
         """Name of a layer whose weight holds an adapter -> what it was."""
         self.weights_lock = threading.Lock()
         """Held by who reads layers' weights, and by who writes over them."""
-        self.logit_tokens: LoraTokens | None = None
-        """Of the hidden states whose logits are computed next."""
         backend, _ = op_table().choose("lora_linear", OpRequest(device=device.type, dtype=dtype))
         self.add = backend.function
         self.capture_refusal: str | None = None
@@ -175,33 +173,34 @@ class AdapterSlots:
         """Whether any layer's weight lies in memory as the network multiplies with it. Once it is loaded."""
         return any(site.plain() is not None for site in self.linears.values())
 
-    def begin(self, slots: NDArray[np.int32]) -> None:
-        """A step begins: the slot of each of its tokens [T], -1 for none."""
-        self.tokens = LoraTokens.of(slots, self.device)
+    def tokens_of(self, slots: NDArray[np.int32]) -> LoraTokens | None:
+        """What the batch of a step carries: `slots` are those of its tokens [T], -1 for none; None where none has
+        one."""
+        return LoraTokens.of(slots, self.device)
 
-    def begin_captured(self, slots: NDArray[np.int32], size: int) -> bool:
-        """A step begins that is captured in a graph, or was: as `begin`, in memory that stays where it is.
+    def captured_tokens_of(self, slots: NDArray[np.int32], size: int) -> LoraTokens | None:
+        """Tokens of a step that is captured in a graph, or was, in memory that stays where it is.
 
         Args:
-            slots: [N] of its tokens, -1 for none.
-            size: Tokens of the graph, at least N; the others have no slot.
+            slots: [T] of its tokens, -1 for none.
+            size: Tokens of the graph, at least T; the others have no slot.
 
         Returns:
-            Whether it can be; otherwise nothing has changed. Adapters with scales or shifts (DoRA, biases) cannot, and
-            none can while one for routed experts is in a slot.
+            None where the step cannot be captured. Adapters with scales or shifts (DoRA, biases) cannot, and none can
+            while one for routed experts is in a slot.
         """
         if self.capture_refusal is not None or any(self._routed.values()):
-            return False
+            return None
         if not self._adjusting.isdisjoint(slots.tolist()):
-            return False
+            return None
         if size not in self._fixed:
             self._fixed[size] = self._make_fixed(size)
-        table, self.tokens = self._fixed[size]
+        table, tokens = self._fixed[size]
         values = np.full(table.shape, NO_SLOT, dtype=np.int32)
         values[0, : len(slots)] = np.where(slots < 0, NO_SLOT, slots)
         values[1] = np.argsort(values[0], kind="stable")
         fill_on_device(table, values)
-        return True
+        return tokens
 
     def _make_fixed(self, size: int) -> tuple[Tensor, LoraTokens]:
         # Both rows begin where 16 bytes do, whatever the size: kernels are compiled for that.
@@ -209,9 +208,10 @@ class AdapterSlots:
         groups = torch.zeros((0, 3), dtype=torch.int32)
         return table, LoraTokens(slots=table[0, :size], order=table[1, :size], groups=groups, is_fixed=True)
 
-    def begin_logits(self, slots: NDArray[np.int32]) -> None:
-        """Logits are computed next: the slot of each hidden state [N], -1 for none."""
-        self.logit_tokens = LoraTokens.of(slots, self.device) if self._lm_heads else None
+    def logit_tokens_of(self, slots: NDArray[np.int32]) -> LoraTokens | None:
+        """What `Network.compute_logits` takes: `slots` are those of its hidden states [N], -1 for none; None where no
+        slot changes the LM head."""
+        return LoraTokens.of(slots, self.device) if self._lm_heads else None
 
     def changes_vocabulary(self, slots: NDArray[np.int32]) -> bool:
         """Whether any of these slots changes the embedding or the LM head."""
@@ -219,35 +219,31 @@ class AdapterSlots:
             return False
         return any(slot in self._embeddings or slot in self._lm_heads for slot in set(slots.tolist()))
 
-    def embed(self, out: Tensor, ids: Tensor) -> Tensor:
-        """What the embedding gives for `ids` [T], changed in place where adapters say so."""
-        if self.tokens is None or not self._embeddings:
-            return out
-        for slot, begin, end in self.tokens.groups.tolist():
+    def embed(self, out: Tensor, ids: Tensor, tokens: LoraTokens) -> None:
+        """Change what the embedding gives for `ids` [T], [T, H], where adapters of the tokens say so."""
+        if not self._embeddings:
+            return
+        for slot, begin, end in tokens.groups.tolist():
             table = self._embeddings.get(slot)
             if table is None:
                 continue
-            which = self.tokens.order[begin:end].long()
+            which = tokens.order[begin:end].long()
             if table.weight is not None:
                 out[which] = table.weight[ids[which]]
             if table.a is not None and table.b is not None:
                 out[which] += table.a[ids[which]] @ table.b
-        return out
 
-    def logits(self, out: Tensor, hidden: Tensor) -> Tensor:
-        """The LM head's logits [N, V] of `hidden` [N, H], changed in place where adapters say so."""
-        if self.logit_tokens is None:
-            return out
-        for slot, begin, end in self.logit_tokens.groups.tolist():
+    def logits(self, out: Tensor, hidden: Tensor, tokens: LoraTokens) -> None:
+        """Change the LM head's logits [N, V] of `hidden` [N, H] where adapters of the hidden states say so."""
+        for slot, begin, end in tokens.groups.tolist():
             head = self._lm_heads.get(slot)
             if head is None:
                 continue
-            which = self.logit_tokens.order[begin:end].long()
+            which = tokens.order[begin:end].long()
             if head.weight is not None:
                 out[which] = (hidden[which] @ head.weight.T).float()
             if head.a is not None and head.b is not None:
                 out[which] += (hidden[which] @ head.a.T @ head.b).float()
-        return out
 
 
 def _place(weights: LoraWeights, slot: int, adapter: LinearAdapter | None) -> None:

@@ -7,25 +7,17 @@ Shape legend: T tokens of the step (the decoder's), E tokens that encoders read 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Protocol
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from quire_attention.batch import AttentionMetadata, EncoderBatch, ForwardBatch
+from quire_attention.batch import AttentionMetadata, EncoderBatch
 from quire_interfaces.step import NewRow
 from quire_ops import to_device
 from quire_runner.rows import Rows
 
-__all__ = ["cross_attention", "encoder_batch", "reading_rows", "run_encoder"]
-
-
-class AdapterTokens(Protocol):
-    """What is told which adapters a network runs with."""
-
-    def begin(self, slots: NDArray[np.int32]) -> None:
-        """The slot of each token that the network gets next, -1 for none."""
+__all__ = ["cross_attention", "encoder_batch", "encoder_slots", "reading_rows"]
 
 
 def reading_rows(new_rows: Sequence[NewRow], rows: Rows) -> list[NewRow]:
@@ -33,16 +25,9 @@ def reading_rows(new_rows: Sequence[NewRow], rows: Rows) -> list[NewRow]:
     return [new for new in new_rows if new.encoder_token_ids and new.row not in rows.failed]
 
 
-def run_encoder(
-    network: Any, batch: ForwardBatch, new_rows: Sequence[NewRow], rows: Rows, adapters: AdapterTokens | None
-) -> None:
-    """Have the network's encoder read what `encoder_batch` made of the new rows, if it made anything."""
-    if batch.encoder is None:
-        return
-    if adapters is not None:
-        slots = rows.lora_slots[[new.row for new in reading_rows(new_rows, rows)]]
-        adapters.begin(np.repeat(slots, batch.encoder.lens))
-    network.encode(batch)
+def encoder_slots(new_rows: Sequence[NewRow], rows: Rows, lens: Sequence[int]) -> NDArray[np.int32]:
+    """[E] the adapter slot of each token that the encoders of new rows read, -1 for none; `lens` as in their batch."""
+    return np.repeat(rows.lora_slots[[new.row for new in reading_rows(new_rows, rows)]], lens)
 
 
 def encoder_batch(reading: Sequence[NewRow], device: torch.device) -> EncoderBatch:

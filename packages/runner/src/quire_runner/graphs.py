@@ -25,7 +25,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from quire_ops import fill_on_device
+from quire_ops import LoraTokens, fill_on_device
 
 __all__ = ["CaptureStep", "Choice", "ComputeStep", "CudaCapture", "DecodeGraph", "DecodeGraphs"]
 
@@ -52,7 +52,9 @@ class Choice(IntEnum):
 class ComputeStep(Protocol):
     """A decode step, from numbers on the device."""
 
-    def __call__(self, spans: Tensor, choice: Choice, features: Tensor | None) -> Tokens:
+    def __call__(
+        self, spans: Tensor, choice: Choice, features: Tensor | None, lora: LoraTokens | None = None
+    ) -> Tokens:
         """Compute the token at `spans[1, s]` of row `spans[0, s]` for each s, choose its successor and write it behind.
 
         Args:
@@ -60,6 +62,8 @@ class ComputeStep(Protocol):
                 none.
             choice: How.
             features: [P, width] gets what a drafter reads of the step; None where nobody reads any.
+            lora: Which tokens have adapters, in memory that stays where it is (`StepAdapters.captured_tokens_of`); None
+                for none.
         """
 
 
@@ -175,20 +179,20 @@ class DecodeGraphs:
         place = bisect_left(self._sizes, num_rows)
         return None if place == len(self._sizes) else self._sizes[place]
 
-    def find(self, num_rows: int, choice: Choice, *, adapted: bool = False) -> DecodeGraph | None:
+    def find(self, num_rows: int, choice: Choice, lora: LoraTokens | None = None) -> DecodeGraph | None:
         """The graph for a step of so many rows. None where there is none, or none yet: the step is to be run without
         one, and brings it nearer.
 
         Args:
             num_rows: Rows.
             choice: How their tokens are chosen.
-            adapted: Whether the network was told of adapters. What it was told is captured.
+            lora: Which tokens have adapters, for a graph of `size_for(num_rows)` tokens; None for none.
         """
         size = self.size_for(num_rows)
         if size is None or choice not in self._choices:
             return None
-        key = _Key(size, choice, adapted)
-        return self._graphs.get(key) or self._make(key)
+        key = _Key(size, choice, lora is not None)
+        return self._graphs.get(key) or self._make(key, lora)
 
     def warm_up(self) -> None:
         """Run the step of every size once on padding, each way: what it needs is there from then on. What edits logits
@@ -208,7 +212,7 @@ class DecodeGraphs:
             self._worker.shutdown(cancel_futures=True)
         self._graphs.clear()
 
-    def _make(self, key: _Key) -> DecodeGraph | None:
+    def _make(self, key: _Key, lora: LoraTokens | None) -> DecodeGraph | None:
         """The graph, if it can be captured now."""
         if self.failure is not None:
             return None
@@ -220,7 +224,7 @@ class DecodeGraphs:
             return None
         try:
             prepared.result()
-            self._graphs[key] = self._captured(key)
+            self._graphs[key] = self._captured(key, lora)
         except Exception as error:
             self.failure = f"{type(error).__name__}: {error}"
             _logger.warning(
@@ -242,12 +246,12 @@ class DecodeGraphs:
         # Beside steps, whose features are not to be written over.
         self._compute(self._padding(key.size), key.choice, None)
 
-    def _captured(self, key: _Key) -> DecodeGraph:
+    def _captured(self, key: _Key, lora: LoraTokens | None) -> DecodeGraph:
         spans = self._padding(key.size)
         features = None if self.features is None else self.features[: key.size]
         # Whatever is kept for later steps is made now, by a step that runs.
-        self._compute(spans, key.choice, features)
-        replay, tokens = self._capture(lambda: self._compute(spans, key.choice, features))
+        self._compute(spans, key.choice, features, lora)
+        replay, tokens = self._capture(lambda: self._compute(spans, key.choice, features, lora))
         return DecodeGraph(spans, replay, tokens, self._padding_row)
 
     def _padding(self, size: int) -> Tensor:

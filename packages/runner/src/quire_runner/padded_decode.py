@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from quire_attention.batch import ForwardBatch
-from quire_ops import OpFunction, to_device
+from quire_ops import LoraTokens, OpFunction, to_device
 from quire_runner.graphs import Choice
 from quire_runner.inputs import Layers, make_batch
 from quire_runner.rows import Rows
@@ -29,8 +29,8 @@ class DecodeNetwork(Protocol):
 
     def forward(self, batch: ForwardBatch) -> Tensor: ...
     def forward_with_features(self, batch: ForwardBatch, layers: tuple[int, ...]) -> tuple[Tensor, Tensor]: ...
-    def compute_logits(self, hidden: Tensor) -> Tensor: ...
-    def argmax(self, hidden: Tensor) -> tuple[Tensor, Tensor]: ...
+    def compute_logits(self, hidden: Tensor, lora: LoraTokens | None = None) -> Tensor: ...
+    def argmax(self, hidden: Tensor, lora: LoraTokens | None = None) -> tuple[Tensor, Tensor]: ...
 
 
 class PaddedDecode:
@@ -76,11 +76,14 @@ class PaddedDecode:
         """[most, W] the masks that entries may have (`TokenMasks.bitmask`), to be written before a step; the same
         memory for every step."""
 
-    def __call__(self, spans: Tensor, choice: Choice, features: Tensor | None) -> tuple[Tensor, ...]:
+    def __call__(
+        self, spans: Tensor, choice: Choice, features: Tensor | None, lora: LoraTokens | None = None
+    ) -> tuple[Tensor, ...]:
         """See `ComputeStep`."""
         rows, size = self._rows, spans.shape[1]
         inputs = self._decode_inputs(rows.token_ids, rows.row_tables, spans[:4])
         batch = make_batch(inputs, rows, self._layers, [1] * size, [self._longest] * size)  # lengths: a bound
+        batch.lora = lora
         hidden = self._hidden(batch, features)
         drawn: tuple[Tensor, ...]
         if choice is Choice.MOST_LIKELY:

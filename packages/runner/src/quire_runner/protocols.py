@@ -10,9 +10,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from quire_attention.batch import ForwardBatch
-from quire_ops import DecodeRows, RunDecode
+from quire_ops import DecodeRows, LoraTokens, RunDecode
 
-__all__ = ["AdapterDevice", "LogitsTap", "Network"]
+__all__ = ["LogitsTap", "Network", "StepAdapters"]
 
 LogitsTap = Callable[[list[int], list[int], Tensor], None]
 """(rows, positions, logits [N, vocab_size] float32): called once per step that samples, before the sampler changes the
@@ -25,36 +25,42 @@ class Network(Protocol):
     def forward(self, batch: ForwardBatch) -> Tensor:
         """Hidden states [T, hidden_size] of the step's tokens; writes their keys and values into the KV caches."""
 
-    def compute_logits(self, hidden: Tensor) -> Tensor:
-        """[N, hidden_size] -> [N, vocab_size] float32."""
+    def compute_logits(self, hidden: Tensor, lora: LoraTokens | None = None) -> Tensor:
+        """[N, hidden_size] -> [N, vocab_size] float32; `lora` says which hidden states have adapters."""
 
     def bind_decode(self, rows: DecodeRows) -> RunDecode | None:
         """The network joined with the rows, for steps in which every row has one token to compute; None where
         nothing runs these in one call."""
 
-    def argmax(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
+    def argmax(self, hidden: Tensor, lora: LoraTokens | None = None) -> tuple[Tensor, Tensor]:
         """[N, hidden_size] -> per row the largest logit's token [N] int64, the lowest id among equals, and that logit
         [N] float32, NaN where the row has NaN."""
 
 
-class AdapterDevice(Protocol):
-    """The adapters of a network on the device; `quire_lora.AdapterSlots` behind a store is one."""
+class StepAdapters(Protocol):
+    """The adapters of a network, step by step; `quire_lora.AdapterRuntime` is one."""
 
     def place(self, slot: int, version: str) -> None:
         """Fill a slot, unless this version is in it."""
 
-    def settle(self, slots: NDArray[np.int32]) -> int:
-        """A step begins, before anything of it is computed: the slot of each of its rows, -1 for none. Returns the one
-        whose adapter is in the network's own weights, so that its rows are like those without one; -1 for none."""
+    def merge_for_step(self, slots: NDArray[np.int32]) -> int:
+        """Prepare the network's own weights for a step, before anything of it is computed.
 
-    def begin(self, slots: NDArray[np.int32]) -> None:
-        """A step begins: the slot of each of its tokens, -1 for none."""
+        Args:
+            slots: [S] the slot of each of the step's rows, -1 for none.
 
-    def begin_captured(self, slots: NDArray[np.int32], size: int) -> bool:
-        """As `begin`, for a step that is captured in a graph of so many tokens, or was; False where it cannot be."""
+        Returns:
+            The slot whose adapter is in the weights, so that its rows are like those without one; -1 for none.
+        """
 
-    def begin_logits(self, slots: NDArray[np.int32]) -> None:
-        """Logits are computed next: the slot of each hidden state, -1 for none."""
+    def tokens_of(self, slots: NDArray[np.int32]) -> LoraTokens | None:
+        """For `ForwardBatch.lora`: `slots` are those of the batch's tokens [T], -1 for none."""
+
+    def captured_tokens_of(self, slots: NDArray[np.int32], size: int) -> LoraTokens | None:
+        """As `tokens_of`, for a step that is captured in a graph of `size` tokens, or was; None where it cannot be."""
+
+    def logit_tokens_of(self, slots: NDArray[np.int32]) -> LoraTokens | None:
+        """For `Network.compute_logits`: `slots` are those of the hidden states [N], -1 for none."""
 
     def changes_vocabulary(self, slots: NDArray[np.int32]) -> bool:
         """Whether any of these slots changes the embedding or the LM head."""

@@ -16,6 +16,7 @@ from typing import cast
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from quire_attention.batch import ForwardBatch
@@ -26,13 +27,13 @@ from quire_interfaces.kv_cache import KVCachePlan
 from quire_interfaces.kv_transfer import BlockMemory, KVTransferWorker
 from quire_interfaces.step import ModelRunnerOutput, RequestFailure, SchedulerOutput
 from quire_models import Network as QuireNetwork
-from quire_ops import OpRequest, bind, op_table, to_device
+from quire_ops import LoraTokens, OpRequest, bind, op_table, to_device
 from quire_runner.affinity import bind_team, choose_cores
 from quire_runner.block_bytes import BlockBytes
 from quire_runner.config import RunnerConfig
 from quire_runner.draft_network import network_drafting
 from quire_runner.drafting import RowDrafter, TextDrafting
-from quire_runner.encoder_inputs import run_encoder
+from quire_runner.encoder_inputs import encoder_slots
 from quire_runner.fused_decode import fused_decode
 from quire_runner.grammars import RowGrammars
 from quire_runner.graph_choice import choose_capture
@@ -43,7 +44,7 @@ from quire_runner.output import Failures, PendingResult, ReadyResult, plain_outp
 from quire_runner.paced_drafting import PacedDrafting
 from quire_runner.padded_decode import PaddedDecode
 from quire_runner.prompt_logprobs import step_prompt_logprobs
-from quire_runner.protocols import AdapterDevice, LogitsTap, Network
+from quire_runner.protocols import LogitsTap, Network, StepAdapters
 from quire_runner.rows import Rows
 from quire_runner.trees import compact_accepted_kv
 from quire_sampling import Sampler, SamplerOutput, SamplingConfig, SamplingState
@@ -56,7 +57,6 @@ _logger = logging.getLogger(__name__)
 REHEARSED_PROMPTS = ([1], [2], [3], [5], [9], [16], [33], [64], [100], [129], [512], [16, 1], [2, 3])
 """Tokens of each sequence of steps that differ in how their work is cut."""
 SAMPLING_OPS = ("draw", "draw_masked", "penalize")
-_NOBODY = np.empty(0, dtype=np.int32)
 
 MakeTransferWorker = Callable[[BlockMemory], KVTransferWorker]
 
@@ -107,7 +107,7 @@ class ModelRunner:
         grammars: GrammarSource | None = None,
         on_logits: LogitsTap | None = None,
         make_transfer_worker: MakeTransferWorker | None = None,
-        adapters: AdapterDevice | None = None,
+        adapters: StepAdapters | None = None,
         capture: CaptureStep | None = None,
     ) -> None:
         self._config = config
@@ -169,7 +169,7 @@ class ModelRunner:
         grammars: GrammarSource | None = None,
         on_logits: LogitsTap | None = None,
         make_transfer_worker: MakeTransferWorker | None = None,
-        adapters: AdapterDevice | None = None,
+        adapters: StepAdapters | None = None,
         capture: CaptureStep | None = None,
     ) -> ModelRunner:
         """A runner for a network of `quire_models`, which says itself what the constructor asks about networks."""
@@ -271,7 +271,7 @@ class ModelRunner:
             dropped = {row: rows.failed[row] for row in output.rows if row in rows.failed} if rows.failed else {}
             step = without_entries(output, dropped) if dropped else output
             if step.rows and self._adapters is not None:
-                rows.hide_slot(self._adapters.settle(rows.adapter_slots[step.rows]))
+                rows.hide_slot(self._adapters.merge_for_step(rows.adapter_slots[step.rows]))
             if not step.rows:
                 read: PendingResult = ReadyResult(ModelRunnerOutput(step_id=output.step_id, sampled_token_ids=[]))
             elif self._drafting is None:
@@ -373,9 +373,13 @@ class ModelRunner:
         batch = forward_batch(
             plan, self._rows, self._step_inputs, self._group_of_layer, self._kv_caches, self._states, output.new_rows
         )
-        run_encoder(network, batch, output.new_rows, self._rows, self._adapters)
         if self._adapters is not None:
-            self._adapters.begin(np.repeat(self._rows.lora_slots[plan.rows], plan.query_lens))
+            batch.lora = self._adapters.tokens_of(np.repeat(self._rows.lora_slots[plan.rows], plan.query_lens))
+        if batch.encoder is not None:
+            if self._adapters is not None:
+                slots = encoder_slots(output.new_rows, self._rows, batch.encoder.lens)
+                batch.encoder.lora = self._adapters.tokens_of(slots)
+            cast(QuireNetwork, network).encode(batch)
         hidden, features = self._forward(network, batch)
         result = _empty_result(output, drafts_follow=drafts)
         if self._rows.prompt_logprobs:
@@ -394,15 +398,12 @@ class ModelRunner:
         choice, size = self._choice(output.rows), graphs.size_for(len(wanted.rows))
         if choice is None or size is None:
             return None
-        slots = self._rows.lora_slots[wanted.rows]
-        adapted = self._adapters is not None and bool((slots >= 0).any())
-        if self._adapters is not None:  # before anything is captured
-            self._adapters.begin_logits(_NOBODY)
-            if not adapted:
-                self._adapters.begin(_NOBODY)
-            elif not self._adapters.begin_captured(slots, size):
+        slots, lora = self._rows.lora_slots[wanted.rows], None
+        if self._adapters is not None and (slots >= 0).any():
+            lora = self._adapters.captured_tokens_of(slots, size)
+            if lora is None:
                 return None
-        graph = graphs.find(len(wanted.rows), choice, adapted=adapted)
+        graph = graphs.find(len(wanted.rows), choice, lora)
         if graph is None:
             return None
         self._rows.check(plan.rows, plan.ends)
@@ -450,17 +451,17 @@ class ModelRunner:
     ) -> ModelRunnerOutput:
         """The result, with proposals for the next step."""
         assert self._drafting is not None
-        if self._adapters is not None:  # a drafter that shares layers with the network has other tokens
-            self._adapters.begin(_NOBODY)
-            self._adapters.begin_logits(_NOBODY)
         return self._drafting.follow(output, plan, features, result)
 
     def _logits_of(self, row: int, hidden: Tensor) -> Tensor:
         """[N, vocab_size] of hidden states [N, hidden_size] of one row."""
         assert self._network is not None
-        if self._adapters is not None:
-            self._adapters.begin_logits(np.full(len(hidden), self._rows.lora_slots[row], dtype=np.int32))
-        return self._network.compute_logits(hidden)
+        rows = np.full(len(hidden), row)
+        return self._network.compute_logits(hidden, self._logit_adapters(rows))
+
+    def _logit_adapters(self, rows: NDArray[np.int64]) -> LoraTokens | None:
+        """Which of the hidden states of rows [N] have adapters that change their logits; None for none."""
+        return None if self._adapters is None else self._adapters.logit_tokens_of(self._rows.lora_slots[rows])
 
     def _is_single(self, output: SchedulerOutput) -> bool:
         """Whether every entry computes one token, and nothing of it is wanted but its logits."""
@@ -508,13 +509,12 @@ class ModelRunner:
             hidden = hidden.index_select(0, to_device(wanted.token_index, hidden.device))
         rows = wanted.rows.tolist()
         grammar_failures: Failures = {}
-        if self._adapters is not None:
-            self._adapters.begin_logits(self._rows.lora_slots[wanted.rows])
+        lora = self._logit_adapters(wanted.rows)
         if self._logits_are_free() and self._sampler.takes_most_likely(rows):
-            token_ids, peaks = network.argmax(hidden)
+            token_ids, peaks = network.argmax(hidden, lora)
             sampled = SamplerOutput(token_ids, rows, peaks)
         else:
-            sampled, grammar_failures = self._sample_logits(output, plan, rows, network.compute_logits(hidden))
+            sampled, grammar_failures = self._sample_logits(output, plan, rows, network.compute_logits(hidden, lora))
         return self._take(output, plan, sampled, grammar_failures, result)
 
     def _take(

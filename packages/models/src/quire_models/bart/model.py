@@ -16,6 +16,7 @@ from quire_models.layers.linear import Embedding, LMHead
 from quire_models.layers.mlp import MLP
 from quire_models.layers.norm import LayerNorm
 from quire_models.layers.scope import Scope
+from quire_ops import LoraTokens
 
 __all__ = ["BartForConditionalGeneration"]
 
@@ -72,8 +73,8 @@ class BartEmbedding:
         self.positions = Embedding(scope / "embed_positions", rows, config.hidden_size)
         self.norm = LayerNorm(scope / "layernorm_embedding", config.hidden_size, config.rms_norm_eps)
 
-    def __call__(self, input_ids: Tensor, positions: Tensor) -> Tensor:
-        return self.norm(self.tokens(input_ids) * self.scale + self.positions(positions + POSITION_OFFSET))
+    def __call__(self, input_ids: Tensor, positions: Tensor, lora: LoraTokens | None) -> Tensor:
+        return self.norm(self.tokens(input_ids, lora) * self.scale + self.positions(positions + POSITION_OFFSET))
 
 
 class BartForConditionalGeneration(EncoderDecoderLM):
@@ -100,9 +101,9 @@ class BartForConditionalGeneration(EncoderDecoderLM):
         self.decoder_norm = LayerNorm(decoder / "layer_norm", hidden, eps) if config.norms_first else None
         self.lm_head = LMHead(scope / "lm_head", config.vocab_size, hidden, tied_to=tokens, bias=True)
 
-    def embed(self, input_ids: Tensor, positions: Tensor, *, decoder: bool) -> Tensor:
+    def embed(self, input_ids: Tensor, positions: Tensor, lora: LoraTokens | None, *, decoder: bool) -> Tensor:
         """See `EncoderDecoderLM.embed`."""
-        return (self.decoder_embedding if decoder else self.encoder_embedding)(input_ids, positions)
+        return (self.decoder_embedding if decoder else self.encoder_embedding)(input_ids, positions, lora)
 
     def checkpoint_tensors(self, name: str, tensor: Tensor) -> Iterable[tuple[str, Tensor]]:
         """The bias of the logits has a name of its own."""

@@ -28,6 +28,7 @@ from quire_models.layers.norm import RMSNorm
 from quire_models.layers.rotary import RotaryTable
 from quire_models.layers.scope import Scope
 from quire_models.llama.model import LlamaAttention
+from quire_ops import LoraTokens
 
 __all__ = ["EagleHead"]
 
@@ -194,19 +195,20 @@ class EagleHead(DraftHead):
             x = out + residual
         return x
 
-    def compute_logits(self, hidden: Tensor) -> Tensor:
+    def compute_logits(self, hidden: Tensor, lora: LoraTokens | None = None) -> Tensor:
         """States [N, H] -> logits [N, draft_vocab_size] float32; `target_ids` says whose."""
         hidden = self.norm(hidden) if self._is_eagle3 else hidden
         if isinstance(self._head, LMHead):
-            return self._head(hidden)
+            return self._head(hidden, lora)
         logits: Tensor = self._lm_head_op(hidden, self._head)
         return logits
 
-    def argmax(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
+    def argmax(self, hidden: Tensor, lora: LoraTokens | None = None) -> tuple[Tensor, Tensor]:
         """States [N, H] -> the most likely token of the target's vocabulary [N] int64, and its logit."""
         hidden = self.norm(hidden) if self._is_eagle3 else hidden
-        found = self._head.argmax(hidden) if isinstance(self._head, LMHead) else self._argmax(hidden, self._head)
-        return self.target_ids(found[0]), found[1]
+        head = self._head
+        ids, max_logits = head.argmax(hidden, lora) if isinstance(head, LMHead) else self._argmax(hidden, head)
+        return self.target_ids(ids), max_logits
 
     def target_ids(self, ids: Tensor) -> Tensor:
         """Tokens of the head's vocabulary -> the target's."""

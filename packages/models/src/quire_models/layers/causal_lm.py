@@ -20,7 +20,7 @@ from quire_models.layers.network import Network
 from quire_models.layers.norm import AddRMSNorm
 from quire_models.layers.rotary import RotaryTable
 from quire_models.layers.scope import Scope
-from quire_ops import DecoderLayerWeights, DecodeRows, RunDecode
+from quire_ops import DecoderLayerWeights, DecodeRows, LoraTokens, RunDecode
 
 __all__ = ["CausalLM", "DecoderLayer"]
 
@@ -94,10 +94,11 @@ class CausalLM(Network):
         return hidden, torch.cat([taps[layer] for layer in layers], dim=-1)
 
     def _forward(self, batch: ForwardBatch, taps: dict[int, Tensor]) -> Tensor:
+        self.use_adapters(batch.lora)
         cos, sin = self.rotary(batch.positions, max(batch.attention[0].kv_lens))
-        x = self.embed_tokens(batch.input_ids)
+        x = self.embed_tokens(batch.input_ids, batch.lora)
         if self._stack is not None and self._stack.reads(batch.kv_caches[0]):
-            return self._stack(x, [(cos, sin)], batch, self.adapters, taps)
+            return self._stack(x, [(cos, sin)], batch, taps)
         residual: Tensor | None = None
         for i, layer in enumerate(self.layers):
             if i in taps:
@@ -108,10 +109,11 @@ class CausalLM(Network):
             taps[len(self.layers)].copy_(x + residual)
         return self.norm(x, residual)[0]
 
-    def compute_logits(self, hidden: Tensor) -> Tensor:
-        """Hidden states [N, hidden_size] -> logits [N, vocab_size] float32."""
-        return self.lm_head(hidden)
+    def compute_logits(self, hidden: Tensor, lora: LoraTokens | None = None) -> Tensor:
+        """Hidden states [N, hidden_size] -> logits [N, vocab_size] float32, with the adapters of `lora`."""
+        return self.lm_head(hidden, lora)
 
-    def argmax(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
-        """See `Network.argmax`; logits need not be written."""
-        return self.lm_head.argmax(hidden)
+    def argmax(self, hidden: Tensor, lora: LoraTokens | None = None) -> tuple[Tensor, Tensor]:
+        """Hidden states [N, hidden_size] -> the largest logit's token [N] and that logit [N]; logits need not be
+        written."""
+        return self.lm_head.argmax(hidden, lora)

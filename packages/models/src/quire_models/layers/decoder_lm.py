@@ -24,7 +24,7 @@ from quire_models.layers.norm import OffsetRMSNorm, RMSNorm
 from quire_models.layers.rotary import RotaryTable
 from quire_models.layers.scope import Scope
 from quire_models.rope_config import RopeConfig
-from quire_ops import DecoderLayerWeights, DecodeRows, RunDecode
+from quire_ops import DecoderLayerWeights, DecodeRows, LoraTokens, RunDecode
 
 __all__ = ["DecoderLM", "StreamLayer"]
 
@@ -114,17 +114,18 @@ class DecoderLM(Network):
 
     def embed(self, batch: ForwardBatch) -> Tensor:
         """[T, hidden_size]: what the first layer gets."""
-        x = self.embedding(batch.input_ids)
+        x = self.embedding(batch.input_ids, batch.lora)
         return x if self._embedding_factor == 1.0 else x * self._embedding_factor
 
     @torch.inference_mode()
     def forward(self, batch: ForwardBatch) -> Tensor:
         """See `Network.forward`."""
+        self.use_adapters(batch.lora)
         length = max(batch.attention[0].kv_lens)
         rotations = {rope: table(batch.positions, length) for rope, table in self._tables.items()}
         x = self.embed(batch)
         if self._stack is not None and self._stack.reads(batch.kv_caches[0]):
-            return self._stack(x, list(rotations.values()), batch, self.adapters, {})
+            return self._stack(x, list(rotations.values()), batch, {})
         nothing = (self._unrotated, self._unrotated)
         for layer, rope in zip(self.layers, self._rope_of_layer, strict=True):
             cos, sin = nothing if rope is None else rotations[rope]
@@ -132,9 +133,9 @@ class DecoderLM(Network):
         return self.norm(x)
 
     @torch.inference_mode()
-    def compute_logits(self, hidden: Tensor) -> Tensor:
+    def compute_logits(self, hidden: Tensor, lora: LoraTokens | None = None) -> Tensor:
         """See `Network.compute_logits`."""
-        logits = self.lm_head(hidden)
+        logits = self.lm_head(hidden, lora)
         if self._logits_factor != 1.0:
             logits *= self._logits_factor
         if self._tanh is None or self._soft_cap is None:

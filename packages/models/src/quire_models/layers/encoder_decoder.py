@@ -14,6 +14,7 @@ from quire_models.layers.encoder import CrossAttention
 from quire_models.layers.linear import LMHead
 from quire_models.layers.network import Network
 from quire_models.layers.scope import Scope
+from quire_ops import LoraTokens
 
 __all__ = ["DecoderLayer", "EncoderDecoderLM", "EncoderLayer"]
 
@@ -53,17 +54,20 @@ class EncoderDecoderLM(Network):
         """See `Network.host_lengths`."""
         return (*super().host_lengths, "cross attention")
 
-    def embed(self, input_ids: Tensor, positions: Tensor, *, decoder: bool) -> Tensor:
-        """[N] tokens at their positions [N] -> what the first layer gets, [N, hidden_size]."""
+    def embed(self, input_ids: Tensor, positions: Tensor, lora: LoraTokens | None, *, decoder: bool) -> Tensor:
+        """[N] tokens at their positions [N], with the adapters of `lora` -> what the first layer gets,
+        [N, hidden_size]."""
         raise NotImplementedError
 
     @torch.inference_mode()
     def encode(self, batch: ForwardBatch) -> None:
         """See `Network.encode`."""
-        assert batch.encoder is not None
-        x = self.embed(batch.encoder.input_ids, batch.encoder.positions, decoder=False)
+        inputs = batch.encoder
+        assert inputs is not None
+        self.use_adapters(inputs.lora)
+        x = self.embed(inputs.input_ids, inputs.positions, inputs.lora, decoder=False)
         for layer in self.encoder_layers:
-            x = layer(x, batch.encoder)
+            x = layer(x, inputs)
         if self.encoder_norm is not None:
             x = self.encoder_norm(x)
         for decoder_layer in self.decoder_layers:
@@ -72,12 +76,13 @@ class EncoderDecoderLM(Network):
     @torch.inference_mode()
     def forward(self, batch: ForwardBatch) -> Tensor:
         """See `Network.forward`."""
-        x = self.embed(batch.input_ids, batch.positions, decoder=True)
+        self.use_adapters(batch.lora)
+        x = self.embed(batch.input_ids, batch.positions, batch.lora, decoder=True)
         for layer in self.decoder_layers:
             x = layer(x, batch)
         return x if self.decoder_norm is None else self.decoder_norm(x)
 
     @torch.inference_mode()
-    def compute_logits(self, hidden: Tensor) -> Tensor:
+    def compute_logits(self, hidden: Tensor, lora: LoraTokens | None = None) -> Tensor:
         """See `Network.compute_logits`."""
-        return self.lm_head(hidden)
+        return self.lm_head(hidden, lora)

@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 
 from quire_attention import ForwardBatch
-from quire_lora import AdapterSlots
 from quire_models.config import ModelConfig
 from quire_models.layers.linear import Embedding, LMHead
 from quire_models.layers.norm import AddRMSNorm, OffsetRMSNorm, RMSNorm
@@ -89,12 +88,11 @@ class FusedDecoder:
         x: Tensor,
         rotations: Sequence[tuple[Tensor, Tensor]],
         batch: ForwardBatch,
-        adapters: AdapterSlots | None,
         taps: dict[int, Tensor],
     ) -> Tensor:
         """See `RunDecoder`."""
-        lora = None if adapters is None else adapters.tokens
-        return self._run(x, rotations, batch.attention, batch.group_of_layer, batch.kv_caches, lora=lora, taps=taps)
+        caches, lora = batch.kv_caches, batch.lora
+        return self._run(x, rotations, batch.attention, batch.group_of_layer, caches, lora=lora, taps=taps)
 
     def bind_decode(
         self,

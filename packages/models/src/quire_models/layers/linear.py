@@ -10,7 +10,7 @@ from torch import Tensor
 from quire_interfaces import LinearMethod
 from quire_models.layers.scope import Parameter, Scope
 from quire_models.layers.stored_linear import StoredLinear, StoredTensor
-from quire_ops import LinearWeights, LoraWeights, QuantizedTokens, Rounding
+from quire_ops import LinearWeights, LoraTokens, LoraWeights, QuantizedTokens, Rounding
 from quire_quantization.numbers import INPUT_SCALES, ask
 
 __all__ = ["Embedding", "LMHead", "Linear", "same_scales", "stack_weights"]
@@ -178,7 +178,7 @@ class Linear:
 
     @property
     def is_adapted(self) -> bool:
-        """Whether the step has adapters that its layer may have."""
+        """Whether the pass that runs has adapters that this layer may have."""
         return self._lora is not None and self._adapters is not None and self._adapters.tokens is not None
 
     def adapt(self, out: Tensor, x: Tensor | QuantizedTokens) -> None:
@@ -218,9 +218,12 @@ class Embedding:
     def _finish(self) -> None:
         self.weight = self._parameter.take()
 
-    def __call__(self, ids: Tensor) -> Tensor:
+    def __call__(self, ids: Tensor, lora: LoraTokens | None = None) -> Tensor:
+        """`lora`: which tokens have adapters, which may change their embedding."""
         out: Tensor = self._embedding(ids, self.weight)
-        return out if self._adapters is None else self._adapters.embed(out, ids)
+        if self._adapters is not None and lora is not None:
+            self._adapters.embed(out, ids, lora)
+        return out
 
 
 class LMHead:
@@ -282,10 +285,11 @@ class LMHead:
         assert self._embedding is not None
         return self._embedding.weight
 
-    def __call__(self, hidden: Tensor) -> Tensor:
+    def __call__(self, hidden: Tensor, lora: LoraTokens | None = None) -> Tensor:
+        """`lora`: which hidden states have adapters that may change the head."""
         logits: Tensor = self._method.logits(self._weights, hidden)
-        if self._adapters is not None:
-            self._adapters.logits(logits, hidden)
+        if self._adapters is not None and lora is not None:
+            self._adapters.logits(logits, hidden, lora)
         return logits if self._bias is None else logits.add_(self._bias)
 
     def stack_weights(self) -> LinearWeights | None:
@@ -300,11 +304,11 @@ class LMHead:
         is_plain = self._method.name == "plain" and self._bias is None
         return self._weights["weight"] if is_plain else None
 
-    def argmax(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
+    def argmax(self, hidden: Tensor, lora: LoraTokens | None = None) -> tuple[Tensor, Tensor]:
         """The largest logit's token [N] int64, the lowest id among equals, and that logit [N] float32."""
         weight = self.plain_weight
-        if weight is not None and (self._adapters is None or self._adapters.logit_tokens is None):
-            found: tuple[Tensor, Tensor] = self._argmax(hidden, weight)
-            return found
-        peaks, ids = self(hidden).max(dim=-1)
-        return ids, peaks
+        if weight is not None and lora is None:
+            best: tuple[Tensor, Tensor] = self._argmax(hidden, weight)
+            return best
+        max_logits, ids = self(hidden, lora).max(dim=-1)
+        return ids, max_logits

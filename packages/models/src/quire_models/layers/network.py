@@ -17,7 +17,7 @@ from quire_models.layers.linear import Linear
 from quire_models.layers.moe import FusedExperts
 from quire_models.layers.scope import Packed, Parameter, Scope
 from quire_models.layers.stored_linear import StoredLinear
-from quire_ops import DecodeRows, RunDecode
+from quire_ops import DecodeRows, LoraTokens, RunDecode
 from quire_quantization.methods import QuantizedLinear, ServedLinear
 
 __all__ = ["Network"]
@@ -208,6 +208,12 @@ class Network:
             after_each()
         self._scope.finishers.clear()
 
+    def use_adapters(self, lora: LoraTokens | None) -> None:
+        """Let linear layers apply the adapters of a pass's tokens: the first thing that `forward` and `encode` do, with
+        what their batch carries."""
+        if self._scope.adapters is not None:
+            self._scope.adapters.tokens = lora
+
     def encode(self, batch: ForwardBatch) -> None:
         """Have the encoder read `batch.encoder`, and write what cross attention reads. Before `forward`, in steps that
         have such inputs; for networks with an encoder."""
@@ -222,8 +228,9 @@ class Network:
         for what comes out of the last one, before the final norm."""
         raise NotImplementedError
 
-    def compute_logits(self, hidden: Tensor) -> Tensor:
-        """Hidden states [N, hidden_size] -> logits [N, vocab_size] float32."""
+    def compute_logits(self, hidden: Tensor, lora: LoraTokens | None = None) -> Tensor:
+        """Hidden states [N, hidden_size] -> logits [N, vocab_size] float32. `lora`: which of them have adapters that
+        may change the LM head; None where none has."""
         raise NotImplementedError
 
     def bind_decode(self, rows: DecodeRows) -> RunDecode | None:
@@ -231,8 +238,8 @@ class Network:
         where no backend runs these in one call."""
         return None
 
-    def argmax(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
+    def argmax(self, hidden: Tensor, lora: LoraTokens | None = None) -> tuple[Tensor, Tensor]:
         """Hidden states [N, hidden_size] -> the largest logit's token [N] int64, the lowest id among equals, and that
-        logit [N] float32 (NaN for a row with NaN)."""
-        peaks, token_ids = self.compute_logits(hidden).max(dim=-1)
-        return token_ids, peaks
+        logit [N] float32 (NaN where a logit is NaN). `lora` as in `compute_logits`."""
+        max_logits, token_ids = self.compute_logits(hidden, lora).max(dim=-1)
+        return token_ids, max_logits

@@ -21,6 +21,7 @@ from quire_models.layers.scope import Scope
 from quire_models.mtp.head import FurtherTokenHead
 from quire_models.qwen3_next.config import Qwen3NextConfig
 from quire_models.qwen3_next.model import DeltaLayer
+from quire_ops import LoraTokens
 
 __all__ = ["GatedMtpHead"]
 
@@ -56,11 +57,11 @@ class GatedMtpHead(FurtherTokenHead):
         return self.norm(self.layer(x, cos, sin, batch))
 
     @torch.inference_mode()
-    def compute_logits(self, hidden: Tensor) -> Tensor:
+    def compute_logits(self, hidden: Tensor, lora: LoraTokens | None = None) -> Tensor:
         """States [N, H] -> logits [N, vocab_size] float32."""
-        return self.target.lm_head(hidden)
+        return self.target.lm_head(hidden, lora)
 
     @torch.inference_mode()
-    def argmax(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
+    def argmax(self, hidden: Tensor, lora: LoraTokens | None = None) -> tuple[Tensor, Tensor]:
         """See `Network.argmax`."""
-        return self.target.lm_head.argmax(hidden)
+        return self.target.lm_head.argmax(hidden, lora)

@@ -24,6 +24,7 @@ from quire_models.layers.rotary import RotaryTable
 from quire_models.layers.scope import Scope
 from quire_models.mtp.config import GroupedLayer, LatentMtpConfig, SparseMtpConfig
 from quire_models.mtp.head import FurtherTokenHead
+from quire_ops import LoraTokens
 
 __all__ = ["MtpHead"]
 
@@ -64,11 +65,11 @@ class MtpHead(FurtherTokenHead):
         return self.layer(x, cos, sin, batch)
 
     @torch.inference_mode()
-    def compute_logits(self, hidden: Tensor) -> Tensor:
+    def compute_logits(self, hidden: Tensor, lora: LoraTokens | None = None) -> Tensor:
         """States [N, H] -> logits [N, vocab_size] float32."""
-        return self.target.lm_head(self.norm(hidden))
+        return self.target.lm_head(self.norm(hidden), lora)
 
     @torch.inference_mode()
-    def argmax(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
+    def argmax(self, hidden: Tensor, lora: LoraTokens | None = None) -> tuple[Tensor, Tensor]:
         """See `Network.argmax`."""
-        return self.target.lm_head.argmax(self.norm(hidden))
+        return self.target.lm_head.argmax(self.norm(hidden), lora)

@@ -14,6 +14,7 @@ from quire_models.layers.mlp import MLP
 from quire_models.layers.norm import LayerNorm
 from quire_models.layers.scope import Scope
 from quire_models.opt.config import POSITION_OFFSET, OPTConfig
+from quire_ops import LoraTokens
 
 __all__ = ["OPTForCausalLM"]
 
@@ -64,6 +65,6 @@ class OPTForCausalLM(DecoderLM):
         return x + self.positions(batch.positions + POSITION_OFFSET)
 
     @torch.inference_mode()
-    def compute_logits(self, hidden: Tensor) -> Tensor:
+    def compute_logits(self, hidden: Tensor, lora: LoraTokens | None = None) -> Tensor:
         """See `Network.compute_logits`; in as many dimensions as the embedding has."""
-        return self.lm_head(hidden if self.project_out is None else self.project_out(hidden))
+        return self.lm_head(hidden if self.project_out is None else self.project_out(hidden), lora)

@@ -16,6 +16,7 @@ from quire_models.layers.mlp import MLP
 from quire_models.layers.norm import RMSNorm
 from quire_models.layers.scope import Scope
 from quire_models.t5.config import T5Config
+from quire_ops import LoraTokens
 
 __all__ = ["T5ForConditionalGeneration", "bucket"]
 
@@ -181,11 +182,11 @@ class T5ForConditionalGeneration(EncoderDecoderLM):
         ]
         return biases if config.has_bias_in_every_layer else biases * num_layers
 
-    def embed(self, input_ids: Tensor, positions: Tensor, *, decoder: bool) -> Tensor:
+    def embed(self, input_ids: Tensor, positions: Tensor, lora: LoraTokens | None, *, decoder: bool) -> Tensor:
         """See `EncoderDecoderLM.embed`."""
-        return self.tokens(input_ids)
+        return self.tokens(input_ids, lora)
 
     @torch.inference_mode()
-    def compute_logits(self, hidden: Tensor) -> Tensor:
+    def compute_logits(self, hidden: Tensor, lora: LoraTokens | None = None) -> Tensor:
         """See `Network.compute_logits`."""
-        return self.lm_head(hidden * self._logits_scale)
+        return self.lm_head(hidden * self._logits_scale, lora)

@@ -22,6 +22,7 @@ from quire_models.config import ModelConfig
 from quire_models.layers.network import Network
 from quire_models.layers.scope import Scope
 from quire_models.overrides import check_overrides_read, overridden
+from quire_ops import LoraTokens
 
 __all__ = ["TransformersLM"]
 
@@ -166,6 +167,7 @@ class TransformersLM(Network):
     @torch.inference_mode()
     def forward(self, batch: ForwardBatch) -> Tensor:
         """See `Network.forward`."""
+        self.use_adapters(batch.lora)
         self._paged.batch = batch
         self._paged.layers.clear()
         positions = batch.positions[None] + _first_position(self._body)
@@ -175,7 +177,7 @@ class TransformersLM(Network):
         return hidden
 
     @torch.inference_mode()
-    def compute_logits(self, hidden: Tensor) -> Tensor:
+    def compute_logits(self, hidden: Tensor, lora: LoraTokens | None = None) -> Tensor:
         """See `Network.compute_logits`: whatever the class does behind its body, scales and caps included."""
         body = self._body
         setattr(self._owner, self._body_name, _Computed(hidden))

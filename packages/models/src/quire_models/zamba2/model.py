@@ -130,6 +130,7 @@ class Zamba2ForCausalLM(RecurrentLM):
     @torch.inference_mode()
     def forward(self, batch: ForwardBatch) -> Tensor:
         """See `Network.forward`."""
+        self.use_adapters(batch.lora)
         cos = sin = self._unrotated
         if self.config.rotary_dim:
             cos, sin = self._tables[self.config.rope](batch.positions, max(batch.attention[0].kv_lens))

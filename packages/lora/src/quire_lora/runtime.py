@@ -1,4 +1,4 @@
-"""`AdapterDevice`: slots that are filled from a store, as a runner asks for them. Knows neither files nor requests."""
+"""`AdapterRuntime`: slots that are filled from a store, as a runner asks for them. Knows neither files nor requests."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from quire_lora.merging import HotAdapter
 from quire_lora.slots import AdapterSlots
 from quire_lora.store import AdapterStore
 
-__all__ = ["AdapterDevice"]
+__all__ = ["AdapterRuntime"]
 
 
-class AdapterDevice:
-    """Implements `quire_runner.AdapterDevice`.
+class AdapterRuntime:
+    """Implements `quire_runner.StepAdapters`.
 
     Args:
         slots: The network's.
@@ -26,9 +26,9 @@ class AdapterDevice:
     def __init__(self, slots: AdapterSlots, store: AdapterStore, *, merge_after: int = 0) -> None:
         self._slots, self._store = slots, store
         self._hot = HotAdapter(slots, merge_after) if merge_after and slots.has_plain_weights else None
-        self.begin = slots.begin
-        self.begin_captured = slots.begin_captured
-        self.begin_logits = slots.begin_logits
+        self.tokens_of = slots.tokens_of
+        self.captured_tokens_of = slots.captured_tokens_of
+        self.logit_tokens_of = slots.logit_tokens_of
 
     def place(self, slot: int, version: str) -> None:
         """Fill a slot, unless this version is in it."""
@@ -37,9 +37,11 @@ class AdapterDevice:
                 self._hot.leave(slot)
             self._slots.place(slot, version, self._store.adapter(version))
 
-    def settle(self, slots: NDArray[np.int32]) -> int:
-        """A step begins: the slot of each of its rows, at least one, -1 for none. An adapter may move into weights, or
-        out of them.
+    def merge_for_step(self, slots: NDArray[np.int32]) -> int:
+        """Put an adapter that has the batch to itself into weights, or take it out of them, before a step.
+
+        Args:
+            slots: [S] the slot of each of the step's rows, at least one; -1 for none.
 
         Returns:
             The slot whose adapter is in the weights with all that it has; -1 for none.
@@ -47,7 +49,7 @@ class AdapterDevice:
         if self._hot is None:
             return -1
         version = None if slots[0] < 0 else self._slots.versions[slots[0]]
-        self._hot.settle(slots, None if version is None else self._store.adapter(version))
+        self._hot.merge_for_step(slots, None if version is None else self._store.adapter(version))
         return self._hot.merged_slot
 
     def add_stats(self, stats: SchedulerStats) -> None:
