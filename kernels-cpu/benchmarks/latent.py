@@ -22,7 +22,9 @@ from torch import Tensor
 
 from quire_kernels_cpu.builds import build_name, library
 from quire_kernels_cpu.latent import head_linear, index_topk, latent_attention, sparse_latent_attention
-from quire_ops import torch_latent_attention, torch_sparse_attention
+from quire_ops.latent_attention import torch_latent_attention
+from quire_ops.linear_ops import torch_head_linear
+from quire_ops.sparse_attention import torch_index_topk, torch_sparse_latent_attention
 
 RANK, ROTATED, NOPE, VALUE, BLOCK_SIZE, LAYERS = 512, 64, 128, 128, 16, 8
 INDEX_HEADS, INDEX_SIZE, FOUND = 64, 128, 2048
@@ -89,7 +91,7 @@ def main() -> None:
         seen = sum(count * length - count * (count - 1) // 2 for count, length in zip(query_lens, kv_lens, strict=True))
         runs: list[Callable[[int], object]] = [
             lambda layer: latent_attention(query, caches[layer], step, **size),
-            lambda layer: torch_latent_attention.latent_attention(query, caches[layer], step, **size),
+            lambda layer: torch_latent_attention(query, caches[layer], step, **size),
             read(sum(kv_lens) * width * dtype.itemsize),
         ]
         report(what, medians_ms(runs, args.repeats), 2.0 * seen * heads * (width + RANK))
@@ -100,7 +102,7 @@ def main() -> None:
         x = torch.randn(tokens, heads, RANK).to(dtype)
         runs: list[Callable[[int], object]] = [
             lambda layer: head_linear(x, weights[layer]),
-            lambda layer: torch_latent_attention.head_linear(x, weights[layer]),
+            lambda layer: torch_head_linear(x, weights[layer]),
             read(heads * VALUE * RANK * dtype.itemsize),
         ]
         flops = 2.0 * tokens * heads * VALUE * RANK
@@ -113,7 +115,7 @@ def main() -> None:
         weights = torch.randn(tokens, INDEX_HEADS)
         runs: list[Callable[[int], object]] = [
             lambda layer: index_topk(query, weights, caches[layer], step, k=FOUND),
-            lambda layer: torch_sparse_attention.index_topk(query, weights, caches[layer], step, k=FOUND),
+            lambda layer: torch_index_topk(query, weights, caches[layer], step, k=FOUND),
             read(args.tokens * INDEX_SIZE * dtype.itemsize),
         ]
         flops = 2.0 * tokens * args.tokens * INDEX_HEADS * INDEX_SIZE
@@ -127,7 +129,7 @@ def main() -> None:
         size = {"scale": width**-0.5, "rank": RANK}
         runs: list[Callable[[int], object]] = [
             lambda layer: sparse_latent_attention(query, caches[layer], slots, **size),
-            lambda layer: torch_sparse_attention.sparse_latent_attention(query, caches[layer], slots, **size),
+            lambda layer: torch_sparse_latent_attention(query, caches[layer], slots, **size),
             read(tokens * FOUND * width * dtype.itemsize),
         ]
         flops = 2.0 * tokens * FOUND * 128 * (width + RANK)

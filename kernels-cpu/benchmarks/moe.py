@@ -21,8 +21,8 @@ from quire_kernels_cpu.builds import build_name, library
 from quire_kernels_cpu.moe import fused_moe
 from quire_kernels_cpu.ops import grouped_linear, int8_linear, linear, silu_and_mul
 from quire_ops import Experts, LinearWeights, RunExperts
+from quire_ops.fused_moe import torch_fused_moe
 from quire_ops.grouped import block_groups, pack_int4
-from quire_ops.torch_moe import torch_fused_moe
 
 HIDDEN, INNER, PER_TOKEN, LAYERS = 2048, 768, 8, 3
 

@@ -10,11 +10,10 @@ import torch
 from kernels_cpu_steps import Layout
 
 from quire_attention import AttentionBackend, OpsAttentionBackend
+from quire_kernels_cpu.backend import MAX_HEAD_DIM, MAX_QUERIES_PER_KV_HEAD
 from quire_kernels_cpu.builds import unavailable
-from quire_kernels_cpu.decoder import MAX_HEAD_DIM, MAX_QUERIES_PER_KV_HEAD
 from quire_kernels_cpu.ops import backends, paged_attention, write_kv_cache
-from quire_ops import OpRequest, op_table
-from quire_ops.reference import paged_attention as reference
+from quire_ops import OpRequest, op_table, ops
 from quire_testkit.conformance.attention_backend import AttentionBackendSuite
 
 TOLERANCE = {torch.float32: 2e-6, torch.bfloat16: 2e-2, torch.float16: 2e-3}
@@ -37,7 +36,7 @@ def test_mixed_steps_equal_the_reference(
         cache = layout.cache(kv_heads, head_dim, dtype)
         query = torch.randn(sum(query_lens), heads, head_dim).to(dtype)
         got = paged_attention(query, cache, layout, scale=head_dim**-0.5, sliding_window=window, soft_cap=soft_cap)
-        expected = reference(
+        expected = ops.paged_attention(
             query.double(), cache.double(), layout, scale=head_dim**-0.5, sliding_window=window, soft_cap=soft_cap
         )
         assert got.dtype == dtype
@@ -168,7 +167,9 @@ def test_segments_change_no_bit(dtype: torch.dtype, window: int | None) -> None:
     together = Layout(16, [1] * len(lengths), lengths)
     cache, query = together.cache(8, 32, dtype), torch.randn(len(lengths), 16, 32).to(dtype)
     whole = paged_attention(query, cache, together, scale=0.2, sliding_window=window)
-    expected = reference(query.double(), cache.double(), together, scale=0.2, sliding_window=window, soft_cap=None)
+    expected = ops.paged_attention(
+        query.double(), cache.double(), together, scale=0.2, sliding_window=window, soft_cap=None
+    )
     assert (whole.double() - expected).abs().max() <= TOLERANCE[dtype]
     before = torch.get_num_threads()
     try:
@@ -190,7 +191,9 @@ def test_large_scores_do_not_overflow() -> None:
     layout = Layout(16, [1, 1], [200, 5])
     cache = layout.cache(2, 32, torch.float32) * 100
     query = torch.randn(2, 4, 32) * 100
-    expected = reference(query.double(), cache.double(), layout, scale=1.0, sliding_window=None, soft_cap=None)
+    expected = ops.paged_attention(
+        query.double(), cache.double(), layout, scale=1.0, sliding_window=None, soft_cap=None
+    )
     got = paged_attention(query, cache, layout, scale=1.0)
     assert (got - expected).abs().max() <= 1e-3  # values are about 300
 
@@ -260,12 +263,12 @@ def test_what_the_kernel_does_not_serve_goes_to_torch() -> None:
     layout = Layout(8, [1, 4], [20, 30])
     cache, query = layout.cache(2, 32, torch.float16), torch.randn(5, 4, 32)
     got = paged_attention(query, cache, layout, scale=0.2, soft_cap=5.0)
-    expected = reference(query.double(), cache.double(), layout, scale=0.2, sliding_window=None, soft_cap=5.0)
+    expected = ops.paged_attention(query.double(), cache.double(), layout, scale=0.2, sliding_window=None, soft_cap=5.0)
     assert (got.double() - expected).abs().max() <= 4e-3
 
 
 def test_too_wide_heads_are_refused_by_the_table() -> None:
-    backend = next(backend for backend in backends() if backend.op == "paged_attention")
+    backend = next(backend for backend in backends() if backend.op is ops.paged_attention)
     for name, limit in (("head_dim", MAX_HEAD_DIM), ("queries_per_kv_head", MAX_QUERIES_PER_KV_HEAD)):
         assert backend.refusal(OpRequest(sizes={name: limit})) == unavailable()
         assert "at most" in (backend.refusal(OpRequest(sizes={name: limit + 2})) or "") or unavailable()

@@ -13,8 +13,7 @@ from test_kernels_cpu_decoder import KV_HEADS, RULES, _widened, make_stack
 from torch import Tensor
 
 from quire_kernels_cpu.decode_step import decode_step
-from quire_ops import DecodeNetwork, DecodeRows, LinearWeights, RoutingRule, RowTable
-from quire_ops.decode_step import reference_decode_step
+from quire_ops import DecodeNetwork, DecodeRows, LinearWeights, RoutingRule, RowTable, ops
 
 VOCAB, ROW_LEN, NUM_ROWS, HEAD_DIM = 300, 90, 9, 32
 BLOCK_SIZE, WINDOW = 4, 20
@@ -105,7 +104,7 @@ def test_steps_equal_the_reference_token_by_token(seed: int, kind: str) -> None:
         network = dataclasses.replace(network, embedding_factor=1.7, logits_factor=0.4, logits_soft_cap=cap)
     rows = make_rows(torch.float32, rng)
     expected = copied(rows, torch.float64)
-    run, reference = decode_step(network, rows), reference_decode_step(widened(network), expected)
+    run, reference = decode_step(network, rows), ops.decode_step(widened(network), expected)
     for _ in range(12):
         which = rng.sample(range(NUM_ROWS), rng.randint(1, NUM_ROWS))
         starts = [int(rows.num_tokens[row]) - 1 for row in which]
@@ -147,7 +146,7 @@ def test_masked_steps_equal_the_reference(draws: bool) -> None:
     if not draws:
         rows.draw.draws.zero_()
     expected = copied(rows, torch.float64)
-    run, reference = decode_step(network, rows), reference_decode_step(widened(network), expected)
+    run, reference = decode_step(network, rows), ops.decode_step(widened(network), expected)
     num_words = -(-VOCAB // 32)
     for _ in range(8):
         which = rng.sample(range(NUM_ROWS), rng.randint(2, NUM_ROWS))

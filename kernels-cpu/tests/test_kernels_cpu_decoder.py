@@ -19,8 +19,8 @@ from quire_ops import (
     LinearWeights,
     RoutedExperts,
     RoutingRule,
+    ops,
 )
-from quire_ops.decoder_stack import reference_decoder_stack
 from quire_ops.grouped import block_groups, pack_int4
 
 HEADS, KV_HEADS, NUM_EXPERTS = 6, 2, 7
@@ -179,9 +179,7 @@ def test_a_mixed_step_equals_the_reference(dtype: torch.dtype, shape: dict[str, 
     turns = [angles(layouts[0], stack.rotary_dim, dtype, base) for base in (10000.0, 100.0)]
     wide_turns = [(cos.double(), sin.double()) for cos, sin in turns]
     expected_taps = {layer: torch.empty_like(x, dtype=torch.float64) for layer in (0, 2, 3)}
-    expected = reference_decoder_stack(wide)(
-        x.double(), wide_turns, layouts, groups, expected_caches, taps=expected_taps
-    )
+    expected = ops.decoder_stack(wide)(x.double(), wide_turns, layouts, groups, expected_caches, taps=expected_taps)
     taps = {layer: torch.full_like(x, torch.nan) for layer in (0, 2, 3)}
     got = decoder_stack(stack)(x, turns, layouts, groups, caches, taps=taps)
     tolerance = TOLERANCE[dtype]
@@ -211,7 +209,7 @@ def test_tokens_choose_their_experts_as_the_reference_does(rule: RoutingRule, se
     wide_caches = tuple(cache.double() for cache in caches)
     x, (cos, sin) = torch.randn(36, 64), angles(layout, 32, torch.float32)
     wide = x.double(), [(cos.double(), sin.double())]
-    expected = reference_decoder_stack(_widened(stack))(*wide, [layout], (0, 0, 0), wide_caches)
+    expected = ops.decoder_stack(_widened(stack))(*wide, [layout], (0, 0, 0), wide_caches)
     got = decoder_stack(stack)(x, [(cos, sin)], [layout], (0, 0, 0), caches)
     assert (got.double() - expected).abs().max() <= 1e-5 * expected.abs().max()
 
@@ -277,6 +275,6 @@ def test_layers_may_read_different_block_tables() -> None:
     caches = tuple(layouts[group].cache(KV_HEADS, 32, torch.float32) for group in groups)
     expected_caches = tuple(cache.clone() for cache in caches)
     x, turns = torch.randn(5, 64), [angles(layouts[0], 32, torch.float32)]
-    expected = reference_decoder_stack(stack)(x, turns, layouts, groups, expected_caches)
+    expected = ops.decoder_stack(stack)(x, turns, layouts, groups, expected_caches)
     got = decoder_stack(stack)(x, turns, layouts, groups, caches)
     assert (got - expected).abs().max() <= 1e-5 * expected.abs().max()

@@ -9,7 +9,7 @@ import torch
 from kernels_cpu_steps import Layout
 
 from quire_kernels_cpu.latent import head_linear, index_topk, latent_attention, sparse_latent_attention
-from quire_ops import reference, sparse_reference
+from quire_ops import ops
 
 TOLERANCE = {torch.float32: 2e-6, torch.bfloat16: 2e-2, torch.float16: 2e-3}
 SHAPES = [
@@ -51,7 +51,7 @@ def test_mixed_steps_equal_the_reference(
     cache = latents(layout, width, dtype, beyond=chooser.choice([0, 1, 9]))
     query = torch.randn(sum(query_lens), heads, width).to(dtype)
     got = latent_attention(query, cache, layout, scale=width**-0.5, rank=rank)
-    expected = reference.latent_attention(query.double(), cache.double(), layout, scale=width**-0.5, rank=rank)
+    expected = ops.latent_attention(query.double(), cache.double(), layout, scale=width**-0.5, rank=rank)
     assert got.dtype == dtype
     assert got.shape == expected.shape
     assert (got.double() - expected).abs().max() <= TOLERANCE[dtype]
@@ -71,7 +71,7 @@ def test_a_token_has_the_same_bits_however_it_is_computed(
     cache = latents(together, width, dtype)
     query, size = torch.randn(len(lengths), heads, width).to(dtype), {"scale": 0.2, "rank": rank}
     whole = latent_attention(query, cache, together, **size)
-    expected = reference.latent_attention(query.double(), cache.double(), together, **size)
+    expected = ops.latent_attention(query.double(), cache.double(), together, **size)
     assert (whole.double() - expected).abs().max() <= TOLERANCE[dtype]
     before = torch.get_num_threads()
     try:
@@ -135,7 +135,7 @@ def test_products_of_heads(dtype: torch.dtype, heads: int, inputs: int, outputs:
     wider = torch.randn(40, heads, inputs + 3).to(dtype)
     x, weight = wider[..., :inputs], both[:, 6:]
     whole = head_linear(x, weight)
-    expected = reference.head_linear(x.double(), weight.double())
+    expected = ops.head_linear(x.double(), weight.double())
     assert (whole.double() - expected).abs().max() <= TOLERANCE[dtype] * expected.abs().max()
     assert torch.equal(head_linear(x.contiguous(), weight.contiguous()), whole)
     turned = weight.transpose(1, 2).contiguous().transpose(1, 2)
@@ -160,7 +160,7 @@ def test_products_of_many_tokens(dtype: torch.dtype) -> None:
 
 
 def slots_of(layout: Layout, positions: torch.Tensor) -> torch.Tensor:
-    return sparse_reference.position_slots(positions, layout)
+    return ops.position_slots(positions, layout)
 
 
 @pytest.mark.parametrize("dtype", TOLERANCE)
@@ -182,9 +182,7 @@ def test_sparse_attention_equals_the_reference(
         positions[token, places] = seen
     slots = slots_of(layout, positions)
     got = sparse_latent_attention(query, cache, slots, scale=width**-0.5, rank=rank)
-    expected = sparse_reference.sparse_latent_attention(
-        query.double(), cache.double(), slots, scale=width**-0.5, rank=rank
-    )
+    expected = ops.sparse_latent_attention(query.double(), cache.double(), slots, scale=width**-0.5, rank=rank)
     assert got.dtype == dtype
     assert (got.double() - expected).abs().max() <= TOLERANCE[dtype]
     before = torch.get_num_threads()
@@ -224,7 +222,7 @@ def test_the_index_finds_the_same_whatever_else_is_asked(
     for k in (1, 20, 299):
         got = index_topk(query, weights, cache, layout, k=k)
         assert torch.equal(got, index_topk(query, weights, cache, layout, k=k))
-        wanted = sparse_reference.index_topk(query.double(), weights.double(), cache.double(), layout, k=k)
+        wanted = ops.index_topk(query.double(), weights.double(), cache.double(), layout, k=k)
         filled = torch.where(got < 0, 10**6, got)
         assert torch.equal(filled, filled.sort(dim=1).values)
         different = (torch.where(wanted < 0, 10**6, wanted).sort(dim=1).values != filled).any(dim=1)

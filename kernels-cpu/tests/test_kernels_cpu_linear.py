@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from quire_kernels_cpu import ops
-from quire_ops import reference
+from quire_ops import ops as reference
 from quire_ops.grouped import GROUP_SIZES, block_groups, pack_int4
 
 TOLERANCE = {torch.float32: 1e-6, torch.bfloat16: 4e-3, torch.float16: 6e-4}

@@ -14,9 +14,7 @@ from test_kernels_cpu_decoder import KV_HEADS, SHAPES, TOLERANCE, _widened, angl
 
 from quire_kernels_cpu.decode_step import decode_step
 from quire_kernels_cpu.decoder import decoder_stack
-from quire_ops import DecoderStack, GatedWeights, LoraTokens, LoraWeights
-from quire_ops.decode_step import reference_decode_step
-from quire_ops.decoder_stack import reference_decoder_stack
+from quire_ops import DecoderStack, GatedWeights, LoraTokens, LoraWeights, ops
 
 ATTENTION = ("q", "k", "v", "o")
 SLOTS, MAX_RANK = 3, 6
@@ -92,7 +90,7 @@ def test_a_mixed_step_equals_the_reference(dtype: torch.dtype, shape: dict[str, 
     slots = np.repeat(np.array([2, -1, 0, 1, 0, -1, 2], dtype=np.int32), query_lens)
     x = torch.randn(sum(query_lens), stack.final_norm.shape[0]).to(dtype)
     cos, sin = angles(layout, stack.head_dim, dtype)
-    run_reference = reference_decoder_stack(widened_with_adapters(stack))
+    run_reference = ops.decoder_stack(widened_with_adapters(stack))
     lora = LoraTokens.of(slots)
     expected = run_reference(x.double(), [(cos.double(), sin.double())], [layout], (0, 0, 0), expected_caches, lora)
     got = decoder_stack(stack)(x, [(cos, sin)], [layout], (0, 0, 0), caches, lora)
@@ -142,7 +140,7 @@ def test_decode_steps_equal_the_reference_and_rows_alone() -> None:
     wide = dataclasses.replace(widened(network), stack=widened_with_adapters(network.stack))
     run, reference, single = (
         decode_step(network, rows),
-        reference_decode_step(wide, expected),
+        ops.decode_step(wide, expected),
         decode_step(network, alone),
     )
     plain = decode_step(

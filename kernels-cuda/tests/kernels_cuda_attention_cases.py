@@ -11,7 +11,7 @@ from ops_layouts import Layout, grow_trees, random_layout
 from torch import Tensor
 
 from quire_ops import CACHE_TORCH_DTYPES
-from quire_ops import reference as ref
+from quire_ops import ops as ref
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.float16: 3e-3}

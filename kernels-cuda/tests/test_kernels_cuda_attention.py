@@ -15,7 +15,7 @@ from quire_kernels_cuda.platform import LaunchConfig, Platform, choosing
 from quire_kernels_cuda.targets import NVIDIA_TARGETS
 from quire_kernels_cuda.triton import attention
 from quire_kernels_cuda.triton.attention import paged_attention
-from quire_ops import reference as ref
+from quire_ops import ops as ref
 
 TINY = {
     "decode_attention": LaunchConfig(blocks={"BLOCK_N": 16}, num_warps=4, num_stages=2),

@@ -14,7 +14,7 @@ from quire_interfaces import ConfigError
 from quire_kernels_cuda import flash_attention, flashinfer_attention
 from quire_kernels_cuda.attention_backends import attention_backends
 from quire_kernels_cuda.sdpa import paged_attention
-from quire_ops import OpRequest
+from quire_ops import OpRequest, ops
 
 DECODES = [(1, 5), (1, 40), (1, 1)]
 PROMPTS = [(17, 17), (12, 25)]
@@ -108,7 +108,7 @@ def test_arguments_for_other_libraries_mean_what_the_op_means(block_size: int) -
 
 
 def test_each_backend_says_what_it_cannot_do() -> None:
-    found = {backend.name: backend for backend in attention_backends() if backend.op == "paged_attention"}
+    found = {backend.name: backend for backend in attention_backends() if backend.op is ops.paged_attention}
     assert set(found) == {"sdpa", "flashinfer", "flash-attn"}
 
     def refusal(name: str, **facts: Any) -> str | None:

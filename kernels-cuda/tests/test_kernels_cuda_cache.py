@@ -7,7 +7,7 @@ import torch
 from kernels_cuda_support import DTYPES, here, random_tensor
 
 from quire_kernels_cuda.triton import rotary
-from quire_ops import reference as ref
+from quire_ops import ops as ref
 
 FORMATS = ("compute", torch.float8_e4m3fn, torch.float8_e5m2, torch.int8, torch.uint8)
 SLOTS = torch.tensor([9, 4, 15, 6, 5, 0])

@@ -7,8 +7,7 @@ import torch
 from kernels_cuda_support import DTYPES, check, here, poison, random_tensor
 
 from quire_kernels_cuda.triton import gates, norms, rotary
-from quire_ops import recurrent_reference
-from quire_ops import reference as ref
+from quire_ops import ops as ref
 
 each_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=str)
 
@@ -56,7 +55,7 @@ def test_gates_of_a_fused_projection(dtype, size, name):
     fused = random_tensor(5, 2 * size, dtype=dtype) * 4
     before = fused.clone()
     gate, up = here(fused).split(size, dim=1)
-    reference = getattr(ref if hasattr(ref, name) else recurrent_reference, name)
+    reference = getattr(ref, name)
     check(getattr(gates, name)(gate, up), reference(*fused.split(size, dim=1)), dtype)
     assert torch.equal(fused, before)
     one = random_tensor(5, 1, dtype=dtype)

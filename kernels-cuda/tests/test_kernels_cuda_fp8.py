@@ -15,10 +15,10 @@ from quire_kernels_cuda.triton import rounding
 from quire_kernels_cuda.triton.fp8 import fp8_linear
 from quire_models.layers.stored_linear import StoredLinear
 from quire_models.quantization_config import QuantizationConfig
-from quire_ops import OpRequest, Rounding
-from quire_ops import reference as ref
+from quire_ops import ActivationScheme, OpRequest, ops
+from quire_ops import ops as ref
+from quire_ops.activation_quant import quantize_fp8
 from quire_ops.backends import replaced_backends
-from quire_ops.fp8_tokens import round_tokens_to_fp8
 from quire_quantization.kernels import FP8_GROUPS, FP8_TENSOR
 
 multiplies_fp8 = pytest.mark.skipif(
@@ -39,9 +39,9 @@ def rows(size: int, dtype: torch.dtype) -> torch.Tensor:
 def test_tokens_are_the_references(monkeypatch, dtype: torch.dtype, input_scale: float, by_group: bool) -> None:
     torch.manual_seed(0)
     x, scale = rows(300, dtype), torch.tensor([input_scale])
-    wanted, wanted_steps = round_tokens_to_fp8(x, scale, by_group=by_group)
+    wanted, wanted_steps = quantize_fp8(x, scale, by_group=by_group)
     monkeypatch.setattr(rounding, "_BLOCK", 256)  # so that a program goes through a row in parts
-    tokens, steps, _ = rounding.round_rows(here(x), Rounding(torch.float8_e4m3fn, here(scale), by_group))
+    tokens, steps, _ = rounding.round_rows(here(x), ActivationScheme(torch.float8_e4m3fn, here(scale), by_group))
     assert torch.equal(tokens.cpu().float(), wanted.float())
     assert torch.equal(steps.cpu().nan_to_num(-1.0), wanted_steps.nan_to_num(-1.0))
     assert wanted_steps.isnan().any(1).tolist() == [False] * 7 + [True] * 2
@@ -72,7 +72,7 @@ def test_equals_reference(monkeypatch, num_rows, inputs, groups, input_scale, ha
 def test_gpus_that_do_not_multiply_fp8_are_refused() -> None:
     for name, serves in (("sm_80", False), ("sm_89", True), ("sm_90", True)):
         backends = op_backends("triton", NVIDIA, None, target=NVIDIA_TARGETS[name])
-        (backend,) = (each for each in backends if each.op == "fp8_linear")
+        (backend,) = (each for each in backends if each.op is ops.fp8_linear)
         assert (backend.unavailable is None) == serves
 
 
@@ -87,7 +87,7 @@ def test_layers_of_fp8_checkpoints_round_their_inputs(granularity: str, block: t
     )
     weight, x = torch.randn(40, 200).to(torch.float8_e4m3fn), torch.randn(3, 200)
     scale, given = torch.rand((1, 2) if block else (1,)) + 0.5, torch.tensor([0.0 if block else 0.013])
-    (ours,) = (each for each in backends() if each.op == "fp8_linear")
+    (ours,) = (each for each in backends() if each.op is ops.fp8_linear)
     with replaced_backends([dataclasses.replace(ours, priority=10)]):
         layer = StoredLinear(config, OpRequest(dtype=torch.float32), "layer", 40, 200)
         assert ("input_scale" in layer.tensors()) == (block is None)

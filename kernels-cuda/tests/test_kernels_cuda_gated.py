@@ -16,7 +16,7 @@ from quire_kernels_cuda.triton import gated, linear
 from quire_kernels_cuda.triton.matmul import MatmulTile
 from quire_kernels_cuda.tuned import Entry, LaunchConfig, Problem, Tables, save
 from quire_kernels_cuda.tuning import in_order, noting, tune
-from quire_ops import reference as ref
+from quire_ops import ops as ref
 
 TILE = LaunchConfig(blocks={"BM": 16, "BN": 16, "BK": 32}, num_warps=4, num_stages=2)
 

@@ -133,7 +133,7 @@ def test_every_kernel_of_a_step_is_ours() -> None:
         "rms_norm",
         "rope_and_write_kv",
     ):
-        assert table.choose(op, request)[0].name == "triton"
+        assert table.choose(op, request).name == "triton"
 
 
 RECURRENT_NETWORKS: dict[str, dict[str, Any]] = {

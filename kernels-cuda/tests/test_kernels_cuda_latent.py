@@ -12,8 +12,8 @@ from ops_layouts import Layout, grow_trees, random_layout
 
 from quire_kernels_cuda.platform import LaunchConfig
 from quire_kernels_cuda.triton import index, latent
-from quire_ops import reference as ref
-from quire_ops import sparse_reference
+from quire_ops import ops
+from quire_ops import ops as ref
 
 WIDTH, RANK = 24, 18
 SMALL = LaunchConfig(blocks={"BLOCK_M": 16, "BLOCK_N": 16}, num_warps=4, num_stages=2)
@@ -68,12 +68,12 @@ def test_chosen_slots(monkeypatch, splits: int) -> None:
     ends = [kv_len - count + i + 1 for count, kv_len in FEW for i in range(count)]
     found = torch.stack([torch.cat([torch.randperm(end)[:20], torch.full((20,), -1)])[:20] for end in ends])
     found[:, 1:] = found[:, 1:][:, torch.randperm(19)]
-    slots = sparse_reference.position_slots(found, layout)
+    slots = ops.position_slots(found, layout)
     unread = torch.ones(cache.shape[:2], dtype=torch.bool).flatten()
     unread[slots[slots >= 0]] = False
     cache[unread.view(cache.shape[:2])] = float("nan")
     query = torch.randn(tokens, 18, WIDTH).to(torch.bfloat16)
-    wanted = sparse_reference.sparse_latent_attention(query, cache, slots, scale=0.3, rank=RANK)
+    wanted = ops.sparse_latent_attention(query, cache, slots, scale=0.3, rank=RANK)
     poison(monkeypatch)
     monkeypatch.setattr(latent, "latent_config", lambda *_: SMALL)
     options = {"scale": 0.3, "rank": RANK}
@@ -100,9 +100,9 @@ def test_the_index_finds_what_the_reference_finds(monkeypatch, workspace: int) -
     there = on_device(layout)
     poison(monkeypatch)
     for k in (7, 64):
-        wanted = sparse_reference.index_topk(query, weights, keys, layout, k=k)
+        wanted = ops.index_topk(query, weights, keys, layout, k=k)
         got = index.index_topk(here(query), here(weights), here(keys), there, k=k)
         assert torch.equal(got.cpu().sort(dim=1).values, wanted.sort(dim=1).values)
         assert (got[:, 0] >= 0).all()
         slots = index.position_slots(got, there)
-        assert torch.equal(slots.cpu(), sparse_reference.position_slots(got.cpu(), layout))
+        assert torch.equal(slots.cpu(), ops.position_slots(got.cpu(), layout))

@@ -10,7 +10,7 @@ from quire_interfaces import ConfigError
 from quire_kernels_cuda.targets import NVIDIA_TARGETS
 from quire_kernels_cuda.triton import linear
 from quire_kernels_cuda.triton.matmul import MatmulTile, choose_tile, run_matmul
-from quire_ops import reference as ref
+from quire_ops import ops as ref
 from quire_ops.grouped import block_groups, pack_int4
 
 TILES = {

@@ -9,8 +9,7 @@ from test_ops_fused_moe import make_experts, make_step, widened
 
 from quire_interfaces import ConfigError
 from quire_kernels_cuda.triton.moe import fused_moe
-from quire_ops import Experts
-from quire_ops.fused_moe import reference_fused_moe
+from quire_ops import Experts, ops
 
 CASES = [
     # tokens, experts, experts per token, width, inner width, activation, form, bias, dtype
@@ -40,7 +39,7 @@ def on_device(experts: Experts) -> Experts:
 
 
 def check_experts(experts: Experts, x: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor) -> None:
-    wanted = reference_fused_moe(widened(experts))(x.double(), ids, weights)
+    wanted = ops.fused_moe(widened(experts))(x.double(), ids, weights)
     placed = on_device(experts)
     got = fused_moe(placed)(here(x), here(ids), here(weights)).cpu()
     assert got.dtype == x.dtype

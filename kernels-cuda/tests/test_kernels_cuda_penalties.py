@@ -7,8 +7,7 @@ import torch
 from kernels_cuda_support import here, poison
 
 from quire_kernels_cuda.triton.penalties import penalize
-from quire_ops import PenaltyTable
-from quire_ops.penalties import reference_penalize
+from quire_ops import PenaltyTable, ops
 
 # repetition, presence, frequency, tokens of the prompt, position of the last known token
 ROWS = [
@@ -36,7 +35,7 @@ def test_the_logits_are_the_references(monkeypatch, vocab_size):
     starts = positions[rows].clone()
     starts[4] -= 7
     wanted = logits.clone()
-    reference_penalize(wanted, rows, starts, token_ids, table)
+    ops.penalize(wanted, rows, starts, token_ids, table)
     assert torch.equal(wanted[5], logits[5])
     assert not torch.equal(wanted[3], wanted[4])
     poison(monkeypatch)

@@ -9,7 +9,7 @@ import torch
 
 from quire_kernels_cuda.availability import unavailable
 from quire_kernels_cuda.ops import backends
-from quire_ops import OpRequest, builtin_table
+from quire_ops import OpRequest, builtin_table, ops
 
 ROOT = Path(__file__).parents[2]
 
@@ -23,7 +23,7 @@ def test_readme_examples_run() -> None:
 
 
 def test_requests_that_are_refused_say_why() -> None:
-    (backend,) = (backend for backend in backends() if (backend.op, backend.name) == ("paged_attention", "triton"))
+    (backend,) = (backend for backend in backends() if (backend.op, backend.name) == (ops.paged_attention, "triton"))
     device = next(iter(backend.devices or ()))
     assert unavailable() is None
     assert backend.refusal(OpRequest(device=device, dtype=torch.bfloat16, sizes={"head_dim": 256})) is None
@@ -39,5 +39,5 @@ def test_interpreted_kernels_are_chosen_by_name_only() -> None:
     for op in {backend.op for backend in backends()}:
         device = "cuda" if torch.cuda.is_available() else "cpu"
         request = OpRequest(device=device)
-        assert (table.choose(op, request)[0].name == "triton") == torch.cuda.is_available()
-        assert table.choose(op, request, backend="triton")[0].name == "triton"
+        assert (table.choose(op, request).name == "triton") == torch.cuda.is_available()
+        assert table.choose(op, request, backend="triton").name == "triton"

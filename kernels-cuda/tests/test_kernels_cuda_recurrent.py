@@ -12,7 +12,7 @@ from kernels_cuda_support import DTYPES, here, poison
 from ops_recurrent_cases import CASES, Steps, close
 
 from quire_kernels_cuda.triton import recurrent
-from quire_ops import recurrent_reference as ref
+from quire_ops import ops as ref
 
 
 def on_device(function):

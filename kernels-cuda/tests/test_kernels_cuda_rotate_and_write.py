@@ -7,7 +7,7 @@ import torch
 from kernels_cuda_support import check, here, poison, random_tensor
 
 from quire_kernels_cuda.triton import rotary
-from quire_ops import reference as ref
+from quire_ops import ops as ref
 
 SLOTS = torch.tensor([9, 4])
 

@@ -15,8 +15,8 @@ from models_paged_driver import PagedDriver
 from quire_kernels_cuda.ops import backends
 from quire_kernels_cuda.triton import gates, norms, rounding
 from quire_models import ModelConfig, build_model
-from quire_ops import OpBackend, QuantizedTokens, Rounding
-from quire_ops import reference as ref
+from quire_ops import ActivationScheme, OpBackend, QuantizedTokens
+from quire_ops import ops as ref
 from quire_ops.backends import replaced_backends
 
 FP8 = torch.float8_e4m3fn
@@ -67,9 +67,9 @@ def test_norm(monkeypatch, shape, dtype, form, by_group, input_scale, activation
     x, residual = rows(shape, dtype), random_tensor(*shape, dtype=dtype)
     residual[1:2] = 0
     weight, given = random_tensor(shape[1], dtype=dtype), torch.tensor([input_scale])
-    wanted, total = ref.add_rms_norm_quant(x, residual, weight, 1e-6, Rounding(form, given, by_group))
+    wanted, total = ref.add_rms_norm_quant(x, residual, weight, 1e-6, ActivationScheme(form, given, by_group))
     poison(monkeypatch)
-    rule = Rounding(form, here(given), by_group)
+    rule = ActivationScheme(form, here(given), by_group)
     wide = here(torch.cat((x, x), 1))[:, : shape[1]]  # rows apart in memory
     got, got_total = rounding.add_rms_norm_quant(wide, here(residual).clone(), here(weight), 1e-6, rule)
     normed, _ = norms.add_rms_norm(here(x), here(residual).clone(), here(weight), 1e-6)
@@ -82,10 +82,10 @@ def test_gate(monkeypatch, shape, dtype, form, by_group, input_scale, activation
     torch.manual_seed(4)
     gate, up = rows(shape, dtype), random_tensor(*shape, dtype=dtype)
     given = torch.tensor([input_scale])
-    wanted = ref.gate_quant(gate, up, activation, Rounding(form, given, by_group))
+    wanted = ref.gate_quant(gate, up, activation, ActivationScheme(form, given, by_group))
     poison(monkeypatch)
     monkeypatch.setattr(rounding, "_BLOCK", 128)
-    rule = Rounding(form, here(given), by_group)
+    rule = ActivationScheme(form, here(given), by_group)
     halves = here(torch.cat((gate, up), 1)).split(shape[1], dim=1)
     apart = rounding.round_rows(getattr(gates, f"{activation}_and_mul")(here(gate), here(up)), rule)
     check(rounding.gate_quant(*halves, activation, rule), apart, wanted, dtype)
@@ -125,17 +125,17 @@ def serving(ops: set[str]) -> Iterator[dict[str, int]]:
 
     def counted(backend: OpBackend) -> OpBackend:
         def run(*args: Any, **kwargs: Any) -> Any:
-            counts[backend.op] += 1
+            counts[backend.op.name] += 1
             return backend.function(*args, **kwargs)
 
         return dataclasses.replace(backend, function=run)
 
     ours = [
-        dataclasses.replace(each, priority=1000 if each.op in ops else -1000)
+        dataclasses.replace(each, priority=1000 if each.op.name in ops else -1000)
         for each in backends()
-        if each.op in APART | TOGETHER
+        if each.op.name in APART | TOGETHER
     ]
-    with replaced_backends([counted(each) if each.op in TOGETHER else each for each in ours]):
+    with replaced_backends([counted(each) if each.op.name in TOGETHER else each for each in ours]):
         yield counts
 
 

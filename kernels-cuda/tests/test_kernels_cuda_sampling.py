@@ -9,8 +9,7 @@ import torch
 from kernels_cuda_support import here, poison
 
 from quire_kernels_cuda.triton.sampling import draw, draw_masked
-from quire_ops import DrawTable
-from quire_ops.drawing import reference_draw, reference_draw_masked
+from quire_ops import DrawTable, ops
 
 # draws, temperature, top_k, top_p, min_p
 ROWS = [
@@ -60,7 +59,7 @@ def test_draws_what_the_reference_draws(monkeypatch, vocab_size):
     logits, positions = logits_and_positions(vocab_size, len(rows))
     if vocab_size > 1:
         logits[:, vocab_size // 2] = -torch.inf
-    wanted = reference_draw(logits, rows, positions, table)
+    wanted = ops.draw(logits, rows, positions, table)
     poison(monkeypatch)
     tokens, peaks = draw(*map(here, (logits, rows, positions)), on_device(table))
     assert torch.equal(tokens.cpu(), wanted[0])
@@ -80,7 +79,7 @@ def test_draws_among_the_tokens_of_a_mask(monkeypatch):
     mask_of = torch.tensor([0, 1, 2, -1] * 3)
     excluded = ((bitmask[0, 0] >> torch.arange(32)) & 1) == 0
     logits[0, int(excluded.nonzero()[0])] = torch.nan
-    wanted = reference_draw_masked(logits, rows, positions, table, mask_of, bitmask)
+    wanted = ops.draw_masked(logits, rows, positions, table, mask_of, bitmask)
     poison(monkeypatch)
     arguments = map(here, (logits.clone(), rows, positions))
     tokens, peaks = draw_masked(*arguments, on_device(table), here(mask_of), here(bitmask))

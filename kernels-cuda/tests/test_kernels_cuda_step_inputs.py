@@ -9,7 +9,7 @@ from kernels_cuda_support import here, poison
 
 from quire_kernels_cuda.triton.step_inputs import decode_inputs, step_inputs
 from quire_ops import RowTable
-from quire_ops import reference as ref
+from quire_ops import ops as ref
 
 STEPS = {
     "one decode": [(2, 0, 1)],

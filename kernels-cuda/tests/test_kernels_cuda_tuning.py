@@ -31,7 +31,7 @@ from quire_kernels_cuda.tuned import (
 )
 from quire_kernels_cuda.tuning import candidates, default_config, is_same, tune
 from quire_kernels_cuda.tuning_cases import make_call
-from quire_ops import reference as ref
+from quire_ops import ops as ref
 
 SM_90 = NVIDIA_TARGETS["sm_90"]
 MATMUL = {"form": "plain", "group": 0, "dtype": torch.float32, "scale_dtype": torch.float32,

@@ -7,7 +7,7 @@ import torch
 from kernels_cuda_support import DTYPES, check, here, poison, random_tensor
 
 from quire_kernels_cuda.triton import vocabulary
-from quire_ops import reference as ref
+from quire_ops import ops as ref
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)

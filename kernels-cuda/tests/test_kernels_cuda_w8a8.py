@@ -8,9 +8,9 @@ from kernels_cuda_support import TOLERANCE, here, poison
 
 from quire_kernels_cuda.triton import rounding
 from quire_kernels_cuda.triton.w8a8 import w8a8_linear
-from quire_ops import Rounding
-from quire_ops import reference as ref
-from quire_ops.int8_tokens import round_tokens
+from quire_ops import ActivationScheme
+from quire_ops import ops as ref
+from quire_ops.activation_quant import quantize_int8
 
 
 def rows(size: int, dtype: torch.dtype) -> torch.Tensor:
@@ -27,8 +27,8 @@ def test_tokens_are_the_references(monkeypatch, dtype: torch.dtype, input_scale:
     torch.manual_seed(0)
     x, scale = rows(300, dtype), torch.tensor([input_scale])
     monkeypatch.setattr(rounding, "_BLOCK", 256)  # so that a program goes through a row in parts
-    tokens, steps, _ = rounding.round_rows(here(x), Rounding(torch.int8, here(scale)))
-    wanted = round_tokens(x, scale)
+    tokens, steps, _ = rounding.round_rows(here(x), ActivationScheme(torch.int8, here(scale)))
+    wanted = quantize_int8(x, scale)
     assert torch.equal(tokens.cpu(), wanted[0])
     assert torch.equal(steps.cpu().nan_to_num(-1.0), wanted[1].nan_to_num(-1.0))
     assert wanted[1].isnan().tolist() == [False] * 7 + [True] * 2

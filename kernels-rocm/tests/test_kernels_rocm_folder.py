@@ -31,7 +31,7 @@ from quire_kernels_cuda.platform import pretending
 from quire_kernels_cuda.recording import recording
 from quire_kernels_cuda.triton.norms import rms_norm
 from quire_kernels_rocm.platform import AMD
-from quire_ops import OpRequest, kernel_builders
+from quire_ops import ops, OpRequest, kernel_builders
 from quire_ops.backends import op_table, replaced_backends
 from quire_runner import runner
 from quire_server.cli import main
@@ -112,7 +112,7 @@ def test():
 
     # What else is installed has nothing for it.
     with builder.recording("gfx942"):
-        backend, choice = op_table().choose("rms_norm", OpRequest(device="cuda"))
+        backend, choice = op_table().choose(ops.rms_norm, OpRequest(device="cuda"))
         assert backend.name == "triton-rocm" and choice.refused["triton"] == "has no kernels for gfx942"
 
     for build in kernels:

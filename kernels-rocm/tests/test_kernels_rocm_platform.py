@@ -8,7 +8,7 @@ import torch
 from quire_kernels_cuda.ops import SERVED
 from quire_kernels_rocm.ops import backends
 from quire_kernels_rocm.platform import AMD_TARGETS, target_name
-from quire_ops import OpRequest, builtin_table
+from quire_ops import OpRequest, builtin_table, ops
 
 
 @pytest.mark.parametrize(
@@ -34,7 +34,7 @@ def test_kernels_are_in_the_table_and_say_why_they_do_not_serve() -> None:
     assert {backend.op for backend in backends()} == {served.op for served in SERVED}
     if torch.version.hip is None and torch.cuda.is_available():
         assert all("not for AMD" in (backend.unavailable or "") for backend in backends())
-    choice = table.choose("paged_attention", OpRequest(sizes={"head_dim": 512}))[1]
+    choice = table.report(ops.paged_attention, OpRequest(sizes={"head_dim": 512}))
     assert choice.backend == "torch"
     assert "triton-rocm" in choice.refused
 

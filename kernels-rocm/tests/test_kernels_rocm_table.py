@@ -15,7 +15,7 @@ from quire_kernels_cuda.ops import op_backends
 from quire_kernels_cuda.platform import NVIDIA
 from quire_kernels_rocm.ops import backends
 from quire_kernels_rocm.platform import AMD, AMD_RELATIVES, AMD_TARGETS, target_name
-from quire_ops import OpRequest, op_report
+from quire_ops import OpRequest, op_report, ops
 
 FP8 = {"fp8_linear": "does not multiply 8-bit floats of this kind"}
 LATENT = dict.fromkeys(("latent_attention", "sparse_latent_attention"), "rows do not fit into the registers")
@@ -48,8 +48,8 @@ COUNTERPARTS = {"triton": "triton-rocm", "sdpa": "sdpa-rocm", "flashinfer": None
 def test_every_op_is_served_or_refused_with_a_reason(name: str) -> None:
     target = {**AMD_TARGETS, **AMD_RELATIVES}[name]
     assert target_name(name) in AMD_TARGETS
-    theirs = {each.op: each for each in op_backends("triton", NVIDIA, None, target=NVIDIA.targets["sm_90"])}
-    ours = {each.op: each for each in op_backends("triton-rocm", AMD, None, target=target)}
+    theirs = {each.op.name: each for each in op_backends("triton", NVIDIA, None, target=NVIDIA.targets["sm_90"])}
+    ours = {each.op.name: each for each in op_backends("triton-rocm", AMD, None, target=target)}
     assert all(each.unavailable is None for each in theirs.values())
     assert {op for op, each in ours.items() if each.unavailable} == set(REFUSED[name])
     for op, reason in REFUSED[name].items():
@@ -67,12 +67,12 @@ def test_every_target_is_accounted_for() -> None:
 @pytest.mark.skipif(torch.cuda.is_available(), reason="a machine with a GPU is not taken for another")
 def test_attention_backends_of_nvidia_have_counterparts_or_reasons(monkeypatch: pytest.MonkeyPatch) -> None:
     """The reasons are those of a machine whose torch is for AMD GPUs."""
-    ours = {each.name for each in backends() if each.op == "paged_attention"}
-    theirs = {each.name for each in cuda_backends() if each.op == "paged_attention"}
+    ours = {each.name for each in backends() if each.op is ops.paged_attention}
+    theirs = {each.name for each in cuda_backends() if each.op is ops.paged_attention}
     assert theirs == set(COUNTERPARTS)
     assert ours == {name for name in COUNTERPARTS.values() if name is not None}
     for name in ours:  # an attention backend has writers of its own
-        assert {each.op for each in backends() if each.name == name} >= {"write_kv_cache", "rope_and_write_kv"}
+        assert {each.op.name for each in backends() if each.name == name} >= {"write_kv_cache", "rope_and_write_kv"}
     rocm_availability = import_module("quire_kernels_rocm.availability")
     monkeypatch.setenv("TRITON_INTERPRET", "0")
     monkeypatch.setattr(torch.version, "hip", "6.4")
@@ -92,5 +92,5 @@ def test_an_attention_backend_is_had_by_name(name: str) -> None:
 def test_the_report_says_why_amd_kernels_do_not_serve_here() -> None:
     device = "cuda" if torch.cuda.is_available() else "cpu"
     for choice in op_report(OpRequest(device=device, dtype=torch.bfloat16)):
-        if choice.op in {each.op for each in backends()} and choice.backend != "triton-rocm":
+        if choice.op in {each.op.name for each in backends()} and choice.backend != "triton-rocm":
             assert choice.refused["triton-rocm"]

@@ -18,7 +18,8 @@ from quire_bench.kernel_cases import CASES, make_work
 from quire_bench.kernel_plot import FULL, LABELS
 from quire_bench.kernels import load_plan, make_plan
 from quire_interfaces import ConfigError
-from quire_ops import builtin_table
+from quire_ops import ops
+from quire_ops.ops import op_named
 
 
 @pytest.mark.parametrize(
@@ -73,8 +74,7 @@ def test_a_case_gives_an_op_what_it_takes(op: str) -> None:
     """The reference runs on it, and without memory no less is counted."""
     shape = {name: value for name, value in SMALL.items() if name in CASES[op].defaults}
     work = make_work(op, shape, torch.float32, torch.device("cpu"))
-    reference = next(backend for backend in builtin_table().backends(op) if backend.name == "reference")
-    work.prepare(reference.function)()
+    work.prepare(op_named(op).reference)()
     counted = make_work(op, shape, torch.float32, torch.device("meta"))
     assert counted.flop == work.flop
     assert counted.num_bytes >= work.num_bytes > 0
@@ -157,7 +157,7 @@ def test_the_command_measures_a_plan(
         assert one["best_s"] <= one["median_s"]
     measured = {one["backend"] for one in out["figures"] if one["op"] == "paged_attention"}
     left_out = {left["backend"]: left for left in out["left_out"]}
-    every = {backend.name for backend in kernels.op_table().backends("paged_attention")}
+    every = {backend.name for backend in kernels.op_table().backends(ops.paged_attention)}
     assert measured | set(left_out) == every - {"reference"}
     assert "torch" in measured
     for left in left_out.values():

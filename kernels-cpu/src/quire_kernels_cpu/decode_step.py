@@ -10,13 +10,14 @@ import ctypes
 import torch
 from torch import Tensor
 
+from quire_kernels_cpu.backend import ATTENTION_FACTS, backend_for
 from quire_kernels_cpu.builds import library
 from quire_kernels_cpu.decoder import Decoder, pointers_to
 from quire_kernels_cpu.drawing import Table
 from quire_kernels_cpu.dtypes import DTYPES
 from quire_kernels_cpu.matrix import Matrix
 from quire_kernels_cpu.step_inputs import Group
-from quire_ops import DecodeNetwork, DecodeRows, RunDecode
+from quire_ops import DecodeNetwork, DecodeRows, RunDecode, ops
 
 __all__ = ["decode_step"]
 
@@ -59,8 +60,8 @@ class _Arguments(ctypes.Structure):
     )
 
 
+@backend_for(ops.decode_step, **ATTENTION_FACTS)
 def decode_step(network: DecodeNetwork, rows: DecodeRows) -> RunDecode:
-    """Op `decode_step`."""
     return _DecodeStep(network, rows)
 
 
@@ -135,8 +136,7 @@ class _DecodeStep:
         arguments, count = self._arguments, len(rows)
         if max(starts) >= self._length:
             self._reach(max(starts) + 1)
-        self._rows[:count] = rows
-        self._starts[:count] = starts
+        self._rows[:count], self._starts[:count] = rows, starts  # type: ignore[assignment]  # numbers are taken too
         arguments.count = count
         done: int = self._run(self._dtype, self._decoder.handle, ctypes.byref(arguments))
         return bool(done)

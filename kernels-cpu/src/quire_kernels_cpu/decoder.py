@@ -12,20 +12,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from quire_kernels_cpu.backend import ATTENTION_FACTS, backend_for
 from quire_kernels_cpu.builds import library
 from quire_kernels_cpu.dtypes import DTYPES
 from quire_kernels_cpu.lora import LoraTables
 from quire_kernels_cpu.matrix import Matrix
 from quire_kernels_cpu.moe import CompiledExperts
 from quire_kernels_cpu.routing import Rule
-from quire_ops import DecoderLayerWeights, GatedWeights, LinearWeights, RoutedExperts
-from quire_ops.declarations import PagedLayout
+from quire_ops import DecoderLayerWeights, GatedWeights, LinearWeights, PagedLayout, RoutedExperts, ops
 from quire_ops.decoder_stack import DecoderStack, RunDecoder
 from quire_ops.lora import LoraTokens
 
 __all__ = [
-    "MAX_HEAD_DIM",
-    "MAX_QUERIES_PER_KV_HEAD",
     "Decoder",
     "cache_format",
     "decoder_stack",
@@ -35,8 +33,6 @@ __all__ = [
 
 _P, _I = ctypes.c_void_p, ctypes.c_int32
 
-MAX_HEAD_DIM = 256
-MAX_QUERIES_PER_KV_HEAD = 64
 _CACHE_FORMATS = {torch.float8_e4m3fn: 1, torch.float8_e5m2: 2, torch.int8: 3, torch.uint8: 4}
 
 
@@ -59,8 +55,8 @@ def pointers_to(tensors: Sequence[Tensor]) -> ctypes.Array[ctypes.c_void_p]:
     return (_P * len(tensors))(*(tensor.data_ptr() for tensor in tensors))
 
 
+@backend_for(ops.decoder_stack, **ATTENTION_FACTS, trees=True)
 def decoder_stack(stack: DecoderStack) -> RunDecoder:
-    """Op `decoder_stack`."""
     return Decoder(stack)
 
 

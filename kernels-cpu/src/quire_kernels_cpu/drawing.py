@@ -7,8 +7,9 @@ import ctypes
 import torch
 from torch import Tensor
 
+from quire_kernels_cpu.backend import backend_for
 from quire_kernels_cpu.builds import library
-from quire_ops import DrawTable
+from quire_ops import DrawTable, ops
 
 __all__ = ["Table", "draw", "draw_masked"]
 
@@ -32,8 +33,8 @@ class Table(ctypes.Structure):
         return cls(*(getattr(table, name).data_ptr() for name, _ in cls._fields_))
 
 
+@backend_for(ops.draw)
 def draw(logits: Tensor, rows: Tensor, positions: Tensor, table: DrawTable) -> tuple[Tensor, Tensor]:
-    """Op `draw`."""
     tokens = torch.empty(len(logits), dtype=torch.int64)
     peaks = torch.empty(len(logits), dtype=torch.float32)
     addresses = Table.of(table)
@@ -50,10 +51,10 @@ def draw(logits: Tensor, rows: Tensor, positions: Tensor, table: DrawTable) -> t
     return tokens, peaks
 
 
+@backend_for(ops.draw_masked)
 def draw_masked(
     logits: Tensor, rows: Tensor, positions: Tensor, table: DrawTable, mask_of: Tensor, bitmask: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Op `draw_masked`."""
     tokens = torch.empty(len(logits), dtype=torch.int64)
     peaks = torch.empty(len(logits), dtype=torch.float32)
     addresses = Table.of(table)

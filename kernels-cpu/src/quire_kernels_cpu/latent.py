@@ -8,16 +8,18 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from quire_kernels_cpu.backend import backend_for
 from quire_kernels_cpu.builds import library
 from quire_kernels_cpu.decoder import path_pointer
 from quire_kernels_cpu.dtypes import DTYPES
-from quire_ops.declarations import PagedLayout
+from quire_ops import PagedLayout, ops
 
 __all__ = ["head_linear", "index_topk", "latent_attention", "sparse_latent_attention"]
 
 
+@backend_for(ops.latent_attention, trees=True)
 def latent_attention(query: Tensor, latent_cache: Tensor, layout: PagedLayout, *, scale: float, rank: int) -> Tensor:
-    """Op `latent_attention`; the numbers of a row must be next to each other."""
+    """The numbers of a row must be next to each other."""
     assert latent_cache.dtype == query.dtype, f"latents of {latent_cache.dtype} for queries of {query.dtype}"
     assert latent_cache.stride(2) == 1
     query = query.contiguous()
@@ -46,8 +48,9 @@ def latent_attention(query: Tensor, latent_cache: Tensor, layout: PagedLayout, *
     return out
 
 
+@backend_for(ops.index_topk)
 def index_topk(query: Tensor, weights: Tensor, key_cache: Tensor, layout: PagedLayout, *, k: int) -> Tensor:
-    """Op `index_topk`: positions in their order, of equal scores the first; a key's numbers must lie together."""
+    """Positions in their order, of equal scores the first; a key's numbers must lie together."""
     assert key_cache.dtype == query.dtype, f"keys of {key_cache.dtype} for queries of {query.dtype}"
     assert key_cache.stride(2) == 1
     query, weights = query.contiguous(), weights.float().contiguous()
@@ -76,8 +79,9 @@ def index_topk(query: Tensor, weights: Tensor, key_cache: Tensor, layout: PagedL
     return out
 
 
+@backend_for(ops.sparse_latent_attention)
 def sparse_latent_attention(query: Tensor, latent_cache: Tensor, slots: Tensor, *, scale: float, rank: int) -> Tensor:
-    """Op `sparse_latent_attention`: over all tokens, in their order, it has the bits of `latent_attention`."""
+    """Over all tokens, in their order, it has the bits of `latent_attention`."""
     assert latent_cache.dtype == query.dtype, f"latents of {latent_cache.dtype} for queries of {query.dtype}"
     assert latent_cache.stride(2) == 1
     query, slots = query.contiguous(), slots.contiguous()
@@ -104,8 +108,9 @@ def sparse_latent_attention(query: Tensor, latent_cache: Tensor, slots: Tensor, 
     return out
 
 
+@backend_for(ops.head_linear)
 def head_linear(x: Tensor, weight: Tensor) -> Tensor:
-    """Op `head_linear`; a weight whose heads are matrices without gaps is not copied, nor are tokens without."""
+    """A weight whose heads are matrices without gaps is not copied, nor are tokens without."""
     x = x if x.stride(2) == 1 else x.contiguous()
     weight = weight if weight[0].is_contiguous() else weight.contiguous()
     num_tokens, num_heads, inputs = x.shape

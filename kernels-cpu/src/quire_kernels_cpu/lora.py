@@ -11,9 +11,10 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from quire_kernels_cpu.backend import backend_for
 from quire_kernels_cpu.builds import library
 from quire_kernels_cpu.dtypes import DTYPES
-from quire_ops import LoraTokens, LoraWeights
+from quire_ops import LoraTokens, LoraWeights, ops
 
 __all__ = ["LoraTables", "lora_linear"]
 
@@ -60,8 +61,8 @@ class LoraTables:
                 break
 
 
+@backend_for(ops.lora_linear)
 def lora_linear(out: Tensor, x: Tensor, weights: LoraWeights, tokens: LoraTokens) -> None:
-    """Op `lora_linear`."""
     if not out.is_contiguous():  # one of several results that lie side by side
         whole = out.contiguous()
         lora_linear(whole, x, weights, tokens)

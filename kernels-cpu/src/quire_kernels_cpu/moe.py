@@ -8,16 +8,17 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from quire_kernels_cpu.backend import backend_for
 from quire_kernels_cpu.builds import library
 from quire_kernels_cpu.dtypes import DTYPES
 from quire_kernels_cpu.matrix import Matrix
-from quire_ops import EXPERT_ACTIVATIONS, Experts, RunExperts
+from quire_ops import EXPERT_ACTIVATIONS, Experts, RunExperts, ops
 
 __all__ = ["CompiledExperts", "fused_moe"]
 
 
+@backend_for(ops.fused_moe)
 def fused_moe(experts: Experts) -> RunExperts:
-    """Op `fused_moe`."""
     return CompiledExperts(experts)
 
 

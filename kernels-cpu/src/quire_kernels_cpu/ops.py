@@ -1,143 +1,62 @@
-"""The kernels as backends of ops. A call crosses the C interface with raw pointers and sizes; nothing is copied.
-
-Shapes and dtypes are those of `quire_ops.declarations`. The result of a row depends neither on how many rows there are
-nor on its place among them.
-"""
+"""The kernels as backends of ops. A call crosses the C interface with raw pointers and sizes; nothing is copied."""
 
 from __future__ import annotations
 
 import ctypes
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from quire_kernels_cpu.builds import library, unavailable
-from quire_kernels_cpu.decode_step import decode_step
-from quire_kernels_cpu.decoder import MAX_HEAD_DIM, MAX_QUERIES_PER_KV_HEAD, cache_format, decoder_stack, path_pointer
-from quire_kernels_cpu.drawing import draw, draw_masked
-from quire_kernels_cpu.dtypes import DTYPES
-from quire_kernels_cpu.latent import head_linear, index_topk, latent_attention, sparse_latent_attention
-from quire_kernels_cpu.lora import lora_linear
-from quire_kernels_cpu.matrix import Matrix
-from quire_kernels_cpu.moe import fused_moe
-from quire_kernels_cpu.recurrent import (
-    SIZES,
-    causal_conv1d,
-    gated_delta_rule,
-    mamba2_scan,
-    selective_scan,
-    wkv,
+from quire_kernels_cpu import (
+    decode_step,
+    decoder,
+    drawing,
+    latent,
+    lora,
+    moe,
+    recurrent,
+    rope_and_cache,
+    routing,
+    step_inputs,
 )
-from quire_kernels_cpu.rope_and_cache import rope_and_write_kv
-from quire_kernels_cpu.routing import route_experts
-from quire_kernels_cpu.step_inputs import step_inputs
-from quire_ops import EXPERT_ACTIVATIONS, OpBackend, SizeRule
-from quire_ops.declarations import PagedLayout
+from quire_kernels_cpu.backend import ATTENTION_FACTS, backend_for
+from quire_kernels_cpu.builds import library, unavailable
+from quire_kernels_cpu.decoder import cache_format, path_pointer
+from quire_kernels_cpu.dtypes import DTYPES
+from quire_kernels_cpu.matrix import Matrix
+from quire_ops import EXPERT_ACTIVATIONS, OpBackend, PagedLayout, QuantizedTokens, ops
+from quire_ops.kv_cache_ops import torch_write_kv_cache
+from quire_ops.quantized_linear import torch_w8a8_linear
 from quire_ops.torch_attention import paged_attention as torch_paged_attention
-from quire_ops.torch_ops import write_kv_cache as torch_write_kv_cache
 
-__all__ = [
-    "activation",
-    "add_rms_norm",
-    "backends",
-    "gelu_and_mul",
-    "grouped_linear",
-    "head_linear",
-    "index_topk",
-    "int8_linear",
-    "latent_attention",
-    "linear",
-    "lm_head",
-    "lm_head_argmax",
-    "lora_linear",
-    "paged_attention",
-    "rms_norm",
-    "rope_and_write_kv",
-    "route_experts",
-    "sigmoid_and_mul",
-    "silu_and_mul",
-    "sparse_latent_attention",
-    "w8a8_linear",
-    "write_kv_cache",
-]
+__all__ = ["backends"]
 
-_ATTENTION_SIZES = {
-    "head_dim": SizeRule(maximum=MAX_HEAD_DIM),
-    "queries_per_kv_head": SizeRule(maximum=MAX_QUERIES_PER_KV_HEAD),
-}
-
+MODULES = (decode_step, decoder, drawing, latent, lora, moe, recurrent, rope_and_cache, routing, step_inputs)
+"""The other modules with backends: importing them adds theirs."""
 
 _ACTIVATIONS = {name: i for i, name in enumerate((*EXPERT_ACTIVATIONS, "sigmoid", "tanh", "gelu_erf", "expm1"))}
 """Name -> number in `csrc/elementwise.h`."""
-_QUANTIZED_CACHES = frozenset({"fp8_e4m3", "fp8_e5m2", "int8", "int4"})
 
 
-def backends() -> list[OpBackend]:
+def backends() -> list[OpBackend[..., Any]]:
     """The entry point of group `quire.ops`."""
-    functions = (
-        linear,
-        lm_head,
-        lm_head_argmax,
-        step_inputs,
-        int8_linear,
-        w8a8_linear,
-        grouped_linear,
-        lora_linear,
-        rms_norm,
-        add_rms_norm,
-        activation,
-        silu_and_mul,
-        gelu_and_mul,
-        sigmoid_and_mul,
-        write_kv_cache,
-        rope_and_write_kv,
-        paged_attention,
-        head_linear,
-        latent_attention,
-        index_topk,
-        sparse_latent_attention,
-        decoder_stack,
-        decode_step,
-        draw,
-        draw_masked,
-        route_experts,
-        fused_moe,
-        causal_conv1d,
-        mamba2_scan,
-        selective_scan,
-        gated_delta_rule,
-        wkv,
-    )
-    return [
-        OpBackend(
-            op=function.__name__,
-            name="cpu",
-            function=function,
-            priority=10,
-            devices=frozenset({"cpu"}),
-            dtypes=frozenset(DTYPES),
-            sizes=_ATTENTION_SIZES if function in (paged_attention, decoder_stack, decode_step) else SIZES,
-            cache_dtypes=_QUANTIZED_CACHES if function in (paged_attention, decoder_stack, decode_step) else None,
-            batch_invariant=True,
-            trees=function in (paged_attention, latent_attention, decoder_stack),
-            unavailable=unavailable(),
-        )
-        for function in functions
-    ]
+    return backend_for.records(unavailable=unavailable())
 
 
+@backend_for(ops.linear)
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """Op `linear`."""
     return _linear(x, weight, bias)
 
 
+@backend_for(ops.lm_head)
 def lm_head(x: Tensor, weight: Tensor) -> Tensor:
-    """Op `lm_head`."""
     return _linear(x, weight, wide=True)
 
 
+@backend_for(ops.lm_head_argmax)
 def lm_head_argmax(x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
-    """Op `lm_head_argmax`: the logits are those of `lm_head` to the bit, and never in memory."""
+    """The logits are those of `lm_head` to the bit, and never in memory."""
     x, weight = x.contiguous(), weight.contiguous()
     num_tokens, cols = x.shape
     ids = torch.empty(num_tokens, dtype=torch.int64)
@@ -156,22 +75,33 @@ def lm_head_argmax(x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
     return ids, peaks
 
 
+@backend_for(ops.int8_linear)
 def int8_linear(x: Tensor, weight: Tensor, scale: Tensor, bias: Tensor | None, *, wide: bool = False) -> Tensor:
-    """Op `int8_linear`. Tokens in bfloat16 become fixed-point numbers of 15 bits, see `csrc/activations.h`."""
+    """Tokens in bfloat16 become fixed-point numbers of 15 bits, see `csrc/activations.h`."""
     return _linear(x, weight, bias, scale, wide=wide)
 
 
+@backend_for(ops.w8a8_linear)
 def w8a8_linear(
-    x: Tensor, weight: Tensor, scale: Tensor, input_scale: Tensor, bias: Tensor | None, *, wide: bool = False
+    x: Tensor | QuantizedTokens,
+    weight: Tensor,
+    scale: Tensor,
+    input_scale: Tensor,
+    bias: Tensor | None,
+    *,
+    wide: bool = False,
 ) -> Tensor:
-    """Op `w8a8_linear`: whole numbers by int8 tiles or by vectors, exact within 256 inputs at least."""
+    """Integers by int8 tiles or by vectors, exact within 256 inputs at least; quantized tokens by torch's operators."""
+    if isinstance(x, QuantizedTokens):
+        return torch_w8a8_linear(x, weight, scale, input_scale, bias, wide=wide)
     return _linear(x, weight, bias, scale, input_scale=input_scale, wide=wide)
 
 
+@backend_for(ops.grouped_linear)
 def grouped_linear(
     x: Tensor, weight: Tensor, scale: Tensor, zero: Tensor | None, bias: Tensor | None, *, wide: bool = False
 ) -> Tensor:
-    """Op `grouped_linear`; with AMX and integers, the tokens as in `int8_linear`."""
+    """With AMX and integers, the tokens as in `int8_linear`."""
     return _linear(x, weight, bias, scale, zero, wide=wide)
 
 
@@ -203,16 +133,17 @@ def _linear(
     return out
 
 
+@backend_for(ops.rms_norm)
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """Op `rms_norm`."""
     x = x.contiguous()
     out = torch.empty_like(x)
     _rms_norm(out, x, None, weight, eps)
     return out
 
 
+@backend_for(ops.add_rms_norm)
 def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    """Op `add_rms_norm`; the sum is written over `residual`."""
+    """The sum is written over `residual`."""
     residual = residual.contiguous()
     out = torch.empty_like(residual)
     _rms_norm(out, residual, x.contiguous(), weight, eps)
@@ -233,25 +164,29 @@ def _rms_norm(out: Tensor, x: Tensor, added: Tensor | None, weight: Tensor, eps:
     )
 
 
+@backend_for(ops.activation)
 def activation(x: Tensor, name: str) -> Tensor:
-    """Op `activation`; written over x if its numbers are next to each other."""
+    """Written over x if its numbers are next to each other."""
     x = x.contiguous()
     library().quire_activate(DTYPES[x.dtype], _ACTIVATIONS[name], x.data_ptr(), x.data_ptr(), None, x.numel())
     return x
 
 
+@backend_for(ops.silu_and_mul)
 def silu_and_mul(gate: Tensor, up: Tensor) -> Tensor:
-    """Op `silu_and_mul`; written over `gate`."""
+    """Written over `gate`."""
     return _activate_and_mul("silu", gate, up)
 
 
+@backend_for(ops.gelu_and_mul)
 def gelu_and_mul(gate: Tensor, up: Tensor) -> Tensor:
-    """Op `gelu_and_mul`; written over `gate`."""
+    """Written over `gate`."""
     return _activate_and_mul("gelu", gate, up)
 
 
+@backend_for(ops.sigmoid_and_mul)
 def sigmoid_and_mul(gate: Tensor, up: Tensor) -> Tensor:
-    """Op `sigmoid_and_mul`; written over `gate` where that is as large."""
+    """Written over `gate` where that is as large."""
     return _activate_and_mul("sigmoid", gate.expand_as(up), up)
 
 
@@ -262,10 +197,11 @@ def _activate_and_mul(name: str, gate: Tensor, up: Tensor) -> Tensor:
     return gate
 
 
+@backend_for(ops.write_kv_cache)
 def write_kv_cache(
     key: Tensor, value: Tensor, kv_cache: Tensor, slot_mapping: Tensor, kv_scale: Tensor | None = None
 ) -> None:
-    """Op `write_kv_cache`; dtypes that the kernels do not know go to torch's operators."""
+    """Dtypes that the kernels do not know go to torch's operators."""
     number = cache_format(kv_cache, key.dtype)
     if key.dtype not in DTYPES or number is None or not kv_cache[0].is_contiguous():
         torch_write_kv_cache(key, value, kv_cache, slot_mapping, kv_scale)
@@ -287,6 +223,7 @@ def write_kv_cache(
     )
 
 
+@backend_for(ops.paged_attention, **ATTENTION_FACTS, trees=True)
 def paged_attention(
     query: Tensor,
     kv_cache: Tensor,
@@ -299,7 +236,7 @@ def paged_attention(
     alibi_slopes: Tensor | None = None,
     kv_scale: Tensor | None = None,
 ) -> Tensor:
-    """Op `paged_attention`; dtypes that the kernels do not read go to torch's operators."""
+    """Dtypes that the kernels do not read go to torch's operators."""
     number = cache_format(kv_cache, query.dtype)
     if query.dtype not in DTYPES or number is None or not kv_cache[0].is_contiguous():
         return torch_paged_attention(

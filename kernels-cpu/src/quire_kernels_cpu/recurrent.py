@@ -1,4 +1,4 @@
-"""The recurrent ops through the kernels of `csrc/recurrent.h`. Shapes and dtypes are those of `quire_ops.recurrent`."""
+"""The recurrent ops through the kernels of `csrc/recurrent.h`."""
 
 from __future__ import annotations
 
@@ -8,21 +8,22 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from quire_kernels_cpu.backend import backend_for
 from quire_kernels_cpu.builds import library
 from quire_kernels_cpu.dtypes import DTYPES
-from quire_ops import SizeRule
-from quire_ops.declarations import PagedLayout
+from quire_ops import PagedLayout, SizeRule, ops
 
-__all__ = ["SIZES", "causal_conv1d", "gated_delta_rule", "mamba2_scan", "selective_scan", "wkv"]
+__all__ = ["causal_conv1d", "gated_delta_rule", "mamba2_scan", "selective_scan", "wkv"]
 
-SIZES = {"taps": SizeRule(maximum=8), "key_head_dim": SizeRule(maximum=256)}
+MAX_TAPS, MAX_KEY_HEAD_DIM = 8, 256
 """Limits of the kernels: kMaxTaps and kMaxKey."""
 
 
+@backend_for(ops.causal_conv1d, sizes={"taps": SizeRule(maximum=MAX_TAPS)})
 def causal_conv1d(
     x: Tensor, weight: Tensor, bias: Tensor | None, state: Tensor, layout: PagedLayout, *, activation: str | None = None
 ) -> Tensor:
-    """Op `causal_conv1d`; a weight whose channels are next to each other is not copied."""
+    """A weight whose channels are next to each other is not copied."""
     x, taps = _with_dense_rows(x), weight.t().contiguous()
     out = torch.empty(x.shape, dtype=x.dtype)
     library().quire_causal_conv1d(
@@ -42,6 +43,7 @@ def causal_conv1d(
     return out
 
 
+@backend_for(ops.mamba2_scan)
 def mamba2_scan(
     x: Tensor,
     dt: Tensor,
@@ -55,7 +57,6 @@ def mamba2_scan(
     *,
     dt_limit: tuple[float, float] = (0.0, float("inf")),
 ) -> Tensor:
-    """Op `mamba2_scan`."""
     _, heads, size = x.shape
     _, groups, numbers = b.shape
     out = torch.empty(x.shape, dtype=x.dtype)
@@ -64,6 +65,7 @@ def mamba2_scan(
     return out
 
 
+@backend_for(ops.selective_scan)
 def selective_scan(
     x: Tensor,
     dt: Tensor,
@@ -75,13 +77,13 @@ def selective_scan(
     state: Tensor,
     layout: PagedLayout,
 ) -> Tensor:
-    """Op `selective_scan`."""
     out = torch.empty(x.shape, dtype=x.dtype)
     arguments = _arguments((x, dt, b, c), (a, d, dt_bias), state, out, layout)
     library().quire_selective_scan(*arguments, x.shape[1], b.shape[1])
     return out
 
 
+@backend_for(ops.gated_delta_rule, sizes={"key_head_dim": SizeRule(maximum=MAX_KEY_HEAD_DIM)})
 def gated_delta_rule(
     query: Tensor,
     key: Tensor,
@@ -93,7 +95,6 @@ def gated_delta_rule(
     state: Tensor,
     layout: PagedLayout,
 ) -> Tensor:
-    """Op `gated_delta_rule`."""
     _, keys, key_size = key.shape
     _, values, value_size = value.shape
     out = torch.empty(value.shape, dtype=value.dtype)
@@ -102,8 +103,8 @@ def gated_delta_rule(
     return out
 
 
+@backend_for(ops.wkv)
 def wkv(key: Tensor, value: Tensor, decay: Tensor, first: Tensor, state: Tensor, layout: PagedLayout) -> Tensor:
-    """Op `wkv`."""
     out = torch.empty(value.shape, dtype=value.dtype)
     library().quire_wkv(*_arguments((key, value), (decay, first), state, out, layout), value.shape[1])
     return out

@@ -10,14 +10,18 @@ import ctypes
 import torch
 from torch import Tensor
 
+from quire_kernels_cpu.backend import backend_for
 from quire_kernels_cpu.builds import library
 from quire_kernels_cpu.decoder import cache_format, pointers_to
 from quire_kernels_cpu.dtypes import DTYPES
-from quire_ops.torch_ops import rms_norm, rotary_embedding, write_kv_cache
+from quire_ops import ops
+from quire_ops.kv_cache_ops import torch_rotary_embedding, torch_write_kv_cache
+from quire_ops.norms import torch_rms_norm
 
 __all__ = ["rope_and_write_kv"]
 
 
+@backend_for(ops.rope_and_write_kv)
 def rope_and_write_kv(
     query: Tensor,
     key: Tensor,
@@ -32,14 +36,16 @@ def rope_and_write_kv(
     key_norm: Tensor | None = None,
     eps: float = 0.0,
 ) -> Tensor:
-    """Op `rope_and_write_kv`; caches that the kernels do not know go to torch's operators."""
+    """Caches that the kernels do not know go to torch's operators."""
     number = cache_format(kv_cache, query.dtype)
     if number is None or not kv_cache[0].is_contiguous():
         query, key = (
-            rotary_embedding(x if norm is None else rms_norm(x.float(), norm.float(), eps).to(x.dtype), cos, sin)
+            torch_rotary_embedding(
+                x if norm is None else torch_rms_norm(x.float(), norm.float(), eps).to(x.dtype), cos, sin
+            )
             for x, norm in ((query, query_norm), (key, key_norm))
         )
-        write_kv_cache(key, value, kv_cache, slot_mapping, kv_scale)
+        torch_write_kv_cache(key, value, kv_cache, slot_mapping, kv_scale)
         return query
     heads = [_with_whole_heads(each) for each in (query, key, value)]
     cos, sin, slots = cos.contiguous(), sin.contiguous(), slot_mapping.contiguous()

@@ -11,8 +11,9 @@ import torch
 from torch import Tensor
 
 from quire_interfaces import ConfigError
+from quire_kernels_cpu.backend import backend_for
 from quire_kernels_cpu.builds import library
-from quire_ops import EXPERT_SCORINGS, RoutingRule
+from quire_ops import EXPERT_SCORINGS, RoutingRule, ops
 
 __all__ = ["Rule", "route_experts"]
 
@@ -46,8 +47,8 @@ class Rule(ctypes.Structure):
         return cls(**{**values, "scoring": EXPERT_SCORINGS.index(rule.scoring)})
 
 
+@backend_for(ops.route_experts)
 def route_experts(logits: Tensor, bias: Tensor | None, rule: RoutingRule) -> tuple[Tensor, Tensor]:
-    """Op `route_experts`."""
     num_tokens, num_experts = logits.shape
     numbers = Rule.of(rule, num_experts)
     logits = logits if logits.stride(1) == 1 else logits.contiguous()

@@ -7,8 +7,9 @@ import ctypes
 import torch
 from torch import Tensor
 
+from quire_kernels_cpu.backend import backend_for
 from quire_kernels_cpu.builds import library
-from quire_ops import GroupInputs, RowTable, StepInputs
+from quire_ops import GroupInputs, RowTable, StepInputs, ops
 from quire_ops.step_inputs import HostInts
 
 __all__ = ["Group", "step_inputs"]
@@ -28,10 +29,10 @@ class Group(ctypes.Structure):
     )
 
 
+@backend_for(ops.step_inputs)
 def step_inputs(
     token_ids: Tensor, tables: tuple[RowTable, ...], rows: HostInts, starts: HostInts, ends: HostInts
 ) -> StepInputs:
-    """Op `step_inputs`."""
     num_sequences, longest = len(rows), int(ends.max())
     num_tokens = int((ends - starts).sum())
     input_ids = torch.empty(num_tokens, dtype=torch.int64)
@@ -44,7 +45,7 @@ def step_inputs(
         num_blocks = -(-longest // block_size)
         block_table = torch.empty(num_sequences, num_blocks, dtype=torch.int32)
         slots = torch.empty(num_tokens, dtype=torch.int64)
-        groups[i] = (
+        groups[i] = (  # type: ignore[call-overload]  # fills the struct where it is
             table.data_ptr(),
             table.shape[1],
             block_size,

@@ -15,18 +15,20 @@ import torch
 from quire_interfaces import ConfigError
 from quire_kernels_cuda.availability import is_interpreted, unavailable, why_no_triton
 from quire_kernels_cuda.platform import NVIDIA, Platform
-from quire_ops import OpBackend, OpFunction, SizeRule
+from quire_ops import Op, OpBackend, OpFunction, SizeRule, ops
 
 __all__ = ["attention_backends", "sdpa_backends"]
 
+WRITERS: tuple[Op[..., Any], ...] = (ops.write_kv_cache, ops.rope_and_write_kv)
+"""Ops that write the cache which op `paged_attention` reads."""
 _HALVES = frozenset({torch.bfloat16, torch.float16})
 
 
-def attention_backends() -> list[OpBackend]:
+def attention_backends() -> list[OpBackend[..., Any]]:
     """Backends of op `paged_attention`, each with the `write_kv_cache` and `rope_and_write_kv` of our own kernels."""
     found = [
         OpBackend(
-            op="paged_attention",
+            op=ops.paged_attention,
             name="flashinfer",
             function=_lazy("flashinfer_attention", _missing("flashinfer", "flashinfer-python")),
             priority=-50,
@@ -38,7 +40,7 @@ def attention_backends() -> list[OpBackend]:
             unavailable=_missing("flashinfer", "flashinfer-python"),
         ),
         OpBackend(
-            op="paged_attention",
+            op=ops.paged_attention,
             name="flash-attn",
             function=_lazy("flash_attention", _missing("flash_attn", "flash-attn", (2, 6))),
             priority=-50,
@@ -54,7 +56,7 @@ def attention_backends() -> list[OpBackend]:
     return [*sdpa_backends("sdpa", NVIDIA, unavailable()), *found, *writers]
 
 
-def sdpa_backends(name: str, platform: Platform, reason: str | None) -> list[OpBackend]:
+def sdpa_backends(name: str, platform: Platform, reason: str | None) -> list[OpBackend[..., Any]]:
     """torch's attention for prompts and our kernel for decodes, with the writers of our own kernels.
 
     Args:
@@ -64,7 +66,7 @@ def sdpa_backends(name: str, platform: Platform, reason: str | None) -> list[OpB
     """
     function = _lazy("sdpa", reason)
     attention = OpBackend(
-        op="paged_attention",
+        op=ops.paged_attention,
         name=name,
         function=function if reason is not None else partial(function, platform=platform),
         priority=-201 if is_interpreted() else 5,
@@ -78,14 +80,14 @@ def sdpa_backends(name: str, platform: Platform, reason: str | None) -> list[OpB
     return [attention, *_writers(attention, reason)]
 
 
-def _writers(backend: OpBackend, reason: str | None) -> list[OpBackend]:
+def _writers(backend: OpBackend[..., Any], reason: str | None) -> list[OpBackend[..., Any]]:
     """What writes the cache that an attention backend reads. reason: why our kernels cannot."""
     return [
         OpBackend(
             op=op, name=backend.name, function=_writer(op, reason), priority=backend.priority - 1,
             devices=backend.devices, unavailable=backend.unavailable,
         )
-        for op in ("write_kv_cache", "rope_and_write_kv")
+        for op in WRITERS
     ]  # fmt: skip
 
 
@@ -117,12 +119,12 @@ def _lazy(module: str, reason: str | None) -> OpFunction:
     return function
 
 
-def _writer(op: str, reason: str | None) -> OpFunction:
+def _writer(op: Op[..., Any], reason: str | None) -> OpFunction:
     if (reason := why_no_triton() or reason) is not None:
         return partial(_refuse, reason)
     from quire_kernels_cuda.triton import rotary
 
-    function: OpFunction = getattr(rotary, op)
+    function: OpFunction = getattr(rotary, op.name)
     return function
 
 

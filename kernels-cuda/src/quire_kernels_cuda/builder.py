@@ -52,7 +52,7 @@ class TritonBuilder:
         name: str,
         platform: Platform,
         unavailable: Callable[[], str | None],
-        backends_for: Callable[[Target], Sequence[OpBackend]],
+        backends_for: Callable[[Target], Sequence[OpBackend[..., Any]]],
     ) -> None:
         self._name = name
         self._platform = platform
@@ -82,10 +82,10 @@ class TritonBuilder:
         with pretending(target, gpu), recording("", target.vendor) as builds, replaced_backends(backends):
             yield builds
 
-    def _others(self, target: Target) -> Iterator[OpBackend]:
+    def _others(self, target: Target) -> Iterator[OpBackend[..., Any]]:
         """What other packages build: not for this GPU, even where one of theirs is in the machine."""
         for op in op_table().ops:
-            for backend in op_table().backends(op.name):
+            for backend in op_table().backends(op):
                 if backend.builder is not None and backend.builder is not self:
                     yield replace(backend, unavailable=f"has no kernels for {target.name}")
 

@@ -11,13 +11,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from quire_ops import PagedLayout
+from quire_ops import PagedLayout, implements, ops
 
 __all__ = ["arguments", "paged_attention"]
 
 
+@implements(ops.paged_attention)
 def paged_attention(query: Tensor, kv_cache: Tensor, layout: PagedLayout, **options: Any) -> Tensor:
-    """Op `paged_attention`."""
     from flash_attn import flash_attn_varlen_func
 
     out: Tensor = flash_attn_varlen_func(**arguments(query, kv_cache, layout, **options))

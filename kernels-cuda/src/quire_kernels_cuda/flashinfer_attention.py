@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from quire_ops import PagedLayout
+from quire_ops import PagedLayout, implements, ops
 from quire_ops.staging import to_device
 
 __all__ = ["paged_attention", "plan_arguments"]
@@ -22,6 +22,7 @@ NUM_WRAPPERS = 2
 """Of each kind, in turn: a step may be planned while the one before runs with its own plan."""
 
 
+@implements(ops.paged_attention)
 def paged_attention(
     query: Tensor,
     kv_cache: Tensor,
@@ -34,7 +35,6 @@ def paged_attention(
     kv_scale: Tensor | None = None,
     alibi_slopes: Tensor | None = None,
 ) -> Tensor:
-    """Op `paged_attention`."""
     kind = ("flashinfer", sliding_window, soft_cap, scale, query.shape[1:], kv_cache.shape[2])
     wrapper = layout.derived.get(kind)
     if wrapper is None:

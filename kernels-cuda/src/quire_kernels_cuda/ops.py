@@ -21,7 +21,7 @@ from quire_kernels_cuda.attention_backends import attention_backends
 from quire_kernels_cuda.availability import is_interpreted, unavailable, why_no_triton
 from quire_kernels_cuda.platform import NVIDIA, Platform
 from quire_kernels_cuda.targets import Target
-from quire_ops import KernelBuilder, OpBackend, OpFunction, SizeRule
+from quire_ops import KernelBuilder, Op, OpBackend, OpFunction, SizeRule, ops
 
 __all__ = ["SERVED", "Served", "backends", "op_backends"]
 
@@ -32,9 +32,9 @@ FLOATS = frozenset({torch.float32, torch.bfloat16, torch.float16})
 class Served:
     """One op that has a kernel, and what the kernel takes."""
 
-    op: str
+    op: Op[..., Any]
     module: str
-    """Module of `quire_kernels_cuda.triton` with a function of the op's name."""
+    """Module of `quire_kernels_cuda.triton` with a function of the op's name, which `implements` holds to it."""
     dtypes: frozenset[torch.dtype] = FLOATS
     sizes: Mapping[str, SizeRule] = field(default_factory=dict)
     cache_dtypes: frozenset[str] | None = None
@@ -51,56 +51,56 @@ _ROW = {"hidden_size": SizeRule(maximum=32768)}
 _EVEN_HEAD = {"head_dim": SizeRule(minimum=2, multiple_of=2)}
 
 SERVED = (
-    Served(op="linear", module="linear"),
-    Served(op="lm_head", module="linear"),
-    Served(op="gated_linear", module="gated"),
-    Served(op="int8_linear", module="linear"),
-    Served(op="grouped_linear", module="linear"),
-    Served(op="w8a8_linear", module="w8a8", batch_invariant=True),
-    Served(op="fp8_linear", module="fp8", fp8_products=True),
-    Served(op="lora_linear", module="lora", device_lengths=True),
-    Served(op="lm_head_argmax", module="vocabulary"),
-    Served(op="embedding", module="vocabulary"),
-    Served(op="rms_norm", module="norms", sizes=_ROW, batch_invariant=True),
-    Served(op="add_rms_norm", module="norms", sizes=_ROW, batch_invariant=True),
-    Served(op="add_rms_norm_quant", module="rounding", sizes=_ROW, batch_invariant=True),
-    Served(op="gate_quant", module="rounding", batch_invariant=True),
-    Served(op="layer_norm", module="norms", sizes=_ROW, batch_invariant=True),
-    Served(op="rotary_embedding", module="rotary", sizes=_EVEN_HEAD, batch_invariant=True),
-    Served(op="write_kv_cache", module="rotary", sizes=_EVEN_HEAD, batch_invariant=True),
-    Served(op="rope_and_write_kv", module="rotary", sizes=_EVEN_HEAD, batch_invariant=True),
-    Served(op="silu_and_mul", module="gates", batch_invariant=True),
-    Served(op="gelu_and_mul", module="gates", batch_invariant=True),
-    Served(op="sigmoid_and_mul", module="gates", batch_invariant=True),
-    Served(op="step_inputs", module="step_inputs"),
-    Served(op="decode_inputs", module="step_inputs"),
-    Served(op="draw", module="sampling", batch_invariant=True),
-    Served(op="draw_masked", module="sampling", batch_invariant=True),
-    Served(op="penalize", module="penalties", batch_invariant=True),
-    Served(op="route_experts", module="routing", sizes={"experts": SizeRule(maximum=1024)}, batch_invariant=True),
-    Served(op="fused_moe", module="moe"),
-    Served(op="causal_conv1d", module="recurrent", device_lengths=True),
-    Served(op="mamba2_scan", module="recurrent", device_lengths=True),
-    Served(op="selective_scan", module="recurrent", device_lengths=True),
-    Served(op="gated_delta_rule", module="recurrent", device_lengths=True),
-    Served(op="wkv", module="recurrent", device_lengths=True),
+    Served(op=ops.linear, module="linear"),
+    Served(op=ops.lm_head, module="linear"),
+    Served(op=ops.gated_linear, module="gated"),
+    Served(op=ops.int8_linear, module="linear"),
+    Served(op=ops.grouped_linear, module="linear"),
+    Served(op=ops.w8a8_linear, module="w8a8", batch_invariant=True),
+    Served(op=ops.fp8_linear, module="fp8", fp8_products=True),
+    Served(op=ops.lora_linear, module="lora", device_lengths=True),
+    Served(op=ops.lm_head_argmax, module="vocabulary"),
+    Served(op=ops.embedding, module="vocabulary"),
+    Served(op=ops.rms_norm, module="norms", sizes=_ROW, batch_invariant=True),
+    Served(op=ops.add_rms_norm, module="norms", sizes=_ROW, batch_invariant=True),
+    Served(op=ops.add_rms_norm_quant, module="rounding", sizes=_ROW, batch_invariant=True),
+    Served(op=ops.gate_quant, module="rounding", batch_invariant=True),
+    Served(op=ops.layer_norm, module="norms", sizes=_ROW, batch_invariant=True),
+    Served(op=ops.rotary_embedding, module="rotary", sizes=_EVEN_HEAD, batch_invariant=True),
+    Served(op=ops.write_kv_cache, module="rotary", sizes=_EVEN_HEAD, batch_invariant=True),
+    Served(op=ops.rope_and_write_kv, module="rotary", sizes=_EVEN_HEAD, batch_invariant=True),
+    Served(op=ops.silu_and_mul, module="gates", batch_invariant=True),
+    Served(op=ops.gelu_and_mul, module="gates", batch_invariant=True),
+    Served(op=ops.sigmoid_and_mul, module="gates", batch_invariant=True),
+    Served(op=ops.step_inputs, module="step_inputs"),
+    Served(op=ops.decode_inputs, module="step_inputs"),
+    Served(op=ops.draw, module="sampling", batch_invariant=True),
+    Served(op=ops.draw_masked, module="sampling", batch_invariant=True),
+    Served(op=ops.penalize, module="penalties", batch_invariant=True),
+    Served(op=ops.route_experts, module="routing", sizes={"experts": SizeRule(maximum=1024)}, batch_invariant=True),
+    Served(op=ops.fused_moe, module="moe"),
+    Served(op=ops.causal_conv1d, module="recurrent", device_lengths=True),
+    Served(op=ops.mamba2_scan, module="recurrent", device_lengths=True),
+    Served(op=ops.selective_scan, module="recurrent", device_lengths=True),
+    Served(op=ops.gated_delta_rule, module="recurrent", device_lengths=True),
+    Served(op=ops.wkv, module="recurrent", device_lengths=True),
     Served(
-        op="paged_attention",
+        op=ops.paged_attention,
         module="attention",
         sizes={"head_dim": SizeRule(maximum=256), "queries_per_kv_head": SizeRule(maximum=128)},
         cache_dtypes=frozenset({"fp8_e4m3", "fp8_e5m2", "int8", "int4"}),
         device_lengths=True,
         trees=True,
     ),
-    Served(op="write_latent_cache", module="latent", batch_invariant=True),
-    Served(op="latent_attention", module="latent", device_lengths=True, trees=True, many_registers=True),
-    Served(op="index_topk", module="index", device_lengths=True),
-    Served(op="position_slots", module="index", device_lengths=True),
-    Served(op="sparse_latent_attention", module="latent", many_registers=True),
+    Served(op=ops.write_latent_cache, module="latent", batch_invariant=True),
+    Served(op=ops.latent_attention, module="latent", device_lengths=True, trees=True, many_registers=True),
+    Served(op=ops.index_topk, module="index", device_lengths=True),
+    Served(op=ops.position_slots, module="index", device_lengths=True),
+    Served(op=ops.sparse_latent_attention, module="latent", many_registers=True),
 )
 
 
-def backends() -> list[OpBackend]:
+def backends() -> list[OpBackend[..., Any]]:
     """The entry point of group `quire.ops`."""
     reason = unavailable()
     target = None if reason is not None or is_interpreted() else NVIDIA.target_of(torch.device("cuda", 0))
@@ -125,7 +125,7 @@ def op_backends(
     *,
     target: Target | None = None,
     builder: KernelBuilder | None = None,
-) -> list[OpBackend]:
+) -> list[OpBackend[..., Any]]:
     """Every served op as a backend.
 
     Args:
@@ -134,12 +134,12 @@ def op_backends(
         target: What the GPU of this process is, where that decides which ops are served.
         builder: Builds their kernels ahead of time.
     """
-    reasons = {served.op: reason or _why_not_on(served, target) for served in SERVED}
+    reasons = {served.op.name: reason or _why_not_on(served, target) for served in SERVED}
     return [
         OpBackend(
             op=served.op,
             name=name,
-            function=_function(served, platform, reasons[served.op]),
+            function=_function(served, platform, reasons[served.op.name]),
             # Interpreted kernels are for tests: chosen by name only.
             priority=-200 if is_interpreted() else 10,
             devices=frozenset({"cpu" if is_interpreted() else "cuda"}),
@@ -150,7 +150,7 @@ def op_backends(
             device_lengths=served.device_lengths,
             trees=served.trees,
             builder=builder,
-            unavailable=reasons[served.op],
+            unavailable=reasons[served.op.name],
         )
         for served in SERVED
     ]
@@ -166,9 +166,9 @@ def _why_not_on(served: Served, target: Target | None) -> str | None:
 
 def _function(served: Served, platform: Platform, reason: str | None) -> OpFunction:
     if reason is not None:
-        return partial(_refuse, served.op, reason)
+        return partial(_refuse, served.op.name, reason)
     module = import_module(f"quire_kernels_cuda.triton.{served.module}")
-    function: OpFunction = getattr(module, served.op)
+    function: OpFunction = getattr(module, served.op.name)
     return partial(function, platform=platform) if "platform" in signature(function).parameters else function
 
 

@@ -15,16 +15,17 @@ from torch import Tensor
 from quire_kernels_cuda.platform import NVIDIA, Platform
 from quire_kernels_cuda.triton import attention
 from quire_kernels_cuda.triton.attention_steps import FEW_TOKENS
-from quire_ops import PagedLayout, torch_attention
+from quire_ops import PagedLayout, implements, ops, torch_attention
 from quire_ops.staging import to_device
 
 __all__ = ["paged_attention"]
 
 
+@implements(ops.paged_attention)
 def paged_attention(
     query: Tensor, kv_cache: Tensor, layout: PagedLayout, *, platform: Platform = NVIDIA, **options: Any
 ) -> Tensor:
-    """Op `paged_attention`. platform: whose GPUs it runs on."""
+    """Platform: whose GPUs it runs on."""
     prompts, decodes = _parts(layout)
     if prompts is None:
         return attention.paged_attention(query, kv_cache, layout, platform=platform, **options)

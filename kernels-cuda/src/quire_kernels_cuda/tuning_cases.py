@@ -19,7 +19,7 @@ from quire_kernels_cuda.platform import Platform
 from quire_kernels_cuda.tuned import Problem
 from quire_ops import Experts, LinearWeights, kv_cache_shape
 from quire_ops.grouped import block_groups
-from quire_ops.torch_ops import write_kv_cache
+from quire_ops.kv_cache_ops import torch_write_kv_cache
 
 __all__ = ["CONTEXT", "make_call"]
 
@@ -139,7 +139,7 @@ def _attention(
     cache = torch.zeros(sizes, dtype=cache_dtype, device=device)
     for slots in () if device.type == "meta" else layout.slot_mapping.split(1 << 16):
         key, value = (_random(len(slots), kv_heads, head_dim, dtype=dtype, device=device) for _ in range(2))
-        write_kv_cache(key, value, cache, slots)
+        torch_write_kv_cache(key, value, cache, slots)
     query = _random(lens[0] * lens[1], num_heads, head_dim, dtype=dtype, device=device)
     per_head = partial(torch.ones, num_heads, device=device)
     return partial(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import cache
+from typing import Any
 
 import torch
 
@@ -18,7 +19,7 @@ __all__ = ["NAME", "backends"]
 NAME = "triton-rocm"
 
 
-def backends() -> list[OpBackend]:
+def backends() -> list[OpBackend[..., Any]]:
     """The entry point of group `quire.ops`."""
     reason = unavailable()
     target = None if reason is not None or is_interpreted() else AMD.target_of(torch.device("cuda", 0))

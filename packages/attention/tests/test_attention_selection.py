@@ -15,7 +15,7 @@ from quire_attention import (
     select_attention_backend,
 )
 from quire_interfaces import ConfigError
-from quire_ops import op_table
+from quire_ops import op_table, ops
 
 REQUEST = AttentionRequest(
     head_dim=64, num_heads=4, num_kv_heads=2, sliding_window=True, soft_cap=True, sinks=True, alibi=True, block_size=16
@@ -24,7 +24,7 @@ REQUEST = AttentionRequest(
 UNAVAILABLE = {
     backend.name: backend.unavailable
     or (None if backend.devices is None or "cpu" in backend.devices else "does not run on cpu")
-    for backend in op_table().backends("paged_attention")
+    for backend in op_table().backends(ops.paged_attention)
 }
 """Name -> why it cannot work in this process, or not on the CPU, or None."""
 

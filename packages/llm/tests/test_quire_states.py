@@ -13,7 +13,7 @@ from quire.config import QuireConfig
 from quire.plan import make_plan
 from quire_interfaces import MambaSpec
 from quire_models.config import ModelConfig
-from quire_ops import op_table
+from quire_ops import op_table, ops
 from quire_testkit.checkpoints import make_checkpoint
 from quire_testkit.recurrent_checkpoints import RECURRENT_FAMILIES
 
@@ -89,7 +89,7 @@ def test_tokens_are_the_same_to_the_bit_in_every_situation(folder: Path) -> None
                 }
             return found
 
-    if not any(each.name == "cpu" and each.unavailable is None for each in op_table().backends("mamba2_scan")):
+    if not any(each.name == "cpu" and each.unavailable is None for each in op_table().backends(ops.mamba2_scan)):
         with LLM(**settings(folder)) as llm, pytest.raises(RequestError, match="deterministic"):
             llm.generate([prompts[0]], [params[0]])
         return

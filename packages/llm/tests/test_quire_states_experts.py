@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from quire import LLM, SamplingParams
-from quire_ops import op_table
+from quire_ops import op_table, ops
 from quire_testkit.parity.cases import CASES
 from quire_testkit.parity.oracle import write_checkpoint
 from quire_testkit.tokenizers import write_tokenizer
@@ -18,7 +18,7 @@ FAMILIES = ["GraniteMoeHybridForCausalLM", "JambaForCausalLM", "Qwen3NextForCaus
 
 
 @pytest.mark.skipif(
-    not any(each.name == "cpu" and each.unavailable is None for each in op_table().backends("mamba2_scan")),
+    not any(each.name == "cpu" and each.unavailable is None for each in op_table().backends(ops.mamba2_scan)),
     reason="needs the kernels",
 )
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])

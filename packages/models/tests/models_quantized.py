@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from quire_models import CausalLM
-from quire_ops import OpRequest, op_table
+from quire_ops import OpRequest, op_table, ops
 from quire_testkit.hf_checkpoints import tiny_hf_checkpoint
 
 TOKENS = [5, 9, 200, 31, 7, 7, 7, 100, 250, 3]
@@ -217,7 +217,7 @@ def logits_of(model: CausalLM, tokens: list[int], chunk: int = 7) -> Tensor:
 
 def check_that_bits_do_not_follow_chunks(model: CausalLM, tokens: list[int]) -> None:
     """Where kernels serve that promise it."""
-    assert model.batch_invariant == op_table().choose("linear", OpRequest(device="cpu"))[0].batch_invariant
+    assert model.batch_invariant == op_table().choose(ops.linear, OpRequest(device="cpu")).batch_invariant
     if model.batch_invariant:
         whole = logits_of(model, tokens, len(tokens))
         assert torch.equal(logits_of(model, tokens, 1), whole)

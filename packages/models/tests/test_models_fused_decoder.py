@@ -11,7 +11,7 @@ import torch
 from models_paged_driver import PagedDriver
 
 from quire_models import ModelConfig, load_model
-from quire_ops import OpRequest, op_table
+from quire_ops import OpRequest, op_table, ops
 from quire_testkit.parity.cases import CASES
 from quire_testkit.parity.oracle import write_checkpoint
 
@@ -46,7 +46,7 @@ IN_ONE_CALL = [
 ONE_BY_ONE = ["CohereForCausalLM", "Llama4ForCausalLM", "OlmoForCausalLM", "StableLmForCausalLM"]
 """Layer norms, clipped queries, factors of queries, chunks: op `decoder_stack` has no fields for these."""
 
-served = op_table().choose("decoder_stack", OpRequest(device="cpu", dtype=torch.float32))[0]
+served = op_table().choose(ops.decoder_stack, OpRequest(device="cpu", dtype=torch.float32))
 pytestmark = pytest.mark.skipif(served.name == "reference", reason="no backend takes a whole stack")
 
 

@@ -11,7 +11,7 @@ import torch
 from models_paged_driver import PagedDriver
 
 from quire_models import ModelConfig, load_model
-from quire_ops import OpRequest, op_table
+from quire_ops import OpRequest, op_table, ops
 from quire_testkit.parity.cases import CASES
 from quire_testkit.parity.oracle import write_checkpoint
 
@@ -51,7 +51,7 @@ PROMISED = [
 NOT_PROMISED = ["T5ForConditionalGeneration", "BartForConditionalGeneration"]
 """Their attention is torch's."""
 
-served = op_table().choose("linear", OpRequest(device="cpu", dtype=torch.float32))[0]
+served = op_table().choose(ops.linear, OpRequest(device="cpu", dtype=torch.float32))
 needs_kernels = pytest.mark.skipif(not served.batch_invariant, reason="torch serves, which promises nothing")
 
 

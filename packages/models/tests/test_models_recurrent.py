@@ -14,7 +14,7 @@ from quire_interfaces import CheckpointError, FullAttentionSpec, MambaSpec
 from quire_models import ModelConfig, build_model, load_model
 from quire_models.layers.gated_norm import GatedNorm
 from quire_models.ledger import num_parameters
-from quire_ops import op_table
+from quire_ops import op_table, ops
 from quire_testkit.checkpoints import checkpoint_config
 from quire_testkit.parity.cases import CASES
 from quire_testkit.parity.oracle import write_checkpoint
@@ -188,10 +188,10 @@ def test_infinite_bounds_of_time_steps_are_read_as_transformers_writes_them() ->
 
 def test_the_same_bits_are_promised_only_where_every_op_promises_them() -> None:
     plain = ModelConfig.from_dict(checkpoint_config("mamba2", "tiny"))
-    has_kernels = any(each.name == "cpu" and each.unavailable is None for each in op_table().backends("mamba2_scan"))
+    has_kernels = any(each.name == "cpu" and each.unavailable is None for each in op_table().backends(ops.mamba2_scan))
     model = build_model(plain, dtype="float32")
     assert model.batch_invariant == has_kernels
-    model._scope.chosen.append(op_table().backends("mamba2_scan")[-1])  # the reference promises nothing
+    model._scope.chosen.append(op_table().backends(ops.mamba2_scan)[-1])  # the reference promises nothing
     assert not model.batch_invariant
     sparse = checkpoint_config("qwen3-next", "tiny") | {"num_experts": 4, "num_experts_per_tok": 2}
     assert build_model(ModelConfig.from_dict(sparse), dtype="float32").batch_invariant == has_kernels

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from quire_ops import OpBackend, OpRequest, op_table
-from quire_ops import reference as ref
+from quire_ops import OpBackend, OpRequest, op_table, ops
+from quire_ops import ops as ref
 
 NAMES = ("silu", "gelu", "gelu_erf", "sigmoid", "tanh", "expm1")
 UNIT = {torch.float32: 2.0**-23, torch.bfloat16: 2.0**-8, torch.float16: 2.0**-10}
@@ -16,7 +16,7 @@ LEAST = {torch.float32: 2e-38, torch.bfloat16: 2e-38, torch.float16: 2.0**-24}
 """What may be lost where numbers are too small for all their digits."""
 CASES = [
     (backend, dtype)
-    for backend in op_table().backends("activation")
+    for backend in op_table().backends(ops.activation)
     for dtype in UNIT
     if backend.name != "reference" and backend.refusal(OpRequest(dtype=dtype)) is None
 ]

@@ -3,32 +3,37 @@
 from __future__ import annotations
 
 import random as random_module
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
-from quire_ops import OpBackend, OpRequest, RowTable, op_table
-from quire_ops import reference as ref
+from quire_ops import Op, OpBackend, OpRequest, RowTable, op_table, ops
+from quire_ops import ops as ref
 from quire_ops.grouped import GROUP_SIZES, block_groups, dequantize, pack_int4, unblock_groups, unpack_int4
 
 TOLERANCE = {torch.float32: 2e-6, torch.bfloat16: 1.6e-2, torch.float16: 2e-3}
 """Of the largest result: some units in the last place of the dtype."""
 
-BACKENDS = [backend for op in op_table().ops for backend in op_table().backends(op.name) if backend.name != "reference"]
+BACKENDS = [backend for op in op_table().ops for backend in op_table().backends(op) if backend.name != "reference"]
 
 
-def usable(op: str) -> list[tuple[OpBackend, torch.dtype]]:
+def serving(op: Op[..., Any]) -> list[OpBackend]:
+    return [backend for backend in BACKENDS if backend.op is op and backend.refusal(OpRequest()) is None]
+
+
+def usable(op: Op[..., Any]) -> list[tuple[OpBackend, torch.dtype]]:
     return [
         (backend, dtype)
         for backend in BACKENDS
         for dtype in TOLERANCE
-        if backend.op == op and backend.refusal(OpRequest(dtype=dtype)) is None
+        if backend.op is op and backend.refusal(OpRequest(dtype=dtype)) is None
     ]
 
 
-def cases(op: str) -> pytest.MarkDecorator:
+def cases(op: Op[..., Any]) -> pytest.MarkDecorator:
     pairs = usable(op)
     assert pairs, f"no backend but the reference serves {op}"
     return pytest.mark.parametrize(("backend", "dtype"), pairs, ids=[f"{b.name}-{d}" for b, d in pairs])
@@ -52,7 +57,7 @@ def random(*shape: int, dtype: torch.dtype, seed: int = 0) -> Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed + sum(shape))).to(dtype)
 
 
-@cases("linear")
+@cases(ops.linear)
 @pytest.mark.parametrize("rows", [0, 1, 3, 40])
 @pytest.mark.parametrize("bias", [False, True])
 def test_linear(backend: OpBackend, dtype: torch.dtype, rows: int, bias: bool) -> None:
@@ -64,7 +69,7 @@ def test_linear(backend: OpBackend, dtype: torch.dtype, rows: int, bias: bool) -
     check(backend.function(x, weight, offset), ref.linear(x, weight, offset))
 
 
-@cases("head_linear")
+@cases(ops.head_linear)
 @pytest.mark.parametrize("rows", [1, 3, 40])
 @pytest.mark.parametrize("shape", [(5, 33, 70), (16, 64, 32), (1, 1, 3)])
 def test_head_linear(backend: OpBackend, dtype: torch.dtype, rows: int, shape: tuple[int, int, int]) -> None:
@@ -80,7 +85,7 @@ def whole_numbers(*shape: int, dtype: torch.dtype, seed: int) -> Tensor:
     return torch.randint(-1, 2, shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
 
 
-@cases("lm_head_argmax")
+@cases(ops.lm_head_argmax)
 @pytest.mark.parametrize("rows", [1, 5, 33])
 @pytest.mark.parametrize("shape", [(33, 64), (1, 32), (2000, 96), (515, 70)])
 def test_lm_head_argmax(backend: OpBackend, dtype: torch.dtype, rows: int, shape: tuple[int, int]) -> None:
@@ -93,7 +98,7 @@ def test_lm_head_argmax(backend: OpBackend, dtype: torch.dtype, rows: int, shape
     assert peaks.dtype == torch.float32
 
 
-@cases("lm_head_argmax")
+@cases(ops.lm_head_argmax)
 def test_lm_head_argmax_of_what_is_no_number(backend: OpBackend, dtype: torch.dtype) -> None:
     x, weight = whole_numbers(20, 64, dtype=dtype, seed=0), whole_numbers(300, 64, dtype=dtype, seed=1)
     wanted_ids, wanted_peaks = ref.lm_head_argmax(x, weight)
@@ -113,7 +118,7 @@ def test_lm_head_argmax_of_what_is_no_number(backend: OpBackend, dtype: torch.dt
     assert peaks.tolist() == [-torch.inf, -torch.inf]
 
 
-@pytest.mark.parametrize("backend", [b for b in BACKENDS if b.op == "step_inputs" and b.refusal(OpRequest()) is None])
+@pytest.mark.parametrize("backend", serving(ops.step_inputs))
 @pytest.mark.parametrize("seed", range(20))
 def test_step_inputs(backend: OpBackend, seed: int) -> None:
     rng = random_module.Random(seed)
@@ -134,7 +139,7 @@ def test_step_inputs(backend: OpBackend, seed: int) -> None:
         assert torch.equal(mine, theirs)
 
 
-@pytest.mark.parametrize("backend", [b for b in BACKENDS if b.op == "decode_inputs" and b.refusal(OpRequest()) is None])
+@pytest.mark.parametrize("backend", serving(ops.decode_inputs))
 @pytest.mark.parametrize("seed", range(10))
 def test_decode_inputs(backend: OpBackend, seed: int) -> None:
     rng = random_module.Random(seed)
@@ -154,7 +159,7 @@ def test_decode_inputs(backend: OpBackend, seed: int) -> None:
         assert torch.equal(mine, theirs)
 
 
-@cases("int8_linear")
+@cases(ops.int8_linear)
 @pytest.mark.parametrize("rows", [1, 5, 16, 17, 64])
 @pytest.mark.parametrize("shape", [(48, 64), (16, 32), (31, 64), (32, 70), (1, 8), (2000, 640)])
 def test_int8_linear(backend: OpBackend, dtype: torch.dtype, rows: int, shape: tuple[int, int]) -> None:
@@ -168,7 +173,7 @@ def test_int8_linear(backend: OpBackend, dtype: torch.dtype, rows: int, shape: t
     check_wide(wide, ref.int8_linear(x, weight, scale, None, wide=True), dtype)
 
 
-@cases("w8a8_linear")
+@cases(ops.w8a8_linear)
 @pytest.mark.parametrize("rows", [1, 5, 40])
 @pytest.mark.parametrize("shape", [(48, 64), (31, 200), (16, 1), (33, 1024), (500, 640)])
 def test_w8a8_linear(backend: OpBackend, dtype: torch.dtype, rows: int, shape: tuple[int, int]) -> None:
@@ -188,7 +193,7 @@ def test_w8a8_linear(backend: OpBackend, dtype: torch.dtype, rows: int, shape: t
         assert (wide - exact).abs().max() <= 3e-7 * exact.abs().max()
 
 
-@cases("w8a8_linear")
+@cases(ops.w8a8_linear)
 def test_tokens_that_w8a8_cannot_hold(backend: OpBackend, dtype: torch.dtype) -> None:
     x = torch.randn(5, 64).to(dtype)
     x[1], x[2, 3], x[3, 60], x[4] = 0, torch.nan, -torch.inf, 0
@@ -201,7 +206,7 @@ def test_tokens_that_w8a8_cannot_hold(backend: OpBackend, dtype: torch.dtype) ->
     assert got[0].isfinite().all()
 
 
-@cases("grouped_linear")
+@cases(ops.grouped_linear)
 @pytest.mark.parametrize("rows", [1, 5, 40])
 @pytest.mark.parametrize("shape", [(48, 64), (31, 200), (16, 1), (33, 1024), (1000, 640)])
 @pytest.mark.parametrize("kind", ["int4", "int8", "fp8"])
@@ -237,14 +242,14 @@ def test_int4_is_packed_losslessly(shape: tuple[int, int]) -> None:
         assert torch.equal(dequantize(packed, scale, None, shape[1], torch.float32), wanted)
 
 
-@cases("embedding")
+@cases(ops.embedding)
 def test_embedding(backend: OpBackend, dtype: torch.dtype) -> None:
     weight = random(50, 24, dtype=dtype)
     ids = torch.tensor([0, 49, 7, 7, 3])
     assert torch.equal(backend.function(ids, weight), ref.embedding(ids, weight))
 
 
-@cases("rms_norm")
+@cases(ops.rms_norm)
 @pytest.mark.parametrize("shape", [(1, 64), (7, 33), (5, 3, 16)])
 @pytest.mark.parametrize("scale", [1.0, 1e-3])
 def test_rms_norm(backend: OpBackend, dtype: torch.dtype, shape: tuple[int, ...], scale: float) -> None:
@@ -252,7 +257,7 @@ def test_rms_norm(backend: OpBackend, dtype: torch.dtype, shape: tuple[int, ...]
     check(backend.function(x, weight, 1e-5), ref.rms_norm(x, weight, 1e-5))
 
 
-@cases("layer_norm")
+@cases(ops.layer_norm)
 @pytest.mark.parametrize("shape", [(1, 64), (7, 33), (5, 3, 16)])
 def test_layer_norm(backend: OpBackend, dtype: torch.dtype, shape: tuple[int, ...]) -> None:
     x = random(*shape, dtype=dtype) + 3
@@ -261,7 +266,7 @@ def test_layer_norm(backend: OpBackend, dtype: torch.dtype, shape: tuple[int, ..
         check(backend.function(x, *weights, 1e-5), ref.layer_norm(x, *weights, 1e-5))
 
 
-@cases("add_rms_norm")
+@cases(ops.add_rms_norm)
 def test_add_rms_norm(backend: OpBackend, dtype: torch.dtype) -> None:
     x, residual, weight = (random(9, 40, dtype=dtype), random(9, 40, dtype=dtype, seed=1), random(40, dtype=dtype))
     wanted_normed, wanted_total = ref.add_rms_norm(x, residual, weight, 1e-6)
@@ -272,7 +277,7 @@ def test_add_rms_norm(backend: OpBackend, dtype: torch.dtype) -> None:
     assert torch.equal(x, before)
 
 
-@cases("rotary_embedding")
+@cases(ops.rotary_embedding)
 @pytest.mark.parametrize("head_dim", [2, 16, 128])
 def test_rotary_embedding(backend: OpBackend, dtype: torch.dtype, head_dim: int) -> None:
     x = random(6, 3, head_dim, dtype=dtype)
@@ -285,7 +290,7 @@ def test_rotary_embedding(backend: OpBackend, dtype: torch.dtype, head_dim: int)
     assert torch.allclose(wanted.double().norm(dim=-1), x.double().norm(dim=-1), rtol=2e-2)
 
 
-@cases("sigmoid_and_mul")
+@cases(ops.sigmoid_and_mul)
 def test_sigmoid_and_mul(backend: OpBackend, dtype: torch.dtype) -> None:
     gate, up = random(5, 30, dtype=dtype) * 4, random(5, 30, dtype=dtype, seed=1)
     one = gate[:, :1].clone()  # for all of a row
@@ -296,7 +301,7 @@ def test_sigmoid_and_mul(backend: OpBackend, dtype: torch.dtype) -> None:
     assert torch.equal(up, before)
 
 
-@cases("silu_and_mul")
+@cases(ops.silu_and_mul)
 def test_silu_and_mul(backend: OpBackend, dtype: torch.dtype) -> None:
     gate, up = random(5, 30, dtype=dtype) * 4, random(5, 30, dtype=dtype, seed=1)
     wanted, before = ref.silu_and_mul(gate, up), up.clone()
@@ -304,7 +309,7 @@ def test_silu_and_mul(backend: OpBackend, dtype: torch.dtype) -> None:
     assert torch.equal(up, before)
 
 
-@cases("gelu_and_mul")
+@cases(ops.gelu_and_mul)
 def test_gelu_and_mul(backend: OpBackend, dtype: torch.dtype) -> None:
     gate, up = random(5, 30, dtype=dtype) * 4, random(5, 30, dtype=dtype, seed=1)
     wanted, before = ref.gelu_and_mul(gate, up), up.clone()

@@ -9,11 +9,11 @@ import torch
 from ops_layouts import Layout, grow_trees, poisoned_cache, random_layout
 from torch import Tensor
 
-from quire_ops import OpBackend, OpRequest, op_table
-from quire_ops import reference as ref
+from quire_ops import OpBackend, OpRequest, op_table, ops
+from quire_ops import ops as ref
 
-BACKENDS = [b for b in op_table().backends("paged_attention") if b.trees and b.refusal(OpRequest()) is None]
-LATENT = [b for b in op_table().backends("latent_attention") if b.trees and b.refusal(OpRequest()) is None]
+BACKENDS = [b for b in op_table().backends(ops.paged_attention) if b.trees and b.refusal(OpRequest()) is None]
+LATENT = [b for b in op_table().backends(ops.latent_attention) if b.trees and b.refusal(OpRequest()) is None]
 LENS = [(12, 75), (1, 30), (5, 1100), (3, 9)]
 """A tree, a decode, a later part of a tree, a chunk of a prompt."""
 ROOTS = {0: 63, 2: 1090}

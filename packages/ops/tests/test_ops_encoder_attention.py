@@ -9,18 +9,18 @@ import pytest
 import torch
 from ops_layouts import poisoned_cache, random_layout
 
-from quire_ops import OpBackend, OpRequest, op_table
-from quire_ops import reference as ref
+from quire_ops import Op, OpBackend, OpRequest, op_table, ops
+from quire_ops import ops as ref
 
 TOLERANCE = {torch.float32: 5e-6, torch.bfloat16: 2e-2, torch.float16: 3e-3}
 
 
-def serving(op: str) -> list[OpBackend]:
+def serving(op: Op[..., Any]) -> list[OpBackend]:
     backends = [backend for backend in op_table().backends(op) if backend.name != "reference"]
     return [backend for backend in backends if backend.refusal(OpRequest()) is None]
 
 
-@pytest.mark.parametrize("backend", serving("encoder_attention"), ids=lambda backend: backend.name)
+@pytest.mark.parametrize("backend", serving(ops.encoder_attention), ids=lambda backend: backend.name)
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
 @pytest.mark.parametrize("lens", [[7], [1, 12, 5, 1], [19, 3]], ids=str)
 @pytest.mark.parametrize("options", [{}, {"window": 3}, {"bias": 4}, {"bias": 40, "window": 2}], ids=str)
@@ -34,7 +34,7 @@ def test_encoder_attention(backend: OpBackend, dtype: torch.dtype, lens: list[in
     assert (got.double() - wanted).abs().max() <= TOLERANCE[dtype] * wanted.abs().max()
 
 
-@pytest.mark.parametrize("backend", serving("encoder_attention"), ids=lambda backend: backend.name)
+@pytest.mark.parametrize("backend", serving(ops.encoder_attention), ids=lambda backend: backend.name)
 @pytest.mark.parametrize("window", [None, 700])
 def test_long_sequences_are_cut_where_there_is_a_mask(backend: OpBackend, window: int | None) -> None:
     """The reference would take long; torch's own attention with one whole mask is as good."""
@@ -51,7 +51,7 @@ def test_long_sequences_are_cut_where_there_is_a_mask(backend: OpBackend, window
     assert torch.allclose(got, wanted, atol=1e-5)
 
 
-@pytest.mark.parametrize("backend", serving("biased_paged_attention"), ids=lambda backend: backend.name)
+@pytest.mark.parametrize("backend", serving(ops.biased_paged_attention), ids=lambda backend: backend.name)
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
 @pytest.mark.parametrize("furthest", [3, 64])
 def test_biased_paged_attention(backend: OpBackend, dtype: torch.dtype, furthest: int) -> None:

@@ -6,8 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from quire_ops import Experts, LinearWeights, OpBackend, OpRequest, op_table
-from quire_ops.fused_moe import reference_fused_moe
+from quire_ops import Experts, LinearWeights, OpBackend, OpRequest, op_table, ops
 from quire_ops.grouped import block_groups, pack_int4
 
 TOLERANCE = {torch.float32: 2e-6, torch.bfloat16: 1.6e-2, torch.float16: 2e-3}
@@ -15,7 +14,7 @@ TOLERANCE = {torch.float32: 2e-6, torch.bfloat16: 1.6e-2, torch.float16: 2e-3}
 
 CASES = [
     (backend, dtype)
-    for backend in op_table().backends("fused_moe")
+    for backend in op_table().backends(ops.fused_moe)
     for dtype in TOLERANCE
     if backend.name != "reference" and backend.refusal(OpRequest(dtype=dtype)) is None
 ]
@@ -97,7 +96,7 @@ def test_equals_reference(
     x, ids, weights = make_step(tokens, width, num, k, dtype)
     before = x.clone()
     run = backend.function(experts)
-    expected = reference_fused_moe(widened(experts))(x.double(), ids, weights)
+    expected = ops.fused_moe(widened(experts))(x.double(), ids, weights)
     for _ in range(2):
         check(run(x, ids, weights), expected, dtype, kind)
     assert torch.equal(x, before)
@@ -112,7 +111,7 @@ def test_no_tokens_and_uneven_shares(backend: OpBackend, dtype: torch.dtype) -> 
     x, _, weights = make_step(50, 64, 6, 2, dtype)
     ids = torch.tensor([[5, 0]]).repeat(50, 1)  # all tokens share two experts, four have none
     ids[7] = torch.tensor([2, 5])
-    check(run(x, ids, weights), reference_fused_moe(widened(experts))(x.double(), ids, weights), dtype)
+    check(run(x, ids, weights), ops.fused_moe(widened(experts))(x.double(), ids, weights), dtype)
 
 
 @each_backend

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from fractions import Fraction
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,8 +12,8 @@ import torch
 from ops_layouts import Layout, random_layout
 
 from quire_interfaces import KV_CACHE_DTYPES, kv_row_bytes
-from quire_ops import CACHE_TORCH_DTYPES, OpBackend, OpRequest, kv_cache_shape, op_table
-from quire_ops import reference as ref
+from quire_ops import CACHE_TORCH_DTYPES, Op, OpBackend, OpRequest, kv_cache_shape, op_table, ops
+from quire_ops import ops as ref
 from quire_ops.kv_reference import decode_row
 
 FORMATS = tuple(KV_CACHE_DTYPES)
@@ -20,7 +21,7 @@ SMALL = ("fp8_e4m3", "fp8_e5m2", "int8", "int4")
 TOLERANCE = {torch.float32: 5e-6, torch.bfloat16: 2e-2, torch.float16: 3e-3}
 
 
-def serving(op: str, *, reference: bool = False) -> list[OpBackend]:
+def serving(op: Op[..., Any], *, reference: bool = False) -> list[OpBackend]:
     backends = [backend for backend in op_table().backends(op) if reference or backend.name != "reference"]
     return [backend for backend in backends if backend.refusal(OpRequest()) is None]
 
@@ -45,7 +46,7 @@ def awkward(num_tokens: int, heads: int, head_dim: int, dtype: torch.dtype) -> t
     return x.to(dtype)
 
 
-@pytest.mark.parametrize("backend", serving("write_kv_cache"), ids=lambda backend: backend.name)
+@pytest.mark.parametrize("backend", serving(ops.write_kv_cache), ids=lambda backend: backend.name)
 @pytest.mark.parametrize("name", FORMATS)
 @pytest.mark.parametrize("head_dim", [2, 20, 64])
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
@@ -61,7 +62,7 @@ def test_bits_are_those_of_the_reference(backend: OpBackend, name: str, head_dim
         assert torch.equal(got.view(torch.uint8), wanted.view(torch.uint8))
 
 
-@pytest.mark.parametrize("backend", serving("write_kv_cache", reference=True), ids=lambda backend: backend.name)
+@pytest.mark.parametrize("backend", serving(ops.write_kv_cache, reference=True), ids=lambda backend: backend.name)
 @pytest.mark.parametrize("name", SMALL)
 def test_nan_stays_nan(backend: OpBackend, name: str) -> None:
     key = torch.randn(1, 2, 8)
@@ -100,7 +101,7 @@ def test_fp8_is_the_nearest_number(name: str, exponent_bits: int) -> None:
             assert (plus, minus) == (nearest + sign, nearest + 128 - sign), exact
 
 
-@pytest.mark.parametrize("backend", serving("write_kv_cache", reference=True), ids=lambda backend: backend.name)
+@pytest.mark.parametrize("backend", serving(ops.write_kv_cache, reference=True), ids=lambda backend: backend.name)
 def test_division_is_not_multiplication_with_the_inverse(backend: OpBackend) -> None:
     numbers = torch.arange(126, dtype=torch.uint8).view(torch.float8_e4m3fn).float()
     scale = np.float32(1.7)
@@ -116,7 +117,7 @@ def test_division_is_not_multiplication_with_the_inverse(backend: OpBackend) -> 
     assert torch.equal(cache[0, 0, 0, 0].view(torch.uint8), divided)
 
 
-@pytest.mark.parametrize("backend", serving("write_kv_cache", reference=True), ids=lambda backend: backend.name)
+@pytest.mark.parametrize("backend", serving(ops.write_kv_cache, reference=True), ids=lambda backend: backend.name)
 @pytest.mark.parametrize(("name", "limit"), [("int8", 127), ("int4", 7)])
 def test_integers_are_those_of_numpy(backend: OpBackend, name: str, limit: int) -> None:
     """Each operation rounded once to float32, as IEEE 754 has it."""
@@ -170,7 +171,7 @@ MIXES = {
 }
 
 
-@pytest.mark.parametrize("backend", serving("paged_attention"), ids=lambda backend: backend.name)
+@pytest.mark.parametrize("backend", serving(ops.paged_attention), ids=lambda backend: backend.name)
 @pytest.mark.parametrize("mix", MIXES)
 @pytest.mark.parametrize("name", SMALL)
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=str)

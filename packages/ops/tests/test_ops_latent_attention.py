@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import random
+from typing import Any
 
 import pytest
 import torch
 from ops_layouts import Layout, random_layout
 
-from quire_ops import OpBackend, OpRequest, op_table
-from quire_ops import reference as ref
+from quire_ops import Op, OpBackend, OpRequest, op_table, ops
+from quire_ops import ops as ref
 
 TOLERANCE = {torch.float32: 5e-6, torch.bfloat16: 2e-2, torch.float16: 3e-3}
 MIXES = {
@@ -20,7 +21,7 @@ MIXES = {
 WIDTH, RANK = 24, 16
 
 
-def serving(op: str) -> list[OpBackend]:
+def serving(op: Op[..., Any]) -> list[OpBackend]:
     backends = [backend for backend in op_table().backends(op) if backend.name != "reference"]
     return [backend for backend in backends if backend.refusal(OpRequest()) is None]
 
@@ -34,7 +35,7 @@ def poisoned(layout: Layout, num_blocks: int, dtype: torch.dtype) -> torch.Tenso
     return cache
 
 
-@pytest.mark.parametrize("backend", serving("latent_attention"), ids=lambda backend: backend.name)
+@pytest.mark.parametrize("backend", serving(ops.latent_attention), ids=lambda backend: backend.name)
 @pytest.mark.parametrize("mix", MIXES)
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
 @pytest.mark.parametrize("block_size", [1, 8])
@@ -70,7 +71,7 @@ def test_reference_is_attention_over_expanded_keys_and_values() -> None:
     assert torch.allclose(torch.einsum("thr,hdr->htd", got, to_value), wanted)
 
 
-@pytest.mark.parametrize("backend", serving("write_latent_cache"), ids=lambda backend: backend.name)
+@pytest.mark.parametrize("backend", serving(ops.write_latent_cache), ids=lambda backend: backend.name)
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
 def test_writes_are_the_references(backend: OpBackend, dtype: torch.dtype) -> None:
     layout, num_blocks = random_layout(random.Random(3), [(7, 25), (1, 40)], 8, shuffle=True)

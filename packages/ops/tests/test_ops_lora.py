@@ -8,11 +8,10 @@ import numpy as np
 import pytest
 import torch
 
-from quire_ops import LoraTokens, LoraWeights, op_table
-from quire_ops.lora import lora_linear as reference
+from quire_ops import LoraTokens, LoraWeights, op_table, ops
 
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.float16: 3e-3}
-BACKENDS = [backend for backend in op_table().backends("lora_linear") if backend.unavailable is None]
+BACKENDS = [backend for backend in op_table().backends(ops.lora_linear) if backend.unavailable is None]
 SLOTS, MAX_RANK = 5, 11
 
 
@@ -49,7 +48,7 @@ def test_a_backend_equals_the_reference(backend, dtype: torch.dtype, wide: bool,
     whole = torch.randn(count, outputs + beside).to(torch.float32 if wide else dtype)
     others, out = whole[:, outputs:].clone(), whole[:, :outputs]
     expected = out.double()
-    reference(expected, x.double(), weights, tokens)
+    ops.lora_linear(expected, x.double(), weights, tokens)
     before = out.clone()
     backend.function(out, x, weights, tokens)
     assert (out.double() - expected).abs().max() <= TOLERANCE[dtype] * expected.abs().max()

@@ -8,14 +8,14 @@ import pytest
 import torch
 from ops_layouts import poisoned_cache, random_layout
 
-from quire_ops import OpBackend, OpRequest, attention_plan, op_table, torch_attention
-from quire_ops import reference as ref
+from quire_ops import OpBackend, OpRequest, attention_plan, op_table, ops, torch_attention
+from quire_ops import ops as ref
 
 TOLERANCE = {torch.float32: 5e-6, torch.bfloat16: 2e-2, torch.float16: 3e-3}
 
-BACKENDS = [b for b in op_table().backends("paged_attention") if b.name != "reference"]
+BACKENDS = [b for b in op_table().backends(ops.paged_attention) if b.name != "reference"]
 BACKENDS = [b for b in BACKENDS if b.refusal(OpRequest()) is None]
-WRITERS = [b for b in op_table().backends("write_kv_cache") if b.refusal(OpRequest()) is None]
+WRITERS = [b for b in op_table().backends(ops.write_kv_cache) if b.refusal(OpRequest()) is None]
 
 MIXES = {
     "one decode": [(1, 1)],

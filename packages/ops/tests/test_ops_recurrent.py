@@ -10,21 +10,21 @@ import torch
 from ops_layouts import Layout
 from ops_recurrent_cases import CASES, LENS, TOLERANCE, Steps, close
 
-from quire_ops import OpBackend, OpRequest, op_table
-from quire_ops import recurrent_reference as ref
-from quire_ops.recurrent import RECURRENT_OPS
+from quire_ops import OpBackend, OpRequest, op_table, ops
+from quire_ops import ops as ref
 
 CHUNKS = {"whole": (1000, 1000), "random": (1, 90), "decode": (1, 1)}
 """Fewest and most tokens of a step."""
 BACKENDS = [
     backend
-    for op in RECURRENT_OPS
-    for backend in op_table().backends(op.name)
+    for op in ops.OPS
+    if op.token_args
+    for backend in op_table().backends(op)
     if backend.name != "reference" and backend.unavailable is None
 ]
 
 
-@pytest.mark.parametrize("backend", BACKENDS, ids=lambda backend: f"{backend.op}-{backend.name}")
+@pytest.mark.parametrize("backend", BACKENDS, ids=lambda backend: f"{backend.op.name}-{backend.name}")
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
 @pytest.mark.parametrize("chunks", CHUNKS)
 def test_equals_reference(backend: OpBackend, dtype: torch.dtype, chunks: str) -> None:
@@ -34,7 +34,7 @@ def test_equals_reference(backend: OpBackend, dtype: torch.dtype, chunks: str) -
     for name, make in CASES.items():
         torch.manual_seed(3)
         case = make(dtype)
-        if case.name != backend.op:
+        if case.name != backend.op.name:
             continue
         rng = random.Random(name + chunks)
         size = rng.choice([1, 4, 16, 64])
@@ -51,7 +51,7 @@ def test_equals_reference(backend: OpBackend, dtype: torch.dtype, chunks: str) -
 
 
 @pytest.mark.parametrize(
-    "backend", [b for b in BACKENDS if b.batch_invariant], ids=lambda backend: f"{backend.op}-{backend.name}"
+    "backend", [b for b in BACKENDS if b.batch_invariant], ids=lambda backend: f"{backend.op.name}-{backend.name}"
 )
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
 def test_an_invariant_backend_gives_the_same_bits_in_any_chunks(backend: OpBackend, dtype: torch.dtype) -> None:
@@ -60,7 +60,7 @@ def test_an_invariant_backend_gives_the_same_bits_in_any_chunks(backend: OpBacke
     for make in CASES.values():
         torch.manual_seed(3)
         case = make(dtype)
-        if case.name != backend.op:
+        if case.name != backend.op.name:
             continue
         first = Steps(case, 512, random.Random(1))
         wanted = first.run(backend.function, lambda: 1000)

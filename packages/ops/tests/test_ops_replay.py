@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
 import random
+import re
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,16 +13,10 @@ import torch
 from ops_layouts import Layout
 from ops_recurrent_cases import CASES, Steps, close
 
-from quire_ops import OpBackend, StateReplay, op_table, replayable
-from quire_ops.recurrent import RECURRENT_OPS
-from quire_ops.replay import TOKEN_INPUTS
+from quire_ops import OpBackend, StateReplay, op_table, ops, replayable
 
 BACKENDS = [
-    backend
-    for op in RECURRENT_OPS
-    if op.name in TOKEN_INPUTS
-    for backend in op_table().backends(op.name)
-    if backend.unavailable is None
+    backend for op in ops.OPS if op.token_args for backend in op_table().backends(op) if backend.unavailable is None
 ]
 
 
@@ -46,16 +42,20 @@ def layout(table: list[list[int]], starts: list[int], lens: list[int], replay: S
 
 
 def test_every_op_with_a_state_can_run_again() -> None:
-    assert set(TOKEN_INPUTS) == {op.name for op in RECURRENT_OPS if "state [" in op.signature}
+    for op in ops.OPS:
+        names = list(inspect.signature(op).parameters)
+        assert bool(op.token_args) == ("state" in names)
+        for place in op.token_args:
+            assert re.search(rf"^        {names[place]}: \[T,", op.__doc__ or "", re.MULTILINE), (op, names[place])
 
 
-@pytest.mark.parametrize("backend", BACKENDS, ids=lambda backend: f"{backend.op}-{backend.name}")
+@pytest.mark.parametrize("backend", BACKENDS, ids=lambda backend: f"{backend.op.name}-{backend.name}")
 def test_states_are_those_of_the_right_tokens(backend: OpBackend) -> None:
     """Two sequences of 6 tokens from states of their own, of which 2 and 5 are right; another one has no drafts."""
     for make in CASES.values():
         torch.manual_seed(1)
         case: Any = make(torch.float32)
-        if case.name != backend.op:
+        if case.name != backend.op.name:
             continue
         steps = Steps(case, 1, random.Random(0))
         state = torch.randn(steps.state.shape[0], *case.state_shape)

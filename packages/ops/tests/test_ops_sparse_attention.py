@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import random
+from typing import Any
 
 import pytest
 import torch
 from ops_layouts import Layout, random_layout
 
-from quire_ops import OpBackend, OpRequest, op_table, sparse_reference
-from quire_ops import reference as ref
+from quire_ops import Op, OpBackend, OpRequest, op_table, ops
+from quire_ops import ops as ref
 
 MIXES = {
     "decodes": [(1, 5), (1, 40), (1, 1), (1, 33)],
@@ -19,7 +20,7 @@ KEY, WIDTH, RANK, HEADS = 8, 24, 16, 5
 TOLERANCE = {torch.float32: 5e-6, torch.bfloat16: 2e-2}
 
 
-def serving(op: str) -> list[OpBackend]:
+def serving(op: Op[..., Any]) -> list[OpBackend]:
     backends = [backend for backend in op_table().backends(op) if backend.name != "reference"]
     return [backend for backend in backends if backend.refusal(OpRequest()) is None]
 
@@ -35,24 +36,24 @@ def step(mix: str, block_size: int, dtype: torch.dtype = torch.float32) -> tuple
     return layout, cache
 
 
-@pytest.mark.parametrize("backend", serving("index_topk"), ids=lambda backend: backend.name)
+@pytest.mark.parametrize("backend", serving(ops.index_topk), ids=lambda backend: backend.name)
 @pytest.mark.parametrize("mix", MIXES)
 @pytest.mark.parametrize("workspace", [1, 1 << 22], ids=["token by token", "at once"])
 def test_the_index_finds_what_the_reference_finds(
     backend: OpBackend, mix: str, workspace: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("quire_ops.torch_sparse_attention.WORKSPACE", workspace)
+    monkeypatch.setattr("quire_ops.sparse_attention.WORKSPACE", workspace)
     layout, cache = step(mix, 8)
     query, weights = torch.randn(sum(layout.query_lens), 6, KEY), torch.randn(sum(layout.query_lens), 6)
     for k in (1, 7, 64):
         got = backend.function(query, weights, cache[..., WIDTH:], layout, k=k)
-        wanted = sparse_reference.index_topk(query, weights, cache[..., WIDTH:], layout, k=k)
+        wanted = ops.index_topk(query, weights, cache[..., WIDTH:], layout, k=k)
         assert got.shape == (len(query), min(k, max(layout.kv_lens)))
         assert torch.equal(got.sort(dim=1).values, wanted.sort(dim=1).values)
         assert (got[:, 0] >= 0).all()
 
 
-@pytest.mark.parametrize("backend", serving("position_slots"), ids=lambda backend: backend.name)
+@pytest.mark.parametrize("backend", serving(ops.position_slots), ids=lambda backend: backend.name)
 @pytest.mark.parametrize("mix", MIXES)
 @pytest.mark.parametrize("block_size", [1, 8])
 def test_positions_become_slots(backend: OpBackend, mix: str, block_size: int) -> None:
@@ -60,31 +61,31 @@ def test_positions_become_slots(backend: OpBackend, mix: str, block_size: int) -
     ends = [end for count, end in zip(layout.query_lens, layout.kv_lens, strict=True) for _ in range(count)]
     positions = torch.stack([torch.randint(-1, end, (6,)) for end in ends])
     got = backend.function(positions, layout)
-    assert torch.equal(got, sparse_reference.position_slots(positions, layout))
+    assert torch.equal(got, ops.position_slots(positions, layout))
     own = torch.tensor([layout.kv_lens[0] - 1])
     first = Layout(layout.block_table[:1], torch.tensor([0, 1]), own, block_size, [1], layout.kv_lens[:1])
     if layout.query_lens[0] == 1:
         assert backend.function(own[:, None], first)[0, 0] == layout.slot_mapping[0]
 
 
-@pytest.mark.parametrize("backend", serving("sparse_latent_attention"), ids=lambda backend: backend.name)
+@pytest.mark.parametrize("backend", serving(ops.sparse_latent_attention), ids=lambda backend: backend.name)
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
 @pytest.mark.parametrize("workspace", [1, 1 << 22], ids=["token by token", "at once"])
 def test_attention_reads_these_slots_alone(
     backend: OpBackend, dtype: torch.dtype, workspace: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("quire_ops.torch_sparse_attention.WORKSPACE", workspace)
+    monkeypatch.setattr("quire_ops.sparse_attention.WORKSPACE", workspace)
     layout, cache = step("chunks and decodes", 8, dtype)
     tokens = sum(layout.query_lens)
     query, weights = torch.randn(tokens, HEADS, WIDTH).to(dtype), torch.randn(tokens, 6)
-    found = sparse_reference.index_topk(torch.randn(tokens, 6, KEY), weights, cache[..., WIDTH:], layout, k=9)
-    slots = sparse_reference.position_slots(found, layout)
+    found = ops.index_topk(torch.randn(tokens, 6, KEY), weights, cache[..., WIDTH:], layout, k=9)
+    slots = ops.position_slots(found, layout)
     unread = torch.ones(cache.shape[:2], dtype=torch.bool).flatten()
     unread[slots[slots >= 0]] = False
     cache.flatten(0, 1)[unread] = float("nan")
     size = {"scale": 0.25, "rank": RANK}
     got = backend.function(query, cache[..., :WIDTH], slots, **size)
-    wanted = sparse_reference.sparse_latent_attention(query, cache[..., :WIDTH], slots, **size)
+    wanted = ops.sparse_latent_attention(query, cache[..., :WIDTH], slots, **size)
     assert got.dtype == dtype
     assert got.shape == (tokens, HEADS, RANK)
     assert (got.float() - wanted.float()).abs().max() <= TOLERANCE[dtype] * wanted.float().abs().max()
@@ -94,9 +95,7 @@ def test_with_every_token_found_it_is_latent_attention() -> None:
     layout, cache = step("chunks and decodes", 8)
     tokens, size = sum(layout.query_lens), {"scale": 0.25, "rank": RANK}
     query, latents = torch.randn(tokens, HEADS, WIDTH), cache[..., :WIDTH].clone()
-    found = sparse_reference.index_topk(
-        torch.randn(tokens, 6, KEY), torch.randn(tokens, 6), cache[..., WIDTH:], layout, k=99
-    )
-    slots = sparse_reference.position_slots(found, layout)
-    got = sparse_reference.sparse_latent_attention(query, latents, slots, **size)
+    found = ops.index_topk(torch.randn(tokens, 6, KEY), torch.randn(tokens, 6), cache[..., WIDTH:], layout, k=99)
+    slots = ops.position_slots(found, layout)
+    got = ops.sparse_latent_attention(query, latents, slots, **size)
     torch.testing.assert_close(got, ref.latent_attention(query, latents, layout, **size))

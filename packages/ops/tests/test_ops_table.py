@@ -8,41 +8,57 @@ import pytest
 import torch
 
 from quire_interfaces import ConfigError
-from quire_ops import OPS, OpBackend, OpRequest, SizeRule, backends, bind, builtin_table, op_report, op_table
+from quire_ops import (
+    OpBackend,
+    OpRequest,
+    SizeRule,
+    backends,
+    bind,
+    builtin_table,
+    op,
+    op_report,
+    op_table,
+    ops,
+)
+from quire_ops.ops import op_named
+
+
+@op
+def batch_norm(x: torch.Tensor) -> torch.Tensor:
+    return x
 
 
 def fast(**facts) -> OpBackend:
-    return OpBackend(**{"op": "rms_norm", "name": "fast", "function": lambda x, w, eps: x, "priority": 10, **facts})
+    return OpBackend(**{"op": ops.rms_norm, "name": "fast", "function": lambda x, w, eps: x, "priority": 10, **facts})
 
 
 def test_formats_of_the_cache_are_part_of_a_request() -> None:
-    plain = OpBackend(op="paged_attention", name="x", function=print, cache_dtypes=frozenset({"int8"}))
+    plain = OpBackend(op=ops.paged_attention, name="x", function=print, cache_dtypes=frozenset({"int8"}))
     assert plain.refusal(OpRequest(dtype=torch.bfloat16)) is None
     assert plain.refusal(OpRequest(dtype=torch.bfloat16, cache_dtype="bfloat16")) is None
     assert plain.refusal(OpRequest(cache_dtype="int8")) is None
     assert plain.refusal(OpRequest(cache_dtype="fp8_e4m3")) == "reads no fp8_e4m3 KV cache"
     assert plain.refusal(OpRequest(cache_dtype="bfloat16")) == "reads no bfloat16 KV cache"
-    every = OpBackend(op="paged_attention", name="x", function=print)
+    every = OpBackend(op=ops.paged_attention, name="x", function=print)
     assert every.refusal(OpRequest(cache_dtype="int4")) is None
 
 
 def test_every_op_has_a_reference_and_a_fast_backend() -> None:
     options = {"decoder_stack", "decode_step", "draw", "draw_masked", "fp8_linear", "penalize", "rope_and_write_kv"}
     options |= {"add_rms_norm_quant", "gate_quant", "gated_linear", "route_experts"}
-    for op in OPS:
-        expected = ["reference"] if op.name in options else ["torch", "reference"]
-        assert [backend.name for backend in builtin_table().backends(op.name)] == expected
-        assert op.signature
-        assert op.description
+    for each in ops.OPS:
+        expected = ["reference"] if each.name in options else ["torch", "reference"]
+        assert [backend.name for backend in builtin_table().backends(each)] == expected
+        assert each.__doc__
 
 
 def test_highest_priority_is_chosen_and_the_report_says_why() -> None:
     table = builtin_table()
     assert table.add(fast()).name == "fast"
-    choice = next(line for line in table.report(OpRequest()) if line.op == "rms_norm")
-    assert choice.backend == "fast"
-    assert set(choice.refused) == {"torch", "reference"}
-    assert all("fast comes first" in reason for reason in choice.refused.values())
+    report = table.report(ops.rms_norm, OpRequest())
+    assert (report.op, report.backend) == ("rms_norm", "fast")
+    assert set(report.refused) == {"torch", "reference"}
+    assert all("fast comes first" in reason for reason in report.refused.values())
 
 
 @pytest.mark.parametrize(
@@ -59,29 +75,27 @@ def test_highest_priority_is_chosen_and_the_report_says_why() -> None:
 def test_refusals(facts: dict, request_: OpRequest, reason: str) -> None:
     table = builtin_table()
     table.add(fast(**facts))
-    backend, choice = table.choose("rms_norm", request_)
-    assert backend.name == "torch"
-    assert reason in choice.refused["fast"]
+    assert table.choose(ops.rms_norm, request_).name == "torch"
+    assert reason in table.report(ops.rms_norm, request_).refused["fast"]
     with pytest.raises(ConfigError, match="rms_norm"):
-        table.bind("rms_norm", request_, backend="fast")
+        table.bind(ops.rms_norm, request_, backend="fast")
 
 
 def test_backend_asked_for_by_name() -> None:
     table = builtin_table()
-    assert table.choose("linear", OpRequest(), backend="reference")[0].name == "reference"
-    report = {line.op: line for line in table.report(OpRequest(), backends={"linear": "reference"})}
-    assert report["linear"].refused == {"torch": "reference was asked for"}
-    assert report["embedding"].backend == "torch"
+    assert table.choose(ops.linear, OpRequest(), backend="reference").name == "reference"
+    report = table.report(ops.linear, OpRequest(), backend="reference")
+    assert report.refused == {"torch": "reference was asked for"}
 
 
 def test_unknown_names() -> None:
     table = builtin_table()
     with pytest.raises(ConfigError, match=r"no op 'batch_norm'; the ops are .*rms_norm"):
-        table.bind("batch_norm", OpRequest())
+        op_named("batch_norm")
     with pytest.raises(ConfigError, match="no backend 'slow'; choose one of torch, reference"):
-        table.bind("linear", OpRequest(), backend="slow")
+        table.bind(ops.linear, OpRequest(), backend="slow")
     with pytest.raises(ConfigError, match="serves op 'batch_norm'"):
-        table.add(fast(op="batch_norm"))
+        table.add(fast(op=batch_norm))
     with pytest.raises(ConfigError, match="already has a backend called 'torch'"):
         table.add(fast(name="torch"))
 
@@ -113,11 +127,11 @@ def fresh_table(monkeypatch):
 def test_entry_points_bring_backends(fresh_table) -> None:
     fresh_table("a_plugin")
     x = torch.ones(1, 4)
-    assert bind("rms_norm", OpRequest())(x, x, 1e-6) is x
-    assert "plugin" in {backend.name for backend in op_table().backends("rms_norm")}
+    assert bind(ops.rms_norm, OpRequest())(x, x, 1e-6) is x
+    assert "plugin" in {backend.name for backend in op_table().backends(ops.rms_norm)}
 
 
 def test_broken_entry_point_is_named(fresh_table) -> None:
     fresh_table("a_broken_plugin")
     with pytest.raises(ConfigError, match=r"'extra'.*libfast\.so not found"):
-        bind("rms_norm", OpRequest())
+        bind(ops.rms_norm, OpRequest())

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from quire_interfaces import ConfigError, LinearMethod, QuantKey
-from quire_ops import OpBackend, OpRequest, op_table
+from quire_ops import OpBackend, OpRequest, op_table, ops
 from quire_ops.backends import replaced_backends
 from quire_quantization import linear_method
 from quire_quantization.kernels import (
@@ -89,14 +89,14 @@ def test_inputs_are_rounded_to_fp8_where_a_backend_multiplies_it(
     weight: QuantKey, inputs: QuantKey | None, refusal: str
 ) -> None:
     here = choose(weight, inputs)
-    assert here.kernel.op == "grouped_linear"
+    assert here.kernel.op is ops.grouped_linear
     assert dict(here.against)["fp8_linear"] == (refusal or "only the reference computes it on cpu")
-    there = OpBackend(op="fp8_linear", name="one", function=print)
+    there = OpBackend(op=ops.fp8_linear, name="one", function=print)
     with replaced_backends([]):
         op_table().add(there)
         choice = choose(weight, inputs)
     assert dict(choice.against).get("fp8_linear", "") == refusal
-    assert (choice.kernel.op == "fp8_linear") == (not refusal)
+    assert (choice.kernel.op is ops.fp8_linear) == (not refusal)
 
 
 def test_a_shape_that_sums_of_int8_cannot_hold() -> None:
@@ -106,7 +106,7 @@ def test_a_shape_that_sums_of_int8_cannot_hold() -> None:
 
 
 def test_a_device_for_which_only_the_reference_is_there() -> None:
-    there = [one for one in op_table().backends("w8a8_linear") if one.name != "reference"]
+    there = [one for one in op_table().backends(ops.w8a8_linear) if one.name != "reference"]
     with replaced_backends(dataclasses.replace(one, unavailable="not here") for one in there):
         choice = choose(INT8, INT8_TOKENS)
     assert choice.report(1) == (
@@ -115,7 +115,7 @@ def test_a_device_for_which_only_the_reference_is_there() -> None:
 
 
 def test_disabled_kernels_leave_others_or_none() -> None:
-    assert choose(INT8, INT8_TOKENS, "w8a8_linear").kernel.op == "int8_linear"
+    assert choose(INT8, INT8_TOKENS, "w8a8_linear").kernel.op is ops.int8_linear
     with pytest.raises(ConfigError, match=r"no linear kernel is left for weights in int4, groups of 128, .*linear"):
         choose(INT4, None, "grouped_linear", "linear")
 
@@ -126,7 +126,7 @@ def test_online_methods_are_chosen_like_checkpoints() -> None:
         method = linear_method(name, OpRequest(dtype=torch.bfloat16))
         assert isinstance(method, QuantizedLinear)
         assert method.choice is not None
-        assert method.choice.kernel.op == method.op == op
+        assert method.choice.kernel.op.name == method.op == op
     fallen = linear_method("w8a8", OpRequest(), ["w8a8_linear", "int8_linear"])
     assert isinstance(fallen, ServedLinear)
     assert fallen.choice.report(2) == (

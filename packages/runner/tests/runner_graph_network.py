@@ -18,6 +18,7 @@ from quire_ops import (
     PagedLayout,
     PenaltyTable,
     builtin_table,
+    ops,
     torch_lora,
     uniform,
 )
@@ -134,9 +135,9 @@ def lora_linear(out: Tensor, x: Tensor, weights: LoraWeights, tokens: LoraTokens
 def torch_table() -> OpTable:
     """The recorder sees what torch does; the compiled kernels for CPUs do without torch."""
     table = builtin_table()
-    table.add(OpBackend(op="draw", name="sorted", function=draw))
-    table.add(OpBackend(op="draw_masked", name="sorted", function=draw_masked))
-    table.add(OpBackend(op="penalize", name="tables", function=penalize))
+    table.add(OpBackend(op=ops.draw, name="sorted", function=draw))
+    table.add(OpBackend(op=ops.draw_masked, name="sorted", function=draw_masked))
+    table.add(OpBackend(op=ops.penalize, name="tables", function=penalize))
     return table
 
 
@@ -150,9 +151,11 @@ def add_torch_networks(monkeypatch: pytest.MonkeyPatch) -> None:
     """The same, and networks of `quire_models` that can be captured."""
     table = torch_table()
     table.add(
-        OpBackend(op="paged_attention", name="whole tables", function=paged_attention, priority=10, device_lengths=True)
+        OpBackend(
+            op=ops.paged_attention, name="whole tables", function=paged_attention, priority=10, device_lengths=True
+        )
     )
-    table.add(OpBackend(op="lora_linear", name="gathered", function=lora_linear, priority=10, device_lengths=True))
+    table.add(OpBackend(op=ops.lora_linear, name="gathered", function=lora_linear, priority=10, device_lengths=True))
     for place in (
         "quire_lora.slots",
         "quire_ops.backends",

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from quire_interfaces import FullAttentionSpec, KVCacheGroup, NewRow, SamplingParams, SchedulerOutput, SlidingWindowSpec
-from quire_ops import OpFunction, OpRequest, op_table
+from quire_ops import OpFunction, OpRequest, op_table, ops
 from quire_runner import Rows, RunnerConfig
 from quire_runner.grammars import RowGrammars
 from quire_runner.inputs import forward_batch, plan_step, write_drafts
@@ -99,7 +99,7 @@ def fill(rows: Rows, entries: list[Entry], rng: random.Random) -> SchedulerOutpu
 
 
 STEP_INPUTS = [
-    backend.function for backend in op_table().backends("step_inputs") if backend.refusal(OpRequest()) is None
+    backend.function for backend in op_table().backends(ops.step_inputs) if backend.refusal(OpRequest()) is None
 ]
 
 

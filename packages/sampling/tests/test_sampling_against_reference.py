@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from quire_interfaces import SamplingParams
-from quire_ops.penalties import reference_penalize
+from quire_ops import ops
 from quire_sampling import Sampler, SamplingState
 
 STOP_IDS = (1, 3)
@@ -86,7 +86,7 @@ def test_same_token_as_the_reference(
     if grid:
         logits = (logits * 2).round() / 2  # many ties
 
-    sampler = Sampler(state, penalize=reference_penalize if by_op else None)
+    sampler = Sampler(state, penalize=ops.penalize if by_op else None)
     output = sampler.sample(logits.clone(), rows, torch.tensor(positions), token_ids)
 
     failed = output.failures()

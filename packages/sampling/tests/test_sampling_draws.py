@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from quire_interfaces import SamplingParams
-from quire_ops.drawing import integer_weights, reference_draw
+from quire_ops import ops
+from quire_ops.drawing import integer_weights
 from quire_sampling import Sampler, SamplingState
 
 
@@ -40,7 +41,7 @@ def test_tokens_are_those_of_the_reference(vocab_size: int) -> None:
 
     output = Sampler(state).sample(logits.clone(), rows.tolist(), positions, torch.zeros(num_rows, 128).long())
 
-    tokens, peaks = reference_draw(logits, rows, positions, state.draw_table())
+    tokens, peaks = ops.draw(logits, rows, positions, state.draw_table())
     assert torch.equal(output.token_ids, tokens)
     assert torch.equal(output.peaks, peaks)
 
@@ -63,6 +64,6 @@ def test_a_row_that_drew_takes_the_most_likely_token_for_the_next_request() -> N
         state.set_row(1, params, seed=5, num_prompt_tokens=1)
         seen = set()
         for position in range(1, 40):
-            tokens, _ = reference_draw(logits, torch.tensor([1]), torch.tensor([position]), state.draw_table())
+            tokens, _ = ops.draw(logits, torch.tensor([1]), torch.tensor([position]), state.draw_table())
             seen.add(int(tokens))
         assert (seen == {int(logits.argmax())}) is params.greedy

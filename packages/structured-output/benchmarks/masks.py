@@ -82,7 +82,7 @@ def measure(options: argparse.Namespace, vocabulary: Vocabulary, matchers: list[
     logits = torch.randn(options.rows, options.vocab)
     plain = [i for i, piece in enumerate(vocabulary.tokens) if piece and i not in vocabulary.special_ids]
     rng = random.Random(0)
-    draw, draw_masked = (op_table().choose(name, OpRequest())[0].function for name in ("draw", "draw_masked"))
+    draw, draw_masked = (op_table().choose(name, OpRequest()).function for name in ("draw", "draw_masked"))
     table, indices = DrawTable.greedy(options.rows, options.vocab), torch.arange(options.rows)
     draws: list[float] = []
     masked_draws: list[float] = []

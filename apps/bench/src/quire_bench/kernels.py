@@ -21,6 +21,7 @@ import torch
 from quire_bench.kernel_cases import CASES, KernelWork, make_work
 from quire_interfaces import ConfigError
 from quire_ops import OpRequest, op_table
+from quire_ops.ops import op_named
 
 __all__ = [
     "KernelFigure",
@@ -219,7 +220,7 @@ def measure_plan(
         copies = _copies(run, plan)
         work = copies[0]
         request = OpRequest(device=plan.device.type, dtype=plan.dtype, sizes=work.sizes)
-        for backend in op_table().backends(run.op):
+        for backend in op_table().backends(op_named(run.op)):
             asked = run.backends is not None and backend.name in run.backends
             if not asked and (run.backends is not None or backend.name == "reference"):
                 continue
@@ -244,7 +245,7 @@ def _check(run: KernelRun, dtype: torch.dtype) -> None:
     work = make_work(run.op, run.shape, dtype, torch.device("meta"))
     if (needed := max(work.num_bytes, work.memory_bytes)) > MAX_BYTES:
         raise ConfigError(f"op {run.op!r} on {run.shape} takes {needed} bytes, at most {MAX_BYTES}", field="shapes")
-    names = [backend.name for backend in op_table().backends(run.op)]
+    names = [backend.name for backend in op_table().backends(op_named(run.op))]
     if unknown := sorted(set(run.backends or ()) - set(names)):
         choices = ", ".join(names)
         raise ConfigError(f"op {run.op!r} has no backend {unknown[0]!r}; choose of {choices}", field="backends")

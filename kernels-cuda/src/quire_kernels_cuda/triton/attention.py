@@ -23,11 +23,12 @@ from quire_kernels_cuda.triton.attention_steps import (
     num_splits,
     padded,
 )
-from quire_ops import CACHE_TORCH_DTYPES, PagedLayout, kv_cache_shape
+from quire_ops import CACHE_TORCH_DTYPES, PagedLayout, implements, kv_cache_shape, ops
 
 __all__ = ["calls", "decode_config", "paged_attention", "prefill_config"]
 
 
+@implements(ops.paged_attention)
 def paged_attention(
     query: Tensor,
     kv_cache: Tensor,
@@ -41,7 +42,7 @@ def paged_attention(
     alibi_slopes: Tensor | None = None,
     platform: Platform = NVIDIA,
 ) -> Tensor:
-    """Op `paged_attention`. platform: whose GPUs it runs on."""
+    """On any GPU of the platform."""
     query = query if query.stride(-1) == 1 else query.contiguous()
     call = _Call(
         query=query,

@@ -8,7 +8,7 @@ their results together. Grids depend on counts that the host knows; lengths are 
 captured graph serves sequences as they grow.
 
 Shape legend: M rows of a tile = BLOCK_Q * G, padded to a power of two; N keys of a step; D head dimension, padded to a
-power of two. The cache's formats are those of `quire_ops.declarations`.
+power of two. The cache's formats are those of `quire_ops.kv_cache_ops`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Op `fp8_linear`: products of 8-bit floats on matrix units that have them, of tokens rounded to e4m3 (`rounding.py`).
+"""Products of 8-bit floats on matrix units that have them, of tokens rounded to e4m3 (`rounding.py`).
 
 Tensor cores of sm_90 add fewer digits of 8-bit products than float32 has (DeepSeek-AI 2024, DeepSeek-V3, sec. 3.3.2),
 so each tile of at most 128 inputs is added to the sum apart from them.
@@ -19,8 +19,8 @@ from quire_kernels_cuda.builds import Calls, NetworkShape
 from quire_kernels_cuda.platform import NVIDIA, Platform
 from quire_kernels_cuda.triton.rounding import round_rows
 from quire_kernels_cuda.triton.w8a8 import byte_tile
-from quire_ops import CACHE_TORCH_DTYPES, QuantizedTokens, Rounding
-from quire_ops.fp8_tokens import FP8_GROUP
+from quire_ops import CACHE_TORCH_DTYPES, ActivationScheme, QuantizedTokens, implements, ops
+from quire_ops.activation_quant import FP8_GROUP
 
 __all__ = ["calls", "fp8_kernel", "fp8_linear"]
 
@@ -58,6 +58,7 @@ def fp8_kernel(
     tl.store(out + place, total.to(out.dtype.element_ty), mask=inside_row[:, None] & inside_col[None, :])
 
 
+@implements(ops.fp8_linear)
 def fp8_linear(
     x: Tensor | QuantizedTokens,
     weight: Tensor,
@@ -68,9 +69,8 @@ def fp8_linear(
     wide: bool = False,
     platform: Platform = NVIDIA,
 ) -> Tensor:
-    """Op `fp8_linear`."""
     num_outputs, num_groups = scale.shape
-    rounding = Rounding(torch.float8_e4m3fn, input_scale, by_group=num_groups > 1)
+    rounding = ActivationScheme(torch.float8_e4m3fn, input_scale, by_group=num_groups > 1)
     tokens, steps, dtype = x if isinstance(x, QuantizedTokens) else round_rows(x, rounding)
     num_rows, inputs = tokens.shape
     out = torch.empty((num_rows, num_outputs), dtype=torch.float32 if wide else dtype, device=tokens.device)

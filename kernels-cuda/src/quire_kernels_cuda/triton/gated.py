@@ -1,4 +1,4 @@
-"""Op `gated_linear`: gate and up of a feed-forward network with the gate's activation, few rows in one kernel.
+"""Gate and up of a feed-forward network with the gate's activation, few rows in one kernel.
 
 Both products are read from one weight, gate's outputs first, as `MergedLinear` lays them. A program makes the same tile
 of both from one tile of the inputs, so the activation needs nothing that another program has, and neither product is
@@ -22,7 +22,7 @@ from quire_kernels_cuda.targets import Target
 from quire_kernels_cuda.triton.gates import activate, gelu_and_mul, silu_and_mul
 from quire_kernels_cuda.triton.linear import linear
 from quire_kernels_cuda.triton.matmul import FEW_ROWS
-from quire_ops import CACHE_TORCH_DTYPES
+from quire_ops import CACHE_TORCH_DTYPES, implements, ops
 
 __all__ = ["calls", "gated_linear", "gated_matmul_kernel", "run_gated", "usual_config"]
 
@@ -58,10 +58,11 @@ def gated_matmul_kernel(
     tl.store(out + row[:, None] * num_outputs + col[None, :], result, mask=inside_row[:, None] & inside_col[None, :])
 
 
+@implements(ops.gated_linear)
 def gated_linear(
     x: Tensor, weight: Tensor, bias: Tensor | None, activation: str, *, platform: Platform = NVIDIA
 ) -> Tensor:
-    """Op `gated_linear`: a product and a gate, unless one kernel was measured to be faster for this very problem."""
+    """A product and a gate, unless one kernel was measured to be faster for this very problem."""
     if x.shape[0] <= FEW_ROWS and x.numel():
         sizes = {"rows": triton.next_power_of_2(x.shape[0]), "outputs": weight.shape[0] // 2, "inputs": x.shape[1]}
         config = platform.config("gated_matmul", x.device, None, sizes=sizes, dtype=x.dtype, activation=activation)

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from quire_kernels_cuda.builds import Calls, NetworkShape
 from quire_kernels_cuda.platform import Platform
-from quire_ops import CACHE_TORCH_DTYPES
+from quire_ops import CACHE_TORCH_DTYPES, implements, ops
 
 __all__ = ["activate", "calls", "gate_kernel", "gelu_and_mul", "sigmoid_and_mul", "silu_and_mul"]
 
@@ -48,18 +48,18 @@ def gate_kernel(gate, up, out, size, gate_row, gate_col, up_row, ACTIVATION: tl.
     tl.store(out + row * size + col, gated.to(out.dtype.element_ty), mask=mask)
 
 
+@implements(ops.silu_and_mul)
 def silu_and_mul(gate: Tensor, up: Tensor) -> Tensor:
-    """Op `silu_and_mul`."""
     return _gate(gate, up, "silu")
 
 
+@implements(ops.gelu_and_mul)
 def gelu_and_mul(gate: Tensor, up: Tensor) -> Tensor:
-    """Op `gelu_and_mul`."""
     return _gate(gate, up, "gelu")
 
 
+@implements(ops.sigmoid_and_mul)
 def sigmoid_and_mul(gate: Tensor, up: Tensor) -> Tensor:
-    """Op `sigmoid_and_mul`."""
     return _gate(gate, up, "sigmoid")
 
 

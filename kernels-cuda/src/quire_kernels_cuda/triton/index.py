@@ -16,7 +16,7 @@ from torch import Tensor
 from quire_kernels_cuda.builds import Calls, NetworkShape
 from quire_kernels_cuda.platform import Platform
 from quire_kernels_cuda.triton.attention_steps import MIN_TILE, MetaLayout, lengths_of, padded
-from quire_ops import CACHE_TORCH_DTYPES, PagedLayout
+from quire_ops import CACHE_TORCH_DTYPES, PagedLayout, implements, ops
 
 __all__ = ["calls", "index_scores_kernel", "index_topk", "position_slots", "position_slots_kernel"]
 
@@ -86,6 +86,7 @@ def position_slots_kernel(
     tl.store(slots + place, tl.where(found, slot, -1), mask=col < count)
 
 
+@implements(ops.index_topk)
 def index_topk(query: Tensor, weights: Tensor, key_cache: Tensor, layout: PagedLayout, *, k: int) -> Tensor:
     """Op `index_topk`. The best come first."""
     num_tokens, num_heads, size = query.shape
@@ -110,8 +111,8 @@ def index_topk(query: Tensor, weights: Tensor, key_cache: Tensor, layout: PagedL
     return out
 
 
+@implements(ops.position_slots)
 def position_slots(positions: Tensor, layout: PagedLayout) -> Tensor:
-    """Op `position_slots`."""
     positions = positions.contiguous()
     slots = torch.empty_like(positions)
     num_tokens, count = positions.shape

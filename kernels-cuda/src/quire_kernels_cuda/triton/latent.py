@@ -1,7 +1,7 @@
 """Latent attention in Triton, over all of a sequence or over slots that were chosen: which launches, and with what.
 
 Launches are those of `attention_steps.py`: sequences with few tokens in the step, whose keys may be divided among
-several programs, and the others. Shapes are in `quire_ops.declarations`.
+several programs, and the others. Shapes are in `quire_ops.kv_cache_ops`.
 """
 
 from __future__ import annotations
@@ -28,18 +28,19 @@ from quire_kernels_cuda.triton.attention_steps import (
     padded,
 )
 from quire_kernels_cuda.triton.latent_kernels import attend_latents, attend_slots, write_rows_kernel
-from quire_ops import CACHE_TORCH_DTYPES, PagedLayout
+from quire_ops import CACHE_TORCH_DTYPES, PagedLayout, implements, ops
 
 __all__ = ["calls", "latent_attention", "latent_config", "sparse_latent_attention", "write_latent_cache"]
 
 
-def write_latent_cache(row: Tensor, latent_cache: Tensor, slot_mapping: Tensor) -> None:
-    """Op `write_latent_cache`."""
-    if row.numel():
-        row = row if row.stride(-1) == 1 else row.contiguous()
-        size = row.shape[1]
-        write_rows_kernel[(row.shape[0],)](
-            row, latent_cache, slot_mapping, latent_cache.shape[1], size, row.stride(0), *latent_cache.stride()[:2],
+@implements(ops.write_latent_cache)
+def write_latent_cache(entries: Tensor, latent_cache: Tensor, slot_mapping: Tensor) -> None:
+    if entries.numel():
+        entries = entries if entries.stride(-1) == 1 else entries.contiguous()
+        size = entries.shape[1]
+        write_rows_kernel[(entries.shape[0],)](
+            entries, latent_cache, slot_mapping, latent_cache.shape[1], size,
+            entries.stride(0), *latent_cache.stride()[:2],
             BLOCK=triton.next_power_of_2(size), num_warps=2,
         )  # fmt: skip
 
@@ -99,6 +100,7 @@ def _call(query: Tensor, cache: Tensor, scale: float, rank: int, platform: Platf
     return _Call(query, cache, float(scale), rank, config, out)
 
 
+@implements(ops.latent_attention)
 def latent_attention(
     query: Tensor,
     latent_cache: Tensor,
@@ -108,7 +110,6 @@ def latent_attention(
     rank: int,
     platform: Platform = NVIDIA,
 ) -> Tensor:
-    """Op `latent_attention`."""
     call = _call(query, latent_cache, scale, rank, platform)
     if layout.paths is not None:  # the search on paths takes shared memory too
         call = call._replace(config=replace(call.config, blocks={**call.config.blocks, "BLOCK_N": 16}, num_stages=1))
@@ -150,6 +151,7 @@ def _attend(
     )  # fmt: skip
 
 
+@implements(ops.sparse_latent_attention)
 def sparse_latent_attention(
     query: Tensor,
     latent_cache: Tensor,
@@ -159,7 +161,6 @@ def sparse_latent_attention(
     rank: int,
     platform: Platform = NVIDIA,
 ) -> Tensor:
-    """Op `sparse_latent_attention`."""
     call = _call(query, latent_cache, scale, rank, platform)
     num_tokens, num_heads = query.shape[:2]
     if not num_tokens:

@@ -18,14 +18,15 @@ from quire_interfaces import ConfigError
 from quire_kernels_cuda.builds import Calls, NetworkShape
 from quire_kernels_cuda.platform import NVIDIA, Platform
 from quire_kernels_cuda.triton.matmul import FEW_ROWS, MatmulTile, run_matmul
-from quire_ops import CACHE_TORCH_DTYPES
+from quire_ops import CACHE_TORCH_DTYPES, implements, ops
 from quire_ops.grouped import block_groups
 
 __all__ = ["calls", "grouped_linear", "int8_linear", "linear", "lm_head"]
 
 
+@implements(ops.linear)
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None, *, platform: Platform = NVIDIA) -> Tensor:
-    """Op `linear`: torch's product, unless ours was measured to be faster for this number of rows and this weight."""
+    """Torch's product, unless ours was measured to be faster for this number of rows and this weight."""
     if x.shape[0] <= FEW_ROWS and x.numel():
         rows = triton.next_power_of_2(x.shape[0])
         sizes = {"rows": rows, "outputs": weight.shape[0], "inputs": weight.shape[1]}
@@ -35,13 +36,15 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None, *, platform: Platform
     return F.linear(x, weight, bias)
 
 
+@implements(ops.lm_head)
 def lm_head(x: Tensor, weight: Tensor, *, platform: Platform = NVIDIA) -> Tensor:
-    """Op `lm_head`: written as wide as it is summed."""
+    """Written as wide as it is summed."""
     if x.shape[0] > FEW_ROWS:
         return F.linear(x, weight).float()
     return run_matmul(x, weight, form="plain", out_dtype=torch.float32, platform=platform)
 
 
+@implements(ops.int8_linear)
 def int8_linear(
     x: Tensor,
     weight: Tensor,
@@ -51,11 +54,11 @@ def int8_linear(
     wide: bool = False,
     platform: Platform = NVIDIA,
 ) -> Tensor:
-    """Op `int8_linear`."""
     dtype = torch.float32 if wide else x.dtype
     return run_matmul(x, weight, form="int8", scale=scale, bias=bias, out_dtype=dtype, platform=platform)
 
 
+@implements(ops.grouped_linear)
 def grouped_linear(
     x: Tensor,
     weight: Tensor,
@@ -66,7 +69,6 @@ def grouped_linear(
     wide: bool = False,
     platform: Platform = NVIDIA,
 ) -> Tensor:
-    """Op `grouped_linear`."""
     form = {torch.uint8: "int4", torch.int8: "int8", torch.float8_e4m3fn: "fp8"}.get(weight.dtype)
     if form is None:
         raise ConfigError(f"weights in groups are uint8, int8 or float8_e4m3fn, not {weight.dtype}")

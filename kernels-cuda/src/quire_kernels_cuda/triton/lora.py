@@ -1,4 +1,4 @@
-"""Op `lora_linear`: low-rank adapters on top of a linear layer's result, tokens of different adapters in one launch.
+"""Low-rank adapters on top of a linear layer's result, tokens of different adapters in one launch.
 
 Tokens with an adapter come sorted by slot (`LoraTokens.order`), so that a tile of BM of them has few slots: a program
 walks over those that its tile has (after Punica, Chen et al. 2023, sec. 4, "SGMV"; S-LoRA, Sheng et al. 2023). One
@@ -21,7 +21,7 @@ from torch import Tensor
 
 from quire_kernels_cuda.builds import Calls, NetworkShape
 from quire_kernels_cuda.platform import Platform, num_multiprocessors
-from quire_ops import CACHE_TORCH_DTYPES, LoraTokens, LoraWeights, to_device
+from quire_ops import CACHE_TORCH_DTYPES, LoraTokens, LoraWeights, implements, ops, to_device
 
 __all__ = ["calls", "expand_kernel", "lora_linear", "shrink_kernel"]
 
@@ -115,6 +115,7 @@ def expand_kernel(
     tl.store(place, total.to(out.dtype.element_ty), mask=cell)
 
 
+@implements(ops.lora_linear)
 def lora_linear(out: Tensor, x: Tensor, weights: LoraWeights, tokens: LoraTokens) -> None:
     """Op `lora_linear`. What is shrunk is rounded to the network's dtype before it is widened."""
     rank, adjusts = weights.a.shape[1], False

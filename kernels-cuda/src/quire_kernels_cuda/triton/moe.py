@@ -25,7 +25,7 @@ from quire_kernels_cuda.recording import address_of
 from quire_kernels_cuda.targets import Target
 from quire_kernels_cuda.triton.gates import activate
 from quire_kernels_cuda.triton.matmul import tile_sum
-from quire_ops import CACHE_TORCH_DTYPES, EXPERT_ACTIVATIONS, Experts, LinearWeights, RunExperts
+from quire_ops import CACHE_TORCH_DTYPES, EXPERT_ACTIVATIONS, Experts, LinearWeights, RunExperts, implements, ops
 from quire_ops.grouped import block_groups, group_size_of
 
 __all__ = [
@@ -254,6 +254,7 @@ def _matrices(layers: tuple[LinearWeights, ...]) -> _Matrices:
     )
 
 
+@implements(ops.fused_moe)
 def fused_moe(experts: Experts, *, platform: Platform = NVIDIA) -> RunExperts:
     """Op `fused_moe`. The experts' tensors must stay where they are."""
     if experts.activation not in EXPERT_ACTIVATIONS:

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from quire_kernels_cuda.builds import Calls, NetworkShape
 from quire_kernels_cuda.platform import Platform
-from quire_ops import CACHE_TORCH_DTYPES
+from quire_ops import CACHE_TORCH_DTYPES, implements, ops
 
 __all__ = [
     "MAX_SIZE",
@@ -89,6 +89,7 @@ def layer_norm_kernel(
     tl.store(out + row[:, None] * size + col[None, :], normed.to(out.dtype.element_ty), mask=mask)
 
 
+@implements(ops.rms_norm)
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """Op `rms_norm`. Heads may be apart in memory, as views of a fused projection are."""
     out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
@@ -106,8 +107,9 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     return out
 
 
+@implements(ops.add_rms_norm)
 def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    """Op `add_rms_norm`; the sum is written over `residual`."""
+    """The sum is written over `residual`."""
     x = x if x.stride(-1) == 1 else x.contiguous()
     residual = residual if residual.stride(-1) == 1 else residual.contiguous()
     num_rows, size = x.shape
@@ -120,8 +122,8 @@ def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tup
     return out, residual
 
 
+@implements(ops.layer_norm)
 def layer_norm(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> Tensor:
-    """Op `layer_norm`."""
     size = x.shape[-1]
     out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     rows = x if x.ndim == 2 and x.stride(-1) == 1 else x.contiguous().view(-1, size)

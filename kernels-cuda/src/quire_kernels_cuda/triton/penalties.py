@@ -1,4 +1,4 @@
-"""Op `penalize`: penalties of tokens that were there before, counted on the device.
+"""Penalties of tokens that were there before, counted on the device.
 
 A row's history is counted into a table over the vocabulary, by adding whole numbers, whose order does not matter; then
 the logits of the tokens that were counted change. Grids depend on the number of rows and the vocabulary only, lengths
@@ -16,7 +16,7 @@ from torch import Tensor
 
 from quire_kernels_cuda.builds import Calls, NetworkShape
 from quire_kernels_cuda.platform import Platform
-from quire_ops import PenaltyTable
+from quire_ops import PenaltyTable, implements, ops
 
 __all__ = ["calls", "clear_counts_kernel", "count_kernel", "penalize", "penalize_kernel"]
 
@@ -82,8 +82,8 @@ def penalize_kernel(logits, rows, repetition, presence, frequency, counts, vocab
         tl.store(logits + places, value, mask=counted != 0)
 
 
+@implements(ops.penalize)
 def penalize(logits: Tensor, rows: Tensor, positions: Tensor, token_ids: Tensor, table: PenaltyTable) -> None:
-    """Op `penalize`."""
     num_rows, vocab_size = logits.shape
     if not num_rows:
         return

@@ -22,8 +22,7 @@ from quire_kernels_cuda.triton.recurrent_kernels import (
     selective_scan_kernel,
     wkv_kernel,
 )
-from quire_ops import CACHE_TORCH_DTYPES, torch_recurrent
-from quire_ops.declarations import PagedLayout
+from quire_ops import CACHE_TORCH_DTYPES, PagedLayout, implements, ops, torch_recurrent
 
 __all__ = ["LONG_RUN", "calls", "causal_conv1d", "gated_delta_rule", "mamba2_scan", "selective_scan", "wkv"]
 
@@ -33,10 +32,10 @@ _TILE = 4096
 """Numbers of state that a program holds."""
 
 
+@implements(ops.causal_conv1d)
 def causal_conv1d(
     x: Tensor, weight: Tensor, bias: Tensor | None, state: Tensor, layout: PagedLayout, *, activation: str | None = None
 ) -> Tensor:
-    """Op `causal_conv1d`."""
     if _is_long(layout):
         return torch_recurrent.causal_conv1d(x, weight, bias, state, layout, activation=activation)
     x = x if x.stride(-1) == 1 else x.contiguous()
@@ -51,6 +50,7 @@ def causal_conv1d(
     return out
 
 
+@implements(ops.mamba2_scan)
 def mamba2_scan(
     x: Tensor,
     dt: Tensor,
@@ -64,7 +64,6 @@ def mamba2_scan(
     *,
     dt_limit: tuple[float, float] = (0.0, float("inf")),
 ) -> Tensor:
-    """Op `mamba2_scan`."""
     if _is_long(layout):
         return torch_recurrent.mamba2_scan(x, dt, a, b, c, d, dt_bias, state, layout, dt_limit=dt_limit)
     x, dt, b, c = (_dense_rows(each) for each in (x, dt, b, c))
@@ -81,6 +80,7 @@ def mamba2_scan(
     return out
 
 
+@implements(ops.selective_scan)
 def selective_scan(
     x: Tensor,
     dt: Tensor,
@@ -92,7 +92,7 @@ def selective_scan(
     state: Tensor,
     layout: PagedLayout,
 ) -> Tensor:
-    """Op `selective_scan`: torch has no chunks for it either, so every run goes token by token here."""
+    """Torch has no chunks for it either, so every run goes token by token here."""
     x, dt, b, c = (_dense_rows(each) for each in (x, dt, b, c))
     channels, num_numbers = state.shape[1:]
     out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
@@ -106,6 +106,7 @@ def selective_scan(
     return out
 
 
+@implements(ops.gated_delta_rule)
 def gated_delta_rule(
     query: Tensor,
     key: Tensor,
@@ -117,7 +118,6 @@ def gated_delta_rule(
     state: Tensor,
     layout: PagedLayout,
 ) -> Tensor:
-    """Op `gated_delta_rule`."""
     if _is_long(layout):
         return torch_recurrent.gated_delta_rule(query, key, value, a, b, a_log, dt_bias, state, layout)
     query, key, value, a, b = (_dense_rows(each) for each in (query, key, value, a, b))
@@ -135,8 +135,9 @@ def gated_delta_rule(
     return out
 
 
+@implements(ops.wkv)
 def wkv(key: Tensor, value: Tensor, decay: Tensor, first: Tensor, state: Tensor, layout: PagedLayout) -> Tensor:
-    """Op `wkv`: token by token, long runs too, of which torch has no chunks."""
+    """Token by token, long runs too, of which torch has no chunks."""
     key, value = _dense_rows(key), _dense_rows(value)
     channels = key.shape[1]
     out = torch.empty(value.shape, dtype=value.dtype, device=value.device)

@@ -1,6 +1,6 @@
 """Rotation of queries and keys, and writing keys and values into the paged cache, apart and in one kernel.
 
-A program takes a token and some of its heads. What is stored is rounded in float32 as `quire_ops.declarations` says, so
+A program takes a token and some of its heads. What is stored is rounded in float32 as `quire_ops.kv_cache_ops` says, so
 that the bits in the cache are those of every other backend: without fused multiply-adds, which round once less.
 
 Shape legend: T tokens, H heads, Hkv key-value heads, D head dimension.
@@ -17,7 +17,7 @@ from torch import Tensor
 
 from quire_kernels_cuda.builds import Calls, NetworkShape
 from quire_kernels_cuda.platform import Platform
-from quire_ops import CACHE_TORCH_DTYPES
+from quire_ops import CACHE_TORCH_DTYPES, implements, ops
 
 __all__ = [
     "CACHE_FORMATS",
@@ -234,6 +234,7 @@ def rotate_and_write_kernel(
         _store_rows(cache, kv_scale, low, high, slot, 1, heads, num_kv_heads, block_size, D, ROW, HALF, FORMAT, SCALED)
 
 
+@implements(ops.rotary_embedding)
 def rotary_embedding(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Op `rotary_embedding`. Heads and tokens may be apart in memory."""
     x = _dense_rows(x)
@@ -246,10 +247,10 @@ def rotary_embedding(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return out
 
 
+@implements(ops.write_kv_cache)
 def write_kv_cache(
     key: Tensor, value: Tensor, kv_cache: Tensor, slot_mapping: Tensor, kv_scale: Tensor | None = None
 ) -> None:
-    """Op `write_kv_cache`."""
     num_tokens, num_heads, head_dim = key.shape
     if not num_tokens:
         return
@@ -262,6 +263,7 @@ def write_kv_cache(
     )  # fmt: skip
 
 
+@implements(ops.rope_and_write_kv)
 def rope_and_write_kv(
     query: Tensor,
     key: Tensor,

@@ -1,7 +1,7 @@
 """Tokens rounded for products of 8-bit numbers: alone, behind a norm, behind a gate.
 
-All of it as `quire_ops.int8_tokens` and `quire_ops.fp8_tokens` say, to the bit: no product of theirs is added to
-anything, so fused multiply-adds change nothing. What stands before the rounding is rounded to the compute dtype first,
+All of it as `quire_ops.activation_quant` says, to the bit: no product of theirs is added to
+anything, so fused multiply-adds change nothing. What stands before the scheme is rounded to the compute dtype first,
 as if it had been in memory, so that one kernel gives what two would.
 
 Shape legend: N rows, I inputs, G groups of a row.
@@ -21,8 +21,8 @@ from quire_kernels_cuda.platform import Platform
 from quire_kernels_cuda.triton.gates import activate
 from quire_kernels_cuda.triton.norms import normed_rows, row_tiles
 from quire_kernels_cuda.triton.rotary import fp8_bits
-from quire_ops import CACHE_TORCH_DTYPES, QuantizedTokens, Rounding
-from quire_ops.fp8_tokens import FP8_GROUP
+from quire_ops import CACHE_TORCH_DTYPES, ActivationScheme, QuantizedTokens, implements, ops
+from quire_ops.activation_quant import FP8_GROUP
 
 __all__ = [
     "add_rms_norm_quant",
@@ -131,55 +131,56 @@ def add_rms_norm_quant_kernel(
     tl.store(steps + row[:, None] * num_groups + which[None, :], step, mask=inside)
 
 
-def round_rows(x: Tensor, rounding: Rounding, up: Tensor | None = None, activation: str = "") -> QuantizedTokens:
+def round_rows(x: Tensor, scheme: ActivationScheme, up: Tensor | None = None, activation: str = "") -> QuantizedTokens:
     """x [N, I] rounded, or with `up` [N, I] activation(x) * up."""
     x = x if x.stride(-1) == 1 else x.contiguous()
     other = x if up is None else up if up.stride(-1) == 1 else up.contiguous()
     num_rows, inputs = x.shape
-    rounded, group = _empty(x, rounding)
+    rounded, group = _empty(x, scheme)
     tokens, steps, _ = rounded
     if not tokens.numel():
         return rounded
     num_groups = triton.cdiv(inputs, group)
     round_rows_kernel[(num_rows, num_groups)](
-        x, other, rounding.input_scale, _bytes(tokens), steps, inputs, group, num_groups, x.stride(0), other.stride(0),
-        ACTIVATION=activation, INT8=rounding.dtype == torch.int8, BLOCK=min(_BLOCK, triton.next_power_of_2(group)),
+        x, other, scheme.input_scale, _bytes(tokens), steps, inputs, group, num_groups, x.stride(0), other.stride(0),
+        ACTIVATION=activation, INT8=scheme.dtype == torch.int8, BLOCK=min(_BLOCK, triton.next_power_of_2(group)),
         num_warps=1 if num_groups > 1 else 4,
     )  # fmt: skip
     return rounded
 
 
-def gate_quant(gate: Tensor, up: Tensor, activation: str, rounding: Rounding) -> QuantizedTokens:
-    """Op `gate_quant`."""
-    return round_rows(gate, rounding, up, activation)
+@implements(ops.gate_quant)
+def gate_quant(gate: Tensor, up: Tensor, activation: str, scheme: ActivationScheme) -> QuantizedTokens:
+    return round_rows(gate, scheme, up, activation)
 
 
+@implements(ops.add_rms_norm_quant)
 def add_rms_norm_quant(
-    x: Tensor, residual: Tensor, weight: Tensor, eps: float, rounding: Rounding
+    x: Tensor, residual: Tensor, weight: Tensor, eps: float, scheme: ActivationScheme
 ) -> tuple[QuantizedTokens, Tensor]:
-    """Op `add_rms_norm_quant`; the sum is written over `residual`."""
+    """The sum is written over `residual`."""
     x = x if x.stride(-1) == 1 else x.contiguous()
     residual = residual if residual.stride(-1) == 1 else residual.contiguous()
     num_rows, size = x.shape
-    rounded, group = _empty(x, rounding)
+    rounded, group = _empty(x, scheme)
     tokens, steps, _ = rounded
     if num_rows:
         grid, options = row_tiles(num_rows, size)
         num_groups = triton.cdiv(size, group)
         add_rms_norm_quant_kernel[grid](
-            x, residual, weight, rounding.input_scale, _bytes(tokens), steps, num_rows, size, num_groups, x.stride(0),
+            x, residual, weight, scheme.input_scale, _bytes(tokens), steps, num_rows, size, num_groups, x.stride(0),
             residual.stride(0), eps, GROUP=group if num_groups > 1 else options["BLOCK"],
-            INT8=rounding.dtype == torch.int8, **options,
+            INT8=scheme.dtype == torch.int8, **options,
         )  # fmt: skip
     return rounded, residual
 
 
-def _empty(x: Tensor, rounding: Rounding) -> tuple[QuantizedTokens, int]:
+def _empty(x: Tensor, scheme: ActivationScheme) -> tuple[QuantizedTokens, int]:
     """Memory for x [N, I] rounded, and how many numbers are in a group."""
     num_rows, inputs = x.shape
-    group = FP8_GROUP if rounding.by_group else inputs
-    shape = (num_rows,) if rounding.dtype == torch.int8 else (num_rows, -(-inputs // group))
-    tokens = torch.empty((num_rows, inputs), dtype=rounding.dtype, device=x.device)
+    group = FP8_GROUP if scheme.by_group else inputs
+    shape = (num_rows,) if scheme.dtype == torch.int8 else (num_rows, -(-inputs // group))
+    tokens = torch.empty((num_rows, inputs), dtype=scheme.dtype, device=x.device)
     return QuantizedTokens(tokens, torch.empty(shape, dtype=torch.float32, device=x.device), x.dtype), group
 
 
@@ -197,9 +198,9 @@ def calls(shape: NetworkShape, platform: Platform) -> Calls:
     x = torch.empty(64, shape.hidden_size, dtype=dtype, device=device)
     inner = torch.empty(16, shape.intermediate_size, dtype=dtype, device=device)
     for to, by_group in forms.get(shape.weights, ()):
-        rounding = Rounding(to, scale, by_group)
+        scheme = ActivationScheme(to, scale, by_group)
         label = f"{shape.weights} {shape.dtype}{' grouped' if by_group else ''}"
-        yield f"{label} {shape.hidden_size}", partial(round_rows, x, rounding)
-        yield f"{label} {shape.hidden_size}", partial(add_rms_norm_quant, x, x, x[0], 1e-6, rounding)
+        yield f"{label} {shape.hidden_size}", partial(round_rows, x, scheme)
+        yield f"{label} {shape.hidden_size}", partial(add_rms_norm_quant, x, x, x[0], 1e-6, scheme)
         for activation in ("silu", "gelu"):
-            yield f"{label} {activation}", partial(gate_quant, inner, inner, activation, rounding)
+            yield f"{label} {activation}", partial(gate_quant, inner, inner, activation, scheme)

@@ -1,4 +1,4 @@
-"""Op `route_experts`: from router logits to each token's experts and weights, in one kernel.
+"""From router logits to each token's experts and weights, in one kernel.
 
 A program takes a token, whose experts are a tile of groups that one warp or a few hold in registers. Experts are
 compared as whole numbers: above, the bits of the score in an order that grows with it, below, the expert's distance
@@ -20,7 +20,7 @@ from torch import Tensor
 from quire_interfaces import ConfigError
 from quire_kernels_cuda.builds import Calls, NetworkShape
 from quire_kernels_cuda.platform import Platform
-from quire_ops import EXPERT_SCORINGS, RoutingRule
+from quire_ops import EXPERT_SCORINGS, RoutingRule, implements, ops
 
 __all__ = ["calls", "route_experts", "route_kernel"]
 
@@ -87,8 +87,8 @@ def route_kernel(
     tl.store(weights + token * TOP_K + slot, chosen * scale, mask=used)
 
 
+@implements(ops.route_experts)
 def route_experts(logits: Tensor, bias: Tensor | None, rule: RoutingRule) -> tuple[Tensor, Tensor]:
-    """Op `route_experts`."""
     num_tokens, num_experts = logits.shape
     if rule.scoring not in EXPERT_SCORINGS:
         raise ConfigError(f"experts have no scoring {rule.scoring!r}; choose one of {', '.join(EXPERT_SCORINGS)}")

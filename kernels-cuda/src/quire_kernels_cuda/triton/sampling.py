@@ -1,4 +1,4 @@
-"""Op `draw`: the most likely token of a row of logits, or a draw among those that min_p, top_k and top_p keep. No sort.
+"""The most likely token of a row of logits, or a draw among those that min_p, top_k and top_p keep. No sort.
 
 `quire_ops.drawing` defines a draw to the bit: weights are integers made by single float operations, and sums of
 integers do not depend on their order. So these kernels are built without fused multiplication and addition, and draw
@@ -20,7 +20,7 @@ from torch import Tensor
 
 from quire_kernels_cuda.builds import Calls, NetworkShape
 from quire_kernels_cuda.platform import Platform
-from quire_ops import DrawTable
+from quire_ops import DrawTable, implements, ops
 
 __all__ = ["calls", "draw", "draw_kernel", "draw_masked"]
 
@@ -247,11 +247,12 @@ def draw_kernel(
     tl.store(peaks + program, tl.where(num_nan > 0, float("nan"), peak))
 
 
+@implements(ops.draw)
 def draw(logits: Tensor, rows: Tensor, positions: Tensor, table: DrawTable) -> tuple[Tensor, Tensor]:
-    """Op `draw`."""
     return _draw_rows(logits, rows, positions, table, None, None)
 
 
+@implements(ops.draw_masked)
 def draw_masked(
     logits: Tensor, rows: Tensor, positions: Tensor, table: DrawTable, mask_of: Tensor, bitmask: Tensor
 ) -> tuple[Tensor, Tensor]:

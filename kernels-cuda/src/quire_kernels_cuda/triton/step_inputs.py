@@ -17,7 +17,7 @@ from torch import Tensor
 
 from quire_kernels_cuda.builds import Calls, NetworkShape
 from quire_kernels_cuda.platform import Platform
-from quire_ops import to_device
+from quire_ops import implements, ops, to_device
 from quire_ops.step_inputs import GroupInputs, HostInts, RowTable, StepInputs
 
 __all__ = ["block_table_kernel", "calls", "decode_inputs", "step_inputs", "tokens_kernel"]
@@ -68,10 +68,11 @@ def block_table_kernel(
     tl.store(slot_mapping + first + lane, block * block_size + position % block_size, mask=mask)
 
 
+@implements(ops.step_inputs)
 def step_inputs(
     token_ids: Tensor, tables: tuple[RowTable, ...], rows: HostInts, starts: HostInts, ends: HostInts
 ) -> StepInputs:
-    """Op `step_inputs`: one copy to the device, then a launch for tokens and one for each table."""
+    """One copy to the device, then a launch for tokens and one for each table."""
     device = token_ids.device
     query_lens = ends - starts
     num_tokens, longest, furthest = int(query_lens.sum()), int(query_lens.max()), int(ends.max())
@@ -80,8 +81,9 @@ def step_inputs(
     return _gather(token_ids, tables, spans, num_tokens, longest, widths)
 
 
+@implements(ops.decode_inputs)
 def decode_inputs(token_ids: Tensor, tables: tuple[RowTable, ...], spans: Tensor) -> StepInputs:
-    """Op `decode_inputs`: the same launches, of which nothing depends on what is in `spans`."""
+    """The same launches, of which nothing depends on what is in `spans`."""
     return _gather(token_ids, tables, spans, spans.shape[1], 1, [table.shape[1] for table, _, _ in tables])
 
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from quire_kernels_cuda.builds import Calls, NetworkShape
 from quire_kernels_cuda.platform import NVIDIA, Platform
 from quire_kernels_cuda.triton.matmul import choose_tile, tile_sum
-from quire_ops import CACHE_TORCH_DTYPES
+from quire_ops import CACHE_TORCH_DTYPES, implements, ops
 
 __all__ = ["best_of_tiles_kernel", "best_token_kernel", "calls", "embedding", "embedding_kernel", "lm_head_argmax"]
 
@@ -74,8 +74,8 @@ def best_of_tiles_kernel(peaks, winners, best, ids, num_tiles, vocab_size, BLOCK
     tl.store(ids + row, tl.minimum(winner, vocab_size - 1).to(tl.int64))
 
 
+@implements(ops.embedding)
 def embedding(ids: Tensor, weight: Tensor) -> Tensor:
-    """Op `embedding`."""
     weight = weight.contiguous()
     size = weight.shape[1]
     out = torch.empty((ids.shape[0], size), dtype=weight.dtype, device=weight.device)
@@ -84,8 +84,9 @@ def embedding(ids: Tensor, weight: Tensor) -> Tensor:
     return out
 
 
+@implements(ops.lm_head_argmax)
 def lm_head_argmax(x: Tensor, weight: Tensor, *, platform: Platform = NVIDIA) -> tuple[Tensor, Tensor]:
-    """Op `lm_head_argmax`: each tile of the vocabulary keeps its best token, then the best of those is taken."""
+    """Each tile of the vocabulary keeps its best token, then the best of those is taken."""
     x = x if x.stride(-1) == 1 else x.contiguous()
     num_rows, inputs = x.shape
     vocab_size = weight.shape[0]

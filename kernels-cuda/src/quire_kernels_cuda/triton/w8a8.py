@@ -1,4 +1,4 @@
-"""Op `w8a8_linear`: products of whole numbers on matrix units, of tokens rounded to int8 (`rounding.py`).
+"""Products of whole numbers on matrix units, of tokens rounded to int8 (`rounding.py`).
 
 They are summed in int32, which is exact, so that a row's result does not depend on its neighbours.
 
@@ -18,7 +18,7 @@ from quire_kernels_cuda.builds import Calls, NetworkShape
 from quire_kernels_cuda.platform import NVIDIA, Platform
 from quire_kernels_cuda.targets import Target
 from quire_kernels_cuda.triton.rounding import round_rows
-from quire_ops import CACHE_TORCH_DTYPES, QuantizedTokens, Rounding
+from quire_ops import CACHE_TORCH_DTYPES, ActivationScheme, QuantizedTokens, implements, ops
 
 __all__ = ["byte_tile", "calls", "w8a8_kernel", "w8a8_linear"]
 
@@ -60,6 +60,7 @@ def byte_tile(num_rows: int, target: Target) -> dict[str, int]:
     return {"BM": 64, "BN": 128, "BK": 128, "num_warps": 8, "num_stages": stages}
 
 
+@implements(ops.w8a8_linear)
 def w8a8_linear(
     x: Tensor | QuantizedTokens,
     weight: Tensor,
@@ -70,8 +71,9 @@ def w8a8_linear(
     wide: bool = False,
     platform: Platform = NVIDIA,
 ) -> Tensor:
-    """Op `w8a8_linear`."""
-    tokens, steps, dtype = x if isinstance(x, QuantizedTokens) else round_rows(x, Rounding(torch.int8, input_scale))
+    tokens, steps, dtype = (
+        x if isinstance(x, QuantizedTokens) else round_rows(x, ActivationScheme(torch.int8, input_scale))
+    )
     weight = weight.contiguous()
     (num_rows, inputs), num_outputs = tokens.shape, weight.shape[0]
     out = torch.empty((num_rows, num_outputs), dtype=torch.float32 if wide else dtype, device=tokens.device)

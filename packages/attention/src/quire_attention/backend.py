@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from quire_attention.batch import AttentionMetadata
-from quire_interfaces import KV_CACHE_DTYPES, ConfigError
-from quire_ops import OpFunction, OpTable, kv_cache_shape
+from quire_interfaces import KV_CACHE_DTYPES
+from quire_ops import OpFunction, OpTable, kv_cache_shape, ops
 
 __all__ = ["AttentionAbilities", "AttentionBackend", "AttentionRequest", "OpsAttentionBackend"]
 
@@ -103,7 +103,7 @@ class AttentionBackend(Protocol):
 
         Args:
             row_size: Elements that one token takes for one key-value head: D, or more or fewer in the integer formats
-                (`quire_ops.declarations`).
+                (`quire_ops.kv_cache_ops`).
         """
 
     def write(
@@ -166,12 +166,12 @@ class OpsAttentionBackend:
         """
         self.name = name
         self.abilities = abilities or AttentionAbilities()
-        self._attend = _find(table, "paged_attention", name)
+        self._attend = table.named(ops.paged_attention, name).function
         # A package may bring attention alone; the cache is then written by what this device has.
-        has_write = any(backend.name == name for backend in table.backends("write_kv_cache"))
-        self._write = _find(table, "write_kv_cache", name if has_write else "torch")
-        has_fused = any(backend.name == name for backend in table.backends("rope_and_write_kv"))
-        self.rope_and_write_kv = _find(table, "rope_and_write_kv", name) if has_fused else None
+        has_write = any(backend.name == name for backend in table.backends(ops.write_kv_cache))
+        self._write = table.named(ops.write_kv_cache, name if has_write else "torch").function
+        has_fused = any(backend.name == name for backend in table.backends(ops.rope_and_write_kv))
+        self.rope_and_write_kv = table.named(ops.rope_and_write_kv, name).function if has_fused else None
 
     def kv_cache_shape(self, num_blocks: int, block_size: int, num_kv_heads: int, row_size: int) -> tuple[int, ...]:
         """[num_blocks, 2, num_kv_heads, block_size, row_size]."""
@@ -203,7 +203,7 @@ class OpsAttentionBackend:
         alibi_slopes: Tensor | None = None,
     ) -> Tensor:
         """See `AttentionBackend.forward`."""
-        out: Tensor = self._attend(
+        return self._attend(
             query,
             kv_cache,
             metadata,
@@ -214,15 +214,6 @@ class OpsAttentionBackend:
             kv_scale=kv_scale,
             alibi_slopes=alibi_slopes,
         )
-        return out
-
-
-def _find(table: OpTable, op: str, name: str) -> OpFunction:
-    for backend in table.backends(op):
-        if backend.name == name:
-            return backend.function
-    choices = ", ".join(backend.name for backend in table.backends(op))
-    raise ConfigError(f"op {op!r} has no backend {name!r}; choose one of {choices}")
 
 
 def _listed(values: frozenset[int] | None) -> str:

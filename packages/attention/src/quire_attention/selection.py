@@ -12,7 +12,7 @@ from quire_attention.backend import (
     OpsAttentionBackend,
 )
 from quire_interfaces import ConfigError
-from quire_ops import OpRequest, op_table
+from quire_ops import OpRequest, op_table, ops
 
 __all__ = ["AttentionChoice", "attention_backend_names", "select_attention_backend"]
 
@@ -31,7 +31,7 @@ _ANY_DEVICE = frozenset({"cpu", "cuda", "mps", "xpu"})
 
 def attention_backend_names() -> tuple[str, ...]:
     """Names that `select_attention_backend` takes, best first: whatever serves the op `paged_attention`."""
-    return tuple(backend.name for backend in op_table().backends("paged_attention"))
+    return tuple(backend.name for backend in op_table().backends(ops.paged_attention))
 
 
 def select_attention_backend(request: AttentionRequest, name: str | None = None) -> AttentionChoice:
@@ -58,7 +58,7 @@ def select_attention_backend(request: AttentionRequest, name: str | None = None)
         device=request.device, dtype=request.dtype, sizes=sizes, cache_dtype=request.cache_dtype,
         features=frozenset(name for name in FEATURES if getattr(request, name)),
     )  # fmt: skip
-    for op_backend in table.backends("paged_attention"):
+    for op_backend in table.backends(ops.paged_attention):
         candidate_name = op_backend.name
         features = frozenset(FEATURES) if op_backend.features is None else op_backend.features
         abilities = AttentionAbilities(

@@ -398,10 +398,10 @@ def _info(
 
 def _matrices(device: str, dtype: torch.dtype) -> str:
     """What multiplies matrices; where it is torch, why nothing faster does."""
-    from quire_ops import OpRequest, op_report
+    from quire_ops import OpRequest, op_table, ops
 
     device = device.partition(":")[0]
-    choice = next(choice for choice in op_report(OpRequest(device=device, dtype=dtype)) if choice.op == "linear")
+    choice = op_table().report(ops.linear, OpRequest(device=device, dtype=dtype))
     if choice.backend != "torch":
         return choice.backend
     reasons = [f"{name}: {reason}" for name, reason in choice.refused.items() if name != "reference"]

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from quire_lora.adapter import Adapter, ExpertAdapter, LinearAdapter, TableAdapter
-from quire_ops import NO_SLOT, LoraTokens, LoraWeights, OpRequest, fill_on_device, op_table
+from quire_ops import NO_SLOT, LoraTokens, LoraWeights, OpRequest, fill_on_device, op_table, ops
 
 __all__ = ["AdapterSlots", "ExpertSite", "LinearSite"]
 
@@ -80,7 +80,7 @@ class AdapterSlots:
         """Name of a layer whose weight holds an adapter -> what it was."""
         self.weights_lock = threading.Lock()
         """Held by who reads layers' weights, and by who writes over them."""
-        backend, _ = op_table().choose("lora_linear", OpRequest(device=device.type, dtype=dtype))
+        backend = op_table().choose(ops.lora_linear, OpRequest(device=device.type, dtype=dtype))
         self.add = backend.function
         self.capture_refusal: str | None = None
         """Why steps with adapters cannot be captured in graphs, whatever adapters they are; None where they can."""

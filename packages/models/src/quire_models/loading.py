@@ -18,7 +18,7 @@ from quire_models.module_adapters import place_adapters
 from quire_models.named_formats import check_load_format, resolved_linear_method
 from quire_models.registry import model_class
 from quire_models.weights import Progress, load_dummy_weights, load_weights
-from quire_ops import OpRequest
+from quire_ops import OpRequest, ops
 from quire_quantization import head_method
 from quire_quantization import linear_method as find_linear_method
 from quire_quantization.kernels import check_kernel_names
@@ -106,7 +106,7 @@ def build_model(
         disabled_linear_kernels=frozenset(disabled_linear_kernels),
     )
     if adapters is not None:
-        scope.op("lora_linear")  # for the record of chosen backends
+        scope.op(ops.lora_linear)  # for the record of chosen backends
     model: Network = model_class(config.architecture)(config, scope)
     return model
 

@@ -1,24 +1,27 @@
-"""Every tensor op: typed signature, torch reference, backend table."""
+"""Every tensor op, declared by its reference, and a table of backends. `ops` has the ops by name."""
 
+from quire_ops import ops
+from quire_ops.activation_quant import ActivationScheme, QuantizedTokens
+from quire_ops.activations import GATED_ACTIVATIONS
 from quire_ops.backends import ENTRY_POINT_GROUP, bind, builtin_table, kernel_builders, op_report, op_table
-from quire_ops.declarations import OPS, PagedLayout, kv_cache_shape
 from quire_ops.decode_step import DecodeNetwork, DecodeRows, RunDecode
 from quire_ops.decoder_stack import DecoderLayerWeights, DecoderStack, RoutedExperts, RunDecoder
 from quire_ops.drawing import Draw, DrawMasked, DrawTable
-from quire_ops.fused_moe import EXPERT_ACTIVATIONS, Experts, RunExperts
+from quire_ops.fused_moe import EXPERT_ACTIVATIONS, Experts, RunExperts, swigluoai_and_mul
 from quire_ops.kernel_builds import KernelBuilder
+from quire_ops.kv_cache_ops import kv_cache_shape
 from quire_ops.kv_format import CACHE_TORCH_DTYPES
+from quire_ops.layout import PagedLayout
 from quire_ops.linear_weights import GatedWeights, LinearWeights
 from quire_ops.lora import NO_SLOT, LoraTokens, LoraWeights
+from quire_ops.op import Op, OpFunction, implements, op
 from quire_ops.penalties import Penalize, PenaltyTable
 from quire_ops.replay import StateReplay, replayable
 from quire_ops.rng import uniform
-from quire_ops.rounding import QuantizedTokens, Rounding
 from quire_ops.routing import EXPERT_SCORINGS, RoutingRule
 from quire_ops.staging import copy_to_host, fill_on_device, to_device
 from quire_ops.step_inputs import GroupInputs, RowTable, StepInputs
-from quire_ops.table import Op, OpBackend, OpChoice, OpFunction, OpRequest, OpTable, SizeRule
-from quire_ops.torch_moe import swigluoai_and_mul
+from quire_ops.table import BackendSet, OpBackend, OpReport, OpRequest, OpTable, SizeRule
 
 __version__ = "0.1.0"
 
@@ -27,8 +30,10 @@ __all__ = [
     "ENTRY_POINT_GROUP",
     "EXPERT_ACTIVATIONS",
     "EXPERT_SCORINGS",
+    "GATED_ACTIVATIONS",
     "NO_SLOT",
-    "OPS",
+    "ActivationScheme",
+    "BackendSet",
     "DecodeNetwork",
     "DecodeRows",
     "DecoderLayerWeights",
@@ -45,15 +50,14 @@ __all__ = [
     "LoraWeights",
     "Op",
     "OpBackend",
-    "OpChoice",
     "OpFunction",
+    "OpReport",
     "OpRequest",
     "OpTable",
     "PagedLayout",
     "Penalize",
     "PenaltyTable",
     "QuantizedTokens",
-    "Rounding",
     "RoutedExperts",
     "RoutingRule",
     "RowTable",
@@ -67,10 +71,13 @@ __all__ = [
     "builtin_table",
     "copy_to_host",
     "fill_on_device",
+    "implements",
     "kernel_builders",
     "kv_cache_shape",
+    "op",
     "op_report",
     "op_table",
+    "ops",
     "replayable",
     "swigluoai_and_mul",
     "to_device",

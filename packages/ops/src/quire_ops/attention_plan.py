@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from quire_ops.declarations import PagedLayout
+from quire_ops.layout import PagedLayout
 from quire_ops.staging import to_device
 
 __all__ = ["AttentionPlan", "DecodeGroup", "PrefillSequence", "make_plan"]

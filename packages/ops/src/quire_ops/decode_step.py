@@ -18,14 +18,15 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from quire_ops import reference
-from quire_ops.decoder_stack import DecoderStack, reference_decoder_stack
-from quire_ops.drawing import DrawTable, reference_draw, reference_draw_masked
+from quire_ops.decoder_stack import DecoderStack, decoder_stack
+from quire_ops.drawing import DrawTable, draw, draw_masked
+from quire_ops.linear_ops import embedding
 from quire_ops.linear_weights import LinearWeights, reference_linear
 from quire_ops.lora import LoraTokens
-from quire_ops.step_inputs import HostInts, RowTable
+from quire_ops.op import op
+from quire_ops.step_inputs import HostInts, RowTable, step_inputs
 
-__all__ = ["DecodeNetwork", "DecodeRows", "RunDecode", "reference_decode_step"]
+__all__ = ["DecodeNetwork", "DecodeRows", "RunDecode", "decode_step"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,15 +97,16 @@ class RunDecode(Protocol):
         """
 
 
-def reference_decode_step(network: DecodeNetwork, rows: DecodeRows) -> RunDecode:
-    """The step by the references of the other ops."""
+@op
+def decode_step(network: DecodeNetwork, rows: DecodeRows) -> RunDecode:
+    """A whole decode step in one call, from embedding to tokens. Optional, as `decoder_stack` is."""
     return _ReferenceDecodeStep(network, rows)
 
 
 class _ReferenceDecodeStep:
     def __init__(self, network: DecodeNetwork, rows: DecodeRows) -> None:
         self._network, self._kept = network, rows
-        self._run_stack = reference_decoder_stack(network.stack)
+        self._run_stack = decoder_stack(network.stack)
 
     def __call__(
         self, rows: list[int], starts: list[int], masks: tuple[Tensor, Tensor] | None = None
@@ -114,7 +116,7 @@ class _ReferenceDecodeStep:
             return None
         kept, which, begins = self._kept, np.array(rows), np.array(starts)
         chosen = logits, torch.from_numpy(which), torch.from_numpy(begins), kept.draw
-        ids, peaks = reference_draw(*chosen) if masks is None else reference_draw_masked(*chosen, *masks)
+        ids, peaks = draw(*chosen) if masks is None else draw_masked(*chosen, *masks)
         if not peaks.isfinite().all():
             return None
         kept.token_ids[which, begins + 1] = ids.int()
@@ -130,7 +132,7 @@ class _ReferenceDecodeStep:
         for table, num_blocks in zip(kept.tables, kept.num_blocks, strict=True):
             if (ends > num_blocks[which] * table.block_size).any():
                 return None
-        inputs = reference.step_inputs(kept.token_ids, kept.tables, which, begins, ends)
+        inputs = step_inputs(kept.token_ids, kept.tables, which, begins, ends)
         layouts = [
             SimpleNamespace(
                 block_table=group.block_table,
@@ -146,7 +148,7 @@ class _ReferenceDecodeStep:
             for group, table in zip(inputs.groups, kept.tables, strict=True)
         ]
         rotations = [rotation(int(ends.max())) for rotation in network.rotations]
-        x = reference.embedding(inputs.input_ids, network.embedding) * network.embedding_factor
+        x = embedding(inputs.input_ids, network.embedding) * network.embedding_factor
         positions = inputs.positions
         lora = LoraTokens.of(kept.lora_slots[which])
         turns = [(cos[positions], sin[positions]) for cos, sin in rotations]

@@ -9,21 +9,26 @@ dimensions of a head, E experts.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from quire_ops import reference
-from quire_ops.declarations import PagedLayout
-from quire_ops.fused_moe import Experts, reference_fused_moe
+from quire_ops.activations import GATED_ACTIVATIONS, sigmoid_and_mul
+from quire_ops.attention_ops import paged_attention
+from quire_ops.fused_moe import Experts, fused_moe
+from quire_ops.kv_cache_ops import rotary_embedding, write_kv_cache
+from quire_ops.layout import PagedLayout
+from quire_ops.linear_ops import linear, lm_head
 from quire_ops.linear_weights import GatedWeights, LinearWeights, reference_linear
 from quire_ops.lora import LoraTokens
-from quire_ops.routing import RoutingRule, reference_route_experts
+from quire_ops.norms import rms_norm
+from quire_ops.op import op
+from quire_ops.routing import RoutingRule, route_experts
 
-__all__ = ["DecoderLayerWeights", "DecoderStack", "RoutedExperts", "RunDecoder", "reference_decoder_stack"]
+__all__ = ["DecoderLayerWeights", "DecoderStack", "RoutedExperts", "RunDecoder", "decoder_stack"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,15 +140,17 @@ class RunDecoder(Protocol):
         """
 
 
-def reference_decoder_stack(stack: DecoderStack) -> RunDecoder:
-    """The stack by the references of the other ops."""
-    act_and_mul: Callable[[Tensor, Tensor], Tensor] = getattr(reference, f"{stack.activation}_and_mul")
+@op
+def decoder_stack(stack: DecoderStack) -> RunDecoder:
+    """A whole stack of pre-norm decoder layers in one call: what other ops do in turn. Optional: where no backend has
+    it, networks call the other ops layer by layer."""
+    act_and_mul = GATED_ACTIVATIONS[stack.activation]
 
     def normed(x: Tensor, weight: Tensor | None) -> Tensor:
         if weight is None:
             return x
         width = weight.shape[0]  # of all heads at once, or of one
-        return reference.rms_norm(x.reshape(x.shape[0], -1, width), weight, stack.eps).view(x.shape)
+        return rms_norm(x.reshape(x.shape[0], -1, width), weight, stack.eps).view(x.shape)
 
     def run(
         x: Tensor,
@@ -154,11 +161,11 @@ def reference_decoder_stack(stack: DecoderStack) -> RunDecoder:
         lora: LoraTokens | None = None,
         taps: Mapping[int, Tensor] | None = None,
     ) -> Tensor:
-        def linear(x: Tensor, weights: LinearWeights) -> Tensor:
+        def product(x: Tensor, weights: LinearWeights) -> Tensor:
             return reference_linear(x, weights, lora=lora)
 
         def heads(x: Tensor, layer: DecoderLayerWeights, weights: LinearWeights, norm: Tensor | None) -> Tensor:
-            out = linear(x, weights).view(x.shape[0], -1, stack.head_dim)
+            out = product(x, weights).view(x.shape[0], -1, stack.head_dim)
             if layer.rotation is None:
                 return normed(out, norm)
             cos, sin = rotations[layer.rotation]
@@ -167,7 +174,7 @@ def reference_decoder_stack(stack: DecoderStack) -> RunDecoder:
             return _rotated(normed(out, norm), cos, sin, layer.interleaved)
 
         def gated(x: Tensor, weights: GatedWeights) -> Tensor:
-            return linear(act_and_mul(linear(x, weights.gate), linear(x, weights.up)), weights.down)
+            return product(act_and_mul(product(x, weights.gate), product(x, weights.up)), weights.down)
 
         def feed_forward(x: Tensor, weights: GatedWeights | RoutedExperts) -> Tensor:
             if isinstance(weights, GatedWeights):
@@ -177,7 +184,7 @@ def reference_decoder_stack(stack: DecoderStack) -> RunDecoder:
                 return out
             shared = gated(x, weights.shared)
             if weights.shared_gate is not None:
-                shared = reference.sigmoid_and_mul(reference.linear(x, weights.shared_gate, None), shared)
+                shared = sigmoid_and_mul(linear(x, weights.shared_gate, None), shared)
             return out + shared
 
         taps = taps or {}
@@ -186,9 +193,9 @@ def reference_decoder_stack(stack: DecoderStack) -> RunDecoder:
                 taps[i].copy_(x)
             inner = normed(x, layer.input_norm)
             query, key = heads(inner, layer, layer.q, layer.q_norm), heads(inner, layer, layer.k, layer.k_norm)
-            value, layout = linear(inner, layer.v).view(x.shape[0], -1, stack.head_dim), layouts[group]
-            reference.write_kv_cache(key, value, kv_cache, layout.slot_mapping, layer.kv_scale)
-            attended = reference.paged_attention(
+            value, layout = product(inner, layer.v).view(x.shape[0], -1, stack.head_dim), layouts[group]
+            write_kv_cache(key, value, kv_cache, layout.slot_mapping, layer.kv_scale)
+            attended = paged_attention(
                 query,
                 kv_cache,
                 layout,
@@ -198,13 +205,13 @@ def reference_decoder_stack(stack: DecoderStack) -> RunDecoder:
                 sinks=layer.sinks,
                 kv_scale=layer.kv_scale,
             )
-            attended = normed(linear(attended.flatten(1), layer.o), layer.attention_out_norm)
+            attended = normed(product(attended.flatten(1), layer.o), layer.attention_out_norm)
             x = x + attended * layer.residual_factor
             inner = feed_forward(normed(x, layer.feed_forward_norm), layer.feed_forward)
             x = x + normed(inner, layer.feed_forward_out_norm) * layer.residual_factor
         if len(stack.layers) in taps:
             taps[len(stack.layers)].copy_(x)
-        return reference.rms_norm(x, stack.final_norm, stack.eps)
+        return rms_norm(x, stack.final_norm, stack.eps)
 
     return run
 
@@ -214,11 +221,11 @@ def _rotated(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> Tensor:
     part, rest = x.split([cos.shape[-1], x.shape[-1] - cos.shape[-1]], dim=-1)
     if interleaved:
         part = torch.cat((part[..., ::2], part[..., 1::2]), dim=-1)
-    return torch.cat((reference.rotary_embedding(part, cos, sin), rest), dim=-1)
+    return torch.cat((rotary_embedding(part, cos, sin), rest), dim=-1)
 
 
 def _reference_experts(x: Tensor, weights: RoutedExperts) -> Tensor:
-    logits = reference.lm_head(x, weights.router)
+    logits = lm_head(x, weights.router)
     if weights.router_bias is not None:
         logits = logits + weights.router_bias
-    return reference_fused_moe(weights.experts)(x, *reference_route_experts(logits, weights.choice_bias, weights.rule))
+    return fused_moe(weights.experts)(x, *route_experts(logits, weights.choice_bias, weights.rule))

@@ -1,4 +1,4 @@
-"""Op `draw`: one token per row of logits, the most likely one or one drawn by chance. Its reference defines it.
+"""One token per row of logits, the most likely one or one drawn by chance.
 
 Every number in a draw is either an integer or the result of single float operations that IEEE 754 rounds in one way, so
 every backend on every device gets the same token from the same logits; how sums are ordered does not matter. Knows rows
@@ -18,22 +18,23 @@ Shape legend: R rows, N rows of logits, V vocabulary.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 from torch import Tensor
 
+from quire_ops.op import op
 from quire_ops.rng import uniform
 
 __all__ = [
     "Draw",
     "DrawMasked",
     "DrawTable",
+    "draw",
+    "draw_masked",
     "integer_weights",
     "log2_weights",
-    "reference_draw",
-    "reference_draw_masked",
     "share_of",
     "target_of",
 ]
@@ -87,43 +88,10 @@ class DrawTable:
         )
 
 
-class Draw(Protocol):
-    """Op `draw`, bound."""
-
-    def __call__(self, logits: Tensor, rows: Tensor, positions: Tensor, table: DrawTable) -> tuple[Tensor, Tensor]:
-        """Choose one token per row of logits.
-
-        Args:
-            logits: [N, V] float32, contiguous.
-            rows: [N] int64, the row of `table` of each.
-            positions: [N] int64, position of the last token that the logits have seen.
-            table: Parameters.
-
-        Returns:
-            Tokens [N] int64, and per row of logits the largest [N] float32, NaN where there is one. Where it is not
-            finite, the token is any of the vocabulary.
-        """
-
-
-class DrawMasked(Protocol):
-    """Op `draw_masked`, bound."""
-
-    def __call__(
-        self, logits: Tensor, rows: Tensor, positions: Tensor, table: DrawTable, mask_of: Tensor, bitmask: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        """Choose one token per row of logits, among those that the row's mask allows.
-
-        Args:
-            logits: [N, V] float32, contiguous; of rows with a mask, what is there afterwards means nothing.
-            rows: As of `Draw`.
-            positions: As of `Draw`.
-            table: As of `Draw`.
-            mask_of: [N] int64, the mask of each row of logits, -1 for none.
-            bitmask: [M, ceil(V / 32)] int32, contiguous; bit i % 32 of word i // 32 is 1 where token i may be chosen.
-
-        Returns:
-            As `Draw`, of logits that are -inf where a token may not be chosen.
-        """
+Draw = Callable[[Tensor, Tensor, Tensor, DrawTable], tuple[Tensor, Tensor]]
+"""A backend's function of op `draw`."""
+DrawMasked = Callable[[Tensor, Tensor, Tensor, DrawTable, Tensor, Tensor], tuple[Tensor, Tensor]]
+"""A backend's function of op `draw_masked`."""
 
 
 def log2_weights(logits: Tensor, peaks: Tensor, inv_temperature: Tensor) -> Tensor:
@@ -155,8 +123,21 @@ def target_of(u: Tensor, total: Tensor) -> Tensor:
     return (u * total.to(torch.float64)).to(torch.int64).minimum(total - 1)
 
 
-def reference_draw(logits: Tensor, rows: Tensor, positions: Tensor, table: DrawTable) -> tuple[Tensor, Tensor]:
-    """Op `draw`, row by row, with a whole sort."""
+@op
+def draw(logits: Tensor, rows: Tensor, positions: Tensor, table: DrawTable) -> tuple[Tensor, Tensor]:
+    """Choose one token per row of logits. Optional: where no backend has it, quire_sampling draws with torch, the same
+    tokens.
+
+    Args:
+        logits: [N, V] float32, contiguous.
+        rows: [N] int64, the row of `table` of each.
+        positions: [N] int64, position of the last token that the logits have seen.
+        table: Parameters.
+
+    Returns:
+        Tokens [N] int64, and per row of logits the largest [N] float32, NaN where there is one. Where it is not
+        finite, the token is any of the vocabulary.
+    """
     peaks = logits.amax(-1)
     tokens = logits.max(dim=-1).indices  # the first of equals
     drawn = (table.draws[rows] & peaks.isfinite()).nonzero().squeeze(1).tolist()
@@ -175,11 +156,25 @@ def reference_draw(logits: Tensor, rows: Tensor, positions: Tensor, table: DrawT
     return tokens, peaks
 
 
-def reference_draw_masked(
+@op
+def draw_masked(
     logits: Tensor, rows: Tensor, positions: Tensor, table: DrawTable, mask_of: Tensor, bitmask: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Op `draw_masked`: the masks laid over the logits, then `draw`."""
+    """Op `draw` of logits that are -inf where the row's mask does not allow a token. Optional: one look at the logits
+    serves both.
+
+    Args:
+        logits: [N, V] float32, contiguous; of rows with a mask, what is there afterwards means nothing.
+        rows: [N] int64.
+        positions: [N] int64.
+        table: Parameters.
+        mask_of: [N] int64, the mask of each row of logits, -1 for none.
+        bitmask: [M, ceil(V / 32)] int32, contiguous; bit i % 32 of word i // 32 is 1 where token i may be chosen.
+
+    Returns:
+        Tokens [N] int64, and the largest of the changed logits [N] float32.
+    """
     bits = bitmask.unsqueeze(-1).bitwise_right_shift(torch.arange(32, dtype=torch.int32)) & 1
     allowed = bits.flatten(1)[:, : logits.shape[1]].bool()
     excluded = ~allowed[mask_of] & (mask_of >= 0).unsqueeze(1)
-    return reference_draw(logits.masked_fill(excluded, -torch.inf), rows, positions, table)
+    return draw(logits.masked_fill(excluded, -torch.inf), rows, positions, table)

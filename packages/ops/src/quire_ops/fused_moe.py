@@ -8,16 +8,21 @@ Shape legend: T tokens of the step, K experts per token, E experts, I width of t
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
-from quire_ops import reference
+from quire_ops.activations import GATED_ACTIVATIONS, torch_gelu_and_mul, torch_silu_and_mul
 from quire_ops.linear_weights import LinearWeights, reference_linear
+from quire_ops.op import op
+from quire_ops.quantized_linear import torch_grouped_linear, torch_int8_linear, torch_w8a8_linear
+from quire_ops.table import torch_backend_for
 
-__all__ = ["EXPERT_ACTIVATIONS", "Experts", "RunExperts", "reference_fused_moe"]
+__all__ = ["EXPERT_ACTIVATIONS", "Experts", "RunExperts", "fused_moe", "swigluoai_and_mul", "torch_fused_moe"]
 
 EXPERT_ACTIVATIONS = ("silu", "gelu", "swigluoai")
 """swigluoai (gpt-oss): gate and up are clipped, then gate * sigmoid(1.702 * gate) * (up + 1)."""
@@ -62,13 +67,14 @@ class RunExperts(Protocol):
         """
 
 
-def reference_fused_moe(experts: Experts) -> RunExperts:
-    """The experts one token at a time, in float64."""
+@op
+def fused_moe(experts: Experts) -> RunExperts:
+    """The experts of a mixture-of-experts layer, each with the tokens that are routed to it, and the weighted sum of
+    their results. The reference takes one token at a time, in float64."""
 
     def activated(gate: Tensor, up: Tensor) -> Tensor:
         if experts.activation != "swigluoai":
-            out: Tensor = getattr(reference, f"{experts.activation}_and_mul")(gate, up)
-            return out
+            return GATED_ACTIVATIONS[experts.activation](gate, up)
         gate, up = gate.clamp(max=experts.limit), up.clamp(-experts.limit, experts.limit)
         return gate * torch.sigmoid(SWIGLUOAI_SLOPE * gate) * (up + 1.0)
 
@@ -83,3 +89,49 @@ def reference_fused_moe(experts: Experts) -> RunExperts:
         return out.to(x.dtype)
 
     return run
+
+
+@torch_backend_for(fused_moe)
+def torch_fused_moe(experts: Experts) -> RunExperts:
+    """The experts one after the other, each with all of its tokens."""
+
+    def activated(gate: Tensor, up: Tensor) -> Tensor:
+        if experts.activation == "swigluoai":
+            return swigluoai_and_mul(gate, up, experts.limit)
+        return torch_silu_and_mul(gate, up) if experts.activation == "silu" else torch_gelu_and_mul(gate, up)
+
+    def run(x: Tensor, topk_ids: Tensor, topk_weights: Tensor) -> Tensor:
+        out = torch.zeros_like(x, dtype=torch.float32)
+        order = torch.argsort(topk_ids.flatten(), stable=True)  # pairs of token and expert, expert by expert
+        tokens, weights = order // topk_ids.shape[1], topk_weights.flatten()[order, None]
+        counts = torch.bincount(topk_ids.flatten(), minlength=len(experts.gate)).tolist()
+        begin = 0
+        for expert, count in enumerate(counts):
+            if count:
+                rows = tokens[begin : begin + count]
+                taken = x[rows]
+                inner = activated(_linear(taken, experts.gate[expert]), _linear(taken, experts.up[expert]))
+                result = _linear(inner, experts.down[expert]).float() * weights[begin : begin + count]
+                out.index_add_(0, rows, result)  # an expert has a token once, so the order of additions is fixed
+                begin += count
+        return out.to(x.dtype)
+
+    return run
+
+
+def swigluoai_and_mul(
+    gate: Tensor, up: Tensor, limit: float, sigmoid: Callable[[Tensor], Tensor] = torch.sigmoid
+) -> Tensor:
+    """The gate of gpt-oss: both clipped, then gate * sigmoid(1.702 * gate) * (up + 1). May write over both."""
+    gate, up = gate.clamp_(max=limit), up.clamp_(-limit, limit)
+    return sigmoid(SWIGLUOAI_SLOPE * gate).mul_(gate).mul_(up.add_(1.0))
+
+
+def _linear(x: Tensor, weights: LinearWeights) -> Tensor:
+    if weights.scale is None:
+        return F.linear(x, weights.weight, weights.bias)
+    if weights.scale.ndim > 1:
+        return torch_grouped_linear(x, weights.weight, weights.scale, weights.zero, weights.bias)
+    if weights.input_scale is not None:
+        return torch_w8a8_linear(x, weights.weight, weights.scale, weights.input_scale, weights.bias)
+    return torch_int8_linear(x, weights.weight, weights.scale, weights.bias)

@@ -9,8 +9,9 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from quire_ops import reference
+from quire_ops.linear_ops import linear, lm_head
 from quire_ops.lora import LoraTokens, LoraWeights, lora_linear
+from quire_ops.quantized_linear import grouped_linear, int8_linear, w8a8_linear
 
 __all__ = ["GatedWeights", "LinearWeights", "reference_linear"]
 
@@ -52,10 +53,10 @@ def reference_linear(
 
 def _reference_base(x: Tensor, weights: LinearWeights, *, wide: bool) -> Tensor:
     if weights.scale is None:
-        return reference.lm_head(x, weights.weight) if wide else reference.linear(x, weights.weight, weights.bias)
+        return lm_head(x, weights.weight) if wide else linear(x, weights.weight, weights.bias)
     if weights.input_scale is not None:
         scale, input_scale = weights.scale, weights.input_scale
-        return reference.w8a8_linear(x, weights.weight, scale, input_scale, weights.bias, wide=wide)
+        return w8a8_linear(x, weights.weight, scale, input_scale, weights.bias, wide=wide)
     if weights.scale.ndim == 1:
-        return reference.int8_linear(x, weights.weight, weights.scale, weights.bias, wide=wide)
-    return reference.grouped_linear(x, weights.weight, weights.scale, weights.zero, weights.bias, wide=wide)
+        return int8_linear(x, weights.weight, weights.scale, weights.bias, wide=wide)
+    return grouped_linear(x, weights.weight, weights.scale, weights.zero, weights.bias, wide=wide)

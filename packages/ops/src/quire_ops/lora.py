@@ -1,4 +1,4 @@
-"""Op `lora_linear`: low-rank adapters of a linear layer, each for tokens of its own (Hu et al. 2021; the grouping of
+"""Low-rank adapters of a linear layer, each for tokens of its own (Hu et al. 2021; the grouping of
 tokens by adapter follows Sheng et al., "S-LoRA", 2023).
 
 Knows slots, matrices and which token uses which slot; does not know adapters, files or requests.
@@ -15,6 +15,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+
+from quire_ops.op import op
+from quire_ops.table import torch_backend_for
 
 __all__ = ["NO_SLOT", "LoraTokens", "LoraWeights", "lora_linear"]
 
@@ -71,8 +74,11 @@ class LoraTokens:
         )
 
 
+@op
 def lora_linear(out: Tensor, x: Tensor, weights: LoraWeights, tokens: LoraTokens) -> None:
-    """Op `lora_linear`: one token at a time, in float64."""
+    """Adapters on top of a linear layer's result, in place: out = out * scale + (x @ a.T) @ b + shift with the matrices
+    of the token's slot; tokens without a slot keep theirs. x [T, I]; out [T, O] of x's dtype or float32, of which the
+    tokens may be apart."""
     adjusted = weights.adjusted.tolist()
     for token, slot in enumerate(tokens.slots.tolist()):
         if slot < 0 or slot == NO_SLOT:
@@ -83,3 +89,21 @@ def lora_linear(out: Tensor, x: Tensor, weights: LoraWeights, tokens: LoraTokens
             base = base * weights.scale[slot].double()
             delta = delta + weights.shift[slot].double()
         out[token] = (base + delta).to(out.dtype)
+
+
+@torch_backend_for(lora_linear)
+def _torch_lora_linear(out: Tensor, x: Tensor, weights: LoraWeights, tokens: LoraTokens) -> None:
+    """Two products for each slot in use, in the network's dtype; sums with the layer's result in float32."""
+    ranks, adjusted = weights.ranks.tolist(), weights.adjusted.tolist()
+    for slot, begin, end in tokens.groups.tolist():
+        rank = ranks[slot]
+        if not rank and not adjusted[slot]:
+            continue
+        which = tokens.order[begin:end]
+        base = out.index_select(0, which).float()
+        if adjusted[slot]:
+            base = torch.addcmul(weights.shift[slot], base, weights.scale[slot])
+        if rank:
+            inner = torch.mm(x.index_select(0, which), weights.a[slot, :rank].T)
+            base += torch.mm(inner, weights.b[slot, :rank])
+        out.index_copy_(0, which.long(), base.to(out.dtype))

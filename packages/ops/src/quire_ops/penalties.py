@@ -1,4 +1,4 @@
-"""Op `penalize`: repetition, presence and frequency penalties on rows of logits. Its reference defines it.
+"""Repetition, presence and frequency penalties on logits.
 
 The tokens that were there before are read from the rows' history where it is, on the device, and counted anew in each
 step: so nothing has to be kept when drafts are rejected, requests preempted or rows given to others.
@@ -8,13 +8,15 @@ Shape legend: R rows, L token slots of a row, N rows of logits, V vocabulary.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 from torch import Tensor
 
-__all__ = ["Penalize", "PenaltyTable", "reference_penalize"]
+from quire_ops.op import op
+
+__all__ = ["Penalize", "PenaltyTable", "penalize"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,27 +33,26 @@ class PenaltyTable:
     """int64: tokens from this position on are outputs."""
 
 
-class Penalize(Protocol):
-    """Op `penalize`, bound."""
-
-    def __call__(self, logits: Tensor, rows: Tensor, positions: Tensor, token_ids: Tensor, table: PenaltyTable) -> None:
-        """Penalize tokens that were there before, in place.
-
-        The logit of each token in prompt or output is divided by the repetition penalty if positive, multiplied if not
-        (CTRL, Keskar et al. 2019, section 4.1). Then presence is subtracted once and frequency per occurrence, for
-        tokens in the output only. Each is one float32 operation, in this order.
-
-        Args:
-            logits: [N, V] float32, contiguous; changed in place.
-            rows: [N] int64, the row of `table` and of `token_ids` of each.
-            positions: [N] int64, position of the last known token; later places of the history count for nothing.
-            token_ids: [R, L] int32. Ids outside the vocabulary have no logit to change.
-            table: Penalties.
-        """
+Penalize = Callable[[Tensor, Tensor, Tensor, Tensor, PenaltyTable], None]
+"""A backend's function of op `penalize`."""
 
 
-def reference_penalize(logits: Tensor, rows: Tensor, positions: Tensor, token_ids: Tensor, table: PenaltyTable) -> None:
-    """Op `penalize`, row by row."""
+@op
+def penalize(logits: Tensor, rows: Tensor, positions: Tensor, token_ids: Tensor, table: PenaltyTable) -> None:
+    """Penalize tokens that were there before, in place.
+
+    The logit of each token in prompt or output is divided by the repetition penalty if positive, multiplied if not
+    (CTRL, Keskar et al. 2019, section 4.1). Then presence is subtracted once and frequency per occurrence, for
+    tokens in the output only. Each is one float32 operation, in this order.
+    Optional: where no backend has it, quire_sampling does it with torch, for the same logits.
+
+    Args:
+        logits: [N, V] float32, contiguous; changed in place.
+        rows: [N] int64, the row of `table` and of `token_ids` of each.
+        positions: [N] int64, position of the last known token; later places of the history count for nothing.
+        token_ids: [R, L] int32. Ids outside the vocabulary have no logit to change.
+        table: Penalties.
+    """
     vocab_size = logits.shape[1]
     for i, row in enumerate(rows.tolist()):
         history = token_ids[row, : int(positions[i]) + 1].to(torch.int64)

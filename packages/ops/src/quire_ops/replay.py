@@ -9,26 +9,16 @@ more, and the memory of their inputs.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping
+from functools import wraps
+from typing import Any
 
 from torch import Tensor
 
-from quire_ops.table import OpFunction
-
-if TYPE_CHECKING:
-    from quire_ops.layout import PagedLayout
+from quire_ops.layout import PagedLayout
+from quire_ops.op import Op, OpFunction, P, R
 
 __all__ = ["StateReplay", "replayable"]
-
-TOKEN_INPUTS = {
-    "causal_conv1d": (0,),
-    "mamba2_scan": (0, 1, 3, 4),
-    "selective_scan": (0, 1, 3, 4),
-    "gated_delta_rule": (0, 1, 2, 3, 4),
-    "wkv": (0, 1),
-}
-"""Op with a state -> which of its arguments have a row for each token. The last positional one is the layout."""
 
 
 class StateReplay:
@@ -66,16 +56,18 @@ class StateReplay:
         self._calls.clear()
 
 
-def replayable(name: str, op: OpFunction) -> OpFunction:
-    """The op itself; one with a state as layers call it, so that it is taken down where the layout asks for it."""
-    places = TOKEN_INPUTS.get(name)
-    if places is None:
-        return op
+def replayable(op: Op[P, R], function: Callable[P, R]) -> Callable[P, R]:
+    """A backend's function of the op, as layers call it: of an op with a state, each call is taken down where the
+    layout asks for it."""
+    if not op.token_args:
+        return function
 
-    def run(*inputs: Any, **settings: Any) -> Any:
-        replay: StateReplay | None = inputs[-1].replay
+    @wraps(function)
+    def run(*inputs: P.args, **settings: P.kwargs) -> R:
+        layout: Any = inputs[-1]
+        replay: StateReplay | None = layout.replay
         if replay is not None:
-            replay.record(op, places, inputs, settings)
-        return op(*inputs, **settings)
+            replay.record(function, op.token_args, inputs, settings)
+        return function(*inputs, **settings)
 
     return run

@@ -12,7 +12,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-__all__ = ["EXPERT_SCORINGS", "RoutingRule", "reference_route_experts"]
+from quire_ops.op import op
+
+__all__ = ["EXPERT_SCORINGS", "RoutingRule", "route_experts"]
 
 EXPERT_SCORINGS = ("softmax", "sigmoid", "softmax_of_chosen")
 """What an expert is scored with: its probability among all; a number of its own; or its logit, where only those that
@@ -44,8 +46,15 @@ class RoutingRule:
         return rest == 0 and size >= self.group_best and self.top_k <= self.topk_groups * size
 
 
-def reference_route_experts(logits: Tensor, bias: Tensor | None, rule: RoutingRule) -> tuple[Tensor, Tensor]:
-    """Op `route_experts`: in float64."""
+@op
+def route_experts(logits: Tensor, bias: Tensor | None, rule: RoutingRule) -> tuple[Tensor, Tensor]:
+    """The K best experts of each token, best first, the first of equals, and how much each counts. Experts are scored
+    by the rule's scoring of the logits; the bias is added to the scores for choosing alone; where the rule has groups,
+    only experts of the best groups can be chosen. Optional: where no backend has it, networks choose by torch's
+    operators.
+
+    logits [T, E] float32, bias [E] float32 -> topk_ids [T, K] int64, topk_weights [T, K] float32.
+    """
     wide = logits.double()
     scores = {"softmax": torch.softmax(wide, -1), "sigmoid": torch.sigmoid(wide)}.get(rule.scoring, wide)
     choice = scores if bias is None else scores + bias.double()

@@ -1,14 +1,27 @@
-"""What goes into op `step_inputs` and what comes out. Shape legend: R rows, T tokens, S sequences of the step."""
+"""Inputs of a step, gathered from what is kept of each row.
+
+By torch there is no loop over tokens: index arithmetic happens on the host, from numbers that are known there (numpy);
+everything that depends on token ids or block ids is gathered on the device, so that a token sampled a moment ago is
+found without a round trip.
+
+Shape legend: R rows, L token slots of a row, T tokens, S sequences of the step.
+"""
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
 import numpy as np
+import torch
+import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
-__all__ = ["GroupInputs", "HostInts", "RowTable", "StepInputs"]
+from quire_ops.op import op
+from quire_ops.staging import to_device
+from quire_ops.table import torch_backend_for
+
+__all__ = ["GroupInputs", "HostInts", "RowTable", "StepInputs", "decode_inputs", "step_inputs"]
 
 
 class RowTable(NamedTuple):
@@ -46,3 +59,140 @@ class StepInputs(NamedTuple):
 
 HostInts = NDArray[np.int64]
 """Numbers that are known on the host; contiguous."""
+
+
+@op
+def step_inputs(
+    token_ids: Tensor, tables: tuple[RowTable, ...], rows: HostInts, starts: HostInts, ends: HostInts
+) -> StepInputs:
+    """Gather the inputs of a step: sequence s computes the tokens at positions starts[s] to ends[s] - 1 of row rows[s],
+    at least one. Serves networks of any dtype.
+
+    Args:
+        token_ids: [R, L] int32.
+        tables: Block tables of each KV cache group.
+        rows: [S], as the next two on the host.
+        starts: [S].
+        ends: [S].
+    """
+    spans = list(zip(rows.tolist(), starts.tolist(), ends.tolist(), strict=True))
+    tokens = [(row, position) for row, start, end in spans for position in range(start, end)]
+    query_start_loc = [0]
+    for _, start, end in spans:
+        query_start_loc.append(query_start_loc[-1] + end - start)
+
+    def block_table(table: RowTable) -> list[list[int]]:
+        window = table.sliding_window
+        width = max(-(-end // table.block_size) for _, _, end in spans)
+        found = []
+        for row, start, end in spans:
+            first = 0 if window is None else max(start - window + 1, 0)
+            seen = range(first // table.block_size, -(-end // table.block_size))
+            found.append([int(table.table[row, block]) if block in seen else 0 for block in range(width)])
+        return found
+
+    def slots(table: RowTable) -> list[int]:
+        size = table.block_size
+        return [int(table.table[row, position // size]) * size + position % size for row, position in tokens]
+
+    device = token_ids.device
+    return StepInputs(
+        input_ids=torch.tensor([int(token_ids[token]) for token in tokens], dtype=torch.int64, device=device),
+        positions=torch.tensor([position for _, position in tokens], dtype=torch.int64, device=device),
+        query_start_loc=torch.tensor(query_start_loc, dtype=torch.int32, device=device),
+        seq_lens=torch.tensor([end for _, _, end in spans], dtype=torch.int32, device=device),
+        groups=tuple(
+            GroupInputs(
+                torch.tensor(block_table(table), dtype=torch.int32, device=device),
+                torch.tensor(slots(table), dtype=torch.int64, device=device),
+            )
+            for table in tables
+        ),
+    )
+
+
+@op
+def decode_inputs(token_ids: Tensor, tables: tuple[RowTable, ...], spans: Tensor) -> StepInputs:
+    """`step_inputs` for sequences of one token each, from numbers on the device, so that a captured graph can do it
+    again with others. Block tables are as wide as those of the rows.
+
+    Args:
+        token_ids: [R, L] int32.
+        tables: Block tables of each KV cache group.
+        spans: [4, S] int64 on the device: rows, starts, ends, which are starts + 1, and 0 to S - 1.
+    """
+    rows, starts, ends, _ = spans.cpu().numpy()
+    inputs = step_inputs(token_ids, tables, rows, starts, ends)
+    groups = tuple(
+        GroupInputs(
+            F.pad(group.block_table, (0, table.table.shape[1] - group.block_table.shape[1])), group.slot_mapping
+        )
+        for group, table in zip(inputs.groups, tables, strict=True)
+    )
+    return inputs._replace(groups=groups)
+
+
+@torch_backend_for(decode_inputs)
+def _torch_decode_inputs(token_ids: Tensor, tables: tuple[RowTable, ...], spans: Tensor) -> StepInputs:
+    """Sends nothing from the host, and asks nothing of the device."""
+    rows, starts, ends, firsts = spans
+
+    def group(table: RowTable) -> GroupInputs:
+        size = table.block_size
+        blocks, here = table.table.index_select(0, rows), (starts // size)[:, None]
+        slots = blocks.gather(1, here).squeeze(1).to(torch.int64).mul_(size).add_(starts % size)
+        place = torch.arange(blocks.shape[1], device=spans.device)
+        outside = place > here
+        if table.sliding_window is not None:
+            outside |= (
+                place < (starts - table.sliding_window + 1).clamp_min_(0).div_(size, rounding_mode="floor")[:, None]
+            )
+        return GroupInputs(blocks.masked_fill_(outside, 0), slots)
+
+    return StepInputs(
+        input_ids=token_ids.view(-1).index_select(0, rows * token_ids.shape[1] + starts).to(torch.int64),
+        positions=starts,
+        query_start_loc=torch.cat((firsts, firsts[-1:] + 1)).to(torch.int32),
+        seq_lens=ends.to(torch.int32),
+        groups=tuple(group(table) for table in tables),
+    )
+
+
+@torch_backend_for(step_inputs)
+def _torch_step_inputs(
+    token_ids: Tensor, tables: tuple[RowTable, ...], rows: HostInts, starts: HostInts, ends: HostInts
+) -> StepInputs:
+    device = token_ids.device
+    query_lens = ends - starts
+    query_start_loc = np.zeros(len(rows) + 1, dtype=np.int64)
+    np.cumsum(query_lens, out=query_start_loc[1:])
+    token_rows = np.repeat(rows, query_lens)
+    positions = np.arange(query_start_loc[-1]) + np.repeat(starts - query_start_loc[:-1], query_lens)
+    index = to_device(token_rows * token_ids.shape[1] + positions, device)
+    device_rows = to_device(rows, device)
+
+    def group(table: RowTable) -> GroupInputs:
+        size = table.block_size
+        place = to_device(token_rows * table.table.shape[1] + positions // size, device)
+        slots = table.table.view(-1).index_select(0, place).to(torch.int64)
+        slots.mul_(size).add_(to_device(positions % size, device))
+        return GroupInputs(_block_table(table, device_rows, starts, ends), slots)
+
+    return StepInputs(
+        input_ids=token_ids.view(-1).index_select(0, index).to(torch.int64),
+        positions=to_device(positions, device),
+        query_start_loc=to_device(query_start_loc.astype(np.int32), device),
+        seq_lens=to_device(ends.astype(np.int32), device),
+        groups=tuple(group(table) for table in tables),
+    )
+
+
+def _block_table(table: RowTable, rows: Tensor, starts: HostInts, ends: HostInts) -> Tensor:
+    needed = -(-ends // table.block_size)
+    first = np.zeros_like(needed)
+    if table.sliding_window is not None:
+        first = np.maximum(starts - table.sliding_window + 1, 0) // table.block_size
+    blocks = table.table[:, : int(needed.max())].index_select(0, rows)
+    place = np.arange(blocks.shape[1])
+    outside = (place < first[:, None]) | (place >= needed[:, None])
+    return blocks.masked_fill_(to_device(outside, blocks.device), 0)

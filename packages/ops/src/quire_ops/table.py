@@ -1,23 +1,22 @@
 """The table of ops and their backends: who supports what is data, and one backend is chosen when a model is built.
 
-Knows nothing about any particular op: declarations are in `declarations.py`, functions in `reference.py` and the
-`torch_*.py` modules, further backends come through the entry point group `quire.ops`.
+Knows nothing about any particular op: ops are listed in `ops.py`, and further backends come through the entry point
+group `quire.ops`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from dataclasses import dataclass, field, replace
+from typing import Any, Generic, NamedTuple, cast
 
 import torch
 
 from quire_interfaces import ConfigError
 from quire_ops.kernel_builds import KernelBuilder
+from quire_ops.op import Op, P, R
 
-__all__ = ["Op", "OpBackend", "OpChoice", "OpFunction", "OpRequest", "OpTable", "SizeRule"]
-
-OpFunction = Callable[..., Any]
+__all__ = ["BackendSet", "OpBackend", "OpReport", "OpRequest", "OpTable", "SizeRule", "torch_backend_for"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,13 +57,13 @@ class SizeRule(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OpBackend:
+class OpBackend(Generic[P, R]):
     """One implementation of one op, and the data that says when it can be used."""
 
-    op: str
+    op: Op[P, R]
     name: str
     """Name of the backend, shared by its implementations of all ops ("reference", "torch", ...)."""
-    function: OpFunction
+    function: Callable[P, R]
     priority: int = 0
     """The available backend with the highest priority is chosen; the reference has -100, torch's fused operators 0."""
     devices: frozenset[str] | None = None
@@ -108,18 +107,42 @@ class OpBackend:
         return None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Op:
-    """The declaration of an op: what every backend has to compute."""
+class BackendSet:
+    """The backends of one name as they are written: `@backend_for(op, ...)` holds a function to its op and keeps it.
 
-    name: str
-    signature: str
-    """Arguments with shapes and dtypes, then what comes back."""
-    description: str
+    Args:
+        name: `OpBackend.name` of all.
+        facts: Further fields of `OpBackend`, unless a function says otherwise.
+    """
+
+    def __init__(self, name: str, **facts: Any) -> None:
+        self._name, self._facts = name, facts
+        self._backends: list[OpBackend[..., Any]] = []
+
+    def __call__(self, op: Op[P, R], **facts: Any) -> Callable[[Callable[P, R]], Callable[P, R]]:
+        """A decorator that adds a function as the backend of `op` and gives it as it is.
+
+        Args:
+            facts: Fields of `OpBackend` that differ from those of the others.
+        """
+
+        def add(function: Callable[P, R]) -> Callable[P, R]:
+            self._backends.append(OpBackend(op=op, name=self._name, function=function, **{**self._facts, **facts}))
+            return function
+
+        return add
+
+    def records(self, *, unavailable: str | None = None) -> list[OpBackend[..., Any]]:
+        """All of them, with the reason why they cannot work in this process, if there is one."""
+        return [replace(backend, unavailable=unavailable) for backend in self._backends]
 
 
-class OpChoice(NamedTuple):
-    """One line of the report of an op."""
+torch_backend_for = BackendSet("torch", dtypes=frozenset({torch.float32, torch.bfloat16, torch.float16}))
+"""What this package has besides references: each op through torch's own operators."""
+
+
+class OpReport(NamedTuple):
+    """Which backend serves an op, and why no other one does."""
 
     op: str
     backend: str
@@ -129,53 +152,76 @@ class OpChoice(NamedTuple):
 
 
 class OpTable:
-    """Ops by name, and for each its backends."""
+    """Ops, and for each its backends."""
 
-    def __init__(self, ops: Iterable[Op]) -> None:
+    def __init__(self, ops: Iterable[Op[..., Any]]) -> None:
         self._ops = {op.name: op for op in ops}
-        self._backends: dict[str, dict[str, OpBackend]] = {name: {} for name in self._ops}
+        self._backends: dict[str, dict[str, OpBackend[..., Any]]] = {name: {} for name in self._ops}
 
     @property
-    def ops(self) -> tuple[Op, ...]:
-        """Every declared op."""
+    def ops(self) -> tuple[Op[..., Any], ...]:
+        """Every op of the table."""
         return tuple(self._ops.values())
 
-    def backends(self, op: str) -> tuple[OpBackend, ...]:
+    def backends(self, op: Op[P, R]) -> tuple[OpBackend[P, R], ...]:
         """The backends of `op`, the most preferred first."""
-        if op not in self._ops:
-            raise ConfigError(f"there is no op {op!r}; the ops are {', '.join(sorted(self._ops))}")
-        return tuple(sorted(self._backends[op].values(), key=lambda backend: -backend.priority))
+        by_name = cast("dict[str, OpBackend[P, R]]", self._backends[op.name])
+        return tuple(sorted(by_name.values(), key=lambda backend: -backend.priority))
 
-    def add(self, backend: OpBackend) -> OpBackend:
+    def named(self, op: Op[P, R], name: str) -> OpBackend[P, R]:
+        """The backend of `op` called `name`, whether it can serve here or not.
+
+        Raises:
+            ConfigError: There is none; the message lists the names.
+        """
+        candidates = self.backends(op)
+        for candidate in candidates:
+            if candidate.name == name:
+                return candidate
+        choices = ", ".join(candidate.name for candidate in candidates)
+        raise ConfigError(f"op {op.name!r} has no backend {name!r}; choose one of {choices}")
+
+    def add(self, backend: OpBackend[P, R]) -> OpBackend[P, R]:
         """Add a backend and return it.
 
         Raises:
-            ConfigError: The op is not declared, or has a backend of this name.
+            ConfigError: The op is not in the table, or has a backend of this name.
         """
-        if backend.op not in self._ops:
+        name = backend.op.name
+        if name not in self._ops:
             choices = ", ".join(sorted(self._ops))
-            raise ConfigError(f"backend {backend.name!r} serves op {backend.op!r}; the declared ops are {choices}")
-        if backend.name in self._backends[backend.op]:
-            raise ConfigError(f"op {backend.op!r} already has a backend called {backend.name!r}; rename one of them")
-        self._backends[backend.op][backend.name] = backend
+            raise ConfigError(f"backend {backend.name!r} serves op {name!r}; the declared ops are {choices}")
+        if backend.name in self._backends[name]:
+            raise ConfigError(f"op {name!r} already has a backend called {backend.name!r}; rename one of them")
+        self._backends[name][backend.name] = backend
         return backend
 
-    def choose(self, op: str, request: OpRequest, *, backend: str | None = None) -> tuple[OpBackend, OpChoice]:
-        """The backend that serves `request`, and why the others do not.
+    def choose(self, op: Op[P, R], request: OpRequest, *, backend: str | None = None) -> OpBackend[P, R]:
+        """The backend that serves `request`.
 
         Args:
             backend: Take this backend or fail, whatever the priorities say.
 
         Raises:
-            ConfigError: Unknown op or backend, or nothing can serve the request; the message lists every reason.
+            ConfigError: Unknown backend, or nothing can serve the request; the message lists every reason.
         """
-        candidates = self.backends(op)
-        if backend is not None and backend not in self._backends[op]:
-            choices = ", ".join(candidate.name for candidate in candidates)
-            raise ConfigError(f"op {op!r} has no backend {backend!r}; choose one of {choices}")
-        chosen: OpBackend | None = None
+        return self._judge(op, request, backend)[0]
+
+    def bind(self, op: Op[P, R], request: OpRequest, *, backend: str | None = None) -> Callable[P, R]:
+        """The function that serves `request`: look it up once, call it often. Raises as `choose` does."""
+        return self.choose(op, request, backend=backend).function
+
+    def report(self, op: Op[P, R], request: OpRequest, *, backend: str | None = None) -> OpReport:
+        """The backend that serves `request`, and why each other one does not. Arguments and errors as `choose`."""
+        chosen, refused = self._judge(op, request, backend)
+        return OpReport(op.name, chosen.name, refused)
+
+    def _judge(self, op: Op[P, R], request: OpRequest, backend: str | None) -> tuple[OpBackend[P, R], dict[str, str]]:
+        if backend is not None:
+            self.named(op, backend)
+        chosen: OpBackend[P, R] | None = None
         refused: dict[str, str] = {}
-        for candidate in candidates:
+        for candidate in self.backends(op):
             reason = candidate.refusal(request)
             if reason is None and backend is not None and candidate.name != backend:
                 reason = f"{backend} was asked for"
@@ -187,21 +233,8 @@ class OpTable:
                 refused[candidate.name] = reason
         if chosen is None:
             reasons = "; ".join(f"{name}: {reason}" for name, reason in refused.items())
-            raise ConfigError(f"no backend can serve op {op!r} on {request.device} in this use ({reasons})")
-        return chosen, OpChoice(op, chosen.name, refused)
-
-    def bind(self, op: str, request: OpRequest, *, backend: str | None = None) -> OpFunction:
-        """The function that serves `request`: look it up once, call it often. Raises as `choose` does."""
-        return self.choose(op, request, backend=backend)[0].function
-
-    def report(self, request: OpRequest, *, backends: Mapping[str, str] | None = None) -> list[OpChoice]:
-        """For each op: the backend that serves `request`, and why each other one does not.
-
-        Args:
-            backends: Op -> backend that was asked for by name.
-        """
-        asked = backends or {}
-        return [self.choose(name, request, backend=asked.get(name))[1] for name in self._ops]
+            raise ConfigError(f"no backend can serve op {op.name!r} on {request.device} in this use ({reasons})")
+        return chosen, refused
 
 
 def _dtype_name(dtype: torch.dtype) -> str:

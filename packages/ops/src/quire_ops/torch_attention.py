@@ -1,4 +1,4 @@
-"""Paged attention through torch's fused scaled-dot-product attention. Shapes and dtypes are in `declarations.py`.
+"""Paged attention through torch's fused scaled-dot-product attention.
 
 Every sequence's keys and values are gathered, then attended to. Decoding sequences of about the same length share a
 call where calls would cost more than padding. What depends only on where the tokens are is worked out for the first
@@ -15,9 +15,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from quire_ops import attention_ops
 from quire_ops.attention_plan import AttentionPlan, DecodeGroup, PrefillSequence, make_plan
-from quire_ops.declarations import PagedLayout
 from quire_ops.kv_format import decode_rows
+from quire_ops.layout import PagedLayout
+from quire_ops.table import torch_backend_for
 
 __all__ = ["GatherRows", "attend", "biased_paged_attention", "paged_attention"]
 
@@ -28,6 +30,7 @@ QUERY_PIECE = 512
 """Queries per call where an explicit mask is needed: bounds the mask to [QUERY_PIECE, kv_len]."""
 
 
+@torch_backend_for(attention_ops.paged_attention, trees=True)
 def paged_attention(
     query: Tensor,
     kv_cache: Tensor,
@@ -40,7 +43,6 @@ def paged_attention(
     kv_scale: Tensor | None = None,
     alibi_slopes: Tensor | None = None,
 ) -> Tensor:
-    """Op `paged_attention`."""
     cache = _Cache(kv_cache, kv_scale)
     plan = _plan(query, kv_cache, layout, sliding_window)
     if soft_cap is not None or sinks is not None or alibi_slopes is not None:
@@ -48,6 +50,7 @@ def paged_attention(
     return attend(query, partial(cache.keys_and_values, dtype=query.dtype), plan, scale, sliding_window)
 
 
+@torch_backend_for(attention_ops.biased_paged_attention)
 def biased_paged_attention(
     query: Tensor,
     kv_cache: Tensor,
@@ -57,7 +60,6 @@ def biased_paged_attention(
     bias: Tensor,
     kv_scale: Tensor | None = None,
 ) -> Tensor:
-    """Op `biased_paged_attention`."""
     plan = _plan(query, kv_cache, layout, None)
     return _in_the_open(query, _Cache(kv_cache, kv_scale), plan, scale, bias=bias)
 

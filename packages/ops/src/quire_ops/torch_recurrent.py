@@ -1,5 +1,5 @@
 """The recurrent ops through torch's operators: one batched update for a step of decodes, else run by run, the tokens of
-a run in chunks that are matrix products. Shapes are in `recurrent.py`; everything inside is float32.
+a run in chunks that are matrix products. Everything inside is float32.
 
 Where a chunk begins depends on how a prompt was cut into steps, and so do the last bits of the results.
 """
@@ -10,8 +10,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from quire_ops import recurrent
 from quire_ops.layout import PagedLayout
 from quire_ops.recurrent import state_runs
+from quire_ops.table import torch_backend_for
 
 __all__ = ["causal_conv1d", "gated_delta_rule", "mamba2_scan", "selective_scan", "wkv"]
 
@@ -19,10 +21,10 @@ CHUNK = 64
 """Tokens that are computed at once."""
 
 
+@torch_backend_for(recurrent.causal_conv1d)
 def causal_conv1d(
     x: Tensor, weight: Tensor, bias: Tensor | None, state: Tensor, layout: PagedLayout, *, activation: str | None = None
 ) -> Tensor:
-    """Op `causal_conv1d`."""
     num_past = state.shape[1]
     if _is_decode(layout):
         read, write, begins = _decode_blocks(layout, state.device)
@@ -45,6 +47,7 @@ def causal_conv1d(
     return F.silu(out) if activation == "silu" else out
 
 
+@torch_backend_for(recurrent.mamba2_scan)
 def mamba2_scan(
     x: Tensor,
     dt: Tensor,
@@ -58,7 +61,7 @@ def mamba2_scan(
     *,
     dt_limit: tuple[float, float] = (0.0, float("inf")),
 ) -> Tensor:
-    """Op `mamba2_scan`: chunks as in "state space duality" (arXiv:2405.21060, sec. 6)."""
+    """Chunks as in "state space duality" (arXiv:2405.21060, sec. 6)."""
     steps = F.softplus(dt.float() + dt_bias).clamp(*dt_limit)  # [T, H]
     wide = x.float()
     heads_per_group = x.shape[1] // b.shape[1]
@@ -90,6 +93,7 @@ def mamba2_scan(
     return (out + skipped).to(x.dtype)
 
 
+@torch_backend_for(recurrent.selective_scan)
 def selective_scan(
     x: Tensor,
     dt: Tensor,
@@ -101,7 +105,7 @@ def selective_scan(
     state: Tensor,
     layout: PagedLayout,
 ) -> Tensor:
-    """Op `selective_scan`: decays differ for each number of the state, so a run goes token by token."""
+    """Decays differ for each number of the state, so a run goes token by token."""
     steps, wide, to_state, from_state = F.softplus(dt.float() + dt_bias), x.float(), b.float(), c.float()
     scaled = steps * wide
     out = torch.empty_like(wide)
@@ -122,6 +126,7 @@ def selective_scan(
     return (out + d * wide).to(x.dtype)
 
 
+@torch_backend_for(recurrent.gated_delta_rule)
 def gated_delta_rule(
     query: Tensor,
     key: Tensor,
@@ -133,7 +138,7 @@ def gated_delta_rule(
     state: Tensor,
     layout: PagedLayout,
 ) -> Tensor:
-    """Op `gated_delta_rule`: within a chunk, the changes of the state solve a triangular system (the WY form of
+    """Within a chunk, the changes of the state solve a triangular system (the WY form of
     arXiv:2406.06484, sec. 3.2, with the decays of arXiv:2412.06464, sec. 3.3)."""
     values_per_key = value.shape[1] // key.shape[1]
     read_keys = (_unit(query.float()) * query.shape[-1] ** -0.5).repeat_interleave(values_per_key, 1)  # [T, Hv, Dk]
@@ -167,8 +172,9 @@ def gated_delta_rule(
     return out.to(value.dtype)
 
 
+@torch_backend_for(recurrent.wkv)
 def wkv(key: Tensor, value: Tensor, decay: Tensor, first: Tensor, state: Tensor, layout: PagedLayout) -> Tensor:
-    """Op `wkv`, token by token, all sequences at once where each has one."""
+    """Token by token, all sequences at once where each has one."""
     k, v = key.float(), value.float()
     if _is_decode(layout):
         read, write, begins = _decode_blocks(layout, state.device)

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from quire_interfaces import ConfigError, QuantKey
-from quire_ops import OpRequest, QuantizedTokens, op_table
-from quire_ops.fp8_tokens import FP8_GROUP
+from quire_ops import Op, OpRequest, QuantizedTokens, op_table, ops
+from quire_ops.activation_quant import FP8_GROUP
 from quire_quantization.experts import FUSED
 from quire_quantization.stored import GroupedWeight, exact_scale, grouped_weights
 
@@ -27,6 +27,7 @@ __all__ = [
     "INT8_TENSOR",
     "INT8_TOKENS",
     "KERNELS",
+    "BoundOps",
     "KernelChoice",
     "QuantKey",
     "WeightKernel",
@@ -36,6 +37,9 @@ __all__ = [
 ]
 
 _ELEMENTS = {torch.int8: "int8", torch.float8_e4m3fn: "fp8_e4m3"}
+
+BoundOps = Callable[[Op[..., Tensor]], Callable[..., Tensor]]
+"""An op -> the function that serves it on a layer's device in its dtype."""
 
 INT8_TOKENS = QuantKey(dtype="int8", scale_dtype="float32", granularity="token")
 """Inputs rounded to int8, each with a scale of its own."""
@@ -55,7 +59,7 @@ FP8_GROUPS = QuantKey(dtype="fp8_e4m3", scale_dtype="float32", granularity="grou
 class WeightKernel:
     """What an op takes; None for everything. On which devices and in which dtypes, its backends say (`OpBackend`)."""
 
-    op: str
+    op: Op[..., Tensor]
     dtypes: frozenset[str] | None = None
     granularities: frozenset[str] | None = None
     group_step: int = 1
@@ -73,7 +77,7 @@ class WeightKernel:
 
     def multiply(
         self,
-        ops: Callable[[str], Callable[..., Tensor]],
+        bound: BoundOps,
         weights: dict[str, Tensor],
         x: Tensor | QuantizedTokens,
         *,
@@ -85,9 +89,9 @@ class WeightKernel:
             assert isinstance(x, Tensor)
             x = x.index_select(1, weights["order"])
         given = [weights.get(name) for name in self.arguments]
-        if self.op == "linear":  # the one op whose logits are another op's
-            return ops("lm_head")(x, *given) if logits else ops("linear")(x, *given, weights.get("bias"))
-        return ops(self.op)(x, *given, None if logits else weights.get("bias"), wide=logits)
+        if self.op is ops.linear:  # the one op whose logits are another op's
+            return bound(ops.lm_head)(x, *given) if logits else bound(ops.linear)(x, *given, weights.get("bias"))
+        return bound(self.op)(x, *given, None if logits else weights.get("bias"), wide=logits)
 
     def reason_against(self, weight: QuantKey, inputs: QuantKey | None, request: OpRequest) -> str:
         """Why it does not take a weight, and inputs (None: as they come), on the request's device in its dtype; empty
@@ -99,7 +103,7 @@ class WeightKernel:
             (bool(self.inputs) and inputs is None, "inputs stay as they are"),
             (bool(self.inputs) and inputs not in self.inputs, f"takes {taken}, not in {inputs}"),
             (
-                self.op == "fp8_linear" and (weight.granularity == "group") != (inputs == FP8_GROUPS),
+                self.op is ops.fp8_linear and (weight.granularity == "group") != (inputs == FP8_GROUPS),
                 f"takes no weight in {weight.granularity} scales with inputs in {inputs}",
             ),
             (not self.zero_points and not weight.symmetric, "takes no zero points"),
@@ -118,7 +122,7 @@ class WeightKernel:
 
     def _reason_on_device(self, request: OpRequest) -> str:
         try:
-            backend = op_table().choose(self.op, request)[0]
+            backend = op_table().choose(self.op, request)
         except ConfigError as error:
             return str(error)
         return f"only the reference computes it on {request.device}" if backend.name == "reference" else ""
@@ -137,7 +141,7 @@ class KernelChoice(NamedTuple):
         """For so many layers: "grouped_linear for 14 (int8_linear: takes no int4)"."""
         reasons = "; ".join(f"{op}: {reason}" for op, reason in self.against)
         stay = ", inputs stay as they are" if self.inputs is not None and not self.kernel.inputs else ""
-        return f"{self.kernel.op} for {count}{stay}" + (f" ({reasons})" if reasons else "")
+        return f"{self.kernel.op.name} for {count}{stay}" + (f" ({reasons})" if reasons else "")
 
 
 def _one_scale(weight: GroupedWeight, dtype: torch.dtype, name: str) -> dict[str, Tensor]:
@@ -165,7 +169,7 @@ _INT8, _BY_OUTPUT = frozenset({"int8"}), frozenset({"tensor", "channel"})
 
 KERNELS = (
     WeightKernel(
-        op="w8a8_linear",
+        op=ops.w8a8_linear,
         dtypes=_INT8,
         granularities=_BY_OUTPUT,
         float32_scales=False,
@@ -176,7 +180,7 @@ KERNELS = (
         arguments=("weight", "scale", "input_scale"),
     ),
     WeightKernel(
-        op="int8_linear",
+        op=ops.int8_linear,
         dtypes=_INT8,
         granularities=_BY_OUTPUT,
         float32_scales=False,
@@ -184,7 +188,7 @@ KERNELS = (
         make=_one_scale,
     ),
     WeightKernel(
-        op="fp8_linear",
+        op=ops.fp8_linear,
         dtypes=frozenset({"fp8_e4m3"}),
         granularities=_BY_OUTPUT | {"group"},
         group_step=128,
@@ -194,13 +198,13 @@ KERNELS = (
         arguments=("weight", "scale", "input_scale"),
     ),
     WeightKernel(
-        op="grouped_linear",
+        op=ops.grouped_linear,
         dtypes=frozenset({"int4", "int8", "fp8_e4m3"}),
         group_step=32,
         make=_grouped,
         arguments=("weight", "scale", "zero"),
     ),
-    WeightKernel(op="linear", make=_widened, arguments=("weight",)),
+    WeightKernel(op=ops.linear, make=_widened, arguments=("weight",)),
 )
 """In the order of preference. `linear` takes any weight, widened to the compute dtype: rounded to it, and as large."""
 
@@ -235,10 +239,10 @@ def choose_kernel(
     """
     against: list[tuple[str, str]] = []
     for kernel in KERNELS:
-        reason = "disabled" if kernel.op in disabled else kernel.reason_against(weight, inputs, request)
+        reason = "disabled" if kernel.op.name in disabled else kernel.reason_against(weight, inputs, request)
         if not reason:
             return KernelChoice(kernel, tuple(against), inputs)
-        against.append((kernel.op, reason))
+        against.append((kernel.op.name, reason))
     reasons = "; ".join(f"{op}: {reason}" for op, reason in against)
     raise ConfigError(
         f"no linear kernel is left for weights in {weight} ({reasons}); enable one of them",
@@ -248,7 +252,7 @@ def choose_kernel(
 
 def check_kernel_names(names: Collection[str]) -> None:
     """Raises ConfigError for a name that no kernel has."""
-    known = [*(kernel.op for kernel in KERNELS), FUSED]
+    known = [*(kernel.op.name for kernel in KERNELS), FUSED]
     for name in names:
         if name not in known:
             raise ConfigError(

@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 
 from quire_interfaces import ConfigError, LinearMethod, QuantKey
-from quire_ops import OpRequest, QuantizedTokens, bind
+from quire_ops import OpRequest, QuantizedTokens, bind, ops
 from quire_ops.grouped import GROUP_SIZES, block_groups, group_size_of, pack_int4, unblock_groups, unpack_int4
-from quire_quantization.kernels import INT8_TOKENS, KernelChoice, choose_kernel
+from quire_quantization.kernels import INT8_TOKENS, BoundOps, KernelChoice, choose_kernel
 from quire_quantization.stored import GroupedWeight, exact_scale
 
 __all__ = [
@@ -47,8 +47,8 @@ class PlainLinear:
     logits_op = "lm_head"
 
     def __init__(self, request: OpRequest) -> None:
-        self._linear = bind("linear", request)
-        self._lm_head = bind("lm_head", request)
+        self._linear = bind(ops.linear, request)
+        self._lm_head = bind(ops.lm_head, request)
 
     def make_weights(self, weight: Tensor, bias: Tensor | None) -> dict[str, Tensor]:
         """Keeps `weight` [out_features, in_features] itself, without a copy."""
@@ -98,7 +98,7 @@ class Int8WeightOnlyLinear(QuantizedLinear):
     key = QuantKey(dtype="int8", scale_dtype="compute", granularity="channel")
 
     def __init__(self, request: OpRequest) -> None:
-        self._linear = bind("int8_linear", request)
+        self._linear = bind(ops.int8_linear, request)
 
     def make_weights(self, weight: Tensor, bias: Tensor | None) -> dict[str, Tensor]:
         """weight [out_features, in_features] float -> int8 of the same shape, and scale [out_features] in its dtype."""
@@ -143,7 +143,7 @@ class W8A8Linear(Int8WeightOnlyLinear):
 
     def __init__(self, request: OpRequest) -> None:
         super().__init__(request)
-        self._both_int8 = bind("w8a8_linear", request)
+        self._both_int8 = bind(ops.w8a8_linear, request)
 
     def make_weights(self, weight: Tensor, bias: Tensor | None) -> dict[str, Tensor]:
         """See `Int8WeightOnlyLinear`; and "input_scale", as op `w8a8_linear` takes it."""
@@ -180,7 +180,7 @@ class Int4WeightOnlyLinear(QuantizedLinear):
         self.key = QuantKey(dtype="int4", scale_dtype="compute", granularity="group", group_size=group_size)
         self.name = "int4" if group_size == GROUP_SIZES[0] else f"int4-g{group_size}"
         self.group_size = group_size
-        self._linear = bind("grouped_linear", request)
+        self._linear = bind(ops.grouped_linear, request)
 
     def make_weights(self, weight: Tensor, bias: Tensor | None) -> dict[str, Tensor]:
         """weight [out_features, in_features] float -> as op `grouped_linear` takes it, scales in the weight's dtype."""
@@ -242,7 +242,7 @@ class Float8WeightOnlyLinear(QuantizedLinear):
         self.key = QuantKey(dtype="fp8_e4m3", scale_dtype=scale, granularity=granularity, group_size=group_size)
         self.name = "fp8" if group_size is None else "mxfp8"
         self.group_size = group_size
-        self._linear = bind("grouped_linear", request)
+        self._linear = bind(ops.grouped_linear, request)
 
     def make_weights(self, weight: Tensor, bias: Tensor | None) -> dict[str, Tensor]:
         """weight [out_features, in_features] float -> as op `grouped_linear` takes it, scales in the weight's dtype or,
@@ -293,9 +293,9 @@ class ServedLinear:
         choice: A kernel that takes inputs as they come.
         """
         self.name, self.choice, self._method = method.name, choice, method
-        self.op = choice.kernel.op
+        self.op = choice.kernel.op.name
         self.logits_op = "lm_head" if self.op == "linear" else self.op
-        self._ops = cache(lambda op: bind(op, request))
+        self._ops: BoundOps = cache(lambda op: bind(op, request))
 
     def make_weights(self, weight: Tensor, bias: Tensor | None) -> dict[str, Tensor]:
         """The numbers that the method makes of the weight, as the other op takes them."""
@@ -379,7 +379,7 @@ def linear_method(name: str, request: OpRequest, disabled: Collection[str] = ())
     if not isinstance(method, QuantizedLinear):
         return method
     choice = choose_kernel(method.key, method.inputs, request, disabled)
-    if choice.kernel.op != method.op:
+    if choice.kernel.op.name != method.op:
         return ServedLinear(method, choice, request)
     method.choice = choice
     return method

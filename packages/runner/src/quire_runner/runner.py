@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -27,7 +27,7 @@ from quire_interfaces.kv_cache import KVCachePlan
 from quire_interfaces.kv_transfer import BlockMemory, KVTransferWorker
 from quire_interfaces.step import ModelRunnerOutput, RequestFailure, SchedulerOutput
 from quire_models import Network as QuireNetwork
-from quire_ops import LoraTokens, OpRequest, bind, op_table, to_device
+from quire_ops import LoraTokens, Op, OpRequest, bind, op_table, ops, to_device
 from quire_runner.affinity import bind_team, choose_cores
 from quire_runner.block_bytes import BlockBytes
 from quire_runner.config import RunnerConfig
@@ -56,7 +56,7 @@ _logger = logging.getLogger(__name__)
 
 REHEARSED_PROMPTS = ([1], [2], [3], [5], [9], [16], [33], [64], [100], [129], [512], [16, 1], [2, 3])
 """Tokens of each sequence of steps that differ in how their work is cut."""
-SAMPLING_OPS = ("draw", "draw_masked", "penalize")
+SAMPLING_OPS: tuple[Op[..., Any], ...] = (ops.draw, ops.draw_masked, ops.penalize)
 
 MakeTransferWorker = Callable[[BlockMemory], KVTransferWorker]
 
@@ -127,7 +127,7 @@ class ModelRunner:
         self._states = tuple(states.get(name, ()) for name in names) if states else ()
         self._network: Network | None = network
         self._adapters = adapters
-        self._step_inputs = bind("step_inputs", OpRequest(device=self._device.type))
+        self._step_inputs = bind(ops.step_inputs, OpRequest(device=self._device.type))
         capture, self.graph_refusal = choose_capture(capture, network, config)
         state = SamplingState(
             config.max_num_seqs + (capture is not None),  # the last row is padding
@@ -139,7 +139,7 @@ class ModelRunner:
         )
         self._grammars = RowGrammars(grammars, vocab_size, self._device)
         self._rows = Rows(config, plan.groups, state, self._grammars, self._device)
-        chosen = (op_table().choose(name, OpRequest(device=self._device.type))[0] for name in SAMPLING_OPS)
+        chosen = [op_table().choose(op, OpRequest(device=self._device.type)) for op in SAMPLING_OPS]
         self._sampler = Sampler(state, *(None if each.name == "reference" else each.function for each in chosen))
         self._decode = network.bind_decode(self._rows.for_decode(self._group_of_layer, self._kv_caches))
         proposes: RowDrafter | None = None if drafter is None else TextDrafting(drafter, self._rows)
@@ -307,7 +307,7 @@ class ModelRunner:
         self._network = self._decode = self._graphs = None
 
     def _make_graphs(self, network: Network, capture: CaptureStep) -> DecodeGraphs:
-        decode_inputs = bind("decode_inputs", OpRequest(device=self._device.type))
+        decode_inputs = bind(ops.decode_inputs, OpRequest(device=self._device.type))
         layers = Layers(self._group_of_layer, self._kv_caches, self._states)
         longest = self._config.max_model_len
         sizes = self._config.graph_sizes

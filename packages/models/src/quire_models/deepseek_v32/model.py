@@ -19,6 +19,7 @@ from quire_models.layers.linear import Linear
 from quire_models.layers.norm import LayerNorm
 from quire_models.layers.rotary import Rotary
 from quire_models.layers.scope import Scope
+from quire_ops import ops
 
 __all__ = ["DeepseekV32ForCausalLM"]
 
@@ -42,9 +43,9 @@ class LightningIndexer:
         self._rotate = Rotary(scope, config.rotary_dim, interleaved=config.index_interleaved)
         self._weights = (scope / "weights_proj").parameter("weight", heads, hidden, dtype=torch.float32)
         self.weights: Tensor
-        self._score = dataclasses.replace(scope, dtype=torch.float32).op("linear")
-        self._find = scope.op("index_topk")
-        self._locate = scope.op("position_slots")
+        self._score = dataclasses.replace(scope, dtype=torch.float32).op(ops.linear)
+        self._find = scope.op(ops.index_topk)
+        self._locate = scope.op(ops.position_slots)
         scope.when_loaded(self._finish)
 
     def _finish(self) -> None:
@@ -71,7 +72,7 @@ class SparseLatentAttention(LatentAttention):
         self.indexer = LightningIndexer(config, scope / "indexer") if config.index_layers[layer] else None
         super().__init__(config, layer, scope, beside=() if self.indexer is None else (self.indexer.key,))
         self._topk, self._width = config.index_topk, config.kv_lora_rank + config.rotary_dim
-        self._attend_to = scope.op("sparse_latent_attention")
+        self._attend_to = scope.op(ops.sparse_latent_attention)
 
     def __call__(self, x: Tensor, cos: Tensor, sin: Tensor, batch: ForwardBatch) -> Tensor:
         cache, layout = batch.of_layer(self._layer)
@@ -82,12 +83,12 @@ class SparseLatentAttention(LatentAttention):
             self._write(self.indexer.keys(index_key[0], cos, sin), keys, layout.slot_mapping)
         latent = self._query_latent(down)
         query = self._queries(latent, cos, sin)
-        size = {"scale": self._config.softmax_scale, "rank": self._rank}
+        scale, rank = self._config.softmax_scale, self._rank
         if max(layout.kv_lens) <= self._topk:
-            return self._output(self._attend(query, latents, layout, **size))
+            return self._output(self._attend(query, latents, layout, scale=scale, rank=rank))
         if self.indexer is not None:  # for the layers behind this one, too
             layout.derived[FOUND] = self.indexer.slots(x, latent, cos, sin, keys, layout)
-        return self._output(self._attend_to(query, latents, layout.derived[FOUND], **size))
+        return self._output(self._attend_to(query, latents, layout.derived[FOUND], scale=scale, rank=rank))
 
 
 def make_layer(config: SparseLatentConfig, layer: int, scope: Scope) -> PreNormBlock:

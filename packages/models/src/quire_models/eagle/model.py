@@ -28,7 +28,7 @@ from quire_models.layers.norm import RMSNorm
 from quire_models.layers.rotary import RotaryTable
 from quire_models.layers.scope import Scope
 from quire_models.llama.model import LlamaAttention
-from quire_ops import LoraTokens
+from quire_ops import LoraTokens, ops
 
 __all__ = ["EagleHead"]
 
@@ -90,9 +90,9 @@ class EagleHead(DraftHead):
         self._to_target_parameter = scope.parameter("d2t", config.draft_vocab_size, dtype=torch.int64, optional=True)
         self._to_target: Tensor | None = None
         self._head: Tensor | LMHead | None = None
-        self._lm_head_op = scope.op("lm_head")
-        self._argmax = scope.op("lm_head_argmax")
-        self._embed = scope.op("embedding")
+        self._lm_head_op = scope.op(ops.lm_head)
+        self._argmax = scope.op(ops.lm_head_argmax)
+        self._embed = scope.op(ops.embedding)
         self._embedding: Tensor | None = None
         if self._is_eagle3:
             self.midlayer = _Eagle3Layer(config, scope / "midlayer")
@@ -200,13 +200,14 @@ class EagleHead(DraftHead):
         hidden = self.norm(hidden) if self._is_eagle3 else hidden
         if isinstance(self._head, LMHead):
             return self._head(hidden, lora)
-        logits: Tensor = self._lm_head_op(hidden, self._head)
-        return logits
+        assert self._head is not None
+        return self._lm_head_op(hidden, self._head)
 
     def argmax(self, hidden: Tensor, lora: LoraTokens | None = None) -> tuple[Tensor, Tensor]:
         """States [N, H] -> the most likely token of the target's vocabulary [N] int64, and its logit."""
         hidden = self.norm(hidden) if self._is_eagle3 else hidden
         head = self._head
+        assert head is not None
         ids, max_logits = head.argmax(hidden, lora) if isinstance(head, LMHead) else self._argmax(hidden, head)
         return self.target_ids(ids), max_logits
 

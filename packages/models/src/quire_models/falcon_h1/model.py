@@ -14,6 +14,7 @@ from quire_models.layers.merged_linear import MergedLinear
 from quire_models.layers.norm import RMSNorm
 from quire_models.layers.recurrent_lm import RecurrentLM
 from quire_models.layers.scope import Scope
+from quire_ops import ops
 
 __all__ = ["FalconH1ForCausalLM"]
 
@@ -27,7 +28,7 @@ class FalconH1MLP:
         self.up_proj = Linear(scope / "up_proj", hidden, inner, bias=bias)
         self._gate_and_up = MergedLinear(scope, self.gate_proj, self.up_proj)
         self.down_proj = Linear(scope / "down_proj", inner, hidden, bias=bias)
-        self._gate = scope.op("silu_and_mul")
+        self._gate = scope.op(ops.silu_and_mul)
         self._gate_factor, self._factor = config.mlp_multipliers
 
     def __call__(self, x: Tensor) -> Tensor:

@@ -6,25 +6,29 @@ Knows linear layers and the ops that round; does not know what stands before the
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Generic, ParamSpec, TypeVar
 
 from quire_models.layers.linear import Linear, same_scales
 from quire_models.layers.scope import Scope
-from quire_ops import Rounding
+from quire_ops import ActivationScheme, Op
+from quire_ops.ops import op_named
 
 __all__ = ["ActivationQuant"]
 
+P = ParamSpec("P")
+R = TypeVar("R")
 
-class ActivationQuant:
+
+class ActivationQuant(Generic[P, R]):
     """An op that rounds in the end, and what to: for layers that all take its result, and nothing else does."""
 
     __slots__ = ("_layers", "_op", "_scope", "function", "rounding")
 
-    function: Callable[..., Any]
-    rounding: Rounding | None
+    function: Callable[P, R]
+    rounding: ActivationScheme | None
     """None before the layers are loaded, and where each layer rounds for itself, or takes inputs as they are."""
 
-    def __init__(self, scope: Scope, op: str, layers: Sequence[Linear]) -> None:
+    def __init__(self, scope: Scope, op: Op[P, R], layers: Sequence[Linear]) -> None:
         """Made behind the layers: they are loaded in the order in which they are made."""
         self._scope, self._op, self._layers = scope, op, layers
         self.rounding = None
@@ -37,13 +41,12 @@ class ActivationQuant:
             return
         if not same_scales(self._layers, [each.input_scale for each in (first, *others) if each is not None]):
             return
-        backend, _ = self._scope.choose(self._op)
-        ops = {layer.op for layer in self._layers}
-        if any(self._scope.choose(op)[0].name != backend.name for op in ops):
+        backend = self._scope.choose(self._op)
+        if any(self._scope.choose(op_named(name)).name != backend.name for name in {each.op for each in self._layers}):
             return
         self._scope.chosen.append(backend)
         self.function, self.rounding = backend.function, first
 
 
-def _same_rule(one: Rounding, other: Rounding | None) -> bool:
+def _same_rule(one: ActivationScheme, other: ActivationScheme | None) -> bool:
     return other is not None and (one.dtype, one.by_group) == (other.dtype, other.by_group)

@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from quire_models.layers.scope import Scope
+from quire_ops import ops
 
 __all__ = ["activation"]
 
@@ -24,4 +25,4 @@ def activation(scope: Scope, name: str) -> Callable[[Tensor], Tensor]:
         name: One of op `activation`, "relu" or "relu2", its square. The right-hand sides of
             `quire_models.config_fields.HIDDEN_ACTS` are among them.
     """
-    return _EXACT[name] if name in _EXACT else partial(scope.op("activation"), name=name)
+    return _EXACT[name] if name in _EXACT else partial(scope.op(ops.activation), name=name)

@@ -21,6 +21,7 @@ from quire_models.layers.norm import AddRMSNorm
 from quire_models.layers.rotary import RotaryTable
 from quire_models.layers.scope import Scope
 from quire_ops import DecoderLayerWeights, DecodeRows, LoraTokens, RunDecode
+from quire_ops.ops import op_named
 
 __all__ = ["CausalLM", "DecoderLayer"]
 
@@ -68,7 +69,7 @@ class CausalLM(Network):
         every op that layers call promises it for itself."""
         if self._stack is None:
             return promised_by_ops(self._scope)
-        return self._stack.batch_invariant and self._scope.choose(self.lm_head.op)[0].batch_invariant
+        return self._stack.batch_invariant and self._scope.choose(op_named(self.lm_head.op)).batch_invariant
 
     def finish_loading(self, after_each: Callable[[], None] = lambda: None) -> None:
         """See `Network.finish_loading`."""

@@ -6,6 +6,7 @@ from torch import Tensor
 
 from quire_attention import AttentionMetadata
 from quire_models.layers.scope import Scope
+from quire_ops import ops
 
 __all__ = ["ShortConvolution"]
 
@@ -21,7 +22,7 @@ class ShortConvolution:
         """Args:
         activation: "silu" or None.
         """
-        self._convolve = scope.op("causal_conv1d", taps=taps)
+        self._convolve = scope.op(ops.causal_conv1d, taps=taps)
         self._activation = activation
         self._weight = scope.parameter("weight", channels, 1, taps)
         self._bias = scope.parameter("bias", channels) if bias else None

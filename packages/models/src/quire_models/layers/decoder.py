@@ -14,7 +14,7 @@ from quire_models.layers.linear import Linear
 from quire_models.layers.mlp import GatedMLP
 from quire_models.layers.norm import AddRMSNorm, RMSNorm
 from quire_models.layers.scope import Scope
-from quire_ops import DecoderLayerWeights, QuantizedTokens
+from quire_ops import DecoderLayerWeights, QuantizedTokens, ops
 
 __all__ = ["PreNormDecoderLayer"]
 
@@ -75,7 +75,7 @@ class PreNormDecoderLayer:
         self.mlp: FeedForward = mlp or GatedMLP(
             scope / "mlp", config.hidden_size, config.intermediate_size, act=config.hidden_act, bias=config.mlp_bias
         )
-        op = "add_rms_norm_quant"
+        op = ops.add_rms_norm_quant
         self._for_attention = ActivationQuant(scope, op, () if first else self_attn.consumers)
         self._for_mlp = ActivationQuant(scope, op, self.mlp.consumers)
 
@@ -107,10 +107,9 @@ class PreNormDecoderLayer:
 
 
 def _add_and_norm(
-    norm: AddRMSNorm, x: Tensor, residual: Tensor, rounded: ActivationQuant
+    norm: AddRMSNorm, x: Tensor, residual: Tensor, rounded: ActivationQuant[..., tuple[QuantizedTokens, Tensor]]
 ) -> tuple[Tensor | QuantizedTokens, Tensor]:
     """See `AddRMSNorm`; rounded where all that take it round it alike."""
     if rounded.rounding is None:
         return norm(x, residual)
-    out: tuple[QuantizedTokens, Tensor] = rounded.function(x, residual, norm.weight, norm.eps, rounded.rounding)
-    return out
+    return rounded.function(x, residual, norm.weight, norm.eps, rounded.rounding)

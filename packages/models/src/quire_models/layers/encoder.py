@@ -14,6 +14,7 @@ from quire_attention import EncoderBatch, ForwardBatch
 from quire_models.layers.linear import Linear
 from quire_models.layers.merged_linear import MergedLinear
 from quire_models.layers.scope import Scope
+from quire_ops import ops
 
 __all__ = ["CrossAttention", "EncoderAttention", "ProjectionNames"]
 
@@ -57,7 +58,7 @@ class EncoderAttention:
         self.value = Linear(scope / names.value, hidden, width, bias=bias)
         self._qkv = MergedLinear(scope, self.query, self.key, self.value)
         self.out = Linear(scope / names.out, width, hidden, bias=bias)
-        self._attend = scope.op("encoder_attention")
+        self._attend = scope.op(ops.encoder_attention)
         self._num_heads = num_heads
         self._scale = head_dim**-0.5 if scale is None else scale
         self._window = window

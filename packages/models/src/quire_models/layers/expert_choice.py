@@ -19,7 +19,7 @@ from quire_models.layers.routing import (
     topk_softmax,
 )
 from quire_models.layers.scope import Scope
-from quire_ops import RoutingRule
+from quire_ops import RoutingRule, ops
 
 __all__ = ["LEAST_SCORES", "ExpertChoice"]
 
@@ -39,9 +39,9 @@ class ExpertChoice:
         bias: Added to scores for choosing alone.
         """
         self.num_experts, self.rule, self._bias = num_experts, rule, bias
-        backend, _ = scope.choose("route_experts", experts=num_experts)
+        backend = scope.choose(ops.route_experts, experts=num_experts)
         self._select: Select
-        if backend.name == scope.choose("lm_head")[0].name and rule.fits(num_experts):
+        if backend.name == scope.choose(ops.lm_head).name and rule.fits(num_experts):
             scope.chosen.append(backend)
             self._select = lambda logits: backend.function(logits, None if bias is None else bias.value, rule)
         elif rule.scoring == "sigmoid":

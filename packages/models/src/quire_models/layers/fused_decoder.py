@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
@@ -22,14 +22,19 @@ from quire_ops import (
     DecoderLayerWeights,
     DecodeRows,
     DecoderStack,
+    Op,
     OpBackend,
     RoutedExperts,
     RunDecode,
     RunDecoder,
+    ops,
 )
 from quire_ops.kv_format import QUANTIZED
 
 __all__ = ["FusedDecoder"]
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 _ACTIVATIONS = ("silu", "gelu")
 """Those that op `decoder_stack` has."""
@@ -56,7 +61,7 @@ class FusedDecoder:
             None where no backend takes the layers.
         """
         known = [layer for layer in layers if layer is not None]
-        backend = _choose(scope, config, "decoder_stack")
+        backend = _choose(scope, config, ops.decoder_stack)
         if backend is None or len(known) < len(layers) or not _alike(known) or config.hidden_act not in _ACTIVATIONS:
             return None
         attentions = scope.attentions.values()
@@ -77,7 +82,7 @@ class FusedDecoder:
     @property
     def batch_invariant(self) -> bool:
         """Whether the call promises a row's bits whatever else is in the step."""
-        return self._scope.choose("decoder_stack")[0].batch_invariant
+        return self._scope.choose(ops.decoder_stack).batch_invariant
 
     def reads(self, kv_cache: Tensor) -> bool:
         """Whether the ops that take the whole stack read such a cache."""
@@ -108,20 +113,19 @@ class FusedDecoder:
         Args:
             factors: Fields of `DecodeNetwork`.
         """
-        backend, weights = _choose(self._scope, self._config, "decode_step"), head.stack_weights()
+        backend, weights = _choose(self._scope, self._config, ops.decode_step), head.stack_weights()
         if backend is None or weights is None or not self.reads(rows.kv_caches[0]):
             return None
         network = DecodeNetwork(
             embedding=embedding.weight, stack=self._data, head=weights, rotations=tuple(rotations), **factors
         )
-        run: RunDecode = backend.function(network, rows)
-        return run
+        return backend.function(network, rows)
 
 
-def _choose(scope: Scope, config: ModelConfig, op: str) -> OpBackend | None:
+def _choose(scope: Scope, config: ModelConfig, op: Op[P, R]) -> OpBackend[P, R] | None:
     """The backend of an op that takes the whole stack, if it is the one that serves attention."""
     sizes = {"head_dim": config.head_dim, "queries_per_kv_head": config.num_heads // config.num_kv_heads}
-    backend, _ = scope.choose(op, **sizes)
+    backend = scope.choose(op, **sizes)
     return backend if backend.name == scope.attention_backend.name else None
 
 

@@ -14,6 +14,7 @@ from quire_models.layers.merged_linear import MergedLinear
 from quire_models.layers.norm import OffsetRMSNorm
 from quire_models.layers.rotary import Rotary
 from quire_models.layers.scope import Scope
+from quire_ops import ops
 
 __all__ = ["GatedAttention"]
 
@@ -35,7 +36,7 @@ class GatedAttention:
         self.k_norm = OffsetRMSNorm(scope / "k_norm", config.head_dim, config.rms_norm_eps)
         self._head_dim = config.head_dim
         self._rotary = Rotary(scope, config.rotary_dim)
-        self._gate = scope.op("sigmoid_and_mul")
+        self._gate = scope.op(ops.sigmoid_and_mul)
         self._attend = scope.attention(cache, scale=config.head_dim**-0.5)
 
     def __call__(self, x: Tensor, cos: Tensor, sin: Tensor, batch: ForwardBatch) -> Tensor:

@@ -15,6 +15,7 @@ from quire_models.layers.gated_norm import GatedNorm
 from quire_models.layers.linear import Linear
 from quire_models.layers.merged_linear import MergedLinear
 from quire_models.layers.scope import Scope
+from quire_ops import ops
 
 __all__ = ["GatedDeltaNet"]
 
@@ -41,7 +42,7 @@ class GatedDeltaNet:
             self.in_proj_a = Linear(scope / "in_proj_a", hidden, heads)
             self._projections = MergedLinear(scope, self.in_proj_qkv, self.in_proj_z, self.in_proj_a, self.in_proj_b)
         self.conv1d = ShortConvolution(scope / "conv1d", shape.conv_size, shape.conv_kernel, activation="silu")
-        self._delta_rule = scope.op("gated_delta_rule", key_head_dim=shape.key_head_dim)
+        self._delta_rule = scope.op(ops.gated_delta_rule, key_head_dim=shape.key_head_dim)
         self.norm = GatedNorm(scope, shape.value_head_dim, shape.eps, before_gate=True)
         self.out_proj = Linear(scope / "out_proj", shape.value_size, hidden)
         self._a_log = scope.parameter("A_log", heads, dtype=torch.float32)

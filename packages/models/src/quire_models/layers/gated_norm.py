@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from quire_models.layers.scope import Scope
+from quire_ops import ops
 
 __all__ = ["GatedNorm"]
 
@@ -21,8 +22,8 @@ class GatedNorm:
         groups: Parts that are normalised for themselves; 0 for no norm, only the gate.
         before_gate: The gate multiplies what is normalised; else the norm is over what is gated.
         """
-        self._gate = scope.op("silu_and_mul")
-        self._norm = scope.op("rms_norm")
+        self._gate = scope.op(ops.silu_and_mul)
+        self._norm = scope.op(ops.rms_norm)
         self._eps, self._groups, self._before_gate = eps, groups, before_gate
         self._parameter = (scope / "norm").parameter("weight", size) if groups else None
         self.weight: Tensor

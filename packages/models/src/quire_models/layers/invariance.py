@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from quire_models.layers.scope import Scope
-from quire_ops import OpBackend, op_table
+from quire_ops import OpBackend, op_table, ops
+from quire_ops.ops import op_named
 
 __all__ = ["promised_by_ops"]
 
-ELEMENTWISE = frozenset({"embedding", "position_slots", "rotary_embedding", "write_latent_cache"})
+ELEMENTWISE = frozenset({ops.embedding, ops.position_slots, ops.rotary_embedding, ops.write_latent_cache})
 """Ops that copy numbers or act on each alone, with operations that round one way: alike in every backend."""
-BY_ROW = frozenset({("layer_norm", "torch")})
+BY_ROW = frozenset({(ops.layer_norm, "torch")})
 """Op and backend: torch goes through each row in one way, however many rows there are."""
 
 
@@ -24,12 +27,12 @@ def promised_by_ops(scope: Scope) -> bool:
         scope: Of any layer of the network, all of whose layers have been made.
     """
     products = {scope.linear_method.op, *(method.op for method in scope.stored)}
-    backends = [*scope.chosen, *(scope.choose(op)[0] for op in products)]
+    backends = [*scope.chosen, *(scope.choose(op_named(name)) for name in products)]
     if scope.attentions:
         name = scope.attention_backend.name
-        backends += [each for each in op_table().backends("paged_attention") if each.name == name]
+        backends += [each for each in op_table().backends(ops.paged_attention) if each.name == name]
     return all(map(_is_invariant, backends))
 
 
-def _is_invariant(backend: OpBackend) -> bool:
+def _is_invariant(backend: OpBackend[..., Any]) -> bool:
     return backend.batch_invariant or backend.op in ELEMENTWISE or (backend.op, backend.name) in BY_ROW

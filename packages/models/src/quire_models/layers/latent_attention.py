@@ -23,6 +23,7 @@ from quire_models.layers.merged_linear import MergedLinear
 from quire_models.layers.norm import RMSNorm
 from quire_models.layers.rotary import Rotary
 from quire_models.layers.scope import Scope
+from quire_ops import ops
 
 __all__ = ["LatentAttention", "LatentShape"]
 
@@ -85,9 +86,9 @@ class LatentAttention:
         self._up = self._absorbed(scope / "kv_b_proj")
         self._out = Linear(scope / "o_proj", heads * config.v_head_dim, hidden, bias=config.latent_bias)
         self._rotate = Rotary(scope, config.rotary_dim, interleaved=config.rope_interleaved)
-        self._write = scope.op("write_latent_cache")
-        self._attend = scope.op("latent_attention")
-        self._multiply = scope.op("head_linear")
+        self._write = scope.op(ops.write_latent_cache)
+        self._attend = scope.op(ops.latent_attention)
+        self._multiply = scope.op(ops.head_linear)
         self._reads_rows = scope.device.type == "cpu"
         self._key: Tensor
         """[H, R, N]."""

@@ -10,7 +10,8 @@ from torch import Tensor
 from quire_interfaces import LinearMethod
 from quire_models.layers.scope import Parameter, Scope
 from quire_models.layers.stored_linear import StoredLinear, StoredTensor
-from quire_ops import LinearWeights, LoraTokens, LoraWeights, QuantizedTokens, Rounding
+from quire_ops import ActivationScheme, LinearWeights, LoraTokens, LoraWeights, QuantizedTokens, ops
+from quire_ops.ops import op_named
 from quire_quantization.numbers import INPUT_SCALES, ask
 
 __all__ = ["Embedding", "LMHead", "Linear", "same_scales", "stack_weights"]
@@ -162,13 +163,13 @@ class Linear:
         return self._method.op
 
     @property
-    def rounding(self) -> Rounding | None:
+    def rounding(self) -> ActivationScheme | None:
         """What the op rounds inputs to; None where they are needed as they are. Once the weight is loaded."""
         scale = self._weights.get("input_scale")
         if scale is None or "order" in self._weights or self._adapters is not None:
             return None
         weight, steps = self._weights["weight"], self._weights["scale"]
-        return Rounding(weight.dtype, scale, by_group=steps.ndim == 2 and steps.shape[1] > 1)
+        return ActivationScheme(weight.dtype, scale, by_group=steps.ndim == 2 and steps.shape[1] > 1)
 
     def __call__(self, x: Tensor | QuantizedTokens) -> Tensor:
         """x [N, in_features], or rounded to `rounding` where that is not None -> [N, out_features]."""
@@ -184,6 +185,7 @@ class Linear:
     def adapt(self, out: Tensor, x: Tensor | QuantizedTokens) -> None:
         """Add the step's adapters to the product out [N, out_features], whose rows may be apart."""
         if self._lora is not None and self._adapters is not None and self._adapters.tokens is not None:
+            assert isinstance(x, Tensor)  # nothing is quantized ahead where there are adapters
             self._adapters.add(out, x, self._lora, self._adapters.tokens)
 
 
@@ -207,7 +209,7 @@ class Embedding:
     __slots__ = ("_adapters", "_embedding", "_parameter", "weight")
 
     def __init__(self, scope: Scope, vocab_size: int, size: int) -> None:
-        self._embedding = scope.op("embedding")
+        self._embedding = scope.op(ops.embedding)
         self._parameter = scope.parameter("weight", vocab_size, size)
         self.weight: Tensor
         self._adapters = scope.adapters
@@ -250,8 +252,8 @@ class LMHead:
         self._bias: Tensor | None = None
         stored = scope.stored_head(vocab_size, size, tied=tied_to is not None)
         self._method = stored or scope.head_method
-        self._argmax = scope.op("lm_head_argmax")
-        scope.op(self._method.logits_op)  # for the record of chosen backends
+        self._argmax = scope.op(ops.lm_head_argmax)
+        scope.op(op_named(self._method.logits_op))  # for the record of chosen backends
         self._embedding = None if stored else tied_to
         self._stored: dict[str, Parameter] = {}
         if self._embedding is None:

@@ -16,6 +16,7 @@ from quire_models.layers.linear import Linear
 from quire_models.layers.norm import RMSNorm
 from quire_models.layers.scope import Scope
 from quire_models.mixer_shapes import Mamba1Shape
+from quire_ops import ops
 
 __all__ = ["Mamba1Mixer"]
 
@@ -39,8 +40,8 @@ class Mamba1Mixer:
             for name, size in (("dt_layernorm", shape.dt_rank), ("b_layernorm", numbers), ("c_layernorm", numbers))
         ]
         self.dt_proj = Linear(scope / "dt_proj", shape.dt_rank, inner)
-        self._scan = scope.op("selective_scan")
-        self._gate = scope.op("silu_and_mul")
+        self._scan = scope.op(ops.selective_scan)
+        self._gate = scope.op(ops.silu_and_mul)
         self.out_proj = Linear(scope / "out_proj", inner, hidden, bias=shape.proj_bias)
         self._a_log = scope.parameter("A_log", inner, numbers, dtype=torch.float32)
         self._d = scope.parameter("D", inner, dtype=torch.float32)
@@ -67,6 +68,6 @@ def _make_norm(scope: Scope, name: str, size: int, shape: Mamba1Shape) -> Callab
     if shape.norms == "weighted":
         return RMSNorm(scope / name, size, shape.eps)
     if shape.norms == "plain":
-        norm, weight = scope.op("rms_norm"), torch.ones(size, dtype=scope.dtype, device=scope.device)
+        norm, weight = scope.op(ops.rms_norm), torch.ones(size, dtype=scope.dtype, device=scope.device)
         return lambda x: norm(x, weight, shape.eps)
     return lambda x: x

@@ -14,6 +14,7 @@ from quire_models.layers.gated_norm import GatedNorm
 from quire_models.layers.linear import Linear
 from quire_models.layers.scope import Scope
 from quire_models.mixer_shapes import Mamba2Shape
+from quire_ops import ops
 
 __all__ = ["Mamba2Mixer"]
 
@@ -32,7 +33,7 @@ class Mamba2Mixer:
         self.conv1d = ShortConvolution(
             scope / "conv1d", shape.conv_size, shape.conv_kernel, bias=shape.conv_bias, activation="silu"
         )
-        self._scan = scope.op("mamba2_scan")
+        self._scan = scope.op(ops.mamba2_scan)
         self.norm = GatedNorm(
             scope,
             shape.inner_size,

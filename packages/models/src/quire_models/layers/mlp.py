@@ -13,7 +13,7 @@ from quire_models.layers.activations import activation
 from quire_models.layers.linear import Linear, stack_weights
 from quire_models.layers.merged_linear import MergedLinear
 from quire_models.layers.scope import Scope
-from quire_ops import GatedWeights, QuantizedTokens
+from quire_ops import GATED_ACTIVATIONS, GatedWeights, QuantizedTokens, ops
 
 __all__ = ["MLP", "GatedMLP"]
 
@@ -42,8 +42,8 @@ class GatedMLP:
         self._gate_and_up = MergedLinear(scope, self.gate_proj, self.up_proj)
         self.down_proj = Linear(scope / "down_proj", inner, size, bias=bias)
         self._act = act
-        self._act_and_mul = scope.op(f"{act}_and_mul")
-        self._rounded = ActivationQuant(scope, "gate_quant", [self.down_proj])
+        self._act_and_mul = scope.op(GATED_ACTIVATIONS[act])
+        self._rounded = ActivationQuant(scope, ops.gate_quant, [self.down_proj])
         self._scope = scope
         self._gated: Callable[[Tensor], Tensor] | None = None
         """Products and gate in one, where a backend has that and weights lie as it takes them."""
@@ -53,8 +53,9 @@ class GatedMLP:
         weights = self._gate_and_up.plain_weights
         if weights is None or self._rounded.rounding is not None:
             return
-        backend, _ = self._scope.choose("gated_linear")
-        if any(self._scope.choose(op)[0].name != backend.name for op in ("linear", f"{self._act}_and_mul")):
+        backend = self._scope.choose(ops.gated_linear)
+        others = self._scope.choose(ops.linear), self._scope.choose(GATED_ACTIVATIONS[self._act])
+        if any(other.name != backend.name for other in others):
             return
         self._scope.chosen.append(backend)
         weight, bias = weights

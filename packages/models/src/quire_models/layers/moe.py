@@ -24,12 +24,15 @@ from quire_models.layers.mlp import GatedMLP
 from quire_models.layers.routing import Router
 from quire_models.layers.scope import Scope
 from quire_ops import (
+    GATED_ACTIVATIONS,
     Experts,
     LinearWeights,
     LoraTokens,
+    Op,
     QuantizedTokens,
     RoutedExperts,
     RunExperts,
+    ops,
     swigluoai_and_mul,
 )
 from quire_quantization.experts import FUSED, ExpertsChoice, alike, choose_experts_method
@@ -84,7 +87,8 @@ class FusedExperts:
         self._scope, self._act, self._limit = scope, act, limit
         self._run: RunExperts
         self._experts: Experts | None = None
-        self._gate_op = scope.op("activation" if act == "swigluoai" else f"{act}_and_mul")
+        gate_op: Op[..., Tensor] = ops.activation if act == "swigluoai" else GATED_ACTIVATIONS[act]
+        self._gate_op = scope.op(gate_op)
         """Between gate, up and down where experts go one by one, or have adapters."""
         self.choice: ExpertsChoice | None = None
         """Set once weights are loaded."""
@@ -141,7 +145,7 @@ class FusedExperts:
         refusal, disabled = next(filter(None, refusals), ""), self._scope.disabled_linear_kernels
         self.choice = choose_experts_method(gate, up, down, refusal=refusal, disabled=disabled)
         if self.choice.method == FUSED:
-            fused_moe = self._scope.op("fused_moe")
+            fused_moe = self._scope.op(ops.fused_moe)
             self._experts = Experts(gate=gate, up=up, down=down, activation=self._act, limit=self._limit)
             self._run = fused_moe(self._experts)
         else:
@@ -165,8 +169,7 @@ class FusedExperts:
     def _activated(self, gate: Tensor, up: Tensor) -> Tensor:
         if self._act == "swigluoai":
             return swigluoai_and_mul(gate, up, self._limit, partial(self._gate_op, name="sigmoid"))
-        out: Tensor = self._gate_op(gate, up)
-        return out
+        return self._gate_op(gate, up)
 
     def __call__(self, x: Tensor, topk_ids: Tensor, topk_weights: Tensor) -> Tensor:
         """See `RunExperts`. Tokens of adapters that change these experts take a way of their own."""
@@ -229,7 +232,7 @@ class SharedExpert:
     def __init__(self, scope: Scope, mlp: GatedMLP, gate: Linear) -> None:
         self._mlp = mlp
         self._gate = gate
-        self._weigh = scope.op("sigmoid_and_mul")
+        self._weigh = scope.op(ops.sigmoid_and_mul)
 
     def __call__(self, x: Tensor) -> Tensor:
         # Not by torch.sigmoid: its last bit follows where a number stands among all, so how many tokens there are.

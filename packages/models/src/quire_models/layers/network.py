@@ -163,9 +163,9 @@ class Network:
         if not getattr(self.attention_backend.abilities, ability):
             readers.append(f"attention backend {self.attention_backend.name}")
         readers += [
-            f"op {backend.op} of backend {backend.name}"
+            f"op {backend.op.name} of backend {backend.name}"
             for backend in self._scope.chosen
-            if backend.op in LAYOUT_OPS and not getattr(backend, ability)
+            if backend.op.name in LAYOUT_OPS and not getattr(backend, ability)
         ]
         if any(attention.is_chunked for attention in self._scope.attentions.values()):
             readers.append("attention within chunks")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from quire_models.layers.scope import Scope
+from quire_ops import ops
 
 __all__ = ["AddRMSNorm", "LayerNorm", "OffsetRMSNorm", "ProjectionRMSNorm", "RMSNorm"]
 
@@ -15,7 +16,7 @@ class RMSNorm:
     __slots__ = ("_norm", "_parameter", "eps", "weight")
 
     def __init__(self, scope: Scope, size: int, eps: float) -> None:
-        self._norm = scope.op("rms_norm")
+        self._norm = scope.op(ops.rms_norm)
         self.eps = eps
         self._parameter = scope.parameter("weight", size)
         self.weight: Tensor
@@ -35,7 +36,7 @@ class AddRMSNorm:
     __slots__ = ("_norm", "_parameter", "eps", "weight")
 
     def __init__(self, scope: Scope, size: int, eps: float) -> None:
-        self._norm = scope.op("add_rms_norm")
+        self._norm = scope.op(ops.add_rms_norm)
         self.eps = eps
         self._parameter = scope.parameter("weight", size)
         self.weight: Tensor
@@ -55,7 +56,7 @@ class OffsetRMSNorm:
     __slots__ = ("_norm", "_parameter", "eps", "weight")
 
     def __init__(self, scope: Scope, size: int, eps: float) -> None:
-        self._norm = scope.op("rms_norm")
+        self._norm = scope.op(ops.rms_norm)
         self.eps = eps
         self._parameter = scope.parameter("weight", size)
         self.weight: Tensor
@@ -99,7 +100,7 @@ class LayerNorm:
         """Args:
         offset: What is to be added to the stored weight.
         """
-        self._norm = scope.op("layer_norm")
+        self._norm = scope.op(ops.layer_norm)
         self._eps = eps
         self._offset = offset
         self._parameters = (

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from quire_models.layers.scope import Scope
 from quire_models.rope_config import RopeConfig
+from quire_ops import ops
 
 __all__ = ["Rotary", "RotaryTable", "inverse_frequencies"]
 
@@ -34,7 +35,7 @@ class Rotary:
             back has the rotated dimensions in the order of the latter: alike for queries and keys, so that their
             products do not change.
         """
-        self._rotate = scope.op("rotary_embedding", head_dim=rotary_dim)
+        self._rotate = scope.op(ops.rotary_embedding, head_dim=rotary_dim)
         self._rotary_dim = rotary_dim
         self._interleaved = interleaved
         self.is_plain = rotary_dim == head_dim and not interleaved

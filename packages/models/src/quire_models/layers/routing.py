@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from quire_models.layers.scope import Parameter, Scope
+from quire_ops import ops
 
 __all__ = [
     "CorrectionBias",
@@ -119,7 +120,7 @@ class Router:
     __slots__ = ("_bias_parameter", "_linear", "_parameter", "bias", "select", "weight")
 
     def __init__(self, scope: Scope, size: int, num_experts: int, select: Select, *, bias: bool = False) -> None:
-        self._linear = scope.op("lm_head")
+        self._linear = scope.op(ops.lm_head)
         self.select = select
         self._parameter = scope.parameter("weight", num_experts, size)
         self._bias_parameter: Parameter | None = scope.parameter("bias", num_experts) if bias else None

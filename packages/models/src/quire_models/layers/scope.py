@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
@@ -18,7 +18,10 @@ from quire_interfaces import LinearMethod
 from quire_lora import AdapterSlots
 from quire_models.layers.stored_linear import StoredLinear, StoredTensor
 from quire_models.quantization_config import QuantizationConfig
-from quire_ops import OpBackend, OpChoice, OpRequest, op_table, replayable
+from quire_ops import Op, OpBackend, OpRequest, op_table, replayable
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 __all__ = ["AdjacentParameters", "Packed", "Parameter", "Scope"]
 
@@ -122,7 +125,7 @@ class Scope:
     """Every parameter of the network, in the order in which layers were made; shared by all scopes of a network."""
     packs: dict[str, Packed] = field(default_factory=dict)
     """Name in the checkpoint -> what it stands for."""
-    chosen: list[OpBackend] = field(default_factory=list)
+    chosen: list[OpBackend[..., Any]] = field(default_factory=list)
     """The backends of every op that a layer bound; shared by all scopes of a network."""
     finishers: list[Callable[[], None]] = field(default_factory=list)
     """Called once all parameters are loaded, in the order in which layers were made."""
@@ -207,13 +210,13 @@ class Scope:
         """Call `finish` once all parameters are loaded."""
         self.finishers.append(finish)
 
-    def op(self, name: str, **sizes: int) -> Callable[..., Any]:
-        """The op that serves on this device in this dtype."""
-        backend = self.choose(name, **sizes)[0]
+    def op(self, op: Op[P, R], **sizes: int) -> Callable[P, R]:
+        """The function that serves an op on this device in this dtype."""
+        backend = self.choose(op, **sizes)
         self.chosen.append(backend)
-        return replayable(name, backend.function)
+        return replayable(op, backend.function)
 
-    def choose(self, name: str, **sizes: int) -> tuple[OpBackend, OpChoice]:
-        """The backend that serves the op on this device in this dtype, and why not another."""
+    def choose(self, op: Op[P, R], **sizes: int) -> OpBackend[P, R]:
+        """The backend that serves an op on this device in this dtype."""
         request = OpRequest(device=self.device.type, dtype=self.dtype, sizes=sizes, cache_dtype=self.cache_dtype)
-        return op_table().choose(name, request)
+        return op_table().choose(op, request)

@@ -17,7 +17,7 @@ from quire_interfaces import CheckpointError
 from quire_models.layers.stored_layouts import LAYOUTS, StoredLayer, StoredTensor
 from quire_models.quantization_config import QuantizationConfig
 from quire_ops import OpRequest, QuantizedTokens, bind
-from quire_quantization.kernels import KernelChoice, choose_kernel, key_of
+from quire_quantization.kernels import BoundOps, KernelChoice, choose_kernel, key_of
 from quire_quantization.numbers import are_absent, once
 
 __all__ = ["StoredLinear", "StoredTensor"]
@@ -51,7 +51,7 @@ class StoredLinear:
         sizes = {"in_features": inputs, "out_features": outputs}
         self._request, self._disabled = replace(request, sizes=sizes), disabled
         self._device = device
-        self._ops = cache(lambda op: bind(op, request))
+        self._ops: BoundOps = cache(lambda op: bind(op, request))
         self.choice: KernelChoice | None = None
         """Set by `read`."""
         self.has_input_scale = False
@@ -65,7 +65,7 @@ class StoredLinear:
     @property
     def op(self) -> str:
         """The op behind `apply`, once the weight is read."""
-        return "" if self.choice is None else self.choice.kernel.op
+        return "" if self.choice is None else self.choice.kernel.op.name
 
     @property
     def layer(self) -> str:

@@ -20,6 +20,7 @@ from quire_models.layers.query_growth import QueryGrowth
 from quire_models.layers.routing import Router
 from quire_models.layers.scope import Scope
 from quire_models.llama4_text.config import Llama4Config
+from quire_ops import ops
 
 __all__ = ["Llama4ForCausalLM"]
 
@@ -30,7 +31,7 @@ class PlainNorm:
     __slots__ = ("_eps", "_norm", "_ones")
 
     def __init__(self, scope: Scope, size: int, eps: float) -> None:
-        self._norm = scope.op("rms_norm")
+        self._norm = scope.op(ops.rms_norm)
         self._ones = torch.ones(size, dtype=scope.dtype, device=scope.device)
         self._eps = eps
 

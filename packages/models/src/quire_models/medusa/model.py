@@ -17,6 +17,7 @@ from quire_models.layers.linear import LMHead
 from quire_models.layers.network import Network
 from quire_models.layers.scope import Parameter, Scope
 from quire_models.medusa.config import MedusaConfig
+from quire_ops import ops
 
 __all__ = ["MedusaHeads"]
 
@@ -28,7 +29,7 @@ class _Block:
     """x + silu(linear(x)) (section 3.1); the linear layer may have a bias."""
 
     def __init__(self, scope: Scope, size: int) -> None:
-        self._linear = scope.op("linear")
+        self._linear = scope.op(ops.linear)
         self._parameters = (scope.parameter("weight", size, size), scope.parameter("bias", size, optional=True))
         self._weight: Tensor
         self._bias: Tensor | None

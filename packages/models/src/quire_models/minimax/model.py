@@ -20,6 +20,7 @@ from quire_models.layers.recurrent_lm import RecurrentLM
 from quire_models.layers.scope import Scope
 from quire_models.minimax.config import MiniMaxConfig
 from quire_models.mixtral.model import make_moe
+from quire_ops import ops
 
 __all__ = ["LightningAttention", "MiniMaxForCausalLM"]
 
@@ -45,8 +46,8 @@ class LightningAttention:
         self.norm = RMSNorm(scope / "norm", inner, NORM_EPS)
         self.out_proj = Linear(scope / "out_proj", inner, hidden)
         self._act = activation(scope, config.hidden_act)
-        self._gate = scope.op("sigmoid_and_mul")
-        self._scan = scope.op("mamba2_scan")
+        self._gate = scope.op(ops.sigmoid_and_mul)
+        self._scan = scope.op(ops.mamba2_scan)
         self._decay = -head_slopes(heads, layer, config.num_layers).to(scope.device)
         self._zeros = torch.zeros(heads, device=scope.device)
 

@@ -16,6 +16,7 @@ from quire_models.layers.norm import LayerNorm
 from quire_models.layers.recurrent_lm import RecurrentLM
 from quire_models.layers.scope import Scope
 from quire_models.rwkv.config import RwkvConfig
+from quire_ops import ops
 
 __all__ = ["RwkvForCausalLM"]
 
@@ -27,7 +28,7 @@ class TokenShift:
 
     def __init__(self, scope: Scope, size: int, names: tuple[str, ...]) -> None:
         self._parameters = [scope.parameter(f"time_mix_{name}", 1, 1, size) for name in names]
-        self._convolve = scope.op("causal_conv1d", taps=2)
+        self._convolve = scope.op(ops.causal_conv1d, taps=2)
         # A convolution that takes the token before and nothing else, stored tap by tap as kernels read it.
         taps = torch.zeros(2, size, dtype=scope.dtype, device=scope.device)
         taps[0] = 1.0
@@ -57,11 +58,11 @@ class RwkvLayer:
         self.time_shift = TokenShift(time, hidden, ("key", "value", "receptance"))
         self.key, self.value, self.receptance = (Linear(time / n, hidden, size) for n in ("key", "value", "receptance"))
         self.output = Linear(time / "output", size, hidden)
-        self._weigh = scope.op("sigmoid_and_mul")
+        self._weigh = scope.op(ops.sigmoid_and_mul)
         self._relu2 = activation(scope, "relu2")
         self._decay = time.parameter("time_decay", size, dtype=torch.float32)
         self._first = time.parameter("time_first", size, dtype=torch.float32)
-        self._wkv = scope.op("wkv")
+        self._wkv = scope.op(ops.wkv)
         self.channel_shift = TokenShift(channel, hidden, ("key", "receptance"))
         self.channel_key = Linear(channel / "key", hidden, inner)
         self.channel_value = Linear(channel / "value", inner, hidden)

@@ -16,7 +16,7 @@ from quire_models.layers.mlp import MLP
 from quire_models.layers.norm import RMSNorm
 from quire_models.layers.scope import Scope
 from quire_models.t5.config import T5Config
-from quire_ops import LoraTokens
+from quire_ops import GATED_ACTIVATIONS, LoraTokens, ops
 
 __all__ = ["T5ForConditionalGeneration", "bucket"]
 
@@ -69,7 +69,7 @@ class T5FeedForward:
             return
         self.gate, self.up = Linear(scope / "wi_0", hidden, inner), Linear(scope / "wi_1", hidden, inner)
         self.down = Linear(scope / "wo", inner, hidden)
-        self.act_and_mul = scope.op(f"{config.hidden_act}_and_mul")
+        self.act_and_mul = scope.op(GATED_ACTIVATIONS[config.hidden_act])
 
     def __call__(self, x: Tensor) -> Tensor:
         if self.gate is None:
@@ -86,7 +86,7 @@ class T5SelfAttention:
         self.projections = MergedLinear(scope, *(Linear(scope / name, hidden, width) for name in NAMES[:3]))
         self.out = Linear(scope / NAMES.out, width, hidden)
         self.attention = scope.attention(layer, scale=1.0)
-        self.attend = scope.op("biased_paged_attention")
+        self.attend = scope.op(ops.biased_paged_attention)
         self.layer, self.num_heads = layer, config.num_heads
 
     def __call__(self, x: Tensor, batch: ForwardBatch, bias: Tensor) -> Tensor:

@@ -17,8 +17,7 @@ from torch import Tensor
 from quire_models import ModelConfig, load_model
 from quire_models.layers.encoder_only import EncoderOnly
 from quire_models.ledger import num_parameters
-from quire_ops import DrawTable
-from quire_ops.drawing import reference_draw
+from quire_ops import DrawTable, ops
 from quire_sampling.state import inv_temperature_of
 from quire_testkit.parity.case import ParityCase
 from quire_testkit.parity.cases import CASES
@@ -229,7 +228,7 @@ def _drawn_again(seen: Watched) -> list[int]:
     table.draws[0], table.seeds[0], table.num_prompt_tokens[0] = True, SEED, NUM_PROMPT
     table.inv_temperature[0] = inv_temperature_of(torch.tensor(SEEDED.temperature, dtype=torch.float64)).item()
     table.top_p[0] = SEEDED.top_p
-    return reference_draw(logits, torch.zeros_like(positions), positions, table)[0].tolist()
+    return ops.draw(logits, torch.zeros_like(positions), positions, table)[0].tolist()
 
 
 def _problem(tokens: Sequence[int], expected: Sequence[int], error: float, tolerance: float) -> str | None:

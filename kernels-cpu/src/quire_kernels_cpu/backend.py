@@ -1,0 +1,24 @@
+"""What the kernels have in common as backends of ops: `@backend_for(op)` makes a function one of them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from quire_kernels_cpu.dtypes import DTYPES
+from quire_ops import BackendSet, SizeRule
+
+__all__ = ["ATTENTION_FACTS", "MAX_HEAD_DIM", "MAX_QUERIES_PER_KV_HEAD", "backend_for"]
+
+MAX_HEAD_DIM = 256
+MAX_QUERIES_PER_KV_HEAD = 64
+ATTENTION_FACTS: dict[str, Any] = {
+    "sizes": {
+        "head_dim": SizeRule(maximum=MAX_HEAD_DIM),
+        "queries_per_kv_head": SizeRule(maximum=MAX_QUERIES_PER_KV_HEAD),
+    },
+    "cache_dtypes": frozenset({"fp8_e4m3", "fp8_e5m2", "int8", "int4"}),
+}
+"""Fields of `OpBackend` for whatever attends over a paged cache of keys and values."""
+
+backend_for = BackendSet("cpu", priority=10, devices=frozenset({"cpu"}), dtypes=frozenset(DTYPES), batch_invariant=True)
+"""The result of a row depends neither on how many rows there are nor on its place among them."""

@@ -1,0 +1,108 @@
+"""Attention of encoders, over the step's own keys and values.
+
+Shape legend: T tokens, Hq query heads, Hkv key-value heads, D head dimension, L tokens of a sequence, M furthest
+distance that a bias tells apart.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from quire_ops.op import op
+from quire_ops.table import torch_backend_for
+
+__all__ = ["encoder_attention"]
+
+QUERY_PIECE = 512
+"""Queries per call where an explicit mask is needed: bounds the mask to [Hq, QUERY_PIECE, sequence]."""
+
+
+@op
+def encoder_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    lens: list[int],
+    *,
+    scale: float,
+    window: int | None = None,
+    bias: Tensor | None = None,
+) -> Tensor:
+    """Softmax attention of every token over all tokens of its own sequence, in both directions.
+
+    Args:
+        query: [T, Hq, D].
+        key: [T, Hkv, D].
+        value: [T, Hkv, D].
+        lens: Tokens of each sequence; sequences follow each other.
+        scale: Factor of the scores.
+        window: Tokens see those at most so many tokens away; None for all.
+        bias: [Hq, 2 * M + 1]; bias[M + d] is added to the score of a key d tokens behind the query (before it if d is
+            negative), and that of M from M tokens on.
+
+    Returns:
+        [T, Hq, D], dtype of query.
+    """
+    out = torch.empty_like(query)
+    group_size = query.shape[1] // key.shape[1]
+    begin = 0
+    for length in lens:
+        for token in range(begin, begin + length):
+            seen = [other for other in range(begin, begin + length) if window is None or abs(other - token) <= window]
+            keys = key[seen].double().repeat_interleave(group_size, dim=1)  # [L, Hq, D]
+            values = value[seen].double().repeat_interleave(group_size, dim=1)
+            scores = torch.einsum("hd,lhd->hl", query[token].double(), keys) * scale
+            if bias is not None:
+                most = bias.shape[1] // 2
+                scores += bias.double()[:, [most + max(-most, min(other - token, most)) for other in seen]]
+            out[token] = torch.einsum("hl,lhd->hd", torch.softmax(scores, dim=-1), values).to(query.dtype)
+        begin += length
+    return out
+
+
+@torch_backend_for(encoder_attention)
+def _torch_encoder_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    lens: list[int],
+    *,
+    scale: float,
+    window: int | None = None,
+    bias: Tensor | None = None,
+) -> Tensor:
+    """A call for each sequence, or for each piece of one where there is a mask."""
+    out = torch.empty_like(query)
+    begin = 0
+    for length in lens:
+        rows = slice(begin, begin + length)
+        queries, keys, values = (part[rows].transpose(0, 1)[None] for part in (query, key, value))  # [1, H, L, D]
+        if bias is None and (window is None or window >= length - 1):
+            attended = F.scaled_dot_product_attention(queries, keys, values, scale=scale, enable_gqa=True)
+            out[rows] = attended[0].transpose(0, 1)
+        else:
+            for first in range(0, length, QUERY_PIECE):
+                piece = slice(first, min(first + QUERY_PIECE, length))
+                mask = _mask(piece, length, query, window, bias)
+                attended = F.scaled_dot_product_attention(
+                    queries[:, :, piece], keys, values, attn_mask=mask, scale=scale, enable_gqa=True
+                )
+                out[begin + piece.start : begin + piece.stop] = attended[0].transpose(0, 1)
+        begin += length
+    return out
+
+
+def _mask(piece: slice, length: int, query: Tensor, window: int | None, bias: Tensor | None) -> Tensor:
+    """[1, 1 or Hq, queries of the piece, length]: what is added to the scores."""
+    device = query.device
+    distance = torch.arange(length, device=device) - torch.arange(piece.start, piece.stop, device=device)[:, None]
+    if bias is None:
+        mask = query.new_zeros(1, *distance.shape)
+    else:
+        furthest = bias.shape[1] // 2
+        mask = bias.to(query.dtype)[:, distance.clamp(-furthest, furthest) + furthest]
+    if window is not None:
+        mask = mask.masked_fill(distance.abs() > window, float("-inf"))
+    return mask[None]

@@ -1,0 +1,100 @@
+"""Products with weights in the network's dtype, and embeddings.
+
+Shape legend: N rows, T tokens, I inputs, O outputs, H heads. A weight is [outputs, inputs].
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from quire_ops.activations import GATED_ACTIVATIONS
+from quire_ops.op import op
+from quire_ops.table import torch_backend_for
+
+__all__ = ["embedding", "gated_linear", "head_linear", "linear", "lm_head", "lm_head_argmax", "torch_head_linear"]
+
+
+@op
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """x @ weight.T + bias; x [N, I], weight [O, I], bias [O], all of one dtype -> [N, O] of that dtype."""
+    out = x.double() @ weight.double().T
+    if bias is not None:
+        out = out + bias.double()
+    return out.to(x.dtype)
+
+
+@op
+def lm_head(x: Tensor, weight: Tensor) -> Tensor:
+    """x @ weight.T, kept as wide as it is summed; x [N, I], weight [vocab, I] of x's dtype -> [N, vocab] float32."""
+    return (x.double() @ weight.double().T).float()
+
+
+@op
+def lm_head_argmax(x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+    """Token with the largest logit of op `lm_head`, the lowest id among equals, and that logit; x [N, I],
+    weight [vocab, I] of x's dtype -> ids [N] int64, max_logits [N] float32. A row with NaN has the max_logit NaN and
+    any token. Logits need not be written anywhere."""
+    max_logits, ids = lm_head(x, weight).max(dim=-1)  # torch promises the first of equals
+    return ids, max_logits
+
+
+@op
+def head_linear(x: Tensor, weight: Tensor) -> Tensor:
+    """x[t, h] @ weight[h].T, a matrix for each head; x [T, H, I], weight [H, O, I], of one dtype -> [T, H, O]. A weight
+    is fastest to read where the numbers of a head lie without gaps; heads may be apart."""
+    return torch.einsum("thi,hoi->tho", x.double(), weight.double()).to(x.dtype)
+
+
+@op
+def gated_linear(x: Tensor, weight: Tensor, bias: Tensor | None, activation: str) -> Tensor:
+    """`linear` with a weight whose first outputs are the gate's and the others up's, then `silu_and_mul` or
+    `gelu_and_mul`; products are rounded to the compute dtype. Optional: where no backend has it, networks call the
+    other ops.
+
+    Args:
+        x: [N, I].
+        weight: [2 * O, I].
+        bias: [2 * O].
+        activation: A name in `GATED_ACTIVATIONS`.
+
+    Returns:
+        [N, O], dtype of x.
+    """
+    gate, up = linear(x, weight, bias).chunk(2, dim=-1)
+    return GATED_ACTIVATIONS[activation](gate, up)
+
+
+@op
+def embedding(ids: Tensor, weight: Tensor) -> Tensor:
+    """weight[ids[t]] for each token; ids [T] int64, weight [vocab, I] -> [T, I], dtype of weight."""
+    return torch.stack([weight[token] for token in ids.tolist()]) if len(ids) else weight[:0]
+
+
+@torch_backend_for(linear)
+def _torch_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    return F.linear(x, weight, bias)
+
+
+@torch_backend_for(lm_head)
+def _torch_lm_head(x: Tensor, weight: Tensor) -> Tensor:
+    """Rounded to the compute dtype in between."""
+    return F.linear(x, weight).float()
+
+
+@torch_backend_for(lm_head_argmax)
+def _torch_lm_head_argmax(x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+    max_logits, ids = F.linear(x, weight).float().max(dim=-1)
+    return ids, max_logits
+
+
+@torch_backend_for(head_linear)
+def torch_head_linear(x: Tensor, weight: Tensor) -> Tensor:
+    """Neither needs to be contiguous."""
+    return torch.bmm(x.transpose(0, 1), weight.transpose(1, 2)).transpose(0, 1)
+
+
+@torch_backend_for(embedding)
+def _torch_embedding(ids: Tensor, weight: Tensor) -> Tensor:
+    return F.embedding(ids, weight)
