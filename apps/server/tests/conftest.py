@@ -172,7 +172,7 @@ class LiveServer:
             for each in mcp_servers.values():
                 await each.close()
         finally:
-            await self.llm.shutdown(0.0)
+            await self.llm.client.shutdown(0.0)
 
     def call(self, work: Coroutine[Any, Any, Result]) -> Result:
         """Run a coroutine on the server's event loop."""
@@ -218,12 +218,12 @@ class LiveServer:
         async def idle() -> None:
             async with asyncio.timeout(timeout_s):
                 while True:
-                    stats = await self.llm.stats()
+                    stats = await self.llm.client.stats()
                     if not (stats.num_running or stats.num_waiting or self.llm.engine.num_requests()):
                         break
                     await asyncio.sleep(0.02)
-            assert await self.llm.check_integrity() is None
-            usage = (await self.llm.stats()).kv_cache_usage
+            assert await self.llm.client.check_integrity() is None
+            usage = (await self.llm.client.stats()).kv_cache_usage
             assert usage == 0, f"{usage:.1%} of the blocks are still held"
 
         self.call(idle())

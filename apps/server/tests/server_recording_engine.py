@@ -22,7 +22,7 @@ def factory(config: Mapping[str, Any], report: Callable[[str, float], None]) -> 
 
     def recorded(request: Request) -> None:
         with path.open("a") as file:
-            file.write(json.dumps({"tenant": request.tenant, "cache_salt": request.cache_salt}) + "\n")
+            file.write(json.dumps({"tenant": request.options.tenant, "cache_salt": request.options.cache_salt}) + "\n")
         add_request(request)
 
     scheduler.add_request = recorded

@@ -10,10 +10,9 @@ from typing import Any
 
 import pytest
 
-from quire import OutputKind
 from quire.async_llm import make_detokenizer_factory
 from quire_engine import CompletionOutput, Logprob, RequestOutput
-from quire_interfaces import FinishReason, RenderedPrompt, SamplingParams
+from quire_interfaces import FinishReason, OutputKind, RenderedPrompt, SamplingParams
 from quire_renderers import ChatFormat, MessageBuilder, load_tokenizer
 from quire_renderers.chat_format import reasoning_format_names, tool_format_names
 from quire_server.answer_phases import AnswerPlan, phased_answer

@@ -24,13 +24,13 @@ def test_rendered_chats_have_the_turns_of_their_messages(scripted, choice):
         token_ids = scripted.post("/v1/chat/completions/render", body).json()["token_ids"]
         return token_ids.count(start)
 
-    (start,) = scripted.llm.tokenizer.encode("<|im_start|>", add_special_tokens=False)
+    (start,) = scripted.llm.renderer.tokenizer.encode("<|im_start|>", add_special_tokens=False)
     assert starts(EVIL) == starts("ok") > 2
 
 
 def test_messages_and_responses_count_the_letters(scripted):
     """A control token is one token; its letters are several."""
-    whole = scripted.llm.tokenizer.encode(EVIL, add_special_tokens=False)
+    whole = scripted.llm.renderer.tokenizer.encode(EVIL, add_special_tokens=False)
 
     def count(path, **body):
         return scripted.post(path, {"model": "tiny", **body}).json()
@@ -51,5 +51,5 @@ def test_the_operator_may_allow_it(make_scripted):
     server = make_scripted(config={"allow_control_tokens_in_content": True})
     body = {"model": "tiny", "messages": history(EVIL)}
     token_ids = server.post("/v1/chat/completions/render", body).json()["token_ids"]
-    (start,) = server.llm.tokenizer.encode("<|im_start|>", add_special_tokens=False)
+    (start,) = server.llm.renderer.tokenizer.encode("<|im_start|>", add_special_tokens=False)
     assert token_ids.count(start) == 5

@@ -273,7 +273,7 @@ def test_a_call_keeps_its_id_from_chunk_to_chunk(scripted: Any) -> None:
 
 
 def test_an_end_token_that_ends_nothing_has_its_place_in_the_text(live: Any) -> None:
-    end = live.llm.eos_token_ids[0]
+    end = live.llm.engine.eos_token_ids[0]
     shown = ok(live.post("/detokenize", {"tokens": [end]}))["prompt"]
     asked = {"prompt": "x", "logprobs": 0, "skip_special_tokens": False}
 

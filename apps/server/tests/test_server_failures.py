@@ -247,7 +247,7 @@ def test_an_engine_that_is_dead_for_good(make_faulty: Any) -> None:
         ask = {"model": "tiny", "messages": text, "max_tokens": 400}
         with client.messages.create(stream=True, extra_body={"ignore_eos": True}, **ask) as events:
             assert next(events).type == "message_start"
-            os.kill(live.llm.engine_pid, signal.SIGKILL)
+            os.kill(live.llm.client.pid, signal.SIGKILL)
             with pytest.raises(anthropic.APIStatusError, match="SIGKILL") as caught:
                 list(events)
             assert (caught.value.body["type"], caught.value.body["error"]["type"]) == ("error", "overloaded_error")
@@ -275,10 +275,10 @@ def test_an_engine_that_is_started_again(make_faulty: Any) -> None:
     live = make_faulty(engine={"step_time_s": 0.01, "restart_s": 3.0}, config={"max_restarts": 1})
     live.post("/v1/completions", body_of("", "x", 30))
     stream = Stream(live, 150)
-    first_pid = live.llm.engine_pid
+    first_pid = live.llm.client.pid
     os.kill(first_pid, signal.SIGKILL)
     end = time.monotonic() + 60
-    while live.llm.engine_pid == first_pid:
+    while live.llm.client.pid == first_pid:
         assert time.monotonic() < end
         time.sleep(0.01)
     # While it loads: requests wait, probes and scrapers get their answers.

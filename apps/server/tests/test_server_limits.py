@@ -297,7 +297,7 @@ def test_a_client_that_leaves_ends_also_the_request_before_its_last(live: Any) -
     long = json.dumps({"prompt": "x", "max_tokens": 500, "ignore_eos": True}).encode()
     requests = post(long, b"Content-Length: %d" % len(long), path="/v1/completions") * 3
     with connection(live, requests):
-        wait_for(lambda: live.llm.num_requests() == 1)
+        wait_for(lambda: live.llm.engine.num_requests() == 1)
     live.wait_idle(5)
 
 
@@ -333,12 +333,12 @@ def test_connections_that_wait_give_way_and_health_checks_are_answered(crowded: 
     long = {"prompt": "x", "max_tokens": 500, "ignore_eos": True, "stream": True}
     content = json.dumps(long).encode()
     with contextlib.ExitStack() as stack:
-        crowded.call(crowded.llm.pause("keep"))
+        crowded.call(crowded.llm.client.pause("keep"))
         try:
             for _ in range(4):
                 sent = post(content, b"Content-Length: %d" % len(content), path="/v1/completions")
                 stack.enter_context(connection(crowded, sent))
-            wait_for(lambda: crowded.llm.num_requests() == 4)
+            wait_for(lambda: crowded.llm.engine.num_requests() == 4)
             assert refused(crowded, GET + b"\r\n") == (503, "too_many_connections")
             with connection(crowded, b"GET /health HTTP/1.1\r\nHost: a\r\n\r\n") as made:
                 status, headers, _ = read_answer(made)
@@ -350,7 +350,7 @@ def test_connections_that_wait_give_way_and_health_checks_are_answered(crowded: 
                     assert read_answer(made)[0] == 200
         finally:
             stack.close()
-            crowded.call(crowded.llm.resume())
+            crowded.call(crowded.llm.client.resume())
     crowded.wait_idle()
     assert crowded.client.get("/v1/models").status_code == 200
 

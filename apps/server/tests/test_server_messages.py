@@ -174,9 +174,9 @@ def test_the_prefix_cache_is_reported(client, scripted):
     long = [{"type": "text", "text": "many words " * 60, **mark}, {"type": "text", "text": "¤ok¥", **mark}]
     arguments = {"messages": [{"role": "user", "content": long}], "tools": [{**CLOCK, **mark}]}
     arguments["system"] = [{"type": "text", "text": "Be short.", **mark}]
-    assert scripted.call(scripted.llm.reset_prefix_cache())  # other tests' prompts may begin alike
+    assert scripted.call(scripted.llm.client.reset_prefix_cache())  # other tests' prompts may begin alike
     first, second = ask(client, "", **arguments).usage, streamed(client, "", **arguments).usage
-    block = scripted.llm.engine_info.block_size
+    block = scripted.llm.engine.info.block_size
     total = prompt_tokens(first)
     assert total == prompt_tokens(second) == client.messages.count_tokens(model="tiny", **arguments).input_tokens
     assert (first.cache_read_input_tokens, first.cache_creation_input_tokens) == (0, total - total % block)
@@ -328,7 +328,7 @@ def test_turns_of_claude_code_find_their_tokens_again(client, scripted):
             betas=["context-management-2025-06-27"],
         )
 
-    assert scripted.call(scripted.llm.reset_prefix_cache())
+    assert scripted.call(scripted.llm.client.reset_prefix_cache())
     call = '<tool_call>\n{"name": "ToolSearch", "arguments": {"query": "select:later"}}\n</tool_call>'
     asked = {"role": "user", "content": [{"type": "text", "text": f"¤<think>hm</think>{call}¥"}]}
     first = turn(1, [asked, {"role": "system", "content": [{"type": "text", "text": reminder, **mark}]}], [search])
@@ -348,7 +348,7 @@ def test_turns_of_claude_code_find_their_tokens_again(client, scripted):
     ]
     second = turn(2, messages, [later, search])
     assert second.content[0].text == "Found."
-    block = scripted.llm.engine_info.block_size
+    block = scripted.llm.engine.info.block_size
     assert second.usage.cache_read_input_tokens >= prompt_tokens(first.usage) - 2 * block
 
 

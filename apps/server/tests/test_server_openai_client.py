@@ -193,7 +193,7 @@ def test_continue_final_message_adds_no_new_turn(client, live):
         max_tokens=2,
         extra_body={"continue_final_message": True, "add_generation_prompt": False, "return_token_ids": True},
     )
-    assert live.llm.tokenizer.decode(answer.model_extra["prompt_token_ids"]).endswith("Once upon a")
+    assert live.llm.renderer.tokenizer.decode(answer.model_extra["prompt_token_ids"]).endswith("Once upon a")
 
 
 def test_content_parts_are_joined_text(client):
@@ -292,7 +292,7 @@ def test_beam_search_finds_what_the_engine_finds(client, live):
     body = {"use_beam_search": True, "length_penalty": 0.5, "ignore_eos": True}
     answer = client.completions.create(model="tiny", prompt=[5, 6], n=3, max_tokens=4, extra_body=body)
     params = BeamSearchParams(beam_width=3, max_tokens=4, length_penalty=0.5, ignore_eos=True)
-    expected = live.call(live.llm.beam_search([5, 6], params))
+    expected = live.call(live.llm.engine.beam_search([5, 6], params, max_logprobs=20))
     assert [choice.text for choice in answer.choices] == [each.text for each in expected.outputs]
     assert answer.usage.completion_tokens == 12
     messages = [{"role": "user", "content": "Hi"}]
@@ -303,8 +303,10 @@ def test_beam_search_finds_what_the_engine_finds(client, live):
 
 
 def test_a_search_whose_client_leaves_ends(live):
+    params = BeamSearchParams(max_tokens=400, ignore_eos=True)
+
     async def leave():
-        search = asyncio.ensure_future(live.llm.beam_search([5, 6], BeamSearchParams(max_tokens=400, ignore_eos=True)))
+        search = asyncio.ensure_future(live.llm.engine.beam_search([5, 6], params, max_logprobs=20))
         await asyncio.sleep(0.05)
         search.cancel()
         await asyncio.wait([search])

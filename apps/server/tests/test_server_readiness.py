@@ -97,7 +97,7 @@ def test_an_engine_that_is_stalled_is_told_and_recovers(make_live: Callable[...,
 
 def test_an_engine_that_is_started_again_and_dies(make_live: Callable[..., Any]) -> None:
     live = make_live(config={"max_restarts": 1})
-    os.kill(live.llm.engine_pid, signal.SIGKILL)
+    os.kill(live.llm.client.pid, signal.SIGKILL)
     end = time.monotonic() + 20
     while (code := code_of(live)) != "loading":
         assert code is None
@@ -107,7 +107,7 @@ def test_an_engine_that_is_started_again_and_dies(make_live: Callable[..., Any])
     assert live.post("/v1/completions", {"prompt": "x", "max_tokens": 2}).status_code == 200
     assert code_of(live) is None
     assert 'quire:engine_restarts_total{reason="SIGKILL"} 1.0' in live.client.get("/metrics").text
-    os.kill(live.llm.engine_pid, signal.SIGKILL)
+    os.kill(live.llm.client.pid, signal.SIGKILL)
     while live.client.get("/health").status_code == 200:
         assert time.monotonic() < end + 20
         time.sleep(0.02)

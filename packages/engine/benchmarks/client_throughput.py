@@ -47,7 +47,7 @@ async def measure(num_requests: int, prompt_tokens: int, output_tokens: int, con
     wall, cpu = time.perf_counter(), time.process_time()
     await asyncio.gather(*(worker() for _ in range(concurrency)))
     wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
-    await front.shutdown()
+    await client.shutdown()
     assert num_tokens == num_requests * output_tokens
     return {
         "requests_per_s": num_requests / wall,

@@ -325,11 +325,11 @@ def test_each_step_tells_the_tokens_that_it_computed(depth: int, changes: dict[s
     told: list[int] = []
     for number in range(200):
         # What is taken in at once is several steps, too.
-        result = core.settle() if number % 7 == 6 else core.step()
+        result = core.collect_all() if number % 7 == 6 else core.step()
         told += result.step_tokens
         if not core.has_requests():
             break
-    told += core.settle().step_tokens
+    told += core.collect_all().step_tokens
     assert not core.has_requests()
     assert told == computed
     assert max(told) <= 8

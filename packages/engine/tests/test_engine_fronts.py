@@ -14,18 +14,19 @@ from quire_engine import (
     EngineConfig,
     InprocClient,
     LLMEngine,
-    OutputKind,
     PauseMode,
     ProcessClient,
     RequestOutput,
 )
-from quire_engine.async_engine import PAUSE_MODES
+from quire_engine.client import PAUSE_MODES
 from quire_interfaces import (
     ContextLengthError,
     Detokenizer,
     FinishReason,
+    OutputKind,
     RenderedPrompt,
     RequestError,
+    RequestOptions,
     SamplingParams,
     Tokenizer,
 )
@@ -34,6 +35,8 @@ from quire_testkit.fake_runner import expected_output
 
 Factory = Callable[..., Detokenizer]
 ENGINE = FakeEngineConfig(block_size=4, num_blocks=200)
+WHOLE = RequestOptions(output_kind=OutputKind.FINAL_ONLY)
+GROWING = RequestOptions(output_kind=OutputKind.CUMULATIVE)
 
 
 class RecordingClient(InprocClient):
@@ -60,7 +63,7 @@ async def async_engine(
         yield front
     finally:
         assert client.num_requests() == 0
-        await front.shutdown(0.0)
+        await front.client.shutdown(0.0)
 
 
 async def gather(outputs: AsyncIterator[RequestOutput]) -> list[RequestOutput]:
@@ -119,8 +122,8 @@ async def test_both_fronts_agree_with_the_request_run_alone(
     (final,) = run_offline(tokenizer, make_detokenizer, prompt, SamplingParams(**params), depth)
     async with async_engine(tokenizer, make_detokenizer, async_scheduling=bool(depth)) as front:
         pieces = await gather(front.generate(prompt, SamplingParams(**params)))
-        (whole,) = await gather(front.generate(prompt, SamplingParams(**params), kind=OutputKind.FINAL_ONLY))
-        growing = await gather(front.generate(prompt, SamplingParams(**params), kind=OutputKind.CUMULATIVE))
+        (whole,) = await gather(front.generate(prompt, SamplingParams(**params), WHOLE))
+        growing = await gather(front.generate(prompt, SamplingParams(**params), GROWING))
     assert final.finished
     assert [piece.finished for piece in pieces] == [False] * (len(pieces) - 1) + [True]
     assert final.outputs == whole.outputs == growing[-1].outputs
@@ -175,9 +178,9 @@ async def test_stop_strings_end_a_completion_and_free_it(
     async with async_engine(tokenizer, make_detokenizer, slow, stream_interval=stream_interval) as front:
         pieces = await gather(front.generate(prompt, params))
         async with asyncio.timeout(60):
-            while (await front.stats()).kv_cache_usage > 0:
+            while (await front.client.stats()).kv_cache_usage > 0:
                 await asyncio.sleep(0.01)
-        assert await front.check_integrity() is None
+        assert await front.client.check_integrity() is None
         assert isinstance(front.client, RecordingClient)
         assert [reason for _, reason in front.client.aborted] == [FinishReason.STOP], "the core was not told"
     (offline,) = run_offline(tokenizer, make_detokenizer, prompt, params, 1)
@@ -232,7 +235,7 @@ async def test_log_probabilities_of_named_tokens(tokenizer: Tokenizer, make_deto
         assert [each.rank for each in position] == [1, None, None]
         assert [each.decoded_token for each in position] == [letters([each]) for each in (token_id, 9, 4)]
     async with async_engine(tokenizer, make_detokenizer) as front:
-        (whole,) = await gather(front.generate([5], params, kind=OutputKind.FINAL_ONLY))
+        (whole,) = await gather(front.generate([5], params, WHOLE))
     assert whole.outputs == final.outputs
 
 
@@ -279,13 +282,13 @@ async def test_errors_come_at_once_or_from_the_iterator(tokenizer: Tokenizer, ma
     front = AsyncEngine(client)
     with pytest.raises(RequestError, match="no detokenizer"):
         front.generate([1], SamplingParams(stop=("x",)))
-    await front.shutdown()
+    await front.client.shutdown()
 
 
 async def test_abort_by_the_callers_name(tokenizer: Tokenizer, make_detokenizer: Factory) -> None:
     async with async_engine(tokenizer, make_detokenizer, FakeEngineConfig(step_time_s=0.002)) as front:
         task = asyncio.create_task(gather(front.generate([1], SamplingParams(max_tokens=900, n=3), request_id="me")))
-        while (await front.stats()).num_running < 3:
+        while (await front.client.stats()).num_running < 3:
             await asyncio.sleep(0.002)
         with pytest.raises(RequestError, match="'me' is in use"):
             front.generate([1], SamplingParams(), request_id="me")
@@ -311,19 +314,21 @@ async def test_a_pause_holds_waits_for_or_ends_what_runs(
     async with async_engine(tokenizer, make_detokenizer, engine) as front:
         params = [SamplingParams(max_tokens=num, ignore_eos=True, seed=1) for num in (60, 120, 30)]
         tasks = [asyncio.create_task(gather(front.generate(prompt, each))) for each in params]
-        while (await front.stats()).num_running < 2 or (await front.stats()).num_generation_tokens_total < 8:
+        while (await front.client.stats()).num_running < 2 or (
+            await front.client.stats()
+        ).num_generation_tokens_total < 8:
             await asyncio.sleep(0.002)
-        await front.pause(mode, clear_cache=True)
-        stats = await front.stats()
+        await front.client.pause(mode, clear_cache=True)
+        stats = await front.client.stats()
         assert stats.num_running == 0
         assert stats.kv_cache_usage == 0
-        assert await front.is_paused()
+        assert await front.client.is_paused()
         late = asyncio.create_task(gather(front.generate(prompt, params[2])))
         await asyncio.sleep(0.1)
-        assert (await front.stats()).num_generation_tokens_total == stats.num_generation_tokens_total
+        assert (await front.client.stats()).num_generation_tokens_total == stats.num_generation_tokens_total
         ended = {"keep": [False] * 3, "wait": [True, True, False], "abort": [True] * 3}
         assert [task.done() for task in tasks] == ended[mode]
-        await front.resume()
+        await front.client.resume()
         reasons = {piece.outputs[0].finish_reason for task in tasks for piece in (await task)[-1:]}
         assert reasons == {FinishReason.ABORT if mode == "abort" else FinishReason.LENGTH}
         if mode != "abort":
@@ -331,24 +336,24 @@ async def test_a_pause_holds_waits_for_or_ends_what_runs(
                 token_ids = [token for piece in await task for token in piece.outputs[0].token_ids]
                 assert token_ids == expected_output(prompt, each.max_tokens, request_seed=1)
         assert (await late)[-1].outputs[0].finish_reason is FinishReason.LENGTH
-        assert await front.check_integrity() is None
+        assert await front.client.check_integrity() is None
 
 
 async def test_who_resumes_ends_a_pause_that_waits(tokenizer: Tokenizer, make_detokenizer: Factory) -> None:
     async with async_engine(tokenizer, make_detokenizer, FakeEngineConfig(step_time_s=0.002)) as front:
         running = asyncio.create_task(gather(front.generate([1], SamplingParams(max_tokens=900, ignore_eos=True))))
-        while not (await front.stats()).num_running:
+        while not (await front.client.stats()).num_running:
             await asyncio.sleep(0.002)
-        pausing = asyncio.create_task(front.pause("wait"))
+        pausing = asyncio.create_task(front.client.pause("wait"))
         await asyncio.sleep(0.05)
-        await front.resume()
+        await front.client.resume()
         async with asyncio.timeout(60):
             await pausing
         assert not running.done()
-        assert not await front.is_paused()
+        assert not await front.client.is_paused()
         assert (await gather(front.generate([2], SamplingParams(max_tokens=2))))[-1].finished
         with pytest.raises(RequestError, match="mode must be one of keep, wait, abort, got 'stop'"):
-            await front.pause("stop")  # type: ignore[arg-type]
+            await front.client.pause("stop")  # type: ignore[arg-type]
         front.abort(list(front._streams))
         await running
 
@@ -365,7 +370,7 @@ async def test_200_callers_that_leave_in_the_middle(tokenizer: Tokenizer, make_d
             num_seen += 1
             if num_seen > i % 11:
                 break
-        await outputs.aclose()  # type: ignore[attr-defined]
+        await outputs.aclose()
 
     async def cancelled(i: int) -> None:
         task = asyncio.create_task(gather(front.generate([i], SamplingParams(max_tokens=100))))
@@ -375,13 +380,13 @@ async def test_200_callers_that_leave_in_the_middle(tokenizer: Tokenizer, make_d
 
     async with asyncio.timeout(60):
         await asyncio.gather(*(leave(i) if i % 2 else cancelled(i) for i in range(200)))
-        while (await front.stats()).kv_cache_usage > 0:
+        while (await front.client.stats()).kv_cache_usage > 0:
             await asyncio.sleep(0.01)
-    stats = await front.stats()
+    stats = await front.client.stats()
     assert (stats.num_running, stats.num_waiting) == (0, 0)
-    assert await front.check_integrity() is None
+    assert await front.client.check_integrity() is None
     assert client.num_requests() == front.num_requests() == 0
-    await front.shutdown()
+    await front.client.shutdown()
 
 
 def test_offline_abort_and_reuse(tokenizer: Tokenizer, make_detokenizer: Factory) -> None:

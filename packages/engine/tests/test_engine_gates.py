@@ -12,6 +12,7 @@ from quire_engine.messages import AbortRequests, ClientMessage, CoreMessage, Out
 from quire_interfaces import (
     FinishReason,
     QuireError,
+    RenderedPrompt,
     Request,
     RequestError,
     SamplingParams,
@@ -170,7 +171,7 @@ INFO: dict[str, Any] = {"max_model_len": 100, "vocab_size": 50}
 
 def constraint_of(params: SamplingParams, **info: Any) -> Any:
     processor = InputProcessor(EngineInfo(**{**INFO, "structured_output_backend": "x", **info}), eos_token_ids=[2, 3])
-    return processor.process("r", [5], params)
+    return processor.process("r", RenderedPrompt(token_ids=[5]), params)
 
 
 def test_constraints_are_checked_before_they_are_sent() -> None:

@@ -7,13 +7,16 @@ from typing import Any
 import pytest
 
 from quire_engine import EngineInfo, InputProcessor, unpack_token_ids
-from quire_interfaces import ContextLengthError, RequestError, SamplingParams
+from quire_interfaces import ContextLengthError, RenderedPrompt, RequestError, RequestOptions, SamplingParams
 
 INFO = EngineInfo(max_model_len=100, vocab_size=50)
+ONE = RenderedPrompt(token_ids=[1])
 
 
 def process(prompt: list[int], **params: Any) -> list[Any]:
-    return InputProcessor(INFO, eos_token_ids=[2, 3]).process("r", prompt, SamplingParams(**params))
+    return InputProcessor(INFO, eos_token_ids=[2, 3]).process(
+        "r", RenderedPrompt(token_ids=prompt), SamplingParams(**params)
+    )
 
 
 def test_what_is_left_open_is_resolved() -> None:
@@ -35,7 +38,7 @@ def test_the_engines_seed_makes_those_that_requests_leave_out() -> None:
     def seeds(seed: int) -> list[int]:
         processor = InputProcessor(INFO, seed=seed)
         wanted = (None, None, 5, None)
-        return [processor.process("r", [1], SamplingParams(seed=each))[0].seed for each in wanted]
+        return [processor.process("r", ONE, SamplingParams(seed=each))[0].seed for each in wanted]
 
     assert seeds(0) == seeds(0)
     assert seeds(0)[2] == 5
@@ -44,8 +47,8 @@ def test_the_engines_seed_makes_those_that_requests_leave_out() -> None:
 
 def test_a_check_refuses_what_would_be_refused_and_draws_no_seed() -> None:
     checked, other = InputProcessor(INFO, seed=0), InputProcessor(INFO, seed=0)
-    checked.check([1], SamplingParams(max_tokens=99))
-    assert checked.process("r", [1], SamplingParams())[0].seed == other.process("r", [1], SamplingParams())[0].seed
+    checked.check(ONE, SamplingParams(max_tokens=99))
+    assert checked.process("r", ONE, SamplingParams())[0].seed == other.process("r", ONE, SamplingParams())[0].seed
     for prompt, params, param in (
         ([1] * 100, {}, "prompt"),
         ([1, 50], {}, "prompt"),
@@ -54,13 +57,13 @@ def test_a_check_refuses_what_would_be_refused_and_draws_no_seed() -> None:
         ([1], {"logprob_token_ids": (50,)}, "logprob_token_ids"),
     ):
         with pytest.raises(RequestError) as caught:
-            checked.check(prompt, SamplingParams(**params))
+            checked.check(RenderedPrompt(token_ids=prompt), SamplingParams(**params))
         assert caught.value.param == param
 
 
 def test_internal_ids_never_repeat() -> None:
     processor = InputProcessor(INFO)
-    seen = {each.request_id for _ in range(3) for each in processor.process("same", [1], SamplingParams(n=2))}
+    seen = {each.request_id for _ in range(3) for each in processor.process("same", ONE, SamplingParams(n=2))}
     assert len(seen) == 6
 
 
@@ -123,7 +126,7 @@ class Letters:
 def test_bad_words_become_tokens_at_the_start_and_after_a_space() -> None:
     processor = InputProcessor(EngineInfo(max_model_len=100, vocab_size=128), [0], Letters())  # type: ignore[arg-type]
     params = SamplingParams(bad_words=("ab", " c"), bad_words_token_ids=((7,),))
-    (message,) = processor.process("r", [1], params)
+    (message,) = processor.process("r", ONE, params)
     assert message.sampling_params.bad_words == ()
     assert message.sampling_params.bad_words_token_ids == ((7,), (65, 66), (0, 65, 66), (0, 67))
     with pytest.raises(RequestError, match="no tokenizer: give bad_words_token_ids"):
@@ -134,7 +137,7 @@ def test_texts_of_parameters_are_tokenized_once_for_all_prompts_of_a_request() -
     tokenizer = Letters()
     processor = InputProcessor(EngineInfo(max_model_len=100, vocab_size=128), [0], tokenizer)  # type: ignore[arg-type]
     params = SamplingParams(bad_words=("ab",), dry_multiplier=1.0, dry_sequence_breakers=(":", 9))
-    messages = [processor.process("r", [1], params)[0] for _ in range(3)]
+    messages = [processor.process("r", ONE, params)[0] for _ in range(3)]
     assert tokenizer.texts == ["ab", " ab", "a:"]
     assert [each.sampling_params.dry_sequence_breakers for each in messages] == [(26, 9)] * 3
 
@@ -142,7 +145,7 @@ def test_texts_of_parameters_are_tokenized_once_for_all_prompts_of_a_request() -
 def test_a_bad_word_of_too_many_tokens() -> None:
     processor = InputProcessor(EngineInfo(max_model_len=100, vocab_size=128), [0], Letters())  # type: ignore[arg-type]
     with pytest.raises(RequestError, match="a text of 65 tokens, at most 64 are allowed") as caught:
-        processor.process("r", [1], SamplingParams(bad_words=("w" * 64,)))
+        processor.process("r", ONE, SamplingParams(bad_words=("w" * 64,)))
     assert caught.value.param == "bad_words"
 
 
@@ -160,5 +163,14 @@ def test_a_prompt_that_is_too_long_is_refused_without_reading_it(
 ) -> None:
     processor = InputProcessor(EngineInfo(vocab_size=50, **limits))
     with pytest.raises(ContextLengthError, match="101 tokens") as caught:
-        processor.process("r", Unread([1] * 101), SamplingParams(max_tokens=max_tokens))
+        processor.process("r", RenderedPrompt(token_ids=Unread([1] * 101)), SamplingParams(max_tokens=max_tokens))
     assert caught.value.num_prompt_tokens == 101
+
+
+def test_options_are_handed_on_whole_to_every_completion() -> None:
+    options = RequestOptions(priority=3, cache_salt="s", tenant="t")
+    messages = InputProcessor(INFO).process("r", ONE, SamplingParams(n=2), options)
+    assert [message.to_request().options for message in messages] == [options, options]
+    for processor in (InputProcessor(INFO), InputProcessor(EngineInfo(max_model_len=9, vocab_size=9))):
+        with pytest.raises(RequestError, match="'x' was asked for"):
+            processor.check(ONE, SamplingParams(), RequestOptions(adapter="x"))

@@ -31,8 +31,10 @@ from quire_interfaces import (
     ContextLengthError,
     EngineCoreOutput,
     FinishReason,
+    OutputKind,
     OverloadedError,
     RequestError,
+    RequestOptions,
     SamplingParams,
     SchedulerStats,
     TokenLogprobs,
@@ -79,9 +81,14 @@ client_messages = (
         max_tokens=st.integers(1, 10**6),
         stop_token_ids=st.frozensets(st.integers(0, 10**6), max_size=5),
         output_token_ids=ids,
-        priority=st.integers(-100, 100),
-        cache_salt=st.none() | texts,
-        tenant=st.none() | texts,
+        options=st.builds(
+            RequestOptions,
+            priority=st.integers(-100, 100),
+            cache_salt=st.none() | texts,
+            adapter=st.none() | texts,
+            tenant=st.none() | texts,
+            output_kind=st.none() | st.sampled_from(OutputKind),
+        ),
         cache_extra_keys=st.lists(st.tuples(st.integers(0, 9), st.integers(0, 9), texts), max_size=3).map(tuple),
         arrival_time_s=floats,
     )
@@ -158,14 +165,12 @@ def test_add_request_becomes_a_request() -> None:
         seed=9,
         max_tokens=4,
         stop_token_ids=frozenset({1}),
-        priority=3,
-        cache_salt="s",
-        tenant="t",
+        options=RequestOptions(priority=3, cache_salt="s", adapter="a", tenant="t"),
     )
     request = message.to_request()
     assert request.prompt_token_ids == [5, 6]
-    assert (request.seed, request.max_tokens, request.priority) == (9, 4, 3)
-    assert (request.cache_salt, request.tenant, request.stop_token_ids) == ("s", "t", {1})
+    assert (request.seed, request.max_tokens, request.stop_token_ids) == (9, 4, {1})
+    assert request.options is message.options
     assert not request.reads_prefix_cache
     resumed = message.resumed([7, 8])
     assert resumed.to_request().output_token_ids == [7, 8]

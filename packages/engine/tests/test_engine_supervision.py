@@ -18,7 +18,7 @@ import pytest
 from quire_engine import EngineConfig, InprocClient, NullListener, ProcessClient
 from quire_engine import process_client as process_client_module
 from quire_engine.log_relay import MARK, LogReceiver
-from quire_interfaces import EngineDeadError, FinishReason, PauseState
+from quire_interfaces import EngineDeadError, FinishReason
 from quire_testkit.conformance.engine_client import collect, make_message
 from quire_testkit.fake_engine import FACTORY, fake_engine_factory
 
@@ -168,7 +168,7 @@ async def test_requests_that_are_held_are_no_stall() -> None:
     listener = Listener()
     client = make_process(EngineConfig(stall_timeout_s=0.3), listener)
     await client.ready()
-    await client.pause(PauseState.ALL_HELD)
+    await client.pause()
     outputs = client.open([make_message("r", [1], 2)])
     await asyncio.sleep(0.6)
     assert (client.is_resting, client.stalled_s, listener.num_stalls) == (True, 0.0, 0)
@@ -202,7 +202,7 @@ async def test_an_engine_that_answers_is_not_ended_however_long_its_requests_wai
     monkeypatch.setattr(process_client_module, "HANG_GRACE_S", 0.2)
     client = ProcessClient(FACTORY, {}, EngineConfig(step_timeout_s=0.3, max_restarts=0))
     await client.ready()
-    await client.pause(PauseState.ALL_HELD)
+    await client.pause()
     outputs = client.open([make_message("r", [1], 2)])
     client._rest = None  # as if the engine held them by itself, as while a grammar is compiled
     await asyncio.sleep(1.5)

@@ -121,7 +121,7 @@ def test_a_step_that_raises_loses_no_transfer(depth: int) -> None:
     assert core.stats().external_prefix_cache_hit_tokens_total == 3 * 20
     assert parts.check_integrity is not None
     parts.check_integrity()
-    core.settle()
+    core.collect_all()
     assert core.stats().kv_cache_usage == 0
 
 

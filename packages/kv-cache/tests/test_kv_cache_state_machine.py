@@ -128,7 +128,7 @@ class CacheMachine(RuleBasedStateMachine):
         """Per position, a number for everything its KV depends on: the tokens and media before it, and the salt."""
         request = sequence.request
         numbers = []
-        last: Any = ("salt", request.cache_salt, tuple(request.encoder_token_ids))
+        last: Any = ("salt", request.options.cache_salt, tuple(request.encoder_token_ids))
         for position, token in enumerate(tokens):
             media = tuple((key, position - a) for a, b, key in request.cache_extra_keys if a <= position < b)
             last = self.contents.setdefault((last, token, media), len(self.contents))
@@ -138,7 +138,7 @@ class CacheMachine(RuleBasedStateMachine):
     def encoder_slots(self, sequence: Sequence) -> dict[tuple[int, int], Any]:
         """(block, slot) -> what the request needs there of its encoder input; all of it depends on the whole input."""
         request = sequence.request
-        content = (tuple(request.encoder_token_ids), request.cache_salt, request.cache_extra_keys)
+        content = (tuple(request.encoder_token_ids), request.options.cache_salt, request.cache_extra_keys)
         return {
             (sequence.table[group][position // self.size], position % self.size): (group, position, content)
             for group in range(len(self.windows), len(self.windows) + self.num_cross)

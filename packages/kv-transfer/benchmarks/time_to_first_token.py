@@ -64,8 +64,7 @@ def random_model(folder: Path) -> Path:
 
 def run_case(model: str, tier: str, num_tokens: int, num_prompts: int, has_tier: bool) -> dict[str, object]:
     """Serve the prompts one after the other; seconds to the first token of each."""
-    from quire import LLM, SamplingParams
-    from quire_engine import OutputKind
+    from quire import LLM, OutputKind, RequestOptions, SamplingParams
 
     settings = {"kv_disk_path": tier} if has_tier else {}
     params = SamplingParams(temperature=0, max_tokens=4, ignore_eos=True)
@@ -75,7 +74,7 @@ def run_case(model: str, tier: str, num_tokens: int, num_prompts: int, has_tier:
         for seed in range(num_prompts):
             prompt = random.Random(seed).choices(range(100, 1000), k=num_tokens)
             start_s = time.perf_counter()
-            llm.engine.add_request(prompt, params, kind=OutputKind.DELTA)
+            llm.engine.add_request(prompt, params, RequestOptions(output_kind=OutputKind.DELTA))
             first_s = 0.0
             output_tokens: list[int] = []
             while llm.engine.has_unfinished_requests():

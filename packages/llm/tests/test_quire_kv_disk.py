@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from quire import LLM, AsyncLLM, ConfigError, QuireConfig, RequestOutput, SamplingParams
-from quire_interfaces import RenderedPrompt
+from quire_interfaces import RenderedPrompt, RequestOptions
 from quire_testkit.checkpoints import make_checkpoint
 
 PROMPT = random.Random(1).choices(range(3, 300), k=75)
@@ -155,7 +155,7 @@ def test_salts_models_and_forms_do_not_meet(folder: Path, disk: Path, tmp_path: 
     params = SamplingParams(temperature=0, max_tokens=1)
 
     def num_cached(llm: LLM, salt: str | None = None) -> int:
-        llm.engine.add_request(RenderedPrompt(token_ids=PROMPT), params, cache_salt=salt)
+        llm.engine.add_request(RenderedPrompt(token_ids=PROMPT), params, RequestOptions(cache_salt=salt))
         outputs = []
         while llm.engine.has_unfinished_requests():
             outputs += llm.engine.step()
@@ -229,7 +229,7 @@ async def test_two_engine_processes_share_a_folder_and_count_cached_tokens(
         assert str(disk) in info.choices["prefixes on disk"]
 
         async def ask(llm: AsyncLLM, number: int) -> tuple[list[int], int]:
-            outputs = [output async for output in llm.generate(PROMPTS[number], PARAMS[number])]
+            outputs = [output async for output in llm.engine.generate(PROMPTS[number], PARAMS[number])]
             return [token for output in outputs for token in output.outputs[0].token_ids], outputs[-1].num_cached_tokens
 
         assert await ask(first, 0) == (expected[0], 0)
@@ -239,10 +239,10 @@ async def test_two_engine_processes_share_a_folder_and_count_cached_tokens(
                 break
             await ask(first, 2)
         assert await ask(second, 0) == (expected[0], 64)
-        stats = await second.stats()
+        stats = await second.client.stats()
         assert stats.external_prefix_cache_hit_tokens_total == 64
-        assert await second.check_integrity() is None
+        assert await second.client.check_integrity() is None
     finally:
-        await first.shutdown()
-        await second.shutdown()
+        await first.client.shutdown()
+        await second.client.shutdown()
     assert not list(disk.rglob("*.tmp"))

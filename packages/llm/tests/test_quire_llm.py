@@ -155,18 +155,18 @@ async def test_async_llm_streams_without_torch_here(folder: Path) -> None:
         assert info.max_model_len == 128
 
         async def collect(prompt: list[int]) -> list[int]:
-            outputs = [output async for output in llm.generate(prompt, GREEDY)]
+            outputs = [output async for output in llm.engine.generate(prompt, GREEDY)]
             assert outputs[-1].finished
             return [token for output in outputs for token in output.outputs[0].token_ids]
 
         alone = await collect([5, 6, 7])
         together = await asyncio.gather(*(collect([5, 6, 7]) for _ in range(5)), collect([9] * 30))
         assert together[:5] == [alone] * 5
-        assert await llm.check_integrity() is None
+        assert await llm.client.check_integrity() is None
     finally:
-        await llm.shutdown()
+        await llm.client.shutdown()
     with pytest.raises(EngineDeadError):
-        llm.check_health()
+        llm.client.check_health()
 
 
 async def test_engine_that_cannot_start_says_why(folder: Path) -> None:

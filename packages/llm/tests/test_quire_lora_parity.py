@@ -17,7 +17,7 @@ import pytest
 import torch
 import transformers
 
-from quire import LLM, LoRARequest, RequestError, SamplingParams
+from quire import LLM, LoRARequest, RequestError, RequestOptions, SamplingParams
 from quire_testkit.hf_checkpoints import tiny_hf_checkpoint
 from quire_testkit.parity.cases import CASES
 from quire_testkit.parity.oracle import write_checkpoint
@@ -144,7 +144,7 @@ def test_whole_prompts_beside_requests_that_decode(tiny) -> None:
                 place = places[i]
                 if place is not None:
                     llm.load_adapter(place.name, str(place))
-                name = llm.engine.add_request(prompts[i], params, adapter=place.name if place else None)
+                name = llm.engine.add_request(prompts[i], params, RequestOptions(adapter=place.name if place else None))
                 which[name] = i
             before = llm.stats()
             llm.engine.step()

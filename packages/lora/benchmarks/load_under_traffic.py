@@ -25,7 +25,7 @@ from typing import Any
 
 from random_adapters import write_adapter
 
-from quire import LLM, SamplingParams
+from quire import LLM, RequestOptions, SamplingParams
 
 ADAPTERS = 4
 """Read again and again: more than one, so that each comes into a slot anew."""
@@ -59,9 +59,9 @@ class Traffic:
                 reading.result()
                 self.num_loads += 1
                 reading = None
-                self.llm.engine.add_request([5, 6, 7], short, adapter="changing")
+                self.llm.engine.add_request([5, 6, 7], short, RequestOptions(adapter="changing"))
             elif not loading and step % self.args.every == 0:
-                self.llm.engine.add_request([5, 6, 7], short, adapter="resident")
+                self.llm.engine.add_request([5, 6, 7], short, RequestOptions(adapter="resident"))
             begin, own = time.perf_counter(), time.thread_time()
             self.llm.engine.step()
             times.append((time.perf_counter() - begin, time.thread_time() - own))

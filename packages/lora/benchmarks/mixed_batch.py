@@ -19,7 +19,7 @@ from pathlib import Path
 
 from random_adapters import write_adapter
 
-from quire import LLM, SamplingParams
+from quire import LLM, RequestOptions, SamplingParams
 
 
 def step_times_us(llm: LLM, batch: int, num_adapters: int, num_steps: int, skip: int) -> list[float]:
@@ -27,7 +27,7 @@ def step_times_us(llm: LLM, batch: int, num_adapters: int, num_steps: int, skip:
     params = SamplingParams(temperature=0, max_tokens=num_steps, ignore_eos=True)
     for i in range(batch):
         adapter = f"a{i % num_adapters}" if num_adapters else None
-        llm.engine.add_request([10 + (i + j) % 200 for j in range(16)], params, adapter=adapter)
+        llm.engine.add_request([10 + (i + j) % 200 for j in range(16)], params, RequestOptions(adapter=adapter))
     times = []
     while llm.engine.has_unfinished_requests():
         begin = time.process_time_ns()

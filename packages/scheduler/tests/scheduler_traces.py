@@ -264,11 +264,12 @@ class Trace:
         if rng.random() < 0.2:
             request.prompt_group = f"group {number // 5}"
         if rng.random() < 0.1:
-            request.cache_salt = "salt"
+            request.options = dataclasses.replace(request.options, cache_salt="salt")
         if scenario.max_encoder_tokens:
             request.encoder_token_ids = [rng.randrange(2) for _ in range(rng.randint(1, scenario.max_encoder_tokens))]
         if scenario.num_adapters and rng.random() < 0.8:
-            request.adapter = f"adapter{rng.randrange(scenario.num_adapters)}"
+            adapter = f"adapter{rng.randrange(scenario.num_adapters)}"
+            request.options = dataclasses.replace(request.options, adapter=adapter)
         try:
             if self.adapters is not None:
                 self.adapters.prepare(request)

@@ -7,7 +7,7 @@ from concurrent.futures import Future
 
 import pytest
 
-from quire_interfaces import AdapterInfo, ModelNotFoundError, Request, RequestError, SchedulerStats
+from quire_interfaces import AdapterInfo, ModelNotFoundError, Request, RequestError, RequestOptions, SchedulerStats
 from quire_scheduler import AdapterGate
 from quire_testkit.conformance.scheduler import make_request
 
@@ -54,7 +54,7 @@ class Store:
 
 def request_with(name: str, adapter: str | None, num_tokens: int = 3, max_tokens: int = 4) -> Request:
     request = make_request(name, list(range(1, num_tokens + 1)), max_tokens=max_tokens)
-    request.adapter = adapter
+    request.options = RequestOptions(adapter=adapter)
     return request
 
 

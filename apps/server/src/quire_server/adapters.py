@@ -65,7 +65,7 @@ async def load_lora_adapter(context: ServerContext, request: Request) -> Respons
     if engine_name != body.lora_name:  # before it is there for all
         context.state.own_adapters[engine_name] = OwnAdapter(context.caller.owner, body.lora_name)
     try:
-        await context.llm.load_adapter(engine_name, place, replace=body.load_inplace)
+        await context.llm.client.load_adapter(engine_name, place, replace=body.load_inplace)
     finally:
         _forget_unloaded(context, engine_name)
     return PlainTextResponse(f"Success: LoRA adapter '{body.lora_name}' added successfully.")
@@ -80,7 +80,7 @@ async def unload_lora_adapter(context: ServerContext, request: Request) -> Respo
         raise ModelNotFoundError(
             f"no adapter {body.lora_name!r} of yours is loaded; loaded: {', '.join(map(repr, own)) or 'none'}"
         )
-    await context.llm.unload_adapter(engine_name)
+    await context.llm.client.unload_adapter(engine_name)
     _forget_unloaded(context, engine_name)
     return PlainTextResponse(f"Success: LoRA adapter '{body.lora_name}' removed successfully.")
 
@@ -93,5 +93,5 @@ def _engine_name(context: ServerContext, name: str) -> str:
 
 def _forget_unloaded(context: ServerContext, engine_name: str) -> None:
     """Whose an adapter is, once it is not there."""
-    if engine_name not in context.llm.adapters:
+    if engine_name not in context.llm.client.adapters:
         context.state.own_adapters.pop(engine_name, None)

@@ -6,9 +6,8 @@ import contextlib
 import dataclasses
 from collections.abc import AsyncGenerator
 
-from quire import OutputKind
 from quire_engine import CompletionOutput, RequestOutput
-from quire_interfaces import RequestError, SamplingParams
+from quire_interfaces import OutputKind, RequestError, SamplingParams
 from quire_server.streaming import merge
 
 __all__ = ["merged"]

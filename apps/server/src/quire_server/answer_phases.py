@@ -10,20 +10,19 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 from bisect import bisect_left
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from quire import OutputKind
 from quire_engine import CompletionOutput, Logprob, RequestOutput
-from quire_interfaces import FinishReason, RenderedPrompt, SamplingParams, Tokenizer
+from quire_interfaces import FinishReason, OutputKind, RenderedPrompt, SamplingParams, Tokenizer
 from quire_renderers import ChatFormat, OutputParser, ThinkingSpan
 from quire_server.answer_merging import merged
 from quire_server.thinking_tokens import ThinkingTokens
 
 __all__ = ["AnswerPlan", "phased_answer"]
 
-Generate = Callable[[RenderedPrompt, SamplingParams], AsyncIterator[RequestOutput]]
+Generate = Callable[[RenderedPrompt, SamplingParams], AsyncGenerator[RequestOutput, None]]
 """Checks a request at once and runs it when iterated, giving deltas."""
 
 _SECOND_STREAM = 0x5851F42D4C957F2D
@@ -55,7 +54,7 @@ def phased_answer(
     *,
     plan: AnswerPlan,
     kind: OutputKind,
-) -> AsyncIterator[RequestOutput]:
+) -> AsyncGenerator[RequestOutput, None]:
     """The outputs of a request into whose answers the server writes.
 
     Args:
@@ -174,7 +173,7 @@ class _Answer:
         self._written: _Written | None = None
         self._is_at_once = (bool(plan.forced) and not plan.thinks) or (plan.budget == 0 and parser.is_thinking)
 
-    def begin(self) -> AsyncIterator[RequestOutput]:
+    def begin(self) -> AsyncGenerator[RequestOutput, None]:
         """The first request, checked; where the server writes before the model, the only one."""
         if self._is_at_once:
             return self._rest(is_closed=not self._parser.is_thinking)
@@ -183,12 +182,12 @@ class _Answer:
             params = dataclasses.replace(params, structured_outputs=None)  # it is the call that has a form
         return self._generate(self._prompt, params)
 
-    async def outputs(self, first: AsyncIterator[RequestOutput]) -> AsyncGenerator[RequestOutput, None]:
+    async def outputs(self, first: AsyncGenerator[RequestOutput, None]) -> AsyncGenerator[RequestOutput, None]:
         """Deltas of the whole answer."""
         last: RequestOutput | None = None
         if not self._is_at_once:
             cut: _Cut | None = None
-            async with contextlib.aclosing(first) as outputs:  # type: ignore[type-var]
+            async with contextlib.aclosing(first) as outputs:
                 async for output in outputs:
                     cut = self._take(output)
                     last = self._told(output, cut)
@@ -321,7 +320,7 @@ class _Answer:
         room = self._plan.max_model_len - len(self._prompt.token_ids) - 1
         return room if self._params.max_tokens is None else min(room, self._params.max_tokens)
 
-    def _rest(self, *, is_closed: bool) -> AsyncIterator[RequestOutput]:
+    def _rest(self, *, is_closed: bool) -> AsyncGenerator[RequestOutput, None]:
         """The request that goes on behind what is written."""
         self._written = written = self._write(is_closed=is_closed)
         answer = self._output_ids + written.token_ids
@@ -344,14 +343,14 @@ class _Answer:
         return self._generate(prompt, dataclasses.replace(self._params, **changes))
 
     async def _behind_written(
-        self, rest: AsyncIterator[RequestOutput], before: RequestOutput | None
+        self, rest: AsyncGenerator[RequestOutput, None], before: RequestOutput | None
     ) -> AsyncGenerator[RequestOutput, None]:
         """The second request's deltas, the first of which has the written text in front."""
         assert self._written is not None
         written, positions = self._written, None
         begun = False
         base = self._num_chars + len(written.text)
-        async with contextlib.aclosing(rest) as outputs:  # type: ignore[type-var]
+        async with contextlib.aclosing(rest) as outputs:
             async for output in outputs:
                 (delta,) = output.outputs
                 positions = positions or output.prompt_logprobs

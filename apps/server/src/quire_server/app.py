@@ -283,7 +283,7 @@ async def version(context: ServerContext, request: Request) -> Response:
 
 async def load(context: ServerContext, request: Request) -> Response:
     """How many requests are being answered, in vLLM's shape."""
-    return JSONResponse({"server_load": context.llm.num_requests()})
+    return JSONResponse({"server_load": context.llm.engine.num_requests()})
 
 
 async def models(context: ServerContext, request: Request) -> Response:
@@ -301,13 +301,13 @@ async def one_model(context: ServerContext, request: Request) -> Response:
 
 def _model_card(context: ServerContext, name: str) -> dict[str, Any]:
     """What OpenAI's clients read, vLLM's, and Anthropic's."""
-    info, adapter = context.llm.engine_info, context.adapter_of(name)
+    info, adapter = context.llm.engine.info, context.adapter_of(name)
     return {
         "id": name,
         "object": "model",
         "created": context.started_s,
         "owned_by": "quire",
-        "root": info.model if adapter is None else context.llm.adapters[adapter],
+        "root": info.model if adapter is None else context.llm.client.adapters[adapter],
         "parent": None if adapter is None else context.model_names[0],
         "max_model_len": info.max_model_len,
         "type": "model",
@@ -322,5 +322,5 @@ async def metrics(context: ServerContext, request: Request) -> Response:
     """Prometheus text; what was counted remains readable when the engine is gone, restarts, or is deep in a step."""
     with contextlib.suppress(EngineDeadError, TimeoutError):
         async with asyncio.timeout(STATS_TIMEOUT_S):
-            context.metrics.on_step(0, await context.llm.stats())
+            context.metrics.on_step(0, await context.llm.client.stats())
     return Response(context.metrics.exposition(), media_type=CONTENT_TYPE)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 
 from quire import BeamSearchParams
+from quire.logprob_bound import resolved_max_logprobs
 from quire_engine import RequestOutput
-from quire_interfaces import RenderedPrompt, RequestError, SamplingParams
+from quire_interfaces import RenderedPrompt, RequestError, RequestOptions, SamplingParams
 from quire_server.context import ServerContext
 from quire_server.protocol import SamplingFields
 
@@ -58,15 +59,14 @@ async def beam_search_outputs(
     prompt: RenderedPrompt,
     beams: BeamSearchParams,
     params: SamplingParams,
-    *,
-    priority: int = 0,
-    cache_salt: str | None = None,
-    adapter: str | None = None,
-) -> AsyncIterator[RequestOutput]:
+    options: RequestOptions,
+) -> AsyncGenerator[RequestOutput, None]:
     """One output with the n best sequences."""
+    engine = context.llm.engine
     if params.max_tokens is None:
-        room = context.llm.engine_info.max_model_len - len(prompt.token_ids)
+        room = engine.info.max_model_len - len(prompt.token_ids)
         beams = dataclasses.replace(beams, max_tokens=max(1, room))
-    output = await context.beam_search(prompt, beams, priority=priority, cache_salt=cache_salt, adapter=adapter)
+    max_logprobs = resolved_max_logprobs(context.llm.config.model.max_logprobs, engine.info.vocab_size)
+    output = await engine.beam_search(prompt, beams, options, max_logprobs=max_logprobs)
     output.outputs = output.outputs[: params.n]
     yield output

@@ -6,7 +6,7 @@ import contextlib
 import dataclasses
 import functools
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass, field
 
 import msgspec
@@ -127,12 +127,9 @@ def chat_turn(context: ServerContext, body: ChatCompletionRequest) -> ChatTurn:
         add_special_tokens=bool(body.add_special_tokens),
         include_reasoning=body.include_reasoning,
         thinking_token_budget=body.thinking_token_budget,
-        priority=body.priority,
-        cache_salt=body.cache_salt,
+        options=context.request_options(body),
         truncate_prompt_tokens=body.truncate_prompt_tokens,
         truncation_side=body.truncation_side,
-        adapter=context.adapter_of(body.model),
-        stream=bool(body.stream),
     )
 
 
@@ -204,7 +201,9 @@ class ChatAnswer:
         prompt_tokens = len(self.running.prompt.token_ids) if self.prompt_tokens is None else max(0, self.prompt_tokens)
         return Usage.of(prompt_tokens, output.num_generation_tokens, output.num_cached_tokens, reasoning)
 
-    async def events(self, first: RequestOutput, rest: AsyncIterator[RequestOutput]) -> AsyncGenerator[bytes, None]:
+    async def events(
+        self, first: RequestOutput, rest: AsyncGenerator[RequestOutput, None]
+    ) -> AsyncGenerator[bytes, None]:
         """One element per engine step that has something to tell; the role comes with the first."""
         wants_usage, continuous = self.context.usage_wanted(self.body.stream_options)
         opening = self._opening(first, continuous)

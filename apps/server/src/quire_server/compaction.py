@@ -40,7 +40,7 @@ async def start_summary(
     """
     params = replace(context.sampling_params(body), structured_outputs=None, logprobs=None)
     kwargs = {"enable_thinking": False, "thinking": False, **(getattr(body, "chat_template_kwargs", None) or {})}
-    limit = context.llm.engine_info.max_model_len
+    limit = context.llm.engine.info.max_model_len
     room = min(_MAX_ROOM_TOKENS, limit // _ROOM_SHARE, params.max_tokens or limit)
     said = list(messages)
     for _ in range(_MAX_SHORTENINGS):
@@ -50,10 +50,7 @@ async def start_summary(
             params=params,
             chat_template_kwargs=context.template_kwargs(kwargs),
             fills_context=True,
-            priority=body.priority,
-            cache_salt=body.cache_salt,
-            adapter=context.adapter_of(body.model),
-            stream=stream,
+            options=context.request_options(body, streams=stream),
         )
         shorter = _shortened(said)
         try:
@@ -64,7 +61,7 @@ async def start_summary(
         else:
             if shorter is None or len(running.prompt.token_ids) + room <= limit:
                 return running
-            await running.outputs.aclose()  # type: ignore[attr-defined]
+            await running.outputs.aclose()
         said = shorter
     raise ContextLengthError("the conversation cannot be made short enough to be summarized; send less of it")
 

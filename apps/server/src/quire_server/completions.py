@@ -5,14 +5,13 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import Response
 
-from quire import BeamSearchParams, OutputKind
+from quire import BeamSearchParams
 from quire.prompts import naming_prompt
 from quire_engine import CompletionOutput, Logprob, RequestOutput
 from quire_interfaces import FinishReason, RenderedPrompt, RequestError, SamplingParams
@@ -53,7 +52,7 @@ async def completions(context: ServerContext, request: Request) -> Response:
 
 def _begun(
     context: ServerContext, body: CompletionRequest, name: str, model: str
-) -> tuple[CompletionAnswer, list[AsyncIterator[RequestOutput]]]:
+) -> tuple[CompletionAnswer, list[AsyncGenerator[RequestOutput, None]]]:
     """The answer, and the outputs of its prompts. Every prompt is checked before the first one runs.
 
     Raises:
@@ -102,15 +101,11 @@ def _outputs(
     prompt: RenderedPrompt,
     params: SamplingParams,
     beams: BeamSearchParams | None,
-) -> AsyncIterator[RequestOutput]:
-    where: dict[str, Any] = {
-        "priority": body.priority,
-        "cache_salt": body.cache_salt,
-        "adapter": context.adapter_of(body.model),
-    }
+) -> AsyncGenerator[RequestOutput, None]:
+    options = context.request_options(body)
     if beams is not None:
-        return beam_search_outputs(context, prompt, beams, params, **where)
-    return context.generate(prompt, params, kind=OutputKind.DELTA if body.stream else OutputKind.FINAL_ONLY, **where)
+        return beam_search_outputs(context, prompt, beams, params, options)
+    return context.llm.engine.generate(prompt, params, options)
 
 
 def render_prompts(context: ServerContext, body: CompletionRequest, params: SamplingParams) -> list[RenderedPrompt]:
@@ -243,14 +238,14 @@ class CompletionAnswer:
 
     def _prompt_text(self, prompt: RenderedPrompt) -> str:
         if prompt.text is None:
-            prompt.text = self.context.llm.tokenizer.decode(prompt.token_ids, skip_special_tokens=False)
+            prompt.text = self.context.llm.renderer.tokenizer.decode(prompt.token_ids, skip_special_tokens=False)
         return prompt.text
 
     def _echoed(self, prompt: RenderedPrompt, positions: list[list[Logprob] | None] | None) -> EchoedTokens | None:
         if positions is None:
             return None
         return EchoedTokens.of(
-            self.context.llm.tokenizer,
+            self.context.llm.renderer.tokenizer,
             prompt.token_ids,
             self._prompt_text(prompt),
             positions,
@@ -263,7 +258,7 @@ class CompletionAnswer:
         return self.params.prompt_logprobs is not None and not is_known and not output.finished
 
     async def events(
-        self, first: tuple[int, RequestOutput], rest: AsyncIterator[tuple[int, RequestOutput]]
+        self, first: tuple[int, RequestOutput], rest: AsyncGenerator[tuple[int, RequestOutput], None]
     ) -> AsyncGenerator[bytes, None]:
         """One element per engine step and prompt."""
         wants_usage, continuous = self.context.usage_wanted(self.body.stream_options)

@@ -5,16 +5,15 @@ from __future__ import annotations
 import asyncio
 import copy
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 from starlette.requests import Request
 
-from quire import AsyncLLM, BeamSearchParams, OutputKind
+from quire import AsyncLLM
 from quire.logprob_bound import check_logprobs
-from quire_engine import RequestOutput
-from quire_interfaces import ModelNotFoundError, RenderedPrompt, RequestError, SamplingParams
+from quire_interfaces import ModelNotFoundError, OutputKind, RequestError, RequestOptions, SamplingParams
 from quire_observability import EngineMetrics
 from quire_server.callers import KEYLESS, APIKeys, Caller, read_api_keys
 from quire_server.config import ServerConfig
@@ -48,6 +47,15 @@ class OwnAdapter(NamedTuple):
     owner: str
     name: str
     """What its owner calls it."""
+
+
+class RequestFields(Protocol):
+    """Fields of a body that say how its request is scheduled and answered."""
+
+    model: str | None
+    priority: int
+    cache_salt: str | None
+    stream: bool | None
 
 
 @dataclass(slots=True)
@@ -108,59 +116,33 @@ class ServerContext:
         context.caller = caller
         return context
 
-    def generate(
-        self,
-        prompt: RenderedPrompt,
-        params: SamplingParams,
-        *,
-        request_id: str | None = None,
-        priority: int = 0,
-        cache_salt: str | None = None,
-        adapter: str | None = None,
-        kind: OutputKind = OutputKind.DELTA,
-    ) -> AsyncIterator[RequestOutput]:
-        """`AsyncLLM.generate` for the caller: every request of a route goes to the engine through here, or through
-        `beam_search`."""
-        return self.llm.generate(
-            prompt,
-            params,
-            request_id=request_id,
-            priority=priority,
-            cache_salt=self.caller_salt(cache_salt),
-            adapter=adapter,
+    def request_options(self, body: RequestFields, *, streams: bool | None = None) -> RequestOptions:
+        """What the engine is told of a caller's request beside its prompt and its sampling: every request of a route
+        goes to the engine with these, so that the caller's tenant and salt are never left out.
+
+        Args:
+            body: Of the request.
+            streams: Whether outputs are wanted as they come; None for what the body says.
+        """
+        streams = bool(body.stream) if streams is None else streams
+        return RequestOptions(
+            priority=body.priority,
+            cache_salt=self.caller_salt(body.cache_salt),
+            adapter=self.adapter_of(body.model),
             tenant=self.caller.tenant,
-            kind=kind,
+            output_kind=OutputKind.DELTA if streams else OutputKind.FINAL_ONLY,
         )
 
-    async def beam_search(
-        self,
-        prompt: RenderedPrompt,
-        params: BeamSearchParams,
-        *,
-        priority: int = 0,
-        cache_salt: str | None = None,
-        adapter: str | None = None,
-    ) -> RequestOutput:
-        """`AsyncLLM.beam_search` for the caller."""
-        return await self.llm.beam_search(
-            prompt,
-            params,
-            priority=priority,
-            cache_salt=self.caller_salt(cache_salt),
-            adapter=adapter,
-            tenant=self.caller.tenant,
-        )
-
-    def caller_salt(self, asked: str | None) -> str | None:
+    def caller_salt(self, salt: str | None) -> str | None:
         """The salt of cached prefixes: what the request asks for, and whose it is where there are several keys, so that
         neither `cached_tokens` nor the time tells what others have sent.
 
         Args:
-            asked: `cache_salt` of the request.
+            salt: `cache_salt` of the request; None for none.
         """
         if self.config.share_prefix_cache or self.api_keys.num_keys < 2:
-            return asked
-        return f"{self.caller.owner}:{asked or ''}"
+            return salt
+        return f"{self.caller.owner}:{salt or ''}"
 
     def resolve_model(self, name: str | None) -> str:
         """The name to answer with.
@@ -178,7 +160,7 @@ class ServerContext:
     @property
     def adapters(self) -> dict[str, str]:
         """Name -> name in the engine, of each adapter that the caller may choose: the server's, and its own."""
-        own, offered = self.state.own_adapters, self.llm.adapters
+        own, offered = self.state.own_adapters, self.llm.client.adapters
         shared = {name: name for name in offered if name not in own}
         return shared | {
             own[name].name: name for name in offered if name in own and own[name].owner == self.caller.owner
@@ -190,7 +172,7 @@ class ServerContext:
 
     def is_deterministic(self, params: SamplingParams, model: str) -> bool:
         """Whether a repetition of the request, which was for `model`, is certain to give the same tokens."""
-        info = self.llm.engine_info
+        info = self.llm.engine.info
         may_move = info.merges_adapters and model not in self.model_names
         return info.batch_invariant and params.repeatable and not may_move
 
@@ -222,7 +204,7 @@ class ServerContext:
                 "priority needs a server started with --scheduling-policy priority; leave it out", param="priority"
             )
         remedy = "ask for fewer (the server's bound is --max-logprobs)"
-        check_logprobs(params, self.llm.config.model.max_logprobs, self.llm.engine_info.vocab_size, remedy=remedy)
+        check_logprobs(params, self.llm.config.model.max_logprobs, self.llm.engine.info.vocab_size, remedy=remedy)
 
 
 async def in_thread_when(is_large: bool, work: Callable[[], Result]) -> Result:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -207,7 +207,7 @@ def naming_inside(field: str, names: Mapping[str, str]) -> Iterator[None]:
         raise
 
 
-async def _nothing() -> AsyncIterator[RequestOutput]:
+async def _nothing() -> AsyncGenerator[RequestOutput, None]:
     return
     yield
 

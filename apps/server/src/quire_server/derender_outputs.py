@@ -31,13 +31,13 @@ class ChoiceOutputs:
     """
 
     def __init__(self, context: ServerContext, prompt_token_ids: Sequence[int], params: SamplingParams) -> None:
-        self._tokenizer = context.llm.tokenizer
+        self._tokenizer = context.llm.renderer.tokenizer
         self._detokenizer = make_detokenizer_factory(self._tokenizer)(prompt_token_ids, params)
         self._hidden: set[int] = set()
         if not params.include_stop_str_in_output:
             self._hidden = set(params.stop_token_ids)
             if not params.ignore_eos or params.structured_outputs is not None:
-                self._hidden |= set(context.llm.eos_token_ids)
+                self._hidden |= set(context.llm.engine.eos_token_ids)
         self._num_top = None if params.logprob_token_ids or (params.logprobs or 0) < 0 else params.logprobs
         """Likely tokens that were asked for at each place; None for all that there are."""
         self._held: list[int] = []
@@ -118,7 +118,7 @@ def check_response(context: ServerContext, response: GenerateResponse, at: str) 
     Raises:
         RequestError: naming the field at fault.
     """
-    longest = context.llm.engine_info.max_model_len
+    longest = context.llm.engine.info.max_model_len
     seen: set[int] = set()
     for place, choice in enumerate(response.choices):
         here, token_ids = f"{at}choices[{place}]", choice.token_ids or []
@@ -150,7 +150,7 @@ def check_response(context: ServerContext, response: GenerateResponse, at: str) 
 
 def check_ids(context: ServerContext, token_ids: Sequence[int], at: str) -> None:
     """Raises RequestError, naming `at`, where one is outside the vocabulary."""
-    vocab_size = context.llm.engine_info.vocab_size
+    vocab_size = context.llm.engine.info.vocab_size
     if token_ids and max(token_ids) >= vocab_size:
         place = next(place for place, token_id in enumerate(token_ids) if token_id >= vocab_size)
         raise RequestError(
@@ -187,4 +187,4 @@ def _at_position(context: ServerContext, position: dict[str, PromptLogProb] | No
     if position is None:
         return None
     entries = [(int(key), entry) for key, entry in position.items()]
-    return [_logprob(context.llm.tokenizer, token_id, entry) for token_id, entry in entries]
+    return [_logprob(context.llm.renderer.tokenizer, token_id, entry) for token_id, entry in entries]

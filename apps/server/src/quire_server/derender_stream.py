@@ -175,7 +175,7 @@ def _check_chunk(context: ServerContext, chunk: GenerateChunk, state: DerenderSt
             param="stream_state.output_chunk_lens",
         )
     num_tokens = len(known) + sum(len(choice.token_ids or []) for choice in chunk.choices)
-    longest = context.llm.engine_info.max_model_len
+    longest = context.llm.engine.info.max_model_len
     if num_tokens > longest:
         raise RequestError(
             f"stream_state.output_token_ids and the chunk hold {num_tokens} tokens, but this model's context is "
@@ -247,7 +247,7 @@ async def _completion_events(context: ServerContext, request: Request) -> Respon
     return await EventStream.begin(answer.events(await anext(outputs), outputs), watches=False)
 
 
-async def _numbered(outputs: AsyncIterator[RequestOutput]) -> AsyncGenerator[tuple[int, RequestOutput], None]:
+async def _numbered(outputs: AsyncGenerator[RequestOutput, None]) -> AsyncGenerator[tuple[int, RequestOutput], None]:
     """The outputs as those of the first prompt."""
     async for output in outputs:
         yield 0, output

@@ -6,7 +6,7 @@ Source of the shapes: Anthropic's public API reference.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from typing import Any
 
 import msgspec
@@ -75,10 +75,7 @@ def messages_turn(context: ServerContext, body: CountTokensRequest) -> ChatTurn:
         include_reasoning=body.shows_thinking(),
         thinking_token_budget=body.thinking_budget(),
         fills_context=True,
-        priority=body.priority,
-        cache_salt=body.cache_salt,
-        adapter=context.adapter_of(body.model),
-        stream=bool(body.stream),
+        options=context.request_options(body),
     )
 
 
@@ -193,8 +190,8 @@ class _Answer:
         were found), and the rest."""
         total, read = len(self._running.prompt.token_ids), max(0, output.num_cached_tokens)
         llm, created = self._context.llm, 0
-        if llm.config.kv_cache.enable_prefix_caching and llm.engine_info.block_size:
-            created = max(0, total - total % llm.engine_info.block_size - read)
+        if llm.config.kv_cache.enable_prefix_caching and llm.engine.info.block_size:
+            created = max(0, total - total % llm.engine.info.block_size - read)
         usage: dict[str, Any] = {
             "input_tokens": total - read - created,
             "cache_creation_input_tokens": created,
@@ -215,7 +212,9 @@ class _Answer:
             told = "model_context_window_exceeded"
         return {"stop_reason": told, "stop_sequence": None}
 
-    async def events(self, first: RequestOutput, rest: AsyncIterator[RequestOutput]) -> AsyncGenerator[bytes, None]:
+    async def events(
+        self, first: RequestOutput, rest: AsyncGenerator[RequestOutput, None]
+    ) -> AsyncGenerator[bytes, None]:
         """One element per engine step that has something to tell."""
         opening = _sse({"type": "message_start", "message": self._message(first)}) + _sse({"type": "ping"})
         async with contextlib.aclosing(after(first, rest)) as outputs:

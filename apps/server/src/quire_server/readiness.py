@@ -15,12 +15,13 @@ __all__ = ["ConnectionCloser", "health", "ready", "refuse_while_draining"]
 
 async def health(context: ServerContext, request: Request) -> Response:
     """200 with an empty body unless the engine is gone, or stalled: has requests, but takes no step."""
-    context.llm.check_health()
-    stalled_s = context.llm.stalled_s
-    if stalled_s is not None:
+    client = context.llm.client
+    client.check_health()
+    if client.is_stalled:
         raise HTTPError(
             503,
-            f"the engine is stalled: it has requests, but has taken no step for {stalled_s:.0f} s (--stall-timeout-s)",
+            f"the engine is stalled: it has requests, but has taken no step for {client.stalled_s:.0f} s "
+            "(--stall-timeout-s)",
             code="engine_stalled",
         )
     return Response()
@@ -32,11 +33,11 @@ async def ready(context: ServerContext, request: Request) -> Response:
     response = await health(context, request)
     if context.is_leaving:
         raise HTTPError(503, "the server is shutting down", code="draining")
-    if context.llm.is_loading:
+    if context.llm.client.is_loading:
         raise HTTPError(503, "the engine is being started again", code="loading")
     if context.is_asleep:
         raise HTTPError(503, "the server sleeps; wake it with POST /wake_up", code="sleeping")
-    if context.llm.is_resting:
+    if context.llm.client.is_resting:
         raise HTTPError(503, "the engine holds requests until POST /resume or /wake_up", code="paused")
     return response
 

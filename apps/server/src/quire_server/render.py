@@ -59,7 +59,7 @@ async def rendered_turn(
 
     def answer() -> Response:
         special = prepared.turn.add_special_tokens
-        context.llm.engine.check(prepared.prompt, prepared.params, adapter=prepared.turn.adapter)
+        context.llm.engine.check(prepared.prompt, prepared.params, prepared.turn.options)
         rendered = _rendered(context, body, name, model, prepared.prompt, prepared.params, special)
         rendered["kv_transfer_params"] = kv_transfer_params
         bounds = _thinking_bounds(prepared)
@@ -106,14 +106,14 @@ async def render_completion(context: ServerContext, request: Request) -> Respons
             "use_beam_search takes several requests, and cannot be rendered as one; leave it out",
             param="use_beam_search",
         )
-    adapter, name = context.adapter_of(body.model), answer_id(request, "cmpl-", body.request_id)
+    options, name = context.request_options(body), answer_id(request, "cmpl-", body.request_id)
 
     def answer() -> Response:
         with naming_fields(body.field_names()):
             params, _ = completion_params(context, body)
             prompts = render_prompts(context, body, params)
             for prompt in prompts:
-                context.llm.engine.check(prompt, params, adapter=adapter)
+                context.llm.engine.check(prompt, params, options)
         special = body.add_special_tokens if body.add_special_tokens is not None else True
         rendered = [_rendered(context, body, name, model, prompt, params, special) for prompt in prompts]
         return json_response([{**each, "kv_transfer_params": transfer} for each in rendered])

@@ -181,7 +181,7 @@ class ResponsesService:
                 raise full
             return running, None
         if full is None:
-            await running.outputs.aclose()  # type: ignore[attr-defined]
+            await running.outputs.aclose()
         summary = await self._start_summary(context, body, said[:asked])
         return summary, Compaction(replaces=True, goes_on=True)
 
@@ -403,10 +403,7 @@ class ResponsesService:
             chat_template_kwargs=context.template_kwargs(body.template_kwargs()),
             include_reasoning=body.include_reasoning,
             thinking_token_budget=body.thinking_token_budget,
-            priority=body.priority,
-            cache_salt=body.cache_salt,
-            adapter=context.adapter_of(body.model),
-            stream=bool(body.stream or body.background),
+            options=context.request_options(body, streams=bool(body.stream or body.background)),
         )
 
     def _reader(self, context: ServerContext, offered: ClientTools, mcp: MCPTools | None = None) -> ItemReader:

@@ -120,7 +120,7 @@ class ResponseRun:
         try:
             await self._write()
         except StoreFailedError:
-            await self._running.outputs.aclose()  # type: ignore[attr-defined]
+            await self._running.outputs.aclose()
             raise
         return self.latest
 
@@ -176,7 +176,7 @@ class ResponseRun:
             yield self._opening() + self._output.begin_calls(self._approved)
             await asyncio.gather(*map(self._run_approved, self._approved))
             await self.keep("in_progress")  # whatever becomes of the answer, what the calls gave is there
-            await self._running.outputs.aclose()  # type: ignore[attr-defined]
+            await self._running.outputs.aclose()
             goes_on = await self._go_on(self._approved)
             yield self._output.end_calls(self._approved)
             if not goes_on:
@@ -193,7 +193,7 @@ class ResponseRun:
                 return
             await self._go_on()
         while True:
-            async with contextlib.aclosing(self._running.outputs) as outputs:  # type: ignore[type-var]
+            async with contextlib.aclosing(self._running.outputs) as outputs:
                 async for output in outputs:
                     raise_failed(output)
                     told = self._opening() if is_first else []
@@ -221,7 +221,7 @@ class ResponseRun:
         """The running turn as an item that holds its summary."""
         yield self._opening() + self._output.begin_compaction()
         last = None
-        async with contextlib.aclosing(self._running.outputs) as outputs:  # type: ignore[type-var]
+        async with contextlib.aclosing(self._running.outputs) as outputs:
             async for output in outputs:
                 raise_failed(output)
                 self._running.choices[0].take(output.outputs[0])

@@ -23,7 +23,7 @@ async def sleep(context: ServerContext, request: Request) -> Response:
     level = int(text)
     was_asleep, context.is_asleep = context.is_asleep, context.is_asleep or level > 0
     try:
-        given_back = await context.llm.sleep(level)
+        given_back = await context.llm.client.sleep(level)
     except BaseException:
         context.is_asleep = was_asleep
         raise
@@ -33,14 +33,14 @@ async def sleep(context: ServerContext, request: Request) -> Response:
 
 async def wake_up(context: ServerContext, request: Request) -> Response:
     """Take requests again; those that waited go on."""
-    await context.llm.wake_up()
+    await context.llm.client.wake_up()
     context.is_asleep = False
     return Response()
 
 
 async def is_sleeping(context: ServerContext, request: Request) -> Response:
     """In vLLM's shape, with the level."""
-    level = await context.llm.sleep_level()
+    level = await context.llm.client.sleep_level()
     return JSONResponse({"is_sleeping": level is not None, "level": level})
 
 
@@ -48,19 +48,19 @@ async def pause(context: ServerContext, request: Request) -> Response:
     """`?mode=` keep, wait or abort (the default): see `AsyncEngine.pause`. Forgets cached prefixes, but for
     `?clear_cache=false`."""
     mode = request.query_params.get("mode", "abort")
-    await context.llm.pause(mode, clear_cache=_switch(request, "clear_cache", True))  # type: ignore[arg-type]
+    await context.llm.client.pause(mode, clear_cache=_switch(request, "clear_cache", True))  # type: ignore[arg-type]
     return JSONResponse({"status": "paused"})
 
 
 async def resume(context: ServerContext, request: Request) -> Response:
     """Go on with what was held."""
-    await context.llm.resume()
+    await context.llm.client.resume()
     return JSONResponse({"status": "resumed"})
 
 
 async def is_paused(context: ServerContext, request: Request) -> Response:
     """Whether new requests are held; so they are while the server sleeps."""
-    return JSONResponse({"is_paused": await context.llm.is_paused()})
+    return JSONResponse({"is_paused": await context.llm.client.is_paused()})
 
 
 async def reset_prefix_cache(context: ServerContext, request: Request) -> Response:
@@ -73,7 +73,7 @@ async def reset_prefix_cache(context: ServerContext, request: Request) -> Respon
             code="unsupported",
         )
     preempt = _switch(request, "reset_running_requests", False)
-    if not await context.llm.reset_prefix_cache(preempt_running=preempt):
+    if not await context.llm.client.reset_prefix_cache(preempt_running=preempt):
         raise HTTPError(
             409, "requests hold blocks of the KV cache; try again, or with ?reset_running_requests=true", code="busy"
         )

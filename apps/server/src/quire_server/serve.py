@@ -70,10 +70,10 @@ def serve(
                 stopping.before_end(Path(server.uds).unlink)
             metrics = EngineMetrics(prefix=server.metrics_prefix)
             llm = AsyncLLM(config, listener=metrics, chat_template=chat_template, factory=factory)
-            stopping.before_end(llm.kill)
+            stopping.before_end(llm.client.kill)
             _logger.info("Quire %s loads %s", __version__, config.model.model or "the embedded demo model")
             try:
-                llm.begin()
+                llm.client.start()
             except OSError as error:
                 raise EngineStartError(f"the engine process cannot be started: {error.strerror}") from None
             return run(_serve(llm, server, metrics, listening, start_s, mcp_servers, stopping))
@@ -131,7 +131,7 @@ async def _serve(
             task.cancel()
         for mcp_server in mcp_servers.values():
             await mcp_server.close()
-        await llm.shutdown(0.0)
+        await llm.client.shutdown(0.0)
         if watching and not server.disable_log_stats:
             throughput.tell_totals(metrics.stats, metrics.num_finished)
 
@@ -153,7 +153,7 @@ async def _engine_death(llm: AsyncLLM) -> None:
     """Ends, with the engine's own error, when the engine is gone for good: whoever supervises this process is better
     at starting it again than at guessing from answers that it should."""
     while True:
-        llm.check_health()
+        llm.client.check_health()
         await asyncio.sleep(1.0)
 
 
@@ -189,7 +189,11 @@ def _progress(llm: AsyncLLM) -> Iterator[None]:
 
     with Progress(console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task("starting the engine", total=1.0)
-        llm.on_progress(lambda stage, fraction: bar.update(task, description=stage, completed=fraction))
+
+        def show(stage: str, fraction: float) -> None:
+            bar.update(task, description=stage, completed=fraction)
+
+        llm.client.on_progress = show
         yield
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from typing import Any, TypeVar
 
 from starlette.responses import Response
@@ -89,23 +89,21 @@ class EventStream(Response):
             pass
 
 
-async def after(first: Element, rest: AsyncIterator[Element]) -> AsyncGenerator[Element, None]:
+async def after(first: Element, rest: AsyncGenerator[Element, None]) -> AsyncGenerator[Element, None]:
     """`first`, then `rest`. Closing it closes `rest`."""
     try:
         yield first
         async for element in rest:
             yield element
     finally:
-        close = getattr(rest, "aclose", None)
-        if close is not None:
-            await close()
+        await rest.aclose()
 
 
-async def merge(sources: Sequence[AsyncIterator[Element]]) -> AsyncGenerator[tuple[int, Element], None]:
+async def merge(sources: Sequence[AsyncGenerator[Element, None]]) -> AsyncGenerator[tuple[int, Element], None]:
     """(index of the source, element) in order of arrival. Closing it closes all sources."""
     arrived: asyncio.Queue[tuple[int, Element] | Exception | None] = asyncio.Queue(maxsize=2 * len(sources))
 
-    async def read(index: int, source: AsyncIterator[Element]) -> None:
+    async def read(index: int, source: AsyncGenerator[Element, None]) -> None:
         try:
             async for element in source:
                 await arrived.put((index, element))
@@ -129,6 +127,4 @@ async def merge(sources: Sequence[AsyncIterator[Element]]) -> AsyncGenerator[tup
             reader.cancel()
         await asyncio.gather(*readers, return_exceptions=True)
         for source in sources:
-            close = getattr(source, "aclose", None)
-            if close is not None:
-                await close()
+            await source.aclose()

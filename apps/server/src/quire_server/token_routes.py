@@ -9,16 +9,15 @@ import contextlib
 import dataclasses
 import secrets
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from typing import Any
 
 import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from quire import OutputKind
 from quire_engine import CompletionOutput, Logprob, RequestOutput
-from quire_interfaces import RenderedPrompt, RequestError, SamplingParams
+from quire_interfaces import OutputKind, RenderedPrompt, RequestError, RequestOptions, SamplingParams
 from quire_renderers import ChatFormat, OutputParser
 from quire_server.answer_phases import AnswerPlan, phased_answer
 from quire_server.body import read_model
@@ -120,7 +119,7 @@ async def generate(context: ServerContext, request: Request) -> Response:
     return await EventStream.begin(answer.events(first, outputs, *context.usage_wanted(body.stream_options)))
 
 
-def _begun(context: ServerContext, name: str, body: GenerateRequest) -> AsyncIterator[RequestOutput]:
+def _begun(context: ServerContext, name: str, body: GenerateRequest) -> AsyncGenerator[RequestOutput, None]:
     """The outputs, once everything was checked. Raises RequestError naming the field at fault."""
     params = sampling_params_from(body.sampling_params)
     if body.thinking is not None:
@@ -134,54 +133,48 @@ def _begun(context: ServerContext, name: str, body: GenerateRequest) -> AsyncIte
 
 def _outputs(
     context: ServerContext, name: str, body: GenerateRequest, params: SamplingParams
-) -> AsyncIterator[RequestOutput]:
+) -> AsyncGenerator[RequestOutput, None]:
     """Check the request now, run it when iterated."""
 
-    def run(prompt: RenderedPrompt, params: SamplingParams, kind: OutputKind) -> AsyncIterator[RequestOutput]:
+    def run(
+        prompt: RenderedPrompt, params: SamplingParams, options: RequestOptions
+    ) -> AsyncGenerator[RequestOutput, None]:
         engine_id = f"{name}/{secrets.token_hex(8)}"
-        outputs = context.generate(
-            prompt,
-            params,
-            request_id=engine_id,
-            priority=body.priority,
-            cache_salt=body.cache_salt,
-            adapter=context.adapter_of(body.model),
-            kind=kind,
-        )
+        outputs = context.llm.engine.generate(prompt, params, options, request_id=engine_id)
         return _abortable(context, name, engine_id, outputs)
 
-    prompt, bounds = RenderedPrompt(token_ids=body.token_ids), body.thinking
-    kind = OutputKind.DELTA if body.stream else OutputKind.FINAL_ONLY
+    prompt, bounds, options = RenderedPrompt(token_ids=body.token_ids), body.thinking, context.request_options(body)
     if bounds is None:
-        return run(prompt, params, kind)
+        return run(prompt, params, options)
+    phase_options = dataclasses.replace(options, output_kind=OutputKind.DELTA)
     form = context.llm.renderer.chat_format
     plan = AnswerPlan(
         form=form,
-        max_model_len=context.llm.engine_info.max_model_len,
+        max_model_len=context.llm.engine.info.max_model_len,
         budget=bounds.budget,
         forced=bounds.forced,
         thinks=bounds.thinks,
     )
     return phased_answer(
-        lambda prompt, params: run(prompt, params, OutputKind.DELTA),
+        lambda prompt, params: run(prompt, params, phase_options),
         _thinking_parsers(form, bounds),
-        context.llm.tokenizer,
+        context.llm.renderer.tokenizer,
         prompt,
         params,
         plan=plan,
-        kind=kind,
+        kind=options.output_kind or OutputKind.FINAL_ONLY,
     )
 
 
 async def _abortable(
-    context: ServerContext, name: str, engine_id: str, outputs: AsyncIterator[RequestOutput]
+    context: ServerContext, name: str, engine_id: str, outputs: AsyncGenerator[RequestOutput, None]
 ) -> AsyncGenerator[RequestOutput, None]:
     """The outputs, while which `abort_requests` knows the request."""
     key = (context.caller.owner, name)
     running = context.generating.setdefault(key, set())
     running.add(engine_id)
     try:
-        async with contextlib.aclosing(outputs) as source:  # type: ignore[type-var]
+        async with contextlib.aclosing(outputs) as source:
             async for output in source:
                 yield output
     finally:
@@ -196,7 +189,7 @@ async def abort_requests(context: ServerContext, request: Request) -> Response:
     body = await read_model(context, request, AbortRequest)
     names = [body.request_ids] if isinstance(body.request_ids, str) else body.request_ids
     owner = context.caller.owner
-    context.llm.abort([engine_id for name in names for engine_id in context.generating.get((owner, name), ())])
+    context.llm.engine.abort([engine_id for name in names for engine_id in context.generating.get((owner, name), ())])
     return Response()
 
 
@@ -232,7 +225,7 @@ class _Answer:
         self._created = int(time.time())
 
     async def events(
-        self, first: RequestOutput, rest: AsyncIterator[RequestOutput], wants_usage: bool, continuous: bool
+        self, first: RequestOutput, rest: AsyncGenerator[RequestOutput, None], wants_usage: bool, continuous: bool
     ) -> AsyncGenerator[bytes, None]:
         last = first
         prompt = self._body.token_ids if self._body.return_token_ids else None

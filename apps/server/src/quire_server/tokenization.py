@@ -27,12 +27,12 @@ async def tokenize(context: ServerContext, request: Request) -> Response:
         token_ids = _rendered(context, body).token_ids
         told = {
             "count": len(token_ids),
-            "max_model_len": context.llm.engine_info.max_model_len,
+            "max_model_len": context.llm.engine.info.max_model_len,
             "tokens": token_ids,
             "token_strs": None,
         }
         if body.return_token_strs:
-            told["token_strs"] = [context.llm.tokenizer.id_to_token(token_id) for token_id in token_ids]
+            told["token_strs"] = [context.llm.renderer.tokenizer.id_to_token(token_id) for token_id in token_ids]
         return json_response(told)
 
     return await in_thread_when(body.is_large, answer)
@@ -64,14 +64,14 @@ async def detokenize(context: ServerContext, request: Request) -> Response:
     context.resolve_model(body.model)
 
     def answer() -> Response:
-        vocab_size = context.llm.engine_info.vocab_size
+        vocab_size = context.llm.engine.info.vocab_size
         for index, token_id in enumerate(body.tokens):
             if token_id >= vocab_size:
                 raise RequestError(
                     f"tokens[{index}] must be a token id from 0 to {vocab_size - 1}, got {token_id}",
                     param=f"tokens[{index}]",
                 )
-        return json_response({"prompt": context.llm.tokenizer.decode(body.tokens, skip_special_tokens=False)})
+        return json_response({"prompt": context.llm.renderer.tokenizer.decode(body.tokens, skip_special_tokens=False)})
 
     return await in_thread_when(body.is_large, answer)
 

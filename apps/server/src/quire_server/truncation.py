@@ -32,7 +32,7 @@ def truncated(
     """
     if keep is None:
         return prompt
-    info = context.llm.engine_info
+    info = context.llm.engine.info
     if keep == -1:
         # What an encoder reads takes no room of the output.
         keep = info.max_encoder_len or max(1, info.max_model_len - (params.max_tokens or 1))

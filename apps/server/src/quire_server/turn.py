@@ -7,13 +7,13 @@ events of a `RunningTurn` into its own shapes. Knows no protocol.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from quire import BeamSearchParams, OutputKind
+from quire import BeamSearchParams
 from quire_engine import CompletionOutput, Logprob, RequestOutput
-from quire_interfaces import FinishReason, RenderedPrompt, RequestError, SamplingParams
+from quire_interfaces import FinishReason, OutputKind, RenderedPrompt, RequestError, RequestOptions, SamplingParams
 from quire_renderers import (
     CallArguments,
     CallEnd,
@@ -68,13 +68,11 @@ class ChatTurn:
     """Most tokens of reasoning, after which it is closed for the model; None for no bound."""
     fills_context: bool = False
     """Where the context has no room for `params.max_tokens`, the answer ends with it instead of being refused."""
-    priority: int = 0
-    cache_salt: str | None = None
-    adapter: str | None = None
+    options: RequestOptions = field(default_factory=RequestOptions)
+    """How the engine schedules and isolates it, its adapter, and whether the answer comes as it is made."""
     truncate_prompt_tokens: int | None = None
     """Most tokens of the prompt, -1 for as many as there is room for; None refuses one that is too long."""
     truncation_side: Literal["left", "right"] | None = None
-    stream: bool = False
     beams: BeamSearchParams | None = None
     """Search for the answers instead of drawing them."""
 
@@ -181,7 +179,11 @@ class RunningTurn:
     """A turn that was checked and handed to the engine; it runs when `outputs` is iterated."""
 
     def __init__(
-        self, turn: ChatTurn, prompt: RenderedPrompt, outputs: AsyncIterator[RequestOutput], choices: list[TurnChoice]
+        self,
+        turn: ChatTurn,
+        prompt: RenderedPrompt,
+        outputs: AsyncGenerator[RequestOutput, None],
+        choices: list[TurnChoice],
     ) -> None:
         self.turn = turn
         self.prompt = prompt
@@ -212,7 +214,7 @@ class PreparedTurn:
         """Whether anything is written into the answer."""
         return bool(self.plan.forced) or self.plan.budget is not None
 
-    def running(self, outputs: AsyncIterator[RequestOutput]) -> RunningTurn:
+    def running(self, outputs: AsyncGenerator[RequestOutput, None]) -> RunningTurn:
         """The turn with the engine's outputs."""
         choices = [
             TurnChoice(self.turn, None if self.is_plain else self.parser(), self.form)
@@ -262,7 +264,7 @@ async def prepare_turn(
             "the server with --tool-call-parser",
             param="tool_choice",
         )
-    await check_grammars(use, form, has_backend=bool(context.llm.engine_info.structured_output_backend))
+    await check_grammars(use, form, has_backend=bool(context.llm.engine.info.structured_output_backend))
     return await in_thread_when(is_large, lambda: _prepared(context, turn, form))
 
 
@@ -274,13 +276,13 @@ def _prepared(context: ServerContext, turn: ChatTurn, form: ChatFormat) -> Prepa
     if use.is_forced and params.structured_outputs is not None:
         # The form is that of a text answer, and this one is a call.
         params = dataclasses.replace(params, structured_outputs=None)
-    if context.llm.engine_info.structured_output_backend:
+    if context.llm.engine.info.structured_output_backend:
         params = with_calls(params, form, use)
     if not use.is_forced:
         params = thinking_first(
             params,
             form,
-            context.llm.tokenizer,
+            context.llm.renderer.tokenizer,
             prompt,
             continued=_continued(turn),
             template_kwargs=turn.chat_template_kwargs,
@@ -290,7 +292,7 @@ def _prepared(context: ServerContext, turn: ChatTurn, form: ChatFormat) -> Prepa
     prompt = truncated(context, prompt, turn.truncate_prompt_tokens, turn.truncation_side, params)
     plan = AnswerPlan(
         form=form,
-        max_model_len=context.llm.engine_info.max_model_len,
+        max_model_len=context.llm.engine.info.max_model_len,
         budget=turn.thinking_token_budget if form.thinking_end() is not None else None,
         forced=(form.forced_call(use.name) or "") if use.is_forced else "",
         thinks=form.may_think(prompt.text, _continued(turn), turn.chat_template_kwargs),
@@ -300,12 +302,12 @@ def _prepared(context: ServerContext, turn: ChatTurn, form: ChatFormat) -> Prepa
 
 def _reaches_past(context: ServerContext, prompt: RenderedPrompt, params: SamplingParams) -> bool:
     """Whether so many tokens do not fit behind the prompt. Prompts that an encoder reads take no room."""
-    info = context.llm.engine_info
+    info = context.llm.engine.info
     used = 0 if info.max_encoder_len else len(prompt.token_ids)
     return params.max_tokens is not None and used + params.max_tokens > info.max_model_len
 
 
-def _generate(context: ServerContext, prepared: PreparedTurn) -> AsyncIterator[RequestOutput]:
+def _generate(context: ServerContext, prepared: PreparedTurn) -> AsyncGenerator[RequestOutput, None]:
     turn, prompt, params = prepared.turn, prepared.prompt, prepared.params
     if turn.beams is not None:
         if params.structured_outputs is not None or prepared.writes:
@@ -316,27 +318,20 @@ def _generate(context: ServerContext, prepared: PreparedTurn) -> AsyncIterator[R
                 code="unsupported_combination",
             )
         beams = dataclasses.replace(turn.beams, skip_special_tokens=params.skip_special_tokens)
-        return beam_search_outputs(
-            context, prompt, beams, params, priority=turn.priority, cache_salt=turn.cache_salt, adapter=turn.adapter
-        )
-    kind = OutputKind.DELTA if turn.stream else OutputKind.FINAL_ONLY
-
-    def generate(prompt: RenderedPrompt, params: SamplingParams, kind: OutputKind) -> AsyncIterator[RequestOutput]:
-        return context.generate(
-            prompt, params, priority=turn.priority, cache_salt=turn.cache_salt, adapter=turn.adapter, kind=kind
-        )
-
+        return beam_search_outputs(context, prompt, beams, params, turn.options)
+    engine = context.llm.engine
     parser = prepared.parser()
     if parser is None or not prepared.writes:
-        return generate(prompt, params, kind)
+        return engine.generate(prompt, params, turn.options)
+    phase_options = dataclasses.replace(turn.options, output_kind=OutputKind.DELTA)
     return phased_answer(
-        lambda prompt, params: generate(prompt, params, OutputKind.DELTA),
+        lambda prompt, params: engine.generate(prompt, params, phase_options),
         lambda: prepared.parser() or parser,
-        context.llm.tokenizer,
+        context.llm.renderer.tokenizer,
         prompt,
         params,
         plan=prepared.plan,
-        kind=kind,
+        kind=turn.options.output_kind or OutputKind.FINAL_ONLY,
     )
 
 

@@ -4,9 +4,9 @@ Joins a scheduler and an executor through the Protocols of `quire_interfaces`. I
 implementation of either side: they are handed in, or named for the engine process to import.
 """
 
-from quire_engine.async_engine import AsyncEngine, PauseMode
+from quire_engine.async_engine import AsyncEngine
 from quire_engine.beam_search import Beam, BeamSearch, BeamSearchParams
-from quire_engine.client import EngineClient, StreamingClient
+from quire_engine.client import EngineClient, PauseMode
 from quire_engine.config import EngineConfig
 from quire_engine.core import EngineCore, EngineParts, StepResult
 from quire_engine.core_loop import CoreLoop, Inbox
@@ -15,10 +15,12 @@ from quire_engine.input_processor import InputProcessor
 from quire_engine.listener import EngineListener, NullListener
 from quire_engine.llm_engine import LLMEngine
 from quire_engine.messages import AddRequest, EngineInfo, pack_token_ids, unpack_token_ids
+from quire_engine.metrics import RequestMetrics
 from quire_engine.output_processor import DetokenizerFactory, RequestProcessor
-from quire_engine.outputs import CompletionOutput, Logprob, OutputKind, RequestOutput
+from quire_engine.outputs import CompletionOutput, Logprob, RequestOutput
 from quire_engine.process_client import ProcessClient
-from quire_engine.streams import OutputStream, RequestMetrics
+from quire_engine.streaming_client import StreamingClient
+from quire_engine.streams import OutputStream
 
 __version__ = "0.1.0"
 
@@ -43,7 +45,6 @@ __all__ = [
     "LLMEngine",
     "Logprob",
     "NullListener",
-    "OutputKind",
     "OutputStream",
     "PauseMode",
     "ProcessClient",

@@ -1,4 +1,4 @@
-"""The step loop's body: plan, execute, take in, with up to one step planned ahead of the device.
+"""The step loop's body: plan, execute, collect, with up to one step planned ahead of the device.
 
 Knows the order of calls between a `Scheduler` and an `Executor`, and what to do when a step raises. Knows no sockets,
 no processes, no text, and no feature of either side.
@@ -68,7 +68,7 @@ class StepResult:
     """Requests that entered a row with a step planned in this call."""
     started_time_s: float = 0.0
     step_tokens: list[int] = field(default_factory=list)
-    """Tokens computed by each step that was taken in, rejected drafts and recomputed tokens included."""
+    """Tokens computed by each step that was collected, rejected drafts and recomputed tokens included."""
     did_something: bool = False
 
 
@@ -133,9 +133,9 @@ class EngineCore:
 
     def abort_requests(self, request_ids: Iterable[str], reason: FinishReason = FinishReason.ABORT) -> list[str]:
         """End requests now, without further output. Returns the ids that were alive."""
-        gone = self._scheduler.abort_requests(list(request_ids), reason)
-        self._forget(gone)
-        return gone
+        aborted_ids = self._scheduler.abort_requests(list(request_ids), reason)
+        self._forget(aborted_ids)
+        return aborted_ids
 
     def abort_all(self) -> list[str]:
         """End every request. Returns their ids."""
@@ -172,30 +172,30 @@ class EngineCore:
         return stats
 
     def pause(self, state: PauseState) -> None:
-        """Hold new requests, or all, or none (resume). A step in flight is still taken in by the next `step`."""
+        """Hold new requests, or all, or none (resume). The next `step` still collects a step in flight."""
         self._scheduler.pause(state)
 
     def sleep(self, level: int) -> int:
-        """Hold all requests until `wake_up`; steps in flight must be taken in before (`settle`).
+        """Hold all requests until `wake_up`; steps in flight must be collected before (`collect_all`).
 
         Args:
             level: 0 keeps everything where it is. 1 forgets the KV cache and gives its memory back: running requests
                 are computed anew later.
 
         Returns:
-            Bytes that were given back.
+            Number of bytes given back.
 
         Raises:
             RequestError: a level that this engine cannot have.
         """
-        give_back = self.parts.release_kv_cache
+        release = self.parts.release_kv_cache
         if level not in (0, 1):
             raise RequestError(
                 f"level must be 0 or 1, got {level!r}: weights stay in memory; to give them back, stop the engine",
                 param="level",
                 code="unsupported",
             )
-        if level == 1 and give_back is None:
+        if level == 1 and release is None:
             raise RequestError(
                 "this engine cannot give the memory of its KV cache back (it is on an accelerator, or is kept on disk "
                 "as well): sleep with level 0",
@@ -203,14 +203,14 @@ class EngineCore:
                 code="unsupported",
             )
         self.pause(PauseState.ALL_HELD)
-        given_back = 0
-        if level == 1 and give_back is not None:
+        num_bytes = 0
+        if level == 1 and release is not None:
             if not self.reset_prefix_cache(preempt_running=True):
                 self.pause(PauseState.RUNNING)
                 raise RequestError("blocks of the KV cache are in use; try again", param="level", code="busy")
-            given_back = give_back()
+            num_bytes = release()
         self.sleep_level = level
-        return given_back
+        return num_bytes
 
     def wake_up(self) -> None:
         """Go on with requests. Nothing happens when it is awake."""
@@ -219,11 +219,11 @@ class EngineCore:
             self.pause(PauseState.RUNNING)
 
     def reset_prefix_cache(self, *, preempt_running: bool = False) -> bool:
-        """Forget all cached blocks; whether it worked. Steps in flight must be taken in before: see `settle`."""
+        """Forget all cached blocks; whether it worked. Steps in flight must be collected before (`collect_all`)."""
         return self._scheduler.reset_prefix_cache(preempt_running=preempt_running)
 
     def step(self) -> StepResult:
-        """Plan steps up to the depth, then wait for the oldest one and take in what it produced.
+        """Plan steps up to the depth, then wait for the oldest one and collect what it produced.
 
         Raises:
             EngineDeadError: the device hangs, or fails whatever it is given.
@@ -235,14 +235,14 @@ class EngineCore:
         while len(self._in_flight) <= self._depth and self._launch(None, result):
             pass
         if self._in_flight:
-            self._take_in(result)
+            self._collect(result)
         return result
 
-    def settle(self) -> StepResult:
-        """Take in every step in flight and plan no new one."""
+    def collect_all(self) -> StepResult:
+        """Collect what every step in flight produced, and plan no new one."""
         result = StepResult()
         while self._in_flight:
-            self._take_in(result)
+            self._collect(result)
         return result
 
     def flush(self) -> None:
@@ -259,7 +259,7 @@ class EngineCore:
             _, future = self._in_flight[0]
             if wait([future], timeout=deadline_s - time.monotonic()).not_done or future.exception() is not None:
                 return
-            self._take_in(result)
+            self._collect(result)
 
     def close(self) -> None:
         """Abort what is left, let steps in flight end, and give the executor's memory back. Idempotent."""
@@ -290,12 +290,12 @@ class EngineCore:
         self._in_flight.append((output, future))
         return True
 
-    def _take_in(self, result: StepResult) -> bool:
+    def _collect(self, result: StepResult) -> bool:
         """Wait for the oldest step. Whether it succeeded."""
         output, future = self._in_flight.popleft()
         result.did_something = True
         try:
-            produced = future.result(timeout=self.config.step_timeout_s)
+            runner_output = future.result(timeout=self.config.step_timeout_s)
         except TimeoutError as error:
             if not future.done():
                 raise EngineDeadError(
@@ -308,11 +308,11 @@ class EngineCore:
             self._step_failed(output, error, result)
             return False
         self._num_failed_steps = 0
-        outputs = self._scheduler.update(output, produced)
+        outputs = self._scheduler.update(output, runner_output)
         if output.total_num_scheduled_tokens:
             result.step_tokens.append(output.total_num_scheduled_tokens)
         result.outputs.extend(outputs)
-        self._forget([news.request_id for news in outputs if news.finish_reason is not None])
+        self._forget([each.request_id for each in outputs if each.finish_reason is not None])
         if self._quarantine:
             self._quarantine.step_succeeded(output)
         return True
@@ -360,7 +360,7 @@ class EngineCore:
         self._probe_next = not self._probe_next
         for only in turns:
             if only and self._launch(only, result):
-                self._take_in(result)
+                self._collect(result)
                 return
         # Nobody can run (held, or out of blocks): let the group go, or waiting for it would be forever.
         self._quarantine.clear(group)

@@ -128,7 +128,7 @@ class CoreLoop:
         return not self._core.has_requests() or time.monotonic() >= self._drain_deadline_s
 
     def _stop(self) -> None:
-        self._publish(self._core.settle())
+        self._publish(self._core.collect_all())
         num_aborted = len(self._core.abort_all())
         self._core.flush()
         self._core.close()
@@ -221,21 +221,21 @@ class CoreLoop:
     def _group(self, outputs: list[EngineCoreOutput]) -> list[EngineCoreOutput]:
         """Hold tokens back until `stream_interval` of them are there; the first and the last go at once."""
         ready: list[EngineCoreOutput] = []
-        for news in outputs:
-            request_id = news.request_id
-            held = self._held.pop(request_id, None)
-            if held is not None:
-                news = merge_outputs(held, news)
-            finished = news.finish_reason is not None
+        for output in outputs:
+            request_id = output.request_id
+            earlier = self._held.pop(request_id, None)
+            if earlier is not None:
+                output = merge_outputs(earlier, output)
+            finished = output.finish_reason is not None
             is_first = request_id not in self._has_streamed
-            if finished or is_first or len(news.new_token_ids) >= self._stream_interval:
-                ready.append(news)
+            if finished or is_first or len(output.new_token_ids) >= self._stream_interval:
+                ready.append(output)
                 if finished:
                     self._has_streamed.discard(request_id)
-                elif news.new_token_ids:
+                elif output.new_token_ids:
                     self._has_streamed.add(request_id)
             else:
-                self._held[request_id] = news
+                self._held[request_id] = output
         return ready
 
     # Utilities: what a UtilityCall may name.
@@ -252,13 +252,13 @@ class CoreLoop:
         self._pause_state = PauseState(state)
         self._core.pause(self._pause_state)
         if self._pause_state == PauseState.ALL_HELD:
-            self._publish(self._core.settle())
+            self._publish(self._core.collect_all())
 
     def _sleep(self, level: int = 1) -> int:
-        self._publish(self._core.settle())
-        given_back = self._core.sleep(level)
+        self._publish(self._core.collect_all())
+        num_bytes = self._core.sleep(level)
         self._pause_state = PauseState.ALL_HELD
-        return given_back
+        return num_bytes
 
     def _wake_up(self) -> None:
         if self._core.sleep_level is not None:
@@ -272,7 +272,7 @@ class CoreLoop:
         return self._pause_state != PauseState.RUNNING
 
     def _reset_prefix_cache(self, preempt_running: bool = False) -> bool:
-        self._publish(self._core.settle())
+        self._publish(self._core.collect_all())
         return self._core.reset_prefix_cache(preempt_running=preempt_running)
 
     @property
@@ -303,7 +303,7 @@ class CoreLoop:
 
     def _check_integrity(self) -> str | None:
         """None when all is well, else what is wrong."""
-        self._publish(self._core.settle())
+        self._publish(self._core.collect_all())
         check = self._core.parts.check_integrity
         if check is None:
             return "this engine was assembled without an integrity check"

@@ -6,13 +6,15 @@ import asyncio
 import queue
 import threading
 import time
+from collections.abc import Sequence
 
-from quire_engine.client import StreamingClient
 from quire_engine.config import EngineConfig
 from quire_engine.core import EngineCore, EngineParts
 from quire_engine.core_loop import CoreLoop
 from quire_engine.listener import EngineListener
-from quire_engine.messages import ClientMessage, CoreMessage, EngineInfo
+from quire_engine.messages import AddRequest, ClientMessage, CoreMessage, EngineInfo
+from quire_engine.streaming_client import StreamingClient
+from quire_engine.streams import OutputStream
 from quire_interfaces import EngineDeadError
 
 __all__ = ["InprocClient", "QueueInbox"]
@@ -39,7 +41,7 @@ class QueueInbox:
 
 
 class InprocClient(StreamingClient):
-    """See the module; use it like any `EngineClient`.
+    """An `EngineClient` whose core runs in a thread of this process.
 
     Args:
         parts: Scheduler and executor; owned by the client from now on.
@@ -90,6 +92,13 @@ class InprocClient(StreamingClient):
     def _receive(self, message: CoreMessage) -> None:
         self._slots.release()
         self._on_message(message)
+
+    def open(self, requests: Sequence[AddRequest], *, n: int = 1) -> OutputStream:
+        stream = self._new_stream(requests)
+        for request in requests:
+            self._send(request)
+            self._note_sent(request, stream, n)
+        return stream
 
     def _send(self, message: ClientMessage) -> None:
         if self._thread is None:

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from quire_engine.streams import RequestMetrics
+from quire_engine.metrics import RequestMetrics
 from quire_interfaces import FinishReason, SchedulerStats
 
 __all__ = ["EngineListener", "NullListener"]
 
 
 class EngineListener(Protocol):
-    """Hears of steps and requests as their news reach the client. Times are seconds."""
+    """Hears of steps and requests as their outputs reach the client. Times are seconds."""
 
     def on_step(self, num_tokens: int, stats: SchedulerStats | None) -> None:
-        """A step was taken in (`num_tokens` computed, 0 when only statistics came); stats come from time to time."""
+        """A step was collected (`num_tokens` computed, 0 when only statistics came); stats come from time to time."""
 
     def on_added(self, metrics: RequestMetrics) -> None:
         """A request was handed to the engine, in the task of whoever reads its outputs. `metrics` is updated until it
@@ -41,7 +41,7 @@ class EngineListener(Protocol):
 
 
 class NullListener:
-    """Does not care."""
+    """An `EngineListener` that does nothing."""
 
     def on_step(self, num_tokens: int, stats: SchedulerStats | None) -> None: ...
 

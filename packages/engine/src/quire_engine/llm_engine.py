@@ -5,22 +5,22 @@ The same scheduler, executor and processors as behind a server, with no thread, 
 
 from __future__ import annotations
 
-import itertools
 import time
 from collections.abc import Iterable, Sequence
 
 from quire_engine.config import EngineConfig
 from quire_engine.core import EngineCore, EngineParts
-from quire_engine.input_processor import InputProcessor
+from quire_engine.frontend import Frontend, PreparedRequest
 from quire_engine.listener import EngineListener, NullListener
 from quire_engine.output_processor import DetokenizerFactory, RequestProcessor
-from quire_engine.outputs import OutputKind, RequestOutput
-from quire_engine.streams import RequestMetrics
+from quire_engine.outputs import RequestOutput
+from quire_engine.request_book import RequestBook
 from quire_interfaces import (
     EngineDeadError,
     FinishReason,
+    OutputKind,
     RenderedPrompt,
-    RequestError,
+    RequestOptions,
     SamplingParams,
     SchedulerStats,
     Tokenizer,
@@ -53,31 +53,39 @@ class LLMEngine:
     ) -> None:
         self.core = EngineCore(parts, config)
         self.info = parts.info
-        self._tokenizer = tokenizer
-        self._make_detokenizer = make_detokenizer
-        if eos_token_ids is None:
-            eos_token_ids = tokenizer.eos_token_ids if tokenizer is not None else ()
-        self._input_processor = InputProcessor(parts.info, eos_token_ids, tokenizer, self.core.config.seed)
+        self._frontend = Frontend(
+            parts.info,
+            tokenizer=tokenizer,
+            make_detokenizer=make_detokenizer,
+            eos_token_ids=eos_token_ids,
+            seed=self.core.config.seed,
+        )
         self._listener: EngineListener = listener or NullListener()
-        self._processors: dict[str, RequestProcessor] = {}
+        self._book: RequestBook[RequestProcessor] = RequestBook(self._listener)
         """By the core's request id; completions that ended are gone."""
-        self._metrics: dict[str, RequestMetrics] = {}
         self._core_ids: dict[str, list[str]] = {}
-        self._auto_ids = itertools.count()
+        """Caller's request id -> the core's, of its completions."""
         self._is_closed = False
 
     def add_request(
         self,
         prompt: RenderedPrompt | Sequence[int],
         params: SamplingParams,
+        options: RequestOptions = RequestOptions(),
         *,
         request_id: str | None = None,
-        priority: int = 0,
-        cache_salt: str | None = None,
-        adapter: str | None = None,
-        kind: OutputKind = OutputKind.FINAL_ONLY,
     ) -> str:
-        """Queue a request; arguments as for `AsyncEngine.generate`. Returns its id.
+        """Queue a request.
+
+        Args:
+            prompt: Token ids, or a rendered prompt.
+            params: How to choose tokens, how many, when to stop.
+            options: How to schedule and to isolate it, its adapter, and what each output holds (everything at the end,
+                unless said).
+            request_id: The caller's name for it, unique among those in flight; None makes one.
+
+        Returns:
+            Its name.
 
         Raises:
             RequestError, ContextLengthError: the request cannot run.
@@ -86,87 +94,64 @@ class LLMEngine:
         """
         if self._is_closed:
             raise EngineDeadError("the engine is closed; make another one")
-        if params.stop and self._make_detokenizer is None:
-            raise RequestError("stop strings need text, but this engine has no detokenizer", param="stop")
-        rendered = prompt if isinstance(prompt, RenderedPrompt) else RenderedPrompt(token_ids=list(prompt))
-        request_id = request_id if request_id is not None else f"request-{next(self._auto_ids)}"
-        if request_id in self._core_ids:
-            raise RequestError(f"request id {request_id!r} is in use", param="request_id", code="duplicate_request_id")
-        messages = self._input_processor.process(
-            request_id,
-            rendered.token_ids,
+        prepared = self._frontend.prepare(
+            prompt,
             params,
-            priority=priority,
-            cache_salt=cache_salt,
-            adapter=adapter,
-            decoder_token_ids=rendered.decoder_token_ids,
+            options,
+            request_id=request_id,
+            ids_in_use=self._core_ids,
+            default_kind=OutputKind.FINAL_ONLY,
         )
-        core_ids = [each.request_id for each in messages]
-        processor = RequestProcessor(
-            request_id,
-            rendered.text,
-            rendered.token_ids,
-            core_ids,
-            params,
-            tokenizer=self._tokenizer,
-            make_detokenizer=self._make_detokenizer,
-            kind=kind,
-            follows=self._input_processor.follows(rendered),
-        )
-        added: list[str] = []
+        self._queue(prepared)
+        return prepared.request_id
+
+    def _queue(self, prepared: PreparedRequest) -> None:
+        request_id, messages, processor = prepared
+        queued_ids: list[str] = []
         try:
             for message in messages:
                 request = message.to_request()
                 self.core.add_request(request)
-                added.append(message.request_id)
-                # Offline there is nobody to keep waiting meanwhile, and a wrong request is told so by this call.
+                queued_ids.append(message.request_id)
+                # Offline there is nobody to keep waiting meanwhile, and this call says of a wrong request that it is.
                 self.core.wait_until_prepared(request)
         except Exception:
-            self.core.abort_requests(added)
+            self.core.abort_requests(queued_ids)
             raise
-        self._core_ids[request_id] = core_ids
+        self._core_ids[request_id] = queued_ids
         for message in messages:
-            metrics = RequestMetrics(
-                arrival_time_s=message.arrival_time_s,
-                num_prompt_tokens=len(rendered.token_ids),
-                max_tokens=message.max_tokens,
-                n=len(messages),
-            )
-            processor.metrics.append(metrics)
-            self._processors[message.request_id] = processor
-            self._metrics[message.request_id] = metrics
-        return request_id
+            num_prompt_tokens = len(processor.prompt_token_ids)
+            entry = self._book.add(message, processor, n=len(messages), num_prompt_tokens=num_prompt_tokens)
+            processor.metrics.append(entry.metrics)
 
     def has_unfinished_requests(self) -> bool:
+        """Whether any output is still to come."""
         return bool(self._core_ids)
 
     def step(self) -> list[RequestOutput]:
-        """Run one step. Returns news, by the kind each request asked for.
+        """Run one step.
+
+        Returns:
+            The outputs that it brought, of the kind that each request asked for.
 
         Raises:
             EngineDeadError: the device hangs, or fails whatever it is given.
         """
         result = self.core.step()
         now = time.monotonic()
-        for core_id in result.started:
-            metrics = self._metrics.get(core_id)
-            if metrics is not None:
-                if metrics.scheduled_time_s == 0.0:
-                    metrics.scheduled_time_s = result.started_time_s
-                else:
-                    metrics.num_preemptions += 1
+        self._book.start(result.started, result.started_time_s)
         outputs: list[RequestOutput] = []
-        for news in result.outputs:
-            processor = self._processors.get(news.request_id)
-            if processor is None:  # aborted while the step ran
+        for core_output in result.outputs:
+            entry = self._book.record(core_output, now)
+            if entry is None:  # aborted while the step ran
                 continue
-            self._count(news.request_id, len(news.new_token_ids), news.num_cached_tokens, now)
-            output = processor.process(news)
-            aborts = processor.take_aborts() if processor.aborts else None
+            processor = entry.reader
+            output = processor.process(core_output)
+            aborts = processor.take_aborts() if processor.aborts else []
             if aborts:
                 self.core.abort_requests(aborts)
-            if news.finish_reason is not None or aborts:
-                self._end(news.request_id, now, news.finish_reason or FinishReason.STOP)
+                for core_id in aborts:
+                    self._book.finish(core_id, FinishReason.STOP, now)
             if output is not None:
                 outputs.append(output)
                 if output.finished:
@@ -177,20 +162,19 @@ class LLMEngine:
 
     def abort(self, request_ids: str | Iterable[str]) -> None:
         """Drop requests; nothing more comes of them. Unknown ids are ignored."""
-        now = time.monotonic()
         for request_id in [request_ids] if isinstance(request_ids, str) else list(request_ids):
             core_ids = self._core_ids.pop(request_id, [])
             self.core.abort_requests(core_ids)
             for core_id in core_ids:
-                if core_id in self._processors:
-                    self._end(core_id, now, FinishReason.ABORT)
+                self._book.finish(core_id, FinishReason.ABORT)
 
     def stats(self) -> SchedulerStats:
+        """Counters and gauges of this moment."""
         return self.core.stats()
 
     def sleep(self, level: int = 1) -> int:
-        """See `EngineCore.sleep`; requests are refused until `wake_up`."""
-        self.core.settle()
+        """Hold all requests until `wake_up`; level, result and errors as of `EngineCore.sleep`."""
+        self.core.collect_all()
         return self.core.sleep(level)
 
     def wake_up(self) -> None:
@@ -206,23 +190,3 @@ class LLMEngine:
         self._is_closed = True
         self.core.flush()
         self.core.close()
-
-    def _count(self, core_id: str, num_tokens: int, num_cached_tokens: int, now: float) -> None:
-        metrics = self._metrics[core_id]
-        if num_cached_tokens > metrics.num_cached_tokens:
-            metrics.num_cached_tokens = num_cached_tokens
-        if num_tokens == 0:
-            return
-        if metrics.num_generation_tokens == 0:
-            metrics.first_token_time_s = now
-            self._listener.on_first_token(now - metrics.arrival_time_s)
-        else:
-            self._listener.on_tokens(now - metrics.last_token_time_s, num_tokens)
-        metrics.last_token_time_s = now
-        metrics.num_generation_tokens += num_tokens
-
-    def _end(self, core_id: str, now: float, reason: FinishReason) -> None:
-        del self._processors[core_id]
-        metrics = self._metrics.pop(core_id)
-        metrics.finished_time_s = now
-        self._listener.on_finished(metrics, reason)

@@ -22,6 +22,7 @@ from quire_interfaces import (
     QuireError,
     Request,
     RequestError,
+    RequestOptions,
     SamplingParams,
     SchedulerStats,
 )
@@ -92,14 +93,11 @@ class AddRequest(_Message):
     stop_token_ids: frozenset[int] = frozenset()
     output_token_ids: list[int] = []
     """Tokens a former engine process already produced; the output goes on after them."""
-    priority: int = 0
-    cache_salt: str | None = None
-    tenant: str | None = None
+    options: RequestOptions = RequestOptions()
     cache_extra_keys: tuple[tuple[int, int, str], ...] = ()
     encoder_prompt: bytes = b""
     """`pack_token_ids` of what the encoder reads."""
     prompt_group: str | None = None
-    adapter: str | None = None
     arrival_time_s: float = 0.0
 
     def to_request(self) -> Request:
@@ -112,13 +110,10 @@ class AddRequest(_Message):
             stop_token_ids=self.stop_token_ids,
             max_tokens=self.max_tokens,
             arrival_time_s=self.arrival_time_s,
-            priority=self.priority,
-            cache_salt=self.cache_salt,
-            tenant=self.tenant,
+            options=self.options,
             cache_extra_keys=self.cache_extra_keys,
             encoder_token_ids=unpack_token_ids(self.encoder_prompt),
             prompt_group=self.prompt_group,
-            adapter=self.adapter,
             reads_prefix_cache=self.sampling_params.prompt_logprobs is None,
             output_token_ids=list(self.output_token_ids),
         )
@@ -362,7 +357,7 @@ def decode_core_message(data: bytes) -> CoreMessage:
 
 
 def merge_outputs(first: EngineCoreOutput, second: EngineCoreOutput) -> EngineCoreOutput:
-    """Two consecutive pieces of news about one request as one; changes and returns `first` (its lists are
+    """Two consecutive outputs of one request as one; changes and returns `first` (its lists are
     replaced, not changed: in one process they may belong to somebody else)."""
     first.new_token_ids = first.new_token_ids + second.new_token_ids
     if second.logprobs is not None:

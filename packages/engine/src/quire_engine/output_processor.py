@@ -9,12 +9,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from quire_engine.outputs import CompletionOutput, Logprob, OutputKind, RequestOutput
-from quire_engine.streams import RequestMetrics
+from quire_engine.metrics import RequestMetrics
+from quire_engine.outputs import CompletionOutput, Logprob, RequestOutput
 from quire_interfaces import (
     Detokenizer,
     EngineCoreOutput,
     FinishReason,
+    OutputKind,
     RequestError,
     SamplingParams,
     TextDelta,
@@ -126,7 +127,7 @@ class RequestProcessor:
         tokenizer: For the text of logprobs; None leaves it empty.
         make_detokenizer: None gives no text.
         kind: What each output holds.
-        follows: What the output follows, for making text of it; None for the prompt.
+        continued_ids: Tokens that the output continues, for making text of it; None for the prompt.
     """
 
     def __init__(
@@ -140,13 +141,13 @@ class RequestProcessor:
         tokenizer: Tokenizer | None = None,
         make_detokenizer: DetokenizerFactory | None = None,
         kind: OutputKind = OutputKind.DELTA,
-        follows: list[int] | None = None,
+        continued_ids: list[int] | None = None,
     ) -> None:
-        follows = prompt_token_ids if follows is None else follows
+        continued_ids = prompt_token_ids if continued_ids is None else continued_ids
         self.metrics: list[RequestMetrics] = []
         self._request_id = request_id
         self._prompt = prompt
-        self._prompt_token_ids = prompt_token_ids
+        self.prompt_token_ids = prompt_token_ids
         self._params = params
         self._tokenizer = tokenizer
         self._kind = kind
@@ -166,7 +167,7 @@ class RequestProcessor:
             core_id: CompletionProcessor(
                 index,
                 params,
-                make_detokenizer(follows, params) if detokenizes and make_detokenizer else None,
+                make_detokenizer(continued_ids, params) if detokenizes and make_detokenizer else None,
                 tokenizer,
             )
             for index, core_id in enumerate(core_ids)
@@ -188,7 +189,7 @@ class RequestProcessor:
         return aborts
 
     def process(self, output: EngineCoreOutput) -> RequestOutput | None:
-        """Take in news of one completion. None when there is nothing to tell the caller yet."""
+        """Process an output of one completion. Returns None while the caller has nothing to get yet."""
         if output.num_cached_tokens > self._num_cached_tokens:
             self._num_cached_tokens = output.num_cached_tokens
         if self._params.max_tokens == 0:
@@ -233,7 +234,7 @@ class RequestProcessor:
         return RequestOutput(
             request_id=self._request_id,
             prompt=self._prompt,
-            prompt_token_ids=self._prompt_token_ids,
+            prompt_token_ids=self.prompt_token_ids,
             outputs=outputs,
             finished=self.finished,
             num_cached_tokens=self._num_cached_tokens,
@@ -247,7 +248,7 @@ class RequestProcessor:
         if self._params.prompt_logprobs is None or self._has_prompt_logprobs:
             return None
         self._prompt_logprobs.extend(with_text(each, self._tokenizer) for each in output.prompt_logprobs or ())
-        self._has_prompt_logprobs = len(self._prompt_logprobs) >= len(self._prompt_token_ids)
+        self._has_prompt_logprobs = len(self._prompt_logprobs) >= len(self.prompt_token_ids)
         return self._prompt_logprobs if self._has_prompt_logprobs else None
 
 

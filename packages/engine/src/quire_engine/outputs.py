@@ -2,24 +2,12 @@
 
 from __future__ import annotations
 
-import enum
 from dataclasses import dataclass, field
 
-from quire_engine.streams import RequestMetrics
+from quire_engine.metrics import RequestMetrics
 from quire_interfaces import FinishReason
 
-__all__ = ["CompletionOutput", "Logprob", "OutputKind", "RequestOutput"]
-
-
-class OutputKind(enum.Enum):
-    """What each `RequestOutput` of a request holds."""
-
-    DELTA = "delta"
-    """Only what is new since the one before."""
-    CUMULATIVE = "cumulative"
-    """Everything so far."""
-    FINAL_ONLY = "final_only"
-    """Everything, once, at the end."""
+__all__ = ["CompletionOutput", "Logprob", "RequestOutput"]
 
 
 @dataclass(slots=True)
@@ -69,13 +57,13 @@ class CompletionOutput:
 
 @dataclass(slots=True, kw_only=True)
 class RequestOutput:
-    """News of one request, or all of it: see `OutputKind`."""
+    """What is new of one request, or all of it, as its `OutputKind` says."""
 
     request_id: str
     prompt: str | None
     prompt_token_ids: list[int]
     outputs: list[CompletionOutput]
-    """Completions that have news (all of them when cumulative), by index."""
+    """Completions with something new (all of them when cumulative), by index."""
     finished: bool
     """Whether all completions have ended."""
     num_cached_tokens: int = 0

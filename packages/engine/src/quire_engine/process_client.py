@@ -15,14 +15,13 @@ import signal
 import tempfile
 import time
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import msgspec
 import zmq
 
 from quire_engine.child import ChildSpec
-from quire_engine.client import StreamingClient, failure_text, first_line
 from quire_engine.config import EngineConfig
 from quire_engine.listener import EngineListener
 from quire_engine.messages import (
@@ -32,12 +31,13 @@ from quire_engine.messages import (
     EngineFailed,
     EngineInfo,
     EngineReady,
-    UtilityCall,
     decode_core_message,
     encode_message,
 )
 from quire_engine.process import EngineProcess, explain_exit
-from quire_interfaces import EngineCoreOutput, EngineDeadError, FinishReason, OverloadedError
+from quire_engine.streaming_client import StreamingClient, failure_text, first_line
+from quire_engine.streams import OutputStream
+from quire_interfaces import EngineCoreOutput, EngineDeadError, FinishReason, OverloadedError, RequestError
 
 __all__ = ["ProcessClient"]
 
@@ -198,6 +198,20 @@ class ProcessClient(StreamingClient):
             if self._resume_ids:
                 self._resume()
 
+    def open(self, requests: Sequence[AddRequest], *, n: int = 1) -> OutputStream:
+        stream = self._new_stream(requests)
+        try:
+            for request in requests:
+                self._send(request)
+                self._note_sent(request, stream, n)
+        except (TypeError, msgspec.MsgspecError) as error:
+            stream.close()
+            raise RequestError(f"the request cannot be sent to the engine: {error}") from None
+        except Exception:
+            stream.close()
+            raise
+        return stream
+
     def _send(self, message: ClientMessage) -> None:
         if self._process is None:
             raise EngineDeadError("the engine was not started: await ready() first")
@@ -208,7 +222,7 @@ class ProcessClient(StreamingClient):
         if len(self._unsent) >= self.config.max_queued_messages and isinstance(message, AddRequest):
             raise OverloadedError(
                 f"{len(self._unsent)} messages (max_queued_messages) wait for the engine",
-                retry_after_s=self.retry_after_s(),
+                retry_after_s=self._book.retry_after_s(),
             )
         self._unsent.append(data)
         if len(self._unsent) == 1 and self._loop is not None:
@@ -291,18 +305,16 @@ class ProcessClient(StreamingClient):
             "the engine is started again (%d of max_restarts=%d within an hour, %d requests in flight): %s",
             len(self._restart_times_s),
             self.config.max_restarts,
-            len(self._requests),
+            len(self._book),
             first_line(cause),
         )
-        for future in self._calls.values():
-            if not future.done():
-                future.set_exception(EngineDeadError(f"the engine is being restarted: {cause}"))
+        self._calls.fail_all(lambda: EngineDeadError(f"the engine is being restarted: {cause}"))
         self._close_sockets()
         if self._process is not None:
             self._process.close()
         self._give_up_repeaters(cause)
         self._is_starting = True
-        self._no_engine_stats(len(self._requests))
+        self._no_engine_stats(len(self._book))
         self._start_again()
 
     def _start_again(self) -> None:
@@ -310,7 +322,7 @@ class ProcessClient(StreamingClient):
         if self._dead is not None or self._is_stopping:
             return
         self._unsent.clear()  # requests among them are started again with the others
-        self._resume_ids = list(self._requests)
+        self._resume_ids = [entry.request.request_id for entry in self._book]
         try:
             self.start()
         except (OSError, zmq.ZMQError) as error:  # no process or no file descriptor is left, just now
@@ -322,7 +334,7 @@ class ProcessClient(StreamingClient):
         self._restore_adapters()
         if self._rest is not None:
             method, arguments = self._rest
-            self._send(UtilityCall(call_id=next(self._call_ids), method=method, arguments=arguments))
+            self._calls.send(method, **arguments)
 
     def _retry_start(self, error: Exception) -> None:
         assert self._loop is not None
@@ -351,7 +363,7 @@ class ProcessClient(StreamingClient):
         now = time.monotonic()
         if self._ping_time_s == 0.0:
             self._ping_time_s = now
-            self._send(UtilityCall(call_id=next(self._call_ids), method="ping", arguments={}))
+            self._calls.send("ping")
         elif now - self._ping_time_s >= HANG_GRACE_S:
             self._last_failure = (
                 f"a step took longer than step_timeout_s={self.config.step_timeout_s:g}: the device hangs, or the "
@@ -362,38 +374,30 @@ class ProcessClient(StreamingClient):
     def _restore_adapters(self) -> None:
         """Offer what the last process offered, before any other message: the new one begins as that one began."""
         assert self.info is not None
-        assert self._loop is not None
-        given = self.info.adapters
-        unloads = [name for name, path in given.items() if self.adapters.get(name) != path]
-        loads = {name: path for name, path in self.adapters.items() if given.get(name) != path}
-        if not unloads and not loads:
-            return
-        call_id, future = next(self._call_ids), self._loop.create_future()
+        initial = self.info.adapters
+        unloads = [name for name, path in initial.items() if self.adapters.get(name) != path]
+        loads = {name: path for name, path in self.adapters.items() if initial.get(name) != path}
 
-        def restored(future: asyncio.Future[dict[str, str]]) -> None:
-            self._calls.pop(call_id, None)
-            if not future.cancelled() and future.exception() is None:
-                for name in future.result():
-                    self.adapters.pop(name, None)
+        def forget_failed(failed: dict[str, str]) -> None:
+            for name in failed:
+                self.adapters.pop(name, None)
 
-        future.add_done_callback(restored)
-        self._calls[call_id] = future
-        arguments = {"unloads": unloads, "loads": loads}
-        self._send(UtilityCall(call_id=call_id, method="restore_adapters", arguments=arguments))
+        if unloads or loads:
+            self._calls.send_then(forget_failed, "restore_adapters", unloads=unloads, loads=loads)
 
     def _give_up_repeaters(self, cause: str) -> None:
         """A request that was there at two deaths may be what kills the process: fail it, save the others."""
-        for request_id, entry in list(self._requests.items()):
+        for entry in self._book:
             entry.num_deaths += 1
             if entry.num_deaths >= 2:
-                del self._requests[request_id]
-                self._finished(entry, FinishReason.ERROR)
-                entry.stream.push(EngineCoreOutput(request_id, [], finish_reason=FinishReason.ERROR, error=cause))
+                request_id = entry.request.request_id
+                self._book.finish(request_id, FinishReason.ERROR)
+                entry.reader.push(EngineCoreOutput(request_id, [], finish_reason=FinishReason.ERROR, error=cause))
 
     def _resume(self) -> None:
         resume_ids, self._resume_ids = self._resume_ids, []
         for request_id in resume_ids:
-            entry = self._requests.get(request_id)
+            entry = self._book.get(request_id)
             if entry is not None:
                 message: AddRequest = entry.request.resumed(list(entry.token_ids))
                 self._send(message)

@@ -1,38 +1,19 @@
-"""What a client keeps about requests in flight: their streams and their times.
+"""The stream through which a reader gets the outputs of its requests from a client.
 
-A stream never loses a token and never grows without bound: news that its reader has not taken yet are merged into one
-output per request. Knows asyncio; knows no sockets and no text.
+A stream never loses a token and never grows without bound: outputs that its reader has not taken yet are merged into
+one per request. Knows asyncio; knows no sockets and no text.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 
-from quire_engine.messages import AddRequest, merge_outputs
+from quire_engine.messages import merge_outputs
+from quire_engine.metrics import RequestMetrics
 from quire_interfaces import EngineCoreOutput
 
-__all__ = ["InFlight", "OutputStream", "RequestMetrics"]
-
-
-@dataclass(slots=True)
-class RequestMetrics:
-    """When things happened to one request, in `time.monotonic()` seconds as seen by the client; 0.0 is "not yet"."""
-
-    arrival_time_s: float = 0.0
-    scheduled_time_s: float = 0.0
-    """First entered a row."""
-    first_token_time_s: float = 0.0
-    last_token_time_s: float = 0.0
-    finished_time_s: float = 0.0
-    num_prompt_tokens: int = 0
-    num_cached_tokens: int = 0
-    num_generation_tokens: int = 0
-    num_preemptions: int = 0
-    max_tokens: int = 0
-    n: int = 1
-    """Completions asked for by the request this one belongs to."""
+__all__ = ["OutputStream"]
 
 
 class OutputStream:
@@ -46,6 +27,8 @@ class OutputStream:
     """
 
     def __init__(self, request_ids: Iterable[str], abort: Callable[[list[str]], None]) -> None:
+        self.metrics: list[RequestMetrics] = []
+        """Times and counts of each request, in order; updated until it ends."""
         self._alive = dict.fromkeys(request_ids)
         self._abort = abort
         self._pending: dict[str, EngineCoreOutput] = {}
@@ -53,18 +36,18 @@ class OutputStream:
         self._waiter: asyncio.Future[None] | None = None
 
     def push(self, output: EngineCoreOutput) -> None:
-        """Take in news of one of the requests (called by the client)."""
-        held = self._pending.get(output.request_id)
-        if held is None:
+        """Add an output of one of the requests (called by the client)."""
+        pending = self._pending.get(output.request_id)
+        if pending is None:
             self._pending[output.request_id] = output
         else:
-            merge_outputs(held, output)
+            merge_outputs(pending, output)
         if output.finish_reason is not None:
             self._alive.pop(output.request_id, None)
         self._wake()
 
     def fail(self, error: Exception) -> None:
-        """End the stream with an error; news that came before are still given out."""
+        """End the stream with an error, behind the outputs that came before."""
         self._error = error
         self._wake()
 
@@ -103,16 +86,3 @@ class OutputStream:
         waiter = self._waiter
         if waiter is not None and not waiter.done():
             waiter.set_result(None)
-
-
-@dataclass(slots=True)
-class InFlight:
-    """One request the engine core knows: where its news go, and what is needed to start it again elsewhere."""
-
-    request: AddRequest
-    stream: OutputStream
-    metrics: RequestMetrics
-    token_ids: list[int]
-    """Output tokens so far; kept only when a dead engine would be restarted."""
-    num_deaths: int = 0
-    """Engine processes that died while it was in flight."""

@@ -51,7 +51,7 @@ from quire_interfaces.kv_transfer import (
     TieredBlockAllocator,
 )
 from quire_interfaces.policy import AdmissionRule, PauseState, RequestGate, Scheduler, SchedulingPolicy
-from quire_interfaces.request import FinishReason, Request, RequestStatus
+from quire_interfaces.request import FinishReason, OutputKind, Request, RequestOptions, RequestStatus
 from quire_interfaces.sampling_params import ALL_LOGPROBS, MAX_LOGPROB_TOKEN_IDS, MAX_LOGPROBS, SamplingParams
 from quire_interfaces.settings import OneOf, Settings, at_least, between, one_of, setting
 from quire_interfaces.step import (
@@ -124,6 +124,7 @@ __all__ = [
     "ModelRunnerOutput",
     "NewRow",
     "OneOf",
+    "OutputKind",
     "OverloadedError",
     "PauseState",
     "PrefixCacheMiss",
@@ -138,6 +139,7 @@ __all__ = [
     "RequestError",
     "RequestFailure",
     "RequestGate",
+    "RequestOptions",
     "RequestStatus",
     "SamplingParams",
     "Scheduler",

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from quire_interfaces.sampling_params import SamplingParams
 
-__all__ = ["FinishReason", "Request", "RequestStatus"]
+__all__ = ["FinishReason", "OutputKind", "Request", "RequestOptions", "RequestStatus"]
 
 
 class RequestStatus(enum.IntEnum):
@@ -36,6 +36,35 @@ class FinishReason(enum.StrEnum):
     """This request failed; its error says why."""
 
 
+class OutputKind(enum.Enum):
+    """What each output of a request holds, on its way to the caller."""
+
+    DELTA = "delta"
+    """Only what is new since the output before."""
+    CUMULATIVE = "cumulative"
+    """Everything so far."""
+    FINAL_ONLY = "final_only"
+    """Everything, once, at the end."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestOptions:
+    """Everything about a request but its prompt and its sampling. Handed on whole, from whoever takes the request to
+    the scheduler: a new option is a field here, and a line where it is read."""
+
+    priority: int = 0
+    """Lower runs first, under the priority policy."""
+    cache_salt: str | None = None
+    """Prefix cache isolation: only requests with the same salt share blocks."""
+    adapter: str | None = None
+    """Name of the LoRA adapter to run with; None for the network as it is."""
+    tenant: str | None = None
+    """On whose behalf the request runs, for fair sharing; None for nobody in particular."""
+    output_kind: OutputKind | None = None
+    """What each output holds; None for deltas where outputs are streamed (`AsyncEngine`), and for everything at the end
+    where they are collected (`LLMEngine`)."""
+
+
 @dataclass(slots=True, kw_only=True, eq=False)
 class Request:
     """One sequence to be continued (n > 1 was split into n requests before).
@@ -54,21 +83,15 @@ class Request:
     max_tokens: int
     """Resolved bound on output tokens: sampling_params.max_tokens and the context length, whichever is smaller."""
     arrival_time_s: float = 0.0
-    priority: int = 0
-    """Lower runs first, under the priority policy."""
-    cache_salt: str | None = None
-    """Prefix cache isolation: only requests with the same salt share blocks."""
-    tenant: str | None = None
+    options: RequestOptions = field(default_factory=RequestOptions)
     cache_extra_keys: tuple[tuple[int, int, str], ...] = ()
     """(first token, end token, key): content that token ids do not identify, e.g. a media hash; in block hashes."""
     encoder_token_ids: list[int] = field(default_factory=list)
     """What the encoder reads, for networks that have one; the prompt is then what the decoder begins with."""
     prompt_group: str | None = None
     """Requests of one group have the same prompt: one of them computes it, the others use its blocks."""
-    adapter: str | None = None
-    """Name of the adapter it runs with; None for the network as it is."""
     adapter_version: str = ""
-    """What the name stood for when the request came; it keeps this until it ends."""
+    """Version that `options.adapter` named when the request came; it keeps this one until it ends."""
     adapter_slot: int = -1
     """The device slot its adapter is in while RUNNING."""
     reads_prefix_cache: bool = True

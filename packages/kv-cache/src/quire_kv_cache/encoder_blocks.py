@@ -75,6 +75,8 @@ class EncoderBlocks:
                     parent_block_hash=request.encoder_hash,
                     token_ids=tokens[block * size : (block + 1) * size],
                     block_size=size,
-                    extra_keys=block_extra_keys(block, block + 1, size, request.cache_salt, request.cache_extra_keys),
+                    extra_keys=block_extra_keys(
+                        block, block + 1, size, request.options.cache_salt, request.cache_extra_keys
+                    ),
                     group=group,
                 )

@@ -81,7 +81,7 @@ class BlockHasher:
             return
         tokens = request.token_ids(num_done * size, num_blocks * size)
         parent = hashes[-1] if hashes else self.encoder_hash(request) if request.encoder_token_ids else None
-        hashes.extend(self.hash(tokens, parent, num_done, request.cache_salt, request.cache_extra_keys))
+        hashes.extend(self.hash(tokens, parent, num_done, request.options.cache_salt, request.cache_extra_keys))
 
     def encoder_hash(self, request: Request) -> bytes:
         """Of the whole encoder input: every output of an encoder depends on all of it. Kept in the request.
@@ -91,7 +91,7 @@ class BlockHasher:
         """
         if not request.encoder_hash:
             request.encoder_hash = self.hash_encoder(
-                request.encoder_token_ids, request.cache_salt, request.cache_extra_keys
+                request.encoder_token_ids, request.options.cache_salt, request.cache_extra_keys
             )
         return request.encoder_hash
 

@@ -348,7 +348,7 @@ class KVCacheManager:
         self._hasher.extend(request)
         start, end = held.num_cached_blocks, num_computed_tokens // self.block_size
         if start == 0:
-            self._history.remember_salt(request.cache_salt)
+            self._history.remember_salt(request.options.cache_salt)
         if held.encoder_is_new:
             held.encoder_is_new = False
             self._encoder.store(request, held.encoder_tables, self._events)
@@ -384,7 +384,7 @@ class KVCacheManager:
             parent_block_hash=hashes[start - 1] if start else None,
             token_ids=request.token_ids(start * size, end * size),
             block_size=size,
-            extra_keys=block_extra_keys(start, end, size, request.cache_salt, request.cache_extra_keys),
+            extra_keys=block_extra_keys(start, end, size, request.options.cache_salt, request.cache_extra_keys),
             group=group,
         )
 

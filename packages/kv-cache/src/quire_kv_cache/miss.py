@@ -104,7 +104,7 @@ def _stored_under_other_salt(
 ) -> bool:
     first_block = request.token_ids(0, hasher.block_size)
     for salt in history.salts:
-        if salt != request.cache_salt:
+        if salt != request.options.cache_salt:
             parent = None
             if request.encoder_token_ids:
                 parent = hasher.hash_encoder(request.encoder_token_ids, salt, request.cache_extra_keys)

@@ -17,15 +17,17 @@ if TYPE_CHECKING:
     from quire.outputs import CompletionOutput, RequestOutput
     from quire.plan import MemoryPlan, make_plan
     from quire.prompts import TextPrompt, TokensPrompt
-    from quire_engine import BeamSearchParams, Logprob, OutputKind
+    from quire_engine import BeamSearchParams, Logprob
     from quire_interfaces import (
         CheckpointError,
         ConfigError,
         ContextLengthError,
         EngineDeadError,
+        OutputKind,
         OverloadedError,
         QuireError,
         RequestError,
+        RequestOptions,
         SamplingParams,
         StructuredOutputsParams,
     )
@@ -53,6 +55,7 @@ __all__ = [
     "QuireConfig",
     "QuireError",
     "RequestError",
+    "RequestOptions",
     "RequestOutput",
     "SamplingParams",
     "StructuredOutputsParams",
@@ -71,7 +74,6 @@ _MODULE_OF = {
     "BeamSearchParams": "quire_engine",
     "CompletionOutput": "quire.outputs",
     "Logprob": "quire_engine",
-    "OutputKind": "quire_engine",
     "RequestOutput": "quire.outputs",
     "TextPrompt": "quire.prompts",
     "TokensPrompt": "quire.prompts",

@@ -10,7 +10,6 @@ from typing import Any, TypeVar
 
 from quire.assemble import build_parts, build_renderer, model_folder, read_model_config
 from quire.async_llm import make_detokenizer_factory
-from quire.beam_search import continuations, of_beam, start_search, to_output
 from quire.checkpoint_notes import checkpoint_notes
 from quire.config import QuireConfig
 from quire.generation_config import generation_defaults
@@ -21,12 +20,14 @@ from quire.progress import ProgressChoice, progress
 from quire.prompts import ParsedPrompt, Prompt, naming_prompt, parse_prompts
 from quire.shared_engine import OfflineRequest, SharedEngine
 from quire_engine import BeamSearchParams, EngineInfo, LLMEngine
+from quire_engine.beam_requests import beam_prompt, beams_output, continuations, start_search
 from quire_interfaces import (
     AdapterInfo,
     AdapterStore,
     FinishReason,
     LogitsProcessor,
     RequestError,
+    RequestOptions,
     SamplingParams,
     SchedulerStats,
     Tokenizer,
@@ -270,7 +271,7 @@ class LLM:
         while open_ones := [number for number, search in enumerate(searches) if not search.is_done]:
             prefixes = [searches[number].prompts() for number in open_ones]
             step = [
-                self._of_beam(requests[number], ids)
+                self._beam_request(requests[number], ids)
                 for number, own_prefixes in zip(open_ones, prefixes, strict=True)
                 for ids in own_prefixes
             ]
@@ -281,15 +282,14 @@ class LLM:
                 searches[number].advance(continuations(own))
         return [
             to_request_output(
-                to_output(f"beam-search-{i}", parsed[i].rendered, params, search, self.tokenizer, cached[i]),
+                beams_output(f"beam-search-{i}", parsed[i].rendered, params, search, self.tokenizer, cached[i]),
                 requests[i].lora_request,
             )
             for i, search in enumerate(searches)
         ]
 
-    def _of_beam(self, request: OfflineRequest, token_ids: list[int]) -> OfflineRequest:
-        rendered = of_beam(request.prompt.rendered, token_ids, self.engine_info)
-        return dataclasses.replace(request, prompt=ParsedPrompt(rendered, request.prompt.cache_salt))
+    def _beam_request(self, request: OfflineRequest, token_ids: list[int]) -> OfflineRequest:
+        return dataclasses.replace(request, prompt=beam_prompt(request.prompt, token_ids, self.engine_info))
 
     def parse(
         self,
@@ -403,10 +403,13 @@ class LLM:
                 self._check_logprobs(each)
         return [
             OfflineRequest(
-                prompt=prompt,
+                prompt=prompt.rendered,
                 params=each,
-                priority=prior,
-                adapter=adapter.lora_name if isinstance(adapter, LoRARequest) else adapter,
+                options=RequestOptions(
+                    priority=prior,
+                    cache_salt=prompt.cache_salt,
+                    adapter=adapter.lora_name if isinstance(adapter, LoRARequest) else adapter,
+                ),
                 lora_request=dataclasses.replace(adapter, load_inplace=False)
                 if isinstance(adapter, LoRARequest)
                 else None,

@@ -15,9 +15,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from quire.lora_request import LoRARequest
-from quire.prompts import ParsedPrompt, naming_prompt
+from quire.prompts import naming_prompt
 from quire_engine import LLMEngine, RequestOutput
-from quire_interfaces import EngineDeadError, OverloadedError, SamplingParams
+from quire_interfaces import EngineDeadError, OverloadedError, RenderedPrompt, RequestOptions, SamplingParams
 
 __all__ = ["OfflineRequest", "SharedEngine"]
 
@@ -26,12 +26,11 @@ __all__ = ["OfflineRequest", "SharedEngine"]
 class OfflineRequest:
     """One prompt of a call."""
 
-    prompt: ParsedPrompt
+    prompt: RenderedPrompt
     params: SamplingParams
-    priority: int = 0
-    adapter: str | None = None
+    options: RequestOptions
     lora_request: LoRARequest | None = None
-    """What to load as `adapter` before the request is added, unless it is there."""
+    """What to load as `options.adapter` before the request is added, unless it is there."""
 
 
 class SharedEngine:
@@ -87,8 +86,8 @@ class SharedEngine:
                     self._admit(call, engine)
                     if call.num_left:
                         self._step(engine)
-                while call.news:
-                    advance(call.news.popleft())
+                while call.new_outputs:
+                    advance(call.new_outputs.popleft())
         finally:
             if call.places:
                 self._drop(call)
@@ -109,13 +108,7 @@ class SharedEngine:
                 if request.lora_request is not None:
                     self._load_adapter(request.lora_request)
                 try:
-                    request_id = engine.add_request(
-                        request.prompt.rendered,
-                        request.params,
-                        priority=request.priority,
-                        cache_salt=request.prompt.cache_salt,
-                        adapter=request.adapter,
-                    )
+                    request_id = engine.add_request(request.prompt, request.params, request.options)
                 except OverloadedError:
                     if not engine.has_unfinished_requests():
                         raise
@@ -156,7 +149,7 @@ class _Call:
     places: dict[str, int] = field(default_factory=dict)
     """Index of each request that runs, by its id."""
     outputs: list[RequestOutput | None] = field(default_factory=list)
-    news: deque[RequestOutput] = field(default_factory=deque)
+    new_outputs: deque[RequestOutput] = field(default_factory=deque)
     """Outputs that the caller has not seen."""
 
     def __post_init__(self) -> None:
@@ -165,7 +158,7 @@ class _Call:
 
     def take(self, output: RequestOutput) -> None:
         self.outputs[self.places.pop(output.request_id)] = output
-        self.news.append(output)
+        self.new_outputs.append(output)
         self.num_left -= 1
 
 

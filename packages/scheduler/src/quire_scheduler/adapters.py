@@ -63,21 +63,21 @@ class AdapterGate:
 
     def prepare(self, request: Request) -> None:
         """See `quire_interfaces.RequestGate`."""
-        if request.adapter is None:
+        if request.options.adapter is None:
             return
         if self.store is None:
             raise ModelNotFoundError(
-                f"the adapter {request.adapter!r} was asked for, but this engine serves none (--enable-lora)"
+                f"the adapter {request.options.adapter!r} was asked for, but this engine serves none (--enable-lora)"
             )
-        version = self.store.resolve(request.adapter)
+        version = self.store.resolve(request.options.adapter)
         future = self.store.fetch(version)
         if future.done() and (error := future.exception()) is not None:
-            raise _as_ours(error, request.adapter)
+            raise _as_ours(error, request.options.adapter)
         self.store.hold(version)
         request.adapter_version = version
         # Enters the hash of the first block, and so of every block.
         request.cache_extra_keys = (*request.cache_extra_keys, (0, 1, f"adapter:{version}"))
-        self._wishes[request.request_id] = _Wish(request.adapter, version, future)
+        self._wishes[request.request_id] = _Wish(request.options.adapter, version, future)
 
     def wait(self, request: Request) -> None:
         """See `quire_interfaces.RequestGate`."""
@@ -127,7 +127,7 @@ class AdapterGate:
         """Whether the request's adapter is read and has a slot, or could have one."""
         wish = self._wishes.get(request.request_id)
         if wish is None:
-            return request.adapter is None
+            return request.options.adapter is None
         if not _is_read(wish):
             return False
         if wish.version in self._slots:

@@ -42,7 +42,7 @@ class FairQueue:
 
     def add(self, state: RequestState) -> None:
         """Insert at the place of its order, among its tenant's."""
-        tenant = state.request.tenant
+        tenant = state.request.options.tenant
         if tenant not in self._queues:
             if tenant not in self._num_running:
                 self._lift(tenant)
@@ -52,7 +52,7 @@ class FairQueue:
 
     def remove(self, state: RequestState) -> None:
         """Take out a state that is in."""
-        tenant = state.request.tenant
+        tenant = state.request.options.tenant
         queue = self._queues[tenant]
         queue.remove(state)
         self._num_waiting -= 1
@@ -75,7 +75,7 @@ class FairQueue:
         while heap:
             *_, index, state = heapq.heappop(heap)
             yield state
-            tenant = state.request.tenant
+            tenant = state.request.options.tenant
             states = self._queues[tenant].states if tenant in self._queues else []
             if index < len(states) and states[index] is state:
                 index += 1
@@ -89,11 +89,11 @@ class FairQueue:
 
     def admitted(self, request: Request) -> None:
         """Its tenant holds one row more."""
-        self._num_running[request.tenant] = self._num_running.get(request.tenant, 0) + 1
+        self._num_running[request.options.tenant] = self._num_running.get(request.options.tenant, 0) + 1
 
     def left_row(self, request: Request) -> None:
         """Its tenant holds one row less, in which `request.num_computed_tokens` tokens were there in the end."""
-        tenant = request.tenant
+        tenant = request.options.tenant
         num_computed = max(0, request.num_computed_tokens - request.num_cached_tokens)
         self._num_served[tenant] = self._num_served.get(tenant, 0) + num_computed
         self._num_running[tenant] -= 1

@@ -113,7 +113,7 @@ class QueueBound:
         """
         self._now_s = max(self._now_s, request.arrival_time_s)
         num_free = self._max_queued - num_waiting
-        if num_free > (num_of_tenant if request.tenant else 0):
+        if num_free > (num_of_tenant if request.options.tenant else 0):
             return
         retry_after_s = self._retry_after_s()
         if num_free > 0:

@@ -23,4 +23,4 @@ class PriorityPolicy:
 
     def sort_key(self, request: Request) -> tuple[float, ...]:
         """By priority, then by arrival."""
-        return (request.priority, request.arrival_time_s)
+        return (request.options.priority, request.arrival_time_s)

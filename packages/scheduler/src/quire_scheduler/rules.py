@@ -61,19 +61,19 @@ class MaxRunningPerTenantRule:
 
     def admits(self, request: Request) -> bool:
         """Whether the tenant holds fewer rows than it may."""
-        return self._num_running.get(request.tenant, 0) < self._max_running
+        return self._num_running.get(request.options.tenant, 0) < self._max_running
 
     def admitted(self, request: Request) -> None:
         """Count the row."""
-        self._num_running[request.tenant] = self._num_running.get(request.tenant, 0) + 1
+        self._num_running[request.options.tenant] = self._num_running.get(request.options.tenant, 0) + 1
 
     def released(self, request: Request) -> None:
         """Forget the row, and the tenant with its last row (tenants come and go)."""
-        left = self._num_running[request.tenant] - 1
+        left = self._num_running[request.options.tenant] - 1
         if left:
-            self._num_running[request.tenant] = left
+            self._num_running[request.options.tenant] = left
         else:
-            del self._num_running[request.tenant]
+            del self._num_running[request.options.tenant]
 
 
 class SharedPromptRule:

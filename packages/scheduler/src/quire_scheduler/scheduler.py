@@ -125,7 +125,7 @@ class Scheduler:
             max_model_len=self.config.max_model_len,
             max_request_tokens=self._max_request_tokens,
         )
-        self._queue_bound.check(request, len(self._waiting), self._waiting.num_waiting(request.tenant))
+        self._queue_bound.check(request, len(self._waiting), self._waiting.num_waiting(request.options.tenant))
         order = (self._policy.sort_key(request), self._num_arrivals)
         self._num_arrivals += 1
         state = RequestState(request=request, order=order, limit=limit, num_tokens=request.num_tokens)
@@ -277,10 +277,10 @@ class Scheduler:
         somebody always gets on."""
         states = self._running.states
         last = states[-1]
-        if self._waiting.num_running(last.request.tenant) == len(states):
+        if self._waiting.num_running(last.request.options.tenant) == len(states):
             return last
         behind = states[bisect_left(states, state.order, key=lambda each: each.order) :]
-        return max(behind, key=lambda each: (self._waiting.num_running(each.request.tenant), each.order))
+        return max(behind, key=lambda each: (self._waiting.num_running(each.request.options.tenant), each.order))
 
     def _load_returns_blocks(self, *, is_alone: bool) -> bool:
         """Whether to wait for the blocks of a load rather than preempt somebody, or fail who is alone."""
@@ -427,7 +427,7 @@ class Scheduler:
             stop_token_ids=request.stop_token_ids,
             adapter_slot=request.adapter_slot,
             adapter_version=request.adapter_version,
-            cache_salt=request.cache_salt,
+            cache_salt=request.options.cache_salt,
         )
 
     def _preempt(self, state: RequestState) -> None:

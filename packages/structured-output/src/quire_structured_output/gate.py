@@ -47,7 +47,7 @@ class GrammarGate:
         if wanted is None:
             return
         spec = wanted.spec()
-        future = self.compiler.submit(spec, request.tenant)
+        future = self.compiler.submit(spec, request.options.tenant)
         if future.done() and (error := future.exception()) is not None:
             raise error.with_traceback(None)  # it is remembered, and would grow by a place for each request
         if not future.done():

@@ -19,6 +19,7 @@ from quire_interfaces import (
     BlockStored,
     CachedPrefix,
     Request,
+    RequestOptions,
     SamplingParams,
 )
 
@@ -43,7 +44,7 @@ def make_request(
         sampling_params=SamplingParams(),
         seed=0,
         max_tokens=1_000_000,
-        cache_salt=cache_salt,
+        options=RequestOptions(cache_salt=cache_salt),
         cache_extra_keys=cache_extra_keys,
         reads_prefix_cache=reads_prefix_cache,
     )

@@ -23,7 +23,6 @@ from quire_interfaces import (
     EngineDeadError,
     FinishReason,
     OverloadedError,
-    PauseState,
     RequestError,
     SamplingParams,
     TokenLogprobs,
@@ -247,7 +246,7 @@ class EngineClientSuite:
             stream = client.open([make_message("r", [1], 400)])
             async for _ in stream:
                 break
-            await client.pause(PauseState.ALL_HELD)
+            await client.pause("keep")
             assert await client.is_paused()
             before = (await client.stats()).num_generation_tokens_total
             await asyncio.sleep(0.1)
@@ -258,13 +257,76 @@ class EngineClientSuite:
 
     async def test_new_requests_held(self) -> None:
         async with self.running(FakeEngineConfig(step_time_s=0.001)) as client:
-            await client.pause(PauseState.NEW_HELD)
+            await client.pause("wait")
             stream = client.open([make_message("r", [1], 4)])
             task = asyncio.create_task(collect(stream))
             await asyncio.sleep(0.1)
             assert not task.done()
             await client.resume()
             assert (await task)["r"][1] == FinishReason.LENGTH
+
+    async def test_a_pause_that_aborts_and_forgets(self) -> None:
+        async with self.running(FakeEngineConfig(step_time_s=0.001, block_size=4)) as client:
+            streams = [client.open([make_message(f"r{i}", list(range(40)), 400)]) for i in range(2)]
+            async for _ in streams[0]:
+                break
+            assert client.num_requests() == 2
+            await client.pause("abort", clear_cache=True)
+            assert client.num_requests() == 0
+            assert client.is_resting
+            assert await client.is_paused()
+            for i, stream in enumerate(streams):
+                assert (await collect(stream))[f"r{i}"][1] == FinishReason.ABORT
+            await client.resume()
+            assert not client.is_resting
+            cached = [each.num_cached_tokens async for each in client.open([make_message("b", list(range(40)), 2)])]
+            assert max(cached) == 0
+            with pytest.raises(RequestError, match="mode must be one of keep, wait, abort, got 'stop'"):
+                await client.pause("stop")
+
+    async def test_a_sleep_holds_requests_until_the_engine_wakes_up(self) -> None:
+        async with self.running() as client:
+            assert await client.sleep_level() is None
+            assert await client.sleep(0) == 0
+            assert await client.sleep_level() == 0
+            assert client.is_resting
+            task = asyncio.create_task(collect(client.open([make_message("r", [1], 4)])))
+            with pytest.raises(RequestError, match="sleeps"):
+                await client.pause()
+            with pytest.raises(RequestError, match="level"):
+                await client.sleep(1)  # this engine has no memory to release
+            await asyncio.sleep(0.05)
+            assert not task.done()
+            await client.wake_up()
+            assert not client.is_resting
+            assert (await task)["r"][1] == FinishReason.LENGTH
+
+    async def test_health_and_facts(self) -> None:
+        client = self.make_client(FakeEngineConfig(), EngineConfig())
+        assert client.info is None
+        assert client.is_loading
+        info = await client.ready()
+        assert client.info == info
+        assert not client.is_loading
+        client.check_health()
+        assert 0 <= await client.ping() < DEADLINE_S
+        assert not client.is_stalled
+        assert client.stalled_s == 0.0
+        stream = client.open([make_message("r", [1, 2, 3], 4)])
+        (metrics,) = stream.metrics
+        await collect(stream)
+        assert (metrics.num_prompt_tokens, metrics.num_generation_tokens) == (3, 4)
+        assert 0 < metrics.arrival_time_s <= metrics.scheduled_time_s <= metrics.first_token_time_s
+        assert metrics.first_token_time_s <= metrics.last_token_time_s <= metrics.finished_time_s
+        assert dict(client.adapters) == {}
+        with pytest.raises(RequestError, match="serves no adapters"):
+            await client.load_adapter("a", "nowhere")
+        with pytest.raises(RequestError, match="serves no adapters"):
+            await client.unload_adapter("a")
+        await client.shutdown()
+        assert not client.is_loading
+        with pytest.raises(EngineDeadError, match="shut down"):
+            await client.ping()
 
     async def test_prefix_cache_reset(self) -> None:
         async with self.running(FakeEngineConfig(block_size=4, step_time_s=0.001)) as client:

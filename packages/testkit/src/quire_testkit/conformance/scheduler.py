@@ -24,6 +24,7 @@ from quire_interfaces import (
     PauseState,
     Request,
     RequestError,
+    RequestOptions,
     SamplingParams,
     Scheduler,
     SchedulerOutput,
@@ -71,8 +72,7 @@ def make_request(
         stop_token_ids=frozenset(stop_token_ids),
         max_tokens=max_tokens,
         arrival_time_s=arrival_time_s,
-        priority=priority,
-        tenant=tenant,
+        options=RequestOptions(priority=priority, tenant=tenant),
         reads_prefix_cache=prompt_logprobs is None,
     )
 

@@ -134,7 +134,7 @@ def serve(
         core.step()
         steps += 1
         if steps in situation.preempt_after:
-            core.settle()
+            core.collect_all()
             assert core.reset_prefix_cache(preempt_running=True), "running requests could not be preempted"
         cache.check_integrity()
     core.close()

@@ -1,16 +1,18 @@
 """Beam search over an engine: each step of each beam is a request for one token, whose prefix is in the prefix cache.
 
-The search itself is `quire_engine.BeamSearch`; `LLM` and `AsyncLLM` drive it with what is here.
+The search itself is `BeamSearch`; `AsyncEngine.beam_search` and `quire.LLM.beam_search` drive it with what is here.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
-from quire_engine import Beam, BeamSearch, BeamSearchParams, CompletionOutput, EngineInfo, RequestOutput
+from quire_engine.beam_search import Beam, BeamSearch, BeamSearchParams
+from quire_engine.messages import EngineInfo
+from quire_engine.outputs import CompletionOutput, RequestOutput
 from quire_interfaces import ContextLengthError, FinishReason, QuireError, RenderedPrompt, RequestError, Tokenizer
 
-__all__ = ["continuations", "of_beam", "start_search", "to_output"]
+__all__ = ["beam_prompt", "beams_output", "continuations", "start_search"]
 
 
 def start_search(
@@ -27,28 +29,28 @@ def start_search(
         RequestError: the beams are more than the engine gives log probabilities for.
     """
     stop_token_ids = {*params.stop_token_ids, *(() if params.ignore_eos else eos_token_ids)}
-    begun = info.decoder_prompt(prompt.decoder_token_ids) if info.max_encoder_len else prompt.token_ids
-    search = BeamSearch(begun, params, stop_token_ids)
+    start_ids = info.decoder_prompt(prompt.decoder_token_ids) if info.max_encoder_len else prompt.token_ids
+    search = BeamSearch(start_ids, params, stop_token_ids)
     if search.num_candidates > max_logprobs:
         raise RequestError(
             f"{params.beam_width} beams and {len(stop_token_ids)} end tokens take the {search.num_candidates} most "
             f"likely tokens of each step, and this engine gives {max_logprobs}: take fewer beams, or set max_logprobs",
             param="beam_width",
         )
-    total = len(begun) + params.max_tokens
+    total = len(start_ids) + params.max_tokens
     if total > info.max_model_len:
         raise ContextLengthError(
-            f"the prompt has {len(begun)} tokens and max_tokens is {params.max_tokens}, together {total}, "
+            f"the prompt has {len(start_ids)} tokens and max_tokens is {params.max_tokens}, together {total}, "
             f"but this model's context is {info.max_model_len} tokens",
             param="max_tokens",
-            num_prompt_tokens=len(begun),
+            num_prompt_tokens=len(start_ids),
             max_model_len=info.max_model_len,
             max_tokens=params.max_tokens,
         )
     return search
 
 
-def of_beam(prompt: RenderedPrompt, token_ids: list[int], info: EngineInfo) -> RenderedPrompt:
+def beam_prompt(prompt: RenderedPrompt, token_ids: list[int], info: EngineInfo) -> RenderedPrompt:
     """What the next token of a beam is computed from.
 
     Args:
@@ -76,7 +78,7 @@ def continuations(outputs: Sequence[RequestOutput]) -> list[list[tuple[int, floa
     return result
 
 
-def to_output(
+def beams_output(
     request_id: str,
     prompt: RenderedPrompt,
     params: BeamSearchParams,

@@ -1,0 +1,392 @@
+"""`StreamingClient`: all of an `EngineClient` that does not depend on where the core runs.
+
+`InprocClient` and `ProcessClient` add the transport. Knows asyncio and the messages; knows no text and no HTTP.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import reprlib
+import time
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import msgspec
+
+from quire_engine.client import PAUSE_MODES, PauseMode
+from quire_engine.config import EngineConfig
+from quire_engine.control_calls import ControlCalls
+from quire_engine.counters import add_counters
+from quire_engine.listener import EngineListener, NullListener
+from quire_engine.messages import (
+    AbortRequests,
+    AddRequest,
+    ClientMessage,
+    CoreMessage,
+    EngineFailed,
+    EngineInfo,
+    EngineProgress,
+    EngineReady,
+    EngineStopped,
+    Outputs,
+    Shutdown,
+    UtilityReply,
+)
+from quire_engine.request_book import RequestBook
+from quire_engine.streams import OutputStream
+from quire_interfaces import (
+    AdapterInfo,
+    EngineCoreOutput,
+    EngineDeadError,
+    FinishReason,
+    OverloadedError,
+    PauseState,
+    RequestError,
+    SchedulerStats,
+)
+
+__all__ = ["StreamingClient", "failure_text", "first_line"]
+
+_logger = logging.getLogger(__name__)
+
+STOP_GRACE_S = 5.0
+"""Beyond the drain's time, how long a shutdown waits for the core before it ends it."""
+
+PAUSE_POLL_S = 0.02
+"""How often a pause that waits for requests looks whether they have ended."""
+
+WATCH_INTERVAL_S = 1.0
+"""How often a client looks whether the engine still steps; more often where `stall_timeout_s` is short."""
+
+
+class StreamingClient:
+    """An `EngineClient` without its transport: subclasses send messages and hand in what comes back."""
+
+    def __init__(self, config: EngineConfig | None = None, listener: EngineListener | None = None) -> None:
+        self.config = config or EngineConfig()
+        self.listener: EngineListener = listener or NullListener()
+        self.info: EngineInfo | None = None
+        self.on_progress: Callable[[str, float], None] | None = None
+        """Called with (stage, fraction) while the engine starts."""
+        self.adapters: dict[str, str] = {}
+        """Name -> place of each adapter that requests may choose."""
+        self.last_stats = SchedulerStats()
+        self._rest: tuple[str, dict[str, Any]] | None = None
+        """The call that paused the engine or put it to sleep: one that is started again rests as well."""
+        self._former_stats = SchedulerStats()
+        """Of engine processes that died; their counters are part of all statistics."""
+        self._book: RequestBook[OutputStream] = RequestBook(self.listener, keeps_tokens=bool(self.config.max_restarts))
+        self._calls = ControlCalls(self._send, self.config.call_timeout_s)
+        self._dead: EngineDeadError | None = None
+        self._ready: asyncio.Future[EngineInfo] | None = None
+        self._stopped: asyncio.Future[None] | None = None
+        self._is_stopping = False
+        self._progress_s = 0.0
+        """When the engine last stepped, or began to have something to do."""
+        self._is_watched = False
+        self._has_reported_stall = False
+
+    # Transport, given by subclasses.
+
+    def _send(self, message: ClientMessage) -> None:
+        raise NotImplementedError(f"{type(self).__name__} must say how messages reach the core")
+
+    async def _close_transport(self, timeout_s: float) -> None:
+        raise NotImplementedError(f"{type(self).__name__} must say how its transport ends")
+
+    # Requests.
+
+    def open(self, requests: Sequence[AddRequest], *, n: int = 1) -> OutputStream:
+        raise NotImplementedError(f"{type(self).__name__} must say how requests reach the core")
+
+    def _new_stream(self, requests: Sequence[AddRequest]) -> OutputStream:
+        """The stream of requests that may be sent now. Raises as `EngineClient.open` does."""
+        self.check_health()
+        bound = self.config.max_requests_in_flight
+        if len(self._book) + len(requests) > bound:
+            raise OverloadedError(
+                f"{len(self._book)} requests are in flight and max_requests_in_flight is {bound}: "
+                "try again later, or raise the bound",
+                retry_after_s=self._book.retry_after_s(),
+            )
+        for request in requests:
+            if request.request_id in self._book:
+                raise RequestError(
+                    f"request id {request.request_id!r} is in use; give each request its own", param="request_id"
+                )
+        if not self._book:
+            self._progress_s = time.monotonic()
+        return OutputStream([each.request_id for each in requests], self.abort)
+
+    def _note_sent(self, request: AddRequest, stream: OutputStream, n: int) -> None:
+        """A request of a stream is on its way."""
+        entry = self._book.add(request, stream, n=n, num_prompt_tokens=len(request.prompt) // 4)
+        stream.metrics.append(entry.metrics)
+
+    def abort(self, request_ids: Iterable[str], reason: FinishReason = FinishReason.ABORT) -> None:
+        aborted_ids: list[str] = []
+        for request_id in request_ids:
+            entry = self._book.finish(request_id, reason)
+            if entry is not None:
+                aborted_ids.append(request_id)
+                entry.reader.push(EngineCoreOutput(request_id, [], finish_reason=reason))
+        if aborted_ids and self._dead is None:
+            self._send(AbortRequests(request_ids=aborted_ids))
+
+    def abort_all(self) -> None:
+        self.abort([entry.request.request_id for entry in self._book])
+
+    def num_requests(self) -> int:
+        return len(self._book)
+
+    # What comes back.
+
+    def _on_message(self, message: CoreMessage) -> None:
+        if isinstance(message, Outputs):
+            self._on_outputs(message)
+        elif isinstance(message, UtilityReply):
+            self._calls.on_reply(message)
+        elif isinstance(message, EngineProgress):
+            if self.on_progress is not None:
+                self.on_progress(message.stage, message.fraction)
+        elif isinstance(message, EngineReady):
+            if self.info is None:
+                self.adapters = dict(message.info.adapters)
+            self.info = message.info
+            self._progress_s = time.monotonic()
+            if self._ready is not None and not self._ready.done():
+                self._ready.set_result(message.info)
+        elif isinstance(message, EngineFailed):
+            self._on_failed(message)
+        else:
+            self._on_stopped(message)
+
+    def _on_outputs(self, message: Outputs) -> None:
+        now = time.monotonic()
+        if message.step_tokens or message.outputs:
+            self._progress_s = now
+        self._book.start(message.started, message.started_time_s)
+        for output in message.outputs:
+            entry = self._book.record(output, now)
+            if entry is not None:
+                entry.reader.push(output)
+        for rejected in message.rejected:
+            entry = self._book.reject(rejected.request_id)
+            if entry is not None:
+                entry.reader.fail(rejected.to_error())
+        stats = message.stats and add_counters(message.stats, self._former_stats)
+        self.last_stats = stats or self.last_stats
+        for num_tokens in message.step_tokens:
+            self.listener.on_step(num_tokens, None)
+        if stats is not None:
+            self.listener.on_step(0, stats)
+
+    # Life and death.
+
+    async def ready(self) -> EngineInfo:
+        self.check_health()
+        self._begin_watch()
+        if self.info is not None:
+            return self.info
+        if self._ready is None:
+            self._ready = asyncio.get_running_loop().create_future()
+        try:
+            return await asyncio.wait_for(asyncio.shield(self._ready), self.config.startup_timeout_s)
+        except TimeoutError:
+            self._die(
+                EngineDeadError(
+                    f"the engine was not ready within startup_timeout_s={self.config.startup_timeout_s:g}: "
+                    "look at what it printed, or give it more time"
+                )
+            )
+            await self._close_transport(0.0)
+            raise self._dead_error() from None
+
+    def check_health(self) -> None:
+        if self._dead is not None:
+            raise self._dead_error()
+
+    @property
+    def is_loading(self) -> bool:
+        return self.info is None and self._dead is None
+
+    @property
+    def is_resting(self) -> bool:
+        return self._rest is not None
+
+    @property
+    def stalled_s(self) -> float:
+        if not self._book or self.is_loading or self.is_resting or self._dead is not None:
+            return 0.0
+        return time.monotonic() - self._progress_s
+
+    @property
+    def is_stalled(self) -> bool:
+        return self.stalled_s >= self.config.stall_timeout_s
+
+    def _begin_watch(self) -> None:
+        if not self._is_watched:
+            self._is_watched = True
+            self._watch(asyncio.get_running_loop())
+
+    def _watch(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Tell of a stall when it begins and when it ends, until the engine is gone."""
+        if self._dead is not None:
+            return
+        if self.is_stalled != self._has_reported_stall:
+            self._has_reported_stall = not self._has_reported_stall
+            if self._has_reported_stall:
+                self.listener.on_stall()
+                _logger.error(
+                    "the engine is stalled: it has taken no step for %.1f s (stall_timeout_s=%g) and has %d requests",
+                    self.stalled_s,
+                    self.config.stall_timeout_s,
+                    len(self._book),
+                )
+            else:
+                _logger.warning("the engine is not stalled any more")
+        limits_s = (self.config.stall_timeout_s, self.config.step_timeout_s)
+        loop.call_later(min(WATCH_INTERVAL_S, *(limit_s / 4 for limit_s in limits_s)), self._watch, loop)
+
+    @property
+    def is_dead(self) -> bool:
+        """Whether the engine is gone (failed, or shut down)."""
+        return self._dead is not None
+
+    async def shutdown(self, drain_s: float | None = None) -> None:
+        drain_s = self.config.shutdown_timeout_s if drain_s is None else drain_s
+        is_up = self.info is not None and self._dead is None
+        if is_up:
+            if self._stopped is None:
+                self._is_stopping = True
+                self._stopped = asyncio.get_running_loop().create_future()
+            self._send(Shutdown(drain_s=drain_s))  # a second one may shorten the time
+            # The core needs a little longer than the drain: a step may be running when the time is over.
+            await asyncio.wait([self._stopped], timeout=drain_s + STOP_GRACE_S)
+        self._die(EngineDeadError("the engine was shut down"))
+        await self._close_transport(STOP_GRACE_S if is_up else 0.0)
+
+    def _on_failed(self, message: EngineFailed) -> None:
+        self._die(EngineDeadError(failure_text(message)))
+
+    def _on_stopped(self, message: EngineStopped) -> None:
+        for entry in self._book:  # the drain's time was over before they finished
+            request_id = entry.request.request_id
+            self._book.finish(request_id, FinishReason.ABORT)
+            entry.reader.push(EngineCoreOutput(request_id, [], finish_reason=FinishReason.ABORT))
+        if self._stopped is not None and not self._stopped.done():
+            self._stopped.set_result(None)
+
+    def _die(self, error: EngineDeadError) -> None:
+        """Every stream and call ends with the error; the first one wins."""
+        if self._dead is not None:
+            return
+        self._dead = error
+        if self.info is not None and not self._is_stopping:
+            _logger.error("the engine is gone for good: %s", first_line(error))
+        self._no_engine_stats(0)
+        for entry in self._book:
+            self._book.finish(entry.request.request_id, FinishReason.ERROR)
+            entry.reader.fail(self._dead_error())
+        if self._ready is not None and not self._ready.done():
+            self._ready.set_exception(self._dead_error())
+            self._ready.exception()  # read once: nobody may be waiting any more
+        self._calls.fail_all(self._dead_error)
+
+    def _no_engine_stats(self, num_waiting: int) -> None:
+        """The engine is gone, for now or for good: nothing runs there, and what was counted stays counted."""
+        self._former_stats = self.last_stats
+        gauges = SchedulerStats(num_waiting=num_waiting, num_waiting_deferred=num_waiting)
+        self.last_stats = add_counters(gauges, self._former_stats)
+        self.listener.on_step(0, self.last_stats)
+
+    def _dead_error(self) -> EngineDeadError:
+        # A fresh instance each time: an exception object collects the tracebacks of all who raise it.
+        return EngineDeadError(str(self._dead))
+
+    # Control calls.
+
+    async def stats(self) -> SchedulerStats:
+        stats = msgspec.convert(await self._call("stats"), SchedulerStats)
+        return add_counters(stats, self._former_stats)
+
+    async def ping(self) -> float:
+        start = time.monotonic()
+        await self._call("ping")
+        return time.monotonic() - start
+
+    async def pause(self, mode: PauseMode = "keep", *, clear_cache: bool = False) -> None:
+        if mode not in PAUSE_MODES:
+            raise RequestError(f"mode must be one of {', '.join(PAUSE_MODES)}, got {reprlib.repr(mode)}", param="mode")
+        if mode == "wait":
+            await self._set_pause_state(PauseState.NEW_HELD)
+            while await self._has_running():
+                await asyncio.sleep(PAUSE_POLL_S)
+        else:
+            await self._set_pause_state(PauseState.ALL_HELD)
+            if mode == "abort":
+                self.abort_all()
+        if clear_cache:
+            await self.reset_prefix_cache(preempt_running=True)
+
+    async def _has_running(self) -> bool:
+        """Whether requests still run though new ones are held; not when somebody has resumed meanwhile."""
+        stats = await self.stats()
+        return bool(stats.num_running + stats.num_preempted) and await self.is_paused()
+
+    async def _set_pause_state(self, state: PauseState) -> None:
+        await self._call("pause", state=int(state))
+        self._rest = None if state == PauseState.RUNNING else ("pause", {"state": int(state)})
+        self._progress_s = time.monotonic()
+
+    async def resume(self) -> None:
+        await self._set_pause_state(PauseState.RUNNING)
+
+    async def is_paused(self) -> bool:
+        return bool(await self._call("is_paused"))
+
+    async def reset_prefix_cache(self, *, preempt_running: bool = False) -> bool:
+        return bool(await self._call("reset_prefix_cache", preempt_running=preempt_running))
+
+    async def sleep(self, level: int = 1) -> int:
+        num_bytes = int(await self._call("sleep", level=level))
+        self._rest = ("sleep", {"level": level})
+        return num_bytes
+
+    async def wake_up(self) -> None:
+        await self._call("wake_up")
+        if self._rest is not None and self._rest[0] == "sleep":
+            self._rest = None
+        self._progress_s = time.monotonic()
+
+    async def sleep_level(self) -> int | None:
+        level: int | None = await self._call("sleep_level")
+        return level
+
+    async def check_integrity(self) -> str | None:
+        result = await self._call("check_integrity")
+        return None if result is None else str(result)
+
+    async def load_adapter(self, name: str, path: str, *, replace: bool = False) -> AdapterInfo:
+        info = AdapterInfo(**await self._call("load_adapter", name=name, path=path, replace=replace))
+        self.adapters[name] = path
+        return info
+
+    async def unload_adapter(self, name: str) -> None:
+        await self._call("unload_adapter", name=name)
+        self.adapters.pop(name, None)
+
+    async def _call(self, method: str, **arguments: Any) -> Any:
+        self.check_health()
+        return await self._calls.call(method, **arguments)
+
+
+def first_line(cause: object) -> str:
+    """The first line of a cause; others repeat what the engine printed, which was logged."""
+    return str(cause).partition("\n")[0]
+
+
+def failure_text(message: EngineFailed) -> str:
+    """Cause and remedy, as the core gave them."""
+    return message.cause if not message.remedy else f"{message.cause}\n{message.remedy}"
