@@ -14,12 +14,12 @@ from quire_ops import (
     LoraTokens,
     LoraWeights,
     OpBackend,
+    OpRequest,
     OpTable,
     PagedLayout,
     PenaltyTable,
     builtin_table,
     ops,
-    torch_lora,
     uniform,
 )
 from quire_ops.drawing import integer_weights, log2_weights, share_of, target_of
@@ -122,7 +122,7 @@ def paged_attention(
 def lora_linear(out: Tensor, x: Tensor, weights: LoraWeights, tokens: LoraTokens) -> None:
     """Op `lora_linear` with a gather of each token's matrices; of tokens in order, as kernels take them."""
     if not tokens.is_fixed:
-        torch_lora.lora_linear(out, x, weights, tokens)
+        builtin_table().bind(ops.lora_linear, OpRequest(), backend="torch")(out, x, weights, tokens)
         return
     order = tokens.order.long()
     slots = tokens.slots.long()[order]
