@@ -317,10 +317,13 @@ class BlockAllocator(Protocol):
             then nothing was changed.
         """
 
-    def cache_blocks(self, request: Request, num_computed_tokens: int) -> None:
+    def cache_blocks(self, request: Request, num_computed_tokens: int) -> int:
         """Make the whole blocks among the first `num_computed_tokens` *known* tokens findable.
 
         Called when these tokens' KV is certain to be computed by the steps already handed out. Idempotent.
+
+        Returns:
+            Number of computed tokens at which the next call is of use; calls before that change nothing.
         """
 
     def free(self, request: Request) -> None:

@@ -331,15 +331,17 @@ class KVCacheManager:
                 num_hit_tokens=stats.num_hit_tokens + num_hit_tokens,
             )
 
-    def cache_blocks(self, request: Request, num_computed_tokens: int) -> None:
+    def cache_blocks(self, request: Request, num_computed_tokens: int) -> int:
         """Make whole blocks of computed, known tokens findable; see `BlockAllocator`. No-op without blocks.
 
         Raises:
             AllocatorMisuseError: more tokens than are known or fit the request's blocks.
         """
         held = self._requests.get(request.request_id)
-        if held is None or num_computed_tokens < held.cache_at:
-            return
+        if held is None:
+            return NEVER
+        if num_computed_tokens < held.cache_at:
+            return held.cache_at
         if num_computed_tokens > request.num_tokens or num_computed_tokens > held.num_slots:
             raise AllocatorMisuseError(
                 f"request {request.request_id!r}: {num_computed_tokens} tokens cannot be computed, "
@@ -356,6 +358,7 @@ class KVCacheManager:
             self._store(request, group, table, max(start, held.first_blocks[group]), end)
         held.num_cached_blocks = end
         held.cache_at = (end + 1) * self.block_size
+        return held.cache_at
 
     def _store(self, request: Request, group: int, table: list[int], start: int, end: int) -> None:
         pool, hashes = self._pool, request.block_hashes

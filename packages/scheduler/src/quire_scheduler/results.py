@@ -188,10 +188,7 @@ class ResultTaker:
             return
         num_known = min(end, state.num_tokens)
         if num_known >= state.cache_at:
-            self._allocator.cache_blocks(request, num_known)
-            # With drafts, slots run ahead of the tokens by more than a block's rest; then it is told each time.
-            runs_ahead = self.drafts_follow or state.drafts_are_forced
-            state.cache_at = 0 if runs_ahead or num_known < request.num_prompt_tokens else state.num_slots
+            state.cache_at = self._allocator.cache_blocks(request, num_known)
 
     def _new_prompt_logprobs(
         self, state: RequestState, start: int, logprobs: list[TokenLogprobs]

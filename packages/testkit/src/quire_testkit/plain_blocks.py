@@ -54,10 +54,11 @@ class PlainBlocks:
         self._tables[request.request_id] = held + new
         return (new,)
 
-    def cache_blocks(self, request: Request, num_computed_tokens: int) -> None:
-        """Checks the promise on the arguments; remembers nothing."""
+    def cache_blocks(self, request: Request, num_computed_tokens: int) -> int:
+        """Checks the promise on the arguments, of every call; remembers nothing."""
         assert num_computed_tokens <= request.num_tokens, "unknown tokens cannot be remembered"
         assert num_computed_tokens <= self.num_slots(request.request_id), "these tokens have no slots"
+        return num_computed_tokens + 1
 
     def free(self, request: Request) -> None:
         """Put the request's blocks back."""

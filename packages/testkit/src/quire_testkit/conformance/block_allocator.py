@@ -222,7 +222,7 @@ class BlockAllocatorSuite:
         request = make_request("a", range(12))
         allocator.allocate(request, 12, allocator.find_cached_prefix(request))
         assert self.num_cached(allocator, range(12)) == 0
-        allocator.cache_blocks(request, 7)
+        assert allocator.cache_blocks(request, 7) == 8, "the next block is complete then"
         assert self.num_cached(allocator, range(12)) == 4
         allocator.cache_blocks(request, 8)
         allocator.cache_blocks(request, 8)
