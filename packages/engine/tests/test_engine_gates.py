@@ -10,6 +10,7 @@ import pytest
 from quire_engine import CoreLoop, EngineCore, EngineInfo, EngineParts, InputProcessor, LLMEngine
 from quire_engine.messages import AbortRequests, ClientMessage, CoreMessage, Outputs, Shutdown
 from quire_interfaces import (
+    AdmissionRule,
     FinishReason,
     QuireError,
     RenderedPrompt,
@@ -24,7 +25,7 @@ from quire_testkit.conformance.engine_client import make_message
 from quire_testkit.fake_engine import FakeEngineConfig, build_fake_engine
 
 
-class Kitchen:
+class Kitchen(AdmissionRule):
     """Prepares for requests whose prompt begins with 9; tokens behind say after how many questions, and how it ends."""
 
     name = "kitchen"

@@ -34,7 +34,7 @@ def make_parts(tier: MemoryTier, num_blocks: int = 40) -> tuple[EngineParts, Tie
     connector = MemoryConnector(tier)
     cache = KVCacheManager(plan, KVCacheConfig(block_size=BLOCK), on_computed=connector.offer)
     config = SchedulerConfig(max_num_batched_tokens=16, max_num_seqs=6, max_model_len=128)
-    scheduler = Scheduler(config, cache, transfers=KVTransfers(cache, connector))
+    scheduler = Scheduler(config, cache, rules=[KVTransfers(cache, connector)])
     runner = TieredFakeRunner(tier, num_rows=6, block_sizes=(BLOCK,), num_blocks=num_blocks + 1)
     info = EngineInfo(max_model_len=128, vocab_size=1000)
     return EngineParts(

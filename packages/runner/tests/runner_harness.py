@@ -293,8 +293,8 @@ class Engine:
             KVCacheConfig(block_size=block_size, enable_prefix_caching=prefix_caching),
             **(cache_options or {}),
         )
-        transfers = None if make_transfers is None else make_transfers(self.manager)
-        self.scheduler = Scheduler(SchedulerConfig(**limits), self.manager, transfers=transfers)
+        rules = () if make_transfers is None else (make_transfers(self.manager),)
+        self.scheduler = Scheduler(SchedulerConfig(**limits), self.manager, rules=rules)
         self.executor = RunnerExecutor(self.runner, threaded=depth > 0, reads_apart=reads_apart)
         self.depth = depth
         self.outcomes: dict[str, Outcome] = {}

@@ -36,6 +36,7 @@ from quire_interfaces import (
 from quire_kv_cache import KVCacheConfig, KVCacheManager
 from quire_scheduler import (
     AdapterGate,
+    EncoderRule,
     KVTransfers,
     MaxRunningPerTenantRule,
     Scheduler,
@@ -197,13 +198,10 @@ class Trace:
             rules.append(SharedPromptRule())
         if scenario.tenant_share:
             rules.append(MaxRunningPerTenantRule(scenario.tenant_share))
-        return Scheduler(
-            config,
-            self.cache,
-            rules=rules,
-            transfers=None if connector is None else KVTransfers(self.cache, connector),
-            max_encoder_tokens=scenario.max_encoder_tokens,
-        )
+        if connector is not None:
+            rules.append(KVTransfers(self.cache, connector))
+        rules.append(EncoderRule(scenario.max_encoder_tokens, config.max_num_batched_tokens))
+        return Scheduler(config, self.cache, rules=rules)
 
     def run(self) -> list[str]:
         """Live through the scenario, then let everything end. Returns the digests, in order."""

@@ -16,7 +16,7 @@ from quire_interfaces import (
     SchedulerOutput,
 )
 from quire_kv_cache import KVCacheConfig, KVCacheManager, plan_kv_cache
-from quire_scheduler import Scheduler, SchedulerConfig
+from quire_scheduler import EncoderRule, Scheduler, SchedulerConfig
 
 BLOCK, LONGEST = 4, 20
 
@@ -27,7 +27,7 @@ def make_scheduler(*, num_blocks: int = 60, prefix_caching: bool = True) -> Sche
     plan = plan_kv_cache(specs, num_blocks=num_blocks + 1)
     cache = KVCacheManager(plan, KVCacheConfig(block_size=BLOCK, enable_prefix_caching=prefix_caching))
     config = SchedulerConfig(max_num_seqs=8, max_num_batched_tokens=LONGEST)
-    return Scheduler(config, cache, max_encoder_tokens=LONGEST)
+    return Scheduler(config, cache, rules=[EncoderRule(LONGEST, LONGEST)])
 
 
 def request(name: str, encoder: list[int], max_tokens: int = 30) -> Request:
@@ -102,7 +102,7 @@ def test_what_can_never_be_read_is_refused() -> None:
     with pytest.raises(RequestError, match="the encoder's prompt has no tokens"):
         scheduler.add_request(request("none", []))
     with pytest.raises(ConfigError, match=r"max_num_batched_tokens \(20\) must be at least that"):
-        Scheduler(scheduler.config, scheduler._allocator, max_encoder_tokens=21)
-    without = Scheduler(scheduler.config, scheduler._allocator)
+        EncoderRule(21, 20)
+    without = Scheduler(scheduler.config, scheduler._allocator, rules=[EncoderRule(0, 20)])
     with pytest.raises(RequestError, match="this model has no encoder"):
         without.add_request(request("a", [1]))

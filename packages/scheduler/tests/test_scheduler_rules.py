@@ -4,12 +4,21 @@ from __future__ import annotations
 
 import pytest
 
-from quire_interfaces import ConfigError, Request
+from quire_interfaces import (
+    AdmissionRule,
+    CachedPrefix,
+    ConfigError,
+    ModelRunnerOutput,
+    Request,
+    RequestError,
+    Reservation,
+    SchedulerStats,
+)
 from quire_scheduler import MaxRunningPerTenantRule, SharedPromptRule
-from quire_testkit.conformance.scheduler import BLOCK, make_request
+from quire_testkit.conformance.scheduler import BLOCK, expected_of, make_request
 
 
-class Slots:
+class Slots(AdmissionRule):
     """A resource all compete for, of which big requests need two."""
 
     name = "slots"
@@ -30,6 +39,86 @@ class Slots:
 
     def released(self, request: Request) -> None:
         self.num_free += self.need(request)
+
+
+class Modem(AdmissionRule):
+    """A made-up resource, plugged in from outside: each request dials in with as many pulses as its prompt has tokens,
+    so many per step for all; then it holds one of few lines until it leaves its row. Steps carry a bill."""
+
+    name = "modem"
+    holds_queue = True
+
+    def __init__(self, num_lines: int, pulses_per_step: int) -> None:
+        self.num_lines = num_lines
+        self.pulses_per_step = pulses_per_step
+        self.pulses = 0
+        self.lines: list[str] = []
+        self.most_pulses = 0
+        self.num_results = 0
+        self.ended_ids: list[str] = []
+
+    def check(self, request: Request) -> None:
+        if request.num_prompt_tokens > self.pulses_per_step:
+            raise RequestError("the number is too long", param="prompt")
+
+    def step_begins(self) -> None:
+        self.pulses = 0
+
+    def admits(self, request: Request) -> bool:
+        return len(self.lines) < self.num_lines
+
+    def reserve(self, request: Request, cached: CachedPrefix) -> Reservation:
+        if self.pulses + request.num_prompt_tokens > self.pulses_per_step:
+            return Reservation(False)
+        self.pulses += request.num_prompt_tokens
+        self.most_pulses = max(self.most_pulses, self.pulses)
+        return Reservation(True)
+
+    def admitted(self, request: Request) -> None:
+        assert request.row >= 0
+        self.lines.append(request.request_id)
+
+    def released(self, request: Request) -> None:
+        self.lines.remove(request.request_id)
+
+    def ended(self, request: Request) -> None:
+        assert request.request_id not in self.lines
+        self.ended_ids.append(request.request_id)
+
+    def step_ended(self, result: ModelRunnerOutput) -> None:
+        self.num_results += 1
+
+    def add_counters(self, stats: SchedulerStats) -> None:
+        stats.num_adapter_slots = self.num_lines
+
+
+@pytest.mark.parametrize("depth", [0, 1])
+def test_a_new_resource_is_a_new_rule(make_driver, depth):
+    """Limits admission by what is held and by a budget per step; comes back on finish, abort and preemption."""
+    modem = Modem(num_lines=3, pulses_per_step=16)
+    driver = make_driver(num_blocks=7, depth=depth, rules=(modem,))
+    with pytest.raises(RequestError, match="too long"):
+        driver.scheduler.add_request(make_request("long", range(17)))
+    requests = [make_request(f"r{i}", range(7), max_tokens=12, seed=i) for i in range(6)]
+    driver.add(*requests)
+    driver.step()
+    assert driver.steps[0].request_ids == ["r0", "r1"], "two numbers of 7 pulses fit into a step"
+    assert driver.scheduler.waiting_reasons() == {"capacity": 4}
+    for _ in range(4):
+        driver.step()
+    assert modem.lines == ["r0", "r1", "r2"] or driver.scheduler.stats().num_preemptions_total
+    driver.scheduler.abort_requests(["r1", "r5"])
+    assert "r1" not in modem.lines
+    driver.run()
+    assert driver.scheduler.stats().num_preemptions_total > 0, "the cache is too small for three of them"
+    assert driver.scheduler.stats().num_adapter_slots == 3
+    assert modem.lines == []
+    assert modem.most_pulses == 14
+    assert modem.num_results == len(driver.steps)
+    assert sorted(modem.ended_ids) == [request.request_id for request in requests]
+    for request in requests:
+        if request.request_id not in ("r1", "r5"):
+            assert driver.told[request.request_id].token_ids == expected_of(request)
 
 
 def test_a_tenant_over_its_share_lets_others_pass(make_driver):

@@ -14,6 +14,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from quire_interfaces import (
+    AdmissionRule,
     FinishReason,
     FullAttentionSpec,
     KVCacheGroup,
@@ -54,7 +55,7 @@ def fill_tier(tier: MemoryTier, block_size: int, windows: tuple[int | None, ...]
     """What an engine that ran before left in the tier."""
     connector = MemoryConnector(tier)
     cache = make_cache(200, block_size, windows, connector)
-    scheduler = Scheduler(SchedulerConfig(), cache, transfers=KVTransfers(cache, connector))
+    scheduler = Scheduler(SchedulerConfig(), cache, rules=[KVTransfers(cache, connector)])
     runner = TieredFakeRunner(
         tier, num_rows=8, block_sizes=[block_size] * len(windows), sliding_windows=windows, num_token_ids=NUM_TOKEN_IDS
     )
@@ -100,12 +101,10 @@ class SchedulerMachine(RuleBasedStateMachine):
             fill_tier(self.tier, block_size, windows)
         self.cache = make_cache(num_blocks, block_size, windows, connector)
         share = options["tenant_share"]
-        self.scheduler = Scheduler(
-            self.config,
-            self.cache,
-            rules=[MaxRunningPerTenantRule(share)] if share else (),
-            transfers=None if connector is None else KVTransfers(self.cache, connector),
-        )
+        rules: list[AdmissionRule] = [MaxRunningPerTenantRule(share)] if share else []
+        if connector is not None:
+            rules.append(KVTransfers(self.cache, connector))
+        self.scheduler = Scheduler(self.config, self.cache, rules=rules)
         self.runner = TieredFakeRunner(
             self.tier,
             num_rows=num_rows,

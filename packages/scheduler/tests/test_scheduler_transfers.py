@@ -16,7 +16,7 @@ class TestScheduler(TieredSchedulerSuite):
         plan = plan_kv_cache({"layer": spec}, num_blocks=num_blocks + 1)
         cache = KVCacheManager(plan, KVCacheConfig(block_size=BLOCK), on_computed=connector.offer)
         options = {"max_num_seqs": 8, "max_num_batched_tokens": 64} | options
-        return Scheduler(SchedulerConfig(**options), cache, transfers=KVTransfers(cache, connector))
+        return Scheduler(SchedulerConfig(**options), cache, rules=[KVTransfers(cache, connector)])
 
     def test_the_reason_for_waiting(self) -> None:
         tier = self.held(range(22))

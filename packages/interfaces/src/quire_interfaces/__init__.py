@@ -50,7 +50,7 @@ from quire_interfaces.kv_transfer import (
     LoadablePrefix,
     TieredBlockAllocator,
 )
-from quire_interfaces.policy import AdmissionRule, PauseState, RequestGate, Scheduler, SchedulingPolicy
+from quire_interfaces.policy import AdmissionRule, PauseState, RequestGate, Reservation, Scheduler, SchedulingPolicy
 from quire_interfaces.request import FinishReason, OutputKind, Request, RequestOptions, RequestStatus
 from quire_interfaces.sampling_params import ALL_LOGPROBS, MAX_LOGPROB_TOKEN_IDS, MAX_LOGPROBS, SamplingParams
 from quire_interfaces.settings import OneOf, Settings, at_least, between, one_of, setting
@@ -141,6 +141,7 @@ __all__ = [
     "RequestGate",
     "RequestOptions",
     "RequestStatus",
+    "Reservation",
     "SamplingParams",
     "Scheduler",
     "SchedulerOutput",

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Iterable
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from quire_interfaces.errors import QuireError
+from quire_interfaces.kv_cache import CachedPrefix
 from quire_interfaces.request import FinishReason, Request
 from quire_interfaces.step import EngineCoreOutput, ModelRunnerOutput, SchedulerOutput, SchedulerStats
 
-__all__ = ["AdmissionRule", "PauseState", "RequestGate", "Scheduler", "SchedulingPolicy"]
+__all__ = ["AdmissionRule", "PauseState", "RequestGate", "Reservation", "Scheduler", "SchedulingPolicy"]
 
 
 class PauseState(enum.IntEnum):
@@ -28,8 +29,22 @@ class SchedulingPolicy(Protocol):
         """Smaller runs earlier. Must not change while the request waits."""
 
 
+class Reservation(NamedTuple):
+    """A rule's answer to a request that is about to be admitted (`AdmissionRule.reserve`)."""
+
+    is_granted: bool
+    num_blocks_wanted: int = 0
+    """Where KV blocks are what lacks: number of free blocks at which asking again is worth while."""
+
+
 class AdmissionRule(Protocol):
-    """One resource that a waiting request needs before it may run. The schedule loop knows rules only through this."""
+    """One resource that requests need. The schedule loop knows every resource (adapter slots, an encoder's budget,
+    grammars, a KV tier, draft tokens) only through this; a new resource is a new rule.
+
+    A class that inherits from it overrides what concerns it: all methods have bodies that restrict nothing. For a
+    waiting request, `admits` is asked first, then `reserve`; `admitted` follows in the same step, or never. Every
+    `admitted` is followed by exactly one `released`: on finish, abort, preemption and after a failed step.
+    """
 
     name: str
     """Shown as the reason why a request waits."""
@@ -38,14 +53,105 @@ class AdmissionRule(Protocol):
     """True: while one request is refused, nobody behind it is admitted (a resource all compete for, so that the first
     in the order is not starved). False: the requests behind it may pass (a reason of this request alone)."""
 
+    # When a request arrives, enters a row, leaves it, and ends.
+
+    def check(self, request: Request) -> None:
+        """A request arrives. Changes nothing.
+
+        Raises:
+            RequestError: it can never have the resource.
+        """
+        return
+
     def admits(self, request: Request) -> bool:
-        """Whether the resource is there now. Must not change anything."""
+        """Whether the resource is there now. Must not change anything; asked for statistics too."""
+        return True
+
+    def reserve(self, request: Request, cached: CachedPrefix) -> Reservation:
+        """Every rule admits the request: take its share of the step's budget, or begin to prepare what it needs.
+
+        If it is not admitted in this step after all (too few blocks, or another rule refuses), the share is lost until
+        the next `step_begins`.
+
+        Args:
+            cached: What the KV cache has of it.
+        """
+        return Reservation(True)
 
     def admitted(self, request: Request) -> None:
-        """The request was put in a row: take the resource."""
+        """The request was put in a row: take the resource. `num_cached_tokens` is set, and `row`."""
+        return
 
     def released(self, request: Request) -> None:
         """The request left its row (finished or preempted): give the resource back."""
+        return
+
+    def ended(self, request: Request) -> None:
+        """The request ended, in its row (then `released` came before) or in the queue: forget it."""
+        return
+
+    # In each step.
+
+    def step_begins(self) -> None:
+        """A step is about to be planned: refill budgets that are per step."""
+        return
+
+    def step_planned(self, output: SchedulerOutput, *, is_idle: bool) -> None:
+        """The requests of the step are chosen: write into `output` what the resource sends along.
+
+        Args:
+            is_idle: The step computes nothing, and no step before it is in flight.
+        """
+        return
+
+    def step_ended(self, result: ModelRunnerOutput) -> None:
+        """Take in what a step's result says of the resource. Called before the requests of the step are updated."""
+        return
+
+    def has_work(self, *, is_idle: bool) -> bool:
+        """Whether a step would be of use although no request needs one; `is_idle`: none is in flight."""
+        return False
+
+    def add_counters(self, stats: SchedulerStats) -> None:
+        """Add what it counted to the scheduler's statistics; `stats` is a copy for the caller."""
+        return
+
+    # KV blocks that no request holds.
+
+    @property
+    def holds_blocks(self) -> bool:
+        """Whether it holds KV blocks, which come back some time: then nobody fails for want of blocks."""
+        return False
+
+    @property
+    def returns_blocks_soon(self) -> bool:
+        """Whether it holds KV blocks worth waiting for: then nobody is preempted for want of blocks."""
+        return False
+
+    # What running requests compute beyond their known tokens.
+
+    @property
+    def is_watching(self) -> bool:
+        """Whether it wants to be asked the following about running requests in the next step. While no rule does, the
+        scheduler plans decodes together and looks at no single one."""
+        return False
+
+    def defers(self, request: Request) -> bool:
+        """Whether the running request has to sit out this step."""
+        return False
+
+    def offer(self, request: Request, max_tokens: int) -> int:
+        """Number of tokens, at most `max_tokens` (which may be below 1), that the running request should compute in
+        this step behind its last known one. Nobody is preempted for them. What is not `placed` is dropped."""
+        return 0
+
+    def placed(self, request: Request, num_tokens: int, output: SchedulerOutput) -> None:
+        """So many offered tokens are in the step and have blocks: write them into `output`."""
+        return
+
+    def num_lookahead_slots(self, request: Request) -> int:
+        """Number of KV slots to set aside behind a request's step that samples, if blocks for them are free."""
+        return 0
 
 
 class RequestGate(Protocol):
@@ -108,7 +214,11 @@ class Scheduler(Protocol):
         """
 
     def update(self, output: SchedulerOutput, result: ModelRunnerOutput) -> list[EngineCoreOutput]:
-        """Take in what a step produced: append tokens, verify drafts, finish requests. Returns news per request."""
+        """Take in what a step produced: append tokens, verify drafts, finish requests.
+
+        Returns:
+            One output for each request with new tokens or an end, in the order of the step.
+        """
 
     def discard_step(self, output: SchedulerOutput) -> None:
         """The step was handed out but failed as a whole and left no trace: put its requests back as they were before

@@ -111,6 +111,8 @@ class Request:
     """Output tokens that steps still running will produce (asynchronous scheduling); their ids are not known here."""
     num_cached_tokens: int = -1
     """Prompt tokens found in the prefix cache at first scheduling; -1 before."""
+    num_external_tokens: int = 0
+    """Number of these tokens that a KV tier brought into memory for it."""
     num_preemptions: int = 0
     row: int = -1
     """The runner row this request holds while RUNNING, else -1."""

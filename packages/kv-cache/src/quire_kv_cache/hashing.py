@@ -80,6 +80,10 @@ class BlockHasher:
         if num_blocks <= num_done:
             return
         tokens = request.token_ids(num_done * size, num_blocks * size)
+        if num_blocks == num_done + 1 and num_done and not request.cache_extra_keys and not self._cbor:
+            # The block that a decode completes: most calls are for one. A salt enters only the first block.
+            hashes.append(self._digest(hashes[-1] + _pack(tokens, size)))
+            return
         parent = hashes[-1] if hashes else self.encoder_hash(request) if request.encoder_token_ids else None
         hashes.extend(self.hash(tokens, parent, num_done, request.options.cache_salt, request.cache_extra_keys))
 

@@ -141,13 +141,13 @@ class BlockLoads:
         if load is None or len(arrived) != len(load.targets):
             raise AllocatorMisuseError(f"load {job_id} is not under way with {len(arrived)} blocks; end each load once")
         del self._loads[job_id]
-        news: list[tuple[int, int]] = []
+        stored: list[tuple[int, int]] = []
         for (group, block), target, is_there in zip(load.places, load.targets, arrived, strict=True):
             if is_there and self._pool.store(target, load.request.block_hashes[block], group):
-                news.append((group, block))
+                stored.append((group, block))
         self._pool.release(reversed(load.targets))
         self._pool.release(reversed(load.held))
-        return load, news
+        return load, stored
 
     def forget_held(self) -> None:
         """Let go of the blocks that are only held for their content: it is about to be forgotten."""

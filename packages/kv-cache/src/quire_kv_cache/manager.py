@@ -172,9 +172,9 @@ class KVCacheManager:
         Raises:
             AllocatorMisuseError: there is no such load, or `arrived` has not one element per block.
         """
-        load, news = self._loads.end(job_id, arrived)
+        load, stored = self._loads.end(job_id, arrived)
         for group in range(len(self._policies)):
-            self._record_news(load.request, group, [block for place, block in news if place == group])
+            self._record_runs(load.request, group, [block for place, block in stored if place == group])
 
     def cached_block_id(self, key: BlockKey) -> int | None:
         """Where this content is in memory; see `TieredBlockAllocator`."""
@@ -199,6 +199,12 @@ class KVCacheManager:
         if cached is None and num_slots <= held.num_slots and start < held.release_at:
             return tuple([[] for _ in range(self.num_groups)])
         _check_counts(num_new_tokens, num_lookahead_tokens)
+        if start < held.release_at and not self._has_states and cached is None:
+            # What decodes ask for: further blocks, and none to let go.
+            num_new_blocks = -(-(num_slots - held.num_slots) // self.block_size)
+            if num_new_blocks * len(self._policies) > self._pool.num_free:
+                return None
+            return self._append(held, num_new_blocks, self._none_empty) + self._encoder.nothing()
         if cached is not None and cached.num_tokens:
             raise AllocatorMisuseError(f"request {request.request_id!r} already holds blocks: it cannot take a prefix")
         return self._grow(request, held, start + num_new_tokens, num_slots)
@@ -362,17 +368,18 @@ class KVCacheManager:
 
     def _store(self, request: Request, group: int, table: list[int], start: int, end: int) -> None:
         pool, hashes = self._pool, request.block_hashes
-        news = [i for i in range(start, end) if table[i] != NULL_BLOCK_ID and pool.store(table[i], hashes[i], group)]
-        if self._on_computed is not None and news:
-            self._on_computed(group, [hashes[i] for i in news])
-        self._record_news(request, group, news)
+        stored = [i for i in range(start, end) if table[i] != NULL_BLOCK_ID and pool.store(table[i], hashes[i], group)]
+        if self._on_computed is not None and stored:
+            self._on_computed(group, [hashes[i] for i in stored])
+        if self._events is not None:
+            self._record_runs(request, group, stored)
 
-    def _record_news(self, request: Request, group: int, news: list[int]) -> None:
+    def _record_runs(self, request: Request, group: int, stored: list[int]) -> None:
         """Record an event for each run of blocks of the request that became findable."""
-        if self._events is None or not news:
+        if self._events is None or not stored:
             return
-        first = previous = news[0]
-        for i in news[1:]:
+        first = previous = stored[0]
+        for i in stored[1:]:
             if i != previous + 1:
                 self._record_stored(request, group, first, previous + 1)
                 first = i

@@ -21,13 +21,21 @@ from quire.kv_tier import check_tier, open_tier, start_digest
 from quire.logprob_bound import resolved_max_logprobs
 from quire.plan import MemoryPlan, format_bytes, make_plan
 from quire_engine import EngineInfo, EngineParts
-from quire_interfaces import ConfigError, GrammarBackend, LogitsProcessor, RequestError, SchedulerStats, Tokenizer
+from quire_interfaces import (
+    AdmissionRule,
+    ConfigError,
+    GrammarBackend,
+    LogitsProcessor,
+    RequestError,
+    SchedulerStats,
+    Tokenizer,
+)
 from quire_kv_cache import KVCacheManager
 from quire_kv_transfer import DiskTier
 from quire_models.config import ModelConfig
 from quire_models.hub import resolve_model
 from quire_renderers import ChatRenderer, load_tokenizer
-from quire_scheduler import AdapterGate, KVTransfers, Scheduler, SharedPromptRule
+from quire_scheduler import AdapterGate, EncoderRule, KVTransfers, Scheduler, SharedPromptRule
 from quire_spec_decode import HEAD_METHODS, DraftController, make_drafter
 from quire_structured_output import GrammarCompiler, GrammarGate, Vocabulary, make_backend, resolve_backend
 
@@ -234,8 +242,12 @@ def build_parts(
     on_computed = None if tier is None else tier.connector.offer
     cache_config = dataclasses.replace(config.kv_cache, block_size=plan.block_size)
     allocator = KVCacheManager(plan.kv_plan, cache_config, on_computed=on_computed)
-    transfers = None if tier is None else KVTransfers(allocator, tier.connector)
-    rules = (gate, adapters, *((SharedPromptRule(),) if cache_config.enable_prefix_caching else ()))
+    rules: list[AdmissionRule] = [gate, adapters]
+    if cache_config.enable_prefix_caching:
+        rules.append(SharedPromptRule())
+    if tier is not None:
+        rules.append(KVTransfers(allocator, tier.connector))
+    rules.append(EncoderRule(plan.max_encoder_len, scheduler_config.max_num_batched_tokens))
     timings = {"import": imported - start, "weights": loaded - imported, "cache": time.perf_counter() - loaded}
     if config.runner.device.startswith("cuda"):
         add_stats.append(_watch_kernels(runner))
@@ -246,9 +258,7 @@ def build_parts(
     )
     executor.prepare(runner.learn_draft_costs)
     return EngineParts(
-        scheduler=Scheduler(
-            scheduler_config, allocator, rules=rules, transfers=transfers, max_encoder_tokens=plan.max_encoder_len
-        ),
+        scheduler=Scheduler(scheduler_config, allocator, rules=rules),
         executor=executor,
         info=_info(config, folder, model, plan, network, runner, tier, timings, offered),
         gates=(gate, adapters),

@@ -4,7 +4,7 @@ from quire_scheduler.adapters import AdapterGate
 from quire_scheduler.config import SchedulerConfig
 from quire_scheduler.policies import FCFSPolicy, PriorityPolicy
 from quire_scheduler.rows import RowPool
-from quire_scheduler.rules import FreeRowRule, MaxRunningPerTenantRule, SharedPromptRule
+from quire_scheduler.rules import EncoderRule, FreeRowRule, MaxRunningPerTenantRule, SharedPromptRule
 from quire_scheduler.scheduler import Scheduler
 from quire_scheduler.transfers import KVTransfers
 
@@ -12,6 +12,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "AdapterGate",
+    "EncoderRule",
     "FCFSPolicy",
     "FreeRowRule",
     "KVTransfers",

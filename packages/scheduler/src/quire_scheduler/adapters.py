@@ -12,7 +12,15 @@ from collections.abc import Iterable
 from concurrent.futures import Future
 from dataclasses import dataclass
 
-from quire_interfaces import AdapterStore, ModelNotFoundError, QuireError, Request, RequestError, SchedulerStats
+from quire_interfaces import (
+    AdapterStore,
+    AdmissionRule,
+    ModelNotFoundError,
+    QuireError,
+    Request,
+    RequestError,
+    SchedulerStats,
+)
 
 __all__ = ["AdapterGate"]
 
@@ -29,7 +37,7 @@ class _Wish:
     """Requests that were admitted while this one waited for a slot."""
 
 
-class AdapterGate:
+class AdapterGate(AdmissionRule):
     """Implements `quire_interfaces.AdmissionRule` and `quire_interfaces.RequestGate`.
 
     A version stays in its slot after its last request, until another needs the slot; the least recently used goes

@@ -6,7 +6,7 @@ from collections import deque
 
 from quire_interfaces import ContextLengthError, OverloadedError, Request, RequestError
 
-__all__ = ["QueueBound", "check_encoder_input", "token_limit"]
+__all__ = ["QueueBound", "token_limit"]
 
 
 def token_limit(request: Request, *, max_model_len: int | None, max_request_tokens: int) -> int:
@@ -39,13 +39,13 @@ def token_limit(request: Request, *, max_model_len: int | None, max_request_toke
     limit = num_prompt + request.max_tokens
     if max_model_len is not None:
         limit = min(limit, max_model_len)
-    asked = request.sampling_params.max_tokens is not None
-    needed = limit - 1 if asked else num_prompt
-    if needed > max_request_tokens:
+    has_own_bound = request.sampling_params.max_tokens is not None
+    num_slots = limit - 1 if has_own_bound else num_prompt
+    if num_slots > max_request_tokens:
         raise ContextLengthError(
-            f"{num_prompt} prompt tokens and {limit - num_prompt} output tokens need {needed} slots in the KV cache, "
-            f"which holds {max_request_tokens} tokens in all; shorten the prompt, lower max_tokens, or give the server "
-            f"a larger KV cache",
+            f"{num_prompt} prompt tokens and {limit - num_prompt} output tokens need {num_slots} slots in the KV "
+            f"cache, which holds {max_request_tokens} tokens in all; shorten the prompt, lower max_tokens, or give the "
+            f"server a larger KV cache",
             param="max_tokens" if num_prompt <= max_request_tokens else "prompt",
             code="kv_cache_too_small",
             num_prompt_tokens=num_prompt,
@@ -53,31 +53,6 @@ def token_limit(request: Request, *, max_model_len: int | None, max_request_toke
             max_tokens=request.sampling_params.max_tokens,
         )
     return min(limit, max_request_tokens + 1)
-
-
-def check_encoder_input(request: Request, max_encoder_tokens: int) -> None:
-    """Let a request pass whose encoder input fits the network and a step.
-
-    Args:
-        request: A new request.
-        max_encoder_tokens: Most tokens that the encoder reads for one request; 0 when there is no encoder.
-
-    Raises:
-        RequestError: There is an input but no encoder, or the other way round.
-        ContextLengthError: The input is too long.
-    """
-    num_tokens = len(request.encoder_token_ids)
-    if num_tokens and not max_encoder_tokens:
-        raise RequestError("this model has no encoder: leave the encoder prompt out", param="encoder_prompt")
-    if max_encoder_tokens and not num_tokens:
-        raise RequestError("the encoder's prompt has no tokens; give at least one", param="prompt")
-    if num_tokens > max_encoder_tokens:
-        raise ContextLengthError(
-            f"the encoder's prompt has {num_tokens} tokens, and the encoder reads at most {max_encoder_tokens}, all at "
-            "once: shorten the prompt",
-            num_prompt_tokens=num_tokens,
-            max_model_len=max_encoder_tokens,
-        )
 
 
 class QueueBound:
@@ -117,11 +92,11 @@ class QueueBound:
             return
         retry_after_s = self._retry_after_s()
         if num_free > 0:
-            told = f"{num_of_tenant} of your requests wait already, as many as your share of max_queued_requests"
+            reason = f"{num_of_tenant} of your requests wait already, as many as your share of max_queued_requests"
         else:
-            told = f"{num_waiting} requests wait already, as many as max_queued_requests"
+            reason = f"{num_waiting} requests wait already, as many as max_queued_requests"
         raise OverloadedError(
-            f"{told} ({self._max_queued}) allows; try again in {retry_after_s:.0f} s",
+            f"{reason} ({self._max_queued}) allows; try again in {retry_after_s:.0f} s",
             retry_after_s=retry_after_s,
         )
 

@@ -1,30 +1,35 @@
-"""What a finished step means for its requests: new tokens, verified drafts, ends, blocks to remember."""
+"""What a finished step means for its requests: new tokens, verified drafts, ends, complete blocks."""
 
 from __future__ import annotations
 
+from collections import Counter, deque
 from collections.abc import Callable
+from itertools import compress, repeat
+from operator import ge
 
 from quire_interfaces import (
     BlockAllocator,
     EngineCoreOutput,
     FinishReason,
     ModelRunnerOutput,
+    Request,
     RequestFailure,
     RequestStatus,
-    SchedulerOutput,
     SchedulerStats,
     TokenLogprobs,
 )
+from quire_scheduler.drafts import DraftRule
+from quire_scheduler.running import DecodeBatch, RunningStates, ScheduledStep
 from quire_scheduler.state import RequestState
-from quire_scheduler.stopping import append_tokens
+from quire_scheduler.stopping import append_tokens, is_stop
 
-__all__ = ["ResultTaker", "failure_news"]
+__all__ = ["ResultTaker", "failure_output"]
 
 Finish = Callable[[RequestState, FinishReason], None]
 
 
-def failure_news(request_id: str, failure: RequestFailure) -> EngineCoreOutput:
-    """The last news of a request that cannot go on."""
+def failure_output(request_id: str, failure: RequestFailure) -> EngineCoreOutput:
+    """The last output of a request that cannot go on."""
     return EngineCoreOutput(
         request_id,
         [],
@@ -39,146 +44,191 @@ class ResultTaker:
     """Applies step results to request states.
 
     Args:
-        allocator: Told which blocks are complete.
-        counters: Its token and draft counters are raised here.
-        num_speculative_tokens: Most draft tokens to keep per request; 0 ignores drafts that are guesses.
+        allocator: Learns which blocks are complete.
+        running: The running requests; a request whose drafts were rejected is to be looked at again.
+        drafts: Keeps proposals and counts what became of them.
+        counters: Its token counters are raised here.
         finish: Ends a request wherever it is, freeing its row and blocks.
     """
 
     def __init__(
-        self, allocator: BlockAllocator, counters: SchedulerStats, num_speculative_tokens: int, finish: Finish
+        self,
+        allocator: BlockAllocator,
+        running: RunningStates,
+        drafts: DraftRule,
+        counters: SchedulerStats,
+        finish: Finish,
     ) -> None:
         self._allocator = allocator
+        self._running = running
+        self._drafts = drafts
         self._counters = counters
-        self._num_speculative = num_speculative_tokens
         self._finish = finish
-        self.drafts_follow = num_speculative_tokens > 0
-        """Whether results may bring proposals: then a request's next step waits for its last result."""
+        self._stop_token_ids: Counter[int] = Counter()
+        """Token id -> number of running requests that it ends."""
 
-    def take(
-        self,
-        members: list[RequestState],
-        output: SchedulerOutput,
-        result: ModelRunnerOutput,
-        news: list[EngineCoreOutput],
-    ) -> None:
+    def entered_row(self, request: Request) -> None:
+        """Results of the request are to come."""
+        self._stop_token_ids.update(request.stop_token_ids)
+
+    def left_row(self, request: Request) -> None:
+        """Results of the request may still come, of steps that are in flight."""
+        counts = self._stop_token_ids
+        for token_id in request.stop_token_ids:
+            counts[token_id] -= 1
+            if not counts[token_id]:
+                del counts[token_id]
+
+    def take(self, step: ScheduledStep, result: ModelRunnerOutput, outputs: list[EngineCoreOutput]) -> None:
         """Apply one step.
 
         Args:
-            members: Per entry of `output`, the state it spoke of.
-            output: The plan.
-            result: What came out.
-            news: Appended to: one per request that has any.
+            step: What was planned.
+            result: What came of it.
+            outputs: Appended to: one for each request with new tokens, prompt logprobs or an end, in order.
         """
-        step_id = output.step_id
-        sampled = result.sampled_token_ids
-        if self._num_speculative:
-            self.drafts_follow = result.drafts_follow
-            self._counters.draft_seconds_total += result.draft_seconds
-            self._counters.draft_saved_seconds += result.draft_saved_seconds
-        assert result.step_id == step_id, f"result of step {result.step_id} for step {step_id}"
-        assert len(sampled) == len(members), f"{len(sampled)} results for {len(members)} entries"
-        if result.failed_rows or result.logprobs or result.prompt_logprobs or output.draft_token_ids:
-            for index, state in enumerate(members):
-                if state.request.status != RequestStatus.FINISHED and step_id >= state.valid_from_step:
-                    self._take_entry(index, state, output, result, news)
-            return
-        ends = map(int.__add__, output.num_computed_tokens, output.num_scheduled_tokens)
-        finished = RequestStatus.FINISHED
-        for state, tokens, samples, end in zip(members, sampled, output.samples, ends, strict=True):
-            # A request that stopped one step ago, or whose earlier step failed: this result is of no use.
-            if state.request.status is finished or step_id < state.valid_from_step:
-                continue
-            if samples:
-                self._take_tokens(state, tokens, end, step_id, 0, news)
-            else:
-                self._computed(state, end, step_id)
+        num_entries = len(step.members)
+        assert result.step_id == step.output.step_id, f"result of step {result.step_id} for {step.output.step_id}"
+        assert len(result.sampled_token_ids) == num_entries, f"{len(result.sampled_token_ids)} of {num_entries} results"
+        begin = 0
+        for index in self._special_decodes(step, result):
+            self._take_decodes(step, begin, index, result, outputs)
+            self._take_entry(step, index, result, outputs)
+            begin = index + 1
+        self._take_decodes(step, begin, len(step.decodes), result, outputs)
+        for index in range(len(step.decodes), num_entries):
+            self._take_entry(step, index, result, outputs)
         if result.draft_token_ids or result.forced_token_ids:
-            self._keep_drafts(members, output, result)
+            for row, state in zip(step.output.rows, step.members, strict=True):
+                if result.step_id >= state.valid_from_step:
+                    self._running.refresh(state)
+                    self._drafts.keep(row, state.request, result)
+
+    def _special_decodes(self, step: ScheduledStep, result: ModelRunnerOutput) -> list[int]:
+        """Indexes of the decodes to be looked at one by one: those that are no decodes any more, or got more than a
+        token."""
+        if not (step.departed or result.failed_rows or result.logprobs or result.prompt_logprobs):
+            return []
+        departed = set(step.departed)
+        rows = result.failed_rows.keys() | result.logprobs.keys() | result.prompt_logprobs.keys()
+        entries = zip(step.decodes.states, step.decodes.rows, strict=True)
+        return [index for index, (state, row) in enumerate(entries) if state in departed or row in rows]
+
+    def _take_decodes(
+        self, step: ScheduledStep, begin: int, end: int, result: ModelRunnerOutput, outputs: list[EngineCoreOutput]
+    ) -> None:
+        """Apply the entries [begin, end): requests of the batch of decodes, each with one sampled token."""
+        if begin == end:
+            return
+        decodes, entries = step.decodes, slice(begin, end)
+        sampled = result.sampled_token_ids[entries]
+        token_ids = [token_id for (token_id,) in sampled]
+        request_ids, output_token_ids = decodes.request_ids, decodes.output_token_ids
+        num_cached, positions, check_from = decodes.num_cached_tokens, decodes.positions, decodes.check_from
+        if len(token_ids) < len(decodes):
+            request_ids, output_token_ids = request_ids[entries], output_token_ids[entries]
+            num_cached, positions, check_from = num_cached[entries], positions[entries], check_from[entries]
+        deque(map(list.append, output_token_ids, token_ids), maxlen=0)
+        self._counters.num_generation_tokens_total += len(token_ids)
+        nothing = repeat(None)
+        new = list(map(EngineCoreOutput, request_ids, sampled, nothing, nothing, nothing, nothing, num_cached))
+        outputs += new
+        checked = list(compress(range(begin, end), map(ge, positions, check_from)))
+        if not self._stop_token_ids.keys().isdisjoint(token_ids):
+            stops = self._stop_token_ids
+            checked = sorted({*checked, *(i for i, token_id in enumerate(token_ids, begin) if token_id in stops)})
+        for index in checked:
+            self._check_decode(decodes, index, result.step_id, new[index - begin])
+
+    def _check_decode(self, decodes: DecodeBatch, index: int, step_id: int, output: EngineCoreOutput) -> None:
+        """Look whether a decode completed a block, and whether its token, which was appended, ends the request."""
+        state, end = decodes.states[index], decodes.positions[index] + 1
+        state.num_tokens = num_tokens = end + 1
+        self._computed(state, end, step_id)
+        decodes.check_from[index] = state.check_from
+        (token_id,) = output.new_token_ids
+        if is_stop(state.request, token_id):
+            output.finish_reason, output.stop_token_id = FinishReason.STOP, token_id
+        elif num_tokens >= state.limit:
+            output.finish_reason = FinishReason.LENGTH
+        if output.finish_reason is not None:
+            self._finish(state, output.finish_reason)
 
     def _take_entry(
-        self,
-        index: int,
-        state: RequestState,
-        output: SchedulerOutput,
-        result: ModelRunnerOutput,
-        news: list[EngineCoreOutput],
+        self, step: ScheduledStep, index: int, result: ModelRunnerOutput, outputs: list[EngineCoreOutput]
     ) -> None:
-        """Apply one entry of a step in which something out of the ordinary happened."""
-        row, start = output.rows[index], output.num_computed_tokens[index]
+        """Apply one entry, whatever happened in it."""
+        state, output = step.members[index], step.output
         request = state.request
+        # A request that stopped one step ago, or whose earlier step failed: this result is of no use.
+        if request.status == RequestStatus.FINISHED or output.step_id < state.valid_from_step:
+            return
+        self._running.refresh(state)
+        row, start = output.rows[index], output.num_computed_tokens[index]
         if row in result.failed_rows:
             self._finish(state, FinishReason.ERROR)
-            news.append(failure_news(request.request_id, result.failed_rows[row]))
+            outputs.append(failure_output(request.request_id, result.failed_rows[row]))
             return
-        num_news = len(news)
-        prompt_logprobs = None
-        if row in result.prompt_logprobs:
-            prompt_logprobs = self._new_prompt_logprobs(state, start, result.prompt_logprobs[row])
         end = start + output.num_scheduled_tokens[index]
+        new = None
         if output.samples[index]:
-            num_drafts = len(output.draft_token_ids.get(row, ()))
+            num_drafts = len(output.draft_token_ids[row]) if row in output.draft_token_ids else 0
             is_guess = row not in output.forced_rows
-            self._take_tokens(state, result.sampled_token_ids[index], end, output.step_id, num_drafts, news, is_guess)
+            new = self._take_tokens(
+                state, result.sampled_token_ids[index], end, output.step_id, num_drafts, is_guess=is_guess
+            )
             if row in result.logprobs:
-                news[-1].logprobs = result.logprobs[row][: len(news[-1].new_token_ids)]
+                new.logprobs = result.logprobs[row][: len(new.new_token_ids)]
         else:
             self._computed(state, end, output.step_id)
-        if prompt_logprobs:
-            if len(news) == num_news:
-                news.append(EngineCoreOutput(request.request_id, [], num_cached_tokens=request.num_cached_tokens))
-            news[-1].prompt_logprobs = prompt_logprobs
-        self._keep_draft(row, state, result)
+        if row in result.prompt_logprobs:
+            prompt_logprobs = self._new_prompt_logprobs(state, start, result.prompt_logprobs[row])
+            if prompt_logprobs:
+                new = new or EngineCoreOutput(request.request_id, [], num_cached_tokens=request.num_cached_tokens)
+                new.prompt_logprobs = prompt_logprobs
+        if new is not None:
+            outputs.append(new)
 
     def _take_tokens(
-        self,
-        state: RequestState,
-        tokens: list[int],
-        end: int,
-        step_id: int,
-        num_drafts: int,
-        news: list[EngineCoreOutput],
-        is_guess: bool = True,
-    ) -> None:
-        """Append what was sampled, take back what rejected drafts had advanced, and see whether it is over."""
+        self, state: RequestState, tokens: list[int], end: int, step_id: int, num_drafts: int, *, is_guess: bool
+    ) -> EngineCoreOutput:
+        """Append what was sampled, take back what rejected drafts had advanced, and see whether the request is over."""
         request = state.request
         num_sampled = len(tokens)
         assert 0 < num_sampled <= 1 + num_drafts, f"{request.request_id}: {num_sampled} tokens, {num_drafts} drafts"
         request.num_in_flight_tokens -= 1 + num_drafts
-        counters = self._counters
         if num_drafts:
             num_rejected = num_drafts + 1 - num_sampled
             end -= num_rejected
-            if request.status == RequestStatus.RUNNING:
+            if num_rejected and request.status == RequestStatus.RUNNING:
                 request.num_computed_tokens -= num_rejected
-        if num_drafts and is_guess:
-            counters.num_drafts_total += 1
-            counters.num_draft_tokens_total += num_drafts
-            counters.num_accepted_tokens_total += num_sampled - 1
-            for position in range(num_sampled - 1):
-                counters.num_accepted_tokens_per_pos_total[position] += 1
+                self._running.uncover(state)
+            if is_guess:
+                self._drafts.verified(num_drafts, num_sampled - 1)
         if not request.output_token_ids:
-            counters.num_prompt_tokens_total += len(request.prompt_token_ids)
-            num_cached = min(request.num_cached_tokens, len(request.prompt_token_ids))
-            counters.num_cached_prompt_tokens_total += num_cached
-            counters.num_external_prompt_tokens_total += min(state.num_external_tokens, max(num_cached, 0))
-        num_taken, reason, stop_token_id = append_tokens(state, tokens)
-        counters.num_generation_tokens_total += num_taken
+            self._count_prompt(request)
+        num_appended, reason, stop_token_id = append_tokens(state, tokens)
+        self._counters.num_generation_tokens_total += num_appended
         if end >= state.cache_at:
             self._computed(state, end, step_id)
         if reason is None:
-            news.append(EngineCoreOutput(request.request_id, tokens, None, None, None, None, request.num_cached_tokens))
-            return
+            return EngineCoreOutput(request.request_id, tokens, None, None, None, None, request.num_cached_tokens)
         self._finish(state, reason)
-        news.append(
-            EngineCoreOutput(
-                request.request_id,
-                tokens[:num_taken],
-                finish_reason=reason,
-                stop_token_id=stop_token_id,
-                num_cached_tokens=request.num_cached_tokens,
-            )
+        return EngineCoreOutput(
+            request.request_id,
+            tokens[:num_appended],
+            finish_reason=reason,
+            stop_token_id=stop_token_id,
+            num_cached_tokens=request.num_cached_tokens,
         )
+
+    def _count_prompt(self, request: Request) -> None:
+        """Count the prompt of a request that reached its first token."""
+        counters = self._counters
+        num_cached = min(request.num_cached_tokens, len(request.prompt_token_ids))
+        counters.num_prompt_tokens_total += len(request.prompt_token_ids)
+        counters.num_cached_prompt_tokens_total += num_cached
+        counters.num_external_prompt_tokens_total += min(request.num_external_tokens, max(num_cached, 0))
 
     def _computed(self, state: RequestState, end: int, step_id: int) -> None:
         """The KV of the first `end` tokens is there now: let the allocator remember whole blocks of known tokens."""
@@ -189,6 +239,8 @@ class ResultTaker:
         num_known = min(end, state.num_tokens)
         if num_known >= state.cache_at:
             state.cache_at = self._allocator.cache_blocks(request, num_known)
+            # A decode at position p computes p + 1 tokens and knows p + 2.
+            state.check_from = min(state.limit - 2, state.cache_at - 1)
 
     def _new_prompt_logprobs(
         self, state: RequestState, start: int, logprobs: list[TokenLogprobs]
@@ -197,23 +249,3 @@ class ResultTaker:
         num_sent = state.num_prompt_logprobs_sent
         state.num_prompt_logprobs_sent = max(num_sent, start + len(logprobs))
         return logprobs[max(0, num_sent - start) :]
-
-    def _keep_drafts(self, members: list[RequestState], output: SchedulerOutput, result: ModelRunnerOutput) -> None:
-        for row, state in zip(output.rows, members, strict=True):
-            if output.step_id >= state.valid_from_step:
-                self._keep_draft(row, state, result)
-
-    def _keep_draft(self, row: int, state: RequestState, result: ModelRunnerOutput) -> None:
-        """Keep a proposal for the next step. A guess follows the last known token, so none may be in flight; of tokens
-        that are certain, those in flight are the first ones."""
-        request = state.request
-        if request.status != RequestStatus.RUNNING:
-            return
-        if row in result.forced_token_ids:
-            request.draft_token_ids = result.forced_token_ids[row][request.num_in_flight_tokens :]
-            request.draft_parents = []
-            state.drafts_are_forced = True
-        elif row in result.draft_token_ids and request.num_in_flight_tokens == 0:
-            request.draft_token_ids = result.draft_token_ids[row][: self._num_speculative]
-            request.draft_parents = result.draft_parents.get(row, [])
-            state.drafts_are_forced = False

@@ -4,7 +4,35 @@ from __future__ import annotations
 
 import heapq
 
-__all__ = ["RowPool"]
+from quire_interfaces import NewRow, Request
+
+__all__ = ["RowPool", "new_row"]
+
+
+def new_row(request: Request, block_ids: tuple[list[int], ...], *, has_encoder: bool) -> NewRow:
+    """What the runner has to know of a request that was put into a row.
+
+    Args:
+        request: With its row, and without the tokens of this step in `num_computed_tokens`.
+        block_ids: All its blocks, per KV cache group.
+        has_encoder: What the encoder made of the request's input is in the blocks.
+    """
+    return NewRow(
+        row=request.row,
+        request_id=request.request_id,
+        token_ids=request.token_ids(0, request.num_tokens),
+        num_prompt_tokens=request.num_prompt_tokens,
+        num_computed_tokens=request.num_computed_tokens,
+        block_ids=block_ids,
+        sampling_params=request.sampling_params,
+        seed=request.seed,
+        num_encoder_tokens=len(request.encoder_token_ids),
+        encoder_token_ids=[] if has_encoder else request.encoder_token_ids,
+        stop_token_ids=request.stop_token_ids,
+        adapter_slot=request.adapter_slot,
+        adapter_version=request.adapter_version,
+        cache_salt=request.options.cache_salt,
+    )
 
 
 class RowPool:

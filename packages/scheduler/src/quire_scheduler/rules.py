@@ -1,22 +1,30 @@
 """Admission rules: one object per resource that a waiting request needs before it may run.
 
-The token budget and the KV blocks are not rules: a request takes a share of them in every step, so the loop itself
-deals with both. What is taken once, at admission, and given back when the row is left, is a rule.
+The token budget and the KV blocks are no rules: every request takes a share of them in every step, so the loop itself
+deals with both. What only some requests need, or what is held from admission until the row is left, is a rule.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
 
-from quire_interfaces import ConfigError, Request
+from quire_interfaces import (
+    AdmissionRule,
+    CachedPrefix,
+    ConfigError,
+    ContextLengthError,
+    Request,
+    RequestError,
+    Reservation,
+)
 from quire_scheduler.rows import RowPool
 
-__all__ = ["FreeRowRule", "MaxRunningPerTenantRule", "SharedPromptRule"]
+__all__ = ["EncoderRule", "FreeRowRule", "MaxRunningPerTenantRule", "SharedPromptRule"]
 
 _NUM_COMPUTED_GROUPS = 64
 
 
-class FreeRowRule:
+class FreeRowRule(AdmissionRule):
     """A free row of the runner; always the first rule of a scheduler.
 
     Args:
@@ -33,14 +41,8 @@ class FreeRowRule:
         """Whether any row is free."""
         return self._rows.num_free > 0
 
-    def admitted(self, request: Request) -> None:
-        """Nothing to do: the scheduler took the row."""
 
-    def released(self, request: Request) -> None:
-        """Nothing to do: the scheduler gave the row back."""
-
-
-class MaxRunningPerTenantRule:
+class MaxRunningPerTenantRule(AdmissionRule):
     """Each tenant may hold at most so many rows; requests of other tenants pass. No tenant is a tenant too.
 
     Args:
@@ -69,14 +71,74 @@ class MaxRunningPerTenantRule:
 
     def released(self, request: Request) -> None:
         """Forget the row, and the tenant with its last row (tenants come and go)."""
-        left = self._num_running[request.options.tenant] - 1
-        if left:
-            self._num_running[request.options.tenant] = left
+        num_running = self._num_running[request.options.tenant] - 1
+        if num_running:
+            self._num_running[request.options.tenant] = num_running
         else:
             del self._num_running[request.options.tenant]
 
 
-class SharedPromptRule:
+class EncoderRule(AdmissionRule):
+    """The encoder of an encoder-decoder network reads a request's whole input in the request's first step, and of all
+    requests at most `max_step_tokens` tokens in one step, beside the tokens of the decoder.
+
+    Args:
+        max_encoder_tokens: Most tokens that the encoder reads for one request; 0 for networks without an encoder.
+        max_step_tokens: Most tokens that the encoder reads in one step.
+
+    Raises:
+        ConfigError: a request's input may be longer than what is read in a step.
+    """
+
+    name = "encoder"
+    holds_queue = True
+
+    def __init__(self, max_encoder_tokens: int, max_step_tokens: int) -> None:
+        if max_encoder_tokens > max_step_tokens:
+            raise ConfigError(
+                f"the encoder reads up to {max_encoder_tokens} tokens of a request in one step, so "
+                f"max_num_batched_tokens ({max_step_tokens}) must be at least that",
+                field="max_num_batched_tokens",
+            )
+        self._max_encoder_tokens = max_encoder_tokens
+        self._max_step_tokens = max_step_tokens
+        self._budget = max_step_tokens
+
+    def check(self, request: Request) -> None:
+        """Let a request pass whose encoder input fits the network.
+
+        Raises:
+            RequestError: there is an input but no encoder, or the other way round.
+            ContextLengthError: the input is too long.
+        """
+        max_tokens = self._max_encoder_tokens
+        num_tokens = len(request.encoder_token_ids)
+        if num_tokens and not max_tokens:
+            raise RequestError("this model has no encoder: leave the encoder prompt out", param="encoder_prompt")
+        if max_tokens and not num_tokens:
+            raise RequestError("the encoder's prompt has no tokens; give at least one", param="prompt")
+        if num_tokens > max_tokens:
+            raise ContextLengthError(
+                f"the encoder's prompt has {num_tokens} tokens, and the encoder reads at most {max_tokens}, all at "
+                "once: shorten the prompt",
+                num_prompt_tokens=num_tokens,
+                max_model_len=max_tokens,
+            )
+
+    def step_begins(self) -> None:
+        """Refill the budget."""
+        self._budget = self._max_step_tokens
+
+    def reserve(self, request: Request, cached: CachedPrefix) -> Reservation:
+        """Take the tokens of the input from the budget, unless the cache has what the encoder made of them."""
+        num_tokens = 0 if cached.has_encoder else len(request.encoder_token_ids)
+        if num_tokens > self._budget:
+            return Reservation(False)
+        self._budget -= num_tokens
+        return Reservation(True)
+
+
+class SharedPromptRule(AdmissionRule):
     """Of requests with the same prompt (`Request.prompt_group`) the first one computes it, and the others wait until
     its blocks are in the prefix cache, instead of computing the same beside it. For caches that share prefixes."""
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from quire_interfaces import Request
 
-__all__ = ["Order", "OrderedStates", "RequestState"]
+__all__ = ["Order", "OrderedStates", "RequestState", "order_of"]
 
 Order = tuple[tuple[float, ...], int]
 
@@ -27,29 +27,31 @@ class RequestState:
     limit: int
     """Known tokens at which the request ends for length."""
     num_tokens: int
-    """Known tokens; equals request.num_tokens, kept here because the property is too slow for every step."""
+    """Known tokens; `request.num_tokens` where the request is looked at by itself (see `running.DecodeBatch`)."""
     num_slots: int = 0
     """Tokens that fit in the blocks it holds."""
+    decode_until: int = 0
+    """Position from which on a decode needs a block, or must not happen because all output that is allowed is known or
+    in flight."""
     cache_at: int = 0
-    """Computed and known tokens from which on the allocator is told again (next block border, or 0: each step)."""
+    """Number of computed and known tokens at which the allocator is to be told that a block is complete."""
+    check_from: int = 0
+    """Position of a computed token from which on the result of a decode completes a block, or ends the request for
+    length."""
     admitted_step: int = 0
     """Step in which it entered its present row; results of older steps belong to blocks it no longer holds."""
     valid_from_step: int = 0
     """Results of older steps are void: they were built on a step that failed."""
     num_blocks_wanted: int = 0
-    """After a preemption: free blocks to wait for, one more than it held, lest it be preempted at the same place."""
-    tier_asked: bool = False
-    """In this stay in the queue, the tier has been asked for its KV; it is not asked again."""
-    num_memory_tokens: int = -1
-    """Tokens that memory had when the tier was first asked; -1 before."""
-    num_loadable_tokens: int = 0
-    """Tokens that it would have with what a tier began to load for it."""
-    num_external_tokens: int = 0
-    """Tokens of a tier that it found at its first admission."""
-    drafts_are_forced: bool = False
-    """Whether the request's present drafts are certain: they need no verification, and nobody waits for it."""
+    """Number of free blocks to wait for: what a rule asked for, or after a preemption one more than it had, lest it be
+    preempted at the same place."""
     num_prompt_logprobs_sent: int = 0
     """Prompt positions whose logprobs the client has; a preempted request computes them again."""
+
+
+def order_of(state: RequestState) -> Order:
+    """The key that states are sorted by."""
+    return state.order
 
 
 class OrderedStates:
@@ -65,15 +67,22 @@ class OrderedStates:
     def __iter__(self) -> Iterator[RequestState]:
         return iter(self.states)
 
-    def add(self, state: RequestState) -> None:
-        """Insert at the place of its order."""
+    def index(self, state: RequestState) -> int:
+        """Place of a state that is in."""
+        index = bisect_left(self._orders, state.order)
+        assert self.states[index] is state, f"{state.request.request_id} is not where its order says"
+        return index
+
+    def add(self, state: RequestState) -> int:
+        """Insert at the place of its order, which is returned."""
         index = bisect_left(self._orders, state.order)
         self.states.insert(index, state)
         self._orders.insert(index, state.order)
+        return index
 
-    def remove(self, state: RequestState) -> None:
-        """Take out a state that is in."""
-        index = bisect_left(self._orders, state.order)
-        assert self.states[index] is state, f"{state.request.request_id} is not where its order says"
+    def remove(self, state: RequestState) -> int:
+        """Take out a state that is in. Returns the place where it was."""
+        index = self.index(state)
         del self.states[index]
         del self._orders[index]
+        return index

@@ -10,10 +10,11 @@ Knows job numbers, content hashes and blocks by the allocator's word; knows no t
 
 from __future__ import annotations
 
-import enum
 import sys
+from dataclasses import dataclass
 
 from quire_interfaces import (
+    AdmissionRule,
     BlockKey,
     BlockTransfer,
     CachedPrefix,
@@ -22,12 +23,15 @@ from quire_interfaces import (
     KVTransferOutput,
     KVTransferPlan,
     LoadablePrefix,
+    ModelRunnerOutput,
     Request,
+    Reservation,
+    SchedulerOutput,
+    SchedulerStats,
     TieredBlockAllocator,
 )
-from quire_scheduler.state import RequestState
 
-__all__ = ["KVTransfers", "Lookup"]
+__all__ = ["KVTransfers"]
 
 MIN_STEP_STORES = 4
 TOKENS_PER_STORE = 8
@@ -35,19 +39,21 @@ TOKENS_PER_STORE = 8
 of 16 tokens twice what it computes, in a decode a few of those that a prefill left."""
 
 
-class Lookup(enum.Enum):
-    """What came of asking the tier for a request."""
-
-    COMPUTE = enum.auto()
-    """Nothing more is to be had: go on with what is in memory."""
-    LOADING = enum.auto()
-    """Its blocks are on their way; `KVTransfers.admits` says when to look again."""
-    NO_ROOM = enum.auto()
-    """There are too few free blocks to load into."""
+_GRANTED = Reservation(True)
 
 
-class KVTransfers:
-    """Loads and stores of one scheduler; also the admission rule that holds requests back while they load.
+@dataclass(slots=True)
+class _FirstLookup:
+    """What was found for a request before its first admission; for statistics."""
+
+    num_memory_tokens: int
+    """Tokens that memory had when the tier was first asked."""
+    num_loadable_tokens: int = 0
+    """Tokens that it would have with what the tier began to load for the request."""
+
+
+class KVTransfers(AdmissionRule):
+    """Loads and stores of one scheduler: the admission rule that holds requests back while they load.
 
     Args:
         allocator: The scheduler's KV cache.
@@ -68,6 +74,12 @@ class KVTransfers:
         """Content on its way -> the job that brings it."""
         self._waiting: dict[str, int] = {}
         """Request id -> the load it waits for."""
+        self._asked: set[str] = set()
+        """Ids of requests for which the tier was asked in this stay in the queue."""
+        self._lookups: dict[str, _FirstLookup] = {}
+        """By request id, until the first admission."""
+        self._num_query_tokens = 0
+        self._num_hit_tokens = 0
         self._new_loads: list[KVTransferJob] = []
         self._acknowledged: dict[int, None] = {}
 
@@ -75,51 +87,66 @@ class KVTransfers:
         """Whether the request waits for no load."""
         return request.request_id not in self._waiting
 
+    def reserve(self, request: Request, cached: CachedPrefix) -> Reservation:
+        """Ask the tier for what follows `cached`, once per stay in the queue, and begin to load it."""
+        request_id = request.request_id
+        if request_id in self._asked or not request.reads_prefix_cache:
+            return _GRANTED
+        prefix = self._allocator.find_loadable_prefix(request, cached, self._connector.contains)
+        if request.num_cached_tokens < 0:
+            self._lookups.setdefault(request_id, _FirstLookup(cached.num_tokens))
+        job_id = self._load_of(request, prefix)
+        if not prefix.missing or job_id in self._late:
+            self._asked.add(request_id)
+            return _GRANTED
+        if job_id is None:
+            job_id = self._begin_load(request, prefix)
+            if job_id is None:
+                return Reservation(False, prefix.num_blocks_wanted)
+            self._asked.add(request_id)
+        self._waiting[request_id] = job_id
+        if request_id in self._lookups:
+            self._lookups[request_id].num_loadable_tokens = prefix.num_tokens
+        return Reservation(False)
+
     def admitted(self, request: Request) -> None:
-        """Nothing to do: loads are not held by requests."""
+        """Count what the tier did for its first admission. Loads themselves are held by no request."""
+        lookup = self._lookups.pop(request.request_id, None)
+        if lookup is not None:
+            num_found = min(request.num_cached_tokens, lookup.num_loadable_tokens)
+            request.num_external_tokens = max(0, num_found - lookup.num_memory_tokens)
+            self._num_query_tokens += request.num_tokens - lookup.num_memory_tokens
+            self._num_hit_tokens += request.num_external_tokens
 
     def released(self, request: Request) -> None:
-        """Nothing to do."""
+        """It may come back, and ask again."""
+        self._asked.discard(request.request_id)
 
-    def forget(self, request: Request) -> None:
-        """The request ended in the queue. A load on its behalf goes on: the next one may want the same."""
+    def ended(self, request: Request) -> None:
+        """Forget it. A load on its behalf goes on: the next request may want the same."""
         self._waiting.pop(request.request_id, None)
+        self._lookups.pop(request.request_id, None)
+        self._asked.discard(request.request_id)
+
+    def add_counters(self, stats: SchedulerStats) -> None:
+        """Tell tokens that the tier brought from those that were in memory."""
+        stats.external_prefix_cache_query_tokens_total = self._num_query_tokens
+        stats.external_prefix_cache_hit_tokens_total = self._num_hit_tokens
+        stats.prefix_cache_hit_tokens_total -= self._num_hit_tokens
 
     @property
     def holds_blocks(self) -> bool:
-        """Whether loads hold blocks, which come back some time."""
+        """Whether any load is under way."""
         return bool(self._loads)
 
     @property
     def returns_blocks_soon(self) -> bool:
-        """Whether loads hold blocks that are worth waiting for."""
+        """Whether any load makes progress."""
         return len(self._loads) > len(self._late)
 
-    def has_plan(self, *, is_idle: bool) -> bool:
-        """Whether `take_plan` would have anything for a step without entries."""
+    def has_work(self, *, is_idle: bool) -> bool:
+        """Whether loads or stores go on while no request needs a step."""
         return is_idle and bool(self._loads or self._connector.has_stores)
-
-    def look_up(self, state: RequestState, cached: CachedPrefix) -> Lookup:
-        """Ask the tier for what follows `cached`, the prefix that was just found in memory."""
-        request = state.request
-        if state.tier_asked or not request.reads_prefix_cache:
-            return Lookup.COMPUTE
-        prefix = self._allocator.find_loadable_prefix(request, cached, self._connector.contains)
-        if state.num_memory_tokens < 0:
-            state.num_memory_tokens = cached.num_tokens
-        job_id = self._load_of(request, prefix)
-        if not prefix.missing or job_id in self._late:
-            state.tier_asked = True
-            return Lookup.COMPUTE
-        if job_id is None:
-            job_id = self._begin_load(request, prefix)
-            if job_id is None:
-                state.num_blocks_wanted = prefix.num_blocks_wanted
-                return Lookup.NO_ROOM
-            state.tier_asked = True
-        self._waiting[request.request_id] = job_id
-        state.num_loadable_tokens = prefix.num_tokens
-        return Lookup.LOADING
 
     def _load_of(self, request: Request, prefix: LoadablePrefix) -> int | None:
         """The job that brings one of the missing blocks already."""
@@ -142,26 +169,24 @@ class KVTransfers:
         self._new_loads.append(KVTransferJob(job_id, blocks))
         return job_id
 
-    def take_plan(self, *, num_tokens: int, is_idle: bool) -> KVTransferPlan | None:
-        """What to send with a step that is otherwise planned.
+    def step_planned(self, output: SchedulerOutput, *, is_idle: bool) -> None:
+        """Send jobs with the step.
 
         Stores are chosen last, among the blocks that are still findable: their content is whole, for the steps before
         have computed it, and it is copied before this step can overwrite it.
-
-        Args:
-            num_tokens: How many the step computes.
-            is_idle: It computes none, and no step before it is in flight.
         """
+        num_tokens = output.total_num_scheduled_tokens
         stores = []
         if num_tokens or is_idle:
             stores = self._new_stores(sys.maxsize if is_idle else max(MIN_STEP_STORES, num_tokens // TOKENS_PER_STORE))
-        waits = is_idle and self.has_plan(is_idle=True)
+        waits = self.has_work(is_idle=is_idle)
         if not (self._new_loads or stores or waits or (num_tokens and self._acknowledged)):
-            return None
-        plan = KVTransferPlan(loads=self._new_loads, stores=stores, acknowledged=list(self._acknowledged), waits=waits)
+            return
+        output.kv_transfer = KVTransferPlan(
+            loads=self._new_loads, stores=stores, acknowledged=list(self._acknowledged), waits=waits
+        )
         self._new_loads = []
         self._acknowledged = {}
-        return plan
 
     def _new_stores(self, max_blocks: int) -> list[KVTransferJob]:
         if not self._connector.has_stores:
@@ -183,8 +208,12 @@ class KVTransfers:
         self._stores[job.job_id] = job.blocks
         return [job]
 
-    def take_output(self, output: KVTransferOutput) -> None:
+    def step_ended(self, result: ModelRunnerOutput) -> None:
         """Take in what the worker reports; a job may be reported several times."""
+        if result.kv_transfer is not None:
+            self._collect(result.kv_transfer)
+
+    def _collect(self, output: KVTransferOutput) -> None:
         for job_id, arrived in output.finished.items():
             self._acknowledged[job_id] = None
             if job_id in self._loads:
@@ -207,5 +236,5 @@ class KVTransfers:
 
     def _let_go(self, job_id: int) -> None:
         """Nobody waits for this load any more."""
-        for request_id in [request_id for request_id, waited_for in self._waiting.items() if waited_for == job_id]:
+        for request_id in [request_id for request_id, other_id in self._waiting.items() if other_id == job_id]:
             del self._waiting[request_id]

@@ -11,7 +11,15 @@ from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from typing import NamedTuple
 
-from quire_interfaces import CompiledGrammar, GrammarSpec, QuireError, Request, RequestError, SchedulerStats
+from quire_interfaces import (
+    AdmissionRule,
+    CompiledGrammar,
+    GrammarSpec,
+    QuireError,
+    Request,
+    RequestError,
+    SchedulerStats,
+)
 from quire_structured_output.compiler import GrammarCompiler
 
 __all__ = ["GrammarGate"]
@@ -23,7 +31,7 @@ class _Pending(NamedTuple):
     deadline_s: float
 
 
-class GrammarGate:
+class GrammarGate(AdmissionRule):
     """Implements `quire_interfaces.AdmissionRule` and `quire_interfaces.RequestGate`.
 
     Args:
@@ -119,9 +127,6 @@ class GrammarGate:
     def admitted(self, request: Request) -> None:
         """Its grammar was ready."""
         self._pending.pop(request.request_id, None)
-
-    def released(self, request: Request) -> None:
-        """Grammars stay in the cache; there is nothing to give back."""
 
 
 def _as_ours(error: BaseException, spec: GrammarSpec) -> QuireError:

@@ -25,7 +25,7 @@ from quire_interfaces import (
     SchedulerOutput,
 )
 from quire_kv_cache import KVCacheConfig, KVCacheManager
-from quire_scheduler import Scheduler, SchedulerConfig, SharedPromptRule
+from quire_scheduler import EncoderRule, Scheduler, SchedulerConfig, SharedPromptRule
 from quire_testkit.fake_runner import FakeExecutor, FakeRunner
 
 __all__ = ["FACTORY", "FakeEngineConfig", "build_fake_engine", "fake_engine_factory"]
@@ -92,7 +92,7 @@ def build_fake_engine(config: FakeEngineConfig | None = None) -> EngineParts:
             num_speculative_tokens=config.num_draft_tokens,
         ),
         allocator,
-        rules=(SharedPromptRule(),),
+        rules=(SharedPromptRule(), EncoderRule(0, config.max_num_batched_tokens)),
     )
     runner = FakeRunner(
         num_rows=config.max_num_seqs,
