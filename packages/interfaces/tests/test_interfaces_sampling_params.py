@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from quire_interfaces import MAX_LOGPROBS, RequestError, SamplingParams
-from quire_interfaces.sampling_params import _NO_EXTRAS, _extras
+from quire_interfaces.number_range import NumberField, number_fields
 
 WRONG = {
     "n": [0, -1, 129, 1.0, True, "2"],
@@ -85,8 +85,31 @@ def test_right_values_are_kept(**values: object) -> None:
     assert dataclasses.replace(params) == params
 
 
-def test_what_no_request_asks_for_is_not_checked_again_and_again() -> None:
-    assert _extras(SamplingParams()) == _NO_EXTRAS
+@pytest.mark.parametrize("field", number_fields(SamplingParams), ids=lambda field: field.name)
+def test_numbers_are_taken_up_to_the_ends_of_their_range(field: NumberField) -> None:
+    limits = field.range
+    inside = [limits.high] if limits.above else [limits.low, limits.high]
+    for value in [*inside, field.default, *([limits.off] if limits.off is not None else [])]:
+        params = SamplingParams(**{field.name: value})  # type: ignore[arg-type]
+        assert getattr(params, field.name) == value
+    step = 1 if field.type is int else 1e-9 * max(1.0, abs(limits.high))
+    for value in [limits.low if limits.above else limits.low - step, limits.high + step, "1", True, float("nan")]:
+        if value != limits.off:
+            with pytest.raises(RequestError, match=f"^{field.name} must ") as error:
+                SamplingParams(**{field.name: value})  # type: ignore[arg-type]
+            assert error.value.param == field.name
+
+
+def test_every_number_has_a_range() -> None:
+    ranged = {field.name for field in number_fields(SamplingParams)}
+    others = {field.name: field.type for field in dataclasses.fields(SamplingParams) if field.name not in ranged}
+    assert not [name for name, hint in others.items() if str(hint).split(" ")[0] in ("int", "float")]
+
+
+def test_best_of_is_at_least_n() -> None:
+    with pytest.raises(RequestError, match="best_of must be from 3 to 128, got 2"):
+        SamplingParams(n=3, best_of=2)
+    assert SamplingParams(n=3, best_of=3).best_of == 3
 
 
 def test_frozen() -> None:

@@ -9,6 +9,7 @@ from quire import BeamSearchParams
 from quire.logprob_bound import resolved_max_logprobs
 from quire_engine import RequestOutput
 from quire_interfaces import RenderedPrompt, RequestError, RequestOptions, SamplingParams
+from quire_interfaces.number_range import number_fields
 from quire_server.context import ServerContext
 from quire_server.protocol import SamplingFields
 
@@ -16,9 +17,9 @@ __all__ = ["beam_search_outputs", "beam_search_params"]
 
 _PLAIN = SamplingParams()
 _NOT_TOGETHER = (
-    "stop", "logit_bias", "allowed_token_ids", "bad_words", "min_tokens", "presence_penalty",
-    "frequency_penalty", "logprobs", "prompt_logprobs", "structured_outputs", "extra_args", "dry_multiplier",
-    "deterministic",
+    "stop", "logit_bias", "allowed_token_ids", "bad_words", "min_tokens", "logprobs", "prompt_logprobs",
+    "structured_outputs", "extra_args", "deterministic",
+    *(field.name for field in number_fields(SamplingParams) if field.range.edits_logits),
 )  # fmt: skip
 """What would change which sequences are likely, or is not computed. What only matters to a draw is ignored."""
 

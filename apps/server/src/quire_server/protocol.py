@@ -10,9 +10,10 @@ import reprlib
 from typing import Annotated, Any, Literal
 
 import msgspec
-from pydantic import AliasChoices, BaseModel, BeforeValidator, ConfigDict, Field, PrivateAttr
+from pydantic import AliasChoices, BaseModel, BeforeValidator, ConfigDict, Field, PrivateAttr, create_model
 
 from quire_interfaces import RequestError, SamplingParams
+from quire_interfaces.number_range import NumberField, number_fields
 from quire_interfaces.sampling_bounds import MAX_CHARS, MAX_ITEMS
 from quire_server.request_fields import (
     Int,
@@ -82,48 +83,41 @@ def refuse_transfer(kv_transfer_params: Any) -> None:
         )
 
 
-class SamplingFields(Body):
-    """What chat and plain completions have in common."""
+_NUMBERS = {
+    field.name: field
+    for field in number_fields(SamplingParams)
+    if field.name not in ("max_tokens", "logprobs")  # which are other fields in each protocol
+}
+
+
+def _optional_number(field: NumberField) -> tuple[Any, Any]:
+    """Type and default, for pydantic, of a number that a request may leave out; its range is checked later."""
+    names = AliasChoices(field.name, *field.range.aliases)
+    return (Int if field.type is int else float) | None, Field(default=None, validation_alias=names)
+
+
+class SamplingFields(
+    create_model(  # type: ignore[misc]  # a base that is made from data
+        "SamplingNumbers", __base__=Body, **{name: _optional_number(field) for name, field in _NUMBERS.items()}
+    )
+):
+    """What chat and plain completions have in common: these, and every number of `SamplingParams`."""
 
     model: str | None = None
-    n: Int | None = None
-    best_of: Int | None = None
     use_beam_search: bool = False
     length_penalty: float | None = None
     early_stopping: bool | None = None
-    temperature: float | None = None
-    top_p: float | None = None
-    top_k: Int | None = None
-    min_p: float | None = None
-    repetition_penalty: float | None = None
-    presence_penalty: float | None = None
-    frequency_penalty: float | None = None
-    dry_multiplier: float | None = None
-    dry_base: float | None = None
-    dry_allowed_length: Int | None = None
     dry_sequence_breakers: Texts | str | None = None
-    dry_range: Int | None = Field(default=None, validation_alias=AliasChoices("dry_range", "dry_penalty_last_n"))
-    top_n_sigma: float | None = None
-    dynatemp_range: float | None = None
     dynatemp_low: float | None = None
     dynatemp_high: float | None = None
-    dynatemp_exponent: float | None = None
-    xtc_probability: float | None = None
-    xtc_threshold: float | None = None
-    mirostat_mode: Int | None = Field(default=None, validation_alias=AliasChoices("mirostat_mode", "mirostat"))
-    mirostat_tau: float | None = None
-    mirostat_eta: float | None = None
     logit_bias: Annotated[dict[str, float], at_most(MAX_ITEMS["logit_bias"])] | None = None
     allowed_token_ids: TokenIds | None = None
     bad_words: Texts | None = None
-    min_tokens: Int | None = None
     stop: str | Texts | None = None
     stop_token_ids: TokenIds | None = None
     include_stop_str_in_output: bool = False
     ignore_eos: bool = False
-    seed: Int | None = None
     deterministic: bool = False
-    prompt_logprobs: Int | None = None
     logprob_token_ids: TokenIds | None = None
     skip_special_tokens: bool = True
     stream: bool | None = None
@@ -256,11 +250,8 @@ class SamplingFields(Body):
 
 
 _SAME_NAME = (
-    "n", "best_of", "temperature", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty",
-    "frequency_penalty", "allowed_token_ids", "min_tokens", "stop_token_ids", "include_stop_str_in_output",
-    "ignore_eos", "seed", "deterministic", "prompt_logprobs", "skip_special_tokens", "dry_multiplier", "dry_base",
-    "dry_allowed_length", "top_n_sigma", "dynatemp_range", "dynatemp_exponent", "xtc_probability", "xtc_threshold",
-    "mirostat_mode", "mirostat_tau", "mirostat_eta",
+    *_NUMBERS, "allowed_token_ids", "stop_token_ids", "include_stop_str_in_output", "ignore_eos", "deterministic",
+    "skip_special_tokens",
 )  # fmt: skip
 
 

@@ -5,14 +5,13 @@ Knows ranges and contradictions; knows no tokenizer (token ids are checked again
 
 from __future__ import annotations
 
-import math
-import reprlib
 from collections.abc import Iterable
 from dataclasses import KW_ONLY, dataclass
 from operator import attrgetter
-from typing import Any
+from typing import Annotated, Any
 
 from quire_interfaces.errors import RequestError
+from quire_interfaces.number_range import NumberRange, number_fields, wrong_value
 from quire_interfaces.sampling_bounds import MAX_TOKEN_ID, are_biases, are_token_ids, check_bounds
 from quire_interfaces.structured_outputs import StructuredOutputsParams
 
@@ -24,19 +23,6 @@ MAX_LOGPROBS = 1 << 24
 """Largest number of logprobs and prompt_logprobs, which no vocabulary reaches; a server sets a bound of its own."""
 MAX_LOGPROB_TOKEN_IDS = 128
 """Largest number of logprob_token_ids."""
-
-
-_EXTRA_RANGES = (
-    ("dry_multiplier", 0, 100),
-    ("dry_base", 1, 10),
-    ("top_n_sigma", -1, 1e6),
-    ("dynatemp_range", 0, 100),
-    ("dynatemp_exponent", 0, 100),
-    ("xtc_probability", 0, 1),
-    ("xtc_threshold", 0, 1),
-    ("mirostat_tau", 0, 64),
-    ("mirostat_eta", 0, 1),
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,23 +38,23 @@ class SamplingParams:
         RequestError: with `param` set, when a value is out of range or two values contradict each other.
     """
 
-    n: int = 1
+    n: Annotated[int, NumberRange(1, 128)] = 1
     """Independent completions of the same prompt, 1 to 128."""
-    presence_penalty: float = 0.0
+    presence_penalty: Annotated[float, NumberRange(-2, 2, edits_logits=True)] = 0.0
     """Subtracted once from the logit of each token in the output; -2 to 2."""
-    frequency_penalty: float = 0.0
+    frequency_penalty: Annotated[float, NumberRange(-2, 2, edits_logits=True)] = 0.0
     """Subtracted per occurrence from the logit of each token in the output; -2 to 2."""
-    repetition_penalty: float = 1.0
+    repetition_penalty: Annotated[float, NumberRange(0.01, 100)] = 1.0
     """Divides positive and multiplies negative logits of tokens in prompt and output (CTRL, sec. 4.1); 0.01 to 100."""
-    temperature: float = 1.0
+    temperature: Annotated[float, NumberRange(0, 100)] = 1.0
     """0 to 100; 0 is greedy."""
-    top_p: float = 1.0
+    top_p: Annotated[float, NumberRange(0, 1, above=True)] = 1.0
     """Keep the smallest set of tokens whose probability reaches this; in (0, 1]."""
-    top_k: int = 0
+    top_k: Annotated[int, NumberRange(-1, 2**31)] = 0
     """Keep the k most likely tokens; 0 or -1 keeps all."""
-    min_p: float = 0.0
+    min_p: Annotated[float, NumberRange(0, 1)] = 0.0
     """Keep tokens at least this likely relative to the most likely one; in [0, 1]."""
-    seed: int | None = None
+    seed: Annotated[int | None, NumberRange(-(2**63), 2**63 - 1)] = None
     """Same seed, same tokens, whatever else is in the batch; None draws a fresh one."""
     stop: tuple[str, ...] = ()
     """Strings that end the output, wherever token borders fall. One string, a list and None are taken, too."""
@@ -76,45 +62,45 @@ class SamplingParams:
     """Token ids that end the output, besides the model's own."""
     ignore_eos: bool = False
     """Go on past the model's end-of-sequence tokens."""
-    max_tokens: int | None = None
+    max_tokens: Annotated[int | None, NumberRange(0, 2**31)] = None
     """Most tokens to generate; None means up to the context's end. 0 scores the prompt, which may fill the context."""
-    min_tokens: int = 0
+    min_tokens: Annotated[int, NumberRange(0, 2**31)] = 0
     """No stop token (eos or stop_token_ids) is sampled before this many tokens."""
-    logprobs: int | None = None
+    logprobs: Annotated[int | None, NumberRange(ALL_LOGPROBS, MAX_LOGPROBS)] = None
     """Log probabilities of this many most likely tokens, and of the sampled one; 0 gives the sampled one only."""
-    prompt_logprobs: int | None = None
+    prompt_logprobs: Annotated[int | None, NumberRange(ALL_LOGPROBS, MAX_LOGPROBS)] = None
     """The same for each prompt token but the first."""
     logprob_token_ids: tuple[int, ...] | None = None
     """Log probabilities of these token ids, in their order, in place of the most likely ones; at most 128, whatever the
     server's bound on `logprobs`. `logprobs` is their number then, and may be left out."""
     _: KW_ONLY
-    best_of: int | None = None
+    best_of: Annotated[int | None, NumberRange(1, 128)] = None
     """Compute this many completions and give the n of the largest probability; at least n. None computes n."""
-    dry_multiplier: float = 0.0
+    dry_multiplier: Annotated[float, NumberRange(0, 100, edits_logits=True)] = 0.0
     """Strength of DRY, which holds off repetitions of whole sequences; 0 switches it off."""
-    dry_base: float = 1.75
+    dry_base: Annotated[float, NumberRange(1, 10)] = 1.75
     """The penalty grows by this factor with each token of the repeated sequence; at least 1."""
-    dry_allowed_length: int = 2
+    dry_allowed_length: Annotated[int, NumberRange(1, 2**31)] = 2
     """Longest sequence, in tokens, that may be repeated without a penalty; at least 1."""
-    dry_range: int = 0
+    dry_range: Annotated[int, NumberRange(0, 2**31, aliases=("dry_penalty_last_n",))] = 0
     """How many of the latest tokens DRY looks at; 0 looks at all."""
     dry_sequence_breakers: tuple[str | int, ...] = ("\n", ":", '"', "*")
     """Texts or token ids over which no sequence reaches. A text stands for the last token of "a" and the text."""
-    top_n_sigma: float = 0.0
+    top_n_sigma: Annotated[float, NumberRange(0, 1e6, off=-1)] = 0.0
     """Keep tokens whose logit is at most this many standard deviations below the largest; 0 or -1 keeps all."""
-    dynatemp_range: float = 0.0
+    dynatemp_range: Annotated[float, NumberRange(0, 100)] = 0.0
     """The temperature moves by as much up and down, with the entropy of the distribution; 0 fixes it."""
-    dynatemp_exponent: float = 1.0
+    dynatemp_exponent: Annotated[float, NumberRange(0, 100, above=True)] = 1.0
     """The entropy's share of its largest value is raised to this; above 0."""
-    xtc_probability: float = 0.0
+    xtc_probability: Annotated[float, NumberRange(0, 1)] = 0.0
     """How likely XTC is to act on a token; in [0, 1]."""
-    xtc_threshold: float = 0.1
+    xtc_threshold: Annotated[float, NumberRange(0, 1)] = 0.1
     """Where XTC acts, all tokens of at least this probability but the least likely of them go; in [0, 1]."""
-    mirostat_mode: int = 0
+    mirostat_mode: Annotated[int, NumberRange(0, 2, aliases=("mirostat",))] = 0
     """1 and 2 are the versions of Mirostat, which steers the surprise of the output; 0 is off."""
-    mirostat_tau: float = 5.0
+    mirostat_tau: Annotated[float, NumberRange(0, 64, above=True)] = 5.0
     """The surprise per token to be held, in bits; above 0."""
-    mirostat_eta: float = 0.1
+    mirostat_eta: Annotated[float, NumberRange(0, 1, above=True)] = 0.1
     """How fast Mirostat learns; above 0, at most 1."""
     logit_bias: dict[int, float] | None = None
     """Added to the logits of these token ids; each -100 to 100."""
@@ -145,26 +131,13 @@ class SamplingParams:
     def __post_init__(self) -> None:
         self._take_lists()
         check_bounds(self)
-        _range("n", self.n, 1, 128, whole=True)
-        if self.best_of is not None:
-            _range("best_of", self.best_of, self.n, 128, whole=True)
-        _range("temperature", self.temperature, 0, 100)
-        if not 0 < _number("top_p", self.top_p) <= 1:
-            raise _wrong("top_p", self.top_p, "be above 0 and at most 1")
-        _range("top_k", self.top_k, -1, 2**31, whole=True)
-        _range("min_p", self.min_p, 0, 1)
-        _range("repetition_penalty", self.repetition_penalty, 0.01, 100)
-        _range("presence_penalty", self.presence_penalty, -2, 2)
-        _range("frequency_penalty", self.frequency_penalty, -2, 2)
-        _range("min_tokens", self.min_tokens, 0, 2**31, whole=True)
-        for name in ("logprobs", "prompt_logprobs"):
-            if getattr(self, name) is not None:
-                _range(name, getattr(self, name), ALL_LOGPROBS, MAX_LOGPROBS, whole=True)
-        if self.seed is not None:
-            _range("seed", self.seed, -(2**63), 2**63 - 1, whole=True)
+        for default, field, value in zip(_NUMBER_DEFAULTS, _NUMBERS, _number_values(self), strict=True):
+            if value is not default:  # which it is in almost every field of a request
+                field.check(value)
+        if self.best_of is not None and self.best_of < self.n:
+            raise wrong_value("best_of", self.best_of, f"be from {self.n} to 128")
         if self.deterministic and not self.repeatable:
-            raise _wrong("deterministic", True, "come with a seed or with temperature 0")
-        self._check_extras()
+            raise wrong_value("deterministic", True, "come with a seed or with temperature 0")
         self._check_max_tokens()
         self._check_token_lists()
         self._check_logprob_token_ids()
@@ -182,7 +155,7 @@ class SamplingParams:
             if isinstance(value, tuple) or (value is None and name in optional):
                 continue
             if value is not None and (isinstance(value, (str, bytes, dict)) or not isinstance(value, Iterable)):
-                raise _wrong(name, value, "be a list")
+                raise wrong_value(name, value, "be a list")
             object.__setattr__(self, name, tuple(value or ()))
 
     def _check_logprob_token_ids(self) -> None:
@@ -198,67 +171,49 @@ class SamplingParams:
         if self.logprobs is None:
             object.__setattr__(self, "logprobs", len(ids))
         elif self.logprobs != len(ids):
-            raise _wrong("logprobs", self.logprobs, f"be left out or {len(ids)}, the number of logprob_token_ids")
-
-    def _check_extras(self) -> None:
-        if _extras(self) == _NO_EXTRAS:
-            return
-        for name, low, high in _EXTRA_RANGES:
-            _range(name, getattr(self, name), low, high)
-        for name, low in (("dry_allowed_length", 1), ("dry_range", 0)):
-            _range(name, getattr(self, name), low, 2**31, whole=True)
-        for name in ("dynatemp_exponent", "mirostat_tau", "mirostat_eta"):
-            if getattr(self, name) <= 0:
-                raise _wrong(name, getattr(self, name), "be above 0")
-        if self.top_n_sigma < 0 and self.top_n_sigma != -1:
-            raise _wrong("top_n_sigma", self.top_n_sigma, "be at least 0; 0 or -1 switches it off")
-        _range("mirostat_mode", self.mirostat_mode, 0, 2, whole=True)
-        for breaker in self.dry_sequence_breakers:
-            if isinstance(breaker, str):
-                if breaker == "":
-                    raise _wrong("dry_sequence_breakers", breaker, "hold non-empty texts or token ids")
-            else:
-                _range("dry_sequence_breakers", breaker, 0, 2**31, whole=True)
+            raise wrong_value("logprobs", self.logprobs, f"be left out or {len(ids)}, the number of logprob_token_ids")
 
     def _check_max_tokens(self) -> None:
-        if self.max_tokens is None:
-            return
-        _range("max_tokens", self.max_tokens, 0, 2**31, whole=True)
-        if self.min_tokens > self.max_tokens:
-            raise _wrong("min_tokens", self.min_tokens, f"not exceed max_tokens ({self.max_tokens})")
+        if self.max_tokens is not None and self.min_tokens > self.max_tokens:
+            raise wrong_value("min_tokens", self.min_tokens, f"not exceed max_tokens ({self.max_tokens})")
 
     def _check_token_lists(self) -> None:
         biases = self.logit_bias or {}
         if not (are_token_ids(biases) and are_biases(biases.values())):
             for token_id, bias in biases.items():
-                _range("logit_bias", token_id, 0, MAX_TOKEN_ID, whole=True)
-                _range("logit_bias", bias, -100, 100)
+                _TOKEN_IDS.check("logit_bias", token_id, whole=True)
+                _BIASES.check("logit_bias", bias, whole=False)
         if self.allowed_token_ids is not None and len(self.allowed_token_ids) == 0:
-            raise _wrong("allowed_token_ids", [], "name at least one token; leave it out to allow all")
+            raise wrong_value("allowed_token_ids", [], "name at least one token; leave it out to allow all")
         for name in ("allowed_token_ids", "stop_token_ids", "logprob_token_ids"):
             ids = getattr(self, name) or ()
             if not are_token_ids(ids):
                 for token_id in ids:
-                    _range(name, token_id, 0, MAX_TOKEN_ID, whole=True)
+                    _TOKEN_IDS.check(name, token_id, whole=True)
+        for breaker in self.dry_sequence_breakers:
+            if not isinstance(breaker, str):
+                _TOKEN_IDS.check("dry_sequence_breakers", breaker, whole=True)
+            elif breaker == "":
+                raise wrong_value("dry_sequence_breakers", breaker, "hold non-empty texts or token ids")
         for words in self.bad_words_token_ids:
             if isinstance(words, (str, int)) or len(words) == 0:
-                raise _wrong("bad_words_token_ids", words, "hold sequences of token ids, none of them empty")
+                raise wrong_value("bad_words_token_ids", words, "hold sequences of token ids, none of them empty")
         for word in self.bad_words:
             if not isinstance(word, str) or not word.strip():
-                raise _wrong("bad_words", word, "hold words, not only white space")
+                raise wrong_value("bad_words", word, "hold words, not only white space")
 
     def _check_stop(self) -> None:
         for text in self.stop:
             if not isinstance(text, str) or text == "":
-                raise _wrong("stop", text, "hold non-empty strings")
+                raise wrong_value("stop", text, "hold non-empty strings")
         if self.stop and not self.detokenize:
-            raise _wrong("stop", list(self.stop), "be left out when detokenize is false; use stop_token_ids")
+            raise wrong_value("stop", list(self.stop), "be left out when detokenize is false; use stop_token_ids")
 
     def _check_structured_outputs(self) -> None:
         if self.structured_outputs is None:
             return
         if not isinstance(self.structured_outputs, StructuredOutputsParams):
-            raise _wrong("structured_outputs", self.structured_outputs, "be StructuredOutputsParams")
+            raise wrong_value("structured_outputs", self.structured_outputs, "be StructuredOutputsParams")
         if self.min_tokens:
             raise RequestError(
                 f"min_tokens ({self.min_tokens}) cannot be combined with structured_outputs, which alone say when the "
@@ -273,30 +228,8 @@ class SamplingParams:
         return self.temperature == 0
 
 
-_extras = attrgetter(
-    "dry_multiplier", "dry_base", "dry_allowed_length", "dry_range", "dry_sequence_breakers", "top_n_sigma",
-    "dynatemp_range", "dynatemp_exponent", "xtc_probability", "xtc_threshold", "mirostat_mode", "mirostat_tau",
-    "mirostat_eta",
-)  # fmt: skip
-_NO_EXTRAS = (0.0, 1.75, 2, 0, ("\n", ":", '"', "*"), 0.0, 0.0, 1.0, 0.0, 0.1, 0, 5.0, 0.1)
-"""What almost every request has; a test holds it to the fields' defaults."""
-
-
-def _wrong(param: str, value: Any, must: str) -> RequestError:
-    return RequestError(f"{param} must {must}, got {reprlib.repr(value)}", param=param)
-
-
-def _number(param: str, value: Any) -> float:
-    # Whole numbers are finite; isfinite would overflow on those that no float holds.
-    is_number = isinstance(value, int) or (isinstance(value, float) and math.isfinite(value))
-    if isinstance(value, bool) or not is_number:
-        raise _wrong(param, value, "be a finite number")
-    number: float = value
-    return number
-
-
-def _range(param: str, value: Any, low: float, high: float, *, whole: bool = False) -> None:
-    if whole and (isinstance(value, bool) or not isinstance(value, int)):
-        raise _wrong(param, value, "be a whole number")
-    if not low <= _number(param, value) <= high:
-        raise _wrong(param, value, f"be from {low} to {high}")
+_NUMBERS = number_fields(SamplingParams)
+_NUMBER_DEFAULTS = tuple(field.default for field in _NUMBERS)
+_number_values = attrgetter(*(field.name for field in _NUMBERS))
+_TOKEN_IDS = NumberRange(0, MAX_TOKEN_ID)
+_BIASES = NumberRange(-100, 100)
