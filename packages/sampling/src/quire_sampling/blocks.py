@@ -12,7 +12,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-__all__ = ["BLOCK", "block_max", "block_sum", "take_blocks"]
+__all__ = ["BLOCK", "block_max", "block_sum", "exact_sum", "take_blocks"]
 
 BLOCK = 64
 
@@ -55,3 +55,8 @@ def _split(x: Tensor) -> tuple[Tensor, Tensor]:
     return x[:, :cut].view(num_rows, cut // BLOCK, BLOCK), x[:, cut:].view(
         num_rows, int(cut < vocab_size), vocab_size - cut
     )
+
+
+def exact_sum(values: Tensor) -> Tensor:
+    """values [V] -> their sum as a scalar float64, taken in blocks: it does not depend on the number of threads."""
+    return block_sum(values.to(torch.float64).unsqueeze(0)).sum()

@@ -30,7 +30,7 @@ class TokenMasks(NamedTuple):
     the logits are."""
 
     def mask_of(self, num_rows: int) -> Tensor:
-        """[num_rows] int64 on the host: the mask of each logit row, -1 for none, as op `draw_masked` takes it."""
+        """[num_rows] int64 on the host: the mask of each logit row, -1 for none, as op `sample_masked` takes it."""
         numbers = np.full(num_rows, -1, dtype=np.int64)
         numbers[list(self.indices)] = np.arange(len(self.indices))
         return torch.from_numpy(numbers)

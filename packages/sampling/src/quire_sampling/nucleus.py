@@ -11,7 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from quire_ops.drawing import LOWEST, share_of
+from quire_ops.sampling import LOWEST, share_of
 
 __all__ = ["Filters", "keep_nucleus_"]
 

@@ -33,12 +33,12 @@ class SamplerOutput:
     """[N] int64 on the device; always within the vocabulary, also where the row failed."""
     rows: list[int]
     """Per logit row: the request row."""
-    peaks: Tensor
+    max_logits: Tensor
     """[N] float32, largest logit after all edits; says which rows failed."""
     edit_errors: dict[int, str] = field(default_factory=dict)
     """Logit row -> why its custom logits processors failed."""
     logprob_indices: list[int] = field(default_factory=list)
-    """Logit rows that `logprob_tensors` speaks of."""
+    """Logit rows that `logprob_tensors` smax_logits of."""
     num_logprobs: list[int] = field(default_factory=list)
     """Per entry of `logprob_indices`: how many top tokens."""
     logprob_tensors: LogprobTensors | None = None
@@ -48,12 +48,12 @@ class SamplerOutput:
         copies, and gives this output with them."""
         if self.token_ids.device.type == "cpu":
             return lambda: self
-        read = copy_to_host(self.token_ids, self.peaks, *(self.logprob_tensors or ()))
+        read = copy_to_host(self.token_ids, self.max_logits, *(self.logprob_tensors or ()))
 
         def on_host() -> SamplerOutput:
-            token_ids, peaks, *logprobs = read()
+            token_ids, max_logits, *logprobs = read()
             tensors = LogprobTensors(*logprobs) if logprobs else None
-            return replace(self, token_ids=token_ids, peaks=peaks, logprob_tensors=tensors)
+            return replace(self, token_ids=token_ids, max_logits=max_logits, logprob_tensors=tensors)
 
         return on_host
 
@@ -75,12 +75,12 @@ class SamplerOutput:
         A logit row behind a rejected draft does not count: the request never goes there.
         """
         failed = dict(self.edit_errors)
-        peaks = self.peaks.tolist()
-        if all(map(math.isfinite, peaks)):
+        max_logits = self.max_logits.tolist()
+        if all(map(math.isfinite, max_logits)):
             return failed
-        for index, peak in enumerate(peaks):
-            if not math.isfinite(peak):
-                failed.setdefault(index, NOTHING_LEFT if peak == -math.inf else _NOT_FINITE)
+        for index, max_logit in enumerate(max_logits):
+            if not math.isfinite(max_logit):
+                failed.setdefault(index, NOTHING_LEFT if max_logit == -math.inf else _NOT_FINITE)
         return failed
 
     def failed_rows(self) -> dict[int, str]:

@@ -1,46 +1,47 @@
 """The sampler: one call turns the logits of a step into one token per logit row.
 
-Order of operations, per request as its `SamplingParams` ask:
-token masks (structured output), allowed_token_ids, bad words, min_tokens, logit_bias, custom logits processors,
-penalties, DRY, top_n_sigma; then greedy, or temperature (fixed or dynamic), min_p, top_k, top_p, XTC and the draw.
-Mirostat takes the place of min_p, top_k, top_p and XTC.
+Order of operations, per request as its `SamplingParams` ask: token masks (structured output), the options that edit
+logits (`quire_sampling.options`), with repetition, presence and frequency penalties among them; then greedy, or
+temperature (fixed or by an option), min_p, top_k, top_p, options that filter, and the sampling of a token. An option
+that samples the token itself takes the place of all filters.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from enum import Enum, auto
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from quire_ops import Draw, DrawMasked, Penalize, to_device, uniform
-from quire_ops.drawing import log2_weights
+from quire_ops import Penalize, Sample, SampleMasked, to_device, uniform
+from quire_ops.sampling import integer_weights, log2_weights
 from quire_sampling.blocks import block_max
-from quire_sampling.draw import SMALL_TOP_K, draw, draw_among_top, draw_filtered, greedy
-from quire_sampling.dry import apply_dry_
-from quire_sampling.edits import apply_processors_, edit_row_
-from quire_sampling.extras import draw_with_xtc, dynamic_temperature, keep_top_sigmas_
 from quire_sampling.logprobs import LogprobTensors, token_logprobs
 from quire_sampling.masks import TokenMasks, apply_token_masks_, check_masks
-from quire_sampling.mirostat import draw_mirostat
-from quire_sampling.nucleus import Filters
+from quire_sampling.nucleus import Filters, keep_nucleus_
+from quire_sampling.option import EditStage, RowLogits, RowWeights
+from quire_sampling.options import EDITS, FILTERS, TEMPERATURES, TOKENS
 from quire_sampling.output import SamplerOutput
 from quire_sampling.penalties import Penalties, apply_penalties_
-from quire_sampling.state import SamplingState, inv_temperature_of
+from quire_sampling.sample import greedy, sample_filtered, sample_plain, sample_top_k, sample_weights
+from quire_sampling.state import SampleMethod, SampleMode, SamplingState, inv_temperature_of
 
-__all__ = ["Sampler"]
+__all__ = ["DeviceEdits", "Sampler"]
+
+_EDITS_BEFORE_PENALTIES = tuple(option for option in EDITS if option.stage < EditStage.PENALIZE)
+_EDITS_AFTER_PENALTIES = tuple(option for option in EDITS if option.stage >= EditStage.PENALIZE)
 
 
-class _Kind(Enum):
-    """How a row's token is chosen."""
+class DeviceEdits(NamedTuple):
+    """What `Sampler.sample_in_mode` edits logits by, all of it on the device."""
 
-    GREEDY = auto()
-    UNFILTERED = auto()
-    AMONG_TOP = auto()
-    FILTERED = auto()
-    XTC = auto()
-    MIROSTAT = auto()
+    token_ids: Tensor
+    """[max_num_seqs, max_model_len] integer: history by request row, valid up to and with the positions sampled at."""
+    mask_of: Tensor
+    """[N] int64, the mask of each row of logits, -1 for none."""
+    bitmask: Tensor
+    """[M, W] int32 masks (`TokenMasks.bitmask`)."""
 
 
 class Sampler:
@@ -51,106 +52,76 @@ class Sampler:
 
     Args:
         state: The rows.
-        draw: Op `draw` of a backend, for the state's device; None draws with torch, the same tokens.
-        draw_masked: Op `draw_masked` of a backend; None lays masks over the logits first, for the same tokens.
+        sample: Op `sample` of a backend, for the state's device; None samples with torch, the same tokens.
+        sample_masked: Op `sample_masked` of a backend; None lays masks over the logits first, for the same tokens.
         penalize: Op `penalize` of a backend; None does it with torch.
     """
 
     def __init__(
         self,
         state: SamplingState,
-        draw: Draw | None = None,
-        draw_masked: DrawMasked | None = None,
+        sample: Sample | None = None,
+        sample_masked: SampleMasked | None = None,
         penalize: Penalize | None = None,
     ) -> None:
         self.state = state
-        self._draw = draw
-        self._draw_masked = draw_masked
+        self._sample = sample
+        self._sample_masked = sample_masked
         self._penalize = penalize
 
-    def only_penalizes(self, rows: Sequence[int]) -> bool:
-        """Whether `draw_edited` gives all that these rows want, or `draw_observed` if log probabilities are wanted."""
-        return self.state.needs_host.isdisjoint(rows)
-
-    def wants_logprobs(self, rows: Sequence[int]) -> bool:
-        """Whether any of these rows wants log probabilities."""
-        return not self.state.num_logprobs.keys().isdisjoint(rows)
-
-    def only_draws(self, rows: Sequence[int]) -> bool:
-        """Whether op `draw` on the unchanged logits gives all that these rows want. Then `sample` may be left out,
-        unless there are masks: `SamplerOutput(token_ids, rows, peaks)` says the same."""
-        return self.state.needs_logits.isdisjoint(rows)
-
-    def takes_most_likely(self, rows: Sequence[int]) -> bool:
-        """The same, and none of these rows draws: only the largest logits matter."""
-        return self.only_draws(rows) and self.state.random.isdisjoint(rows)
-
     @property
-    def draws_in_one_call(self) -> bool:
-        """Whether there is `draw`."""
-        return self._draw is not None
+    def device_modes(self) -> tuple[SampleMode, ...]:
+        """Modes that `sample_in_mode` knows with the ops that there are."""
+        if self._sample is None:
+            return ()
+        if self._sample_masked is None or self._penalize is None:
+            return (SampleMode.SAMPLED,)
+        return (SampleMode.SAMPLED, SampleMode.EDITED, SampleMode.OBSERVED)
 
-    @property
-    def edits_in_one_call(self) -> bool:
-        """Whether there is `draw_edited`."""
-        return self._draw_masked is not None and self._penalize is not None
-
-    def draw(self, logits: Tensor, rows: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """What `sample` does for rows that want nothing else (`only_draws`), without a word from the host.
-
-        Args:
-            logits: [N, V] float32.
-            rows: [N] int64 on the device.
-            positions: As in `sample`.
-
-        Returns:
-            Tokens [N] int64 and the largest logits [N] float32, which are not finite where a row has failed.
-        """
-        assert self._draw is not None
-        tokens, peaks = self._draw(logits.contiguous(), rows, positions, self.state.draw_table())
-        return torch.where(peaks.isfinite(), tokens, 0), peaks
-
-    def draw_edited(
-        self, logits: Tensor, rows: Tensor, positions: Tensor, token_ids: Tensor, mask_of: Tensor, bitmask: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        """The same for rows that want penalties or masks besides (`only_penalizes`).
-
-        Args:
-            logits: [N, V] float32, working memory.
-            rows: [N] int64 on the device.
-            positions: As in `sample`.
-            token_ids: As in `sample`.
-            mask_of: [N], and
-            bitmask: [M, W], as op `draw_masked` takes them, on the device.
-        """
-        assert self._penalize is not None
-        assert self._draw_masked is not None
-        logits = logits.contiguous()
-        self._penalize(logits, rows, positions, token_ids, self.state.penalty_table())
-        tokens, peaks = self._draw_masked(logits, rows, positions, self.state.draw_table(), mask_of, bitmask)
-        return torch.where(peaks.isfinite(), tokens, 0), peaks
-
-    def draw_observed(
-        self, logits: Tensor, rows: Tensor, positions: Tensor, token_ids: Tensor, mask_of: Tensor, bitmask: Tensor
+    def sample_in_mode(
+        self, mode: SampleMode, logits: Tensor, rows: Tensor, positions: Tensor, edits: DeviceEdits | None = None
     ) -> tuple[Tensor, ...]:
-        """`draw_edited` with log probabilities, of all rows and `num_observed` of each. Arguments are the same.
+        """Sample one token per logit row without the host: what `sample` gives for rows whose mode is at most this one.
+
+        Args:
+            mode: One of `device_modes`.
+            logits: [N, V] float32; working memory, unless the mode is SAMPLED.
+            rows: [N] int64 on the device, the request row of each.
+            positions: [N] int64 on the device: position of the last token that the logits have seen.
+            edits: Histories and masks; needed by the modes above SAMPLED.
 
         Returns:
-            Tokens and largest logits, then what `LogprobTensors` has behind the tokens; see `output`.
+            Tokens [N] int64 and the largest logits [N] float32, which are not finite where a row has failed; in mode
+            OBSERVED also log probabilities, `num_observed` of each row (what `LogprobTensors` has behind the tokens).
         """
-        raw = logits.clone()
-        tokens, peaks = self.draw_edited(logits, rows, positions, token_ids, mask_of, bitmask)
-        return tokens, peaks, *token_logprobs(raw, tokens, self.state.num_observed)[1:]
+        logits = logits.contiguous()
+        if mode is SampleMode.SAMPLED:
+            assert self._sample is not None
+            tokens, max_logits = self._sample(logits, rows, positions, self.state.sample_table)
+            return torch.where(max_logits.isfinite(), tokens, 0), max_logits
+        assert self._penalize is not None
+        assert self._sample_masked is not None
+        assert edits is not None
+        raw = logits.clone() if mode is SampleMode.OBSERVED else None
+        self._penalize(logits, rows, positions, edits.token_ids, self.state.penalty_table)
+        tokens, max_logits = self._sample_masked(
+            logits, rows, positions, self.state.sample_table, edits.mask_of, edits.bitmask
+        )
+        tokens = torch.where(max_logits.isfinite(), tokens, 0)
+        if raw is None:
+            return tokens, max_logits
+        return tokens, max_logits, *token_logprobs(raw, tokens, self.state.num_observed)[1:]
 
-    def output(self, drawn: tuple[Tensor, ...], rows: list[int]) -> SamplerOutput:
-        """What `draw`, `draw_edited` or `draw_observed` gave for these rows [N], as `sample` gives it."""
-        output = SamplerOutput(drawn[0], rows, drawn[1])
-        wanted = [i for i, row in enumerate(rows) if row in self.state.num_logprobs] if len(drawn) > 2 else []
-        if wanted:
-            index = to_device(wanted, drawn[0].device)
-            output.logprob_indices = wanted
-            output.num_logprobs = [self.state.num_logprobs[rows[i]] for i in wanted]
-            output.logprob_tensors = LogprobTensors(*(each.index_select(0, index) for each in (drawn[0], *drawn[2:])))
+    def output(self, sampled: tuple[Tensor, ...], rows: list[int]) -> SamplerOutput:
+        """The output of `sample_in_mode` for these rows [N], as `sample` gives it."""
+        output = SamplerOutput(sampled[0], rows, sampled[1])
+        observed = [i for i, row in enumerate(rows) if row in self.state.num_logprobs] if len(sampled) > 2 else []
+        if observed:
+            index = to_device(observed, sampled[0].device)
+            output.logprob_indices = observed
+            output.num_logprobs = [self.state.num_logprobs[rows[i]] for i in observed]
+            tensors = (each.index_select(0, index) for each in (sampled[0], *sampled[2:]))
+            output.logprob_tensors = LogprobTensors(*tensors)
         return output
 
     def sample(
@@ -184,133 +155,139 @@ class Sampler:
             raise ValueError(f"logits must be [{len(rows)}, {state.vocab_size}], got {list(logits.shape)}")
         logits = logits.to(torch.float32).contiguous()
         row_index = to_device(rows, logits.device)
-        wanted = [i for i, row in enumerate(rows) if row in state.num_logprobs] if state.num_logprobs else []
+        only_reads, is_reshaped = state.only_reads(rows), not state.reshaped.isdisjoint(rows)
+        observed = [i for i, row in enumerate(rows) if row in state.num_logprobs] if state.num_logprobs else []
         raw = None
-        if wanted:
-            index = to_device(wanted, logits.device)
-            # A copy, unless nothing will write to the logits.
-            only_reads = masks is None and self._only_reads(rows)
-            raw = logits if len(wanted) == len(rows) and only_reads else logits.index_select(0, index)
-        is_plain = not (state.dynatemp or state.xtc or state.mirostat)
-        draw_masked = self._draw_masked if masks is not None and is_plain and self._only_reads(rows) else None
-        if masks is not None and draw_masked is None:
+        if observed:  # a copy, unless nothing will write to the logits
+            is_whole = len(observed) == len(rows) and masks is None and only_reads
+            raw = logits if is_whole else logits.index_select(0, to_device(observed, logits.device))
+        sample_masked = self._sample_masked if only_reads and not is_reshaped else None
+        if masks is not None and sample_masked is None:
             apply_token_masks_(logits, masks)
         errors = self._edit(logits, rows, row_index, positions, token_ids)
-        if masks is not None and draw_masked is not None:
+        if masks is not None and sample_masked is not None:
             check_masks(logits, masks)
             mask_of = to_device(masks.mask_of(len(rows)).numpy(), logits.device)
             bitmask = masks.bitmask.to(logits.device, non_blocking=True)
-            tokens, peaks = draw_masked(logits, row_index, positions, state.draw_table(), mask_of, bitmask)
-        elif self._draw is not None and is_plain:
-            tokens, peaks = self._draw(logits, row_index, positions, state.draw_table())
+            tokens, max_logits = sample_masked(logits, row_index, positions, state.sample_table, mask_of, bitmask)
+        elif self._sample is not None and not is_reshaped:
+            tokens, max_logits = self._sample(logits, row_index, positions, state.sample_table)
         else:
             maxima = block_max(logits)
-            tokens, peaks = self._choose(logits, maxima, rows, row_index, positions), maxima.amax(-1)
-        output = SamplerOutput(torch.where(peaks.isfinite(), tokens, 0), rows, peaks, errors)
+            max_logits = maxima.amax(-1)
+            tokens = self._sample_by_method(logits, maxima, rows, row_index, positions)
+        output = SamplerOutput(torch.where(max_logits.isfinite(), tokens, 0), rows, max_logits, errors)
         if raw is not None:
-            output.logprob_indices = wanted
-            output.num_logprobs = [state.num_logprobs[rows[i]] for i in wanted]
-            tensors = token_logprobs(raw, output.token_ids.index_select(0, index), max(output.num_logprobs))
-            if state.named_logprobs:
-                named = {place: rows[i] for place, i in enumerate(wanted) if rows[i] in state.named_logprobs}
-                tensors = tensors.naming(raw, {place: state.named_logprobs[row] for place, row in named.items()})
-            output.logprob_tensors = tensors
+            self._add_logprobs(output, raw, observed)
         return output
 
-    def _only_reads(self, rows: list[int]) -> bool:
-        """Whether sampling for `rows` leaves the logits as they are."""
-        state = self.state
-        return not any(row in state.penalized or row in state.edited for row in rows)
+    def _add_logprobs(self, output: SamplerOutput, raw: Tensor, observed: list[int]) -> None:
+        """Log probabilities of logit rows `observed` [M], whose raw logits are [M, V]."""
+        state, rows = self.state, [output.rows[i] for i in observed]
+        output.logprob_indices = observed
+        output.num_logprobs = [state.num_logprobs[row] for row in rows]
+        tokens = output.token_ids.index_select(0, to_device(observed, raw.device))
+        tensors = token_logprobs(raw, tokens, max(output.num_logprobs))
+        named = {place: state.named_logprobs[row] for place, row in enumerate(rows) if row in state.named_logprobs}
+        output.logprob_tensors = tensors.naming(raw, named) if named else tensors
 
     def _edit(
         self, logits: Tensor, rows: list[int], row_index: Tensor, positions: Tensor, token_ids: Tensor
     ) -> dict[int, str]:
-        """Everything that changes raw logits; returns the logit rows whose custom processors failed."""
+        """Everything that changes raw logits; returns the logit rows whose requests must fail, with the reasons."""
         state = self.state
         errors: dict[int, str] = {}
-        if state.edited:
-            for i, row in enumerate(rows):
-                if row not in state.edited:
-                    continue
-                edit_row_(state, row, logits[i], token_ids[row], positions[i])
-                if row in state.processors:
-                    error = apply_processors_(state, row, logits[i], token_ids[row], int(positions[i]))
-                    if error is not None:
-                        errors[i] = error
+        edited = [(i, row) for i, row in enumerate(rows) if row in state.edited] if state.edited else []
+        views = [
+            (i, row, RowLogits(logits[i], token_ids[row], positions[i], state.sample_table.num_prompt_tokens[row]))
+            for i, row in edited
+        ]
+
+        def apply(options: Sequence[EditOption[Any]]) -> None:
+            for option in options if views else ():
+                settings = state.settings[option.name]
+                for i, row, view in views if settings else ():
+                    if row in settings and (error := option.apply(settings[row], view)) is not None:
+                        errors.setdefault(i, error)
+
+        apply(_EDITS_BEFORE_PENALTIES)
         penalized = [i for i, row in enumerate(rows) if row in state.penalized] if state.penalized else []
         if penalized and self._penalize is not None:
-            self._penalize(logits, row_index, positions, token_ids, state.penalty_table())
+            self._penalize(logits, row_index, positions, token_ids, state.penalty_table)
         elif penalized:
-            which = to_device(penalized, logits.device)
-            index = row_index[which]
-            penalties = Penalties(state.repetition_penalty, state.presence_penalty, state.frequency_penalty)
-            apply_penalties_(
-                logits,
-                which,
-                token_ids,
-                index,
-                positions[which],
-                state.num_prompt_tokens[index],
-                penalties.take(index),
-            )
-        if state.dry or state.sigmas:
-            for i, row in enumerate(rows):
-                if (dry := state.dry.get(row)) is not None:
-                    apply_dry_(logits[i], dry, token_ids[row], int(positions[i]))
-                if (sigmas := state.sigmas.get(row)) is not None:
-                    keep_top_sigmas_(logits[i], sigmas)
+            self._penalize_with_torch(logits, to_device(penalized, logits.device), row_index, positions, token_ids)
+        apply(_EDITS_AFTER_PENALTIES)
         return errors
 
-    def _choose(self, logits: Tensor, maxima: Tensor, rows: list[int], row_index: Tensor, positions: Tensor) -> Tensor:
-        """Each kind of row goes its own way; the usual batch is of one kind only."""
-        kinds: dict[_Kind, list[int]] = {}
+    def _penalize_with_torch(
+        self, logits: Tensor, which: Tensor, row_index: Tensor, positions: Tensor, token_ids: Tensor
+    ) -> None:
+        table, index = self.state.penalty_table, row_index[which]
+        penalties = Penalties(table.repetition, table.presence, table.frequency).take(index)
+        num_prompt_tokens = table.num_prompt_tokens[index]
+        apply_penalties_(logits, which, token_ids, index, positions[which], num_prompt_tokens, penalties)
+
+    def _sample_by_method(
+        self, logits: Tensor, maxima: Tensor, rows: list[int], row_index: Tensor, positions: Tensor
+    ) -> Tensor:
+        """Rows of each method go their own way; the usual batch is of one method only."""
+        members_of: dict[SampleMethod, list[int]] = {}
         for i, row in enumerate(rows):
-            kinds.setdefault(self._kind(row), []).append(i)
-        if len(kinds) == 1:
-            return self._choose_kind(next(iter(kinds)), logits, maxima, rows, row_index, positions)
+            members_of.setdefault(self.state.methods.get(row, SampleMethod.GREEDY), []).append(i)
+        if len(members_of) == 1:
+            return self._sample_with(next(iter(members_of)), logits, maxima, rows, row_index, positions)
         tokens = torch.zeros(len(rows), dtype=torch.int64, device=logits.device)
-        for kind, members in kinds.items():
+        for method, members in members_of.items():
             index = to_device(members, logits.device)
-            kind_rows = [rows[i] for i in members]
-            tokens[index] = self._choose_kind(
-                kind, logits[index], maxima[index], kind_rows, row_index[index], positions[index]
+            tokens[index] = self._sample_with(
+                method, logits[index], maxima[index], [rows[i] for i in members], row_index[index], positions[index]
             )
         return tokens
 
-    def _kind(self, row: int) -> _Kind:
-        if row not in self.state.random:
-            return _Kind.GREEDY
-        if row in self.state.mirostat:
-            return _Kind.MIROSTAT
-        if row in self.state.xtc:
-            return _Kind.XTC
-        top_k = self.state.filtered.get(row)
-        if top_k is None:
-            return _Kind.UNFILTERED
-        return _Kind.AMONG_TOP if top_k <= SMALL_TOP_K else _Kind.FILTERED
-
-    def _choose_kind(
-        self, kind: _Kind, logits: Tensor, maxima: Tensor, rows: list[int], row_index: Tensor, positions: Tensor
+    def _sample_with(
+        self, method: SampleMethod, logits: Tensor, maxima: Tensor, rows: list[int], row_index: Tensor, positions: Tensor
     ) -> Tensor:
-        state = self.state
-        if kind is _Kind.GREEDY:
+        state, table = self.state, self.state.sample_table
+        if method is SampleMethod.GREEDY:
             return greedy(logits, maxima)
-        seeds, places = state.seeds[row_index], positions + 1 - state.num_prompt_tokens[row_index]
-        u = uniform(seeds, places)
-        inv_temperature = state.inv_temperature[row_index]
-        for i, row in enumerate(rows) if state.dynatemp else ():
-            if (dynatemp := state.dynatemp.get(row)) is not None:
-                inv_temperature[i] = inv_temperature_of(dynamic_temperature(logits[i], dynatemp))
-        if kind is _Kind.UNFILTERED:
-            return draw(logits, maxima, inv_temperature, u)
-        peaks = maxima.amax(-1)
-        if kind is _Kind.MIROSTAT:
-            log2 = log2_weights(logits, peaks, inv_temperature)
-            return draw_mirostat(log2, logits, u, [state.mirostat[row] for row in rows], places.tolist())
-        filters = Filters(state.top_k[row_index], state.top_p[row_index], state.min_log2[row_index])
-        if kind is _Kind.XTC:
-            log2 = log2_weights(logits, peaks, inv_temperature)
-            return draw_with_xtc(log2, logits, filters, u, seeds, places, [state.xtc[row] for row in rows])
-        if kind is _Kind.AMONG_TOP:
-            return draw_among_top(logits, maxima, inv_temperature, filters, u, max(state.filtered[r] for r in rows))
-        return draw_filtered(logits, maxima, inv_temperature, filters, u)
+        seeds, output_positions = table.seeds[row_index], positions + 1 - table.num_prompt_tokens[row_index]
+        u = uniform(seeds, output_positions)
+        inv_temperature = self._inv_temperature(logits, rows, row_index)
+        if method is SampleMethod.PLAIN:
+            return sample_plain(logits, maxima, inv_temperature, u)
+        filters = Filters(table.top_k[row_index], table.top_p[row_index], table.min_log2[row_index])
+        if method is SampleMethod.TOP_K:
+            k = max(state.small_top_k[row] for row in rows)
+            return sample_top_k(logits, maxima, inv_temperature, filters, u, k)
+        if method is SampleMethod.FILTERED:
+            return sample_filtered(logits, maxima, inv_temperature, filters, u)
+        log2 = log2_weights(logits, maxima.amax(-1), inv_temperature)
+        weights = integer_weights(log2)
+        if method is SampleMethod.OPTION_FILTERED:
+            keep_nucleus_(weights, log2, logits, filters)
+        views = [
+            RowWeights(weights[i : i + 1], log2[i : i + 1], logits[i : i + 1], seeds[i], output_positions[i], u[i : i + 1])
+            for i in range(len(rows))
+        ]
+        if method is SampleMethod.OPTION:
+            return torch.cat([self._sample_by_option(row, view) for row, view in zip(rows, views, strict=True)])
+        for option in FILTERS:
+            for row, view in zip(rows, views, strict=True):
+                if (settings := state.settings[option.name].get(row)) is not None:
+                    option.apply(settings, view)
+        return sample_weights(weights, u)
+
+    def _sample_by_option(self, row: int, view: RowWeights) -> Tensor:
+        """The token [1] of a row with a `TokenOption`."""
+        option = next(option for option in TOKENS if row in self.state.settings[option.name])
+        return option.apply(self.state.settings[option.name][row], view)
+
+    def _inv_temperature(self, logits: Tensor, rows: list[int], row_index: Tensor) -> Tensor:
+        """log2(e) / temperature of each row, [N] float32."""
+        inv_temperature = self.state.sample_table.inv_temperature[row_index]
+        for option in TEMPERATURES:
+            settings = self.state.settings[option.name]
+            for i, row in enumerate(rows) if settings else ():
+                if row in settings:
+                    inv_temperature[i] = inv_temperature_of(option.apply(settings[row], logits[i]))
+        return inv_temperature

@@ -1,59 +1,69 @@
 """What the sampler knows about each row for as long as a request lives in it.
 
-Numbers are tensors on the device, indexed by row; lists of tokens are index tensors made once, in `set_row`; sets and
-dictionaries on the host say which rows need which work, so that a step in which nobody wants a thing does not touch
-it. Knows nothing of tokens sampled so far: these are the runner's `token_ids`.
+Numbers that kernels read are tensors on the device, indexed by row; the settings of each option are a mapping by row on
+the host, so that a step in which nobody uses an option does not touch it. How a row is sampled is decided once, when a
+request is put into it. Knows nothing of tokens sampled so far: these are the runner's `token_ids`.
 """
 
 from __future__ import annotations
 
-import functools
-import itertools
 import math
-from collections.abc import Collection, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections import OrderedDict
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from enum import Enum, IntEnum, auto
+from typing import Any
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from quire_interfaces import ConfigError, LogitsProcessor, RequestError, SamplingParams
-from quire_ops import DrawTable, PenaltyTable
+from quire_ops import PenaltyTable, SampleTable
 from quire_sampling.config import SamplingConfig
-from quire_sampling.dry import Dry
-from quire_sampling.extras import XTC, DynamicTemperature
-from quire_sampling.mirostat import KeptMirostat, Mirostat
+from quire_sampling.option import EditOption, RequestContext, SamplerOption, Vocabulary
+from quire_sampling.options import FILTERS, OPTIONS, TOKENS
+from quire_sampling.options.logits_processors import describe_processors
+from quire_sampling.sample import SMALL_TOP_K
 
-__all__ = ["BadWords", "MinTokens", "SamplingState", "TokenValues", "inv_temperature_of"]
+__all__ = ["SampleMethod", "SampleMode", "SamplingState", "inv_temperature_of"]
 
 MOST_OBSERVED = 32
 """Log probabilities beyond which finding them for rows that want fewer costs too much time and memory."""
-_NUM_KEPT_LISTS = 8
-"""Tables of long lists that are kept for further rows with the same list."""
+_NUM_LEFT_REQUESTS = 4096
+"""Requests whose stateful options are kept after they left their rows."""
 _LEAST_TEMPERATURE = 1e-6  # float32 must have room for its reciprocal; the result is greedy long before
+_NO_PENALTIES = (1.0, 0.0, 0.0)
 
 
-class TokenValues(NamedTuple):
-    """logit_bias of one row: `values` [M] float32 to add at `ids` [M] int64."""
+class SampleMode(IntEnum):
+    """What sampling the token of a row takes; each mode does what the ones before it do, and more. The mode of a step is
+    the largest of its rows' modes."""
 
-    ids: Tensor
-    values: Tensor
+    ARGMAX = 0
+    """The token of the largest logit."""
+    SAMPLED = 1
+    """A token sampled by op `sample` from the logits as they are."""
+    EDITED = 2
+    """Penalties and token masks may change the logits before."""
+    OBSERVED = 3
+    """Log probabilities are wanted besides."""
+    HOST = 4
+    """Options and log probabilities that the host works out row by row."""
 
 
-class BadWords(NamedTuple):
-    """Bad words of one row and of similar length: `prefixes` [W, L] int64, right-aligned with -1 for "anything"; `last`
-    [W] int64."""
+class SampleMethod(Enum):
+    """How the token of a row is found without op `sample`."""
 
-    prefixes: Tensor
-    last: Tensor
-
-
-class MinTokens(NamedTuple):
-    """No token of `stop_ids` [M] int64 among the first `num_tokens` output tokens."""
-
-    num_tokens: int
-    stop_ids: Tensor
+    GREEDY = auto()
+    PLAIN = auto()
+    """Sampled from all tokens."""
+    TOP_K = auto()
+    """Sampled from the tokens of a small top_k."""
+    FILTERED = auto()
+    """Sampled from what top_k, top_p and min_p leave."""
+    OPTION_FILTERED = auto()
+    """Sampled from what these and `FilterOption`s leave."""
+    OPTION = auto()
+    """Sampled by a `TokenOption`."""
 
 
 class SamplingState:
@@ -85,88 +95,52 @@ class SamplingState:
         self.vocab_size = vocab_size
         self.device = torch.device(device)
         self.config = config or SamplingConfig()
-        self.registry: dict[str, LogitsProcessor] = dict(logits_processors or {})
+        vocabulary = Vocabulary(vocab_size, self.device)
+        self._context = RequestContext(vocabulary, (), dict(logits_processors or {}), tuple(always))
         for name in always:
-            if name not in self.registry:
-                raise ConfigError(f"there is no logits processor {name!r} to run always; {self._choices()}")
-        self.always = tuple(always)
+            if name not in self._context.processors:
+                known = describe_processors(self._context)
+                raise ConfigError(f"there is no logits processor {name!r} to run always; {known}")
 
-        def full(value: float, dtype: torch.dtype) -> Tensor:
-            return torch.full((max_num_seqs,), value, dtype=dtype, device=self.device)
-
-        self.draws = full(0, torch.bool)
-        self.seeds = full(0, torch.int64)
-        self.num_prompt_tokens = full(0, torch.int64)
-        self.inv_temperature = full(1, torch.float32)
-        self.top_k = full(vocab_size, torch.int64)
-        self.top_p = full(1, torch.float64)
-        self.min_log2 = full(-math.inf, torch.float32)
-        self.repetition_penalty = full(1, torch.float32)
-        self.presence_penalty = full(0, torch.float32)
-        self.frequency_penalty = full(0, torch.float32)
-
-        self.random: set[int] = set()
-        """Rows that draw; all others are greedy."""
-        self.filtered: dict[int, int] = {}
-        """Rows that draw with top_k, top_p or min_p -> top_k (vocab_size for none)."""
+        self.sample_table = SampleTable.greedy(max_num_seqs, vocab_size, self.device)
+        """The rows as op `sample` takes them; the tensors stay the same ones."""
+        self.penalty_table = PenaltyTable(
+            repetition=torch.ones(max_num_seqs, device=self.device),
+            presence=torch.zeros(max_num_seqs, device=self.device),
+            frequency=torch.zeros(max_num_seqs, device=self.device),
+            num_prompt_tokens=self.sample_table.num_prompt_tokens,
+        )
+        """The rows as op `penalize` takes them; the tensors stay the same ones."""
+        self.settings: dict[str, dict[int, Any]] = {option.name: {} for option in OPTIONS}
+        """Name of each option -> row -> compiled settings, for the rows that use it."""
+        self.methods: dict[int, SampleMethod] = {}
+        """Rows that are not greedy -> how their tokens are found without op `sample`."""
+        self.small_top_k: dict[int, int] = {}
+        """Rows of method TOP_K -> top_k."""
         self.penalized: set[int] = set()
+        """Rows with repetition, presence or frequency penalties."""
         self.edited: set[int] = set()
-        """Rows with an entry in any of the next seven tables."""
-        self.allowed: dict[int, Tensor] = {}
-        self.bad_words: dict[int, tuple[BadWords, ...]] = {}
-        self.min_tokens: dict[int, MinTokens] = {}
-        self.bias: dict[int, TokenValues] = {}
-        self.processors: dict[int, tuple[str, ...]] = {}
-        self.dry: dict[int, Dry] = {}
-        self.sigmas: dict[int, float] = {}
-        """top_n_sigma, of rows that draw."""
-        self.dynatemp: dict[int, DynamicTemperature] = {}
-        self.xtc: dict[int, XTC] = {}
-        self.mirostat: dict[int, Mirostat] = {}
-        self._kept_mirostat = KeptMirostat()
-        # The completions of one request, and requests of one client, share long lists; nobody changes the tables.
-        self._bad_words_of = functools.lru_cache(_NUM_KEPT_LISTS)(self._bad_words)
-        self._allowed_of = functools.lru_cache(_NUM_KEPT_LISTS)(self._allowed_ids)
+        """Rows with an `EditOption`."""
+        self.reshaped: set[int] = set()
+        """Rows with another option, which op `sample` does not know."""
         self.num_logprobs: dict[int, int] = {}
         """Rows that want logprobs -> how many besides the sampled token's."""
         self.named_logprobs: dict[int, Tensor] = {}
-        """Rows that want those of certain tokens -> the ids."""
-        self.needs_logits: set[int] = set()
-        """Rows whose logits are changed or looked at; all others just draw or take the most likely token."""
-        self.needs_host: set[int] = set()
-        """Those of them that want more than penalties and a few log probabilities: what is done with their logits is
-        decided on the host."""
+        """Rows that want the logprobs of certain tokens -> their ids [M] int64."""
+        self._rows_by_mode: dict[SampleMode, set[int]] = {mode: set() for mode in reversed(SampleMode) if mode}
+        self._request_ids: dict[int, str] = {}
+        self._left: OrderedDict[tuple[str, str], Any] = OrderedDict()
+        """(option, request id) -> settings of stateful options of requests that left their rows, the latest ones."""
 
     @property
     def num_observed(self) -> int:
-        """Log probabilities that are found for every row, whoever asked for them, where the host has no word."""
+        """Number of log probabilities that mode OBSERVED finds for every row."""
         return min(self.config.max_logprobs, self.vocab_size, MOST_OBSERVED)
 
     @property
     def num_mask_words(self) -> int:
         """Words of a row of `TokenMasks.bitmask`."""
         return -(-self.vocab_size // 32)
-
-    def draw_table(self) -> DrawTable:
-        """The rows as op `draw` takes them; the tensors stay the same ones."""
-        return DrawTable(
-            draws=self.draws,
-            seeds=self.seeds,
-            num_prompt_tokens=self.num_prompt_tokens,
-            inv_temperature=self.inv_temperature,
-            top_k=self.top_k,
-            top_p=self.top_p,
-            min_log2=self.min_log2,
-        )
-
-    def penalty_table(self) -> PenaltyTable:
-        """The rows as op `penalize` takes them; the tensors stay the same ones."""
-        return PenaltyTable(
-            repetition=self.repetition_penalty,
-            presence=self.presence_penalty,
-            frequency=self.frequency_penalty,
-            num_prompt_tokens=self.num_prompt_tokens,
-        )
 
     def set_row(
         self,
@@ -188,179 +162,139 @@ class SamplingState:
                 this is still the length of the original prompt.
             stop_token_ids: All tokens that would end the request: what min_tokens keeps from being sampled. Ids
                 outside the vocabulary are left out, they cannot be sampled anyway.
-            request_id: Under which Mirostat finds its state again after a preemption; never used for two requests.
+            request_id: Under which stateful options find their state again after a preemption; never used for two
+                requests.
 
         Raises:
             RequestError: a token id outside the vocabulary, more logprobs than allowed, or an unknown logits
                 processor. The row is then clear.
         """
         self.clear_row(row)
+        if request_id is not None:
+            self._request_ids[row] = request_id
         try:
-            self._set_lists(row, params, stop_token_ids)
-            self._set_extras(row, params, request_id)
+            self._set_options(row, params, self._context._replace(stop_token_ids=stop_token_ids))
+            self._set_logprobs(row, params)
         except RequestError:
             self.clear_row(row)
             raise
-        self.seeds[row] = (seed + 2**63) % 2**64 - 2**63
-        self.num_prompt_tokens[row] = num_prompt_tokens
+        self.sample_table.seeds[row] = (seed + 2**63) % 2**64 - 2**63
+        self.sample_table.num_prompt_tokens[row] = num_prompt_tokens
         if not params.greedy:
-            self._set_draw(row, params)
+            self._set_sampling(row, params)
         penalties = (params.repetition_penalty, params.presence_penalty, params.frequency_penalty)
-        if penalties != (1, 0, 0):
+        if penalties != _NO_PENALTIES:
             self.penalized.add(row)
             self._set_penalties(row, penalties)
-        if any(row in rows for rows in (self.edited, self.dynatemp, self.xtc, self.mirostat, self.named_logprobs)):
-            self.needs_host.add(row)
-        if self.num_logprobs.get(row, 0) > self.num_observed:
-            self.needs_host.add(row)
-        if row in self.penalized or row in self.num_logprobs or row in self.needs_host:
-            self.needs_logits.add(row)
+        mode = self._decide_mode(row)
+        if mode is not SampleMode.ARGMAX:
+            self._rows_by_mode[mode].add(row)
 
     def clear_row(self, row: int) -> None:
         """Forget the request in this row. Clearing an empty row does nothing."""
-        self.draws[row] = False
+        self.sample_table.do_sample[row] = False
         if row in self.penalized:
-            self._set_penalties(row, (1, 0, 0))
-        for rows in (self.random, self.penalized, self.edited, self.needs_logits, self.needs_host):
+            self._set_penalties(row, _NO_PENALTIES)
+        for rows in (self.penalized, self.edited, self.reshaped, *self._rows_by_mode.values()):
             rows.discard(row)
-        if row in self.mirostat:
-            self._kept_mirostat.keep(self.mirostat[row])
+        request_id = self._request_ids.pop(row, None)
+        for option in OPTIONS:
+            settings = self.settings[option.name].pop(row, None)
+            if option.is_stateful and settings is not None and request_id is not None:
+                self._left[option.name, request_id] = settings
+                if len(self._left) > _NUM_LEFT_REQUESTS:
+                    self._left.popitem(last=False)
         tables: tuple[dict[int, Any], ...] = (
-            self.filtered, self.allowed, self.bad_words, self.min_tokens, self.bias, self.processors, self.num_logprobs,
-            self.named_logprobs, self.dry, self.sigmas, self.dynatemp, self.xtc, self.mirostat,
+            self.methods, self.small_top_k, self.num_logprobs, self.named_logprobs,
         )  # fmt: skip
         for table in tables:
             table.pop(row, None)
 
+    def mode_of(self, rows: Iterable[int]) -> SampleMode:
+        """The mode of a step with these rows."""
+        for mode, members in self._rows_by_mode.items():
+            if members and not members.isdisjoint(rows):
+                return mode
+        return SampleMode.ARGMAX
+
+    def only_reads(self, rows: Iterable[int]) -> bool:
+        """Whether sampling for these rows leaves the logits as they are."""
+        return self.edited.isdisjoint(rows) and self.penalized.isdisjoint(rows)
+
     def reads_history(self, row: int) -> bool:
         """Whether a token of this row may depend on the tokens before it other than through its logits."""
-        return row in self.penalized or row in self.edited or row in self.mirostat
+        if row in self.penalized or row in self.edited:
+            return True
+        return any(row in self.settings[option.name] for option in OPTIONS if option.is_stateful)
 
-    def _set_penalties(self, row: int, penalties: tuple[float, float, float]) -> None:
-        self.repetition_penalty[row], self.presence_penalty[row], self.frequency_penalty[row] = penalties
+    def _set_options(self, row: int, params: SamplingParams, context: RequestContext) -> None:
+        for option in OPTIONS:
+            if params.greedy and not option.edits_greedy:
+                continue
+            settings = option.compile(params, context)
+            if settings is None:
+                continue
+            if option.is_stateful:
+                settings = self._left.pop((option.name, self._request_ids.get(row, "")), settings)
+            self.settings[option.name][row] = settings
+            (self.edited if isinstance(option, EditOption) else self.reshaped).add(row)
+        if self._uses(row, TOKENS):
+            for option in FILTERS:
+                self.settings[option.name].pop(row, None)
 
-    def _set_draw(self, row: int, params: SamplingParams) -> None:
-        self.random.add(row)
-        self.draws[row] = True
-        self.inv_temperature[row] = inv_temperature_of(torch.tensor(params.temperature, dtype=torch.float64)).item()
-        top_k = params.top_k if 0 < params.top_k < self.vocab_size else self.vocab_size
-        self.top_k[row], self.top_p[row] = top_k, params.top_p
-        self.min_log2[row] = math.log2(params.min_p) if params.min_p > 0 else -math.inf
-        if top_k < self.vocab_size or params.top_p < 1 or params.min_p > 0:
-            self.filtered[row] = top_k
+    def _uses(self, row: int, options: Iterable[SamplerOption[Any]]) -> bool:
+        return any(row in self.settings[option.name] for option in options)
 
-    def _set_extras(self, row: int, params: SamplingParams, request_id: str | None) -> None:
-        if params.dry_multiplier > 0:
-            breakers = self._ids("dry_sequence_breakers", _only_ids(params.dry_sequence_breakers))
-            self.dry[row] = Dry.of(params, breakers)
-            self.edited.add(row)
-        if params.greedy:
-            return
-        if params.top_n_sigma > 0:
-            self.sigmas[row] = params.top_n_sigma
-            self.edited.add(row)
-        if params.dynatemp_range > 0:
-            self.dynatemp[row] = DynamicTemperature.of(params)
-        if params.mirostat_mode:
-            self.mirostat[row] = self._kept_mirostat.take(request_id, params)
-        elif params.xtc_probability > 0:
-            self.xtc[row] = XTC(params.xtc_probability, params.xtc_threshold)
-
-    def _set_lists(self, row: int, params: SamplingParams, stop_token_ids: Collection[int]) -> None:
-        if params.allowed_token_ids is not None:
-            self.allowed[row] = self._allowed_of(params.allowed_token_ids)
-        if params.bad_words_token_ids:
-            self.bad_words[row] = self._bad_words_of(tuple(map(tuple, params.bad_words_token_ids)))
-        stop_ids = sorted(i for i in set(stop_token_ids) if 0 <= i < self.vocab_size)
-        if params.min_tokens > 0 and stop_ids:
-            self.min_tokens[row] = MinTokens(params.min_tokens, self._ids("stop_token_ids", stop_ids))
-        if params.logit_bias:
-            biases = np.fromiter(params.logit_bias.values(), dtype=np.float32, count=len(params.logit_bias))
-            values = torch.from_numpy(biases).to(self.device)
-            self.bias[row] = TokenValues(self._ids("logit_bias", list(params.logit_bias)), values)
-        names = self.always + self._chosen(params)
-        if names:
-            self.processors[row] = names
-        if any(row in t for t in (self.allowed, self.bad_words, self.min_tokens, self.bias, self.processors)):
-            self.edited.add(row)
+    def _set_logprobs(self, row: int, params: SamplingParams) -> None:
         for name in ("logprobs", "prompt_logprobs"):
-            wanted = getattr(params, name)
+            number = getattr(params, name)
             is_named = name == "logprobs" and params.logprob_token_ids is not None
-            if wanted is not None and wanted > self.config.max_logprobs and not is_named:
+            if number is not None and number > self.config.max_logprobs and not is_named:
                 raise RequestError(
-                    f"{name} must be at most {self.config.max_logprobs} on this server, got {wanted}; ask for fewer "
+                    f"{name} must be at most {self.config.max_logprobs} on this server, got {number}; ask for fewer "
                     f"or raise max_logprobs",
                     param=name,
                 )
         if params.logprobs is not None:
             self.num_logprobs[row] = min(params.logprobs, self.vocab_size)
         if params.logprob_token_ids is not None:
-            self.named_logprobs[row] = self._ids("logprob_token_ids", params.logprob_token_ids)
+            ids = self._context.vocabulary.ids("logprob_token_ids", params.logprob_token_ids)
+            self.named_logprobs[row] = ids
 
-    def _chosen(self, params: SamplingParams) -> tuple[str, ...]:
-        names = (params.extra_args or {}).get("logits_processors", ())
-        if not isinstance(names, (list, tuple)):
-            raise RequestError(
-                f"extra_args.logits_processors must be a list of names, got {names!r}",
-                param="extra_args.logits_processors",
-            )
-        return tuple(self._known(name) for name in names)
+    def _set_penalties(self, row: int, penalties: tuple[float, float, float]) -> None:
+        table = self.penalty_table
+        table.repetition[row], table.presence[row], table.frequency[row] = penalties
 
-    def _known(self, name: Any) -> str:
-        if not isinstance(name, str) or name not in self.registry:
-            raise RequestError(
-                f"there is no logits processor {name!r}; {self._choices()}", param="extra_args.logits_processors"
-            )
-        return name
+    def _set_sampling(self, row: int, params: SamplingParams) -> None:
+        table = self.sample_table
+        top_k = params.top_k if 0 < params.top_k < self.vocab_size else self.vocab_size
+        table.do_sample[row] = True
+        table.inv_temperature[row] = inv_temperature_of(torch.tensor(params.temperature, dtype=torch.float64)).item()
+        table.top_k[row], table.top_p[row] = top_k, params.top_p
+        table.min_log2[row] = math.log2(params.min_p) if params.min_p > 0 else -math.inf
+        self.methods[row] = self._decide_method(row, params, top_k)
+        if self.methods[row] is SampleMethod.TOP_K:
+            self.small_top_k[row] = top_k
 
-    def _choices(self) -> str:
-        return f"registered: {', '.join(sorted(self.registry)) or 'none'}"
+    def _decide_method(self, row: int, params: SamplingParams, top_k: int) -> SampleMethod:
+        if self._uses(row, TOKENS):
+            return SampleMethod.OPTION
+        if self._uses(row, FILTERS):
+            return SampleMethod.OPTION_FILTERED
+        if top_k == self.vocab_size and params.top_p == 1 and params.min_p == 0:
+            return SampleMethod.PLAIN
+        return SampleMethod.TOP_K if top_k <= SMALL_TOP_K else SampleMethod.FILTERED
 
-    def _bad_words(self, words: Sequence[Sequence[int]]) -> tuple[BadWords, ...]:
-        """The words by length, at most twice as long as needed in each table: one long word among thousands of short
-        ones must not make all of them long."""
-        by_width: dict[int, list[Sequence[int]]] = {}
-        for word in words:
-            by_width.setdefault(1 << (len(word) - 1).bit_length(), []).append(word)
-        return tuple(self._bad_words_of_width(width, group) for width, group in sorted(by_width.items()))
-
-    def _bad_words_of_width(self, width: int, words: Sequence[Sequence[int]]) -> BadWords:
-        lengths = np.fromiter(map(len, words), dtype=np.int64, count=len(words))
-        table = np.full((len(words), width), -1, dtype=np.int64)
-        # Row by row, the places of a right-aligned word are in the order in which its tokens come.
-        table[np.arange(width) >= width - lengths[:, None]] = self._checked(
-            "bad_words_token_ids", [*itertools.chain.from_iterable(words)]
-        )
-        tokens = torch.from_numpy(table).to(self.device)
-        return BadWords(tokens[:, :-1].contiguous(), tokens[:, -1].contiguous())
-
-    def _allowed_ids(self, ids: tuple[int, ...]) -> Tensor:
-        return self._ids("allowed_token_ids", sorted(set(ids)))
-
-    def _ids(self, param: str, ids: Sequence[int]) -> Tensor:
-        return torch.from_numpy(self._checked(param, ids)).to(self.device)
-
-    def _checked(self, param: str, ids: Sequence[int]) -> NDArray[np.int64]:
-        array = np.array(ids, dtype=np.int64)
-        outside = np.flatnonzero((array < 0) | (array >= self.vocab_size))
-        if len(outside):
-            raise RequestError(
-                f"{param} must hold token ids below the vocabulary size {self.vocab_size}, got {array[outside[0]]}",
-                param=param,
-            )
-        return array
+    def _decide_mode(self, row: int) -> SampleMode:
+        if row in self.edited or row in self.reshaped or row in self.named_logprobs:
+            return SampleMode.HOST
+        if row in self.num_logprobs:
+            return SampleMode.OBSERVED if self.num_logprobs[row] <= self.num_observed else SampleMode.HOST
+        if row in self.penalized:
+            return SampleMode.EDITED
+        return SampleMode.SAMPLED if row in self.methods else SampleMode.ARGMAX
 
 
 def inv_temperature_of(temperature: Tensor) -> Tensor:
     """log2(e) / temperature, of a scalar float64."""
     return math.log2(math.e) / temperature.clamp(min=_LEAST_TEMPERATURE)
-
-
-def _only_ids(breakers: Sequence[str | int]) -> list[int]:
-    texts = [each for each in breakers if isinstance(each, str)]
-    if texts:
-        raise RequestError(
-            f"dry_sequence_breakers holds the text {texts[0]!r}, and the sampler knows no tokenizer: give token ids",
-            param="dry_sequence_breakers",
-        )
-    return [each for each in breakers if isinstance(each, int)]

@@ -8,14 +8,16 @@ Shapes: V vocabulary, L tokens looked at, M places of the last token.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from quire_interfaces import SamplingParams
+from quire_interfaces import RequestError, SamplingParams
+from quire_sampling.option import EditOption, EditStage, RequestContext, RowLogits
 
-__all__ = ["Dry", "apply_dry_"]
+__all__ = ["OPTIONS"]
 
 _LONGEST = 50
 """Longer repetitions are penalized like one of this length, as by the method's author: the power would overflow."""
@@ -32,22 +34,29 @@ class Dry(NamedTuple):
     breakers: Tensor
     """[B] int64, token ids over which no sequence reaches."""
 
-    @classmethod
-    def of(cls, params: SamplingParams, breakers: Tensor) -> Dry:
-        return cls(params.dry_multiplier, params.dry_base, params.dry_allowed_length, params.dry_range, breakers)
+
+def _compile(params: SamplingParams, context: RequestContext) -> Dry | None:
+    if params.dry_multiplier <= 0:
+        return None
+    breakers = context.vocabulary.ids("dry_sequence_breakers", _only_ids(params.dry_sequence_breakers))
+    return Dry(params.dry_multiplier, params.dry_base, params.dry_allowed_length, params.dry_range, breakers)
 
 
-def apply_dry_(logits: Tensor, dry: Dry, history: Tensor, position: int) -> None:
-    """Penalize, in place.
+def _only_ids(breakers: Sequence[str | int]) -> list[int]:
+    texts = [each for each in breakers if isinstance(each, str)]
+    if texts:
+        raise RequestError(
+            f"dry_sequence_breakers holds the text {texts[0]!r}, and the sampler knows no tokenizer: give token ids",
+            param="dry_sequence_breakers",
+        )
+    return [each for each in breakers if isinstance(each, int)]
 
-    Args:
-        logits: [V] float32.
-        dry: What the row wants.
-        history: [max_model_len] integer, the row's token ids; valid up to and with `position`.
-        position: Sequence position of the last known token.
-    """
+
+def _apply(dry: Dry, row: RowLogits) -> None:
+    """Penalize the tokens that would repeat a sequence, in place."""
+    position = int(row.position)
     start = max(0, position + 1 - dry.num_tokens) if dry.num_tokens else 0
-    tokens = history[start : position + 1].to(torch.int64)
+    tokens = row.history[start : position + 1].to(torch.int64)
     last = len(tokens) - 1
     is_breaker = torch.isin(tokens, dry.breakers)
     if last < 1 or bool(is_breaker[last]):
@@ -66,6 +75,9 @@ def apply_dry_(logits: Tensor, dry: Dry, history: Tensor, position: int) -> None
     excess = lengths - dry.allowed_length
     penalties = torch.where(excess >= 0, dry.multiplier * dry.base ** excess.to(torch.float64), 0.0)
     # A token may follow at several places: the longest match counts.
-    worst = torch.zeros_like(logits)
-    worst.scatter_reduce_(0, tokens[places + 1], penalties.to(logits.dtype), "amax")
-    logits.sub_(worst)
+    worst = torch.zeros_like(row.logits)
+    worst.scatter_reduce_(0, tokens[places + 1], penalties.to(row.logits.dtype), "amax")
+    row.logits.sub_(worst)
+
+
+OPTIONS = (EditOption(name="dry_multiplier", stage=EditStage.PENALIZE, compile=_compile, apply=_apply),)

@@ -1,7 +1,7 @@
-"""Op `draw` with torch: greedy, unfiltered, and filtered draws, none of which sorts a vocabulary.
+"""Op `sample` with torch: greedy, plain and filtered sampling, none of which sorts a vocabulary.
 
-`quire_ops.drawing` says what a draw is; here are the ways to get there with little work. Weights are integers and their
-sums exact, so that all ways give the same token.
+`quire_ops.sampling` says which token is sampled; here are the ways to get there with little work. Weights are integers
+and their sums exact, so that all ways give the same token.
 
 Shapes: N rows, V vocabulary, C blocks of the vocabulary, K candidates.
 """
@@ -13,15 +13,15 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from quire_ops.drawing import integer_weights, log2_weights, share_of, target_of
+from quire_ops.sampling import integer_weights, log2_weights, share_of, target_of
 from quire_sampling.blocks import block_sum, take_blocks
 from quire_sampling.nucleus import Filters, keep_nucleus_
 from quire_sampling.top import top_tokens
 
-__all__ = ["SMALL_TOP_K", "draw", "draw_among_top", "draw_filtered", "draw_weights", "greedy"]
+__all__ = ["SMALL_TOP_K", "greedy", "sample_filtered", "sample_plain", "sample_top_k", "sample_weights"]
 
 SMALL_TOP_K = 256
-"""Up to this top_k, `draw_among_top` is the faster way."""
+"""Up to this top_k, `sample_top_k` is the faster way."""
 _FIRST_TRY = 64
 _CHUNK_ROWS = 8  # bounds the memory of the way through the whole vocabulary
 
@@ -36,8 +36,8 @@ def greedy(logits: Tensor, maxima: Tensor) -> Tensor:
     return ids.gather(1, values.argmax(-1, keepdim=True)).squeeze(1).clamp(max=logits.shape[1] - 1)
 
 
-def draw(logits: Tensor, maxima: Tensor, inv_temperature: Tensor, u: Tensor) -> Tensor:
-    """Draw from all tokens.
+def sample_plain(logits: Tensor, maxima: Tensor, inv_temperature: Tensor, u: Tensor) -> Tensor:
+    """Sample from all tokens.
 
     Args:
         logits: [N, V] float32; not changed.
@@ -49,53 +49,64 @@ def draw(logits: Tensor, maxima: Tensor, inv_temperature: Tensor, u: Tensor) -> 
         [N] int64. Rows with NaN or with nothing but -inf give a token id in range, nothing more.
     """
     tokens = torch.empty(len(logits), dtype=torch.int64, device=logits.device)
-    peaks = maxima.amax(-1)
+    max_logits = maxima.amax(-1)
     for start in range(0, len(logits), _CHUNK_ROWS):
         chunk = slice(start, start + _CHUNK_ROWS)
-        weights = integer_weights(log2_weights(logits[chunk], peaks[chunk], inv_temperature[chunk]))
-        tokens[chunk] = draw_weights(weights, u[chunk])
+        weights = integer_weights(log2_weights(logits[chunk], max_logits[chunk], inv_temperature[chunk]))
+        tokens[chunk] = sample_weights(weights, u[chunk])
     return tokens
 
 
-def draw_among_top(
-    logits: Tensor, maxima: Tensor, inv_temperature: Tensor, filters: Filters, u: Tensor, k: int
-) -> Tensor:
-    """Draw where every row has a small top_k: only the k largest tokens are looked at.
+def sample_top_k(logits: Tensor, maxima: Tensor, inv_temperature: Tensor, filters: Filters, u: Tensor, k: int) -> Tensor:
+    """Sample where every row has a small top_k: only the k largest tokens are looked at.
 
     Args:
+        logits: [N, V] float32; not changed.
+        maxima: [N, C], `block_max(logits)`.
+        inv_temperature: [N] float32, log2(e) / temperature.
         filters: What to keep; no top_k above `k`.
+        u: [N] float64 in [0, 1).
         k: From 1 to V.
 
-    The others and the result are those of `draw`.
+    Returns:
+        [N] int64.
     """
     candidates = _candidates(logits, maxima, inv_temperature, k)
     kept = _passing(candidates, filters)
-    return _draw_candidates(candidates, _keep_share(kept, filters.top_p, kept.sum(-1)), u)
+    return _sample_candidates(candidates, _keep_share(kept, filters.top_p, kept.sum(-1)), u)
 
 
-def draw_filtered(logits: Tensor, maxima: Tensor, inv_temperature: Tensor, filters: Filters, u: Tensor) -> Tensor:
-    """Draw where top_k is large or absent, so that top_p and min_p alone say how many tokens are kept.
+def sample_filtered(logits: Tensor, maxima: Tensor, inv_temperature: Tensor, filters: Filters, u: Tensor) -> Tensor:
+    """Sample where top_k is large or absent, so that top_p and min_p alone say how many tokens are kept.
 
     Usually a few tokens hold most of the weight: 64 candidates are tried first. Rows for which they do not hold all
     kept tokens go through the whole vocabulary.
 
-    Args and result are those of `draw`.
+    Args:
+        logits: [N, V] float32; not changed.
+        maxima: [N, C], `block_max(logits)`.
+        inv_temperature: [N] float32, log2(e) / temperature.
+        filters: What to keep.
+        u: [N] float64 in [0, 1).
+
+    Returns:
+        [N] int64.
     """
     tokens = torch.empty(len(logits), dtype=torch.int64, device=logits.device)
-    peaks = maxima.amax(-1)
+    max_logits = maxima.amax(-1)
     for start in range(0, len(logits), _CHUNK_ROWS):
         chunk = slice(start, start + _CHUNK_ROWS)
         some = Filters(*(each[chunk] for each in filters))
-        tokens[chunk] = _draw_chunk(logits[chunk], maxima[chunk], peaks[chunk], inv_temperature[chunk], some, u[chunk])
+        tokens[chunk] = _sample_chunk(logits[chunk], maxima[chunk], max_logits[chunk], inv_temperature[chunk], some, u[chunk])
     return tokens
 
 
-def _draw_chunk(
-    logits: Tensor, maxima: Tensor, peaks: Tensor, inv_temperature: Tensor, filters: Filters, u: Tensor
+def _sample_chunk(
+    logits: Tensor, maxima: Tensor, max_logits: Tensor, inv_temperature: Tensor, filters: Filters, u: Tensor
 ) -> Tensor:
     vocab_size = logits.shape[1]
     candidates = _candidates(logits, maxima, inv_temperature, min(_FIRST_TRY, vocab_size))
-    log2 = log2_weights(logits, peaks, inv_temperature)
+    log2 = log2_weights(logits, max_logits, inv_temperature)
     weights = integer_weights(log2)
     total = block_sum(weights).sum(-1)
     below_min_p = candidates.log2[:, -1] < filters.min_log2
@@ -103,11 +114,11 @@ def _draw_chunk(
     complete = only_top_p & (candidates.weights.sum(-1) >= share_of(filters.top_p, total))
     kept = _passing(candidates, filters)
     kept = _keep_share(kept, filters.top_p, torch.where(below_min_p, kept.sum(-1), total))
-    tokens = _draw_candidates(candidates, kept, u)
+    tokens = _sample_candidates(candidates, kept, u)
     rest = (~(complete | below_min_p)).nonzero().squeeze(1)
     if len(rest):
         kept = keep_nucleus_(weights[rest], log2[rest], logits[rest], filters.take(rest))
-        tokens[rest] = draw_weights(kept, u[rest])
+        tokens[rest] = sample_weights(kept, u[rest])
     return tokens
 
 
@@ -138,15 +149,16 @@ def _keep_share(weights: Tensor, top_p: Tensor, total: Tensor) -> Tensor:
     return weights * (before < share_of(top_p, total).unsqueeze(1))
 
 
-def _draw_candidates(candidates: _Candidates, kept: Tensor, u: Tensor) -> Tensor:
+def _sample_candidates(candidates: _Candidates, kept: Tensor, u: Tensor) -> Tensor:
     order = candidates.ids.argsort(dim=-1)
     cumulative = kept.gather(1, order).cumsum(-1)
     place = _crossing(cumulative, target_of(u, cumulative[:, -1]))
     return candidates.ids.gather(1, order.gather(1, place)).squeeze(1)
 
 
-def draw_weights(weights: Tensor, u: Tensor) -> Tensor:
-    """Draw by weights [N, V] int64, in the order of token ids: first the block, then the token within the block."""
+def sample_weights(weights: Tensor, u: Tensor) -> Tensor:
+    """Sample by weights [N, V] int64, in the order of token ids: first the block, then the token within the block.
+    u [N] float64 -> [N] int64."""
     sums = block_sum(weights)
     cumulative = sums.cumsum(-1)
     target = target_of(u, cumulative[:, -1])
