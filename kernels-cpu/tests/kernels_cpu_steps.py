@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from quire_kernels_cpu.builds import build_name
-from quire_ops import DrawTable
+from quire_ops import SampleTable
 
-__all__ = ["Layout", "make_draws", "same_for_each_build"]
+__all__ = ["Layout", "make_sample_table", "same_for_each_build"]
 
 same_for_each_build = pytest.mark.skipif(
     (build_name() or "").endswith("-emulated"),
@@ -65,15 +65,15 @@ class Layout:
         return cache.to(dtype)
 
 
-def make_draws(num_rows: int, vocab_size: int, seed: int) -> DrawTable:
+def make_sample_table(num_rows: int, vocab_size: int, seed: int) -> SampleTable:
     """Rows of every kind; each parameter is neutral or extreme now and then."""
     generator = torch.Generator().manual_seed(seed)
 
     def some_of(values: Sequence[float], dtype: torch.dtype) -> Tensor:
         return torch.tensor(values, dtype=dtype)[torch.randint(len(values), (num_rows,), generator=generator)]
 
-    return DrawTable(
-        draws=some_of([1, 1, 0], torch.bool),
+    return SampleTable(
+        do_sample=some_of([1, 1, 0], torch.bool),
         seeds=torch.randint(-(2**63), 2**63 - 1, (num_rows,), generator=generator),
         num_prompt_tokens=torch.randint(1, 4, (num_rows,), generator=generator),
         inv_temperature=some_of([1.4e6, 7.2, 2, 1.4427, 1.1, 0.3, 0.014], torch.float32),

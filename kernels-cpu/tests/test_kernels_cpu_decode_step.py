@@ -8,7 +8,7 @@ import random
 import numpy as np
 import pytest
 import torch
-from kernels_cpu_steps import make_draws
+from kernels_cpu_steps import make_sample_table
 from test_kernels_cpu_decoder import KV_HEADS, RULES, _widened, make_stack
 from torch import Tensor
 
@@ -76,7 +76,7 @@ def make_rows(dtype: torch.dtype, rng: random.Random) -> DecodeRows:
         group_of_layer=GROUP_OF_LAYER,
         kv_caches=tuple(caches),
         lora_slots=np.full(NUM_ROWS, -1, dtype=np.int32),
-        draw=make_draws(NUM_ROWS, VOCAB, rng.getrandbits(32)),
+        sample_table=make_sample_table(NUM_ROWS, VOCAB, rng.getrandbits(32)),
     )
 
 
@@ -89,7 +89,7 @@ def copied(rows: DecodeRows, dtype: torch.dtype) -> DecodeRows:
         group_of_layer=rows.group_of_layer,
         kv_caches=tuple(cache.to(dtype, copy=True) for cache in rows.kv_caches),
         lora_slots=rows.lora_slots.copy(),
-        draw=rows.draw,
+        sample_table=rows.sample_table,
     )
 
 
@@ -138,13 +138,13 @@ def test_neighbours_change_no_token(dtype: torch.dtype, int8_head: bool) -> None
         assert torch.equal(cache.nan_to_num(), other.nan_to_num())
 
 
-@pytest.mark.parametrize("draws", [True, False])
-def test_masked_steps_equal_the_reference(draws: bool) -> None:
+@pytest.mark.parametrize("do_sample", [True, False])
+def test_masked_steps_equal_the_reference(samples: bool) -> None:
     torch.manual_seed(3)
     rng = random.Random(3)
     network, rows = make_network(torch.float32), make_rows(torch.float32, rng)
-    if not draws:
-        rows.draw.draws.zero_()
+    if not samples:
+        rows.sample_table.do_sample.zero_()
     expected = copied(rows, torch.float64)
     run, reference = decode_step(network, rows), ops.decode_step(widened(network), expected)
     num_words = -(-VOCAB // 32)

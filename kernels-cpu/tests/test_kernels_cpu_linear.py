@@ -44,8 +44,8 @@ def test_linear_equals_the_reference_and_each_row_alone(dtype: torch.dtype, toke
     logits = ops.lm_head(x, weight)
     assert logits.dtype == torch.float32
     assert relative_error(logits, x.double() @ weight.double().T) <= 1e-6
-    ids, peaks = ops.lm_head_argmax(x, weight)
-    assert torch.equal(peaks, logits.amax(dim=1))
+    ids, max_logits = ops.lm_head_argmax(x, weight)
+    assert torch.equal(max_logits, logits.amax(dim=1))
     assert torch.equal(ids, logits.argmax(dim=1))
 
 

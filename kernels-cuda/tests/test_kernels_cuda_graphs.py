@@ -13,7 +13,7 @@ from kernels_cuda_runner import NETWORK, Driver, triton_table, use_triton
 from kernels_cuda_support import DEVICE
 
 from quire_ops import OpRequest
-from quire_runner.graphs import Choice
+from quire_sampling import SampleMode
 
 LATENT_NETWORK: dict[str, Any] = {
     "architectures": ["DeepseekV32ForCausalLM"],
@@ -62,7 +62,7 @@ def test_tokens_are_those_of_eager_steps() -> None:
     assert eager.runner.graphs is None
     assert graphs.runner.graphs is not None
     assert graphs.runner.graphs.failure is None
-    assert set(graphs.runner.graphs.captured) == {(2, choice) for choice in Choice if choice is not Choice.OBSERVED}
+    assert set(graphs.runner.graphs.captured) == {(2, mode) for mode in SampleMode if mode < SampleMode.OBSERVED}
 
 
 def test_rows_with_adapters_are_in_the_graphs() -> None:
@@ -88,7 +88,7 @@ def test_rows_with_adapters_are_in_the_graphs() -> None:
 
 @pytest.mark.parametrize("network", [NETWORK, LATENT_NETWORK], ids=["window", "latent"])
 def test_drafts_are_verified_as_in_steps_of_one_token(network: dict[str, Any]) -> None:
-    """Greedy, drawn and penalized rows; their right tokens are taken from steps without drafts."""
+    """Greedy, sampled and penalized rows; their right tokens are taken from steps without drafts."""
     plain = Driver(network, enforce_eager=True)
     for _ in range(12):
         plain.step([0, 1, 2])
@@ -105,7 +105,7 @@ def test_drafts_are_verified_as_in_steps_of_one_token(network: dict[str, Any]) -
         assert tokens[:12] == plain.tokens[row][: len(tokens)]
     assert graphs.runner.graphs is not None
     assert graphs.runner.graphs.failure is None
-    assert graphs.runner.graphs.captured == ((9, Choice.EDITED),)
+    assert graphs.runner.graphs.captured == ((9, SampleMode.EDITED),)
 
 
 def test_a_network_with_sparse_latent_attention() -> None:
@@ -117,7 +117,7 @@ def test_a_network_with_sparse_latent_attention() -> None:
     assert graphs.tokens == eager.tokens
     assert graphs.runner.graphs is not None
     assert graphs.runner.graphs.failure is None
-    assert set(graphs.runner.graphs.captured) == {(2, Choice.MOST_LIKELY)}
+    assert set(graphs.runner.graphs.captured) == {(2, SampleMode.ARGMAX)}
 
 
 def test_every_kernel_of_a_step_is_ours() -> None:
@@ -126,8 +126,8 @@ def test_every_kernel_of_a_step_is_ours() -> None:
     for op in (
         "decode_inputs",
         "paged_attention",
-        "draw",
-        "draw_masked",
+        "sample",
+        "sample_masked",
         "penalize",
         "lm_head_argmax",
         "rms_norm",

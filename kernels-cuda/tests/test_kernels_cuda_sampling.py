@@ -8,10 +8,10 @@ import pytest
 import torch
 from kernels_cuda_support import here, poison
 
-from quire_kernels_cuda.triton.sampling import draw, draw_masked
-from quire_ops import DrawTable, ops
+from quire_kernels_cuda.triton.sampling import sample, sample_masked
+from quire_ops import SampleTable, ops
 
-# draws, temperature, top_k, top_p, min_p
+# do_sample, temperature, top_k, top_p, min_p
 ROWS = [
     (False, 1.0, 0, 1.0, 0.0),
     (True, 1.0, 0, 1.0, 0.0),
@@ -28,10 +28,10 @@ ROWS = [
 ]
 
 
-def make_table(vocab_size: int) -> DrawTable:
-    draws, temperature, top_k, top_p, min_p = (torch.tensor(column) for column in zip(*ROWS, strict=True))
-    return DrawTable(
-        draws=draws,
+def make_table(vocab_size: int) -> SampleTable:
+    do_sample, temperature, top_k, top_p, min_p = (torch.tensor(column) for column in zip(*ROWS, strict=True))
+    return SampleTable(
+        do_sample=do_sample,
         seeds=torch.randint(-(2**63), 2**63 - 1, (len(ROWS),)),
         num_prompt_tokens=torch.randint(0, 99, (len(ROWS),)),
         inv_temperature=(math.log2(math.e) / temperature.double()).float(),
@@ -41,8 +41,8 @@ def make_table(vocab_size: int) -> DrawTable:
     )
 
 
-def on_device(table: DrawTable) -> DrawTable:
-    return DrawTable(**{name: here(getattr(table, name)) for name in DrawTable.__slots__})
+def on_device(table: SampleTable) -> SampleTable:
+    return SampleTable(**{name: here(getattr(table, name)) for name in SampleTable.__slots__})
 
 
 def logits_and_positions(vocab_size: int, num_rows: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -59,11 +59,11 @@ def test_draws_what_the_reference_draws(monkeypatch, vocab_size):
     logits, positions = logits_and_positions(vocab_size, len(rows))
     if vocab_size > 1:
         logits[:, vocab_size // 2] = -torch.inf
-    wanted = ops.draw(logits, rows, positions, table)
+    wanted = ops.sample(logits, rows, positions, table)
     poison(monkeypatch)
-    tokens, peaks = draw(*map(here, (logits, rows, positions)), on_device(table))
+    tokens, max_logits = sample(*map(here, (logits, rows, positions)), on_device(table))
     assert torch.equal(tokens.cpu(), wanted[0])
-    assert torch.equal(peaks.cpu(), wanted[1])
+    assert torch.equal(max_logits.cpu(), wanted[1])
 
 
 def test_draws_among_the_tokens_of_a_mask(monkeypatch):
@@ -79,12 +79,12 @@ def test_draws_among_the_tokens_of_a_mask(monkeypatch):
     mask_of = torch.tensor([0, 1, 2, -1] * 3)
     excluded = ((bitmask[0, 0] >> torch.arange(32)) & 1) == 0
     logits[0, int(excluded.nonzero()[0])] = torch.nan
-    wanted = ops.draw_masked(logits, rows, positions, table, mask_of, bitmask)
+    wanted = ops.sample_masked(logits, rows, positions, table, mask_of, bitmask)
     poison(monkeypatch)
     arguments = map(here, (logits.clone(), rows, positions))
-    tokens, peaks = draw_masked(*arguments, on_device(table), here(mask_of), here(bitmask))
+    tokens, max_logits = sample_masked(*arguments, on_device(table), here(mask_of), here(bitmask))
     assert torch.equal(tokens.cpu(), wanted[0])
-    assert torch.equal(peaks.cpu(), wanted[1])
+    assert torch.equal(max_logits.cpu(), wanted[1])
     assert tokens[mask_of == 1].tolist() == [32] * 3
 
 
@@ -94,8 +94,8 @@ def test_rows_without_a_likely_token_give_some_token():
     logits[2, 69] = 1.0
     logits[3, 7] = torch.inf
     rows = torch.ones(4, dtype=torch.int64)
-    tokens, peaks = draw(*map(here, (logits, rows, rows)), on_device(make_table(70)))
+    tokens, max_logits = sample(*map(here, (logits, rows, rows)), on_device(make_table(70)))
     assert ((tokens >= 0) & (tokens < 70)).all()
     assert tokens[2] == 69
-    assert peaks[1].isnan()
-    assert peaks.cpu()[[0, 2, 3]].tolist() == [-torch.inf, 1.0, torch.inf]
+    assert max_logits[1].isnan()
+    assert max_logits.cpu()[[0, 2, 3]].tolist() == [-torch.inf, 1.0, torch.inf]

@@ -19,16 +19,16 @@ def test_lm_head_argmax(monkeypatch, dtype, rows, vocab_size, inputs):
     weight[1] = weight[1].round()  # whole numbers, whose sums are the same in any order
     weight[vocab_size // 2] = weight[1]
     if rows:
-        x[0] = weight[1]  # two equal peaks
+        x[0] = weight[1]  # two equal max_logits
     if rows > 2:
         x[1, 3] = float("nan")
         x[2] = 0.0  # all equal
-    ids, peaks = (part.cpu() for part in vocabulary.lm_head_argmax(here(x), here(weight)))
+    ids, max_logits = (part.cpu() for part in vocabulary.lm_head_argmax(here(x), here(weight)))
     wanted_ids, wanted_peaks = ref.lm_head_argmax(x, weight)
-    assert torch.equal(peaks.isnan(), wanted_peaks.isnan())
-    known = ~peaks.isnan()
+    assert torch.equal(max_logits.isnan(), wanted_peaks.isnan())
+    known = ~max_logits.isnan()
     assert torch.equal(ids[known], wanted_ids[known])
-    check(peaks[known], wanted_peaks[known], torch.float32)
+    check(max_logits[known], wanted_peaks[known], torch.float32)
     assert ids.dtype == torch.int64
     assert ((ids >= 0) & (ids < vocab_size)).all()
 

@@ -13,9 +13,9 @@ from torch import Tensor
 from quire_kernels_cpu.backend import ATTENTION_FACTS, backend_for
 from quire_kernels_cpu.builds import library
 from quire_kernels_cpu.decoder import Decoder, pointers_to
-from quire_kernels_cpu.drawing import Table
 from quire_kernels_cpu.dtypes import DTYPES
 from quire_kernels_cpu.matrix import Matrix
+from quire_kernels_cpu.sampling import Table
 from quire_kernels_cpu.step_inputs import Group
 from quire_ops import DecodeNetwork, DecodeRows, RunDecode, ops
 
@@ -83,7 +83,7 @@ class _DecodeStep:
             )
         )
         self._num_blocks = (_P * num_groups)(*(numbers.ctypes.data for numbers in rows.num_blocks))
-        self._draw = Table.of(rows.draw)
+        self._draw = Table.of(rows.sample_table)
         self._rows, self._starts, self._ids = ((_L * num_rows)() for _ in range(3))
         self._peaks = (ctypes.c_float * num_rows)()
         self._length = 0

@@ -11,13 +11,13 @@ from torch import Tensor
 from quire_kernels_cpu import (
     decode_step,
     decoder,
-    drawing,
     latent,
     lora,
     moe,
     recurrent,
     rope_and_cache,
     routing,
+    sampling,
     step_inputs,
 )
 from quire_kernels_cpu.backend import ATTENTION_FACTS, backend_for
@@ -32,7 +32,7 @@ from quire_ops.torch_attention import paged_attention as torch_paged_attention
 
 __all__ = ["backends"]
 
-MODULES = (decode_step, decoder, drawing, latent, lora, moe, recurrent, rope_and_cache, routing, step_inputs)
+MODULES = (decode_step, decoder, latent, lora, moe, recurrent, rope_and_cache, routing, sampling, step_inputs)
 """The other modules with backends: importing them adds theirs."""
 
 _ACTIVATIONS = {name: i for i, name in enumerate((*EXPERT_ACTIVATIONS, "sigmoid", "tanh", "gelu_erf", "expm1"))}
@@ -60,19 +60,19 @@ def lm_head_argmax(x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
     x, weight = x.contiguous(), weight.contiguous()
     num_tokens, cols = x.shape
     ids = torch.empty(num_tokens, dtype=torch.int64)
-    peaks = torch.empty(num_tokens, dtype=torch.float32)
+    max_logits = torch.empty(num_tokens, dtype=torch.float32)
     if num_tokens:
         library().quire_linear_largest(
             DTYPES[x.dtype],
             x.data_ptr(),
             weight.data_ptr(),
             ids.data_ptr(),
-            peaks.data_ptr(),
+            max_logits.data_ptr(),
             num_tokens,
             cols,
             weight.shape[0],
         )
-    return ids, peaks
+    return ids, max_logits
 
 
 @backend_for(ops.int8_linear)

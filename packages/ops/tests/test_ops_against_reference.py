@@ -90,12 +90,12 @@ def whole_numbers(*shape: int, dtype: torch.dtype, seed: int) -> Tensor:
 @pytest.mark.parametrize("shape", [(33, 64), (1, 32), (2000, 96), (515, 70)])
 def test_lm_head_argmax(backend: OpBackend, dtype: torch.dtype, rows: int, shape: tuple[int, int]) -> None:
     x, weight = whole_numbers(rows, shape[1], dtype=dtype, seed=rows), whole_numbers(*shape, dtype=dtype, seed=9)
-    ids, peaks = backend.function(x, weight)
+    ids, max_logits = backend.function(x, weight)
     wanted_ids, wanted_peaks = ref.lm_head_argmax(x, weight)
     assert torch.equal(ids, wanted_ids)
-    assert torch.equal(peaks, wanted_peaks)
+    assert torch.equal(max_logits, wanted_peaks)
     assert ids.dtype == torch.int64
-    assert peaks.dtype == torch.float32
+    assert max_logits.dtype == torch.float32
 
 
 @cases(ops.lm_head_argmax)
@@ -104,18 +104,18 @@ def test_lm_head_argmax_of_what_is_no_number(backend: OpBackend, dtype: torch.dt
     wanted_ids, wanted_peaks = ref.lm_head_argmax(x, weight)
     x[3] = torch.nan
     x[7, 5] = torch.inf
-    ids, peaks = backend.function(x, weight)
+    ids, max_logits = backend.function(x, weight)
     sound = [i for i in range(20) if i not in (3, 7)]
     assert torch.equal(ids[sound], wanted_ids[sound])
-    assert torch.equal(peaks[sound], wanted_peaks[sound])
-    assert peaks[3].isnan()
-    assert not peaks[7].isfinite()
+    assert torch.equal(max_logits[sound], wanted_peaks[sound])
+    assert max_logits[3].isnan()
+    assert not max_logits[7].isfinite()
     assert ((ids >= 0) & (ids < 300)).all()
-    # Every logit -inf: the first token, and a peak that says so.
+    # Every logit -inf: the first token, and a max_logit that says so.
     weight = torch.full((300, 64), -torch.inf, dtype=dtype)
-    ids, peaks = backend.function(torch.ones(2, 64, dtype=dtype), weight)
+    ids, max_logits = backend.function(torch.ones(2, 64, dtype=dtype), weight)
     assert ids.tolist() == [0, 0]
-    assert peaks.tolist() == [-torch.inf, -torch.inf]
+    assert max_logits.tolist() == [-torch.inf, -torch.inf]
 
 
 @pytest.mark.parametrize("backend", serving(ops.step_inputs))

@@ -51,10 +51,10 @@ class NoNetwork:
 
     def argmax(self, hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         begin, cpu_begin = time.perf_counter(), time.thread_time()
-        peaks, token_ids = self._logits[: len(hidden)].max(dim=-1)
+        max_logits, token_ids = self._logits[: len(hidden)].max(dim=-1)
         self.seconds += time.perf_counter() - begin
         self.cpu_seconds += time.thread_time() - cpu_begin
-        return token_ids, peaks
+        return token_ids, max_logits
 
 
 def decode(step_id: int, num_rows: int, position: int) -> SchedulerOutput:
@@ -132,7 +132,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=300, help="decode steps per batch size (at most 1000)")
     parser.add_argument("--vocab-size", type=int, default=1000)
-    parser.add_argument("--greedy", action="store_true", help="greedy rows instead of drawn ones")
+    parser.add_argument("--greedy", action="store_true", help="greedy rows instead of sampled ones")
     args = parser.parse_args()
     params = SamplingParams(temperature=0 if args.greedy else 1)
     gc.disable()

@@ -10,7 +10,6 @@ from torch import Tensor
 from quire_attention.batch import AttentionMetadata, ForwardBatch
 from quire_ops import (
     NO_SLOT,
-    DrawTable,
     LoraTokens,
     LoraWeights,
     OpBackend,
@@ -18,11 +17,12 @@ from quire_ops import (
     OpTable,
     PagedLayout,
     PenaltyTable,
+    SampleTable,
     builtin_table,
     ops,
     uniform,
 )
-from quire_ops.drawing import integer_weights, log2_weights, share_of, target_of
+from quire_ops.sampling import integer_weights, log2_weights, share_of, target_of
 from quire_runner import runner
 
 
@@ -59,10 +59,10 @@ def attend(query: Tensor, cache: Tensor, metadata: AttentionMetadata, window: in
     return torch.einsum("shk,skhd->shd", weights, values)
 
 
-def draw(logits: Tensor, rows: Tensor, positions: Tensor, table: DrawTable) -> tuple[Tensor, Tensor]:
-    """Op `draw` with a whole sort, without a question to the device."""
-    peaks, greedy = logits.amax(-1), logits.max(-1).indices
-    log2 = log2_weights(logits, peaks, table.inv_temperature[rows])
+def sample(logits: Tensor, rows: Tensor, positions: Tensor, table: SampleTable) -> tuple[Tensor, Tensor]:
+    """Op `sample` with a whole sort, without a question to the device."""
+    max_logits, greedy = logits.amax(-1), logits.max(-1).indices
+    log2 = log2_weights(logits, max_logits, table.inv_temperature[rows])
     order = logits.sort(dim=-1, descending=True, stable=True).indices
     rank = torch.arange(logits.shape[1])
     passes = (log2.gather(1, order) >= table.min_log2[rows, None]) & (rank < table.top_k[rows, None])
@@ -72,16 +72,16 @@ def draw(logits: Tensor, rows: Tensor, positions: Tensor, table: DrawTable) -> t
     cumulative = torch.zeros_like(kept).scatter_(1, order, kept).cumsum(1)
     u = uniform(table.seeds[rows], positions + 1 - table.num_prompt_tokens[rows])
     found = (cumulative > target_of(u, cumulative[:, -1])[:, None]).to(torch.int8).argmax(1)
-    return torch.where(table.draws[rows], found, greedy), peaks
+    return torch.where(table.do_sample[rows], found, greedy), max_logits
 
 
-def draw_masked(
-    logits: Tensor, rows: Tensor, positions: Tensor, table: DrawTable, mask_of: Tensor, bitmask: Tensor
+def sample_masked(
+    logits: Tensor, rows: Tensor, positions: Tensor, table: SampleTable, mask_of: Tensor, bitmask: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Op `draw_masked`, with a table of bits."""
+    """Op `sample_masked`, with a table of bits."""
     bits = (bitmask[:, :, None] >> torch.arange(32, dtype=torch.int32)) & 1
     excluded = (bits.flatten(1)[mask_of, : logits.shape[1]] == 0) & (mask_of >= 0)[:, None]
-    return draw(logits.masked_fill(excluded, -torch.inf), rows, positions, table)
+    return sample(logits.masked_fill(excluded, -torch.inf), rows, positions, table)
 
 
 def penalize(logits: Tensor, rows: Tensor, positions: Tensor, token_ids: Tensor, table: PenaltyTable) -> None:
@@ -135,8 +135,8 @@ def lora_linear(out: Tensor, x: Tensor, weights: LoraWeights, tokens: LoraTokens
 def torch_table() -> OpTable:
     """The recorder sees what torch does; the compiled kernels for CPUs do without torch."""
     table = builtin_table()
-    table.add(OpBackend(op=ops.draw, name="sorted", function=draw))
-    table.add(OpBackend(op=ops.draw_masked, name="sorted", function=draw_masked))
+    table.add(OpBackend(op=ops.sample, name="sorted", function=sample))
+    table.add(OpBackend(op=ops.sample_masked, name="sorted", function=sample_masked))
     table.add(OpBackend(op=ops.penalize, name="tables", function=penalize))
     return table
 

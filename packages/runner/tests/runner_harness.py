@@ -113,8 +113,8 @@ class TinyNetwork(nn.Module):
         return None
 
     def argmax(self, hidden: Tensor, lora: LoraTokens | None = None) -> tuple[Tensor, Tensor]:
-        peaks, token_ids = self.compute_logits(hidden).max(dim=-1)
-        return token_ids, peaks
+        max_logits, token_ids = self.compute_logits(hidden).max(dim=-1)
+        return token_ids, max_logits
 
     def dense_logits(self, token_ids: Sequence[int]) -> Tensor:
         """[n, VOCAB_SIZE] float32 logits of a whole sequence, without any cache."""

@@ -21,7 +21,7 @@ from quire_lora.adapter import LinearAdapter
 from quire_models import CausalLM
 from quire_ops import builtin_table
 from quire_runner import ModelRunner, RunnerConfig
-from quire_runner.graphs import Choice
+from quire_sampling import SampleMode
 from quire_testkit.recorded_graph import record_graph
 
 NUM_ROWS = 4
@@ -30,10 +30,10 @@ SLOTS = (1, -1, 0, 2)
 """Of each row. The first and the last one have the same prompt."""
 PARAMS = {
     "greedy": SamplingParams(temperature=0.0),
-    "drawn": SamplingParams(temperature=0.9, top_p=0.9),
+    "sampled": SamplingParams(temperature=0.9, top_p=0.9),
     "penalized": SamplingParams(temperature=0.9, repetition_penalty=1.3),
 }
-CHOICES = {"greedy": Choice.MOST_LIKELY, "drawn": Choice.DRAWN, "penalized": Choice.EDITED}
+MODES = {"greedy": SampleMode.ARGMAX, "sampled": SampleMode.SAMPLED, "penalized": SampleMode.EDITED}
 RANKS = {0: 3, 1: 16, 2: 7}
 BLOCKS = 12
 
@@ -172,7 +172,7 @@ def check(driver: Driver, expected: dict[int, list[int]], kind: str) -> None:
     graphs = driver.runner.graphs
     assert graphs is not None
     assert graphs.failure is None
-    assert {choice for _, choice in graphs.captured} == {CHOICES[kind]}
+    assert {mode for _, mode in graphs.captured} == {MODES[kind]}
 
 
 @pytest.mark.parametrize("kind", PARAMS)

@@ -22,22 +22,22 @@ from quire_models import Network, load_model
 from quire_models.config import ModelConfig
 from quire_models.mtp.config import mtp_config
 from quire_runner.drafting import DraftStep, RowDrafter
-from quire_runner.graphs import Choice
+from quire_sampling import SampleMode
 from quire_spec_decode import Draft
 from quire_testkit.recorded_graph import record_graph
 
 SIZES = (3, 9, 16)
 SAMPLING: dict[str, dict[str, Any]] = {
     "greedy": {},
-    "drawn": {"temperature": 0.9, "top_p": 0.9},
+    "sampled": {"temperature": 0.9, "top_p": 0.9},
     "penalized": {"temperature": 0.7, "repetition_penalty": 1.3},
 }
-CHOICES = {"greedy": Choice.MOST_LIKELY, "drawn": Choice.DRAWN, "penalized": Choice.EDITED}
+MODES = {"greedy": SampleMode.ARGMAX, "sampled": SampleMode.SAMPLED, "penalized": SampleMode.EDITED}
 CASES = [
-    ("eagle3", "drawn", "chunks of prompts"),
+    ("eagle3", "sampled", "chunks of prompts"),
     ("eagle3", "penalized", "preemption"),
     ("eagle3", "greedy", "asynchronous"),
-    ("eagle", "drawn", "preemption"),
+    ("eagle", "sampled", "preemption"),
     ("medusa", "penalized", "chunks of prompts"),
     ("mtp", "greedy", "chunks of prompts"),
 ]
@@ -145,7 +145,7 @@ def test_tokens_and_drafts_are_those_of_eager_steps(drafter: str, kind: str, sit
     assert graphs is not None
     assert graphs.failure is None
     assert len(graphs.captured) >= 2
-    assert {choice for _, choice in graphs.captured} == {CHOICES[kind]}
+    assert {mode for _, mode in graphs.captured} == {MODES[kind]}
     if situation == "preemption":
         assert engine.scheduler.stats().num_preemptions_total > 0
     engine.executor.close()

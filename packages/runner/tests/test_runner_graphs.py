@@ -21,20 +21,21 @@ from quire_attention.batch import ForwardBatch
 from quire_interfaces import ConfigError, Request
 from quire_ops import LoraTokens
 from quire_runner import RunnerConfig
-from quire_runner.graphs import Choice, DecodeGraphs
+from quire_runner.graphs import DecodeGraphs
+from quire_sampling import SampleMode
 from quire_testkit.recorded_graph import record_graph
 
 
 @pytest.fixture(autouse=True)
-def _draw_with_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+def _sample_with_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     add_torch_ops(monkeypatch)
 
 
 SAMPLING: dict[str, dict[str, Any]] = {
     "greedy": {},
-    "drawn": {"temperature": 0.8, "top_p": 0.9, "top_k": 12},
+    "sampled": {"temperature": 0.8, "top_p": 0.9, "top_k": 12},
     "penalized": {"repetition_penalty": 1.3, "presence_penalty": 0.4},
-    "penalized and drawn": {"temperature": 0.9, "frequency_penalty": 0.7},
+    "penalized and sampled": {"temperature": 0.9, "frequency_penalty": 0.7},
     "log probabilities": {"logprobs": 2},
 }
 
@@ -66,8 +67,8 @@ def run_in_waves(engine: Engine, several: list[Request]) -> None:
 @pytest.mark.parametrize(("windows", "depth"), [(FULL, 1), (HYBRID, 0)], ids=["full, one ahead", "hybrid"])
 @pytest.mark.parametrize(
     "kinds",
-    [["greedy"], ["drawn"], ["penalized", "penalized and drawn", "drawn"], list(SAMPLING)],
-    ids=["greedy", "drawn", "penalized", "mixed"],
+    [["greedy"], ["sampled"], ["penalized", "penalized and sampled", "sampled"], list(SAMPLING)],
+    ids=["greedy", "sampled", "penalized", "mixed"],
 )
 def test_tokens_are_those_of_every_request_alone(kinds: list[str], windows: Any, depth: int) -> None:
     several = requests(kinds, seed=len(kinds) + depth)
@@ -81,7 +82,7 @@ def test_tokens_are_those_of_every_request_alone(kinds: list[str], windows: Any,
     sizes = {size for size, _ in graphs.captured}
     assert len(sizes) >= (2 if "log probabilities" in kinds else 3)
     assert sizes <= {1, 2, 4, 6}
-    assert any(choice is Choice.EDITED for _, choice in graphs.captured) == ("penalized" in kinds)
+    assert any(mode is SampleMode.EDITED for _, mode in graphs.captured) == ("penalized" in kinds)
     for request in several:
         outcome = engine.outcomes[request.request_id]
         assert outcome.token_ids == reference_tokens(engine.network, request)
@@ -91,12 +92,12 @@ def test_tokens_are_those_of_every_request_alone(kinds: list[str], windows: Any,
 @pytest.mark.parametrize("depth", [0, 1])
 def test_rows_with_grammars_are_in_the_graphs(depth: int) -> None:
     """Beside rows without one, with penalties and without; one grammar breaks half-way, and its row fails alone."""
-    drawn = {"temperature": 1.3, "top_k": 9}
+    sampled = {"temperature": 1.3, "top_k": 9}
     masked = [
         constrained("c", [3, 4], "2,9", frequency_penalty=0.8),
-        constrained("d", [4, 9, 2], "3,14", seed=5, **drawn),
+        constrained("d", [4, 9, 2], "3,14", seed=5, **sampled),
     ]
-    plain = requests(["greedy", "penalized and drawn"], seed=depth)[:2]
+    plain = requests(["greedy", "penalized and sampled"], seed=depth)[:2]
     several = [each for pair in zip(plain, masked, strict=True) for each in pair]
     bad = constrained("bad", [5, 6], "6,20")
     engine = Engine(
@@ -105,7 +106,7 @@ def test_rows_with_grammars_are_in_the_graphs(depth: int) -> None:
     run_in_waves(engine, [several[1], bad, *several[2:], several[0]])
     assert engine.runner.graphs is not None
     assert engine.runner.graphs.failure is None
-    assert len([size for size, choice in engine.runner.graphs.captured if choice is Choice.EDITED]) > 1
+    assert len([size for size, mode in engine.runner.graphs.captured if mode is SampleMode.EDITED]) > 1
     assert engine.network.num_forwards < engine.num_steps * 0.6
     for request in several:
         alone = reference_tokens(engine.network, request)
@@ -148,14 +149,14 @@ class BrokenAt20(DeviceNetwork):
         return torch.where(positions[:, None] == 20, torch.nan, super()._embed(token_ids, positions))
 
 
-@pytest.mark.parametrize(("logprobs", "choice"), [(None, Choice.MOST_LIKELY), (3, Choice.OBSERVED)])
-def test_a_row_that_fails_fails_alone(logprobs: int | None, choice: Choice) -> None:
+@pytest.mark.parametrize(("logprobs", "mode"), [(None, SampleMode.ARGMAX), (3, SampleMode.OBSERVED)])
+def test_a_row_that_fails_fails_alone(logprobs: int | None, mode: SampleMode) -> None:
     engine = Engine(BrokenAt20(), capture=record_graph)
     short = make_request("short", [5, 6], max_tokens=16)
     engine.run(short, make_request("long", [1, 2, 3], max_tokens=40, logprobs=logprobs))
     assert engine.runner.graphs is not None
     assert engine.runner.graphs.failure is None
-    assert engine.runner.graphs.captured[0] == (2, choice)
+    assert engine.runner.graphs.captured[0] == (2, mode)
     assert engine.outcomes["short"].token_ids == reference_tokens(engine.network, short)
     assert "NaN" in (engine.outcomes["long"].error or "")
     assert len(engine.outcomes["long"].token_ids) == 18
@@ -203,7 +204,7 @@ def test_graphs_are_prepared_beside_the_steps() -> None:
     features = torch.full((4, 1), -1)
 
     def compute(
-        spans: Tensor, choice: Choice, found: Tensor | None, lora: LoraTokens | None = None
+        spans: Tensor, mode: SampleMode, found: Tensor | None, lora: LoraTokens | None = None
     ) -> tuple[Tensor, Tensor]:
         threads.append(threading.current_thread())
         assert may_go_on.wait(30)
@@ -211,24 +212,24 @@ def test_graphs_are_prepared_beside_the_steps() -> None:
             found.copy_(spans[1, :, None])
         return spans[0] * 100 + spans[1], spans[1].float()
 
-    kinds = (Choice.MOST_LIKELY,)
+    kinds = (SampleMode.ARGMAX,)
     device = torch.device("cpu")
     graphs = DecodeGraphs(compute, (4,), kinds, padding_row=9, device=device, capture=record_graph, features=features)
     rows, starts = np.array([3, 5]), np.array([10, 20])
     with torch.inference_mode():
-        assert graphs.find(2, Choice.MOST_LIKELY) is None
-        assert graphs.find(2, Choice.MOST_LIKELY) is None  # not there yet, and nobody waits
+        assert graphs.find(2, SampleMode.ARGMAX) is None
+        assert graphs.find(2, SampleMode.ARGMAX) is None  # not there yet, and nobody waits
         may_go_on.set()
         graphs.wait()
         assert features.tolist() == [[-1]] * 4  # a drafter may be reading those of a step
-        graph = graphs.find(2, Choice.MOST_LIKELY)
+        graph = graphs.find(2, SampleMode.ARGMAX)
         assert graph is not None
         first = graph.run(rows, starts)
         assert features.tolist() == [[10], [20], [0], [0]]
-        assert graphs.find(1, Choice.MOST_LIKELY) is graph
+        assert graphs.find(1, SampleMode.ARGMAX) is graph
         graph.run(rows[:1], starts[:1] + 1)
-        assert graphs.find(5, Choice.MOST_LIKELY) is None  # more rows than any graph has
-        assert graphs.find(2, Choice.DRAWN) is None  # the step knows no other way
+        assert graphs.find(5, SampleMode.ARGMAX) is None  # more rows than any graph has
+        assert graphs.find(2, SampleMode.SAMPLED) is None  # the step knows no other way
     assert first[0].tolist() == [310, 520]
     assert len(threads) == 3
     assert threads[0] is not threads[1] is threads[2] is threading.current_thread()

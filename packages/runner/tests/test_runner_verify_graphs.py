@@ -15,14 +15,13 @@ from runner_harness import FULL, HYBRID, VOCAB_SIZE, Engine, make_request, refer
 
 from quire_interfaces import Request
 from quire_runner import RunnerConfig
-from quire_runner.graphs import Choice
-from quire_sampling import SamplingConfig
+from quire_sampling import SampleMode, SamplingConfig
 from quire_spec_decode import NgramDrafter
 from quire_testkit.recorded_graph import record_graph
 
 
 @pytest.fixture(autouse=True)
-def _draw_with_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+def _sample_with_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     add_torch_ops(monkeypatch)
 
 
@@ -44,11 +43,11 @@ class UnevenOracle:
 
 SAMPLING: dict[str, dict[str, Any]] = {
     "greedy": {},
-    "drawn": {"temperature": 0.8, "top_p": 0.9, "top_k": 12},
+    "sampled": {"temperature": 0.8, "top_p": 0.9, "top_k": 12},
     "penalized": {"temperature": 0.9, "frequency_penalty": 0.7, "repetition_penalty": 1.2},
 }
 SIZES = {"cuda_graph_sizes": (3, 10, 25)}
-CHOICES = {"greedy": Choice.MOST_LIKELY, "drawn": Choice.DRAWN, "penalized": Choice.EDITED}
+MODES = {"greedy": SampleMode.ARGMAX, "sampled": SampleMode.SAMPLED, "penalized": SampleMode.EDITED}
 
 
 def requests(kind: str) -> list[Request]:
@@ -104,7 +103,7 @@ def test_tokens_are_those_of_every_request_alone(kind: str, windows: Any, situat
     graphs = engine.runner.graphs
     assert graphs is not None
     assert graphs.failure is None
-    assert {choice for _, choice in graphs.captured} == {CHOICES[kind]}
+    assert {mode for _, mode in graphs.captured} == {MODES[kind]}
     assert sum(drafts > 0 for drafts in served) > 3
     stats = engine.scheduler.stats()
     assert 0 < stats.num_accepted_tokens_total < stats.num_draft_tokens_total
@@ -197,7 +196,7 @@ def test_sizes_count_drafts() -> None:
     assert named.graph_sizes == (8, 500)
 
 
-@pytest.mark.parametrize(("kind", "most"), [*((kind, 5) for kind in SAMPLING), ("drawn", 32), ("drawn", 33)])
+@pytest.mark.parametrize(("kind", "most"), [*((kind, 5) for kind in SAMPLING), ("sampled", 32), ("sampled", 33)])
 def test_log_probabilities_beside_drafts(kind: str, most: int) -> None:
     """They are those of the raw logits behind each token that was right; rows that want none get none. Steps with a row
     that wants a great many run kernel by kernel."""
@@ -246,7 +245,7 @@ def test_log_probabilities_beside_drafts(kind: str, most: int) -> None:
     assert graphs.failure is None
     if most <= 32:
         assert sum(drafts > 0 for drafts in served) > 3
-        assert Choice.OBSERVED in {choice for _, choice in graphs.captured}
+        assert SampleMode.OBSERVED in {mode for _, mode in graphs.captured}
     else:
         assert len(served) < 3  # after that row has ended
     engine.close()

@@ -1,4 +1,4 @@
-"""Draws follow the exact distribution: chi-square over 100,000 draws per parameter mix, and a check of the check."""
+"""Tokens follow the exact distribution: chi-square over 100,000 tokens per parameter mix, and a check of the check."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ HISTORY = [3, 3, 8, 20, 20, 20]
 NUM_PROMPT_TOKENS = 2
 
 
-def draw_many(logits: torch.Tensor, params: SamplingParams, *, by: str) -> torch.Tensor:
-    """Counts [V] of 100,000 draws: of one seed at many positions, or of many seeds at one position."""
+def sample_many(logits: torch.Tensor, params: SamplingParams, *, by: str) -> torch.Tensor:
+    """Counts [V] of 100,000 tokens: of one seed at many positions, or of many seeds at one position."""
     counts = torch.zeros(len(logits), dtype=torch.int64)
     state = SamplingState(CHUNK, len(logits))
     sampler = Sampler(state)
@@ -41,9 +41,9 @@ def draw_many(logits: torch.Tensor, params: SamplingParams, *, by: str) -> torch
             for row in range(CHUNK):
                 state.set_row(row, params, seed=0, num_prompt_tokens=NUM_PROMPT_TOKENS)
         if by == "seed":
-            state.seeds.copy_(torch.arange(start, start + CHUNK))
+            state.sample_table.seeds.copy_(torch.arange(start, start + CHUNK))
         else:  # the same position in the sequence, but further and further from a prompt that moves away
-            state.num_prompt_tokens.copy_(-torch.arange(start, start + CHUNK))
+            state.sample_table.num_prompt_tokens.copy_(-torch.arange(start, start + CHUNK))
         batch = logits.repeat(CHUNK, 1)
         output = sampler.sample(batch, range(CHUNK), torch.full((CHUNK,), len(HISTORY) - 1), token_ids)
         counts += output.token_ids.bincount(minlength=len(logits))
@@ -72,28 +72,28 @@ def make_logits() -> torch.Tensor:
 
 
 @pytest.mark.parametrize("name", MIXES)
-def test_many_seeds_draw_the_exact_distribution(oracle: SimpleNamespace, name: str) -> None:
+def test_many_seeds_follow_the_exact_distribution(oracle: SimpleNamespace, name: str) -> None:
     logits, params = make_logits(), MIXES[name]
     exact = oracle.distribution(oracle.edited_logits(logits.tolist(), params, HISTORY, NUM_PROMPT_TOKENS), params)
 
-    counts = draw_many(logits, params, by="seed")
+    counts = sample_many(logits, params, by="seed")
 
     assert counts.sum() == NUM_DRAWS
     assert abs(chi_square_z(counts.tolist(), exact)) < 3.5
 
 
 @pytest.mark.parametrize("name", ["plain", "top_k", "top_p"])
-def test_many_positions_of_one_seed_draw_the_exact_distribution(oracle: SimpleNamespace, name: str) -> None:
+def test_many_positions_of_one_seed_follow_the_exact_distribution(oracle: SimpleNamespace, name: str) -> None:
     logits, params = make_logits(), MIXES[name]
 
-    counts = draw_many(logits, params, by="position")
+    counts = sample_many(logits, params, by="position")
 
     assert abs(chi_square_z(counts.tolist(), oracle.distribution(logits.tolist(), params))) < 3.5
 
 
 def test_the_statistic_notices_three_percent_of_temperature(oracle: SimpleNamespace) -> None:
     logits = make_logits()
-    counts = draw_many(logits, SamplingParams(temperature=1.03), by="seed")
+    counts = sample_many(logits, SamplingParams(temperature=1.03), by="seed")
 
     assert chi_square_z(counts.tolist(), oracle.distribution(logits.tolist(), SamplingParams())) > 3.5
 

@@ -61,7 +61,7 @@ def test_one_long_bad_word_does_not_make_short_ones_long() -> None:
     state = SamplingState(1, 100)
     words = (*[(token_id, 1) for token_id in range(90)], (2,), tuple(range(64)), tuple(range(40)))
     state.set_row(0, greedy(bad_words_token_ids=words), seed=0, num_prompt_tokens=1)
-    assert [tuple(table.prefixes.shape) for table in state.bad_words[0]] == [(1, 0), (90, 1), (2, 63)]
+    assert [tuple(table.prefixes.shape) for table in state.settings["bad_words"][0]] == [(1, 0), (90, 1), (2, 63)]
 
 
 def test_rows_with_the_same_lists_share_their_tables() -> None:
@@ -69,10 +69,10 @@ def test_rows_with_the_same_lists_share_their_tables() -> None:
     for row, word in enumerate((1, 1, 2)):
         params = greedy(bad_words_token_ids=((word, 3), [4, 5]), allowed_token_ids=(7, word))
         state.set_row(row, params, seed=0, num_prompt_tokens=1)
-    assert state.bad_words[0] is state.bad_words[1]
-    assert state.allowed[0] is state.allowed[1]
-    assert [table.last.tolist() for table in state.bad_words[2]] == [[3, 5]]
-    assert [state.allowed[row].tolist() for row in (0, 2)] == [[1, 7], [2, 7]]
+    assert state.settings["bad_words"][0] is state.settings["bad_words"][1]
+    assert state.settings["allowed_token_ids"][0] is state.settings["allowed_token_ids"][1]
+    assert [table.last.tolist() for table in state.settings["bad_words"][2]] == [[3, 5]]
+    assert [state.settings["allowed_token_ids"][row].tolist() for row in (0, 2)] == [[1, 7], [2, 7]]
 
 
 @pytest.mark.parametrize(("num_output_tokens", "expected"), [(0, 2), (2, 2), (3, 0), (9, 0)])

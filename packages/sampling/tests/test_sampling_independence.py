@@ -29,7 +29,7 @@ def sample_alone(
     state = SamplingState(1, len(logits))
     state.set_row(0, params, seed=seed, num_prompt_tokens=4)
     output = Sampler(state).sample(logits.unsqueeze(0).clone(), [0], torch.tensor([position]), history.unsqueeze(0))
-    return int(output.token_ids[0]), output.peaks.tolist()
+    return int(output.token_ids[0]), output.max_logits.tolist()
 
 
 @pytest.mark.parametrize("vocab_size", VOCAB_SIZES)

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from quire_interfaces import RequestError, SamplingParams
-from quire_sampling import Sampler, SamplingConfig, SamplingState, prompt_logprobs, token_logprobs
+from quire_sampling import SampleMode, Sampler, SamplingConfig, SamplingState, prompt_logprobs, token_logprobs
 
 SampleOne = Callable[..., SimpleNamespace]
 
@@ -74,7 +74,7 @@ def test_named_tokens_beside_rows_that_want_the_most_likely_ones(temperature: fl
     logits = torch.randn(4, 300, generator=torch.Generator().manual_seed(1))
     logits[3, 299] = -math.inf
     rows = [1, 0, 2, 1]
-    assert not Sampler(state).only_penalizes(rows)
+    assert state.mode_of(rows) is SampleMode.HOST
     output = Sampler(state).sample(logits.clone(), rows, torch.arange(4), torch.zeros(3, 8).long())
     logprobs = output.logprobs()
     assert {index: len(entry.token_ids) for index, entry in logprobs.items()} == {0: 4, 1: 3, 3: 4}
@@ -85,7 +85,7 @@ def test_named_tokens_beside_rows_that_want_the_most_likely_ones(temperature: fl
         assert entry.logprobs == pytest.approx([by_id[each] for each in entry.token_ids], rel=1e-5, abs=1e-5)
         assert entry.rank == expected(logits[index].tolist(), token_id, 0)[2]
     state.set_row(1, SamplingParams(temperature=temperature, logprobs=1), seed=1, num_prompt_tokens=1)
-    assert Sampler(state).only_penalizes(rows)
+    assert state.mode_of(rows) is SampleMode.OBSERVED
     again = Sampler(state).sample(logits.clone(), rows, torch.arange(4), torch.zeros(3, 8).long()).logprobs()[0]
     assert again.token_ids == [int(output.token_ids[0]), int(logits[0].argmax())]
 

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from quire_ops.drawing import integer_weights, log2_weights
+from quire_ops.sampling import integer_weights, log2_weights
 from quire_sampling import top_tokens
 from quire_sampling.nucleus import Filters, keep_nucleus_
 

@@ -1,10 +1,10 @@
-"""What structured output costs per step: computing the masks of constrained rows, and drawing among what they allow.
+"""What structured output costs per step: computing the masks of constrained rows, and sampling among what they allow.
 
     python packages/structured-output/benchmarks/masks.py [--rows 32] [--vocab 151936]
 
 Each row follows a JSON schema of its own with outputs chosen at random among the allowed tokens that are text a model
 would write (letters, digits, punctuation). The cost of masks is what computing them takes, and how much longer it
-takes to draw the rows' tokens with them than without, as the engine does it. One thread. Needs quire-testkit,
+takes to sample the rows' tokens with them than without, as the engine does it. One thread. Needs quire-testkit,
 quire-renderers, quire-sampling and quire-kernels-cpu.
 """
 
@@ -20,7 +20,7 @@ from statistics import median
 import torch
 
 from quire_interfaces import StructuredOutputsParams
-from quire_ops import DrawTable, OpRequest, op_table
+from quire_ops import OpRequest, SampleTable, op_table
 from quire_renderers import load_tokenizer
 from quire_sampling import TokenMasks, apply_token_masks_
 from quire_structured_output import OutputMatcher, Vocabulary, make_backend
@@ -82,10 +82,10 @@ def measure(options: argparse.Namespace, vocabulary: Vocabulary, matchers: list[
     logits = torch.randn(options.rows, options.vocab)
     plain = [i for i, piece in enumerate(vocabulary.tokens) if piece and i not in vocabulary.special_ids]
     rng = random.Random(0)
-    draw, draw_masked = (op_table().choose(name, OpRequest()).function for name in ("draw", "draw_masked"))
-    table, indices = DrawTable.greedy(options.rows, options.vocab), torch.arange(options.rows)
-    draws: list[float] = []
-    masked_draws: list[float] = []
+    sample, sample_masked = (op_table().choose(name, OpRequest()).function for name in ("sample", "sample_masked"))
+    table, indices = SampleTable.greedy(options.rows, options.vocab), torch.arange(options.rows)
+    plain_times: list[float] = []
+    masked_times: list[float] = []
     fills: list[float] = []
     applies: list[float] = []
     accepts: list[float] = []
@@ -98,11 +98,11 @@ def measure(options: argparse.Namespace, vocabulary: Vocabulary, matchers: list[
             matcher.fill_bitmask(row)
             rows.append(time.perf_counter() - begin)
         filled = time.perf_counter()
-        draw(logits, indices, indices, table)
-        drawn = time.perf_counter()
-        draw_masked(logits, indices, indices, table, indices, bitmask)
-        masked_draws.append(time.perf_counter() - drawn)
-        draws.append(drawn - filled)
+        sample(logits, indices, indices, table)
+        sampled = time.perf_counter()
+        sample_masked(logits, indices, indices, table, indices, bitmask)
+        masked_times.append(time.perf_counter() - sampled)
+        plain_times.append(sampled - filled)
         logits.normal_()
         begin_apply = time.perf_counter()
         apply_token_masks_(logits, TokenMasks(range(options.rows), bitmask))
@@ -119,10 +119,10 @@ def measure(options: argparse.Namespace, vocabulary: Vocabulary, matchers: list[
         applies.append(applied - begin_apply)
     report(f"masks of {options.rows} rows, per step", fills)
     report("  of one row", rows)
-    report(f"drawing {options.rows} tokens without masks", draws)
-    report("  with masks", masked_draws)
-    costs = [fill + masked - plain for fill, masked, plain in zip(fills, masked_draws, draws, strict=True)]
-    report("cost of masks: computed, and drawn with", costs)
+    report(f"sampling {options.rows} tokens without masks", plain_times)
+    report("  with masks", masked_times)
+    costs = [fill + masked - plain for fill, masked, plain in zip(fills, masked_times, plain_times, strict=True)]
+    report("cost of masks: computed, and sampled with", costs)
     report(f"laying {options.rows} masks over float32 logits", applies)
     report(f"going on by {options.rows} tokens", accepts)
     print(f"forced: {num_forced} of {options.steps * options.rows} tokens")

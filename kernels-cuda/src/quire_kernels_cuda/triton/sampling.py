@@ -1,8 +1,8 @@
-"""The most likely token of a row of logits, or a draw among those that min_p, top_k and top_p keep. No sort.
+"""The most likely token of a row of logits, or one sampled from those that min_p, top_k and top_p keep. No sort.
 
-`quire_ops.drawing` defines a draw to the bit: weights are integers made by single float operations, and sums of
-integers do not depend on their order. So these kernels are built without fused multiplication and addition, and draw
-the tokens that every other backend draws.
+`quire_ops.sampling` defines the token to the bit: weights are integers made by single float operations, and sums of
+integers do not depend on their order. So these kernels are built without fused multiplication and addition, and sample
+the tokens that every other backend samples.
 
 The kept tokens are those with logits above some value, and the first few that equal it. That value is found by
 bisection over the bits of floats, which as integers are in the order of the floats: each look at the row tells for
@@ -20,9 +20,9 @@ from torch import Tensor
 
 from quire_kernels_cuda.builds import Calls, NetworkShape
 from quire_kernels_cuda.platform import Platform
-from quire_ops import DrawTable, implements, ops
+from quire_ops import SampleTable, implements, ops
 
-__all__ = ["calls", "draw", "draw_kernel", "draw_masked"]
+__all__ = ["calls", "sample", "sample_kernel", "sample_masked"]
 
 _BELOW_ALL = tl.constexpr(-(2**31))
 _NONE = tl.constexpr(2**31 - 1)
@@ -65,7 +65,7 @@ def _value(key):
 
 @triton.jit
 def _integer_weight(log2):
-    """int64 from 0 to 2^40; see `quire_ops.drawing`."""
+    """int64 from 0 to 2^40; see `quire_ops.sampling`."""
     log2 = tl.maximum(log2, _LOWEST)
     whole = (log2 + _TO_WHOLE) - _TO_WHOLE
     rest = log2 - whole
@@ -80,23 +80,32 @@ def _integer_weight(log2):
 
 
 @triton.jit
-def _load(logits, begin, vocab_size, peak, inv_temperature, min_log2, BLOCK: tl.constexpr):
+def _load(logits, begin, vocab_size, max_logit, inv_temperature, min_log2, BLOCK: tl.constexpr):
     """Of a piece of the row: ids, places in the order of logits, weights, and whether min_p keeps the token."""
     token = begin + tl.arange(0, BLOCK)
     value = tl.load(logits + token, mask=token < vocab_size, other=float("-inf"))
-    log2 = (value - peak) * inv_temperature
+    log2 = (value - max_logit) * inv_temperature
     passes = (token < vocab_size) & (log2 >= min_log2)
     return token, _order(value), tl.where(passes, _integer_weight(log2), 0), passes
 
 
 @triton.jit
 def _at_or_above(
-    logits, vocab_size, peak, inv_temperature, min_log2, low, middle, high, WEIGHTS: tl.constexpr, BLOCK: tl.constexpr
+    logits,
+    vocab_size,
+    max_logit,
+    inv_temperature,
+    min_log2,
+    low,
+    middle,
+    high,
+    WEIGHTS: tl.constexpr,
+    BLOCK: tl.constexpr,
 ):
     """For three values in the order of `_order`: number, or weight, of the tokens at or above them that min_p keeps."""
     first, second, third = tl.zeros([], tl.int64), tl.zeros([], tl.int64), tl.zeros([], tl.int64)
     for begin in range(0, vocab_size, BLOCK):
-        _, key, weight, passes = _load(logits, begin, vocab_size, peak, inv_temperature, min_log2, BLOCK)
+        _, key, weight, passes = _load(logits, begin, vocab_size, max_logit, inv_temperature, min_log2, BLOCK)
         if not WEIGHTS:
             weight = passes.to(tl.int64)
         first += tl.sum(tl.where(key >= low, weight, 0), axis=0)
@@ -107,7 +116,16 @@ def _at_or_above(
 
 @triton.jit
 def _find(
-    logits, vocab_size, peak, inv_temperature, min_log2, low, high, wanted, WEIGHTS: tl.constexpr, BLOCK: tl.constexpr
+    logits,
+    vocab_size,
+    max_logit,
+    inv_temperature,
+    min_log2,
+    low,
+    high,
+    wanted,
+    WEIGHTS: tl.constexpr,
+    BLOCK: tl.constexpr,
 ):
     """The largest value in [low, high) with at least `wanted` at or above it, low if there is none; and what is above
     it."""
@@ -116,7 +134,7 @@ def _find(
         middle = (low + high) // 2
         upper = tl.maximum(middle, high - quarter)
         below, at, above = _at_or_above(
-            logits, vocab_size, peak, inv_temperature, min_log2, low + quarter, middle, upper, WEIGHTS, BLOCK
+            logits, vocab_size, max_logit, inv_temperature, min_log2, low + quarter, middle, upper, WEIGHTS, BLOCK
         )
         if above >= wanted:
             low = upper
@@ -127,17 +145,17 @@ def _find(
         else:
             high = low + quarter
     above, _, _ = _at_or_above(
-        logits, vocab_size, peak, inv_temperature, min_log2, low + 1, low + 1, low + 1, WEIGHTS, BLOCK
+        logits, vocab_size, max_logit, inv_temperature, min_log2, low + 1, low + 1, low + 1, WEIGHTS, BLOCK
     )
     return low, above
 
 
 @triton.jit
 def _kept(
-    logits, begin, vocab_size, peak, inv_temperature, min_log2, cutoff, num_equal, seen_equal, BLOCK: tl.constexpr
+    logits, begin, vocab_size, max_logit, inv_temperature, min_log2, cutoff, num_equal, seen_equal, BLOCK: tl.constexpr
 ):
     """Of a piece of the row: ids, weights (0 for what is removed), and how many equal the cutoff up to its end."""
-    token, key, weight, passes = _load(logits, begin, vocab_size, peak, inv_temperature, min_log2, BLOCK)
+    token, key, weight, passes = _load(logits, begin, vocab_size, max_logit, inv_temperature, min_log2, BLOCK)
     is_equal = ((key == cutoff) & passes).to(tl.int64)
     before = seen_equal + tl.cumsum(is_equal, 0) - is_equal
     kept = (key > cutoff) | ((is_equal > 0) & (before < num_equal))
@@ -145,25 +163,25 @@ def _kept(
 
 
 @triton.jit
-def _kept_weight(logits, vocab_size, peak, inv_temperature, min_log2, cutoff, num_equal, BLOCK: tl.constexpr):
+def _kept_weight(logits, vocab_size, max_logit, inv_temperature, min_log2, cutoff, num_equal, BLOCK: tl.constexpr):
     total, seen_equal = tl.zeros([], tl.int64), tl.zeros([], tl.int64)
     for begin in range(0, vocab_size, BLOCK):
         _, weight, seen_equal = _kept(
-            logits, begin, vocab_size, peak, inv_temperature, min_log2, cutoff, num_equal, seen_equal, BLOCK
+            logits, begin, vocab_size, max_logit, inv_temperature, min_log2, cutoff, num_equal, seen_equal, BLOCK
         )
         total += tl.sum(weight, axis=0)
     return total
 
 
 @triton.jit
-def _pick(logits, vocab_size, peak, inv_temperature, min_log2, cutoff, num_equal, target, BLOCK: tl.constexpr):
+def _pick(logits, vocab_size, max_logit, inv_temperature, min_log2, cutoff, num_equal, target, BLOCK: tl.constexpr):
     """The first token, in the order of ids, whose cumulative weight exceeds the target."""
     chosen = tl.full([], _NONE, tl.int32)
     reached, seen_equal = tl.zeros([], tl.int64), tl.zeros([], tl.int64)
     begin = tl.zeros([], tl.int32)
     while (begin < vocab_size) & (chosen == _NONE):
         token, weight, seen_equal = _kept(
-            logits, begin, vocab_size, peak, inv_temperature, min_log2, cutoff, num_equal, seen_equal, BLOCK
+            logits, begin, vocab_size, max_logit, inv_temperature, min_log2, cutoff, num_equal, seen_equal, BLOCK
         )
         after = reached + tl.sum(weight, axis=0)
         if after > target:
@@ -175,48 +193,52 @@ def _pick(logits, vocab_size, peak, inv_temperature, min_log2, cutoff, num_equal
 
 
 @triton.jit
-def _draw(logits, vocab_size, peak, inv_temperature, min_log2, top_k, top_p, seed, position, BLOCK: tl.constexpr):
+def _sample(
+    logits, vocab_size, max_logit, inv_temperature, min_log2, top_k, top_p, seed, position, BLOCK: tl.constexpr
+):
     """A token among those that are kept: all above `cutoff`, and the first `num_equal` that equal it."""
-    ceiling = _order(peak) + 1
+    ceiling = _order(max_logit) + 1
     cutoff = tl.full([], _BELOW_ALL, tl.int64)
     num_equal = tl.full([], _NONE, tl.int64)
     if top_k < vocab_size:
         passing, _, _ = _at_or_above(
-            logits, vocab_size, peak, inv_temperature, min_log2, cutoff, ceiling, ceiling, False, BLOCK
+            logits, vocab_size, max_logit, inv_temperature, min_log2, cutoff, ceiling, ceiling, False, BLOCK
         )
         wanted = tl.minimum(top_k, passing)
         cutoff, above = _find(
-            logits, vocab_size, peak, inv_temperature, min_log2, cutoff, ceiling, wanted, False, BLOCK
+            logits, vocab_size, max_logit, inv_temperature, min_log2, cutoff, ceiling, wanted, False, BLOCK
         )
         num_equal = wanted - above
     if top_p < 1.0:
-        total = _kept_weight(logits, vocab_size, peak, inv_temperature, min_log2, cutoff, num_equal, BLOCK)
+        total = _kept_weight(logits, vocab_size, max_logit, inv_temperature, min_log2, cutoff, num_equal, BLOCK)
         share = tl.ceil(top_p * total.to(tl.float64)).to(tl.int64)
-        found, above = _find(logits, vocab_size, peak, inv_temperature, min_log2, cutoff, ceiling, share, True, BLOCK)
-        each = tl.maximum(_integer_weight((_value(found) - peak) * inv_temperature), 1)
+        found, above = _find(
+            logits, vocab_size, max_logit, inv_temperature, min_log2, cutoff, ceiling, share, True, BLOCK
+        )
+        each = tl.maximum(_integer_weight((_value(found) - max_logit) * inv_temperature), 1)
         fitting = tl.maximum((share - above + each - 1) // each, 1)
         num_equal = tl.where(found == cutoff, tl.minimum(num_equal, fitting), fitting)
         cutoff = found
-    total = _kept_weight(logits, vocab_size, peak, inv_temperature, min_log2, cutoff, num_equal, BLOCK)
+    total = _kept_weight(logits, vocab_size, max_logit, inv_temperature, min_log2, cutoff, num_equal, BLOCK)
     one = tl.arange(0, 1)
     share = tl.sum(_uniform(tl.load(seed + one), position + one), axis=0) * total.to(tl.float64)
     target = tl.minimum(share.to(tl.int64), total - 1)
-    return _pick(logits, vocab_size, peak, inv_temperature, min_log2, cutoff, num_equal, target, BLOCK)
+    return _pick(logits, vocab_size, max_logit, inv_temperature, min_log2, cutoff, num_equal, target, BLOCK)
 
 
 @triton.jit(do_not_specialize=["mask_row"])
-def draw_kernel(
-    logits, rows, positions, draws, seeds, num_prompt_tokens, inv_temperature, top_k, top_p, min_log2, mask_of, bitmask,
-    ids, peaks, vocab_size, logits_row, mask_row, MASKED: tl.constexpr, BLOCK: tl.constexpr,
+def sample_kernel(
+    logits, rows, positions, do_sample, seeds, num_prompt_tokens, inv_temperature, top_k, top_p, min_log2, mask_of,
+    bitmask, ids, max_logits, vocab_size, logits_row, mask_row, MASKED: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """ids [N] and peaks [N]. A program has a row. MASKED: logits that the row's mask leaves out become -inf first."""
+    """ids [N] and max_logits [N]. A program has a row. MASKED: logits that its mask leaves out become -inf first."""
     program = tl.program_id(0).to(tl.int64)
     logits = logits + program * logits_row
     row = tl.load(rows + program)
     mask = tl.full([], -1, tl.int64)
     if MASKED:
         mask = tl.load(mask_of + program)
-    peak = tl.full([], float("-inf"), tl.float32)
+    max_logit = tl.full([], float("-inf"), tl.float32)
     best = tl.full([], _NONE, tl.int32)
     num_nan = tl.zeros([], tl.int32)
     for begin in range(0, vocab_size, BLOCK):
@@ -231,63 +253,63 @@ def draw_kernel(
         num_nan += tl.sum(is_nan.to(tl.int32), axis=0)
         value = tl.where(is_nan, float("-inf"), value)
         largest = tl.max(value, axis=0)
-        if largest > peak:
-            peak = largest
+        if largest > max_logit:
+            max_logit = largest
             best = tl.min(tl.where(value == largest, token, _NONE), axis=0)
     if MASKED:
         tl.debug_barrier()  # other threads read what was stored
-    is_finite = (num_nan == 0) & (peak > float("-inf")) & (peak < float("inf"))
-    if tl.load(draws + row).to(tl.int32) * is_finite.to(tl.int32) > 0:
+    is_finite = (num_nan == 0) & (max_logit > float("-inf")) & (max_logit < float("inf"))
+    if tl.load(do_sample + row).to(tl.int32) * is_finite.to(tl.int32) > 0:
         position = tl.load(positions + program) + 1 - tl.load(num_prompt_tokens + row)
-        best = _draw(
-            logits, vocab_size, peak, tl.load(inv_temperature + row), tl.load(min_log2 + row), tl.load(top_k + row),
-            tl.load(top_p + row), seeds + row, position, BLOCK,
+        best = _sample(
+            logits, vocab_size, max_logit, tl.load(inv_temperature + row), tl.load(min_log2 + row),
+            tl.load(top_k + row), tl.load(top_p + row), seeds + row, position, BLOCK,
         )  # fmt: skip
     tl.store(ids + program, tl.minimum(best, vocab_size - 1).to(tl.int64))
-    tl.store(peaks + program, tl.where(num_nan > 0, float("nan"), peak))
+    tl.store(max_logits + program, tl.where(num_nan > 0, float("nan"), max_logit))
 
 
-@implements(ops.draw)
-def draw(logits: Tensor, rows: Tensor, positions: Tensor, table: DrawTable) -> tuple[Tensor, Tensor]:
-    return _draw_rows(logits, rows, positions, table, None, None)
+@implements(ops.sample)
+def sample(logits: Tensor, rows: Tensor, positions: Tensor, table: SampleTable) -> tuple[Tensor, Tensor]:
+    return _sample_rows(logits, rows, positions, table, None, None)
 
 
-@implements(ops.draw_masked)
-def draw_masked(
-    logits: Tensor, rows: Tensor, positions: Tensor, table: DrawTable, mask_of: Tensor, bitmask: Tensor
+@implements(ops.sample_masked)
+def sample_masked(
+    logits: Tensor, rows: Tensor, positions: Tensor, table: SampleTable, mask_of: Tensor, bitmask: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Op `draw_masked`: -inf is written over the logits of tokens that are left out."""
-    return _draw_rows(logits, rows, positions, table, mask_of, bitmask)
+    """Op `sample_masked`: -inf is written over the logits of tokens that are left out."""
+    return _sample_rows(logits, rows, positions, table, mask_of, bitmask)
 
 
-def _draw_rows(
+def _sample_rows(
     logits: Tensor,
     rows: Tensor,
     positions: Tensor,
-    table: DrawTable,
+    table: SampleTable,
     mask_of: Tensor | None,
     bitmask: Tensor | None,
 ) -> tuple[Tensor, Tensor]:
     num_rows, vocab_size = logits.shape
     ids = torch.empty(num_rows, dtype=torch.int64, device=logits.device)
-    peaks = torch.empty(num_rows, dtype=torch.float32, device=logits.device)
+    max_logits = torch.empty(num_rows, dtype=torch.float32, device=logits.device)
     if num_rows:
         block = min(4096, max(64, triton.next_power_of_2(vocab_size)))
-        draw_kernel[(num_rows,)](
-            logits, rows, positions, table.draws, table.seeds, table.num_prompt_tokens, table.inv_temperature,
+        sample_kernel[(num_rows,)](
+            logits, rows, positions, table.do_sample, table.seeds, table.num_prompt_tokens, table.inv_temperature,
             table.top_k, table.top_p, table.min_log2, rows if mask_of is None else mask_of,
-            rows if bitmask is None else bitmask, ids, peaks,
+            rows if bitmask is None else bitmask, ids, max_logits,
             vocab_size, logits.stride(0), 0 if bitmask is None else bitmask.stride(0),
             MASKED=bitmask is not None, BLOCK=block, num_warps=8, enable_fp_fusion=False,
         )  # fmt: skip
-    return ids, peaks
+    return ids, max_logits
 
 
 def calls(shape: NetworkShape, platform: Platform) -> Calls:
-    """A draw for each row, and one with masks."""
+    """Sampling for each row, and one with masks."""
     logits = torch.empty(16, shape.vocab_size, dtype=torch.float32, device="meta")
     rows = torch.empty(16, dtype=torch.int64, device="meta")
-    table = DrawTable.greedy(256, shape.vocab_size, "meta")
-    yield f"v{shape.vocab_size}", lambda: draw(logits, rows, rows, table)
+    table = SampleTable.greedy(256, shape.vocab_size, "meta")
+    yield f"v{shape.vocab_size}", lambda: sample(logits, rows, rows, table)
     masks = torch.empty(8, -(-shape.vocab_size // 32), dtype=torch.int32, device="meta")
-    yield f"v{shape.vocab_size} masked", lambda: draw_masked(logits, rows, rows, table, rows, masks)
+    yield f"v{shape.vocab_size} masked", lambda: sample_masked(logits, rows, rows, table, rows, masks)

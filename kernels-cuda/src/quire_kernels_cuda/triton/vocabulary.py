@@ -36,17 +36,17 @@ def embedding_kernel(ids, weight, out, size, BLOCK: tl.constexpr):
 def _best(values, ids, axis: tl.constexpr):
     """The largest value and the lowest id that has it; NaN where there is one."""
     has_nan = tl.max((values != values).to(tl.int32), axis=axis) > 0
-    peak = tl.max(tl.where(values == values, values, float("-inf")), axis=axis)
-    winner = tl.min(tl.where(values == tl.expand_dims(peak, axis), ids, _NO_TOKEN), axis=axis)
-    return tl.where(has_nan, float("nan"), peak), winner
+    max_logit = tl.max(tl.where(values == values, values, float("-inf")), axis=axis)
+    winner = tl.min(tl.where(values == tl.expand_dims(max_logit, axis), ids, _NO_TOKEN), axis=axis)
+    return tl.where(has_nan, float("nan"), max_logit), winner
 
 
 @triton.jit(do_not_specialize=["num_rows"])
 def best_token_kernel(
-    x, weight, peaks, winners, num_rows, vocab_size, inputs, x_row, num_tiles,
+    x, weight, max_logits, winners, num_rows, vocab_size, inputs, x_row, num_tiles,
     BM: tl.constexpr, BV: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
-    """peaks, winners [N, num_tiles]: the best logit of a tile of BV tokens, and its token."""
+    """max_logits, winners [N, num_tiles]: the best logit of a tile of BV tokens, and its token."""
     tile = tl.program_id(0)
     row = tl.program_id(1) * BM + tl.arange(0, BM)
     tokens = tile * BV + tl.arange(0, BV)
@@ -56,21 +56,21 @@ def best_token_kernel(
         0, inputs, 1, inputs, "plain", 0, False, BM, BV, BK,
     )  # fmt: skip
     logits = tl.where(inside_out[None, :], logits, float("-inf"))
-    peak, winner = _best(logits, tl.broadcast_to(tokens[None, :], (BM, BV)), 1)
+    max_logit, winner = _best(logits, tl.broadcast_to(tokens[None, :], (BM, BV)), 1)
     place = row.to(tl.int64) * num_tiles + tile
-    tl.store(peaks + place, peak, mask=inside_row)
+    tl.store(max_logits + place, max_logit, mask=inside_row)
     tl.store(winners + place, winner, mask=inside_row)
 
 
 @triton.jit
-def best_of_tiles_kernel(peaks, winners, best, ids, num_tiles, vocab_size, BLOCK: tl.constexpr):
+def best_of_tiles_kernel(max_logits, winners, best, ids, num_tiles, vocab_size, BLOCK: tl.constexpr):
     """best [N], ids [N]: the best of a row's tiles."""
     row = tl.program_id(0).to(tl.int64)
     lane = tl.arange(0, BLOCK)
-    value = tl.load(peaks + row * num_tiles + lane, mask=lane < num_tiles, other=float("-inf"))
+    value = tl.load(max_logits + row * num_tiles + lane, mask=lane < num_tiles, other=float("-inf"))
     token = tl.load(winners + row * num_tiles + lane, mask=lane < num_tiles, other=_NO_TOKEN)
-    peak, winner = _best(value, token, 0)
-    tl.store(best + row, peak)
+    max_logit, winner = _best(value, token, 0)
+    tl.store(best + row, max_logit)
     tl.store(ids + row, tl.minimum(winner, vocab_size - 1).to(tl.int64))
 
 
@@ -98,15 +98,15 @@ def lm_head_argmax(x: Tensor, weight: Tensor, *, platform: Platform = NVIDIA) ->
         tile = choose_tile(num_rows, vocab_size, inputs, 0, target)
         rows, tokens = tile.rows, 64 if tile.rows <= 32 else tile.outputs
         num_tiles = triton.cdiv(vocab_size, tokens)
-        peaks = torch.empty((num_rows, num_tiles), dtype=torch.float32, device=x.device)
+        max_logits = torch.empty((num_rows, num_tiles), dtype=torch.float32, device=x.device)
         winners = torch.empty((num_rows, num_tiles), dtype=torch.int32, device=x.device)
         best_token_kernel[(num_tiles, triton.cdiv(num_rows, rows))](
-            x, weight.contiguous(), peaks, winners, num_rows, vocab_size, inputs, x.stride(0), num_tiles,
+            x, weight.contiguous(), max_logits, winners, num_rows, vocab_size, inputs, x.stride(0), num_tiles,
             BM=rows, BV=tokens, BK=tile.inputs * 2 // x.element_size(), num_warps=tile.num_warps,
             num_stages=tile.num_stages,
         )  # fmt: skip
         best_of_tiles_kernel[(num_rows,)](
-            peaks, winners, best, ids, num_tiles, vocab_size, BLOCK=triton.next_power_of_2(num_tiles), num_warps=4
+            max_logits, winners, best, ids, num_tiles, vocab_size, BLOCK=triton.next_power_of_2(num_tiles), num_warps=4
         )
     return ids, best
 

@@ -6,7 +6,6 @@ from quire_ops.activations import GATED_ACTIVATIONS
 from quire_ops.backends import ENTRY_POINT_GROUP, bind, builtin_table, kernel_builders, op_report, op_table
 from quire_ops.decode_step import DecodeNetwork, DecodeRows, RunDecode
 from quire_ops.decoder_stack import DecoderLayerWeights, DecoderStack, RoutedExperts, RunDecoder
-from quire_ops.drawing import Draw, DrawMasked, DrawTable
 from quire_ops.fused_moe import EXPERT_ACTIVATIONS, Experts, RunExperts, swigluoai_and_mul
 from quire_ops.kernel_builds import KernelBuilder
 from quire_ops.kv_cache_ops import kv_cache_shape
@@ -19,6 +18,7 @@ from quire_ops.penalties import Penalize, PenaltyTable
 from quire_ops.replay import StateReplay, replayable
 from quire_ops.rng import uniform
 from quire_ops.routing import EXPERT_SCORINGS, RoutingRule
+from quire_ops.sampling import Sample, SampleMasked, SampleTable
 from quire_ops.staging import copy_to_host, fill_on_device, to_device
 from quire_ops.step_inputs import GroupInputs, RowTable, StepInputs
 from quire_ops.table import BackendSet, OpBackend, OpReport, OpRequest, OpTable, SizeRule
@@ -38,9 +38,6 @@ __all__ = [
     "DecodeRows",
     "DecoderLayerWeights",
     "DecoderStack",
-    "Draw",
-    "DrawMasked",
-    "DrawTable",
     "Experts",
     "GatedWeights",
     "GroupInputs",
@@ -64,6 +61,9 @@ __all__ = [
     "RunDecode",
     "RunDecoder",
     "RunExperts",
+    "Sample",
+    "SampleMasked",
+    "SampleTable",
     "SizeRule",
     "StateReplay",
     "StepInputs",

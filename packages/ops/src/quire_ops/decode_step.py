@@ -19,11 +19,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from quire_ops.decoder_stack import DecoderStack, decoder_stack
-from quire_ops.drawing import DrawTable, draw, draw_masked
 from quire_ops.linear_ops import embedding
 from quire_ops.linear_weights import LinearWeights, reference_linear
 from quire_ops.lora import LoraTokens
 from quire_ops.op import op
+from quire_ops.sampling import SampleTable, sample, sample_masked
 from quire_ops.step_inputs import HostInts, RowTable, step_inputs
 
 __all__ = ["DecodeNetwork", "DecodeRows", "RunDecode", "decode_step"]
@@ -65,7 +65,7 @@ class DecodeRows:
     """Per layer, of the stack's dtype or quantized (`kv_format`)."""
     lora_slots: NDArray[np.int32]
     """[R] slot of each row's adapter, -1 for none."""
-    draw: DrawTable
+    sample_table: SampleTable
     """How each row's tokens are chosen."""
 
 
@@ -76,12 +76,12 @@ class RunDecode(Protocol):
         self, rows: list[int], starts: list[int], masks: tuple[Tensor, Tensor] | None = None
     ) -> list[int] | None:
         """Compute the token at position `starts[s]` of row `rows[s]`, different rows, choose its successor as op
-        `draw` does and write it behind; the row then has `starts[s] + 2` known tokens.
+        `sample` does and write it behind; the row then has `starts[s] + 2` known tokens.
 
         Args:
             rows: S row numbers.
             starts: S positions.
-            masks: `mask_of` [S] int64 and `bitmask` [M, ceil(vocab / 32)] int32 as op `draw_masked` takes them, on
+            masks: `mask_of` [S] int64 and `bitmask` [M, ceil(vocab / 32)] int32 as op `sample_masked` takes them, on
                 the host and contiguous.
 
         Returns:
@@ -115,9 +115,9 @@ class _ReferenceDecodeStep:
         if logits is None:
             return None
         kept, which, begins = self._kept, np.array(rows), np.array(starts)
-        chosen = logits, torch.from_numpy(which), torch.from_numpy(begins), kept.draw
-        ids, peaks = draw(*chosen) if masks is None else draw_masked(*chosen, *masks)
-        if not peaks.isfinite().all():
+        chosen = logits, torch.from_numpy(which), torch.from_numpy(begins), kept.sample_table
+        ids, max_logits = sample(*chosen) if masks is None else sample_masked(*chosen, *masks)
+        if not max_logits.isfinite().all():
             return None
         kept.token_ids[which, begins + 1] = ids.int()
         kept.num_tokens[which] = begins + 2

@@ -14,7 +14,6 @@ from quire_ops.activations import activation, gelu_and_mul, sigmoid_and_mul, sil
 from quire_ops.attention_ops import biased_paged_attention, paged_attention
 from quire_ops.decode_step import decode_step
 from quire_ops.decoder_stack import decoder_stack
-from quire_ops.drawing import draw, draw_masked
 from quire_ops.encoder_attention import encoder_attention
 from quire_ops.fused_moe import fused_moe
 from quire_ops.kv_cache_ops import rope_and_write_kv, rotary_embedding, write_kv_cache
@@ -27,6 +26,7 @@ from quire_ops.penalties import penalize
 from quire_ops.quantized_linear import fp8_linear, grouped_linear, int8_linear, w8a8_linear
 from quire_ops.recurrent import causal_conv1d, gated_delta_rule, mamba2_scan, selective_scan, wkv
 from quire_ops.routing import route_experts
+from quire_ops.sampling import sample, sample_masked
 from quire_ops.sparse_attention import index_topk, position_slots, sparse_latent_attention
 from quire_ops.step_inputs import decode_inputs, step_inputs
 
@@ -39,8 +39,6 @@ __all__ = [
     "decode_inputs",
     "decode_step",
     "decoder_stack",
-    "draw",
-    "draw_masked",
     "embedding",
     "encoder_attention",
     "fp8_linear",
@@ -67,6 +65,8 @@ __all__ = [
     "rope_and_write_kv",
     "rotary_embedding",
     "route_experts",
+    "sample",
+    "sample_masked",
     "selective_scan",
     "sigmoid_and_mul",
     "silu_and_mul",

@@ -1,6 +1,6 @@
 """Counter-based random numbers: one uniform number per (seed, output position), and no generator state at all.
 
-Because nothing is carried from draw to draw, a request's random numbers depend neither on the batch around it, nor
+Because nothing is carried from token to token, a request's random numbers depend neither on the batch around it, nor
 on its row, nor on chunking, preemption, draft tokens or how far the scheduler runs ahead.
 """
 

@@ -22,7 +22,7 @@ from quire_interfaces.step import SchedulerOutput
 from quire_models import Network
 from quire_models.layers.draft_head import DraftHead
 from quire_models.medusa.model import MedusaHeads
-from quire_ops import DecodeRows, DrawTable, OpFunction, to_device
+from quire_ops import DecodeRows, OpFunction, SampleTable, to_device
 from quire_runner.config import RunnerConfig
 from quire_runner.draft_cache import DraftCache, Entry
 from quire_runner.drafting import DraftStep, RowDrafter
@@ -95,7 +95,7 @@ class ModelDrafting(RowDrafter):
                 group_of_layer=cache.group_of_layer,
                 kv_caches=cache.caches,
                 lora_slots=np.full(len(rows.num_tokens), -1, dtype=np.int32),
-                draw=DrawTable.greedy(len(rows.num_tokens), network.config.vocab_size, rows.token_ids.device),
+                sample_table=SampleTable.greedy(len(rows.num_tokens), network.config.vocab_size, rows.token_ids.device),
             )
         )
 

@@ -17,7 +17,6 @@ import logging
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from enum import IntEnum
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -26,41 +25,31 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from quire_ops import LoraTokens, fill_on_device
+from quire_sampling import SampleMode
 
-__all__ = ["CaptureStep", "Choice", "ComputeStep", "CudaCapture", "DecodeGraph", "DecodeGraphs"]
+__all__ = ["CaptureStep", "ComputeStep", "CudaCapture", "DecodeGraph", "DecodeGraphs"]
 
 _logger = logging.getLogger(__name__)
 
 Tokens = tuple[Tensor, ...]
 """Token ids [P] int64 and the largest logits [P] float32 of P rows; where rows are observed, log probabilities behind
-them (`Sampler.draw_observed`)."""
+them (`Sampler.sample_in_mode`)."""
 Replay = Callable[[], None]
 Ints = NDArray[np.int64]
-
-
-class Choice(IntEnum):
-    """How the tokens of a step are chosen. Each is what the ones before it are, and more."""
-
-    MOST_LIKELY = 0
-    DRAWN = 1
-    EDITED = 2
-    """Penalties and masks may change the logits before tokens are drawn."""
-    OBSERVED = 3
-    """Log probabilities are wanted besides."""
 
 
 class ComputeStep(Protocol):
     """A decode step, from numbers on the device."""
 
     def __call__(
-        self, spans: Tensor, choice: Choice, features: Tensor | None, lora: LoraTokens | None = None
+        self, spans: Tensor, mode: SampleMode, features: Tensor | None, lora: LoraTokens | None = None
     ) -> Tokens:
         """Compute the token at `spans[1, s]` of row `spans[0, s]` for each s, choose its successor and write it behind.
 
         Args:
             spans: [5, P] int64: four rows as op `decode_inputs` takes them, and which mask each token gets, -1 for
                 none.
-            choice: How.
+            mode: How tokens are chosen.
             features: [P, width] gets what a drafter reads of the step; None where nobody reads any.
             lora: Which tokens have adapters, in memory that stays where it is (`StepAdapters.captured_tokens_of`); None
                 for none.
@@ -97,7 +86,7 @@ class _Key(NamedTuple):
     """What tells graphs apart."""
 
     size: int
-    choice: Choice
+    mode: SampleMode
     adapted: bool = False
     """Rows may have adapters."""
 
@@ -134,7 +123,7 @@ class DecodeGraphs:
     Args:
         compute: The step; it may be called in another thread, on padding.
         sizes: Numbers of rows that are captured.
-        choices: Ways of choosing tokens that `compute` knows.
+        modes: Sample modes that `compute` knows.
         padding_row: The row of entries that stand for nothing.
         device: Where steps run.
         capture: Captures.
@@ -146,7 +135,7 @@ class DecodeGraphs:
         self,
         compute: ComputeStep,
         sizes: Sequence[int],
-        choices: Sequence[Choice],
+        modes: Sequence[SampleMode],
         *,
         padding_row: int,
         device: torch.device,
@@ -156,7 +145,7 @@ class DecodeGraphs:
     ) -> None:
         self._compute = compute
         self._sizes = sorted(set(sizes))
-        self._choices = choices
+        self._modes = modes
         self._padding_row = padding_row
         self._device = device
         self._capture = capture
@@ -170,37 +159,37 @@ class DecodeGraphs:
         """Why no more is captured."""
 
     @property
-    def captured(self) -> tuple[tuple[int, Choice], ...]:
-        """(rows, way of choosing tokens) of each graph, in the order in which they were captured."""
-        return tuple((key.size, key.choice) for key in self._graphs)
+    def captured(self) -> tuple[tuple[int, SampleMode], ...]:
+        """(rows, sample mode) of each graph, in the order in which they were captured."""
+        return tuple((key.size, key.mode) for key in self._graphs)
 
     def size_for(self, num_rows: int) -> int | None:
         """Rows of the graph for a step of so many; None where there is none."""
         place = bisect_left(self._sizes, num_rows)
         return None if place == len(self._sizes) else self._sizes[place]
 
-    def find(self, num_rows: int, choice: Choice, lora: LoraTokens | None = None) -> DecodeGraph | None:
+    def find(self, num_rows: int, mode: SampleMode, lora: LoraTokens | None = None) -> DecodeGraph | None:
         """The graph for a step of so many rows. None where there is none, or none yet: the step is to be run without
         one, and brings it nearer.
 
         Args:
             num_rows: Rows.
-            choice: How their tokens are chosen.
+            mode: How their tokens are chosen.
             lora: Which tokens have adapters, for a graph of `size_for(num_rows)` tokens; None for none.
         """
         size = self.size_for(num_rows)
-        if size is None or choice not in self._choices:
+        if size is None or mode not in self._modes:
             return None
-        key = _Key(size, choice, lora is not None)
+        key = _Key(size, mode, lora is not None)
         return self._graphs.get(key) or self._make(key, lora)
 
     def warm_up(self) -> None:
         """Run the step of every size once on padding, each way: what it needs is there from then on. What edits logits
         is the same for every size."""
         for size in self._sizes:
-            for choice in self._choices:
-                if choice < Choice.EDITED or size == self._sizes[0]:
-                    self._warm_up(_Key(size, choice))
+            for mode in self._modes:
+                if mode < SampleMode.EDITED or size == self._sizes[0]:
+                    self._warm_up(_Key(size, mode))
 
     def wait(self) -> None:
         """Wait until everything is prepared that steps have wanted so far; for tools and tests."""
@@ -244,14 +233,14 @@ class DecodeGraphs:
     @torch.inference_mode()
     def _warm_up(self, key: _Key) -> None:
         # Beside steps, whose features are not to be written over.
-        self._compute(self._padding(key.size), key.choice, None)
+        self._compute(self._padding(key.size), key.mode, None)
 
     def _captured(self, key: _Key, lora: LoraTokens | None) -> DecodeGraph:
         spans = self._padding(key.size)
         features = None if self.features is None else self.features[: key.size]
         # Whatever is kept for later steps is made now, by a step that runs.
-        self._compute(spans, key.choice, features, lora)
-        replay, tokens = self._capture(lambda: self._compute(spans, key.choice, features, lora))
+        self._compute(spans, key.mode, features, lora)
+        replay, tokens = self._capture(lambda: self._compute(spans, key.mode, features, lora))
         return DecodeGraph(spans, replay, tokens, self._padding_row)
 
     def _padding(self, size: int) -> Tensor:

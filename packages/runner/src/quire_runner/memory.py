@@ -22,7 +22,7 @@ SLOT_BYTES = 8
 
 GRAPH_SPLIT_BYTES = 32 << 20
 GRAPHS_PER_SIZE = 4
-"""The ways of choosing tokens (`graphs.Choice`)."""
+"""Sample modes that steps are captured in."""
 LAUNCHES_PER_LAYER, LAUNCHES_BESIDE = 16, 32
 ADAPTER_LAUNCHES = 14
 """Of a layer, where rows have adapters: two for each of its matrices."""

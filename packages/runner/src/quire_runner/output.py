@@ -121,7 +121,7 @@ def verified_output(
 
 def _failed_at_rejected(sampled: SamplerOutput, row: int, right: list[int]) -> bool:
     """Whether the row's logits were bad only behind a rejected draft, where the request never goes."""
-    return row not in sampled.processor_errors and bool(sampled.peaks[right].isfinite().all())
+    return row not in sampled.processor_errors and bool(sampled.max_logits[right].isfinite().all())
 
 
 def without_entries(output: SchedulerOutput, dropped: Collection[int]) -> SchedulerOutput:

@@ -123,7 +123,7 @@ class PacedDrafting:
         for row, tokens in zip(output.rows, result.sampled_token_ids, strict=True):
             # An error of a custom processor at a rejected draft could not be told from a real one, so requests that
             # have any get no drafts.
-            if not tokens or row in rows.sampling.processors or row in result.forced_token_ids:
+            if not tokens or rows.sampling.has_processors(row) or row in result.forced_token_ids:
                 continue
             # A draft at the last position of the context would leave no place for the token after it.
             room = self._config.max_model_len - int(rows.num_tokens[row]) - 1

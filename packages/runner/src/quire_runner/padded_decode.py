@@ -16,10 +16,9 @@ from torch import Tensor
 
 from quire_attention.batch import ForwardBatch
 from quire_ops import LoraTokens, OpFunction, to_device
-from quire_runner.graphs import Choice
 from quire_runner.inputs import Layers, make_batch
 from quire_runner.rows import Rows
-from quire_sampling import Sampler
+from quire_sampling import DeviceEdits, SampleMode, Sampler
 
 __all__ = ["DecodeNetwork", "PaddedDecode"]
 
@@ -40,7 +39,7 @@ class PaddedDecode:
         network: The network.
         rows: Where its sequences are.
         decode_inputs: Op `decode_inputs`.
-        sampler: Draws.
+        sampler: Samples.
         layers: What every batch has.
         longest: Tokens of the longest sequence that there may be.
         most: Entries of the largest step.
@@ -66,18 +65,14 @@ class PaddedDecode:
         self._layers = layers
         self._longest = longest
         self._feature_layers = feature_layers
-        self.choices: tuple[Choice, ...] = (Choice.MOST_LIKELY,)
+        self.modes = (SampleMode.ARGMAX, *sampler.device_modes)
         """What this can be asked for."""
-        if sampler.draws_in_one_call:
-            self.choices += (Choice.DRAWN,)
-        if sampler.edits_in_one_call:
-            self.choices += (Choice.EDITED, Choice.OBSERVED)
         self.bitmask = torch.zeros(most, sampler.state.num_mask_words, dtype=torch.int32, device=rows.token_ids.device)
         """[most, W] the masks that entries may have (`TokenMasks.bitmask`), to be written before a step; the same
         memory for every step."""
 
     def __call__(
-        self, spans: Tensor, choice: Choice, features: Tensor | None, lora: LoraTokens | None = None
+        self, spans: Tensor, mode: SampleMode, features: Tensor | None, lora: LoraTokens | None = None
     ) -> tuple[Tensor, ...]:
         """See `ComputeStep`."""
         rows, size = self._rows, spans.shape[1]
@@ -85,18 +80,16 @@ class PaddedDecode:
         batch = make_batch(inputs, rows, self._layers, [1] * size, [self._longest] * size)  # lengths: a bound
         batch.lora = lora
         hidden = self._hidden(batch, features)
-        drawn: tuple[Tensor, ...]
-        if choice is Choice.MOST_LIKELY:
-            drawn = self._network.argmax(hidden)
-        elif choice is Choice.DRAWN:
-            drawn = self._sampler.draw(self._network.compute_logits(hidden), spans[0], batch.positions)
+        sampled: tuple[Tensor, ...]
+        if mode is SampleMode.ARGMAX:
+            sampled = self._network.argmax(hidden)
         else:
-            draw = self._sampler.draw_edited if choice is Choice.EDITED else self._sampler.draw_observed
+            edits = DeviceEdits(rows.token_ids, spans[4], self.bitmask)
             logits = self._network.compute_logits(hidden)
-            drawn = draw(logits, spans[0], batch.positions, rows.token_ids, spans[4], self.bitmask)
+            sampled = self._sampler.sample_in_mode(mode, logits, spans[0], batch.positions, edits)
         places = torch.add(spans[2], spans[0], alpha=rows.row_len)
-        rows.token_ids.view(-1).index_copy_(0, places, drawn[0].to(torch.int32))
-        return drawn
+        rows.token_ids.view(-1).index_copy_(0, places, sampled[0].to(torch.int32))
+        return sampled
 
     def _hidden(self, batch: ForwardBatch, features: Tensor | None) -> Tensor:
         """Hidden states [P, hidden_size]; what a drafter reads is put where it finds it."""
@@ -123,6 +116,7 @@ class PaddedDecode:
         batch = make_batch(inputs, self._rows, self._layers, query_lens, ends.tolist())
         hidden = self._network.forward(batch)[: len(query_lens)].clone()
         self._network.argmax(hidden)
-        if self._sampler.draws_in_one_call:
+        if SampleMode.SAMPLED in self.modes:
             first = inputs.positions[: len(query_lens)].clone()
-            self._sampler.draw(self._network.compute_logits(hidden), to_device(rows, first.device), first)
+            logits = self._network.compute_logits(hidden)
+            self._sampler.sample_in_mode(SampleMode.SAMPLED, logits, to_device(rows, first.device), first)

@@ -210,7 +210,7 @@ class Rows:
             group_of_layer=group_of_layer,
             kv_caches=kv_caches,
             lora_slots=self.lora_slots,
-            draw=self.sampling.draw_table(),
+            sample_table=self.sampling.sample_table,
         )
 
     def check(self, rows: NDArray[np.int64], ends: NDArray[np.int64]) -> None:

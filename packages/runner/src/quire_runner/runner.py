@@ -37,7 +37,7 @@ from quire_runner.encoder_inputs import encoder_slots
 from quire_runner.fused_decode import fused_decode
 from quire_runner.grammars import RowGrammars
 from quire_runner.graph_choice import choose_capture
-from quire_runner.graphs import CaptureStep, Choice, DecodeGraphs
+from quire_runner.graphs import CaptureStep, DecodeGraphs
 from quire_runner.inputs import HostPlan, Layers, forward_batch, plan_step, write_drafts
 from quire_runner.kv_cache import CacheShape, allocate_kv_caches, give_back_pages, layer_states
 from quire_runner.output import Failures, PendingResult, ReadyResult, plain_output, verified_output, without_entries
@@ -47,7 +47,7 @@ from quire_runner.prompt_logprobs import step_prompt_logprobs
 from quire_runner.protocols import LogitsTap, Network, StepAdapters
 from quire_runner.rows import Rows
 from quire_runner.trees import compact_accepted_kv
-from quire_sampling import Sampler, SamplerOutput, SamplingConfig, SamplingState
+from quire_sampling import SampleMode, Sampler, SamplerOutput, SamplingConfig, SamplingState
 from quire_spec_decode import DraftController
 
 __all__ = ["ModelRunner"]
@@ -56,7 +56,7 @@ _logger = logging.getLogger(__name__)
 
 REHEARSED_PROMPTS = ([1], [2], [3], [5], [9], [16], [33], [64], [100], [129], [512], [16, 1], [2, 3])
 """Tokens of each sequence of steps that differ in how their work is cut."""
-SAMPLING_OPS: tuple[Op[..., Any], ...] = (ops.draw, ops.draw_masked, ops.penalize)
+SAMPLING_OPS: tuple[Op[..., Any], ...] = (ops.sample, ops.sample_masked, ops.penalize)
 
 MakeTransferWorker = Callable[[BlockMemory], KVTransferWorker]
 
@@ -321,7 +321,7 @@ class ModelRunner:
         return DecodeGraphs(
             self._padded,
             sizes,
-            self._padded.choices,
+            self._padded.modes,
             padding_row=self._config.max_num_seqs,
             device=self._device,
             capture=capture,
@@ -395,15 +395,15 @@ class ModelRunner:
         """The step by a graph; None where there is none for it. Every token has an entry of its own there: keys and
         values of all are stored before any attends, and a draft sees as far as its position."""
         wanted = plan.logits
-        choice, size = self._choice(output.rows), graphs.size_for(len(wanted.rows))
-        if choice is None or size is None:
+        mode, size = self._mode(output.rows), graphs.size_for(len(wanted.rows))
+        if mode is SampleMode.HOST or size is None:
             return None
         slots, lora = self._rows.lora_slots[wanted.rows], None
         if self._adapters is not None and (slots >= 0).any():
             lora = self._adapters.captured_tokens_of(slots, size)
             if lora is None:
                 return None
-        graph = graphs.find(len(wanted.rows), choice, lora)
+        graph = graphs.find(len(wanted.rows), mode, lora)
         if graph is None:
             return None
         self._rows.check(plan.rows, plan.ends)
@@ -418,15 +418,12 @@ class ModelRunner:
         result = _empty_result(output, drafts_follow=drafts_follow)
         return self._reading(output, plan, sampled, grammar_failures, result)
 
-    def _choice(self, rows: list[int]) -> Choice | None:
-        """How the tokens of a step are chosen; None where the host has a word in it."""
-        if self._on_logits is not None or not self._sampler.only_penalizes(rows):
-            return None
-        if self._sampler.wants_logprobs(rows):
-            return Choice.OBSERVED
-        if self._grammars.has_any(rows) or not self._sampler.only_draws(rows):
-            return Choice.EDITED
-        return Choice.MOST_LIKELY if self._sampler.takes_most_likely(rows) else Choice.DRAWN
+    def _mode(self, rows: list[int]) -> SampleMode:
+        """The sample mode of a step with these rows; HOST where somebody looks at the logits."""
+        if self._on_logits is not None:
+            return SampleMode.HOST
+        mode = self._sampler.state.mode_of(rows)
+        return max(mode, SampleMode.EDITED) if self._grammars.has_any(rows) else mode
 
     def _forward(self, network: Network, batch: ForwardBatch) -> tuple[Tensor, Tensor | None]:
         """Hidden states, and the features that the drafter wants."""
@@ -494,7 +491,7 @@ class ModelRunner:
 
     def _is_plain(self, output: SchedulerOutput) -> bool:
         """Whether nothing of the logits is wanted but the token that they say."""
-        return self._on_logits is None and self._sampler.only_draws(output.rows)
+        return self._on_logits is None and self._sampler.state.mode_of(output.rows) <= SampleMode.SAMPLED
 
     def _logits_are_free(self) -> bool:
         """Whether nobody but the sampler wants to see or change logits."""
@@ -510,9 +507,9 @@ class ModelRunner:
         rows = wanted.rows.tolist()
         grammar_failures: Failures = {}
         lora = self._logit_adapters(wanted.rows)
-        if self._logits_are_free() and self._sampler.takes_most_likely(rows):
-            token_ids, peaks = network.argmax(hidden, lora)
-            sampled = SamplerOutput(token_ids, rows, peaks)
+        if self._logits_are_free() and self._sampler.state.mode_of(rows) is SampleMode.ARGMAX:
+            token_ids, max_logits = network.argmax(hidden, lora)
+            sampled = SamplerOutput(token_ids, rows, max_logits)
         else:
             sampled, grammar_failures = self._sample_logits(output, plan, rows, network.compute_logits(hidden, lora))
         return self._take(output, plan, sampled, grammar_failures, result)

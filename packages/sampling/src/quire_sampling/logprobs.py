@@ -94,8 +94,8 @@ def _chunk_logprobs(logits: Tensor, token_ids: Tensor, k: int) -> LogprobTensors
 
 def _normalizer(logits: Tensor, maxima: Tensor) -> Tensor:
     """What to subtract from logits: [N, 1] float64."""
-    peak = maxima.amax(-1, keepdim=True)
-    return peak + block_sum((logits - peak).exp_()).sum(-1, keepdim=True).log()
+    max_logits = maxima.amax(-1, keepdim=True)
+    return max_logits + block_sum((logits - max_logits).exp_()).sum(-1, keepdim=True).log()
 
 
 def _ranks(logits: Tensor, own: Tensor, ids: Tensor) -> Tensor:

@@ -57,7 +57,9 @@ def sample_plain(logits: Tensor, maxima: Tensor, inv_temperature: Tensor, u: Ten
     return tokens
 
 
-def sample_top_k(logits: Tensor, maxima: Tensor, inv_temperature: Tensor, filters: Filters, u: Tensor, k: int) -> Tensor:
+def sample_top_k(
+    logits: Tensor, maxima: Tensor, inv_temperature: Tensor, filters: Filters, u: Tensor, k: int
+) -> Tensor:
     """Sample where every row has a small top_k: only the k largest tokens are looked at.
 
     Args:
@@ -97,7 +99,9 @@ def sample_filtered(logits: Tensor, maxima: Tensor, inv_temperature: Tensor, fil
     for start in range(0, len(logits), _CHUNK_ROWS):
         chunk = slice(start, start + _CHUNK_ROWS)
         some = Filters(*(each[chunk] for each in filters))
-        tokens[chunk] = _sample_chunk(logits[chunk], maxima[chunk], max_logits[chunk], inv_temperature[chunk], some, u[chunk])
+        tokens[chunk] = _sample_chunk(
+            logits[chunk], maxima[chunk], max_logits[chunk], inv_temperature[chunk], some, u[chunk]
+        )
     return tokens
 
 

@@ -9,7 +9,7 @@ that samples the token itself takes the place of all filters.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -20,7 +20,7 @@ from quire_sampling.blocks import block_max
 from quire_sampling.logprobs import LogprobTensors, token_logprobs
 from quire_sampling.masks import TokenMasks, apply_token_masks_, check_masks
 from quire_sampling.nucleus import Filters, keep_nucleus_
-from quire_sampling.option import EditStage, RowLogits, RowWeights
+from quire_sampling.option import EditOption, EditStage, RowLogits, RowWeights
 from quire_sampling.options import EDITS, FILTERS, TEMPERATURES, TOKENS
 from quire_sampling.output import SamplerOutput
 from quire_sampling.penalties import Penalties, apply_penalties_
@@ -245,7 +245,13 @@ class Sampler:
         return tokens
 
     def _sample_with(
-        self, method: SampleMethod, logits: Tensor, maxima: Tensor, rows: list[int], row_index: Tensor, positions: Tensor
+        self,
+        method: SampleMethod,
+        logits: Tensor,
+        maxima: Tensor,
+        rows: list[int],
+        row_index: Tensor,
+        positions: Tensor,
     ) -> Tensor:
         state, table = self.state, self.state.sample_table
         if method is SampleMethod.GREEDY:
@@ -266,7 +272,9 @@ class Sampler:
         if method is SampleMethod.OPTION_FILTERED:
             keep_nucleus_(weights, log2, logits, filters)
         views = [
-            RowWeights(weights[i : i + 1], log2[i : i + 1], logits[i : i + 1], seeds[i], output_positions[i], u[i : i + 1])
+            RowWeights(
+                weights[i : i + 1], log2[i : i + 1], logits[i : i + 1], seeds[i], output_positions[i], u[i : i + 1]
+            )
             for i in range(len(rows))
         ]
         if method is SampleMethod.OPTION:

@@ -35,8 +35,8 @@ _NO_PENALTIES = (1.0, 0.0, 0.0)
 
 
 class SampleMode(IntEnum):
-    """What sampling the token of a row takes; each mode does what the ones before it do, and more. The mode of a step is
-    the largest of its rows' modes."""
+    """What sampling the token of a row takes; each mode does what the ones before it do, and more. The mode of a step
+    is the largest of its rows' modes."""
 
     ARGMAX = 0
     """The token of the largest logit."""
@@ -220,6 +220,10 @@ class SamplingState:
     def only_reads(self, rows: Iterable[int]) -> bool:
         """Whether sampling for these rows leaves the logits as they are."""
         return self.edited.isdisjoint(rows) and self.penalized.isdisjoint(rows)
+
+    def has_processors(self, row: int) -> bool:
+        """Whether custom logits processors run for this row."""
+        return row in self.settings["logits_processors"]
 
     def reads_history(self, row: int) -> bool:
         """Whether a token of this row may depend on the tokens before it other than through its logits."""

@@ -28,9 +28,7 @@ def _compile_processors(params: SamplingParams, context: RequestContext) -> Proc
         raise RequestError(f"{param} must be a list of names, got {names!r}", param=param)
     for name in names:
         if not isinstance(name, str) or name not in context.processors:
-            raise RequestError(
-                f"there is no logits processor {name!r}; {describe_processors(context)}", param=param
-            )
+            raise RequestError(f"there is no logits processor {name!r}; {describe_processors(context)}", param=param)
     return tuple((name, context.processors[name]) for name in (*context.always, *names)) or None
 
 
@@ -57,7 +55,5 @@ def _apply_processors(processors: Processors, row: RowLogits) -> str | None:
 
 
 OPTIONS = (
-    EditOption(
-        name="logits_processors", stage=EditStage.PROCESS, compile=_compile_processors, apply=_apply_processors
-    ),
+    EditOption(name="logits_processors", stage=EditStage.PROCESS, compile=_compile_processors, apply=_apply_processors),
 )

@@ -17,7 +17,7 @@ from torch import Tensor
 from quire_models import ModelConfig, load_model
 from quire_models.layers.encoder_only import EncoderOnly
 from quire_models.ledger import num_parameters
-from quire_ops import DrawTable, ops
+from quire_ops import SampleTable, ops
 from quire_sampling.state import inv_temperature_of
 from quire_testkit.parity.case import ParityCase
 from quire_testkit.parity.cases import CASES
@@ -204,9 +204,9 @@ def _seeded_problem(seen: Watched, whole: Watched, tolerance: float) -> str | No
     """What is wrong with a seeded request, beside the same one after a whole prefill.
 
     Every token must be the one that its logits and the seed give. Where the network does not promise the same bits in
-    every situation, rounding may turn a draw: up to there the logits must agree within the tolerance.
+    every situation, rounding may turn a sampled token: up to there the logits must agree within the tolerance.
     """
-    wrong = _first_difference(seen.token_ids, _drawn_again(seen))
+    wrong = _first_difference(seen.token_ids, _sampled_again(seen))
     if wrong < len(seen.token_ids):
         return f"token {wrong} of a seeded request is not what its logits and the seed give"
     if not tolerance and seen.token_ids != whole.token_ids:
@@ -220,15 +220,15 @@ def _seeded_problem(seen: Watched, whole: Watched, tolerance: float) -> str | No
     return None
 
 
-def _drawn_again(seen: Watched) -> list[int]:
-    """The tokens of the seeded request as the reference of op `draw` draws them from its logits."""
+def _sampled_again(seen: Watched) -> list[int]:
+    """The tokens of the seeded request as the reference of op `sample` samples them from its logits."""
     positions = torch.arange(NUM_PROMPT - 1, NUM_PROMPT - 1 + len(seen.token_ids))
     logits = torch.stack([seen.logits[position] for position in positions.tolist()])
-    table = DrawTable.greedy(1, logits.shape[1])
-    table.draws[0], table.seeds[0], table.num_prompt_tokens[0] = True, SEED, NUM_PROMPT
+    table = SampleTable.greedy(1, logits.shape[1])
+    table.do_sample[0], table.seeds[0], table.num_prompt_tokens[0] = True, SEED, NUM_PROMPT
     table.inv_temperature[0] = inv_temperature_of(torch.tensor(SEEDED.temperature, dtype=torch.float64)).item()
     table.top_p[0] = SEEDED.top_p
-    return ops.draw(logits, torch.zeros_like(positions), positions, table)[0].tolist()
+    return ops.sample(logits, torch.zeros_like(positions), positions, table)[0].tolist()
 
 
 def _problem(tokens: Sequence[int], expected: Sequence[int], error: float, tolerance: float) -> str | None:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
-from kernels_cpu_steps import make_draws
+from kernels_cpu_steps import make_sample_table
 from torch import Tensor
 
-from quire_kernels_cpu.drawing import draw, draw_masked
+from quire_kernels_cpu.sampling import sample, sample_masked
 from quire_ops import ops
 
 NUM_ROWS = 500
@@ -26,39 +26,39 @@ def make_logits(vocab_size: int, generator: torch.Generator) -> Tensor:
 @pytest.mark.parametrize("vocab_size", [1, 5, 64, 300, 1000, 4097])
 def test_tokens_equal_the_reference(vocab_size: int) -> None:
     generator = torch.Generator().manual_seed(vocab_size)
-    table, logits = make_draws(NUM_ROWS, vocab_size, vocab_size), make_logits(vocab_size, generator)
+    table, logits = make_sample_table(NUM_ROWS, vocab_size, vocab_size), make_logits(vocab_size, generator)
     rows = torch.randperm(NUM_ROWS, generator=generator)
     positions = torch.randint(5, 100, (NUM_ROWS,), generator=generator)
 
-    tokens, peaks = draw(logits, rows, positions, table)
+    tokens, max_logits = sample(logits, rows, positions, table)
 
-    expected, expected_peaks = ops.draw(logits, rows, positions, table)
+    expected, expected_peaks = ops.sample(logits, rows, positions, table)
     assert torch.equal(tokens, expected)
-    assert torch.equal(peaks, expected_peaks)
-    alone = [int(draw(logits[i : i + 1], rows[i : i + 1], positions[i : i + 1], table)[0]) for i in range(40)]
+    assert torch.equal(max_logits, expected_peaks)
+    alone = [int(sample(logits[i : i + 1], rows[i : i + 1], positions[i : i + 1], table)[0]) for i in range(40)]
     assert alone == tokens[:40].tolist()
 
 
 @pytest.mark.parametrize(("place", "value"), [(0, torch.nan), (299, torch.nan), (256, torch.inf), (None, -torch.inf)])
 def test_rows_that_are_not_finite_are_told_and_disturb_nobody(place: int | None, value: float) -> None:
     generator = torch.Generator().manual_seed(3)
-    table, logits = make_draws(NUM_ROWS, 300, 3), make_logits(300, generator)
+    table, logits = make_sample_table(NUM_ROWS, 300, 3), make_logits(300, generator)
     rows, positions = torch.arange(NUM_ROWS), torch.full((NUM_ROWS,), 9)
-    good, _ = draw(logits, rows, positions, table)
+    good, _ = sample(logits, rows, positions, table)
     logits[1::2, slice(None) if place is None else place] = value
 
-    tokens, peaks = draw(logits, rows, positions, table)
+    tokens, max_logits = sample(logits, rows, positions, table)
 
     assert torch.equal(tokens[::2], good[::2])
-    assert torch.equal(peaks.nan_to_num(7), logits.amax(-1).nan_to_num(7))
-    assert not peaks[1::2].isfinite().any()
+    assert torch.equal(max_logits.nan_to_num(7), logits.amax(-1).nan_to_num(7))
+    assert not max_logits[1::2].isfinite().any()
     assert ((tokens >= 0) & (tokens < 300)).all()
 
 
 @pytest.mark.parametrize("vocab_size", [1, 31, 64, 65, 300, 1000, 4097])
 def test_masked_tokens_equal_the_reference(vocab_size: int) -> None:
     generator = torch.Generator().manual_seed(vocab_size)
-    table, logits = make_draws(NUM_ROWS, vocab_size, vocab_size), make_logits(vocab_size, generator)
+    table, logits = make_sample_table(NUM_ROWS, vocab_size, vocab_size), make_logits(vocab_size, generator)
     rows = torch.randperm(NUM_ROWS, generator=generator)
     positions = torch.randint(5, 100, (NUM_ROWS,), generator=generator)
     num_masks = NUM_ROWS // 2
@@ -71,13 +71,13 @@ def test_masked_tokens_equal_the_reference(vocab_size: int) -> None:
     bits[0], bits[1] = False, True
     bitmask = (bits.long() << torch.arange(32)).sum(-1).to(torch.int32)
 
-    expected, expected_peaks = ops.draw_masked(logits, rows, positions, table, mask_of, bitmask)
+    expected, expected_peaks = ops.sample_masked(logits, rows, positions, table, mask_of, bitmask)
     given = logits.clone()
-    tokens, peaks = draw_masked(given, rows, positions, table, mask_of, bitmask)
+    tokens, max_logits = sample_masked(given, rows, positions, table, mask_of, bitmask)
 
     assert torch.equal(tokens, expected)
-    assert torch.equal(peaks, expected_peaks)
+    assert torch.equal(max_logits, expected_peaks)
     assert torch.equal(given[mask_of < 0], logits[mask_of < 0])
     allowed = bits.flatten(1)[:, :vocab_size][mask_of]
-    finite = (mask_of >= 0) & peaks.isfinite()
+    finite = (mask_of >= 0) & max_logits.isfinite()
     assert allowed[finite, tokens[finite]].all()

@@ -1,6 +1,6 @@
-"""One token per row of logits, the most likely one or one drawn by chance.
+"""One token per row of logits, the most likely one or a sampled one.
 
-Every number in a draw is either an integer or the result of single float operations that IEEE 754 rounds in one way, so
+Every number in it is either an integer or the result of single float operations that IEEE 754 rounds in one way, so
 every backend on every device gets the same token from the same logits; how sums are ordered does not matter. Knows rows
 of parameters; does not know requests, penalties, masks or log probabilities.
 
@@ -28,13 +28,13 @@ from quire_ops.op import op
 from quire_ops.rng import uniform
 
 __all__ = [
-    "Draw",
-    "DrawMasked",
-    "DrawTable",
-    "draw",
-    "draw_masked",
+    "Sample",
+    "SampleMasked",
+    "SampleTable",
     "integer_weights",
     "log2_weights",
+    "sample",
+    "sample_masked",
     "share_of",
     "target_of",
 ]
@@ -52,11 +52,11 @@ _POWER = tuple(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DrawTable:
+class SampleTable:
     """What is kept of all rows [R]. Never moves: backends may hold addresses."""
 
-    draws: Tensor
-    """bool: whether the token is drawn; otherwise it is the most likely one, and nothing below counts."""
+    do_sample: Tensor
+    """bool: whether the token is sampled; otherwise it is the most likely one, and nothing below counts."""
     seeds: Tensor
     """int64."""
     num_prompt_tokens: Tensor
@@ -71,14 +71,14 @@ class DrawTable:
     """float32: log2(min_p); -inf keeps all."""
 
     @classmethod
-    def greedy(cls, num_rows: int, vocab_size: int, device: torch.device | str = "cpu") -> DrawTable:
-        """Rows of which none draws; values that change nothing for those that will."""
+    def greedy(cls, num_rows: int, vocab_size: int, device: torch.device | str = "cpu") -> SampleTable:
+        """Rows that are all greedy; values that change nothing for those that will sample."""
 
         def full(value: float, dtype: torch.dtype) -> Tensor:
             return torch.full((num_rows,), value, dtype=dtype, device=device)
 
         return cls(
-            draws=full(0, torch.bool),
+            do_sample=full(0, torch.bool),
             seeds=full(0, torch.int64),
             num_prompt_tokens=full(0, torch.int64),
             inv_temperature=full(1, torch.float32),
@@ -88,15 +88,15 @@ class DrawTable:
         )
 
 
-Draw = Callable[[Tensor, Tensor, Tensor, DrawTable], tuple[Tensor, Tensor]]
-"""A backend's function of op `draw`."""
-DrawMasked = Callable[[Tensor, Tensor, Tensor, DrawTable, Tensor, Tensor], tuple[Tensor, Tensor]]
-"""A backend's function of op `draw_masked`."""
+Sample = Callable[[Tensor, Tensor, Tensor, SampleTable], tuple[Tensor, Tensor]]
+"""A backend's function of op `sample`."""
+SampleMasked = Callable[[Tensor, Tensor, Tensor, SampleTable, Tensor, Tensor], tuple[Tensor, Tensor]]
+"""A backend's function of op `sample_masked`."""
 
 
-def log2_weights(logits: Tensor, peaks: Tensor, inv_temperature: Tensor) -> Tensor:
-    """y [N, V] float32, at most 0. logits [N, V] float32; peaks [N], their largest; inv_temperature [N] float32."""
-    return (logits - peaks.unsqueeze(1)).mul_(inv_temperature.unsqueeze(1))
+def log2_weights(logits: Tensor, max_logits: Tensor, inv_temperature: Tensor) -> Tensor:
+    """y [N, V] float32, at most 0. logits [N, V] float32; max_logits [N], their largest; inv_temperature [N]."""
+    return (logits - max_logits.unsqueeze(1)).mul_(inv_temperature.unsqueeze(1))
 
 
 def integer_weights(log2: Tensor) -> Tensor:
@@ -124,9 +124,9 @@ def target_of(u: Tensor, total: Tensor) -> Tensor:
 
 
 @op
-def draw(logits: Tensor, rows: Tensor, positions: Tensor, table: DrawTable) -> tuple[Tensor, Tensor]:
-    """Choose one token per row of logits. Optional: where no backend has it, quire_sampling draws with torch, the same
-    tokens.
+def sample(logits: Tensor, rows: Tensor, positions: Tensor, table: SampleTable) -> tuple[Tensor, Tensor]:
+    """Choose one token per row of logits. Optional: where no backend has it, quire_sampling samples with torch, the
+    same tokens.
 
     Args:
         logits: [N, V] float32, contiguous.
@@ -138,12 +138,12 @@ def draw(logits: Tensor, rows: Tensor, positions: Tensor, table: DrawTable) -> t
         Tokens [N] int64, and per row of logits the largest [N] float32, NaN where there is one. Where it is not
         finite, the token is any of the vocabulary.
     """
-    peaks = logits.amax(-1)
+    max_logits = logits.amax(-1)
     tokens = logits.max(dim=-1).indices  # the first of equals
-    drawn = (table.draws[rows] & peaks.isfinite()).nonzero().squeeze(1).tolist()
-    for i in drawn:
+    sampled = (table.do_sample[rows] & max_logits.isfinite()).nonzero().squeeze(1).tolist()
+    for i in sampled:
         row = rows[i]
-        log2 = log2_weights(logits[i : i + 1], peaks[i : i + 1], table.inv_temperature[row].view(1))
+        log2 = log2_weights(logits[i : i + 1], max_logits[i : i + 1], table.inv_temperature[row].view(1))
         weights = integer_weights(log2)[0]
         order = logits[i].sort(descending=True, stable=True).indices
         order = order[log2[0, order] >= table.min_log2[row]][: int(table.top_k[row])]
@@ -153,14 +153,14 @@ def draw(logits: Tensor, rows: Tensor, positions: Tensor, table: DrawTable) -> t
         cumulative = weights[kept].cumsum(0)
         u = uniform(table.seeds[row], positions[i] + 1 - table.num_prompt_tokens[row])
         tokens[i] = kept[cumulative > target_of(u, cumulative[-1])][0]
-    return tokens, peaks
+    return tokens, max_logits
 
 
 @op
-def draw_masked(
-    logits: Tensor, rows: Tensor, positions: Tensor, table: DrawTable, mask_of: Tensor, bitmask: Tensor
+def sample_masked(
+    logits: Tensor, rows: Tensor, positions: Tensor, table: SampleTable, mask_of: Tensor, bitmask: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Op `draw` of logits that are -inf where the row's mask does not allow a token. Optional: one look at the logits
+    """Op `sample` of logits that are -inf where the row's mask does not allow a token. Optional: one look at the logits
     serves both.
 
     Args:
@@ -177,4 +177,4 @@ def draw_masked(
     bits = bitmask.unsqueeze(-1).bitwise_right_shift(torch.arange(32, dtype=torch.int32)) & 1
     allowed = bits.flatten(1)[:, : logits.shape[1]].bool()
     excluded = ~allowed[mask_of] & (mask_of >= 0).unsqueeze(1)
-    return draw(logits.masked_fill(excluded, -torch.inf), rows, positions, table)
+    return sample(logits.masked_fill(excluded, -torch.inf), rows, positions, table)

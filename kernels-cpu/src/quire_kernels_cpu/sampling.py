@@ -1,4 +1,4 @@
-"""Ops `draw` and `draw_masked` by the compiled kernels (`csrc/sample.h`)."""
+"""Ops `sample` and `sample_masked` by the compiled kernels (`csrc/sample.h`)."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from torch import Tensor
 
 from quire_kernels_cpu.backend import backend_for
 from quire_kernels_cpu.builds import library
-from quire_ops import DrawTable, ops
+from quire_ops import SampleTable, ops
 
-__all__ = ["Table", "draw", "draw_masked"]
+__all__ = ["Table", "sample", "sample_masked"]
 
 
 class Table(ctypes.Structure):
-    """`DrawTable` of `csrc/sample.h`."""
+    """`SampleTable` of `csrc/sample.h`."""
 
     _fields_ = (
-        ("draws", ctypes.c_void_p),
+        ("do_sample", ctypes.c_void_p),
         ("seeds", ctypes.c_void_p),
         ("num_prompt_tokens", ctypes.c_void_p),
         ("inv_temperature", ctypes.c_void_p),
@@ -28,15 +28,15 @@ class Table(ctypes.Structure):
     )
 
     @classmethod
-    def of(cls, table: DrawTable) -> Table:
+    def of(cls, table: SampleTable) -> Table:
         """The addresses of what `table` holds."""
         return cls(*(getattr(table, name).data_ptr() for name, _ in cls._fields_))
 
 
-@backend_for(ops.draw)
-def draw(logits: Tensor, rows: Tensor, positions: Tensor, table: DrawTable) -> tuple[Tensor, Tensor]:
+@backend_for(ops.sample)
+def sample(logits: Tensor, rows: Tensor, positions: Tensor, table: SampleTable) -> tuple[Tensor, Tensor]:
     tokens = torch.empty(len(logits), dtype=torch.int64)
-    peaks = torch.empty(len(logits), dtype=torch.float32)
+    max_logits = torch.empty(len(logits), dtype=torch.float32)
     addresses = Table.of(table)
     library().quire_draw(
         logits.data_ptr(),
@@ -46,17 +46,17 @@ def draw(logits: Tensor, rows: Tensor, positions: Tensor, table: DrawTable) -> t
         len(logits),
         ctypes.byref(addresses),
         tokens.data_ptr(),
-        peaks.data_ptr(),
+        max_logits.data_ptr(),
     )
-    return tokens, peaks
+    return tokens, max_logits
 
 
-@backend_for(ops.draw_masked)
-def draw_masked(
-    logits: Tensor, rows: Tensor, positions: Tensor, table: DrawTable, mask_of: Tensor, bitmask: Tensor
+@backend_for(ops.sample_masked)
+def sample_masked(
+    logits: Tensor, rows: Tensor, positions: Tensor, table: SampleTable, mask_of: Tensor, bitmask: Tensor
 ) -> tuple[Tensor, Tensor]:
     tokens = torch.empty(len(logits), dtype=torch.int64)
-    peaks = torch.empty(len(logits), dtype=torch.float32)
+    max_logits = torch.empty(len(logits), dtype=torch.float32)
     addresses = Table.of(table)
     library().quire_draw_masked(
         logits.data_ptr(),
@@ -68,6 +68,6 @@ def draw_masked(
         mask_of.data_ptr(),
         bitmask.data_ptr(),
         tokens.data_ptr(),
-        peaks.data_ptr(),
+        max_logits.data_ptr(),
     )
-    return tokens, peaks
+    return tokens, max_logits

@@ -1,4 +1,4 @@
-"""Torch's ways to a draw give exactly the token of op `draw`'s reference, whatever the parameters and the logits."""
+"""Torch's ways to sample give exactly the token of op `sample`'s reference, whatever the parameters and the logits."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 
 from quire_interfaces import SamplingParams
 from quire_ops import ops
-from quire_ops.drawing import integer_weights
+from quire_ops.sampling import integer_weights
 from quire_sampling import Sampler, SamplingState
 
 
@@ -41,9 +41,9 @@ def test_tokens_are_those_of_the_reference(vocab_size: int) -> None:
 
     output = Sampler(state).sample(logits.clone(), rows.tolist(), positions, torch.zeros(num_rows, 128).long())
 
-    tokens, peaks = ops.draw(logits, rows, positions, state.draw_table())
+    tokens, max_logits = ops.sample(logits, rows, positions, state.sample_table)
     assert torch.equal(output.token_ids, tokens)
-    assert torch.equal(output.peaks, peaks)
+    assert torch.equal(output.max_logits, max_logits)
 
 
 def test_weights_are_powers_of_two_to_seven_digits() -> None:
@@ -58,12 +58,12 @@ def test_weights_are_powers_of_two_to_seven_digits() -> None:
 
 def test_a_row_that_drew_takes_the_most_likely_token_for_the_next_request() -> None:
     state = SamplingState(2, 50)
-    drawing = SamplingParams(temperature=9, top_k=7, top_p=0.5, min_p=0.2)
+    sampling = SamplingParams(temperature=9, top_k=7, top_p=0.5, min_p=0.2)
     logits = torch.randn(1, 50, generator=torch.Generator().manual_seed(1))
-    for params in (drawing, replace(drawing, temperature=0)):
+    for params in (sampling, replace(sampling, temperature=0)):
         state.set_row(1, params, seed=5, num_prompt_tokens=1)
         seen = set()
         for position in range(1, 40):
-            tokens, _ = ops.draw(logits, torch.tensor([1]), torch.tensor([position]), state.draw_table())
+            tokens, _ = ops.sample(logits, torch.tensor([1]), torch.tensor([position]), state.sample_table)
             seen.add(int(tokens))
         assert (seen == {int(logits.argmax())}) is params.greedy
