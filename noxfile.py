@@ -38,6 +38,7 @@ TYPED = [
     "testkit",
     "models",
     "server",
+    "kernels-cpu",
     "kernels-cuda",
     "kernels-rocm",
 ]
