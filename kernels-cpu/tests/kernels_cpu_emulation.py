@@ -47,7 +47,7 @@ def compile_builds(builds: Iterable[str], folder: Path, compiler: str = "g++") -
 
     def compiled(build: str) -> Path:
         library = folder / f"kernels_{build}-emulated.so"
-        flags = [*emulating_flags(build), RECIPE["sources_define"](csrc), "-Werror", "-fPIC", "-shared"]
+        flags = [*emulating_flags(build), *RECIPE["build_defines"](csrc), "-Werror", "-fPIC", "-shared"]
         subprocess.run([compiler, *flags, str(csrc / "kernels.cpp"), "-o", str(library)], check=True)
         return library
 

@@ -54,16 +54,14 @@ def test_a_build_of_other_sources_is_not_called(tmp_path: Path, monkeypatch: pyt
     shutil.copytree(PACKAGE, copy, ignore=shutil.ignore_patterns("*.so", "__pycache__"))
     shutil.copy(build, copy)
     monkeypatch.setenv("PYTHONPATH", f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
-    assert _linear_served(copy) == "cpu None"
-    with (copy / "csrc" / "kernels.h").open("a") as source:
-        source.write("// another\n")
+    header = copy / "csrc" / "kernels.h"
+    header.write_text(header.read_text() + "// another\n")
     served = _linear_served(copy)
     assert served.startswith(f"torch was compiled from other sources than those in {copy / 'csrc'}: ")
     assert f"`python -m quire_kernels_cpu.compiler {build_name()}` compiles it" in served
-    code = "import torch\nfrom quire_kernels_cpu.builds import library\nlibrary()"
-    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert "ConfigError: quire-kernels-cpu was compiled from other sources" in run.stderr
-    shutil.rmtree(copy / "csrc")  # a package may come without what it was compiled from
+    for source in (copy / "csrc").iterdir():  # a package may come without what it was compiled from, but for its header
+        if source.name != "kernels.h":
+            source.unlink()
     assert _linear_served(copy) == "cpu None"
 
 

@@ -1,6 +1,6 @@
 """What a wheel of the kernels is called and holds, and what a source tree compiles.
 
-The package is built as it is, but for its C++: one function compiles in a moment, the kernels take minutes.
+The package is built as it is, but for its C++: nothing compiles in a moment, the kernels take minutes.
 """
 
 from __future__ import annotations
@@ -20,7 +20,13 @@ from quire_kernels_cpu.compiler import find_compiler, machine_builds, wheel_plat
 from quire_kernels_cpu.processor import BUILDS, processor_flags, supported_builds
 
 FOLDER = Path(__file__).parents[1]
-SOURCE = 'extern "C" const char* quire_sources() { return QUIRE_SOURCES; }\n'
+SOURCE = """extern "C" {
+extern const char *const quire_sources, *const quire_abi_version;
+extern const long quire_abi_layout[];
+const char *const quire_sources = QUIRE_SOURCES, *const quire_abi_version = QUIRE_ABI_VERSION;
+const long quire_abi_layout[] = {0};
+}
+"""
 
 pytestmark = [
     pytest.mark.skipif(shutil.which("uv") is None, reason="needs uv, which builds wheels"),
@@ -31,13 +37,14 @@ needs_compiler = pytest.mark.skipif(find_compiler() is None, reason="needs g++ o
 
 @pytest.fixture
 def project(tmp_path: Path) -> Path:
-    """A copy of the package with one C++ function, and with a library that another machine left behind."""
+    """A copy of the package whose C++ computes nothing, and with a library that another machine left behind."""
     copy = tmp_path / "kernels-cpu"
     ignored = shutil.ignore_patterns("*.so", "*.o", "csrc", "__pycache__", "tests", "benchmarks")
     shutil.copytree(FOLDER, copy, ignore=ignored)
     package = copy / "src" / "quire_kernels_cpu"
     (package / "csrc").mkdir()
     (package / "csrc" / "kernels.cpp").write_text(SOURCE)
+    (package / "csrc" / "kernels.h").touch()
     (package / "kernels_left_behind.so").write_bytes(b"")
     return copy
 

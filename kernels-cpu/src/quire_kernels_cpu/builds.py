@@ -14,6 +14,7 @@ from functools import cache
 from pathlib import Path
 
 from quire_interfaces import ConfigError
+from quire_kernels_cpu.abi import INTERFACE, declare_functions, layout_difference
 from quire_kernels_cpu.compilation import sources_hash
 from quire_kernels_cpu.compiler import library_path
 from quire_kernels_cpu.processor import BUILDS, supported_builds
@@ -23,46 +24,6 @@ __all__ = ["BUILDS", "ENVIRONMENT", "build_name", "build_path", "library", "unav
 _logger = logging.getLogger(__name__)
 
 ENVIRONMENT = "QUIRE_CPU_KERNELS"
-
-_P, _I, _L, _F = ctypes.c_void_p, ctypes.c_int, ctypes.c_int64, ctypes.c_float
-_SIGNATURES: dict[str, tuple[list[type], type | None]] = {
-    "quire_linear": ([_I, _P, _P, _P, _L, _L, _L, _I], None),
-    "quire_linear_largest": ([_I, _P, _P, _P, _P, _L, _L, _L], None),
-    "quire_draw": ([_P, _L, _P, _P, _L, _P, _P, _P], None),
-    "quire_draw_masked": ([_P, _L, _P, _P, _L, _P, _P, _P, _P, _P], None),
-    "quire_step_inputs": ([_P, _L, _P, _P, _P, _L, _P, _P, _P, _P, _P, _I], None),
-    "quire_decode_step": ([_I, _P, _P], _I),
-    "quire_rms_norm": ([_I, _P, _P, _P, _P, _L, _L, _F], None),
-    "quire_activate": ([_I, _I, _P, _P, _P, _L], None),
-    "quire_write_kv_cache": ([_I, _P, _P, _P, _I, _P, _P, _L, _I, _I, _I, _L], None),
-    "quire_rotate_and_write": (
-        [_I, _P, _P, _P, _P, _P, _P, _P, _I, _F, _P, _I, _P, _P, _L, _I, _I, _I, _I, _L],
-        None,
-    ),
-    "quire_attention": (
-        [_I, _P, _P, _I, _P, _P, _P, _L, _P, _P, _I, _I, _I, _I, _I, _L, _F, _I, _F, _P, _P, _P, _L],
-        None,
-    ),
-    "quire_latent_attention": ([_I, _P, _P, _P, _P, _L, _P, _P, _I, _I, _I, _I, _I, _L, _L, _F, _P, _L], None),
-    "quire_sparse_latent_attention": ([_I, _P, _P, _P, _P, _L, _L, _I, _I, _I, _I, _I, _L, _L, _F], None),
-    "quire_index_topk": ([_I, _P, _P, _P, _P, _P, _L, _P, _P, _I, _I, _I, _I, _L, _L, _I], None),
-    "quire_head_linear": ([_I, _P, _L, _L, _P, _L, _P, _L, _L, _L, _L], None),
-    "quire_decoder_new": ([_I, _I, _P, _P, _L, _I, _I, _I, _I, _I, _F], _P),
-    "quire_decoder_delete": ([_I, _P], None),
-    "quire_decoder_set_lora": ([_I, _P, _P], None),
-    "quire_decoder_run": ([_I, _P, _P, _P, _P, _P, _L, _I, _P, _P, _P, _P, _I, _I, _P, _P, _L, _L, _P, _P, _L], None),
-    "quire_lora_linear": ([_I, _I, _P, _P, _P, _L, _L, _P, _P, _L, _L], None),
-    "quire_route_experts": ([_P, _L, _P, _P, _L, _I, _P, _P], None),
-    "quire_moe_new": ([_I, _I, _P, _L, _L, _I, _F], _P),
-    "quire_moe_delete": ([_I, _P], None),
-    "quire_moe_run": ([_I, _P, _P, _P, _P, _L, _I, _P], None),
-    "quire_causal_conv1d": ([_I, _P, _L, _P, _P, _P, _L, _P, _P, _P, _L, _I, _I], None),
-    "quire_mamba2_scan": ([_I, _P, _P, _P, _P, _L, _P, _P, _P, _I, _I, _I, _I, _F, _F], None),
-    "quire_selective_scan": ([_I, _P, _P, _P, _P, _L, _P, _P, _P, _L, _I], None),
-    "quire_gated_delta_rule": ([_I, _P, _P, _P, _P, _L, _P, _P, _P, _I, _I, _I, _I], None),
-    "quire_wkv": ([_I, _P, _P, _P, _P, _L, _P, _P, _P, _L], None),
-    "quire_read": ([_P, _L], _L),
-}
 
 
 def build_name() -> str | None:
@@ -124,11 +85,7 @@ def _load() -> ctypes.CDLL | str:
         return f"cannot be loaded: {error}"
     if (stale := _stale(loaded, Path(__file__).with_name("csrc"))) is not None:
         return stale
-    for function, (arguments, result) in _SIGNATURES.items():
-        kernel = getattr(loaded, function, None)
-        if kernel is None:
-            return f"was compiled before {function} was written: {_compile_command(build_name())}"
-        kernel.argtypes, kernel.restype = arguments, result
+    declare_functions(loaded)
     if _own_library() is None and (best := _allowed_builds()[0]) != build_name():
         _logger.warning("the CPU kernels are those of %s, because %s %s", build_name(), best, _not_compiled(best))
     return loaded
@@ -136,17 +93,23 @@ def _load() -> ctypes.CDLL | str:
 
 def _stale(loaded: ctypes.CDLL, csrc: Path) -> str | None:
     """Why a build does not belong to this source, or None: called with arguments that it does not know, it crashes."""
-    asked = getattr(loaded, "quire_sources", None)
-    if asked is None:
-        return f"was compiled before it could tell from which sources: {_compile_command(build_name())}"
-    asked.argtypes, asked.restype = [], ctypes.c_char_p
+    again = _compile_command(build_name())
     try:
-        here = sources_hash(csrc)
-    except OSError:  # only the build was installed, together with this file
-        return None
-    if asked().decode() == here:
-        return None
-    return f"was compiled from other sources than those in {csrc}: {_compile_command(build_name())}"
+        version, sources = (_text(loaded, name) for name in ("quire_abi_version", "quire_sources"))
+    except ValueError:
+        return f"was compiled before builds had an ABI version: {again}"
+    if version != INTERFACE.version:
+        return f"has ABI version {version or 'none'} where this Python needs {INTERFACE.version}: {again}"
+    if (struct := layout_difference(loaded)) is not None:
+        return f"lays out {struct} otherwise than this Python: {again}"
+    # A package may come without what it was compiled from, but for the header.
+    if (csrc / "kernels.cpp").is_file() and sources != sources_hash(csrc):
+        return f"was compiled from other sources than those in {csrc}: {again}"
+    return None
+
+
+def _text(loaded: ctypes.CDLL, name: str) -> str:
+    return (ctypes.c_char_p.in_dll(loaded, name).value or b"").decode()
 
 
 def _not_compiled(build: str | None) -> str:

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from quire_kernels_cpu.compilation import AARCH64_BUILDS, BUILDS, COMPILE, sources_define, sources_hash
+from quire_kernels_cpu.compilation import AARCH64_BUILDS, BUILDS, COMPILE, build_defines, sources_hash
 from quire_kernels_cpu.processor import supported_builds
 
 __all__ = ["compile_builds", "find_compiler", "library_path", "machine_builds", "wheel_platform"]
@@ -94,7 +94,7 @@ def _compile(name: str, flags: list[str], compiler: str) -> None:
     obj, linked = library.with_suffix(f".{os.getpid()}.o"), library.with_suffix(f".{os.getpid()}.so")
     try:
         source = str(FOLDER / "csrc" / "kernels.cpp")
-        arguments = [*COMPILE, *flags, sources_define(FOLDER / "csrc")]
+        arguments = [*COMPILE, *flags, *build_defines(FOLDER / "csrc")]
         subprocess.run([compiler, *arguments, source, "-o", str(obj)], check=True)
         subprocess.run([compiler, "-shared", str(obj), "-o", str(linked)], check=True)
         linked.replace(library)

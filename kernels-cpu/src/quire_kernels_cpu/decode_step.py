@@ -6,58 +6,23 @@ Knows the C interface; the step is in `csrc/decode_step.h`.
 from __future__ import annotations
 
 import ctypes
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from quire_kernels_cpu.abi import STRUCTS
 from quire_kernels_cpu.backend import ATTENTION_FACTS, backend_for
 from quire_kernels_cpu.builds import library
 from quire_kernels_cpu.decoder import Decoder, pointers_to
 from quire_kernels_cpu.dtypes import DTYPES
-from quire_kernels_cpu.matrix import Matrix
-from quire_kernels_cpu.sampling import Table
-from quire_kernels_cpu.step_inputs import Group
+from quire_kernels_cpu.matrix import matrix_argument
+from quire_kernels_cpu.sampling import sample_table
 from quire_ops import DecodeNetwork, DecodeRows, RunDecode, ops
 
 __all__ = ["decode_step"]
 
-_P, _L, _D = ctypes.c_void_p, ctypes.c_int64, ctypes.c_double
-
-
-class _Arguments(ctypes.Structure):
-    """`DecodeArguments` of `csrc/decode_step.h`."""
-
-    _fields_ = (
-        ("embedding", _P),
-        ("head", _P),
-        ("vocab_size", _L),
-        ("token_ids", _P),
-        ("row_len", _L),
-        ("num_tokens", _P),
-        ("tables", _P),
-        ("num_blocks", _P),
-        ("num_groups", _L),
-        ("kv_caches", _P),
-        ("cache_format", _L),
-        ("cache_block_size", _L),
-        ("lora_slots", _P),
-        ("max_lora_rank", _L),
-        ("draw", _P),
-        ("embedding_factor", _D),
-        ("logits_factor", _D),
-        ("soft_cap", _D),
-        ("cos", _P),
-        ("sin", _P),
-        ("num_rotations", _L),
-        ("rows", _P),
-        ("starts", _P),
-        ("count", _L),
-        ("mask_of", _P),
-        ("mask_bits", _P),
-        ("logits", _P),
-        ("ids", _P),
-        ("peaks", _P),
-    )
+_P, _L = ctypes.c_void_p, ctypes.c_int64
 
 
 @backend_for(ops.decode_step, **ATTENTION_FACTS)
@@ -73,21 +38,23 @@ class _DecodeStep:
         self._decoder = Decoder(network.stack)
         self._decoder.prepare(rows.group_of_layer, rows.kv_caches)
         self._dtype = DTYPES[network.embedding.dtype]
-        self._head = Matrix.of(*network.head[:5], inputs=network.embedding.shape[1])
+        self._head = matrix_argument(*network.head[:5], inputs=network.embedding.shape[1])
         self._run = library().quire_decode_step
         num_rows, num_groups = len(rows.num_tokens), len(rows.tables)
-        self._tables = (Group * num_groups)(
+        self._tables = (STRUCTS["RowTable"] * num_groups)(
             *(
-                Group(table=table.data_ptr(), width=table.shape[1], block_size=size, window=window or 0)
+                STRUCTS["RowTable"](table=table.data_ptr(), width=table.shape[1], block_size=size, window=window or 0)
                 for table, size, window in rows.tables
             )
         )
         self._num_blocks = (_P * num_groups)(*(numbers.ctypes.data for numbers in rows.num_blocks))
-        self._draw = Table.of(rows.sample_table)
-        self._rows, self._starts, self._ids = ((_L * num_rows)() for _ in range(3))
+        self._draw = sample_table(rows.sample_table)
+        self._rows: ctypes.Array[Any] = (_L * num_rows)()
+        self._starts: ctypes.Array[Any] = (_L * num_rows)()
+        self._ids: ctypes.Array[Any] = (_L * num_rows)()
         self._peaks = (ctypes.c_float * num_rows)()
         self._length = 0
-        self._arguments = _Arguments(
+        self._arguments = STRUCTS["DecodeArguments"](
             embedding=network.embedding.data_ptr(),
             head=ctypes.addressof(self._head),
             vocab_size=network.head.weight.shape[0],
@@ -136,7 +103,7 @@ class _DecodeStep:
         arguments, count = self._arguments, len(rows)
         if max(starts) >= self._length:
             self._reach(max(starts) + 1)
-        self._rows[:count], self._starts[:count] = rows, starts  # type: ignore[assignment]  # numbers are taken too
+        self._rows[:count], self._starts[:count] = rows, starts  # numbers are taken too
         arguments.count = count
         done: int = self._run(self._dtype, self._decoder.handle, ctypes.byref(arguments))
         return bool(done)

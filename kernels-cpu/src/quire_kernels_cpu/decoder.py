@@ -12,13 +12,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from quire_kernels_cpu.abi import STRUCTS
 from quire_kernels_cpu.backend import ATTENTION_FACTS, backend_for
 from quire_kernels_cpu.builds import library
 from quire_kernels_cpu.dtypes import DTYPES
 from quire_kernels_cpu.lora import LoraTables
-from quire_kernels_cpu.matrix import Matrix
+from quire_kernels_cpu.matrix import matrix_argument
 from quire_kernels_cpu.moe import CompiledExperts
-from quire_kernels_cpu.routing import Rule
+from quire_kernels_cpu.routing import routing_rule
 from quire_ops import DecoderLayerWeights, GatedWeights, LinearWeights, PagedLayout, RoutedExperts, ops
 from quire_ops.decoder_stack import DecoderStack, RunDecoder
 from quire_ops.lora import LoraTokens
@@ -30,8 +31,6 @@ __all__ = [
     "path_pointer",
     "pointers_to",
 ]
-
-_P, _I = ctypes.c_void_p, ctypes.c_int32
 
 _CACHE_FORMATS = {torch.float8_e4m3fn: 1, torch.float8_e5m2: 2, torch.int8: 3, torch.uint8: 4}
 
@@ -52,51 +51,12 @@ def path_pointer(layout: PagedLayout) -> tuple[int | None, int]:
 
 def pointers_to(tensors: Sequence[Tensor]) -> ctypes.Array[ctypes.c_void_p]:
     """Where they are, as an array of the C interface."""
-    return (_P * len(tensors))(*(tensor.data_ptr() for tensor in tensors))
+    return (ctypes.c_void_p * len(tensors))(*(tensor.data_ptr() for tensor in tensors))
 
 
 @backend_for(ops.decoder_stack, **ATTENTION_FACTS, trees=True)
 def decoder_stack(stack: DecoderStack) -> RunDecoder:
     return Decoder(stack)
-
-
-class _Layer(ctypes.Structure):
-    """`LayerArgument` of `csrc/kernels.cpp`. Does not keep what it points to."""
-
-    _fields_ = (
-        ("input_norm", _P),
-        ("attention_out_norm", _P),
-        ("feed_forward_norm", _P),
-        ("feed_forward_out_norm", _P),
-        ("q_norm", _P),
-        ("k_norm", _P),
-        ("kv_scale", _P),
-        ("sinks", _P),
-        ("q", Matrix),
-        ("k", Matrix),
-        ("v", Matrix),
-        ("o", Matrix),
-        ("gate", Matrix),
-        ("up", Matrix),
-        ("down", Matrix),
-        ("experts", _P),
-        ("router", Matrix),
-        ("router_bias", _P),
-        ("choice_bias", _P),
-        ("shared_gate", _P),
-        ("rule", Rule),
-        ("num_experts", _I),
-        ("inner", _I),
-        ("window", _I),
-        ("group", _I),
-        ("rotation", _I),
-        ("interleaved", _I),
-        ("norm_of_all_heads", _I),
-        ("norm_after_rotation", _I),
-        ("scale", ctypes.c_float),
-        ("soft_cap", ctypes.c_float),
-        ("residual_factor", ctypes.c_float),
-    )
 
 
 _VECTORS = (
@@ -156,11 +116,16 @@ class Decoder:
         x = x.contiguous()
         cosines, sines = ([each.contiguous() for each in part] for part in zip(*rotations, strict=True))
         hidden = torch.empty_like(x)
-        pointers: list[int] = []
-        for layout in layouts:
-            table = layout.block_table
-            pointers += (table.data_ptr(), table.stride(0), layout.slot_mapping.data_ptr())
-        groups = (ctypes.c_int64 * len(pointers))(*pointers)
+        groups = (STRUCTS["StepGroup"] * len(layouts))(
+            *(
+                STRUCTS["StepGroup"](
+                    block_table=layout.block_table.data_ptr(),
+                    table_stride=layout.block_table.stride(0),
+                    slot_mapping=layout.slot_mapping.data_ptr(),
+                )
+                for layout in layouts
+            )
+        )
         first = layouts[0]
         library().quire_decoder_run(
             self._dtype,
@@ -204,7 +169,9 @@ class Decoder:
     def _make(self, group_of_layer: tuple[int, ...]) -> None:
         self._release()
         stack, first = self._stack, self._stack.layers[0]
-        layers = (_Layer * len(stack.layers))(*map(self._layer, range(len(stack.layers)), group_of_layer))
+        layers = (STRUCTS["LayerArgument"] * len(stack.layers))(
+            *map(self._layer, range(len(stack.layers)), group_of_layer)
+        )
         self.handle = library().quire_decoder_new(
             self._dtype,
             len(layers),
@@ -221,7 +188,7 @@ class Decoder:
         library().quire_decoder_set_lora(self._dtype, self.handle, self.adapters.address)
         self._group_of_layer = group_of_layer
 
-    def _layer(self, index: int, group: int) -> _Layer:
+    def _layer(self, index: int, group: int) -> ctypes.Structure:
         layer, hidden = self._stack.layers[index], self._final_norm.shape[0]
         gated = _gated(layer)
         inner = 0 if gated is None else gated.gate.weight.shape[0]
@@ -231,7 +198,7 @@ class Decoder:
             ("q", "k", "v", "o", "gate", "up", "down"), _linears(layer), inputs, strict=True
         ):
             if weights is not None:
-                given[name] = Matrix.of(*weights[:5], inputs=cols)
+                given[name] = matrix_argument(*weights[:5], inputs=cols)
         if isinstance(routed := layer.feed_forward, RoutedExperts):
             biases = {"router_bias": routed.router_bias, "choice_bias": routed.choice_bias}
             for name, bias in biases.items():
@@ -242,10 +209,10 @@ class Decoder:
             if routed.shared_gate is not None:
                 given["shared_gate"] = routed.shared_gate.data_ptr()
             given["experts"] = self._experts[index].handle(self._stack.dtype)
-            given["router"] = Matrix.of(routed.router, None, None, inputs=hidden)
+            given["router"] = matrix_argument(routed.router, inputs=hidden)
             given["num_experts"] = len(routed.router)
-            given["rule"] = Rule.of(routed.rule, len(routed.router))
-        return _Layer(
+            given["rule"] = routing_rule(routed.rule, len(routed.router))
+        return STRUCTS["LayerArgument"](
             **given,
             kv_scale=None if layer.kv_scale is None else layer.kv_scale.data_ptr(),
             inner=inner,

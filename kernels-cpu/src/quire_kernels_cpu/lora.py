@@ -11,6 +11,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from quire_kernels_cpu.abi import STRUCTS
 from quire_kernels_cpu.backend import backend_for
 from quire_kernels_cpu.builds import library
 from quire_kernels_cpu.dtypes import DTYPES
@@ -18,27 +19,17 @@ from quire_ops import LoraTokens, LoraWeights, ops
 
 __all__ = ["LoraTables", "lora_linear"]
 
-
-class _Table(ctypes.Structure):
-    """`LoraTable` of `csrc/lora.h`."""
-
-    _fields_ = (
-        ("a", ctypes.c_void_p),
-        ("b", ctypes.c_void_p),
-        ("ranks", ctypes.c_void_p),
-        ("adjusted", ctypes.c_void_p),
-        ("scale", ctypes.c_void_p),
-        ("shift", ctypes.c_void_p),
-    )
+_FIELDS = ("a", "b", "ranks", "adjusted", "scale", "shift")
+"""Of `LoraWeights`, and of `LoraTable` in `csrc/kernels.h`."""
 
 
-def _table(weights: LoraWeights | None) -> _Table:
+def _table(weights: LoraWeights | None) -> ctypes.Structure:
     """Does not keep the tensors it points to."""
     if weights is None:
-        return _Table()
-    tensors: dict[str, Tensor] = {name: getattr(weights, name) for name, _ in _Table._fields_}
+        return STRUCTS["LoraTable"]()
+    tensors: dict[str, Tensor] = {name: getattr(weights, name) for name in _FIELDS}
     assert all(tensor.is_contiguous() for tensor in tensors.values())
-    return _Table(**{name: tensor.data_ptr() for name, tensor in tensors.items()})
+    return STRUCTS["LoraTable"](**{name: tensor.data_ptr() for name, tensor in tensors.items()})
 
 
 class LoraTables:
@@ -50,7 +41,7 @@ class LoraTables:
 
     def __init__(self, layers: Sequence[LoraWeights | None]) -> None:
         self._layers = layers
-        self._array = (_Table * len(layers))(*map(_table, layers))
+        self._array = (STRUCTS["LoraTable"] * len(layers))(*map(_table, layers))
         self.address: int | None = None
         """Of the array; None when no layer may have adapters."""
         self.max_rank = 0

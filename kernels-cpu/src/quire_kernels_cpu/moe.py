@@ -5,13 +5,16 @@ Knows the C interface of experts and where their tensors are; the arithmetic is 
 
 from __future__ import annotations
 
+import ctypes
+
 import torch
 from torch import Tensor
 
+from quire_kernels_cpu.abi import STRUCTS
 from quire_kernels_cpu.backend import backend_for
 from quire_kernels_cpu.builds import library
 from quire_kernels_cpu.dtypes import DTYPES
-from quire_kernels_cpu.matrix import Matrix
+from quire_kernels_cpu.matrix import matrix_argument
 from quire_ops import EXPERT_ACTIVATIONS, Experts, RunExperts, ops
 
 __all__ = ["CompiledExperts", "fused_moe"]
@@ -30,12 +33,12 @@ class CompiledExperts:
         self._library = library()  # says why when there is none
         self._experts = experts
         self._width, self._inner = len(experts.down[0].weight), len(experts.gate[0].weight)
-        matrices: list[Matrix] = []
+        matrices: list[ctypes.Structure] = []
         for gate, up, down in zip(experts.gate, experts.up, experts.down, strict=True):
             for weights, inputs in ((gate, self._width), (up, self._width), (down, self._inner)):
                 assert weights.weight.is_contiguous(), "an expert's matrix must be contiguous"
-                matrices.append(Matrix.of(*weights[:5], inputs=inputs))
-        self._matrices = (Matrix * len(matrices))(*matrices)
+                matrices.append(matrix_argument(*weights[:5], inputs=inputs))
+        self._matrices = (STRUCTS["MatrixArgument"] * len(matrices))(*matrices)
         self._dtype: int | None = None  # of the tokens; quantized weights do not say
 
     def __del__(self) -> None:

@@ -24,7 +24,7 @@ from quire_kernels_cpu.backend import ATTENTION_FACTS, backend_for
 from quire_kernels_cpu.builds import library, unavailable
 from quire_kernels_cpu.decoder import cache_format, path_pointer
 from quire_kernels_cpu.dtypes import DTYPES
-from quire_kernels_cpu.matrix import Matrix
+from quire_kernels_cpu.matrix import matrix_argument
 from quire_ops import EXPERT_ACTIVATIONS, OpBackend, PagedLayout, QuantizedTokens, ops
 from quire_ops.kv_cache_ops import torch_write_kv_cache
 from quire_ops.quantized_linear import torch_w8a8_linear
@@ -119,7 +119,7 @@ def _linear(
     scale = None if scale is None else scale.contiguous()
     out = torch.empty(x.shape[0], weight.shape[0], dtype=torch.float32 if wide else x.dtype)
     if out.numel():
-        matrix = Matrix.of(weight, bias, scale, zero, input_scale, inputs=x.shape[1])
+        matrix = matrix_argument(weight, bias, scale, zero, input_scale, inputs=x.shape[1])
         library().quire_linear(
             DTYPES[x.dtype],
             x.data_ptr(),

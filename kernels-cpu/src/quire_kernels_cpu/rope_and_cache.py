@@ -54,7 +54,7 @@ def rope_and_write_kv(
     norms = [None if norm is None else norm.contiguous() for norm in (query_norm, key_norm)]
     assert all(norm is None or norm.dtype == (torch.float32 if wide else query.dtype) for norm in norms)
     out = torch.empty(query.shape, dtype=query.dtype)
-    library().quire_rotate_and_write(
+    library().quire_rope_and_write_kv(
         DTYPES[query.dtype],
         pointers_to(heads),
         (ctypes.c_int64 * 3)(*(each.stride(0) for each in heads)),

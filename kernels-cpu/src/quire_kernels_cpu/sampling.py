@@ -7,37 +7,29 @@ import ctypes
 import torch
 from torch import Tensor
 
+from quire_kernels_cpu.abi import STRUCTS
 from quire_kernels_cpu.backend import backend_for
 from quire_kernels_cpu.builds import library
 from quire_ops import SampleTable, ops
 
-__all__ = ["Table", "sample", "sample_masked"]
+__all__ = ["sample", "sample_masked", "sample_table"]
+
+_NAMES = {"draws": "do_sample"}
+"""Field of `DrawTable` in `csrc/kernels.h` -> field of `SampleTable`, where their names differ."""
 
 
-class Table(ctypes.Structure):
-    """`SampleTable` of `csrc/sample.h`."""
-
-    _fields_ = (
-        ("do_sample", ctypes.c_void_p),
-        ("seeds", ctypes.c_void_p),
-        ("num_prompt_tokens", ctypes.c_void_p),
-        ("inv_temperature", ctypes.c_void_p),
-        ("top_k", ctypes.c_void_p),
-        ("top_p", ctypes.c_void_p),
-        ("min_log2", ctypes.c_void_p),
-    )
-
-    @classmethod
-    def of(cls, table: SampleTable) -> Table:
-        """The addresses of what `table` holds."""
-        return cls(*(getattr(table, name).data_ptr() for name, _ in cls._fields_))
+def sample_table(table: SampleTable) -> ctypes.Structure:
+    """The table as the C interface takes it. Does not keep the tensors that it points to."""
+    struct = STRUCTS["DrawTable"]
+    names = [name for name, _ in struct._fields_]  # type: ignore[misc]
+    return struct(**{name: getattr(table, _NAMES.get(name, name)).data_ptr() for name in names})
 
 
 @backend_for(ops.sample)
 def sample(logits: Tensor, rows: Tensor, positions: Tensor, table: SampleTable) -> tuple[Tensor, Tensor]:
     tokens = torch.empty(len(logits), dtype=torch.int64)
     max_logits = torch.empty(len(logits), dtype=torch.float32)
-    addresses = Table.of(table)
+    addresses = sample_table(table)
     library().quire_draw(
         logits.data_ptr(),
         logits.shape[1],
@@ -57,7 +49,7 @@ def sample_masked(
 ) -> tuple[Tensor, Tensor]:
     tokens = torch.empty(len(logits), dtype=torch.int64)
     max_logits = torch.empty(len(logits), dtype=torch.float32)
-    addresses = Table.of(table)
+    addresses = sample_table(table)
     library().quire_draw_masked(
         logits.data_ptr(),
         logits.shape[1],

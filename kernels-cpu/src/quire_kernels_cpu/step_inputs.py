@@ -2,31 +2,16 @@
 
 from __future__ import annotations
 
-import ctypes
-
 import torch
 from torch import Tensor
 
+from quire_kernels_cpu.abi import STRUCTS
 from quire_kernels_cpu.backend import backend_for
 from quire_kernels_cpu.builds import library
 from quire_ops import GroupInputs, RowTable, StepInputs, ops
 from quire_ops.step_inputs import HostInts
 
-__all__ = ["Group", "step_inputs"]
-
-
-class Group(ctypes.Structure):
-    """`RowTable` of `csrc/step_inputs.h`."""
-
-    _fields_ = (
-        ("table", ctypes.c_void_p),
-        ("width", ctypes.c_int64),
-        ("block_size", ctypes.c_int64),
-        ("window", ctypes.c_int64),
-        ("block_table", ctypes.c_void_p),
-        ("num_blocks", ctypes.c_int64),
-        ("slot_mapping", ctypes.c_void_p),
-    )
+__all__ = ["step_inputs"]
 
 
 @backend_for(ops.step_inputs)
@@ -39,8 +24,8 @@ def step_inputs(
     positions = torch.empty(num_tokens, dtype=torch.int64)
     query_start_loc = torch.empty(num_sequences + 1, dtype=torch.int32)
     seq_lens = torch.empty(num_sequences, dtype=torch.int32)
-    groups = (Group * len(tables))()
-    found = []
+    groups = (STRUCTS["RowTable"] * len(tables))()
+    group_inputs = []
     for i, (table, block_size, window) in enumerate(tables):
         num_blocks = -(-longest // block_size)
         block_table = torch.empty(num_sequences, num_blocks, dtype=torch.int32)
@@ -54,7 +39,7 @@ def step_inputs(
             num_blocks,
             slots.data_ptr(),
         )
-        found.append(GroupInputs(block_table, slots))
+        group_inputs.append(GroupInputs(block_table, slots))
     library().quire_step_inputs(
         token_ids.data_ptr(),
         token_ids.shape[1],
@@ -69,4 +54,4 @@ def step_inputs(
         groups,
         len(tables),
     )
-    return StepInputs(input_ids, positions, query_start_loc, seq_lens, tuple(found))
+    return StepInputs(input_ids, positions, query_start_loc, seq_lens, tuple(group_inputs))

@@ -20,12 +20,12 @@
 
 namespace quire {
 
-enum class Form { rows, split_rows, bf16_rows, words, pairs, word_pairs, quads, bytes, columns };
+enum class ActLayout { rows, split_rows, bf16_rows, words, pairs, word_pairs, quads, bytes, columns };
 
 struct Activations {
     void* data = nullptr;
     int64_t tokens = 0, cols = 0;
-    Form form = Form::rows;
+    ActLayout layout = ActLayout::rows;
     float* scales = nullptr;  // per token, whole tiles of them; of tokens that became integers
     float* sums = nullptr;    // of every 32 inputs, [tiles][2][cols / 32][16 columns]; quads for groups only
     int32_t* group_sums = nullptr;  // see `eight_sums`; bytes only
@@ -34,35 +34,35 @@ struct Activations {
 
     int64_t tiles() const { return (tokens + kTile - 1) / kTile; }
     // Whether tokens lie in tiles.
-    bool tiled() const { return form > Form::words; }
+    bool tiled() const { return layout > ActLayout::words; }
     // Rows are whole pieces, with zeros behind.
     int64_t row_stride() const { return (cols + kGroupPiece - 1) / kGroupPiece * kGroupPiece; }
     // From one row to the next: never a power of two, so that tokens side by side do not meet in the first-level cache.
     int64_t token_stride() const { return row_stride() + 32; }
-    // Whether a token's form depends on all of its inputs.
+    // Whether a token's layout depends on all of its inputs.
     bool takes_whole_tokens() const {
-        return int8 || form == Form::words || form == Form::word_pairs || form == Form::quads || form == Form::bytes;
+        return int8 || layout == ActLayout::words || layout == ActLayout::word_pairs || layout == ActLayout::quads || layout == ActLayout::bytes;
     }
     int64_t bytes() const {
-        if (!tiled()) return tokens * token_stride() * (form < Form::bf16_rows ? 4 : 2);
-        if (form == Form::columns) return tiles() * kTile * cols;
-        return tiles() * kTile * (form == Form::bytes ? row_stride() : cols) * 2;
+        if (!tiled()) return tokens * token_stride() * (layout < ActLayout::bf16_rows ? 4 : 2);
+        if (layout == ActLayout::columns) return tiles() * kTile * cols;
+        return tiles() * kTile * (layout == ActLayout::bytes ? row_stride() : cols) * 2;
     }
     float* row(int64_t token) const { return static_cast<float*>(data) + token * token_stride(); }
     BFloat16* bf16_row(int64_t token) const { return static_cast<BFloat16*>(data) + token * token_stride(); }
     int16_t* words(int64_t token) const { return static_cast<int16_t*>(data) + token * token_stride(); }
     // Where in a row of float32 an input is.
     int64_t place(int64_t col) const {
-        if (form == Form::rows) return col;
+        if (layout == ActLayout::rows) return col;
         const int64_t within = col % (2 * kLanes);
         return col - within + within / 2 + within % 2 * kLanes;
     }
     // Zeros behind the inputs of rows that are written input by input.
     void clear_ends() const {
-        if (form == Form::bf16_rows)
+        if (layout == ActLayout::bf16_rows)
             for (int64_t t = 0; t < tokens; ++t) std::fill(bf16_row(t) + cols, bf16_row(t) + row_stride(), BFloat16{});
-        if (form >= Form::bf16_rows) return;
-        const int64_t begin = form == Form::rows ? cols : cols / (2 * kLanes) * (2 * kLanes);
+        if (layout >= ActLayout::bf16_rows) return;
+        const int64_t begin = layout == ActLayout::rows ? cols : cols / (2 * kLanes) * (2 * kLanes);
         for (int64_t t = 0; t < tokens; ++t) std::fill(row(t) + begin, row(t) + row_stride(), 0.0f);
     }
     // [cols / 2][16 tokens]
@@ -89,54 +89,54 @@ struct Activations {
         sums = to;
         group_sums = reinterpret_cast<int32_t*>(to);
     }
-    // 4-byte numbers that sums of inputs take, where weights of this coding need them.
-    int64_t num_sums(Coding coding) const {
-        if (form == Form::bytes) return tiles() * kTile * sums_stride();
-        if (form == Form::columns) return tiles_granted ? 0 : tiles() * kTile * offset_pieces();
-        return form == Form::quads && coding >= Coding::group_int4 ? tiles() * cols : 0;
+    // 4-byte numbers that sums of inputs take, where weights of this format need them.
+    int64_t num_sums(WeightFormat format) const {
+        if (layout == ActLayout::bytes) return tiles() * kTile * sums_stride();
+        if (layout == ActLayout::columns) return tiles_granted ? 0 : tiles() * kTile * offset_pieces();
+        return layout == ActLayout::quads && format >= WeightFormat::group_int4 ? tiles() * cols : 0;
     }
     float* sums_of(int64_t tile, int half, int64_t of) const { return sums + ((tile * 2 + half) * (cols / 32) + of) * kTile; }
 };
 
 constexpr int64_t kFewLaneTokens = 12;  // whose numbers are in all lanes, see `lane_sums.h`
 
-// Whether weights of this coding are multiplied as `lane_sums.h` does where there are no tiles.
+// Whether weights of this format are multiplied as `lane_sums.h` does where there are no tiles.
 template <typename T>
-constexpr bool in_lanes([[maybe_unused]] int64_t cols, [[maybe_unused]] Coding coding) {
+constexpr bool in_lanes([[maybe_unused]] int64_t cols, [[maybe_unused]] WeightFormat format) {
 #ifdef QUIRE_VNNI
     if (!std::is_same_v<T, BFloat16>) return false;
-    if (coding == Coding::w8a8) return cols % 64 == 0;
-    const bool of_pairs = coding == Coding::plain || coding == Coding::group_fp8;
-    return cols % 32 == 0 && coding != Coding::group_int4 && (kPairProducts || !of_pairs);
+    if (format == WeightFormat::w8a8) return cols % 64 == 0;
+    const bool of_pairs = format == WeightFormat::plain || format == WeightFormat::group_fp8;
+    return cols % 32 == 0 && format != WeightFormat::group_int4 && (kPairProducts || !of_pairs);
 #endif
     return false;
 }
 
-// What the activations must be for weights of a coding.
+// What the activations must be for weights of a format.
 template <typename T>
-Form form_for(int64_t tokens, int64_t cols, Coding coding) {
+ActLayout layout_for(int64_t tokens, int64_t cols, WeightFormat format) {
 #ifdef QUIRE_VNNI
-    if (std::is_same_v<T, BFloat16> && coding == Coding::group_int4 && cols % kLanes == 0) return Form::bytes;
+    if (std::is_same_v<T, BFloat16> && format == WeightFormat::group_int4 && cols % kLanes == 0) return ActLayout::bytes;
 #endif
 #ifdef QUIRE_AMX
     if (std::is_same_v<T, BFloat16> && tiles_granted) {
-        const bool pairs = coding == Coding::plain || coding == Coding::group_fp8;
-        if (coding == Coding::w8a8 && cols % 64 == 0) return Form::columns;
-        if (coding != Coding::group_int4 && coding != Coding::w8a8 && cols % (pairs ? 32 : 64) == 0)
-            return pairs ? Form::pairs : Form::quads;
+        const bool pairs = format == WeightFormat::plain || format == WeightFormat::group_fp8;
+        if (format == WeightFormat::w8a8 && cols % 64 == 0) return ActLayout::columns;
+        if (format != WeightFormat::group_int4 && format != WeightFormat::w8a8 && cols % (pairs ? 32 : 64) == 0)
+            return pairs ? ActLayout::pairs : ActLayout::quads;
     }
 #endif
     const bool few = tokens <= kFewLaneTokens;
-    if (in_lanes<T>(cols, coding)) {
-        if (coding == Coding::w8a8) return Form::columns;
-        if (coding == Coding::plain || coding == Coding::group_fp8) return few ? Form::bf16_rows : Form::pairs;
-        return few ? Form::bytes : Form::word_pairs;
+    if (in_lanes<T>(cols, format)) {
+        if (format == WeightFormat::w8a8) return ActLayout::columns;
+        if (format == WeightFormat::plain || format == WeightFormat::group_fp8) return few ? ActLayout::bf16_rows : ActLayout::pairs;
+        return few ? ActLayout::bytes : ActLayout::word_pairs;
     }
-    if (coding == Coding::w8a8) return Form::words;
-    if (!std::is_same_v<T, BFloat16>) return Form::rows;
-    if (coding == Coding::int8) return Form::words;
-    if (coding == Coding::plain) return Form::split_rows;
-    return Form::rows;
+    if (format == WeightFormat::w8a8) return ActLayout::words;
+    if (!std::is_same_v<T, BFloat16>) return ActLayout::rows;
+    if (format == WeightFormat::int8) return ActLayout::words;
+    if (format == WeightFormat::plain) return ActLayout::split_rows;
+    return ActLayout::rows;
 }
 
 // Where a layer's activations keep their memory.
@@ -146,18 +146,18 @@ struct ActivationBuffers {
 
 // Activations of this shape, by one thread.
 template <typename T>
-Activations make_activations(int64_t tokens, int64_t cols, Coding coding, ActivationBuffers& buffers, float step = 0.0f) {
+Activations make_activations(int64_t tokens, int64_t cols, WeightFormat format, ActivationBuffers& buffers, float step = 0.0f) {
     Activations x;
-    x.int8 = coding == Coding::w8a8;
+    x.int8 = format == WeightFormat::w8a8;
     x.step = step;
     x.tokens = tokens;
     x.cols = cols;
-    x.form = form_for<T>(tokens, cols, coding);
+    x.layout = layout_for<T>(tokens, cols, format);
     x.data = buffers.data.get<char>(x.bytes());
     x.clear_ends();
     if (!x.takes_whole_tokens()) return x;
     x.scales = buffers.scales.get<float>(x.tiles() * kTile);
-    if (const int64_t count = x.num_sums(coding)) x.set_sums(buffers.sums.get<float>(count));
+    if (const int64_t count = x.num_sums(format)) x.set_sums(buffers.sums.get<float>(count));
     return x;
 }
 
@@ -354,7 +354,7 @@ template <typename T>
 void set_tile(const Activations& x, int64_t tile, const T* const rows[kTile], int64_t first_col, int64_t num_cols) {
 #if defined(__AVX512BF16__)
     if constexpr (std::is_same_v<T, BFloat16>) {
-        if (x.form == Form::pairs) {
+        if (x.layout == ActLayout::pairs) {
             const BFloat16* shifted[kTile];
             for (int i = 0; i < kTile; ++i) shifted[i] = rows[i] ? rows[i] + first_col : nullptr;
             interleave_pairs(shifted, num_cols, x.pairs(tile) + first_col * 8);
@@ -364,7 +364,7 @@ void set_tile(const Activations& x, int64_t tile, const T* const rows[kTile], in
 #endif
 #ifdef QUIRE_AMX
     if constexpr (std::is_same_v<T, BFloat16>) {
-        if (x.form == Form::quads) {
+        if (x.layout == ActLayout::quads) {
             set_quads(x, tile, rows);
             return;
         }
@@ -372,15 +372,15 @@ void set_tile(const Activations& x, int64_t tile, const T* const rows[kTile], in
 #endif
 #ifdef QUIRE_VNNI
     if constexpr (std::is_same_v<T, BFloat16>) {
-        if (x.form == Form::columns) {
+        if (x.layout == ActLayout::columns) {
             set_columns(x, tile, rows);
             return;
         }
-        if (x.form == Form::bytes) {
+        if (x.layout == ActLayout::bytes) {
             set_bytes(x, tile, rows);
             return;
         }
-        if (x.form == Form::word_pairs) {
+        if (x.layout == ActLayout::word_pairs) {
             set_word_pairs(x, tile, rows);
             return;
         }
@@ -388,20 +388,20 @@ void set_tile(const Activations& x, int64_t tile, const T* const rows[kTile], in
 #endif
     for (int i = 0; i < kTile && rows[i]; ++i) {
         const int64_t token = tile * kTile + i;
-        if (x.form == Form::words) {
+        if (x.layout == ActLayout::words) {
             x.scales[token] = set_words(rows[i], x, x.int8 ? kInt8Most : kFixedMost, x.words(token));
             continue;
         }
         const T* const from = rows[i] + first_col;
         if constexpr (std::is_same_v<T, BFloat16>) {
-            if (x.form == Form::bf16_rows) {
+            if (x.layout == ActLayout::bf16_rows) {
                 std::memcpy(x.bf16_row(token) + first_col, from, num_cols * sizeof *from);
                 continue;
             }
         }
         float* const to = x.row(token) + first_col;
         if constexpr (std::is_same_v<T, BFloat16>) {
-            if (x.form == Form::split_rows) {
+            if (x.layout == ActLayout::split_rows) {
                 split_row(from, num_cols, to);
                 continue;
             }

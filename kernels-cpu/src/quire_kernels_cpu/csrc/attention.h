@@ -23,24 +23,24 @@ constexpr int kLatentColumns = 128; // of a task over latents, whose values are 
 
 template <typename T>
 struct Attention {
-    const T* query;                  // [T, Hq, D] or [Hq, T, D]
-    int64_t query_stride;            // from one token to the next
-    int64_t head_stride;             // from one head to the next
+    const T* query = nullptr;                  // [T, Hq, D] or [Hq, T, D]
+    int64_t query_stride = 0;                  // from one token to the next
+    int64_t head_stride = 0;                   // from one head to the next
     PagedCache cache;
-    T* out;                          // [T, Hq, D]
-    int64_t out_stride;
-    const int32_t* block_table;      // [S, table_stride]
-    int64_t table_stride;
-    const int32_t* query_start_loc;  // [S + 1]
-    const int32_t* kv_lens;          // [S], the step's tokens included
-    const int32_t* order;            // [S] the sequences, those with the most work first
-    int num_sequences, num_heads;
-    float scale;
-    int window;                      // tokens a query sees, itself included; 0 for all
-    float soft_cap;                  // 0 for none
-    const float* sinks;              // [Hq] score of a token that has no value; or none
-    const float* slopes;             // [Hq] what each token of distance takes from a score (ALiBi); or none
-    const int32_t* paths = nullptr;  // [T, path_stride] of tokens in trees, see `path`; or none
+    T* out = nullptr;                          // [T, Hq, D]
+    int64_t out_stride = 0;
+    const int32_t* block_table = nullptr;      // [S, table_stride]
+    int64_t table_stride = 0;
+    const int32_t* query_start_loc = nullptr;  // [S + 1]
+    const int32_t* kv_lens = nullptr;          // [S], the step's tokens included
+    const int32_t* order = nullptr;            // [S] the sequences, those with the most work first
+    int num_sequences = 0, num_heads = 0;
+    float scale = 1.0f;
+    int window = 0;                            // tokens a query sees, itself included; 0 for all
+    float soft_cap = 0.0f;                     // 0 for none
+    const float* sinks = nullptr;              // [Hq] score of a token that has no value; or none
+    const float* slopes = nullptr;             // [Hq] what each token of distance takes from a score (ALiBi); or none
+    const int32_t* paths = nullptr;            // [T, path_stride] of tokens in trees, see `path`; or none
     int64_t path_stride = 0;
 
     int group() const { return num_heads / cache.num_kv_heads; }
@@ -345,7 +345,7 @@ void merge_segments(const Attention<T>& a, const Partials& partials) {
 // The whole step; the team shares the tasks as they come. A barrier must follow before results are read. `shared` belongs
 // to the team.
 template <typename T>
-void attention(const Attention<T>& a, AttentionScratch& scratch, Claimer& claimer, Buffer& shared) {
+void attention(const Attention<T>& a, AttentionScratch& scratch, QueueWorker& worker, Buffer& shared) {
     AttentionTasks<T> tasks(a, omp_get_num_threads());
     Partials partials(a.cache);
     const bool split = tasks.any_split();
@@ -354,10 +354,10 @@ void attention(const Attention<T>& a, AttentionScratch& scratch, Claimer& claime
         shared.get<float>(tasks.count() * partials.size());
         partials.data = shared.get<float>(0);
     }
-    int64_t i = claimer.first(tasks.count());
+    int64_t i = worker.first(tasks.count());
     AttentionTask task = i < tasks.count() ? tasks.at(i) : AttentionTask{};
     while (i < tasks.count()) {
-        const int64_t following = claimer.next();
+        const int64_t following = worker.next();
         const bool more = following < tasks.count();
         const AttentionTask next = more ? tasks.at(following) : task;
 #ifdef QUIRE_AMX
@@ -375,7 +375,7 @@ void attention(const Attention<T>& a, AttentionScratch& scratch, Claimer& claime
         i = following;
     }
     if (split) {
-        wait_for_team();
+        barrier();
         merge_segments(a, partials);
     }
 }

@@ -13,37 +13,6 @@
 
 namespace quire {
 
-// As `decode_step.py` lays it out: every field has 8 bytes.
-struct DecodeArguments {
-    // The same in every step.
-    const void* embedding;  // [vocab, hidden]
-    const void* head;       // a MatrixArgument, [vocab, hidden]
-    int64_t vocab_size;
-    int32_t* token_ids;  // [R, row_len]
-    int64_t row_len;
-    int64_t* num_tokens;              // [R]
-    const RowTable* tables;           // per group; what is of one step is left empty
-    const int64_t* const* num_blocks;  // per group [R]
-    int64_t num_groups;
-    void* const* kv_caches;  // per layer
-    int64_t cache_format, cache_block_size;
-    const int32_t* lora_slots;  // [R] slot of each row's adapter, -1 for none
-    int64_t max_lora_rank;      // 0: there are no adapters
-    const DrawTable* draw;
-    double embedding_factor, logits_factor;
-    double soft_cap;  // of logits, after the factor; 0 for none
-    // This step's.
-    const void *const *cos, *const *sin;  // per rotation [positions, rotary_dim]
-    int64_t num_rotations;
-    const int64_t *rows, *starts;
-    int64_t count;
-    const int64_t* mask_of;  // [count] as in DrawMasks; null: no row has a mask
-    const uint32_t* mask_bits;
-    float* logits;  // [count, vocab] to leave the logits there, and choose and write no tokens; or null
-    int64_t* ids;  // [count]
-    float* peaks;
-};
-
 // Whether every row has the token it begins with, and room for its keys and values.
 inline bool is_possible(const DecodeArguments& a) {
     for (int64_t s = 0; s < a.count; ++s) {
@@ -157,9 +126,20 @@ bool decode_step(Decoder<T>& decoder, const Matrix<T>& head, const DecodeArgumen
         take_rows(a.cos[r], positions, n, dim, angles + 2 * r * n * dim);
         take_rows(a.sin[r], positions, n, dim, angles + (2 * r + 1) * n * dim);
     }
-    decoder.run(Step<T>{x, hidden, cos, sin, n, static_cast<int>(n), query_start_loc, seq_lens, step_groups,
-                        a.kv_caches, static_cast<CacheFormat>(a.cache_format), static_cast<int>(a.cache_block_size),
-                        gather_adapters(a, orders, adapters), nullptr});
+    decoder.run(Step<T>{.x = x,
+                        .hidden = hidden,
+                        .cos = cos,
+                        .sin = sin,
+                        .tokens = n,
+                        .num_sequences = static_cast<int>(n),
+                        .query_start_loc = query_start_loc,
+                        .kv_lens = seq_lens,
+                        .groups = step_groups,
+                        .kv_caches = a.kv_caches,
+                        .cache_format = static_cast<CacheFormat>(a.cache_format),
+                        .block_size = static_cast<int>(a.cache_block_size),
+                        .lora = gather_adapters(a, orders, adapters),
+                        .taps = nullptr});
     if (a.logits != nullptr) {
         write_logits(hidden, head, a, a.logits);
         return true;

@@ -46,13 +46,6 @@ struct Layer {
     bool has_shared() const { return experts.moe && down.rows; }
 };
 
-// One group of layers that share a block table.
-struct StepGroup {
-    const int32_t* block_table;
-    int64_t table_stride;
-    const int64_t* slot_mapping;
-};
-
 template <typename T>
 struct Step {
     const T* x;       // [T, hidden] embeddings
@@ -109,16 +102,16 @@ public:
     void run(const Step<T>& step) {
         const int64_t tokens = step.tokens, q = static_cast<int64_t>(num_heads) * head_dim;
         const int64_t kv = static_cast<int64_t>(num_kv_heads) * head_dim;
-        const Coding coding = layers[0].o.coding;
-        normed_ = make_activations<T>(tokens, hidden, coding, inputs_[0]);
-        attended_ = make_activations<T>(tokens, q, coding, inputs_[1]);
+        const WeightFormat format = layers[0].o.format;
+        normed_ = make_activations<T>(tokens, hidden, format, inputs_[0]);
+        attended_ = make_activations<T>(tokens, q, format, inputs_[1]);
         int64_t widest = 0;
         for (int shared = 0; shared < 2; ++shared) {
             const int64_t width = inner_width(shared);
-            activated_[shared] = make_activations<T>(tokens, width, coding, inputs_[2 + shared]);
+            activated_[shared] = make_activations<T>(tokens, width, format, inputs_[2 + shared]);
             widest = std::max(widest, width);
         }
-        const bool adapted = lora && step.lora.num_groups > 0, routed = make_room_for_experts(tokens, coding);
+        const bool adapted = lora && step.lora.num_groups > 0, routed = make_room_for_experts(tokens, format);
         const int64_t intermediate = activated_[0].cols;
         inner_ = adapted || activated_[0].takes_whole_tokens() ? buffers_[4].get<T>(tokens * widest) : nullptr;
         normed_rows_ = adapted || routed ? lora_buffers_[0].get<T>(tokens * hidden) : nullptr;
@@ -131,16 +124,16 @@ public:
         head_factors_ = buffers_[9].get<float>(2 * tokens);
         std::memcpy(residual_, step.x, tokens * hidden * sizeof(T));
         order_ = by_work(step.query_start_loc, step.kv_lens, step.num_sequences, order_buffer_);
-        Claims claims;
+        WorkQueue queue;
 #pragma omp parallel
         {
             static thread_local Thread mine;
-            const HeldTiles tiles(form_for<T>(kTile, 64, Coding::plain) == Form::pairs);
-            Claimer claimer(claims);
+            const HeldTiles tiles(layout_for<T>(kTile, 64, WeightFormat::plain) == ActLayout::pairs);
+            QueueWorker worker(queue);
             for (size_t i = 0; i < layers.size(); ++i) {
                 const Layer<T>* next = i + 1 < layers.size() ? &layers[i + 1] : nullptr;
                 const LoraTable* adapters = adapted ? lora + i * kNumLora : nullptr;
-                layer(layers[i], next, adapters, step.kv_caches[i], i, step, mine, claimer);
+                layer(layers[i], next, adapters, step.kv_caches[i], i, step, mine, worker);
             }
             const Range share = my_share(tokens);
             for (int64_t at = share.begin * hidden; at < share.end * hidden; at += hidden) {
@@ -176,12 +169,12 @@ private:
     }
 
     void layer(const Layer<T>& l, const Layer<T>* next, const LoraTable* adapters, void* kv_cache, size_t index,
-               const Step<T>& step, Thread& mine, Claimer& claimer) {
+               const Step<T>& step, Thread& mine, QueueWorker& worker) {
         const int64_t q = static_cast<int64_t>(num_heads) * head_dim, kv = static_cast<int64_t>(num_kv_heads) * head_dim;
         const int64_t width = q + 2 * kv;
         const Strips<T> qkv{l.qkv, 3, false}, o{&l.o, 1, false};
         norm(l.input_norm, index > 0 ? &layers[index - 1] : nullptr, kFeedForward, mine);
-        wait_for_team();
+        barrier();
         tap(step, index, my_share(step.tokens));
         // Heads whole, [heads][tokens][D], so that a tile's outputs lie close together; narrow ones as they come.
         const bool by_head = head_dim % (2 * kTile) == 0;
@@ -190,53 +183,69 @@ private:
             const int64_t per_head = by_head ? step.tokens : 1;
             T* const to[] = {heads_, heads_ + q * per_head, heads_ + (q + kv) * per_head};
             if (adapters) shrink(adapters + kLoraQ, 3, step, normed_rows_, hidden);
-            linear(qkv, normed_, mine.linear, claimer,
+            linear(qkv, normed_, mine.linear, worker,
                    ToRows<T, T>{l.qkv, to, token_stride, step.tokens, by_head ? head_dim : 0}, &o);
-            wait_for_team();
+            barrier();
             if (adapters) {
                 LoraExpansion<T> added[3];
                 for (int i = 0; i < 3; ++i)
                     added[i] = {adapters + kLoraQ + i, inner_of(i, step), i ? kv : q,
                                 {to[i], token_stride, head_stride, by_head ? head_dim : 0}};
                 lora_expand<T>(added, 3, step.lora);
-                wait_for_team();
+                barrier();
             }
         }
         const PagedCache cache =
             make_cache<T>(kv_cache, step.cache_format, num_kv_heads, step.block_size, head_dim, l.kv_scale);
         if (l.norm_of_all_heads) {
             measure_heads(step.tokens, token_stride, head_stride);
-            wait_for_team();
+            barrier();
         }
         place_heads(l, cache, step, token_stride, head_stride);
-        wait_for_team();
+        barrier();
         const StepGroup& group = step.groups[l.group];
-        attention(Attention<T>{heads_, token_stride, head_stride, cache, attention_out_, q, group.block_table,
-                               group.table_stride, step.query_start_loc, step.kv_lens, order_, step.num_sequences,
-                               num_heads, l.scale, l.window, l.soft_cap, l.sinks, nullptr, step.paths, step.path_stride},
-                  mine.attention, claimer, partials_);
-        wait_for_team();
+        attention(Attention<T>{.query = heads_,
+                               .query_stride = token_stride,
+                               .head_stride = head_stride,
+                               .cache = cache,
+                               .out = attention_out_,
+                               .out_stride = q,
+                               .block_table = group.block_table,
+                               .table_stride = group.table_stride,
+                               .query_start_loc = step.query_start_loc,
+                               .kv_lens = step.kv_lens,
+                               .order = order_,
+                               .num_sequences = step.num_sequences,
+                               .num_heads = num_heads,
+                               .scale = l.scale,
+                               .window = l.window,
+                               .soft_cap = l.soft_cap,
+                               .sinks = l.sinks,
+                               .paths = step.paths,
+                               .path_stride = step.path_stride},
+                  mine.attention, worker, partials_);
+        barrier();
         set_all(attended_, attention_out_, q);
-        wait_for_team();
+        barrier();
         if (adapters) shrink(adapters + kLoraO, 1, step, attention_out_, q);
         const Matrix<T>& router = l.experts.router;
         const Strips<T> after = l.experts.moe ? Strips<T>{&router, 1, false} : Strips<T>{l.gate_up, 2, true};
-        project(o, attended_, mine, claimer, projected_, &after);
-        wait_for_team();
+        project(o, attended_, mine, worker, projected_, &after);
+        barrier();
         if (adapters) expand_projected(adapters + kLoraO, step);
         norm(l.feed_forward_norm, &l, kAttention, mine);
-        wait_for_team();
+        barrier();
         const Strips<T> next_qkv{next ? next->qkv : l.qkv, 3, false}, *const behind = next ? &next_qkv : nullptr;
         if (l.experts.moe) {
-            run_experts(l, step, mine, claimer, behind);
+            run_experts(l, step, mine, worker, behind);
         } else {
-            feed_forward(l, adapters, step, mine, claimer, projected_, behind);
+            feed_forward(l, adapters, step, mine, worker, projected_, behind);
         }
-        wait_for_team();
+        barrier();
         if (adapters) expand_projected(adapters + kLoraDown, step);
     }
 
-    void feed_forward(const Layer<T>& l, const LoraTable* adapters, const Step<T>& step, Thread& mine, Claimer& claimer,
+    void feed_forward(const Layer<T>& l, const LoraTable* adapters, const Step<T>& step, Thread& mine, QueueWorker& worker,
                       T* to, const Strips<T>* behind) {
         const Strips<T> gate_up{l.gate_up, 2, true}, down{&l.down, 1, false};
         const Activations& activated = activated_[l.experts.moe != nullptr];
@@ -244,48 +253,48 @@ private:
         if (adapters) {
             float* const up = gate_ + step.tokens * intermediate;
             shrink(adapters + kLoraGate, 2, step, normed_rows_, hidden);
-            linear(gate_up, normed_, mine.linear, claimer, ToGateAndUp<T>{l.gate_up, {gate_, up}, step.tokens}, &down);
-            wait_for_team();
+            linear(gate_up, normed_, mine.linear, worker, ToGateAndUp<T>{l.gate_up, {gate_, up}, step.tokens}, &down);
+            barrier();
             const LoraExpansion<float> added[] = {
                 {adapters + kLoraGate, inner_of(0, step), intermediate, {gate_, intermediate, 0, 0}},
                 {adapters + kLoraUp, inner_of(1, step), intermediate, {up, intermediate, 0, 0}}};
             lora_expand<T>(added, 2, step.lora);
-            wait_for_team();
+            barrier();
             activate_all(up, step.tokens * intermediate);
         } else {
-            linear(gate_up, normed_, mine.linear, claimer, ToActivated<T>{l.gate_up, activation, activated, inner_}, &down);
+            linear(gate_up, normed_, mine.linear, worker, ToActivated<T>{l.gate_up, activation, activated, inner_}, &down);
         }
-        wait_for_team();
+        barrier();
         if (inner_) {
             if (adapters) shrink(adapters + kLoraDown, 1, step, inner_, intermediate);
             set_all(activated, inner_, intermediate);
-            wait_for_team();
+            barrier();
         }
-        project(down, activated, mine, claimer, to, behind);
+        project(down, activated, mine, worker, to, behind);
     }
 
     // Without adapters: no expert has any here, nor what stands beside them.
-    void run_experts(const Layer<T>& l, const Step<T>& step, Thread& mine, Claimer& claimer, const Strips<T>* behind) {
+    void run_experts(const Layer<T>& l, const Step<T>& step, Thread& mine, QueueWorker& worker, const Strips<T>* behind) {
         const RoutedExperts<T>& e = l.experts;
         const int64_t num_experts = e.router.rows, tokens = step.tokens;
-        linear(Strips<T>{&e.router, 1, false}, routed_.data ? routed_ : normed_, mine.linear, claimer,
+        linear(Strips<T>{&e.router, 1, false}, routed_.data ? routed_ : normed_, mine.linear, worker,
                ToRows<T, float>{&e.router, &logits_, num_experts, tokens});
-        wait_for_team();
+        barrier();
         const Range share = my_share(tokens);
         for (int64_t i = share.begin * num_experts; e.router_bias && i < share.end * num_experts; ++i)
             logits_[i] += e.router_bias[i % num_experts];
         Routing{e.rule, logits_, num_experts, e.choice_bias, static_cast<int32_t>(num_experts), expert_ids_,
                 expert_weights_}.choose(share, mine.routing);
-        wait_for_team();
+        barrier();
         if (omp_get_thread_num() == 0)
             expert_step_.begin(*e.moe, normed_rows_, expert_ids_, expert_weights_, tokens, e.rule.top_k);
-        if (l.has_shared()) feed_forward(l, nullptr, step, mine, claimer, shared_, nullptr);
-        wait_for_team();
-        expert_step_.run(mine.experts, claimer, projected_, behind);
+        if (l.has_shared()) feed_forward(l, nullptr, step, mine, worker, shared_, nullptr);
+        barrier();
+        expert_step_.run(mine.experts, worker, projected_, behind);
     }
 
     // Whether any layer has experts.
-    bool make_room_for_experts(int64_t tokens, Coding coding) {
+    bool make_room_for_experts(int64_t tokens, WeightFormat format) {
         int64_t num_experts = 0, top_k = 0;
         for (const Layer<T>& l : layers) {
             num_experts = std::max(num_experts, l.experts.moe ? l.experts.router.rows : 0);
@@ -295,7 +304,7 @@ private:
         expert_ids_ = buffers_[6].get<int64_t>(tokens * top_k);
         expert_weights_ = buffers_[7].get<float>(tokens * top_k);
         shared_ = buffers_[8].get<T>(activated_[1].cols ? tokens * hidden : 0);
-        routed_ = num_experts && coding != Coding::plain ? make_activations<T>(tokens, hidden, Coding::plain, inputs_[4])
+        routed_ = num_experts && format != WeightFormat::plain ? make_activations<T>(tokens, hidden, WeightFormat::plain, inputs_[4])
                                                          : Activations{};
         return num_experts > 0;
     }
@@ -309,7 +318,7 @@ private:
     void expand_projected(const LoraTable* table, const Step<T>& step) {
         const LoraExpansion<T> added{table, inner_of(0, step), hidden, {projected_, hidden, 0, 0}};
         lora_expand<T>(&added, 1, step.lora);
-        wait_for_team();
+        barrier();
     }
 
     // Of layer `which` in the first part.
@@ -331,9 +340,9 @@ private:
         }
     }
 
-    void project(const Strips<T>& strips, const Activations& x, Thread& mine, Claimer& claimer, T* to,
+    void project(const Strips<T>& strips, const Activations& x, Thread& mine, QueueWorker& worker, T* to,
                  const Strips<T>* following) {
-        linear(strips, x, mine.linear, claimer, ToRows<T, T>{strips.matrices, &to, hidden, x.tokens}, following);
+        linear(strips, x, mine.linear, worker, ToRows<T, T>{strips.matrices, &to, hidden, x.tokens}, following);
     }
 
     // A token's part of a layer, as it is to be added; before the next norm.
@@ -411,7 +420,7 @@ private:
                 };
                 if (norm && !l.norm_after_rotation) normalise();
                 if (!is_value && l.rotation >= 0) {
-                    if (l.interleaved) part_neighbours(x, rotary_dim);
+                    if (l.interleaved) deinterleave(x, rotary_dim);
                     rotate(x, x, angles(step.cos, l, token), angles(step.sin, l, token), rotary_dim);
                 }
                 if (norm && l.norm_after_rotation) normalise();

@@ -38,7 +38,7 @@ struct FloatDot {
     static Floats to_floats(Sum sum) { return sum; }
 };
 
-// The even inputs of a step, then the odd ones: what shifting and masking give, see `Form::split_rows`.
+// The even inputs of a step, then the odd ones: what shifting and masking give, see `ActLayout::split_rows`.
 struct SplitDot : FloatDot<BFloat16> {
     static constexpr int kVectors = 2, kStep = 2 * kLanes;
 
@@ -291,14 +291,14 @@ inline void scale_tokens(const float* steps, Sums& sums) {
             }
 }
 
-// A strip of weights of any coding but groups.
+// A strip of weights of any format but groups.
 template <typename T>
-void dots(Coding coding, const Half half[2], const Half next[2], const Activations& x, int64_t first, int64_t last,
+void dots(WeightFormat format, const Half half[2], const Half next[2], const Activations& x, int64_t first, int64_t last,
           Buffer& buffer, Sums* sums) {
-    if (x.form == Form::words) {
+    if (x.layout == ActLayout::words) {
         dot_strip<WholeDot>(half, next, x.cols, x, first, last, buffer, sums);
         for (int64_t tile = first; tile < last; ++tile) scale_tokens(x.scales + tile * kTile, sums[tile - first]);
-    } else if (coding == Coding::int8) {
+    } else if (format == WeightFormat::int8) {
         dot_strip<FloatDot<int8_t>>(half, next, x.cols, x, first, last, buffer, sums);
     } else if constexpr (std::is_same_v<T, BFloat16>) {
         dot_strip<SplitDot>(half, next, x.cols, x, first, last, buffer, sums);

@@ -77,7 +77,7 @@ inline void scale_row(T* row, float factor, int64_t size) {
 
 // Neighbours of a head apart: those at even places, then those at odd ones.
 template <typename T>
-inline void part_neighbours(T* head, int dim) {
+inline void deinterleave(T* head, int dim) {
     T parted[kMostHeadDim];
     for (int i = 0; i < dim / 2; ++i) {
         parted[i] = head[2 * i];
@@ -148,7 +148,7 @@ struct ToActivated {
 
     void operator()(int, int64_t row, int64_t tile, const Sums& sums) const {
         const int count = static_cast<int>(std::min<int64_t>(kTile, gate_up[0].rows - row));
-        const bool by_token = to.form != Form::pairs;
+        const bool by_token = to.layout != ActLayout::pairs;
         Sums room;
         const Sums& all = ordered(sums, by_token, room);
         const auto result = [&](int i, int n, const auto& of) {
@@ -177,9 +177,9 @@ private:
     void put(int64_t token, int64_t col, Floats values, int count) const {
         if (to.takes_whole_tokens()) {  // `set_all` follows
             store_some(rows + token * to.cols + col, values, count);
-        } else if (to.form == Form::bf16_rows) {
+        } else if (to.layout == ActLayout::bf16_rows) {
             store_some(to.bf16_row(token) + col, values, count);
-        } else if (to.form == Form::rows) {
+        } else if (to.layout == ActLayout::rows) {
             store_some(to.row(token) + col, values, count);
         } else {
             float *const even = to.row(token) + to.place(col), *const odd = to.row(token) + to.place(col + 1);

@@ -178,8 +178,8 @@ void many_groups(const Strips<T>& strips, int matrix, int64_t row, const Half ha
         if (half[h].count == 0) continue;
         const Matrix<T>& m = strips.matrix_of(matrix, h);
         const GroupScales scales = scales_of(m, strips.row_of(row, h));
-        const auto run = m.coding == Coding::group_int4   ? many_int4_rows<T>
-                         : m.coding == Coding::group_int8 ? many_byte_rows<T, int8_t>
+        const auto run = m.format == WeightFormat::group_int4   ? many_int4_rows<T>
+                         : m.format == WeightFormat::group_int8 ? many_byte_rows<T, int8_t>
                                                           : many_byte_rows<T, Float8>;
         run(half[h], next[h], scales, m.group, x, begin, count, h, buffer, sums);
     }

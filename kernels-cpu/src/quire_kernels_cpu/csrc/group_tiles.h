@@ -42,12 +42,12 @@ inline void spread_float8(const char* from, int64_t row_bytes, int count, int64_
 }
 
 // Inputs [k, k + 128) of a half; fetches what comes next meanwhile.
-inline void spread(Coding coding, const Half& half, int64_t row_bytes, int64_t k, int64_t cols, int64_t group,
+inline void spread(WeightFormat format, const Half& half, int64_t row_bytes, int64_t k, int64_t cols, int64_t group,
                    HalfPiece& to, Ahead& ahead, int h) {
     const bool two_groups = group == 32;
     const int64_t left = std::min(kGroupPiece, cols - k);
     ahead.fetch(h);
-    if (coding == Coding::group_int8) {
+    if (format == WeightFormat::group_int8) {
         const auto spread_rows = two_groups ? spread_int8<true> : spread_int8<false>;
         spread_rows(half.data + k, row_bytes, half.count, left / 64, to);
     } else {
@@ -152,7 +152,7 @@ void group_strip(const Strips<T>& strips, int matrix, int64_t row, const Half ha
         scales[h] = scales_of(*m[h], half[h].count ? strips.row_of(row, h) : 0);
         zeros[h] = scales[h].zero != nullptr;
     }
-    const Coding coding = m[0]->coding;
+    const WeightFormat format = m[0]->format;
     const int64_t group = m[0]->group, tile_cols = kInt8 ? 64 : 32, parts_per_tile = kInt8 ? 2 : 1;
     Sums* to = kInt8 ? parts : sums;
     std::memset(to, 0, (last - first) * parts_per_tile * sizeof(Sums));
@@ -162,7 +162,7 @@ void group_strip(const Strips<T>& strips, int matrix, int64_t row, const Half ha
         const PieceShape shape{(left + group - 1) / group, std::max<int64_t>(1, group / tile_cols), left / tile_cols,
                                group < tile_cols};
         for (int h = 0; h < 2; ++h) {
-            spread(coding, half[h], m[h]->row_bytes(), k, x.cols, group, piece[h], ahead, h);
+            spread(format, half[h], m[h]->row_bytes(), k, x.cols, group, piece[h], ahead, h);
             spread_scales<T>(scales[h], k / group, shape.groups, piece[h]);
         }
         for (int64_t tile = first; tile < last; ++tile) {

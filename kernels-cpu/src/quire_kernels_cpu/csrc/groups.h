@@ -53,7 +53,7 @@ inline void dot_bytes(const char* const rows[kRows], const int at[kRows], const 
 }
 
 template <typename T, int kTokens>
-void dot_group_rows(Coding coding, const Half& half, const GroupScales& scales, int64_t row_bytes, int64_t group,
+void dot_group_rows(WeightFormat format, const Half& half, const GroupScales& scales, int64_t row_bytes, int64_t group,
                     const Activations& x, int64_t first, float sums[kTile][kTile]) {
     constexpr int kRows = kLanes == 16 ? 4 : 2;  // whose sums fit the registers
     const float* tokens[kTokens];
@@ -66,7 +66,7 @@ void dot_group_rows(Coding coding, const Half& half, const GroupScales& scales, 
             rows[i] = half.data + at[i] * row_bytes;
         }
         Floats total[kRows][kTokens] = {};
-        if (coding == Coding::group_int8) {
+        if (format == WeightFormat::group_int8) {
             dot_bytes<T, int8_t, kRows, kTokens>(rows, at, scales, x.cols, group, tokens, total);
         } else {
             dot_bytes<T, Float8, kRows, kTokens>(rows, at, scales, x.cols, group, tokens, total);
@@ -88,13 +88,13 @@ void dot_groups(const Strips<T>& strips, int matrix, int64_t row, const Half hal
         const Matrix<T>& m = strips.matrix_of(matrix, h);
         const GroupScales scales = scales_of(m, strips.row_of(row, h));
         for (int64_t t = tile * kTile; t < end; t += kTokens) {
-            if (m.coding == Coding::group_int4) {
+            if (m.format == WeightFormat::group_int4) {
                 const auto dot = end - t > 1 ? dot_int4_rows<T, kTokens> : dot_int4_rows<T, 1>;
                 dot(half[h], scales, m.group, x, t, sums.at[h]);
                 continue;
             }
             const auto dot = end - t > 1 ? dot_group_rows<T, kTokens> : dot_group_rows<T, 1>;
-            dot(m.coding, half[h], scales, m.row_bytes(), m.group, x, t, sums.at[h]);
+            dot(m.format, half[h], scales, m.row_bytes(), m.group, x, t, sums.at[h]);
         }
     }
 }

@@ -40,20 +40,20 @@ void head_linear(const HeadLinear<T>& a) {
         const T* weight = a.weight + head * a.weight_head_stride + begin * a.inputs;
         return Matrix<T>{weight, std::min(end, a.outputs) - begin, a.inputs};
     };
-    Claims claims;
+    WorkQueue queue;
 #pragma omp parallel
     {
         static thread_local ActivationBuffers buffers;
         static thread_local LinearScratch scratch;
-        const HeldTiles tiles(form_for<T>(kTile, a.inputs, Coding::plain) == Form::pairs);
-        Claimer claimer(claims);
-        int64_t next = claimer.first(count);
+        const HeldTiles tiles(layout_for<T>(kTile, a.inputs, WeightFormat::plain) == ActLayout::pairs);
+        QueueWorker worker(queue);
+        int64_t next = worker.first(count);
         while (next < count) {
             const int64_t item = next;
-            next = claimer.next();
+            next = worker.next();
             const int64_t head = item / (chunks * parts), chunk = item / parts % chunks, part = item % parts;
             const int64_t first = a.tokens * chunk / chunks, tokens = a.tokens * (chunk + 1) / chunks - first;
-            const Activations x = make_activations<T>(tokens, a.inputs, Coding::plain, buffers);
+            const Activations x = make_activations<T>(tokens, a.inputs, WeightFormat::plain, buffers);
             for (int64_t tile = 0; tile < x.tiles(); ++tile) {
                 const T* rows[kTile];
                 for (int64_t i = 0; i < kTile; ++i) {

@@ -155,26 +155,26 @@ void index_topk(const IndexSearch<T>& a) {
     const int64_t runs = (longest + kIndexRun - 1) / kIndexRun;
     const int64_t together = std::clamp<int64_t>(kIndexScores / longest, 1, searching.size());
     float* const scores = kept.get<float>(together * longest);
-    Claims claims;
+    WorkQueue queue;
 #pragma omp parallel
     {
         static thread_local Buffer buffer;
         static thread_local std::vector<uint64_t> ranks;
         IndexScores<T> of_token(a, buffer);
-        Claimer claimer(claims);
+        QueueWorker worker(queue);
         for (int64_t first = 0; first < static_cast<int64_t>(searching.size()); first += together) {
             const int64_t count = std::min<int64_t>(together, searching.size() - first);
-            for (int64_t i = claimer.first(count * runs); i < count * runs; i = claimer.next()) {
+            for (int64_t i = worker.first(count * runs); i < count * runs; i = worker.next()) {
                 const IndexToken& of = searching[first + i / runs];
                 const int begin = static_cast<int>(i % runs) * kIndexRun, end = std::min(begin + kIndexRun, of.seen);
                 if (begin < end) of_token.compute(of.token, of.sequence, begin, end, scores + i / runs * longest + begin);
             }
-            wait_for_team();
-            for (int64_t i = claimer.first(count); i < count; i = claimer.next()) {
+            barrier();
+            for (int64_t i = worker.first(count); i < count; i = worker.next()) {
                 const IndexToken& of = searching[first + i];
                 highest(scores + i * longest, of.seen, a.k, ranks, a.out + of.token * a.k);
             }
-            wait_for_team();
+            barrier();
         }
     }
 }

@@ -2,7 +2,7 @@
 // of 128 inputs step s keeps, for each output, four bytes, byte j with input 4 s + j in its lower half and input
 // 64 + 4 s + j in its upper half, each with 8 added.
 //
-// With VNNI and AMX tokens are fixed-point numbers of 15 bits in two rows of int8 (`Form::bytes`). What a group sums to is
+// With VNNI and AMX tokens are fixed-point numbers of 15 bits in two rows of int8 (`ActLayout::bytes`). What a group sums to is
 // then exact in int32, by vectors or by tiles, for few tokens or for many: a token's bits are the same in each way.
 #pragma once
 

@@ -1,8 +1,7 @@
-// The C interface of the kernels: raw pointers and sizes, checked by the callers (`ops.py`, `decoder.py`).
-//
-// Compiled once per instruction set. dtype: 0 float32, 1 bfloat16, 2 float16. Every function uses the threads of the OpenMP
-// runtime that is loaded; a decoder may be run by one thread at a time.
+// The functions of `kernels.h`, which says what they take. Compiled once per instruction set.
 #include "kernels.h"
+
+#include <cstddef>
 
 #include "attention.h"
 #include "decode_step.h"
@@ -46,7 +45,7 @@ void lora_op(const LoraTable& table, const LoraTokens& tokens, const T* x, int64
 #pragma omp parallel if (tokens.count() * (inputs + outputs) > 16384)
     {
         lora_shrink(&table, 1, tokens, x, inputs, inputs, inner);
-        wait_for_team();
+        barrier();
         const LoraExpansion<Out> added{&table, inner, outputs, {out, outputs, 0, 0}};
         lora_expand<T>(&added, 1, tokens);
     }
@@ -58,13 +57,13 @@ void attention_op(Attention<T> a) {
     Buffer& shared = partials;
     a.order = by_work(a.query_start_loc, a.kv_lens, a.num_sequences, buffer);
     if (a.cache.latent) part_heads(a, omp_get_max_threads());
-    Claims claims;
+    WorkQueue queue;
 #pragma omp parallel
     {
         static thread_local AttentionScratch scratch;
         const HeldTiles tiles(attends_with_tiles(a));
-        Claimer claimer(claims);
-        attention(a, scratch, claimer, shared);
+        QueueWorker worker(queue);
+        attention(a, scratch, worker, shared);
     }
 }
 
@@ -106,8 +105,8 @@ Matrix<T> make_matrix(const MatrixArgument& from, int64_t rows, int64_t cols) {
     m.rows = rows;
     m.cols = cols;
     m.bias = static_cast<const T*>(from.bias);
-    m.coding = static_cast<Coding>(from.coding);
-    if (m.coding == Coding::int8 || m.coding == Coding::w8a8) m.scale = static_cast<const T*>(from.scale);
+    m.format = static_cast<WeightFormat>(from.format);
+    if (m.format == WeightFormat::int8 || m.format == WeightFormat::w8a8) m.scale = static_cast<const T*>(from.scale);
     m.input_scale = from.input_scale;
     if (!m.grouped()) return m;
     m.group_scale = from.scale;
@@ -129,7 +128,7 @@ void write_kv_cache_op(const T* key, const T* value, const PagedCache& cache, co
     }
 }
 
-// What stands between projections and attention: op `rotate_and_write`. Rows of heads lie together, tokens `strides` apart.
+// What stands between projections and attention: op `rope_and_write_kv`. Rows of heads lie together, tokens `strides` apart.
 template <typename T>
 struct HeadsToPlace {
     const T *query, *key, *value;
@@ -145,7 +144,7 @@ struct HeadsToPlace {
 };
 
 template <typename T>
-void rotate_and_write_op(const HeadsToPlace<T>& a, const PagedCache& cache) {
+void rope_and_write_kv_op(const HeadsToPlace<T>& a, const PagedCache& cache) {
     const int heads = a.num_heads, kv_heads = cache.num_kv_heads, dim = cache.head_dim, per_token = heads + 2 * kv_heads;
     const auto place = [&](const T* from, const void* norm, int64_t token, T* to) {
         std::memcpy(to, from, dim * sizeof(T));
@@ -171,21 +170,6 @@ void rotate_and_write_op(const HeadsToPlace<T>& a, const PagedCache& cache) {
         }
     }
 }
-
-// A layer of a decoder as it arrives; see `Layer`. Norms and biases are float32, whatever the network's type.
-struct LayerArgument {
-    const float *input_norm, *attention_out_norm, *feed_forward_norm, *feed_forward_out_norm, *q_norm, *k_norm;
-    const float *kv_scale, *sinks;
-    MatrixArgument q, k, v, o, gate, up, down;
-    const void* experts;  // of `quire_moe_new`, or none
-    MatrixArgument router;
-    const float *router_bias, *choice_bias;
-    const void* shared_gate;
-    RoutingRule rule;
-    int32_t num_experts, inner;  // inner: outputs of gate and up, or none
-    int32_t window, group, rotation, interleaved, norm_of_all_heads, norm_after_rotation;
-    float scale, soft_cap, residual_factor;
-};
 
 template <typename T>
 Layer<T> make_layer(const LayerArgument& from, const Decoder<T>& decoder) {
@@ -244,9 +228,22 @@ void run_decoder(void* decoder, const void* x, void* hidden, const void* const* 
                  int num_sequences, const int32_t* query_start_loc, const int32_t* kv_lens, const StepGroup* groups,
                  void* const* kv_caches, int cache_format, int block_size, const LoraTokens& lora, void* const* taps,
                  const int32_t* paths, int64_t path_stride) {
-    static_cast<Decoder<T>*>(decoder)->run(Step<T>{
-        static_cast<const T*>(x), static_cast<T*>(hidden), cos, sin, tokens, num_sequences, query_start_loc, kv_lens, groups, kv_caches, static_cast<CacheFormat>(cache_format), block_size,
-        lora, taps, paths, path_stride});
+    static_cast<Decoder<T>*>(decoder)->run(Step<T>{.x = static_cast<const T*>(x),
+                                                   .hidden = static_cast<T*>(hidden),
+                                                   .cos = cos,
+                                                   .sin = sin,
+                                                   .tokens = tokens,
+                                                   .num_sequences = num_sequences,
+                                                   .query_start_loc = query_start_loc,
+                                                   .kv_lens = kv_lens,
+                                                   .groups = groups,
+                                                   .kv_caches = kv_caches,
+                                                   .cache_format = static_cast<CacheFormat>(cache_format),
+                                                   .block_size = block_size,
+                                                   .lora = lora,
+                                                   .taps = taps,
+                                                   .paths = paths,
+                                                   .path_stride = path_stride});
 }
 
 // function(T{}) for the dtype's T.
@@ -262,11 +259,21 @@ auto for_dtype(int dtype, Function&& function) {
 }  // namespace
 }  // namespace quire
 
+// What `compilation.py` says of a build; one that nobody has said it of is refused when Python loads it.
+#ifndef QUIRE_SOURCES
+#define QUIRE_SOURCES ""
+#define QUIRE_ABI_VERSION ""
+#define QUIRE_ABI_LAYOUT 0
+#endif
+
 extern "C" {
+
+const char* const quire_sources = QUIRE_SOURCES;
+const char* const quire_abi_version = QUIRE_ABI_VERSION;
+const int64_t quire_abi_layout[] = {QUIRE_ABI_LAYOUT};
 
 using quire::for_dtype;
 
-// x [tokens, cols], matrix [rows, cols] -> y [tokens, rows], float32 if `wide`.
 void quire_linear(int dtype, const void* x, const MatrixArgument* argument, void* y, int64_t tokens, int64_t cols,
                   int64_t rows, int wide) {
     for_dtype(dtype, [&](auto zero) {
@@ -280,7 +287,6 @@ void quire_linear(int dtype, const void* x, const MatrixArgument* argument, void
     });
 }
 
-// Per token the largest of x weight^T in float32 and its place, the first among equals: peaks and ids [tokens].
 void quire_linear_largest(int dtype, const void* x, const void* weight, int64_t* ids, float* peaks, int64_t tokens,
                           int64_t cols, int64_t rows) {
     for_dtype(dtype, [&](auto zero) {
@@ -290,30 +296,26 @@ void quire_linear_largest(int dtype, const void* x, const void* weight, int64_t*
     });
 }
 
-// See sample.h; table: a DrawTable.
 void quire_draw(float* logits, int64_t vocab, const int64_t* rows, const int64_t* positions, int64_t count,
-                const void* table, int64_t* ids, float* peaks) {
-    quire::draw_op(logits, vocab, rows, positions, count, *static_cast<const quire::DrawTable*>(table), ids, peaks);
+                const DrawTable* table, int64_t* ids, float* peaks) {
+    quire::draw_op(logits, vocab, rows, positions, count, *table, ids, peaks);
 }
 
-// The same with masks for some rows: see DrawMasks.
 void quire_draw_masked(float* logits, int64_t vocab, const int64_t* rows, const int64_t* positions, int64_t count,
-                       const void* table, const int64_t* mask_of, const uint32_t* bits, int64_t* ids, float* peaks) {
+                       const DrawTable* table, const int64_t* mask_of, const uint32_t* bits, int64_t* ids, float* peaks) {
     const quire::DrawMasks masks{mask_of, bits};
-    quire::draw_op(logits, vocab, rows, positions, count, *static_cast<const quire::DrawTable*>(table), ids, peaks, masks);
+    quire::draw_op(logits, vocab, rows, positions, count, *table, ids, peaks, masks);
 }
 
-// See step_inputs.h; groups: an array of RowTable.
 void quire_step_inputs(const int32_t* token_ids, int64_t row_len, const int64_t* rows, const int64_t* starts,
                        const int64_t* ends, int64_t count, int64_t* input_ids, int64_t* positions,
-                       int32_t* query_start_loc, int32_t* seq_lens, const void* groups, int num_groups) {
+                       int32_t* query_start_loc, int32_t* seq_lens, const RowTable* groups, int num_groups) {
     const quire::Entries entries{rows, starts, ends, count};
     quire::gather_tokens(token_ids, row_len, entries, input_ids, positions, query_start_loc, seq_lens);
     for (int i = 0; i < num_groups; ++i)
-        quire::gather_blocks(static_cast<const quire::RowTable*>(groups)[i], entries);
+        quire::gather_blocks(groups[i], entries);
 }
 
-// to [rows, size] = norm of x; with `added`, x becomes x + added first.
 void quire_rms_norm(int dtype, void* to, void* x, const void* added, const void* weight, int64_t rows, int64_t size,
                     float eps) {
     for_dtype(dtype, [&](auto zero) {
@@ -323,7 +325,6 @@ void quire_rms_norm(int dtype, void* to, void* x, const void* added, const void*
     });
 }
 
-// to = act(from), times `up` unless that is null, `count` numbers; to may be from. kind: an Activation, not swigluoai.
 void quire_activate(int dtype, int kind, void* to, const void* from, const void* up, int64_t count) {
     for_dtype(dtype, [&](auto zero) {
         using T = decltype(zero);
@@ -332,7 +333,6 @@ void quire_activate(int dtype, int kind, void* to, const void* from, const void*
     });
 }
 
-// key, value [tokens, Hkv, D] into the slots of the cache. block_bytes: from a block of it to the next.
 void quire_write_kv_cache(int dtype, const void* key, const void* value, void* kv, int cache_format,
                           const float* kv_scale, const int64_t* slots, int64_t tokens, int num_kv_heads, int head_dim,
                           int block_size, int64_t block_bytes) {
@@ -354,10 +354,25 @@ void quire_attention(int dtype, const void* query, void* kv, int cache_format, c
         using T = decltype(zero);
         const auto cache = quire::make_cache<T>(kv, static_cast<quire::CacheFormat>(cache_format), num_kv_heads,
                                                 block_size, head_dim, kv_scale, block_bytes);
-        quire::attention_op(quire::Attention<T>{static_cast<const T*>(query), stride, head_dim, cache, static_cast<T*>(out),
-                                                stride, block_table, table_stride, query_start_loc, kv_lens, nullptr,
-                                                num_sequences, num_heads, scale, window, soft_cap, sinks, slopes, paths,
-                                                path_stride});
+        quire::attention_op(quire::Attention<T>{.query = static_cast<const T*>(query),
+                                                .query_stride = stride,
+                                                .head_stride = head_dim,
+                                                .cache = cache,
+                                                .out = static_cast<T*>(out),
+                                                .out_stride = stride,
+                                                .block_table = block_table,
+                                                .table_stride = table_stride,
+                                                .query_start_loc = query_start_loc,
+                                                .kv_lens = kv_lens,
+                                                .num_sequences = num_sequences,
+                                                .num_heads = num_heads,
+                                                .scale = scale,
+                                                .window = window,
+                                                .soft_cap = soft_cap,
+                                                .sinks = sinks,
+                                                .slopes = slopes,
+                                                .paths = paths,
+                                                .path_stride = path_stride});
     });
 }
 
@@ -368,28 +383,42 @@ void quire_latent_attention(int dtype, const void* query, const void* latents, v
     for_dtype(dtype, [&](auto zero) {
         using T = decltype(zero);
         const auto cache = quire::make_latent_cache<T>(latents, block_size, width, rank, row_bytes, block_bytes);
-        quire::attention_op(quire::Attention<T>{static_cast<const T*>(query), static_cast<int64_t>(num_heads) * width, width,
-                                                cache, static_cast<T*>(out), static_cast<int64_t>(num_heads) * rank,
-                                                block_table, table_stride, query_start_loc, kv_lens, nullptr, num_sequences,
-                                                num_heads, scale, 0, 0.0f, nullptr, nullptr, paths, path_stride});
+        quire::attention_op(quire::Attention<T>{.query = static_cast<const T*>(query),
+                                                .query_stride = static_cast<int64_t>(num_heads) * width,
+                                                .head_stride = width,
+                                                .cache = cache,
+                                                .out = static_cast<T*>(out),
+                                                .out_stride = static_cast<int64_t>(num_heads) * rank,
+                                                .block_table = block_table,
+                                                .table_stride = table_stride,
+                                                .query_start_loc = query_start_loc,
+                                                .kv_lens = kv_lens,
+                                                .num_sequences = num_sequences,
+                                                .num_heads = num_heads,
+                                                .scale = scale,
+                                                .paths = paths,
+                                                .path_stride = path_stride});
     });
 }
 
-// The same over the rows in a token's own slots [tokens, slots_per_token] of a cache of `num_blocks` blocks; -1 for none.
 void quire_sparse_latent_attention(int dtype, const void* query, const void* latents, void* out, const int64_t* slots,
                                    int64_t slots_per_token, int64_t num_blocks, int tokens, int num_heads, int width,
                                    int rank, int block_size, int64_t row_bytes, int64_t block_bytes, float scale) {
     for_dtype(dtype, [&](auto zero) {
         using T = decltype(zero);
         const auto cache = quire::make_latent_cache<T>(latents, block_size, width, rank, row_bytes, block_bytes);
-        const quire::Attention<T> a{static_cast<const T*>(query), static_cast<int64_t>(num_heads) * width, width, cache,
-                                    static_cast<T*>(out), static_cast<int64_t>(num_heads) * rank, nullptr, 0, nullptr,
-                                    nullptr, nullptr, 0, num_heads, scale, 0, 0.0f, nullptr, nullptr};
+        const quire::Attention<T> a{.query = static_cast<const T*>(query),
+                                    .query_stride = static_cast<int64_t>(num_heads) * width,
+                                    .head_stride = width,
+                                    .cache = cache,
+                                    .out = static_cast<T*>(out),
+                                    .out_stride = static_cast<int64_t>(num_heads) * rank,
+                                    .num_heads = num_heads,
+                                    .scale = scale};
         quire::sparse_attention_op(a, slots, slots_per_token, num_blocks, tokens);
     });
 }
 
-// See index.h: query [tokens, heads, width], weights [tokens, heads] -> out [tokens, k], -1 behind where fewer are seen.
 void quire_index_topk(int dtype, const void* query, const float* weights, const void* keys, int64_t* out,
                       const int32_t* block_table, int64_t table_stride, const int32_t* query_start_loc,
                       const int32_t* kv_lens, int num_sequences, int heads, int width, int block_size, int64_t row_bytes,
@@ -397,25 +426,39 @@ void quire_index_topk(int dtype, const void* query, const float* weights, const 
     for_dtype(dtype, [&](auto zero) {
         using T = decltype(zero);
         const auto cache = quire::make_latent_cache<T>(keys, block_size, width, width, row_bytes, block_bytes);
-        quire::index_topk(quire::IndexSearch<T>{static_cast<const T*>(query), weights, cache, block_table, table_stride,
-                                                query_start_loc, kv_lens, num_sequences, heads, out, k});
+        quire::index_topk(quire::IndexSearch<T>{.query = static_cast<const T*>(query),
+                                                .weights = weights,
+                                                .cache = cache,
+                                                .block_table = block_table,
+                                                .table_stride = table_stride,
+                                                .query_start_loc = query_start_loc,
+                                                .kv_lens = kv_lens,
+                                                .num_sequences = num_sequences,
+                                                .heads = heads,
+                                                .out = out,
+                                                .k = k});
     });
 }
 
-// x [tokens, heads, inputs] by its strides, weight [heads, outputs, inputs] by that of a head -> out [tokens, heads, outputs].
 void quire_head_linear(int dtype, const void* x, int64_t token_stride, int64_t x_head_stride, const void* weight,
                        int64_t weight_head_stride, void* out, int64_t tokens, int64_t heads, int64_t inputs,
                        int64_t outputs) {
     for_dtype(dtype, [&](auto zero) {
         using T = decltype(zero);
-        quire::head_linear(quire::HeadLinear<T>{static_cast<const T*>(x), token_stride, x_head_stride,
-                                                static_cast<const T*>(weight), weight_head_stride, static_cast<T*>(out),
-                                                tokens, heads, inputs, outputs});
+        quire::head_linear(quire::HeadLinear<T>{.x = static_cast<const T*>(x),
+                                                .token_stride = token_stride,
+                                                .x_head_stride = x_head_stride,
+                                                .weight = static_cast<const T*>(weight),
+                                                .weight_head_stride = weight_head_stride,
+                                                .out = static_cast<T*>(out),
+                                                .tokens = tokens,
+                                                .heads = heads,
+                                                .inputs = inputs,
+                                                .outputs = outputs});
     });
 }
 
-// A decoder keeps the pointers: weights, experts, norms and biases must outlive it.
-void* quire_decoder_new(int dtype, int num_layers, const void* layers, const float* final_norm, int64_t hidden,
+void* quire_decoder_new(int dtype, int num_layers, const LayerArgument* layers, const float* final_norm, int64_t hidden,
                         int num_heads, int num_kv_heads, int head_dim, int rotary_dim, int gelu, float eps) {
     return for_dtype(dtype, [&](auto zero) -> void* {
         using T = decltype(zero);
@@ -429,35 +472,31 @@ void* quire_decoder_new(int dtype, int num_layers, const void* layers, const flo
         decoder->activation = gelu ? quire::Activation::gelu : quire::Activation::silu;
         decoder->final_norm = final_norm;
         for (int i = 0; i < num_layers; ++i)
-            decoder->layers.push_back(quire::make_layer(static_cast<const quire::LayerArgument*>(layers)[i], *decoder));
+            decoder->layers.push_back(quire::make_layer(layers[i], *decoder));
         return decoder;
     });
 }
 
-// tables: of each layer the adapters of q, k, v, o, gate, up, down; the decoder keeps the pointer.
-void quire_decoder_set_lora(int dtype, void* decoder, const void* tables) {
+void quire_decoder_set_lora(int dtype, void* decoder, const LoraTable* tables) {
     for_dtype(dtype, [&](auto zero) {
-        static_cast<quire::Decoder<decltype(zero)>*>(decoder)->lora = static_cast<const quire::LoraTable*>(tables);
+        static_cast<quire::Decoder<decltype(zero)>*>(decoder)->lora = tables;
     });
 }
 
-// out [tokens, outputs], float32 if `wide`, in place; x [tokens, inputs]. See lora.h.
-void quire_lora_linear(int dtype, int wide, void* out, const void* x, const void* table, int64_t inputs, int64_t outputs,
-                       const int32_t* order, const void* groups, int64_t num_groups, int64_t max_rank) {
-    const quire::LoraTokens tokens{order, static_cast<const quire::LoraGroup*>(groups), num_groups, max_rank};
-    const auto& adapters = *static_cast<const quire::LoraTable*>(table);
+void quire_lora_linear(int dtype, int wide, void* out, const void* x, const LoraTable* table, int64_t inputs, int64_t outputs,
+                       const int32_t* order, const LoraGroup* groups, int64_t num_groups, int64_t max_rank) {
+    const quire::LoraTokens tokens{order, groups, num_groups, max_rank};
     for_dtype(dtype, [&](auto zero) {
         using T = decltype(zero);
         if (wide) {
-            quire::lora_op<T>(adapters, tokens, static_cast<const T*>(x), inputs, static_cast<float*>(out), outputs);
+            quire::lora_op<T>(*table, tokens, static_cast<const T*>(x), inputs, static_cast<float*>(out), outputs);
         } else {
-            quire::lora_op<T>(adapters, tokens, static_cast<const T*>(x), inputs, static_cast<T*>(out), outputs);
+            quire::lora_op<T>(*table, tokens, static_cast<const T*>(x), inputs, static_cast<T*>(out), outputs);
         }
     });
 }
 
-// strides: of tokens of query, key and value, in numbers. Limit: D <= 256.
-void quire_rotate_and_write(int dtype, const void* const* inputs, const int64_t* strides, void* out, const void* cos,
+void quire_rope_and_write_kv(int dtype, const void* const* inputs, const int64_t* strides, void* out, const void* cos,
                             const void* sin, const void* query_norm, const void* key_norm, int wide_norms, float eps,
                             void* kv, int cache_format, const float* kv_scale, const int64_t* slots, int64_t tokens,
                             int num_heads, int num_kv_heads, int head_dim, int block_size, int64_t block_bytes) {
@@ -466,56 +505,62 @@ void quire_rotate_and_write(int dtype, const void* const* inputs, const int64_t*
         const auto of = [](const void* numbers) { return static_cast<const T*>(numbers); };
         const auto cache = quire::make_cache<T>(kv, static_cast<quire::CacheFormat>(cache_format), num_kv_heads,
                                                 block_size, head_dim, kv_scale, block_bytes);
-        quire::rotate_and_write_op(
-            quire::HeadsToPlace<T>{of(inputs[0]), of(inputs[1]), of(inputs[2]), {strides[0], strides[1], strides[2]},
-                                   static_cast<T*>(out), of(cos), of(sin), query_norm, key_norm, wide_norms != 0, eps,
-                                   slots, tokens, num_heads},
+        quire::rope_and_write_kv_op(
+            quire::HeadsToPlace<T>{.query = of(inputs[0]),
+                                   .key = of(inputs[1]),
+                                   .value = of(inputs[2]),
+                                   .strides = {strides[0], strides[1], strides[2]},
+                                   .out = static_cast<T*>(out),
+                                   .cos = of(cos),
+                                   .sin = of(sin),
+                                   .query_norm = query_norm,
+                                   .key_norm = key_norm,
+                                   .wide_norms = wide_norms != 0,
+                                   .eps = eps,
+                                   .slots = slots,
+                                   .tokens = tokens,
+                                   .num_heads = num_heads},
             cache);
     });
 }
 
-// Rows of logits are `stride` numbers apart; bias [num_experts] or none; ids and weights [tokens, top_k].
-void quire_route_experts(const float* logits, int64_t stride, const float* bias, const void* rule, int64_t tokens,
+void quire_route_experts(const float* logits, int64_t stride, const float* bias, const RoutingRule* rule, int64_t tokens,
                          int num_experts, int64_t* ids, float* weights) {
-    quire::route_op({*static_cast<const quire::RoutingRule*>(rule), logits, stride, bias, num_experts, ids, weights}, tokens);
+    quire::route_op({*rule, logits, stride, bias, num_experts, ids, weights}, tokens);
 }
 
 void quire_decoder_delete(int dtype, void* decoder) {
     for_dtype(dtype, [&](auto zero) { delete static_cast<quire::Decoder<decltype(zero)>*>(decoder); });
 }
 
-// cos, sin: of each rotation [tokens, rotary_dim].
 void quire_decoder_run(int dtype, void* decoder, const void* x, void* hidden, const void* const* cos, const void* const* sin,
                        int64_t tokens, int num_sequences, const int32_t* query_start_loc, const int32_t* kv_lens,
-                       const void* groups, void* const* kv_caches, int cache_format, int block_size,
-                       const int32_t* lora_order, const void* lora_groups, int64_t num_lora_groups,
+                       const StepGroup* groups, void* const* kv_caches, int cache_format, int block_size,
+                       const int32_t* lora_order, const LoraGroup* lora_groups, int64_t num_lora_groups,
                        int64_t max_lora_rank, void* const* taps, const int32_t* paths, int64_t path_stride) {
-    const quire::LoraTokens lora{lora_order, static_cast<const quire::LoraGroup*>(lora_groups), num_lora_groups,
+    const quire::LoraTokens lora{lora_order, lora_groups, num_lora_groups,
                                  max_lora_rank};
     for_dtype(dtype, [&](auto zero) {
         quire::run_decoder<decltype(zero)>(decoder, x, hidden, cos, sin, tokens, num_sequences, query_start_loc, kv_lens,
-                                           static_cast<const quire::StepGroup*>(groups), kv_caches, cache_format,
+                                           groups, kv_caches, cache_format,
                                            block_size, lora, taps, paths, path_stride);
     });
 }
 
-// Whether it was done; see decode_step.h.
-int quire_decode_step(int dtype, void* decoder, const void* arguments) {
+int quire_decode_step(int dtype, void* decoder, const DecodeArguments* arguments) {
     return for_dtype(dtype, [&](auto zero) -> int {
         using T = decltype(zero);
         auto& stack = *static_cast<quire::Decoder<T>*>(decoder);
-        const auto& step = *static_cast<const quire::DecodeArguments*>(arguments);
-        const auto& head = *static_cast<const MatrixArgument*>(step.head);
+        const auto& step = *arguments;
+        const auto& head = *step.head;
         return quire::decode_step(stack, quire::make_matrix<T>(head, step.vocab_size, stack.hidden), step);
     });
 }
 
-// Experts keep the pointers: the weights must outlive them. activation: 0 SiLU, 1 GELU, 2 swigluoai with its limit.
-void* quire_moe_new(int dtype, int num_experts, const void* matrices, int64_t width, int64_t inner, int activation,
+void* quire_moe_new(int dtype, int num_experts, const MatrixArgument* matrices, int64_t width, int64_t inner, int activation,
                     float limit) {
     return for_dtype(dtype, [&](auto zero) -> void* {
-        const auto* arguments = static_cast<const MatrixArgument*>(matrices);
-        return quire::make_moe<decltype(zero)>(num_experts, arguments, width, inner, activation, limit);
+        return quire::make_moe<decltype(zero)>(num_experts, matrices, width, inner, activation, limit);
     });
 }
 
@@ -523,7 +568,6 @@ void quire_moe_delete(int dtype, void* moe) {
     for_dtype(dtype, [&](auto zero) { delete static_cast<quire::Moe<decltype(zero)>*>(moe); });
 }
 
-// x [tokens, width], ids and weights [tokens, k] -> out [tokens, width]; ids must be experts' numbers.
 void quire_moe_run(int dtype, void* moe, const void* x, const int64_t* ids, const float* weights, int64_t tokens, int k,
                    void* out) {
     for_dtype(dtype, [&](auto zero) {
@@ -538,15 +582,19 @@ static quire::Sequences sequences_of(const int32_t* const* where, const int64_t*
     return {where[0], sizes[0], where[1], where[2], static_cast<int>(sizes[1]), static_cast<int>(sizes[2])};
 }
 
-// x [tokens, channels], taps [taps, channels], bias [channels] or none, state [blocks, taps - 1, channels].
 void quire_causal_conv1d(int dtype, const void* x, int64_t x_stride, const void* taps, const void* bias, float* states,
                          int64_t state_stride, void* out, const int32_t* const* where, const int64_t* sizes,
                          int64_t channels, int num_taps, int silu) {
     for_dtype(dtype, [&](auto zero) {
         using T = decltype(zero);
-        const quire::Convolution<T> convolution{{static_cast<const T*>(x), x_stride}, static_cast<const T*>(taps),
-                                                static_cast<const T*>(bias), {states, state_stride},
-                                                static_cast<T*>(out), channels, num_taps, silu != 0};
+        const quire::Convolution<T> convolution{.x = {static_cast<const T*>(x), x_stride},
+                                                .taps_by_channel = static_cast<const T*>(taps),
+                                                .bias = static_cast<const T*>(bias),
+                                                .state = {states, state_stride},
+                                                .out = static_cast<T*>(out),
+                                                .channels = channels,
+                                                .taps = num_taps,
+                                                .silu = silu != 0};
         const auto sequences = sequences_of(where, sizes);
         constexpr int64_t kRun = 8 * quire::kLanes;
         const int64_t cost = sizes[3] * channels * num_taps;
@@ -557,16 +605,27 @@ void quire_causal_conv1d(int dtype, const void* x, int64_t x_stride, const void*
     });
 }
 
-// tensors: x, dt, b, c; strides likewise; fixed: a, d, dt_bias [heads].
 void quire_mamba2_scan(int dtype, const void* const* tensors, const int64_t* strides, const float* const* fixed,
                        float* states, int64_t state_stride, void* out, const int32_t* const* where,
                        const int64_t* sizes, int heads, int size, int groups, int numbers, float dt_min, float dt_max) {
     for_dtype(dtype, [&](auto zero) {
         using T = decltype(zero);
-        const auto rows = [&](int i) { return quire::Rows<T>{static_cast<const T*>(tensors[i]), strides[i]}; };
-        const quire::Mamba2Scan<T> scan{rows(0), rows(1), rows(2), rows(3), fixed[0], fixed[1], fixed[2],
-                                        {states, state_stride}, static_cast<T*>(out), heads, size, groups, numbers,
-                                        dt_min, dt_max};
+        const auto tokens = [&](int i) { return quire::TokenView<T>{static_cast<const T*>(tensors[i]), strides[i]}; };
+        const quire::Mamba2Scan<T> scan{.x = tokens(0),
+                                        .dt = tokens(1),
+                                        .b = tokens(2),
+                                        .c = tokens(3),
+                                        .a = fixed[0],
+                                        .d = fixed[1],
+                                        .dt_bias = fixed[2],
+                                        .state = {states, state_stride},
+                                        .out = static_cast<T*>(out),
+                                        .heads = heads,
+                                        .size = size,
+                                        .groups = groups,
+                                        .numbers = numbers,
+                                        .dt_min = dt_min,
+                                        .dt_max = dt_max};
         const auto sequences = sequences_of(where, sizes);
         const int64_t cost = sizes[3] * heads * size * numbers;
         quire::for_parts(sequences.count, heads, cost, [&](int64_t sequence, int64_t head) {
@@ -576,15 +635,23 @@ void quire_mamba2_scan(int dtype, const void* const* tensors, const int64_t* str
     });
 }
 
-// tensors: x, dt, b, c; strides likewise; fixed: a [channels, numbers], d and dt_bias [channels].
 void quire_selective_scan(int dtype, const void* const* tensors, const int64_t* strides, const float* const* fixed,
                           float* states, int64_t state_stride, void* out, const int32_t* const* where,
                           const int64_t* sizes, int64_t channels, int numbers) {
     for_dtype(dtype, [&](auto zero) {
         using T = decltype(zero);
-        const auto rows = [&](int i) { return quire::Rows<T>{static_cast<const T*>(tensors[i]), strides[i]}; };
-        const quire::SelectiveScan<T> scan{rows(0), rows(1), rows(2), rows(3), fixed[0], fixed[1], fixed[2],
-                                           {states, state_stride}, static_cast<T*>(out), channels, numbers};
+        const auto tokens = [&](int i) { return quire::TokenView<T>{static_cast<const T*>(tensors[i]), strides[i]}; };
+        const quire::SelectiveScan<T> scan{.x = tokens(0),
+                                           .dt = tokens(1),
+                                           .b = tokens(2),
+                                           .c = tokens(3),
+                                           .a = fixed[0],
+                                           .d = fixed[1],
+                                           .dt_bias = fixed[2],
+                                           .state = {states, state_stride},
+                                           .out = static_cast<T*>(out),
+                                           .channels = channels,
+                                           .numbers = numbers};
         const auto sequences = sequences_of(where, sizes);
         constexpr int64_t kRun = quire::kChannels;
         const int64_t cost = sizes[3] * channels * numbers;
@@ -596,15 +663,25 @@ void quire_selective_scan(int dtype, const void* const* tensors, const int64_t* 
     });
 }
 
-// tensors: query, key, value, a, b; strides likewise; fixed: a_log, dt_bias [values]. Limit: key_size <= 256.
 void quire_gated_delta_rule(int dtype, const void* const* tensors, const int64_t* strides, const float* const* fixed,
                             float* states, int64_t state_stride, void* out, const int32_t* const* where,
                             const int64_t* sizes, int keys, int values, int key_size, int value_size) {
     for_dtype(dtype, [&](auto zero) {
         using T = decltype(zero);
-        const auto rows = [&](int i) { return quire::Rows<T>{static_cast<const T*>(tensors[i]), strides[i]}; };
-        const quire::DeltaRule<T> rule{rows(0), rows(1), rows(2), rows(3), rows(4), fixed[0], fixed[1],
-                                       {states, state_stride}, static_cast<T*>(out), keys, values, key_size, value_size};
+        const auto tokens = [&](int i) { return quire::TokenView<T>{static_cast<const T*>(tensors[i]), strides[i]}; };
+        const quire::DeltaRule<T> rule{.query = tokens(0),
+                                       .key = tokens(1),
+                                       .value = tokens(2),
+                                       .a = tokens(3),
+                                       .b = tokens(4),
+                                       .a_log = fixed[0],
+                                       .dt_bias = fixed[1],
+                                       .state = {states, state_stride},
+                                       .out = static_cast<T*>(out),
+                                       .keys = keys,
+                                       .values = values,
+                                       .key_size = key_size,
+                                       .value_size = value_size};
         const auto sequences = sequences_of(where, sizes);
         const int parts = (value_size + rule.kWidth - 1) / rule.kWidth;
         const int64_t cost = sizes[3] * values * key_size * value_size;
@@ -615,13 +692,12 @@ void quire_gated_delta_rule(int dtype, const void* const* tensors, const int64_t
     });
 }
 
-// tensors: key, value; strides likewise; fixed: decay, first [channels].
 void quire_wkv(int dtype, const void* const* tensors, const int64_t* strides, const float* const* fixed, float* states,
                int64_t state_stride, void* out, const int32_t* const* where, const int64_t* sizes, int64_t channels) {
     for_dtype(dtype, [&](auto zero) {
         using T = decltype(zero);
-        const auto rows = [&](int i) { return quire::Rows<T>{static_cast<const T*>(tensors[i]), strides[i]}; };
-        const quire::Wkv<T> average{rows(0), rows(1), fixed[0], fixed[1], {states, state_stride},
+        const auto tokens = [&](int i) { return quire::TokenView<T>{static_cast<const T*>(tensors[i]), strides[i]}; };
+        const quire::Wkv<T> average{tokens(0), tokens(1), fixed[0], fixed[1], {states, state_stride},
                                     static_cast<T*>(out), channels};
         const auto sequences = sequences_of(where, sizes);
         constexpr int64_t kRun = quire::kChannels;
@@ -633,7 +709,6 @@ void quire_wkv(int dtype, const void* const* tensors, const int64_t* strides, co
     });
 }
 
-// Reads memory and does nothing with it: how many bytes a second is what the other kernels can be compared to.
 int64_t quire_read(const void* data, int64_t bytes) {
     int64_t total = 0;
 #pragma omp parallel reduction(+ : total)
@@ -653,10 +728,4 @@ int64_t quire_read(const void* data, int64_t bytes) {
     }
     return total;
 }
-
-// What this was compiled from, as `compilation.py` sums up the files beside this one; empty if nobody has said it.
-#ifndef QUIRE_SOURCES
-#define QUIRE_SOURCES ""
-#endif
-const char* quire_sources() { return QUIRE_SOURCES; }
 }

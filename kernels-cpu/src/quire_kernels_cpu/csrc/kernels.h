@@ -1,32 +1,160 @@
-// Of the C interface in `kernels.cpp`, what C++ programs call: one declaration for both sides, so that they cannot part.
+// The C interface of the kernels: everything that crosses from Python or from a C++ program, declared once.
+//
+// Python makes its ctypes structs and function types from this file (`abi.py`), and a library carries what its compiler made
+// of it: keep to structs of plain fields and functions with named arguments. dtype: 0 float32, 1 bfloat16, 2 float16. Pointers
+// are to memory of the caller, who checks shapes. Every function uses the threads of the OpenMP runtime that is loaded; a
+// decoder may be run by one thread at a time.
 #pragma once
 
 #include <cstdint>
 
 extern "C" {
 
-// A matrix as it arrives. scale: [rows] of the activations' type for int8 and w8a8, else of groups (`weights.h`).
+// What this was compiled from, as `compilation.py` sums up the files beside this one; empty if nobody has said it.
+extern const char* const quire_sources;
+// The version of this interface, and the size of each struct and the offset of each of its fields, in their order here.
+extern const char* const quire_abi_version;
+extern const int64_t quire_abi_layout[];
+
+// A matrix as it arrives. format: a `WeightFormat`; scale: [rows] of the activations' type for int8 and w8a8, else of groups.
 struct MatrixArgument {
     const void *data, *scale, *zero, *bias;
-    int32_t coding, group, wide_scale;
+    int32_t format, group, wide_scale;
     float input_scale;  // w8a8, see `weights.h`
 };
 
+// Adapters of one linear layer by slot, see `lora.h`. No ranks: the layer never has any.
+struct LoraTable {
+    const void *a, *b;           // [slots, max_rank, inputs], [slots, max_rank, outputs]
+    const int32_t* ranks;        // [slots]
+    const int32_t* adjusted;     // [slots] whether the next two are in use
+    const float *scale, *shift;  // [slots, outputs]
+};
+
+// Tokens [begin, end) of a list of those with adapters, all of one slot.
+struct LoraGroup {
+    int32_t slot, begin, end;
+};
+
+// How tokens choose their experts, see `routing.h`. scoring: a `Scoring`.
+struct RoutingRule {
+    int32_t top_k, scoring, renormalize, num_groups, topk_groups, group_best;
+    float minimum, scale;
+};
+
+// Block tables of the runner's rows, of one KV cache group, and where a step's are to be gathered, see `step_inputs.h`.
+struct RowTable {
+    const int32_t* table;  // [rows, width]
+    int64_t width, block_size;
+    int64_t window;         // 0 for none
+    int32_t* block_table;   // [S, num_blocks]
+    int64_t num_blocks;
+    int64_t* slot_mapping;  // [T]
+};
+
+// How tokens are drawn, of all rows, see `sample.h`.
+struct DrawTable {
+    const uint8_t* draws;
+    const int64_t *seeds, *num_prompt_tokens;
+    const float* inv_temperature;
+    const int64_t* top_k;
+    const double* top_p;
+    const float* min_log2;
+};
+
+// One KV cache group of a step, as the layers that share a block table see it.
+struct StepGroup {
+    const int32_t* block_table;   // [S, table_stride]
+    int64_t table_stride;
+    const int64_t* slot_mapping;  // [T]
+};
+
+// A layer of a decoder as it arrives; see `Layer`. Norms and biases are float32, whatever the network's type.
+struct LayerArgument {
+    const float *input_norm, *attention_out_norm, *feed_forward_norm, *feed_forward_out_norm, *q_norm, *k_norm;
+    const float *kv_scale, *sinks;
+    MatrixArgument q, k, v, o, gate, up, down;
+    const void* experts;  // of `quire_moe_new`, or none
+    MatrixArgument router;
+    const float *router_bias, *choice_bias;
+    const void* shared_gate;
+    RoutingRule rule;
+    int32_t num_experts, inner;  // inner: outputs of gate and up, or none
+    int32_t window, group, rotation, interleaved, norm_of_all_heads, norm_after_rotation;
+    float scale, soft_cap, residual_factor;
+};
+
+// A decode step, see `decode_step.h`.
+struct DecodeArguments {
+    // The same in every step.
+    const void* embedding;  // [vocab, hidden]
+    const MatrixArgument* head;  // [vocab, hidden]
+    int64_t vocab_size;
+    int32_t* token_ids;  // [R, row_len]
+    int64_t row_len;
+    int64_t* num_tokens;              // [R]
+    const RowTable* tables;           // per group; what is of one step is left empty
+    const int64_t* const* num_blocks;  // per group [R]
+    int64_t num_groups;
+    void* const* kv_caches;  // per layer
+    int64_t cache_format, cache_block_size;
+    const int32_t* lora_slots;  // [R] slot of each row's adapter, -1 for none
+    int64_t max_lora_rank;      // 0: there are no adapters
+    const DrawTable* draw;
+    double embedding_factor, logits_factor;
+    double soft_cap;  // of logits, after the factor; 0 for none
+    // This step's.
+    const void *const *cos, *const *sin;  // per rotation [positions, rotary_dim]
+    int64_t num_rotations;
+    const int64_t *rows, *starts;
+    int64_t count;
+    const int64_t* mask_of;  // [count] as in DrawMasks; null: no row has a mask
+    const uint32_t* mask_bits;
+    float* logits;  // [count, vocab] to leave the logits there, and choose and write no tokens; or null
+    int64_t* ids;  // [count]
+    float* peaks;
+};
+
+// x [tokens, cols], matrix [rows, cols] -> y [tokens, rows], float32 if `wide`.
 void quire_linear(int dtype, const void* x, const MatrixArgument* argument, void* y, int64_t tokens, int64_t cols,
                   int64_t rows, int wide);
 
+// Per token the largest of x weight^T in float32 and its place, the first among equals: peaks and ids [tokens].
+void quire_linear_largest(int dtype, const void* x, const void* weight, int64_t* ids, float* peaks, int64_t tokens,
+                          int64_t cols, int64_t rows);
+
+// See sample.h; table: a DrawTable.
+void quire_draw(float* logits, int64_t vocab, const int64_t* rows, const int64_t* positions, int64_t count,
+                const DrawTable* table, int64_t* ids, float* peaks);
+
+// As `quire_draw` with masks for some rows: see DrawMasks.
+void quire_draw_masked(float* logits, int64_t vocab, const int64_t* rows, const int64_t* positions, int64_t count,
+                       const DrawTable* table, const int64_t* mask_of, const uint32_t* bits, int64_t* ids, float* peaks);
+
+// See step_inputs.h; groups: an array of RowTable.
+void quire_step_inputs(const int32_t* token_ids, int64_t row_len, const int64_t* rows, const int64_t* starts,
+                       const int64_t* ends, int64_t count, int64_t* input_ids, int64_t* positions,
+                       int32_t* query_start_loc, int32_t* seq_lens, const RowTable* groups, int num_groups);
+
+// to [rows, size] = norm of x; with `added`, x becomes x + added first.
 void quire_rms_norm(int dtype, void* to, void* x, const void* added, const void* weight, int64_t rows, int64_t size,
                     float eps);
 
+// to = act(from), times `up` unless that is null, `count` numbers; to may be from. kind: an Activation, not swigluoai.
 void quire_activate(int dtype, int kind, void* to, const void* from, const void* up, int64_t count);
+
+// key, value [tokens, Hkv, D] into the slots of the cache. block_bytes: from a block of it to the next.
+void quire_write_kv_cache(int dtype, const void* key, const void* value, void* kv, int cache_format,
+                          const float* kv_scale, const int64_t* slots, int64_t tokens, int num_kv_heads, int head_dim,
+                          int block_size, int64_t block_bytes);
 
 // Limits: D <= 256, Hq / Hkv <= 64. cache_format: a `CacheFormat`, with its scales or none. window, soft_cap: 0 for none;
 // sinks, slopes: [Hq] or none; paths: [T, path_stride] (`Attention::path`), with -1 first for tokens in no tree, or none.
 void quire_attention(int dtype, const void* query, void* kv, int cache_format, const float* kv_scale, void* out,
                      const int32_t* block_table, int64_t table_stride, const int32_t* query_start_loc,
                      const int32_t* kv_lens, int num_sequences, int num_heads, int num_kv_heads, int head_dim,
-                     int block_size, int64_t block_bytes, float scale, int window, float soft_cap, const float* sinks,
-                     const float* slopes, const int32_t* paths, int64_t path_stride);
+                     int block_size, int64_t block_bytes, float scale, int window, float soft_cap, const float* sinks, const float* slopes,
+                     const int32_t* paths, int64_t path_stride);
 
 // Over latents [blocks, block_size, width], whose rows and blocks are so many bytes apart: query [T, Hq, width] -> out [T, Hq,
 // rank]. paths: see above.
@@ -34,5 +162,91 @@ void quire_latent_attention(int dtype, const void* query, const void* latents, v
                             int64_t table_stride, const int32_t* query_start_loc, const int32_t* kv_lens, int num_sequences,
                             int num_heads, int width, int rank, int block_size, int64_t row_bytes, int64_t block_bytes,
                             float scale, const int32_t* paths, int64_t path_stride);
+
+// Latent attention over the rows in a token's own slots [tokens, slots_per_token] of a cache of `num_blocks` blocks; -1 for none.
+void quire_sparse_latent_attention(int dtype, const void* query, const void* latents, void* out, const int64_t* slots,
+                                   int64_t slots_per_token, int64_t num_blocks, int tokens, int num_heads, int width,
+                                   int rank, int block_size, int64_t row_bytes, int64_t block_bytes, float scale);
+
+// See index.h: query [tokens, heads, width], weights [tokens, heads] -> out [tokens, k], -1 behind where fewer are seen.
+void quire_index_topk(int dtype, const void* query, const float* weights, const void* keys, int64_t* out,
+                      const int32_t* block_table, int64_t table_stride, const int32_t* query_start_loc,
+                      const int32_t* kv_lens, int num_sequences, int heads, int width, int block_size, int64_t row_bytes,
+                      int64_t block_bytes, int k);
+
+// x [tokens, heads, inputs] by its strides, weight [heads, outputs, inputs] by that of a head -> out [tokens, heads, outputs].
+void quire_head_linear(int dtype, const void* x, int64_t token_stride, int64_t x_head_stride, const void* weight,
+                       int64_t weight_head_stride, void* out, int64_t tokens, int64_t heads, int64_t inputs,
+                       int64_t outputs);
+
+// A decoder keeps the pointers: weights, experts, norms and biases must outlive it.
+void* quire_decoder_new(int dtype, int num_layers, const LayerArgument* layers, const float* final_norm, int64_t hidden,
+                        int num_heads, int num_kv_heads, int head_dim, int rotary_dim, int gelu, float eps);
+
+// tables: of each layer the adapters of q, k, v, o, gate, up, down; the decoder keeps the pointer.
+void quire_decoder_set_lora(int dtype, void* decoder, const LoraTable* tables);
+
+// out [tokens, outputs], float32 if `wide`, in place; x [tokens, inputs]. See lora.h.
+void quire_lora_linear(int dtype, int wide, void* out, const void* x, const LoraTable* table, int64_t inputs, int64_t outputs,
+                       const int32_t* order, const LoraGroup* groups, int64_t num_groups, int64_t max_rank);
+
+// strides: of tokens of query, key and value, in numbers. Limit: D <= 256.
+void quire_rope_and_write_kv(int dtype, const void* const* inputs, const int64_t* strides, void* out, const void* cos,
+                            const void* sin, const void* query_norm, const void* key_norm, int wide_norms, float eps,
+                            void* kv, int cache_format, const float* kv_scale, const int64_t* slots, int64_t tokens,
+                            int num_heads, int num_kv_heads, int head_dim, int block_size, int64_t block_bytes);
+
+// Rows of logits are `stride` numbers apart; bias [num_experts] or none; ids and weights [tokens, top_k].
+void quire_route_experts(const float* logits, int64_t stride, const float* bias, const RoutingRule* rule, int64_t tokens,
+                         int num_experts, int64_t* ids, float* weights);
+
+void quire_decoder_delete(int dtype, void* decoder);
+
+// cos, sin: of each rotation [tokens, rotary_dim].
+void quire_decoder_run(int dtype, void* decoder, const void* x, void* hidden, const void* const* cos, const void* const* sin,
+                       int64_t tokens, int num_sequences, const int32_t* query_start_loc, const int32_t* kv_lens,
+                       const StepGroup* groups, void* const* kv_caches, int cache_format, int block_size,
+                       const int32_t* lora_order, const LoraGroup* lora_groups, int64_t num_lora_groups,
+                       int64_t max_lora_rank, void* const* taps, const int32_t* paths, int64_t path_stride);
+
+// Whether it was done; see decode_step.h.
+int quire_decode_step(int dtype, void* decoder, const DecodeArguments* arguments);
+
+// Experts keep the pointers: the weights must outlive them. activation: 0 SiLU, 1 GELU, 2 swigluoai with its limit.
+void* quire_moe_new(int dtype, int num_experts, const MatrixArgument* matrices, int64_t width, int64_t inner, int activation,
+                    float limit);
+
+void quire_moe_delete(int dtype, void* moe);
+
+// x [tokens, width], ids and weights [tokens, k] -> out [tokens, width]; ids must be experts' numbers.
+void quire_moe_run(int dtype, void* moe, const void* x, const int64_t* ids, const float* weights, int64_t tokens, int k,
+                   void* out);
+
+// x [tokens, channels], taps [taps, channels], bias [channels] or none, state [blocks, taps - 1, channels].
+void quire_causal_conv1d(int dtype, const void* x, int64_t x_stride, const void* taps, const void* bias, float* states,
+                         int64_t state_stride, void* out, const int32_t* const* where, const int64_t* sizes,
+                         int64_t channels, int num_taps, int silu);
+
+// tensors: x, dt, b, c; strides likewise; fixed: a, d, dt_bias [heads].
+void quire_mamba2_scan(int dtype, const void* const* tensors, const int64_t* strides, const float* const* fixed,
+                       float* states, int64_t state_stride, void* out, const int32_t* const* where,
+                       const int64_t* sizes, int heads, int size, int groups, int numbers, float dt_min, float dt_max);
+
+// tensors: x, dt, b, c; strides likewise; fixed: a [channels, numbers], d and dt_bias [channels].
+void quire_selective_scan(int dtype, const void* const* tensors, const int64_t* strides, const float* const* fixed,
+                          float* states, int64_t state_stride, void* out, const int32_t* const* where,
+                          const int64_t* sizes, int64_t channels, int numbers);
+
+// tensors: query, key, value, a, b; strides likewise; fixed: a_log, dt_bias [values]. Limit: key_size <= 256.
+void quire_gated_delta_rule(int dtype, const void* const* tensors, const int64_t* strides, const float* const* fixed,
+                            float* states, int64_t state_stride, void* out, const int32_t* const* where,
+                            const int64_t* sizes, int keys, int values, int key_size, int value_size);
+
+// tensors: key, value; strides likewise; fixed: decay, first [channels].
+void quire_wkv(int dtype, const void* const* tensors, const int64_t* strides, const float* const* fixed, float* states,
+               int64_t state_stride, void* out, const int32_t* const* where, const int64_t* sizes, int64_t channels);
+
+// Reads memory and does nothing with it: how many bytes a second is what the other kernels can be compared to.
+int64_t quire_read(const void* data, int64_t bytes);
 
 }

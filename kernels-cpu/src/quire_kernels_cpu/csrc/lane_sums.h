@@ -330,10 +330,10 @@ inline void lane_strip(const Strips<BFloat16>& strips, int matrix, int64_t row, 
         multiply_in_lanes<decltype(weights)>(rows, groups, half, next, x, first, last, buffer, sums);
     };
 #if defined(__AVX512BF16__)
-    if (strips.coding() == Coding::plain) return multiply(BFloat16Weights{});
-    if (strips.coding() == Coding::group_fp8) return multiply(Float8Weights{});
+    if (strips.format() == WeightFormat::plain) return multiply(BFloat16Weights{});
+    if (strips.format() == WeightFormat::group_fp8) return multiply(Float8Weights{});
 #endif
-    if (strips.coding() == Coding::w8a8) return multiply(RoundedWeights{});
+    if (strips.format() == WeightFormat::w8a8) return multiply(RoundedWeights{});
     groups[0].scales.zero ? multiply(WholeWeights<true>{}) : multiply(WholeWeights<false>{});
 }
 

@@ -51,24 +51,24 @@ template <typename T>
 void largest_op(const T* x, const Matrix<T>& matrix, int64_t* ids, float* peaks, int64_t tokens) {
     static thread_local ActivationBuffers buffers;
     static thread_local Buffer values, places;
-    const Activations packed = make_activations<T>(tokens, matrix.cols, matrix.coding, buffers, matrix.input_scale);
+    const Activations packed = make_activations<T>(tokens, matrix.cols, matrix.format, buffers, matrix.input_scale);
     const int64_t width = (tokens + kTile - 1) / kTile * kTile, most = omp_get_max_threads();
     float* const all_values = values.get<float>(most * width);
     int32_t* const all_ids = places.get<int32_t>(most * width);
     int team = 1;
-    Claims claims;
+    WorkQueue queue;
 #pragma omp parallel
     {
         static thread_local LinearScratch scratch;
         const HeldTiles tiles(packed.tiled());
-        Claimer claimer(claims);
+        QueueWorker worker(queue);
         const int64_t begin = omp_get_thread_num() * width;
         std::fill_n(all_values + begin, width, -std::numeric_limits<float>::infinity());
         std::fill_n(all_ids + begin, width, 0);
         if (omp_get_thread_num() == 0) team = omp_get_num_threads();
         set_all(packed, x, matrix.cols);
-        wait_for_team();
-        linear(Strips<T>{&matrix, 1, false}, packed, scratch, claimer,
+        barrier();
+        linear(Strips<T>{&matrix, 1, false}, packed, scratch, worker,
                ToLargest<T>{&matrix, tokens, all_values + begin, all_ids + begin});
     }
     for (int64_t t = 0; t < tokens; ++t) {

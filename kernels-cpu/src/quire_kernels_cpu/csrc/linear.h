@@ -180,12 +180,12 @@ inline void quads_strip(const char* const rows[2], const Activations& x, int64_t
     }
 }
 
-// A strip of weights of any coding but int4 against the tiles [first, last) of the tokens; sums[0] belongs to tile `first`.
+// A strip of weights of any format but int4 against the tiles [first, last) of the tokens; sums[0] belongs to tile `first`.
 template <typename T>
 void tile_strip(const Strips<T>& strips, int matrix, int64_t row, const Half half[2], const Activations& x, int64_t first,
                 int64_t last, LinearScratch& scratch, Sums* sums, Ahead& ahead) {
-    const bool quads = x.form == Form::quads;
-    if (strips.coding() >= Coding::group_int4) {
+    const bool quads = x.layout == ActLayout::quads;
+    if (strips.format() >= WeightFormat::group_int4) {
         Sums* const parts = quads ? scratch.parts.get<Sums>(2 * (last - first)) : nullptr;
         const auto multiply = quads ? group_strip<T, true> : group_strip<T, false>;
         multiply(strips, matrix, row, half, x, first, last, sums, parts, ahead);
@@ -207,24 +207,24 @@ void tile_strip(const Strips<T>& strips, int matrix, int64_t row, const Half hal
 // All strips against all tokens; the team shares the strips. Epilogue: (matrix, first output, tile, sums).
 // following: the strips that are multiplied after these, read ahead at the end; or none.
 // The caller's threads hold tiles unless the activations are rows. A barrier must follow before results are read.
-// Work: a `Claimer`, or what else says which strips this thread takes.
+// Work: a `QueueWorker`, or what else says which strips this thread takes.
 template <typename T, typename Work, typename Epilogue>
-void linear(const Strips<T>& strips, const Activations& x, LinearScratch& scratch, Work& claimer,
+void linear(const Strips<T>& strips, const Activations& x, LinearScratch& scratch, Work& worker,
             Epilogue&& epilogue, const Strips<T>* following = nullptr) {
-    const bool lanes = in_lanes<T>(x.cols, strips.coding()) &&
-                       (x.form == Form::bf16_rows || x.form == Form::bytes || x.form == Form::word_pairs ||
-                        ((x.form == Form::pairs || x.form == Form::columns) && !tiles_granted));
+    const bool lanes = in_lanes<T>(x.cols, strips.format()) &&
+                       (x.layout == ActLayout::bf16_rows || x.layout == ActLayout::bytes || x.layout == ActLayout::word_pairs ||
+                        ((x.layout == ActLayout::pairs || x.layout == ActLayout::columns) && !tiles_granted));
     const int64_t num_tiles = x.tiles(), num_strips = strips.count();
-    // Tokens whose form for tiles stays in the second-level cache, with int4 beside a strip that is unpacked there.
-    const int64_t room = x.form == Form::bytes || lanes ? 1 << 19 : x.tiled() ? 1 << 20 : kRowsRoom;
+    // Tokens whose layout for tiles stays in the second-level cache, with int4 beside a strip that is unpacked there.
+    const int64_t room = x.layout == ActLayout::bytes || lanes ? 1 << 19 : x.tiled() ? 1 << 20 : kRowsRoom;
     const int64_t block = std::clamp<int64_t>(room / (x.cols * 2 * kTile) / 2 * 2, 2, kBlockTiles);
     const int64_t count = (num_tiles + block - 1) / block * num_strips;
     Sums* sums = scratch.sums.get<Sums>(std::min(num_tiles, block));
-    const int64_t num_following = following ? following->count() : 0, after_all = claimer.first_of(num_following);
-    int64_t next = claimer.first(count);
+    const int64_t num_following = following ? following->count() : 0, after_all = worker.first_of(num_following);
+    int64_t next = worker.first(count);
     while (next < count) {
         const int64_t item = next;
-        next = claimer.next();
+        next = worker.next();
         const int64_t first = item / num_strips * block, last = std::min(first + block, num_tiles);
         int matrix;
         int64_t row;
@@ -234,7 +234,7 @@ void linear(const Strips<T>& strips, const Activations& x, LinearScratch& scratc
         for (int64_t tile = first; tile < last; ++tile) sums[tile - first].by_token = false;  // unless a kernel has them so
 #ifdef QUIRE_VNNI
         if (x.tiled() && !lanes) {
-            const bool quads = x.form == Form::quads, grouped = strips.coding() >= Coding::group_int4;
+            const bool quads = x.layout == ActLayout::quads, grouped = strips.format() >= WeightFormat::group_int4;
             const int64_t steps = grouped ? (x.cols + kGroupPiece - 1) / kGroupPiece
                                   : quads ? x.cols / 64 * (last - first)
                                           : strips.row_bytes() / 64 * ((last - first + 1) / 2);
@@ -244,12 +244,12 @@ void linear(const Strips<T>& strips, const Activations& x, LinearScratch& scratc
             } else if (after_all < num_following) {
                 ahead = following->ahead(after_all, steps);
             }
-            if (x.form == Form::bytes) {
+            if (x.layout == ActLayout::bytes) {
                 if constexpr (std::is_same_v<T, BFloat16>)
                     int4_strip(strips, matrix, row, half, x, first, last, scratch.parts, sums, ahead);
             }
 #ifdef QUIRE_AMX
-            if (x.form != Form::bytes) tile_strip(strips, matrix, row, half, x, first, last, scratch, sums, ahead);
+            if (x.layout != ActLayout::bytes) tile_strip(strips, matrix, row, half, x, first, last, scratch, sums, ahead);
 #endif
             for (int64_t tile = first; tile < last; ++tile) epilogue(matrix, row, tile, sums[tile - first]);
             continue;
@@ -266,8 +266,8 @@ void linear(const Strips<T>& strips, const Activations& x, LinearScratch& scratc
             if constexpr (std::is_same_v<T, BFloat16>)
                 lane_strip(strips, matrix, row, half, after, x, first, last, scratch.padding, scratch.parts, sums);
 #endif
-        } else if (strips.coding() < Coding::group_int4) {
-            dots<T>(strips.coding(), half, after, x, first, last, scratch.parts, sums);
+        } else if (strips.format() < WeightFormat::group_int4) {
+            dots<T>(strips.format(), half, after, x, first, last, scratch.parts, sums);
         } else if (x.tokens <= kFewGroupTokens) {
             dot_groups(strips, matrix, row, half, x, first, sums[0]);
         } else {
@@ -336,16 +336,16 @@ struct ToRows {
 template <typename T, typename Out>
 void linear_op(const T* x, const Matrix<T>& matrix, Out* y, int64_t tokens) {
     static thread_local ActivationBuffers buffers;
-    const Activations packed = make_activations<T>(tokens, matrix.cols, matrix.coding, buffers, matrix.input_scale);
-    Claims claims;
+    const Activations packed = make_activations<T>(tokens, matrix.cols, matrix.format, buffers, matrix.input_scale);
+    WorkQueue queue;
 #pragma omp parallel
     {
         static thread_local LinearScratch scratch;
         const HeldTiles tiles(packed.tiled());
-        Claimer claimer(claims);
+        QueueWorker worker(queue);
         set_all(packed, x, matrix.cols);
-        wait_for_team();
-        linear(Strips<T>{&matrix, 1, false}, packed, scratch, claimer, ToRows<T, Out>{&matrix, &y, matrix.rows, tokens});
+        barrier();
+        linear(Strips<T>{&matrix, 1, false}, packed, scratch, worker, ToRows<T, Out>{&matrix, &y, matrix.rows, tokens});
     }
 }
 

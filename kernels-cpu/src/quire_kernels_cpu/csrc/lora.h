@@ -7,23 +7,12 @@
 
 #include <algorithm>
 
+#include "kernels.h"
 #include "dots.h"
 #include "team.h"
 #include "vectors.h"
 
 namespace quire {
-
-// `_Table` of `lora.py`: the adapters of one layer by slot. No ranks: the layer never has any.
-struct LoraTable {
-    const void *a, *b;     // [slots, max_rank, inputs], [slots, max_rank, outputs]
-    const int32_t* ranks;        // [slots]
-    const int32_t* adjusted;     // [slots] whether the next two are in use
-    const float *scale, *shift;  // [slots, outputs]
-};
-
-struct LoraGroup {
-    int32_t slot, begin, end;
-};
 
 // The tokens of a step that have adapters.
 struct LoraTokens {

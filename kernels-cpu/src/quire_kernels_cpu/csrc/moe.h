@@ -86,16 +86,16 @@ public:
     }
 
     // The whole team: out [tokens, width]; a barrier must follow. behind: strips that are multiplied next, or none.
-    void run(MoeScratch& mine, Claimer& claimer, T* out, const Strips<T>* behind) {
+    void run(MoeScratch& mine, QueueWorker& worker, T* out, const Strips<T>* behind) {
         gather();
-        wait_for_team();
-        gate_and_up(mine, claimer);
-        wait_for_team();
+        barrier();
+        gate_and_up(mine, worker);
+        barrier();
         if (rows_) {
             pack_inner();
-            wait_for_team();
+            barrier();
         }
-        down(mine, claimer, out, behind);
+        down(mine, worker, out, behind);
     }
 
 private:
@@ -123,20 +123,20 @@ private:
     void make_room() {
         const Matrix<T>& first = moe_->experts[0].down;
         const int64_t width = first.rows, inner = first.cols;
-        const Coding coding = first.coding;
+        const WeightFormat format = first.format;
         int64_t bytes = 0, inner_bytes = 0, pairs = 0, num_sums = 0;
         num_tiles_ = 0;
         for (ExpertGroup& g : groups_) {
-            g.x = Activations{nullptr, g.count, width, form_for<T>(g.count, width, coding), nullptr};
-            g.inner = Activations{nullptr, g.count, inner, form_for<T>(g.count, inner, coding), nullptr};
-            g.x.int8 = g.inner.int8 = coding == Coding::w8a8;
+            g.x = Activations{nullptr, g.count, width, layout_for<T>(g.count, width, format), nullptr};
+            g.inner = Activations{nullptr, g.count, inner, layout_for<T>(g.count, inner, format), nullptr};
+            g.x.int8 = g.inner.int8 = format == WeightFormat::w8a8;
             bytes += padded(g.x.bytes());
             inner_bytes += padded(g.inner.bytes());
             pairs += g.count;
-            num_sums += g.x.num_sums(coding) + g.inner.num_sums(coding);
+            num_sums += g.x.num_sums(format) + g.inner.num_sums(format);
             num_tiles_ += g.x.tiles();
         }
-        Room room{coding, x_buffer_.get<char>(bytes + inner_bytes), scale_buffer_.get<float>(2 * num_tiles_ * kTile),
+        Room room{format, x_buffer_.get<char>(bytes + inner_bytes), scale_buffer_.get<float>(2 * num_tiles_ * kTile),
                   sum_buffer_.get<float>(num_sums)};
         tile_groups_ = tile_buffer_.get<TileOf>(num_tiles_);
         int64_t tile = 0;
@@ -152,7 +152,7 @@ private:
 
     // Memory that activations take their parts of, see `make_activations`.
     struct Room {
-        Coding coding;
+        WeightFormat format;
         char* data;
         float *scales, *sums;
 
@@ -163,7 +163,7 @@ private:
             if (!x.takes_whole_tokens()) return;
             x.scales = scales;
             scales += x.tiles() * kTile;
-            const int64_t count = x.num_sums(coding);
+            const int64_t count = x.num_sums(format);
             if (count) x.set_sums(sums);
             sums += count;
         }
@@ -194,15 +194,15 @@ private:
         }
     }
 
-    void gate_and_up(MoeScratch& mine, Claimer& claimer) {
+    void gate_and_up(MoeScratch& mine, QueueWorker& worker) {
         const std::vector<Expert<T>>& experts = moe_->experts;
         const int64_t strips = Strips<T>{experts[0].gate_up, 2, true}.count();
         const int64_t count = static_cast<int64_t>(groups_.size()) * strips;
-        const int64_t after_all = claimer.first_of(Strips<T>{&experts[0].down, 1, false}.count());
-        int64_t next = claimer.first(count);
+        const int64_t after_all = worker.first_of(Strips<T>{&experts[0].down, 1, false}.count());
+        int64_t next = worker.first(count);
         while (next < count) {
             const int64_t item = next;
-            next = claimer.next();
+            next = worker.next();
             const ExpertGroup& g = groups_[item / strips];
             const Expert<T>& expert = experts[g.expert];
             const Expert<T>& after = next < count ? experts[groups_[next / strips].expert] : expert;
@@ -216,16 +216,16 @@ private:
         }
     }
 
-    void down(MoeScratch& mine, Claimer& claimer, T* out, const Strips<T>* behind) {
+    void down(MoeScratch& mine, QueueWorker& worker, T* out, const Strips<T>* behind) {
         const std::vector<Expert<T>>& experts = moe_->experts;
         const int64_t tokens = num_tokens_;
         const int64_t width = experts[0].down.rows, strips = Strips<T>{&experts[0].down, 1, false}.count();
-        const int64_t after_all = behind ? claimer.first_of(behind->count()) : 0;
+        const int64_t after_all = behind ? worker.first_of(behind->count()) : 0;
         auto* outputs = reinterpret_cast<float(*)[2 * kTile]>(mine.outputs.template get<float>(tokens * 2 * kTile));
-        int64_t next = claimer.first(strips);
+        int64_t next = worker.first(strips);
         while (next < strips) {
             const int64_t item = next;
-            next = claimer.next();
+            next = worker.next();
             std::memset(outputs, 0, tokens * sizeof *outputs);
             for (size_t i = 0; i < groups_.size(); ++i) {
                 const ExpertGroup& g = groups_[i];
@@ -271,13 +271,13 @@ void moe_op(const Moe<T>& moe, const T* x, const int64_t* ids, const float* weig
     static thread_local MoeStep<T> steps;
     MoeStep<T>& step = steps;  // the caller's, for all threads
     step.begin(moe, x, ids, weights, tokens, k);
-    Claims claims;
+    WorkQueue queue;
 #pragma omp parallel
     {
         static thread_local MoeScratch mine;
-        const HeldTiles tiles(form_for<T>(kTile, 64, Coding::plain) == Form::pairs);
-        Claimer claimer(claims);
-        step.run(mine, claimer, out, nullptr);
+        const HeldTiles tiles(layout_for<T>(kTile, 64, WeightFormat::plain) == ActLayout::pairs);
+        QueueWorker worker(queue);
+        step.run(mine, worker, out, nullptr);
     }
 }
 

@@ -47,7 +47,7 @@ struct Sequences {
 
 // Rows of a tensor that may be apart.
 template <typename T>
-struct Rows {
+struct TokenView {
     const T* data;
     int64_t stride;
     const T* operator[](int64_t row) const { return data + row * stride; }
@@ -82,7 +82,7 @@ inline Floats softplus(Floats x) { return (x > 0.0f ? x : x - x) + log1p_to_one(
 // Depthwise convolution. Taps [taps, channels]; a state is the last taps - 1 inputs [taps - 1, channels].
 template <typename T>
 struct Convolution {
-    Rows<T> x;
+    TokenView<T> x;
     const T* taps_by_channel;
     const T* bias;
     States state;
@@ -163,7 +163,7 @@ inline void for_vectors(int numbers, Function&& function) {
 // A state space with a scalar decay per head: x [tokens, heads, size], b and c [tokens, groups, numbers].
 template <typename T>
 struct Mamba2Scan {
-    Rows<T> x, dt, b, c;
+    TokenView<T> x, dt, b, c;
     const float *a, *d, *dt_bias;
     States state;
     T* out;
@@ -217,7 +217,7 @@ struct Mamba2Scan {
 // A state space with a decay per channel and number: x and dt [tokens, channels], b and c [tokens, numbers].
 template <typename T>
 struct SelectiveScan {
-    Rows<T> x, dt, b, c;
+    TokenView<T> x, dt, b, c;
     const float *a, *d, *dt_bias;
     States state;
     T* out;
@@ -272,7 +272,7 @@ struct SelectiveScan {
 // value_size], a and b [tokens, values]; a state is [values, key_size, value_size].
 template <typename T>
 struct DeltaRule {
-    Rows<T> query, key, value, a, b;
+    TokenView<T> query, key, value, a, b;
     const float *a_log, *dt_bias;
     States state;
     T* out;
@@ -346,7 +346,7 @@ struct DeltaRule {
 // weights, both divided by e^m, and m.
 template <typename T>
 struct Wkv {
-    Rows<T> key, value;
+    TokenView<T> key, value;
     const float *decay, *first;
     States state;
     T* out;

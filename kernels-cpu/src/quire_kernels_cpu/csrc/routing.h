@@ -7,20 +7,13 @@
 #include <cstring>
 #include <limits>
 
+#include "kernels.h"
 #include "team.h"
 #include "vectors.h"
 
 namespace quire {
 
 enum class Scoring : int32_t { softmax, sigmoid, softmax_of_chosen };
-
-// As `routing.py` lays it out.
-struct RoutingRule {
-    int32_t top_k;
-    Scoring scoring;
-    int32_t renormalize, num_groups, topk_groups, group_best;
-    float minimum, scale;
-};
 
 // A number that grows with x, which is the largest where x is none. Both zeros are one.
 inline int32_t order_of(float x) {
@@ -86,7 +79,8 @@ inline void choose_experts(const RoutingRule& rule, const float* logits, const f
     const int64_t room = num_experts + kLanes;
     float *const scores = scratch, *const biased = scratch + room;
     int32_t *const order = reinterpret_cast<int32_t*>(scratch + 2 * room), *const of_groups = order + room;
-    score_experts(rule.scoring, logits, num_experts, scores);
+    const auto scoring = static_cast<Scoring>(rule.scoring);
+    score_experts(scoring, logits, num_experts, scores);
     // Scores grow with logits, which tell apart what rounding makes equal.
     const bool by_score = bias || rule.group_best == 2;
     for (int32_t i = 0; i < num_experts; ++i) biased[i] = by_score ? scores[i] + (bias ? bias[i] : 0.0f) : logits[i];
@@ -99,7 +93,7 @@ inline void choose_experts(const RoutingRule& rule, const float* logits, const f
         order[expert] = kShutOut;
     }
     float total = 0.0f;
-    if (rule.scoring == Scoring::softmax_of_chosen) {
+    if (scoring == Scoring::softmax_of_chosen) {
         const float largest = weights[0];
         for (int32_t k = 0; k < rule.top_k; ++k) total += weights[k] = exp(splat(weights[k] - largest))[0];
         for (int32_t k = 0; k < rule.top_k; ++k) weights[k] /= total;

@@ -7,20 +7,11 @@
 #include <cstdint>
 #include <limits>
 
+#include "kernels.h"
 #include "team.h"
 #include "vectors.h"
 
 namespace quire {
-
-// As `drawing.py` lays it out: what is kept of all rows.
-struct DrawTable {
-    const uint8_t* draws;
-    const int64_t *seeds, *num_prompt_tokens;
-    const float* sharpness;
-    const int64_t* top_k;
-    const double* top_p;
-    const float* min_log2;
-};
 
 constexpr int kDrawBlock = 64;  // tokens that are looked at together
 constexpr float kLowest = -42.0f;
@@ -32,8 +23,8 @@ inline Floats apart(Floats v) {
     return v;
 }
 
-inline float log2_weight(float x, float peak, float sharpness) { return (x - peak) * sharpness; }
-inline Floats log2_weight(Floats x, float peak, float sharpness) { return apart((x - peak) * sharpness); }
+inline float log2_weight(float x, float peak, float inv_temperature) { return (x - peak) * inv_temperature; }
+inline Floats log2_weight(Floats x, float peak, float inv_temperature) { return apart((x - peak) * inv_temperature); }
 
 inline void integer_weights(Floats log2, int64_t* to) {
     const Floats y = log2 < kLowest ? splat(kLowest) : log2;
@@ -137,7 +128,7 @@ public:
     }
 
     int64_t draw(const DrawTable& table, int64_t row, int64_t position) {
-        sharpness_ = table.sharpness[row];
+        sharpness_ = table.inv_temperature[row];
         const double u = uniform(table.seeds[row], position + 1 - table.num_prompt_tokens[row]);
         const int64_t top_k = std::min(table.top_k[row], vocab_);
         const double top_p = table.top_p[row];

@@ -4,17 +4,9 @@
 #include <algorithm>
 #include <cstdint>
 
-namespace quire {
+#include "kernels.h"
 
-// One group of layers that share block tables. Sizes are int64 so that callers can lay the fields out as one array.
-struct RowTable {
-    const int32_t* table;  // [rows, width]
-    int64_t width, block_size;
-    int64_t window;         // 0 for none
-    int32_t* block_table;   // [S, num_blocks]
-    int64_t num_blocks;
-    int64_t* slot_mapping;  // [T]
-};
+namespace quire {
 
 // Sequence s computes positions starts[s] to ends[s] - 1 of row rows[s].
 struct Entries {

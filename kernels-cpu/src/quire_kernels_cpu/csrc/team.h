@@ -23,7 +23,7 @@ inline Range my_share(int64_t count) {
     return {count * rank / size, count * (rank + 1) / size};
 }
 
-inline void wait_for_team() {
+inline void barrier() {
 #pragma omp barrier
 }
 
@@ -31,11 +31,11 @@ inline void wait_for_team() {
 // own, in a row, so that it reads memory in order and not in turn with others; then it takes from the others' shares. The
 // first thing of a share is its owner's, so that its memory can be read ahead.
 //
-// A team shares one `Claims`; each thread makes its own `Claimer`. Between two parts there must be a barrier: three sets of
+// A team shares one `WorkQueue`; each thread makes its own `QueueWorker`. Between two parts there must be a barrier: three sets of
 // counters then suffice, because nobody can be more than one part behind.
-class Claims {
+class WorkQueue {
 public:
-    Claims() : threads_(omp_get_max_threads()), counters_(3 * threads_) {}
+    WorkQueue() : threads_(omp_get_max_threads()), counters_(3 * threads_) {}
 
     // How many things behind the first one have been taken of a thread's share.
     std::atomic<int64_t>& taken(int64_t part, int64_t rank) { return counters_[part % 3 * threads_ + rank].value; }
@@ -48,22 +48,22 @@ private:
     std::vector<Counter> counters_;
 };
 
-class Claimer {
+class QueueWorker {
 public:
-    explicit Claimer(Claims& claims) : claims_(claims), rank_(omp_get_thread_num()), size_(omp_get_num_threads()) {}
+    explicit QueueWorker(WorkQueue& queue) : queue_(queue), rank_(omp_get_thread_num()), size_(omp_get_num_threads()) {}
 
     // Begins a part of `count` things: this thread's first one. `count` itself, here and below: none is left.
     int64_t first(int64_t count) {
         ++part_;
         count_ = count;
         ahead_ = 0;
-        claims_.taken(part_ + 1, rank_).store(0, std::memory_order_relaxed);
+        queue_.taken(part_ + 1, rank_).store(0, std::memory_order_relaxed);
         return begin(rank_) < begin(rank_ + 1) ? begin(rank_) : next();
     }
     int64_t next() {
         for (; ahead_ < size_; ++ahead_) {
             const int64_t rank = (rank_ + ahead_) % size_;
-            const int64_t thing = begin(rank) + 1 + claims_.taken(part_, rank).fetch_add(1, std::memory_order_relaxed);
+            const int64_t thing = begin(rank) + 1 + queue_.taken(part_, rank).fetch_add(1, std::memory_order_relaxed);
             if (thing < begin(rank + 1)) return thing;
         }
         return count_;
@@ -77,7 +77,7 @@ public:
 private:
     int64_t begin(int64_t rank) const { return count_ * rank / size_; }
 
-    Claims& claims_;
+    WorkQueue& queue_;
     const int64_t rank_, size_;
     int64_t part_ = -1, count_ = 0, ahead_ = 0;
 };

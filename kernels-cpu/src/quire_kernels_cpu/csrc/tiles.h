@@ -201,7 +201,7 @@ inline __m512i pair_up(__m512 low, __m512 high) {
 inline __m512 plus_pairs(__m512 sum, __m512i a, __m512i b) { return _mm512_dpbf16_ps(sum, (__m512bh)a, (__m512bh)b); }
 
 // 16 rows of bfloat16 (null rows count as zeros) -> pairs: to[k / 2][row] holds elements k and k + 1 of the row.
-// AMX takes its second operand in this form. cols: a multiple of 32.
+// AMX takes its second operand in this layout. cols: a multiple of 32.
 inline void interleave_pairs(const BFloat16* const rows[16], int64_t cols, uint32_t* to) {
     for (int64_t k = 0; k < cols; k += 32) {
         __m512i r[16];

@@ -12,20 +12,20 @@ namespace quire {
 
 // How the elements of a matrix are kept. int8 and w8a8 have a scale per output; for w8a8 tokens are rounded to int8, too.
 // Of the last three each group of inputs has a scale, see `groups.h`.
-enum class Coding : int32_t { plain, int8, w8a8, group_int4, group_int8, group_fp8 };
+enum class WeightFormat : int32_t { plain, int8, w8a8, group_int4, group_int8, group_fp8 };
 
 // Inputs of a piece: the largest group, and the inputs whose int4 share 64 bytes.
 constexpr int64_t kGroupPiece = 128;
 // Inputs of a piece in `lane_sums.h`, and of a group where an output has one scale: int32 holds what they sum to.
 constexpr int64_t kBytePiece = 256;
 
-// [rows, cols], row-major: elements of T, or a coding of them.
+// [rows, cols], row-major: elements of T, or a format of them.
 template <typename T>
 struct Matrix {
     const void* data = nullptr;
     int64_t rows = 0, cols = 0;
     const T* bias = nullptr;  // [rows] or none
-    Coding coding = Coding::plain;
+    WeightFormat format = WeightFormat::plain;
     const T* scale = nullptr;  // int8 and w8a8: [rows]
     float input_scale = 0.0f;  // w8a8: the step of the tokens' int8; 0: each token has its own
     // Of groups, [blocks of 16 rows][groups][16]:
@@ -34,11 +34,11 @@ struct Matrix {
     bool wide_scale = false;
     int64_t group = 0;  // inputs of a group: 32, 64 or 128
 
-    bool grouped() const { return coding >= Coding::group_int4; }
+    bool grouped() const { return format >= WeightFormat::group_int4; }
     int64_t num_groups() const { return (cols + group - 1) / group; }
     int64_t row_bytes() const {
-        if (coding == Coding::plain) return cols * static_cast<int64_t>(sizeof(T));
-        return coding == Coding::group_int4 ? (cols + kGroupPiece - 1) / kGroupPiece * (kGroupPiece / 2) : cols;
+        if (format == WeightFormat::plain) return cols * static_cast<int64_t>(sizeof(T));
+        return format == WeightFormat::group_int4 ? (cols + kGroupPiece - 1) / kGroupPiece * (kGroupPiece / 2) : cols;
     }
 };
 
@@ -89,7 +89,7 @@ struct Strips {
 
     int64_t cols() const { return matrices[0].cols; }
     int64_t row_bytes() const { return matrices[0].row_bytes(); }
-    Coding coding() const { return matrices[0].coding; }
+    WeightFormat format() const { return matrices[0].format; }
     int64_t count() const {
         if (side_by_side) return (matrices[0].rows + kTile - 1) / kTile;
         int64_t total = 0;
